@@ -1,7 +1,7 @@
 """Bit packing in torch: b-bit codes in 32-bit words, as a little-endian bit stream along a dimension.
 
 Code i occupies bits [i*b, (i+1)*b) of the stream; word w holds bits [32*w, 32*(w+1)). For 2, 4 and 8 bits that is
-32/b fields a word, lowest first; for 3 bits codes straddle words (32 codes in 3 words). This is the field order of
+32/b fields per word, lowest first; 3-bit codes straddle words (32 codes in 3 words). This is the field order of
 GPTQ, AWQ (before its interleave) and compressed-tensors.
 """
 
@@ -18,7 +18,7 @@ assert sys.byteorder == "little", "words are assembled through byte views, which
 
 
 def words_for(count: int, bits: int) -> int:
-    """The int32 words that ``count`` codes of ``bits`` bits need, the last one padded."""
+    """Return the number of int32 words that hold ``count`` codes of ``bits`` bits; the last one may be padded."""
     return -(-count * bits // 32)
 
 
@@ -31,7 +31,7 @@ def pack(codes: Tensor, bits: int, dim: int = -1) -> Tensor:
     assert bits in SUPPORTED_BITS, bits
     rows = codes.to(torch.uint8).movedim(dim, -1)
     count = rows.shape[-1]
-    # Whole words only: 8 codes of 3 bits fill 3 bytes, so 32 codes end on a word; the others end sooner.
+    # Pad to whole words. 3 bits: 8 codes fill 3 bytes, so 32 codes end at a word boundary.
     step = 32 if bits == 3 else 32 // bits
     padding = -count % step
     if padding:
@@ -46,7 +46,7 @@ def pack(codes: Tensor, bits: int, dim: int = -1) -> Tensor:
         shifts = torch.arange(0, 24, 3, dtype=torch.int32, device=rows.device)
         triples = (rows.unflatten(-1, (-1, 8)).to(torch.int32) << shifts).sum(-1, dtype=torch.int32)
         stream = torch.stack((triples, triples >> 8, triples >> 16), dim=-1).to(torch.uint8).flatten(-2)
-    # A copy: a dimension of size 1 may keep a stride that only ``view`` minds, and ``contiguous`` would leave it.
+    # clone, not contiguous: a dimension of size 1 may keep a stride that ``contiguous`` accepts and ``view`` does not.
     words = stream.clone(memory_format=torch.contiguous_format).view(torch.int32)[..., : words_for(count, bits)]
     return words.movedim(-1, dim).contiguous()
 
@@ -54,12 +54,12 @@ def pack(codes: Tensor, bits: int, dim: int = -1) -> Tensor:
 def unpack(words: Tensor, bits: int, dim: int = -1, count: int | None = None) -> Tensor:
     """The inverse of ``pack``.
 
-    words int32 [..., W, ...] -> uint8 [..., count, ...]; ``count`` defaults to every whole code in the words.
+    words int32 [..., W, ...] -> uint8 [..., count, ...]; ``count`` defaults to the number of whole codes in the words.
     """
     assert bits in SUPPORTED_BITS, bits
     assert words.dtype == torch.int32, words.dtype
     rows = words.movedim(dim, -1).contiguous()
-    if rows.stride(-1) != 1:  # a single word a row counts as contiguous whatever its stride
+    if rows.stride(-1) != 1:  # a row of a single word counts as contiguous with any stride
         rows = rows.clone(memory_format=torch.contiguous_format)
     available = rows.shape[-1] * 32 // bits
     count = available if count is None else count

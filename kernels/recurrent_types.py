@@ -1,6 +1,7 @@
-"""Types of recurrent layers: problem descriptions, specifications of a layer, and where states are read and written.
+"""Types of recurrent layers: problem descriptions, layer specifications, and the rows of states that are read and
+written.
 
-Shapes as in types.py; rows are those of states.
+Shapes as in types.py; rows are rows of states.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class ConvolutionProblem:
-    """A causal convolution of every channel by itself, over ``taps`` tokens; see ops/convolution.py."""
+    """A causal depthwise convolution over ``taps`` tokens; see ops/convolution.py."""
 
     channels: int
     taps: int
@@ -25,7 +26,7 @@ class ConvolutionProblem:
 
 @dataclass(frozen=True)
 class RecurrenceProblem:
-    """A linear recurrence; the fields are those of RecurrenceSpec."""
+    """A linear recurrence; its fields are those of RecurrenceSpec."""
 
     kind: str
     num_heads: int
@@ -38,7 +39,7 @@ class RecurrenceProblem:
 
 @dataclass(frozen=True)
 class GatedNormProblem:
-    """RMS norm of every ``group`` of the columns [M, size], times the silu of a gate; see ops/gated_norm.py."""
+    """RMS norm over each group of ``group`` columns of [M, size], times silu(gate); see ops/gated_norm.py."""
 
     size: int
     group: int
@@ -49,7 +50,7 @@ class GatedNormProblem:
 
 @dataclass(eq=False)
 class ConvolutionSpec:
-    """A causal convolution of every channel by itself: y[t] = sum over j of weight[:, j] * x[t - K + 1 + j] + bias.
+    """A causal depthwise convolution: y[t] = sum over j of weight[:, j] * x[t - K + 1 + j] + bias.
 
     weight  [C, K].
     bias    [C] or None.
@@ -62,11 +63,11 @@ class ConvolutionSpec:
 
     @property
     def state_shape(self) -> tuple[int, int]:
-        """Of its state: the inputs of the K - 1 tokens before, oldest first."""
+        """Shape of its state: the inputs of the K - 1 preceding tokens, oldest first."""
         return self.weight.shape[1] - 1, self.weight.shape[0]
 
     def problem(self, dtype: torch.dtype, device: str) -> ConvolutionProblem:
-        """The question to ask an implementation about this layer."""
+        """Return the problem that describes this layer to implementations."""
         return ConvolutionProblem(*self.weight.shape, dtype, device)
 
 
@@ -76,11 +77,11 @@ class RecurrenceSpec:
 
     kind           ``state_space`` (Mamba 2; Dao and Gu 2024, arXiv:2405.21060) or ``delta_rule`` (the gated delta rule;
                    Yang et al. 2024, arXiv:2412.06464).
-    num_key_heads  heads of keys and queries, each of which H / num_key_heads neighbouring heads share.
+    num_key_heads  number of key and query heads, each shared by H / num_key_heads adjacent heads.
     a_log          [H] float32: a state decays by e^(-e^a_log * step) per token.
-    step_bias      [H] float32, added to what softplus makes a step of.
-    step_limits    between which a step is clamped.
-    skip           [H] float32, factor of the values that are added to the output (``state_space``), or None.
+    step_bias      [H] float32, added to the input of the softplus that gives the step.
+    step_limits    range to which a step is clamped.
+    skip           [H] float32, factor of the values added to the output (``state_space``), or None.
     """
 
     kind: str
@@ -95,36 +96,36 @@ class RecurrenceSpec:
 
     @property
     def state_shape(self) -> tuple[int, int, int]:
-        """Of its state."""
+        """Shape of its state."""
         return self.num_heads, self.key_dim, self.value_dim
 
     @property
     def width(self) -> int:
-        """Columns of queries, keys and values together."""
+        """Total number of columns of queries, keys and values."""
         return 2 * self.num_key_heads * self.key_dim + self.num_heads * self.value_dim
 
     def problem(self, dtype: torch.dtype, device: str) -> RecurrenceProblem:
-        """The question to ask an implementation about this layer."""
+        """Return the problem that describes this layer to implementations."""
         sizes = self.num_heads, self.num_key_heads, self.key_dim, self.value_dim
         return RecurrenceProblem(self.kind, *sizes, dtype, device)
 
 
 class States(tuple[Tensor, ...]):
-    """The cache of a recurrent layer: states [rows, ...] float32. Row 0 is zeros, which every sequence starts from."""
+    """The cache of a recurrent layer: states [rows, ...] float32. Row 0 is zero, the initial state of all sequences."""
 
     @staticmethod
     def zeros(rows: int, shapes: Sequence[Sequence[int]], device: torch.device) -> States:
-        """States of several ``shapes`` beside each other, all zeros."""
+        """Allocate zero-initialized states of several ``shapes``."""
         return States(torch.zeros(rows, *shape, dtype=torch.float32, device=device) for shape in shapes)
 
 
 @dataclass(eq=False)
 class StateContext:
-    """Which rows of their states the recurrent layers read and write in one step.
+    """The state rows that recurrent layers read and write in one step.
 
-    sources  [S] the row that holds the state before the first token of each sequence.
-    saves    per sequence (token, row), ascending: the row gets the state after this token, counted from the first one
-             of the step. No row that is written is read in the same step.
+    sources  [S] row with the state before the first token of each sequence.
+    saves    per sequence: (token, row) pairs, ascending. The row receives the state after this token, counted from the
+             sequence's first token of the step. No row is both written and read in a step.
     """
 
     sources: list[int]

@@ -14,20 +14,20 @@ if TYPE_CHECKING:
 
 
 class PluginError(Exception):
-    """A plugin package cannot be used. The text is one sentence that names the package and the cause."""
+    """Raised when a plugin package cannot be used. The text is one sentence that names the package and the cause."""
 
 
 class Registry(Mapping[str, str]):
     """A read-only mapping of names to ``"module"`` or ``"module:attribute"``.
 
-    ``builtin`` holds our own entries. Installed packages add theirs as entry points of ``group``:
+    ``builtin`` holds the built-in entries. Installed packages add theirs as entry points of ``group``:
 
         [project.entry-points."aiakq.architectures"]
         MyModelForCausalLM = "my_package.my_model"
 
     Entry points are read once, on first access; nothing is imported before ``load``. Built-in names come first, in
-    their order, then those of plugins, sorted. With ``plugins_first``, for registries whose order is a preference,
-    those of plugins come first.
+    their order, then those of plugins, sorted. ``plugins_first`` is for registries whose order is a preference: it puts
+    the names of plugins first.
 
     Every access raises PluginError if a plugin adds a name that is built in or that another package adds.
     """
@@ -53,13 +53,13 @@ class Registry(Mapping[str, str]):
         return f"Registry({self.group!r}, {dict(self)!r})"
 
     def package(self, name: str) -> str | None:
-        """The package that adds ``name``, as ``"package 1.0"``; None for a built-in. Raises KeyError if unknown."""
+        """Return the package that adds ``name`` as ``"package 1.0"``; None if built in. Raises KeyError if unknown."""
         if name in self._builtin:
             return None
         return _package(self._entry_points()[name])
 
     def load(self, name: str) -> Any:
-        """Import and return the module, or the attribute of a module, that ``name`` stands for.
+        """Import and return the module, or the attribute of a module, that ``name`` refers to.
 
         Raises KeyError for an unknown name, and PluginError if a plugin's entry cannot be imported.
         """
@@ -77,14 +77,14 @@ class Registry(Mapping[str, str]):
 
     def _entry_points(self) -> dict[str, EntryPoint]:
         if self._plugins is None:
-            from importlib.metadata import entry_points  # takes longer to import than everything else here
+            from importlib.metadata import entry_points  # slower to import than the rest of this module
 
             self._plugins = self._merge(entry_points(group=self.group))
         return self._plugins
 
-    def _merge(self, found: Any) -> dict[str, EntryPoint]:
+    def _merge(self, plugins: Any) -> dict[str, EntryPoint]:
         merged: dict[str, EntryPoint] = {}
-        for plugin in sorted(found, key=lambda plugin: plugin.name):
+        for plugin in sorted(plugins, key=lambda plugin: plugin.name):
             other = merged.get(plugin.name)
             if plugin.name in self._builtin:
                 raise PluginError(
@@ -100,10 +100,10 @@ class Registry(Mapping[str, str]):
 
 def _import(target: str) -> Any:
     module, _, attributes = target.partition(":")
-    found: Any = importlib.import_module(module)
+    attribute_value: Any = importlib.import_module(module)
     for attribute in filter(None, attributes.split(".")):
-        found = getattr(found, attribute)
-    return found
+        attribute_value = getattr(attribute_value, attribute)
+    return attribute_value
 
 
 def _package(plugin: EntryPoint) -> str:

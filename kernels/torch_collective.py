@@ -1,7 +1,7 @@
-"""Collective operations of ranks by torch.distributed: NCCL between GPUs, gloo between CPUs.
+"""Collective operations of ranks with torch.distributed: NCCL between GPUs, gloo between CPUs.
 
-Ranks of one machine find each other through a file without a name that they have inherited, so that there is no port
-and nothing is left behind. On a GPU an operation is only launched: how long others may take is watched by a thread.
+Ranks on one machine rendezvous through an anonymous file that they inherit, so that no port is used and no file is left
+behind. On a GPU an operation is only launched: a thread watches whether it finishes in time.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from torch import Tensor
 from aiakq.kernels.cpu import library
 from aiakq.kernels.cpu.recording import RecordingError
 
-#: Seconds between two looks at something that has no other way to say that it happened.
+#: Seconds between two polls.
 _PAUSE = 0.05
-#: Seconds in which a rank that lives says that it waits, when it has waited for too long.
+#: Seconds in which every live rank reports its progress after one has waited too long.
 _REPORT_SECONDS = 1.0
 
 
 def unavailable(device_type: str) -> str | None:
-    """Why ranks on such devices cannot meet through torch.distributed, or None."""
+    """Return why ranks on such devices cannot use torch.distributed, or None."""
     if not dist.is_available():
         return "this torch was built without torch.distributed"
     if device_type == "cuda":
@@ -38,29 +38,29 @@ def unavailable(device_type: str) -> str | None:
 
 
 class TorchCollective:
-    """A rank's part in a group; the interface is Collective in ops/sharded.py.
+    """Collective operations of one rank; the interface is Collective in ops/sharded.py.
 
-    Sums of NCCL and gloo are the same on every rank; those of another number of ranks differ in rounding.
+    Sums of NCCL and gloo are equal on all ranks; rounding depends on the number of ranks.
 
-    An operation that was launched on a GPU cannot be taken back: where one rank has not enough memory, all end.
+    An operation launched on a GPU cannot be cancelled: if one rank runs out of memory, all of them end.
 
-    time_limit  seconds that a rank waits for another before it gives the group up.
-    late_rank   the rank that did not come in time, if the group was given up for that.
-    failure     of an operation, in words, for which the group was given up; empty if there is none.
+    time_limit  seconds that a rank waits for another before it gives up the group.
+    late_rank   the rank that did not arrive in time, if that is why the group was given up.
+    failure     error message of the operation that made the group give up; empty if there is none.
     """
 
     can_start_over = False
     can_broadcast = True
 
     def __init__(self, descriptor: int, rank: int, size: int, time_limit: float, device: torch.device) -> None:
-        """descriptor: of an empty file that all ranks have inherited, through which they find each other."""
+        """descriptor: of an empty file inherited by all ranks, which they use for rendezvous."""
         self.rank, self.size, self.time_limit = rank, size, time_limit
         self.late_rank: int | None = None
-        self.lost_rank: int | None = None  # not told apart from others: who starts the ranks knows
+        self.lost_rank: int | None = None  # cannot be told from other failures here; the parent process knows
         self.failure = ""
         self.num_meetings = 0
         self._device = device
-        # Never closed: threads of torch may look at it until the process ends, and not at another file of this number.
+        # Never closed: torch threads may access it until the process ends, and its number must not be reused.
         self._store = dist.FileStore(f"/proc/self/fd/{os.dup(descriptor)}", size)
         self._backend: Any = None
         self._is_given_up = False
@@ -68,18 +68,18 @@ class TorchCollective:
 
     @property
     def is_given_up(self) -> bool:
-        """Whether what other methods return is of no use any more."""
+        """Whether the results of other methods are no longer valid."""
         return self._is_given_up
 
     @property
     def place(self) -> str:
-        """Where this rank is, in words."""
+        """The current point of progress, for messages."""
         return (
             f"operation {self.num_meetings} of torch.distributed" if self._backend else "initializing the process group"
         )
 
     def connect(self, limit: float) -> None:
-        """Meet the others, each of which calls this. After ``limit`` seconds the group is given up."""
+        """Rendezvous with the other ranks, which also call this. Give up the group after ``limit`` seconds."""
         self._store.set(f"here/{self.rank}", b"1")
         deadline = time.monotonic() + limit
         for other in range(self.size):
@@ -91,7 +91,7 @@ class TorchCollective:
             return
         self._store.set_timeout(timedelta(seconds=self.time_limit))
         self._backend = (_nccl if self._device.type == "cuda" else _gloo)(self)
-        # Communicators are made at their first use, which a CUDA graph must not be.
+        # Communicators are created on first use, which must not happen inside a CUDA graph.
         self.sum(torch.ones(1, 1, device=self._device))
         if self._device.type == "cuda":
             self._watch = StepWatch(self.time_limit, self._find_late_rank)
@@ -99,31 +99,31 @@ class TorchCollective:
             torch.cuda.synchronize(self._device)
 
     def give_up(self) -> None:
-        """End all waiting of this rank, for good. The others notice that it is gone."""
+        """Stop this rank from waiting, permanently. The other ranks notice that it is gone."""
         if self._is_given_up:
             return
         self._is_given_up = True
         if self._watch is not None:
             self._watch.stop()
         if self._backend is not None and hasattr(self._backend, "abort"):
-            # It waits for operations to end, which they do only because of it.
+            # abort waits for operations to end, and they end only because of it.
             threading.Thread(target=_aborted, args=(self._backend,), daemon=True).start()
 
     def interrupt(self) -> None:
-        """Nothing: what was launched runs to its end on every rank."""
+        """Do nothing: launched operations run to completion on every rank."""
 
     def start_over(self) -> None:
-        """Nothing, as ``interrupt``."""
+        """Do nothing, like ``interrupt``."""
 
     def watch_step(self) -> None:
-        """Watch whether what was launched before ends within the time limit."""
+        """Watch whether the work launched so far finishes within the time limit."""
         if self._watch is not None and not self._is_given_up:
             event = torch.cuda.Event()
             event.record()
             self._watch.add(event.query)
 
     def gather(self, x: Tensor, bounds: Sequence[int]) -> Tensor:
-        """x [M, own columns] -> [M, N]; see Collective."""
+        """Gather x [M, local columns] -> [M, N]; see Collective."""
         _refuse_recording()
         widths = [end - first for first, end in zip(bounds, bounds[1:], strict=False)]
         if x.dim() != 2 or x.shape[1] != widths[self.rank]:
@@ -132,7 +132,7 @@ class TorchCollective:
         if m == 0 or n == 0:
             return x.new_empty(m, n)
         if x.shape[1] < width:
-            # Every rank sends as much as the one with most.
+            # All ranks send as many columns as the widest one.
             padded = x.new_zeros(m, width)
             padded[:, : x.shape[1]] = x
             x = padded
@@ -143,7 +143,7 @@ class TorchCollective:
         return torch.cat([part[:, :own] for part, own in zip(parts, widths, strict=True)], dim=1)
 
     def sum(self, x: Tensor) -> Tensor:
-        """x [M, N] -> [M, N], in ``x`` where that is contiguous; see Collective."""
+        """All-reduce x [M, N] -> [M, N], in place if ``x`` is contiguous; see Collective."""
         _refuse_recording()
         x = x.contiguous()
         if x.numel():
@@ -151,18 +151,18 @@ class TorchCollective:
         return x
 
     def broadcast(self, x: Tensor) -> None:
-        """Overwrite x [...], which is contiguous, with that of rank 0."""
+        """Overwrite the contiguous tensor x [...] with that of rank 0."""
         options = dist.BroadcastOptions()
         options.rootRank = 0
         self._run("broadcast", [x], options)
 
     def _run(self, operation: str, *arguments: Any) -> None:
-        """Run an operation of the backend: on a GPU, launch it behind what was launched before."""
+        """Run an operation of the backend; on a GPU, enqueue it after previously launched work."""
         self.num_meetings += 1
         if self._is_given_up:
             return
         with contextlib.suppress(AttributeError):  # before torch 2.7
-            arguments[-1].asyncOp = False  # on the stream of the caller, not on one of its own
+            arguments[-1].asyncOp = False  # use the caller's stream instead of an internal one
         try:
             work = getattr(self._backend, operation)(*arguments)
             if work is not None:
@@ -171,12 +171,12 @@ class TorchCollective:
             if "timed out" in str(failure).lower():
                 self._find_late_rank()
             else:
-                # Most often another rank is gone.
+                # Usually another rank has exited.
                 self.failure = self.failure or " ".join(str(failure).split())[:300]
                 self.give_up()
 
     def _find_late_rank(self) -> None:
-        """Give the group up for the rank that waits for no other, or has waited for the longest."""
+        """Give up the group because of the rank that is not waiting, or that has progressed least."""
         if self._is_given_up:
             return
         self._store.set(f"waits/{self.rank}", str(self.num_meetings))
@@ -200,7 +200,7 @@ def _refuse_recording() -> None:
 
 
 def _gloo(collective: TorchCollective) -> Any:
-    """gloo, over this machine's own network alone."""
+    """Create a gloo process group restricted to the loopback interface."""
     options = dist.ProcessGroupGloo._Options()
     options._devices = [dist.ProcessGroupGloo.create_device(interface="lo")]
     options._timeout = timedelta(seconds=collective.time_limit)
@@ -208,9 +208,9 @@ def _gloo(collective: TorchCollective) -> Any:
 
 
 def _nccl(collective: TorchCollective) -> Any:
-    """NCCL; what it needs a network for goes over this machine's own. Its limit is for what the watch does not see."""
+    """Create an NCCL process group restricted to the loopback interface. Its timeout is a fallback for the watch."""
     os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")
-    # It would end the process, without a word of which rank was late.
+    # With error handling, NCCL would end the process without naming the late rank.
     os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")
     options = dist.ProcessGroupNCCL.Options()
     options._timeout = timedelta(seconds=2 * collective.time_limit + 60)
@@ -223,8 +223,8 @@ def _aborted(backend: Any) -> None:
 
 
 class StepWatch:
-    """A thread that notices steps which do not end on their device: the host only waits for their results, without a
-    limit, and a rank that does not come keeps the others' GPUs busy.
+    """A thread that detects steps which do not finish on their device. The host waits for results without a timeout,
+    and a missing rank keeps the other ranks' GPUs busy.
     """
 
     def __init__(self, limit: float, on_late: Callable[[], None]) -> None:
@@ -236,13 +236,13 @@ class StepWatch:
         threading.Thread(target=self._run, name="step-watch", daemon=True).start()
 
     def add(self, is_done: Callable[[], bool]) -> None:
-        """Watch one more step, which begins when the ones before have ended."""
+        """Watch one more step, which begins when the previous ones have finished."""
         with self._changed:
             self._steps.append((is_done, time.monotonic()))
             self._changed.notify()
 
     def stop(self) -> None:
-        """End the thread."""
+        """Stop the thread."""
         with self._changed:
             self._stopped = True
             self._changed.notify()

@@ -1,6 +1,6 @@
 """Types shared by kernels: quantized weights, problem descriptions, activation layouts.
 
-Shapes, the same everywhere: M tokens, N outputs, K inputs, G inputs per scale group, T flattened tokens,
+Shapes, everywhere: M tokens, N outputs, K inputs, G inputs per scale group, T flattened tokens,
 H heads, D head size, P page size in tokens.
 """
 
@@ -20,8 +20,8 @@ from aiakq.kernels.recurrent_types import StateContext
 SCHEME_BITS = {"w2a16": 2, "w3a16": 3, "w4a16": 4, "w8a16": 8, "w8a8": 8}
 
 
-#: Types of 8 bits that keys and values are stored in, with a scale per token and head; and what the largest element of
-#: a head becomes. e5m2 has exponents to spare: its scales are near 1, so that float16 holds their products.
+#: 8-bit dtypes of the KV cache, with one scale per token and head, and the value to which the largest element of a head
+#: is scaled. e5m2 has exponent range to spare: its scales are near 1, so that products fit into float16.
 LARGEST = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0, torch.float8_e5m2: 16.0}
 
 
@@ -32,13 +32,13 @@ class QWeight:
     The float weight is ``W[n, perm[j]] = (codes[n, j] - zeros[n, j // G]) * scales[n, j // G]``.
 
     scheme      a key of SCHEME_BITS.
-    codes       [N, K] uint8, each in 0 .. 2**bits - 1, one code per byte (implementations re-pack).
+    codes       [N, K] uint8, each in 0 .. 2**bits - 1, one code per byte (implementations repack them).
     scales      [N, ceil(K / G)] float; may be negative (some tools write signed scales).
-    zeros       [N, ceil(K / G)] uint8 or float, or None for symmetric weights: then 2**(bits - 1).
+    zeros       [N, ceil(K / G)] uint8 or float zero points; None for symmetric weights: 2**(bits - 1).
     perm        [K] int64, or None for the natural order: column j of ``codes`` multiplies input perm[j].
     bias        [N] float or None.
     group_size  G; equal to K for one scale per row.
-    input_scale scalar float32 for a stored activation scale (w8a8 only); None means one per token.
+    input_scale scalar float32, the static activation scale (w8a8 only); None means one dynamic scale per token.
     """
 
     scheme: str
@@ -67,7 +67,7 @@ class QWeight:
         return SCHEME_BITS[self.scheme]
 
     def to(self, device: torch.device) -> QWeight:
-        """The same weight on another device."""
+        """Return the same weight on another device."""
         moved = {
             name: value.to(device)
             for name in ("codes", "scales", "zeros", "perm", "bias", "input_scale")
@@ -76,7 +76,7 @@ class QWeight:
         return replace(self, **moved)
 
     def with_rows(self, rows: Tensor) -> QWeight:
-        """The rows ``rows`` [M] int64 of the weight, in this order: its outputs in another order."""
+        """Return the weight with rows (outputs) ``rows`` [M] int64, in this order."""
         picked = {
             name: value[rows]
             for name in ("codes", "scales", "zeros", "bias")
@@ -85,9 +85,10 @@ class QWeight:
         return replace(self, **picked)
 
     def with_inputs(self, first: int, end: int) -> QWeight:
-        """The columns first .. end - 1 of ``codes``, in natural order: a layer of the inputs that ``perm`` names there.
+        """Return the weight with columns first .. end - 1 of ``codes``, in natural order: its inputs are those that
+        ``perm`` names there.
 
-        A group that straddles a border is divided: all groups become smaller ones with repeated scales.
+        If a group straddles a boundary, all groups are split into smaller ones with repeated scales.
         """
         group = self.group_size
         if group >= self.k:
@@ -108,8 +109,8 @@ class QWeight:
         )
 
     def problem(self, dtype: torch.dtype, device: str, exact: bool = True, uncut_n: int = 0) -> LinearProblem:
-        """The question to ask an implementation about running this weight on activations of ``dtype``; the rest is as
-        in LinearProblem.
+        """Return the problem that describes this weight, applied to activations of ``dtype``, to implementations; see
+        LinearProblem for the other arguments.
         """
         return LinearProblem(
             scheme=self.scheme,
@@ -129,11 +130,12 @@ class QWeight:
 
 @dataclass(frozen=True)
 class LinearProblem:
-    """What an implementation is asked about before it is bound to a layer; also the tuning key.
+    """Describes a linear layer to implementations before one is bound to it; also the key of tuned configurations.
 
-    exact    activations may be rounded no further than the scheme says; else to 8 bits, with a scale per 32 at most.
-    uncut_n  outputs of the layer of which this one is a rank's share: sums have to be divided among programs as for
-             that one. 0: only this layer matters.
+    exact    whether activations must not be rounded further than the scheme specifies; else they may be quantized to
+             8 bits, with one scale per at most 32.
+    uncut_n  outputs of the whole layer of which this is a rank's shard: sums must be split among programs as for the
+             whole layer. 0: only this layer matters.
     """
 
     scheme: str
@@ -214,7 +216,7 @@ class ScalingProblem:
 
 @dataclass(frozen=True)
 class EmbeddingProblem:
-    """Rows of a table [V, D] of ``table_dtype`` as activations of ``dtype``, or rows of activations by number."""
+    """Lookup in a table [V, D] of ``table_dtype`` as activations of ``dtype``, or selection of activation rows."""
 
     table_dtype: torch.dtype
     dtype: torch.dtype
@@ -223,9 +225,9 @@ class EmbeddingProblem:
 
 @dataclass(frozen=True, kw_only=True)
 class AttentionProblem:
-    """Attention over the paged KV cache, with the head norms, rotary positions and cache writes before it.
+    """Attention over the paged KV cache, including the head norms, rotary embedding and cache writes before it.
 
-    The fields are those of AttentionSpec; ``sinks`` and ``alibi`` say whether there are any.
+    The fields are those of AttentionSpec; ``sinks`` and ``alibi`` tell whether there are any.
     """
 
     num_heads: int
@@ -246,22 +248,22 @@ class AttentionProblem:
 
 @dataclass(frozen=True)
 class SamplingProblem:
-    """Tokens from logits [R, V] of ``dtype``."""
+    """Sampling of tokens from logits [R, V] of ``dtype``."""
 
     dtype: torch.dtype
     device: str
 
 
 class ActivationLayout:
-    """A layout that a linear layer takes its input in, besides a plain Tensor: ``linear.input_layout(m)``.
+    """An input layout that a linear layer accepts besides a plain Tensor: ``linear.input_layout(m)``.
 
-    Models and layers hand it to the operation that computes this input and do not look into it. An operation that
-    does not know the class of a layout returns a plain Tensor, which every linear layer takes too.
+    Models and layers pass it, without inspecting it, to the operation that computes this input. An operation that does
+    not know the layout's class returns a plain Tensor, which every linear layer accepts too.
     """
 
 
 class PreparedActivation:
-    """Activations in the layout that the linear layer behind asked for; only that layer knows what is in it."""
+    """Activations in the layout requested by the next linear layer, which alone knows its contents."""
 
 
 @dataclass(frozen=True)
@@ -275,21 +277,21 @@ class QuantizedActivation(PreparedActivation):
 
 @dataclass(frozen=True)
 class PackedActivation(PreparedActivation):
-    """Activations [M, K] in the column order of a packed weight, and the sums of them that its product needs."""
+    """Activations [M, K] in the column order of a packed weight, and the sums of them that the product needs."""
 
     rows: Tensor
     sums: Tensor | None
 
 
-#: What a linear layer takes: a Tensor [M, K], or what its own ``input_layout`` describes.
+#: Input of a linear layer: a Tensor [M, K], or a tensor in the layout of its own ``input_layout``.
 LinearInput: TypeAlias = Tensor | PreparedActivation
 
 
 @dataclass(eq=False)
 class RotaryTables:
-    """Cosines and sines [positions, R / 2] float32 by which the first R elements of every head are rotated.
+    """Cosines and sines [positions, R / 2] float32 that rotate the first R elements of every head.
 
-    interleaved  the pairs that are rotated are elements 2i and 2i + 1 (GPT-J), not i and i + R / 2 (GPT-NeoX).
+    interleaved  whether the rotated pairs are elements 2i and 2i + 1 (GPT-J) instead of i and i + R / 2 (GPT-NeoX).
     """
 
     cosines: Tensor
@@ -298,27 +300,28 @@ class RotaryTables:
 
     @property
     def rotated(self) -> int:
-        """R, the elements of a head that are rotated."""
+        """R, the number of rotated elements per head."""
         return 2 * self.cosines.shape[1]
 
 
 @dataclass(eq=False)
 class AttentionSpec:
-    """One attention layer, as it is bound.
+    """Specification of one attention layer.
 
     scale           factor of the scores, usually D ** -0.5.
-    sliding_window  W lets a query see itself and the W - 1 positions before it; None: all before it.
-    rotary          None for models with learned positions.
+    sliding_window  W: a query attends to itself and the W - 1 positions before it; None: to all previous positions.
+    rotary          rotary tables; None for models with learned positions.
     q_norm, k_norm  weights [D] of an RMS norm of every head with epsilon ``norm_eps``, or None.
-    value_dim       size of a value head; 0: that of a key head.
-    latent          only keys are cached: values are their last ``value_dim`` elements (MLA, DeepSeek-V2 2024,
-                    arXiv:2405.04434).
-    chunk_size      a query sees only positions of its own chunk of so many (Llama 4); None: no chunks.
-    softcap         scores become softcap * tanh(scores / softcap) (Gemma 2); 0: they stay.
-    sinks           [H] a score per head that takes part in the softmax without a value (GPT-OSS), or None.
-    alibi           [H] slopes: a key at distance n costs slope * n (Press et al. 2022, arXiv:2108.12409), or None.
-    uncut_heads     heads and key heads of the layer of which this one is a rank's share, by which programs divide the
-                    work; zeros: those of this one.
+    value_dim       size of a value head; 0: the size of a key head.
+    latent          whether only keys are cached and values are their last ``value_dim`` elements (MLA, DeepSeek-V2
+                    2024, arXiv:2405.04434).
+    chunk_size      size of the chunks in which a query attends only to its own (Llama 4); None: no chunks.
+    softcap         scores become softcap * tanh(scores / softcap) (Gemma 2); 0: no soft cap.
+    sinks           [H] a score per head that joins the softmax without a value (GPT-OSS), or None.
+    alibi           [H] slopes: the bias of a key at distance n is -slope * n (Press et al. 2022, arXiv:2108.12409); or
+                    None.
+    uncut_heads     numbers of heads and key heads of the whole layer of which this is a rank's shard, by which work is
+                    split among programs; zeros: those of this layer.
     """
 
     num_heads: int
@@ -346,17 +349,17 @@ class AttentionSpec:
 
     @property
     def widths(self) -> tuple[int, int, int]:
-        """Of queries, keys and values side by side: H * D, Hkv * D and Hkv * value_dim, which is 0 for latents."""
+        """Widths of queries, keys and values: H * D, Hkv * D and Hkv * value_dim, which is 0 for latents."""
         values = 0 if self.latent else self.num_kv_heads * self.value_dim
         return self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim, values
 
     def cache_bytes(self, dtype: torch.dtype) -> int:
-        """Bytes of one token's keys and values in a cache of ``dtype``, with their scales."""
+        """Return the bytes of one token's keys and values, with their scales, in a cache of ``dtype``."""
         heads = (self.head_dim,) if self.latent else (self.head_dim, self.value_dim)
         return self.num_kv_heads * sum(size * dtype.itemsize + 4 * (dtype in LARGEST) for size in heads)
 
     def problem(self, dtype: torch.dtype, cache_dtype: torch.dtype, device: str) -> AttentionProblem:
-        """The question to ask an implementation about this layer."""
+        """Return the problem that describes this layer to implementations."""
         return AttentionProblem(
             num_heads=self.num_heads,
             num_kv_heads=self.num_kv_heads,
@@ -375,27 +378,27 @@ class AttentionSpec:
         )
 
 
-#: Keys [pages, P, Hkv, D] and values [pages, P, Hkv, value_dim] of one layer, or keys alone where they are latents;
-#: those of 8 bits are followed by their scales [pages, P, Hkv] float32. How they lie in memory is up to the
-#: implementation of attention that made them.
+#: KV cache of one layer: keys [pages, P, Hkv, D] and values [pages, P, Hkv, value_dim], or keys alone for latents.
+#: 8-bit caches also hold the scales [pages, P, Hkv] float32 of each. The memory layout is private to the attention
+#: implementation that created the cache.
 LayerCache: TypeAlias = Sequence[Tensor]
 
 
 @dataclass
 class AttentionContext:
-    """Where the tokens of one step live in the paged cache; built per step, passed as an argument.
+    """Where the tokens of one step are stored in the paged cache; created per step and passed as an argument.
 
-    The batch is T tokens flattened: sequence s owns rows query_start[s] .. query_start[s+1] - 1.
-    Rows at and after query_start[-1] are padding: their slot is 0 (page 0 is never given to a sequence) and
-    what attention returns for them is unspecified but finite.
+    The batch is T flattened tokens: sequence s owns rows query_start[s] .. query_start[s+1] - 1.
+    Rows from query_start[-1] on are padding: their slot is 0 (page 0 is never given to a sequence), and
+    the output of attention for them is unspecified but finite.
 
     query_start   [S + 1] int32, offsets into the flattened tokens; also as a list in ``query_start_list``.
-    kv_len        [S] int32, tokens in the cache after this step, so the queries of s are its last ones.
+    kv_len        [S] int32, tokens in the cache after this step, so the queries of s are the last ones.
     slots         [T] int64, page * P + offset where each token's key and value are written.
     page_table    [S, max pages] int32, padded with 0.
     num_decodes   the first ``num_decodes`` sequences have exactly one query token.
-    plans         what implementations work out once per step and share among layers, under keys of their own.
-    states        for models with recurrent layers.
+    plans         data that implementations compute once per step and share among layers, under their own keys.
+    states        state rows, for models with recurrent layers.
     """
 
     query_start: Tensor

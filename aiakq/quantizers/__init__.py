@@ -1,8 +1,8 @@
 """Quantizers: methods that choose the codes, scales and zero points of a quantized checkpoint.
 
-A recipe (recipe.py) is a list of transforms, which prepare a block, and one rounder, which turns its weights into
-integer codes. A method is a recipe with a name and defaults. Loading, calibration, streaming the output and the report
-are the pipeline's. Installed packages add to the three registries through entry points (docs/adding.md).
+A recipe (recipe.py) is a list of transforms, which prepare a block, and one rounder, which converts its weights to
+integer codes. A method is a named recipe with defaults. The pipeline does the rest: loading, calibration, streaming the
+output and the report. Installed packages extend the three registries through entry points (docs/adding.md).
 """
 
 from __future__ import annotations

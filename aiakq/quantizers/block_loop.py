@@ -1,4 +1,4 @@
-"""Quantizes the decoder blocks one after the other: load, calibrate, quantize, write, free."""
+"""Quantizes the decoder blocks in order: load, calibrate, quantize, write, free."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ from aiakq.quantizers.workers.protocol import SHARDS, Value, Workers, shards
 from aiakq.quantizers.writing import take_over, write_block
 from aiakq.runtime.device_memory import release_memory
 
-#: Most tokens in one calibration batch.
+#: Maximum number of tokens per calibration batch.
 _BATCH_TOKENS = 4096
 
 
 @dataclass(frozen=True)
 class Calibration:
-    """What every worker needs in order to run the blocks.
+    """What every worker needs to run the blocks.
 
     samples  token ids, each [T] int64; None if there are none.
-    budget   bytes of hidden states in memory; the rest goes to files in ``scratch``.
+    budget   bytes of hidden states in memory; the rest is spilled to files in ``scratch``.
     """
 
     model: SourceModel
@@ -50,9 +50,9 @@ class Calibration:
 class BlockLoop:
     """Quantizes the blocks, continuing after the ``finished`` ones that an earlier run has written.
 
-    Every worker runs one; that of worker 0 has a ``writer``.
+    Every worker runs one; only worker 0 has a ``writer``.
 
-    steps     what was written, block by block.
+    steps     committed steps, one per block.
     warnings  sentences for the report.
     """
 
@@ -68,7 +68,7 @@ class BlockLoop:
         model, recipe, plan = self.calibration.model, self.calibration.recipe, self.calibration.plan
         count = len(model.blocks)
         self.steps = [] if self.writer is None else self.writer.steps[:count]
-        if self.finished > count:  # only the evaluation was left
+        if self.finished > count:  # only the evaluation is left
             return
         inputs = self._capture()
         original_inputs = inputs.copy() if recipe.needs_original else None
@@ -87,7 +87,7 @@ class BlockLoop:
             model.drop(module)
             model.checkpoint.close()
             del block, original
-            release_memory()  # blocks must not pile up
+            release_memory()  # or freed blocks would accumulate
         self.warnings += trace.warnings()
         self.progress(StageProgress("quantize", count, count))
 
@@ -112,14 +112,14 @@ class BlockLoop:
             block.original.inputs.advance(block.original.module, block.index)
 
     def _stored(self, index: int) -> list[Value]:
-        """What an earlier run made of a block: the names of its linears and of its tensors, and these."""
+        """Return what an earlier run stored for a block: the names of its linears and tensors, and the tensors."""
         assert self.writer is not None
         step = self.steps[index]
         written = self.writer.read(step)
         return [json.dumps([list(step.note["linears"]), list(written)]), *written.values()]
 
     def _capture(self) -> Activations:
-        """The calibration samples as they reach the first block: those of this worker's shards, and the sample that
+        """Capture the calibration samples at the input of the first block: this worker's shards, and the sample that
         every worker has."""
         samples, model = self.calibration.samples, self.calibration.model
         states = HiddenStates((), self.calibration.budget, self.calibration.scratch)
@@ -136,7 +136,7 @@ class BlockLoop:
 
 
 def _digest(block: DecoderBlock) -> int:
-    """A checksum of what a block became."""
+    """Return a checksum of a quantized block."""
     found = 0
     for weight in block.result.finished.values():
         for tensor in (weight.codes, weight.scales):

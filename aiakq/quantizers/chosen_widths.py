@@ -16,13 +16,13 @@ from aiakq.quantizers.progress import OnProgress, Rejected, StageProgress
 from aiakq.quantizers.report.records import QuantizeReport
 from aiakq.spec import LayerSpec, QuantSpec
 
-#: Widths offered, narrow to wide. Every server that reads compressed-tensors runs 4 and 8 bits; 2 and 3 are only taken
-#: where the target is below what 4 bits need.
+#: Candidate widths, narrow to wide. Every server that reads compressed-tensors supports 4 and 8 bits; 2 and 3 are used
+#: only if the target is below what 4 bits need.
 _WIDE = (LayerSpec(4, 128), LayerSpec(4, 32), LayerSpec(8, 128))
 _NARROW = (LayerSpec(2, 64), LayerSpec(3, 128), LayerSpec(3, 32), *_WIDE)
-#: Below this many bits per weight 4-bit groups do not fit.
+#: Bits per weight below which 4-bit groups do not fit.
 _NEEDS_NARROW = 4.13
-#: Times a model is quantized in search of --max-kl.
+#: Maximum number of quantization runs in search of --max-kl.
 _ATTEMPTS = 5
 
 
@@ -39,7 +39,7 @@ def quantize_with_chosen_widths(prepared: Prepared, attempt: Attempt, progress: 
     offered = _NARROW if 2 in options.preset.bits and (target or 4) < _NEEDS_NARROW else _WIDE
     candidates = list(dict.fromkeys(_fitting(layer, prepared) for layer in offered))
     assert prepared.samples is not None, "gptq and awq have samples"
-    if target is not None:  # refused before the long measurement, if it must be
+    if target is not None:  # fail before the long measurement
         kinds = [ModelPart((shape.name,), shape.n * shape.k, shape.k) for shape in prepared.shapes]
         kinds = [part for part in kinds if prepared.spec.for_layer(part.names[0]) is not None]
         sizes = widths_of(kinds, candidates, 8 * prepared.storage.itemsize)
@@ -53,7 +53,7 @@ def quantize_with_chosen_widths(prepared: Prepared, attempt: Attempt, progress: 
         prepared.storage,
         lambda done, total: progress(StageProgress("sensitivity", done, total)),
     )
-    # What --skip names stays as it is.
+    # Layers named by --skip stay unquantized.
     parts = [part for part in everything if prepared.spec.for_layer(part.names[0]) is not None]
     widths = widths_of(parts, candidates, 8 * prepared.storage.itemsize)
     if target is not None:
@@ -71,10 +71,10 @@ def _within(
     parts: Sequence[ModelPart],
     widths: Widths,
 ) -> QuantizeReport:
-    """The smallest model whose measured divergence stays within ``limit``.
+    """Find the smallest model whose measured divergence stays within ``limit``.
 
-    Parts are ranked by what RTN costs; the method does better and the text for measuring is another, so what
-    the sum of the costs may be is corrected by what was measured.
+    Parts are ranked by their cost with RTN. The method is more accurate and the evaluation text is another, so the
+    limit on the sum of costs is corrected by each measurement.
     """
 
     def size(choice: Sequence[int]) -> float:
@@ -106,7 +106,7 @@ def _within(
 
 
 def _measured(prepared: Prepared, attempt: Attempt, spec: QuantSpec) -> float:
-    """The divergence of a model that is made, measured and thrown away."""
+    """Return the divergence of a model that is quantized, measured and discarded."""
     try:
         attempt(spec, lambda comparison: False)
     except Rejected as found:
@@ -115,7 +115,7 @@ def _measured(prepared: Prepared, attempt: Attempt, spec: QuantSpec) -> float:
 
 
 def _fitting(layer: LayerSpec, prepared: Prepared) -> LayerSpec:
-    """``layer`` as the options and the shapes allow: whole rows where its groups do not divide every cut row."""
+    """Adapt ``layer`` to the options and shapes: one group per row if its group size does not divide every shard."""
     tp = prepared.cut.parts
     fits = all(shape.k // (tp if shape.row_parallel else 1) % layer.group_size == 0 for shape in prepared.shapes)
     symmetric = prepared.options.symmetric is not False
@@ -125,7 +125,7 @@ def _fitting(layer: LayerSpec, prepared: Prepared) -> LayerSpec:
 def _spec(
     prepared: Prepared, candidates: Sequence[LayerSpec], parts: Sequence[ModelPart], choice: Sequence[int]
 ) -> QuantSpec:
-    """The choice as a spec; the commonest width is everybody's, the rest are exceptions."""
+    """Return the choice as a spec: the most common width is the default, the others are overrides."""
     weights: dict[LayerSpec, int] = {}
     layers: dict[str, LayerSpec | None] = dict(prepared.spec.layers)
     for part, index in zip(parts, choice, strict=True):

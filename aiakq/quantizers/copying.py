@@ -1,4 +1,4 @@
-"""What quantization leaves as it is: the other tensors of the model, its config and its tokenizer files."""
+"""Copies what is not quantized: the other tensors of the model, its config and its tokenizer files."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from aiakq.spec import QuantSpec
 def copy_tensors(
     writer: CheckpointWriter, prepared: Prepared, spec: QuantSpec, blocks: Iterable[CommittedStep]
 ) -> None:
-    """Commit every tensor that ``blocks`` do not hold, in the output's dtype; the head quantized if asked for."""
+    """Commit every tensor that ``blocks`` do not hold, in the output's dtype; the head quantized if requested."""
     done = {name for step in blocks for name in written_names(step)}
     head = head_tensors(prepared, spec)
     for name, tensor in head.items():
@@ -28,7 +28,7 @@ def copy_tensors(
 
 
 def copy_files(writer: CheckpointWriter, prepared: Prepared, spec: QuantSpec) -> None:
-    """Write the config with its quantization_config, and the source's other files as they are."""
+    """Write the config with its quantization_config, and copy the source's other files."""
     for name, document in prepared.documents(spec).items():
         writer.add_json(name, document)
     for name in prepared.verbatim_files():

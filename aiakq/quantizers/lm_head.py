@@ -14,9 +14,9 @@ from aiakq.spec import QuantSpec
 
 
 def head_tensors(prepared: Prepared, spec: QuantSpec) -> dict[str, Tensor]:
-    """The tensors of the quantized output layer by full name; none if it stays as it is.
+    """Return the tensors of the quantized output layer by full name; none if it is not quantized.
 
-    A tied layer gets a copy of the embedding, which itself stays as it is.
+    A tied layer is quantized as a copy of the embedding, which itself is not changed.
     """
     name = prepared.head
     if name is None:

@@ -1,8 +1,8 @@
 """QuantizeOptions: the options of ``aiakq quantize``, validated, and the recipe made from them.
 
-Options that no model could satisfy are refused here, by the transforms and rounders they lead to; those that one model
-cannot satisfy are refused by planning/tensor_parallel.py, before the calibration. Importing this module imports nothing
-outside the standard library.
+Options that no model could satisfy are refused here, by the transforms and rounders they select; those that one model
+cannot satisfy are refused by planning/tensor_parallel.py, before the calibration. Importing this module imports only
+the standard library.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from aiakq.spec import QuantSpec, canonical_method
 
 @dataclass(frozen=True)
 class QuantizeOptions(QuantizeArguments):
-    """The options of ``aiakq quantize``, checked; the fields are those of aiakq/arguments/quantize.py.
+    """The validated options of ``aiakq quantize``; the fields are those of aiakq/arguments/quantize.py.
 
-    None means the method's or the model's own choice. ``recipe`` is a recipe file whose components are used; its other
-    options are taken over by ``from_recipe``. ``act_order`` leaves no trace in the file. ``resume`` continues
-    the work of an earlier, interrupted run with the same options, and keeps what a failure leaves.
+    None selects the default of the method or the model. ``recipe`` is a recipe file whose components are used; its
+    other options are applied by ``from_recipe``. ``act_order`` is not recorded in the checkpoint. ``resume`` continues
+    an earlier, interrupted run with the same options, and keeps partial results after a failure.
     """
 
     def __post_init__(self) -> None:
@@ -50,7 +50,9 @@ class QuantizeOptions(QuantizeArguments):
 
     @classmethod
     def from_recipe(cls, recipe: str | Path, **given: Any) -> QuantizeOptions:
-        """The options of a recipe file; those in ``given``, which name the input and the output, come first."""
+        """Return the options of a recipe file; those in ``given``, which name the input and the output, take
+        precedence.
+        """
         return cls(**{**read_recipe(Path(recipe)).options, **given, "recipe": recipe})
 
     def _check_values(self) -> None:
@@ -89,16 +91,16 @@ class QuantizeOptions(QuantizeArguments):
         if self.max_kl is not None and not self.evaluate:
             _conflict("--max-kl", "--no-eval", "the divergence is measured there", "Leave --no-eval away.")
 
-    # --- what the options lead to -------------------------------------------------------------------------------------
+    # --- derived settings ---------------------------------------------------------------------------------------------
 
     @cached_property
     def recipe_file(self) -> RecipeFile | None:
-        """The file ``recipe``. Raises ``bad_option``."""
+        """Return the parsed file ``recipe``. Raises ``bad_option``."""
         return None if self.recipe is None else read_recipe(Path(self.recipe))
 
     @cached_property
     def preset(self) -> Method:
-        """The method the options start from, with the components of the recipe file if that is for the same method."""
+        """Return the base method, with the components of the recipe file if it is for the same method."""
         if self.recipe_file is not None and self.recipe_file.options["method"] == self.method:
             return self.recipe_file.preset
         found: Method = METHODS.load(self.method)
@@ -106,15 +108,15 @@ class QuantizeOptions(QuantizeArguments):
 
     @cached_property
     def resolved_recipe(self) -> Recipe:
-        """The method's recipe, changed by the options that are about it. Raises ``bad_option``, ``option_conflict``."""
+        """Return the method's recipe with the options applied. Raises ``bad_option``, ``option_conflict``."""
         transforms, rounder = _with_components(self, list(self.preset.transforms), self.preset.rounder)
         return _with_parameters(self, transforms, rounder)
 
     def spec(self, version: str, ignore: Iterable[str] = ("lm_head",)) -> QuantSpec:
-        """The QuantSpec these options lead to; ``ignore`` names the linears that are left alone."""
+        """Return the QuantSpec for these options; ``ignore`` names the linears that stay unquantized."""
         preset = self.preset
         bits = self.bits or preset.bits[0]
-        # Zero points gain nothing at 8 bits, and fewer programs read them there.
+        # Zero points have no benefit at 8 bits, and fewer programs can read them there.
         symmetric = (preset.symmetric[0] or bits == 8) if self.symmetric is None else self.symmetric
         return QuantSpec(
             method=self.method,
@@ -130,7 +132,7 @@ class QuantizeOptions(QuantizeArguments):
 
 
 def _known_method(name: str) -> str:
-    """The method a user's spelling means. Raises ``bad_option`` for anything unknown."""
+    """Return the method that a user's spelling refers to. Raises ``bad_option`` for anything unknown."""
     spelled = canonical_method(name)
     if spelled not in METHODS:
         raise error(
@@ -147,13 +149,13 @@ def _conflict(option: str, other: str, reason: str, hint: str) -> NoReturn:
     raise error("option_conflict", option=option, other=other, reason=reason, hint=hint)
 
 
-# --- flags about the recipe -------------------------------------------------------------------------------------------
+# --- options that change the recipe -----------------------------------------------------------------------------------
 
 
 def _with_components(
     options: QuantizeOptions, transforms: list[Component], rounder: Component
 ) -> tuple[list[Component], Component]:
-    """The components after ``--gptq``, ``--gptaq`` and ``--awq-scaling``."""
+    """Return the components after applying ``--gptq``, ``--gptaq`` and ``--awq-scaling``."""
     method = f"-quant_type {options.method}"
     if options.gptq:
         if rounder.name != "rtn" or "smooth_quant" not in [transform.name for transform in transforms]:
@@ -170,7 +172,7 @@ def _with_components(
 
 
 def _with_parameters(options: QuantizeOptions, transforms: list[Component], rounder: Component) -> Recipe:
-    """The recipe of these components, with the parameters that have flags of their own."""
+    """Return the recipe of these components, with the parameters set by their own flags."""
     method = f"-quant_type {options.method}"
     for given, option, parameter, reason in (
         (options.act_order, "--act-order", "act_order", "only gptq has an order"),
@@ -198,7 +200,7 @@ def _with_parameters(options: QuantizeOptions, transforms: list[Component], roun
 def _with_scale_search(
     search: str, transforms: list[Component], rounder: Component
 ) -> tuple[list[Component], Component]:
-    """The components after ``--scale-search``: awq before rtn chooses the ranges itself, else the rounder does."""
+    """Apply ``--scale-search``: awq followed by rtn searches the ranges itself, otherwise the rounder does."""
     changed = []
     for each in transforms:
         if each.name == "smooth_quant":
@@ -210,7 +212,7 @@ def _with_scale_search(
     return changed, rounder if clipped else rounder.with_parameters(scale_search=search)
 
 
-#: Parameters that a flag sets -> the flag, for errors.
+#: Component parameters that have their own flag -> the flag, for errors.
 _LABELS = {
     "act_order": "--act-order",
     "sweeps": "--sweeps",

@@ -21,8 +21,8 @@ from aiakq.quantizers.workers.protocol import OneProcess, Workers
 
 
 def start_workers(prepared: Prepared, plan: BlockPlan, writer: CheckpointWriter) -> AbstractContextManager[Workers]:
-    """The workers of this run, which end with the context; one where no block is left. Raises ``worker_failed`` and
-    what Ray raises.
+    """Start the workers of this run, which end with the context; only one if no block is left. Raises
+    ``worker_failed`` and what Ray raises.
     """
     options, size = prepared.options, prepared.options.workers
     if size == 1 or len(writer.steps) >= len(prepared.model.blocks):
@@ -55,7 +55,7 @@ def start_workers(prepared: Prepared, plan: BlockPlan, writer: CheckpointWriter)
 def block_loop(
     prepared: Prepared, plan: BlockPlan, writer: CheckpointWriter, workers: Workers, progress: OnProgress
 ) -> BlockLoop:
-    """The loop of worker 0."""
+    """Return the block loop of worker 0."""
     samples = None if prepared.samples is None else prepared.samples.samples
     budget = prepared.activation_budget / workers.size
     calibration = Calibration(prepared.model, prepared.recipe, plan, samples, budget, writer.scratch)

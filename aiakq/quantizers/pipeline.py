@@ -1,7 +1,7 @@
 """From a checkpoint to a quantized checkpoint: load, calibrate, quantize block by block, write, measure, publish.
 
-The source is never modified and never wholly in memory; the output appears in one step at the end (output_folder.py).
-Every finished block is on disk at once, so that an interrupted run can be resumed.
+The source is never modified and never entirely in memory; the output appears atomically at the end (output_folder.py).
+Every finished block is written immediately, so that an interrupted run can be resumed.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ def quantize_checkpoint(
 ) -> QuantizeReport:
     """Quantize ``options.input`` into the folder ``options.output`` and return the report.
 
-    Everything that can be refused is refused before the calibration starts; after any failure, or Ctrl-C, nothing is
-    left behind, unless ``options.resume`` asks to keep what can be resumed. ``load_scorer`` loads a folder for the
-    comparison with the source; the runtime's own loader by default.
+    Whatever can be validated is validated before the calibration starts. After any failure, or Ctrl-C, nothing is left
+    behind, unless ``options.resume`` asks to keep what can be resumed. ``load_scorer`` loads a folder for the
+    comparison with the source; by default the runtime's own loader.
     """
     tell = progress or (lambda _: None)
     began = time.monotonic()
@@ -52,7 +52,7 @@ def quantize_checkpoint(
 
 
 class _Run:
-    """One quantization to one spec. The steps are methods in the order they happen."""
+    """One quantization to one spec. Its steps are methods, in execution order."""
 
     def __init__(
         self,
@@ -86,7 +86,7 @@ class _Run:
             with gc_frozen(), start_workers(prepared, self.plan, writer) as workers:
                 loop = block_loop(prepared, self.plan, writer, workers, self.progress)
                 loop.run()
-            if len(writer.steps) == len(loop.steps):  # else the interrupted run had copied them
+            if len(writer.steps) == len(loop.steps):  # else the interrupted run had already copied them
                 copy_tensors(writer, prepared, self.plan.spec, loop.steps)
             copy_files(writer, prepared, self.plan.spec)
             warnings = [*prepared.warnings, *loop.warnings]
@@ -103,7 +103,7 @@ class _Run:
         return report
 
     def _evaluate(self, writer: CheckpointWriter, report: QuantizeReport) -> None:
-        """Enter the comparison with the source into the report. Raises ``Rejected``."""
+        """Add the comparison with the source to the report. Raises ``Rejected``."""
         found = record_quality(
             report, writer, self.prepared, self.load_scorer, self.progress, required=self.accept is not None
         )

@@ -25,13 +25,13 @@ from aiakq.quantizers.readers import reader_notes
 from aiakq.runtime.device_memory import free_memory
 from aiakq.runtime.models import ARCHITECTURES
 
-#: Plain rounding needs no calibration; so many tokens measure its error, to 5 % of the error of a layer.
+#: Round-to-nearest needs no calibration; this many tokens measure the error of a layer to within 5 %.
 _TOKENS_WITHOUT_CALIBRATION = 2048
 _TORCH_DTYPES = {"F16": torch.float16, "BF16": torch.bfloat16, "F32": torch.float32}
 
 
 def prepare(options: QuantizeOptions) -> Prepared:
-    """Look at the source and settle everything. Raises for whatever cannot work."""
+    """Inspect the source and determine all settings. Raises for everything that cannot work."""
     checkpoint = Checkpoint.fetch(options.input, options.revision)
     source = checkpoint.path
     remember_files(checkpoint)
@@ -98,7 +98,7 @@ def _refuse_quantized(checkpoint: Checkpoint) -> None:
 
 
 def _devices(names: str) -> list[torch.device]:
-    """The devices to compute on, the first of which holds the model. Raises ``device``."""
+    """Return the devices to compute on, the first of which holds the model. Raises ``device``."""
     if names == "auto":
         return [torch.device("cuda" if torch.cuda.is_available() else "cpu")]
     return [_device(name.strip()) for name in names.split(",")]
@@ -117,7 +117,7 @@ def _device(name: str) -> torch.device:
 
 
 def _storage(options: QuantizeOptions, checkpoint: Checkpoint) -> torch.dtype:
-    """The dtype of what is not quantized: the one asked for, else the one most weights have."""
+    """Return the dtype of what is not quantized: the requested one, else that of most weights."""
     if options.dtype is not None:
         return _TORCH_DTYPES[DTYPES[options.dtype]]
     sizes: dict[str, int] = {}
@@ -137,7 +137,7 @@ def _storage(options: QuantizeOptions, checkpoint: Checkpoint) -> torch.dtype:
 def _samples(
     options: QuantizeOptions, tokenizer: Any, vocab_size: int, positions: int | None, warnings: list[str]
 ) -> Samples | None:
-    """Calibration samples; None where they only serve to measure and there are none."""
+    """Return calibration samples; None if they would only serve for measurement and are not available."""
     if positions is not None and positions < options.seqlen:
         warnings.append(f"Calibration samples have {positions} tokens: the model has no more positions.")
         options = replace(options, seqlen=positions)

@@ -29,7 +29,7 @@ from aiakq.quantizers.recipe import Recipe
 from aiakq.spec import QuantSpec
 
 DTYPE_WORDS = {torch.float16: "float16", torch.bfloat16: "bfloat16", torch.float32: "float32"}
-#: Options that change how the work is done, but not what comes out.
+#: Options that affect how the work is done but not the result.
 _WITHOUT_EFFECT = (
     "output",
     "recipe",
@@ -46,11 +46,11 @@ _WITHOUT_EFFECT = (
 
 @dataclass(frozen=True)
 class Prepared:
-    """The source, what it will be stored as, and what it is calibrated on.
+    """The source, its target spec, and its calibration data.
 
-    storage            dtype of everything the output does not quantize.
-    spec               how linears are stored, by the options alone.
-    head               the output layer's name if it is quantized, else None; ``head_weights`` its size.
+    storage            dtype of everything that the output does not quantize.
+    spec               how linears are stored, according to the options alone.
+    head               name of the output layer if it is quantized, else None; ``head_weights`` is its size.
     activation_budget  bytes of hidden states held in memory.
     """
 
@@ -73,11 +73,11 @@ class Prepared:
     warnings: tuple[str, ...]
 
     def plan(self, spec: QuantSpec) -> BlockPlan:
-        """What all blocks have in common, for linears stored as ``spec`` says."""
+        """Return the settings shared by all blocks, with linears stored as in ``spec``."""
         return block_plan(spec, self.storage, self.model)
 
     def expected_bytes(self, spec: QuantSpec) -> int:
-        """The size of the output, slightly too large: codes, scales and zero points, and the rest as stored."""
+        """Return the size of the output, slightly overestimated: codes, scales and zero points, and other tensors."""
         total = 0.0
         inside = 0
         for shape in self.shapes:
@@ -92,7 +92,7 @@ class Prepared:
         return int(total + max(everything - inside, 0) * max(self.storage.itemsize, 2))
 
     def fingerprint(self, spec: QuantSpec) -> str:
-        """Equal for runs that give the same bytes: same source, options, calibration data, and versions."""
+        """Return a key that is equal for runs with the same bytes: same source, options, calibration, and versions."""
         options = {key: str(value) for key, value in asdict(self.options).items() if key not in _WITHOUT_EFFECT}
         files = []
         for name in sorted({info.file for info in self.checkpoint.inventory.values()}):
@@ -110,25 +110,25 @@ class Prepared:
         }
         return hashlib.sha256(json.dumps(said, sort_keys=True, default=str).encode()).hexdigest()
 
-    # --- the output's files besides the blocks ---------------------------------------------------------------------
+    # --- files of the output other than blocks ---------------------------------------------------------------------
 
     @property
     def tied(self) -> bool:
-        """Whether the output layer is the embedding."""
+        """Whether the output layer is tied to the embedding."""
         return bool(self.checkpoint.config.get("tie_word_embeddings"))
 
     def not_copied(self) -> set[str]:
-        """Tensors outside the blocks that the output does not hold as they are."""
+        """Return tensors outside the blocks that are not copied to the output unchanged."""
         name = head_name(self.model)
         return {f"{name}.weight"} if name and (self.head or self.tied) and len(self.checkpoint.inventory) > 1 else set()
 
     def documents(self, spec: QuantSpec) -> dict[str, Any]:
-        """The JSON files of the output, by name."""
+        """Return the JSON files of the output, by name."""
         config = dict(self.checkpoint.config)
         quantization = formats.load(spec.format).to_config(spec)
         word = DTYPE_WORDS[self.storage]
         config["dtype"] = word
-        if "torch_dtype" in config:  # what transformers before 4.56 reads
+        if "torch_dtype" in config:  # read by transformers before 4.56
             config["torch_dtype"] = word
         if self.head is not None:
             config["tie_word_embeddings"] = False
@@ -142,7 +142,7 @@ class Prepared:
         return {"config.json": config, **formats.config_files(spec)}
 
     def check_unchanged(self) -> None:
-        """Refuse to publish what was made of a source that changed meanwhile. Raises ``source_changed``."""
+        """Raise ``source_changed`` if the source changed during the run, so that the output must not be published."""
         changed = self.checkpoint.changed_files()
         if changed:
             raise error("source_changed", path=str(self.source), files=some_of(changed))
@@ -150,19 +150,19 @@ class Prepared:
             self.model.adapter.check_unchanged()
 
     def verbatim_files(self) -> list[str]:
-        """Files of the source that belong to the output as they are."""
+        """Return files of the source that are copied to the output unchanged."""
         found = [name for name in VERBATIM_FILES if (self.source / name).is_file()] + module_files(self.source)
         code = sorted(path.name for path in self.source.glob("*.py")) if self.options.trust_remote_code else []
         return found + code
 
 
 def block_plan(spec: QuantSpec, storage: torch.dtype, model: SourceModel) -> BlockPlan:
-    """What all blocks of ``model`` have in common; ``storage`` is the dtype of what is not quantized."""
+    """Return the settings shared by all blocks of ``model``; ``storage`` is the dtype of what is not quantized."""
     return BlockPlan(spec, storage, formats.load(spec.format).scale_dtype(spec, storage), Heads.of(model.config))
 
 
 def remember_files(checkpoint: Checkpoint) -> None:
-    """Note which files the output will copy, before any is read, for ``Prepared.check_unchanged``."""
+    """Record which files the output will copy, before any is read, for ``Prepared.check_unchanged``."""
     checkpoint.remember(
         [*VERBATIM_FILES, *module_files(checkpoint.path), *(path.name for path in checkpoint.path.glob("*.py"))]
     )

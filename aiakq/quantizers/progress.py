@@ -10,7 +10,7 @@ from aiakq.evaluation.metrics import Comparison
 
 @dataclass(frozen=True)
 class StageProgress:
-    """``done`` of ``total`` steps of ``stage`` are finished; ``detail`` names the present one."""
+    """``done`` of ``total`` steps of ``stage`` are finished; ``detail`` names the current one."""
 
     stage: str
     done: int
@@ -22,7 +22,7 @@ OnProgress = Callable[[StageProgress], None]
 
 
 class Rejected(Exception):
-    """The output was made and measured, but is not what was wanted; nothing was published."""
+    """Raised when the output was created and measured but does not meet the requirements; nothing is published."""
 
     def __init__(self, comparison: Comparison) -> None:
         self.comparison = comparison

@@ -17,7 +17,7 @@ from aiakq.quantizers.report.records import QuantizeReport
 
 
 def quality_check(prepared: Prepared, load_scorer: LoadScorer | None) -> QualityCheck:
-    """The comparison with the source, by the runtime or, where memory is short, block by block."""
+    """Create the comparison with the source, by the runtime or, if memory is short, block by block."""
     options = prepared.options
 
     def open_blockwise(folder: Path, scratch: Path) -> BlockwiseCheckpoint:
@@ -39,7 +39,7 @@ def quality_check(prepared: Prepared, load_scorer: LoadScorer | None) -> Quality
 
 
 def check_text(prepared: Prepared) -> None:
-    """Refuse an evaluation text that cannot be read, before the work begins. Raises ``evaluation_text``."""
+    """Raise ``evaluation_text`` if the evaluation text cannot be read, before the work begins."""
     options = prepared.options
     if not options.evaluate or options.eval_text is None or prepared.tokenizer is None:
         return
@@ -59,10 +59,10 @@ def record_quality(
     *,
     required: bool,
 ) -> Comparison | None:
-    """Compare the output of ``writer``, not yet published, with its source, and enter the figures into ``report``.
+    """Compare the unpublished output of ``writer`` with its source, and add the figures to ``report``.
 
-    A failure is raised if the comparison is ``required``. Else it becomes a warning of the report, and the result is
-    None.
+    A failure is raised if the comparison is ``required``. Otherwise it becomes a warning in the report, and the result
+    is None.
     """
     check = quality_check(prepared, load_scorer)
     folder = writer.seal()
@@ -71,7 +71,7 @@ def record_quality(
     except AiakqError as problem:
         if required:
             raise
-        # Without its details, which are a table.
+        # Without the details, which are a table.
         report.warnings.append(f"Perplexity was not measured: {problem.message} {problem.remedy}".rstrip())
         return None
     report.perplexity_before, report.perplexity_after = found.perplexity_original, found.perplexity

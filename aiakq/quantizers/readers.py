@@ -1,4 +1,4 @@
-"""Which programs will run what is written: said before any work."""
+"""Determines which programs can load the output, before any work."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from aiakq.spec import QuantSpec
 
 
 def reader_notes(model: SourceModel, spec: QuantSpec, trust_remote_code: bool) -> list[str]:
-    """What the user should know about this model in this format. Raises ``unsupported`` where nothing would run it."""
+    """Return notes for the user on this model in this format. Raises ``unsupported`` if no program could run it."""
     notes = []
     share = model.unquantized_share()
     if share > 0.1:

@@ -1,7 +1,7 @@
 """Recipe: the transforms and the rounder that quantize a block.
 
-A transform or rounder is a frozen dataclass: its fields are its parameters, its class attributes say what it needs and
-provides, and ``refusal`` says which combinations make no sense. Standard library only.
+A transform or rounder is a frozen dataclass: its fields are its parameters, its class attributes declare what it needs
+and provides, and ``refusal`` rejects invalid combinations. Standard library only.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from aiakq.formats import FALLBACK
 from aiakq.registry import Registry
 from aiakq.spec import LayerSpec
 
-#: Whether groups take the whole range of their weights, or also smaller ones by the error they leave.
+#: Whether groups use the full range of their weights, or also smaller ones if they reduce the error.
 SCALE_SEARCHES = ("minmax", "mse")
 ANY_BITS = (8, 4, 3, 2)
 
 
 @dataclass(frozen=True)
 class Component:
-    """A transform or rounder by name, with the parameters that are not its defaults."""
+    """A transform or rounder by name, with the parameters that differ from its defaults."""
 
     name: str
     parameters: Mapping[str, Any] = field(default_factory=dict)
@@ -36,10 +36,10 @@ class Component:
 
 @dataclass(frozen=True)
 class Method:
-    """A named recipe: its components, and the scheme and format it has unless the options say otherwise.
+    """A named recipe: its components, and its default scheme and format.
 
     summary          one sentence for the model card.
-    bits, symmetric  what it offers; the first is the default.
+    bits, symmetric  supported values; the first is the default.
     """
 
     summary: str
@@ -52,13 +52,13 @@ class Method:
     format: str = FALLBACK
 
     def with_components(self, transforms: tuple[Component, ...] | None, rounder: Component | None) -> Method:
-        """The same with other transforms or another rounder; None keeps those of the method."""
+        """Return the method with other transforms or another rounder; None keeps its own."""
         transforms = self.transforms if transforms is None else transforms
         return replace(self, transforms=transforms, rounder=self.rounder if rounder is None else rounder)
 
 
 class ParameterError(ValueError):
-    """A parameter of a transform or rounder has a value it cannot have; ``expected`` completes "which is not"."""
+    """Raised when a parameter of a component has an invalid value; ``expected`` completes "which is not"."""
 
     def __init__(self, parameter: str, value: Any, expected: str, hint: str = "") -> None:
         super().__init__(f"{parameter} is {value!r}, which is not {expected}")
@@ -66,16 +66,16 @@ class ParameterError(ValueError):
 
 
 class _Part:
-    """What transforms and rounders have in common."""
+    """Common base of transforms and rounders."""
 
     name: ClassVar[str]
-    #: Whether it looks at calibration inputs.
+    #: Whether it uses calibration inputs.
     needs_inputs: ClassVar[bool] = True
-    #: Whether it looks at the unquantized model as well (``DecoderBlock.original``).
+    #: Whether it also uses the unquantized model (``DecoderBlock.original``).
     needs_original: ClassVar[bool] = False
 
     def refusal(self, recipe: Recipe, scheme: LayerSpec) -> str | None:
-        """Why it cannot be a part of ``recipe`` for this scheme, or None."""
+        """Return why it cannot be part of ``recipe`` for this scheme, or None."""
         return None
 
     def require(self, satisfied: bool, parameter: str, expected: str, hint: str = "") -> None:
@@ -84,27 +84,27 @@ class _Part:
             raise ParameterError(parameter, getattr(self, parameter), expected, hint)
 
     def for_model(self, model_type: str) -> Self:
-        """Itself with the defaults of a model family filled in."""
+        """Return itself with the defaults of a model family filled in."""
         return self
 
     def document(self) -> dict[str, Any]:
-        """Its name and all parameters, as JSON values."""
+        """Return its name and all parameters as JSON values."""
         return {"name": self.name, **asdict(self)}  # type: ignore[call-overload]
 
 
 class Transform(_Part):
     """Changes a block before it is rounded, without changing the function that the block computes."""
 
-    #: Whether it folds scales; then ``DecoderBlock.mappings`` holds the places where it can.
+    #: Whether it folds scales; then ``DecoderBlock.mappings`` holds the smooth mappings.
     folds: ClassVar[bool] = False
-    #: Whether it is applied to the parts of a block one after the other, which bounds the memory for its statistics.
+    #: Whether it is applied to one part of a block at a time, which bounds the memory for its statistics.
     by_parts: ClassVar[bool] = False
-    #: Whether it stores an activation scale for every linear in ``DecoderBlock.input_scales``.
+    #: Whether it stores static activation scales of every linear in ``DecoderBlock.input_scales``.
     stores_input_scales: ClassVar[bool] = False
 
     @property
     def clips(self) -> bool:
-        """Whether it leaves the largest magnitude of every group in ``DecoderBlock.clip``."""
+        """Whether it sets the clipping magnitude of every group in ``DecoderBlock.clip``."""
         return False
 
     def apply(self, block: Any, part: Any) -> None:
@@ -112,17 +112,17 @@ class Transform(_Part):
         raise NotImplementedError
 
     def guard(self, block: Any) -> Callable[[], str | None] | None:
-        """Called before ``block`` is changed. The result is called when the block is rounded, and returns why the block
+        """Called before ``block`` is modified. The returned function is called after rounding and returns why the block
         should be rounded without any transform instead, or None."""
         return None
 
 
 class Rounder(_Part):
-    """Turns the weights of a block into integer codes, and hands every linear over with ``DecoderBlock.finish``."""
+    """Converts the weights of a block to integer codes, and submits every linear with ``DecoderBlock.finish``."""
 
-    #: The widths it can round to; the first is the default of a recipe that is no method.
+    #: The supported bit widths; the first is the default of a recipe without a method.
     bits: ClassVar[tuple[int, ...]] = ANY_BITS
-    #: Whether it rounds within the ranges of ``DecoderBlock.clip``.
+    #: Whether it respects the clipping in ``DecoderBlock.clip``.
     takes_clip: ClassVar[bool] = False
     #: Whether it may round each part of a block before the next one is transformed.
     by_parts: ClassVar[bool] = False
@@ -136,7 +136,7 @@ class Rounder(_Part):
 
 @dataclass(frozen=True)
 class Recipe:
-    """Transforms in the order they are applied, then one rounder."""
+    """Transforms in the order of application, then one rounder."""
 
     transforms: tuple[Transform, ...]
     rounder: Rounder
@@ -162,11 +162,11 @@ class Recipe:
         return any(transform.clips for transform in self.transforms)
 
     def transform(self, name: str) -> Transform | None:
-        """The transform ``name``, if it is in the recipe."""
+        """Return the transform ``name``, if it is in the recipe."""
         return next((transform for transform in self.transforms if transform.name == name), None)
 
     def check(self, scheme: LayerSpec) -> None:
-        """Raise ``option_conflict`` where a part cannot be combined with the others, or with this scheme."""
+        """Raise ``option_conflict`` if a component cannot be combined with the others or with this scheme."""
         others = f"the recipe of {' and '.join(part.name for part in self.parts)} at {_described(scheme)}"
         for part in self.parts:
             reason = part.refusal(self, scheme)
@@ -185,13 +185,13 @@ class Recipe:
             )
 
     def for_model(self, model_type: str) -> Recipe:
-        """The recipe with the defaults of a model family filled in."""
+        """Return the recipe with the defaults of a model family filled in."""
         return Recipe(
             tuple(transform.for_model(model_type) for transform in self.transforms), self.rounder.for_model(model_type)
         )
 
     def document(self) -> dict[str, Any]:
-        """All parts with all parameters, as JSON values."""
+        """Return all components with all parameters as JSON values."""
         return {"transforms": [part.document() for part in self.transforms], "rounder": self.rounder.document()}
 
 
@@ -204,17 +204,17 @@ def _described(scheme: LayerSpec) -> str:
 
 
 def load_transform(component: Component, labels: Mapping[str, str] | None = None) -> Transform:
-    """The transform that ``component`` names. Raises ``bad_option``; see ``_load``."""
+    """Return the transform that ``component`` names. Raises ``bad_option``; see ``_load``."""
     return _load(quantizers.TRANSFORMS, "transform", component, labels or {})
 
 
 def load_rounder(component: Component, labels: Mapping[str, str] | None = None) -> Rounder:
-    """The rounder that ``component`` names. Raises ``bad_option``; see ``_load``."""
+    """Return the rounder that ``component`` names. Raises ``bad_option``; see ``_load``."""
     return _load(quantizers.ROUNDERS, "rounder", component, labels or {})
 
 
 def recipe_of(document: Mapping[str, Any]) -> Recipe:
-    """The recipe that ``Recipe.document`` describes."""
+    """Return the recipe that ``Recipe.document`` describes."""
 
     def component(entry: Mapping[str, Any]) -> Component:
         return Component(entry["name"], {key: value for key, value in entry.items() if key != "name"})
@@ -224,7 +224,7 @@ def recipe_of(document: Mapping[str, Any]) -> Recipe:
 
 
 def _load(registry: Registry, kind: str, component: Component, labels: Mapping[str, str]) -> Any:
-    """An instance of what ``component`` names. ``labels``: what errors call a parameter, and "" the name."""
+    """Instantiate ``component``. ``labels``: the names of parameters in errors, and under "" that of the component."""
 
     def bad(parameter: str, value: Any, expected: str, hint: str = "") -> Exception:
         label = labels.get(parameter) or (f"{component.name}.{parameter}" if parameter else f"The {kind}")
@@ -253,7 +253,7 @@ def _alternatives(hint: Any) -> tuple[Any, ...]:
 
 
 def _fits(value: Any, hint: Any) -> bool:
-    """Whether a value as YAML gives it is of the type of a parameter; an integer is a float too."""
+    """Whether a YAML value has the type of a parameter; an integer is accepted as a float."""
     kinds = _alternatives(hint)
     return type(value) in kinds or (type(value) is int and float in kinds)
 

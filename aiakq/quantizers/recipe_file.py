@@ -7,8 +7,8 @@
     rounder: {name: gptq, damp: 0.05}
 
 The keys are those of ``--config`` files. ``transforms`` and ``rounder`` replace those of the method; without
-``quant_type`` both are needed, and ``activation_bits: 8`` quantizes the activations as well. A report in JSON is
-read as the recipe it contains.
+``quant_type`` both are required, and ``activation_bits: 8`` also quantizes the activations. A JSON report is read as
+the recipe it contains.
 """
 
 from __future__ import annotations
@@ -27,25 +27,25 @@ from aiakq.quantizers.recipe import Component, Method, Recipe, load_rounder, loa
 from aiakq.spec import canonical_method
 
 _MAX_BYTES = 1 << 26
-#: Options about one run, which a recipe does not hold.
+#: Options of a single run, which a recipe does not contain.
 _OF_ONE_RUN = ("input", "output", "revision", "trust_remote_code", "overwrite", "resume", "recipe")
-#: Options that do not change the bytes of the output, and those that the parameters of components stand for.
+#: Options that do not affect the bytes of the output, and those that component parameters represent.
 _NOT_REPEATED = (
     "device", "workers", "distributed_executor_backend", "activation_memory", "evaluate", "eval_text",
 )  # fmt: skip
 _OF_COMPONENTS = ("smooth_alpha", "act_order", "sweeps", "damp", "scale_search", "gptaq", "awq_scaling", "gptq")
-#: Starts the name of a recipe without a method. No key of METHODS has a colon, so no method is meant by it.
+#: Prefix of the name of a recipe without a method. No key of METHODS contains a colon.
 _COMPOSED = "recipe:"
-#: Options that a report always states.
+#: Options that a report always contains.
 _ALWAYS = ("method", "samples", "seqlen", "seed")
 
 
 @dataclass(frozen=True)
 class RecipeFile:
-    """A recipe as its file states it.
+    """A parsed recipe file.
 
-    options  the options by field of QuantizeOptions, checked one by one; ``method`` is always among them, of a recipe
-             without one "recipe:" and its components.
+    options  the options by field of QuantizeOptions, validated individually; always includes ``method``, which is
+             "recipe:" and the components for a recipe without one.
     preset   the method with the file's components.
     """
 
@@ -54,7 +54,7 @@ class RecipeFile:
     preset: Method
 
     def located(self, problem: AiakqError, options: QuantizeArguments) -> AiakqError:
-        """``problem`` of these options with the file and the keys named, where their values come from the file."""
+        """Return ``problem`` with the file and the keys named, if the offending values come from the file."""
         if problem.id not in ("bad_option", "option_conflict"):
             return problem
         fields = dict(problem.fields)
@@ -68,7 +68,7 @@ class RecipeFile:
 
 
 def read_recipe(path: Path) -> RecipeFile:
-    """The recipe in a YAML file or a report. Raises ``bad_option``, which names the file and the key."""
+    """Read the recipe in a YAML file or a report. Raises ``bad_option``, which names the file and the key."""
     found = _read(path)
     rows = {row.key: row for row in QUANTIZE_ARGUMENTS if row.name not in _OF_ONE_RUN}
     options: dict[str, Any] = {}
@@ -88,7 +88,7 @@ def read_recipe(path: Path) -> RecipeFile:
 
 
 def recipe_document(options: QuantizeArguments, recipe: Recipe, activation_bits: int | None) -> dict[str, Any]:
-    """The recipe file, as JSON values, that repeats a run of ``options`` byte for byte."""
+    """Return the recipe, as JSON values, that repeats a run of ``options`` byte for byte."""
     document: dict[str, Any] = {}
     for row in QUANTIZE_ARGUMENTS:
         value = getattr(options, row.name)
@@ -167,7 +167,7 @@ def _preset(
     activation_bits: int | None,
     path: Path,
 ) -> tuple[dict[str, Any], Method]:
-    """The options with their method, and that method with the components of the file."""
+    """Return the options with their method, and that method with the components of the file."""
     key = f"{_row('method').key} in {path}"
     if "method" in options:
         name = canonical_method(options["method"])

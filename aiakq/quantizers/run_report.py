@@ -29,7 +29,7 @@ def build_report(
     warnings: list[str],
     resumed: int,
 ) -> QuantizeReport:
-    """The report before the evaluation. ``steps`` are those of the blocks, ``resumed`` of them from an earlier run."""
+    """Build the report before evaluation. ``steps`` are the blocks' steps, ``resumed`` of them by an earlier run."""
     warnings = [*warnings, *(line for step in steps for line in step.note["warnings"])]
     experts = [ExpertTokens(**entry) for step in steps for entry in step.note["experts"]]
     if prepared.recipe.needs_inputs:
@@ -93,14 +93,14 @@ def write_report(writer: CheckpointWriter, report: QuantizeReport, prepared: Pre
 
 
 def _smooth_alpha(recipe: Recipe) -> float | None:
-    """The strength of smoothing, if there is one for the whole model."""
+    """Return the smoothing strength, if there is one for the whole model."""
     smooth = recipe.transform("smooth_quant")
     alpha = smooth.document()["alpha"] if smooth is not None else None
     return alpha if isinstance(alpha, float) else None
 
 
 def quantized_size(steps: list[CommittedStep], head: str | None) -> tuple[int, int]:
-    """Bytes of the quantized linears' tensors without biases, and how many weights they stand for."""
+    """Return the bytes of the quantized linears' tensors without biases, and the number of their weights."""
     size = weights = 0
     for step in steps:
         linears = dict(step.note.get("linears", {}))

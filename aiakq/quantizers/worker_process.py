@@ -1,7 +1,7 @@
 """The process of a worker other than 0: runs the same blocks with its share of the batches and tasks.
 
-Started with the number of an inherited socket as its first argument, as a child process of worker 0 or by Ray on some
-node. Signals are ignored: it ends when worker 0 closes the socket, or ends itself.
+Started with the number of an inherited socket as its first argument, as a child process of worker 0 or by Ray on a
+node. Signals are ignored: the process ends when worker 0 closes the socket, or when it fails.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ from aiakq.quantizers.workers.protocol import Value
 from aiakq.quantizers.workers.worker import FirstWorkerGone, Worker
 from aiakq.system.processes import begin_child, exit_child
 
-#: Seconds between two signs of life.
+#: Seconds between two heartbeats.
 _SIGN_SECONDS = 2.0
 
 
 def main() -> None:
-    """Entry point of the child process; never returns."""
+    """Run the worker; the entry point of the child process, which never returns."""
     begin_child()
     channel = WorkerChannel(socket.socket(fileno=int(sys.argv[1])))
     threading.Thread(target=_give_signs, args=(channel,), daemon=True).start()
     try:
         code = _run(channel)
-    except OSError:  # worker 0 went away while we were sending
+    except OSError:  # worker 0 exited while we were sending
         code = 0
     exit_child(code)
 
@@ -52,7 +52,7 @@ def _give_signs(channel: WorkerChannel) -> None:
 
 
 def _run(channel: WorkerChannel) -> int:
-    """Do the job; returns the exit code."""
+    """Run the job; return the exit code."""
     job, samples = channel.receive(), channel.receive()
     if job is None or samples is None:
         return 0
@@ -112,7 +112,7 @@ def _quantize(worker: Worker, job: Job, samples: list[Value]) -> None:
 
 
 def _check(job: Job) -> None:
-    """Raise ``worker_failed`` where this worker would quantize something else than worker 0: on another machine."""
+    """Raise ``worker_failed`` if this worker, on another machine, would quantize something else than worker 0."""
     import aiakq
     from aiakq.formats.model_folder import file_sizes
 
@@ -126,7 +126,7 @@ def _check(job: Job) -> None:
 
 @contextlib.contextmanager
 def _scratch(job: Job) -> Iterator[Path]:
-    """A folder for hidden states."""
+    """Provide a folder for hidden states."""
     if job.scratch:
         yield Path(job.scratch)
         return

@@ -23,7 +23,7 @@ from aiakq.spec import QuantSpec
 
 
 def write_block(writer: CheckpointWriter, block: DecoderBlock, stored_name: Callable[[str], str]) -> CommittedStep:
-    """Commit what the block became, with its errors and warnings, and make sure that it reads back bit for bit.
+    """Commit a quantized block with its errors and warnings, and verify that it reads back bit for bit.
 
     ``stored_name`` is SourceModel's.
     """
@@ -56,14 +56,14 @@ def write_block(writer: CheckpointWriter, block: DecoderBlock, stored_name: Call
 
 
 def encode(name: str, weight: QWeight, spec: QuantSpec, storage: torch.dtype) -> dict[str, Tensor]:
-    """The tensors of the linear ``name`` as its format stores them, under their full names."""
+    """Return the tensors of the linear ``name`` in its format, by full name."""
     own = _own(spec, name)
     found = formats.load(own.format).write(weight, own, storage)
     return {f"{name}.{suffix}": cast(tensor, f"{name}.{suffix}", None) for suffix, tensor in found.items()}
 
 
 def verify(name: str, weight: QWeight, spec: QuantSpec, written: dict[str, Tensor]) -> None:
-    """Compare a linear read from ``written`` with the one that was to be written. Raises ``not_as_written``."""
+    """Compare a linear read from ``written`` with the expected one. Raises ``not_as_written``."""
     found = decode(name, spec, written)
     same = torch.equal(found.codes, weight.codes.cpu()) and torch.equal(dequantize(found), dequantize(weight).cpu())
     for ours, theirs in ((weight.bias, found.bias), (weight.input_scale, found.input_scale)):
@@ -74,7 +74,7 @@ def verify(name: str, weight: QWeight, spec: QuantSpec, written: dict[str, Tenso
 
 
 def decode(name: str, spec: QuantSpec, written: dict[str, Tensor]) -> QWeight:
-    """The linear ``name`` from the tensors of its step."""
+    """Return the linear ``name`` decoded from the tensors of its step."""
     own = _own(spec, name)
     module = formats.load(own.format)
     tensors = {suffix: written[f"{name}.{suffix}"] for suffix in module.SUFFIXES if f"{name}.{suffix}" in written}
@@ -84,8 +84,8 @@ def decode(name: str, spec: QuantSpec, written: dict[str, Tensor]) -> QWeight:
 def take_over(
     block: DecoderBlock, linears: Iterable[str], written: dict[str, Tensor], stored_name: Callable[[str], str]
 ) -> None:
-    """Make the block what an earlier run made of it. ``written`` are the tensors of its step, which holds the
-    quantized ``linears``, by full name; see write_block."""
+    """Restore a block that an earlier run quantized. ``written`` are the tensors of its step, which holds the quantized
+    ``linears``, by full name; see write_block."""
     spec = block.plan.spec
     for name in linears:
         inside = name.removeprefix(block.prefix + ".")
@@ -101,7 +101,7 @@ def take_over(
 
 
 def results_of(block: DecoderBlock) -> list[LayerResult]:
-    """What the report says of the linears of a finished block."""
+    """Return the report entries of the linears of a finished block."""
     results = []
     for name, linear in block.linears.items():
         spec = block.spec(name)
@@ -121,12 +121,12 @@ def results_of(block: DecoderBlock) -> list[LayerResult]:
 
 
 def layers_of(step: CommittedStep) -> list[LayerResult]:
-    """The layers' part of the report that was committed with a block."""
+    """Return the layer entries of the report that was committed with a block."""
     return [LayerResult(**entry) for entry in step.note["layers"]]
 
 
 def written_names(step: CommittedStep) -> set[str]:
-    """The model's tensors that need not be copied any more, because this step holds them or what became of them."""
+    """Return the model's tensors that need not be copied, because this step holds them or their quantized form."""
     linears: dict[str, Any] = step.note.get("linears", {})
     return {*step.tensors, *(f"{name}.{last}" for name in linears for last in ("weight", "bias"))}
 

@@ -9,11 +9,11 @@ if TYPE_CHECKING:
 
 
 def unsupported(device: str, *dtypes: torch.dtype) -> str | None:
-    """Why the native library cannot compute on floats of these dtypes on this kind of device, or None.
+    """Return why the native library cannot compute on floats of these dtypes on this kind of device, or None.
 
-    Integers are no floats. Raises nothing: a library that was not built is a reason.
+    Integer dtypes are ignored. A library that was not built counts as a reason, not as an error.
     """
-    # Not before it is asked: setup.py imports kernels.cpu.build without torch.
+    # Imported here because setup.py imports kernels.cpu.build without torch.
     from aiakq.kernels.cpu import library
     from aiakq.kernels.selection import OtherDevice
 

@@ -11,22 +11,22 @@ from aiakq.kernels.cpu.library import TYPES
 from aiakq.kernels.cpu.rows import as_rows, threads_for
 from aiakq.kernels.types import ActivationLayout, ActivationProblem
 
-#: ActivationFunction, in the order of src/ops.def.
+#: Names of ActivationFunction, in the order of src/ops.def.
 FUNCTIONS = ("silu", "gelu_tanh", "gelu", "relu", "relu2", "quick_gelu", "sigmoid", "clamped_swiglu")
 
 
 def supports(problem: ActivationProblem) -> str | None:
-    """None, or why not."""
+    """Return None, or why not."""
     return cpu.unsupported(problem.device, problem.dtype)
 
 
 def prepare(problem: ActivationProblem) -> NativeActivation:
-    """The function that ``problem`` names."""
+    """Return the function that ``problem`` names."""
     return NativeActivation(problem.function)
 
 
 class NativeActivation:
-    """act(x), or act(gate) * up."""
+    """Native activation function: act(x), or act(gate) * up."""
 
     def __init__(self, function: str) -> None:
         self.op = op = library.new_op("activation")
@@ -34,13 +34,13 @@ class NativeActivation:
         self.ops = library.OpList(op)
 
     def __call__(self, x: Tensor, layout: ActivationLayout | None = None) -> Tensor:
-        """x [..., I] in float32, float16 or bfloat16 -> the same."""
+        """x [..., I] float32, float16 or bfloat16 -> the same shape and dtype."""
         rows = as_rows(x)
         y = self._run(rows, rows.shape[1], None, 0)
         return y if x.dim() == 2 else y.view(x.shape)
 
     def gated(self, x: Tensor, layout: ActivationLayout | None = None) -> Tensor:
-        """act of the first half of the columns times the second half: x [M, 2 I] -> [M, I]."""
+        """Return act(first half of the columns) * second half: x [M, 2 I] -> [M, I]."""
         rows = as_rows(x)
         columns = rows.shape[1] // 2
         return self._run(rows, columns, rows.data_ptr() + columns * rows.element_size(), rows.stride(0))

@@ -1,6 +1,6 @@
 """CPU paged attention, with the head norms, rotary embedding and KV cache writes before it.
 
-A NativeAttention is made once per layer and keeps its operations: a step only changes where they read and write.
+A NativeAttention is created once per layer and reuses its operations: a step only updates their pointers.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from aiakq.kernels.cpu.library import TYPES, OpList, address, load_library, new_
 from aiakq.kernels.types import LARGEST, AttentionContext, AttentionProblem, AttentionSpec, LayerCache
 
 CACHE_TYPES = {dtype: TYPES[dtype] for dtype in (torch.float32, torch.float16, torch.bfloat16)} | {torch.int8: 4}
-#: As in src/ops.def.
+#: The same value as in src/ops.def.
 MAX_HEAD_SIZE = 1024
 SEGMENT = 1024
 TILE_ROWS = 96
 
 
 def supports(problem: AttentionProblem) -> str | None:
-    """None, or why not."""
+    """Return None, or why not."""
     reason = cpu.unsupported(problem.device, problem.dtype)
     if reason is None and problem.cache_dtype not in CACHE_TYPES:
         reason = f"it has no cache in {problem.cache_dtype}"
@@ -35,13 +35,13 @@ def supports(problem: AttentionProblem) -> str | None:
 
 
 def prepare(spec: AttentionSpec, problem: AttentionProblem) -> NativeAttention:
-    """One layer's operations."""
+    """Prepare the operations of one layer."""
     return NativeAttention(spec)
 
 
 def new_cache(problem: AttentionProblem, pages: int, page_size: int, device: torch.device) -> LayerCache:
-    """A cache, all zeros, in which a head of a page is contiguous in memory: keys [D, P], so that neighbours in memory
-    are keys of neighbouring positions; values [P, value_dim]; latents [P, D]; scales [P]."""
+    """Allocate a zero-initialized cache in which each head of a page is contiguous: keys [D, P], so that keys of
+    consecutive positions are adjacent in memory; values [P, value_dim]; latents [P, D]; scales [P]."""
     dtype, heads = problem.cache_dtype, problem.num_kv_heads
 
     def tensor(*shape: int) -> Tensor:
@@ -65,7 +65,7 @@ class NativeAttention:
         for op in (before, after):
             op.heads, op.kv_heads, op.head_size, op.value_size = heads, kv_heads, head_size, spec.value_dim
         self._positions = 0
-        # What the operations point to.
+        # Keeps the tensors alive that the operations point to.
         self._kept = [None if norm is None else norm.float().contiguous() for norm in (spec.q_norm, spec.k_norm)]
         before.q_norm, before.k_norm = (address(norm) for norm in self._kept)
         before.eps = spec.norm_eps
@@ -91,7 +91,7 @@ class NativeAttention:
         self._shapes = [(kv_heads, head_size)] if spec.latent else [(kv_heads, head_size), (kv_heads, spec.value_dim)]
         self._cache: LayerCache = ()
         self._dtype: torch.dtype | None = None
-        # Held while the fields of both operations are those of one call.
+        # Held while the fields of both operations are set and used by one call.
         self._lock = threading.Lock()
 
     def __call__(self, qkv: Tensor, positions: Tensor | None, cache: LayerCache, context: AttentionContext) -> Tensor:
@@ -101,7 +101,7 @@ class NativeAttention:
         before = self._before
         tables = step_tables(context)
         if positions is not None and self._positions:
-            tables.turn(positions, self._positions)
+            tables.set_positions(positions, self._positions)
         tables.check(qkv.shape[0], writes=True)
         with self._lock:
             before.k = at + self._width * size
@@ -151,7 +151,7 @@ class NativeAttention:
         return out
 
     def _bind(self, x: Tensor, cache: LayerCache) -> None:
-        """Point to ``cache``, if it is another one than last time."""
+        """Point the operations to ``cache`` if it differs from the last one."""
         if cache is self._cache and x.dtype is self._dtype:
             return
         stored, scales = cache[: len(self._shapes)], cache[len(self._shapes) :]
@@ -172,16 +172,16 @@ class NativeAttention:
 
 
 def check_rows(x: Tensor, width: int) -> None:
-    """Raises ValueError unless x is [T, width] with contiguous rows: the library reads so many elements of each."""
+    """Raise ValueError unless x is [T, width] with contiguous rows; the library reads ``width`` elements of each."""
     if x.dim() != 2 or x.shape[1] != width or x.stride(1) != 1:
         raise ValueError(f"rows of {width} elements are expected, not {list(x.shape)} with strides {list(x.stride())}")
 
 
 class StepTables:
-    """Where a step's tokens are, as the library reads it: the same for all layers, whose operations point here.
+    """The tables of a step in the form that the library reads; all layers share them and their operations point here.
 
-    ``longest`` is the most positions a sequence may have. Recorded operations are used for many steps: each of them
-    ``fill``s the same tables again, which with ``keep_memory`` keep the scratch memory of the threads too.
+    ``longest`` is the maximum length of a sequence. Recorded operations serve many steps: each step ``fill``s the same
+    tables again. With ``keep_memory`` they also keep the scratch memory of the threads.
     """
 
     def __init__(self, longest: int, keep_memory: bool = False) -> None:
@@ -189,7 +189,7 @@ class StepTables:
         self.struct = load_library().structs["Step"]()
         self.address = addressof(self.struct)
         self._keep_memory = keep_memory
-        self._turned = False
+        self._has_rotary = False
         self._limit = longest
         self._tensors: tuple[Tensor, ...] = ()
         self._states: tuple[Tensor, ...] = ()
@@ -209,14 +209,14 @@ class StepTables:
         states = context.states
         if states is not None:
             sources = torch.tensor(states.sources, dtype=torch.int64)
-            saves = torch.tensor([pair for each in states.saves for pair in each], dtype=torch.int64)
+            saves = torch.tensor([pair for pairs in states.saves for pair in pairs], dtype=torch.int64)
             starts = torch.tensor([0, *itertools.accumulate(map(len, states.saves))], dtype=torch.int32)
             self._states = (sources, saves, starts)
             step.state_sources, step.state_saves, step.save_start = (x.data_ptr() for x in self._states)
 
     def check_states(self, states: Tensor, shape: tuple[int, ...], tokens: int) -> None:
-        """Raises ValueError unless ``states`` are [rows, *shape] float32 and the tables those of a step of ``tokens``
-        tokens, with rows among them; recorded steps have no tables yet.
+        """Raise ValueError unless ``states`` are [rows, *shape] float32 and the tables belong to a step of ``tokens``
+        tokens that specifies state rows. Does nothing while recording, when there are no tables yet.
         """
         if states.shape[1:] != shape or states.dtype != torch.float32 or not states.is_contiguous():
             raise ValueError(
@@ -229,7 +229,7 @@ class StepTables:
             raise ValueError(f"{tokens} tokens of {len(starts) - 1} sequences, whose states have no place")
 
     def check(self, tokens: int, writes: bool) -> None:
-        """Raises ValueError unless the tables are those of ``tokens`` tokens; recorded steps have none yet.
+        """Raise ValueError unless the tables belong to ``tokens`` tokens. Does nothing while recording.
 
         writes  whether each token needs a slot.
         """
@@ -242,18 +242,18 @@ class StepTables:
                 f"{len(table)} page tables do not belong together"
             )
 
-    def turn(self, positions: Tensor, limit: int | None = None) -> None:
-        """Positions [T] int64, for layers with rotary tables of ``limit`` rows; no effect if no layer has any."""
+    def set_positions(self, positions: Tensor, limit: int | None = None) -> None:
+        """Set positions [T] int64 for layers with rotary tables of ``limit`` rows; no effect if no layer has any."""
         if limit is not None:
-            self._turned, self._limit = True, min(limit, self._limit)
+            self._has_rotary, self._limit = True, min(limit, self._limit)
             assert self.longest <= self._limit
-        if self._turned and positions is not self._positions:
+        if self._has_rotary and positions is not self._positions:
             assert positions.dtype == torch.int64
             self._positions = positions.contiguous()
             self.struct.positions = self._positions.data_ptr()
 
     def scratch(self, per_thread: int, part: int) -> tuple[int, int]:
-        """Address and bytes of the scratch memory: ``per_thread`` bytes for each, and parts of shared segments."""
+        """Return address and size of scratch memory: ``per_thread`` bytes each, plus partials of shared segments."""
         threads = torch.get_num_threads()
         found = self._scratch.get((per_thread, part, threads))
         if found is None:
@@ -266,7 +266,7 @@ class StepTables:
 
 
 def step_tables(context: AttentionContext) -> StepTables:
-    """The tables of a step, made by its first layer that needs them."""
+    """Return the tables of a step, created by the first layer that needs them."""
     tables = context.plans.get("native")
     if tables is None:
         tables = context.plans["native"] = StepTables(max(context.kv_len_list, default=0))
@@ -278,7 +278,7 @@ _own = threading.local()
 
 
 def _memory(count: int) -> Tensor:
-    """At least ``count`` bytes, the same again and again for a thread of Python's."""
+    """Return at least ``count`` bytes, reused between calls from the same Python thread."""
     memory = getattr(_own, "memory", None)
     if memory is None or memory.numel() < count:
         memory = _own.memory = library.allocate_scratch(count)

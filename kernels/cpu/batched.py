@@ -1,4 +1,4 @@
-"""CPU batches of linear layers, with weights in their stored dtype; the operation is that of dense.py.
+"""CPU batches of linear layers, with weights in their stored dtype; uses the same operation as dense.py.
 
 A row's result does not depend on the other rows.
 """
@@ -19,12 +19,12 @@ ROW_MULTIPLE = 1
 
 
 def supports(problem: BatchedProblem) -> str | None:
-    """None, or why not."""
+    """Return None, or why not."""
     return cpu.unsupported(problem.device, problem.weight_dtype, problem.dtype)
 
 
 def prepare(weight: Tensor, problem: BatchedProblem) -> NativeBatched:
-    """Bring ``weight`` [B, N, K] (not modified) into tiles, each product's N padded to whole ones."""
+    """Pack ``weight`` [B, N, K] (not modified) into tiles, padding N of each product to whole tiles."""
     batch, n, k = weight.shape
     padded = F.pad(weight, (0, 0, 0, -n % dense.TILE)).flatten(0, 1)
     return NativeBatched(padded, batch, n)

@@ -1,8 +1,8 @@
 """Builds the native library from src/, during installation or with ``python -m aiakq.kernels.cpu.build``.
 
-A file whose code is in ``namespace ISA`` is compiled once per instruction set, the others once; the library chooses an
-instruction set when it is loaded. Object files are named after a hash of everything that went into them, so that only
-what changed is compiled again. Standard library only: setup.py loads this file by its path, before the installation.
+A file with code in ``namespace ISA`` is compiled once per instruction set, other files once; the library selects an
+instruction set when it is loaded. Object files are named after a hash of all their inputs, so that only changed files
+are recompiled. Standard library only: setup.py loads this file by its path, before the installation.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ SOURCES = HERE / "src"
 TARGET = HERE / "_native.so"
 COMMAND = "python -m aiakq.kernels.cpu.build"
 
-# No implicit fused multiply-add: every compiler gives the same numbers.
+# Without implicit fused multiply-add, all compilers produce the same results.
 FLAGS = ("-std=c++17", "-O2", "-fPIC", "-fvisibility=hidden", "-ffp-contract=off", "-pthread")
 WARNINGS = ("-Wall", "-Wextra", "-Wno-psabi", "-Wno-maybe-uninitialized", "-Wno-unknown-pragmas")
 _AVX2 = ("-mavx2", "-mfma", "-mf16c")
 _AVX512 = (*_AVX2, "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl")
-#: Instruction set -> flags. library.cpp has the same names, and what each requires of the machine; there, vnni_bf16 is
-#: vnni on a machine that also multiplies pairs of bfloat16.
+#: Compiler flags per instruction set. library.cpp lists the same names with their CPU requirements; its vnni_bf16 uses
+#: the vnni code on machines with bfloat16 dot products.
 X86 = {"vnni": (*_AVX512, "-mavx512vnni"), "avx512": _AVX512, "avx2": _AVX2, "portable": ("-O1",)}
 ELSEWHERE = {"portable": ()}
-# Where a product of bytes takes several instructions, GCC would compute all products of a sum first, far more than
-# there are registers for, and then add them up.
+# Where a product of bytes takes several instructions, GCC would compute all products of a sum before adding them up,
+# which needs far more registers than there are.
 GCC_FLAGS = dict.fromkeys(("avx512", "avx2"), ("-fno-tree-reassoc", "-fno-tree-ter"))
 
 SANITIZERS = {
@@ -46,12 +46,12 @@ SANITIZERS = {
 
 
 class BuildError(Exception):
-    """The library cannot be built; the message is one sentence that says why."""
+    """Raised when the library cannot be built; the message is one sentence with the reason."""
 
 
 @dataclass(frozen=True)
 class Compiler:
-    """A C++ compiler: its command, its version text, its target, and its flags for OpenMP."""
+    """A C++ compiler: its command, version text, target, and OpenMP flags."""
 
     command: tuple[str, ...]
     version: str
@@ -61,7 +61,7 @@ class Compiler:
 
 @dataclass(frozen=True)
 class Unit:
-    """One file to compile, and the command without the output file; it runs in the folder of the sources."""
+    """One file to compile, and its command without the output file; run in the source folder."""
 
     source: Path
     label: str
@@ -69,7 +69,7 @@ class Unit:
 
 
 def abi() -> str:
-    """A hash of the interface between Python and the library: ops.def, and the files with exported functions."""
+    """Return a hash of the interface between Python and the library: ops.def and the files with exported functions."""
     parts = [SOURCES / "ops.def", *(path for path in sorted(SOURCES.glob("*.cpp")) if 'extern "C"' in path.read_text())]
     return hashlib.sha256(b"\0".join(path.read_bytes() for path in parts)).hexdigest()[:16]
 
@@ -77,12 +77,12 @@ def abi() -> str:
 def build(
     target: Path, objects: Path | None, flags: Sequence[str] = (), openmp: bool = True, link_openmp: bool = True
 ) -> int:
-    """Compile what has changed and link ``target``; returns how many files were compiled.
+    """Compile changed files, link ``target`` and return the number of files compiled.
 
-    ``objects`` is the folder of the object files of this target, where stale ones are deleted; None keeps none.
-    ``target`` is replaced atomically, so that processes that use the old library continue with it.
-    ``link_openmp`` names the OpenMP runtime in the library; without, it can only be loaded beside torch, whose runtime
-    it uses whatever that is called, as wheels for other machines have to. Raises BuildError.
+    ``objects`` is the folder for object files of this target, from which stale ones are deleted; None keeps none.
+    ``target`` is replaced atomically, so that processes using the old library are not affected.
+    ``link_openmp`` links the OpenMP runtime by name; without it the library can only be loaded after torch, whose
+    runtime it then uses under any name, which wheels for other machines require. Raises BuildError.
     """
     if objects is None:
         with tempfile.TemporaryDirectory() as folder:
@@ -132,7 +132,7 @@ def _build(
 
 
 def find_compiler(openmp: bool = True) -> Compiler:
-    """$CXX, or the first of c++, g++ and clang++ that works. Raises BuildError."""
+    """Return $CXX, or the first of c++, g++ and clang++ that works. Raises BuildError."""
     given = os.environ.get("CXX")
     candidates = [shlex.split(given)] if given else [["c++"], ["g++"], ["clang++"]]
     for command in candidates:
@@ -148,9 +148,9 @@ def find_compiler(openmp: bool = True) -> Compiler:
 
 
 def _openmp(command: list[str], version: str) -> tuple[str, ...]:
-    """-fopenmp where that means GNU's runtime, which is torch's on Linux.
+    """Return -fopenmp if it selects GNU's runtime, which torch uses on Linux.
 
-    Another runtime would bring a second team of threads; without any, library.cpp starts threads itself.
+    Another runtime would create a second thread pool; without OpenMP, library.cpp starts its own threads.
     """
     if "clang" in version or not sys.platform.startswith("linux"):
         return ()
@@ -165,7 +165,7 @@ def _openmp(command: list[str], version: str) -> tuple[str, ...]:
 
 
 def _units(compiler: Compiler, flags: tuple[str, ...]) -> list[Unit]:
-    """Every file to compile, largest first."""
+    """List all files to compile, largest first."""
     units = []
     for source in sorted(SOURCES.glob("*.cpp"), key=lambda path: -path.stat().st_size):
         sets = X86 if compiler.x86 else ELSEWHERE
@@ -182,14 +182,14 @@ def _units(compiler: Compiler, flags: tuple[str, ...]) -> list[Unit]:
 
 
 def _fingerprint(unit: Unit, compiler: Compiler) -> str:
-    """A hash of the compiler, the command, the file and every header."""
+    """Return a hash of the compiler, the command, the file and all headers."""
     parts = [compiler.version.encode(), *(word.encode() for word in unit.command), unit.source.read_bytes()]
     parts += [header.read_bytes() for pattern in ("*.h", "*.def") for header in sorted(SOURCES.glob(pattern))]
     return hashlib.sha256(b"\0".join(parts)).hexdigest()[:12]
 
 
 def _replace(command: list[str], target: Path) -> None:
-    """Run ``command`` with output to a temporary file beside ``target``, and rename that to ``target``."""
+    """Run ``command`` with its output in a temporary file beside ``target``, then rename that to ``target``."""
     target = target.absolute()
     partial = target.with_name(f"{target.name}.{os.getpid()}")
     try:
@@ -200,7 +200,7 @@ def _replace(command: list[str], target: Path) -> None:
 
 
 def _output(command: list[str]) -> str:
-    """The output of ``command``. Raises BuildError with its first error message."""
+    """Return the output of ``command``. Raises BuildError with its first error message."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, errors="replace", cwd=SOURCES)
     except OSError as error:
@@ -213,18 +213,18 @@ def _output(command: list[str]) -> str:
 
 
 def _cores() -> int:
-    """The number of processors this process may use."""
+    """Return the number of processors available to this process."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def objects_folder(name: str = "native") -> Path | None:
-    """The folder of object files: in the checkout's build folder; None if this is an installed copy."""
+    """Return the folder for object files in the checkout's build folder; None for an installed copy."""
     root = HERE.parent.parent
     return root / "build" / name if (root / "pyproject.toml").exists() else None
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Build in place, or a build with sanitizers elsewhere; prints one line that says what was done or why not."""
+    """Build in place, or a sanitizer build elsewhere; prints one line with the result or the reason for failure."""
     parser = argparse.ArgumentParser(prog=COMMAND, description="Build the native CPU kernels.")
     parser.add_argument("--output", type=Path, help="the library to write (default: where it is loaded from)")
     parser.add_argument("--sanitize", choices=sorted(SANITIZERS), help="build with this sanitizer; needs --output")

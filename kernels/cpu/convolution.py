@@ -1,4 +1,4 @@
-"""CPU causal convolution with a state. A token's result does not depend on the step."""
+"""CPU causal convolution with a state. A token's result does not depend on how tokens are split into steps."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from aiakq.kernels.cpu.library import TYPES
 from aiakq.kernels.recurrent_types import ConvolutionProblem, ConvolutionSpec
 from aiakq.kernels.types import AttentionContext
 
-#: As in src/ops.def.
+#: The same value as in src/ops.def.
 MAX_TAPS = 16
 
 
 def supports(problem: ConvolutionProblem) -> str | None:
-    """None, or why not."""
+    """Return None, or why not."""
     reason = cpu.unsupported(problem.device, problem.dtype)
     return f"it has at most {MAX_TAPS} taps" if reason is None and problem.taps > MAX_TAPS else reason
 
 
 def prepare(spec: ConvolutionSpec, problem: ConvolutionProblem) -> NativeConvolution:
-    """One layer's convolution."""
+    """Prepare the convolution of one layer."""
     return NativeConvolution(spec)
 
 
@@ -47,7 +47,7 @@ class NativeConvolution:
         before: Tensor | None = None,
         after: Tensor | None = None,
     ) -> Tensor:
-        """x [T, C], before and after [T, C] of its dtype -> [T, C]."""
+        """x, before and after [T, C] of one dtype -> [T, C]."""
         op, tables = self.op, step_tables(context)
         for each in (x, before, after):
             if each is not None:

@@ -1,7 +1,7 @@
 """CPU linear layers without quantization, with weights in their stored dtype.
 
-Sums are float32 whatever the weights and the activations are, so bf16 weights with float32 activations cost half the
-memory of float32 ones and lose nothing. A row's result does not depend on the other rows.
+Accumulation is float32 for all dtypes of weights and activations, so bf16 weights with float32 activations take half
+the memory of float32 weights without loss of accuracy. A row's result does not depend on the other rows.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ ROW_MULTIPLE = 1
 
 
 def supports(problem: DenseProblem) -> str | None:
-    """None, or why not."""
+    """Return None, or why not."""
     return cpu.unsupported(problem.device, problem.weight_dtype, problem.dtype)
 
 
 class NativeDense(DenseLayer):
-    """A weight [N, K] in tiles and the operation that multiplies with it.
+    """A weight [N, K] packed into tiles, and the operation that multiplies with it.
 
     tiles  [ceil(N / 32), K / 2, 32, 2] for bfloat16, else [ceil(N / 32), K, 32, 1].
     bias   [N padded to 32] float32, or None.
@@ -37,24 +37,24 @@ class NativeDense(DenseLayer):
 
     def __init__(self, op: Structure, tiles: Tensor, bias: Tensor | None, dtype: torch.dtype) -> None:
         self.op, self.ops, self.scratch_per_row = op, OpList(op), load_library().scratch_bytes(op)
-        # The operation points to these.
+        # The operation points to these tensors.
         self.tiles, self.bias = tiles, bias
         self.dtype = dtype
 
     def __call__(self, x: LinearInput) -> Tensor:
-        """x [..., K] -> [..., N] in x's dtype."""
+        """x [..., K] -> [..., N] in the dtype of x."""
         assert isinstance(x, Tensor)
         if x.dim() == 2:
             return library.matmul(x, self.op, self.ops, self.scratch_per_row)
         return self(x.reshape(-1, x.shape[-1])).view(*x.shape[:-1], -1)
 
     def embedding(self) -> NativeEmbedding:
-        """Rows of the weight, read from the tiles."""
+        """Return a lookup of the weight's rows that reads them from the tiles."""
         return NativeEmbedding(self.tiles, self.op.n, self.op.k, True, self.dtype)
 
 
 def prepare(weight: Tensor, bias: Tensor | None, problem: DenseProblem) -> NativeDense:
-    """Bring ``weight`` [N, K] (not modified) into tiles."""
+    """Pack ``weight`` [N, K] (not modified) into tiles."""
     op, tiles = pack(weight)
     if bias is not None:
         bias = torch.nn.functional.pad(bias.float(), (0, -op.n % TILE)).contiguous()
@@ -63,7 +63,7 @@ def prepare(weight: Tensor, bias: Tensor | None, problem: DenseProblem) -> Nativ
 
 
 def pack(weight: Tensor) -> tuple[Structure, Tensor]:
-    """The operation that multiplies with ``weight`` [N, K] (not modified), and its tiles, to which it points."""
+    """Return the operation that multiplies with ``weight`` [N, K] (not modified), and the tiles it points to."""
     n, k = weight.shape
     pairs = weight.dtype == torch.bfloat16
     width = 2 if pairs else 1

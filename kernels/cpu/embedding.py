@@ -1,4 +1,4 @@
-"""CPU embedding lookup, and gathering of rows of activations."""
+"""CPU embedding lookup, and gathering of activation rows."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from aiakq.kernels.types import EmbeddingProblem
 
 
 def supports(problem: EmbeddingProblem) -> str | None:
-    """None, or why not."""
+    """Return None, or why not."""
     return cpu.unsupported(problem.device, problem.table_dtype, problem.dtype)
 
 
 def prepare(table: Tensor, problem: EmbeddingProblem) -> NativeEmbedding:
-    """table [V, D], copied only if it is not contiguous."""
+    """Prepare the lookup; table [V, D] is copied only if it is not contiguous."""
     vocabulary, d = table.shape
     return NativeEmbedding(table, vocabulary, d, False, problem.dtype)
 
 
 def row_selection(problem: EmbeddingProblem) -> NativeRowSelection:
-    """Rows of activations, by their numbers."""
+    """Prepare the selection of rows of activations by index."""
     return NativeRowSelection()
 
 
 class NativeEmbedding:
-    """Rows of a table [V, D], which may be in the tiles of a dense layer (aiakq_pack_floats; bfloat16 in pairs)."""
+    """Lookup in a table [V, D], possibly stored as tiles of a dense layer (aiakq_pack_floats; bfloat16 in pairs)."""
 
     def __init__(self, table: Tensor, vocabulary: int, d: int, tiled: bool, dtype: torch.dtype) -> None:
         self.table, self.dtype = table.contiguous(), dtype
@@ -39,7 +39,7 @@ class NativeEmbedding:
         self.ops = library.OpList(op)
 
     def __call__(self, ids: Tensor) -> Tensor:
-        """ids [M] int64 -> [M, D]; the row of an id beyond the table is NaN."""
+        """ids [M] int64 -> [M, D]; the row of an id outside the table is NaN."""
         op = self.op
         ids = ids.contiguous()
         y = torch.empty(len(ids), op.d, dtype=self.dtype)
@@ -50,14 +50,14 @@ class NativeEmbedding:
 
 
 class NativeRowSelection:
-    """Rows of activations, by their numbers."""
+    """Selects rows of activations by index."""
 
     def __init__(self) -> None:
         self.op = op = library.new_op("embedding")
         self.ops = library.OpList(op)
 
     def __call__(self, x: Tensor, rows: Tensor) -> Tensor:
-        """x [M, D] and rows [R] int64 -> [R, D]; a row that is not there is NaN."""
+        """x [M, D] and rows [R] int64 -> [R, D]; rows with an index out of range are NaN."""
         op = self.op
         x, rows = as_rows(x).contiguous(), rows.contiguous()
         y = torch.empty(len(rows), x.shape[1], dtype=x.dtype)

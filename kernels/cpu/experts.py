@@ -1,6 +1,6 @@
-"""CPU experts: the products of all experts that have rows, and the activation function, in one call of the library.
+"""CPU experts: the products of all experts that have rows, and the activation function, in one library call.
 
-The operations are those of the layers' own, so that results are theirs bit for bit.
+It runs the same operations as the individual layers, so results are bit-identical to theirs.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from aiakq.kernels.types import ExpertsProblem
 
 
 def supports(problem: ExpertsProblem) -> str | None:
-    """None, or why not."""
+    """Return None, or why not."""
     return cpu.unsupported(problem.device, problem.dtype)
 
 
 def prepare(layers: ExpertLayers, problem: ExpertsProblem) -> GroupedExperts:
-    """Native operations in one call if all are native, else one layer after the other."""
+    """Run all layers in one native call if they are native, else one after the other."""
     linear = (*layers.first, *layers.second)
     act = layers.act
     if isinstance(act, NativeActivation) and all(isinstance(each, (NativeDense, NativeLinear)) for each in linear):
@@ -37,7 +37,7 @@ def prepare(layers: ExpertLayers, problem: ExpertsProblem) -> GroupedExperts:
 
 
 class NativeExperts(GroupedExperts):
-    """The interface is GroupedExperts in ops/experts.py; activations are of ``dtype``."""
+    """Native experts; the interface is GroupedExperts in ops/experts.py. Activations have dtype ``dtype``."""
 
     def __init__(self, layers: ExpertLayers, act: NativeActivation, dtype: torch.dtype) -> None:
         self._layers, self._dtype = layers, dtype  # the operations point to the weights
@@ -49,11 +49,11 @@ class NativeExperts(GroupedExperts):
         native = library.load_library()
         most = max(native.scratch_bytes(op) for op in (*self._first, *self._second))
         self._scratch_per_row = -(-most // 64) * 64
-        # Held while the fields of the operations are those of one call.
+        # Held while the fields of the operations are set and used by one call.
         self._lock = threading.Lock()
 
     def _copies(self, layers: Sequence[NativeDense | NativeLinear]) -> list[Structure]:
-        """The operations of ``layers``, for contiguous rows."""
+        """Return copies of the operations of ``layers``, for contiguous rows."""
         copies = [type(layer.op).from_buffer_copy(layer.op) for layer in layers]
         for op in copies:
             op.x_type = op.y_type = TYPES[self._dtype]
@@ -78,7 +78,7 @@ class NativeExperts(GroupedExperts):
     def _placed(
         self, ops: Sequence[Structure], counts: Sequence[int], x: Tensor, y: Tensor, scratch: Tensor
     ) -> list[Structure]:
-        """Those of ``ops`` that have rows, pointing to their rows of x [S, K] and y [S, N]."""
+        """Return those of ``ops`` that have rows, pointing to their rows of x [S, K] and y [S, N]."""
         found = []
         start, size = 0, x.element_size()
         from_x, from_y, from_scratch = x.data_ptr(), y.data_ptr(), scratch.data_ptr()

@@ -1,4 +1,4 @@
-"""CPU RMS norm of groups of columns with a gate. A row's result does not depend on the other rows."""
+"""CPU grouped RMS norm with a gate. A row's result does not depend on the other rows."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from aiakq.kernels.recurrent_types import GatedNormProblem
 
 
 def supports(problem: GatedNormProblem) -> str | None:
-    """None, or why not."""
+    """Return None, or why not."""
     return cpu.unsupported(problem.device, problem.dtype)
 
 
 def prepare(weight: Tensor, epsilon: float, problem: GatedNormProblem) -> NativeGatedNorm:
-    """weight [D]; kept as float32."""
+    """Prepare the norm; weight [D] is kept as float32."""
     return NativeGatedNorm(weight, epsilon, problem)
 
 
 class NativeGatedNorm:
-    """norm(x) * weight with a gate; the interface is GatedNorm in ops/gated_norm.py."""
+    """Grouped RMS norm with a gate; the interface is GatedNorm in ops/gated_norm.py."""
 
     def __init__(self, weight: Tensor, epsilon: float, problem: GatedNormProblem) -> None:
         assert problem.size % problem.group == 0, "whole groups"
@@ -35,7 +35,7 @@ class NativeGatedNorm:
         self.ops = library.OpList(op)
 
     def __call__(self, x: Tensor, gate: Tensor) -> Tensor:
-        """x [M, D] and gate [M, D] of its dtype -> [M, D]."""
+        """x [M, D] and gate [M, D] of the same dtype -> [M, D]."""
         op = self.op
         check_rows(x, op.d)
         check_rows(gate, op.d)

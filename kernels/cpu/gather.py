@@ -1,4 +1,4 @@
-"""Gathering of activations from the ranks of one machine, through memory that they share."""
+"""Gathering of activations between ranks on one machine, through shared memory."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from aiakq.kernels.cpu import library
 from aiakq.kernels.cpu.library import TYPES
 from aiakq.kernels.cpu.rows import threads_for
 
-#: Why a group was given up, besides the constants of src/ops.def.
+#: Why a group was given up, in addition to the constants of src/ops.def.
 _GIVEN_UP = 1
-#: Bytes of each of the two buffers; what is larger goes through them in parts.
+#: Size of each of the two buffers in bytes; larger tensors are transferred in parts.
 BUFFER_BYTES = 4 << 20
 
 
 def memory_bytes(size: int) -> int:
-    """Bytes of the memory that ``size`` ranks share, all zeros at first."""
+    """Return the bytes of shared memory that ``size`` ranks need; it must be zero-initialized."""
     return _control_bytes(size) + 2 * BUFFER_BYTES
 
 
@@ -30,13 +30,13 @@ def _control_bytes(size: int) -> int:
 
 
 class NativeCollective:
-    """A rank's part in a group; the interface is Collective in ops/sharded.py.
+    """Collective operations of one rank; the interface is Collective in ops/sharded.py.
 
-    can_start_over  whether an operation that was begun can be given up without giving up the group.
-    can_broadcast   whether rank 0 can send the others what only its device knows.
+    can_start_over  whether an operation in progress can be abandoned without giving up the group.
+    can_broadcast   whether rank 0 can send the other ranks data that only its device has.
     failure         empty: operations do not fail.
-    memory      of ``memory_bytes(size)``, the same for all ranks.
-    time_limit  seconds that a rank waits for another before it gives the group up.
+    memory          ``memory_bytes(size)`` bytes shared by all ranks.
+    time_limit      seconds that a rank waits for another before it gives up the group.
     """
 
     can_start_over = True
@@ -46,7 +46,7 @@ class NativeCollective:
     def __init__(self, memory: mmap.mmap, rank: int, size: int, time_limit: float) -> None:
         self.rank, self.size = rank, size
         native = library.load_library()
-        self._memory = memory  # the operations point into it
+        self._memory = memory  # the operation points into it
         start = ctypes.addressof(ctypes.c_char.from_buffer(memory))
         line = native.constants["CONTROL_LINE"] * 4
         self._own = ctypes.c_int32.from_address(start + (1 + rank) * line)
@@ -62,56 +62,56 @@ class NativeCollective:
 
     @property
     def num_meetings(self) -> int:
-        """How often this rank has met the others: it counts gathers, and in parts those of large ones."""
+        """Number of synchronizations with the other ranks: gathers, with large ones counted once per part."""
         meetings: int = self._group.meetings
         return meetings
 
     @property
     def place(self) -> str:
-        """Where this rank is, in words."""
+        """The current point of progress, for messages."""
         return f"gather {self.num_meetings}"
 
     @property
     def late_rank(self) -> int | None:
-        """The rank that did not come in time, if the group was given up for that."""
+        """The rank that did not arrive in time, if that is why the group was given up."""
         reason = self._reason.value
         return reason - self._late if self._late <= reason < self._lost else None
 
     @property
     def lost_rank(self) -> int | None:
-        """The rank to which the connection ended, if the group was given up for that; never one of shared memory."""
+        """The rank whose connection was lost, if that is why the group was given up; None with shared memory."""
         reason = self._reason.value
         return reason - self._lost if reason >= self._lost else None
 
     @property
     def is_given_up(self) -> bool:
-        """Whether what gathers return is of no use any more."""
+        """Whether the results of gathers are no longer valid."""
         return self._reason.value != 0
 
     def connect(self, limit: float) -> None:
-        """Nothing: memory is there from the beginning, whatever the ``limit``."""
+        """Do nothing: shared memory is available from the start, so ``limit`` has no effect."""
 
     def watch_step(self) -> None:
-        """Nothing: this rank itself waits for the others."""
+        """Do nothing: this rank itself waits for the others."""
 
     def give_up(self) -> None:
-        """End all waiting, of all ranks and for good."""
+        """Stop all ranks from waiting, permanently."""
         if not self.is_given_up:
             self._reason.value = _GIVEN_UP
 
     def interrupt(self) -> None:
-        """End all waiting, of all ranks, until they start over."""
+        """Stop all ranks from waiting until they start over."""
         if not self.is_given_up:
             self._reason.value = self._interrupted
 
     def start_over(self) -> None:
-        """Forget all meetings. Every rank does this while none gathers, rank 0 as the last one."""
+        """Reset the synchronization counters. Every rank calls this while none gathers, rank 0 last."""
         self._group.meetings = self._own.value = 0
         if self.rank == 0 and self._reason.value == self._interrupted:
             self._reason.value = 0
 
     def gather(self, x: Tensor, bounds: Sequence[int]) -> Tensor:
-        """x [M, own columns] -> [M, N]; see Collective."""
+        """Gather x [M, local columns] -> [M, N]; see Collective."""
         first, n = bounds[self.rank], bounds[-1]
         if x.dim() != 2 or x.shape[1] != bounds[self.rank + 1] - first or (x.numel() and x.stride(1) != 1):
             raise ValueError(f"rows {list(x.shape)} for columns {first} to {bounds[self.rank + 1]}")
@@ -124,7 +124,7 @@ class NativeCollective:
         return y
 
     def sum(self, x: Tensor) -> Tensor:
-        """x [M, N] -> [M, N]; see Collective. Added up in float32 in the order of ranks."""
+        """Sum x [M, N] over ranks -> [M, N], in float32 and in rank order; see Collective."""
         m, n = x.shape
         parts = self.gather(x, [rank * n for rank in range(self.size + 1)]).view(m, self.size, n)
         total = parts[:, 0].float()
@@ -133,5 +133,5 @@ class NativeCollective:
         return total.to(x.dtype)
 
     def broadcast(self, x: Tensor) -> None:
-        """Not here: on a CPU, rank 0 knows everything and says it in its messages. x [...]."""
+        """Not supported: on a CPU, rank 0 sends everything in its messages. x [...]."""
         raise NotImplementedError

@@ -1,4 +1,4 @@
-"""Gathering of activations from ranks of several machines, over sockets."""
+"""Gathering of activations between ranks on several machines, over sockets."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from aiakq.kernels.cpu.gather import NativeCollective, memory_bytes
 
 
 class Stream(NamedTuple):
-    """Two connections to another rank: for columns, and for the news that they are not awaited any more."""
+    """Two connections to another rank: one for columns, one for the notice that they are no longer awaited."""
 
     data: socket.socket
     alarm: socket.socket
 
 
 class SocketCollective(NativeCollective):
-    """A rank's part in a group whose ranks share no memory.
+    """Collective operations of one rank in a group without shared memory.
 
-    streams     to each of the other ranks, connected; they belong to the group from now on.
-    time_limit  seconds without a byte from or to another rank before this one gives the group up.
+    streams     connected sockets to each of the other ranks; the group takes ownership.
+    time_limit  seconds without a byte from or to another rank before this one gives up the group.
     """
 
     def __init__(self, streams: Mapping[int, Stream], rank: int, size: int, time_limit: float) -> None:
@@ -46,7 +46,7 @@ class SocketCollective(NativeCollective):
         self._group.streams = ctypes.addressof(self._table)
 
     def give_up(self) -> None:
-        """See NativeCollective. The connections end."""
+        """See NativeCollective. Closes the connections."""
         super().give_up()
         for stream in self._streams.values():
             for sock in stream:
@@ -59,11 +59,11 @@ class SocketCollective(NativeCollective):
             return
         super().interrupt()
         for stream in self._streams.values():
-            with contextlib.suppress(OSError):  # a lost connection is noticed elsewhere
+            with contextlib.suppress(OSError):  # a lost connection is reported elsewhere
                 stream.alarm.send(bytes([self._group.epoch % 256]), socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
 
     def start_over(self) -> None:
-        """See NativeCollective. What was sent before is skipped by those who receive it."""
+        """See NativeCollective. Receivers skip data that was sent before."""
         self._group.meetings = 0
         self._group.epoch += 1
         if self._reason.value == self._interrupted:

@@ -10,12 +10,12 @@ from torch import Tensor
 from aiakq.kernels.cpu import library
 from aiakq.kernels.cpu.library import address
 
-#: Columns in a block, at most.
+#: Maximum number of columns in a block.
 LONGEST = 128
 
 
 def supports(block: Tensor) -> bool:
-    """Whether this block of columns [L, N] can be worked on here."""
+    """Whether this implementation supports a block of columns [L, N]."""
     fits = block.device.type == "cpu" and block.dtype == torch.float32 and len(block) <= LONGEST
     return fits and block.stride(1) == 1 and library.unavailable() is None
 
@@ -37,8 +37,8 @@ def round_columns(
 ) -> None:
     """Round the first M = len(groups) columns of ``block`` [L, N]; see gptq in src/ops.def.
 
-    All tensors are float32 but ``codes`` uint8, with rows of contiguous elements; scales, zeros and codes have rows of
-    equal distance, as have block, before and values, and response [L, L] and drift.
+    All tensors are float32 except ``codes`` (uint8), and rows are contiguous. scales, zeros and codes share one row
+    stride, as do block, before and values, and response [L, L] and drift.
     """
     rows, indices = torch.tensor(groups, dtype=torch.int32), torch.tensor(places, dtype=torch.int32)
     lengths = torch.tensor(steps, dtype=torch.float32)

@@ -1,14 +1,15 @@
 """Loads the native library, declares the argument structs of its operations, and runs lists of operations.
 
-``load_library()`` loads it on first use. It is built by the normal install where there is a C++ compiler (build.py);
-without it, the torch implementations run. The environment variable AIAKQ_CPU_LIBRARY names another build of it,
-AIAKQ_CPU_ISA an instruction set; AIAKQ_KERNELS=reference does without the library.
+``load_library()`` loads it on first use. The normal install builds it if there is a C++ compiler (build.py); without
+it, the torch implementations run. The environment variable AIAKQ_CPU_LIBRARY selects another build of the library,
+AIAKQ_CPU_ISA an instruction set; AIAKQ_KERNELS=reference disables the library.
 
-The instruction sets avx2, avx512 and vnni give the same bits: the order of every sum is written down. Two differ in the
-last bits: portable, which cannot fuse products and sums, and bfloat16 products on vnni_bf16, which are added in pairs.
+The instruction sets avx2, avx512 and vnni give bit-identical results, because the order of every sum is fixed. Two
+cases differ in the last bits: portable, which has no fused multiply-add, and bfloat16 products on vnni_bf16, which are
+accumulated in pairs.
 
-Operations are declared once, in src/ops.def. The library describes them, and the ctypes structures here are made from
-that description when it is loaded.
+Operations are declared once, in src/ops.def. The library describes them, and the ctypes structures here are generated
+from that description when it is loaded.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from aiakq.kernels.selection import VARIABLE, allowed
 
 FILE = build.TARGET
 
-#: LinearMath and DataType of src/ops.def, which are needed before the library is loaded.
+#: LinearMath and DataType of src/ops.def, needed before the library is loaded.
 EXACT, BLOCKS, ROWS = range(3)
 TYPES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2, torch.uint8: 3}
 _CONSTANTS = {"EXACT": EXACT, "BLOCKS": BLOCKS, "ROWS": ROWS} | {
@@ -45,13 +46,13 @@ _LARGE_PAGE, _MADV_HUGEPAGE = 2**21, 14
 
 
 class LibraryMismatchError(OSError):
-    """The library was built from other sources than these."""
+    """Raised when the library was built from other sources than this package."""
 
 
 def structures(description: dict[str, Any]) -> dict[str, type[Structure]]:
-    """ctypes structures from the description of aiakq_ops in src/library.cpp.
+    """Create ctypes structures from the description returned by aiakq_ops in src/library.cpp.
 
-    Raises LibraryMismatchError if ctypes places a field elsewhere than the compiler did.
+    Raises LibraryMismatchError if ctypes places a field at another offset than the compiler.
     """
     types = {}
     for name, struct in description.items():
@@ -67,9 +68,9 @@ def structures(description: dict[str, Any]) -> dict[str, type[Structure]]:
 
 
 class NativeLibrary:
-    """The loaded library. Raises OSError if it cannot be loaded, LibraryMismatchError if it does not fit.
+    """The loaded library. Raises OSError if it cannot be loaded, LibraryMismatchError if it does not match.
 
-    cdll       its functions.
+    cdll       the library's functions.
     structs    name -> ctypes structure; operations have lower-case names.
     kinds      name of an operation -> its number.
     constants  enum values and constants of src/ops.def.
@@ -113,17 +114,17 @@ class NativeLibrary:
         return self.cdll.aiakq_isa().decode()
 
     def use_isa(self, name: str) -> None:
-        """Use another instruction set. Raises OSError if this machine does not have it."""
+        """Switch to another instruction set. Raises OSError if this machine does not support it."""
         if not self.cdll.aiakq_use_isa(name.encode()):
             raise OSError(f"this machine does not have the instruction set {name}")
 
     def scratch_bytes(self, op: Structure) -> int:
-        """Bytes of scratch memory that ``op`` needs per row; attention per thread."""
+        """Return the bytes of scratch memory that ``op`` needs per row (attention: per thread)."""
         return self.cdll.aiakq_scratch(ctypes.byref(op))
 
 
 class _OfThread(threading.local):
-    #: Called with operations instead of running them, while a Recording of this thread is active (recording.py).
+    #: Receives operations instead of running them while a Recording of this thread is active (recording.py).
     recorder: Callable[[tuple[Structure, ...]], None] | None = None
 
 
@@ -131,9 +132,9 @@ of_thread = _OfThread()
 
 
 class OpList:
-    """Operations that are run one after the other in one call; their fields may change between calls.
+    """Operations that run one after the other in a single call; their fields may change between calls.
 
-    lock  to be held from the first change of a field until the call has returned: other threads may use the operations.
+    lock  must be held from the first change of a field until the call returns, because threads share the operations.
     """
 
     #: Memory that the operations point to and that nothing else keeps alive.
@@ -147,7 +148,7 @@ class OpList:
         self._run = load_library().cdll.aiakq_run
 
     def __call__(self, threads: int = 0) -> None:
-        """Run them on ``threads`` threads; 0: as many as torch uses."""
+        """Run the operations on ``threads`` threads; 0: torch's number of threads."""
         if of_thread.recorder is not None:
             return of_thread.recorder(self.ops)
         self._run(self._address, self._count, threads or torch.get_num_threads())
@@ -155,12 +156,12 @@ class OpList:
 
 @lru_cache(maxsize=1)
 def load_library() -> NativeLibrary:
-    """The library, loaded once. Raises OSError if it is missing or does not fit."""
+    """Return the library, loaded once. Raises OSError if it is missing or does not match."""
     return NativeLibrary(Path(os.environ.get("AIAKQ_CPU_LIBRARY") or FILE))
 
 
 def new_op(name: str) -> Structure:
-    """An operation of src/ops.def, all of whose fields but ``kind`` are 0."""
+    """Create an operation of src/ops.def with all fields except ``kind`` set to 0."""
     library = load_library()
     op = library.structs[name]()
     op.kind = library.kinds[name]
@@ -168,7 +169,7 @@ def new_op(name: str) -> Structure:
 
 
 def unavailable() -> str | None:
-    """None if the library can be used, else a sentence that says why not and what to do."""
+    """Return None if the library can be used, else one sentence with the reason and the remedy."""
     if not allowed("cpu"):
         return f"{VARIABLE} does not name them"
     try:
@@ -183,7 +184,7 @@ def unavailable() -> str | None:
 
 
 def openmp_runtimes() -> set[str]:
-    """Files of the OpenMP runtimes loaded into this process; empty where there is no /proc."""
+    """Return the paths of OpenMP runtimes loaded into this process; empty where there is no /proc."""
     try:
         lines = Path("/proc/self/maps").read_text().splitlines()
     except OSError:
@@ -193,43 +194,43 @@ def openmp_runtimes() -> set[str]:
 
 
 def _share_openmp_runtime() -> None:
-    """Make the library use torch's OpenMP runtime, so that both share one team of threads.
+    """Make the library use torch's OpenMP runtime, so that both share one thread pool.
 
-    The library is linked with libgomp.so.1, which is the name of torch's runtime in its wheels for x86. Where that has
-    another name, its symbols are still found first once it is opened with RTLD_GLOBAL.
+    The library is linked with libgomp.so.1, the name of torch's runtime in its x86 wheels. Where torch's runtime has
+    another name, opening it with RTLD_GLOBAL makes its symbols take precedence.
     """
     for file in openmp_runtimes():
         ctypes.CDLL(file, mode=ctypes.RTLD_GLOBAL)
 
 
 def address(tensor: Tensor | None) -> int | None:
-    """The address of the first element of a CPU tensor of any shape [...] and dtype; None for None."""
+    """Return the address of the first element of a CPU tensor [...] of any dtype; None for None."""
     return None if tensor is None else tensor.data_ptr()
 
 
 def allocate_scratch(count: int) -> Tensor:
-    """-> [count] uint8, uninitialized; torch's allocator aligns it to 64 bytes."""
+    """Allocate [count] uint8, uninitialized and aligned to 64 bytes by torch's allocator."""
     return torch.empty(count, dtype=torch.uint8)
 
 
 def empty_on_large_pages(*shape: int, dtype: torch.dtype) -> Tensor:
-    """-> [*shape] of ``dtype``, contiguous, uninitialized: for what every step reads, weights, keys and values.
+    """Allocate [*shape] of ``dtype``, contiguous and uninitialized, for data that every step reads (weights, KV cache).
 
-    On large pages where the system has them: hardware prefetching stops at the end of a page, and in a virtual machine
-    the address translation of the next page costs twice as much.
+    Uses huge pages where available: hardware prefetching stops at page boundaries, and in a virtual machine a TLB miss
+    costs twice as much.
     """
     tensor = torch.empty(shape, dtype=dtype)
     advise = getattr(ctypes.CDLL(None), "madvise", None)
     first = -(-tensor.data_ptr() // _LARGE_PAGE) * _LARGE_PAGE
     size = (tensor.data_ptr() + tensor.nbytes - first) // _LARGE_PAGE * _LARGE_PAGE
     if advise is not None and sys.platform == "linux" and size > 0:
-        # The result does not matter: without large pages everything works, only slower.
+        # The result is ignored: without huge pages everything still works, only slower.
         advise(c_void_p(first), ctypes.c_size_t(size), _MADV_HUGEPAGE)
     return tensor
 
 
 def matmul(x: Tensor, op: Structure, ops: OpList, scratch_per_row: int) -> Tensor:
-    """x [M, K] -> [M, N] of x's dtype, by ``op`` (linear or dense), which ``ops`` runs."""
+    """Multiply x [M, K] -> [M, N] in the dtype of x with ``op`` (linear or dense), which ``ops`` runs."""
     m = x.shape[0]
     if x.stride(1) != 1:
         x = x.contiguous()

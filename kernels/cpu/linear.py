@@ -1,8 +1,8 @@
 """CPU linear layers with quantized weights: every scheme, group size, zero point and activation order.
 
-Weight-only schemes are computed as the problem allows (``--cpu-math``). Not exact: every 32 activations are rounded to
-8 bits with a scale of their own, and integers are multiplied. Exact: floats are multiplied. w8a8 multiplies integers in
-either, with one activation scale per row, as the scheme says.
+Weight-only schemes use the math that the problem allows (``--cpu-math``). Not exact: activations are quantized to 8
+bits in blocks of 32, each with its own scale, and integers are multiplied. Exact: floats are multiplied. w8a8 always
+multiplies integers, with one activation scale per row, as the scheme defines.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from aiakq.kernels.types import LinearInput, LinearProblem, QWeight
 
 BLOCK = 32
 TILE = 32
-#: Inputs of a group that is computed as one with floats.
+#: Maximum number of inputs whose float products are accumulated as one group.
 MAX_GROUP = 128
 #: See ops/linear.py.
 ROW_MULTIPLE = 1
 
 
 def supports(problem: LinearProblem) -> str | None:
-    """None, or why not."""
+    """Return None, or why not."""
     return cpu.unsupported(problem.device, problem.dtype)
 
 
 class NativeLinear(LinearLayer):
-    """A weight in tiles, and the operation that multiplies with it, which points to ``tensors``."""
+    """A weight packed into tiles, and the operation that multiplies with it, which points to ``tensors``."""
 
     def __init__(self, op: Structure, tensors: list[Tensor]) -> None:
         self.op, self.ops, self.scratch_per_row = op, OpList(op), load_library().scratch_bytes(op)
@@ -45,17 +45,17 @@ class NativeLinear(LinearLayer):
 
 
 def prepare(weight: QWeight, problem: LinearProblem) -> NativeLinear:
-    """Bring ``weight`` (not modified) into tiles."""
+    """Pack ``weight`` (not modified) into tiles."""
     n, k = weight.n, weight.k
     size = _group_size(weight, problem)
-    # Groups that are computed in parts have their scale and zero point once for each part.
+    # Groups computed in parts repeat their scale and zero point for each part.
     weight_scales, zeros = (
         None if values is None else values.repeat_interleave(weight.group_size // size, dim=1)
         for values in (weight.scales, weight.zeros)
     )
     assert weight_scales is not None
     groups = weight_scales.shape[1]
-    # A group ends with a block, or a block with a group: others get padding at their ends.
+    # Groups and blocks must end together: otherwise groups are padded.
     padded = size if size in (8, 16) or size % BLOCK == 0 else -(-size // BLOCK) * BLOCK
     blocks = -(-groups * padded // BLOCK)
     columns = _columns(k, size, padded, groups, blocks)
@@ -96,10 +96,10 @@ def prepare(weight: QWeight, problem: LinearProblem) -> NativeLinear:
 
 
 def _group_size(weight: QWeight, problem: LinearProblem) -> int:
-    """Inputs whose products are added up before the zero point is applied to them.
+    """Return the number of inputs whose products are accumulated before the zero point is applied.
 
-    With floats, both sums of a long group are large where the activations have a mean, and their difference loses
-    digits: such a group is computed in parts. Without zero points 8-bit codes are signed numbers and have no such sum.
+    In float math, both sums of a long group are large if the activations have a nonzero mean, and their difference
+    loses digits, so long groups are computed in parts. 8-bit codes without zero points are signed and need no such sum.
     """
     size = weight.group_size
     signed = weight.bits == 8 and weight.zeros is None
@@ -110,19 +110,19 @@ def _group_size(weight: QWeight, problem: LinearProblem) -> int:
 
 
 def _columns(k: int, size: int, padded: int, groups: int, blocks: int) -> Tensor:
-    """The column of the codes at each place of the tiles [blocks * 32] int32, -1 for padding."""
-    place = torch.arange(blocks * BLOCK, dtype=torch.int32)
-    inside = place % padded
-    column = place // padded * size + inside
-    return torch.where((inside < size) & (column < k) & (place < groups * padded), column, -1).to(torch.int32)
+    """Return the column of the codes at each position of the tiles [blocks * 32] int32, -1 for padding."""
+    position = torch.arange(blocks * BLOCK, dtype=torch.int32)
+    inside = position % padded
+    column = position // padded * size + inside
+    return torch.where((inside < size) & (column < k) & (position < groups * padded), column, -1).to(torch.int32)
 
 
 def _padded(values: Tensor, count: int) -> Tensor:
-    """values [N] with zeros up to [count]."""
+    """Pad values [N] with zeros to [count]."""
     return torch.nn.functional.pad(values, (0, count - len(values))).contiguous()
 
 
 def _tiled(values: Tensor, tiles: int) -> Tensor:
-    """values [N, groups] -> [tiles, groups, 32], outputs that are not there 0."""
+    """Rearrange values [N, groups] -> [tiles, groups, 32]; missing outputs are 0."""
     values = torch.nn.functional.pad(values, (0, 0, 0, tiles * TILE - len(values)))
     return values.view(tiles, TILE, -1).transpose(1, 2).contiguous()

@@ -13,12 +13,12 @@ from aiakq.kernels.types import ActivationLayout, NormProblem
 
 
 def supports(problem: NormProblem) -> str | None:
-    """None, or why not."""
+    """Return None, or why not."""
     return cpu.unsupported(problem.device, problem.dtype)
 
 
 def prepare(weight: Tensor, bias: Tensor | None, epsilon: float, problem: NormProblem) -> NativeNorm:
-    """weight and bias [D]; kept as float32."""
+    """Prepare the norm; weight and bias [D] are kept as float32."""
     return NativeNorm(weight, bias, epsilon, centered=problem.kind == "layer")
 
 
@@ -34,10 +34,10 @@ class NativeNorm:
         self.ops = library.OpList(op)
 
     def __call__(self, x: Tensor, residual: Tensor | None = None, layout: ActivationLayout | None = None) -> Tensor:
-        """x [..., D] in float32, float16 or bfloat16 -> the same; ``residual`` is added to x, in place, first."""
+        """x [..., D] float32, float16 or bfloat16 -> the same; ``residual`` is first added to x in place."""
         op = self.op
         rows = as_rows(x)
-        if residual is not None and rows.data_ptr() != x.data_ptr():  # a copy: the sum has to be written to x itself
+        if residual is not None and rows.data_ptr() != x.data_ptr():  # rows is a copy, but the sum must be written to x
             return self(x.add_(residual))
         added = None if residual is None else as_rows(residual)
         y = torch.empty(rows.shape, dtype=rows.dtype)

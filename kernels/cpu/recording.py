@@ -1,4 +1,4 @@
-"""Records calls of native operations and replays them in one call.
+"""Records calls of native operations and replays them in a single call.
 
     with Recording() as recording:
         y = function(x)
@@ -6,8 +6,8 @@
     ...                          # change the contents of x, or op.m
     ops()                        # computes y again
 
-Nothing is computed while recording. Tensors that are created meanwhile live in memory that belongs to the recording;
-memory of tensors that are freed is reused for later ones.
+Nothing is computed while recording. Tensors created in the meantime are allocated from memory that the recording owns;
+memory of freed tensors is reused.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ _aten = torch.ops.aten
 
 
 class RecordingError(Exception):
-    """torch would compute something that is not a native operation; the message says what."""
+    """Raised when torch would compute something that is not a native operation; the message says what."""
 
 
 class Recording(TorchDispatchMode):
-    """Records the native operations of its thread while it is active. Raises RecordingError at the first one that torch
-    would compute.
+    """Records the native operations of the current thread while active. Raises RecordingError at the first operation
+    that torch would compute.
 
     ops  copies of the operations' structs, in order; their ``m`` and addresses may be changed afterwards.
     """
@@ -46,7 +46,7 @@ class Recording(TorchDispatchMode):
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """torch asks this. If it were True, torch would import its compiler: a second and 100 MB."""
+        """Called by torch. Returning True would make torch import its compiler, which takes a second and 100 MB."""
         return False
 
     def __enter__(self) -> Recording:
@@ -59,17 +59,17 @@ class Recording(TorchDispatchMode):
         super().__exit__(*exc_info)
 
     def op_list(self) -> OpList:
-        """All recorded operations. It keeps the memory of tensors created while recording alive, not the inputs."""
+        """Return all recorded operations. Keeps memory of tensors created while recording alive, but not the inputs."""
         ops = OpList(*self.ops)
         ops.memory = self._memory.blocks
         return ops
 
     def with_rows(self, m: int) -> list[ctypes.Structure]:
-        """The operations over ``m`` rows."""
+        """Return the operations that process ``m`` rows."""
         return [op for op in self.ops if op.m == m]
 
     def pointers_to(self, memory: Tensor) -> list[tuple[ctypes.Structure, str]]:
-        """Where ``memory`` [...] of any dtype is read or written: (operation, name of the field that points to its
+        """Find where ``memory`` [...] of any dtype is read or written: (operation, name of the field that points to its
         first byte).
         """
         address = memory.data_ptr()
@@ -96,14 +96,14 @@ class Recording(TorchDispatchMode):
 
 
 class _Memory:
-    """Memory for tensors; a block whose tensor was freed is reused for the next one of about its size."""
+    """Allocates tensors; a block whose tensor was freed is reused for the next one of similar size."""
 
     def __init__(self) -> None:
         self.blocks: list[Tensor] = []
         self._free: dict[int, list[Tensor]] = defaultdict(list)
 
     def tensor(self, shape: Any, dtype: torch.dtype) -> Tensor:
-        """An uninitialized tensor."""
+        """Return an uninitialized tensor."""
         count = math.prod(shape)
         if count == 0:
             return torch.empty(shape, dtype=dtype)

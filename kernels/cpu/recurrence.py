@@ -1,4 +1,4 @@
-"""CPU linear recurrences. A token's result does not depend on the step."""
+"""CPU linear recurrences. A token's result does not depend on how tokens are split into steps."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from aiakq.kernels.cpu.library import TYPES
 from aiakq.kernels.recurrent_types import RecurrenceProblem, RecurrenceSpec
 from aiakq.kernels.types import AttentionContext
 
-#: As in src/ops.def.
+#: The same value as in src/ops.def.
 MAX_KEY_SIZE = 256
 _KINDS = {"state_space": 0, "delta_rule": 1}
 
 
 def supports(problem: RecurrenceProblem) -> str | None:
-    """None, or why not."""
+    """Return None, or why not."""
     reason = cpu.unsupported(problem.device, problem.dtype)
     if reason is None and problem.key_dim > MAX_KEY_SIZE:
         reason = f"keys have at most {MAX_KEY_SIZE} elements"
@@ -26,7 +26,7 @@ def supports(problem: RecurrenceProblem) -> str | None:
 
 
 def prepare(spec: RecurrenceSpec, problem: RecurrenceProblem) -> NativeRecurrence:
-    """One layer's recurrence."""
+    """Prepare the recurrence of one layer."""
     return NativeRecurrence(spec)
 
 
@@ -48,7 +48,7 @@ class NativeRecurrence:
         self.ops = library.OpList(op)
 
     def __call__(self, x: Tensor, gates: Tensor, states: Tensor, context: AttentionContext) -> Tensor:
-        """x [T, width] and gates [T, H or 2 H] of its dtype -> [T, H * value_dim]."""
+        """x [T, width] and gates [T, H or 2 H] of the same dtype -> [T, H * value_dim]."""
         op, tables = self.op, step_tables(context)
         check_rows(x, self._width)
         check_rows(gates, self._gates)

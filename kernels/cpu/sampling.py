@@ -16,31 +16,31 @@ from aiakq.kernels.cpu import library
 from aiakq.kernels.ops.sampling import ModifiedLogits, SampleOutcome, SampleResult, SampleRow, TokenMasks
 from aiakq.kernels.types import SamplingProblem
 
-#: Bytes of logits of all rows from which several threads sample.
+#: Minimum size of all rows of logits, in bytes, for sampling with several threads.
 SHARED_FROM = 1 << 17
 
 
 def supports(problem: SamplingProblem) -> str | None:
-    """None, or why not."""
+    """Return None, or why not."""
     if problem.dtype != torch.float32:
         return f"logits are float32, not {problem.dtype}"
     return cpu.unsupported(problem.device)
 
 
 def prepare(problem: SamplingProblem) -> NativeSampler:
-    """A sampler with its own scratch memory."""
+    """Return a sampler with its own scratch memory."""
     return NativeSampler()
 
 
 class NativePendingSamples:
-    """Results that are there already; see PendingSamples."""
+    """Results that are already available; see PendingSamples."""
 
     def __init__(self, results: list[SampleResult]) -> None:
         self._results = results
 
     @cached_property
     def tokens(self) -> Tensor:
-        """[R] int64, see PendingSamples."""
+        """[R] int64; see PendingSamples."""
         return torch.tensor([result.token for result in self._results])
 
     def collect(self) -> list[SampleResult]:
@@ -49,10 +49,10 @@ class NativePendingSamples:
 
 
 class NativeSampler:
-    """See Sampler. All candidates are considered, in any row."""
+    """Native sampler; see Sampler. Every row considers all candidates."""
 
     def __init__(self) -> None:
-        # Kept from step to step: megabytes for a large vocabulary.
+        # Reused between steps: megabytes for a large vocabulary.
         self._scratch = torch.empty(0, dtype=torch.uint8)
         self._struct = library.load_library().structs["SampleRow"]
         self._op = library.new_op("sample")
@@ -108,8 +108,8 @@ class NativeSampler:
 
 
 def _top_buffers(table: Array[Structure]) -> tuple[Tensor, Tensor]:
-    """Memory for the most likely tokens of all rows, one after the other: ids [N] int32 and log-probabilities [N]
-    float32, where N is the sum of their ``count``.
+    """Allocate memory for the most likely tokens of all rows, concatenated: ids [N] int32 and log-probabilities [N]
+    float32, where N is the sum of the rows' ``count``.
     """
     total = sum(native.count for native in table)
     ids, values = torch.empty(total, dtype=torch.int32), torch.empty(total, dtype=torch.float32)

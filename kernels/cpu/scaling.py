@@ -1,4 +1,4 @@
-"""CPU scaling, capping and adding of activations. A row's result does not depend on the other rows."""
+"""CPU scaling, soft-capping and addition of activations. A row's result does not depend on the other rows."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from aiakq.kernels.types import ScalingProblem
 
 
 def supports(problem: ScalingProblem) -> str | None:
-    """None, or why not."""
+    """Return None, or why not."""
     return cpu.unsupported(problem.device, problem.dtype)
 
 
 def prepare(scale: float, cap: float | None, factors: Tensor | None, problem: ScalingProblem) -> NativeScaling:
-    """factors [positions] float32, or None."""
+    """Prepare the scaling; factors [positions] float32, or None."""
     return NativeScaling(scale, cap, factors)
 
 
@@ -36,7 +36,7 @@ class NativeScaling:
     def __call__(
         self, x: Tensor, added: Tensor | None = None, *, positions: Tensor | None = None, out: Tensor | None = None
     ) -> Tensor:
-        """x [M, D] and added [M, D] of its dtype -> [M, D]."""
+        """x [M, D] and added [M, D] of the same dtype -> [M, D]."""
         op = self.op
         assert (positions is None) == (self.factors is None)
         if positions is not None and (positions.dtype != torch.int64 or len(positions) != len(x)):

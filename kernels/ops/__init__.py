@@ -1,7 +1,7 @@
-"""Operations: interface, torch reference and implementations of each, and ``Ops``, which selects among them.
+"""Operations: the interface, torch reference and implementations of each, and ``Ops``, which selects among them.
 
-``Ops`` is made once for a device and a dtype when a model is loaded. Every layer of the model is bound through it to
-the best implementation of its operation, so nothing has to look at a device afterwards.
+``Ops`` is created once per device and dtype when a model is loaded. It binds every layer of the model to the best
+implementation of its operation, so that no other code depends on the device.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ REGISTRIES: dict[str, Registry] = {
 
 @dataclass(frozen=True)
 class Bound:
-    """What layers of one kind were bound to: ``kind`` is the scheme of a linear layer, else empty."""
+    """An implementation that layers were bound to; ``kind`` is the scheme of a linear layer, else empty."""
 
     operation: str
     kind: str
@@ -86,12 +86,12 @@ class Bound:
 class Ops(RecurrentOps):
     """The operations of one device.
 
-    dtype     of the activations.
-    kv_dtype  of keys and values in the cache; None: as the activations.
-    excluded  implementations of linear layers that may not be selected (``--dequantize``).
+    dtype     dtype of the activations.
+    kv_dtype  dtype of keys and values in the cache; None: the dtype of the activations.
+    excluded  implementations of linear layers that must not be selected (``--dequantize``).
     exact     see LinearProblem (``--cpu-math exact``).
-    uniform   whether results have to be those of any number of ranks that gather (``--tensor-parallel-math exact``).
-    bound     what was bound so far -> number of the checkpoint's layers.
+    uniform   whether results must not depend on the number of ranks (``--tensor-parallel-math exact``).
+    bound     number of checkpoint layers bound to each implementation so far.
     """
 
     device: torch.device
@@ -109,22 +109,22 @@ class Ops(RecurrentOps):
 
     @property
     def row_multiple(self) -> int:
-        """Rows of activations come in multiples of this for the linear layers bound so far; see ops/linear.py."""
+        """Multiple to which the linear layers bound so far need the number of rows padded; see ops/linear.py."""
         return self._row_multiple
 
     def linear(self, weight: QWeight, count: int = 1) -> LinearLayer:
-        """A linear layer of a quantized weight, which stands for ``count`` of the checkpoint's."""
+        """Bind a linear layer with a quantized weight; it replaces ``count`` checkpoint layers."""
         return self._linear(weight, count, weight.n)
 
     def _linear(self, weight: QWeight, count: int, uncut_n: int) -> LinearLayer:
-        """``linear`` for a weight [N, K] that is all of a layer of ``uncut_n`` outputs, or a rank's share."""
+        """Bind a weight [N, K], which is a whole layer with ``uncut_n`` outputs or a rank's shard of one."""
         problem = weight.problem(self.dtype, self.device_type, self.exact, uncut_n if self.uniform else 0)
         module = self._bind("linear", problem, weight.scheme, count)
         layer: LinearLayer = module.prepare(weight.to(self.device), problem)
         return layer
 
     def dense(self, weight: Tensor, bias: Tensor | None = None, count: int = 1) -> DenseLayer:
-        """A linear layer of a weight [N, K] and bias [N] in floats, which stands for ``count`` of the checkpoint's."""
+        """Bind a linear layer with a float weight [N, K] and bias [N]; it replaces ``count`` checkpoint layers."""
         n, k = weight.shape
         problem = DenseProblem(n, k, weight.dtype, self.dtype, self.device_type)
         module = self._bind("dense", problem, "w16", count)
@@ -135,19 +135,19 @@ class Ops(RecurrentOps):
     def lora(
         self, n: int, k: int, rows: AdapterRows, slots: int, max_rank: int, bias: Tensor | None = None
     ) -> LoraProduct:
-        """The adapters of a linear layer of ``bias`` [N]; ``rows`` have them. The rest is as in LoraProblem."""
+        """Bind the LoRA product of a linear layer with ``bias`` [N]; ``rows`` map rows to adapters; see LoraProblem."""
         problem = LoraProblem(n, k, slots, max_rank, self.dtype, self.device_type)
         product: LoraProduct = self._bind("lora", problem).prepare(problem, rows, bias)
         return product
 
     def batched(self, weight: Tensor) -> BatchedLinear:
-        """A batch of linear layers of weights [B, N, K] in floats, each over columns of its own."""
+        """Bind a batch of linear layers with float weights [B, N, K], each applied to its own columns."""
         problem = BatchedProblem(*weight.shape, weight.dtype, self.dtype, self.device_type)
         layer: BatchedLinear = self._bind("batched", problem).prepare(weight.to(self.device), problem)
         return layer
 
     def experts(self, pairs: Sequence[tuple[LinearLayer, LinearLayer]], act: Activation) -> GroupedExperts:
-        """Gated MLPs of the same sizes, each on rows of its own: the first layer of each and the second."""
+        """Bind gated MLPs of equal sizes, a (first, second) pair of layers each, applied to their own rows."""
         first, second = zip(*pairs, strict=True)
         problem = ExpertsProblem(self.dtype, self.device_type)
         layers = ExpertLayers(first, second, act, self.row_multiple)
@@ -155,11 +155,11 @@ class Ops(RecurrentOps):
         return bound
 
     def rms_norm(self, weight: Tensor, epsilon: float) -> Norm:
-        """RMS norm with ``weight`` [D]."""
+        """Bind an RMS norm with ``weight`` [D]."""
         return self._norm("rms", weight, None, epsilon)
 
     def layer_norm(self, weight: Tensor, bias: Tensor | None, epsilon: float) -> Norm:
-        """Layer norm with ``weight`` and, where there is one, ``bias`` [D]."""
+        """Bind a layer norm with ``weight`` [D] and optional ``bias`` [D]."""
         return self._norm("layer", weight, bias, epsilon)
 
     def _norm(self, kind: str, weight: Tensor, bias: Tensor | None, epsilon: float) -> Norm:
@@ -168,31 +168,31 @@ class Ops(RecurrentOps):
         return layer
 
     def activation(self, function: str) -> Activation:
-        """An activation function, a key of FUNCTIONS in ops/activation.py."""
+        """Bind an activation function, a key of FUNCTIONS in ops/activation.py."""
         problem = ActivationProblem(function, self.dtype, self.device_type)
         layer: Activation = self._bind("activation", problem).prepare(problem)
         return layer
 
     def scaling(self, scale: float = 1.0, cap: float | None = None, factors: Tensor | None = None) -> Scaling:
-        """softcap(scale * x) + added; ``factors`` [positions] float32 also scale each row by its position."""
+        """Bind softcap(scale * x) + added; ``factors`` [positions] float32 also scale each row by its position."""
         problem = ScalingProblem(self.dtype, self.device_type)
         layer: Scaling = self._bind("scaling", problem).prepare(scale, cap, factors, problem)
         return layer
 
     def embedding(self, table: Tensor) -> EmbeddingLayer:
-        """Rows of ``table`` [V, D], which keeps its dtype, in the dtype of the activations."""
+        """Bind the lookup in ``table`` [V, D], which keeps its dtype; rows are returned in the activations' dtype."""
         problem = EmbeddingProblem(table.dtype, self.dtype, self.device_type)
         layer: EmbeddingLayer = self._bind("embedding", problem).prepare(table.to(self.device), problem)
         return layer
 
     def tied_embedding(self, table: Tensor) -> tuple[EmbeddingLayer, DenseLayer]:
-        """The embedding of ``table`` [V, D] and the head that is tied to it: one copy of the weight."""
+        """Bind the embedding of ``table`` [V, D] and the output layer tied to it, which share one weight."""
         head = self.dense(table)
         rows = head.embedding()
         return self.embedding(rows) if isinstance(rows, Tensor) else rows, head
 
     def row_selection(self) -> RowSelection:
-        """Rows of activations, by their numbers."""
+        """Bind the selection of rows of activations by index."""
         problem = EmbeddingProblem(self.dtype, self.dtype, self.device_type)
         selection: RowSelection = self._bind("embedding", problem).row_selection(problem)
         return selection
@@ -203,49 +203,49 @@ class Ops(RecurrentOps):
         inputs: Sequence[tuple[LinearLayer, str]] = (),
         output: LinearLayer | None = None,
     ) -> PagedAttention:
-        """The attention of one layer.
+        """Bind the attention of one layer.
 
-        inputs  where nothing else stands between: the layers that project to queries, keys and values, each with a
-                letter for every part of its outputs: q, k or v for something of the width of all queries, keys, values.
-        output  with ``inputs``, the layer that alone reads what attention returns.
+        inputs  projections of queries, keys and values, if nothing else lies between them and attention; each with one
+                letter per part of its outputs: q, k or v for a part as wide as all queries, keys or values.
+        output  with ``inputs``: the only layer that consumes the result of attention.
         """
         problem = spec.problem(self.dtype, self.kv_dtype or self.dtype, self.device_type)
         layer: PagedAttention = self._bind("attention", problem).prepare(spec, problem)
         return layer
 
     def new_cache(self, spec: AttentionSpec, pages: int, page_size: int) -> LayerCache:
-        """The KV cache of one layer, all zeros, as the implementation of its attention lays it out."""
+        """Allocate the zero-initialized KV cache of one layer in the layout of its attention implementation."""
         problem = spec.problem(self.dtype, self.kv_dtype or self.dtype, self.device_type)
         _, module = self.select("attention", problem)
         cache: LayerCache = module.new_cache(problem, pages, page_size, self.device)
         return cache
 
     def cache_bytes(self, spec: AttentionSpec, dtype: torch.dtype) -> int:
-        """Bytes of one token's keys and values of one layer in a cache of ``dtype``."""
+        """Return the bytes per token of one layer's keys and values in a cache of ``dtype``."""
         return spec.cache_bytes(dtype)
 
     def sampler(self) -> Sampler:
-        """Tokens from float32 logits."""
+        """Bind a sampler of tokens from float32 logits."""
         problem = SamplingProblem(torch.float32, self.device_type)
         sampler: Sampler = self._bind("sampling", problem).prepare(problem)
         return sampler
 
     def selected(self, operation: str) -> set[str]:
-        """Names of the implementations that layers of ``operation`` were bound to."""
-        return {each.selection.name for each in self.bound if each.operation == operation}
+        """Return the names of the implementations that layers of ``operation`` were bound to."""
+        return {bound.selection.name for bound in self.bound if bound.operation == operation}
 
     def of_packages(self) -> set[str]:
-        """Names of the implementations of other packages that layers were bound to, other than samplers."""
-        names = {(each.operation, each.selection.name) for each in self.bound if each.operation != "sampling"}
+        """Return the names of plugin implementations that layers, other than samplers, were bound to."""
+        names = {(bound.operation, bound.selection.name) for bound in self.bound if bound.operation != "sampling"}
         return {name for operation, name in names if REGISTRIES[operation].package(name) is not None}
 
     def select(self, operation: str, problem: Any) -> tuple[Selection, ModuleType]:
-        """The implementation for ``problem`` and its module, without binding anything."""
-        found = self._selected.get((operation, problem))
-        if found is None:
+        """Select the implementation for ``problem`` and return it with its module, without binding a layer."""
+        selected = self._selected.get((operation, problem))
+        if selected is None:
             excluded = self.excluded if operation in ("linear", "dense") else ()
-            found = self._selected[operation, problem] = select(operation, REGISTRIES[operation], problem, excluded)
-        return found
+            selected = self._selected[operation, problem] = select(operation, REGISTRIES[operation], problem, excluded)
+        return selected
 
     def _bind(self, operation: str, problem: Any, kind: str = "", count: int = 1) -> Any:
         selection, module = self.select(operation, problem)
@@ -256,9 +256,9 @@ class Ops(RecurrentOps):
 
 
 class PlannedOps(Ops):
-    """Selects implementations like ``ops`` and notes them, but prepares nothing.
+    """Selects and records implementations as ``ops`` would, but prepares no layer.
 
-    Its tensors are on the meta device, and its layers cannot be called. For looking at a model without its weights.
+    Tensors are on the meta device and layers cannot be called. Used to inspect a model without its weights.
     """
 
     def __init__(self, ops: Ops) -> None:
@@ -271,7 +271,7 @@ class PlannedOps(Ops):
 
 
 class _NotPrepared:
-    """In the place of an implementation's module, and of the layers it would prepare."""
+    """Stands in for an implementation's module and for the layers it would prepare."""
 
     def prepare(self, *arguments: Any) -> Any:
         return self

@@ -55,27 +55,27 @@ FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "sigmoid": torch.sigmoid,
     "clamped_swiglu": _clamped_swish,
 }
-#: Where clamped_swiglu clamps its gate, and its other half on both sides (gpt-oss).
+#: Bound at which clamped_swiglu clamps the gate (from above) and the other half (on both sides), as in gpt-oss.
 CLAMP = 7.0
 
 
 class Activation(Protocol):
-    """One activation function. ``layout`` is that of the linear layer behind, as for Norm."""
+    """One activation function. ``layout`` is the input layout of the next linear layer, as in Norm."""
 
     def __call__(self, x: Tensor, layout: ActivationLayout | None = None) -> LinearInput:
-        """act(x) of x [M, I]."""
+        """Return act(x) for x [M, I]."""
 
     def gated(self, x: Tensor, layout: ActivationLayout | None = None) -> LinearInput:
-        """act of the first half of the columns times the second half: x [M, 2 I] -> [M, I].
+        """Return act(first half of the columns) * second half: x [M, 2 I] -> [M, I].
 
-        clamped_swiglu clamps the second half too, and adds one to it.
+        clamped_swiglu also clamps the second half and adds one to it.
         """
 
 
 class TorchActivation:
-    """The reference.
+    """The torch reference.
 
-    On a CPU torch computes the last elements of a tensor that do not fill a vector register in another way, so a row's
+    On a CPU torch handles the tail of a tensor that does not fill a vector register with different code, so a row's
     result depends on the number of rows.
     """
 
@@ -87,7 +87,7 @@ class TorchActivation:
         return self.function(x)
 
     def gated(self, x: Tensor, layout: ActivationLayout | None = None) -> Tensor:
-        """act of the first half of the columns times the second half: x [M, 2 I] -> [M, I]."""
+        """Return act(first half of the columns) * second half: x [M, 2 I] -> [M, I]."""
         gate, up = x.chunk(2, dim=-1)
         return self.function(gate) * (up.clamp(-CLAMP, CLAMP) + 1 if self.function is _clamped_swish else up)
 
@@ -98,5 +98,5 @@ def supports(problem: ActivationProblem) -> str | None:
 
 
 def prepare(problem: ActivationProblem) -> TorchActivation:
-    """The function that ``problem`` names."""
+    """Return the activation function that ``problem`` names."""
     return TorchActivation(FUNCTIONS[problem.function])

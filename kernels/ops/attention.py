@@ -6,13 +6,14 @@ An implementation is a module with
     prepare(spec: AttentionSpec, problem: AttentionProblem) -> PagedAttention
     new_cache(problem: AttentionProblem, pages, page_size, device) -> LayerCache
 
-It includes head norms, rotary positions and the writes into the cache: who reads a cache decides how it lies in memory.
+The operation includes the head norms, the rotary embedding and the cache writes, because each implementation defines
+the memory layout of its cache.
 
-The reference goes over keys in chunks of CHUNK positions, counted from position 0 of the sequence, with the running
-maximum and sum of an online softmax (Milakov and Gimelshein 2018, arXiv:1805.02867). Because chunk borders depend on
-positions alone, and rows of a product do not depend on each other (they are padded to a multiple of ROWS, below which
-BLAS switches to another summation order), a token's result is the same bit for bit whether it came in a whole prompt,
-in a chunk of one, or was decoded next to any other sequences.
+The reference processes keys in chunks of CHUNK positions, counted from position 0 of the sequence, with the running
+maximum and sum of an online softmax (Milakov and Gimelshein 2018, arXiv:1805.02867). A token's result is bit-identical
+whether it was computed in a whole prompt, in a chunk of one, or decoded in a batch with any other sequences, because
+chunk boundaries depend on positions only and the rows of a matrix product are independent of each other (they are
+padded to a multiple of ROWS, below which BLAS uses another summation order).
 """
 
 from __future__ import annotations
@@ -55,24 +56,24 @@ IMPLEMENTATIONS = Registry(
 
 
 class PagedAttention(Protocol):
-    """Causal attention of one layer over its cache."""
+    """Causal attention of one layer over its paged KV cache."""
 
     def __call__(self, qkv: Tensor, positions: Tensor | None, cache: LayerCache, context: AttentionContext) -> Tensor:
-        """Everything between the projections of a layer.
+        """Compute everything between the input and output projections of a layer.
 
-        qkv        [T, sum of AttentionSpec.widths], queries, keys and values side by side; may be modified.
-        positions  [T] int64, for rotary tables.
-        cache      gets this step's keys and values at ``context.slots``; slot 0 is padding and may be left as it is.
-        returns    [T, H * value_dim] of qkv's dtype.
+        qkv        [T, sum of AttentionSpec.widths]: queries, keys and values concatenated; may be modified.
+        positions  [T] int64, indices into the rotary tables.
+        cache      receives this step's keys and values at ``context.slots``; slot 0 is padding and need not be written.
+        returns    [T, H * value_dim] in the dtype of qkv.
         """
 
     def write(self, key: Tensor, value: Tensor, cache: LayerCache, slots: Tensor) -> None:
-        """Only store key [T, Hkv, D] and value [T, Hkv, value_dim] at ``slots`` [T] int64 of ``cache``; for layers
+        """Only store key [T, Hkv, D] and value [T, Hkv, value_dim] at ``slots`` [T] int64 of ``cache``. For layers
         without head norms.
         """
 
     def attend(self, query: Tensor, cache: LayerCache, context: AttentionContext) -> Tensor:
-        """Only attention of query [T, H, D], whose keys are in the cache already -> [T, H, value_dim]."""
+        """Only compute attention of query [T, H, D] over keys that are already cached -> [T, H, value_dim]."""
 
 
 def supports(problem: AttentionProblem) -> str | None:
@@ -81,12 +82,12 @@ def supports(problem: AttentionProblem) -> str | None:
 
 
 def prepare(spec: AttentionSpec, problem: AttentionProblem) -> TorchAttention:
-    """The reference; its head norms are the best implementation of norms."""
+    """Return the reference; it uses the best available implementation of the head norms."""
     return TorchAttention(spec, problem)
 
 
 def new_cache(problem: AttentionProblem, pages: int, page_size: int, device: torch.device) -> LayerCache:
-    """A cache of contiguous tensors, all zeros."""
+    """Allocate a zero-initialized cache of contiguous tensors."""
     shape, dtype = (pages, page_size, problem.num_kv_heads), problem.cache_dtype
     sizes = (problem.head_dim,) if problem.latent else (problem.head_dim, problem.value_dim)
     stored = [torch.zeros((*shape, size), dtype=dtype, device=device) for size in sizes]
@@ -94,7 +95,7 @@ def new_cache(problem: AttentionProblem, pages: int, page_size: int, device: tor
 
 
 def as_bytes(cache: Tensor) -> Tensor:
-    """A view [...] of 8-bit floats as int8, since torch cannot index those; tensors of wider dtypes as they are."""
+    """View 8-bit floats [...] as int8, because torch cannot index them; return tensors of wider dtypes unchanged."""
     return cache.view(torch.int8) if cache.dtype.itemsize == 1 else cache
 
 
@@ -108,9 +109,9 @@ class TorchAttention:
         )
 
     def _head_norm(self, weight: Tensor, problem: AttentionProblem) -> Norm:
-        asked = NormProblem("rms", len(weight), problem.dtype, problem.device)
-        _, module = select("norm", NORMS, asked)
-        bound: Norm = module.prepare(weight, None, self.spec.norm_eps, asked)
+        norm_problem = NormProblem("rms", len(weight), problem.dtype, problem.device)
+        _, module = select("norm", NORMS, norm_problem)
+        bound: Norm = module.prepare(weight, None, self.spec.norm_eps, norm_problem)
         return bound
 
     def __call__(self, qkv: Tensor, positions: Tensor | None, cache: LayerCache, context: AttentionContext) -> Tensor:
@@ -135,15 +136,15 @@ class TorchAttention:
     def write(self, key: Tensor, value: Tensor, cache: LayerCache, slots: Tensor) -> None:
         """Store key [T, Hkv, D] and value [T, Hkv, value_dim] at ``slots`` [T]; see PagedAttention."""
         page_size = cache[0].shape[1]
-        place = (slots // page_size, slots % page_size)
-        given = (key,) if self.spec.latent else (key, value)
-        for x, stored, *scales in zip(given, *self._parts(cache), strict=True):
+        position = (slots // page_size, slots % page_size)
+        inputs = (key,) if self.spec.latent else (key, value)
+        for x, stored, *scales in zip(inputs, *self._parts(cache), strict=True):
             if scales:
                 scale = x.float().abs().amax(-1) / LARGEST[stored.dtype]
-                scales[0][place] = scale
+                scales[0][position] = scale
                 x = x.float() / scale.clamp_min(1e-30).unsqueeze(-1)
                 x = x.round() if stored.dtype == torch.int8 else x
-            as_bytes(stored)[place] = as_bytes(x.to(stored.dtype))
+            as_bytes(stored)[position] = as_bytes(x.to(stored.dtype))
 
     def attend(self, query: Tensor, cache: LayerCache, context: AttentionContext) -> Tensor:
         """Attention of query [T, H, D] -> [T, H, value_dim]; see PagedAttention."""
@@ -160,7 +161,7 @@ class TorchAttention:
         return out
 
     def _parts(self, cache: LayerCache) -> list[LayerCache]:
-        """What is stored, and its scales if there are any."""
+        """Return the cached tensors and, for 8-bit caches, their scales."""
         count = 1 if self.spec.latent else 2
         return [cache[:count], cache[count:]] if cache[count:] else [cache]
 
@@ -168,16 +169,16 @@ class TorchAttention:
 def _factors(
     tables: RotaryTables, positions: Tensor, dtype: torch.dtype, context: AttentionContext
 ) -> tuple[Tensor, Tensor]:
-    """Looked up once per step for all layers that share ``tables``."""
-    found: tuple[Tensor, Tensor] | None = context.plans.get(tables)
-    if found is None:
-        found = context.plans[tables] = rotary_factors(tables, positions, dtype)
-    return found
+    """Return the rotary factors, computed once per step for all layers that share ``tables``."""
+    factors: tuple[Tensor, Tensor] | None = context.plans.get(tables)
+    if factors is None:
+        factors = context.plans[tables] = rotary_factors(tables, positions, dtype)
+    return factors
 
 
 @dataclass(frozen=True)
 class _Layout:
-    """What a layer's plan depends on besides the step."""
+    """The properties of a layer that its plan depends on, besides the step."""
 
     heads: int
     page_size: int
@@ -192,13 +193,13 @@ class _Layout:
 
 @dataclass
 class _Chunk:
-    """One chunk of positions, the same for all layers of a step.
+    """One chunk of positions, shared by all layers of a step.
 
     pages     [S * C / P] pages of the cache.
-    hidden    [S, 1, R, C] bool, True at positions that a query row must not see.
-    unseen    [S, 1, C, 1] bool, True at positions that no query row sees: their values may be left from other requests
-              and need not be finite.
-    distance  [S, 1, R, C] float32, how far positions are before each query row.
+    hidden    [S, 1, R, C] bool, True at positions that a query row must not attend to.
+    unseen    [S, 1, C, 1] bool, True at positions that no query row attends to: their values may be stale data of other
+              requests and need not be finite.
+    distance  [S, 1, R, C] float32, distance of each position to the query row.
     """
 
     pages: Tensor
@@ -208,7 +209,7 @@ class _Chunk:
 
 
 def _planned(context: AttentionContext, key: tuple, make: Callable[[], list[_Chunk]]) -> list[_Chunk]:
-    """A plan of this step, made by the first layer that needs it."""
+    """Return the plan ``key`` of this step, computed by the first layer that needs it."""
     plan = context.plans.get(key)
     if plan is None:
         plan = context.plans[key] = make()
@@ -218,7 +219,7 @@ def _planned(context: AttentionContext, key: tuple, make: Callable[[], list[_Chu
 def _decode(
     query: Tensor, cache: LayerCache, context: AttentionContext, spec: AttentionSpec, layout: _Layout
 ) -> Tensor:
-    """One query per sequence, all sequences at once: query [S, H, D] -> [S, H, value_dim]."""
+    """Attention of one query per sequence, all sequences at once: query [S, H, D] -> [S, H, value_dim]."""
     S, H, D = query.shape
     group = layout.group
     q = query.float().mul(spec.scale).view(S * layout.kv_heads, group, D)
@@ -236,7 +237,7 @@ def _decode(
 def _prefill(
     query: Tensor, cache: LayerCache, context: AttentionContext, s: int, spec: AttentionSpec, layout: _Layout
 ) -> Tensor:
-    """The last L positions of sequence s: query [L, H, D] -> [L, H, value_dim]."""
+    """Attention of the last L positions of sequence s: query [L, H, D] -> [L, H, value_dim]."""
     L, H, D = query.shape
     group, kv_heads = layout.group, layout.kv_heads
     padded = L + -L % ROWS
@@ -246,7 +247,7 @@ def _prefill(
     def make() -> list[_Chunk]:
         kv_len = context.kv_len_list[s]
         first = kv_len - L
-        # Rows of padding see what the last one does.
+        # Padding rows attend to the same positions as the last real row.
         position = torch.arange(first, first + padded, device=query.device).clamp_max_(kv_len - 1)
         position = position.repeat_interleave(group)
         return _chunks(context.page_table[s : s + 1], kv_len, position.view(1, -1, 1), layout)
@@ -257,7 +258,7 @@ def _prefill(
 
 
 def _chunks(page_table: Tensor, length: int, position: Tensor, layout: _Layout) -> list[_Chunk]:
-    """The plan for sequences [S] over ``length`` positions; ``position`` [S, R or 1, 1] is each query row's own."""
+    """Plan the chunks of sequences [S] over ``length`` positions; ``position`` [S, R or 1, 1] is per query row."""
     P = layout.page_size
     per_chunk = max(1, CHUNK // P)
     device = page_table.device
@@ -281,20 +282,20 @@ def _chunks(page_table: Tensor, length: int, position: Tensor, layout: _Layout) 
 def _attend(q: Tensor, cache: LayerCache, chunks: list[_Chunk], spec: AttentionSpec, rows: Tensor) -> Tensor:
     """Online softmax over ``chunks``: q [S * Hkv, R, D] float32 -> [S * Hkv, R, value_dim].
 
-    rows  [R] int64, of each row of q the number of its head in its group.
+    rows  [R] int64, index of each row's head within its group.
     """
     B, R, _ = q.shape
     kv_heads = spec.num_kv_heads
     maximum: Tensor | None = None
     total = weighted = torch.empty(())
     if spec.sinks is not None:
-        # As if it were the first position: a score without a value.
+        # A sink acts as a first position with a score but no value.
         maximum = _of_rows(spec.sinks, kv_heads, rows).expand(B // kv_heads, kv_heads, R, 1).reshape(B, R, 1)
         total, weighted = torch.ones_like(maximum), q.new_zeros(B, R, spec.value_dim)
     for chunk in chunks:
         C = chunk.hidden.shape[-1]
         keys, values = _keys_and_values(cache, chunk.pages, C, spec)
-        # A weight of 0 does not hide what is not finite.
+        # Non-finite values would survive a softmax weight of 0.
         values.masked_fill_(chunk.unseen, 0)
         scores = torch.bmm(q, keys.view(B, C, -1).transpose(1, 2))
         if spec.softcap:
@@ -306,7 +307,7 @@ def _attend(q: Tensor, cache: LayerCache, chunks: list[_Chunk], spec: AttentionS
         highest = scores.amax(dim=-1, keepdim=True)
         if maximum is not None:
             highest = torch.maximum(maximum, highest)
-        # A row that has seen nothing yet keeps -inf; subtracting 0 instead avoids inf - inf.
+        # A row without any visible position so far keeps -inf; subtracting 0 instead avoids inf - inf.
         limited = spec.sliding_window is not None or spec.chunk_size is not None
         base = highest.masked_fill(highest == float("-inf"), 0.0) if limited else highest
         weights = scores.sub_(base).exp_()
@@ -321,21 +322,21 @@ def _attend(q: Tensor, cache: LayerCache, chunks: list[_Chunk], spec: AttentionS
 
 
 def _of_rows(of_heads: Tensor, kv_heads: int, rows: Tensor) -> Tensor:
-    """Values [H] of heads as [Hkv, R, 1] float32 of rows, which are the heads ``rows`` [R] of their group."""
+    """Expand per-head values [H] to [Hkv, R, 1] float32; ``rows`` [R] is each row's head index in its group."""
     return of_heads.float().view(kv_heads, -1)[:, rows].unsqueeze(-1)
 
 
 def _keys_and_values(cache: LayerCache, pages: Tensor, C: int, spec: AttentionSpec) -> tuple[Tensor, Tensor]:
-    """Keys [S, Hkv, C, D] and values [S, Hkv, C, value_dim] float32 of a chunk; values may be modified."""
+    """Return keys [S, Hkv, C, D] and values [S, Hkv, C, value_dim] float32 of a chunk; values may be modified."""
     count = 1 if spec.latent else 2
-    found = [_read(part, pages, C) for part in cache[:count]]
+    parts = [_read(part, pages, C) for part in cache[:count]]
     if cache[count:]:
-        found = [x * _read(s.unsqueeze(-1), pages, C) for x, s in zip(found, cache[count:], strict=True)]
-    keys = found[0]
-    return keys, keys[..., -spec.value_dim :].contiguous() if spec.latent else found[1]
+        parts = [x * _read(s.unsqueeze(-1), pages, C) for x, s in zip(parts, cache[count:], strict=True)]
+    keys = parts[0]
+    return keys, keys[..., -spec.value_dim :].contiguous() if spec.latent else parts[1]
 
 
 def _read(cache: Tensor, pages: Tensor, C: int) -> Tensor:
-    """Pages [S * C / P] of a cache [pages, P, Hkv, ...] -> [S, Hkv, C, ...] float32."""
-    found = as_bytes(cache).index_select(0, pages).view(cache.dtype)
-    return found.unflatten(0, (-1, C // cache.shape[1])).flatten(1, 2).transpose(1, 2).float().contiguous()
+    """Gather pages [S * C / P] of a cache [pages, P, Hkv, ...] -> [S, Hkv, C, ...] float32."""
+    gathered = as_bytes(cache).index_select(0, pages).view(cache.dtype)
+    return gathered.unflatten(0, (-1, C // cache.shape[1])).flatten(1, 2).transpose(1, 2).float().contiguous()

@@ -1,6 +1,6 @@
-"""Batches of linear layers, each over columns of its own: interface, torch reference and implementations.
+"""Batches of linear layers, each applied to its own columns: interface, torch reference and implementations.
 
-The products of latent attention, where every head has a weight (runtime/layers/latent_attention.py). An implementation
+Used by latent attention, where every head has its own weight (runtime/layers/latent_attention.py). An implementation
 is a module with
 
     supports(problem: BatchedProblem) -> None, or one sentence why not
@@ -25,14 +25,14 @@ IMPLEMENTATIONS = Registry(
 
 
 class BatchedLinear(Protocol):
-    """y[:, b] = x[:, b] W[b]^T with W [B, N, K] in floats."""
+    """y[:, b] = x[:, b] W[b]^T with float weights W [B, N, K]."""
 
     def __call__(self, x: Tensor, out: Tensor | None = None) -> Tensor:
-        """x [M, B, K] -> [M, B, N] of its dtype, in ``out`` if given; the last dimension of both is contiguous."""
+        """x [M, B, K] -> [M, B, N] of the same dtype, written to ``out`` if given; the last dimension is contiguous."""
 
 
 class TorchBatched:
-    """``weight`` [B, N, K] in the dtype of the activations."""
+    """The reference; ``weight`` [B, N, K] is in the dtype of the activations."""
 
     def __init__(self, weight: Tensor) -> None:
         self.weight = weight
@@ -49,5 +49,5 @@ def supports(problem: BatchedProblem) -> str | None:
 
 
 def prepare(weight: Tensor, problem: BatchedProblem) -> TorchBatched:
-    """weight [B, N, K] is copied only if it is of another dtype than the activations."""
+    """Return the reference; ``weight`` [B, N, K] is copied only if it needs another dtype."""
     return TorchBatched(weight.to(problem.dtype))

@@ -1,11 +1,11 @@
-"""Causal convolution of every channel by itself, with a state: interface, torch reference and implementations.
+"""Causal depthwise convolution with a state: interface, torch reference and implementations.
 
 An implementation is a module with
 
     supports(problem: ConvolutionProblem) -> None, or one sentence why not
     prepare(spec: ConvolutionSpec, problem: ConvolutionProblem) -> Convolution
 
-A token's result is the same bit for bit whether it came in a whole prompt, in a chunk, or next to other sequences.
+A token's result is bit-identical whether it was computed in a whole prompt, in a chunk, or beside other sequences.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ IMPLEMENTATIONS = Registry(
 
 
 class Convolution(Protocol):
-    """The convolution of one layer, in float32, rounded once."""
+    """The convolution of one layer, computed in float32 and rounded once."""
 
     def __call__(
         self,
@@ -42,15 +42,15 @@ class Convolution(Protocol):
         before: Tensor | None = None,
         after: Tensor | None = None,
     ) -> Tensor:
-        """x [T, C] -> [T, C] of its dtype; padding rows become zeros. Reads and writes ``states`` [rows, K - 1, C]
-        float32 as ``context.states`` says.
+        """x [T, C] -> [T, C] of the same dtype; padding rows become zeros. Reads and writes ``states`` [rows, K - 1, C]
+        float32 as specified by ``context.states``.
 
-        before, after  [T, C], factors of the inputs and of the outputs.
+        before, after  [T, C], elementwise factors of the inputs and of the outputs.
         """
 
 
 class TorchConvolution:
-    """The reference."""
+    """The torch reference."""
 
     def __init__(self, spec: ConvolutionSpec) -> None:
         self.taps = spec.weight.float().T.contiguous()
@@ -75,7 +75,7 @@ class TorchConvolution:
             seen = torch.cat([states[source], values[first:end]])
             for token, row in saves:
                 states[row] = seen[token + 1 : token + len(self.taps)]
-            # One product and one sum at a time: they are the same for one row and for many.
+            # One product and one sum at a time, so that one row and many rows give the same bits.
             y = seen[: end - first] * self.taps[0]
             for tap in range(1, len(self.taps)):
                 y = y + seen[tap : tap + end - first] * self.taps[tap]
@@ -91,10 +91,10 @@ class TorchConvolution:
 
 
 def sigmoid(x: Tensor) -> Tensor:
-    """The sigmoid of x [...] float32, as a softmax over (x, 0).
+    """Return the sigmoid of x [...] float32, computed as a softmax over (x, 0).
 
-    On a CPU torch computes the last elements of a tensor that do not fill a vector register in another way, so that
-    ``torch.sigmoid`` of one number depends on how many others there are. Softmax goes row by row.
+    On a CPU torch handles the tail of a tensor that does not fill a vector register with different code, so the result
+    of ``torch.sigmoid`` for an element depends on the size of the tensor. Softmax works row by row.
     """
     return torch.softmax(F.pad(x.unsqueeze(-1), (0, 1)), dim=-1)[..., 0]
 
@@ -105,5 +105,5 @@ def supports(problem: ConvolutionProblem) -> str | None:
 
 
 def prepare(spec: ConvolutionSpec, problem: ConvolutionProblem) -> TorchConvolution:
-    """One layer's convolution."""
+    """Return the reference for one layer."""
     return TorchConvolution(spec)

@@ -1,4 +1,4 @@
-"""Linear layers without quantization: interface, torch reference and implementations.
+"""Unquantized linear layers: interface, torch reference and implementations.
 
 An implementation is a module with
 
@@ -24,15 +24,15 @@ IMPLEMENTATIONS = Registry(
 
 
 class DenseLayer(LinearLayer):
-    """y = x W^T + b with W [N, K] in floats."""
+    """y = x W^T + b with a float weight W [N, K]."""
 
     def embedding(self) -> EmbeddingLayer | Tensor:
-        """The rows of W as an embedding, for a head tied to it: a lookup, or W [N, K] itself to make one of."""
+        """Return a lookup of the rows of W for a tied embedding, or W [N, K] itself to build one from."""
         raise NotImplementedError
 
 
 class TorchDense(DenseLayer):
-    """``weight`` [N, K] and ``bias`` [N] in the dtype of the activations."""
+    """The reference; ``weight`` [N, K] and ``bias`` [N] are in the dtype of the activations."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
         self.weight, self.bias = weight, bias
@@ -53,5 +53,5 @@ def supports(problem: DenseProblem) -> str | None:
 
 
 def prepare(weight: Tensor, bias: Tensor | None, problem: DenseProblem) -> TorchDense:
-    """weight [N, K] and bias [N] are copied only if they are of another dtype than the activations."""
+    """Return the reference; weight [N, K] and bias [N] are copied only if they need another dtype."""
     return TorchDense(weight.to(problem.dtype), None if bias is None else bias.to(problem.dtype))

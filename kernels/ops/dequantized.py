@@ -1,7 +1,7 @@
-"""Linear layers whose weights are dequantized once, at load, and multiplied with torch.
+"""Linear layers whose weights are dequantized once at load time and multiplied with torch.
 
-The result is the reference's; the memory is that of an unquantized model. The loader allows it only where that fits
-(``--dequantize``), and it matters only where no kernel computes on the packed weights.
+Results equal those of the reference; memory is that of an unquantized model. The loader allows this only where it fits
+(``--dequantize``), and it helps only where no kernel computes on the packed weights.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from aiakq.kernels.types import LinearProblem, QWeight
 
 
 def supports(problem: LinearProblem) -> str | None:
-    """Weight-only schemes; w8a8 keeps its integers, which are faster than floats."""
+    """Support weight-only schemes; w8a8 keeps its integer product, which is faster than a float one."""
     if problem.scheme == "w8a8":
         return "the integer product is faster than a dense float one"
     return None
 
 
 def prepare(weight: QWeight, problem: LinearProblem) -> TorchDense:
-    """Expand once to [N, K] and [N] in the dtype of the activations. ``weight`` is not modified."""
+    """Dequantize once to [N, K] and [N] in the dtype of the activations. ``weight`` is not modified."""
     bias = None if weight.bias is None else weight.bias.to(problem.dtype)
     return TorchDense(dequantize(weight, problem.dtype), bias)

@@ -27,12 +27,12 @@ IMPLEMENTATIONS = Registry(
 
 #: ids [T] int64 -> rows [T, D] of the table, in the dtype of the activations.
 EmbeddingLayer: TypeAlias = Callable[[Tensor], Tensor]
-#: Rows [R, D] of x [T, D], by their numbers [R] int64.
+#: (x [T, D], indices [R] int64) -> the selected rows [R, D].
 RowSelection: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 
 
 class TorchEmbedding:
-    """The reference; ``table`` [V, D]."""
+    """The torch reference; ``table`` [V, D]."""
 
     def __init__(self, table: Tensor, dtype: torch.dtype) -> None:
         self.table, self.dtype = table, dtype
@@ -48,7 +48,7 @@ def supports(problem: EmbeddingProblem) -> str | None:
 
 
 def prepare(table: Tensor, problem: EmbeddingProblem) -> TorchEmbedding:
-    """table [V, D], not copied."""
+    """Return the reference over ``table`` [V, D], which is not copied."""
     return TorchEmbedding(table, problem.dtype)
 
 
@@ -57,5 +57,5 @@ def _select(x: Tensor, rows: Tensor) -> Tensor:
 
 
 def row_selection(problem: EmbeddingProblem) -> RowSelection:
-    """Rows of activations by torch."""
+    """Return the selection of rows by torch indexing."""
     return _select

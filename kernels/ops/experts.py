@@ -1,4 +1,4 @@
-"""The experts of a mixture, each on rows of its own: interface, torch reference and implementations.
+"""The experts of a mixture, each applied to its own rows: interface, torch reference and implementations.
 
 An implementation is a module with
 
@@ -30,9 +30,9 @@ IMPLEMENTATIONS = Registry(
 
 @dataclass(frozen=True)
 class ExpertLayers:
-    """Gated MLPs of the same sizes (Shazeer 2020, arXiv:2002.05202): second(act(gate) * up), [gate, up] = first(x).
+    """Gated MLPs of equal sizes (Shazeer 2020, arXiv:2002.05202): second(act(gate) * up), [gate, up] = first(x).
 
-    row_multiple  rows that the layers are given come in multiples of this; see ops/linear.py.
+    row_multiple  multiple to which the layers need the number of rows padded; see ops/linear.py.
     """
 
     first: Sequence[LinearLayer]
@@ -42,32 +42,32 @@ class ExpertLayers:
 
 
 class GroupedExperts(Protocol):
-    """Experts side by side. A row's result does not depend on the other rows."""
+    """A group of experts. A row's result does not depend on the other rows."""
 
     def __call__(self, x: Tensor, counts: Sequence[int]) -> Tensor:
-        """x [S, K], the rows of one expert after those of another, ``counts`` [E] of each -> [S, N]."""
+        """x [S, K], rows grouped by expert, ``counts`` [E] rows each -> [S, N]."""
 
     def total(self, sums: Tensor) -> Tensor:
-        """What is called for sums [T, N] float32 of rows that ``__call__`` returned: the same, where those are all
-        there is. Experts of ranks may return parts, or zeros, whose sums have to be added up over the ranks.
+        """Reduce ``sums`` [T, N] float32 of rows returned by ``__call__`` over the ranks. The identity, unless experts
+        are distributed so that each rank's rows are partial results or zeros.
         """
         return sums
 
 
 class TorchExperts(GroupedExperts):
-    """One after the other; those without rows do not run."""
+    """The reference: experts run one after the other; those without rows are skipped."""
 
     def __init__(self, layers: ExpertLayers) -> None:
         self.layers = layers
 
     def __call__(self, x: Tensor, counts: Sequence[int]) -> Tensor:
         """x [S, K] -> [S, N]; see GroupedExperts."""
-        found, layers = [], self.layers
-        for own, first, second in zip(x.split(list(counts)), layers.first, layers.second, strict=True):
-            if len(own):
-                both = first(F.pad(own, (0, 0, 0, -len(own) % layers.row_multiple)))
-                found.append(second(layers.act.gated(both, second.input_layout(len(both))))[: len(own)])
-        return torch.cat(found) if found else torch.empty_like(x)
+        outputs, layers = [], self.layers
+        for rows, first, second in zip(x.split(list(counts)), layers.first, layers.second, strict=True):
+            if len(rows):
+                both = first(F.pad(rows, (0, 0, 0, -len(rows) % layers.row_multiple)))
+                outputs.append(second(layers.act.gated(both, second.input_layout(len(both))))[: len(rows)])
+        return torch.cat(outputs) if outputs else torch.empty_like(x)
 
 
 def supports(problem: ExpertsProblem) -> str | None:
@@ -76,5 +76,5 @@ def supports(problem: ExpertsProblem) -> str | None:
 
 
 def prepare(layers: ExpertLayers, problem: ExpertsProblem) -> TorchExperts:
-    """The layers may be those of any implementation."""
+    """Return the reference; ``layers`` may come from any implementation."""
     return TorchExperts(layers)

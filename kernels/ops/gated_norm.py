@@ -1,6 +1,6 @@
-"""RMS norm of groups of columns, with a gate: interface, torch reference and implementations.
+"""Grouped RMS norm with a gate: interface, torch reference and implementations.
 
-What follows the recurrence of Mamba 2 and of Qwen3-Next. An implementation is a module with
+Applied after the recurrence in Mamba 2 and Qwen3-Next. An implementation is a module with
 
     supports(problem: GatedNormProblem) -> None, or one sentence why not
     prepare(weight: Tensor, epsilon: float, problem: GatedNormProblem) -> GatedNorm
@@ -29,14 +29,14 @@ IMPLEMENTATIONS = Registry(
 
 
 class GatedNorm(Protocol):
-    """norm(x) * weight * silu(gate), or if ``gate_first`` norm(x * silu(gate)) * weight; in float32, rounded once."""
+    """norm(x) * weight * silu(gate), or norm(x * silu(gate)) * weight if ``gate_first``; in float32, rounded once."""
 
     def __call__(self, x: Tensor, gate: Tensor) -> Tensor:
         """x [M, D] and gate [M, D] -> [M, D] of x's dtype."""
 
 
 class TorchGatedNorm:
-    """The reference; ``weight`` [D]."""
+    """The torch reference; ``weight`` [D]."""
 
     def __init__(self, weight: Tensor, epsilon: float, problem: GatedNormProblem) -> None:
         self.weight, self.epsilon = weight.float(), epsilon
@@ -58,5 +58,5 @@ def supports(problem: GatedNormProblem) -> str | None:
 
 
 def prepare(weight: Tensor, epsilon: float, problem: GatedNormProblem) -> TorchGatedNorm:
-    """weight [D]."""
+    """Return the reference with ``weight`` [D]."""
     return TorchGatedNorm(weight, epsilon, problem)

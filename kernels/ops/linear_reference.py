@@ -1,7 +1,7 @@
 """Torch reference of quantized linear layers, which supports every problem.
 
-Weights stay packed and are unpacked at each call, so this is the smallest in memory and the slowest.
-w8a8 multiplies integers exactly (int32 accumulation), on the CPU with torch's own int8 product.
+Weights stay packed and are unpacked at every call, so it uses the least memory and is the slowest.
+w8a8 multiplies integers exactly (int32 accumulation), on the CPU with torch's int8 matrix product.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ def supports(problem: LinearProblem) -> str | None:
 
 
 def dequantize(weight: QWeight, dtype: torch.dtype = torch.float32) -> Tensor:
-    """The float weight [N, K] in the natural input order (``perm`` undone), computed in float32."""
+    """Return the float weight [N, K] in the natural input order (``perm`` undone), computed in float32."""
     return _scaled(weight.codes, weight.scales, weight.zeros, weight.perm, weight.group_size, weight.bits).to(dtype)
 
 
 def _scaled(
     codes: Tensor, scales: Tensor, zeros: Tensor | None, perm: Tensor | None, group_size: int, bits: int
 ) -> Tensor:
-    """codes [N, K] uint8 -> float32 [N, K]; the one formula of QWeight."""
+    """Dequantize codes [N, K] uint8 to float32 [N, K] by the formula of QWeight."""
     n, k = codes.shape
     groups = scales.shape[1]
     values = codes.to(torch.float32)
@@ -53,14 +53,14 @@ def _scaled(
 
 @dataclass(eq=False)
 class PackedLinear(LinearLayer):
-    """Weight-only: codes packed into int32 words along K, the rest as in QWeight."""
+    """Weight-only layer: codes packed into int32 words along K; other fields as in QWeight."""
 
     words: Tensor
     weight: QWeight  # without codes
     k: int
 
     def codes(self) -> Tensor:
-        """The codes [N, K] uint8."""
+        """Return the codes [N, K] uint8."""
         return packing.unpack(self.words, self.weight.bits, count=self.k)
 
     def __call__(self, x: LinearInput) -> Tensor:
@@ -73,7 +73,7 @@ class PackedLinear(LinearLayer):
 
 @dataclass(eq=False)
 class IntegerLinear(LinearLayer):
-    """w8a8: codes [N, K] int8 (signed), scales [N] float32, input_scale scalar or None."""
+    """w8a8 layer: codes [N, K] int8 (signed), scales [N] float32, input_scale scalar or None."""
 
     codes: Tensor
     scales: Tensor
@@ -93,7 +93,7 @@ class IntegerLinear(LinearLayer):
 
 
 def prepare(weight: QWeight, problem: LinearProblem) -> PackedLinear | IntegerLinear:
-    """Pack the codes (or, for w8a8, make them signed). ``weight`` is not modified."""
+    """Pack the codes, or convert them to signed for w8a8. ``weight`` is not modified."""
     bias = None if weight.bias is None else weight.bias.to(problem.dtype)
     if weight.scheme == "w8a8":
         assert weight.group_size == weight.k and weight.zeros is None, "w8a8 weights are symmetric, per channel"
@@ -105,7 +105,7 @@ def prepare(weight: QWeight, problem: LinearProblem) -> PackedLinear | IntegerLi
 
 
 def quantize_activations(x: Tensor, input_scale: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """Symmetric int8 activations: codes [M, K] int8 and scales [M, 1] float32.
+    """Quantize activations to symmetric int8: codes [M, K] int8 and scales [M, 1] float32.
 
     Dynamic: scale = max|x| / 127 per token (row), at least the smallest normal float. Static: the given scale.
     """
@@ -118,8 +118,8 @@ def quantize_activations(x: Tensor, input_scale: Tensor | None = None) -> tuple[
 
 
 def integer_matmul(a: Tensor, b: Tensor) -> Tensor:
-    """a [M, K] int8 times b [N, K] int8 transposed -> int32 [M, N], exact."""
+    """Multiply a [M, K] int8 by the transpose of b [N, K] int8 -> int32 [M, N], exact."""
     if a.device.type == "cpu":
         return torch._int_mm(a, b.t())
-    # CUDA's int8 product wants at least 17 rows and multiples of 8; float64 is exact for any K below 2**38.
+    # CUDA's int8 product requires at least 17 rows and multiples of 8; float64 is exact for any K below 2**38.
     return (a.double() @ b.double().t()).to(torch.int32)

@@ -26,20 +26,20 @@ IMPLEMENTATIONS = Registry(
 
 class Norm(Protocol):
     """RMS norm x / rms(x) * weight (Zhang and Sennrich 2019, arXiv:1910.07467), or layer norm
-    (x - mean) / deviation * weight + bias; statistics in float32 whatever the activations are."""
+    (x - mean) / deviation * weight + bias; statistics are float32 whatever the dtype of the activations."""
 
     def __call__(
         self, x: Tensor, residual: Tensor | None = None, layout: ActivationLayout | None = None
     ) -> LinearInput:
         """x [..., D] -> [..., D] of the same dtype.
 
-        residual  [..., D]; added to x, in place, before.
-        layout    of the linear layer behind; where the implementation does not know it, the result is a Tensor.
+        residual  [..., D], added to x in place before normalizing.
+        layout    input layout of the next linear layer; if the implementation does not know it, the result is a Tensor.
         """
 
 
 class TorchRMSNorm:
-    """The reference; ``weight`` [D]."""
+    """The torch reference; ``weight`` [D]."""
 
     def __init__(self, weight: Tensor, epsilon: float) -> None:
         self.weight, self.epsilon = weight, epsilon
@@ -54,7 +54,7 @@ class TorchRMSNorm:
 
 
 class TorchLayerNorm:
-    """The reference; ``weight`` and ``bias`` [D]."""
+    """The torch reference; ``weight`` and ``bias`` [D]."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None, epsilon: float) -> None:
         self.weight, self.bias, self.epsilon = weight, bias, epsilon
@@ -72,7 +72,7 @@ def supports(problem: NormProblem) -> str | None:
 
 
 def prepare(weight: Tensor, bias: Tensor | None, epsilon: float, problem: NormProblem) -> TorchRMSNorm | TorchLayerNorm:
-    """weight and bias [D] in the dtype of the activations."""
+    """Return the reference; weight and bias [D] are in the dtype of the activations."""
     if problem.kind == "rms":
         return TorchRMSNorm(weight, epsilon)
     return TorchLayerNorm(weight, bias, epsilon)

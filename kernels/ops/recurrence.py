@@ -1,4 +1,4 @@
-"""Linear recurrences, Mamba 2's state spaces and the gated delta rule: interface, torch reference, implementations.
+"""Linear recurrences (Mamba 2 state space, gated delta rule): interface, torch reference and implementations.
 
 An implementation is a module with
 
@@ -6,14 +6,14 @@ An implementation is a module with
     prepare(spec: RecurrenceSpec, problem: RecurrenceProblem) -> Recurrence
 
 For each head and token, with a query q and a key k [key_dim], a value v [value_dim], a step d = softplus(a + step_bias)
-within its limits and a state S [key_dim, value_dim],
+clamped to its limits, and a state S [key_dim, value_dim],
 
     state_space    S = S e^(-e^a_log d) + k (d v)^T                  y = S^T q + skip v
     delta_rule     S = S e^(-e^a_log d);  S = S + k (b (v - S^T k))^T    y = S^T q
 
-where the delta rule's q and k are first divided by their lengths, and q by the root of key_dim, and b is the sigmoid of
-a number per head and token. All of it is float32, and goes token by token, so that a token's result is the same bit for
-bit whether it came in a whole prompt, in a chunk, or next to other sequences.
+where the delta rule first normalizes q and k to unit length and divides q by sqrt(key_dim), and b is the sigmoid of one
+input per head and token. Everything is computed in float32, token by token, so that a token's result is bit-identical
+whether it was computed in a whole prompt, in a chunk, or beside other sequences.
 """
 
 from __future__ import annotations
@@ -37,24 +37,24 @@ IMPLEMENTATIONS = Registry(
     },
     plugins_first=True,
 )
-#: Added to the squared lengths by which the delta rule divides.
+#: Added to the squared lengths in the delta rule's normalization.
 EPSILON = 1e-6
 
 
 class Recurrence(Protocol):
-    """The recurrence of one layer, rounded once."""
+    """The recurrence of one layer, computed in float32 and rounded once."""
 
     def __call__(self, x: Tensor, gates: Tensor, states: Tensor, context: AttentionContext) -> Tensor:
-        """x [T, width] -> [T, H * value_dim] of its dtype; padding rows become zeros. Reads and writes ``states``
-        [rows, H, key_dim, value_dim] float32 as ``context.states`` says.
+        """x [T, width] -> [T, H * value_dim] of the same dtype; padding rows become zeros. Reads and writes ``states``
+        [rows, H, key_dim, value_dim] float32 as specified by ``context.states``.
 
-        x      values, keys and queries (``state_space``), or queries, keys and values (``delta_rule``), side by side.
-        gates  [T, H], the steps; for the delta rule [T, 2 H], what b is made of, then the steps.
+        x      values, keys and queries (``state_space``), or queries, keys and values (``delta_rule``), concatenated.
+        gates  [T, H], inputs of the steps; for the delta rule [T, 2 H]: inputs of b, then of the steps.
         """
 
 
 class TorchRecurrence:
-    """The reference."""
+    """The torch reference."""
 
     def __init__(self, spec: RecurrenceSpec) -> None:
         self.spec = spec
@@ -73,7 +73,7 @@ class TorchRecurrence:
             written = 0
             for token in range(starts[s + 1] - starts[s]):
                 row = starts[s] + token
-                # Whole tokens: functions of torch depend on how many numbers they are given.
+                # One whole token at a time: results of torch functions depend on the size of the tensor.
                 state, y = step(state, x[row].float(), gates[row].float())
                 out[row] = y.flatten().to(x.dtype)
                 while written < len(saves) and saves[written][0] == token:
@@ -106,13 +106,13 @@ class TorchRecurrence:
         return state, (state * q.unsqueeze(-1)).sum(-2) * spec.key_dim**-0.5
 
     def _by_head(self, x: Tensor) -> Tensor:
-        """Keys or queries [num_key_heads * key_dim] of every head: [H, key_dim]."""
+        """Repeat keys or queries [num_key_heads * key_dim] for every head: [H, key_dim]."""
         spec = self.spec
         return x.view(spec.num_key_heads, -1).repeat_interleave(spec.num_heads // spec.num_key_heads, dim=0)
 
 
 def _unit(x: Tensor, spec: RecurrenceSpec) -> Tensor:
-    """x [num_key_heads * key_dim] divided by the length of each head."""
+    """Normalize each head of x [num_key_heads * key_dim] to unit length."""
     heads = x.view(spec.num_key_heads, -1)
     return heads * torch.rsqrt(heads.square().sum(-1, keepdim=True) + EPSILON)
 
@@ -123,5 +123,5 @@ def supports(problem: RecurrenceProblem) -> str | None:
 
 
 def prepare(spec: RecurrenceSpec, problem: RecurrenceProblem) -> TorchRecurrence:
-    """One layer's recurrence."""
+    """Return the reference for one layer."""
     return TorchRecurrence(spec)

@@ -32,19 +32,19 @@ class RecurrentOps:
         raise NotImplementedError
 
     def convolution(self, spec: ConvolutionSpec) -> Convolution:
-        """The causal convolution of one layer."""
+        """Bind the causal convolution of one layer."""
         problem = spec.problem(self.dtype, self.device_type)
         layer: Convolution = self._bind("convolution", problem).prepare(spec, problem)
         return layer
 
     def recurrence(self, spec: RecurrenceSpec) -> Recurrence:
-        """The linear recurrence of one layer."""
+        """Bind the linear recurrence of one layer."""
         problem = spec.problem(self.dtype, self.device_type)
         layer: Recurrence = self._bind("recurrence", problem).prepare(spec, problem)
         return layer
 
     def gated_norm(self, weight: Tensor, group: int, epsilon: float, *, gate_first: bool) -> GatedNorm:
-        """RMS norm of every ``group`` columns with ``weight`` [D], times the silu of a gate, before it or after."""
+        """Bind an RMS norm over groups of ``group`` columns with ``weight`` [D] and a silu gate before or after it."""
         problem = GatedNormProblem(weight.shape[0], group, gate_first, self.dtype, self.device_type)
         layer: GatedNorm = self._bind("gated_norm", problem).prepare(weight, epsilon, problem)
         return layer

@@ -1,10 +1,10 @@
-"""Operations of one rank of a tensor-parallel group that adds up results, as Megatron-LM does (Shoeybi et al. 2019,
-arXiv:1909.08053): faster between GPUs than ShardedOps, with results that depend on the number of ranks.
+"""Operations of one rank of a tensor-parallel group that uses all-reduce, as Megatron-LM does (Shoeybi et al. 2019,
+arXiv:1909.08053): faster between GPUs than ShardedOps, but results depend on the number of ranks.
 
-Of two linear layers, one behind the other, the first is cut along its outputs and the second along its inputs, so that
-ranks meet once, after the second: projections and output of attention, both halves of an MLP. What ranks add up has the
-dtype of activations, to which kernels round their products anyway. Where two layers cannot be cut in this way, they are
-gathered as in ShardedOps; small ones are repeated on every rank.
+Of two consecutive linear layers the first is column-parallel (sharded along its outputs) and the second row-parallel
+(sharded along its inputs), so that ranks communicate once, after the second: this covers the projections and output of
+attention and both halves of an MLP. The all-reduce uses the dtype of the activations, to which kernels round their
+products anyway. Layers that cannot be sharded in this way are gathered as in ShardedOps; small ones are replicated.
 """
 
 from __future__ import annotations
@@ -33,41 +33,41 @@ from aiakq.kernels.ops.sharded import (
 from aiakq.kernels.ops.sharded import Collective as Collective
 from aiakq.kernels.types import AttentionContext, AttentionSpec, LayerCache, QWeight
 
-#: Layers of so few outputs are computed by every rank: routers, gates. To meet would take longer.
+#: Layers with at most this many outputs (routers, gates) are replicated: communication would take longer.
 FEW_OUTPUTS = 512
-#: Inputs of which Triton's kernels make a step, at most (triton/linear.py): shares are multiples where that is even.
+#: Largest K step of the Triton kernels (triton/linear.py): shards are multiples of it if they remain even.
 STEP = 128
-#: Groups that are divided because they straddle the inputs of two ranks stay at least so large.
+#: Smallest group size that results from splitting groups that straddle the inputs of two ranks.
 SMALLEST_GROUP = 32
 
 
 class HeadParallelAttention:
-    """The attention of this rank's heads, given those alone; the interface is PagedAttention.
+    """Attention over this rank's heads, whose input contains only those; the interface is PagedAttention.
 
-    gather  whether what all ranks return is put side by side.
+    gather  whether to gather the outputs of all ranks.
     """
 
     def __init__(self, own: PagedAttention, bounds: Sequence[int], collective: Collective, gather: bool) -> None:
-        """bounds: [size + 1] where the columns of each rank begin."""
+        """bounds: [size + 1] first column of each rank's output, and the total."""
         self._own, self._bounds, self._collective, self._gather = own, bounds, collective, gather
 
     def __call__(self, qkv: Tensor, positions: Tensor | None, cache: LayerCache, context: AttentionContext) -> Tensor:
-        """qkv [T, own columns] -> [T, own heads * value_dim], or [T, H * value_dim]; see PagedAttention."""
-        own = self._own(qkv, positions, cache, context)
-        return self._collective.gather(own, self._bounds) if self._gather else own
+        """qkv [T, local columns] -> [T, local heads * value_dim], or [T, H * value_dim] if gathered."""
+        local_out = self._own(qkv, positions, cache, context)
+        return self._collective.gather(local_out, self._bounds) if self._gather else local_out
 
     def write(self, key: Tensor, value: Tensor, cache: LayerCache, slots: Tensor) -> None:
-        """Not for ranks: only models that run through transformers write keys [T, Hkv, D] by themselves."""
+        """Not supported on ranks: only models that run through transformers write key [T, Hkv, D] separately."""
         raise NotImplementedError
 
     def attend(self, query: Tensor, cache: LayerCache, context: AttentionContext) -> Tensor:
-        """Not for ranks, as ``write``: query [T, H, D]."""
+        """Not supported on ranks, like ``write``: query [T, H, D]."""
         raise NotImplementedError
 
 
 class SummedExperts(GroupedExperts):
-    """Experts distributed over the ranks, each with all of its weights: rows of others' experts are zeros, until a
-    token's are added up.
+    """Experts distributed over the ranks, each with all of its weights: rows of experts on other ranks are zero until
+    the all-reduce over each token's sum.
     """
 
     def __init__(self, own: GroupedExperts | None, bounds: Sequence[int], collective: Collective, width: int) -> None:
@@ -78,11 +78,11 @@ class SummedExperts(GroupedExperts):
         """x [S, K] and counts [E] -> [S, N]."""
         first, end = self._bounds[self._collective.rank :][:2]
         start, count = sum(counts[:first]), sum(counts[first:end])
-        found = torch.zeros(len(x), self._width, dtype=x.dtype, device=x.device)
+        out = torch.zeros(len(x), self._width, dtype=x.dtype, device=x.device)
         if count:
             assert self._own is not None
-            found[start : start + count] = self._own(x[start : start + count], counts[first:end])
-        return found
+            out[start : start + count] = self._own(x[start : start + count], counts[first:end])
+        return out
 
     def total(self, sums: Tensor) -> Tensor:
         """sums [T, N]; see GroupedExperts."""
@@ -90,33 +90,33 @@ class SummedExperts(GroupedExperts):
 
 
 class VocabularyEmbedding:
-    """Rows of a table that are distributed over the ranks, as those of the output layer tied to it.
+    """Embedding whose rows are sharded over the ranks in the same way as the output layer tied to it.
 
-    own  the rows ``first`` and up, ``count`` of them.
+    own  lookup in this rank's ``count`` rows, starting at ``first``.
     """
 
     def __init__(self, own: EmbeddingLayer, first: int, count: int, collective: Collective) -> None:
         self._own, self._first, self._count, self._collective = own, first, count, collective
 
     def __call__(self, ids: Tensor) -> Tensor:
-        """ids [T] int64 -> [T, D]: a number and zeros are added up, which is exact."""
-        place = ids - self._first
-        rows = self._own(place.clamp(0, self._count - 1))
-        others = (place < 0) | (place >= self._count)
+        """ids [T] int64 -> [T, D]. The all-reduce adds one value and zeros, which is exact."""
+        index = ids - self._first
+        rows = self._own(index.clamp(0, self._count - 1))
+        others = (index < 0) | (index >= self._count)
         return self._collective.sum(rows.masked_fill(others.unsqueeze(1), 0))
 
 
 class RowParallelOps(ShardedOps):
-    """The operations of one rank, over ``collective``, with results that are added up."""
+    """The operations of one rank over ``collective``, with row-parallel layers and all-reduce."""
 
     uniform = False
 
     def describe(self) -> str:
-        """How layers are distributed, for the start-up table."""
+        """Return how layers are distributed, for the start-up table."""
         return "; ".join(["sums added up after", *self._noted()])
 
     def settle(self, layer: ShardedLinear) -> None:
-        """Bind a layer that is not one of two: its share, or all of it."""
+        """Bind a layer that is not part of a pair: shard it, or replicate it if it is small."""
         if layer.is_bound:
             return
         if layer.n <= FEW_OUTPUTS:
@@ -126,12 +126,12 @@ class RowParallelOps(ShardedOps):
             layer.cut()
 
     def pair(self, first: ShardedLinear, second: LinearLayer, parts: int) -> None:
-        """Cut both, the second along its inputs; gather them where that is not possible."""
+        """Shard ``first`` along its outputs and ``second`` along its inputs; gather them where that is not possible."""
         reason = self._cut_mlp(first, second, parts)
         self.notes["MLP" if reason is None else f"MLP gathered ({reason})"] += 1
 
     def _cut_mlp(self, first: ShardedLinear, second: LinearLayer, parts: int) -> str | None:
-        """None, or why not."""
+        """Shard both layers of an MLP; return None, or the reason why they cannot be sharded."""
         if not isinstance(second, ShardedLinear):
             return "its parts are of several schemes"
         if first.is_bound or second.is_bound or first.n != parts * second.k:
@@ -143,7 +143,7 @@ class RowParallelOps(ShardedOps):
         if reason := _straddles(weight, bounds):
             return reason
         start, end = bounds[self.collective.rank :][:2]
-        # The second layer's own order of inputs is that in which the first computes them.
+        # The first layer computes its outputs in the order in which the second one stores its inputs.
         inputs = torch.arange(start, end) if weight.perm is None else weight.perm[start:end].cpu()
         first.keep_outputs(torch.cat([part * weight.k + inputs for part in range(parts)]))
         second.keep_inputs(start, end)
@@ -156,7 +156,7 @@ class RowParallelOps(ShardedOps):
         inputs: Sequence[tuple[LinearLayer, str]] = (),
         output: LinearLayer | None = None,
     ) -> PagedAttention:
-        """See Ops: the attention of this rank's heads, and its projections."""
+        """Bind the attention of this rank's heads and shard its projections; see Ops."""
         bounds = head_shares(spec.num_heads, spec.num_kv_heads, self.collective.size)
         reason = self._not_by_heads(spec, bounds, inputs)
         if reason is not None:
@@ -175,7 +175,7 @@ class RowParallelOps(ShardedOps):
     def _not_by_heads(
         self, spec: AttentionSpec, bounds: Sequence[int], inputs: Sequence[tuple[LinearLayer, str]]
     ) -> str | None:
-        """Why the projections cannot be cut by heads, or None."""
+        """Return why the projections cannot be sharded by heads, or None."""
         if not inputs:
             return "something reads all heads before it"
         if any(first == end for first, end in zip(bounds, bounds[1:], strict=False)):
@@ -191,24 +191,24 @@ class RowParallelOps(ShardedOps):
     def _keep_heads(
         self, spec: AttentionSpec, bounds: Sequence[int], inputs: Sequence[tuple[LinearLayer, str]]
     ) -> None:
-        """Of the projections, keep the outputs of this rank's heads."""
+        """Keep the outputs of the projections that belong to this rank's heads."""
         local = self._local(spec)
         assert local is not None
         first = bounds[self.collective.rank]
         kv_head = first * spec.num_kv_heads // spec.num_heads
         starts = (first * spec.head_dim, kv_head * spec.head_dim, kv_head * spec.value_dim)
-        own = dict(zip("qkv", zip(spec.widths, starts, local.widths, strict=True), strict=True))
+        ranges = dict(zip("qkv", zip(spec.widths, starts, local.widths, strict=True), strict=True))
         for layer, parts in inputs:
-            rows, at = [], 0
+            rows, offset = [], 0
             for part in parts:
-                width, start, count = own[part]
-                rows.append(torch.arange(at + start, at + start + count))
-                at += width
+                width, start, count = ranges[part]
+                rows.append(torch.arange(offset + start, offset + start + count))
+                offset += width
             assert isinstance(layer, ShardedLinear)
             layer.keep_outputs(torch.cat(rows))
 
     def _cut_output(self, output: LinearLayer | None, bounds: Sequence[int]) -> str | None:
-        """Cut the layer behind attention along its inputs; None, or why not."""
+        """Shard the output projection along its inputs; return None, or the reason why it cannot be sharded."""
         if not isinstance(output, ShardedLinear) or output.is_bound or output.k != bounds[-1]:
             return "it is not one layer"
         if output.weight.perm is not None:
@@ -219,7 +219,7 @@ class RowParallelOps(ShardedOps):
         return None
 
     def _local(self, spec: AttentionSpec) -> AttentionSpec | None:
-        """See ShardedOps; programs divide the work for these heads alone."""
+        """See ShardedOps; work is partitioned among programs for these heads alone."""
         local = super()._local(spec)
         return None if local is None else replace(local, uncut_heads=(0, 0))
 
@@ -229,7 +229,7 @@ class RowParallelOps(ShardedOps):
         return SummedExperts(own, bounds, self.collective, width)
 
     def tied_embedding(self, table: Tensor) -> tuple[EmbeddingLayer, DenseLayer]:
-        """See Ops: of a table [V, D] the same rows for the embedding and the head."""
+        """See Ops: the embedding and the output layer share the same rows of ``table`` [V, D]."""
         bounds = shares(len(table), self.collective.size, TILE)
         first, end = bounds[self.collective.rank :][:2]
         if len(table) <= FEW_OUTPUTS or bounds[-2] == bounds[-1]:
@@ -244,12 +244,12 @@ class RowParallelOps(ShardedOps):
 
 
 def operations_of_rank(ops: Ops, collective: Collective) -> ShardedOps:
-    """Those of ``ops`` for one rank, of a kind that gives what ``ops.uniform`` asks for."""
+    """Return the operations of ``ops`` for one rank, of the class that ``ops.uniform`` calls for."""
     return (ShardedOps if ops.uniform else RowParallelOps)(ops, collective)
 
 
 def _multiple(weight: QWeight | DenseWeight, size: int) -> int:
-    """Of which the shares of the inputs are multiples: whole groups and steps of kernels where shares remain even."""
+    """Return the multiple for shards of the inputs: whole groups and K steps of kernels if shards remain even."""
     for multiple in (math.lcm(weight.group_size, STEP), STEP, TILE):
         if weight.k % (multiple * size) == 0 or weight.k >= 8 * size * multiple:
             return multiple
@@ -257,7 +257,7 @@ def _multiple(weight: QWeight | DenseWeight, size: int) -> int:
 
 
 def _straddles(weight: QWeight | DenseWeight, bounds: Sequence[int]) -> str | None:
-    """Why a weight cannot be cut along its inputs at ``bounds``, or None."""
+    """Return why a weight cannot be sharded along its inputs at ``bounds``, or None."""
     group = weight.group_size
     if group == 1 or group >= weight.k or math.gcd(group, *bounds[:-1]) == group:
         return None

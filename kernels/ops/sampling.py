@@ -1,11 +1,11 @@
-"""Sampling, from logits to tokens: the interface, the reference in torch, and the implementations.
+"""Sampling of tokens from logits: interface, torch reference and implementations.
 
 An implementation is a module with
 
     supports(problem: SamplingProblem) -> None, or one sentence why not
     prepare(problem: SamplingProblem) -> Sampler
 
-Whatever changes logits (penalties, biases, masks) is done before; log-probabilities are those of the raw logits.
+Penalties, biases and masks are applied to the logits beforehand; log-probabilities are those of the raw logits.
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ IMPLEMENTATIONS = Registry(
     plugins_first=True,
 )
 
-#: Candidates of the reference for top-k, top-p and min-p. A constant, so that they do not depend on a row's neighbours.
+#: Candidates of the reference for top-k, top-p and min-p. Constant, so that a row does not depend on its neighbours.
 CANDIDATES = 1024
 
 
 class SampleRow(NamedTuple):
-    """What is asked of one row of logits.
+    """Sampling parameters of one row of logits.
 
-    temperature     0: the largest logit, the first of equal ones.
-    uniform         the random number in [0, 1) with which the cumulative distribution is inverted.
-    top_k           at most this many tokens; 0 or less: no limit.
-    top_p, min_p    as usual: of the total probability, of the largest one.
-    token           a token to report on instead of sampling one, or -1.
-    num_logprobs    how many of the most likely tokens to report besides it, with its rank; None: nothing.
-    all_candidates  whether to sort the whole vocabulary, because CANDIDATES were not enough.
+    temperature     0: greedy, the first of equal maxima.
+    uniform         random number in [0, 1) at which the cumulative distribution is inverted.
+    top_k           maximum number of candidates; 0 or less: no limit.
+    top_p, min_p    the usual thresholds, relative to the total probability and to the largest probability.
+    token           a given token to report on instead of sampling, or -1.
+    num_logprobs    number of most likely tokens to report, along with the rank of the token; None: no report.
+    all_candidates  whether to sort the whole vocabulary because CANDIDATES tokens were not enough.
     """
 
     temperature: float = 0.0
@@ -58,11 +58,12 @@ class SampleRow(NamedTuple):
 
 
 class SampleOutcome(IntEnum):
-    """What became of a row.
+    """Outcome of sampling one row.
 
-    NOT_FINITE       its raw logits are not finite.
-    NOTHING_LEFT     every modified logit of a token that is allowed is -inf.
-    MORE_CANDIDATES  the token is not settled: to be sampled again with ``all_candidates``.
+    DONE             a token was sampled.
+    NOT_FINITE       the raw logits are not finite.
+    NOTHING_LEFT     every allowed token has a modified logit of -inf.
+    MORE_CANDIDATES  the candidates do not determine the token: sample again with ``all_candidates``.
     """
 
     DONE = 0
@@ -74,10 +75,10 @@ class SampleOutcome(IntEnum):
 class SampleResult(NamedTuple):
     """The token of one row, valid if ``outcome`` is DONE.
 
-    logprob       of the raw logits.
-    rank          1 for the most likely token; 0 if it was not asked for.
-    top_ids       the most likely tokens, best first.
-    top_logprobs  theirs.
+    logprob       log-probability of the token under the raw logits.
+    rank          1 for the most likely token; 0 if not requested.
+    top_ids       the most likely tokens, in descending order.
+    top_logprobs  their log-probabilities.
     """
 
     token: int
@@ -89,15 +90,15 @@ class SampleResult(NamedTuple):
 
 
 class ModifiedLogits(NamedTuple):
-    """Row ``rows[i]`` is sampled from ``logits[i]`` [V] float32 instead of the raw logits."""
+    """Replacement logits: row ``rows[i]`` is sampled from ``logits[i]`` [V] float32 instead of the raw logits."""
 
     rows: list[int]
     logits: Tensor
 
 
 class TokenMasks(NamedTuple):
-    """Row ``rows[i]`` is sampled among the tokens allowed by ``bits[i]``, of the host: [at least V / 32] int32, bit
-    t % 32 of word t // 32 for token t.
+    """Masks of allowed tokens: row ``rows[i]`` is sampled among those set in ``bits[i]`` on the host, [at least V / 32]
+    int32: bit t % 32 of word t // 32 is token t.
     """
 
     rows: list[int]
@@ -105,18 +106,18 @@ class TokenMasks(NamedTuple):
 
 
 class PendingSamples(Protocol):
-    """Rows whose sampling was launched."""
+    """Rows whose sampling has been launched."""
 
     @property
     def tokens(self) -> Tensor:
-        """[R] int64 on the device of the logits, for work launched later."""
+        """[R] int64 on the device of the logits, for work launched afterwards."""
 
     def collect(self) -> list[SampleResult]:
-        """Wait for the results, one per row."""
+        """Wait for and return the results, one per row."""
 
 
 class Sampler(Protocol):
-    """Samples one token per row, at most R rows at a time, by inverting the cumulative distribution."""
+    """Samples one token per row, for at most R rows per call, by inverting the cumulative distribution."""
 
     def __call__(
         self,
@@ -125,7 +126,7 @@ class Sampler(Protocol):
         modified: ModifiedLogits | None = None,
         masks: TokenMasks | None = None,
     ) -> PendingSamples:
-        """Launch sampling from ``raw`` [R, V] float32, which is not modified and may be overwritten afterwards."""
+        """Launch sampling from ``raw`` [R, V] float32, which is not modified and may be overwritten after the call."""
 
 
 def supports(problem: SamplingProblem) -> str | None:
@@ -134,17 +135,17 @@ def supports(problem: SamplingProblem) -> str | None:
 
 
 def prepare(problem: SamplingProblem) -> TorchSampler:
-    """The reference."""
+    """Return the reference."""
     return TorchSampler(CANDIDATES)
 
 
-#: Numbers of every row in what ``TorchSampler`` packs.
+#: Values per row in the tensor packed by ``TorchSampler``.
 _PACKED = 6
 
 
 class TorchSampler:
-    """The reference; it does not wait for the device. Cuts are made among ``candidates`` tokens of the vocabulary,
-    unless a row asks for all.
+    """The torch reference, which does not wait for the device. top-k, top-p and min-p are applied to ``candidates``
+    tokens of the vocabulary, unless a row requests all.
     """
 
     def __init__(self, candidates: int) -> None:
@@ -168,52 +169,52 @@ class TorchSampler:
         return TorchPendingSamples(tokens, on_host(packed), rows)
 
     def mask(self, logits: Tensor, rows: Tensor, bits: Tensor) -> None:
-        """Set what ``bits`` [N, W] int32 do not allow in rows ``rows`` [N] int64 of ``logits`` [R, V] to -inf."""
+        """Set tokens not allowed by ``bits`` [N, W] int32 to -inf in rows ``rows`` [N] int64 of ``logits`` [R, V]."""
         shifts = torch.arange(32, dtype=torch.int32, device=bits.device)
         allowed = (bits.unsqueeze(-1) >> shifts & 1).flatten(1)[:, : logits.shape[1]].bool()
         logits.index_copy_(0, rows, logits.index_select(0, rows).masked_fill(~allowed, float("-inf")))
 
     def _launch(self, raw: Tensor, logits: Tensor, rows: Sequence[SampleRow]) -> tuple[Tensor, Tensor]:
-        """Tokens [R] int64 sampled from ``logits`` [R, V], and what the host has to know of them in one tensor float64.
+        """Return tokens [R] int64 sampled from ``logits`` [R, V], and the results for the host in one float64 tensor.
 
-        Packed are _PACKED numbers per row: token, log-probability, whether the raw logits are finite, whether any token
-        is left, whether the candidates were enough, and the token's rank; then, for rows that ask for them, the most
-        likely tokens and their log-probabilities.
+        That tensor holds _PACKED values per row: token, log-probability, whether the raw logits are finite, whether any
+        token is left, whether the candidates were enough, and the token's rank; then, for rows that request them, the
+        most likely tokens and their log-probabilities.
         """
         device = raw.device
         normalizer = torch.logsumexp(raw, dim=-1)
         tokens, complete = self._tokens(logits, rows)
-        of_token = raw.gather(1, tokens.unsqueeze(1))
+        token_logits = raw.gather(1, tokens.unsqueeze(1))
         ranks = torch.zeros_like(tokens)
         if any(row.num_logprobs is not None for row in rows):
-            ranks = (raw > of_token).sum(dim=-1) + 1
+            ranks = (raw > token_logits).sum(dim=-1) + 1
         left = logits.amax(dim=-1) > float("-inf")
-        fixed = (tokens, of_token.squeeze(1) - normalizer, torch.isfinite(normalizer), left, complete, ranks)
+        fixed = (tokens, token_logits.squeeze(1) - normalizer, torch.isfinite(normalizer), left, complete, ranks)
         parts = [torch.stack([column.double() for column in fixed], dim=1).flatten()]
-        for count, asking in _by_num_logprobs(rows).items():
-            # Logits are large: they are not copied if all rows ask for as many.
-            some = slice(None) if len(asking) == len(rows) else on_device(asking, device)
+        for count, requesting in _by_num_logprobs(rows).items():
+            # Logits are large: avoid a copy if all rows request the same number.
+            some = slice(None) if len(requesting) == len(rows) else on_device(requesting, device)
             values, ids = (raw[some] - normalizer[some].unsqueeze(1)).topk(count)
             parts += [ids.double().flatten(), values.double().flatten()]
         return tokens, torch.cat(parts)
 
     def _tokens(self, logits: Tensor, rows: Sequence[SampleRow]) -> tuple[Tensor, Tensor]:
-        """Tokens [R] int64 of ``logits`` [R, V]; and [R] bool, whether the candidates were enough."""
+        """Return tokens [R] int64 for ``logits`` [R, V], and [R] bool: whether the candidates were enough."""
         tokens = logits.argmax(dim=-1)
         complete = torch.ones_like(tokens, dtype=torch.bool)
-        given = [at for at, row in enumerate(rows) if row.token >= 0]
+        given = [index for index, row in enumerate(rows) if row.token >= 0]
         if given:
-            places, values = on_device([given, [rows[at].token for at in given]], logits.device)
-            tokens.index_copy_(0, places, values)
-        random = [at for at, row in enumerate(rows) if row.temperature > 0 and row.token < 0]
+            positions, values = on_device([given, [rows[index].token for index in given]], logits.device)
+            tokens.index_copy_(0, positions, values)
+        random = [index for index, row in enumerate(rows) if row.temperature > 0 and row.token < 0]
         if random:
             some = on_device(random, logits.device)
-            sampled, enough = self._random(logits.index_select(0, some), [rows[at] for at in random])
+            sampled, enough = self._random(logits.index_select(0, some), [rows[index] for index in random])
             tokens, complete = tokens.index_copy(0, some, sampled), complete.index_copy(0, some, enough)
         return tokens, complete
 
     def _random(self, logits: Tensor, rows: list[SampleRow]) -> tuple[Tensor, Tensor]:
-        """As ``_tokens``, for rows whose temperature is not 0."""
+        """The same as ``_tokens``, for rows with a temperature above 0."""
         device, vocab = logits.device, logits.shape[1]
         uniform = on_device([[row.uniform] for row in rows], device, torch.float64)
         scaled = logits / on_device([[row.temperature] for row in rows], device, logits.dtype)
@@ -221,14 +222,14 @@ class TorchSampler:
         complete = torch.ones_like(tokens, dtype=torch.bool)
         cut = [row.top_k > 0 or row.top_p < 1 or row.min_p > 0 for row in rows]
         if not all(cut):
-            uncut = on_device([at for at, is_cut in enumerate(cut) if not is_cut], device)
+            uncut = on_device([index for index, is_cut in enumerate(cut) if not is_cut], device)
             weights = torch.softmax(scaled.index_select(0, uncut), dim=-1).double()
             tokens.index_copy_(0, uncut, _invert(weights, uniform.index_select(0, uncut)))
         for every in (False, True):
-            chosen = [at for at, is_cut in enumerate(cut) if is_cut and rows[at].all_candidates == every]
+            chosen = [index for index, is_cut in enumerate(cut) if is_cut and rows[index].all_candidates == every]
             if chosen:
                 some = on_device(chosen, device)
-                parts = scaled.index_select(0, some), uniform.index_select(0, some), [rows[at] for at in chosen]
+                parts = scaled.index_select(0, some), uniform.index_select(0, some), [rows[index] for index in chosen]
                 sampled, enough = _sample_cut(*parts, vocab if every else min(self.candidates, vocab))
                 tokens.index_copy_(0, some, sampled)
                 complete.index_copy_(0, some, enough)
@@ -236,7 +237,7 @@ class TorchSampler:
 
 
 class TorchPendingSamples:
-    """See PendingSamples. No reference to the logits is kept: the next step overwrites them."""
+    """See PendingSamples. It keeps no reference to the logits, which the next step overwrites."""
 
     def __init__(self, tokens: Tensor, packed: Callable[[], list[list]], rows: Sequence[SampleRow]) -> None:
         self.tokens = tokens
@@ -247,25 +248,25 @@ class TorchPendingSamples:
         numbers = iter(self._packed()[0])
         fixed = [[next(numbers) for _ in range(_PACKED)] for _ in self._rows]
         top: dict[int, tuple[list, list]] = {}
-        for count, asking in _by_num_logprobs(self._rows).items():
-            ids = [[int(next(numbers)) for _ in range(count)] for _ in asking]
-            values = [[next(numbers) for _ in range(count)] for _ in asking]
-            top.update(zip(asking, zip(ids, values, strict=True), strict=True))
+        for count, requesting in _by_num_logprobs(self._rows).items():
+            ids = [[int(next(numbers)) for _ in range(count)] for _ in requesting]
+            values = [[next(numbers) for _ in range(count)] for _ in requesting]
+            top.update(zip(requesting, zip(ids, values, strict=True), strict=True))
         results = []
-        for at, (token, logprob, finite, left, complete, rank) in enumerate(fixed):
-            asked_rank = 0 if self._rows[at].num_logprobs is None else int(rank)
+        for index, (token, logprob, finite, left, complete, rank) in enumerate(fixed):
+            asked_rank = 0 if self._rows[index].num_logprobs is None else int(rank)
             outcome = _outcome(finite, left, complete)
-            results.append(SampleResult(int(token), logprob, outcome, asked_rank, *top.get(at, ())))
+            results.append(SampleResult(int(token), logprob, outcome, asked_rank, *top.get(index, ())))
         return results
 
 
 def _by_num_logprobs(rows: Sequence[SampleRow]) -> dict[int, list[int]]:
-    """The rows that ask for the most likely tokens, by how many they ask for."""
-    found: dict[int, list[int]] = {}
-    for at, row in enumerate(rows):
+    """Group the rows that request most likely tokens by the number requested."""
+    groups: dict[int, list[int]] = {}
+    for index, row in enumerate(rows):
         if row.num_logprobs:
-            found.setdefault(row.num_logprobs, []).append(at)
-    return found
+            groups.setdefault(row.num_logprobs, []).append(index)
+    return groups
 
 
 def _outcome(finite: float, left: float, complete: float) -> SampleOutcome:
@@ -277,8 +278,8 @@ def _outcome(finite: float, left: float, complete: float) -> SampleOutcome:
 
 
 def _sample_cut(scaled: Tensor, uniform: Tensor, rows: list[SampleRow], candidates: int) -> tuple[Tensor, Tensor]:
-    """Tokens [R] of ``scaled`` [R, V] among those that min-p, top-k and top-p leave, with random numbers ``uniform``
-    [R, 1]; and [R] bool, whether the candidates were enough.
+    """Sample tokens [R] from ``scaled`` [R, V] restricted by min-p, top-k and top-p, with random numbers ``uniform``
+    [R, 1]; also return [R] bool: whether the candidates were enough.
     """
     vocab = scaled.shape[1]
     normalizer = torch.logsumexp(scaled, dim=-1, keepdim=True)
@@ -291,15 +292,15 @@ def _sample_cut(scaled: Tensor, uniform: Tensor, rows: list[SampleRow], candidat
 
 
 def _in_order(values: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
-    """Candidates in descending order, equal ones by token id, which topk leaves unspecified."""
+    """Sort candidates in descending order and equal ones by token id, an order that topk leaves unspecified."""
     ids, order = ids.sort(dim=-1)
     values, best = values.gather(1, order).sort(dim=-1, descending=True, stable=True)
     return values, ids.gather(1, best)
 
 
 def _kept_weights(values: Tensor, normalizer: Tensor, rows: list[SampleRow], vocab: int) -> tuple[Tensor, Tensor]:
-    """Probabilities of candidates ``values`` [R, C], best first, with 0 where cut off; and [R] bool, whether C was
-    enough.
+    """Return the probabilities of candidates ``values`` [R, C], in descending order, with those cut off set to 0; and
+    [R] bool: whether C candidates were enough.
     """
     device = values.device
     width = values.shape[1]
@@ -309,7 +310,7 @@ def _kept_weights(values: Tensor, normalizer: Tensor, rows: list[SampleRow], voc
     weights = torch.exp((values - normalizer).double())
     kept = weights >= min_p * weights[:, :1]
     kept &= torch.arange(width, device=device) < top_k
-    # Without a cut by min-p or top-k inside the candidates, what lies beyond them counts in the total too.
+    # If neither min-p nor top-k cuts inside the candidates, tokens beyond them count towards the total too.
     ends_inside = ~kept[:, -1:] | (top_k <= width)
     weights = weights * kept
     total = torch.where(ends_inside, weights.sum(dim=-1, keepdim=True), torch.ones_like(min_p))
@@ -320,9 +321,9 @@ def _kept_weights(values: Tensor, normalizer: Tensor, rows: list[SampleRow], voc
 
 
 def _invert(weights: Tensor, uniform: Tensor) -> Tensor:
-    """Per row, the first index whose cumulative weight exceeds uniform x total; weights [R, C] float64."""
+    """Return per row the first index whose cumulative weight exceeds uniform * total; weights [R, C] float64."""
     cumulative = weights.cumsum(dim=-1)
     index = torch.searchsorted(cumulative, uniform * cumulative[:, -1:], right=True).squeeze(1)
-    # Rounding may point past the last weight that is not 0.
+    # Rounding may select an index past the last nonzero weight.
     last = weights.shape[1] - 1 - (weights.flip(-1) > 0).to(torch.uint8).argmax(dim=-1)
     return torch.minimum(index, last)

@@ -1,7 +1,7 @@
-"""Scaling, capping and adding of activations: interface, torch reference and implementations.
+"""Scaling, soft-capping and addition of activations: interface, torch reference and implementations.
 
-What stands between the operations of some models: multiplied embeddings, residuals and logits, capped logits, and the
-sums of blocks whose halves run side by side. An implementation is a module with
+Covers scaled embeddings, residuals and logits, soft-capped logits, and the sums of blocks whose attention and MLP run
+in parallel. An implementation is a module with
 
     supports(problem: ScalingProblem) -> None, or one sentence why not
     prepare(scale: float, cap: float | None, factors: Tensor | None, problem: ScalingProblem) -> Scaling
@@ -25,22 +25,23 @@ IMPLEMENTATIONS = Registry(
 
 
 class Scaling(Protocol):
-    """softcap(scale * factor * x) + added, with softcap(v) = cap * tanh(v / cap), rounded once, from float32.
+    """softcap(scale * factor * x) + added, with softcap(v) = cap * tanh(v / cap); in float32, rounded once.
 
-    factor  ``factors`` [positions] float32 at a row's position; 1 where there are no factors.
+    factor  ``factors`` [positions] float32 at the position of the row; 1 without factors.
     """
 
     def __call__(
         self, x: Tensor, added: Tensor | None = None, *, positions: Tensor | None = None, out: Tensor | None = None
     ) -> Tensor:
-        """x [M, D] and added [M, D] of its dtype -> [M, D], in ``out`` [M, D] if given, which may be one of them.
+        """x [M, D] and added [M, D] -> [M, D] of the same dtype, written to ``out`` [M, D] if given, which may alias an
+        input.
 
-        positions  [M] int64, for factors.
+        positions  [M] int64, indices into the factors.
         """
 
 
 class TorchScaling:
-    """The reference."""
+    """The torch reference."""
 
     def __init__(self, scale: float, cap: float | None, factors: Tensor | None) -> None:
         self.scale, self.cap, self.factors = scale, cap, factors
@@ -68,5 +69,5 @@ def supports(problem: ScalingProblem) -> str | None:
 
 
 def prepare(scale: float, cap: float | None, factors: Tensor | None, problem: ScalingProblem) -> TorchScaling:
-    """factors [positions] float32, or None."""
+    """Return the reference; factors [positions] float32, or None."""
     return TorchScaling(scale, cap, factors)

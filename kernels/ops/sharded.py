@@ -1,9 +1,9 @@
-"""Operations of one rank of a tensor-parallel group, whose results are those of a single process bit for bit.
+"""Operations of one rank of a tensor-parallel group whose results are bit-identical to those of a single process.
 
-Every linear layer is cut along its outputs, and what the ranks computed is put side by side: nothing is added over
-ranks, so every number is the sum of the same terms in the same order as without ranks. Attention is cut by heads, a
-mixture by experts. Each rank has all activations and repeats what is small: norms, activation functions, rotary
-positions, recurrences. A model notices nothing of this: it is built from ``ShardedOps`` as from ``Ops``.
+Every linear layer is sharded along its outputs, and the outputs of all ranks are gathered: nothing is reduced over
+ranks, so every value is the sum of the same terms in the same order as on one rank. Attention is sharded by heads, a
+mixture by experts. Every rank holds all activations and replicates what is small: norms, activation functions, rotary
+embeddings, recurrences. Models need no changes: they are built from ``ShardedOps`` in the same way as from ``Ops``.
 """
 
 from __future__ import annotations
@@ -32,52 +32,52 @@ from aiakq.kernels.types import (
     QWeight,
 )
 
-#: Shares of a weight are multiples of so many rows, as kernels lay rows out in tiles.
+#: Shards of a weight are multiples of this many rows, the tile size in which kernels pack rows.
 TILE = 32
-#: Implementations of linear layers on GPUs that compute an output in the same way whatever others there are.
+#: GPU implementations of linear layers in which an output does not depend on the number of outputs.
 UNIFORM = frozenset({"triton", "triton-w8a8"})
 
 
 class Collective(Protocol):
-    """A rank's part in a group of ``size``; ``rank`` counts from 0."""
+    """Collective operations of one rank in a group of ``size``; ``rank`` counts from 0."""
 
     rank: int
     size: int
 
     def gather(self, x: Tensor, bounds: Sequence[int]) -> Tensor:
-        """x [M, own columns] of each rank -> [M, N], all of them side by side. Every rank calls it, in the same order.
+        """Gather x [M, local columns] of each rank -> [M, N]. Called by every rank in the same order.
 
-        bounds  [size + 1] where the columns of each rank begin, and N.
+        bounds  [size + 1] first column of each rank, and N.
         """
 
     def sum(self, x: Tensor) -> Tensor:
-        """x [M, N] of each rank -> [M, N] of the same dtype, all of them added up, with the same bits on every rank;
-        x may be modified. Every rank calls it, in the same order.
+        """All-reduce x [M, N] -> [M, N] of the same dtype, with the same bits on every rank; x may be modified. Called
+        by every rank in the same order.
         """
 
 
 def shares(count: int, size: int, multiple: int = 1) -> list[int]:
-    """[size + 1] where the shares of ``count`` items begin, and ``count``: multiples of ``multiple``, but for the last,
-    as even as possible, the first ones larger.
+    """Split ``count`` items into shards: return [size + 1] first index of each shard, and ``count``. Shards are
+    multiples of ``multiple`` (except the last), as even as possible, larger ones first.
     """
     units = -(-count // multiple)
-    whole, more = divmod(units, size)
+    quotient, remainder = divmod(units, size)
     bounds = [0]
     for rank in range(size):
-        bounds.append(min(count, bounds[-1] + (whole + (rank < more)) * multiple))
+        bounds.append(min(count, bounds[-1] + (quotient + (rank < remainder)) * multiple))
     return bounds
 
 
 def head_shares(num_heads: int, num_kv_heads: int, size: int) -> list[int]:
-    """[size + 1] where the query heads of each rank begin, and their number.
+    """Split query heads into shards: return [size + 1] first query head of each rank, and their number.
 
-    A rank has whole groups of query heads, or a part of one group, so that its heads share keys evenly; where there are
-    fewer key heads than ranks, several ranks hold the same one. A rank may have no head.
+    A rank has whole groups of query heads, or part of one group, so that its heads share key heads evenly; if there are
+    fewer key heads than ranks, several ranks replicate the same one. A rank may have no heads.
     """
     group = num_heads // num_kv_heads
     if size <= num_kv_heads:
         return [bound * group for bound in shares(num_kv_heads, size)]
-    ranks = shares(size, num_kv_heads)  # of each key head
+    ranks = shares(size, num_kv_heads)  # ranks of each key head
     bounds = [0]
     for head in range(num_kv_heads):
         own = shares(group, ranks[head + 1] - ranks[head])
@@ -87,7 +87,7 @@ def head_shares(num_heads: int, num_kv_heads: int, size: int) -> list[int]:
 
 @dataclass(frozen=True)
 class DenseWeight:
-    """What a layer without quantization is made of: a weight [N, K] and a bias [N], in floats."""
+    """The parameters of an unquantized linear layer: a float weight [N, K] and bias [N]."""
 
     perm: ClassVar[None] = None
     group_size: ClassVar[int] = 1
@@ -104,46 +104,46 @@ class DenseWeight:
         return self.weight.shape[1]
 
     def with_rows(self, rows: Tensor) -> DenseWeight:
-        """The rows ``rows`` [M] int64, in this order."""
+        """Return the layer with the rows ``rows`` [M] int64 of the weight, in this order."""
         rows = rows.to(self.weight.device)
         return DenseWeight(self.weight[rows], None if self.bias is None else self.bias[rows])
 
     def with_inputs(self, first: int, end: int) -> DenseWeight:
-        """The columns first .. end - 1."""
+        """Return the layer with the input columns first .. end - 1."""
         return DenseWeight(self.weight[:, first:end].contiguous(), self.bias)
 
 
 class ShardedLinear(DenseLayer):
     """A linear layer that is distributed over the ranks.
 
-    weight  all of it, until it is known what this rank keeps; then the layer is bound.
+    weight  the whole weight, until this rank's shard is known and the layer is bound.
     """
 
     def __init__(self, ops: ShardedOps, weight: QWeight | DenseWeight, count: int) -> None:
-        """count: of the checkpoint's layers."""
+        """count: number of checkpoint layers that this one replaces."""
         self._ops, self.weight, self._count = ops, weight, count
         self.n, self.k = weight.n, weight.k
-        #: What this rank computes, and what is made of that.
+        #: This rank's shard, and the collective that is applied to its output.
         self._layer: LinearLayer | None = None
         self._after: Callable[[Tensor], Tensor] | None = None
         self.is_bound = False
 
     @property
     def own(self) -> LinearLayer | None:
-        """What this rank computes of it; None: nothing, or nothing yet."""
+        """This rank's shard; None if it is empty or the layer is not bound yet."""
         return self._layer
 
     def whole(self) -> LinearLayer:
-        """The layer with all its outputs, which must not have been bound."""
+        """Return the layer with all its outputs; it must not be bound yet."""
         assert not self.is_bound, "the rest of the weight is gone"
         return self._ops.bind(self.weight, self._count, self.n)
 
     def repeat(self) -> None:
-        """Compute all of it on every rank."""
+        """Replicate the layer on every rank."""
         self._keep(self.weight, None)
 
     def cut(self) -> None:
-        """Keep a share of the outputs; those of all ranks are put side by side."""
+        """Shard the layer along its outputs and gather those of all ranks."""
         collective = self._ops.collective
         bounds = shares(self.n, collective.size, TILE)
         first, end = bounds[collective.rank :][:2]
@@ -151,12 +151,12 @@ class ShardedLinear(DenseLayer):
         self._keep(own, lambda x: collective.gather(x, bounds))
 
     def keep_outputs(self, rows: Tensor) -> None:
-        """Keep the outputs ``rows`` [M] int64 in this order, and give no others."""
+        """Keep only the outputs ``rows`` [M] int64, in this order, without gathering."""
         self._keep(self.weight.with_rows(rows), None)
 
     def keep_inputs(self, first: int, end: int) -> None:
-        """Keep the inputs first .. end - 1, in the order of ``weight.perm``, which the layer is then given alone; what
-        the ranks make of theirs is added up.
+        """Keep only the inputs first .. end - 1, in the order of ``weight.perm``; the layer is then called with just
+        these, and the outputs are all-reduced over the ranks.
         """
         collective, own = self._ops.collective, self.weight.with_inputs(first, end)
         self._keep(own if collective.rank == 0 else replace(own, bias=None), collective.sum)
@@ -168,7 +168,7 @@ class ShardedLinear(DenseLayer):
         del self.weight
 
     def input_layout(self, m: int) -> ActivationLayout | None:
-        """See LinearLayer, with M rows."""
+        """See LinearLayer; the input has M rows."""
         self._ops.settle(self)
         return None if self._layer is None else self._layer.input_layout(m)
 
@@ -177,7 +177,7 @@ class ShardedLinear(DenseLayer):
         self._ops.pair(self, other, parts)
 
     def __call__(self, x: LinearInput) -> Tensor:
-        """x [M, K] -> [M, N], or of K and N what this rank keeps."""
+        """x [M, K] -> [M, N], where K and N are local sizes if the layer keeps only a shard of them."""
         self._ops.settle(self)
         if self._layer is None:
             assert isinstance(x, Tensor)
@@ -193,7 +193,7 @@ def _sharded(layer: LinearLayer) -> ShardedLinear:
 
 
 class ShardedEmbedding:
-    """Rows of a table whose columns are distributed over the ranks; a rank without any only takes part."""
+    """Embedding whose columns are sharded over the ranks; a rank without columns only joins the gather."""
 
     def __init__(self, layer: EmbeddingLayer | None, bounds: Sequence[int], collective: Collective, ops: Ops) -> None:
         self._layer, self._bounds, self._collective, self._dtype = layer, bounds, collective, ops.dtype
@@ -211,7 +211,7 @@ class ShardedExperts(GroupedExperts):
     """Experts distributed over the ranks, each with all of its weights; the interface is GroupedExperts."""
 
     def __init__(self, own: GroupedExperts | None, bounds: Sequence[int], collective: Collective, width: int) -> None:
-        """own: those of this rank. bounds: [size + 1] where each rank's begin. width: outputs N of an expert."""
+        """own: experts of this rank. bounds: [size + 1] first expert of each rank. width: outputs N of an expert."""
         self._own, self._bounds, self._collective, self._width = own, bounds, collective, width
 
     def __call__(self, x: Tensor, counts: Sequence[int]) -> Tensor:
@@ -223,18 +223,18 @@ class ShardedExperts(GroupedExperts):
         own = x[starts[rank] : starts[rank + 1]]
         if len(own):
             assert self._own is not None
-            found = self._own(own, counts[self._bounds[rank] : self._bounds[rank + 1]])
+            out = self._own(own, counts[self._bounds[rank] : self._bounds[rank + 1]])
         else:
-            found = torch.empty(0, self._width, dtype=x.dtype, device=x.device)
-        # All rows as one: those of a rank are side by side.
+            out = torch.empty(0, self._width, dtype=x.dtype, device=x.device)
+        # Gather as a single row: the rows of each rank are contiguous.
         bounds = [start * self._width for start in starts]
-        return self._collective.gather(found.reshape(1, -1), bounds).view(len(x), self._width)
+        return self._collective.gather(out.reshape(1, -1), bounds).view(len(x), self._width)
 
 
 class ShardedAttention:
-    """The attention of this rank's heads, given those of all; the interface is PagedAttention.
+    """Attention over this rank's heads, whose input contains all heads; the interface is PagedAttention.
 
-    own  attention of these heads, or None if there are none.
+    own  attention of this rank's heads, or None if it has none.
     """
 
     def __init__(self, spec: AttentionSpec, local: AttentionSpec | None, own: Any, ops: ShardedOps) -> None:
@@ -245,35 +245,35 @@ class ShardedAttention:
         self._first = bounds[ops.collective.rank]
 
     def __call__(self, qkv: Tensor, positions: Tensor | None, cache: LayerCache, context: AttentionContext) -> Tensor:
-        """qkv [T, sum of spec.widths] -> [T, H * value_dim]; writes this rank's keys and values into ``cache``."""
+        """qkv [T, sum of spec.widths] -> [T, H * value_dim]; writes this rank's keys and values to ``cache``."""
         local, spec = self._local, self._spec
         if local is None:
-            found = torch.empty(len(qkv), 0, dtype=qkv.dtype, device=qkv.device)
-            return self._collective.gather(found, self._bounds)
+            out = torch.empty(len(qkv), 0, dtype=qkv.dtype, device=qkv.device)
+            return self._collective.gather(out, self._bounds)
         kv_head = self._first * spec.num_kv_heads // spec.num_heads
         starts = (self._first * spec.head_dim, kv_head * spec.head_dim, kv_head * spec.value_dim)
         own = torch.empty(len(qkv), sum(local.widths), dtype=qkv.dtype, device=qkv.device)
-        theirs, at = 0, 0
-        for width, whole, start in zip(local.widths, spec.widths, starts, strict=True):
+        source, offset = 0, 0
+        for width, full_width, start in zip(local.widths, spec.widths, starts, strict=True):
             if width:
-                self._copy(qkv[:, theirs + start : theirs + start + width], out=own[:, at : at + width])
-            theirs, at = theirs + whole, at + width
+                self._copy(qkv[:, source + start : source + start + width], out=own[:, offset : offset + width])
+            source, offset = source + full_width, offset + width
         return self._collective.gather(self._own(own, positions, cache, context), self._bounds)
 
     def write(self, key: Tensor, value: Tensor, cache: LayerCache, slots: Tensor) -> None:
-        """Not for ranks: only models that run through transformers write keys [T, Hkv, D] by themselves."""
+        """Not supported on ranks: only models that run through transformers write key [T, Hkv, D] separately."""
         raise NotImplementedError
 
     def attend(self, query: Tensor, cache: LayerCache, context: AttentionContext) -> Tensor:
-        """Not for ranks, as ``write``: query [T, H, D]."""
+        """Not supported on ranks, like ``write``: query [T, H, D]."""
         raise NotImplementedError
 
 
 class ShardedOps(Ops):
-    """The operations of one rank, over ``collective``.
+    """The operations of one rank over ``collective``.
 
     uniform  see Ops.
-    notes    how many layers are distributed in another way than most, and which, in words.
+    notes    layers that are distributed differently from the default, as text, and their number.
     """
 
     uniform = True
@@ -285,24 +285,24 @@ class ShardedOps(Ops):
         self._uncut: list[ShardedLinear] = []
 
     def describe(self) -> str:
-        """How layers are distributed, for the start-up table."""
+        """Return how layers are distributed, for the start-up table."""
         return "; ".join(["outputs put side by side", *self._noted()])
 
     def _noted(self) -> list[str]:
         return [f"{count} x {note}" for note, count in self.notes.most_common()]
 
     def bind(self, weight: QWeight | DenseWeight, count: int, uncut_n: int) -> LinearLayer:
-        """A layer of a weight [N, K] on this rank, which is all or a share of one of ``uncut_n`` outputs."""
+        """Bind a weight [N, K] on this rank, which is a whole layer with ``uncut_n`` outputs or a shard of one."""
         if isinstance(weight, QWeight):
             return self._linear(weight, count, uncut_n)
         return super().dense(weight.weight, weight.bias, count)
 
     def linear(self, weight: QWeight, count: int = 1) -> LinearLayer:
-        """See Ops: a rank's share of a weight [N, K]."""
+        """See Ops: this rank's shard of a weight [N, K]."""
         return self._uncut_layer(weight, count)
 
     def dense(self, weight: Tensor, bias: Tensor | None = None, count: int = 1) -> DenseLayer:
-        """See Ops: a rank's share of a weight [N, K]."""
+        """See Ops: this rank's shard of a weight [N, K]."""
         return self._uncut_layer(DenseWeight(weight, bias), count)
 
     def _uncut_layer(self, weight: QWeight | DenseWeight, count: int) -> ShardedLinear:
@@ -311,10 +311,10 @@ class ShardedOps(Ops):
         return layer
 
     def pair(self, first: ShardedLinear, second: LinearLayer, parts: int) -> None:
-        """``second`` alone reads what ``first`` computes; see ``feeds`` of LinearLayer. All of it is gathered here."""
+        """Shard two consecutive layers; see ``feeds`` of LinearLayer. This class gathers both, so it does nothing."""
 
     def settle(self, layer: ShardedLinear) -> None:
-        """Bind a layer if it is not: its share, or where a share might have other bits, all of it."""
+        """Bind a layer if it is not bound yet: shard it, or replicate it if a shard could give other bits."""
         if layer.is_bound:
             return
         if self.device_type == "cuda" and not self._is_uniform(layer.weight):
@@ -324,14 +324,14 @@ class ShardedOps(Ops):
             layer.cut()
 
     def _is_uniform(self, weight: QWeight | DenseWeight) -> bool:
-        """Whether an output of this layer on a GPU does not depend on how many others there are."""
+        """Whether an output of this layer on a GPU is independent of the number of outputs."""
         if isinstance(weight, DenseWeight):
             return False
         problem = weight.problem(self.dtype, self.device_type, self.exact, weight.n)
         return self.select("linear", problem)[0].name in UNIFORM
 
     def finish(self) -> None:
-        """Bind this rank's shares of the linear layers since the last call: none of them is an expert."""
+        """Bind the linear layers created since the last call; none of them is an expert."""
         for layer in self._uncut:
             self.settle(layer)
         self._uncut = []
@@ -350,18 +350,18 @@ class ShardedOps(Ops):
         return self._experts(layer, bounds, _sharded(pairs[0][1]).n)
 
     def _experts(self, own: GroupedExperts | None, bounds: Sequence[int], width: int) -> GroupedExperts:
-        """The experts of all ranks; see ShardedExperts."""
+        """Bind the experts of all ranks; see ShardedExperts."""
         return ShardedExperts(own, bounds, self.collective, width)
 
     def embedding(self, table: Tensor) -> EmbeddingLayer:
-        """See Ops: this rank's share of the columns of a table [V, D]."""
+        """See Ops: this rank's share of the columns of ``table`` [V, D]."""
         bounds = shares(table.shape[1], self.collective.size, TILE)
         first, end = bounds[self.collective.rank :][:2]
         own = super().embedding(table[:, first:end].contiguous()) if end > first else None
         return ShardedEmbedding(own, bounds, self.collective, self)
 
     def tied_embedding(self, table: Tensor) -> tuple[EmbeddingLayer, DenseLayer]:
-        """See Ops: of a table [V, D] some columns for the embedding, and some rows for the head."""
+        """See Ops: ``table`` [V, D] is sharded along its columns for the embedding, its rows for the output layer."""
         return self.embedding(table), self.dense(table)
 
     def attention(
@@ -383,12 +383,12 @@ class ShardedOps(Ops):
         return super().new_cache(local, pages, page_size)
 
     def cache_bytes(self, spec: AttentionSpec, dtype: torch.dtype) -> int:
-        """See Ops: of this rank's heads."""
+        """See Ops: bytes of this rank's heads."""
         local = self._local(spec)
         return 0 if local is None else super().cache_bytes(local, dtype)
 
     def _local(self, spec: AttentionSpec) -> AttentionSpec | None:
-        """The attention of this rank's heads; None if there are none."""
+        """Return the attention of this rank's heads, or None if it has none."""
         bounds = head_shares(spec.num_heads, spec.num_kv_heads, self.collective.size)
         first, end = bounds[self.collective.rank :][:2]
         if first == end:

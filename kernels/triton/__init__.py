@@ -1,4 +1,4 @@
-"""Triton kernels for NVIDIA GPUs. Importing this queries nothing; Triton is imported at the first launch."""
+"""Triton kernels for NVIDIA GPUs. Importing this does not query the GPU; Triton is imported at the first launch."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ DTYPES = (torch.float16, torch.bfloat16)
 
 @lru_cache(maxsize=1)
 def missing() -> str | None:
-    """None if Triton can be imported, or what to do."""
+    """Return None if Triton can be imported, else the remedy."""
     return None if importlib.util.find_spec("triton") else "Triton is not installed: pip install triton"
 
 
 def unavailable_reason(family: str) -> str | None:
-    """None, or why Triton's kernels of ``family`` (self_test.FAMILIES) are not used on this machine's GPU. Without a
-    GPU: None.
+    """Return why Triton's kernels of ``family`` (self_test.FAMILIES) are not used on this machine's GPU, or None; also
+    None without a GPU.
     """
     if missing() or not torch.cuda.is_available():
         return missing()
@@ -30,12 +30,12 @@ def unavailable_reason(family: str) -> str | None:
 
 
 def other_device(device: str) -> OtherDevice | None:
-    """None for GPUs, or that Triton's kernels do not run on this kind of device."""
+    """Return None for GPUs, else the reason that Triton's kernels do not run on this kind of device."""
     return None if device == "cuda" else OtherDevice("it runs on NVIDIA GPUs")
 
 
 def unsupported(family: str, device: str, dtype: torch.dtype) -> str | None:
-    """Why activations of ``dtype`` on this kind of device are not computed on by Triton's kernels of ``family``, or
+    """Return why Triton's kernels of ``family`` do not support activations of ``dtype`` on this kind of device, or
     None.
     """
     if dtype not in DTYPES:

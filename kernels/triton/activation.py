@@ -8,39 +8,39 @@ from aiakq.kernels import triton
 from aiakq.kernels.triton.layouts import COLUMNS, TritonLayout, block_for, output_for, warps_for
 from aiakq.kernels.types import ActivationLayout, ActivationProblem, LinearInput
 
-#: In the order of activation_kernel.py.
+#: Names in the order of activation_kernel.py.
 FUNCTIONS = ("silu", "gelu_tanh", "gelu", "relu", "relu2", "quick_gelu", "sigmoid")
 
 
 def supports(problem: ActivationProblem) -> str | None:
-    """None, or why not."""
+    """Return None, or why not."""
     if problem.function not in FUNCTIONS:
         return f"it has no {problem.function}"
     return triton.unsupported("activation", problem.device, problem.dtype)
 
 
 def prepare(problem: ActivationProblem) -> TritonActivation:
-    """The function that ``problem`` names."""
+    """Return the function that ``problem`` names."""
     return TritonActivation(problem.function)
 
 
 class TritonActivation:
-    """act(x), or act(gate) * up."""
+    """Triton activation function: act(x), or act(gate) * up."""
 
     def __init__(self, function: str) -> None:
         self._number = FUNCTIONS.index(function)
 
     def __call__(self, x: Tensor, layout: ActivationLayout | None = None) -> LinearInput:
-        """act(x) of x [M, I], as a Tensor or in ``layout``."""
+        """Return act(x) for x [M, I], as a Tensor or in ``layout``."""
         return self._run(x, None, layout)
 
     def gated(self, x: Tensor, layout: ActivationLayout | None = None) -> LinearInput:
-        """act of the first half of the columns times the second half: x [M, 2 I] -> [M, I]."""
+        """Return act(first half of the columns) * second half: x [M, 2 I] -> [M, I]."""
         gate, up = x.chunk(2, dim=-1)
         return self._run(gate, up, layout)
 
     def _run(self, x: Tensor, up: Tensor | None, layout: ActivationLayout | None) -> LinearInput:
-        """x and up [M, I], of which rows may be further apart."""
+        """Launch the kernel for x and up [M, I], whose rows may be strided."""
         from aiakq.kernels.triton.activation_kernel import gate_kernel
 
         m, d = x.shape
@@ -48,7 +48,7 @@ class TritonActivation:
         if isinstance(layout, TritonLayout):
             whole_row = layout.whole_row
             if layout.permutes:
-                # A program computes a part of a row, and cannot give it another order.
+                # A program computes part of a row, so it cannot permute the columns.
                 layout = None
         out = output_for(x, layout)
         other = x if up is None else up

@@ -52,7 +52,7 @@ def gate_kernel(
     UP: tl.constexpr,
     CODES: tl.constexpr,
     GIVEN: tl.constexpr,
-    sums_ptr=None,  # this and what follows: PackedLayout
+    sums_ptr=None,  # this and the following: PackedLayout
     sums_stride=0,
     SUMS: tl.constexpr = False,
     PER_PLANE: tl.constexpr = False,

@@ -1,4 +1,4 @@
-"""Launcher of attention_kernel.py: paged attention; over latents that of latent_attention.py."""
+"""Launcher of attention_kernel.py: paged attention. Attention over latents uses latent_attention.py."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def supports(problem: AttentionProblem) -> str | None:
-    """None, or why not."""
+    """Return None, or why not."""
     if not problem.latent:
         return triton.unsupported("attention", problem.device, problem.dtype)
     return triton.unsupported("latent attention", problem.device, problem.dtype) or latent_attention.unsupported(
@@ -27,12 +27,12 @@ def supports(problem: AttentionProblem) -> str | None:
 
 
 def prepare(spec: AttentionSpec, problem: AttentionProblem) -> TritonAttention:
-    """One layer's attention."""
+    """Prepare the attention of one layer."""
     return TritonAttention(spec)
 
 
 class TritonAttention:
-    """The interface is PagedAttention in ops/attention.py."""
+    """Triton paged attention; the interface is PagedAttention in ops/attention.py."""
 
     def __init__(self, spec: AttentionSpec) -> None:
         self.spec = spec
@@ -59,7 +59,7 @@ class TritonAttention:
 
 
 def _constants(spec: AttentionSpec, cache: LayerCache) -> dict[str, int]:
-    """What the kernels are compiled for."""
+    """Return the compile-time constants of the kernels."""
     return {
         "HKV": spec.num_kv_heads,
         "GROUP": spec.num_heads // spec.num_kv_heads,
@@ -77,7 +77,7 @@ def _constants(spec: AttentionSpec, cache: LayerCache) -> dict[str, int]:
 
 
 def _uncut_group(spec: AttentionSpec) -> int:
-    """Query heads that share keys in the whole layer: products of more rows may add up in another order."""
+    """Return the query heads per key head of the whole layer: products with more rows may sum in another order."""
     return spec.uncut_heads[0] // spec.uncut_heads[1]
 
 
@@ -94,7 +94,7 @@ def decode(
     config: AttentionConfig | None = None,
     split: int = 0,
 ) -> None:
-    """Attention of the sequences of one token each, which come first: query [T, H, D] -> the same rows of ``out``
+    """Attention of the leading sequences with one token each: query [T, H, D] -> the same rows of ``out``
     [T, H, value_dim].
     """
     from aiakq.kernels.triton import configs
@@ -123,7 +123,7 @@ def decode(
 
 
 def _given(of_heads: Tensor | None, other: Tensor) -> Tensor:
-    """Values [H] float32, or any tensor where the kernel reads none."""
+    """Return values [H] as float32, or any tensor if the kernel does not read them."""
     return other if of_heads is None else of_heads.float()
 
 
@@ -135,7 +135,7 @@ def prefill(
     spec: AttentionSpec,
     config: AttentionConfig | None = None,
 ) -> None:
-    """Attention of the sequences of several tokens each: query [T, H, D] -> the same rows of ``out``
+    """Attention of the sequences with several tokens each: query [T, H, D] -> the same rows of ``out``
     [T, H, value_dim].
     """
     from aiakq.kernels.triton import configs
@@ -158,5 +158,5 @@ def prefill(
 
 
 def prefill_warps(generation: int) -> int:
-    """Before Hopper, products are held in registers only, of which four warps have too few."""
+    """Return the number of warps: before Hopper, accumulators are held in registers only, too many for four warps."""
     return 4 if generation >= 9 else 8

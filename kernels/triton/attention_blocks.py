@@ -1,4 +1,4 @@
-"""How attention is divided among programs: parts of long sequences, and blocks of the tokens of prompts."""
+"""Partitioning of attention among programs: splits of long sequences, and blocks of prompt tokens."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from aiakq.kernels.types import AttentionContext
 
 
 def power_of_two(size: int) -> int:
-    """The next power of two, of at least 16 elements."""
+    """Return the next power of two, at least 16."""
     return max(16, 1 << (size - 1).bit_length())
 
 
 def splits(device: torch.device, programs: int, share: int) -> int:
-    """Parts of a sequence, such that there are about ``share`` programs for each processor."""
+    """Return the number of splits per sequence that gives about ``share`` programs per multiprocessor."""
     if device.type != "cuda":
         return 2
     _, processors = configs.gpu(device)
@@ -23,7 +23,7 @@ def splits(device: torch.device, programs: int, share: int) -> int:
 
 
 def query_blocks(context: AttentionContext, tokens: int, device: torch.device) -> Tensor:
-    """Which sequence and which of its tokens each program takes, [blocks, 2] int32; the same for all layers."""
+    """Return the sequence and its first token of every program, [blocks, 2] int32; the same for all layers."""
     known: Tensor | None = context.plans.get(("triton", tokens))
     if known is None:
         starts = context.query_start_list

@@ -1,12 +1,12 @@
 """Paged attention: split-KV decoding, and prefill of prompts or chunks of prompts.
 
 Rows of a tile are the queries of one key-value head: tokens times the heads of its group, so keys are read once for
-all of them. Positions go by in tiles that may hold several pages or a part of one. The softmax is the online one
-(Milakov and Gimelshein 2018, arXiv:1805.02867) in powers of two; parts of a sequence are combined as in flash-
-decoding.
+all of them. Tiles of positions may span several pages or part of one. The softmax is an online softmax
+(Milakov and Gimelshein 2018, arXiv:1805.02867) in powers of two; splits of a sequence are combined as in
+flash-decoding.
 
 Caches are [pages, P, Hkv, D] in float16, bfloat16, or 8 bits (int8, e4m3, e5m2) with scales [pages, P, Hkv] float32 per
-token and head, which are taken into the scores and the weights, so that keys and values are only cast.
+token and head, which are folded into the scores and the weights, so that keys and values are only cast.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ LOG2E = tl.constexpr(1.4426950408889634)
 
 @triton.jit
 def product(a, b):
-    """a b in float32 of float16 or bfloat16."""
+    """a b of float16 or bfloat16, accumulated in float32."""
     if INTERPRETED:
         return tl.dot(a.to(tl.float32), b.to(tl.float32), input_precision="ieee")
     else:
@@ -30,7 +30,7 @@ def product(a, b):
 
 @triton.jit
 def as_float(stored, FLOAT: tl.constexpr):
-    """What is stored as floats; the interpreter has no cast to bfloat16 but from float32."""
+    """Convert stored values to FLOAT; the interpreter can cast to bfloat16 only from float32."""
     if stored.dtype == FLOAT:
         return stored
     elif INTERPRETED:
@@ -41,7 +41,7 @@ def as_float(stored, FLOAT: tl.constexpr):
 
 @triton.jit
 def _keys(k_ptr, slot, D: tl.constexpr, WIDTH: tl.constexpr):
-    """Keys [WIDTH, TILE] of the slots [TILE]; zeros beyond D."""
+    """Load keys [WIDTH, TILE] of the slots [TILE]; zeros beyond D."""
     d = tl.arange(0, WIDTH)
     if D == WIDTH:
         return tl.load(k_ptr + slot[None, :] * D + d[:, None])
@@ -51,7 +51,7 @@ def _keys(k_ptr, slot, D: tl.constexpr, WIDTH: tl.constexpr):
 
 @triton.jit
 def _values(v_ptr, slot, DV: tl.constexpr, WIDTH_V: tl.constexpr):
-    """Values [TILE, WIDTH_V] of the slots [TILE]; zeros beyond DV."""
+    """Load values [TILE, WIDTH_V] of the slots [TILE]; zeros beyond DV."""
     d = tl.arange(0, WIDTH_V)
     if DV == WIDTH_V:
         return tl.load(v_ptr + slot[:, None] * DV + d[None, :])
@@ -61,21 +61,21 @@ def _values(v_ptr, slot, DV: tl.constexpr, WIDTH_V: tl.constexpr):
 
 @triton.jit
 def no_positions(ROWS: tl.constexpr, WIDTH_V: tl.constexpr):
-    """``highest``, ``total`` and ``sums`` of attention_loop before the first position."""
+    """Return the initial ``highest``, ``total`` and ``sums`` of attention_loop."""
     highest = tl.full((ROWS,), float("-inf"), tl.float32)
     return highest, tl.zeros((ROWS,), tl.float32), tl.zeros((ROWS, WIDTH_V), tl.float32)
 
 
 @triton.jit
 def store_values(rows_ptr, values, valid, DV: tl.constexpr, WIDTH_V: tl.constexpr):
-    """values [ROWS, WIDTH_V] to the addresses of the ``valid`` rows [ROWS]."""
+    """Store values [ROWS, WIDTH_V] at the addresses of the ``valid`` rows [ROWS]."""
     d = tl.arange(0, WIDTH_V)
     tl.store(rows_ptr[:, None] + d[None, :], values, mask=valid[:, None] & (d < DV)[None, :])
 
 
 @triton.jit
 def _first(position, WINDOW: tl.constexpr, CHUNK: tl.constexpr):
-    """The first position that a token at ``position`` sees, if there is a window or a chunk."""
+    """Return the first position that a token at ``position`` attends to with a window or chunk."""
     first = tl.maximum(position - WINDOW + 1, 0) if WINDOW > 0 else position * 0
     if CHUNK > 0:
         first = tl.maximum(first, position // CHUNK * CHUNK)
@@ -95,17 +95,17 @@ def attention_loop(
     ALIBI: tl.constexpr, SCALED: tl.constexpr, MASKED: tl.constexpr, STAGES: tl.constexpr,
     highest, total, sums,
 ):  # fmt: skip
-    """The online softmax over positions ``begin`` to ``end``, going on from ``highest``, ``total`` and ``sums``.
+    """Online softmax over positions ``begin`` to ``end``, continuing from ``highest``, ``total`` and ``sums``.
 
-    Without MASKED every row sees all of them, and they are whole tiles. ``scale`` includes log2(e); if CAPPED, it is
-    divided by the soft cap, and ``softcap`` includes log2(e).
+    Without MASKED, every row attends to all positions, which fill whole tiles. ``scale`` includes log2(e); if CAPPED,
+    it is divided by the soft cap, and ``softcap`` includes log2(e).
     """
     inside = tl.arange(0, TILE)
     FLOAT: tl.constexpr = q.dtype
     for start in tl.range(begin, end, TILE, num_stages=STAGES):
         position = start + inside
-        # What is beyond the end is the last one again, with no weight: to mask loads would cost more. Unsigned numbers
-        # divide by a shift.
+        # Positions beyond the end load the last one again with weight 0, because masked loads would cost more. Unsigned
+        # numbers are divided by a shift.
         at = (tl.minimum(position, end - 1) if MASKED else position).to(tl.uint32)
         page = tl.load(pages_ptr + at // PAGE).to(tl.int64)
         slot = (page * PAGE + at % PAGE) * HKV + head
@@ -124,7 +124,7 @@ def attention_loop(
                 seen = seen & (position[None, :] >= _first(own, WINDOW, CHUNK)[:, None])
             scores = tl.where(seen, scores, float("-inf"))
         now = tl.maximum(highest, tl.max(scores, 1))
-        # A row that has seen nothing yet stays at minus infinity; 0 instead avoids inf - inf.
+        # A row without any visible position so far stays at minus infinity; 0 instead avoids inf - inf.
         base = tl.where(now == float("-inf"), 0.0, now)
         weights = tl.exp2(scores - base[:, None])
         decay = tl.exp2(highest - base)
@@ -154,7 +154,7 @@ def decode_kernel(
     WINDOW: tl.constexpr, CHUNK: tl.constexpr, CAPPED: tl.constexpr, ALIBI: tl.constexpr, SCALED: tl.constexpr,
     STAGES: tl.constexpr,
 ):  # fmt: skip
-    """One part of one sequence's positions for the heads of one group; parts that have nothing to do say so."""
+    """One split of one sequence's positions for the heads of one group; empty splits are marked as such."""
     sequence = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1)
     part = tl.program_id(2)
@@ -196,7 +196,7 @@ def combine_kernel(
     SPLITS: tl.constexpr,  # a power of two, at least SPLIT
     SINKS: tl.constexpr,
 ):
-    """The parts of decode_kernel made whole, for one head of one sequence."""
+    """Combine the splits of decode_kernel for one head of one sequence."""
     sequence = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1)
     part = tl.arange(0, SPLITS)
@@ -213,7 +213,7 @@ def combine_kernel(
     whole = tl.sum(total * share, 0)
     if SINKS:
         whole += tl.exp2(sink - peak)
-    # Parts that saw nothing hold zeros.
+    # Empty splits hold zeros.
     sums = tl.load(
         parts_ptr + place[:, None] * D + d[None, :],
         mask=there[:, None] & (d < D)[None, :] & (total > 0)[:, None],
@@ -225,7 +225,7 @@ def combine_kernel(
 
 @triton.jit
 def tokens_of(block, blocks_ptr, starts_ptr, lengths_ptr):
-    """A block's sequence, its first token, and of the sequence the start and number of its tokens, and its length."""
+    """Return a block's sequence, its first token, the sequence's first row and number of tokens, and its length."""
     sequence = tl.load(blocks_ptr + 2 * block).to(tl.int64)
     offset = tl.load(blocks_ptr + 2 * block + 1)
     start = tl.load(starts_ptr + sequence)
@@ -271,10 +271,10 @@ def prefill_kernel(
     q = tl.load(q_ptr + line[:, None] * q_stride + at[:, None] * D + d[None, :], mask=there, other=0.0)
     highest, total, sums = no_positions(ROWS, WIDTH_V)
     if SINKS:
-        # As if it were the first position: a score without a value.
+        # A sink acts as a first position with a score but no value.
         highest, total = tl.load(sinks_ptr + at) * LOG2E, total + 1.0
     slopes = tl.load(slopes_ptr + at) * LOG2E if ALIBI else total
-    # Every row sees what is before the block's first token, if its window reaches that far; the rest is masked.
+    # All rows attend to positions before the block's first token, if their window reaches that far; the rest is masked.
     limited: tl.constexpr = WINDOW > 0 or CHUNK > 0
     begin = _first(nearest, WINDOW, CHUNK) // TILE * TILE if limited else 0
     edge = begin if limited else (nearest + 1) // TILE * TILE

@@ -1,10 +1,10 @@
 """Launch configurations: tile sizes, warps, stages, and the number of programs per output (split-K).
 
-They come from JSON, one file per GPU: what `aiakq bench kernels --tune` wrote for the user, else what launch/ has, else
-``default.json`` there: kernel -> bits -> the most rows an entry is for -> [outputs, rows, warps, stages, words...]. Of
-attention, bits are those of keys and values; an entry of ``decode`` is for so many sequences times key-value heads, one
-of ``prefill`` for so many tokens, and is [positions, stages, warps, programs per processor or query rows]. Nothing is
-tuned while a model runs.
+They are read from JSON, one file per GPU: the user's file written by `aiakq bench kernels --tune`, else the file in
+launch/, else ``default.json`` there: kernel -> bits -> maximum rows of an entry -> [outputs, rows, warps, stages,
+words...]. For attention, bits are those of keys and values; the rows of a ``decode`` entry are sequences times
+key-value heads, those of a ``prefill`` entry are tokens, and entries are [positions, stages, warps, programs per
+multiprocessor or query rows]. Nothing is tuned while a model runs.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ import torch
 from torch import Tensor
 
 FOLDER = Path(__file__).parent / "launch"
-#: Programs that should be in flight for each processor while few outputs are computed.
+#: Target number of programs per multiprocessor when few outputs are computed.
 PER_PROCESSOR = 4
-#: Inner steps a program should have at least, or a share is not worth adding up.
+#: Minimum number of inner steps per program; with fewer, split-K does not pay off.
 FEWEST_STEPS = 4
 
 
@@ -31,11 +31,11 @@ class Config:
     """The configuration of one launch of a linear layer.
 
     bn, bm        outputs and rows of a tile.
-    split         programs that share a tile, each with a part of the inputs.
-    scale_first   scales are applied to the weights before the product, not after it (linear_kernel.py).
-    weights_left  weights are the left operand (linear_int8_kernel.py).
-    dense         the weights are dequantized to memory, and torch multiplies.
-    plain         no inline assembly.
+    split         programs that share a tile, each with a part of the inputs (split-K).
+    scale_first   whether scales are applied to the weights before the product, not after it (linear_kernel.py).
+    weights_left  whether weights are the left operand (linear_int8_kernel.py).
+    dense         whether the weights are dequantized to memory and multiplied by torch.
+    plain         whether to avoid inline assembly.
     """
 
     bn: int
@@ -53,10 +53,10 @@ class Config:
 class AttentionConfig:
     """The configuration of one launch of attention.
 
-    tile    positions at a time.
-    stages  tiles that are loaded ahead.
-    warps   0: what the GPU's generation takes.
-    share   decoding: programs for each processor, among which sequences are split; prompts: query rows of a program.
+    tile    positions per tile.
+    stages  number of tiles prefetched.
+    warps   0: the default of the GPU's generation.
+    share   decoding: programs per multiprocessor among which sequences are split; prefill: query rows per program.
     """
 
     tile: int
@@ -66,21 +66,21 @@ class AttentionConfig:
 
 
 def attention_config(kernel: str, device: torch.device, itemsize: int, width: int, m: int) -> AttentionConfig:
-    """How ``decode`` or ``prefill`` goes over keys and values of ``itemsize`` bytes a number and ``width`` a head."""
+    """Return the configuration of ``decode`` or ``prefill`` for ``itemsize``-byte elements and heads of ``width``."""
     name, _ = gpu(device)
     return attention_config_of(entry_for(name, kernel, 8 if itemsize == 1 else 16, m), width)
 
 
 def attention_config_of(entry: list | str, width: int) -> AttentionConfig:
-    """What ``entry`` of a table means for heads of ``width`` numbers: with more than 128, tiles take as much memory."""
+    """Convert a table ``entry`` for heads of ``width`` elements; above 128, tiles shrink to use the same memory."""
     tile, stages, warps, share = (int(number) for number in entry)
     return AttentionConfig(max(16, min(tile, tile * 128 // width)), stages, warps, share)
 
 
 def choose(kernel: str, device: torch.device, bits: int, n: int, steps: int, m: int, dense: bool = True) -> Config:
-    """The configuration for ``m`` rows of a layer of ``n`` outputs whose inputs are ``steps`` inner steps.
+    """Return the configuration for ``m`` rows of a layer with ``n`` outputs whose inputs are ``steps`` inner steps.
 
-    dense  whether torch may multiply, whose sums depend on ``n``.
+    dense  whether torch may multiply; its sums depend on ``n``.
     """
     name, _ = gpu(device)
     entry = entry_for(name, kernel, bits, m)
@@ -90,7 +90,7 @@ def choose(kernel: str, device: torch.device, bits: int, n: int, steps: int, m: 
 
 
 def config_of(entry: list | str, device: torch.device, n: int, steps: int, m: int) -> Config:
-    """What ``entry`` of a table means for such a product: programs share an output where there are too few of them."""
+    """Convert a table ``entry`` for such a product; programs share an output (split-K) if there are too few of them."""
     _, processors = gpu(device)
     if isinstance(entry, str):
         return Config(64, 64, 4, 3, 1, dense=True)
@@ -101,19 +101,19 @@ def config_of(entry: list | str, device: torch.device, n: int, steps: int, m: in
 
 
 def entry_for(name: str, kernel: str, bits: int, m: int) -> list | str:
-    """The entry for so many rows on the GPU ``name``: that of the next bucket, or the last."""
+    """Return the entry for ``m`` rows on the GPU ``name``: that of the next larger bucket, or the last one."""
     buckets = table(name)[kernel][str(bits)]
     return next((buckets[most] for most in buckets if m <= int(most)), list(buckets.values())[-1])
 
 
 def users_folder() -> Path:
-    """Where the user's own files are."""
+    """Return the folder of the user's own files."""
     return Path(os.environ.get("XDG_CONFIG_HOME") or "~/.config").expanduser() / "aiakq" / "launch"
 
 
 @lru_cache
 def table(name: str) -> dict:
-    """The configurations of the GPU ``name``, and for kernels it has none for those of all."""
+    """Return the configurations of the GPU ``name``, with the defaults for kernels that it lacks."""
     default = FOLDER / "default.json"
     files = [users_folder() / f"{name}.json", FOLDER / f"{name}.json"]
     own = next((file for file in files if file.is_file()), default)
@@ -122,7 +122,7 @@ def table(name: str) -> dict:
 
 @lru_cache
 def gpu(device: torch.device) -> tuple[str, int]:
-    """The name of its file, and its processors."""
+    """Return the name of its configuration file, and its number of multiprocessors."""
     if device.type != "cuda":
         return "default", 1
     properties = torch.cuda.get_device_properties(device)
@@ -131,12 +131,12 @@ def gpu(device: torch.device) -> tuple[str, int]:
 
 _counters: dict[torch.device, Tensor] = {}
 _scratch: dict[tuple[torch.device, torch.dtype], Tensor] = {}
-# Captured graphs still point to memory that has become too small.
+# Captured CUDA graphs still point to buffers that have been replaced by larger ones.
 _outgrown: list[Tensor] = []
 
 
 def counters(device: torch.device, count: int) -> Tensor:
-    """-> [at least ``count``] int32 zeros, shared by all launches on ``device``, each of which leaves them zero."""
+    """Return [at least ``count``] int32 zeros, shared by all launches on ``device``, which leave them zero."""
     known = _counters.get(device)
     if known is None or known.numel() < count:
         if known is not None:
@@ -146,7 +146,7 @@ def counters(device: torch.device, count: int) -> Tensor:
 
 
 def scratch(like: Tensor, count: int) -> Tensor:
-    """-> [count] of the dtype and on the device of ``like``, uninitialized; every call returns the same memory."""
+    """Return [count] of the dtype and device of ``like``, uninitialized; every call returns the same memory."""
     key = like.device, like.dtype
     known = _scratch.get(key)
     if known is None or known.numel() < count:

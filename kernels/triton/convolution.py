@@ -10,22 +10,22 @@ from aiakq.kernels.recurrent_types import ConvolutionProblem, ConvolutionSpec
 from aiakq.kernels.triton.states import TOKENS, state_tables
 from aiakq.kernels.types import AttentionContext
 
-#: Channels of a program.
+#: Channels per program.
 CHANNELS = 128
 
 
 def supports(problem: ConvolutionProblem) -> str | None:
-    """None, or why not."""
+    """Return None, or why not."""
     return triton.unsupported("convolution", problem.device, problem.dtype)
 
 
 def prepare(spec: ConvolutionSpec, problem: ConvolutionProblem) -> TritonConvolution:
-    """One layer's convolution."""
+    """Prepare the convolution of one layer."""
     return TritonConvolution(spec)
 
 
 class TritonConvolution:
-    """The interface is Convolution in ops/convolution.py."""
+    """Triton causal convolution; the interface is Convolution in ops/convolution.py."""
 
     def __init__(self, spec: ConvolutionSpec) -> None:
         self.weight = spec.weight.float().T.contiguous()
@@ -40,7 +40,7 @@ class TritonConvolution:
         before: Tensor | None = None,
         after: Tensor | None = None,
     ) -> Tensor:
-        """x [T, C] -> [T, C], of which rows may be further apart in x, before and after; see Convolution."""
+        """x [T, C] -> [T, C]; rows of x, before and after may be strided. See Convolution."""
         from aiakq.kernels.triton.convolution_kernel import convolution_kernel
 
         tables = state_tables(context, x.device)

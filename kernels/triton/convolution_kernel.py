@@ -1,7 +1,7 @@
-"""Causal convolution of every channel by itself, with a state.
+"""Causal depthwise convolution with a state.
 
-Programs compute a few tokens of one sequence, or keep the state after one of them; every input is read from memory, or
-from the state before the step, so that all tokens go at once and none depends on how a sequence was cut into steps.
+A program computes a few tokens of one sequence, or the state to save after one of them. Every input is read from memory
+or from the initial state, so that all tokens run in parallel and none depends on how the sequence is split into steps.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ def _inputs(
     c,
     x_ptr, before_ptr, states_ptr, x_stride, before_stride, C: tl.constexpr, TAPS: tl.constexpr, BEFORE: tl.constexpr,
 ):  # fmt: skip
-    """What the convolution reads of ``token``: [TOKENS, BLOCK] float32."""
+    """Load the inputs at ``token``: [TOKENS, BLOCK] float32."""
     new = ((token >= 0) & (token < count))[:, None] & (c < C)[None, :]
     old = (token < 0)[:, None] & (c < C)[None, :]
     row = (start + token).to(tl.int64)[:, None]
@@ -38,7 +38,7 @@ def convolution_kernel(
     weight_ptr,  # [TAPS, C] float32
     bias_ptr,  # [C] float32
     states_ptr,  # [rows, TAPS - 1, C] float32
-    sources_ptr,  # what StateTables has
+    sources_ptr,  # this, blocks_ptr and saves_ptr: see StateTables
     starts_ptr,  # [S + 1] int32: where a sequence's tokens begin
     blocks_ptr,
     saves_ptr,
@@ -47,7 +47,7 @@ def convolution_kernel(
     C: tl.constexpr, TAPS: tl.constexpr, TOKENS: tl.constexpr, BLOCK: tl.constexpr, BIAS: tl.constexpr,
     SILU: tl.constexpr, BEFORE: tl.constexpr, AFTER: tl.constexpr,
 ):  # fmt: skip
-    """TOKENS tokens of a sequence, or from program ``blocks`` on a state to keep; BLOCK channels of either."""
+    """TOKENS tokens of a sequence or, from program ``blocks`` on, a state to save; BLOCK channels of either."""
     number = tl.program_id(0)
     c = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     step = tl.arange(0, TOKENS)

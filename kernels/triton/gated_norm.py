@@ -11,17 +11,17 @@ from aiakq.kernels.triton.layouts import block_for, warps_for
 
 
 def supports(problem: GatedNormProblem) -> str | None:
-    """None, or why not."""
+    """Return None, or why not."""
     return triton.unsupported("gated norm", problem.device, problem.dtype)
 
 
 def prepare(weight: Tensor, epsilon: float, problem: GatedNormProblem) -> TritonGatedNorm:
-    """weight [D]; kept as float32."""
+    """Prepare the norm; weight [D] is kept as float32."""
     return TritonGatedNorm(weight, epsilon, problem)
 
 
 class TritonGatedNorm:
-    """The interface is GatedNorm in ops/gated_norm.py."""
+    """Triton grouped RMS norm with a gate; the interface is GatedNorm in ops/gated_norm.py."""
 
     def __init__(self, weight: Tensor, epsilon: float, problem: GatedNormProblem) -> None:
         assert problem.size % problem.group == 0, "whole groups"
@@ -29,7 +29,7 @@ class TritonGatedNorm:
         self.group, self.gate_first = problem.group, problem.gate_first
 
     def __call__(self, x: Tensor, gate: Tensor) -> Tensor:
-        """x [M, D] and gate [M, D], of which rows may be further apart -> [M, D]; see GatedNorm."""
+        """x and gate [M, D], whose rows may be strided -> [M, D]; see GatedNorm."""
         from aiakq.kernels.triton.gated_norm_kernel import gated_norm_kernel
 
         m, d = x.shape

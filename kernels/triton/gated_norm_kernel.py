@@ -1,4 +1,4 @@
-"""RMS norm of groups of columns, with a gate."""
+"""Grouped RMS norm with a gate."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def gated_norm_kernel(
     BLOCK: tl.constexpr,
     GATE_FIRST: tl.constexpr,
 ):
-    """norm(x) * weight * silu(gate), or GATE_FIRST: norm(x * silu(gate)) * weight. One group of a row per program."""
+    """norm(x) * weight * silu(gate), or norm(x * silu(gate)) * weight if GATE_FIRST. One group of a row per program."""
     row = tl.program_id(0).to(tl.int64)
     inside = tl.arange(0, BLOCK)
     there = inside < GROUP

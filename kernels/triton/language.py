@@ -1,8 +1,8 @@
 """Helpers of all Triton kernels: dot products that also work in the interpreter, and conversion of codes to floats.
 
 Triton's interpreter (TRITON_INTERPRET=1) computes on the raw bits of bfloat16, so bfloat16 is only ever loaded,
-stored, reinterpreted and multiplied in ``dot``; all else is float32. Inline assembly does not run there either, so
-what has it has a plain twin, and both are the same function.
+stored, reinterpreted and multiplied in ``dot``; everything else is float32. Inline assembly does not run there either,
+so each function that uses it also has an equivalent plain version.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ import os
 import triton
 import triton.language as tl
 
-#: (a & b) | c, as lop3 wants it.
+#: (a & b) | c as the lookup table of lop3.
 _AND_OR = "0xea"
 
 
 def _assembly(bits: int, bf16: bool) -> str:
-    """PTX for all planes of two int16 words: a mask and an exponent each, shifted where the mantissa is short."""
+    """Return PTX for all planes of two int16 words: mask, add the exponent, and shift where the mantissa is short."""
     planes = 16 // bits
     lines = [".reg .b32 t;"]
     shifted = 0
@@ -27,9 +27,9 @@ def _assembly(bits: int, bf16: bool) -> str:
         if shift != shifted:
             lines.append(f"shr.u32 t, ${planes}, {shift};")
             shifted = shift
-        place = at - shift
-        mask = ((1 << bits) - 1) << place
-        exponent = 0x4300 if bf16 else 0x6400 - 0x400 * place
+        bit = at - shift
+        mask = ((1 << bits) - 1) << bit
+        exponent = 0x4300 if bf16 else 0x6400 - 0x400 * bit
         source = "t" if shift else f"${planes}"
         lines.append(f"lop3.b32 ${plane}, {source}, 0x{mask:04x}{mask:04x}, 0x{exponent:04x}{exponent:04x}, {_AND_OR};")
     return "{ " + " ".join(lines) + " }"
@@ -40,7 +40,7 @@ _ASM_2_BF16 = tl.constexpr(_assembly(2, True))
 _ASM_4_FP16 = tl.constexpr(_assembly(4, False))
 _ASM_4_BF16 = tl.constexpr(_assembly(4, True))
 _ASM_8_FP16 = tl.constexpr(_assembly(8, False))
-# Eight bits are one too many for bfloat16's mantissa: seven go there, on 128, which is taken off where the eighth is 0.
+# bfloat16's mantissa has seven bits: the lower seven are placed on 128, which is subtracted where the eighth bit is 0.
 _ASM_8_BF16 = tl.constexpr(
     "{ .reg .b32 t, low, high, less; mov.b32 less, 0xbf80bf80;"
     + "".join(
@@ -57,7 +57,7 @@ INTERPRETED = tl.constexpr(os.environ.get("TRITON_INTERPRET", "0") == "1")
 
 @triton.jit
 def dot(a, b, acc):
-    """acc + a b in float32, of float16 or bfloat16."""
+    """acc + a b for float16 or bfloat16, accumulated in float32."""
     if INTERPRETED:
         return acc + tl.dot(a.to(tl.float32), b.to(tl.float32), input_precision="ieee")
     return tl.dot(a, b, acc)
@@ -65,13 +65,14 @@ def dot(a, b, acc):
 
 @triton.jit
 def sum_parts(acc, parts_ptr, counts_ptr, at, there, M, N, SPLIT: tl.constexpr):
-    """The sum of a tile over the SPLIT programs that share it, and whether this one is the last of them, which has it.
+    """Sum a tile over the SPLIT programs that share it (split-K); also return whether this is the last program, which
+    alone has the sum.
 
-    Tiles are along the first two axes of the grid, their parts along the third. Parts are added up in their order.
+    Tiles are along the first two axes of the grid, splits along the third. Partial sums are added in order.
 
-    acc         this program's part
-    parts_ptr   [SPLIT, M, N]: where the parts are exchanged, at ``at`` where ``there``
-    counts_ptr  [tiles] int32, 0 before and after
+    acc         this program's partial sum
+    parts_ptr   [SPLIT, M, N] buffer for partial sums, accessed at ``at`` where the mask ``there`` is set
+    counts_ptr  [tiles] int32, zero before and after
     """
     tl.store(parts_ptr + tl.program_id(2).to(tl.int64) * M * N + at, acc, mask=there)
     tl.debug_barrier()
@@ -89,8 +90,8 @@ def sum_parts(acc, parts_ptr, counts_ptr, at, there, M, N, SPLIT: tl.constexpr):
 
 @triton.jit
 def offset_of(plane: tl.constexpr, BITS: tl.constexpr, BF16: tl.constexpr):
-    """What ``plane_of`` adds to the codes of a plane."""
-    # Eight-bit codes in bfloat16 are cast, all others sit in the mantissa of a power of two.
+    """Return the offset that ``plane_of`` adds to the codes of a plane."""
+    # 8-bit codes are cast to bfloat16; all others are placed in the mantissa of a power of two.
     if BF16:
         return 0.0 if BITS == 8 else 128.0
     return 2.0 ** (10 - (plane * BITS) % 8)
@@ -98,17 +99,17 @@ def offset_of(plane: tl.constexpr, BITS: tl.constexpr, BF16: tl.constexpr):
 
 @triton.jit
 def plane_of(words, plane: tl.constexpr, BITS: tl.constexpr, BF16: tl.constexpr):
-    """The codes at bits ``plane * BITS`` of int16 ``words``, plus ``offset_of``, exactly, in float16 or bfloat16."""
+    """Return the codes at bits ``plane * BITS`` of int16 ``words`` plus ``offset_of``, exact in float16 or bfloat16."""
     mask: tl.constexpr = (1 << BITS) - 1
-    # In float16 the codes of a byte stay where they are: their distance from the last bit is made up by the exponent.
-    place: tl.constexpr = (plane * BITS) % 8
+    # In float16 the codes stay at their bit position within the byte, for which the exponent compensates.
+    bit: tl.constexpr = (plane * BITS) % 8
     if BF16 and BITS == 8:
         return ((words >> (plane * BITS)) & mask).to(tl.float32).to(tl.bfloat16)
     elif BF16:
         return (((words >> (plane * BITS)) & mask) | 0x4300).to(tl.bfloat16, bitcast=True)
     else:
         byte = words >> 8 if plane * BITS >= 8 else words
-        return ((byte & (mask << place)) | (0x6400 - 0x400 * place)).to(tl.float16, bitcast=True)
+        return ((byte & (mask << bit)) | (0x6400 - 0x400 * bit)).to(tl.float16, bitcast=True)
 
 
 @triton.jit
@@ -198,7 +199,7 @@ def _planes_2(words, BF16: tl.constexpr, ASM: tl.constexpr):
 
 @triton.jit
 def planes_of(words, BITS: tl.constexpr, BF16: tl.constexpr, PLAIN: tl.constexpr):
-    """All planes of int16 ``words``, lowest bits first; see ``plane_of``, which is what PLAIN takes."""
+    """Return all planes of int16 ``words``, lowest bits first; with PLAIN by ``plane_of``."""
     ASM: tl.constexpr = not (PLAIN or INTERPRETED)
     if BITS == 8:
         return _planes_8(words, BF16, ASM)

@@ -11,15 +11,15 @@ from torch import Tensor
 from aiakq.kernels.triton.attention_blocks import power_of_two, query_blocks, splits
 from aiakq.kernels.types import AttentionContext, AttentionProblem, AttentionSpec, LayerCache
 
-#: Elements of a latent, and rotated ones beside it, of which tiles fit into a GPU's memory (DeepSeek's sizes).
+#: Maximum latent size and rotary size whose tiles fit into GPU memory (DeepSeek's sizes).
 MAX_LATENT, MAX_ROTATED = 512, 64
-#: Decoding programs for each processor, among which sequences are split.
+#: Decoding programs per multiprocessor among which sequences are split.
 SHARE = 2
 _LOG2E = 1.4426950408889634
 
 
 def unsupported(problem: AttentionProblem) -> str | None:
-    """Why attention over latents does not compute ``problem``, or None."""
+    """Return why attention over latents does not support ``problem``, or None."""
     extras = {
         "windows": problem.sliding_window is not None,
         "chunks": problem.chunk_size is not None,
@@ -38,7 +38,7 @@ def unsupported(problem: AttentionProblem) -> str | None:
 
 @dataclass(frozen=True)
 class LatentConfig:
-    """The configuration of one launch: heads and tokens of a program, both powers of two, and positions at a time."""
+    """The configuration of one launch: heads and tokens per program, both powers of two, and positions per tile."""
 
     heads: int
     tokens: int
@@ -47,7 +47,7 @@ class LatentConfig:
 
 
 def config_of(generation: int, num_heads: int, decoding: bool, bits: int) -> LatentConfig:
-    """What fits into registers and shared memory: 64 rows for Hopper's matrix instructions, elsewhere 16 or 32."""
+    """Return what fits into registers and shared memory: 64 rows for Hopper's matrix instructions, else 16 or 32."""
     most = 64 if generation == 9 else 32
     if decoding:
         heads = min(most, power_of_two(num_heads))
@@ -64,7 +64,7 @@ def _config(query: Tensor, cache: LayerCache, spec: AttentionSpec, decoding: boo
 
 
 def constants(spec: AttentionSpec, cache: LayerCache, config: LatentConfig) -> dict[str, Any]:
-    """What both kernels are compiled for."""
+    """Return the compile-time constants of both kernels."""
     rotated = spec.head_dim - spec.value_dim
     return {
         "H": spec.num_heads,
@@ -76,7 +76,7 @@ def constants(spec: AttentionSpec, cache: LayerCache, config: LatentConfig) -> d
         "PAGE": cache[0].shape[1],
         "TILE": config.tile,
         "SCALED": len(cache) > 1,
-        # Tables of pages, tiles, products.
+        # Page tables, tiles, products.
         "STAGES": 3,
         "num_warps": config.warps,
     }
@@ -91,7 +91,7 @@ def decode(
     config: LatentConfig | None = None,
     split: int = 0,
 ) -> None:
-    """Attention of the sequences of one token each, which come first: query [T, H, D] -> the same rows of ``out``
+    """Attention of the leading sequences with one token each: query [T, H, D] -> the same rows of ``out``
     [T, H, value_dim].
     """
     from aiakq.kernels.triton.attention_kernel import combine_kernel
@@ -122,7 +122,7 @@ def prefill(
     spec: AttentionSpec,
     config: LatentConfig | None = None,
 ) -> None:
-    """Attention of the sequences of several tokens each: query [T, H, D] -> the same rows of ``out``
+    """Attention of the sequences with several tokens each: query [T, H, D] -> the same rows of ``out``
     [T, H, value_dim].
     """
     from aiakq.kernels.triton.latent_attention_kernel import latent_prefill_kernel

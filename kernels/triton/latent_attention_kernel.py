@@ -1,13 +1,13 @@
-"""Attention over a paged cache of latents (MLA; DeepSeek-V2 2024, arXiv:2405.04434), for decoding and for prompts.
+"""Attention over a paged cache of latents (MLA; DeepSeek-V2 2024, arXiv:2405.04434), for decoding and prefill.
 
-All heads share the one key of a position, whose first R elements are rotated and whose last L are the latent, which is
-its value, too. Rows of a tile are heads of a few neighbouring tokens. A tile of latents is multiplied twice: with the
-queries' latent part, to which the product of the rotated parts is added, and with the weights. So neither part is
-padded to a power of two that holds both.
+All heads share one key per position: R rotated elements followed by the latent of L elements, which is also the value.
+Rows of a tile are heads of a few adjacent tokens. A tile of latents is multiplied twice: with the latent part of the
+queries, to which the product of the rotated parts is added, and with the softmax weights. Thus neither part is padded
+to a power of two that holds both.
 
-Caches are [pages, P, 1, R + L] in the types of attention_kernel.py, whose softmax and whose parts of sequences these
-are. Latents of 16 bits are loaded once. Triton loads those of 8 bits ahead only if a load has one use, so they are
-loaded twice, the second time from the GPU's own cache.
+Caches are [pages, P, 1, R + L] in the dtypes of attention_kernel.py; the softmax and the splits of sequences are also
+those of attention_kernel.py. 16-bit latents are loaded once. Triton prefetches 8-bit latents only if a load has a
+single use, so they are loaded twice, the second time from the GPU's cache.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from aiakq.kernels.triton.attention_kernel import as_float, no_positions, produc
 
 @triton.jit
 def _columns(rows_ptr, first, SIZE: tl.constexpr, WIDTH: tl.constexpr):
-    """Elements ``first`` to ``first + SIZE`` of the rows at ``rows_ptr`` [TILE]: [TILE, WIDTH], zeros beyond them."""
+    """Load elements ``first`` to ``first + SIZE`` of the rows at ``rows_ptr`` [TILE]: [TILE, WIDTH], zero-padded."""
     d = tl.arange(0, WIDTH)
     if SIZE == WIDTH:
         return tl.load(rows_ptr[:, None] + (first + d)[None, :])
@@ -37,13 +37,13 @@ def latent_loop(
     R: tl.constexpr, WIDTH_R: tl.constexpr, L: tl.constexpr, WIDTH_L: tl.constexpr, PAGE: tl.constexpr,
     TILE: tl.constexpr, SCALED: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """``highest``, ``total`` and ``sums`` of the online softmax over positions ``begin`` to ``end``."""
+    """Return ``highest``, ``total`` and ``sums`` of the online softmax over positions ``begin`` to ``end``."""
     FLOAT: tl.constexpr = q_ptr.dtype.element_ty
     q, turned = _columns(q_ptr, R, L, WIDTH_L), _columns(q_ptr, 0, R, WIDTH_R)
     highest, total, sums = no_positions(own.shape[0], WIDTH_L)
     for first in tl.range(begin, end, TILE, num_stages=STAGES):
         position = first + tl.arange(0, TILE)
-        # What is beyond the end is the last one again, with no weight: see attention_loop.
+        # Positions beyond the end load the last one again with weight 0; see attention_loop.
         place = tl.minimum(position, end - 1).to(tl.uint32)
         slot = tl.load(pages_ptr + place // PAGE).to(tl.int64) * PAGE + place % PAGE
         latents = as_float(_columns(cache_ptr + slot * (R + L), R, L, WIDTH_L), FLOAT)
@@ -58,7 +58,7 @@ def latent_loop(
             scores *= tl.load(scales_ptr + slot)[None, :]
         scores = tl.where(position[None, :] <= own[:, None], scores, float("-inf"))
         now = tl.maximum(highest, tl.max(scores, 1))
-        # A row that has seen nothing yet stays at minus infinity; 0 instead avoids inf - inf.
+        # A row without any visible position so far stays at minus infinity; 0 instead avoids inf - inf.
         base = tl.where(now == float("-inf"), 0.0, now)
         weights = tl.exp2(scores - base[:, None])
         decay = tl.exp2(highest - base)
@@ -74,7 +74,7 @@ def latent_loop(
 def latent_decode_kernel(
     q_ptr,  # [S, H * (R + L)], rows q_stride apart
     cache_ptr,
-    again_ptr,  # the cache once more, if SCALED: two loads of one address would become one
+    again_ptr,  # the cache again, if SCALED: two loads of the same address would be merged
     scales_ptr,  # [pages * P] float32, if SCALED
     table_ptr,  # [S, most pages] int32
     lengths_ptr,  # [S] int32
@@ -87,7 +87,7 @@ def latent_decode_kernel(
     R: tl.constexpr, WIDTH_R: tl.constexpr, L: tl.constexpr, WIDTH_L: tl.constexpr, PAGE: tl.constexpr,
     TILE: tl.constexpr, SPLIT: tl.constexpr, SCALED: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """One part of one sequence's positions for HEADS heads; parts that have nothing to do say so."""
+    """One split of one sequence's positions for HEADS heads; empty splits are marked as such."""
     sequence = tl.program_id(0).to(tl.int64)
     part = tl.program_id(2)
     head = tl.program_id(1) * HEADS + tl.arange(0, HEADS)
@@ -95,7 +95,7 @@ def latent_decode_kernel(
     tiles = tl.cdiv(length, TILE)
     begin = tiles * part // SPLIT * TILE
     end = tl.minimum(tiles * (part + 1) // SPLIT * TILE, length)
-    # Rows beyond the heads are those of the last one, and are not stored.
+    # Rows beyond the last head repeat it and are not stored.
     rows_ptr = q_ptr + sequence * q_stride + tl.minimum(head, H - 1) * (R + L)
     own = tl.zeros((HEADS,), tl.int32) + (length - 1)
     highest, total, sums = latent_loop(
@@ -130,7 +130,7 @@ def latent_prefill_kernel(
     sequence, offset, start, count, length = tokens_of(tl.program_id(0), blocks_ptr, starts_ptr, lengths_ptr)
     row = tl.arange(0, HEADS * TOKENS)
     head = tl.program_id(1) * HEADS + row % HEADS
-    # Rows beyond the heads and the tokens are those of the last ones, and are not stored.
+    # Rows beyond the last head or token repeat it and are not stored.
     token = tl.minimum(offset + row // HEADS, count - 1)
     valid = (head < H) & (offset + row // HEADS < count)
     line = (start + token).to(tl.int64)

@@ -1,4 +1,4 @@
-"""Activation layouts that Triton linear layers take, and that norms and activation functions write directly."""
+"""Activation layouts accepted by Triton linear layers, which norms and activation functions write directly."""
 
 from __future__ import annotations
 
@@ -10,26 +10,26 @@ from torch import Tensor
 
 from aiakq.kernels.types import ActivationLayout, LinearInput, PackedActivation, QuantizedActivation
 
-#: Columns of a program that computes a part of a row.
+#: Columns per program if a program computes part of a row.
 COLUMNS = 1024
 
 
 def block_for(width: int) -> int:
-    """The columns of a program that computes a whole row of ``width``."""
+    """Return the columns per program if a program computes a whole row of ``width``."""
     return 1 << (width - 1).bit_length()
 
 
 def warps_for(block: int) -> int:
-    """The warps of a program that computes ``block`` columns."""
+    """Return the number of warps of a program that computes ``block`` columns."""
     return min(16, max(1, block // 512))
 
 
 @dataclass
 class Output:
-    """Where a kernel writes rows like x [M, D], and how: the arguments of ``write_row`` in layouts_kernel.py.
+    """Output buffers for rows like x [M, D], and the arguments of ``write_row`` in layouts_kernel.py.
 
-    activation  what the linear layer takes.
-    pointers    y, the scales of y, and a stored scale; any tensor where there is none.
+    activation  input of the linear layer.
+    pointers    y, the scales of y, and a static scale; any tensor where there is none.
     constants   the remaining arguments by name.
     """
 
@@ -42,7 +42,7 @@ class TritonLayout(ActivationLayout):
     """A layout that Triton's kernels can write.
 
     whole_row  whether a program needs a whole row at once.
-    permutes   whether columns change places.
+    permutes   whether columns are permuted.
     """
 
     @property
@@ -54,13 +54,13 @@ class TritonLayout(ActivationLayout):
         return False
 
     def output(self, x: Tensor) -> Output:
-        """Memory for rows like x [M, D] in this layout."""
+        """Allocate output for rows like x [M, D] in this layout."""
         raise NotImplementedError
 
 
 @dataclass(frozen=True)
 class QuantizedLayout(TritonLayout):
-    """int8 codes with a scale per row, max |x| / 127, or with the stored ``input_scale`` [1] float32."""
+    """int8 codes with a scale per row, max |x| / 127, or with the static ``input_scale`` [1] float32."""
 
     input_scale: Tensor | None
 
@@ -69,7 +69,7 @@ class QuantizedLayout(TritonLayout):
         return True
 
     def output(self, x: Tensor) -> Output:
-        """A QuantizedActivation [M, D]; see TritonLayout."""
+        """Allocate a QuantizedActivation [M, D]; see TritonLayout."""
         codes = torch.empty(x.shape, dtype=torch.int8, device=x.device)
         scales = torch.empty(x.shape[0], dtype=torch.float32, device=x.device)
         given = scales if self.input_scale is None else self.input_scale
@@ -81,10 +81,10 @@ class QuantizedLayout(TritonLayout):
 class PackedLayout(TritonLayout):
     """The column order and the sums that linear_kernel.py needs; see ``write_sums`` there.
 
-    perm         [K] int32, which input stands at each place, or None for the natural order.
+    perm         [K] int32, input at each position, or None for the natural order.
     bits, plane  of the packed weight.
     stride       columns of the sums [count, stride] float32, or 0 if none are needed.
-    per_plane    whether there is one sum for each plane, or two for each step.
+    per_plane    whether there is one sum per plane, or two per step.
     """
 
     perm: Tensor | None
@@ -98,7 +98,7 @@ class PackedLayout(TritonLayout):
         return self.perm is not None
 
     def sums_for(self, x: Tensor) -> Tensor | None:
-        """Memory for the sums of x [M, K]."""
+        """Allocate the sums of x [M, K]."""
         if not self.stride:
             return None
         planes = x.shape[1] // self.plane
@@ -106,7 +106,7 @@ class PackedLayout(TritonLayout):
         return torch.empty(count, self.stride, dtype=torch.float32, device=x.device)
 
     def output(self, x: Tensor) -> Output:
-        """A PackedActivation [M, D]; see TritonLayout."""
+        """Allocate a PackedActivation [M, D]; see TritonLayout."""
         y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
         sums = self.sums_for(x)
         constants: dict[str, Any] = {
@@ -119,7 +119,7 @@ class PackedLayout(TritonLayout):
 
 
 def output_for(x: Tensor, layout: ActivationLayout | None) -> Output:
-    """Memory for rows like x [M, D] in ``layout``, or as a plain Tensor if that is not one of Triton's."""
+    """Allocate output for rows like x [M, D] in ``layout``, or as a plain Tensor if it is not one of Triton's."""
     if isinstance(layout, TritonLayout):
         return layout.output(x)
     y = torch.empty(x.shape, dtype=x.dtype, device=x.device)

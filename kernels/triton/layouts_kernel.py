@@ -1,7 +1,7 @@
 """Stores a computed row in the activation layout of the next linear layer; see layouts.py.
 
-The input of a w8a8 layer is quantized here, while it is in registers, and never written as floats. A weight in groups
-(linear_kernel.py) needs sums of its input, and perhaps its columns in another order.
+The input of a w8a8 layer is quantized here while it is in registers and never written as floats. Weights with groups
+(linear_kernel.py) need sums of their input, and possibly its columns in another order.
 """
 
 from __future__ import annotations
@@ -19,9 +19,10 @@ def write_row(
     D: tl.constexpr, BLOCK: tl.constexpr, CODES: tl.constexpr, GIVEN: tl.constexpr, PERM: tl.constexpr,
     SUMS: tl.constexpr, PER_PLANE: tl.constexpr, BITS: tl.constexpr, BKP: tl.constexpr,
 ):  # fmt: skip
-    """Store BLOCK columns of a row y float32, from ``first`` on: in y_ptr's dtype, perhaps with sums, or as int8 codes.
+    """Store BLOCK columns of a row y float32, starting at ``first``: in y_ptr's dtype, optionally with sums, or as
+    int8.
 
-    PERM: in the order of perm_ptr, which takes the whole row.
+    PERM: permuted by perm_ptr, which requires the whole row.
     """
     if CODES:
         if GIVEN:
@@ -34,7 +35,7 @@ def write_row(
     else:
         y = y.to(y_ptr.dtype.element_ty)
         if PERM:
-            # Through shared memory: reading x in another order would read every line of it many times.
+            # Permute in shared memory: reading x in another order would load each cache line many times.
             y = tl.gather(y, tl.load(perm_ptr + at, mask=there, other=0), 0)
         tl.store(y_ptr + row * y_stride + at, y, mask=there)
         if SUMS:

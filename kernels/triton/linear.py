@@ -16,21 +16,21 @@ from aiakq.kernels.types import LinearInput, LinearProblem, PackedActivation, QW
 if TYPE_CHECKING:
     from aiakq.kernels.triton.configs import Config
 
-#: Bits of a code in the layout for each scheme: three take the place of four.
+#: Bits of a stored code for each scheme: 3-bit codes are stored in four bits.
 STORED_BITS = {"w2a16": 2, "w3a16": 4, "w4a16": 4, "w8a16": 8}
-#: Outputs of a tile in memory, as in linear_kernel.py.
+#: Outputs per tile in memory, as in linear_kernel.py.
 TILE = 64
-#: Outputs come in multiples of this: the most that a program computes.
+#: Outputs are padded to multiples of this, the maximum per program.
 WIDEST = 128
 
 
 def supports(problem: LinearProblem) -> str | None:
-    """None, or why not."""
+    """Return None, or why not."""
     return triton.other_device(problem.device) or fits(problem) or triton.unavailable_reason("weight-only linear")
 
 
 def fits(problem: LinearProblem) -> str | None:
-    """None if the layout can hold such a weight, or why not."""
+    """Return None if the layout can hold such a weight, or why not."""
     if problem.scheme not in STORED_BITS:
         return f"it has no {problem.scheme}"
     if problem.dtype not in triton.DTYPES:
@@ -41,9 +41,10 @@ def fits(problem: LinearProblem) -> str | None:
 
 
 def inputs_per_plane(k: int, group: int, bits: int) -> int | None:
-    """The inputs of one plane in a step (linear_kernel.py), or None where no step fits.
+    """Return the inputs per plane and step (linear_kernel.py), or None if no step fits.
 
-    A step is some groups, or a group some steps; a plane is never of two groups. Products take 16 inputs at least.
+    A step is a multiple of groups, or a group a multiple of steps; a plane never spans two groups. Products need at
+    least 16 inputs.
     """
     planes = 16 // bits
     for count in (128 // planes, 64 // planes, 32, 16):
@@ -59,8 +60,8 @@ class GroupedLinear(LinearLayer):
 
     words    [N padded / 64, steps, 64, plane] int16.
     grid     [groups, N padded] int32: scale and zero point, float16 each.
-    factors  [N padded] float32, powers of two: what the scales of an output are multiplied by.
-    plane    inputs of one plane in a step.
+    factors  [N padded] float32, powers of two by which the scales of each output are multiplied.
+    plane    inputs per plane and step.
     uncut_n  see LinearProblem.
     """
 
@@ -78,12 +79,12 @@ class GroupedLinear(LinearLayer):
 
     @property
     def step(self) -> int:
-        """Inputs of a step."""
+        """Number of inputs per step."""
         return self.plane * (16 // self.bits)
 
     @property
     def steps(self) -> int:
-        """Steps of all inputs."""
+        """Number of steps over all inputs."""
         return self.k // self.step
 
     def __call__(self, x: LinearInput) -> Tensor:
@@ -91,12 +92,12 @@ class GroupedLinear(LinearLayer):
         return run(x, self)
 
     def input_layout(self, m: int) -> PackedLayout | None:
-        """What a norm or an activation function can prepare for this layer."""
+        """Return the layout that a norm or an activation function can write for this layer."""
         return _layout(self, m, _choose(self, m))
 
 
 def prepare(weight: QWeight, problem: LinearProblem) -> GroupedLinear:
-    """Bring ``weight`` (not modified) into the layout."""
+    """Pack ``weight`` (not modified) into the layout."""
     bits = STORED_BITS[weight.scheme]
     plane = inputs_per_plane(weight.k, weight.group_size, bits)
     assert plane is not None
@@ -106,9 +107,9 @@ def prepare(weight: QWeight, problem: LinearProblem) -> GroupedLinear:
     words = torch.zeros_like(tiles[:, :, :, 0])
     for number in range(planes):
         words |= tiles[:, :, :, number] << (number * bits)
-    # int16 has the same bits; torch wraps what does not fit.
+    # Conversion to int16 keeps the lower bits; torch wraps around.
     words = words.to(torch.int16).transpose(1, 2).contiguous()
-    # 2^(bits - 1) of the scheme, not of the place its codes are stored in.
+    # The default zero point 2^(bits - 1) is that of the scheme, not of the storage width.
     zeros = torch.full_like(weight.scales, 2 ** (weight.bits - 1)) if weight.zeros is None else weight.zeros
     factors = _factors(weight.scales)
     grid = _halves(weight.scales.float() / factors.unsqueeze(1), zeros, padding)
@@ -121,8 +122,8 @@ def prepare(weight: QWeight, problem: LinearProblem) -> GroupedLinear:
 
 
 def _factors(scales: Tensor) -> Tensor:
-    """scales [N, groups] -> [N] float32, powers of two: without them tiny scales would be subnormal in float16, and
-    large ones infinite.
+    """Compute per-output factors of scales [N, groups] -> [N] float32, powers of two: without them tiny scales would be
+    subnormal in float16 and large ones infinite.
     """
     largest = scales.float().abs().amax(dim=1)
     largest = torch.where((largest > 0) & largest.isfinite(), largest, torch.ones_like(largest))
@@ -130,7 +131,7 @@ def _factors(scales: Tensor) -> Tensor:
 
 
 def _halves(scales: Tensor, zeros: Tensor, padding: int) -> Tensor:
-    """scales and zeros [N, groups] -> int32 [groups, N padded]: both as float16, the scale in the lower half."""
+    """Pack scales and zeros [N, groups] -> int32 [groups, N padded]: both as float16, the scale in the lower half."""
     low, high = (
         torch.nn.functional.pad(x.to(torch.float16), (0, 0, 0, padding))
         .T.contiguous()
@@ -146,7 +147,7 @@ def _choose(state: GroupedLinear, m: int) -> Config:
 
     n, device = state.uncut_n or state.n, state.words.device
     chosen = configs.choose("grouped", device, state.bits, n, state.steps, m, dense=not state.uncut_n)
-    # With a scale for every plane it costs less to apply it to the weights.
+    # With one scale per plane it is cheaper to apply it to the weights.
     return replace(chosen, scale_first=True) if state.group == state.plane else chosen
 
 
@@ -158,7 +159,7 @@ def _layout(state: GroupedLinear, m: int, config: Config) -> PackedLayout | None
 
 
 def pack_activation(x: Tensor, layout: PackedLayout) -> PackedActivation:
-    """x [M, K] in ``layout``."""
+    """Convert x [M, K] to ``layout``."""
     from aiakq.kernels.triton import linear_kernel as grouped
 
     m, k = x.shape
@@ -174,7 +175,7 @@ def pack_activation(x: Tensor, layout: PackedLayout) -> PackedActivation:
 
 
 def run(x: LinearInput, state: GroupedLinear, config: Config | None = None) -> Tensor:
-    """x [M, K], or in the layout of ``state.input_layout(M)`` -> [M, N] of the same dtype."""
+    """Multiply x [M, K], or x in the layout of ``state.input_layout(M)`` -> [M, N] of the same dtype."""
     from aiakq.kernels.triton import configs
     from aiakq.kernels.triton import linear_kernel as grouped
 
@@ -211,7 +212,7 @@ def run(x: LinearInput, state: GroupedLinear, config: Config | None = None) -> T
 
 
 def dense(x: Tensor, state: GroupedLinear) -> Tensor:
-    """``run`` for many rows: dequantizes the weights to memory, then multiplies by torch. x [M, K] -> [M, N]."""
+    """``run`` for many rows: dequantize the weights to memory and multiply with torch. x [M, K] -> [M, N]."""
     from aiakq.kernels.triton import configs
 
     weights = configs.scratch(x, state.n * state.k).view(state.n, state.k)
@@ -222,7 +223,7 @@ def dense(x: Tensor, state: GroupedLinear) -> Tensor:
 
 
 def dequantize(state: GroupedLinear, out: Tensor, plain: bool = False) -> None:
-    """The weights [N, K] in ``out``'s dtype, inputs in the order of the layout."""
+    """Dequantize the weights [N, K] into ``out`` in its dtype, inputs in the order of the layout."""
     from aiakq.kernels.triton.linear_kernel import dequantize_kernel
 
     tiles = state.grid.shape[1] // TILE

@@ -17,17 +17,17 @@ if TYPE_CHECKING:
     from aiakq.kernels.triton.configs import Config
 
 
-#: Outputs come in multiples of this: the most that a program computes.
+#: Outputs are padded to multiples of this, the maximum per program.
 WIDEST = 256
 
 
 def supports(problem: LinearProblem) -> str | None:
-    """None, or why not."""
+    """Return None, or why not."""
     return triton.other_device(problem.device) or fits(problem) or triton.unavailable_reason("w8a8 linear")
 
 
 def fits(problem: LinearProblem) -> str | None:
-    """None if the layout can hold such a weight, or why not."""
+    """Return None if the layout can hold such a weight, or why not."""
     if problem.scheme != "w8a8":
         return f"it has no {problem.scheme}"
     if problem.dtype not in (*triton.DTYPES, torch.float32):
@@ -41,7 +41,7 @@ def fits(problem: LinearProblem) -> str | None:
 
 @dataclass(eq=False)
 class Int8Linear(LinearLayer):
-    """Weights [N padded, K] int8 and their scales [N padded] float32; ``input_scale`` [1] float32 if it is stored."""
+    """Weights [N padded, K] int8 and their scales [N padded] float32; ``input_scale`` [1] float32 if static."""
 
     weights: Tensor
     scales: Tensor
@@ -61,12 +61,12 @@ class Int8Linear(LinearLayer):
         return multiply(codes, scales, self, x.dtype)
 
     def input_layout(self, m: int) -> QuantizedLayout:
-        """What a norm or an activation function can prepare for this layer."""
+        """Return the layout that a norm or an activation function can write for this layer."""
         return QuantizedLayout(self.input_scale)
 
 
 def prepare(weight: QWeight, problem: LinearProblem) -> Int8Linear:
-    """Bring ``weight`` (not modified) into the layout."""
+    """Pack ``weight`` (not modified) into the layout."""
     padding = -weight.n % WIDEST
     codes = (weight.codes.to(torch.int16) - 128).to(torch.int8)
     codes = torch.nn.functional.pad(codes, (0, 0, 0, padding)).contiguous()
@@ -77,12 +77,12 @@ def prepare(weight: QWeight, problem: LinearProblem) -> Int8Linear:
 
 
 def step_of(k: int) -> int:
-    """Inputs of an inner step: the most of them that ``k`` is a multiple of."""
+    """Return the number of inputs per inner step, the largest that divides ``k``."""
     return next(step for step in (128, 64, 32) if k % step == 0)
 
 
 def quantize(x: Tensor, input_scale: Tensor | None) -> tuple[Tensor, Tensor]:
-    """x [M, K] -> codes [M, K] int8 and scales [M] float32: max |x| / 127 of each row, or the stored scale."""
+    """Quantize x [M, K] -> codes [M, K] int8 and scales [M] float32: max |x| / 127 per row, or the static scale."""
     from aiakq.kernels.triton.linear_int8_kernel import quantize_kernel
 
     m, k = x.shape
@@ -101,7 +101,7 @@ def quantize(x: Tensor, input_scale: Tensor | None) -> tuple[Tensor, Tensor]:
 def multiply(
     codes: Tensor, scales: Tensor, state: Int8Linear, dtype: torch.dtype, config: Config | None = None
 ) -> Tensor:
-    """codes [M, K] int8 with their scales [M] -> [M, N] of ``dtype``."""
+    """Multiply codes [M, K] int8 with scales [M] by the weight -> [M, N] of ``dtype``."""
     from aiakq.kernels.triton import configs
     from aiakq.kernels.triton.linear_int8_kernel import integers_kernel
 

@@ -1,8 +1,7 @@
-"""w8a8 linear layers: activations quantized per token or with a stored scale, integer dot products.
+"""w8a8 linear layers: activations quantized per token or with a static scale, integer dot products.
 
-With few activations the product is W x^T, with many x W^T: whichever operand is larger is the left one, of which a
-tensor core takes 64 rows at a time. Parts of the inputs that several programs share are integers, so their sum is
-exact in any order.
+With few activations the product is W x^T, with many x W^T: the larger operand is the left one, of which a tensor core
+takes 64 rows at a time. Partial sums of split-K are integers, so their sum is exact in any order.
 """
 
 from __future__ import annotations
@@ -12,13 +11,13 @@ import triton.language as tl
 
 from aiakq.kernels.triton.language import sum_parts
 
-#: The smallest normal float32; if it were smaller, Triton would take it for a float64 and go on with those.
+#: The smallest normal float32; Triton would treat a smaller constant as float64 and continue in float64.
 SMALLEST = tl.constexpr(2.0**-126)
 
 
 @triton.jit
 def nearest(x):
-    """x rounded to whole numbers, halves to the even one, for |x| < 2^22."""
+    """Round x to integers, ties to even, for |x| < 2^22."""
     return (x.to(tl.float32) + 12582912.0) - 12582912.0
 
 
@@ -26,7 +25,7 @@ def nearest(x):
 def quantize_kernel(
     x_ptr, codes_ptr, scales_ptr, given_ptr, x_stride, K: tl.constexpr, BLOCK: tl.constexpr, GIVEN: tl.constexpr
 ):  # fmt: skip
-    """A row of x [M, K] as codes [M, K] int8 and a scale [M] float32: max |x| / 127, or the one number ``given``."""
+    """Quantize a row of x [M, K] to codes [M, K] int8 and a scale [M] float32: max |x| / 127, or ``given``."""
     row = tl.program_id(0).to(tl.int64)
     at = tl.arange(0, BLOCK)
     x = tl.load(x_ptr + row * x_stride + at, mask=at < K, other=0.0).to(tl.float32)
@@ -36,7 +35,7 @@ def quantize_kernel(
         scale = tl.maximum(tl.max(tl.abs(x), 0) / 127.0, SMALLEST)
     code = nearest(tl.minimum(tl.maximum(x / scale, -128.0), 127.0))
     tl.store(codes_ptr + row * K + at, code.to(tl.int8), mask=at < K)
-    # What is not finite has no code: its row's scale says so.
+    # Non-finite values have no code, so they make the row's scale non-finite.
     tl.store(scales_ptr + row, scale + tl.sum(x * 0.0, 0))
 
 
@@ -45,7 +44,7 @@ def _weights_times_rows(
     x_ptr, w_ptr, n, row, begin, end,
     K: tl.constexpr, BN: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """W x^T of steps ``begin`` to ``end`` of BK inputs, int32 [BN, BM], of outputs ``n`` [BN] and rows ``row`` [BM]."""
+    """W x^T over steps ``begin`` to ``end`` of BK inputs, int32 [BN, BM], of outputs ``n`` [BN], rows ``row`` [BM]."""
     k = tl.arange(0, BK)
     w_at = w_ptr + n.to(tl.int64)[:, None] * K + k[None, :]
     x_at = x_ptr + row[None, :] * K + k[:, None]
@@ -61,7 +60,7 @@ def _rows_times_weights(
     x_ptr, w_ptr, n, row, begin, end,
     K: tl.constexpr, BN: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """The same as x W^T, int32 [BM, BN]."""
+    """The same product as x W^T, int32 [BM, BN]."""
     k = tl.arange(0, BK)
     w_at = w_ptr + n.to(tl.int64)[None, :] * K + k[:, None]
     x_at = x_ptr + row[:, None] * K + k[None, :]
@@ -71,7 +70,7 @@ def _rows_times_weights(
     return acc
 
 
-# One more row is no reason to compile again.
+# Do not recompile for every number of rows.
 @triton.jit(do_not_specialize=["M"])
 def integers_kernel(
     x_ptr,  # [M, K] int8

@@ -1,18 +1,18 @@
 """y = x W^T for weights of 2, 4 or 8 bits in groups, activations in float16 or bfloat16 (w2a16, w4a16, w8a16; 3 as 4).
 
-Layout, made once at load. A step of the inner loop takes ``16 * BKP / BITS`` inputs. An int16 word holds codes of one
-output, one per plane: plane p of word i is input ``p * BKP + i`` of the step. So each plane is a dense tile that
-meets a contiguous slice of x in a product of its own, and nothing is ever shuffled. Words lie as [N / 64, steps, 64,
-BKP]: a program reads one piece of memory per step. Scale and zero of a group share an int32 [groups, N], which can be
-copied asynchronously where 16 bits alone cannot.
+Layout, packed once at load. A step of the inner loop takes ``16 * BKP / BITS`` inputs. An int16 word holds codes of one
+output, one per plane: plane p of word i is input ``p * BKP + i`` of the step. Each plane is thus a dense tile that is
+multiplied with a contiguous slice of x, and nothing is ever shuffled. Words are stored as [N / 64, steps, 64, BKP]: a
+program reads one contiguous block of memory per step. Scale and zero point of a group share an int32 [groups, N], which
+can be copied asynchronously, unlike 16 bits alone.
 
 The product is computed as W x^T, because a tensor core takes its left operand from registers, where the codes are
-unpacked, and because few activations then waste nothing. Codes enter it with an offset (language.py) that is taken
-off in the end through sums of the activations: ``sum (q + o - z - o) x = sum (q + o) x - (z + o) sum x``. With more
-activations than that pays for, the weights themselves are made first (SCALE_FIRST).
+unpacked, and because few activations then waste no rows. Codes enter it with an offset (language.py), which is
+subtracted at the end by means of sums of the activations: ``sum (q + o - z - o) x = sum (q + o) x - (z + o) sum x``.
+With more activations, dequantizing the weights first is cheaper (SCALE_FIRST).
 
-Several programs may share an output, each with a part of the inputs. The last to finish adds the parts up in their
-order, so results do not depend on chance.
+Several programs may share an output, each with a part of the inputs (split-K). The last to finish adds up the partial
+sums in a fixed order, so results are deterministic.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from aiakq.kernels.triton.language import INTERPRETED, dot, offset_of, planes_of
 @triton.jit
 def write_sums(
     x,  # [BLOCK] float32, whole steps, zeros beyond K
-    first,  # the place of the first
+    first,  # position of the first element
     row,
     sums_ptr,  # [steps, PLANES or 2, sums_stride] float32
     sums_stride,
@@ -37,9 +37,10 @@ def write_sums(
     PER_PLANE: tl.constexpr,
     BF16: tl.constexpr,
 ):
-    """What the product will need of the sums of activations, in the order of the weights.
+    """Store the sums of activations that the product needs, in the order of the weights.
 
-    PER_PLANE: a sum for each plane. Else two numbers: the sum of all, each times the offset of its plane, and without.
+    PER_PLANE: one sum per plane. Otherwise two: the sum of all activations times the offset of their plane, and
+    without.
     """
     PLANES: tl.constexpr = 16 // BITS
     COUNT: tl.constexpr = BLOCK // BKP
@@ -49,7 +50,7 @@ def write_sums(
         at = first // BKP + plane
         tl.store(sums_ptr + at * sums_stride + row, sums, mask=at * BKP < K)
     else:
-        # offset_of each plane: powers of two that fall with the place in the byte, or one number for all.
+        # offset_of each plane: powers of two that decrease with the position in the byte, or one constant.
         offsets = tl.exp2((10 - (plane * BITS) % 8).to(tl.float32))
         if BF16:
             offsets = tl.full((COUNT,), 0.0 if BITS == 8 else 128.0, tl.float32)
@@ -77,7 +78,7 @@ def arrange_kernel(
     SUMS: tl.constexpr,
     PER_PLANE: tl.constexpr,
 ):
-    """BLOCK activations of one row in the order of the weights, and their sums."""
+    """Reorder BLOCK activations of one row to the order of the weights, and compute their sums."""
     row = tl.program_id(0).to(tl.int64)
     first = tl.program_id(1) * BLOCK
     at = first + tl.arange(0, BLOCK)
@@ -96,7 +97,7 @@ def arrange_kernel(
 
 @triton.jit
 def _scale_and_zero(packed):
-    """Both float32, from the halves of an int32."""
+    """Unpack scale and zero point, both float32, from the halves of an int32."""
     scale = (packed & 0xFFFF).to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
     zero = (packed >> 16).to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
     return scale, zero
@@ -104,10 +105,10 @@ def _scale_and_zero(packed):
 
 @triton.jit
 def _weights(plane, offset, scale, zero):
-    """Weights in the plane's dtype, rounded once.
+    """Dequantize weights to the plane's dtype, rounded once.
 
-    Zero points that are no whole numbers do not fit into that dtype together with the offset: what is left over is
-    taken off afterwards, in a fused multiply-add. The difference of two small whole numbers is exact.
+    A fractional zero point does not fit into that dtype together with the offset: the remainder is subtracted
+    afterwards in a fused multiply-add. The difference of two small integers is exact.
     """
     FLOAT: tl.constexpr = plane.dtype
     base = (zero + offset).to(FLOAT)
@@ -126,9 +127,9 @@ def _scales_per_plane(
     N_PADDED: tl.constexpr, GROUP: tl.constexpr, BITS: tl.constexpr, BKP: tl.constexpr, BN: tl.constexpr,
     BM: tl.constexpr, SCALE_FIRST: tl.constexpr, BF16: tl.constexpr,
 ):  # fmt: skip
-    """``acc`` and the product of one step in which groups end."""
+    """Accumulate the product of one step that contains group boundaries into ``acc``."""
     PLANES: tl.constexpr = 16 // BITS
-    # So many planes have a scale of their own.
+    # Number of planes that share a scale.
     TOGETHER: tl.constexpr = GROUP // BKP
     for plane in tl.static_range(PLANES):
         x = tl.load(x_at + plane * BKP, eviction_policy="evict_last")
@@ -153,7 +154,7 @@ def _scales_per_plane(
 
 @triton.jit
 def _products(acc, planes, x_at, BITS: tl.constexpr, BKP: tl.constexpr):
-    """``acc`` and the product of one step's codes, offsets included."""
+    """Accumulate the product of one step's codes, including offsets, into ``acc``."""
     for plane in tl.static_range(16 // BITS):
         acc = dot(planes[plane], tl.load(x_at + plane * BKP, eviction_policy="evict_last"), acc)
     return acc
@@ -163,7 +164,7 @@ def _products(acc, planes, x_at, BITS: tl.constexpr, BKP: tl.constexpr):
 def _products_of_weights(
     acc, planes, x_at, scale, zero, BITS: tl.constexpr, BKP: tl.constexpr, BF16: tl.constexpr
 ):  # fmt: skip
-    """``acc`` and the product of one step's weights, which are made first."""
+    """Accumulate the product of one step's weights, dequantized first, into ``acc``."""
     for plane in tl.static_range(16 // BITS):
         x = tl.load(x_at + plane * BKP, eviction_policy="evict_last")
         acc = dot(_weights(planes[plane], offset_of(plane, BITS, BF16), scale, zero), x, acc)
@@ -193,16 +194,16 @@ def grouped_loop(
     PLAIN: tl.constexpr,
     BF16: tl.constexpr,
 ):
-    """W x^T of steps ``begin`` to ``end``, float32 [BN, BM]; arguments as those of grouped_kernel."""
+    """W x^T over steps ``begin`` to ``end``, float32 [BN, BM]; arguments as in grouped_kernel."""
     PLANES: tl.constexpr = 16 // BITS
     BK: tl.constexpr = PLANES * BKP
-    # One group for all inputs: its scale waits until the end.
+    # A single group over all inputs: its scale is applied at the end.
     WHOLE: tl.constexpr = GROUP == STEPS * BK and not SCALE_FIRST
     acc = tl.zeros((BN, BM), tl.float32)
     if WHOLE:
         taken = tl.zeros((BM,), tl.float32)
         total = tl.zeros((BM,), tl.float32)
-    # Stages named here: Triton then copies ahead what products do not read, too.
+    # With explicit stages, Triton also prefetches data that is not an operand of a product.
     for step in tl.range(begin, end, num_stages=STAGES):
         words = tl.load(words_at + step * (64 * BKP), eviction_policy="evict_first")
         planes = planes_of(words, BITS, BF16, PLAIN)
@@ -230,14 +231,14 @@ def grouped_loop(
     return acc
 
 
-# One more row is no reason to compile again.
+# Do not recompile for every number of rows.
 @triton.jit(do_not_specialize=["M"])
 def grouped_kernel(
     x_ptr,  # [M, K] in the order of the weights
     sums_ptr,  # of write_sums; not with SCALE_FIRST
     words_ptr,  # [N / 64, STEPS, 64, BKP] int16
     grid_ptr,  # [groups, N] int32: scale below, zero above, both as float16
-    factors_ptr,  # [N] float32: what all scales of an output are multiplied by
+    factors_ptr,  # [N] float32: factor of all scales of an output
     bias_ptr,
     y_ptr,  # [M, N]
     parts_ptr,  # [SPLIT, M, N] float32
@@ -304,7 +305,7 @@ def dequantize_kernel(
     BKP: tl.constexpr,
     PLAIN: tl.constexpr,
 ):
-    """The weights of 64 outputs and one step, as floats: for so many activations that a dense product is quicker."""
+    """Dequantize 64 outputs and one step of weights, for numbers of activations where a dense product is faster."""
     PLANES: tl.constexpr = 16 // BITS
     BK: tl.constexpr = PLANES * BKP
     K: tl.constexpr = STEPS * BK

@@ -10,12 +10,12 @@ from aiakq.kernels.types import ActivationLayout, LinearInput, NormProblem
 
 
 def supports(problem: NormProblem) -> str | None:
-    """None, or why not."""
+    """Return None, or why not."""
     return triton.unsupported("norm", problem.device, problem.dtype)
 
 
 def prepare(weight: Tensor, bias: Tensor | None, epsilon: float, problem: NormProblem) -> TritonNorm:
-    """weight and bias [D] in the dtype of the activations."""
+    """Prepare the norm; weight and bias [D] are in the dtype of the activations."""
     return TritonNorm(weight, bias, epsilon, centered=problem.kind == "layer")
 
 
@@ -28,7 +28,7 @@ class TritonNorm:
     def __call__(
         self, x: Tensor, residual: Tensor | None = None, layout: ActivationLayout | None = None
     ) -> LinearInput:
-        """x [M, D] -> [M, D], as a Tensor or in ``layout``; ``residual`` is added to x, in place, first."""
+        """x [M, D] -> [M, D], as a Tensor or in ``layout``; ``residual`` is first added to x in place."""
         from aiakq.kernels.triton.norm_kernel import norm_kernel
 
         m, d = x.shape

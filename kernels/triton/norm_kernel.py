@@ -28,7 +28,7 @@ def norm_kernel(
     BIAS: tl.constexpr,
     CODES: tl.constexpr,
     GIVEN: tl.constexpr,
-    perm_ptr=None,  # this and what follows: PackedLayout
+    perm_ptr=None,  # this and the following: PackedLayout
     sums_ptr=None,
     sums_stride=0,
     PERM: tl.constexpr = False,
@@ -55,7 +55,7 @@ def norm_kernel(
         if BIAS:
             y += tl.load(bias_ptr + at, mask=there, other=0.0).to(tl.float32)
     else:
-        # As models do it: the normalized row is rounded before it meets the weight.
+        # As in the models: the normalized row is rounded before it is multiplied by the weight.
         y = (x * tl.rsqrt(tl.sum(x * x, 0) / D + epsilon)).to(FLOAT).to(tl.float32) * weight
     write_row(
         y, row, at, there, y_ptr, y_stride, scales_ptr, given_ptr, perm_ptr, sums_ptr, sums_stride, 0,

@@ -12,14 +12,14 @@ from aiakq.kernels.triton.layouts import block_for
 from aiakq.kernels.triton.states import state_tables
 from aiakq.kernels.types import AttentionContext
 
-#: Numbers of a state that a program of one warp holds in registers.
+#: State elements that a program of one warp holds in registers.
 HELD = 2048
-#: Of a column at most: a program holds two at least.
+#: Maximum key size, the length of a column: a program holds at least two columns.
 MAX_KEY_SIZE = 1024
 
 
 def supports(problem: RecurrenceProblem) -> str | None:
-    """None, or why not."""
+    """Return None, or why not."""
     reason = triton.unsupported("recurrence", problem.device, problem.dtype)
     if reason is None and problem.key_dim > MAX_KEY_SIZE:
         reason = f"keys have at most {MAX_KEY_SIZE} elements"
@@ -27,17 +27,17 @@ def supports(problem: RecurrenceProblem) -> str | None:
 
 
 def prepare(spec: RecurrenceSpec, problem: RecurrenceProblem) -> TritonRecurrence:
-    """One layer's recurrence."""
+    """Prepare the recurrence of one layer."""
     return TritonRecurrence(spec)
 
 
 def columns(spec: RecurrenceSpec) -> int:
-    """Columns of a state that a program computes."""
+    """Return the number of state columns per program."""
     return min(block_for(spec.value_dim), HELD // block_for(spec.key_dim))
 
 
 class TritonRecurrence:
-    """The interface is Recurrence in ops/recurrence.py."""
+    """Triton recurrence; the interface is Recurrence in ops/recurrence.py."""
 
     def __init__(self, spec: RecurrenceSpec) -> None:
         self.spec = spec
@@ -46,7 +46,7 @@ class TritonRecurrence:
         self.skip = None if spec.skip is None else spec.skip.float().contiguous()
 
     def __call__(self, x: Tensor, gates: Tensor, states: Tensor, context: AttentionContext) -> Tensor:
-        """x [T, width] and gates [T, H or 2 H], of which rows may be further apart -> [T, H * value_dim]."""
+        """x [T, width] and gates [T, H or 2 H], whose rows may be strided -> [T, H * value_dim]."""
         from aiakq.kernels.triton.recurrence_kernel import recurrence_kernel
 
         spec, tables = self.spec, state_tables(context, x.device)

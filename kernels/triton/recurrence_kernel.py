@@ -1,7 +1,7 @@
-"""Linear recurrences, Mamba 2's state spaces and the gated delta rule, token by token.
+"""Linear recurrences (Mamba 2 state space, gated delta rule), token by token.
 
-A program holds some columns of one head's state in registers and goes over the tokens of a sequence, so that states are
-read and written once per step, however many tokens it has. Columns do not depend on each other.
+A program keeps some columns of one head's state in registers and iterates over the tokens of a sequence, so that states
+are read and written once per step for any number of tokens. Columns are independent of each other.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ import triton.language as tl
 
 @triton.jit
 def _softplus(x):
-    """log(1 + e^x), exact to float32 where it is small, too."""
+    """log(1 + e^x), accurate to float32 also for small values."""
     small = tl.exp(-tl.abs(x))
     whole = 1.0 + small
-    # What was lost in the sum is made up for (Kahan's log1p).
+    # Compensate the rounding error of the sum (Kahan's log1p).
     lost = whole - 1.0
     log = tl.where(lost > 0, tl.log(whole) * (small / tl.where(lost > 0, lost, 1.0)), small)
     return tl.maximum(x, 0.0) + log
@@ -25,7 +25,7 @@ def _softplus(x):
 def _advance(
     state, query, key, value, step, rate, mix, skip, factor, epsilon, DELTA: tl.constexpr, SKIP: tl.constexpr
 ):  # fmt: skip
-    """The state [WIDTH, BLOCK] after a token, and what its query [WIDTH] makes of it; ``mix`` is what b is made of."""
+    """Return the state [WIDTH, BLOCK] after a token and the output of its query [WIDTH]; ``mix`` is the input of b."""
     state *= tl.exp(rate * step)
     if DELTA:
         query *= tl.rsqrt(tl.sum(query * query, 0) + epsilon) * factor
@@ -42,7 +42,7 @@ def _advance(
 def _places(
     x_ptr, key_at, value_at, H: tl.constexpr, HK: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr, DELTA: tl.constexpr
 ):
-    """Addresses of a head's query, key and value in the row at ``x_ptr``."""
+    """Return the addresses of a head's query, key and value in the row at ``x_ptr``."""
     if DELTA:
         return x_ptr + key_at, x_ptr + HK * DK + key_at, x_ptr + 2 * HK * DK + value_at
     else:
@@ -57,7 +57,7 @@ def recurrence_kernel(
     bias_ptr,  # [H] float32
     skip_ptr,  # [H] float32
     states_ptr,  # [rows, H, DK, DV] float32
-    sources_ptr,  # what StateTables has
+    sources_ptr,  # this, firsts_ptr and saves_ptr: see StateTables
     starts_ptr,  # [S + 1] int32: where a sequence's tokens begin
     firsts_ptr,
     saves_ptr,
@@ -92,7 +92,7 @@ def recurrence_kernel(
     begin = 0
     first = tl.load(firsts_ptr + sequence)
     last = tl.load(firsts_ptr + sequence + 1)
-    # From each state that is kept to the next, and at last to the end.
+    # Advance from each saved state to the next, and finally to the end.
     for number in range(first, last + 1):
         keeps = number < last
         end = tl.load(saves_ptr + 3 * number + 1, mask=keeps, other=count - 1) + 1

@@ -11,8 +11,8 @@ from aiakq.kernels.types import AttentionSpec, LayerCache
 def rotate_and_write(
     spec: AttentionSpec, qkv: Tensor, positions: Tensor | None, cache: LayerCache, slots: Tensor
 ) -> Tensor:
-    """qkv [T, sum of spec.widths], whose queries are modified -> queries [T, H, D]; keys and values go to ``slots``
-    [T].
+    """Rotate queries in qkv [T, sum of spec.widths] in place and return them [T, H, D]; write keys and values to
+    ``slots`` [T].
     """
     query, key, value = qkv.split(spec.widths, dim=1)
     _launch(spec, spec.num_heads, query, key, value, positions, cache, slots)
@@ -41,13 +41,13 @@ def _launch(
 
     if key.shape[0] == 0:
         return
-    # Any tensor may stand where the kernel reads and writes nothing, as for the values of latents.
+    # The kernel accepts any tensor for arguments that it does not access, such as the values of latents.
     keys, values, *scales = (cache[0], cache[0], *cache[1:], *cache[1:]) if spec.latent else cache
     norms = (keys if norm is None else norm for norm in (spec.q_norm, spec.k_norm))
     rotated, factors, at = 0, (keys, keys), slots
     if spec.rotary is not None and positions is not None:
         rotated, factors, at = spec.rotary.rotated, (spec.rotary.cosines, spec.rotary.sines), positions
-    # Of queries only what changes is read and written.
+    # Only the elements of queries that change are read and written.
     changed = spec.head_dim if spec.q_norm is not None else rotated
     heads = heads if changed else 0
     rotary_kernel[(key.shape[0], heads + spec.num_kv_heads)](

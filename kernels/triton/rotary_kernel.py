@@ -1,7 +1,7 @@
 """Head norms, rotary embedding and KV cache writes, between the projections and attention.
 
-One program per token and head. A head of queries is turned in place; a head of keys is turned on its way into the
-cache, with its values beside it, as they are or in 8 bits (int8, e4m3, e5m2) with a scale per token and head.
+One program per token and head. Query heads are rotated in place; key heads are rotated while being written to the
+cache along with the values, unchanged or in 8 bits (int8, e4m3, e5m2) with a scale per token and head.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ def _turned(
     INTERLEAVED: tl.constexpr,
     NORM: tl.constexpr,
 ):
-    """A head [WIDTH] float32: normalized, then its first ROTATED elements turned, each half with the other, or
-    neighbours with each other if INTERLEAVED.
+    """Load a head [WIDTH] float32, normalize it, and rotate its first ROTATED elements: each half with the other, or
+    adjacent pairs if INTERLEAVED.
     """
     HALF: tl.constexpr = ROTATED // 2
     there = d < D
@@ -39,7 +39,7 @@ def _turned(
         turning = d < ROTATED
         other = tl.load(at_ptr + other_at, mask=turning, other=0.0).to(tl.float32)
     if NORM:
-        # Of all elements, also those that stay; rounded as a norm's result is.
+        # Applies to all elements, also those not rotated; rounded like the result of a norm.
         FLOAT: tl.constexpr = at_ptr.dtype.element_ty
         factor = tl.rsqrt(tl.sum(x * x, 0) / D + epsilon)
         x = (x * factor).to(FLOAT).to(tl.float32) * tl.load(norm_ptr + d, mask=there, other=0.0).to(tl.float32)
@@ -57,7 +57,7 @@ def _turned(
 
 @triton.jit
 def _keep(x, cache_ptr, scales_ptr, place, d, D: tl.constexpr, SCALED: tl.constexpr):
-    """A head [WIDTH] float32 into line ``place`` of a cache."""
+    """Write a head [WIDTH] float32 to row ``place`` of a cache."""
     there = d < D
     if SCALED:
         KIND: tl.constexpr = cache_ptr.dtype.element_ty
@@ -69,7 +69,7 @@ def _keep(x, cache_ptr, scales_ptr, place, d, D: tl.constexpr, SCALED: tl.conste
         if KIND == tl.int8:
             code = nearest(code)
         elif INTERPRETED:
-            # Its casts cut off what a GPU rounds: here all but the digits that are kept is taken off (Dekker's split).
+            # The interpreter's casts truncate where a GPU rounds: round to the kept digits here (Dekker's split).
             high = code * (2.0**20 + 1.0 if KIND == tl.float8e4nv else 2.0**21 + 1.0)
             code = high - (high - code)
         tl.store(cache_ptr + place * D + d, code.to(KIND), mask=there)
@@ -102,7 +102,7 @@ def rotary_kernel(
     D: tl.constexpr,
     DV: tl.constexpr,
     WIDTH: tl.constexpr,  # a power of two, at least D and DV
-    WIDTH_Q: tl.constexpr,  # a power of two, at least what changes of a head of queries: D if NORM, else ROTATED
+    WIDTH_Q: tl.constexpr,  # a power of two, at least the changed elements of a query head: D if NORM, else ROTATED
     ROTATED: tl.constexpr,
     INTERLEAVED: tl.constexpr,
     NORM: tl.constexpr,
@@ -119,7 +119,7 @@ def rotary_kernel(
         at = q_ptr + token * q_stride + head * D
         d_q = tl.arange(0, WIDTH_Q)
         q = _turned(at, q_norm_ptr, epsilon, cosines_ptr, sines_ptr, d_q, CHANGED, ROTATED, INTERLEAVED, NORM)
-        # Other lanes read what this one writes: all have it before it is overwritten.
+        # Other lanes read what this one writes: all must have loaded it before it is overwritten.
         tl.debug_barrier()
         tl.store(at + d_q, q.to(q_ptr.dtype.element_ty), mask=d_q < CHANGED)
     else:

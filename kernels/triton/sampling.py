@@ -1,4 +1,4 @@
-"""Sampling on GPUs: the reference in torch, whose masks sampling_kernel.py applies."""
+"""Sampling on GPUs: the torch reference with masks applied by sampling_kernel.py."""
 
 from __future__ import annotations
 
@@ -9,27 +9,27 @@ from aiakq.kernels import triton
 from aiakq.kernels.ops.sampling import CANDIDATES, TorchSampler
 from aiakq.kernels.types import SamplingProblem
 
-#: Words of a mask, of 32 tokens each, that a program applies.
+#: Words of a mask, of 32 tokens each, per program.
 WORDS = 32
 
 
 def supports(problem: SamplingProblem) -> str | None:
-    """None, or why not."""
+    """Return None, or why not."""
     if problem.dtype != torch.float32:
         return f"logits are float32, not {problem.dtype}"
     return triton.other_device(problem.device) or triton.unavailable_reason("sampling")
 
 
 def prepare(problem: SamplingProblem) -> TritonSampler:
-    """A sampler, which has no state."""
+    """Return a sampler, which is stateless."""
     return TritonSampler(CANDIDATES)
 
 
 class TritonSampler(TorchSampler):
-    """TorchSampler, which reads and writes no logits that a mask allows."""
+    """TorchSampler that only touches the logits of masked tokens when it applies a mask."""
 
     def mask(self, logits: Tensor, rows: Tensor, bits: Tensor) -> None:
-        """Set what ``bits`` [N, W] int32 do not allow in rows ``rows`` [N] int64 of ``logits`` [R, V] to -inf."""
+        """Set tokens not allowed by ``bits`` [N, W] int32 to -inf in rows ``rows`` [N] int64 of ``logits`` [R, V]."""
         from aiakq.kernels.triton.sampling_kernel import mask_kernel
 
         vocab = logits.shape[1]

@@ -16,7 +16,7 @@ def mask_kernel(
     vocab,
     WORDS: tl.constexpr,
 ):
-    """A program per masked row and WORDS words of its mask."""
+    """Apply WORDS words of the mask of one row per program."""
     line = tl.program_id(0).to(tl.int64)
     row = tl.load(rows_ptr + line)
     words = tl.program_id(1) * WORDS + tl.arange(0, WORDS)

@@ -1,7 +1,7 @@
 """Self-test of a GPU: every family of kernels on a small problem, compared with torch on the same GPU.
 
-Drivers, compilers and processors differ. A family that does not agree is not used there, and the start-up table and
-``aiakq inspect`` show the reason.
+Drivers, compilers and processors differ. A family whose results disagree is not used on that GPU, and the start-up
+table and ``aiakq inspect`` show the reason.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ from aiakq.kernels.types import (
     SamplingProblem,
 )
 
-#: Relative error, root mean square, from which on a kernel is wrong and not merely rounded.
+#: Relative RMS error above which a kernel is considered wrong, not merely rounded.
 MAX_ERROR = 0.02
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What the self-test found about one family of kernels.
+    """The result of the self-test of one family of kernels.
 
     failure  None, or one sentence.
-    error    relative error, root mean square; NaN if the family raised.
+    error    relative RMS error; NaN if the family raised.
     details  the traceback if it raised.
     """
 
@@ -47,16 +47,16 @@ class Verdict:
 
 @lru_cache
 def verdict(number: int, family: str) -> Verdict:
-    """Whether the kernels of ``family``, a name in FAMILIES, agree with torch on GPU ``number``."""
+    """Return the verdict on the kernels of ``family``, a name in FAMILIES, on GPU ``number``."""
     with torch.cuda.device(number):
         return examine(family, torch.device("cuda", number))
 
 
 def examine(family: str, device: torch.device) -> Verdict:
-    """``verdict`` on any device: the interpreter's is the CPU."""
+    """``verdict`` on any device; with the interpreter that is the CPU."""
     try:
         error = FAMILIES[family](device)
-    except Exception as problem:  # whatever Triton, ptxas or the driver has to say
+    except Exception as problem:  # anything that Triton, ptxas or the driver raises
         first = (str(problem).splitlines() or [""])[0][:120]
         sentence = f"Triton's {family} kernels fail on this GPU: {type(problem).__name__}: {first}"
         return Verdict(sentence, float("nan"), traceback.format_exc())
@@ -66,7 +66,7 @@ def examine(family: str, device: torch.device) -> Verdict:
 
 
 def _error(found: Tensor, expected: Tensor) -> float:
-    """Relative error, root mean square."""
+    """Return the relative RMS error."""
     return ((found.double() - expected.double()).norm() / expected.double().norm()).item()
 
 
@@ -78,7 +78,7 @@ def _weight(scheme: str, bits: int, n: int, k: int, group: int, device: torch.de
 
 
 def _weight_only(device: torch.device) -> float:
-    """Four-bit weights: one row, split inputs, many rows, and dequantized to memory."""
+    """Check 4-bit weights: one row, split inputs, many rows, and dequantized to memory."""
     from aiakq.kernels.triton.configs import Config
 
     linear = REGISTRIES["linear"].load("triton")
@@ -95,7 +95,7 @@ def _weight_only(device: torch.device) -> float:
 
 
 def _w8a8(device: torch.device) -> float:
-    """Eight-bit weights and activations."""
+    """Check 8-bit weights and activations."""
     linear_int8 = REGISTRIES["linear"].load("triton-w8a8")
 
     weight = _weight("w8a8", 8, 200, 1024, 1024, device)
@@ -106,7 +106,7 @@ def _w8a8(device: torch.device) -> float:
 
 
 def _norm(device: torch.device) -> float:
-    """RMS norms in every layout."""
+    """Check RMS norms in every layout."""
     from aiakq.kernels.triton.layouts import PackedLayout, QuantizedLayout
 
     x, residual = (torch.randn(5, 300, device=device, dtype=torch.float16) for _ in range(2))
@@ -124,14 +124,14 @@ def _norm(device: torch.device) -> float:
 
 
 def _activation(device: torch.device) -> float:
-    """A gated activation function."""
+    """Check a gated activation function."""
     gate, up = (torch.randn(5, 300, device=device, dtype=torch.float16) for _ in range(2))
     silu = REGISTRIES["activation"].load("triton").prepare(ActivationProblem("silu", torch.float16, device.type))
     return _error(silu.gated(torch.cat((gate, up), dim=1)), torch.nn.functional.silu(gate.float()) * up.float())
 
 
 def _attention(device: torch.device) -> float:
-    """Rotary positions, the writes into the cache, and attention over it: a prompt, then one more token."""
+    """Check the rotary embedding, cache writes, and attention over the cache: a prompt, then one more token."""
     heads, kv_heads, size, tokens = 4, 2, 64, 70
     qkv = torch.randn(tokens, (heads + 2 * kv_heads) * size, device=device, dtype=torch.float16)
     freqs = torch.rand(tokens, size // 2, device=device)
@@ -142,7 +142,7 @@ def _attention(device: torch.device) -> float:
 
 
 def _latent_attention(device: torch.device) -> float:
-    """The same over latents, by blocks of more heads than there are."""
+    """The same over latents, with blocks of more heads than there are."""
     heads, rotated, latent, tokens = 20, 16, 64, 70
     qkv = torch.randn(tokens, (heads + 1) * (rotated + latent), device=device, dtype=torch.float16)
     freqs = torch.rand(tokens, rotated // 2, device=device)
@@ -159,8 +159,8 @@ def _latent_attention(device: torch.device) -> float:
 
 
 def _attended(spec: AttentionSpec, qkv: Tensor, cache: list[Tensor], expected: Tensor) -> float:
-    """The error of attention over the rows of qkv [70, ...], all but the last as a prompt, in an empty cache of six
-    pages of 16 tokens.
+    """Return the error of attention over the rows of qkv [70, ...], all but the last as a prompt, in an empty cache of
+    six pages of 16 tokens.
     """
     tokens, device = len(qkv), qkv.device
     pages = torch.tensor([3, 1, 5, 2, 4], dtype=torch.int32, device=device)
@@ -179,7 +179,7 @@ def _attended(spec: AttentionSpec, qkv: Tensor, cache: list[Tensor], expected: T
 
 
 def _step(device: torch.device, new: list[int], lengths: list[int]) -> AttentionContext:
-    """A step that computes ``new`` tokens of sequences of ``lengths``, those of one token first; it has no pages."""
+    """Create a step of ``new`` tokens of sequences of ``lengths``, those of one token first; it has no pages."""
     starts = [0, *torch.tensor(new).cumsum(0).tolist()]
     return AttentionContext(
         query_start=torch.tensor(starts, dtype=torch.int32, device=device),
@@ -193,7 +193,7 @@ def _step(device: torch.device, new: list[int], lengths: list[int]) -> Attention
 
 
 def _expected_attention(qkv: Tensor, tables: RotaryTables, heads: int, kv_heads: int, size: int) -> Tensor:
-    """qkv [T, (H + 2 Hkv) D] -> [T, H D] float32, by torch."""
+    """Compute attention of qkv [T, (H + 2 Hkv) D] -> [T, H D] float32 with torch."""
     q, k, v = (part.unflatten(1, (-1, size)).float() for part in qkv.split([heads * size] + [kv_heads * size] * 2, 1))
     rotated = [_rotated(x, tables).transpose(0, 1) for x in (q, k)]
     keys, values = (x.repeat_interleave(heads // kv_heads, 0) for x in (rotated[1], v.transpose(0, 1)))
@@ -202,7 +202,7 @@ def _expected_attention(qkv: Tensor, tables: RotaryTables, heads: int, kv_heads:
 
 
 def _rotated(x: Tensor, tables: RotaryTables) -> Tensor:
-    """x [T, H, R] float32 at positions 0 to T - 1, each half of a head with the other."""
+    """Rotate x [T, H, R] float32 at positions 0 to T - 1, each half of a head with the other."""
     first, second = x.chunk(2, -1)
     c, s = tables.cosines[:, None], tables.sines[:, None]
     return torch.cat((first * c - second * s, second * c + first * s), -1)
@@ -237,7 +237,7 @@ def _lora(device: torch.device) -> float:
 
 
 def _convolution(device: torch.device) -> float:
-    """A convolution with all that may be around it."""
+    """Check a convolution with all its optional parts."""
     weight, bias = torch.randn(150, 4, device=device), torch.randn(150, device=device)
     spec = ConvolutionSpec(weight, bias, silu=True)
     x, before, after = (torch.randn(21, 150, device=device, dtype=torch.float16) for _ in range(3))
@@ -245,7 +245,7 @@ def _convolution(device: torch.device) -> float:
 
 
 def _recurrence(device: torch.device) -> float:
-    """Both kinds of recurrence."""
+    """Check both kinds of recurrence."""
     worst = 0.0
     for kind, gates in (("state_space", 4), ("delta_rule", 8)):
         a_log, bias, skip = torch.randn(3, 4, device=device)
@@ -258,7 +258,7 @@ def _recurrence(device: torch.device) -> float:
 def _with_states(
     operation: str, spec: ConvolutionSpec | RecurrenceSpec, rows: tuple[Tensor, ...], factors: dict[str, Tensor]
 ) -> float:
-    """The error of what ``operation`` returns for 21 rows of two sequences, and of the states that it keeps."""
+    """Return the error of ``operation`` for 21 rows of two sequences, and of the states that it saves."""
     device, found = rows[0].device, []
     states = torch.randn(5, *spec.state_shape, device=device)
     for name, dtype in (("triton", torch.float16), ("torch", torch.float32)):
@@ -271,7 +271,7 @@ def _with_states(
 
 
 def _gated_norm(device: torch.device) -> float:
-    """RMS norms of groups, with the gate before and after."""
+    """Check grouped RMS norms, with the gate before and after."""
     x, gate = (torch.randn(5, 300, device=device, dtype=torch.float16) for _ in range(2))
     weight, worst = torch.rand(300, device=device, dtype=torch.float16), 0.0
     for first in (False, True):
@@ -286,7 +286,7 @@ def _gated_norm(device: torch.device) -> float:
 
 
 def _sampling(device: torch.device) -> float:
-    """Masks over some rows of logits."""
+    """Check masks over some rows of logits."""
     logits, rows = torch.randn(5, 1003, device=device), torch.tensor([3, 0], device=device)
     bits = torch.randint(-(2**31), 2**31, (2, 32), dtype=torch.int64, device=device).int()
     found = []
@@ -298,7 +298,7 @@ def _sampling(device: torch.device) -> float:
     return _error(*found)
 
 
-#: Family -> its check: the largest error on a device.
+#: Family -> its check, which returns the maximum error on a device.
 FAMILIES: dict[str, Callable[[torch.device], float]] = {
     "weight-only linear": _weight_only,
     "w8a8 linear": _w8a8,

@@ -1,4 +1,4 @@
-"""Where the states of a step are read and written, as tensors on its device, made once per step for all layers."""
+"""The states that a step reads and writes, as tensors on its device, created once per step for all layers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor
 
 from aiakq.kernels.types import AttentionContext
 
-#: Tokens of a program of the convolution.
+#: Tokens per program of the convolution.
 TOKENS = 8
 
 
@@ -18,7 +18,7 @@ class StateTables:
     """The states of S sequences, all int32.
 
     sources  [S] as in StateContext.
-    firsts   [S + 1] where the saves of each sequence begin.
+    firsts   [S + 1] first save of each sequence.
     saves    [N, 3] sequence, token, row.
     blocks   [B, 2] sequence, first token of a block of TOKENS.
     """
@@ -30,7 +30,7 @@ class StateTables:
 
 
 def state_tables(context: AttentionContext, device: torch.device) -> StateTables:
-    """The tables of a step, made by its first layer that needs them."""
+    """Return the tables of a step, created by the first layer that needs them."""
     tables: StateTables | None = context.plans.get("triton states")
     if tables is None:
         tables = context.plans["triton states"] = _made(context, device)
@@ -45,7 +45,7 @@ def _made(context: AttentionContext, device: torch.device) -> StateTables:
         firsts.append(len(saves))
         blocks += [(s, first) for first in range(0, starts[s + 1] - starts[s], TOKENS)]
     parts = [torch.tensor(part, dtype=torch.int32) for part in (context.states.sources, firsts, saves, blocks)]
-    # One copy; each part begins at 16 bytes, because Triton compiles another kernel for pointers that do not.
+    # One copy. Parts are aligned to 16 bytes, because Triton compiles another kernel for unaligned pointers.
     sizes = [part.numel() + -part.numel() % 4 for part in parts]
     whole = torch.zeros(sum(sizes), dtype=torch.int32)
     for part, place in zip(parts, whole.split(sizes), strict=True):

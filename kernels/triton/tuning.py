@@ -12,9 +12,9 @@ from typing import Any
 from aiakq.kernels.triton import configs
 
 _ROWS = (8, 16, 32, 64, 128, 256, 512, 1024, 2048)
-#: The most rows that an entry is found for; of attention see configs.py.
+#: Maximum rows of each entry; for attention see configs.py.
 BUCKETS = {"grouped": _ROWS, "integers": _ROWS, "decode": (8, 32, 128, 512, 2048), "prefill": (128, 1024, 8192)}
-#: From so many rows on making the weights first and a dense product are tried, too.
+#: Minimum rows for which dequantizing the weights and a dense product are also tried.
 DENSE_FROM = 256
 
 #: Entry of the table, as in configs.py.
@@ -22,7 +22,7 @@ Entry = list | str
 
 
 def candidates(kernel: str, m: int) -> list[Entry]:
-    """The entries that may be the quickest for ``m`` rows."""
+    """Return the entries that may be the fastest for ``m`` rows."""
     if kernel == "decode":
         return [list(entry) for entry in itertools.product((32, 64, 128), (2, 3, 4), (2, 4), (1, 2, 4))]
     if kernel == "prefill":
@@ -43,7 +43,7 @@ def candidates(kernel: str, m: int) -> list[Entry]:
 
 
 def tuned(kernel: str, cost: Callable[[int, Entry], float]) -> dict[str, Entry]:
-    """For every bucket the entry with the least ``cost(rows, entry)``; one that cannot be launched costs infinity."""
+    """Return the entry with the lowest ``cost(rows, entry)`` for every bucket; failed launches cost infinity."""
     found: dict[str, Entry] = {}
     for m in BUCKETS[kernel]:
         entries = candidates(kernel, m)
@@ -51,13 +51,13 @@ def tuned(kernel: str, cost: Callable[[int, Entry], float]) -> dict[str, Entry]:
         best = costs.index(min(costs))
         if costs[best] < float("inf"):
             found[str(m)] = entries[best]
-    # A bucket that says the same as the next one says nothing.
+    # Omit a bucket that equals the next one.
     names = list(found)
     return {a: found[a] for a, b in zip(names, [*names[1:], None], strict=True) if b is None or found[a] != found[b]}
 
 
 def write(gpu: str, found: Mapping[str, Mapping[str, Mapping[str, Entry]]], folder: Path) -> Path:
-    """Put kernel -> bits -> entries over the table that ``gpu`` has and write that. Returns the file."""
+    """Merge kernel -> bits -> entries into the table of ``gpu``, write it, and return the file."""
     whole: dict[str, Any] = copy.deepcopy(configs.table(gpu))
     for kernel, by_bits in found.items():
         whole.setdefault(kernel, {}).update(by_bits)

@@ -1,7 +1,7 @@
 """DecoderBlock: a decoder block during quantization, the interface of transforms and rounders.
 
-A transform observes ``inputs`` and folds scales; a rounder hands every linear over with ``finish``, which puts the
-rounded weight into the block, so that everything after it sees what it will see when served.
+A transform observes ``inputs`` and folds scales. A rounder submits every linear with ``finish``, which replaces the
+weight in the block by its rounded version, so that later linears are calibrated on what they will see when served.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from aiakq.quantizers.numerics.rounding import Rounding, round_weight
 from aiakq.quantizers.workers.protocol import OneProcess, Task, Value, Workers
 from aiakq.spec import LayerSpec, QuantSpec
 
-#: Experts whose rounding decides about a scale that all of them share.
+#: Number of experts whose rounding error is evaluated in the search for a scale that all of them share.
 TRIED_EXPERTS = 4
 
 
 @dataclass(frozen=True)
 class BlockPlan:
-    """What is the same for every block.
+    """The settings shared by all blocks.
 
-    storage  the dtype of what is not quantized in the output (norms, biases).
-    scales   the dtype scales are stored in.
+    storage  dtype of unquantized tensors in the output (norms, biases).
+    scales   dtype in which scales are stored.
     """
 
     spec: QuantSpec
@@ -44,7 +44,7 @@ class BlockPlan:
 
 @dataclass(frozen=True)
 class BlockPart:
-    """Some linears of a block by name, their groups, and the mappings whose smooth layer is among them (or a norm)."""
+    """Some linears of a block by name, their groups, and the mappings whose smooth layer is one of them or a norm."""
 
     linears: list[str]
     groups: list[tuple[str, ...]]
@@ -53,7 +53,7 @@ class BlockPart:
 
 @dataclass
 class OriginalBlock:
-    """The block of the unquantized model: a copy of the block as it was, and its inputs in that model."""
+    """The block in the unquantized model: a copy of its original weights, and its inputs in that model."""
 
     module: nn.Module
     inputs: Activations
@@ -62,17 +62,17 @@ class OriginalBlock:
 class DecoderBlock:
     """One block of the model.
 
-    linears       those to quantize, by name inside the block.
-    groups        the linears in groups that share an input, in the order they run.
-    mappings      where scales may be folded, at least one balance layer being quantized; empty if no transform folds.
+    linears       linears to quantize, by name inside the block.
+    groups        groups of linears that share an input, in execution order.
+    mappings      smooth mappings with at least one quantized balance layer; empty if no transform folds scales.
     original      the block of the unquantized model; None unless the recipe needs it.
-    inputs        the calibration inputs of its linears.
+    inputs        calibration inputs of its linears.
     folder        folds scales.
-    result        the finished linears, their errors and remarks.
-    clip          the largest magnitude that each group of a linear keeps, [N, K / G] by name; all of it if absent.
-    input_scales  the stored activation scale of a linear, a float32 scalar by name.
-    experts       what the experts of the block, if it has any, are calibrated on.
-    workers       those who share out the work: a method may give them tasks.
+    result        finished linears, their errors and remarks.
+    clip          clipping magnitude of each group of a linear, [N, K / G] by name; absent: no clipping.
+    input_scales  static activation scale of a linear, a float32 scalar by name.
+    experts       calibration token counts of the block's experts, if it has any.
+    workers       the workers of the run, to which a method may assign tasks.
     """
 
     def __init__(
@@ -119,7 +119,7 @@ class DecoderBlock:
         self.input_scales: dict[str, Tensor] = {}
 
     def _ordered(self, groups: list[tuple[str, ...]]) -> list[tuple[str, ...]]:
-        """The calibrated and quantized linears of ``groups``; experts of one chunk stage by stage."""
+        """Return the calibrated and quantized linears of ``groups``; experts of one chunk stage by stage."""
         kept = [tuple(name for name in group if name in self.linears) for group in groups]
         kept = [group for group in kept if group and not group[0].startswith(self._uncalibrated)]
         for name, mixture in experts_of(self.module).items():
@@ -127,22 +127,22 @@ class DecoderBlock:
         return kept
 
     def spec(self, name: str) -> QuantSpec:
-        """How the linear ``name`` is to be stored."""
+        """Return the quantization spec of the linear ``name``."""
         return self._specs[name]
 
     def weight(self, name: str) -> Tensor:
-        """The present float32 weight [N, K] of a linear."""
+        """Return the current float32 weight [N, K] of a linear."""
         return self.linears[name].weight.data
 
-    # --- parts of it ----------------------------------------------------------------------------------------------
+    # --- parts ----------------------------------------------------------------------------------------------------
 
     @property
     def whole(self) -> BlockPart:
-        """All of the block as one part."""
+        """Return the whole block as one part."""
         return BlockPart(list(self.linears), self.groups, list(self.mappings))
 
     def parts(self) -> list[BlockPart]:
-        """Parts that bound the memory for statistics: everything but experts, then experts a few at a time."""
+        """Split the block to bound the memory for statistics: all except experts, then a few experts at a time."""
         experts = experts_of(self.module)
         chunks: list[tuple[str, ...]] = [()]
         for name, mixture in experts.items():
@@ -164,14 +164,14 @@ class DecoderBlock:
         return [part for part in parts if part.linears or part.mappings]
 
     def same_scheme(self, group: tuple[str, ...]) -> list[tuple[str, ...]]:
-        """The linears of a group, divided into those that are stored alike."""
+        """Split the linears of a group by their quantization scheme."""
         parts: dict[LayerSpec, list[str]] = {}
         for name in group:
             parts.setdefault(self._specs[name].layer, []).append(name)
         return [tuple(names) for names in parts.values()]
 
     def searched_layers(self, mapping: SmoothMapping) -> list[str]:
-        """The quantized balance layers whose rounding a search compares; of many experts those with most tokens."""
+        """Return the quantized balance layers evaluated in a search; of many experts those with the most tokens."""
         quantized = [name for name in mapping.balance_layers if name in self.linears]
         if place(mapping.smooth_layer) is not None:
             return quantized
@@ -181,7 +181,7 @@ class DecoderBlock:
             kept |= {f"{name}.{number}" for number in busiest}
         return [name for name in quantized if place(name) is None or expert(name) in kept]
 
-    # --- changing it ----------------------------------------------------------------------------------------------
+    # --- modification -------------------------------------------------------------------------------------------------
 
     def fold(self, mapping: SmoothMapping, scales: Tensor) -> Tensor:
         """``ScaleFolder.fold``, with a remark for the report."""
@@ -192,23 +192,23 @@ class DecoderBlock:
         return columns
 
     def rtn(self, name: str, clip: Tensor | None = None) -> Rounding:
-        """The linear's weight rounded to nearest; ``clip`` [N, K / G] cuts the ranges of its groups."""
+        """Round the linear's weight to nearest; ``clip`` [N, K / G] limits the ranges of its groups."""
         spec = self._specs[name]
         return round_weight(self.weight(name), spec.bits, spec.group_size, spec.symmetric, self.plan.scales, clip)
 
     def rtn_searched(self, name: str) -> Rounding:
-        """The same, in ranges that are searched by the error of the weights."""
+        """The same, with ranges searched by the rounding error of the weights."""
         spec = self._specs[name]
         return round_searched(self.weight(name), spec.bits, spec.group_size, spec.symmetric, self.plan.scales)
 
     def finish(self, name: str, rounding: Rounding) -> None:
-        """Hand over a linear; see ``BlockResult.finish``."""
+        """Submit a rounded linear; see ``BlockResult.finish``."""
         self.result.finish(name, rounding, self.input_scales.get(name))
 
     def finish_shared(self, tasks: Mapping[str, Callable[[], Rounding]]) -> None:
-        """Hand over the linears that ``tasks`` names, in their order, each rounded by one of the workers.
+        """Submit the linears that ``tasks`` names, in order; each is rounded by one of the workers.
 
-        A task may only look at what is the same on every worker and does not depend on the other tasks.
+        A task may only depend on data that is the same on every worker, and not on other tasks.
         """
         work = []
         for name, task in tasks.items():
@@ -223,7 +223,7 @@ class DecoderBlock:
             self.finish(name, (codes, scales, zeros))
 
     def restore(self, parameters: Mapping[str, Tensor]) -> None:
-        """Undo every fold and every finished linear. ``parameters`` are the block's, as they were."""
+        """Undo all folds and finished linears. ``parameters`` are the original parameters of the block."""
         for name, value in parameters.items():
             path, _, last = name.rpartition(".")
             old = self.module.get_parameter(name)
@@ -237,7 +237,7 @@ class DecoderBlock:
     def advance(self, last: bool = False) -> None:
         """Replace the calibration inputs by the block's outputs, and measure the error of each linear.
 
-        After the ``last`` block nothing reads the outputs: only the batches that are measured are computed.
+        After the ``last`` block the outputs are not needed: only the measured batches are computed.
         """
         assert set(self.result.finished) == set(self.linears), "a rounder must finish every linear"
         for mixture in experts_of(self.module).values():

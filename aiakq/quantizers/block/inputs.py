@@ -20,7 +20,7 @@ from aiakq.quantizers.model.replay import Replay
 from aiakq.quantizers.numerics.second_moment import add_second_moment, mirror
 from aiakq.quantizers.workers.protocol import OneProcess, Value, Workers, shards
 
-#: What takes the input of a linear on a batch: (batch, name, input [..., K]).
+#: Callback for the input of a linear on one batch: (batch, name, input [..., K]).
 _Take = Callable[[int, str, Tensor], None]
 
 
@@ -29,13 +29,13 @@ class _AllSeen(Exception):
 
 
 class BlockInputs:
-    """What the linears of one block are given during calibration, seen by running the block as it now is.
+    """The calibration inputs of one block's linears, observed by running the block in its current state.
 
-    activations  the hidden states before the block.
-    groups       the linears that share an input.
-    stages       the first linears of the groups of each part of the block; statistics of the experts in one stage are
-                 gathered in one pass.
-    workers      those who share out the batches.
+    activations  hidden states before the block.
+    groups       groups of linears that share an input.
+    stages       first linears of the groups of each part of the block; the Hessians of experts in one stage are
+                 accumulated in one pass.
+    workers      the workers that share the batches.
     """
 
     def __init__(
@@ -62,16 +62,16 @@ class BlockInputs:
         self._ahead: dict[str, Tensor] = {}
 
     def record_calls(self, names: Iterable[str]) -> dict[str, list[ModuleCall]]:
-        """How the named modules ("" is the block) are called on a sample of tokens, see module_calls.py."""
+        """Record calls of the named modules ("" is the block) on a sample of tokens; see module_calls.py."""
         return record_calls(self._module, self._index, self.activations, names)
 
     def gather(self, statistics: Mapping[str, Statistic], keep: bool = False) -> dict[str, tuple[int, list[Tensor]]]:
-        """Run the block over all calibration batches and gather statistics of the inputs of some linears (or routers).
+        """Run the block over all calibration batches and accumulate statistics of the inputs of linears (or routers).
 
-        Returns for each name the number of rows that were finite, and the statistic's totals over them. Batches are
-        shared out to the workers and totals added up shard by shard, so that their bits depend neither on the workers
-        nor on the devices. ``keep`` says that everything before these linears is finished, so that later passes need
-        not compute it again (replay.py). Raises ``not_finite`` if a linear saw nothing finite in the whole run.
+        Returns for each name the number of finite rows and the statistic's totals over them. Batches are distributed
+        over the workers and totals are summed shard by shard, so that the bits do not depend on the number of workers
+        or devices. ``keep`` declares that everything before these linears is finished, so that later passes need not
+        recompute it (replay.py). Raises ``not_finite`` if a linear has no finite input in the whole run.
         """
         names = list(statistics)
         if not self._shards:
@@ -84,7 +84,7 @@ class BlockInputs:
         return {name: (seen.rows[name], totals[name]) for name in names}
 
     def _parts(self, statistics: Mapping[str, Statistic], keep: bool) -> Iterator[list[Value]]:
-        """The statistics of each of this worker's shards."""
+        """Return the statistics of each of this worker's shards."""
         mine = self._shards[self._workers.rank :: self._workers.size]
         last = {shard[-1] for shard in mine}
         seen: Seen
@@ -93,7 +93,7 @@ class BlockInputs:
         def start() -> None:
             nonlocal seen, totals
             seen = Seen(list(statistics))
-            # What is made during inference could not be changed in place after it.
+            # Tensors created in inference mode could not be modified in place afterwards.
             with torch.inference_mode(False):
                 totals = {name: statistic.start() for name, statistic in statistics.items()}
 
@@ -117,11 +117,11 @@ class BlockInputs:
     def observe(
         self, see: Mapping[str, Callable[[Tensor], None]], batches: Iterable[int] | None = None, keep: bool = False
     ) -> None:
-        """Run the block over calibration batches and show the inputs of some linears (or routers).
+        """Run the block over calibration batches and pass the inputs of some linears (or routers) to callbacks.
 
-        ``see[name]`` is called per batch, in their order, with the finite rows of that linear's input, [T, K] float32.
-        The pass ends as soon as all of them were seen. Every worker is shown all batches, and gets the inputs of those
-        that it does not have from another: ``gather`` is faster. ``keep`` and errors as there.
+        ``see[name]`` is called per batch, in order, with the finite rows of that linear's input, [T, K] float32. A pass
+        ends as soon as all of them have been seen. Every worker sees all batches and receives the inputs of those it
+        does not hold from others: ``gather`` is faster. ``keep`` and errors as in ``gather``.
         """
         seen = Seen(list(see))
 
@@ -143,7 +143,7 @@ class BlockInputs:
         self._note(seen)
 
     def _take_turns(self, names: list[str], batches: Iterable[int], take: _Take) -> None:
-        """Have every worker ``take`` the inputs of ``names`` on all ``batches``, sent by the one that has the batch."""
+        """Let every worker ``take`` the inputs of ``names`` on all ``batches``, sent by the worker that has it."""
         owner = {batch: number % self._workers.size for number, shard in enumerate(self._shards) for batch in shard}
         run = self._observer(names, take, copies=True)
         for batch in batches:
@@ -159,7 +159,7 @@ class BlockInputs:
                     take(batch, name, x)
 
     def _note(self, seen: Seen) -> None:
-        """Keep for the report what a pass saw. Raises ``not_finite``."""
+        """Record the observations of a pass for the report. Raises ``not_finite``."""
         self._result.magnitudes.first_look(self._groups, seen.sizes)
         self._result.dropped = max(self._result.dropped, *seen.dropped.values())
         for name, rows in seen.rows.items():
@@ -168,15 +168,15 @@ class BlockInputs:
 
     @cached_property
     def _measured(self) -> frozenset[int]:
-        """The batches of the sample that every worker has."""
+        """The sample batches, which every worker has."""
         return frozenset(self.activations.first_batches(SAMPLE_TOKENS))
 
     def _observer(
         self, names: list[str], take: _Take, copies: bool
     ) -> Callable[[nn.Module, int, torch.device], list[tuple[str, Tensor]]]:
-        """What runs the block on one batch until all of ``names`` were given their input.
+        """Return a function that runs the block on one batch until all of ``names`` have received their input.
 
-        ``take`` gets each input at once; with ``copies``, they are returned instead.
+        ``take`` is called with each input immediately; with ``copies``, the inputs are returned instead.
         """
 
         def run(module: nn.Module, batch: int, device: torch.device) -> list[tuple[str, Tensor]]:
@@ -203,10 +203,11 @@ class BlockInputs:
         return run
 
     def hessians(self, names: Iterable[str], keep: bool = False) -> dict[str, Tensor]:
-        """The mean of ``x x^T`` over the inputs of each named linear, [K, K] float32: half the Hessian of its error.
+        """Return the mean of ``x x^T`` over the inputs of each named linear, [K, K] float32: half the Hessian of its
+        error.
 
-        An expert's is gathered in one pass with those of other experts (``Experts.chunks``), which are kept until they
-        are requested. ``keep`` as in ``observe``.
+        The Hessian of an expert is accumulated in one pass with those of other experts (``Experts.chunks``), which are
+        kept until they are requested. ``keep`` as in ``observe``.
         """
         requested = list(names)
         missing = [name for name in requested if name not in self._ahead]
@@ -215,7 +216,7 @@ class BlockInputs:
         return {name: self._ahead.pop(name) for name in requested}
 
     def _neighbours(self, names: list[str]) -> list[str]:
-        """The linears in the same place of the other experts of a stage that are not finished."""
+        """Return the corresponding linears of other experts in the stage that are not finished."""
         places = {place(name) for name in names if place(name) is not None}
         stage = next((stage for stage in self._stages if names[0] in stage), ())
         if not places:
@@ -229,7 +230,7 @@ class BlockInputs:
         return {name: mirror(total.div_(rows)) for name, (rows, (total,)) in found.items()}
 
     def second_moment(self, name: str) -> Statistic:
-        """The statistic ``x^T x`` of a linear's inputs, the upper triangle of [K, K] float32."""
+        """Return the statistic ``x^T x`` of a linear's inputs, the upper triangle of [K, K] float32."""
 
         def add(totals: list[Tensor], rows: Tensor, batch: int) -> None:
             add_second_moment(totals[0], rows)
@@ -237,7 +238,7 @@ class BlockInputs:
         return Statistic(lambda: [self.new_hessian(name)], add)
 
     def new_hessian(self, name: str) -> Tensor:
-        """Zeros [K, K] float32 for the inputs of a linear."""
+        """Return zeros [K, K] float32 for the Hessian of a linear."""
         weight = self._module.get_submodule(name).weight
         assert isinstance(weight, Tensor)
         return torch.zeros(weight.shape[1], weight.shape[1], device=weight.device)
@@ -246,7 +247,7 @@ class BlockInputs:
 def count_expert_tokens(
     module: nn.Module, index: int, prefix: str, activations: Activations, workers: Workers | None = None
 ) -> list[ExpertTokens]:
-    """Count the calibration tokens of every expert of a block; experts with too few then see all tokens, or none."""
+    """Count the calibration tokens of every expert of a block; experts with too few then see all tokens, or use RTN."""
     workers = workers or OneProcess()
     mine = [batch for shard in shards(len(activations.hidden))[workers.rank :: workers.size] for batch in shard]
 

@@ -9,8 +9,8 @@ from aiakq.quantizers.recipe import Recipe
 def quantize_block(recipe: Recipe, block: DecoderBlock) -> None:
     """Transform and round every linear of ``block``, which is modified.
 
-    Where a transform gathers large statistics, experts are transformed a few at a time, after the rest of the block. If
-    a transform finds the block worse than without it, the block is restored and only rounded.
+    If a transform needs large statistics, experts are transformed a few at a time, after the rest of the block. If a
+    transform reports that it made the block worse, the block is restored and only rounded.
     """
     guarded = [(transform, transform.guard(block)) for transform in recipe.transforms if recipe.rounder.restartable]
     before = {}

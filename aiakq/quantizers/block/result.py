@@ -15,12 +15,12 @@ from aiakq.spec import QuantSpec
 
 
 class BlockResult:
-    """What became of the linears of one block, by name inside the block.
+    """The results of one block's linears, by name inside the block.
 
     finished    the quantized weight.
-    originals   the float32 weight [N, K] that was rounded, until the errors are measured.
-    errors      relative error of the output, ``||y_q - y|| / ||y||``, without bias.
-    remarks     how a linear's numbers were chosen, for the report.
+    originals   the float32 weight [N, K] before rounding, until the errors are measured.
+    errors      relative output error, ``||y_q - y|| / ||y||``, without bias.
+    remarks     how the quantization parameters were chosen, for the report.
     magnitudes  the largest weights and inputs, before and after.
     warnings    sentences for the report.
     dropped     tokens left out of the statistics because an input was not finite.
@@ -40,10 +40,10 @@ class BlockResult:
             self.magnitudes.weight_before[name] = largest(linear.weight.data)
 
     def finish(self, name: str, rounding: Rounding, input_scale: Tensor | None = None) -> None:
-        """Hand over a linear: its codes and scales are what will be written, and what the block computes with now.
+        """Submit a linear: its codes and scales are what will be written and what the block computes with from now on.
 
-        rounding: codes [N, K] uint8, scales and zeros [N, K / G] float32; ``input_scale``, a float32 scalar, where
-        activations have a stored scale. Each linear once. The linear's weight is modified.
+        rounding: codes [N, K] uint8, scales and zeros [N, K / G] float32; ``input_scale``, a float32 scalar, if
+        activations have a static scale. Call once per linear. The linear's weight is modified.
         """
         assert name not in self.finished, name
         codes, scales, zeros = rounding
@@ -63,15 +63,15 @@ class BlockResult:
         self.magnitudes.weight_after[name] = largest(linear.weight.data)
 
     def adopt(self, name: str, weight: QWeight) -> None:
-        """Take over a linear that an earlier run finished; the block computes as after ``finish``."""
+        """Restore a linear that an earlier run finished; the block then computes as after ``finish``."""
         self.finished[name] = weight
         take_weight(self._linears[name], weight, self._linears[name].weight.device)
 
     def remark(self, name: str, **remarks: float | str) -> None:
-        """Add to what the report says of how the numbers of the linear ``name`` were chosen."""
+        """Add to the report's remarks on the linear ``name``."""
         self.remarks.setdefault(name, {}).update(remarks)
 
     def clear(self) -> None:
-        """Forget every finished linear and its remarks; the weights of the block are not touched."""
+        """Discard all finished linears and their remarks; the weights of the block are not modified."""
         for kept in (self.finished, self.originals, self.remarks):
             kept.clear()

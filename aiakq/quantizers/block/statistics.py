@@ -15,11 +15,11 @@ from aiakq.quantizers.workers.protocol import Value
 
 @dataclass(frozen=True)
 class Statistic:
-    """What is gathered of the inputs of one linear.
+    """A statistic of the inputs of one linear.
 
-    start     makes the totals: tensors of zeros.
-    add       ``add(totals, rows, batch)`` adds the finite rows [T, K] of a batch to them, in place.
-    maximum   whether the totals of two shards are merged by their element-wise maximum, not by their sum.
+    start     creates the totals: tensors of zeros.
+    add       ``add(totals, rows, batch)`` accumulates the finite rows [T, K] of a batch into the totals, in place.
+    maximum   whether totals of two shards are merged by their element-wise maximum instead of their sum.
     """
 
     start: Callable[[], list[Tensor]]
@@ -28,11 +28,11 @@ class Statistic:
 
 
 class Seen:
-    """What one pass over the batches saw of the inputs of some linears, by name.
+    """Observations of one pass over the batches on the inputs of some linears, by name.
 
-    rows     how many rows were finite.
-    dropped  how many were not.
-    sizes    the largest magnitude on the batches that are measured; absent where there were none.
+    rows     number of finite rows.
+    dropped  number of rows that were not finite.
+    sizes    largest magnitude on the measured batches; absent if there were none.
     """
 
     def __init__(self, names: Sequence[str]) -> None:
@@ -41,9 +41,9 @@ class Seen:
         self.sizes: dict[str, float] = {}
 
     def finite_rows(self, name: str, x: Tensor, measured: bool) -> Tensor:
-        """The finite rows [T, K] of x [..., K], counted."""
+        """Return and count the finite rows [T, K] of x [..., K]."""
         rows = x.reshape(-1, x.shape[-1])
-        # One sum tells whether anything is wrong; only then look row by row.
+        # One sum detects any non-finite value; only then check row by row.
         if not bool(torch.isfinite(rows.sum())):
             finite = torch.isfinite(rows).all(dim=-1)
             self.dropped[name] += int((~finite).sum())
@@ -54,7 +54,7 @@ class Seen:
         return rows
 
     def pack(self, totals: Mapping[str, list[Tensor]]) -> list[Value]:
-        """This and the totals of the statistics as one list, which ``merge_parts`` merges with others."""
+        """Pack the observations and the totals of the statistics into one list, which ``merge_parts`` merges."""
         counts = torch.tensor([[self.rows[name], self.dropped[name]] for name in self.rows])
         sizes = torch.tensor([self.sizes.get(name, -1.0) for name in self.rows], dtype=torch.float64)
         packed: list[Value] = [counts, sizes]
@@ -63,7 +63,7 @@ class Seen:
         return packed
 
     def unpack(self, packed: list[Value]) -> dict[str, list[Tensor]]:
-        """Take over what ``pack`` put into ``packed``; returns the totals by name."""
+        """Restore from ``packed``, the result of ``pack``; return the totals by name."""
         counts, sizes, *rest = packed
         assert isinstance(counts, Tensor) and isinstance(sizes, Tensor)
         totals: dict[str, list[Tensor]] = {}
@@ -79,7 +79,7 @@ class Seen:
 
     @staticmethod
     def nothing(name: str, prefix: str) -> AiakqError:
-        """The error about a linear of the block ``prefix`` that saw nothing finite."""
+        """Return the error for a linear of the block ``prefix`` that had no finite input."""
         return error(
             "not_finite",
             what=f"Every calibration input of {prefix}.{name}",
@@ -88,7 +88,7 @@ class Seen:
 
 
 def merge_parts(statistics: Mapping[str, Statistic]) -> Callable[[list[Value], list[Value]], None]:
-    """What merges the packed statistics of one shard into those of the shards before, in place."""
+    """Return a function that merges the packed statistics of one shard into those of previous shards, in place."""
 
     def merge(total: list[Value], part: list[Value]) -> None:
         places = zip(total, part, strict=True)

@@ -1,7 +1,7 @@
 """Calibration samples: sequences of token ids from files, data sets or the bundled text.
 
-Nothing is padded and nothing is dropped: long texts and long samples are cut into pieces of ``seqlen``. The choice of
-pieces depends on the seed and on what the data holds, not on the order in which its lines happen to stand.
+Nothing is padded or dropped: long texts and long samples are cut into pieces of ``seqlen``. The choice of pieces
+depends on the seed and on the content of the data, not on the order of its lines.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from aiakq.quantizers.paths import TOKENS_HINT, is_path
 from aiakq.runtime.text.tokenizer import Tokenizer, is_panic
 
 _SPLIT = re.compile(r"[,\s]+")
-#: Characters taken per token asked for; a token is about four, so that there is something to choose from.
+#: Characters read per requested token; a token is about four, so that there is a choice.
 _CHARACTERS = 16
 
 
 @dataclass
 class Samples:
-    """What the model is calibrated on.
+    """The calibration samples of a model.
 
     samples  token ids, each [T] int64 with T at most seqlen.
-    source   what to call it in a report.
+    source   name of the data in reports.
     """
 
     samples: list[Tensor]
@@ -48,7 +48,7 @@ class Samples:
 
     @property
     def digest(self) -> str:
-        """sha256 over all samples, which identifies them in the output's notes."""
+        """Return the sha256 of all samples, which identifies them in the output's metadata."""
         state = hashlib.sha256()
         for sample in self.samples:
             state.update(len(sample).to_bytes(8, "little"))
@@ -57,13 +57,13 @@ class Samples:
 
     @property
     def lengths(self) -> tuple[int, int, int]:
-        """Tokens of the shortest, the median and the longest sample."""
+        """Return the number of tokens of the shortest, the median and the longest sample."""
         sizes = sorted(len(sample) for sample in self.samples)
         return sizes[0], statistics.median_low(sizes), sizes[-1]
 
 
 def load_samples(options: QuantizeOptions, tokenizer: Any, vocab_size: int) -> Samples:
-    """The calibration samples these options mean.
+    """Load the calibration samples that the options specify.
 
     ``tokenizer`` is a transformers tokenizer, or None if the model folder has none (then only ids work). Raises
     ``calibration`` for anything unusable in the data, with the line.
@@ -116,7 +116,7 @@ def load_tokenizer(folder: Path, trust_remote_code: bool = False) -> Any:
     except BaseException as problem:
         if not isinstance(problem, Exception) and not is_panic(problem):
             raise
-        # Tokenizer code raises whatever its file provokes; the model itself may still be fine with token ids.
+        # Tokenizer code may raise anything; the model itself may still work with token ids.
         reason = (str(problem).strip().splitlines() or [type(problem).__name__])[0].rstrip(".")
         raise error("model_malformed", file="the tokenizer", reason=reason) from problem
 
@@ -125,7 +125,7 @@ def load_tokenizer(folder: Path, trust_remote_code: bool = False) -> Any:
 
 
 def read_token_ids(path: Path, vocab_size: int) -> list[list[int]]:
-    """The samples of a file of token ids, whose form is found out.
+    """Read samples from a file of token ids, detecting its format.
 
     Lines of integers separated by commas or white space, each optionally in brackets, ``#`` starting a comment; or a
     JSON list of lists; or JSON lines, each a list or an object with ``input_ids``. Raises ``calibration``.
@@ -190,7 +190,7 @@ def _as_json(text: str) -> Any:
 
 
 def title_of(name: str) -> str:
-    """What a report calls a source: folders of this machine stay out of it."""
+    """Return the name of a source for reports, without local folder names."""
     folder, colon, split = name.rpartition(":")
     if colon and Path(folder).is_dir():
         return f"{Path(folder).name}:{split}"
@@ -198,7 +198,7 @@ def title_of(name: str) -> str:
 
 
 def _from_texts(name: str | None, options: QuantizeOptions, tokenizer: Any, vocab_size: int) -> list[list[int]]:
-    """Chosen windows of one source."""
+    """Return selected windows of one source."""
     start = _bos(tokenizer)
     wanted = options.samples * options.seqlen * _CHARACTERS
     documents = _documents(name, wanted, options.seed)
@@ -209,14 +209,14 @@ def _from_texts(name: str | None, options: QuantizeOptions, tokenizer: Any, voca
             break
         enough.append(number)
         wanted -= documents[number].size
-    # Rendered in their own order, so that a complaint names the first line it is about.
+    # Rendered in file order, so that an error names the first offending line.
     inside = sorted(enough)
     title = "text" if name is None else title_of(name)
     rendered = dict(
         zip(inside, render_documents([documents[number] for number in inside], tokenizer, title), strict=True)
     )
     texts = [rendered[number] for number in enough]
-    # The template writes what begins a text, and so does every window.
+    # The template writes the start of a text, and so does every window.
     again = getattr(tokenizer, "bos_token", None) or "" if start else ""
     ids = tokenize([text.removeprefix(again) for text in texts], tokenizer)
     _check_ids(ids, vocab_size)
@@ -224,7 +224,7 @@ def _from_texts(name: str | None, options: QuantizeOptions, tokenizer: Any, voca
 
 
 def _documents(name: str | None, characters: int, seed: int) -> list[Document]:
-    """The documents of a source; of a data set about as many characters as are wanted."""
+    """Read the documents of a source; of a data set about as many characters as needed."""
     if name is None:
         import aiakq.data
 
@@ -238,12 +238,12 @@ def _documents(name: str | None, characters: int, seed: int) -> list[Document]:
 
 
 def _rank(content: str, seed: int) -> bytes:
-    """Where a document stands among the others: as good as random, and the same in whatever order they came."""
+    """Return the sort key of a document: pseudo-random and independent of the order of documents."""
     return hashlib.sha256(f"{seed} {content}".encode("utf-8", "surrogatepass")).digest()
 
 
 def _bos(tokenizer: Any) -> list[int]:
-    """What this tokenizer puts before a text, which models expect at the beginning of a window."""
+    """Return the tokens that this tokenizer puts before a text, which models expect at the start of a window."""
     ids = tokenizer("", verbose=False)["input_ids"]
     return ids[:1] if ids and ids[0] == tokenizer.bos_token_id else []
 
@@ -259,13 +259,13 @@ def _check_ids(documents: list[list[int]], vocab_size: int) -> None:
 
 
 def _windows(documents: list[list[int]], options: QuantizeOptions, bos: list[int]) -> list[list[int]]:
-    """Chosen windows of at most seqlen tokens, each with what the tokenizer puts before a text."""
+    """Return selected windows of at most seqlen tokens, each starting with the tokens in ``bos``."""
     body = options.seqlen - len(bos)
     joined: list[int] = []
     for ids in documents:
         joined.extend(ids)
     pieces = _cut(joined, body)
-    # The last, shorter piece only counts when there is nothing else.
+    # The last, shorter piece is only used if there is nothing else.
     whole = [piece for piece in pieces if len(piece) == body] or pieces
     return [bos + piece for piece in pick(whole, options.samples, options.seed)]
 
@@ -275,7 +275,7 @@ def _cut(ids: list[int], length: int) -> list[list[int]]:
 
 
 def pick(pieces: list[list[int]], count: int, seed: int) -> list[list[int]]:
-    """``count`` pieces chosen by ``seed``, in their original order; all of them if there are fewer."""
+    """Select ``count`` pieces by ``seed``, in their original order; all of them if there are fewer."""
     if len(pieces) <= count:
         return pieces
     generator = torch.Generator().manual_seed(seed)

@@ -19,13 +19,13 @@ from torch import Tensor, nn
 from aiakq.errors import error
 
 Result = TypeVar("Result")
-#: Tokens at the beginning of the calibration data that every worker has: the sample on which searches try candidates
-#: and errors are measured. More would not change the second digit.
+#: Tokens at the beginning of the calibration data that every worker has: the sample on which searches evaluate
+#: candidates and errors are measured. More tokens would not change the second digit.
 SAMPLE_TOKENS = 4096
 
 
 class Call:
-    """How a block is called, besides its hidden states."""
+    """The arguments with which a block is called, except its hidden states."""
 
     def __init__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self.args = args
@@ -35,8 +35,8 @@ class Call:
 class HiddenStates:
     """A list of float32 tensors of which at most ``budget`` bytes are in memory; the rest are files in ``folder``.
 
-    Which ones are on disk changes nothing but time: a file holds the same bits. Some may be absent: other workers hold
-    those, or nobody has put them there yet. An absent one is None and has a shape all the same.
+    Spilling affects only speed: files hold the same bits. Tensors may be absent, because other workers hold them or
+    they have not been set yet. An absent one is None but still has a shape.
     """
 
     def __init__(self, tensors: Iterable[Tensor] = (), budget: float = float("inf"), folder: Path | None = None):
@@ -57,7 +57,7 @@ class HiddenStates:
         self._items.append(None)
 
     def put(self, index: int, tensor: Tensor) -> None:
-        """Set one that may lie beyond the end; those between are absent."""
+        """Set the tensor at ``index``, which may lie beyond the end; indices in between become absent."""
         while len(self) <= index:
             self.append_absent(torch.Size((0,)))
         self[index] = tensor
@@ -66,7 +66,7 @@ class HiddenStates:
         return len(self._items)
 
     def has(self, index: int) -> bool:
-        """Whether there is a tensor at ``index``, and it is not absent."""
+        """Whether the tensor at ``index`` exists and is not absent."""
         return index < len(self._items) and self._items[index] is not None
 
     def __getitem__(self, index: int) -> Tensor:
@@ -81,11 +81,11 @@ class HiddenStates:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of those that are not absent, in memory and on disk."""
+        """Total bytes in memory and on disk."""
         return sum(4 * shape.numel() for index, shape in enumerate(self.shapes) if self.has(index))
 
     def copy(self) -> HiddenStates:
-        """The same states; what is on disk is shared until one of the two replaces it."""
+        """Return a copy; files are shared until one of the two replaces them."""
         other = HiddenStates((), self.budget, self.folder)
         other.shapes, other._items, other._held = list(self.shapes), list(self._items), self._held
         return other
@@ -99,7 +99,7 @@ class HiddenStates:
 
 
 class _Spilled:
-    """A float32 tensor in a file of its own, which is removed with the object."""
+    """A float32 tensor in its own file, which is removed with the object."""
 
     _numbers = itertools.count()
 
@@ -124,12 +124,12 @@ def _held_bytes(item: Tensor | _Spilled | None) -> int:
 
 
 class Activations:
-    """The hidden states of every calibration batch, before the block that comes next; kept off the devices.
+    """The hidden states of every calibration batch at the input of the next block, kept off the devices.
 
-    hidden   one [B, T, hidden] float32 per batch; absent where another worker has the batch.
+    hidden   one [B, T, hidden] float32 per batch; absent if another worker has the batch.
     calls    [B, T] -> the call of every block; equal shapes are called equally, because no batch has padding.
-    device   where blocks are; with ``others``, batches are shared out to copies of the block on those as well.
-    outputs  how many a block returns in a tuple that begins with the hidden states; 0: it returns those alone.
+    device   device of the blocks; with ``others``, batches are distributed to copies of the block on those as well.
+    outputs  number of elements in the tuple that a block returns, hidden states first; 0: it returns a tensor.
     """
 
     def __init__(
@@ -147,7 +147,7 @@ class Activations:
         self.others = others
 
     def run(self, block: nn.Module, index: int, batch: int, device: torch.device | None = None) -> Tensor:
-        """The output of block ``index`` on one batch, on ``device``, where the block must be."""
+        """Return the output of block ``index`` on one batch, on ``device``, where the block must be."""
         device = self.device if device is None else device
         hidden = self.hidden[batch].to(device)
         call = self.calls[tuple(hidden.shape[:2])][index]
@@ -158,10 +158,10 @@ class Activations:
     def spread(
         self, block: nn.Module, batches: Iterable[int], work: Callable[[nn.Module, int, torch.device], Result]
     ) -> Iterator[tuple[int, Result]]:
-        """``work(copy of the block, batch, its device)`` for every batch, results in the order of the batches.
+        """Yield (batch, ``work(copy of the block, batch, its device)``) for every batch, in order.
 
-        With several devices, each works in a thread of its own on every so many-th batch. Copies are made anew each
-        time, because blocks change between passes.
+        With several devices, each one runs in its own thread and processes every n-th batch. Copies are created anew
+        each time, because blocks change between passes.
         """
         if not self.others:
             with torch.inference_mode():
@@ -171,7 +171,7 @@ class Activations:
         places = [(block, self.device), *((copy.deepcopy(block).to(device), device) for device in self.others)]
 
         def one(place: tuple[nn.Module, torch.device], batch: int) -> Result:
-            with torch.inference_mode():  # which holds for one thread
+            with torch.inference_mode():  # the mode is per thread
                 return work(place[0], batch, place[1])
 
         waiting = list(batches)
@@ -183,11 +183,11 @@ class Activations:
                     yield batch, future.result()
 
     def run_one(self, block: nn.Module, index: int, batch: int = 0, row: int = 0, tokens: int | None = None) -> Tensor:
-        """The output of block ``index`` on one sequence of a batch alone, [1, T, hidden], or on its first ``tokens``.
+        """Return the output of block ``index`` on one sequence of a batch alone, [1, T, hidden], or on its first
+        ``tokens``.
 
-        What else the block is given is that of a single sequence if that was recorded, else cut out of the batch's. It
-        is cut to these tokens wherever it has as many places as the sequence, which may be wrong; see
-        ``sample_forward``.
+        The other arguments of the block are those recorded for a single sequence, else a slice of the batch's. Every
+        dimension as long as the sequence is cut to ``tokens``, which may be wrong; see ``sample_forward``.
         """
         hidden = self.hidden[batch][row : row + 1].to(self.device)
         rows, length = self.hidden.shapes[batch][:2]
@@ -202,10 +202,10 @@ class Activations:
         return out[0] if isinstance(out, tuple) else out
 
     def sample_forward(self, block: nn.Module, index: int, tokens: int) -> Callable[[], Tensor] | None:
-        """``run_one`` bound to the first sequence of the sample whose output is mostly finite; None if there is none.
+        """Bind ``run_one`` to the first sequence of the sample whose output is mostly finite; None if there is none.
 
-        Only the sequence's first ``tokens`` are taken where they give what they give with the rest behind them, as in
-        every causal model.
+        The sequence is cut to its first ``tokens`` if their outputs are then the same as with the rest, as in every
+        causal model.
         """
         with torch.inference_mode():
             for batch in self.first_batches(SAMPLE_TOKENS):
@@ -227,7 +227,7 @@ class Activations:
         return False
 
     def advance(self, block: nn.Module, index: int) -> None:
-        """Replace every batch that is here by the output of block ``index`` on it."""
+        """Replace every batch held here by the output of block ``index`` on it."""
 
         def work(block: nn.Module, batch: int, device: torch.device) -> Tensor:
             return self.run(block, index, batch, device).to("cpu")
@@ -237,15 +237,15 @@ class Activations:
 
     @property
     def here(self) -> list[int]:
-        """The batches that no other worker has alone."""
+        """Return the batches that this worker holds."""
         return [batch for batch in range(len(self.hidden)) if self.hidden.has(batch)]
 
     def copy(self) -> Activations:
-        """The same hidden states, to go another way from here."""
+        """Return a copy that can advance independently."""
         return Activations(self.hidden.copy(), self.calls, self.device, self.outputs, self.others)
 
     def first_batches(self, tokens: int) -> list[int]:
-        """The first batches that together hold at least ``tokens`` tokens; all if there are fewer."""
+        """Return the first batches that together hold at least ``tokens`` tokens; all if there are fewer."""
         return first_batches(self.hidden.shapes, tokens)
 
     @property
@@ -254,7 +254,7 @@ class Activations:
 
 
 def first_batches(shapes: Iterable[Sequence[int]], tokens: int) -> list[int]:
-    """The first batches of ``shapes`` [B, T, ...] that together hold at least ``tokens`` tokens."""
+    """Return the first batches of ``shapes`` [B, T, ...] that together hold at least ``tokens`` tokens."""
     chosen: list[int] = []
     for number, shape in enumerate(shapes):
         if tokens <= 0:
@@ -265,7 +265,7 @@ def first_batches(shapes: Iterable[Sequence[int]], tokens: int) -> list[int]:
 
 
 def _first_row(value: Any, rows: int) -> Any:
-    """``value`` with every tensor inside that has ``rows`` rows of its own cut to the first of them."""
+    """Slice every tensor inside ``value`` that has ``rows`` rows to its first row."""
 
     def cut(tensor: Tensor) -> Tensor:
         # A single dimension counts positions, not sequences.
@@ -275,7 +275,7 @@ def _first_row(value: Any, rows: int) -> Any:
 
 
 def _first_tokens(value: Any, length: int, tokens: int) -> Any:
-    """``value`` with every dimension of ``length`` of every tensor inside cut to ``tokens``."""
+    """Slice every dimension of size ``length`` of the tensors inside ``value`` to ``tokens``."""
 
     def cut(tensor: Tensor) -> Tensor:
         for dim, size in enumerate(tensor.shape):
@@ -286,7 +286,7 @@ def _first_tokens(value: Any, length: int, tokens: int) -> Any:
 
 
 def _each_tensor(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
-    """``value`` with ``change`` made to the tensors in its dictionaries, tuples and lists."""
+    """Apply ``change`` to the tensors in dictionaries, tuples and lists inside ``value``."""
     if isinstance(value, Tensor):
         return change(value)
     if isinstance(value, dict):
@@ -297,7 +297,7 @@ def _each_tensor(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
 
 
 def _moved(value: Any, device: torch.device) -> Any:
-    """``value`` with every tensor inside on ``device``."""
+    """Move every tensor inside ``value`` to ``device``."""
     if isinstance(value, Tensor):
         return value.to(device)
     if isinstance(value, dict):
@@ -308,7 +308,7 @@ def _moved(value: Any, device: torch.device) -> Any:
 
 
 def batched(samples: Iterable[Tensor], rows: int = 8) -> list[Tensor]:
-    """Samples [T] of equal length next to each other, at most ``rows`` in a batch [B, T]; order is kept otherwise."""
+    """Stack consecutive samples [T] of equal length into batches [B, T] of at most ``rows``."""
     by_length: dict[int, list[Tensor]] = {}
     for sample in samples:
         by_length.setdefault(len(sample), []).append(sample)

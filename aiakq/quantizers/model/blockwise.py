@@ -15,8 +15,8 @@ from aiakq.quantizers.model.source import SourceModel
 
 
 class BlockwiseCheckpoint:
-    """The ``BlockwiseModel`` of a model folder, quantized or not. ``hidden`` decides where hidden states are kept; the
-    LoRA adapter in the folder ``lora`` is merged into the weights.
+    """The ``BlockwiseModel`` of a model folder, quantized or not. ``hidden`` determines where hidden states are kept;
+    the LoRA adapter in the folder ``lora`` is merged into the weights.
     """
 
     def __init__(
@@ -34,7 +34,7 @@ class BlockwiseCheckpoint:
         self._outputs = 0
 
     def run_blocks(self, batches: Sequence[Tensor], on_block: Callable[[int, int], None]) -> HiddenStates:
-        """See ``BlockwiseModel``. Afterwards everything but the blocks is in memory."""
+        """See ``BlockwiseModel``. Afterwards everything except the blocks is in memory."""
         inputs = capture(self.model, batches, lambda _: None, self.hidden)
         total = len(self.model.blocks)
         for index, block in enumerate(self.model.blocks):

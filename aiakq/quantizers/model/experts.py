@@ -17,20 +17,20 @@ from torch import Tensor, nn
 
 from aiakq.runtime.loader.fused_experts import Expert, FusedExperts, SeparateExperts, fused_experts
 
-#: An expert is calibrated on its own tokens if there are at least this many.
+#: Minimum number of tokens for which an expert is calibrated on its own tokens.
 MIN_TOKENS = 128
-#: Memory for second moments of the inputs of experts, which decides how many are looked at in one pass.
+#: Memory for Hessians of experts, which determines how many are accumulated in one pass.
 MOMENT_BYTES = 2 << 30
-#: Where the name of an expert's module ends, in a name inside a block.
+#: Matches the name of an expert's module at the start of a name inside a block.
 EXPERT = r"^.*\bexperts\.\d+\b"
 
 
 class Experts(SeparateExperts):
     """Separate experts that can be counted and traced.
 
-    everywhere  experts that run on every token, although only what their own tokens get counts in the output.
-    counts      while it is a tensor [E], the tokens of each expert are added to it and no expert runs.
-    tracing     every expert runs on every token and counts a little, so that one pass shows how all are wired.
+    everywhere  experts that run on every token, although only the tokens routed to them count in the output.
+    counts      while this is a tensor [E], it accumulates the token count of each expert and no expert runs.
+    tracing     whether every expert runs on every token with a small weight, so that one pass traces all of them.
     """
 
     def __init__(self, experts: Iterable[nn.Module]) -> None:
@@ -40,14 +40,14 @@ class Experts(SeparateExperts):
         self.counts: Tensor | None = None
 
     def chunks(self) -> list[range]:
-        """The experts in runs whose second moments, [K, K] for every input, are in memory together."""
+        """Split the experts into runs whose Hessians, [K, K] for every input, fit into memory together."""
         first = next(self.children())
         each = sum(linear.in_features**2 * 4 for linear in first.children() if isinstance(linear, nn.Linear))
         size = max(1, min(self.count, MOMENT_BYTES // each))
         return [range(start, min(start + size, self.count)) for start in range(0, self.count, size)]
 
     def forward(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
-        """hidden_states [T, K], the chosen experts [T, A] int64 and what they count [T, A] -> [T, K]."""
+        """hidden_states [T, K], selected experts [T, A] int64 and their weights [T, A] -> [T, K]."""
         if self.counts is not None:
             given = torch.bincount(top_k_index.flatten(), minlength=self.count)
             self.counts += given[: self.count].to(self.counts.device)
@@ -67,19 +67,19 @@ class Experts(SeparateExperts):
 
 
 def expert(name: str) -> str | None:
-    """The expert that holds the module ``name``, by its own name; None outside of experts."""
+    """Return the name of the expert that contains the module ``name``; None outside of experts."""
     found = re.search(EXPERT, name)
     return None if found is None else found[0]
 
 
 def place(name: str) -> str | None:
-    """The name of an expert's linear without the number of the expert; None outside of experts."""
+    """Return the name of an expert's linear without the expert's number; None outside of experts."""
     found = re.search(EXPERT, name)
     return None if found is None else re.sub(r"\d+$", "*", found[0]) + name[found.end() :]
 
 
 def in_stages(groups: list[tuple[str, ...]], mixture: Experts, name: str) -> list[tuple[str, ...]]:
-    """Groups of linears so ordered that equal places of the experts of one chunk follow each other."""
+    """Order groups of linears so that corresponding linears of the experts of one chunk follow each other."""
     chunk_of = {f"{name}.{number}": at for at, chunk in enumerate(mixture.chunks()) for number in chunk}
     inside = [group for group in groups if expert(group[0]) in chunk_of]
     places = list(dict.fromkeys(place(group[0]) for group in inside))
@@ -89,13 +89,13 @@ def in_stages(groups: list[tuple[str, ...]], mixture: Experts, name: str) -> lis
 
 
 def experts_of(block: nn.Module) -> dict[str, Experts]:
-    """The mixtures of a block, by name."""
+    """Return the mixtures of a block, by name."""
     return {name: module for name, module in block.named_modules() if isinstance(module, Experts)}
 
 
 @contextmanager
 def all_experts(block: nn.Module) -> Iterator[None]:
-    """While open, every expert of the block sees every token (``Experts.tracing``)."""
+    """Let every expert of the block see every token (``Experts.tracing``) while the context is open."""
     mixtures = experts_of(block).values()
     for mixture in mixtures:
         mixture.tracing = True
@@ -106,18 +106,18 @@ def all_experts(block: nn.Module) -> Iterator[None]:
             mixture.tracing = False
 
 
-# --- how much each one sees --------------------------------------------------------------------------------------
+# --- token counts ------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class ExpertTokens:
-    """What the experts of one block were calibrated on.
+    """The calibration token counts of one block's experts.
 
-    name        the module that holds them.
-    tokens      how many calibration tokens each expert was given, [E].
-    minimum     fewer are not enough to calibrate an expert on.
-    everywhere  experts that had fewer, and were calibrated on every token of the block.
-    rounded     experts that had fewer, and for which every token of the block was still too few: quantized with RTN.
+    name        the module that contains them.
+    tokens      number of calibration tokens routed to each expert, [E].
+    minimum     number of tokens below which an expert is not calibrated on its own tokens.
+    everywhere  experts with fewer, which were calibrated on all tokens of the block.
+    rounded     experts with fewer for which even all tokens of the block were too few: quantized with RTN.
     """
 
     name: str
@@ -130,11 +130,11 @@ class ExpertTokens:
 def count_tokens(
     name: str, mixture: Experts, run: Callable[[], Any], total: int, add_up: Callable[[Tensor], Tensor]
 ) -> ExpertTokens:
-    """Count what ``run`` gives to each expert, and decide what follows. ``add_up`` turns the counts [E] of this worker
-    into those of all calibration data, ``total`` tokens.
+    """Count the tokens that ``run`` routes to each expert, and select the experts that need other calibration tokens.
+    ``add_up`` sums the counts [E] of all workers; ``total`` is the number of calibration tokens.
 
-    Too few is less than an eighth of the longest row, or 128: second moments of fewer tokens say little about the rest.
-    Such an expert then sees every token (``Experts.everywhere``), as it would if the router were undecided.
+    Too few are less than an eighth of the longest row, or 128: a Hessian of fewer tokens says little about other
+    inputs. Such an expert is calibrated on every token (``Experts.everywhere``), as with a router that is undecided.
     """
     mixture.counts = torch.zeros(mixture.count, dtype=torch.int64)
     run()
@@ -147,7 +147,7 @@ def count_tokens(
 
 
 def expert_warnings(seen: Iterable[ExpertTokens]) -> list[str]:
-    """One sentence each about experts that had too few tokens."""
+    """Return one sentence per kind of experts that had too few tokens."""
     mixtures = list(seen)
     count = sum(len(mixture.tokens) for mixture in mixtures)
     warnings = []
@@ -166,12 +166,12 @@ def expert_warnings(seen: Iterable[ExpertTokens]) -> list[str]:
     return warnings
 
 
-# --- taking apart -----------------------------------------------------------------------------------------------------
+# --- unfusing ---------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class FusedSlice:
-    """Where a linear of an expert is inside a fused tensor: ``tensor[expert]``, or a half of its rows."""
+    """The slice of a fused tensor that holds an expert's linear: ``tensor[expert]``, or half of its rows."""
 
     tensor: str
     expert: int
@@ -180,11 +180,11 @@ class FusedSlice:
 
 @dataclass
 class Apart:
-    """What ``take_apart`` changed.
+    """The changes made by ``take_apart``.
 
-    fused  the weight of every new linear, by its new full name -> where a fused checkpoint keeps it.
-    words  (new, own) full names of modules that were given the checkpoints' name.
-    known  whether transformers knows the names of the new linears, and not only aiakq.
+    fused  the weight of every new linear, by its new full name -> its slice in a fused checkpoint.
+    words  (new, own) full names of modules that were renamed as in checkpoints.
+    known  whether transformers, and not only aiakq, knows the names of the new linears.
     """
 
     fused: dict[str, FusedSlice] = field(default_factory=dict)
@@ -192,7 +192,7 @@ class Apart:
     known: bool = True
 
     def own_name(self, name: str) -> str:
-        """What the transformers model itself calls a tensor."""
+        """Return the name of a tensor in the transformers model itself."""
         for new, own in self.words:
             if name.startswith(new + "."):
                 return own + name.removeprefix(new)
@@ -200,9 +200,10 @@ class Apart:
 
 
 def take_apart(blocks: Iterable[tuple[str, nn.Module]], model_type: str) -> Apart:
-    """Replace the fused experts inside ``blocks`` (full name, module), and name what is around them as checkpoints do.
+    """Replace the fused experts inside ``blocks`` (full name, module), and rename modules around them as in
+    checkpoints.
 
-    Experts that compute anything else are left as they are.
+    Experts with any other computation are not changed.
     """
     apart = Apart()
     for block_name, block in blocks:
@@ -220,7 +221,7 @@ def take_apart(blocks: Iterable[tuple[str, nn.Module]], model_type: str) -> Apar
     return apart
 
 
-#: Where the gate, up and down projection are: the fused tensor, and the half of its rows.
+#: Slices of the gate, up and down projection: the fused tensor, and the half of its rows.
 _PLACES: tuple[tuple[str, int | None], ...] = (("gate_up_proj", 0), ("gate_up_proj", 1), ("down_proj", None))
 
 
@@ -232,9 +233,9 @@ def _meta_like(fused: FusedExperts) -> Experts:
 
 
 def _rename(block: nn.Module, path: str, theirs: str) -> None:
-    """Give the module at ``path`` the name ``theirs``, and keep it reachable under its own."""
+    """Rename the module at ``path`` to ``theirs``, and keep it reachable under its own name."""
     above, _, own = path.rpartition(".")
     holder = block.get_submodule(above)
     holder._modules = {theirs if key == own else key: value for key, value in holder._modules.items()}
-    # The model's code asks for its own name; an attribute that is no module answers and is listed nowhere.
+    # The model's code uses its own name; a plain attribute is found but not listed as a submodule.
     holder.__dict__[own] = holder._modules[theirs]

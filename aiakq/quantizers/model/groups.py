@@ -1,7 +1,7 @@
-"""Groups of linears that share an input (q/k/v, gate/up), and the folding of scales into them.
+"""Groups of linears that share an input (q/k/v, gate/up), and folding of scales into them.
 
-The groups are found by tracing one forward pass, so they hold for any architecture; smooth_mappings.py finds the layers
-before them that can take up a scale.
+Groups are found by tracing one forward pass, so they work for any architecture; smooth_mappings.py finds the preceding
+layers into which a scale can be folded.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from aiakq.quantizers.model.experts import EXPERT, Experts
 
 
 def block_linears(block: nn.Module) -> dict[str, nn.Linear]:
-    """Every linear of a block that transforms activations, by its name inside the block.
+    """Return every linear of a block that transforms activations, by its name inside the block.
 
-    Linears beside experts, and those of routers, decide where tokens go and how much that counts; they are small and
-    stay as they are.
+    Routers and gates beside experts are left out: they determine where tokens go and with which weight, are small, and
+    stay unquantized.
     """
     beside = {child: name for module in block.modules() if _routes(module) for name, child in module.named_children()}
     gates = set(beside).union(*(module.modules() for module, name in beside.items() if name in ("gate", "router")))
@@ -31,7 +31,7 @@ def block_linears(block: nn.Module) -> dict[str, nn.Linear]:
 
 
 def gates(block: nn.Module) -> list[str]:
-    """The linears of a block that ``block_linears`` leaves out, by name."""
+    """Return the names of the linears of a block that ``block_linears`` leaves out."""
     return sorted(set(_linears(block)) - set(block_linears(block)))
 
 
@@ -44,7 +44,7 @@ def _routes(module: nn.Module) -> bool:
 
 
 def structure(block: nn.Module) -> tuple[Any, ...]:
-    """Equal for blocks that have the same modules and shapes, so that what was traced in one holds in the other."""
+    """Return a key that is equal for blocks with the same modules and shapes, which can share one trace."""
     shapes = tuple((name, tuple(parameter.shape)) for name, parameter in block.named_parameters())
     return type(block), shapes
 
@@ -61,18 +61,18 @@ def watching(hooks: Mapping[nn.Module, Callable[..., Any]]) -> Iterator[None]:
 
 
 def same_place(x: Tensor) -> tuple[Any, ...]:
-    """Equal for tensors [.., K] that are the same rows in the same memory, while both live."""
+    """Return a key that is equal for tensors [.., K] that are the same rows in memory, while both are alive."""
     return x.data_ptr(), x.numel(), x.shape[-1], x.stride()[-2:]
 
 
 def trace_groups(block: nn.Module, run: Callable[[], Any]) -> list[tuple[str, ...]]:
-    """The linears of ``block`` in groups that receive the same tensor, in the order in which they run.
+    """Group the linears of ``block`` that receive the same tensor, in execution order.
 
-    ``run`` runs the block once. A linear that does not run is in no group. Experts read the same tensor but, when
-    serving, different tokens of it: the linears of one expert are no group with those of another.
+    ``run`` runs the block once. A linear that does not run is in no group. Experts read the same tensor while tracing
+    but different tokens when serving, so the linears of different experts are never in one group.
     """
     seen: dict[tuple[Any, ...], list[str]] = {}
-    kept: list[Tensor] = []  # while a tensor lives its address is its own
+    kept: list[Tensor] = []  # an address identifies a tensor only while the tensor is alive
 
     def hook(name: str) -> Callable[..., None]:
         expert = re.search(EXPERT, name)
@@ -95,17 +95,17 @@ def trace_groups(block: nn.Module, run: Callable[[], Any]) -> list[tuple[str, ..
 
 @dataclass(frozen=True)
 class SmoothMapping:
-    """One place of a block where a scale per channel can be folded: divided out of one layer, multiplied into others.
+    """A smooth mapping: a scale per channel is divided out of the smooth layer and multiplied into the balance layers.
 
     smooth_layer    a norm (its weight and bias are divided) or a linear (its outputs are), by name inside the block.
-    balance_layers  what reads only the smooth layer's output, channel by channel: linears, and last the weights of
-                    routers among experts. Their input columns are multiplied.
-    parent          the module whose output shows the error of rounding the balance layers; "" is the block.
-    heads           the smooth layer's channels are key-value heads that several query heads share: the scales of the
-                    queries that read one value channel are tied.
-    part            (parts, first, length) for fused projections: the rows of the smooth layer are in ``parts`` equal
-                    parts, in each of which the channels are the ``length`` rows from ``first`` on; None if all are.
-    plus_one        the norm multiplies by one plus its weight.
+    balance_layers  all readers of the smooth layer's output: linears, and last the weights of routers beside experts.
+                    Their input columns are multiplied.
+    parent          the module whose output shows the rounding error of the balance layers; "" is the block.
+    heads           whether the channels are key-value heads shared by several query heads: the scales of queries that
+                    read one value channel are tied.
+    part            (parts, first, length) for fused projections: the rows of the smooth layer are ``parts`` equal
+                    parts, and the channels are ``length`` rows of each, starting at ``first``; None: all rows.
+    plus_one        whether the norm multiplies by one plus its weight.
     """
 
     smooth_layer: str
@@ -121,7 +121,7 @@ class SmoothMapping:
         return next((name for name in self.balance_layers if not re.search(EXPERT, name)), self.balance_layers[0])
 
     def rows(self, n: int) -> Tensor:
-        """Which of the smooth layer's N rows (or channels) are scaled, [channels] int64."""
+        """Return the indices of the smooth layer's N rows (or channels) that are scaled, [channels] int64."""
         every = torch.arange(n)
         if self.part is None:
             return every
@@ -131,7 +131,7 @@ class SmoothMapping:
 
 @dataclass(frozen=True)
 class Heads:
-    """How query heads share value channels: q_heads * head_dim channels read kv_heads * head_dim of them."""
+    """The sharing of value channels between query heads: q_heads * head_dim channels read kv_heads * head_dim."""
 
     q_heads: int
     kv_heads: int
@@ -153,7 +153,7 @@ class Heads:
         return reduced.flatten()
 
     def spread(self, per_value: Tensor) -> Tensor:
-        """The inverse: the value channels' numbers [Hkv*D] for every query channel [Hq*D]."""
+        """Expand per-value-channel numbers [Hkv*D] to the query channels [Hq*D]: the inverse of ``tie``."""
         heads = per_value.unflatten(0, (self.kv_heads, -1))
         return heads.repeat_interleave(self.q_heads // self.kv_heads, dim=0).flatten()
 
@@ -161,12 +161,12 @@ class Heads:
 def fold(
     block: nn.Module, mapping: SmoothMapping, scales: Tensor, heads: Heads, storage: torch.dtype
 ) -> tuple[dict[str, Tensor], Tensor]:
-    """Divide the smooth layer by ``scales`` and multiply the columns of the balance layers; the function is the same.
+    """Divide the smooth layer by ``scales`` and multiply the columns of the balance layers, preserving the function.
 
     scales [channels of the smooth layer] float32, positive. The weights of ``block`` (float32) are modified. A norm's
-    weight is stored in ``storage``, so it is rounded to that first and the columns take up the difference. Returns the
-    new tensors of a norm by name inside the block (none for a linear, which is quantized with its bias afterwards),
-    and what the columns of the balance layers were multiplied by, [K].
+    weight is stored in ``storage``, so it is rounded to that dtype first and the columns absorb the difference. Returns
+    the new tensors of a norm by name inside the block (none for a linear, which is quantized with its bias afterwards),
+    and the factors [K] by which the columns of the balance layers were multiplied.
     """
     source = block.get_submodule(mapping.smooth_layer)
     assert isinstance(source.weight, Tensor)
@@ -182,7 +182,7 @@ def fold(
         one = float(mapping.plus_one)
         old = weight + one
         new = (old / scales - one).to(storage).to(torch.float32) + one
-        # A weight that is 0, or becomes 0 or infinite, keeps its channel as it was.
+        # Channels whose weight is 0, or becomes 0 or infinite, are not scaled.
         usable = (new != 0) & torch.isfinite(new) & (old != 0)
         new = torch.where(usable, new, old)
         effective = torch.where(usable, old / torch.where(usable, new, torch.ones_like(new)), torch.ones_like(old))

@@ -1,7 +1,7 @@
 """Recorded calls of a block's modules, replayed with candidate weights during a scale search.
 
-A call is recorded where the block makes it, cut to a few sequences, and repeated with candidate weights; its output is
-then compared with the recorded one.
+Calls are recorded on a few sequences and repeated with candidate weights; the outputs are compared with the recorded
+ones.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from torch import Tensor, nn
 from aiakq.quantizers.model.activations import SAMPLE_TOKENS, Activations
 from aiakq.quantizers.numerics.sums import total
 
-#: Tokens in a sample: SAMPLE_TOKENS for narrow models, fewer for wide ones, whose every repetition costs more.
+#: Tokens in a sample: SAMPLE_TOKENS for narrow models, fewer for wide ones, for which each replay costs more.
 FEWEST_TOKENS, TOKENS_TIMES_WIDTH = 512, 2**21
 
 
 @dataclass
 class ModuleCall:
-    """One call of a module and the tensor it gave."""
+    """One call of a module and its output tensor."""
 
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
@@ -34,16 +34,16 @@ class ModuleCall:
 
 
 def first(output: Any) -> Tensor:
-    """The hidden states a module gives, alone or first in a tuple."""
+    """Return the hidden states in a module's output, which is a tensor or a tuple that starts with it."""
     return output[0] if isinstance(output, tuple) else output
 
 
 def record_calls(
     block: nn.Module, index: int, inputs: Activations, names: Iterable[str]
 ) -> dict[str, list[ModuleCall]]:
-    """How the named modules ("" is the block) are called on a sample of tokens; only calls with finite outputs.
+    """Record calls of the named modules ("" is the block) on a sample of tokens; only calls with finite outputs.
 
-    ``block`` is number ``index`` of its model.
+    ``block`` has the index ``index`` in its model.
     """
     calls: dict[str, list[ModuleCall]] = {name: [] for name in names}
     if not calls or not len(inputs.hidden):
@@ -77,7 +77,7 @@ def record_calls(
 
 
 def _cut(call: ModuleCall, module: nn.Module, size: int, rows: int) -> ModuleCall:
-    """The call with the first ``rows`` of ``size`` sequences, if the module gives the same output for those alone."""
+    """Cut the call to the first ``rows`` of ``size`` sequences, if the module then gives the same output for them."""
 
     def part(value: Any) -> Any:
         if isinstance(value, Tensor):
@@ -101,14 +101,14 @@ def _cut(call: ModuleCall, module: nn.Module, size: int, rows: int) -> ModuleCal
 
 
 def output_error(module: nn.Module, calls: Iterable[ModuleCall]) -> float:
-    """The squared distance of the module's outputs from those that were recorded."""
+    """Return the squared distance between the module's outputs and the recorded ones."""
     with torch.inference_mode():
         return sum((total((call.again(module) - call.output).double().square()) for call in calls), 0.0)
 
 
 @contextmanager
 def replaced_weights(linears: Mapping[str, nn.Linear], weights: Mapping[str, Tensor]) -> Iterator[None]:
-    """While the context is open, the named linears have other weights [N, K]."""
+    """Replace the weights [N, K] of the named linears while the context is open."""
     kept = {name: linears[name].weight for name in weights}
     try:
         for name, weight in weights.items():

@@ -1,7 +1,7 @@
 """The layers outside the decoder blocks: embeddings before the first block, final norm and output layer after the last.
 
-Blocks are replaced by stand-ins for the moment: on the way in they note how they are called, on the way out they answer
-what is already known. So embeddings, masks, position tables, norms and heads are the model's own, whatever they are.
+Blocks are temporarily replaced by stand-ins: before the blocks these record how they are called, after them they return
+known outputs. So embeddings, masks, position tables, norms and heads are always the model's own code.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ def capture(
     hidden: HiddenStates | None = None,
     here: Container[int] | None = None,
 ) -> Activations:
-    """Run everything before the first block, and note with which arguments each block is called.
+    """Run everything before the first block, and record the arguments of every block.
 
-    batches: token ids, each [B, T] int64. ``progress`` is told how many batches are done. What reaches the first block
-    is appended to ``hidden``; batches that are not in ``here`` are absent there (None: all are in it).
+    batches: token ids, each [B, T] int64. ``progress`` receives the number of batches done. The inputs of the first
+    block are appended to ``hidden``; batches not in ``here`` are absent there (None: all batches are in it).
     """
     outside = _outside(model, model.model.base_model)
     for name, module in outside:
@@ -47,7 +47,7 @@ def capture(
                 hidden.append(reached.to("cpu"))
             else:
                 hidden.append_absent(reached.shape)
-            for rows in {len(ids), 1}:  # what a sequence alone is given cannot always be cut out of a batch
+            for rows in {len(ids), 1}:  # arguments for a single sequence cannot always be sliced from those of a batch
                 shape = (rows, ids.shape[1])
                 if shape not in calls:
                     found = record if rows == len(ids) else _run_outside(model, ids[:rows], record)
@@ -59,7 +59,7 @@ def capture(
 
 
 def _run_outside(model: SourceModel, ids: Tensor, record: list[Call]) -> list[Call]:
-    """The calls of all blocks, which ``record`` holds until the next one. Raises ``unsupported``."""
+    """Return the calls of all blocks, which ``record`` holds until the next one. Raises ``unsupported``."""
     record.clear()
     with suppress(_Captured):
         model.model.base_model(input_ids=ids.to(model.device), use_cache=False)
@@ -70,20 +70,20 @@ def _run_outside(model: SourceModel, ids: Tensor, record: list[Call]) -> list[Ca
 
 
 def head_name(model: SourceModel) -> str | None:
-    """The module path of the output layer, if it is a linear."""
+    """Return the module path of the output layer, if it is a linear."""
     head = model.model.get_output_embeddings()
     names = [name for name, module in model.model.named_modules() if module is head]
     return names[0] if names and isinstance(head, nn.Linear) else None
 
 
 def embedding_name(model: SourceModel) -> str:
-    """The name of the input embedding's weight."""
+    """Return the name of the input embedding's weight."""
     embedding = model.model.get_input_embeddings()
     return next(name for name, module in model.model.named_modules() if module is embedding) + ".weight"
 
 
 def load_outside(model: SourceModel) -> None:
-    """Load everything but the blocks; a tied output layer takes the embedding's weight."""
+    """Load everything except the blocks; a tied output layer takes the embedding's weight."""
     head = head_name(model)
     for name, module in _outside(model, model.model):
         if name == head and not model.holds(name):
@@ -93,7 +93,7 @@ def load_outside(model: SourceModel) -> None:
 
 
 def finish(model: SourceModel, ids: Tensor, hidden: Tensor, outputs: int) -> Tensor:
-    """What the model makes of the last block's output: ids [B, T], hidden [B, T, H] -> logits [B, T, V] float32.
+    """Run the layers after the last block: ids [B, T], hidden [B, T, H] -> logits [B, T, V] float32.
 
     ``load_outside`` must have been called.
     """
@@ -102,7 +102,7 @@ def finish(model: SourceModel, ids: Tensor, hidden: Tensor, outputs: int) -> Ten
 
 
 def _outside(model: SourceModel, part: nn.Module) -> list[tuple[str, nn.Module]]:
-    """Names and modules of ``part``, the whole model or its base, that are not in the blocks."""
+    """Return names and modules of ``part``, the whole model or its base, that are not in the blocks."""
     inside = model.blocks_name + "."
     prefix = "" if part is model.model else model.model.base_model_prefix
     return [(name, module) for name, module in part.named_modules(prefix=prefix) if not name.startswith(inside)]
@@ -110,7 +110,7 @@ def _outside(model: SourceModel, part: nn.Module) -> list[tuple[str, nn.Module]]
 
 @contextmanager
 def _recording(blocks: nn.ModuleList) -> Iterator[tuple[list[Call], list[int]]]:
-    """While open, each call of a block is noted and its hidden states are passed on; the last block ends the pass.
+    """Record every call of a block and pass its hidden states on; the last block ends the pass.
 
     Only the first block runs, once, to show how many outputs blocks have; it must be loaded.
     """
@@ -139,7 +139,7 @@ def _recording(blocks: nn.ModuleList) -> Iterator[tuple[list[Call], list[int]]]:
 
 @contextmanager
 def _answering(blocks: nn.ModuleList, hidden: Tensor, outputs: int) -> Iterator[None]:
-    """While open, the blocks answer ``hidden`` whatever they are given."""
+    """Let the blocks return ``hidden`` for any input while the context is open."""
 
     def stand_in(block: nn.Module) -> Callable[..., Any]:
         return lambda *args, **kwargs: _output(hidden, outputs)
@@ -149,7 +149,7 @@ def _answering(blocks: nn.ModuleList, hidden: Tensor, outputs: int) -> Iterator[
 
 
 def _output(hidden: Tensor, outputs: int) -> Any:
-    """The output of a block that gives so many, of which the hidden states are the first; 0: no tuple."""
+    """Return ``hidden`` as a block output of ``outputs`` elements, hidden states first; 0: no tuple."""
     return (hidden, *[None] * (outputs - 1)) if outputs else hidden
 
 

@@ -1,9 +1,9 @@
 """Reruns a block without recomputing the parts whose linears are already quantized.
 
-GPTQ sees each group of linears through what was rounded before, so a block runs once per group. What lies before a
-finished group does not change any more: the inputs of its last linear are kept, and where a module of the block (the
-attention, the MLP) gives exactly that linear's output, the linear on its kept input stands in for the module. The bits
-are the same; for a Llama block attention is computed once instead of four times.
+GPTQ calibrates each group of linears on inputs that passed through previously rounded ones, so a block runs once per
+group. What precedes a finished group does not change any more: the inputs of its last linear are cached, and if a
+module of the block (attention, MLP) returns exactly that linear's output, the linear on its cached input replaces the
+module. Results are bit-identical; for a Llama block attention is computed once instead of four times.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from torch import Tensor, nn
 
 from aiakq.quantizers.model.activations import Activations, HiddenStates
 
-#: Bytes of kept inputs in memory; more goes where hidden states beyond their budget go.
+#: Maximum bytes of cached inputs in memory; beyond it they are spilled like hidden states.
 _IN_MEMORY = 2**29
 
 
 class Replay:
-    """One block and its calibration inputs, with what was kept of them.
+    """One block and its calibration inputs, with cached inputs of finished linears.
 
-    Kept inputs count against the budget of the hidden states, and no more than half a gigabyte of them is in memory.
+    Cached inputs count against the budget of the hidden states, and at most half a gigabyte of them is in memory.
     """
 
     def __init__(self, block: nn.Module, index: int, inputs: Activations) -> None:
@@ -35,7 +35,7 @@ class Replay:
         self._owners: dict[str, tuple[str, bool] | None] = {}
 
     def keep(self, name: str, batch: int, x: Tensor) -> None:
-        """Keep the input of the linear ``name`` on one batch; nothing before it changes."""
+        """Cache the input of the linear ``name`` on one batch; nothing before it may change afterwards."""
         if name not in self._kept:
             hidden = self.inputs.hidden
             kept = sum(states.nbytes for states in self._kept.values())
@@ -52,9 +52,9 @@ class Replay:
         block: nn.Module | None = None,
         device: torch.device | None = None,
     ) -> Tensor:
-        """The output of the block, or of a copy on another device, on one batch.
+        """Return the output of the block, or of a copy on another device, on one batch.
 
-        A module that holds a ``wanted`` linear runs as it is; all if ``whole``.
+        Modules that contain a ``wanted`` linear are run, others replaced where possible; ``whole``: all are run.
         """
         block = self.block if block is None else block
         known = [name for name, owner in self._owners.items() if owner is not None and not whole]
@@ -88,7 +88,7 @@ class Replay:
 
     @contextmanager
     def _learning(self, block: nn.Module, names: list[str]) -> Iterator[None]:
-        """Note, for linears with kept inputs, the outermost module that gives just what the linear gives."""
+        """Find, for linears with cached inputs, the outermost module that returns exactly the linear's output."""
         outputs: dict[str, tuple[Tensor, Tensor]] = {}
         handles = []
 
@@ -105,7 +105,7 @@ class Replay:
                 self._owners.setdefault(name, None)
                 if name in outputs and isinstance(first, Tensor):
                     given, bits = outputs[name]
-                    # The same tensor, and nobody has written to it in between.
+                    # The same tensor, not written to in between.
                     if first.data_ptr() == given.data_ptr() and torch.equal(first, bits):
                         self._owners[name] = owner, in_tuple
 
@@ -114,7 +114,7 @@ class Replay:
         for name in names:
             handles.append(block.get_submodule(name).register_forward_hook(note(name)))
             parts = name.split(".")
-            for depth in range(len(parts) - 1, 0, -1):  # inner ones first, so that the outermost has the last word
+            for depth in range(len(parts) - 1, 0, -1):  # inner ones first, so that the outermost one wins
                 owner = ".".join(parts[:depth])
                 handles.append(block.get_submodule(owner).register_forward_hook(compare(owner, name)))
         try:

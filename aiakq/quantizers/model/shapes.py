@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class LinearShape:
-    """One linear that will be quantized: its name, outputs N, inputs K, and whether tensor parallelism cuts its K."""
+    """A linear to quantize: its name, outputs N, inputs K, and whether tensor parallelism splits its inputs."""
 
     name: str
     n: int

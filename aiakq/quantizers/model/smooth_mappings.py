@@ -1,10 +1,10 @@
 """Finds smooth mappings (smooth layer, balance layers) by scaling channels at random and comparing outputs.
 
-A mapping (groups.SmoothMapping) is kept only when two runs of the block on real calibration data agree with it. With
-the smooth layer's channels multiplied by random powers of two, the inputs of its balance layers, and nothing else, must
-be multiplied by the same numbers; with the columns of the balance layers divided by them as well, the block's output
-must be what it was. Powers of two are nearly free of rounding, so a mapping that holds, holds to the last digits, and
-one that does not is far off.
+A mapping (groups.SmoothMapping) is kept only if two runs of the block on real calibration data confirm it. With the
+smooth layer's channels multiplied by random powers of two, the inputs of its balance layers, and nothing else, must be
+multiplied by the same numbers; with the columns of the balance layers divided by them as well, the block's output must
+be unchanged. Powers of two cause almost no rounding, so a valid mapping holds to the last digits, and an invalid one
+is far off.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from aiakq.quantizers.model.activations import Activations
 from aiakq.quantizers.model.experts import EXPERT, all_experts
 from aiakq.quantizers.model.groups import Heads, SmoothMapping, same_place, structure, trace_groups, watching
 
-#: Largest relative difference that counts as equal; what is not equal differs by a half or more.
+#: Maximum relative difference of equal values; unequal ones differ by a half or more.
 TOLERANCE = 1e-4
-#: Tokens on which a block is tried, if it gives the same for them without the rest.
+#: Number of tokens on which a block is tested, if their outputs do not depend on the rest.
 _TOKENS = 64
-#: Rows of each tensor that are compared, half of them from its beginning.
+#: Number of rows of each tensor that are compared, half of them from its beginning.
 _ROWS = 64
 
 
 @dataclass
 class BlockTrace:
-    """Which linears share an input and where scales can be folded, traced once for all blocks of equal structure.
+    """Groups of linears that share an input and smooth mappings, traced once for all blocks of equal structure.
 
     fold  whether to look for smooth mappings as well.
     """
@@ -45,7 +45,7 @@ class BlockTrace:
     def trace(
         self, block: nn.Module, index: int, inputs: Activations
     ) -> tuple[list[tuple[str, ...]], tuple[SmoothMapping, ...]]:
-        """The groups (``trace_groups``) and smooth mappings of a block, from one of its calibration sequences.
+        """Return the groups (``trace_groups``) and smooth mappings of a block, traced on one calibration sequence.
 
         Without calibration inputs there are none. Raises ``not_finite``.
         """
@@ -65,7 +65,7 @@ class BlockTrace:
         return self._known[kind]
 
     def warnings(self) -> list[str]:
-        """A sentence about the kinds of blocks in which no smooth mapping was found, if they were looked for."""
+        """Return a sentence about the kinds of blocks for which no smooth mapping was found, if any were needed."""
         bare = sum(not mappings for _, mappings in self._known.values())
         if not self.fold or not bare:
             return []
@@ -75,7 +75,7 @@ class BlockTrace:
 
 @dataclass
 class _Read:
-    """A tensor that linears or routers read: their names in order, a few of its rows [R, K], and when it was there."""
+    """A tensor read by linears or routers: their names in order, a few of its rows [R, K], and its time."""
 
     readers: list[str]
     rows: Tensor
@@ -84,7 +84,7 @@ class _Read:
 
 @dataclass(frozen=True)
 class _Way:
-    """One way in which a source may feed tensors of ``width`` channels."""
+    """One way in which the channels of a smooth layer may be laid out in tensors of ``width`` channels."""
 
     width: int
     heads: bool = False
@@ -93,10 +93,10 @@ class _Way:
 
 
 def find_mappings(block: nn.Module, run: Callable[[], Tensor], heads: Heads) -> tuple[SmoothMapping, ...]:
-    """The mappings of a block, in the order in which their targets run.
+    """Find the mappings of a block, in execution order of their balance layers.
 
     ``run`` runs the block once on some calibration data and returns its output; every expert must see tokens
-    (experts.all_experts). The weights of ``block`` are changed during the search and put back.
+    (experts.all_experts). The weights of ``block`` are modified during the search and restored.
     """
     return _Search(block, run, heads).mappings()
 
@@ -113,7 +113,7 @@ class _Search:
         self.plain = self._watch(note=True)
 
     def mappings(self) -> tuple[SmoothMapping, ...]:
-        """Nearest sources first: a tensor belongs to the last module that feeds it."""
+        """Nearest smooth layers first: a tensor belongs to the last module that feeds it."""
         found: list[SmoothMapping] = []
         self.taken: set[str] = set()
         for family in reversed(self._families()):
@@ -132,7 +132,7 @@ class _Search:
     # --- candidates -----------------------------------------------------------------------------------------------
 
     def _families(self) -> list[list[str]]:
-        """Possible sources in the order they run; those of all experts, which are wired alike, together."""
+        """Return possible smooth layers in execution order; corresponding layers of all experts form one family."""
         families: dict[str, list[str]] = {}
         for name in sorted(self.turns, key=self.turns.__getitem__):
             if _is_norm(self.modules[name]) or type(self.modules[name]) is nn.Linear:
@@ -140,7 +140,7 @@ class _Search:
         return list(families.values())
 
     def _ways(self, source: str) -> Iterator[_Way]:
-        """How the source's channels may lie in a tensor that is read after it, likely ways first."""
+        """Yield the possible layouts of the source's channels in a tensor that is read later, likely ones first."""
         module = self.modules[source]
         n = len(module.weight)
         later = [read for read in self.reads if read.turn > self.turns[source] and not self.taken & set(read.readers)]
@@ -165,7 +165,7 @@ class _Search:
                     yield _Way(width, tied, (1, 0, length))
 
     def _mappings_of(self, family: list[str], way: _Way) -> list[SmoothMapping]:
-        """A mapping for every member of the family that visibly feeds something in this way."""
+        """Return a mapping for every member of the family that visibly feeds something in this way."""
         candidates = {name: SmoothMapping(name, (), "", way.heads, way.part, way.plus_one) for name in family}
         scales = {name: self._random_scales(mapping) for name, mapping in candidates.items()}
         with self._scaled(list(candidates.values()), scales):
@@ -183,10 +183,10 @@ class _Search:
                 mappings.append(replace(mapping, balance_layers=tuple(targets), parent=_parent(targets)))
         return mappings
 
-    # --- proof ----------------------------------------------------------------------------------------------------
+    # --- verification -------------------------------------------------------------------------------------------------
 
     def _holds(self, mappings: list[SmoothMapping], way: _Way) -> bool:
-        """Whether the block's output changes with the sources, and not when the targets make up for it."""
+        """Whether scaling the smooth layers changes the output, and scaling the balance layers as well restores it."""
         scales = {mapping.smooth_layer: self._random_scales(mapping) for mapping in mappings}
         with self._scaled(mappings, scales):
             if _equal(self._output(), self.plain):
@@ -204,7 +204,7 @@ class _Search:
                     weight.data.mul_(by)
 
     def _random_scales(self, mapping: SmoothMapping) -> Tensor:
-        """A quarter, a half, 2 or 4 for every channel of a mapping's source."""
+        """Return 1/4, 1/2, 2 or 4 for every channel of a mapping's smooth layer."""
         weight = self.modules[mapping.smooth_layer].weight
         assert isinstance(weight, Tensor)
         powers = torch.tensor([0.25, 0.5, 2.0, 4.0])
@@ -213,7 +213,7 @@ class _Search:
 
     @contextmanager
     def _scaled(self, mappings: list[SmoothMapping], scales: dict[str, Tensor]) -> Iterator[None]:
-        """While open, the channels of the mappings' sources are multiplied by ``scales``."""
+        """Multiply the channels of the mappings' smooth layers by ``scales`` while the context is open."""
         small: list[tuple[Tensor, Tensor]] = []
         large: list[tuple[Tensor, Tensor]] = []
         for mapping in mappings:
@@ -223,7 +223,7 @@ class _Search:
                     continue
                 factors = torch.ones(len(parameter), device=parameter.device)
                 factors[mapping.rows(len(parameter)).to(parameter.device)] = by
-                if parameter.dim() > 1:  # a matrix is not copied: powers of two can be divided out again
+                if parameter.dim() > 1:  # a matrix is not copied: powers of two can be divided out exactly
                     large.append((parameter.data, factors.unsqueeze(1)))
                     parameter.data.mul_(factors.unsqueeze(1))
                     continue
@@ -242,10 +242,10 @@ class _Search:
         with torch.inference_mode():
             return self.run()
 
-    # --- looking --------------------------------------------------------------------------------------------------
+    # --- observation --------------------------------------------------------------------------------------------------
 
     def _watch(self, note: bool) -> Tensor:
-        """Run the block and collect ``reads``; with ``note`` also who reads them, and the order of all modules."""
+        """Run the block and collect ``reads``; with ``note`` also their readers and the order of all modules."""
         places: dict[tuple[Any, ...], _Read] = {}
         kept: list[Tensor] = []
         turn = 0
@@ -285,26 +285,26 @@ class _Search:
 
 
 def _is_norm(module: nn.Module) -> bool:
-    """A module without parts whose weight is one number per channel."""
+    """Whether a module has no submodules and one weight per channel."""
     weight = getattr(module, "weight", None)
     return isinstance(weight, nn.Parameter) and weight.dim() == 1 and not next(module.children(), None)
 
 
 def _multiplies(module: nn.Module) -> bool:
-    """A module without parts that may multiply its input by a matrix [N, K]: a linear, or a router."""
+    """Whether a module has no submodules and may multiply its input by a matrix [N, K]: a linear or a router."""
     weight = getattr(module, "weight", None)
     plain = isinstance(weight, nn.Parameter) and weight.dim() == 2 and not next(module.children(), None)
     return plain and not isinstance(module, nn.Embedding)
 
 
 def _may_feed(source: str, readers: list[str]) -> bool:
-    """An expert's linears feed that expert only."""
+    """Whether ``source`` may feed ``readers``: linears of an expert only feed that expert."""
     expert = re.search(EXPERT, source)
     return expert is None or any(name.startswith(expert[0] + ".") for name in readers)
 
 
 def _parent(targets: list[str]) -> str:
-    """The smallest module that holds all targets: the target itself where it is the only one."""
+    """Return the smallest module that contains all targets; a single target is its own parent."""
     if len(targets) == 1:
         return targets[0]
     paths = [name.split(".")[:-1] for name in targets]
@@ -322,7 +322,7 @@ def _some(rows: Tensor) -> Tensor:
 
 
 def _equal(a: Tensor, b: Tensor) -> bool:
-    """Whether every channel (the last dimension) of two tensors is equal to rounding."""
+    """Whether all channels (last dimension) of two tensors are equal up to rounding."""
     a, b = a.flatten(0, -2), b.flatten(0, -2)
     fine = torch.isfinite(a).all(-1) & torch.isfinite(b).all(-1)
     gap = (a[fine] - b[fine]).norm(dim=0)

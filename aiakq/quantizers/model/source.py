@@ -1,7 +1,7 @@
 """SourceModel: a transformers model on the meta device, whose blocks are loaded one at a time.
 
-Only the embedding side and one block are in memory. Everything computes in float32, from weights that were first
-cast to the dtype the output stores them in, so that calibration sees the model that will be served.
+Only the embedding side and one block are in memory. Everything is computed in float32 from weights that were first
+cast to the dtype in which the output stores them, so that calibration sees the model that will be served.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ from aiakq.runtime.config.model import check_sizes
 from aiakq.runtime.loader.tensor_names import TensorNames
 from aiakq.runtime.lora.adapter_folder import LoraWeights
 
-#: Last parts of the names of linears whose outputs are summed over GPUs, so that tensor parallelism cuts their inputs.
+#: Last parts of the names of row-parallel linears, whose outputs are reduced over GPUs and whose inputs are sharded.
 _ROW_PARALLEL = ("o_proj", "out_proj", "down_proj", "fc2", "dense_4h_to_h", "dense", "c_proj", "wo", "w2")
 
 
 class SourceModel:
     """A transformers model whose blocks are loaded and dropped one by one.
 
-    ``storage`` is the dtype of everything the output does not quantize, or None to keep each tensor's own. ``widths``
-    are the MLP widths to pad with zeros: key of config.json -> (the source's, the output's).
+    ``storage`` is the dtype of everything that the output does not quantize, or None to keep each tensor's own.
+    ``widths`` are the MLP widths to pad with zeros: key of config.json -> (width in the source, width in the output).
 
-    adapter  what is merged into the weights wherever they are read, or None.
+    adapter  LoRA adapter merged into the weights when they are read, or None.
     """
 
     def __init__(
@@ -59,10 +59,10 @@ class SourceModel:
         self.others = others
         self.widths = dict(widths or {})
         self.model = _skeleton(checkpoint, trust_remote_code, self.widths)
-        #: Whether it has linears of a class of its own, which other programs do not replace by quantized ones.
+        #: Whether it has linears of a custom class, which other programs do not replace by quantized ones.
         own = (module for module in self.model.modules() if isinstance(module, nn.Linear))
         self.has_own_linears = any(type(module) is not nn.Linear for module in own)
-        #: Weights of linears that the checkpoint holds as [K, N].
+        #: Weights of linears that the checkpoint stores as [K, N].
         self._transposed = _plain_linears(self.model)
         self.config = self.model.config.get_text_config()
         self.blocks_name, self.blocks = _find_blocks(self.model)
@@ -81,7 +81,7 @@ class SourceModel:
         self._adapted: dict[str, LoraWeights] = {}
 
     def merge(self, folder: str | Path | None) -> None:
-        """From now on read weights with the LoRA adapter of a folder merged into them, in float32; None: without one.
+        """Merge the LoRA adapter in a folder into weights read from now on, in float32; None: without an adapter.
 
         Raises ``adapter_mismatch`` and what ``open_adapter`` raises.
         """
@@ -108,7 +108,7 @@ class SourceModel:
         self.adapter = adapter
 
     def _source_name(self, name: str) -> str | None:
-        """The checkpoint's name of a tensor; some older files lack the outermost module's prefix."""
+        """Return the checkpoint's name of a tensor; some older files lack the outermost module's prefix."""
         base = self.model.base_model_prefix + "."
         spellings = self._spellings(name)
         for spelled in spellings:
@@ -118,32 +118,32 @@ class SourceModel:
         return next((self._renamed[spelled] for spelled in spellings if spelled in self._renamed), None)
 
     def _spellings(self, name: str) -> list[str]:
-        """The name of a tensor here, in the transformers model, and of the fused one that it is a part of."""
+        """Return the names of a tensor here, in the transformers model, and of the fused tensor it is a part of."""
         part = self.experts.fused.get(name)
         return [name, self.experts.own_name(name), *([] if part is None else [part.tensor])]
 
     @property
     def has_attention(self) -> bool:
-        """Whether any block has queries, keys and values, as far as names tell."""
+        """Whether any block has queries, keys and values, judging by names."""
         return any("attn" in name or "attention" in name for name, _ in self.blocks.named_modules())
 
     def block_prefix(self, index: int) -> str:
-        """The module path of a block, like ``model.layers.3``."""
+        """Return the module path of a block, like ``model.layers.3``."""
         return f"{self.blocks_name}.{index}"
 
     def source_name(self, name: str) -> str:
-        """The checkpoint's name of a parameter. Raises ``tensor_mismatch`` if it has none."""
+        """Return the checkpoint's name of a parameter. Raises ``tensor_mismatch`` if it has none."""
         found = self._source_names.get(name)
         if found is None:
             raise error("tensor_mismatch", path=str(self.checkpoint.path), reason=f"tensor {name} is missing")
         return found
 
     def rest(self, done: Container[str]) -> Iterator[tuple[str, Tensor]]:
-        """Every tensor of the checkpoint under a name that every loader knows; but for ``done``.
+        """Yield every tensor of the checkpoint except ``done``, under a name that every loader knows.
 
-        That is the model's, or the checkpoint's own where transformers has a rule for it or the model has none. A
-        tensor that holds several linears (fused experts) comes in parts, and each may be done; or whole, where only
-        aiakq knows names for the parts and none is done.
+        That is the model's name, or the checkpoint's own if transformers has a rule for it or the model has none. A
+        tensor that holds several linears (fused experts) is split into parts, each of which may be in ``done``; it is
+        yielded whole if only aiakq knows names for the parts and none is in ``done``.
         """
         shapes = {name: parameter.shape for name, parameter in self.model.named_parameters()}
         shapes |= {name: shapes[name][::-1] for name in self._transposed}
@@ -159,14 +159,14 @@ class SourceModel:
                     yield stored_name, self._tensor(name, source, shapes.get(name))
 
     def stored_name(self, name: str) -> str:
-        """What the output calls the model's tensor ``name``: its own name, or the checkpoint's where transformers has
-        a rule for that."""
+        """Return the output's name of the model's tensor ``name``: its own, or the checkpoint's if transformers has a
+        rule for that."""
         source = self._source_names.get(name)
         ruled = name not in self.experts.fused and self._renamed.get(self.experts.own_name(name)) == source
         return source if ruled and source is not None else name
 
     def _tensor(self, name: str, source: str, shape: torch.Size | None) -> Tensor:
-        """The model's tensor ``name``, which is in the checkpoint's ``source``, padded to the model's ``shape``."""
+        """Read the model's tensor ``name`` from the checkpoint's ``source``, padded to the model's ``shape``."""
         tensor = self.checkpoint.tensor(source)
         part = self.experts.fused.get(name)
         if part is not None and tensor.dim() == 3:
@@ -183,7 +183,7 @@ class SourceModel:
         return tensor if shape is None or not self.widths else pad(tensor, shape, self.widths, source)
 
     def linear_shapes(self) -> list[LinearShape]:
-        """Every linear inside the blocks, which is what will be quantized."""
+        """Return the shapes of all linears inside the blocks, which will be quantized."""
         shapes = []
         for index, block in enumerate(self.blocks):
             for name, linear in block_linears(block).items():
@@ -193,7 +193,7 @@ class SourceModel:
         return shapes
 
     def other_linears(self) -> list[str]:
-        """Module paths of the linears that stay as they are: those outside the blocks, and gates beside experts."""
+        """Return module paths of linears that stay unquantized: those outside the blocks, and gates beside experts."""
         inside = self.blocks_name + "."
         return [
             name
@@ -202,7 +202,7 @@ class SourceModel:
         ] + [f"{self.block_prefix(index)}.{name}" for index, block in enumerate(self.blocks) for name in gates(block)]
 
     def unquantized_share(self) -> float:
-        """The part of the blocks' parameters that is not in linears, between 0 and 1 (fused experts, mostly)."""
+        """Return the fraction of the blocks' parameters that is not in linears (mostly fused experts)."""
         total = sum(parameter.numel() for parameter in self.blocks.parameters())
         inside = sum(linear.weight.numel() for block in self.blocks for linear in block_linears(block).values())
         return 1 - inside / max(total, 1)
@@ -228,7 +228,7 @@ class SourceModel:
                     child._buffers[name] = buffer.to(self.device)
 
     def _load_quantized(self, module: nn.Module, name: str) -> bool:
-        """Fill a linear that the checkpoint holds in integers with the weight they stand for; False if it does not."""
+        """Fill a linear that is quantized in the checkpoint with the dequantized weight; False if it is not."""
         if not isinstance(module, nn.Linear) or name not in self._quantized:
             return False
         take_weight(module, self.checkpoint.read_linear(name), self.device)
@@ -255,7 +255,7 @@ class SourceModel:
         return name in self._quantized or self._source_names.get(f"{name}.weight") is not None
 
     def value(self, name: str) -> Tensor:
-        """The parameter ``name`` in float32, as ``load`` would fill it in."""
+        """Return the parameter ``name`` in float32, as ``load`` would fill it in."""
         return self._read(name, self.model.get_parameter(name).shape)
 
     def drop(self, module: nn.Module) -> None:
@@ -267,7 +267,7 @@ class SourceModel:
 
 
 def take_weight(linear: nn.Linear, weight: QWeight, device: torch.device) -> None:
-    """Make ``linear`` compute in float32 what ``weight`` stands for, its inputs rounded if the scheme rounds them."""
+    """Replace the weight of ``linear`` by the dequantized ``weight``; inputs are quantized if the scheme does so."""
     linear.weight = nn.Parameter(dequantize(weight).to(device), requires_grad=False)
     if weight.bias is not None:
         linear.bias = nn.Parameter(weight.bias.to(device, torch.float32), requires_grad=False)
@@ -277,21 +277,21 @@ def take_weight(linear: nn.Linear, weight: QWeight, device: torch.device) -> Non
 
 
 def stored(module: nn.Module, name: str, tensor: Tensor) -> Tensor:
-    """The parameter ``name`` of ``module`` as checkpoints hold it, or the other way round: [K, N] or [N, K] for weights
-    of GPT-2, the tensor itself for all others."""
+    """Convert the parameter ``name`` of ``module`` between the layouts of checkpoint and model: a transpose between
+    [K, N] and [N, K] for weights of GPT-2, the identity for all others."""
     turned = name == "weight" and getattr(module, "stored_transposed", False)
     return tensor.T.contiguous() if turned else tensor
 
 
 def cast(tensor: Tensor, name: str, dtype: torch.dtype | None) -> Tensor:
-    """``tensor`` in ``dtype`` if it is a float and a dtype is given. Raises ``not_finite`` naming it.
+    """Cast ``tensor`` to ``dtype`` if it is a float and a dtype is given. Raises ``not_finite`` naming it.
 
-    Overflow shows as infinity: bfloat16 reaches far beyond float16.
+    Values that overflow, such as large bfloat16 values in float16, become infinite.
     """
     if not tensor.is_floating_point():
         return tensor
     result = tensor if dtype is None else tensor.to(dtype)
-    # A sum is finite only if all of it is; one that is not may be mere overflow.
+    # A finite sum proves that all elements are finite; one that is not may be a mere overflow.
     if not bool(torch.isfinite(result.sum())) and not bool(torch.isfinite(result).all()):
         if bool(torch.isfinite(tensor).all()):
             largest = float(tensor.abs().max())
@@ -301,7 +301,7 @@ def cast(tensor: Tensor, name: str, dtype: torch.dtype | None) -> Tensor:
 
 
 def _skeleton(checkpoint: Checkpoint, trust_remote_code: bool, widths: Mapping[str, tuple[int, int]]) -> Any:
-    """The model's class with meta weights and real buffers, its MLPs as wide as ``widths`` says."""
+    """Create the model's class with meta weights and real buffers, its MLPs padded to ``widths``."""
     import transformers
     from accelerate import init_empty_weights
 
@@ -324,7 +324,7 @@ def _skeleton(checkpoint: Checkpoint, trust_remote_code: bool, widths: Mapping[s
                 config, dtype=torch.float32, trust_remote_code=trust_remote_code
             )
     except Exception as problem:
-        # The classes of configs and models raise whatever a wrong value provokes.
+        # Classes of configs and models may raise anything for a wrong value.
         reason = " ".join(str(problem).split()[:40]).rstrip(".") or type(problem).__name__
         architecture = (config_json.get("architectures") or [config_json.get("model_type")])[0]
         raise _unsupported(architecture, f"transformers cannot build it: {reason}") from problem
@@ -332,8 +332,8 @@ def _skeleton(checkpoint: Checkpoint, trust_remote_code: bool, widths: Mapping[s
 
 
 def _renamed(model: nn.Module, checkpoint: Checkpoint) -> dict[str, str]:
-    """Parameters and buffers that transformers fills from a tensor of another name, by more than the outermost module's
-    prefix -> that name."""
+    """Return the names of parameters and buffers that transformers fills from a tensor whose name differs by more than
+    the outermost module's prefix -> that name."""
     names, base = TensorNames(model), f"{model.base_model_prefix}."
     found = {names.own(source): source for source in checkpoint.inventory}
     return {
@@ -344,8 +344,8 @@ def _renamed(model: nn.Module, checkpoint: Checkpoint) -> dict[str, str]:
 
 
 def _plain_linears(model: nn.Module) -> set[str]:
-    """Replace linears of a class of their own by torch's: Falcon's where trying shows that they are the same, and
-    GPT-2's, whose weights are [K, N]. Returns the names of those weights; ``stored`` knows the modules."""
+    """Replace linears of custom classes by torch's: Falcon's if a test shows that they are equivalent, and GPT-2's,
+    whose weights are [K, N]. Returns the names of the latter; ``stored`` knows the modules."""
     from transformers.pytorch_utils import Conv1D
 
     same: dict[type, bool] = {nn.Linear: False}

@@ -1,8 +1,8 @@
 """Cholesky factors of a damped Hessian.
 
-``H = R R^T`` with R upper triangular, and its inverse U, for which ``H^-1 = U^T U``: the factor the loop of GPTQ works
-with. The published code inverts H and factors the inverse, twice the work, all of it in LAPACK. Here H is factored from
-its last column backwards and the factor is inverted, in blocks, so that nearly all of it are products of matrices.
+``H = R R^T`` with R upper triangular, and its inverse U, for which ``H^-1 = U^T U``: the factor that the GPTQ loop
+uses. The published code inverts H and factors the inverse, twice the work, all of it in LAPACK. Here H is factored
+backwards from its last column and the factor is inverted, blocked so that nearly all work is matrix products.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-#: Columns of a block: what LAPACK works on, on one thread.
+#: Columns of a block, which LAPACK factors on one thread.
 BLOCK = 256
-#: How often the damping is doubled before a layer falls back to RTN; 0.01 grows to 2.56.
+#: Number of times that the damping is doubled before a layer falls back to RTN; 0.01 grows to 2.56.
 _DOUBLINGS = 8
 
 
 def factors(hessian: Tensor, order: Tensor | None, damp: float) -> tuple[Tensor, Tensor, float] | None:
-    """R and U [K, K] float32 of the damped Hessian, and the damping it took; None if there is none.
+    """Return R and U [K, K] float32 of the damped Hessian, and the damping used; None if the factorization fails.
 
     The Hessian is ``hessian`` [K, K] with its columns in ``order``; inputs that were never active get the mean of its
-    diagonal. float32 first, float64 when that fails, then more and more damping.
+    diagonal. float32 is tried first, then float64, then increasing damping.
     """
     diagonal = hessian.diagonal()
     dead = diagonal <= 0
@@ -45,9 +45,9 @@ def factors(hessian: Tensor, order: Tensor | None, damp: float) -> tuple[Tensor,
 
 
 def _factored(matrix: Tensor) -> tuple[Tensor, Tensor] | None:
-    """R, which takes the place of ``matrix`` [K, K], and U; both float32. None if it is not positive definite.
+    """Return R, which overwrites ``matrix`` [K, K], and U; both float32. None if it is not positive definite.
 
-    At most these two are alive at a time.
+    No other matrix of this size is allocated.
     """
     k = len(matrix)
     starts = range(0, k, BLOCK)
@@ -55,7 +55,7 @@ def _factored(matrix: Tensor) -> tuple[Tensor, Tensor] | None:
     for start in reversed(starts):
         here = slice(start, min(start + BLOCK, k))
         with _one_thread():
-            # LAPACK factors from the first column on: turned round, from the last.
+            # LAPACK factors from the first column on: flip the block to factor from the last.
             lower, failed = torch.linalg.cholesky_ex(matrix[here, here].flip(0, 1))
             upper = lower.flip(0, 1)
             if bool(failed) or not bool(torch.isfinite(upper).all() and (upper.diagonal() > 0).all()):
@@ -81,7 +81,7 @@ def _factored(matrix: Tensor) -> tuple[Tensor, Tensor] | None:
 
 @contextmanager
 def _one_thread() -> Iterator[None]:
-    """LAPACK's last bits depend on the number of threads."""
+    """Use one thread, because the last bits of LAPACK's results depend on the number of threads."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

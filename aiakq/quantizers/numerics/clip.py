@@ -1,10 +1,9 @@
 """Clipping search: the range of each group that minimizes the quantization error.
 
-A range that covers the largest weight of a group spends levels on weights that are rare. The search tries the whole
-range and smaller ones down to half of it, and keeps what leaves the least error in the loss that its caller works
-under: ``sum |w - q|^2.4`` where nothing is known of the inputs (the norm of the published GPTQ code, which punishes
-large errors a little more than squares do), ``sum c_j (w_j - q_j)^2`` where each input has a cost. What only equals the
-whole range in loss loses to it.
+A range that covers the largest weight of a group spends quantization levels on rare weights. The search tries the full
+range and smaller ones down to half of it, and keeps the one with the smallest value of the caller's loss:
+``sum |w - q|^2.4`` if nothing is known about the inputs (the norm of the published GPTQ code, which penalizes large
+errors slightly more than squares do), ``sum c_j (w_j - q_j)^2`` if each input has a cost. Ties go to the full range.
 """
 
 from __future__ import annotations
@@ -14,22 +13,22 @@ from torch import Tensor
 
 from aiakq.quantizers.numerics.rounding import Rounding, codes_for, grouped, ranges, scales_for
 
-#: Ranges tried for a group: the whole one, then each a fortieth smaller than the one before.
+#: Number of ranges tried for a group: the full one, then each smaller by a fortieth.
 RANGE_STEPS = 20
 NORM = 2.4
-#: Weights worked on at a time; their intermediate results stay in the cache of a core.
+#: Weights processed at a time, so that intermediate results stay in a core's cache.
 _AT_ONCE = 2**18
 
 
 def shares() -> list[float]:
-    """The parts of the whole range that are tried, the whole first."""
+    """Return the fractions of the full range that are tried, in descending order."""
     return [1 - step / (2 * RANGE_STEPS) for step in range(RANGE_STEPS)]
 
 
 def searched_scales(
     groups: Tensor, bits: int, symmetric: bool, storage: torch.dtype, cost: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """The best of the ranges tried for groups [..., G]: scales and zero points [...], see rounding.scales_for.
+    """Return the best scales and zero points [...] among the ranges tried for groups [..., G]; see scales_for.
 
     ``cost`` [..., G] weighs the squared error of each weight; without it the error counts to the power 2.4.
     """
@@ -51,7 +50,7 @@ def searched_scales(
 
 
 def round_searched(weight: Tensor, bits: int, group_size: int, symmetric: bool, storage: torch.dtype) -> Rounding:
-    """Round every weight to the nearest code of its group, whose range is searched by the error of its weights.
+    """Round every weight to the nearest code of its group, with ranges searched by the rounding error of the weights.
 
     weight [N, K] float32. Returns codes [N, K] uint8, scales and zeros [N, K / G] float32.
     """
@@ -71,10 +70,10 @@ def round_searched(weight: Tensor, bits: int, group_size: int, symmetric: bool, 
 def best_clip(
     weight: Tensor, moments: Tensor, bits: int, group_size: int, symmetric: bool, storage: torch.dtype
 ) -> Tensor:
-    """The largest magnitude each group of each row should keep, [N, K / G]: the whole range, or down to 52.5 % of it.
+    """Return the clipping magnitude of each group of each row, [N, K / G]: from the full range down to 52.5 % of it.
 
-    moments [K / G, G, G]: the second moment of each group's inputs. The loss of a group is ``d moment d^T``, d its
-    rounding error, so the whole range loses to a cut one only where that lowers the error of the group's output.
+    moments [K / G, G, G]: the second moment of each group's inputs. The loss of a group is ``d moment d^T`` with its
+    rounding error d, so a clipped range is chosen only if it lowers the error of the group's output.
     """
     size = weight.shape[1] if group_size == -1 else group_size
     best = torch.empty(len(weight), weight.shape[1] // size, device=weight.device)

@@ -1,19 +1,20 @@
 """GPTQ (arXiv:2210.17323, algorithm 1) for one weight matrix: columns are rounded one by one with error compensation.
 
-``hessian`` is the second moment of the inputs, and ``hinv`` the upper Cholesky hinv of its inverse, as in the published
-code. What differs from that code, and why:
+``hessian`` is the second moment of the inputs, and ``hinv`` the upper Cholesky factor of its inverse, as in the
+published code. Differences from that code, and their reasons:
 
-- A group's range is taken from the columns as they are when the group begins. The published code looks at a copy that
-  is stale inside a block of 128 columns, so that groups smaller than 128 get ranges of weights that have moved since.
-- Besides its whole range a group may get a smaller one, down to half, where that lowers the loss of its columns,
-  ``sum of (w - q)^2 / hinv_ii^2``: the terms that algorithm 1 adds up.
-- A scale is rounded to the dtype it is stored in before the first error is computed from it.
+- A group's range is computed from the columns at the time the group begins. The published code uses a copy that is
+stale
+  inside a block of 128 columns, so that groups smaller than 128 get ranges of weights that have changed since.
+- Besides its full range a group may get a smaller one, down to half, if that lowers the loss of its columns,
+  ``sum of (w - q)^2 / hinv_ii^2``: the terms that algorithm 1 sums.
+- A scale is rounded to its storage dtype before the first error is computed with it.
 - The codes are an output of the loop; nothing is rounded a second time.
-- When every column has its code, all are gone over again a few times, and each takes the code that is best for what the
-  others became: coordinate descent on the same loss, as in QuantEase (arXiv:2309.01885). Its gradient ``H (w - q)`` is
-  known from the loop: it is ``R E``, with the loop's errors E and the hinv R of ``H = R R^T``.
-- Inputs that were never active keep their rounded weight instead of losing it.
-- At most three matrices of K * K floats are alive at a time, the Hessian that is passed in among them; four with a
+- After every column has its code, a few sweeps revisit all columns, and each takes the code that is best given the
+  others: coordinate descent on the same loss, as in QuantEase (arXiv:2309.01885). Its gradient ``H (w - q)`` is known
+  from the loop: it is ``R E``, with the loop's errors E and the Cholesky factor R of ``H = R R^T``.
+- Inputs that were never active keep their rounded weights instead of zeros.
+- At most three matrices of K * K floats are alive at a time, including the Hessian that is passed in; four with a
   drift.
 """
 
@@ -30,9 +31,9 @@ from aiakq.quantizers.numerics.clip import searched_scales
 from aiakq.quantizers.numerics.gptq_block import Grid, move_columns, round_columns
 from aiakq.quantizers.numerics.rounding import grouped, ranges, round_weight, scales_for
 
-#: Columns whose updates are collected before the rest of the matrix sees them.
+#: Columns whose updates are accumulated before they are applied to the rest of the matrix.
 LAZY_COLUMNS = 128
-#: Columns whose products with a hinv are worked out at a time.
+#: Columns whose products with ``hinv`` are computed at a time.
 _AT_ONCE = 512
 
 
@@ -40,10 +41,10 @@ _AT_ONCE = 512
 class GptqSettings:
     """The parameters of GPTQ.
 
-    storage  the dtype scales are stored in.
+    storage  the dtype in which scales are stored.
     order    none, static or group; see ``column_order``.
-    search   whether groups may have less than their whole range, as the published code does not.
-    sweeps   how often all columns are gone over again once all have a code; the published code does not.
+    search   whether groups may get less than their full range, unlike in the published code.
+    sweeps   number of sweeps over all columns after the loop; 0 in the published code.
     """
 
     bits: int
@@ -58,7 +59,7 @@ class GptqSettings:
 
 @dataclass(frozen=True)
 class GptqResult:
-    """Codes [N, K] uint8, scales and zeros [N, K / G] float32; the damping that was needed, None for RTN."""
+    """Codes [N, K] uint8, scales and zeros [N, K / G] float32; the damping used, None for RTN."""
 
     codes: Tensor
     scales: Tensor
@@ -74,12 +75,12 @@ def gptq(
 
 
 class GptqSolver:
-    """Rounds weights so that the error of their outputs, ``tr(D hessian D^T)``, is small.
+    """Rounds weights so that their output error, ``tr(D hessian D^T)``, is small.
 
-    hessian [K, K] float32, the second moment of the inputs in any scale; not modified. ``drift`` [K, K], in the same
-    scale, is what GPTAQ adds to later columns per unit of weight (gptaq.py) times the Hessian: the mean of
-    ``(x' - x) x^T`` where x' are the inputs in the unquantized model. The Hessian is factored once for all weights;
-    each row of a weight is rounded as if it were alone.
+    hessian [K, K] float32, the second moment of the inputs up to a factor; not modified. ``drift`` [K, K], with the
+    same factor, is what GPTAQ adds to later columns per unit of weight (gptaq.py) times the Hessian: the mean of ``(x'
+    - x) x^T`` where x' are the inputs in the unquantized model. The Hessian is factored once for all weights; each row
+    of a weight is rounded independently.
     """
 
     def __init__(self, hessian: Tensor, settings: GptqSettings, drift: Tensor | None = None) -> None:
@@ -96,18 +97,18 @@ class GptqSolver:
         self.root = found[0] if settings.sweeps and drift is None else None
         del found
         self.shift = None if drift is None else _shift(drift, self.hinv, self.moved)
-        # What an error in each column costs, once the columns after it have made up for it.
+        # The cost of an error in each column after compensation in the columns that follow.
         self.cost = self.hinv.diagonal().pow(-2)
 
     def round(self, weight: Tensor | Sequence[Tensor]) -> GptqResult:
-        """Round ``weight`` [N, K] float32, or several of equal K that count as one below the other; not modified."""
+        """Round ``weight`` [N, K] float32, or several of equal K as if they were concatenated along N; not modified."""
         settings, size = self.settings, self.group_size
         parts = [weight] if isinstance(weight, Tensor) else list(weight)
         if self.damp is None:
             found = round_weight(torch.cat(parts), settings.bits, size, settings.symmetric, settings.storage)
             return GptqResult(*found, damp=None)
         k = parts[0].shape[1]
-        # Columns become rows, so that each step works on contiguous memory.
+        # Transpose, so that each step works on contiguous memory.
         columns = torch.cat([part.T for part in parts], dim=1)
         if self.moved is not None:
             columns = columns[self.moved]
@@ -129,7 +130,7 @@ class GptqSolver:
         return GptqResult(grid.codes.T.contiguous(), scales.T.contiguous(), zeros.T.contiguous(), self.damp)
 
     def _improve(self, parts: Sequence[Tensor], grid: Grid, columns: Tensor) -> None:
-        """Go over all columns again; ``columns`` [K, N] are the gradient in the order of the loop, without a drift."""
+        """Run the sweeps; ``columns`` [K, N] are the gradient in the order of the loop, without a drift."""
         assert self.damp is not None
         first = 0
         for part in parts:
@@ -154,7 +155,7 @@ def _round_in_order(
     size: int,
     settings: GptqSettings,
 ) -> None:
-    """The loop: columns [K, N], in ``order``, become their errors; codes and the ranges of groups go into ``grid``."""
+    """The loop: replace columns [K, N], in ``order``, by their errors, and write codes and ranges to ``grid``."""
     k = len(columns)
     group_of, places = (order // size).tolist(), order.tolist()
     step = _lazy_columns(size, k)
@@ -182,7 +183,7 @@ def _round_in_order(
 
 
 def _to_gradient(errors: Tensor, root: Tensor) -> None:
-    """Turn errors [K, N] into ``root errors``, in place; root [K, K] is upper triangular, so this goes from above."""
+    """Replace errors [K, N] by ``root errors`` in place; root [K, K] is upper triangular, so rows go from the top."""
     for start in range(0, len(errors), _AT_ONCE):
         rows = slice(start, start + _AT_ONCE)
         errors[rows] = root[rows, start:] @ errors[start:]
@@ -191,11 +192,11 @@ def _to_gradient(errors: Tensor, root: Tensor) -> None:
 def _improve(
     weight: Tensor, grid: Grid, gradient: Tensor | None, hessian: Tensor, drift: Tensor | None, damp: float, sweeps: int
 ) -> None:
-    """Go over all columns again, each time taking the code that is best while the others stay.
+    """Sweep over all columns again, each time choosing the best code while the others stay.
 
-    Coordinate descent on the loss that the loop minimizes, from where it ended, so that no step makes it larger. With q
-    what the codes stand for, the gradient of the loss by ``w - q`` is ``H (w - q)``, plus ``drift^T w`` with a drift.
-    It is updated in blocks. weight [N, K]; gradient [K, N] is modified, and computed if it is None.
+    Coordinate descent on the loss that the loop minimizes, starting from its result, so that no step increases it. With
+    the dequantized weights q, the gradient of the loss with respect to ``w - q`` is ``H (w - q)``, plus ``drift^T w``
+    with a drift. It is updated in blocks. weight [N, K]; gradient [K, N] is modified, and computed if it is None.
     """
     k, size = weight.shape[1], weight.shape[1] // len(grid.scales)
     mean = hessian.diagonal().mean() * damp
@@ -217,28 +218,28 @@ def _improve(
             moves = gradient[here].clone()
             groups = [column // size for column in places]
             move_columns(moves, hessian[here, here], grid, groups, places, values[here], steps[here])
-            # The last time, nobody comes back to the columns before.
+            # In the last sweep, earlier columns are not visited again.
             heard = slice(here.stop if sweep == sweeps - 1 else 0, k)
             gradient[heard].addmm_(hessian[heard, here], moves, alpha=-1)
             gradient[here].sub_(moves.mul_(mean))
 
 
 def _scales_of_groups(groups: Tensor, cost: Tensor, settings: GptqSettings) -> tuple[Tensor, Tensor]:
-    """Scales and zero points [...] of groups [..., G]; ``cost`` [..., G] weighs the squared error of each column."""
+    """Return scales and zero points [...] of groups [..., G]; ``cost`` [..., G] weights the squared column errors."""
     if settings.search:
         return searched_scales(groups, settings.bits, settings.symmetric, settings.storage, cost)
     return scales_for(*ranges(groups, settings.symmetric), settings.bits, settings.symmetric, settings.storage)
 
 
 def _shift(drift: Tensor, hinv: Tensor, order: Tensor | None) -> Tensor:
-    """What a weight in column i adds to the columns after it, ``triu(drift U^T, 1) U`` [K, K] (arXiv:2504.02692)."""
+    """Return what a weight in column i adds to later columns, ``triu(drift U^T, 1) U`` [K, K] (arXiv:2504.02692)."""
     if order is not None:
         drift = drift[order][:, order]
     return (drift @ hinv.T).triu_(1) @ hinv
 
 
 def _lazy_columns(group_size: int, k: int) -> int:
-    """Columns per lazy block, such that a group never begins inside a block that later columns have not heard of."""
+    """Return columns per lazy block such that no group begins where pending updates have not been applied."""
     if group_size >= k:
         return LAZY_COLUMNS
     if group_size <= LAZY_COLUMNS:
@@ -247,10 +248,10 @@ def _lazy_columns(group_size: int, k: int) -> int:
 
 
 def column_order(importance: Tensor, group_size: int, order: str) -> Tensor:
-    """The order [K] in which columns are rounded.
+    """Return the order [K] in which columns are rounded.
 
-    ``static`` is by importance, whatever the group. ``group`` (arXiv:2505.14638) keeps groups together: groups by their
-    most important column, columns by importance inside. Ties keep the natural order.
+    ``static`` sorts columns by importance, regardless of groups. ``group`` (arXiv:2505.14638) keeps groups together:
+    groups by their most important column, columns by importance inside. Ties keep the natural order.
     """
     k = len(importance)
     if order == "none":

@@ -1,8 +1,8 @@
 """The inner loop of GPTQ: columns of one lazy-update block rounded one by one, with error compensation.
 
-Here a column of the weight is a row of a tensor [L, N], so that each step works on contiguous memory. The native
-library keeps a few weights in the cache of a core through all columns; torch goes over all of them for each column.
-Both round products before they add them up, but not all of torch's builds do, so last bits may differ.
+Tensors [L, N] are transposed: a row is a column of the weight, so that each step works on contiguous memory. The native
+library keeps a few weights in a core's cache through all columns; torch passes over all of them for each column.
+Both round products before adding them, but some torch builds do not, so the last bits may differ.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from aiakq.quantizers.numerics.rounding import codes_for
 
 
 class Grid(NamedTuple):
-    """What columns are rounded to: scales and zeros [K / G, N] float32; and their codes [K, N] uint8, written."""
+    """The quantization grid: scales and zeros [K / G, N] float32; and the codes [K, N] uint8, which are written."""
 
     bits: int
     scales: Tensor
@@ -35,11 +35,11 @@ def round_columns(
     drift: Tensor | None = None,
     before: Tensor | None = None,
 ) -> None:
-    """Round the first columns of ``block`` [L, N], and leave their errors there.
+    """Round the first columns of ``block`` [L, N] and replace them by their errors.
 
-    An error is what a code leaves of a weight over ``hinv[i, i]``, hinv [L, L]; column j > i loses ``hinv[i, j]`` times
-    it. With ``drift`` [L, L] it gains ``drift[i, j]`` times what column i was before, which goes into ``before``.
-    ``groups`` and ``places``: the row of scales, and of codes, of each column to round.
+    An error is the rounding error of a weight divided by ``hinv[i, i]``, hinv [L, L]; ``hinv[i, j]`` times it is
+    subtracted from column j > i. With ``drift`` [L, L], ``drift[i, j]`` times the unrounded column i, which is saved in
+    ``before``, is added. ``groups`` and ``places``: the row of scales, and of codes, of each column to round.
     """
     if native.supports(block):
         native.round_columns(block, hinv, *grid, groups, places, drift=drift, before=before)
@@ -67,11 +67,12 @@ def move_columns(
     values: Tensor,
     steps: Sequence[float],
 ) -> None:
-    """Give every column of a block the code nearest to ``values + steps * gradient``; its move replaces the gradient.
+    """Move every column of a block to the code nearest to ``values + steps * gradient``; the moves replace the
+    gradient.
 
-    values [L, N] are what the codes stand for, before and after. gradient [L, N] is that of the loss by what the codes
-    leave of the weights: in column j > i it falls by ``hessian[i, j]``, hessian [L, L], for each unit that column i
-    moves. values, gradient and the codes of ``grid`` are modified.
+    values [L, N] are the dequantized weights, and are updated. gradient [L, N] is that of the loss with respect to the
+    rounding error: in column j > i it decreases by ``hessian[i, j]``, hessian [L, L], per unit that column i moves.
+    values, gradient and the codes of ``grid`` are modified.
     """
     if native.supports(gradient):
         native.round_columns(gradient, hessian, *grid, groups, places, values=values, steps=steps)

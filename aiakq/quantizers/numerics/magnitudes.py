@@ -11,8 +11,8 @@ from torch import Tensor
 class Magnitudes:
     """The largest magnitude of each linear's weight and input, by its name inside the block.
 
-    Inputs before are those of the first look a method takes at a linear, which is before anything is folded into what
-    feeds it; linears that share an input share the number.
+    Input magnitudes "before" are those of the first pass over a linear, before anything is folded into the preceding
+    layer; linears that share an input share them.
     """
 
     def __init__(self) -> None:
@@ -22,14 +22,14 @@ class Magnitudes:
         self.input_after: dict[str, float] = {}
 
     def first_look(self, groups: Iterable[tuple[str, ...]], seen: dict[str, float]) -> None:
-        """Keep what one pass saw of some linears' inputs, for all that share them and were not looked at before."""
+        """Record the input magnitudes of one pass for linears, and those sharing their input, not seen before."""
         shared = {name: group for group in groups for name in group}
         for name, value in seen.items():
             for other in shared.get(name, (name,)):
                 self.input_before.setdefault(other, value)
 
     def of(self, name: str) -> dict[str, float | None]:
-        """What the report says of a linear. An input no method looked at is after what it was before."""
+        """Return the magnitudes of a linear for the report. An input seen by no method is the same before and after."""
         after = self.input_after.get(name)
         found = {
             "weight_before": self.weight_before.get(name),

@@ -13,9 +13,9 @@ from aiakq.quantizers.numerics.sums import total
 
 
 class OutputErrors:
-    """While entered, every output of ``linears`` is compared with that of its original weight, name -> [N, K] float32.
+    """Compares every output of ``linears`` with that of the original weight, name -> [N, K] float32, while entered.
 
-    ``sizes`` (name -> float) keeps the largest magnitude of each linear's inputs.
+    ``sizes`` (name -> float) records the largest magnitude of each linear's inputs.
     """
 
     def __init__(
@@ -29,7 +29,7 @@ class OutputErrors:
 
     def __enter__(self) -> OutputErrors:
         for name, linear in self.linears.items():
-            # Before the hook that rounds activations: the original must see them as they come.
+            # Before the hook that rounds activations, because the original must see unrounded inputs.
             self._hooks.enter_context(linear.register_forward_pre_hook(self._before(name), prepend=True))
             self._hooks.enter_context(linear.register_forward_hook(self._after(name)))
         return self
@@ -38,7 +38,7 @@ class OutputErrors:
         self._hooks.close()
 
     def errors(self) -> dict[str, float]:
-        """``||y_q - y|| / ||y||`` without bias, by name; linears that gave nothing but zeros are left out."""
+        """Return ``||y_q - y|| / ||y||`` without bias, by name; linears with only zero outputs are left out."""
         return {name: (self._gap[name] / whole) ** 0.5 for name, whole in self._whole.items() if whole > 0}
 
     def _before(self, name: str) -> Callable[[nn.Module, tuple[Any, ...]], None]:

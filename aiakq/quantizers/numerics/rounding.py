@@ -1,8 +1,8 @@
 """Integer quantization: ranges, scales, zero points, codes, and dequantization.
 
-The range of a group becomes its scale first, the scale is rounded to the dtype it is stored in, and only then are
-codes computed: what is stored is what was optimized. Symmetric codes sit around the middle code 2**(b-1) with
-``scale = 2 * absmax / (2**b - 1)``; asymmetric ones span [min, max] widened to hold 0, with a zero point of b bits.
+The scale is computed from the range of a group and rounded to its storage dtype before codes are computed, so that
+what is stored is what was optimized. Symmetric codes are centered on 2**(b-1) with ``scale = 2 * absmax / (2**b - 1)``;
+asymmetric ones span [min, max], widened to include 0, with a zero point of b bits.
 These are the conventions of the published GPTQ code and of compressed-tensors.
 """
 
@@ -11,17 +11,17 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-#: Weights worked on at a time; their intermediate results stay in the cache of a core.
+#: Weights processed at a time, so that intermediate results stay in a core's cache.
 _AT_ONCE = 2**18
 
 
 def grouped(weight: Tensor, group_size: int) -> Tensor:
-    """[N, K] -> a view [N, K / G, G]; K must be whole groups, and -1 means one group per row."""
+    """View [N, K] as [N, K / G, G]; K must be a multiple of G, and -1 means one group per row."""
     return weight.unflatten(1, (-1, weight.shape[1] if group_size == -1 else group_size))
 
 
 def ranges(groups: Tensor, symmetric: bool) -> tuple[Tensor, Tensor]:
-    """The range each group spans, widened to hold 0, and to be even about 0 when ``symmetric``.
+    """Return the range of each group, widened to include 0 and, if ``symmetric``, to be symmetric about 0.
 
     groups [..., G] -> low and high [...], both float.
     """
@@ -34,11 +34,11 @@ def ranges(groups: Tensor, symmetric: bool) -> tuple[Tensor, Tensor]:
 
 
 def scales_for(low: Tensor, high: Tensor, bits: int, symmetric: bool, storage: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Scale and zero point of each range.
+    """Return scale and zero point of each range.
 
     low, high [...] -> scales [...] float32 holding values of ``storage``, and zeros [...] float32 holding integers.
-    An empty range (all weights 0) gets scale 1; a range too small for ``storage`` gets its smallest number, so that
-    no scale is ever 0.
+    An empty range (all weights 0) gets scale 1; one too small for ``storage`` gets its smallest positive number, so
+    that no scale is ever 0.
     """
     top = 2**bits - 1
     exact = (high - low) / top
@@ -55,7 +55,7 @@ def scales_for(low: Tensor, high: Tensor, bits: int, symmetric: bool, storage: t
 
 
 def codes_for(values: Tensor, scales: Tensor, zeros: Tensor, bits: int) -> Tensor:
-    """The nearest code of each value, as float: ``round(value / scale) + zero``, within 0 .. 2**b - 1."""
+    """Return the nearest code of each value, as float: ``round(value / scale) + zero``, clamped to 0 .. 2**b - 1."""
     return (torch.round(values / scales) + zeros).clamp_(0, 2**bits - 1)
 
 
@@ -73,7 +73,7 @@ def round_weight(
 ) -> Rounding:
     """Round every weight to the nearest code of its group (round-to-nearest, RTN).
 
-    weight [N, K] float32; ``clip`` [N, K / G] cuts the range of each group to +- that much. Returns codes [N, K]
+    weight [N, K] float32; ``clip`` [N, K / G] limits the range of each group to +- that value. Returns codes [N, K]
     uint8, scales [N, K / G] float32 (values of ``storage``) and zeros [N, K / G] float32.
     """
     groups = grouped(weight, group_size)
@@ -93,7 +93,7 @@ def rounded_weight(
     storage: torch.dtype,
     columns: Tensor | None = None,
 ) -> Tensor:
-    """A weight [N, K] float32 after RTN, with its columns multiplied by ``columns`` [K] during the rounding."""
+    """Return a weight [N, K] float32 after RTN, with its columns multiplied by ``columns`` [K] during the rounding."""
     result = torch.empty_like(weight)
     step = max(1, _AT_ONCE // weight.shape[1])
     for start in range(0, len(weight), step):
@@ -106,15 +106,15 @@ def rounded_weight(
 
 
 def dequantize(codes: Tensor, scales: Tensor, zeros: Tensor, group_size: int) -> Tensor:
-    """The float32 weight [N, K] that codes [N, K], scales and zeros [N, K / G] stand for."""
+    """Return the float32 weight [N, K] of codes [N, K], scales and zeros [N, K / G]."""
     groups = grouped(codes.to(torch.float32), group_size)
     return ((groups - zeros.unsqueeze(-1)) * scales.unsqueeze(-1)).flatten(1)
 
 
 def round_activations(x: Tensor, scale: Tensor | None = None) -> Tensor:
-    """What symmetric 8-bit activations leave of x: ``round(x / s) * s`` within -128 .. 127.
+    """Round x to symmetric 8-bit activations and back: ``round(x / s) * s`` with codes within -128 .. 127.
 
-    x [..., K] float -> the same shape. ``scale`` is one number for all; without it each row has its own,
+    x [..., K] float -> the same shape. ``scale`` is one number for all rows; without it each row has its own,
     ``absmax / 127``.
     """
     if scale is None:

@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 def add_second_moment(total: Tensor, x: Tensor) -> None:
-    """Add ``x^T x`` to the upper triangle of ``total`` [K, K], x [T, K]; ``mirror`` fills the lower one at the end."""
+    """Add ``x^T x`` to the upper triangle of ``total`` [K, K], x [T, K]; ``mirror`` finally fills the lower one."""
     k = x.shape[1]
     step = max(256, -(-k // 8))
     for start in range(0, k, step):

@@ -6,9 +6,9 @@ from torch import Tensor
 
 
 def total(x: Tensor) -> float:
-    """The sum of all elements of x [..., N] in float64: first along rows, then over rows on one thread.
+    """Return the sum of all elements of x [..., N] in float64: first along rows, then over rows on one thread.
 
-    torch's own sum of a whole tensor gives each thread a part of it, so its last bits depend on their number.
+    torch's sum of a whole tensor is split over threads, so its last bits depend on their number.
     """
     rows = x.sum(-1).double().flatten()
     return float(rows.cpu().numpy().sum())

@@ -1,4 +1,4 @@
-"""Bit allocation: the cheapest bit widths of all parts within a budget of bits or of KL divergence."""
+"""Bit allocation: the cheapest bit widths of all parts within a limit on total bits or KL divergence."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from aiakq.errors import error
 from aiakq.quantizers.planning.sensitivity import ModelPart
 from aiakq.spec import LayerSpec
 
-#: Budgets that ``allocate`` tells apart.
+#: Number of budgets that ``allocate`` distinguishes.
 _STEPS = 1 << 16
 
 #: Bits by part and candidate.
@@ -21,11 +21,11 @@ Widths = Sequence[Sequence[float]]
 def allocate(
     parts: Sequence[ModelPart], widths: Widths, bits: float | None = None, kl: float | None = None
 ) -> list[int]:
-    """A candidate for every part: the least cost within ``bits`` in all, or the fewest bits for a cost of ``kl``.
+    """Choose a candidate for every part: the lowest cost within ``bits`` in total, or the fewest bits for cost ``kl``.
 
-    ``widths[p][c]`` are the bits of part p as candidate c. Exact, but for bits being counted in steps of a 65536th of
-    the widest: one pass of dynamic programming over all budgets. With ``kl`` out of reach, the widest. Raises
-    ``bad_option`` if the narrowest takes more than ``bits``.
+    ``widths[p][c]`` are the bits of part p as candidate c. Exact, except that bits are counted in steps of a 65536th of
+    the widest choice: one pass of dynamic programming over all budgets. If ``kl`` is out of reach, the widest. Raises
+    ``bad_option`` if the narrowest choice exceeds ``bits``.
     """
     assert (bits is None) != (kl is None)
     narrowest, widest = (sum(pick(row) for row in widths) for pick in (min, max))
@@ -55,7 +55,7 @@ def allocate(
 
 
 def refuse_below(parts: Sequence[ModelPart], widths: Widths, bits: float) -> None:
-    """Raise ``bad_option`` where the narrowest widths of all parts take more than ``bits``."""
+    """Raise ``bad_option`` if the narrowest widths of all parts exceed ``bits``."""
     narrowest = sum(map(min, widths))
     if narrowest > bits:
         weights = sum(part.weights for part in parts)
@@ -69,11 +69,11 @@ def refuse_below(parts: Sequence[ModelPart], widths: Widths, bits: float) -> Non
 
 
 def widths_of(parts: Sequence[ModelPart], candidates: Sequence[LayerSpec], scale_bits: int) -> Widths:
-    """The bits of every part as every candidate, scales and zero points included."""
+    """Return the bits of every part for every candidate, including scales and zero points."""
 
     def per_weight(part: ModelPart, layer: LayerSpec) -> float:
         group = part.k if layer.group_size == -1 else layer.group_size
         return layer.bits + (scale_bits + (0 if layer.symmetric else layer.bits)) / group
 
-    # Each linear also stores its shape in two 64-bit numbers.
+    # Each linear also stores its shape as two 64-bit integers.
     return [[part.weights * per_weight(part, layer) + 128 * len(part.names) for layer in candidates] for part in parts]

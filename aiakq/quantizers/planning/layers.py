@@ -1,8 +1,8 @@
 """Quantization spec of each linear: the method's own, ``--layer`` and ``--skip``, and a format that holds them all.
 
-A layer override is ``GLOB=HOW``: a glob over full module names (``*`` crosses dots), and settings separated by commas:
-``bits:8``, ``group:64`` (``-1`` for whole rows), ``sym``, ``asym``, ``skip``. The first override whose glob matches
-counts.
+A layer override is ``GLOB=HOW``: a glob over full module names (``*`` matches dots too), and settings separated by
+commas: ``bits:8``, ``group:64`` (``-1`` for whole rows), ``sym``, ``asym``, ``skip``. The first matching override
+applies.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from aiakq.quantizers.options import QuantizeOptions
 from aiakq.spec import LayerSpec, QuantSpec
 
 _HINT = "Example: --layer 'model.layers.0.*=bits:8,group:64'"
-#: Linears that servers fuse into one, which only works when they are stored alike.
+#: Linears that servers fuse into one, which works only if they share one scheme.
 _FUSED = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"), ("w1", "w3"))
 
 
 def plan_layers(options: QuantizeOptions, base: QuantSpec, names: Iterable[str], head: str | None) -> QuantSpec:
-    """``base`` with what the options say about single linears, in a format that can hold it.
+    """Return ``base`` with the per-layer options applied, in a format that can hold the result.
 
     ``names`` are the linears inside the blocks, ``head`` the output layer if there is one. Raises ``bad_option`` for an
     override that cannot be understood or matches nothing, ``option_conflict`` for a format that cannot hold the result.
@@ -63,7 +63,7 @@ def plan_layers(options: QuantizeOptions, base: QuantSpec, names: Iterable[str],
 
 
 def fit_head(spec: QuantSpec, head: str, k: int) -> QuantSpec:
-    """``spec`` with groups of the output layer, if it is quantized, that divide its K inputs; whole rows if none do."""
+    """Adapt the output layer's group size to divide its K inputs, if it is quantized; whole rows if none does."""
     own = spec.for_layer(head)
     if own is None or own.group_size == -1 or k % own.group_size == 0:
         return spec
@@ -73,7 +73,7 @@ def fit_head(spec: QuantSpec, head: str, k: int) -> QuantSpec:
 
 
 def with_layers(spec: QuantSpec, layers: Mapping[str, LayerSpec | None]) -> QuantSpec:
-    """``spec`` where the named linears are stored as ``layers`` says; what is left out there is in ``ignore`` too."""
+    """Return ``spec`` with the named linears stored as in ``layers``; unquantized ones are added to ``ignore``."""
     skipped = tuple(name for name, layer in layers.items() if layer is None and name not in spec.ignore)
     differing = tuple((name, layer) for name, layer in layers.items() if layer is not None and layer != spec.layer)
     return replace(spec, ignore=(*spec.ignore, *skipped), layers=differing)
@@ -86,7 +86,7 @@ def settle_format(
     head: str | None = None,
     experts: bool = False,
 ) -> QuantSpec:
-    """``base`` with its ``layers``, in the format that the options name, else in the one that most programs read.
+    """Return ``base`` with its ``layers``, in the format of the options, else in the one that most programs can read.
 
     ``head`` is the output layer, if it is quantized; ``experts`` says that the model has some. Raises
     ``option_conflict`` for a format that cannot hold the result.
@@ -110,7 +110,7 @@ def settle_format(
 
 
 def parse_override(text: str, base: LayerSpec, bits: tuple[int, ...]) -> tuple[str, LayerSpec | None]:
-    """``GLOB=HOW`` as the glob and what it means, starting from ``base``. Raises ``bad_option``."""
+    """Parse ``GLOB=HOW`` into the glob and the resulting spec, starting from ``base``. Raises ``bad_option``."""
 
     def bad(expected: str) -> AiakqError:
         return error("bad_option", option="--layer", value=text, expected=expected, hint=_HINT)
@@ -154,7 +154,7 @@ def _matching(glob: str, names: list[str], option: str, head: str | None) -> lis
 
 
 def fused_apart(spec: QuantSpec, names: Iterable[str]) -> list[str]:
-    """Warnings about linears that vLLM fuses but that are stored differently, at most one per kind."""
+    """Return warnings about linears that vLLM fuses but that have different schemes, at most one per kind."""
     by_parent: dict[str, dict[str, LayerSpec | None]] = {}
     for name in names:
         parent, _, last = name.rpartition(".")

@@ -1,11 +1,11 @@
 """Measures how the KL divergence of a model changes when a part of it is quantized to fewer bits.
 
-One pass over the model, block by block. Beside the model itself flow copies of its hidden states, one per block, in
-which only that block was rounded; where they end, their predictions are compared with the model's. That says what an
-error of a given size in a block's output costs at the end. Inside each block every part is rounded alone to every
-candidate width, which says how large an error it causes. The product of both is the part's cost.
+One pass over the model, block by block. Along with the model's hidden states it propagates one copy per block, in which
+only that block was rounded; at the end, the predictions of each copy are compared with the model's. That gives the cost
+of an error of a given size in a block's output. Inside each block every part is rounded separately to every candidate
+width, which gives the size of its error. The product of both is the part's cost.
 
-A part is what is stored alike: the linears that share an input, and the same projection of all experts.
+A part is a set of linears stored alike: those that share an input, or the same projection of all experts.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from aiakq.quantizers.model.source import SourceModel
 from aiakq.quantizers.numerics.rounding import dequantize, round_weight
 from aiakq.spec import LayerSpec
 
-#: Tokens that are followed through the model.
+#: Number of tokens propagated through the model.
 SAMPLE_TOKENS = 4096
 
 
 @dataclass
 class ModelPart:
-    """Linears stored alike, by full name, their number of weights, and for each candidate its cost: KL in nats."""
+    """Linears stored alike, by full name, their number of weights, and the cost of each candidate: KL in nats."""
 
     names: tuple[str, ...]
     weights: int
@@ -47,10 +47,10 @@ def measure(
     storage: torch.dtype,
     progress: Callable[[int, int], None],
 ) -> list[ModelPart]:
-    """The cost of every part of the model at every candidate.
+    """Return the cost of every part of the model for every candidate.
 
-    batches: token ids, each [B, T] int64. ``candidates[reference]`` is the width at which whole blocks are rounded to
-    see what their errors do to the predictions. ``progress(done, total)`` counts blocks.
+    batches: token ids, each [B, T] int64. ``candidates[reference]`` is the width to which whole blocks are rounded to
+    measure how their errors affect the predictions. ``progress(done, total)`` counts blocks.
     """
     base = capture(model, batches, lambda _: None)
     trace = BlockTrace(Heads.of(model.config), False)
@@ -95,7 +95,7 @@ def measure(
 
 
 def _parts(block: nn.Module, groups: Iterable[tuple[str, ...]]) -> list[list[str]]:
-    """The linears of a block in parts; what ran in no group is a part of its own."""
+    """Split the linears of a block into parts; a linear in no group is its own part."""
     parts: dict[str, list[str]] = {}
     grouped = [*groups, *((name,) for name in block_linears(block))]
     seen: set[str] = set()
@@ -107,7 +107,7 @@ def _parts(block: nn.Module, groups: Iterable[tuple[str, ...]]) -> list[list[str
 
 
 class _RoundedLinears:
-    """While open, some linears of a block have the weights that rounding to ``layer`` leaves."""
+    """Replaces the weights of some linears of a block by those rounded to ``layer`` while open."""
 
     def __init__(self, block: nn.Module, names: Iterable[str], layer: LayerSpec, storage: torch.dtype) -> None:
         linears = block_linears(block)
@@ -128,7 +128,7 @@ class _RoundedLinears:
 
 
 def _gap(inputs: Activations, wanted: Activations, block: nn.Module, index: int) -> float:
-    """The squared distance of the block's outputs from those in ``wanted``."""
+    """Return the squared distance of the block's outputs from those in ``wanted``."""
     total = 0.0
     with torch.inference_mode():
         for batch in range(len(inputs.hidden)):
@@ -138,7 +138,7 @@ def _gap(inputs: Activations, wanted: Activations, block: nn.Module, index: int)
 
 
 def _divergence(model: SourceModel, batches: Sequence[Tensor], base: Activations, other: Activations) -> float:
-    """KL(model || model after other hidden states), in nats per token."""
+    """Return KL(model || model with other final hidden states), in nats per token."""
     total, count = 0.0, 0
     for batch, ids in enumerate(batches):
         for row in range(len(ids)):

@@ -1,16 +1,16 @@
-"""Makes every layer such that servers can split it over GPUs, choosing a group size or padding the MLP where necessary.
+"""Makes every layer divisible by the tensor-parallel size, by choosing a group size or padding the MLP where necessary.
 
-The checkpoint is never cut: it is made so that every server can cut it. Linears are cut along their outputs, except
-those whose outputs are summed over GPUs (``row_parallel``): these are cut along their inputs, and a group of inputs
-that shares a scale must not be cut through. Two remedies, in this order:
+The checkpoint itself is not sharded: it is made so that every server can shard it. Linears are sharded along their
+outputs, except row-parallel ones, whose outputs are reduced over GPUs: these are sharded along their inputs, and no
+group of inputs that shares a scale may straddle a shard boundary. Two remedies, in this order:
 
-1. without ``--group-size``, the largest usual group that fits every linear is taken;
-2. if none fits, or a group was asked for, the width of the MLP is padded with zeros to the next multiple of
-   ``tp * group``. Zero rows of gate and up give zeros that meet zero columns of down, so the function stays exactly.
+1. without ``--group-size``, the largest usual group size that fits every linear is taken;
+2. if none fits, or a group size was given, the width of the MLP is padded with zeros to the next multiple of
+   ``tp * group``. Zero rows of gate and up give zeros that meet zero columns of down, so the function is unchanged.
 
-What neither can repair is left as it is where aiakq serves the model itself: its ranks gather and never add, so they
-cut linears along their outputs only, and heads unevenly (docs/distributed.md). A note says so. For other models it is
-refused before the work starts. Both name the values of ``-tp`` that would do.
+What neither can fix is left as it is if aiakq serves the model itself: its ranks gather instead of reducing, so they
+shard linears along their outputs only, and heads unevenly (docs/distributed.md). A note tells so. For other models it
+is refused before the work starts. Both messages name the values of ``-tp`` that would work.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from aiakq.quantizers.model.shapes import LinearShape
 from aiakq.quantizers.options import QuantizeOptions
 from aiakq.spec import QuantSpec
 
-#: Group sizes that kernels know, largest first: those offered, and those chosen from when none was asked for.
+#: Group sizes supported by kernels, largest first: those offered, and the candidates if none was given.
 _OFFERED = (256, 128, 64, 32)
 _CHOSEN_FROM = (128, 64, 32)
-#: Keys of config.json that say how wide an MLP is inside.
+#: Keys of config.json with the width of an MLP.
 _WIDTHS = (
     "intermediate_size",
     "ffn_dim",
@@ -39,24 +39,24 @@ _WIDTHS = (
     "moe_intermediate_size",
     "shared_expert_intermediate_size",
 )
-#: Sizes that are tried for a list of those that work.
+#: Sizes that are tried to list those that work.
 _TRIED = range(1, 65)
-#: Linears that vLLM computes as one: its kernels see the sum of their outputs.
+#: Linears that vLLM merges into one: its kernels see the sum of their outputs.
 _MERGED = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"), ("w1", "w3"))
-#: Outputs and inputs on one GPU must be multiples of these for vLLM's fast kernels.
+#: vLLM's fast kernels require outputs and inputs per GPU to be multiples of these.
 _MARLIN = (64, 128)
 _CUTLASS_INT8 = (16, 16)
 
 
 @dataclass(frozen=True)
 class TensorParallelPlan:
-    """What was settled so that the checkpoint can be cut.
+    """The settings that make the checkpoint divisible.
 
     group_size  of every layer without one of its own; -1 means one scale per output row.
-    chosen      whether ``group_size`` is neither the one asked for nor the method's usual one.
-    widths      key of config.json -> (width in the source, width in the output), for every MLP width that is padded.
-    notes       what was done and what a server may mind, a sentence each, for the report.
-    elsewhere   the sizes that servers which add up partial sums can use, where ``tp`` is none of them; else None.
+    chosen      whether ``group_size`` is neither the one given nor the method's default.
+    widths      key of config.json -> (width in the source, width in the output), for every padded MLP width.
+    notes       what was changed and what may concern a server, one sentence each, for the report.
+    elsewhere   sizes that work for servers which reduce partial sums, if ``tp`` is not one of them; else None.
     """
 
     tp: int
@@ -68,15 +68,15 @@ class TensorParallelPlan:
 
     @property
     def parts(self) -> int:
-        """Into how many parts the inputs of linears may be cut."""
+        """The number of shards into which the inputs of linears may be split."""
         return self.tp if self.elsewhere is None else 1
 
     def fit(self, spec: QuantSpec) -> QuantSpec:
-        """``spec`` with the group size settled here, also in layers of their own that had the spec's."""
+        """Return ``spec`` with this group size, also in layer overrides that had the spec's."""
         return _with_groups(spec, self.group_size)
 
     def record(self) -> dict[str, Any]:
-        """What the output's config.json says of it, under ``aiakq``."""
+        """Return the entry for the output's config.json, under ``aiakq``."""
         entry: dict[str, Any] = {"tp": self.tp}
         if self.chosen:
             entry["group_size_chosen"] = self.group_size
@@ -87,7 +87,7 @@ class TensorParallelPlan:
         return entry
 
     def write_widths(self, config: dict[str, Any]) -> None:
-        """Put the padded widths into config.json, where its text model's numbers are. ``config`` is modified."""
+        """Write the padded widths to config.json, in its text model's part. ``config`` is modified."""
         inner = config.get("text_config")
         for key, (_, new) in self.widths.items():
             target = inner if isinstance(inner, dict) and key not in config else config
@@ -101,11 +101,11 @@ def plan_tensor_parallel(
     spec: QuantSpec | None = None,
     gathered: bool = False,
 ) -> TensorParallelPlan:
-    """Settle the group size and the padded widths for these options and this model.
+    """Determine the group size and the padded widths for these options and this model.
 
-    ``config`` is config.json, or its text model's part; ``spec`` says which layers differ, if any do; ``gathered``
+    ``config`` is config.json, or its text model's part; ``spec`` holds layer overrides, if any; ``gathered`` tells
     whether aiakq's own ranks can share the model. Raises ``group_size``, ``tensor_parallel``, ``layer_shape`` and
-    ``option_conflict`` for what neither choosing nor padding can repair.
+    ``option_conflict`` for what neither choosing nor padding can fix.
     """
     linears = list(shapes)
     heads = int(config.get("num_attention_heads") or 0)
@@ -149,7 +149,7 @@ class _Planner:
     kv_heads: int
 
     def settle(self, tp: int) -> TensorParallelPlan | AiakqError:
-        """The plan for ``tp`` GPUs, or why there is none."""
+        """Return the plan for ``tp`` GPUs, or the reason why there is none."""
         usual = self.options.preset.group_size
         asked = self.options.group_size
         free = asked is None and usual != -1
@@ -161,18 +161,18 @@ class _Planner:
             if problem is None:
                 return self._plan(tp, spec, free and spec.group_size != usual, {})
             problems.append(problem)
-        # A group that was asked for, on one GPU: other groups fit without changing the model, so the user decides.
+        # A given group size on one GPU is not padded: other group sizes fit without changing the model.
         for spec in specs if free or tp > 1 else ():
             widths = self._widths(tp, spec)
             problem = self._problem(tp, spec, _padded(self.linears, widths)) if widths else None
             if widths and problem is None:
                 return self._plan(tp, spec, free and spec.group_size != usual, widths)
             problems += [problem] if problem else []
-        # What stays after choosing and padding is what is really in the way.
+        # The problem that remains after choosing and padding is the actual obstacle.
         return next((one for one in reversed(problems) if one.id == "tensor_parallel"), problems[0])
 
     def _problem(self, tp: int, spec: QuantSpec, linears: list[LinearShape]) -> AiakqError | None:
-        """The first thing that does not fit."""
+        """Return the first problem, or None."""
         for linear in linears:
             found = _layout_problem(spec, linear) or _group_problem(spec, linear, linears)
             if found is not None:
@@ -181,7 +181,7 @@ class _Planner:
         return error("tensor_parallel", tp=tp, reason=reason, choices="") if reason else None
 
     def _widths(self, tp: int, spec: QuantSpec) -> dict[str, tuple[int, int]]:
-        """The MLP widths to pad, each to the next multiple that every linear inside that MLP can be cut to."""
+        """Return the MLP widths to pad, each to the next multiple that suits every linear inside that MLP."""
         found: dict[str, tuple[int, int]] = {}
         for key in _WIDTHS:
             width = self.config.get(key)
@@ -223,7 +223,7 @@ def _with_groups(spec: QuantSpec, group_size: int) -> QuantSpec:
 
 
 def _layout_problem(spec: QuantSpec, linear: LinearShape) -> AiakqError | None:
-    """What the words on disk cannot hold."""
+    """Return why the on-disk layout cannot hold a linear, or None."""
     own = spec.for_layer(linear.name)
     reason = None if own is None else formats.shape_problem(own, linear.n, linear.k)
     return error("layer_shape", layer=linear.name, n=linear.n, k=linear.k, reason=reason) if reason else None
@@ -239,7 +239,7 @@ def _group_problem(spec: QuantSpec, linear: LinearShape, linears: list[LinearSha
 
 
 def _why_not_cut(tp: int, heads: int, kv_heads: int, spec: QuantSpec, linears: list[LinearShape]) -> str | None:
-    """Why the model cannot be cut ``tp`` ways, or None."""
+    """Return why the model cannot be split ``tp`` ways, or None."""
     if heads % tp:
         return f"{heads} attention heads"
     if kv_heads and kv_heads % tp and tp % kv_heads:
@@ -256,7 +256,7 @@ def _why_not_cut(tp: int, heads: int, kv_heads: int, spec: QuantSpec, linears: l
             if share % in_word:
                 return f"{share} inputs of {linear.name} on each GPU do not fill words of {in_word}"
         elif linear.n % tp or linear.n // tp % out_word:
-            # Key and value heads are copied, not cut, when there are fewer of them than GPUs.
+            # Key and value heads are replicated, not sharded, if there are fewer of them than GPUs.
             if not _copied(tp, kv_heads, linear):
                 return f"{linear.n} outputs of {linear.name}"
     return None
@@ -267,7 +267,7 @@ def _copied(tp: int, kv_heads: int, linear: LinearShape) -> bool:
 
 
 def _kernel_note(tp: int, kv_heads: int, spec: QuantSpec, linears: Sequence[LinearShape]) -> list[str]:
-    """One sentence on linears that vLLM's fast kernels do not take, if there are any."""
+    """Return one sentence on linears that vLLM's fast kernels do not support, if there are any."""
     kernel, (n_unit, k_unit) = ("CUTLASS int8", _CUTLASS_INT8) if spec.activation_bits else ("Marlin", _MARLIN)
     misfits: dict[str, str] = {}
     for name, n, k in _as_vllm_sees(tp, kv_heads, [linear for linear in linears if spec.for_layer(linear.name)]):
@@ -284,7 +284,7 @@ def _kernel_note(tp: int, kv_heads: int, spec: QuantSpec, linears: Sequence[Line
 
 
 def _as_vllm_sees(tp: int, kv_heads: int, linears: Sequence[LinearShape]) -> Iterator[tuple[str, int, int]]:
-    """(name, N, K) on one GPU, with linears that are computed as one merged."""
+    """Yield (name, N, K) per GPU, with linears that vLLM merges as one."""
     merged: dict[str, tuple[int, int]] = {}
     for linear in linears:
         parent, _, last = linear.name.rpartition(".")
@@ -313,7 +313,7 @@ def _inside(linear: LinearShape, width: int) -> bool:
 
 
 def _padded(linears: Sequence[LinearShape], widths: Mapping[str, tuple[int, int]]) -> list[LinearShape]:
-    """The shapes as they will be."""
+    """Return the shapes after padding."""
     result = []
     for linear in linears:
         for old, new in widths.values():

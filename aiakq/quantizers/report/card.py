@@ -1,6 +1,6 @@
 """The model card: README.md of the output folder.
 
-It holds nothing of this machine and no time, so that two runs write the same card.
+It contains nothing specific to this machine and no time, so that two runs write the same card.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from aiakq.quantizers.report.records import QuantizeReport, command_line
 
 CARD_FILE = "README.md"
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
-#: What a quantized model inherits from the card of its source.
+#: Entries that a quantized model inherits from the card of its source.
 _INHERITED = ("license", "license_name", "license_link", "language")
 _MAX_BYTES = 1 << 20
 
 
 def text(report: QuantizeReport, options: QuantizeOptions, source: Path) -> str:
-    """The card. ``source`` is the folder of the original, whose card's license it takes over."""
+    """Return the card. ``source`` is the folder of the original, whose license it inherits."""
     hub = _HUB_NAME.fullmatch(options.input) is not None and not Path(options.input).exists()
     name = options.input.rpartition("/")[2] if hub else source.resolve().name
     front: dict[str, Any] = {key: value for key, value in front_matter(source).items() if key in _INHERITED}
@@ -52,7 +52,7 @@ def text(report: QuantizeReport, options: QuantizeOptions, source: Path) -> str:
 
 
 def front_matter(folder: Path) -> dict[str, Any]:
-    """The YAML between the two ``---`` at the top of a model card; nothing if there is none that can be read."""
+    """Return the YAML between the two ``---`` at the top of a model card; empty if it cannot be read."""
     try:
         with open_file(folder, CARD_FILE) as stream:
             card = stream.read(_MAX_BYTES).decode()
@@ -71,7 +71,7 @@ def front_matter(folder: Path) -> dict[str, Any]:
 
 
 def _short(value: Any) -> bool:
-    """Whether a value from somebody's card is a few words, which is all that is taken over."""
+    """Whether a value from a foreign card is short enough to be copied."""
     if isinstance(value, list):
         return len(value) <= 100 and all(isinstance(item, str) and len(item) <= 100 for item in value)
     return isinstance(value, str) and len(value) <= 1000
@@ -84,7 +84,7 @@ def _yaml(value: dict[str, Any]) -> str:
 
 
 def _plain(name: str) -> str:
-    """A name without what Markdown would take for its own."""
+    """Remove characters from a name that Markdown would interpret."""
     return re.sub(r"([\\`*_\[\]<>#|])", r"\\\1", name)
 
 
@@ -121,7 +121,7 @@ def _making(report: QuantizeReport, options: QuantizeOptions, source: str) -> st
     }
     if options.calibration is not None:
         files["calibration"] = ",".join(title_of(name) for name in sources(options.calibration) if name is not None)
-    # Without what changes how the work is done, but not what comes out.
+    # Without options that do not affect the result.
     same = replace(options, overwrite=False, resume=False, device="auto", activation_memory=None)
     command = command_line(same, input=source, output="DIR", **files)
     lines = ["## How it was made", f"```\n{command}\n```"]
@@ -138,7 +138,7 @@ def _making(report: QuantizeReport, options: QuantizeOptions, source: str) -> st
 
 
 def _loading(report: QuantizeReport, bits: list[int]) -> str:
-    """How each program loads it, as far as it does."""
+    """Describe how each supporting program loads the model."""
     parallel = f" --tensor-parallel-size {report.tp}" if report.tp > 1 else ""
     activations = report.scheme.partition("a")[2]
     schemes = {f"w{width}a{activations}" for width in bits} or {report.scheme}
@@ -161,7 +161,7 @@ aiakq serve path/to/this/folder
 
 
 def _transformers(readers: Readers) -> str:
-    """How transformers loads it; nothing if it does not."""
+    """Describe how transformers loads the model; empty if it does not."""
     if readers.packages is None:
         return ""
     note = f"\n{readers.transformers_note}\n" if readers.transformers_note else ""

@@ -15,7 +15,7 @@ from aiakq.quantizers.report.records import LayerResult, QuantizeReport
 
 _BLOCK = re.compile(r"\.(\d+)\.")
 _EXPERT = re.compile(r"\bexperts\.\d+\b")
-#: A longer table is folded away; of one longer still, only the worst are shown.
+#: Longer tables are collapsed; of much longer ones only the worst rows are shown.
 _ROWS_SHOWN = 64
 _ROWS_AT_MOST = 2000
 
@@ -60,7 +60,7 @@ th, td { padding: 4px 10px; text-align: right; border-bottom: 1px solid var(--li
 th { color: var(--muted); font-weight: 500; } th:first-child, td:first-child { text-align: left; }
 summary { cursor: pointer; color: var(--accent); }
 """
-#: The two plots of ranges: title and explanation.
+#: The two range plots: title and explanation.
 _RANGES = {
     "input": (
         "Inputs",
@@ -73,14 +73,14 @@ _RANGES = {
         "ranges that were cut lower it.",
     ),
 }
-#: One colour per kind of layer, told apart on light and on dark.
+#: One colour per kind of layer, distinguishable on light and dark backgrounds.
 _COLOURS = (
     "#4e79a7", "#f28e2b", "#59a14f", "#b07aa1", "#e15759", "#3aa7a3", "#c9a227", "#9c755f", "#e377a8", "#8c8c96",
 )  # fmt: skip
 
 
 def html_page(report: QuantizeReport) -> str:
-    """The whole page. Equal reports give equal pages."""
+    """Return the whole page. Equal reports give equal pages."""
     title = f"{_name(report.input)} by {report.method}"
     colours = "".join(f".k{number} {{ color: {colour}; }}\n" for number, colour in enumerate(_COLOURS[:KINDS]))
     body = [
@@ -178,7 +178,7 @@ def _list(lines: Iterable[str]) -> str:
 
 
 def _place(name: str) -> tuple[str, str]:
-    """The block a layer is in, and what kind of layer it is there; experts are of one kind."""
+    """Return the block of a layer and its kind; all experts are of one kind."""
     found = _BLOCK.search(name)
     block, inside = (found[1], name[found.end() :]) if found else ("", name)
     kind = "expert " + inside.rpartition(".")[2] if _EXPERT.search(inside) else inside
@@ -186,7 +186,7 @@ def _place(name: str) -> tuple[str, str]:
 
 
 def _arranged(layers: Sequence[LayerResult]) -> tuple[list[str], list[tuple[str, list[tuple[int, list[LayerResult]]]]]]:
-    """The kinds of layers, and (block, [(kind, its layers)]) in the order of the model."""
+    """Return the kinds of layers, and (block, [(kind, its layers)]) in the order of the model."""
     kinds: dict[str, int] = {}
     blocks: dict[str, dict[int, list[LayerResult]]] = {}
     for layer in layers:
@@ -379,14 +379,14 @@ def _figure(value: float | None) -> str:
 
 
 def percent(value: float | None) -> str:
-    """A part of one with three digits that count."""
+    """Format a fraction as a percentage with three significant digits."""
     if value is None:
         return ""
     return f"{value:.3%}" if value < 0.01 else f"{value:.2%}" if value < 0.1 else f"{value:.1%}"
 
 
 def size(count: float) -> str:
-    """Bytes for people, in units of a thousand."""
+    """Format a number of bytes in decimal units."""
     for unit in ("bytes", "kB", "MB", "GB", "TB"):
         if count < 1000 or unit == "TB":
             return f"{count:.0f} bytes" if unit == "bytes" else f"{count:.3g} {unit}"
@@ -395,7 +395,7 @@ def size(count: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Seconds for people."""
+    """Format a duration."""
     if seconds < 100:
         return f"{seconds:.3g} s"
     minutes, rest = divmod(round(seconds), 60)

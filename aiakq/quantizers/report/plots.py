@@ -1,6 +1,6 @@
 """Plots as inline SVG: bars and before/after values per block.
 
-Colours are the page's: class ``k0`` .. ``k9`` is a kind of layer, ``axis``, ``grid`` and ``muted`` are what they say.
+Colours are defined by the page: class ``k0`` .. ``k9`` is a kind of layer; ``axis``, ``grid`` and ``muted`` as named.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-#: The drawing, in its own units; the page scales it.
+#: Size of the drawing in its own units; the page scales it.
 WIDTH, HEIGHT = 960, 260
 _LEFT, _RIGHT, _TOP, _BOTTOM = 62, 8, 12, 40
 KINDS = 10
@@ -18,10 +18,10 @@ KINDS = 10
 
 @dataclass(frozen=True)
 class Mark:
-    """One layer of a block: which kind it is, what to write when pointed at, and its numbers.
+    """One layer of a block: its kind, its tooltip, and its numbers.
 
-    value  where a bar ends, or what holds afterwards.
-    other  where a bar's whisker ends, or what held before; None for no such thing.
+    value  end of a bar, or the value after.
+    other  end of a bar's whisker, or the value before; None if there is none.
     """
 
     kind: int
@@ -61,7 +61,7 @@ def bars(blocks: Sequence[BlockMarks], unit: str) -> str:
 
 
 def dumbbells(blocks: Sequence[BlockMarks], unit: str) -> str:
-    """A ring at ``other`` and a dot at ``value`` for every mark, joined by a line, on a logarithmic axis."""
+    """A ring at ``other`` and a dot at ``value`` for every mark, connected by a line, on a logarithmic axis."""
     values = [
         v for block in blocks for mark in block.marks for v in (mark.value, mark.other) if v is not None and v > 0
     ]
@@ -96,12 +96,12 @@ def _frame(
     draw: Callable[[Mark, float, float], str],
     unit: str,
 ) -> str:
-    """Axes, grid and block labels, and every mark drawn into its place."""
+    """Draw axes, grid, block labels, and all marks at their positions."""
     parts = [f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{html.escape(unit)}">']
     for value, text in ticks:
         parts.append(f'<path class="grid" d="M{_LEFT} {y(value):.2f}H{WIDTH - _RIGHT}"/>')
         parts.append(f'<text x="{_LEFT - 7}" y="{y(value) + 4:.2f}" text-anchor="end">{html.escape(text)}</text>')
-    # A gap as wide as a mark between blocks; few marks do not become walls.
+    # Leave a gap one mark wide between blocks, and limit the width of marks.
     slots = sum(len(block.marks) + 1 for block in blocks) or 1
     slot = (WIDTH - _LEFT - _RIGHT) / slots
     width = min(slot * 0.84, 26.0)
@@ -123,7 +123,7 @@ def _frame(
 
 
 def _nice(value: float) -> float:
-    """The smallest of 1, 2, 5, 10 .. times a power of ten that is at least ``value``."""
+    """Return the smallest of 1, 2, 5, 10, ... times a power of ten that is at least ``value``."""
     power = 10.0 ** math.floor(math.log10(value))
     return next(step * power for step in (1, 2, 5, 10) if step * power >= value * (1 - 1e-9))
 
@@ -134,7 +134,7 @@ def _percent(value: float, step: float) -> str:
 
 
 def _log_ticks(low: float, high: float) -> list[tuple[float, str]]:
-    """Ticks around a range: 1, 2, 5 of every power of ten if it is short, else powers of ten, about six at most."""
+    """Return ticks for a range: 1, 2, 5 of every power of ten if it is short, else powers of ten, about six at most."""
     first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
     if last - first <= 2:
         found = [m * 10.0**p for p in range(first, last + 1) for m in (1, 2, 5)]

@@ -13,12 +13,12 @@ from aiakq.quantizers.options import QuantizeOptions
 
 @dataclass
 class LayerResult:
-    """What became of one linear.
+    """The result for one linear.
 
-    error      of its output on calibration inputs, ``||y_q - y|| / ||y||``, without bias; None if it saw none.
-    weight_*   the largest magnitude of its weight in the source, and of what was written.
-    input_*    the largest magnitude of its calibration inputs, before and after scales were folded into what feeds it.
-    remarks    how the method came to its numbers, by name.
+    error      output error on calibration inputs, ``||y_q - y|| / ||y||``, without bias; None if not measured.
+    weight_*   largest magnitude of its weight in the source, and of the written weight.
+    input_*    largest magnitude of its calibration inputs, before and after scales were folded into the layer before.
+    remarks    how the quantization parameters were chosen, by name.
     """
 
     name: str
@@ -38,19 +38,19 @@ class LayerResult:
 class QuantizeReport:
     """The outcome of one ``aiakq quantize``.
 
-    bits_per_weight     from the bytes of the quantized linears' tensors, scales and zero points included.
+    bits_per_weight     from the bytes of the quantized linears' tensors, including scales and zero points.
     bytes_before/after  of all weights of the model.
-    kl, top1_agreement  against the source: nats per token; the part of tokens whose likeliest successor is the same.
-    verified            linears that were read back from the disk and compared bit for bit.
-    resumed_from        steps taken over from an interrupted run.
-    command             the command line that made it, None from Python; ``created`` when, in UTC.
+    kl, top1_agreement  relative to the source: nats per token; fraction of tokens with the same most likely successor.
+    verified            number of linears read back from disk and compared bit for bit.
+    resumed_from        number of steps reused from an interrupted run.
+    command             the command line that created it, None from Python; ``created`` is its time in UTC.
     recipe              the recipe that repeats the run (``--recipe``).
-    padded              MLP widths that were padded with zeros: key of config.json -> (before, after).
-    lora                the LoRA adapter that was merged into the weights before: the name of its folder.
-    notes               what was decided on the user's behalf, a sentence each; nothing to worry about.
-    perplexity_*        on ``evaluation_text``; None where it was not measured.
-    experts             of mixture-of-experts models, block by block: the calibration tokens each one was given.
-    calibration_lengths tokens of the shortest, the median and the longest of the ``samples``.
+    padded              MLP widths padded with zeros: key of config.json -> (before, after).
+    lora                name of the folder of the LoRA adapter that was merged into the weights first.
+    notes               decisions made on the user's behalf, one sentence each; not a cause for concern.
+    perplexity_*        on ``evaluation_text``; None if not measured.
+    experts             calibration token counts of experts, block by block.
+    calibration_lengths number of tokens of the shortest, the median and the longest of the ``samples``.
     tokens              calibration tokens used; ``dropped_tokens`` of them had inputs that were not finite.
     """
 
@@ -97,7 +97,7 @@ class QuantizeReport:
 
     @property
     def mean_error(self) -> float | None:
-        """Mean over the layers whose error was measured."""
+        """Mean error over the layers for which it was measured."""
         errors = [layer.error for layer in self.layers if layer.error is not None]
         return sum(errors) / len(errors) if errors else None
 
@@ -108,7 +108,7 @@ class QuantizeReport:
         return max(measured, key=lambda layer: layer.error or 0.0, default=None)
 
     def document(self) -> dict[str, Any]:
-        """The report as JSON values."""
+        """Return the report as JSON values."""
         worst = self.worst
         return {
             **asdict(self),
@@ -120,7 +120,7 @@ class QuantizeReport:
 
 
 def command_line(options: QuantizeOptions, **instead: str) -> str:
-    """The command line with these options; ``instead`` replaces the values of some."""
+    """Return the command line for these options; ``instead`` replaces the values of some."""
     words = ["aiakq", "quantize"]
     for row in QUANTIZE_ARGUMENTS:
         value = instead.get(row.name, getattr(options, row.name))

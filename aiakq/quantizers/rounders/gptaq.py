@@ -1,8 +1,8 @@
 """GPTAQ: GPTQ that also compensates for the quantization error in a layer's inputs.
 
-Li et al. 2025 (arXiv:2504.02692), "asymmetric calibration": plain GPTQ asks of a layer to give on its changed inputs x
-what its unrounded weights give on x; here it is to give what they give on x', the inputs in the unquantized model.
-Besides the second moment of x that takes the mean of ``(x' - x) x^T``.
+Li et al. 2025 (arXiv:2504.02692), "asymmetric calibration": plain GPTQ makes a layer reproduce, on its changed inputs
+x, the outputs of its unrounded weights on x; GPTAQ makes it reproduce their outputs on x', the inputs in the
+unquantized model. Besides the second moment of x this requires the mean of ``(x' - x) x^T``.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from aiakq.quantizers.model.replay import Replay
 from aiakq.quantizers.numerics.second_moment import add_second_moment, mirror
 from aiakq.quantizers.rounders.gptq import Gptq, Hessians
 
-#: The part of the drift that is made up for: what the authors' code for language models uses.
+#: The fraction of the drift that is compensated: the value in the authors' code for language models.
 ALPHA = 0.25
 
 
@@ -41,7 +41,7 @@ class _Seen(Exception):
 
 
 class Drift:
-    """The second moments of a block's inputs, and those with the inputs of the unquantized model."""
+    """The second moments of a block's inputs, and their cross moments with the inputs of the unquantized model."""
 
     def __init__(self, block: DecoderBlock) -> None:
         assert block.original is not None
@@ -49,9 +49,9 @@ class Drift:
         self.original = Replay(block.original.module, block.index, block.original.inputs)
 
     def moments(self, name: str) -> tuple[Tensor, Tensor | None]:
-        """The mean of ``x x^T`` of a linear's inputs and ALPHA times that of ``(x' - x) x^T``, both [K, K] float32.
+        """Return the mean of ``x x^T`` over a linear's inputs and ALPHA times that of ``(x' - x) x^T``, [K, K] float32.
 
-        The second is None where tokens differ between the two models, as those of an expert do. Raises ``not_finite``.
+        The second is None if the tokens differ between the two models, as for experts. Raises ``not_finite``.
         """
         block = self.block
         warnings = block.result.warnings
@@ -67,7 +67,7 @@ class Drift:
         return mirror(hessian.div_(rows)), drift.mul_(ALPHA / int(matched)) if matched else None
 
     def _statistic(self, name: str) -> Statistic:
-        """The sums of ``x x^T`` and of ``(x' - x) x^T``, and the number of tokens in the second: [1] int64."""
+        """Return the sums of ``x x^T`` and of ``(x' - x) x^T``, and the number of tokens in the second: [1] int64."""
         inputs = self.block.inputs
 
         def start() -> list[Tensor]:
@@ -84,7 +84,7 @@ class Drift:
         return Statistic(start, add)
 
     def _original_input(self, name: str, batch: int) -> Tensor | None:
-        """The linear's input [T, K] in the unquantized model, divided by the scales folded before it."""
+        """Return the linear's input [T, K] in the unquantized model, divided by the scales folded before it."""
         found: list[Tensor] = []
 
         def note(module: nn.Module, args: tuple[Any, ...]) -> None:

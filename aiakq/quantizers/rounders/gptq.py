@@ -1,8 +1,8 @@
 """GPTQ: rounds one input column at a time and compensates the error in the columns that follow.
 
-Frantar et al. 2022 (arXiv:2210.17323), algorithm 1, with lazy updates in blocks. Inside a decoder block it is truly
-sequential: query, key and value first, then the attention output, then gate and up, then down, each from inputs that
-already passed through what was rounded before. The loop itself is in numerics/gptq.py.
+Frantar et al. 2022 (arXiv:2210.17323), algorithm 1, with lazy batched updates. Quantization inside a decoder block is
+truly sequential: query, key and value first, then the attention output, then gate and up, then down, each calibrated on
+inputs that already passed through the layers rounded before. The loop itself is in numerics/gptq.py.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from aiakq.quantizers.numerics.gptq import GptqSettings, GptqSolver
 from aiakq.quantizers.recipe import SCALE_SEARCHES, Rounder
 from aiakq.quantizers.workers.protocol import SHARDS, Task, Value
 
-#: Rows that a task has at least: factoring the Hessian again on another worker takes as long as rounding some hundred.
+#: Minimum rows per task: factoring the Hessian again on another worker takes as long as rounding a few hundred rows.
 _FEWEST_ROWS = 256
 ACT_ORDERS = ("none", "static", "group")
-#: name of a linear -> the Hessian [K, K] of its inputs, and what GPTAQ adds to it (None without).
+#: name of a linear -> the Hessian [K, K] of its inputs, and GPTAQ's cross moment (None without).
 Hessians = Callable[[str], tuple[Tensor, Tensor | None]]
 
 
@@ -32,12 +32,12 @@ Hessians = Callable[[str], tuple[Tensor, Tensor | None]]
 class Gptq(Rounder):
     """GPTQ.
 
-    act_order     ``static`` takes columns by importance, ``group`` inside and between groups, ``none`` as they are;
-                  none of them leaves a trace in the file.
-    damp          the part of its mean diagonal that is added to the Hessian.
-    sweeps        how often all columns are gone over again once they are rounded; 0 as published. Four gain little more
-                  than two.
-    scale_search  ``minmax`` takes the whole range of a group, ``mse`` also smaller ones, by the loss of its columns.
+    act_order     ``static`` orders columns by importance, ``group`` inside and between groups, ``none`` not at all;
+                  the order is not recorded in the checkpoint.
+    damp          damping added to the Hessian, as a fraction of its mean diagonal.
+    sweeps        number of sweeps over all columns after they are rounded; 0 as published. Four gain little more than
+                  two.
+    scale_search  ``minmax`` uses the full range of a group, ``mse`` also smaller ones, by the loss of its columns.
     """
 
     act_order: str = "group"
@@ -56,7 +56,7 @@ class Gptq(Rounder):
 
     def round(self, block: DecoderBlock, part: BlockPart) -> None:
         hessians = self._hessians(block)
-        # Groups in the same place of several experts do not feed each other: they are rounded at the same time.
+        # Corresponding groups of several experts do not feed each other, so they are rounded at the same time.
         for _, run in itertools.groupby(part.groups, key=lambda group: place(group[0]) or group):
             matrices = []
             for group in run:
@@ -73,7 +73,7 @@ class Gptq(Rounder):
         return lambda name: (block.inputs.hessians([name], keep=True)[name], None)
 
     def _round(self, block: DecoderBlock, matrices: Sequence[_Matrix]) -> None:
-        """Round matrices that do not depend on each other, cut into tasks for the workers."""
+        """Round independent matrices, split into tasks for the workers."""
         tasks, of_matrix, solvers = [], [], dict[_Matrix, GptqSolver]()
         for number, matrix in enumerate(matrices):
             for rows in matrix.cuts():
@@ -87,7 +87,7 @@ class Gptq(Rounder):
             self._finish(block, matrix.names, results)
 
     def _round_rows(self, solvers: dict[_Matrix, GptqSolver], matrix: _Matrix, rows: range) -> list[Value]:
-        """Codes, scales, zeros and damping of some rows. ``solvers`` keeps that of the last matrix: they are large."""
+        """Return codes, scales, zeros and damping of some rows. ``solvers`` caches only the last, as they are large."""
         if matrix not in solvers:
             solvers.clear()
             solvers[matrix] = self._solver(matrix)
@@ -109,7 +109,7 @@ class Gptq(Rounder):
         return GptqSolver(matrix.hessian, settings, matrix.drift)
 
     def _finish(self, block: DecoderBlock, names: tuple[str, ...], results: Sequence[list[Value]]) -> None:
-        """Hand over the linears of one matrix. results: for each cut its codes, scales, zeros and damping."""
+        """Submit the linears of one matrix. results: codes, scales, zeros and damping of each task."""
         damp = results[0][3]
         where = f"{block.prefix}.{names[0]}"
         warnings = block.result.warnings
@@ -131,9 +131,9 @@ class Gptq(Rounder):
 
 
 class _Matrix:
-    """Linears that share an input and are stored alike, one below the other.
+    """Linears that share an input and a scheme, concatenated along N.
 
-    hessian, drift  of their inputs, see Hessians.
+    hessian, drift  of their inputs; see Hessians.
     """
 
     def __init__(self, block: DecoderBlock, names: tuple[str, ...], hessian: Tensor, drift: Tensor | None) -> None:
@@ -142,7 +142,7 @@ class _Matrix:
         self._block = block
 
     def cuts(self) -> list[range]:
-        """The rows in parts of equal length, which do not depend on the number of workers. Experts stay whole: there
+        """Split the rows into tasks of equal size, independent of the number of workers. Experts are not split: there
         are enough of them."""
         total = sum(self._block.linears[name].out_features for name in self.names)
         if place(self.names[0]) is not None:
@@ -151,7 +151,7 @@ class _Matrix:
         return [range(first, min(first + step, total)) for first in range(0, total, step)]
 
     def weights(self, rows: range) -> list[Tensor]:
-        """The parts of the linears' weights in these rows."""
+        """Return the parts of the linears' weights in these rows."""
         parts, first = [], 0
         for name in self.names:
             weight = self._block.weight(name)

@@ -1,7 +1,7 @@
 """RTN: rounds every weight to the nearest code of its group.
 
-Needs no calibration. At 8 bits per row it costs next to nothing, because the largest weight of a row is rarely far from
-the rest.
+It needs no calibration. At 8 bits with one scale per row it loses almost nothing, because the largest weight of a row
+is rarely far from the rest.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from aiakq.spec import LayerSpec
 class Rtn(Rounder):
     """Round to nearest.
 
-    scale_search  ``minmax`` takes the whole range of a group, ``mse`` also smaller ones, by the error of its weights.
+    scale_search  ``minmax`` uses the full range of a group, ``mse`` also smaller ones, by the error of its weights.
     """
 
     scale_search: str = "minmax"

@@ -1,1 +1,1 @@
-"""Transforms: rewrite the weights of a block without changing its function, so that rounding loses less."""
+"""Transforms: rewrite the weights of a block without changing its function, to reduce the rounding error."""

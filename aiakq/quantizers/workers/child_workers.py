@@ -1,4 +1,4 @@
-"""Workers as child processes of worker 0's, on one machine."""
+"""Workers as child processes of worker 0, on one machine."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from aiakq.system.topology import cpu_shares
 
 
 def start_child_workers(job: Job, samples: Sequence[Tensor]) -> WorkerGroup:
-    """Workers 1 to ``job.size`` - 1. Until the group is closed, this process has a worker's share of the threads and of
-    the processors. ``rank``, ``threads`` and ``cpus`` of ``job`` are filled in for each.
+    """Start workers 1 to ``job.size`` - 1. Until the group is closed, this process has one worker's share of the
+    threads and processors. ``rank``, ``threads`` and ``cpus`` of ``job`` are set for each worker.
 
     Raises ``worker_failed``.
     """

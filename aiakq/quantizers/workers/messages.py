@@ -1,7 +1,7 @@
-"""Messages between worker 0 and the others, and the channel they pass through.
+"""Messages between worker 0 and the others, and their channel.
 
 Nothing is pickled: decoding can only produce one of the records below, whatever bytes arrive. A message is a frame
-(system/frames.py) with one record in MessagePack; the tensors of ``Values`` follow it as their plain bytes.
+(system/frames.py) with one record in MessagePack; the tensors of ``Values`` follow it as raw bytes.
 """
 
 from __future__ import annotations
@@ -18,28 +18,28 @@ from torch import Tensor
 from aiakq.quantizers.workers.protocol import Value
 from aiakq.system.frames import framed, receive_frame
 
-#: Most dimensions of a tensor that is sent.
+#: Maximum number of dimensions of a tensor in a message.
 _DIMENSIONS = 8
 
 
 class Job(msgspec.Struct, tag="job"):
-    """The first message: what to quantize, and with whom. A ``Values`` with the calibration samples follows.
+    """The first message: what to quantize, and how. A ``Values`` with the calibration samples follows.
 
-    version     of aiakq, which must be the worker's own.
-    checkpoint  the folder of the source model.
-    files       ``file_sizes`` of it, which must be those that the worker finds there.
+    version     version of aiakq, which must equal the worker's.
+    checkpoint  folder of the source model.
+    files       its ``file_sizes``, which must equal those that the worker sees.
     recipe      ``Recipe.document``.
     spec        the QuantSpec, as JSON values.
     storage     dtype of what is not quantized.
-    widths      MLP widths to pad: key of config.json -> (the source's, the output's).
-    adapter     the folder of a LoRA adapter that is merged into the weights, and its digest.
+    widths      MLP widths to pad: key of config.json -> (width in the source, width in the output).
+    adapter     folder of a LoRA adapter to merge into the weights, and its digest.
     calibrated  whether there are samples.
-    budget      bytes of hidden states this worker may have in memory.
-    scratch     a folder for the rest; empty: a temporary one.
-    finished    blocks that an earlier run has written.
-    threads     of this worker.
-    cpus        that this worker may use; empty: all.
-    quiet       whether warnings of libraries are not shown, as in this process.
+    budget      bytes of hidden states that this worker may hold in memory.
+    scratch     folder for spilled hidden states; empty: a temporary one.
+    finished    number of blocks that an earlier run has written.
+    threads     number of threads of this worker.
+    cpus        processors that this worker may use; empty: all.
+    quiet       whether to suppress warnings of libraries, as in this process.
     """
 
     version: str
@@ -70,17 +70,17 @@ class TensorHeader(msgspec.Struct, tag="tensor"):
 
 
 class Values(msgspec.Struct, tag="values"):
-    """A list of values. The bytes of its tensors follow in their order."""
+    """A list of values. The bytes of its tensors follow in order."""
 
     items: list[TensorHeader | str | float | int | bool | None]
 
 
 class WorkerAlive(msgspec.Struct, tag="alive"):
-    """The worker has not hung."""
+    """A heartbeat: the worker has not hung."""
 
 
 class WorkerFailed(msgspec.Struct, tag="failed"):
-    """The error this worker ends with: an entry of the error registry and its fields."""
+    """The error that ended this worker: an entry of the error registry and its fields."""
 
     id: str
     fields: dict[str, Any]
@@ -91,10 +91,10 @@ _decode = msgspec.msgpack.Decoder(Job | Values | WorkerAlive | WorkerFailed).dec
 
 
 class WorkerChannel:
-    """One end of a stream socket. Messages can be sent from several threads, and received in one.
+    """One end of a stream socket. Several threads may send, one may receive.
 
-    heard  called whenever something arrived.
-    stuck  called when a send has waited for the socket's time limit; it raises to give up.
+    heard  called whenever data has arrived.
+    stuck  called when a send exceeds the socket's time limit; it raises to give up.
     """
 
     def __init__(
@@ -120,7 +120,7 @@ class WorkerChannel:
                 self._send_all(_bytes_of(tensor))
 
     def receive(self) -> Job | WorkerAlive | WorkerFailed | list[Value] | None:
-        """The next message; None if the other end is gone. Raises ValueError for what is no message."""
+        """Return the next message; None if the other end is gone. Raises ValueError for an invalid message."""
         try:
             body = receive_frame(self.socket)
             self._heard()
@@ -144,7 +144,7 @@ class WorkerChannel:
         dtype = getattr(torch, header.dtype, None)
         if not isinstance(dtype, torch.dtype) or len(header.shape) > _DIMENSIONS or min(header.shape, default=0) < 0:
             raise ValueError("no tensor that can be received")
-        # What is made during inference could not be changed in place after it.
+        # Tensors created in inference mode could not be modified in place afterwards.
         with torch.inference_mode(False):
             tensor = torch.empty(header.shape, dtype=dtype)
         view = _bytes_of(tensor)
@@ -162,6 +162,6 @@ def _header(tensor: Tensor) -> TensorHeader:
 
 
 def _bytes_of(tensor: Tensor) -> memoryview:
-    """The memory of a contiguous CPU tensor [...]."""
+    """Return the memory of a contiguous CPU tensor [...]."""
     with torch.inference_mode(False):
         return tensor.view(-1).view(torch.uint8).numpy().data if tensor.numel() else memoryview(b"")

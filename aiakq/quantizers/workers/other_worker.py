@@ -1,4 +1,4 @@
-"""OtherWorker: a worker other than 0, as worker 0 sees it."""
+"""OtherWorker: worker 0's view of another worker."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from aiakq.quantizers.workers.messages import Job, WorkerAlive, WorkerChannel, W
 from aiakq.quantizers.workers.protocol import Value
 from aiakq.system.frames import limit_sending
 
-#: What the process of a worker runs.
+#: The code that a worker process runs.
 CODE = "from aiakq.quantizers.worker_process import main; main()"
-#: Seconds without any sign of a worker after which it counts as hung.
+#: Seconds without a heartbeat after which a worker counts as hung.
 TIME_LIMIT = 60.0
-#: Messages of a worker that wait here before it has to wait itself.
+#: Number of messages buffered here before the worker has to wait.
 _WAITING = 2
 
 
@@ -29,20 +29,20 @@ class WorkerProcess(Protocol):
     """The process of another worker."""
 
     def kill(self) -> None:
-        """End it at once, whatever it does."""
+        """Kill the process immediately."""
 
     def end(self) -> None:
-        """Wait for its end, its socket being shut down, and kill it if it does not come."""
+        """Wait for the process to exit after its socket was shut down; kill it if it does not."""
 
     def exit_reason(self) -> str:
-        """Why it ended, in words."""
+        """Return why the process exited, as text."""
 
 
 class OtherWorker:
     """One other worker: its process, and the thread that reads from its socket."""
 
     def __init__(self, process: WorkerProcess, sock: socket.socket, job: Job, samples: Sequence[Tensor]) -> None:
-        """Give the worker its job."""
+        """Send the worker its job."""
         self.rank = job.rank
         self._process = process
         self._arrived: queue.Queue[list[Value]] = queue.Queue(_WAITING)
@@ -72,7 +72,9 @@ class OtherWorker:
             raise error("worker_failed", worker=self.rank, reason="it closed its socket") from None
 
     def values(self) -> list[Value]:
-        """The next list of values. Raises ``worker_failed`` or ``worker_late``, or the error the worker ended with."""
+        """Return the next list of values. Raises ``worker_failed``, ``worker_late``, or the error that ended the
+        worker.
+        """
         while True:
             try:
                 return self._arrived.get(timeout=0.2)
@@ -80,13 +82,13 @@ class OtherWorker:
                 self._check()
 
     def hang_up(self) -> None:
-        """Close the socket, which is the signal to end."""
+        """Close the socket, which tells the worker to exit."""
         self._closing = True
         with contextlib.suppress(OSError):
             self._channel.socket.shutdown(socket.SHUT_RDWR)
 
     def end(self) -> None:
-        """Wait for the end of the process; kill it if it does not come."""
+        """Wait for the process to exit; kill it if it does not."""
         self._process.end()
         self._reader.join(5.0)
         self._channel.socket.close()
@@ -95,7 +97,7 @@ class OtherWorker:
         self._last_sign = time.monotonic()
 
     def _check(self) -> None:
-        """Raise why the worker cannot go on, if it cannot."""
+        """Raise the reason why the worker cannot continue, if there is one."""
         if self._ended.is_set() and self._arrived.empty():
             raise self._failure or error("worker_failed", worker=self.rank, reason=self._process.exit_reason())
         if time.monotonic() - self._last_sign > TIME_LIMIT and not self._arrived.full():
@@ -108,7 +110,7 @@ class OtherWorker:
                     self._failure = error(message.id, **message.fields)
                 elif not isinstance(message, (WorkerAlive, Job)):
                     self._put(message)
-        except (OSError, ValueError):  # it sends nothing that can be read
+        except (OSError, ValueError):  # the worker sends unreadable data
             self._process.kill()
         self._ended.set()
 

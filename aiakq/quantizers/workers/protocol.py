@@ -1,10 +1,11 @@
-"""The protocol of workers: what is computed once for all of them, and how each gets it.
+"""The protocol of workers: computes shared results once and distributes them.
 
-Every worker runs the same recipe over the same blocks, so that transforms and rounders need to know nothing of the
-others. What they do alike is not sent; three things are shared. Statistics of the calibration samples are gathered by
-``combine``: the batches are cut into shards whose number does not depend on that of the workers, and sums are added up
-in the order of the shards. Independent pieces of work are distributed by ``share``. What one worker alone has, it
-passes on with ``broadcast``. All of them return the same bits on every worker, and with any number of workers.
+Every worker runs the same recipe over the same blocks, so that transforms and rounders need not know of other workers.
+Results that all workers compute identically are not sent; three things are shared. Statistics of the calibration
+samples are reduced by ``combine``: the batches are split into a number of shards that does not depend on the number of
+workers, and sums are added in the order of the shards. Independent tasks are distributed by ``share``. Data that one
+worker has is sent to the others by ``broadcast``. Every method returns the same bits on all workers, for any number of
+workers.
 """
 
 from __future__ import annotations
@@ -15,25 +16,25 @@ from typing import Protocol
 
 from torch import Tensor
 
-#: What can be sent: a flat list of these.
+#: Values that can be sent, in a flat list.
 Value = Tensor | str | float | int | bool | None
-#: Into how many shards the calibration batches are cut, and so how many workers can have one.
+#: Number of shards of the calibration batches, and thus the maximum number of workers with a shard.
 SHARDS = 8
 
 
 @dataclass(frozen=True)
 class Task:
-    """A piece of work that depends on no other of the same call. ``cost`` is its relative duration."""
+    """A piece of work that does not depend on others of the same call. ``cost`` is its relative duration."""
 
     cost: float
     run: Callable[[], list[Value]]
 
 
 class Workers(Protocol):
-    """All workers, seen from one of them. Every method is called by all workers, in the same order.
+    """All workers, seen from one of them. Every method is called by all workers in the same order.
 
-    rank  the number of this one; 0 is the process that writes the output.
-    size  how many there are.
+    rank  index of this worker; 0 is the process that writes the output.
+    size  number of workers.
     """
 
     rank: int
@@ -42,22 +43,22 @@ class Workers(Protocol):
     def combine(
         self, count: int, own: Iterable[list[Value]], merge: Callable[[list[Value], list[Value]], None]
     ) -> list[Value]:
-        """Merge ``count`` parts in their order. ``own`` gives this worker's: part p belongs to worker p % size.
+        """Merge ``count`` parts in order. ``own`` yields this worker's parts: part p belongs to worker p % size.
 
-        ``merge(total, part)`` changes ``total``, which is the first part in the beginning.
+        ``merge(total, part)`` modifies ``total``, which starts as the first part.
         """
         ...
 
     def share(self, tasks: Sequence[Task]) -> list[list[Value]]:
-        """The results of ``tasks``, in their order; each is run by one worker."""
+        """Return the results of ``tasks`` in order; each task is run by one worker."""
         ...
 
     def broadcast(self, rank: int, make: Callable[[], list[Value]]) -> list[Value]:
-        """What ``make`` returns on worker ``rank``; it is not called on the others."""
+        """Return the result of ``make`` on worker ``rank``; it is not called on the others."""
         ...
 
     def agree(self, digest: int) -> None:
-        """Raise ``worker_failed`` if the workers have different digests."""
+        """Raise ``worker_failed`` if the digests of the workers differ."""
         ...
 
 
@@ -90,13 +91,13 @@ class OneProcess:
 
 
 def shards(batches: int) -> list[range]:
-    """The batches cut into at most SHARDS runs of nearly equal length, none of them empty."""
+    """Split the batches into at most SHARDS runs of nearly equal length, none of them empty."""
     count = min(SHARDS, batches)
     return [range(number * batches // count, (number + 1) * batches // count) for number in range(count)]
 
 
 def owners(tasks: Sequence[Task], size: int) -> list[int]:
-    """Which of ``size`` workers runs each task: the longest first, each for the worker with least to do."""
+    """Assign tasks to ``size`` workers: the longest first, each to the worker with the least work."""
     loads = [0.0] * size
     found = [0] * len(tasks)
     for index in sorted(range(len(tasks)), key=lambda index: -tasks[index].cost):

@@ -1,4 +1,4 @@
-"""Workers that Ray places, possibly on several nodes."""
+"""Workers placed by Ray, possibly on several nodes."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from aiakq.system.threads import RestoreThreads
 
 
 def start_ray_workers(job: Job, samples: Sequence[Tensor]) -> WorkerGroup:
-    """Workers 1 to ``job.size`` - 1. Until the group is closed, this process has the threads that were reserved for it.
-    ``rank``, ``threads`` and ``scratch`` of ``job`` are filled in for each.
+    """Start workers 1 to ``job.size`` - 1. Until the group is closed, this process uses the threads reserved for it.
+    ``rank``, ``threads`` and ``scratch`` of ``job`` are set for each worker.
 
     Raises ``worker_failed``, ``ray_missing``, ``ray_unavailable`` and ``ray_resources``.
     """
@@ -36,7 +36,7 @@ def start_ray_workers(job: Job, samples: Sequence[Tensor]) -> WorkerGroup:
             processes.start()
         processes.listener.close()
         for rank, sock in sorted(processes.sockets.items()):
-            # The folder for hidden states is on this machine.
+            # The folder for hidden states exists only on this machine.
             own = msgspec.structs.replace(job, rank=rank, threads=placement.slots[rank].threads, scratch="")
             others.append(OtherWorker(processes.process(rank), sock, own, samples))
         torch.set_num_threads(min(placement.slots[0].threads, torch.get_num_threads()))
@@ -48,7 +48,7 @@ def start_ray_workers(job: Job, samples: Sequence[Tensor]) -> WorkerGroup:
 
 @contextlib.contextmanager
 def _errors_of_workers() -> Iterator[None]:
-    """Errors of a process that does not start are those of a worker."""
+    """Convert errors of a process that does not start to errors of a worker."""
     try:
         yield
     except AiakqError as failure:

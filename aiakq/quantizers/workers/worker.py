@@ -1,4 +1,4 @@
-"""Worker: the protocol as a worker other than 0 sees it."""
+"""Worker: the protocol from the view of a worker other than 0."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from aiakq.quantizers.workers.protocol import Task, Value, owners
 
 
 class FirstWorkerGone(Exception):
-    """Worker 0 has closed the socket."""
+    """Raised when worker 0 has closed the socket."""
 
 
 class Worker:
@@ -30,7 +30,7 @@ class Worker:
     def share(self, tasks: Sequence[Task]) -> list[list[Value]]:
         who = owners(tasks, self.size)
         found = {index: task.run() for index, task in enumerate(tasks) if who[index] == self.rank}
-        for values in found.values():  # not before: worker 0 reads them when it has run its own tasks
+        for values in found.values():  # only now, because worker 0 reads them after it has run its own tasks
             self._channel.send_values(values)
         return [found[index] if index in found else self._values() for index in range(len(tasks))]
 

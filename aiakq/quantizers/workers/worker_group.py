@@ -1,4 +1,4 @@
-"""WorkerGroup: all workers of a quantization, as worker 0 sees them, which is this process."""
+"""WorkerGroup: all workers of a quantization, from the view of worker 0, which is this process."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from aiakq.quantizers.workers.protocol import Task, Value, owners
 
 
 class Link(Protocol):
-    """The way to one other worker."""
+    """The connection to another worker."""
 
     rank: int
 
     def send(self, values: list[Value]) -> None: ...
 
     def values(self) -> list[Value]:
-        """The next list of values that the worker sends."""
+        """Return the next list of values that the worker sends."""
         ...
 
 
 class FirstWorker:
-    """Worker 0: it receives what the others compute, in a fixed order, and sends each what it lacks."""
+    """Worker 0: receives what the others compute, in a fixed order, and sends each of them what it lacks."""
 
     rank = 0
 
@@ -44,7 +44,7 @@ class FirstWorker:
                 total = values
             else:
                 merge(total, values)
-        # The generator may have something to do after its last part.
+        # Exhaust the generator, which may have work left after its last part.
         assert next(mine, None) is None
         self._send(total)
         return total
@@ -77,10 +77,10 @@ class FirstWorker:
 
 
 class WorkerGroup(FirstWorker):
-    """Worker 0 and others, which end when this is closed."""
+    """Worker 0 and the others, which exit when this is closed."""
 
     def __init__(self, others: Sequence[OtherWorker], closed: Callable[[], None]) -> None:
-        """closed: called when the others have ended."""
+        """closed: called after the others have exited."""
         super().__init__(others)
         self._others, self._closed = list(others), closed
 
@@ -93,7 +93,7 @@ class WorkerGroup(FirstWorker):
         self.close()
 
     def close(self) -> None:
-        """End the other workers."""
+        """Stop the other workers."""
         others, self._others = self._others, []
         for other in others:
             other.hang_up()

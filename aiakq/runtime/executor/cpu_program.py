@@ -99,7 +99,7 @@ class Program:
             for op, field in pointers:
                 setattr(op, field, numbers.data_ptr())
         self._tables.fill(step.context)
-        self._tables.turn(step.positions)
+        self._tables.set_positions(step.positions)
         if self._hidden is not None and step.hidden is not None:
             _copy(step.hidden, _first(self._hidden, tokens))
         self._op_list()

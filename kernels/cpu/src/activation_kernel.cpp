@@ -1,4 +1,4 @@
-// function(gate) * up, element by element, in float32 until it is written.
+// function(gate) * up, elementwise, computed in float32 and rounded once.
 
 #include "elements.h"
 #include "kernels.h"
@@ -8,20 +8,20 @@ namespace aiakq {
 namespace ISA {
 namespace {
 
-// Columns of an item of work.
+// Columns per work item.
 constexpr int64_t COLUMNS = 2048;
-// The factor in quick_gelu(x) = x / (1 + e^(-1.702 x)), and where gpt-oss clamps.
+// The factor in quick_gelu(x) = x / (1 + e^(-1.702 x)), and the clamping bound of gpt-oss.
 constexpr float QUICK = 1.702f, CLAMP = 7.0f;
 
 template <int FUNCTION> INLINE F apply(F x) {
   if constexpr (FUNCTION == SILU) return logistic(x, x);
-  if constexpr (FUNCTION == RELU) return max(splat(0), x);  // in this order NaN stays NaN
+  if constexpr (FUNCTION == RELU) return max(splat(0), x);  // this operand order propagates NaN
   if constexpr (FUNCTION == RELU2) {
     const F positive = max(splat(0), x);
     return positive * positive;
   }
   if constexpr (FUNCTION == SIGMOID) {
-    const F bounded = max(splat(-80), min(splat(80), x));  // the exponential drops NaN, which the difference adds again
+    const F bounded = max(splat(-80), min(splat(80), x));  // the exponential drops NaN; the difference restores it
     return logistic(splat(1), bounded) + (bounded - bounded);
   }
   if constexpr (FUNCTION == QUICK_GELU) return logistic(x, x * splat(QUICK));

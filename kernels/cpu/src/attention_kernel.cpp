@@ -1,14 +1,14 @@
 // Causal attention over the paged cache, for decoding and prefill alike, chunked or not.
 //
-// An item of work is a tile of one sequence's query tokens with all query heads that share one key-value head; their
-// queries are the rows of the tile. Keys are read in chunks of CHUNK positions, one position per lane, scored against
+// A work item is a tile of query tokens of one sequence and all query heads that share one key-value head; its rows are
+// their queries. Keys are read in chunks of CHUNK positions, one position per lane, scored against
 // all rows, and weighted with an online softmax (Milakov and Gimelshein 2018, arXiv:1805.02867), whose maximum and sum
-// are kept for a segment of SEGMENT positions. The segments' results are combined in order. A tile of few rows reads
-// the cache in place; with more rows a chunk is first converted to floats.
+// are kept per segment of SEGMENT positions. The results of the segments are combined in order. A tile with few rows
+// reads the cache in place; with more rows each chunk is first converted to floats.
 //
-// Chunks and segments begin at multiples of their size, counted from the beginning of the sequence, and a row's sums
-// hold exactly the positions that it attends to, in order: its result is bitwise the same in any tile, batch or chunk
-// of the prompt, and whether one thread computes all segments or several threads share them.
+// Chunks and segments begin at multiples of their size, counted from the start of the sequence, and a row accumulates
+// exactly the positions that it attends to, in order. Its result is therefore bit-identical in any tile, batch or
+// prompt chunk, and for any distribution of segments over threads.
 
 #include "kernels.h"
 #include "paged.h"
@@ -17,14 +17,14 @@ namespace aiakq {
 namespace ISA {
 namespace {
 
-// Tiles of at most this many rows read the cache in place, once for each block of rows.
+// Tiles with at most this many rows read the cache in place, once per block of rows.
 constexpr int MAX_DIRECT_ROWS = 8;
-// Below every score, and finite: multiplied by 0 it is 0.
+// Less than every score but finite, so that multiplying it by 0 gives 0.
 constexpr float MIN_SCORE = -3.0e38f;
 
 struct Shape {
   int64_t group;         // query heads per key-value head
-  int64_t tokens, rows;  // of a tile, at most
+  int64_t tokens, rows;  // maximum per tile
   int64_t width;         // D rounded up to 16
   int64_t value_width;   // value_size rounded up to 16
   int64_t partial;       // floats of a Partial
@@ -35,20 +35,20 @@ struct Shape {
   int64_t chunk() const { return CHUNK * (width > value_width ? width : value_width); }
 };
 
-// The softmax of each row of a tile over some of its positions: the highest score, the sum of the weights, and the
-// weighted sum of the values.
+// The partial softmax of each row of a tile over some of its positions: the maximum score, the sum of the weights, and
+// the weighted sum of the values.
 struct Partial {
   float *highest, *total, *sums;
   Partial(float* at, const Shape& shape)
       : highest(at), total(at + round_up(shape.rows, 16)), sums(at + 2 * round_up(shape.rows, 16)) {}
 };
 
-// The memory of one thread.
+// Scratch memory of one thread.
 struct Workspace {
   float *queries, *weights;          // [rows, width], [rows, CHUNK]
-  float *keys, *values;              // of a chunk, in the same memory: values are loaded when the scores are done
+  float *keys, *values;              // of a chunk, sharing memory: values are loaded after the scores are computed
   float *key_scales, *value_scales;  // [CHUNK]
-  float *partial, *whole;            // of a segment, and of all of them
+  float *partial, *whole;            // of one segment, and of all segments
   static int64_t floats(const Shape& s) {
     return s.rows * s.width + s.chunk() + s.rows * CHUNK + 2 * CHUNK + 2 * round_up(s.partial, 16);
   }
@@ -145,7 +145,7 @@ INLINE void accumulate(const float* weights, const Chunk& chunk, int64_t d, int6
     UNROLL for (int v = 0; v < V; v++) store(sums + r * width + 16 * v, held[r][v]);
 }
 
-// The same for all elements.
+// Accumulates the weighted values of all elements.
 template <int TYPE, int R>
 INLINE void accumulate_vectors(const float* weights, const Chunk& chunk, int64_t width, int from, int to, float* sums) {
   if (from >= to) return;
@@ -155,8 +155,8 @@ INLINE void accumulate_vectors(const float* weights, const Chunk& chunk, int64_t
 }
 
 // Turns the scores of positions ``from`` to ``to`` into weights and updates ``highest`` and ``total``. Returns the
-// factor by which earlier sums must be multiplied. A score that is not finite makes the total NaN. The scales are those
-// of an 8-bit cache, or null.
+// factor by which earlier sums must be rescaled. A non-finite score makes the total NaN. The scales are those of an
+// 8-bit cache, or null.
 float online_softmax(float* scores, const float* key_scales, const float* value_scales, int from, int to,
                      float& highest, float& total) {
   const int start = from / 16 * 16, stop = (int)round_up(to, 16);
@@ -203,8 +203,8 @@ void accumulate_rows(const Tile& tile, const Shape& s, const Workspace& ws, cons
                      int64_t row, int64_t start) {
   const float* weights = ws.weights + row * CHUNK;
   sums += row * s.value_width;
-  // The positions that all R rows attend to are computed together, those before and after them row by row: every row
-  // adds up its positions in order.
+  // Positions that all R rows attend to are processed together, those before and after row by row, so that every row
+  // accumulates its positions in order.
   const int from = tile.from(row + R - 1, start), to = tile.to(row, start);
   const bool shared = R > 1 && from < to;
   const auto single_row = [&](int r, int first, int last) {
@@ -235,7 +235,7 @@ void clear(const Partial& partial, const Shape& s, int64_t rows) {
   memset(partial.sums, 0, rows * s.value_width * sizeof(float));
 }
 
-// The result over no positions, or over the sinks of the heads alone.
+// Initializes a partial result: no positions, or only the sinks of the heads.
 void clear_whole(const Attention& op, const Shape& s, const Tile& tile, int64_t head, const Partial& whole) {
   clear(whole, s, tile.rows);
   for (int64_t row = 0; op.sinks && row < tile.rows; row++) {
@@ -244,8 +244,8 @@ void clear_whole(const Attention& op, const Shape& s, const Tile& tile, int64_t 
   }
 }
 
-// Applies the scales of an 8-bit cache, the soft cap and ALiBi to the scores of positions ``from`` to ``to``. ``own`` is
-// the position of the row, counted from the beginning of the chunk like the others.
+// Applies the scales of an 8-bit cache, the soft cap and ALiBi to the scores of positions ``from`` to ``to``. ``own``
+// is the position of the row, relative to the start of the chunk like the others.
 void modify_scores(const Attention& op, float* scores, const float* key_scales, int from, int to, int64_t query_head,
                    int64_t own) {
   alignas(64) static const float LANES[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
@@ -254,7 +254,7 @@ void modify_scores(const Attention& op, float* scores, const float* key_scales, 
     F score = load(scores + i);
     if (key_scales) score = score * load(key_scales + i);
     if (op.softcap > 0) {
-      // tanh u = 1 - 2 / (1 + e^2u). What is not finite becomes NaN.
+      // tanh u = 1 - 2 / (1 + e^2u). Non-finite values become NaN.
       const F twice = score * splat(2 / op.softcap);
       const F power = exponential(max(min(twice, splat(40)), splat(-40)));
       score = fma(score, splat(0), splat(op.softcap) * (splat(1) - splat(2) / (splat(1) + power)));
@@ -264,8 +264,8 @@ void modify_scores(const Attention& op, float* scores, const float* key_scales, 
   }
 }
 
-// Adds the chunk of positions from ``start`` on to ``partial``. ``load_values`` is called when the keys are no longer
-// needed, since its values may be in the same memory.
+// Accumulates the chunk of positions starting at ``start`` into ``partial``. ``load_values`` is called when the keys
+// are no longer needed, because values may share their memory.
 template <int TYPE, class Load>
 INLINE void attend_chunk(const Attention& op, const Shape& s, const Tile& tile, int64_t head, const Workspace& ws,
                          const Chunk& chunk, int64_t start, const Partial& partial, Load load_values) {
@@ -337,7 +337,8 @@ decltype(&attend<FLOAT32>) attend_of(int32_t type) {
   }
 }
 
-// Adds the partial result of the next segment to the whole. Rows that attend to none of its positions do not change.
+// Combines the partial result of the next segment with the total. Rows that attend to none of its positions are
+// unchanged.
 void combine(const Shape& s, int64_t rows, const Partial& whole, const Partial& partial) {
   for (int64_t row = 0; row < rows; row++) {
     if (partial.total[row] == 0) continue;
@@ -371,7 +372,7 @@ void write(const Attention& op, const Shape& s, const Tile& tile, int64_t head, 
   }
 }
 
-// Padding: tokens after those of the last sequence, whose results are not used but pass through the rest of the model.
+// Zeroes padding: tokens after the last sequence, whose unused results still pass through the rest of the model.
 void clear_padding(const Attention& op) {
   const int64_t bytes = bytes_of(op.out_type);
   for (int64_t token = op.step->query_start[op.step->sequences]; token < op.m; token++)
@@ -387,7 +388,7 @@ void attention(const Attention& op, Worker& worker) {
   const int64_t own = scratch_bytes(op);
   const Workspace ws((float*)((uint8_t*)op.scratch + worker.rank * own), s);
   const Partial partial(ws.partial, s), whole(ws.whole, s);
-  // Only as many threads help as there is memory for; what remains is for partial results.
+  // Use only as many threads as there is scratch memory for; the remainder holds partial results.
   const int64_t workers = min(worker.count, op.scratch_bytes / own);
   const bool help = worker.rank < workers;
   float* const partials = (float*)((uint8_t*)op.scratch + workers * own);
@@ -397,11 +398,11 @@ void attention(const Attention& op, Worker& worker) {
     items += op.kv_heads;
     all_segments += segments(tile) * op.kv_heads;
   }
-  // Where items are few and long, threads share their segments too, and combine the results afterwards.
+  // If items are few and long, also split their segments among threads and combine the results afterwards.
   const bool split = items < 4 * worker.count && worker.count > 1 && all_segments > items &&
                      workers * own + all_segments * s.partial * 4 <= op.scratch_bytes;
   const auto attend_segment = attend_of(op.cache_type);
-  // A thread's items ascend, so that it only goes forward through the tiles.
+  // The items of a thread ascend, so that it only moves forward through the tiles.
   Tiles tiles{op, s};
   const int64_t count = split ? all_segments : items;
   int64_t tile_begin = 0, tile_end = 0;

@@ -1,4 +1,4 @@
-// Loops over blocks whose sizes the compiler knows, so that a block's sums stay in registers.
+// Loops over blocks of compile-time sizes, so that accumulators stay in registers (register blocking).
 
 #pragma once
 
@@ -6,17 +6,17 @@
 
 namespace aiakq {
 
-// A number that is known at compile time, as an argument.
+// A compile-time constant passed as an argument.
 template <int V> struct Int {
   static constexpr int value = V;
 };
 
-// Blocks of MAX elements or, where fewer are left, of SIZES; these descend and end with 1.
+// Blocks of MAX elements or, for the remainder, of SIZES, which descend and end with 1.
 template <int MAX, int... SIZES> struct Blocks {
   static constexpr int max = MAX;
 
-  // work(Int<size>, first element) for consecutive blocks from ``begin`` to ``end``: each is the largest that still
-  // fits and has at most LIMIT elements.
+  // Calls work(Int<size>, first element) for consecutive blocks from ``begin`` to ``end``, each the largest that fits
+  // and has at most LIMIT elements.
   template <int LIMIT = MAX, class Work> INLINE void for_each(int64_t begin, int64_t end, Work work) {
     const auto blocks_of = [&](auto size) INLINE_LAMBDA {
       constexpr int SIZE = decltype(size)::value;

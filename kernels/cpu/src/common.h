@@ -1,15 +1,15 @@
-// What every file of the library uses: inlining, unrolling, and arithmetic on sizes.
+// Common helpers: inlining, unrolling, and size arithmetic.
 
 #pragma once
 
 #include <cstdint>
 
-// Functions of headers are static and inlined: files are compiled for different instruction sets, and the linker must
-// never take one's copy of a function for another's.
+// Functions in headers are static and inlined: files are compiled for different instruction sets, and the linker must
+// never merge copies compiled for different ones.
 //
-// UNROLL is for loops over sums that must stay in registers.
+// UNROLL marks loops over accumulators that must stay in registers.
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-#define UNROLL  // every load is followed by checks: unrolled, they would take the compiler half an hour
+#define UNROLL  // sanitizers check every load: unrolling would make compilation take half an hour
 #define INLINE [[maybe_unused]] static inline
 #define INLINE_LAMBDA
 #else

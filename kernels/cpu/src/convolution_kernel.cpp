@@ -1,6 +1,6 @@
-// Causal convolution of every channel by itself, from a state and into states.
+// Causal depthwise convolution that reads and writes states.
 //
-// A token's result is one sum over the taps, oldest first, whatever the step.
+// A token's result is one sum over the taps, oldest first, however tokens are split into steps.
 
 #include "elements.h"
 #include "kernels.h"
@@ -10,7 +10,7 @@ namespace aiakq {
 namespace ISA {
 namespace {
 
-// Channels of an item of work.
+// Channels per work item.
 constexpr int64_t CHANNELS = 64;
 
 // Sixteen channels, or the first ``count`` of them, of one sequence.

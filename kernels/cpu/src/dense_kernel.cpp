@@ -1,9 +1,9 @@
-// y = x W^T for weights in floats.
+// y = x W^T with float weights.
 //
 // W is packed in tiles of 32 outputs, input by input; bfloat16 in pairs of inputs, the first in the lower half of a
-// lane. Sums are float32, one per output, in the order of the inputs, whatever the other rows are. Where the processor
-// multiplies pairs of bfloat16 (vnni_bf16) and the activations are bfloat16 too, it does: twice the products per
-// instruction, added up in pairs.
+// lane. Accumulation is float32, one accumulator per output, in the order of the inputs, independent of other rows. If
+// the processor has bfloat16 dot products (vnni_bf16) and the activations are bfloat16 too, they are used: twice the
+// products per instruction, accumulated in pairs.
 
 #include "kernels.h"
 #include "tiles.h"
@@ -12,7 +12,7 @@ namespace aiakq {
 namespace ISA {
 namespace {
 
-// Rows that are computed together: as many as the registers hold sums for.
+// Rows per register block, limited by the number of accumulators that fit into registers.
 #if defined(__AVX512F__)
 using RowBlocks = Blocks<12, 4, 2, 1>;
 #elif defined(__AVX2__)
@@ -28,7 +28,8 @@ struct Source {
 };
 
 #if defined(__AVX512VNNI__) && BF16_PRODUCTS
-// acc + the two products of bfloat16 pairs in each lane. No file is compiled for this instruction alone.
+// acc + the two products of bfloat16 pairs in each lane. Enabled per function: no file is compiled for this instruction
+// set.
 #define WITH_BF16 __attribute__((target("avx512bf16")))
 WITH_BF16 INLINE F dot2_bf16(F acc, I w, I x) { return {_mm512_dpbf16_ps(acc.v, (__m512bh)w.v, (__m512bh)x.v)}; }
 #else
@@ -83,7 +84,7 @@ void multiply(const Dense& op, const Source& x, int64_t row, int64_t tile, int h
     UNROLL for (int h = 0; h < H; h++) write(op, row + r, tile, half + h, sums[r][h]);
 }
 
-// The same for a whole tile and activations in bfloat16, with the instruction for bfloat16 pairs.
+// The same for a whole tile and bfloat16 activations, with bfloat16 dot products.
 template <int R> WITH_BF16 void multiply_bf16(const Dense& op, int64_t row, int64_t tile, int64_t ahead) {
   const uint8_t* at = (const uint8_t*)op.tiles + tile * op.k * TILE * 2;
   const uint16_t* from[R];
@@ -122,7 +123,7 @@ void multiply_rows_bf16(const Dense& op, int64_t first, int64_t stop, int64_t ti
   });
 }
 
-// Product ``number`` of the batch as one of its own.
+// Returns product ``number`` of the batch as a single product.
 Dense product(const Dense& op, int64_t number) {
   const int64_t tiles = ceil_div(op.n, TILE), size = op.weight_type == FLOAT32 ? 4 : 2;
   const int64_t k = op.weight_type == BFLOAT16 ? round_up(op.k, 2) : op.k;
@@ -134,7 +135,7 @@ Dense product(const Dense& op, int64_t number) {
   return one;
 }
 
-// work(product, its number, first row, last row + 1, tile of the product) for all of the batch.
+// Calls work(product, number, first row, last row + 1, tile of the product) for the whole batch.
 template <class Work> INLINE void parallel_for_batch(Worker& worker, const Dense& op, int64_t row_bytes, Work work) {
   const int64_t tiles = ceil_div(op.n, TILE);
   Dense side_by_side = op;
@@ -144,7 +145,7 @@ template <class Work> INLINE void parallel_for_batch(Worker& worker, const Dense
   });
 }
 
-// Floats of a row of one product in the scratch memory.
+// Floats per row of one product in the scratch memory.
 int64_t scratch_floats(const Dense& op) { return round_up(op.k, 16); }
 
 }  // namespace

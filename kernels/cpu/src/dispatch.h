@@ -1,4 +1,4 @@
-// The kernels of one instruction set as a table, which the library chooses when it is loaded.
+// The kernel table of one instruction set; the library selects one when it is loaded.
 
 #pragma once
 
@@ -7,14 +7,14 @@
 
 namespace aiakq {
 
-// Whether the compiler knows the instruction that multiplies pairs of bfloat16.
+// Whether the compiler supports bfloat16 dot products.
 #if defined(__x86_64__) && (defined(__clang__) || __GNUC__ >= 10)
 #define BF16_PRODUCTS 1
 #else
 #define BF16_PRODUCTS 0
 #endif
 
-// Whether to use it: the instruction set vnni_bf16.
+// Whether to use them: the instruction set vnni_bf16.
 extern bool use_bf16_products;
 
 struct KernelTable {

@@ -1,4 +1,4 @@
-// Reading and writing sixteen elements of any float type as floats.
+// Loads and stores of sixteen elements of any float type as floats.
 
 #pragma once
 

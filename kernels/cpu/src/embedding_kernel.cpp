@@ -1,4 +1,4 @@
-// Rows of a table of floats; the table may be the tiles of a dense product that uses the same weights.
+// Lookup of rows of a float table, which may be stored as the tiles of a dense product with the same weights.
 
 #include "elements.h"
 #include "kernels.h"
@@ -8,7 +8,7 @@ namespace aiakq {
 namespace ISA {
 namespace {
 
-// ``count`` values of row ``id`` from element i on, of a table laid out by aiakq_pack_floats.
+// Reads ``count`` values of row ``id``, starting at element i, from a table packed by aiakq_pack_floats.
 INLINE F load_from_tile(const Embedding& op, int64_t id, int64_t i, int64_t count) {
   const bool pairs = op.table_type == BFLOAT16;
   const int64_t bytes = bytes_of(op.table_type), lane = id % TILE;

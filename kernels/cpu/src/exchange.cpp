@@ -1,11 +1,11 @@
-// The columns of every rank, sent to all others over sockets that do not block.
+// All-gather of columns over non-blocking sockets: every rank sends its columns to all others.
 //
-// A message is a header and one rank's columns of a part. All messages are sent and received at the same time, as far
-// as sockets take and give them: no rank waits for another one to read before it reads itself.
+// A message is a header and one rank's columns of a part. All messages are sent and received concurrently, as sockets
+// become ready: no rank waits for another one to read before it reads itself.
 //
-// A rank that leaves an exchange early, because the group was interrupted, may have sent a part of a message, and have
-// received a part of others. Messages carry the epoch, which grows whenever the ranks start over: the next exchange
-// first sends the rest of an unfinished message, whatever it contains, and skips everything of earlier epochs.
+// A rank that leaves an exchange early, because the group was interrupted, may have sent or received partial messages.
+// Messages carry an epoch, which is incremented when the ranks start over: the next exchange first sends the rest of an
+// unfinished message and skips everything received from earlier epochs.
 
 #include "exchange.h"
 
@@ -25,7 +25,7 @@
 namespace aiakq {
 namespace {
 
-// Turns of trying again before the thread sleeps, and for how many milliseconds it sleeps at a time.
+// Number of retries before the thread sleeps, and the duration of each sleep in milliseconds.
 constexpr int TURNS = 50, SLEEP = 5;
 
 struct Header {
@@ -33,7 +33,7 @@ struct Header {
 };
 constexpr int64_t HEAD = sizeof(Header);
 
-// Of a connection, from one exchange to the next.
+// The state of a connection, kept between exchanges.
 struct State {
   Header out, in;
   int64_t sent, to_send;  // bytes of the message ``out``, with its header
@@ -54,7 +54,7 @@ struct Exchange {
     return header.epoch == own.epoch && header.meeting == own.meeting;
   }
   uint8_t* block(int64_t first) const { return group.buffers + rows * first * size; }
-  // Whether a header is one that its sender may send.
+  // Whether a received header is valid for its sender.
   bool is_valid(const Header& header) const {
     if (header.bytes < 0 || header.bytes > group.buffer_bytes || header.epoch > own.epoch) return false;
     if (header.epoch < own.epoch) return true;
@@ -67,7 +67,7 @@ enum class Progress { DONE, SOME, NONE, LOST };
 
 bool would_block() { return errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR; }
 
-// Sends what the socket takes: the rest of an unfinished message, then this one.
+// Sends as much as the socket accepts: the rest of an unfinished message, then this one.
 Progress send_some(const Exchange& exchange, const RankStream& stream) {
   State& state = *(State*)stream.state;
   Progress progress = Progress::NONE;
@@ -118,7 +118,7 @@ Progress receive_some(const Exchange& exchange, const RankStream& stream) {
   }
 }
 
-// Looks at what came over an alarm.
+// Reads an alarm socket.
 void hear(const RankGroup& group, int32_t rank) {
   uint8_t epochs[64];
   const ssize_t count = recv(group.streams[rank].alarm, epochs, sizeof epochs, MSG_DONTWAIT);
@@ -127,14 +127,14 @@ void hear(const RankGroup& group, int32_t rank) {
     if (epochs[i] == (uint8_t)group.epoch) give_up(group, INTERRUPTED);
 }
 
-// Sleeps until something can be sent or received again, and looks at the alarms.
+// Sleeps until a socket is ready again, and checks the alarms.
 void sleep_and_hear(const RankGroup& group, const bool* has_sent, const bool* has_received) {
   pollfd files[2 * MAX_STREAMS];
   int32_t ranks[2 * MAX_STREAMS], count = 0;
   for (int32_t rank = 0; rank < group.size; rank++) {
     if (rank == group.rank) continue;
     const short events = (has_sent[rank] ? 0 : POLLOUT) | (has_received[rank] ? 0 : POLLIN);
-    // One that is done is left out: its end is noticed when something is expected of it.
+    // Connections that are done are skipped: their end is detected when data is expected from them.
     files[count] = {events ? group.streams[rank].data : -1, events, 0};
     ranks[count++] = rank;
     files[count] = {group.streams[rank].alarm, POLLIN, 0};
@@ -145,7 +145,7 @@ void sleep_and_hear(const RankGroup& group, const bool* has_sent, const bool* ha
     if (files[i].revents) hear(group, ranks[i]);
 }
 
-// Sends and receives with every rank once, as far as that goes. ``waits_for``: a rank that is not done, -1: none.
+// Sends to and receives from every rank once, without blocking. ``waits_for``: a rank that is not done; -1: none.
 Progress turn(const Exchange& exchange, bool* has_sent, bool* has_received, int32_t& waits_for) {
   const RankGroup& group = exchange.group;
   Progress all = Progress::NONE;
@@ -162,7 +162,7 @@ Progress turn(const Exchange& exchange, bool* has_sent, bool* has_received, int3
       }
       done = one == Progress::DONE;
       if (one != Progress::NONE) all = Progress::SOME;
-      // Rather one whose columns are missing than one that does not take ours.
+      // Prefer a rank whose columns are missing to one that does not accept ours.
       if (!done && (!sends || waits_for < 0)) waits_for = rank;
     }
   }

@@ -1,4 +1,4 @@
-// What ranks of a group do whether they share memory or not, and their exchange of columns over sockets.
+// Functions for groups of ranks with or without shared memory, and the exchange of columns over sockets.
 
 #pragma once
 
@@ -31,7 +31,7 @@ struct Columns {
 // group, the columns of each rank begin at rows * first elements; all of them have ``columns`` columns.
 void exchange(RankGroup& group, int64_t rows, int64_t columns, int64_t size, const Columns& own);
 
-// The columns that came from ``rank`` in the last exchange; none if the group was given up before it was over.
+// The columns received from ``rank`` in the last exchange; none if the group was given up before it finished.
 Columns received(const RankGroup& group, int32_t rank);
 
 }  // namespace aiakq

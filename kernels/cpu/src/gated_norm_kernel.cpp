@@ -1,4 +1,4 @@
-// RMS norm of groups of columns with a gate, after the recurrences of Mamba 2 and Qwen3-Next.
+// Grouped RMS norm with a gate, applied after the recurrences of Mamba 2 and Qwen3-Next.
 
 #include <math.h>
 

@@ -1,13 +1,13 @@
-// Shares of an activation, one from each rank of a group, put side by side in memory that the ranks share.
+// All-gather of activation shards, one from each rank of a group, through shared memory.
 //
-// Every rank writes its columns into a buffer, waits until all have, and reads the whole. There are two buffers, used in
-// turns: a rank may write into one while others still read the other, and no rank is ever two meetings ahead.
-// What does not fit into a buffer goes through it in parts.
+// Every rank writes its columns into a buffer, waits until all have done so, and reads the result. Two buffers
+// alternate: a rank may write into one while others still read the other, and no rank is ever two meetings ahead.
+// Tensors larger than a buffer are transferred in parts.
 //
-// Ranks meet without a lock: each publishes how many meetings it has come to, and waits for the numbers of the others,
-// first spinning, then sleeping until it changes. Waiting ends early when the group is given up, which is for good; a
-// rank that waits longer than the time limit gives the group up itself, naming the rank that is late. The operations
-// after that compute nothing of use, quickly; the caller looks at the first number of ``control``.
+// A meeting is a lock-free barrier: each rank publishes the number of meetings it has reached and waits for the others,
+// first spinning, then sleeping until a number changes. Waiting ends early when the group is given up, permanently; a
+// rank that waits longer than the time limit gives up the group itself and names the late rank. Later operations return
+// quickly with undefined results; the caller checks the first number of ``control``.
 
 //
 // Ranks that share no memory exchange their columns over sockets; see exchange.cpp.
@@ -28,11 +28,11 @@ namespace aiakq {
 namespace ISA {
 namespace {
 
-// Bytes that one item of work copies.
+// Bytes copied per work item.
 constexpr int64_t COPIED = 1 << 16;
 constexpr int SPINS = 2000, YIELDS = 50;
 
-// Sleeps while *number is ``seen``, for a few milliseconds at most.
+// Sleeps while *number equals ``seen``, for at most a few milliseconds.
 void sleep_while(int32_t* number, int32_t seen) {
   timespec limit = {0, 5000000};
 #if defined(__linux__)
@@ -64,7 +64,7 @@ void wait_for(RankGroup& group, int32_t rank, int32_t meeting) {
       const int64_t now = milliseconds();
       if (!until) until = now + group.time_limit;
       if (now > until) return give_up(group, LATE + rank);
-      // The other rank looks at this number after it has published its own: one of the two sees the other's.
+      // The other rank reads this number after publishing its own, so at least one of the two sees the other's.
       __atomic_add_fetch(line + 1, 1, __ATOMIC_SEQ_CST);
       sleep_while(line, seen);
       __atomic_sub_fetch(line + 1, 1, __ATOMIC_SEQ_CST);
@@ -91,7 +91,7 @@ template <class From, class To> void copy_rows(Worker& worker, int64_t rows, int
   });
 }
 
-// As gather, where the ranks share no memory. In the buffer, the columns of each rank are contiguous.
+// The same as gather for ranks without shared memory. In the buffer, the columns of each rank are contiguous.
 void gather_over_sockets(const Gather& op, Worker& worker) {
   RankGroup& group = *op.group;
   const int64_t size = op.type == FLOAT32 ? 4 : 2;
@@ -111,8 +111,8 @@ void gather_over_sockets(const Gather& op, Worker& worker) {
           [&](int64_t row) { return x + ((top + row) * op.x_stride + begin - op.first) * size; },
           [&](int64_t row) { return line(own, row); });
       parallel_for(worker, 1, 1, [&](int64_t) { exchange(group, rows, columns, size, own); });
-      // An item is some rows of one rank. Which columns those are is read inside: a thread that is late skips the loop,
-      // and the others may be exchanging again by then.
+      // An item is some rows of one rank. Their columns are read inside the loop: a late thread skips it, and the
+      // others may already be in the next exchange.
       const int64_t rows_per_item = max(1, COPIED / max(1, columns * size / group.size));
       parallel_for(worker, ceil_div(rows, rows_per_item) * group.size, 1, [&](int64_t item) {
         const int32_t rank = (int32_t)(item % group.size);
@@ -139,7 +139,7 @@ void gather(const Gather& op, Worker& worker) {
       const int64_t rows = min(high, op.m - top), columns = min(wide, op.n - left);
       // This rank's columns of the part.
       const int64_t first = max(op.first, left), end = min(op.first + op.columns, left + columns);
-      // Asked for while copying: in between, ranks meet.
+      // Recomputed while copying, because the ranks meet in between.
       auto line = [&](int64_t meetings, int64_t row) {
         return group.buffers + meetings % 2 * group.buffer_bytes + row * columns * size;
       };

@@ -1,4 +1,4 @@
-// The kernels of ops.def, in the namespace of the instruction set that is compiled.
+// Declarations of the kernels of ops.def, in the namespace of the instruction set being compiled.
 
 #pragma once
 

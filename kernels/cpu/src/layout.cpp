@@ -1,4 +1,4 @@
-// Packs weights into the layouts that linear_kernel.cpp and dense_kernel.cpp read; once, at load.
+// Packs weights, once at load time, into the layouts that linear_kernel.cpp and dense_kernel.cpp read.
 
 #include "layout.h"
 
@@ -12,7 +12,7 @@ using namespace aiakq;
 
 namespace {
 
-// Writes code ``c``, byte ``b`` of operand ``o`` of one output, whose half block begins at ``half``.
+// Writes code ``c`` as byte ``b`` of operand ``o`` of one output, whose half block begins at ``half``.
 void put(uint8_t* half, int bits, int lane, int o, int b, uint8_t c) {
   uint8_t* at = half + 4 * lane + b;
   switch (bits) {
@@ -31,7 +31,7 @@ void put(uint8_t* half, int bits, int lane, int o, int b, uint8_t c) {
 extern "C" {
 
 // codes [N, K] uint8 -> tiles [ceil(N / 32), blocks, bits, 2, 64] bytes. ``columns`` [blocks * 32] holds the column at
-// each place of a tile, -1 for padding.
+// each position of a tile, -1 for padding.
 void aiakq_pack_codes(const uint8_t* codes, int64_t n, int64_t k, int32_t bits, const int32_t* columns, int64_t blocks,
                       uint8_t* tiles, int32_t threads) {
   const int64_t block_bytes = VECTOR_STRIDE * bits, count = ceil_div(n, TILE);

@@ -1,8 +1,8 @@
-// How the codes of a quantized weight are laid out: written by layout.cpp, read by linear_kernel.cpp.
+// The packed layout of quantized weights: written by layout.cpp, read by linear_kernel.cpp.
 //
 // A tile holds TILE outputs, block after block of BLOCK inputs. A block of ``bits`` bits is 2 * bits vectors of 64
-// bytes, those of the first 16 outputs alternating with those of the other 16: memory is then read line by line,
-// without which a core keeps a third fewer reads in flight. A vector has one 32-bit lane per output. Its lanes unpack
+// bytes, those of the first 16 outputs alternating with those of the other 16, so that cache lines are read in order;
+// otherwise a core keeps a third fewer loads in flight. A vector has one 32-bit lane per output. Its lanes unpack
 // to operands of four bytes: operand o holds the codes of inputs 4 o to 4 o + 3 of the block.
 //
 // 8 bits: operand o is vector o. 4 bits: the lower and the upper halves of the bytes of vector o / 2. 2 bits: pairs of
@@ -12,7 +12,7 @@
 
 namespace aiakq {
 
-// Bytes from one vector of a half block to the next of the same half.
+// Stride in bytes between vectors of the same half block.
 constexpr int VECTOR_STRIDE = 128;
 
 }  // namespace aiakq

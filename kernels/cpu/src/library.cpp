@@ -1,4 +1,4 @@
-// The library's C interface: the description of its operations, the choice of an instruction set, running operations.
+// The library's C interface: describes its operations, selects an instruction set, and runs operations.
 
 #include <sched.h>
 
@@ -35,7 +35,7 @@ bool use_bf16_products = false;
 
 namespace {
 
-// What results depend on: the kernels, and whether the processor multiplies pairs of bfloat16.
+// What the bits of results depend on: the kernels, and whether bfloat16 dot products are used.
 struct InstructionSet {
   const char* name;
   const KernelTable* kernels;
@@ -84,14 +84,14 @@ const bool chosen = [] {
   return true;
 }();
 
-// Calls work(rank, count) once on each of ``count`` threads at the same time, at most ``threads`` of them.
+// Calls work(rank, count) once on each of ``count`` <= ``threads`` threads concurrently.
 template <class Work> void parallel(int32_t threads, Work work) {
   if (threads <= 1) return work(0, 1);
 #if defined(_OPENMP)
 #pragma omp parallel num_threads(threads)
   work(omp_get_thread_num(), omp_get_num_threads());
 #else
-  // Without torch's OpenMP: threads of our own, which start to work when it is known how many there are.
+  // Without torch's OpenMP runtime, start threads here; they begin to work once their number is known.
   int32_t count = 0;
   auto wait_and_work = [&](int32_t rank) {
     while (!__atomic_load_n(&count, __ATOMIC_ACQUIRE)) sched_yield();
@@ -100,7 +100,7 @@ template <class Work> void parallel(int32_t threads, Work work) {
   std::vector<std::thread> others;
   try {
     for (int32_t rank = 1; rank < threads; rank++) others.emplace_back(wait_and_work, rank);
-  } catch (const std::system_error&) {  // the system gives no more
+  } catch (const std::system_error&) {  // no more threads available
   }
   __atomic_store_n(&count, (int32_t)others.size() + 1, __ATOMIC_RELEASE);
   work(0, count);
@@ -176,7 +176,7 @@ using namespace aiakq;
 #pragma GCC visibility push(default)
 extern "C" {
 
-// Which interface this was built with: a hash by build.py, empty if built in another way.
+// Hash of the interface this library was built with, set by build.py; empty in other builds.
 const char* aiakq_abi() { return AIAKQ_ABI; }
 
 // The structs and constants of ops.def as JSON: {"structs": {name: {"kind": number or null, "size": bytes, "fields":
@@ -199,8 +199,8 @@ bool aiakq_use_isa(const char* name) {
   return false;
 }
 
-// Bytes of scratch for each row of an operation; for each thread if it is attention. As many as any instruction set of
-// this machine needs: another may be used later.
+// Bytes of scratch memory per row of an operation (attention: per thread). The maximum over all instruction sets of
+// this machine, because another one may be selected later.
 int64_t aiakq_scratch(const void* op) {
   int64_t bytes = 0;
   for (const InstructionSet& set : INSTRUCTION_SETS)

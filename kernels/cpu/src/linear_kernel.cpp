@@ -1,12 +1,12 @@
 // y = x W^T for weights of 2, 3, 4 or 8 bits, in the layout of layout.h.
 //
-// EXACT multiplies codes and activations as floats. BLOCKS rounds every 32 activations to 8 bits with a scale of their
-// own, ROWS every row of them, and both multiply integers. In all three, zero points are applied to the sum of the
-// activations: sum of (code - zero) x = sum of code x - zero * sum of x. The two terms must not be so large that their
-// difference loses digits: EXACT takes 8-bit codes as signed numbers, code - 128, and linear.py bounds its groups.
+// EXACT multiplies codes and activations as floats. BLOCKS quantizes activations to 8 bits with one scale per block of
+// 32, ROWS with one scale per row, and both multiply integers. In all three, zero points are applied to the sum of the
+// activations: sum of (code - zero) x = sum of code x - zero * sum of x. To limit cancellation between the two terms,
+// EXACT treats 8-bit codes as signed numbers, code - 128, and linear.py bounds its group size.
 //
-// Each output is computed by the same sequence of operations whatever the other rows are and however many there are:
-// only which rows are computed together differs.
+// Each output is computed by the same sequence of operations for any number and content of other rows; only the
+// register blocking of rows differs.
 
 #include "kernels.h"
 #include "layout.h"
@@ -16,8 +16,9 @@ namespace aiakq {
 namespace ISA {
 namespace {
 
-// Rows that are computed together, as many as the registers hold sums for: in ``Panels`` two per output, of a group and
-// of all groups, and in ``IntegerPanels`` (for ROWS) one. ``SmallGroupPanels`` are for groups of 8 and 16 inputs.
+// Rows per register block, limited by the accumulators that fit into registers: ``Panels`` has two per output, for a
+// group and for all groups, and ``IntegerPanels`` (for ROWS) one. ``SmallGroupPanels`` are for groups of 8 and 16
+// inputs.
 #if defined(__AVX512F__)
 using Panels = Blocks<6, 4, 2, 1>;
 using SmallGroupPanels = Blocks<4, 1>;
@@ -35,9 +36,9 @@ constexpr int MAX_ROWS = IntegerPanels::max;
 
 // --- activations -------------------------------------------------------------------------------------------------
 
-// Rows that are computed together are packed into a panel: the first four bytes of each, the next four of each, and so
-// on, so that they are read in one stream. Their scales, one per block, and their sums, one per group, are packed
-// in the same way.
+// The rows of a register block are packed into a panel: the first four bytes of each row, the next four of each, and so
+// on, so that they are read as one stream. Their scales, one per block, and their sums, one per group, are packed in
+// the same way.
 struct Panel {
   uint32_t* values;  // floats, or four 8-bit codes each
   float *scales, *sums;
@@ -45,11 +46,11 @@ struct Panel {
 
 INLINE int64_t blocks_of(const Linear& op) { return ceil_div((int64_t)op.group * op.groups, BLOCK); }
 
-// Whether 8-bit activations are stored in 16 bits, because they are multiplied so; 32-bit words per row and block.
+// Whether 8-bit activations are stored as 16 bits, for products of 16-bit pairs; and 32-bit words per row and block.
 INLINE bool paired(const Linear& op) { return PAIRS && op.bits == 8; }
 INLINE int64_t code_words(const Linear& op) { return BLOCK / (paired(op) ? 2 : 4); }
 
-// 32-bit words that a row takes in the scratch.
+// 32-bit words per row in the scratch memory.
 struct RowWords {
   int64_t values, scales, sums;
 };
@@ -59,7 +60,7 @@ INLINE RowWords words_of(const Linear& op) {
   return {blocks * (op.math == EXACT ? BLOCK : code_words(op)), round_up(blocks, 16), round_up(op.groups, 16)};
 }
 
-// The panel that begins with ``row``.
+// Returns the panel that begins with ``row``.
 INLINE Panel panel_at(const Linear& op, int64_t row) {
   const RowWords words = words_of(op);
   uint32_t* values = (uint32_t*)op.scratch;
@@ -72,7 +73,7 @@ INLINE void put(uint32_t* to, int64_t width, const void* from, int count) {
   for (int i = 0; i < count; i++) memcpy(to + i * width, (const char*)from + 4 * i, 4);
 }
 
-// Writes a block of 8-bit activations of one row; where paired, of every four first the even ones, then the odd ones.
+// Writes a block of 8-bit activations of one row; if paired, each four are reordered to even ones, then odd ones.
 INLINE void put_codes(const Linear& op, const Panel& to, int64_t block, int64_t width, const int8_t (&codes)[BLOCK]) {
   uint32_t* first = to.values + block * code_words(op) * width;
   if (!paired(op)) return put(first, width, codes, BLOCK / 4);
@@ -81,7 +82,7 @@ INLINE void put_codes(const Linear& op, const Panel& to, int64_t block, int64_t 
   put(first, width, wide, BLOCK / 2);
 }
 
-// The 32 activations of a block, in the order of the tiles.
+// Loads the 32 activations of a block, in the order of the tiles.
 INLINE void gather(const Linear& op, int64_t row, int64_t block, F& first, F& second) {
   const int64_t start = row * op.x_stride, at = block * BLOCK;
   if (op.source) {
@@ -99,7 +100,7 @@ INLINE void gather(const Linear& op, int64_t row, int64_t block, F& first, F& se
   second = left > 16 ? load_partial(op.x, start + at + 16, op.x_type, left - 16) : splat(0);
 }
 
-// EXACT: floats, and their sum per group.
+// Packs activations for EXACT: floats, and their sum per group.
 void pack_floats(const Linear& op, int64_t row, const Panel& to, int64_t width) {
   const int64_t blocks = blocks_of(op), inside = op.group / BLOCK;
   F total = splat(0);
@@ -132,8 +133,8 @@ INLINE int32_t sum_of_bytes(const int8_t* at, int64_t count) {
   return total;
 }
 
-// BLOCKS: codes with the scale max |x| / 127 per block. A value that is not finite makes the scale NaN, and so the
-// output.
+// Packs activations for BLOCKS: codes with the scale max |x| / 127 per block. A non-finite value makes the scale NaN,
+// and so the output.
 void pack_rounded_blocks(const Linear& op, int64_t row, const Panel& to, int64_t width) {
   const int64_t blocks = blocks_of(op), inside = op.group / BLOCK;
   float total = 0;
@@ -143,7 +144,7 @@ void pack_rounded_blocks(const Linear& op, int64_t row, const Panel& to, int64_t
     gather(op, row, block, first, second);
     const float highest = reduce_max(max(abs(first), abs(second)));
     const float not_finite = reduce_add(first * splat(0) + second * splat(0));
-    // For tiny values the reciprocal would be infinite.
+    // The reciprocal of a tiny scale would be infinite.
     const F steps = splat(highest > 1e-30f ? 127.0f / highest : 0.0f);
     store_low_bytes(codes, to_int(first * steps));
     store_low_bytes(codes + 16, to_int(second * steps));
@@ -164,7 +165,8 @@ void pack_rounded_blocks(const Linear& op, int64_t row, const Panel& to, int64_t
   }
 }
 
-// ROWS: codes with one scale, max |x| / 127 or the given one. The codes are exactly those of x / scale.
+// Packs activations for ROWS: codes with one scale, max |x| / 127 or the given one. The codes are exactly those of
+// x / scale.
 void pack_rounded_row(const Linear& op, int64_t row, const Panel& to, int64_t width) {
   const int64_t blocks = blocks_of(op);
   F highest = splat(0), not_finite = splat(0), first, second;
@@ -189,7 +191,7 @@ void pack_rounded_row(const Linear& op, int64_t row, const Panel& to, int64_t wi
   memcpy(to.sums, &total, 4);
 }
 
-// Packs the ``width`` rows from ``first`` on into a panel.
+// Packs ``width`` rows starting at ``first`` into a panel.
 void pack_panel(const Linear& op, int64_t first, int64_t width) {
   Panel to = panel_at(op, first);
   for (int64_t row = first; row < first + width; row++, to.values++, to.scales++, to.sums++) {
@@ -206,13 +208,13 @@ template <class Step> INLINE void eight_times(Step step) {
   step(Int<4>{}), step(Int<5>{}), step(Int<6>{}), step(Int<7>{});
 }
 
-// Operand O of a half block at ``at``.
+// Unpacks operand O of the half block at ``at``.
 template <int BITS, int O> INLINE I operand(const uint8_t* at) {
   if constexpr (BITS == 8) return iload(at + VECTOR_STRIDE * O);
   if constexpr (BITS == 4) return shift_right<O % 2 * 4>(iload(at + VECTOR_STRIDE * (O / 2))) & isplat(0x0f0f0f0f);
   const I low = shift_right<O % 4 * 2>(iload(at + VECTOR_STRIDE * (O / 4))) & isplat(0x03030303);
   if constexpr (BITS == 2) return low;
-  // The third bits of all codes are in the third vector, those of operand O in bit O of its bytes.
+  // The third vector holds the third bits of all codes: bit O of its bytes belongs to operand O.
   const I third = iload(at + VECTOR_STRIDE * 2);
   if constexpr (O <= 2) return low | (shift_left<2 - O>(third) & isplat(0x04040404));
   return low | (shift_right<O <= 2 ? 0 : O - 2>(third) & isplat(0x04040404));
@@ -222,14 +224,14 @@ INLINE F scales_at(const Linear& op, int64_t tile, int64_t group, int half) {
   return load_as_float(op.scales, (tile * op.groups + group) * TILE + half * 16, op.scale_type);
 }
 
-// Zero points of the numbers that are multiplied: those of EXACT with 8 bits are code - 128.
+// Zero points relative to the multiplied numbers, which are code - 128 for EXACT with 8 bits.
 template <int MATH, int BITS> INLINE F zeros_at(const Linear& op, int64_t tile, int64_t group, int half) {
   constexpr float OFFSET = MATH == EXACT && BITS == 8 ? 128 : 0;
   if (!op.zeros) return splat((float)(1 << (BITS - 1)) - OFFSET);
   return load_as_float(op.zeros, (tile * op.groups + group) * TILE + half * 16, op.zero_type) - splat(OFFSET);
 }
 
-// The code of input i of an operand as a float, for EXACT: of 8 bits, code - 128.
+// Converts the code of input i of an operand to float for EXACT; with 8 bits, code - 128.
 template <int BITS, int i> INLINE F code_as_float(I four) {
   if constexpr (BITS == 8) return byte_minus_128<i>(four);
   return to_float(shift_right<8 * i>(four) & isplat(0xff));
@@ -237,7 +239,7 @@ template <int BITS, int i> INLINE F code_as_float(I four) {
 
 // --- products ----------------------------------------------------------------------------------------------------
 
-// Adds the products of the four weights in each lane of w with four activations of each row, the words ``x``.
+// Accumulates the products of the four weights in each lane of w with four activations of each row, the words ``x``.
 template <int BITS, int R, int H> INLINE void add_four(I (&sums)[R][H], int h, I w, const uint32_t* x) {
 #if PAIRS
   if constexpr (BITS == 8) {
@@ -255,8 +257,8 @@ template <int BITS, int R, int H> INLINE void add_four(I (&sums)[R][H], int h, I
   UNROLL for (int r = 0; r < R; r++) sums[r][h] = dot4_u4(sums[r][h], w, isplat((int32_t)x[r]));
 }
 
-// Adds the products of one block to ``sums``, for R rows and H halves of a tile. Where a group has 8 or 16 inputs,
-// PARTS are 4 or 2, and these are the products of one group, ``part`` of the block.
+// Accumulates the products of one block into ``sums``, for R rows and H halves of a tile. If a group has 8 or 16
+// inputs, PARTS is 4 or 2, and only the group ``part`` of the block is accumulated.
 template <int MATH, int BITS, int R, int H, int PARTS>
 INLINE void add_part(const Panel& rows, int64_t block, int part, const uint8_t* at, F (&sums)[R][H]) {
   constexpr int STEPS = 8 / PARTS;
@@ -302,7 +304,7 @@ INLINE void add_part(const Panel& rows, int64_t block, int part, const uint8_t* 
   }
 }
 
-// R rows and H halves of one tile: EXACT and BLOCKS. Weights are prefetched ``ahead`` bytes ahead, unless that is 0.
+// Computes R rows and H halves of one tile for EXACT and BLOCKS. Weights are prefetched ``ahead`` bytes ahead unless 0.
 template <int MATH, int BITS, int R, int H, int PARTS>
 INLINE void multiply_groups(const Linear& op, int64_t row, int64_t tile, int first_half, int64_t ahead) {
   const Panel rows = panel_at(op, row);
@@ -346,7 +348,7 @@ NOINLINE void multiply_groups_of_tile(const Linear& op, int64_t row, int64_t til
   for (int half = 0; half < 2; half += H) multiply_groups<MATH, BITS, R, H, PARTS>(op, row, tile, half, ahead);
 }
 
-// R rows and H halves of one tile: ROWS, whose sums are integers up to the end.
+// Computes R rows and H halves of one tile for ROWS, whose accumulators remain integers until the end.
 template <int R, int H>
 INLINE void multiply_integers(const Linear& op, int64_t row, int64_t tile, int first_half, int64_t ahead) {
   constexpr int WORDS = PAIRS ? 2 : 1;
@@ -383,7 +385,7 @@ template <int R> NOINLINE void multiply_integers_of_tile(const Linear& op, int64
 
 // --- dispatch ----------------------------------------------------------------------------------------------------
 
-// How one combination of math, bits and groups is computed, for rows from ``first`` to ``stop``.
+// Selects the code for one combination of math, bits and groups, for rows from ``first`` to ``stop``.
 struct Product {
   void (*pack)(const Linear& op, int64_t first, int64_t stop);
   void (*multiply)(const Linear& op, int64_t first, int64_t stop, int64_t tile);
@@ -439,7 +441,7 @@ int64_t scratch_bytes(const Linear& op) {
 
 void linear(const Linear& op, Worker& worker) {
   const Product product = product_of(op);
-  // A panel is packed by one thread, and never cut by the blocks of rows below: both hold multiples of MAX_ROWS.
+  // A panel is packed by one thread and never split by the row blocks below: both hold multiples of MAX_ROWS.
   parallel_for(worker, ceil_div(op.m, MAX_ROWS), 1, [&](int64_t item) {
     const int64_t first = item * MAX_ROWS;
     product.pack(op, first, min(op.m, first + MAX_ROWS));

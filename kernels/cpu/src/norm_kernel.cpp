@@ -1,7 +1,7 @@
 // RMS norm (Zhang and Sennrich 2019, arXiv:1910.07467) and layer norm of rows.
 //
-// Sums are float32, four vectors of them, in the order of the columns. RMS norm rounds the normalized value to the type
-// of the activations before it multiplies by the weight, as in training.
+// Sums are accumulated in four float32 vectors, in the order of the columns. RMS norm rounds the normalized value to
+// the type of the activations before multiplying by the weight, as in training.
 
 #include <math.h>
 
@@ -23,7 +23,7 @@ template <int TYPE> INLINE F round_to(F x) {
   return load_as_float(held, 0, TYPE);
 }
 
-// The sum of (x - mean)^2, or if PLAIN of x.
+// Returns the sum of (x - mean)^2, or of x if PLAIN.
 template <int TYPE, bool PLAIN> INLINE float sum_of(const void* x, int64_t d, float mean) {
   F sums[SUMS];
   UNROLL for (int s = 0; s < SUMS; s++) sums[s] = splat(0);

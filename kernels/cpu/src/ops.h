@@ -26,7 +26,7 @@ struct Step;
 #define END };
 #include "ops.def"
 
-// The kind of an operation is its place in ops.def.
+// The kind of an operation is its index in ops.def.
 enum Kind : int32_t {
 #define OP(name, Name) KIND_##name,
 #include "ops.def"

@@ -1,4 +1,4 @@
-// Keys and values of the paged cache: where a chunk of positions is in memory, and copying it into contiguous floats.
+// Access to the paged KV cache: the memory layout of a chunk of positions, and copying it into contiguous floats.
 
 #pragma once
 
@@ -12,15 +12,15 @@ namespace {
 
 constexpr int CHUNK = 128;
 
-// Query rows that are computed together.
+// Query rows per register block.
 #if defined(__AVX2__)
 using RowBlocks = Blocks<6, 4, 2, 1>;
 #else
 using RowBlocks = Blocks<1>;
 #endif
 
-// Vectors that are computed together for each of ``rows`` rows: as many as the registers hold sums for, and enough to
-// hide the latency of an addition.
+// Vectors per register block of ``rows`` rows: as many accumulators as fit into registers, and enough to hide the
+// latency of an addition.
 constexpr int max_vectors(int rows) {
 #if defined(__AVX512F__)
   return rows == 1 ? 8 : 4;
@@ -31,21 +31,21 @@ constexpr int max_vectors(int rows) {
 #endif
 }
 
-// A tile of query rows of one sequence: its tokens times the ``group`` of query heads that share a key-value head.
+// A tile of query rows of one sequence: tokens times the ``group`` of query heads that share a key-value head.
 struct Tile {
   int64_t sequence;
   int64_t token;       // the first one, counted from the beginning of the step
   int64_t rows, group;
-  int64_t window;      // larger than any position where there is no window
+  int64_t window;      // larger than any position if there is no window
   int64_t chunk_size;  // likewise
   int64_t position;    // of the first token
   int64_t begin, end;  // the positions that any of its rows attends to
 
-  // The first position that a token attends to.
+  // Returns the first position that a token attends to.
   int64_t first(int64_t token_position) const {
     return max(0, max(token_position - window + 1, token_position / chunk_size * chunk_size));
   }
-  // The positions that a row attends to in the chunk that starts at ``chunk``, counted from there.
+  // Returns the positions that a row attends to in the chunk that starts at ``chunk``, relative to it.
   int from(int64_t row, int64_t chunk) const {
     return (int)min(CHUNK, max(0, first(position + row / group) - chunk));
   }
@@ -54,18 +54,18 @@ struct Tile {
   }
 };
 
-// Where the positions of one chunk are in the cache. Of a page and a head, keys are [D, P], values [P, value_size],
+// Offsets of the positions of one chunk in the cache. Per page and head, keys are [D, P], values [P, value_size],
 // latents [P, D], scales [P].
 struct ChunkIndex {
   int from, to;           // the positions that are read, counted from the start of the chunk
-  int64_t keys[CHUNK];    // the first element of a position's key; the others follow P elements apart, those of latents 1
-  int64_t values[CHUNK];  // the first element of its value
+  int64_t keys[CHUNK];    // first element of a position's key; the stride between elements is P, or 1 for latents
+  int64_t values[CHUNK];  // first element of its value
   int64_t scales[CHUNK];
 
   ChunkIndex(const Attention& op, const Tile& tile, int64_t head, int64_t chunk)
       : from((int)min(CHUNK, max(0, tile.begin - chunk))), to((int)min(CHUNK, max(0, tile.end - chunk))) {
     const int32_t* table = op.step->page_table + tile.sequence * op.step->max_pages;
-    // Where pages hold whole vectors, whole vectors are read.
+    // If pages hold whole vectors, read whole vectors.
     for (int i = op.page_size % 16 ? from : from / 16 * 16; i < to;) {
       const int64_t page = (chunk + i) / op.page_size, offset = (chunk + i) % op.page_size;
       const int64_t block = (table[page] * (int64_t)op.kv_heads + head) * op.page_size;
@@ -79,7 +79,7 @@ struct ChunkIndex {
   }
 };
 
-// Keys and values of a chunk, in the cache itself or copied into floats.
+// Keys and values of a chunk, either in the cache or copied into floats.
 struct Chunk {
   const void *keys, *values;
   const int64_t *key, *value;  // [CHUNK] the first element of each position's key and value
@@ -106,7 +106,7 @@ template <int TYPE> void load_keys(const Attention& op, const ChunkIndex& index,
   }
 }
 
-// The same for latents.
+// Copies latents into the same layout.
 template <int TYPE> void load_latents(const Attention& op, const ChunkIndex& index, float* keys) {
   const int64_t size = op.head_size;
   for (int at = index.from / 16 * 16; at < index.to; at += 16) {

@@ -1,8 +1,8 @@
-// The threads that work on a list of operations together.
+// Thread pool state for running a list of operations.
 //
-// An operation is one or more parallel loops. Threads do not wait for each other, only for items: each takes the next
-// items of the current loop, and the loop is over when its last item is done. A thread that the operating system has
-// not scheduled for a while skips what the others have done without it.
+// An operation is one or more parallel loops. Threads wait for items, not for each other: each takes the next items of
+// the current loop, and the loop ends when its last item is done. A thread that was descheduled for a while skips the
+// loops that the others have finished without it.
 
 #pragma once
 
@@ -10,20 +10,20 @@
 
 namespace aiakq {
 
-// The state that all threads share; each number on a cache line of its own.
+// State shared by all threads; each number has its own cache line.
 struct LoopState {
   alignas(64) uint64_t next;  // the number of the current loop in the upper half, its next item in the lower
   alignas(64) int64_t done;   // items of the current loop that are done
 };
 
-// One thread of those that work together.
+// One thread of the team.
 struct Worker {
-  int32_t rank, count;  // this thread, and how many there are
+  int32_t rank, count;  // index of this thread, and number of threads
   LoopState* state;
-  uint32_t loop;  // the number of the next loop, as this thread counts them
+  uint32_t loop;  // the number of the next loop in this thread's count
 };
 
-// Lets the operating system run another thread; in library.cpp.
+// Yields the processor to another thread; defined in library.cpp.
 void yield_thread();
 
 INLINE void spin_pause() {
@@ -32,9 +32,9 @@ INLINE void spin_pause() {
 #endif
 }
 
-// work(item) for every item from 0 to ``count``, on whichever workers are there, ``chunk`` items at a time. Returns
-// when all items are done, with all their writes visible. All workers must call it with the same count and chunk; one
-// whose ``help`` is false only waits.
+// Calls work(item) for every item from 0 to ``count``, ``chunk`` items at a time, on all workers that arrive. Returns
+// when all items are done and their writes are visible. All workers must call it with the same count and chunk; a
+// worker with ``help`` false only waits.
 template <class Work>
 INLINE void parallel_for(Worker& worker, int64_t count, int64_t chunk, Work work, bool help = true) {
   if (worker.count == 1) {
@@ -70,7 +70,7 @@ INLINE void parallel_for(Worker& worker, int64_t count, int64_t chunk, Work work
   }
 }
 
-// How many items to take at a time, ``max_chunk`` at most: few enough that the last ones are shared out evenly.
+// Number of items to take at a time, at most ``max_chunk``: few enough to balance the load at the end of a loop.
 INLINE int64_t chunk_size(const Worker& worker, int64_t count, int64_t max_chunk) {
   return max(1, min(max_chunk, count / (8 * worker.count)));
 }

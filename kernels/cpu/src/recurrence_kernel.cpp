@@ -1,8 +1,8 @@
 // Linear recurrences: the state spaces of Mamba 2 (arXiv:2405.21060) and the gated delta rule (arXiv:2412.06464).
 //
-// The columns of a state, one per element of the values, do not depend on each other: an item of work is some columns of
-// one head of one sequence, whose state stays in the first cache for all of its tokens. Sums over keys are in their
-// order, so a token's result does not depend on the step.
+// The columns of a state, one per element of the values, are independent: a work item is some columns of one head of
+// one sequence, whose state stays in the L1 cache for all of its tokens. Sums over keys have a fixed order, so a
+// token's result does not depend on how tokens are split into steps.
 
 #include <math.h>
 
@@ -14,18 +14,18 @@ namespace aiakq {
 namespace ISA {
 namespace {
 
-// Vectors of sixteen columns of an item of work, at most.
+// Maximum number of vectors of sixteen columns per work item.
 constexpr int VECTORS = 4;
-// As EPSILON in kernels/ops/recurrence.py.
+// The same as EPSILON in kernels/ops/recurrence.py.
 constexpr float EPSILON = 1e-6f;
 
-// One head's query and key of a token; those of the delta rule divided by their lengths.
+// One head's query and key of a token, normalized to unit length for the delta rule.
 struct Token {
   alignas(64) float query[MAX_KEY_SIZE + 16], key[MAX_KEY_SIZE + 16];
   float decay, step, strength;
 };
 
-// A vector of queries or keys as floats, times ``scale``, and if ``unit`` divided by its length.
+// Loads a query or key as floats, multiplied by ``scale`` and, if ``unit``, normalized to unit length.
 template <int TYPE> INLINE void read_key(float* to, const uint8_t* from, int64_t size, bool unit, float scale) {
   F squares = splat(0);
   for (int64_t i = 0; i < size; i += 16) {
@@ -55,7 +55,7 @@ template <int TYPE> INLINE void read_token(const Recurrence& op, int64_t t, int6
   token.strength = delta ? 1 / (1 + expf(-load_element(gates, head, TYPE))) : 0;
 }
 
-// The state of a token from that of the one before, and its output.
+// Updates the state with one token and computes its output.
 template <int N, bool DELTA>
 INLINE void advance(float* state, const Token& token, int64_t keys, const F* values, F* out) {
   F change[N];
@@ -88,7 +88,7 @@ INLINE void advance(float* state, const Token& token, int64_t keys, const F* val
   }
 }
 
-// Up to 16 * N columns from ``from`` on of a head of a sequence.
+// Processes up to 16 * N columns, starting at ``from``, of one head of a sequence.
 template <int TYPE, int N> void run(const Recurrence& op, int64_t s, int64_t head, int64_t from, int64_t count) {
   const Step& step = *op.step;
   const int64_t bytes = bytes_of(TYPE), keys = op.key_size, row = op.heads * keys * op.value_size;

@@ -1,5 +1,5 @@
-// Prepares queries, keys and values for attention: norms of heads, rotary positions (Su et al. 2021, arXiv:2104.09864),
-// and writing keys and values into the paged cache. One token at a time, in float32.
+// Prepares queries, keys and values for attention: applies head norms and the rotary embedding (Su et al. 2021,
+// arXiv:2104.09864) and writes keys and values to the paged cache. One token at a time, in float32.
 
 #include "elements.h"
 #include "kernels.h"
@@ -8,7 +8,7 @@ namespace aiakq {
 namespace ISA {
 namespace {
 
-// x / rms(x) * weight over ``size`` elements, which zeros follow up to a multiple of 16.
+// Computes x / rms(x) * weight over ``size`` elements, zero-padded to a multiple of 16.
 void normalize(float* x, const float* weight, int64_t size, float eps) {
   F squares = splat(0);
   for (int64_t i = 0; i < size; i += 16) squares = fma(load(x + i), load(x + i), squares);
@@ -38,7 +38,7 @@ void rotate(float* x, const float* cosines, const float* sines, int64_t rotated)
   }
 }
 
-// Loads one head as floats, normalized if there is a weight ``norm`` and rotated if there is a position.
+// Loads one head as floats, normalized if a weight ``norm`` is given and rotated if a position is given.
 void load_head(const Rotary& op, const void* x, int64_t from, int64_t size, const float* norm, int64_t position,
                float* head) {
   for (int64_t d = 0; d < size; d += 16) store(head + d, load_partial(x, from + d, op.x_type, size - d));
@@ -54,8 +54,8 @@ INLINE void scatter(const uint8_t* head, int64_t size, void* cache, int64_t from
   for (int64_t d = 0; d < size; d++) ((Element*)cache)[from + d * stride] = ((const Element*)head)[d];
 }
 
-// Writes a head into a cache, from element ``from`` on, ``stride`` elements apart. An 8-bit cache gets the scale max
-// |x| / 127, NaN if an x is not finite.
+// Writes a head to a cache, starting at element ``from``, ``stride`` elements apart. An 8-bit cache also gets the scale
+// max |x| / 127, which is NaN if an x is not finite.
 void store_head(const Rotary& op, const float* head, int64_t size, void* cache, float* scale, int64_t from,
                 int64_t stride) {
   F factor = splat(1);
@@ -71,7 +71,7 @@ void store_head(const Rotary& op, const float* head, int64_t size, void* cache, 
   alignas(64) uint8_t held[MAX_HEAD_SIZE * 4];
   for (int64_t d = 0; d < size; d += 16) {
     const F value = load(head + d);
-    // NaN becomes 127; the scale is NaN then.
+    // NaN becomes 127, but then the scale is NaN.
     if (op.cache_type == INT8)
       store_low_bytes((int8_t*)held + d, to_int(max(min(value * factor, splat(127)), splat(-127))));
     else
@@ -95,7 +95,7 @@ void rotary(const Rotary& op, Worker& worker) {
   const int64_t size = op.head_size;
   parallel_for(worker, op.m, 1, [&](int64_t token) {
     alignas(64) float head[MAX_HEAD_SIZE];
-    // Slot 0 is padding: it is never read, and not written.
+    // Slot 0 is padding: it is neither read nor written.
     const int64_t position = step.positions ? step.positions[token] : -1, slot = step.slots[token];
     for (int64_t h = 0; op.q && h < op.heads; h++) {
       const int64_t from = token * op.q_stride + h * size;

@@ -1,9 +1,9 @@
 // Sampling from logits without sorting the vocabulary.
 //
-// Tokens are ordered by their scaled logits, largest first, of equal ones the first token first. Over those that min-p,
-// top-k and top-p keep, weights are accumulated in float64, and the sampled token is the first whose cumulative weight
+// Tokens are ordered by their scaled logits, descending, with ties broken by token id. Weights of the tokens that
+// min-p, top-k and top-p keep are accumulated in float64, and the sampled token is the first whose cumulative weight
 // exceeds the uniform number times the total. Only tokens that may be kept are collected and sorted: one pass collects
-// those above a threshold, which rises whenever enough better ones were found.
+// those above a threshold, which rises whenever enough better tokens have been found.
 
 #include <math.h>
 
@@ -17,20 +17,20 @@ namespace {
 
 constexpr float MIN_FLOAT = -3.402823466e38f;
 constexpr float MINUS_INFINITY = -__builtin_inff();
-// Tokens that are collected before they are first sorted.
+// Number of tokens collected before the first sort.
 constexpr int64_t FIRST_LIMIT = 2048;
-// Chunks of a row from which all tokens may be sampled.
+// Number of chunks of a row without a cut.
 constexpr int64_t CHUNKS = 256;
 
 INLINE uint32_t lanes_left(int64_t left) { return left >= 16 ? 0xffff : (1u << left) - 1; }
 
-// Logits, and which tokens are allowed: bit t % 32 of word t / 32 for token t. Without a mask all are.
+// Logits and the mask of allowed tokens: bit t % 32 of word t / 32 is token t. Without a mask all tokens are allowed.
 struct Logits {
   const float* x;
   const uint32_t* mask;
 };
 
-// Sixteen logits, from a multiple of 16 on; those past the end, and of tokens not allowed, are minus infinity.
+// Loads sixteen logits, starting at a multiple of 16; those past the end or of masked tokens are minus infinity.
 INLINE F read(const Logits& logits, int64_t i, int64_t count) {
   const uint32_t allowed = logits.mask ? logits.mask[i / 32] >> (i & 16) & 0xffff : 0xffff;
   if (!allowed) return splat(MINUS_INFINITY);
@@ -42,13 +42,13 @@ INLINE F read(const Logits& logits, int64_t i, int64_t count) {
   return load(held);
 }
 
-// e^x for x <= 0, and exactly 0 below -87: for masked tokens too.
+// e^x for x <= 0; exactly 0 below -87 and thus for masked tokens.
 INLINE F weight_of(F x) { return select_ge(x, splat(-87.0f), exponential(x)); }
 
-// Logits divided by the temperature; -0 becomes 0, so that equal values have equal keys.
+// Divides logits by the temperature; -0 becomes 0, so that equal values have equal keys.
 INLINE F scaled(F x, F temperature) { return x / temperature + splat(0); }
 
-// Unsigned integers in the order of floats from the largest down, and back.
+// Maps floats to unsigned integers in descending order, and back.
 INLINE uint32_t key_of(float value) {
   uint32_t bits;
   memcpy(&bits, &value, 4);
@@ -107,14 +107,14 @@ double mass(const Logits& x, int64_t from, int64_t to, float temperature, float 
   return temperature == 1 ? mass_of<false>(x, from, to, 1, best) : mass_of<true>(x, from, to, temperature, best);
 }
 
-// Candidates tokens: the key of the scaled logit in the upper half, the token in the lower.
+// Candidate tokens: the key of the scaled logit in the upper half, the token in the lower half.
 struct Candidates {
   uint64_t* keys;
-  uint64_t* scratch;  // memory for as many
+  uint64_t* scratch;  // memory for the same number of entries
   int64_t count;
 };
 
-// Sorts by the upper half, stably: equal values stay in the order of the tokens, in which they were collected.
+// Stable sort by the upper half: equal values stay in token order, in which they were collected.
 void sort(Candidates& c) {
   if (c.count <= 48) {
     for (int64_t i = 1; i < c.count; i++) {
@@ -144,8 +144,8 @@ void sort(Candidates& c) {
   }
 }
 
-// What to collect: the best ``max_tokens``, or if ``weight`` is not 0, the best tokens until they weigh that much
-// together, a token of value ``best`` weighing 1. Only values of at least ``threshold`` are collected.
+// What to collect: the best ``max_tokens`` tokens or, if ``weight`` is not 0, the best tokens up to that total weight,
+// where a token of value ``best`` has weight 1. Only values of at least ``threshold`` are collected.
 struct Selection {
   float threshold;
   int64_t max_tokens;
@@ -153,7 +153,7 @@ struct Selection {
   float best;
 };
 
-// How many of the sorted tokens are selected.
+// Returns the number of sorted tokens that are selected.
 int64_t selected(const Candidates& c, const Selection& selection) {
   if (selection.weight <= 0) return min(c.count, selection.max_tokens);
   double before = 0;
@@ -185,7 +185,7 @@ void collect(const Logits& x, int64_t count, float temperature, const Selection&
     sort(c);
     const int64_t kept = selected(c, selection);
     if (kept < c.count || kept == max_tokens) {
-      // There are enough: another one must be better than the last of them.
+      // There are enough tokens: any other must be better than the last of them.
       c.count = kept;
       threshold = splat(value_of((uint32_t)(c.keys[kept - 1] >> 32) - 1));
     }
@@ -194,7 +194,7 @@ void collect(const Logits& x, int64_t count, float temperature, const Selection&
   sort(c);
 }
 
-// Samples from all tokens, in the order of the vocabulary.
+// Samples from all tokens, in vocabulary order.
 int64_t sample_from_all(const SampleRow& row, const Logits& logits, int64_t count, float best) {
   const int64_t chunk = round_up(ceil_div(count, CHUNKS), 128);
   double sums[CHUNKS], total = 0;
@@ -205,7 +205,7 @@ int64_t sample_from_all(const SampleRow& row, const Logits& logits, int64_t coun
   double before = 0;
   int64_t at = 0;
   while (at + 1 < chunks && before + sums[at] <= target) before += sums[at++];
-  // By rounding, the target may lie past the last chunk whose weight is not 0.
+  // Due to rounding, the target may lie past the last chunk with nonzero weight.
   while (at > 0 && sums[at] == 0) before -= sums[--at];
   const F t = splat(row.temperature), top = splat(best);
   int64_t last = -1;
@@ -229,13 +229,13 @@ int64_t sample_from_best(const SampleRow& row, const Logits& logits, int64_t cou
   const float normalizer = (float)((double)best + log(total));
   const double whole = total * exp((double)(best - normalizer));
   const bool counted = row.top_k > 0 && row.top_k < count, ends = counted || row.min_p > 0;
-  // The threshold may be too low, never too high.
+  // The threshold may be too low but never too high.
   const float margin = 1e-3f + 1e-6f * fabsf(best);
   Selection selection = {MIN_FLOAT, counted ? row.top_k : count, 0, best};
   if (row.min_p > 0) selection.threshold = fmaxf(MIN_FLOAT, best + (float)log(row.min_p) - margin);
   if (!ends && row.top_p < 1) {
     selection.weight = row.top_p * total * (1 + 1e-5);
-    // Below it, all tokens together would weigh less than what top-p cuts off.
+    // All tokens below it together weigh less than what top-p cuts off.
     selection.threshold = fmaxf(MIN_FLOAT, best + (float)log((1 - row.top_p) * total / (double)count) - margin);
   }
   collect(logits, count, row.temperature, selection, c);

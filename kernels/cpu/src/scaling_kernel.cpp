@@ -1,4 +1,4 @@
-// softcap(scale * factor * x) + added, element by element, in float32 until it is written.
+// softcap(scale * factor * x) + added, elementwise, computed in float32 and rounded once.
 
 #include "elements.h"
 #include "kernels.h"
@@ -8,11 +8,11 @@ namespace aiakq {
 namespace ISA {
 namespace {
 
-// Columns of an item of work.
+// Columns per work item.
 constexpr int64_t COLUMNS = 2048;
 
-// cap * tanh(x / cap), with tanh(u / 2) = (1 - e^-u) / (1 + e^-u). In this order of the bounds NaN stays NaN; the
-// exponential drops it, and the last term adds it again.
+// cap * tanh(x / cap), with tanh(u / 2) = (1 - e^-u) / (1 + e^-u). This order of the bounds propagates NaN; the
+// exponential drops it, and the last term restores it.
 INLINE F softcap(F x, float cap) {
   const F u = max(splat(-80), min(splat(80), x * splat(2 / cap)));
   const F decay = exponential(splat(0) - u);

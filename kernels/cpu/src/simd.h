@@ -1,9 +1,9 @@
-// Vectors of sixteen 32-bit lanes: one 512-bit register, two 256-bit registers, or a vector type of the compiler (the
-// portable version, and Arm).
+// Vectors of sixteen 32-bit lanes: one 512-bit register, two 256-bit registers, or a compiler vector type (portable
+// version and Arm).
 //
-// Every file that includes this is compiled once per instruction set, with ISA naming it. All of it is in a namespace
-// of that name, so that the linker never takes one version's function for another's; for the same reason such files
-// use no templates of the C++ library.
+// Every file that includes this header is compiled once per instruction set, whose name is the macro ISA. Everything is
+// in a namespace of that name, so that the linker never merges functions of different versions; for the same reason
+// such files use no templates of the C++ standard library.
 
 #pragma once
 
@@ -20,8 +20,8 @@
 #include <immintrin.h>
 #endif
 
-// Without VNNI no instruction multiplies bytes and adds up exactly: bytes are widened and multiplied as pairs of 16
-// bits.
+// Without VNNI no instruction multiplies and accumulates bytes exactly: bytes are widened and multiplied as 16-bit
+// pairs.
 #if defined(__AVX2__) && !defined(__AVX512VNNI__)
 #define PAIRS 1
 #else
@@ -253,7 +253,7 @@ INLINE F operator*(F a, F b) { return {a.v * b.v}; }
 INLINE F operator/(F a, F b) { return {a.v / b.v}; }
 INLINE F fma(F a, F b, F c) { return {a.v * b.v + c.v}; }
 INLINE F fnma(F a, F b, F c) { return {c.v - a.v * b.v}; }
-// The second operand if either is NaN, as in the vector instructions.
+// Returns the second operand if either is NaN, like the vector instructions.
 INLINE F max(F a, F b) { return {a.v > b.v ? a.v : b.v}; }
 INLINE F min(F a, F b) { return {a.v < b.v ? a.v : b.v}; }
 INLINE F abs(F a) { return {(Floats)((Words)a.v & 0x7fffffffu)}; }
@@ -294,7 +294,7 @@ template <int S> INLINE I shift_right(I a) { return {(Ints)((Words)a.v >> S)}; }
 template <int S> INLINE I shift_right_signed(I a) { return {a.v >> S}; }
 template <int S> INLINE I shift_left(I a) { return {(Ints)((Words)a.v << S)}; }
 INLINE F to_float(I a) { return {__builtin_convertvector(a.v, Floats)}; }
-// What does not fit, and NaN, become the smallest integer, as in the vector instructions.
+// Out-of-range values and NaN become the smallest integer, like the vector instructions.
 INLINE I to_int(F a) {
   I r;
   EACH {
@@ -349,7 +349,7 @@ INLINE F load_bf16(const uint16_t* p) {
 INLINE void store_low_halves(uint16_t* p, I x) { EACH p[i] = (uint16_t)x.v[i]; }
 INLINE void store_low_bytes(int8_t* p, I x) { EACH p[i] = (int8_t)x.v[i]; }
 INLINE void store_half(uint16_t* p, F x) { EACH p[i] = float_as_half(x.v[i]); }
-// Sums wrap around, as in the vector instructions: signed ones must not.
+// Sums wrap around like the vector instructions, which signed integers must not.
 INLINE I dot4(I acc, I w, I x) {
   const Words u = (Words)w.v;
   const Ints s = x.v;
@@ -367,10 +367,10 @@ INLINE I sum_pairs(I acc) { return acc; }
 
 // --- for every instruction set ---------------------------------------------------------------------------------------
 
-// Byte i of every lane as a float, minus 128, exactly.
+// Converts byte i of every lane to a float minus 128, exactly.
 template <int i> INLINE F byte_minus_128(I x) {
 #if defined(__AVX512F__)
-  // In the mantissa of 2^23, from which a subtraction takes it and 128 away: one instruction less than a sign extension.
+  // Place the byte in the mantissa of 2^23 and subtract 2^23 + 128: one instruction less than a sign extension.
   const __m512i byte = _mm512_srli_epi32(x.v, 8 * i);
   const __m512i number = _mm512_ternarylogic_epi32(byte, _mm512_set1_epi32(0xff), _mm512_set1_epi32(0x4b000000), 0xea);
   return F{_mm512_castsi512_ps(number)} - splat(8388608.0f + 128.0f);

@@ -1,4 +1,4 @@
-// The table of one instruction set's kernels.
+// The kernel table of one instruction set.
 
 #include "kernels.h"
 
@@ -17,7 +17,7 @@ int64_t no_scratch(const void*) { return 0; }
 }  // namespace
 
 extern const KernelTable table;
-// constexpr: code that initialized it would run on machines without this instruction set.
+// constexpr, because initialization code would also run on machines without this instruction set.
 constexpr KernelTable table = {
     {
 #define OP(name, Name) run<Name, name>,

@@ -1,4 +1,4 @@
-// What products with quantized and with floating-point weights share: tiles of outputs, and blocks of rows.
+// Shared by products with quantized and floating-point weights: tiles of outputs and blocks of rows.
 
 #pragma once
 
@@ -9,21 +9,21 @@
 namespace aiakq {
 namespace ISA {
 
-// Halves of a tile that are computed together for R rows: as many as the registers hold sums for.
+// Halves of a tile per register block of R rows, limited by the accumulators that fit into registers.
 #if defined(__AVX2__) && !defined(__AVX512F__)
 template <int R> constexpr int HALVES = R > 2 ? 1 : 2;
 #else
 template <int R> constexpr int HALVES = 2;
 #endif
 
-// Bytes of activations that stay in a core's second-level cache while it goes through all tiles.
+// Bytes of activations that stay in a core's L2 cache while it iterates over all tiles.
 constexpr int64_t CACHED_BYTES = 1 << 19;
 
-// Fetches the cache line at an address before it is needed.
+// Prefetches the cache line at an address.
 INLINE void prefetch(const uint8_t* at) { __builtin_prefetch(at, 0, 2); }
 
-// How many bytes ahead to prefetch weights, or 0: while the first block of ``m`` rows is computed, which takes so long
-// that the weights of later inputs can arrive meanwhile. AVX-512 cores need no help with few rows; see docs/log.md.
+// Prefetch distance for weights in bytes, or 0: used while the first block of ``m`` rows is computed, which takes long
+// enough for the weights of later inputs to arrive. AVX-512 cores do not need it for few rows; see docs/log.md.
 INLINE int64_t prefetch_distance(int64_t m, bool first) {
 #if defined(__AVX2__) && !defined(__AVX512F__)
   return !first ? 0 : m < 4 ? 1536 : 4096;
@@ -40,8 +40,8 @@ template <class Product> INLINE void write(const Product& op, int64_t row, int64
   store_partial(op.y, row * op.y_stride + column, op.y_type, value, count);
 }
 
-// work(first row, last row + 1, tile) for every tile and every block of rows, ``row_bytes`` of which are read for each
-// tile. Blocks hold a multiple of ``rows`` rows.
+// Calls work(first row, last row + 1, tile) for every tile and block of rows; ``row_bytes`` bytes of each row are read
+// per tile. Blocks hold a multiple of ``rows`` rows.
 template <class Product, class Work>
 INLINE void parallel_for_tiles(Worker& worker, const Product& op, int64_t row_bytes, int64_t rows, Work work) {
   const int64_t tiles = ceil_div(op.n, TILE), m_block = max(4, CACHED_BYTES / (row_bytes * rows)) * rows;
