@@ -28,13 +28,13 @@ def large(tmp_path) -> Path:
 
 
 def test_the_estimate_is_not_above_the_file(tinybooks):
-    config = EngineConfig.from_args(dict(model=str(tinybooks)))
+    config = EngineConfig.from_args({"model": str(tinybooks)})
     size = (tinybooks / "model.safetensors").stat().st_size
     assert 0.95 * size < weight_bytes(config) <= size
 
 
 def test_weights_above_free_memory_are_refused_and_ranks_share_them(tinybooks, monkeypatch):
-    config = EngineConfig.from_args(dict(model=str(tinybooks)))
+    config = EngineConfig.from_args({"model": str(tinybooks)})
     monkeypatch.setattr(memory_check, "free_memory", lambda device: 1 << 20)
     with pytest.raises(AiakqError) as caught:
         check_weights_fit(config)
@@ -45,7 +45,7 @@ def test_weights_above_free_memory_are_refused_and_ranks_share_them(tinybooks, m
 
 
 def test_random_weights_are_counted_from_the_shapes(large):
-    config = EngineConfig.from_args(dict(model=str(large), load_format="dummy", skip_tokenizer_init=True))
+    config = EngineConfig.from_args({"model": str(large), "load_format": "dummy", "skip_tokenizer_init": True})
     assert 120 * 2**30 < weight_bytes(config) < 300 * 2**30
     with pytest.raises(AiakqError) as caught:
         check_weights_fit(config)
