@@ -140,12 +140,13 @@ def failure(problem: AiakqError) -> None:
     for row in problem.details.splitlines():
         line(_visible(row))
     remedy = plain(" ".join(filter(None, [close_value(problem), problem.remedy])))
+    remedies: list[str | tuple[str, str]] = [" ", (remedy, "cyan")] if remedy else []
     line(
         ("aiakq: ", "bold"),
         (f"error[{problem.id}]", "bold red"),
         ": ",
         plain(problem.message),
-        *([" ", (remedy, "cyan")] if remedy else []),
+        *remedies,
     )
 
 
