@@ -2,7 +2,7 @@
 
 awq and smooth_quant multiply the input columns of linear layers and divide the outputs of the layers before them. The
 function of the model stays, so that other programs need not know the factors; LoRA adapters of the original model do
-(docs/formats.md). The file is in a folder of its own, because programs read every ``*.safetensors`` of a model folder.
+(docs/quantize.md). The file is in a folder of its own, because programs read every ``*.safetensors`` of a model folder.
 """
 
 from __future__ import annotations
