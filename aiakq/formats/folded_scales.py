@@ -16,13 +16,11 @@ import torch
 from torch import Tensor
 
 from aiakq.errors import AiakqError, error
-from aiakq.formats.hub import FOLDED_SCALES
+from aiakq.formats.model_folder import FOLDED_SCALES as FILE
+from aiakq.formats.model_folder import FOLDED_SCALES_KEY as KEY
 from aiakq.formats.model_folder import open_file, real_path
 from aiakq.formats.safetensors_file import read_header, read_tensor
 
-FILE = FOLDED_SCALES
-#: Where config.json says, under ``aiakq``, that the file is there.
-KEY = "folded_scales"
 _COLUMNS, _ROWS = "columns", "rows"
 
 

@@ -19,7 +19,8 @@ from torch import Tensor
 from aiakq import LLM, LoRARequest, SamplingParams
 from aiakq.errors import AiakqError
 from aiakq.formats.checkpoint import Checkpoint
-from aiakq.formats.folded_scales import FILE, LinearScales, read_scales
+from aiakq.formats.folded_scales import LinearScales, read_scales
+from aiakq.formats.model_folder import FOLDED_SCALES as FILE
 from aiakq.formats.model_folder import MANIFEST
 from aiakq.kernels.ops.linear_reference import dequantize
 from aiakq.quantizers.options import QuantizeOptions
