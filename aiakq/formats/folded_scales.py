@@ -2,7 +2,7 @@
 
 awq and smooth_quant multiply the input columns of linear layers and divide the outputs of the layers before them. The
 function of the model stays, so that other programs need not know the factors; LoRA adapters of the original model do
-(docs/formats.md). The file is in a folder of its own, because programs read every ``*.safetensors`` of a model folder.
+(docs/quantize.md). The file is in a folder of its own, because programs read every ``*.safetensors`` of a model folder.
 """
 
 from __future__ import annotations
@@ -16,13 +16,11 @@ import torch
 from torch import Tensor
 
 from aiakq.errors import AiakqError, error
-from aiakq.formats.hub import FOLDED_SCALES
+from aiakq.formats.model_folder import FOLDED_SCALES as FILE
+from aiakq.formats.model_folder import FOLDED_SCALES_KEY as KEY
 from aiakq.formats.model_folder import open_file, real_path
 from aiakq.formats.safetensors_file import read_header, read_tensor
 
-FILE = FOLDED_SCALES
-#: Where config.json says, under ``aiakq``, that the file is there.
-KEY = "folded_scales"
 _COLUMNS, _ROWS = "columns", "rows"
 
 

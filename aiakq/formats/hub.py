@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from aiakq.errors import error
+from aiakq.formats.model_folder import FOLDED_SCALES, FOLDED_SCALES_KEY
 
 #: What is fetched besides weights: config, tokenizer, templates.
 _OTHER_FILES = ["*.json", "*.jinja", "*.txt", "*.model", "*.tiktoken", "*.py"]
@@ -19,8 +20,6 @@ _TORCH = ["pytorch_model*.bin"]
 #: Folders of sentence-transformers' modules, which are small, and the files in them.
 _MODULES = ("[0-9]*_Pooling", "[0-9]*_Dense", "[0-9]*_Normalize")
 _MODULE_FILES = ("config.json", "model.safetensors", "pytorch_model.bin")
-#: See folded_scales.py, which imports torch.
-FOLDED_SCALES = "aiakq/folded_scales.safetensors"
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 
@@ -115,7 +114,7 @@ def _files_in_folders(folder: Path) -> list[str]:
     except (OSError, ValueError, RecursionError):  # whoever opens the checkpoint says what is wrong with it
         return found
     own = config.get("aiakq") if isinstance(config, dict) else None
-    return [*found, FOLDED_SCALES] if isinstance(own, dict) and "folded_scales" in own else found
+    return [*found, FOLDED_SCALES] if isinstance(own, dict) and FOLDED_SCALES_KEY in own else found
 
 
 def _weight_patterns(name: str, revision: str | None, weights: str, token: str | bool | None) -> list[str]:

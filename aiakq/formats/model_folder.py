@@ -19,6 +19,9 @@ from typing import Any, BinaryIO
 from aiakq.errors import AiakqError, error
 
 MANIFEST = "aiakq_manifest.json"
+#: What was folded into the linear layers (folded_scales.py), and where config.json names it, under ``aiakq``.
+FOLDED_SCALES = "aiakq/folded_scales.safetensors"
+FOLDED_SCALES_KEY = "folded_scales"
 #: Part of the name of every folder that is still being written.
 PARTIAL_MARK = ".aiakq-partial-"
 #: The index file of safetensors shards.

@@ -11,8 +11,8 @@ import time
 from collections.abc import Callable
 
 from aiakq.evaluation.metrics import Comparison, LoadScorer
-from aiakq.formats import folded_scales
 from aiakq.formats.checkpoint_writer import CheckpointWriter
+from aiakq.formats.model_folder import FOLDED_SCALES
 from aiakq.quantizers.chosen_widths import quantize_with_chosen_widths
 from aiakq.quantizers.copying import copy_files, copy_tensors
 from aiakq.quantizers.options import QuantizeOptions
@@ -80,7 +80,7 @@ class _Run:
             expected_bytes=prepared.expected_bytes(self.plan.spec),
             fingerprint=prepared.fingerprint(self.plan.spec),
             resume=options.resume,
-            beside=folded_scales.FILE if prepared.recipe.folds else None,
+            beside=FOLDED_SCALES if prepared.recipe.folds else None,
         ) as writer:
             resumed = len(writer.steps)
             with gc_frozen(), start_workers(prepared, self.plan, writer) as workers:

@@ -14,9 +14,8 @@ import torch
 import aiakq
 from aiakq import formats
 from aiakq.errors import error
-from aiakq.formats import folded_scales
 from aiakq.formats.checkpoint import Checkpoint
-from aiakq.formats.model_folder import VERBATIM_FILES, module_files, some_of
+from aiakq.formats.model_folder import FOLDED_SCALES, FOLDED_SCALES_KEY, VERBATIM_FILES, module_files, some_of
 from aiakq.quantizers.block.decoder_block import BlockPlan
 from aiakq.quantizers.calibration.samples import Samples
 from aiakq.quantizers.model.groups import Heads
@@ -136,7 +135,7 @@ class Prepared:
         self.cut.write_widths(config)
         config["aiakq"] = {"version": aiakq.__version__, "method": self.options.method, **self.cut.record()}
         if self.recipe.folds:
-            config["aiakq"][folded_scales.KEY] = folded_scales.FILE
+            config["aiakq"][FOLDED_SCALES_KEY] = FOLDED_SCALES
         if (adapter := self.model.adapter) is not None:
             config["aiakq"]["lora"] = {"name": adapter.name, "digest": adapter.digest}
         return {"config.json": config, **formats.config_files(spec)}

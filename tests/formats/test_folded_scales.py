@@ -9,7 +9,9 @@ import torch
 from safetensors.torch import save_file
 
 from aiakq.errors import AiakqError
-from aiakq.formats.folded_scales import FILE, KEY, LinearScales, read_scales, records_scales, tensors_of
+from aiakq.formats.folded_scales import LinearScales, read_scales, records_scales, tensors_of
+from aiakq.formats.model_folder import FOLDED_SCALES as FILE
+from aiakq.formats.model_folder import FOLDED_SCALES_KEY as KEY
 from aiakq.formats.safetensors_file import write_file
 
 CONFIG = {"aiakq": {KEY: FILE}}

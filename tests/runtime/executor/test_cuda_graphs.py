@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
+from lora_adapters import adapted, save_adapter
 
-from aiakq import LLM, SamplingParams
+from aiakq import LLM, LoRARequest, SamplingParams
 from aiakq.errors import AiakqError
 from aiakq.kernels.cpu import library
 from aiakq.runtime.config.compilation import CompilationConfig
@@ -52,13 +53,44 @@ def test_decoding_through_tensors_that_stay(tiny_model, monkeypatch):
     wanted = answers()
     runner.captured = DecodeGraphs(runner.model, runner.caches, sizes(6), 64, runner.page_size, runner.device)
     assert answers() == wanted
-    assert {1, 2, 4, 6} <= runner.captured._made.keys()
+    assert {(1, False), (2, False), (4, False), (6, False)} <= runner.captured._made.keys()
     # Steps of more sequences than the largest graph is of, or longer ones, run without.
     runner.captured = DecodeGraphs(runner.model, runner.caches, [3], 30, runner.page_size, runner.device)
     replayed = []
     monkeypatch.setattr(graphs, "captured", lambda compute, pool: lambda: replayed.append(compute()))
     assert answers() == wanted
-    assert runner.captured._made.keys() == {3} and replayed
+    assert runner.captured._made.keys() == {(3, False)} and replayed
+
+
+@pytest.mark.skipif(library.unavailable() is not None, reason="torch's products depend on the number of rows")
+def test_steps_with_adapters_have_graphs_of_their_own(tiny_model, tmp_path, monkeypatch):
+    from transformers import AutoModelForCausalLM
+
+    folder = tiny_model("LlamaForCausalLM")
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    request = LoRARequest("a", 1, str(save_adapter(adapted(model, r=4), tmp_path)))
+    llm = LLM(str(folder), dtype="float32", max_model_len=64, max_num_seqs=4, enforce_eager=True, enable_lora=True)
+    runner, during = llm.engine.executor.runner, []
+
+    def captured(compute, pool):
+        during.append(runner.model.adapters.tokens.any_rows)
+        return compute
+
+    monkeypatch.setattr(graphs, "captured", captured)
+    prompts = [{"prompt_token_ids": [5 + number] * 9} for number in range(4)]
+    params = [SamplingParams(temperature=0, max_tokens=3 + number, ignore_eos=True) for number in range(4)]
+
+    def answers():
+        results = llm.generate(prompts, params, False, lora_request=[request, None, None, request])
+        results += llm.generate(prompts[:2], params[:2], False)
+        return [result.outputs[0].token_ids for result in results]
+
+    wanted = answers()
+    runner.captured = DecodeGraphs(runner.model, runner.caches, sizes(4), 64, runner.page_size, runner.device)
+    assert answers() == wanted
+    made = runner.captured._made
+    assert {with_adapters for _, with_adapters in made} == {False, True}
+    assert during == [with_adapters for _, with_adapters in made] and not runner.model.adapters.tokens.any_rows
 
 
 class Known:
