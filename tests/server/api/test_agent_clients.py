@@ -1,4 +1,4 @@
-"""OpenAI's and Anthropic's own clients against /v1/responses and /v1/messages."""
+"""OpenAI's and Anthropic's own clients: chat with strict schemas and tools, /v1/responses and /v1/messages."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import httpx
 import pytest
-from openai import BadRequestError, OpenAI
+from openai import BadRequestError, OpenAI, pydantic_function_tool
 from pydantic import BaseModel
 from reciter import TOOLS
 
@@ -32,6 +32,68 @@ def anthropic(reciter, monkeypatch) -> Any:
         monkeypatch.delenv(name, raising=False)
         monkeypatch.delenv(name.upper(), raising=False)
     return module.Anthropic(base_url=reciter.url, api_key="none", max_retries=0)
+
+
+class Answer(BaseModel):
+    yes: bool
+
+
+class Nothing(BaseModel):
+    pass
+
+
+class Weather(BaseModel):
+    city: str
+    days: list[int | Nothing]
+
+
+#: What the model of these tests recites.
+STRICT: Any = [pydantic_function_tool(Weather, name="get_weather"), pydantic_function_tool(Nothing, name="get_time")]
+NAMED: Any = {"type": "function", "function": {"name": "get_time"}}
+CHAT: Any = {
+    "model": "reciter",
+    "messages": [{"role": "user", "content": "<|both|>"}],
+    "max_tokens": 100,
+    "temperature": 0,
+}
+
+
+def test_openais_client_parses_a_strict_schema_in_chat(openai):
+    whole = openai.chat.completions.parse(**CHAT, response_format=Answer).choices[0]
+    assert isinstance(whole.message.parsed, Answer) and whole.finish_reason == "stop"
+    with openai.chat.completions.stream(**CHAT, response_format=Answer) as stream:
+        deltas = [event.delta for event in stream if event.type == "content.delta"]
+        final = stream.get_final_completion().choices[0].message
+    assert final.parsed == whole.message.parsed
+    assert "".join(deltas) == final.content
+
+
+@pytest.mark.parametrize(
+    ("choice", "names", "finish_reason"),
+    [
+        ("none", [], "stop"),
+        ("auto", ["get_weather", "get_time"], "tool_calls"),
+        ("required", ["get_time"], "tool_calls"),
+        (NAMED, ["get_time"], "stop"),
+    ],
+    ids=["none", "auto", "required", "named"],
+)
+def test_openais_client_parses_strict_tools_in_every_choice(openai, choice, names, finish_reason):
+    fields: Any = CHAT | {"tools": STRICT, "tool_choice": choice}
+    if choice == "required":  # the call comes at once, and the model does not recite
+        fields |= {"tools": STRICT[1:], "parallel_tool_calls": False}
+    whole = openai.chat.completions.parse(**fields).choices[0]
+    with openai.chat.completions.stream(**fields) as stream:
+        streamed = stream.get_final_completion().choices[0]
+    for each in (whole, streamed):
+        calls = each.message.tool_calls or []
+        assert [call.function.name for call in calls][: len(names)] == names
+        assert each.finish_reason == finish_reason
+        for call in calls:
+            parsed = call.function.parsed_arguments
+            assert isinstance(parsed, Weather if call.function.name == "get_weather" else Nothing)
+        if choice == "none":
+            assert calls == [] and "get_weather" in each.message.content
 
 
 def test_openais_client_reads_responses(openai):
@@ -70,9 +132,6 @@ def test_openais_client_reads_streams_of_responses(openai):
 
 
 def test_openais_client_parses_a_format(openai):
-    class Answer(BaseModel):
-        yes: bool
-
     parsed = openai.responses.parse(model="reciter", input="<|both|>", text_format=Answer, max_output_tokens=60)
     assert isinstance(parsed.output_parsed, Answer)
 
