@@ -10,25 +10,29 @@ from typing import Any
 from aiakq.bench.summary import percentile
 
 #: Size of a chart in pixels, and the space around its axes.
-_WIDTH, _HEIGHT, _LEFT, _BOTTOM, _TOP = 640, 260, 64, 40, 12
-_COLOURS = ("#3366cc", "#dc6b1f", "#2f8f4e", "#8e44ad", "#c0392b", "#16818f", "#7f6a12", "#555")
+_WIDTH, _HEIGHT, _LEFT, _RIGHT, _BOTTOM, _TOP = 640, 270, 64, 30, 40, 24
+_COLOURS = ("#3b78d8", "#dc6b1f", "#2f9e57", "#9b59b6", "#d0453a", "#1a93a0", "#9a8316", "#808080")
 _STYLE = """
-body { font: 15px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem; color: #222; }
-body { background: #fff; }
+:root { color-scheme: light dark; --text: #222; --back: #fff; --rule: #ddd; --note: #fff3cd; }
+@media (prefers-color-scheme: dark) { :root { --text: #ddd; --back: #1b1b1b; --rule: #3d3d3d; --note: #4a3f14; } }
+body { font: 15px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem; }
+body { color: var(--text); background: var(--back); overflow-wrap: anywhere; }
 h1 { font-size: 1.4rem; }
 h2 { font-size: 1.1rem; margin-top: 2rem; }
+.wide { overflow-x: auto; }
 table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
-td, th { padding: .15rem .7rem .15rem 0; text-align: right; border-bottom: 1px solid #ddd; }
-td:first-child, th:first-child { text-align: left; }
-.warning { background: #fff3cd; padding: .5rem .8rem; margin: .4rem 0; }
-svg { max-width: 100%; height: auto; }
-@media (prefers-color-scheme: dark) {
-  body { color: #ddd; background: #1b1b1b; }
-  td, th { border-color: #444; }
-  .warning { background: #4a3f14; }
-  svg text { fill: #ddd; }
-}
+td, th { padding: .15rem .7rem .15rem 0; text-align: right; border-bottom: 1px solid var(--rule); }
+.wide td, .wide th { white-space: nowrap; }
+td:first-child, th:first-child, .settings td { text-align: left; }
+.settings td { vertical-align: top; }
+.warning { background: var(--note); padding: .5rem .8rem; margin: .4rem 0; }
+svg { display: block; max-width: 100%; height: auto; }
+svg text { fill: var(--text); font-size: 12px; }
+svg .rule { stroke: var(--rule); }
+@media (max-width: 600px) { svg text { font-size: 17px; } }
 """
+#: Forbids a browser to load anything, whatever the names of models or settings may hold.
+_POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 
 Point = tuple[float, float]
 
@@ -36,11 +40,12 @@ Point = tuple[float, float]
 def page(document: Mapping[str, Any]) -> str:
     """The report of a record of kind serve or sweep. Distributions and timelines need its ``detailed`` timings."""
     levels = document["levels"] if document["kind"] == "sweep" else [{"level": "this run", **document}]
+    levels = [{"request_rate": None, **level} for level in levels]
     config = document["config"]
     title = f"aiakq bench {document['kind']}: {config.get('model')}"
     parts = [f"<h1>{_text(title)}</h1>", f"<p>{_text(document['date'])}, seed {document['seed']}</p>"]
     parts += [f'<p class="warning">{_text(text)}</p>' for text in document["warnings"]]
-    parts += ["<h2>Results</h2>", _results(levels)]
+    parts += ["<h2>Results</h2>", "<p>Times in milliseconds.</p>", _results(levels)]
     if len(levels) > 1:
         parts += ["<h2>Latency against throughput</h2>", _latency_against_throughput(levels)]
     for key, name in (("ttfts", "Time to first token"), ("latencies", "Whole request")):
@@ -54,8 +59,10 @@ def page(document: Mapping[str, Any]) -> str:
     parts += ["<h2>Settings</h2>", _settings({**config, **_flat(document["environment"])})]
     body = "\n".join(parts)
     return (
-        f'<!doctype html>\n<html lang="en"><meta charset="utf-8"><title>{_text(title)}</title>'
-        f"<style>{_STYLE}</style>\n<body>\n{body}\n</body></html>\n"
+        f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{_text(title)}</title>'
+        f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<style>{_STYLE}</style></head>\n<body>\n{body}\n</body></html>\n"
     )
 
 
@@ -90,17 +97,24 @@ def _results(levels: Sequence[Mapping[str, Any]]) -> str:
             cells += [level[name][rank] for rank in ranks]
         rows.append("<tr>" + "".join(f"<td>{_number(cell)}</td>" for cell in cells) + "</tr>")
     head = "".join(f"<th>{name}</th>" for name in heads)
-    return f"<table><tr>{head}</tr>{''.join(rows)}</table>"
+    return f'<div class="wide"><table><tr>{head}</tr>{"".join(rows)}</table></div>'
 
 
 def _latency_against_throughput(levels: Sequence[Mapping[str, Any]]) -> str:
-    curves = []
-    for label, name, rank in (("TTFT p50", "ttft_ms", "p50"), ("TTFT p99", "ttft_ms", "p99")):
-        points = [(level["output_throughput"], level[name][rank]) for level in levels if level[name][rank]]
-        curves.append((label, sorted(points)))
-    first = _chart(curves, "output tokens/s", "ms", dots=True)
-    points = [(level["output_throughput"], level["tpot_ms"]["p50"]) for level in levels if level["tpot_ms"]["p50"]]
-    return first + _chart([("TPOT p50", sorted(points))], "output tokens/s", "ms", dots=True)
+    """A dot for each level; a line through those with a rate, in the order of their rates."""
+    charts = []
+    for name, ranks in (("ttft", ("p50", "p99")), ("tpot", ("p50", "p99"))):
+        curves, dots = [], []
+        for rank in ranks:
+            label = f"{name.upper()} {rank}"
+            measured = [level for level in levels if level[f"{name}_ms"][rank] and level["output_throughput"]]
+            points = {id(level): (level["output_throughput"], level[f"{name}_ms"][rank]) for level in measured}
+            rated = sorted((level for level in measured if level["request_rate"]), key=lambda one: one["request_rate"])
+            curves.append((label, [points[id(level)] for level in rated]))
+            dots.append([(points[id(level)], f"{level['level']}: {label}") for level in measured])
+        charts.append(_chart(curves, "output tokens/s", "ms", dots))
+    note = "Lines join the levels with a rate; dots beside them are closed loops: one at a time, and saturated."
+    return "".join([*charts, f"<p>{note}</p>"])
 
 
 def _milliseconds(level: Mapping[str, Any], key: str) -> list[float]:
@@ -113,7 +127,7 @@ def _distributions(curves: Sequence[tuple[str, Sequence[float]]]) -> str:
     for name, values in curves:
         ranks = [index / 50 * 99 for index in range(51)]
         drawn.append((name, [(percentile(values, rank), rank) for rank in ranks]))
-    return _chart(drawn, "ms", "% of requests")
+    return _chart(drawn, "ms", "% done")
 
 
 def _timeline(detailed: Mapping[str, Any]) -> str:
@@ -143,45 +157,68 @@ def _timeline(detailed: Mapping[str, Any]) -> str:
     return _chart([("in flight", running)], "s", "requests") + _chart([("output", rate)], "s", "tokens/s")
 
 
-def _chart(curves: Sequence[tuple[str, Sequence[Point]]], x_name: str, y_name: str, dots: bool = False) -> str:
-    """A chart of lines as SVG; both axes begin at 0."""
-    points = [point for _, curve in curves for point in curve]
+def _chart(
+    curves: Sequence[tuple[str, Sequence[Point]]],
+    x_name: str,
+    y_name: str,
+    dots: Sequence[Sequence[tuple[Point, str]]] = (),
+) -> str:
+    """A chart of lines as SVG; both axes begin at 0. ``dots`` are named points of each curve."""
+    points = [point for _, curve in curves for point in curve] + [point for own in dots for point, _ in own]
     if not points:
         return "<p>Not measured.</p>"
     right, top = (_round_up(max(point[axis] for point in points)) for axis in (0, 1))
-    width, height = _WIDTH - _LEFT - 12, _HEIGHT - _BOTTOM - _TOP
+    width, height = _WIDTH - _LEFT - _RIGHT, _HEIGHT - _BOTTOM - _TOP
 
     def place(point: Point) -> str:
         return f"{_LEFT + width * point[0] / right:.1f},{_TOP + height * (1 - point[1] / top):.1f}"
 
     legend = 18 * math.ceil(len(curves) / 3)
-    lines = [f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT + legend}" width="{_WIDTH}" role="img" font-size="12">']
-    for part in range(5):
-        x, y = _LEFT + width * part / 4, _TOP + height * (1 - part / 4)
-        lines.append(f'<line x1="{_LEFT}" x2="{_LEFT + width}" y1="{y}" y2="{y}" stroke="#ccc"/>')
-        lines.append(f'<text x="{_LEFT - 6}" y="{y + 4}" text-anchor="end">{top * part / 4:.3g}</text>')
-        lines.append(f'<text x="{x}" y="{_TOP + height + 16}" text-anchor="middle">{right * part / 4:.3g}</text>')
-    lines.append(f'<text x="{_LEFT + width}" y="{_HEIGHT - 8}" text-anchor="end">{_text(x_name)}</text>')
-    lines.append(f'<text x="4" y="{_HEIGHT - 8}">{_text(y_name)}</text>')
+    name = _text(f"{y_name} against {x_name}: {', '.join(name for name, _ in curves)}")
+    size = f'viewBox="0 0 {_WIDTH} {_HEIGHT + legend}" width="{_WIDTH}"'
+    lines = [f'<svg {size} role="img" aria-label="{name}">', *_axes(right, top, x_name, y_name)]
     for index, (name, curve) in enumerate(curves):
         colour = _COLOURS[index % len(_COLOURS)]
         path = " ".join(map(place, curve))
         lines.append(f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="2"/>')
-        if dots:
-            for point in curve:
-                x_text, _, y_text = place(point).partition(",")
-                lines.append(f'<circle cx="{x_text}" cy="{y_text}" r="3" fill="{colour}"/>')
+        for point, told in dots[index] if dots else ():
+            x_text, _, y_text = place(point).partition(",")
+            tip = f"<title>{_text(told)} {_label(point[1])} {_text(y_name)}</title>"
+            lines.append(f'<circle cx="{x_text}" cy="{y_text}" r="4" fill="{colour}">{tip}</circle>')
         x, y = _LEFT + (index % 3) * 190, _HEIGHT + 10 + 18 * (index // 3)
-        lines.append(f'<text x="{x}" y="{y}"><tspan fill="{colour}">■</tspan> {_text(name)}</text>')
+        # The mark's colour is a style: a rule for all text would win over an attribute.
+        mark = f'<tspan style="fill:{colour}">\N{BLACK SQUARE}</tspan>'
+        lines.append(f'<text x="{x}" y="{y}">{mark} {_text(name)}</text>')
     return "\n".join([*lines, "</svg>"])
 
 
+def _axes(right: float, top: float, x_name: str, y_name: str) -> list[str]:
+    """Lines, numbers and names of both axes."""
+    width, height = _WIDTH - _LEFT - _RIGHT, _HEIGHT - _BOTTOM - _TOP
+    lines = []
+    for part in range(5):
+        x, y = _LEFT + width * part / 4, _TOP + height * (1 - part / 4)
+        lines.append(f'<line class="rule" x1="{_LEFT}" x2="{_LEFT + width}" y1="{y:.1f}" y2="{y:.1f}"/>')
+        lines.append(f'<text x="{_LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{_label(top * part / 4)}</text>')
+        number = f'<text x="{x:.1f}" y="{_TOP + height + 17}" text-anchor="middle">{_label(right * part / 4)}</text>'
+        lines.append(number)
+    lines.append(f'<text x="{_LEFT + width}" y="{_HEIGHT - 6}" text-anchor="end">{_text(x_name)}</text>')
+    lines.append(f'<text x="2" y="{_TOP - 10}">{_text(y_name)}</text>')
+    return lines
+
+
+def _label(value: float) -> str:
+    """A number of an axis: never with an exponent where people read it."""
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
 def _round_up(value: float) -> float:
-    """The next of 1, 2, 2.5, 5, 10 times a power of ten."""
+    """The next number at or above ``value`` whose quarters are short: 1, 1.2, 1.6, 2, ... times a power of ten."""
     if value <= 0:
         return 1.0
     power = 10 ** math.floor(math.log10(value))
-    return next(step * power for step in (1, 2, 2.5, 5, 10) if step * power >= value * 0.999)
+    steps = (1, 1.2, 1.6, 2, 2.4, 2.8, 3.2, 4, 5, 6, 8, 10)
+    return next(step * power for step in steps if step * power >= value * 0.999)
 
 
 def _flat(document: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -197,4 +234,4 @@ def _settings(settings: Mapping[str, Any]) -> str:
         for key, value in settings.items()
         if value not in (None, {}, [], ())
     )
-    return f"<table>{''.join(rows)}</table>"
+    return f'<table class="settings">{"".join(rows)}</table>'
