@@ -24,8 +24,8 @@ _DURATIONS = {
     "queue_ms": "wait before sending",
     "ttft_ms": "time to first token",
     "tpot_ms": "time per output token",
-    "itl_ms": "time between tokens",
-    "e2el_ms": "whole request",
+    "itl_ms": "inter-token latency",
+    "e2el_ms": "end-to-end latency",
     "scheduled_e2el_ms": "the same from its due time",
 }
 #: Those that say something only if requests had to wait.

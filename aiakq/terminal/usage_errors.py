@@ -133,7 +133,7 @@ def close_value(problem: AiakqError) -> str:
     expected, value = str(problem.fields.get("expected")), problem.fields.get("value")
     if expected == "one of the parsers":
         expected = str(problem.fields.get("hint"))
-    elif not expected.startswith("one of ") and not re.fullmatch(r"[\w.-]+( or [\w.-]+)+", expected):
+    elif not expected.startswith("one of ") and not re.fullmatch(r"[\w.-]+(, [\w.-]+)*( or [\w.-]+)+", expected):
         return ""
     # What follows a list, as in "one of 4, 8, which awq offers", is far from any value.
     return close_names(value, re.findall(r"[\w.-]*\w", expected)) if isinstance(value, str) else ""

@@ -103,9 +103,12 @@ def _locked(folder: Path) -> Iterator[None]:
     except ImportError:  # not on this system
         yield
         return
-    with (folder / "lock").open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield
+    finally:
+        os.close(descriptor)
 
 
 def _build(

@@ -13,13 +13,11 @@ from aiakq.runtime.config.engine import EngineConfig
 from aiakq.runtime.loader import memory_check
 from aiakq.runtime.loader.memory_check import check_weights_fit, weight_bytes
 
-TINYBOOKS = Path("examples/tinybooks")
-
 
 @pytest.fixture
-def large(tmp_path) -> Path:
+def large(example_model, tmp_path) -> Path:
     """The config of a model of 70 B parameters, and no weights."""
-    shutil.copytree(TINYBOOKS, tmp_path / "large", ignore=shutil.ignore_patterns("*.safetensors"))
+    shutil.copytree(example_model, tmp_path / "large", ignore=shutil.ignore_patterns("*.safetensors"))
     path = tmp_path / "large" / "config.json"
     sizes = {"hidden_size": 8192, "intermediate_size": 28672, "num_hidden_layers": 80, "num_attention_heads": 64}
     sizes |= {"num_key_value_heads": 8, "head_dim": 128}
@@ -27,14 +25,14 @@ def large(tmp_path) -> Path:
     return path.parent
 
 
-def test_the_estimate_is_not_above_the_file(tinybooks):
-    config = EngineConfig.from_args({"model": str(tinybooks)})
-    size = (tinybooks / "model.safetensors").stat().st_size
+def test_the_estimate_is_not_above_the_file(example_model):
+    config = EngineConfig.from_args({"model": str(example_model)})
+    size = (example_model / "model.safetensors").stat().st_size
     assert 0.95 * size < weight_bytes(config) <= size
 
 
-def test_weights_above_free_memory_are_refused_and_ranks_share_them(tinybooks, monkeypatch):
-    config = EngineConfig.from_args({"model": str(tinybooks)})
+def test_weights_above_free_memory_are_refused_and_ranks_share_them(example_model, monkeypatch):
+    config = EngineConfig.from_args({"model": str(example_model)})
     monkeypatch.setattr(memory_check, "free_memory", lambda device: 1 << 20)
     with pytest.raises(AiakqError) as caught:
         check_weights_fit(config)
@@ -45,7 +43,7 @@ def test_weights_above_free_memory_are_refused_and_ranks_share_them(tinybooks, m
 
 
 def test_random_weights_are_counted_from_the_shapes(large):
-    config = EngineConfig.from_args({"model": str(large), "load_format": "dummy", "skip_tokenizer_init": True})
+    config = EngineConfig.from_args({"model": str(large), "load_format": "dummy"})
     assert 120 * 2**30 < weight_bytes(config) < 300 * 2**30
     with pytest.raises(AiakqError) as caught:
         check_weights_fit(config)

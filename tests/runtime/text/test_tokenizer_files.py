@@ -11,10 +11,10 @@ from aiakq.runtime.text.tokenizer import Tokenizer
 from aiakq.runtime.text.tokenizer_files import has_tokenizer
 
 
-def test_a_missing_tokenizer_is_said_to_be_missing(tinybooks, tmp_path):
+def test_a_missing_tokenizer_is_said_to_be_missing(example_model, tmp_path):
     for name in ("config.json", "model.safetensors"):
-        shutil.copy(tinybooks / name, tmp_path / name)
-    assert has_tokenizer(tinybooks) and not has_tokenizer(tmp_path)
+        shutil.copy(example_model / name, tmp_path / name)
+    assert has_tokenizer(example_model) and not has_tokenizer(tmp_path)
     with pytest.raises(AiakqError) as caught:
         Tokenizer.load(tmp_path)
     assert caught.value.id == "tokenizer_missing"
@@ -22,8 +22,8 @@ def test_a_missing_tokenizer_is_said_to_be_missing(tinybooks, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json"])
-def test_the_damaged_file_is_named(tinybooks, tmp_path, name):
-    shutil.copytree(tinybooks, tmp_path / "model")
+def test_the_damaged_file_is_named(example_model, tmp_path, name):
+    shutil.copytree(example_model, tmp_path / "model")
     (tmp_path / "model" / name).write_text('{"broken": ')
     with pytest.raises(AiakqError) as caught:
         Tokenizer.load(tmp_path / "model")

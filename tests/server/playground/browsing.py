@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.client import HTTPConnection
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from importlib.resources import files
 from typing import Any
 
 import pytest
@@ -88,6 +89,16 @@ class Page:
 
     def finish(self) -> None:
         self.wait(lambda: self.one("#send").is_enabled())
+
+    def barriers(self) -> list[str]:
+        """What axe-core finds that keeps people out, from contrast to names and roles."""
+        axe = pytest.importorskip("axe_core_python", reason="pip install 'aiakq[test]'")
+        self.run(files(axe).joinpath("axe.min.js").read_text(encoding="utf-8") + "; window.axe = axe;")
+        found = self.browser.execute_async_script(
+            "const done = arguments[0]; axe.run(document, {resultTypes: ['violations']})"
+            ".then((result) => done(result.violations), (failure) => done([String(failure)]))"
+        )
+        return [f"{one['id']}: {one['nodes'][0]['html']}" if isinstance(one, dict) else one for one in found]
 
     @property
     def violations(self) -> list[str]:

@@ -241,6 +241,25 @@ def test_escape_stops_although_the_mouse_lies_over_a_token(browser, server):
         page.check()
 
 
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_the_pages_have_no_barriers(browser, server, theme):
+    page = Page(browser, server.url)
+    page.run("setTheme(arguments[0])", theme)
+    page.set("#field-max_tokens", "16")
+    page.send("Once upon a time")
+    page.run("for (const one of document.querySelectorAll('details')) one.open = true")
+    page.run("document.querySelector('.answer .token').click()")
+    assert page.barriers() == []
+    page.one("#help-button").click()
+    assert page.barriers() == []
+    page.run("localStorage.clear()")
+    page.check()
+    docs = Page(browser, f"{server.url}/docs")
+    docs.wait(lambda: docs.find(".operation"))
+    docs.one(".operation summary").click()
+    assert docs.barriers() == []
+
+
 def test_two_servers_side_by_side(browser, start_server):
     few = {"num_gpu_blocks_override": 129}
     with start_server(**few, served_model_name=["other"], allowed_origins=["*"]) as other:
