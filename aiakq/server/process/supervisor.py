@@ -93,7 +93,7 @@ class Supervisor:
         return await self.engine.load(on_files, on_phase)
 
     def _check_files(self, configured: Configured) -> None:
-        """Raise ``served_model_changed`` if files changed since the first load: restarted requests need the same model."""
+        """Raise ``served_model_changed`` if the files have changed since the first load."""
         if self._files is None:
             self._files = configured.files
         names = sorted({*self._files, *configured.files})
