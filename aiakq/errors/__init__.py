@@ -60,12 +60,12 @@ REGISTRY: dict[str, ErrorKind] = {
     **REQUEST_ERRORS,
     **ADAPTER_ERRORS,
 }
-#: Errors of status 503 that pass within a second.
+#: Errors with status 503 that are usually resolved within a second.
 _OVER_SOON = frozenset({"bodies_too_large", "overloaded", "queue_timeout", "too_many_connections"})
 
 
 class AiakqError(Exception):
-    """A failure with an entry in ``REGISTRY``. Its text is one line: the sentence, then the remedy; details follow."""
+    """A failure with an entry in ``REGISTRY``. Its text is one line, the message and the remedy, then the details."""
 
     def __init__(self, id: str, **fields: Any) -> None:
         kind = REGISTRY[id]
@@ -82,19 +82,19 @@ class AiakqError(Exception):
 
     @property
     def retry_after(self) -> int | None:
-        """Seconds for the header Retry-After; None if trying again does not help."""
+        """Seconds for the header Retry-After; None if a retry does not help."""
         if self.http_status != 503:
             return None
         return 1 if self.id in _OVER_SOON else 10
 
     @property
     def plain_fields(self) -> dict[str, Any]:
-        """The fields for another process, which makes the error anew; those that MessagePack cannot hold as text."""
+        """The fields, with values that MessagePack cannot encode as text, to rebuild the error in another process."""
         plain = (str, int, float, bool, type(None))
         return {name: value if isinstance(value, plain) else str(value) for name, value in self.fields.items()}
 
     def body(self) -> dict[str, Any]:
-        """The JSON body of an HTTP answer, in the shape OpenAI clients parse."""
+        """Return the JSON body of an HTTP response, in the format that OpenAI clients parse."""
         return {
             "error": {
                 "message": str(self),
@@ -106,7 +106,7 @@ class AiakqError(Exception):
 
 
 class AiakqValueError(AiakqError, ValueError):
-    """A failure for which vLLM raises ValueError: an argument, a sampling parameter or a prompt that cannot be used."""
+    """A failure for which vLLM raises ValueError: an invalid argument, sampling parameter or prompt."""
 
 
 _VALUE_ERRORS = frozenset(
@@ -122,11 +122,11 @@ _VALUE_ERRORS = frozenset(
 
 
 def error(id: str, **fields: Any) -> AiakqError:
-    """Build (not raise) the error ``id``. Raises KeyError for an id that is not in the registry."""
+    """Return (do not raise) the error ``id``. Raises KeyError for an id that is not in the registry."""
     return (AiakqValueError if id in _VALUE_ERRORS else AiakqError)(id, **fields)
 
 
 def one_line(failure: BaseException) -> str:
-    """The type and message of an exception that is none of ours, as a reason."""
+    """Return the type and message of a foreign exception as one line, for use as a reason."""
     text = " ".join(str(failure).split()) or "no message"
     return f"{type(failure).__name__}: {text[:400]}"

@@ -7,7 +7,7 @@ from aiakq.errors.kind import USAGE, WORKER, ErrorKind
 ADAPTER_ERRORS = {
     "adapter_missing": ErrorKind(
         "There is no adapter at '{path}'.",
-        "Give a local folder that holds adapter_config.json and adapter_model.safetensors.",
+        "Give a local folder with adapter_config.json and adapter_model.safetensors.",
         USAGE,
         404,
     ),
@@ -25,14 +25,14 @@ ADAPTER_ERRORS = {
         "The adapter '{adapter}' does not fit the model: {reason}.", "It was trained for {base}.", USAGE
     ),
     "adapter_changed": ErrorKind(
-        "The files of the adapter '{adapter}' are not those that were checked.", "Load it again.", USAGE
+        "The files of the adapter '{adapter}' have changed since they were checked.", "Load it again.", USAGE
     ),
     "adapter_size": ErrorKind(
         "The adapter '{adapter}' has {size} bytes; at most {limit} may be in memory.", "Raise --max-lora-bytes.", USAGE
     ),
     "adapter_lost": ErrorKind(
         "The request's adapter cannot be loaded: {reason}.",
-        "The operator restores its files, or loads it again.",
+        "The operator must restore its files or load it again.",
         WORKER,
         503,
         "service_unavailable_error",
@@ -43,7 +43,7 @@ ADAPTER_ERRORS = {
     "unknown_adapter": ErrorKind("There is no adapter {name!r}.", "Loaded: {known}.", USAGE, 404),
     "lora_root_missing": ErrorKind(
         "Adapters cannot be loaded while the server runs, because it has no folder for them.",
-        "The operator names one with --lora-root.",
+        "The operator can set one with --lora-root.",
         USAGE,
         403,
         "permission_error",

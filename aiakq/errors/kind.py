@@ -1,10 +1,10 @@
-"""ErrorKind: one row of the registry of errors, and the exit codes of the command line."""
+"""ErrorKind: an entry of the error registry, and the exit codes of the command line."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-# Exit codes of the command line. 0 is success, 130 and 143 are the signals INT and TERM.
+# Exit codes of the command line. 0 is success; 130 and 143 mean the signals INT and TERM.
 BUG = 1
 USAGE = 2
 BAD_INPUT = 3
@@ -15,15 +15,15 @@ ENVIRONMENT = 7
 NUMERIC = 8
 WORKER = 9
 GATE = 10
-# Of bench compare and bench ab: neither worse nor not worse.
+# bench compare and bench ab: the measurements do not allow a verdict.
 UNDECIDED = 11
 
 
 @dataclass(frozen=True)
 class ErrorKind:
-    """One row of the registry. Its texts are ``str.format`` templates over the same fields.
+    """An entry of the registry. Its texts are ``str.format`` templates over the same fields.
 
-    ``details`` are further lines, for the few failures that do not fit into one sentence.
+    ``details`` are further lines, for the few failures that need more than one sentence.
     """
 
     message: str

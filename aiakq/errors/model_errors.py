@@ -39,12 +39,12 @@ COMMAND_ERRORS = {
     "server_key": ErrorKind(
         "The server at {url} {problem}.", "Give its key with --api-key, or in the variable AIAKQ_API_KEY.", ENVIRONMENT
     ),
-    "no_answer": ErrorKind("There is no answer from {server}: {reason}", "", WORKER),
+    "no_answer": ErrorKind("{server} does not respond: {reason}", "", WORKER),
     "bench_failed": ErrorKind("{failed} of {total} requests failed; the first: {reason}.", "", WORKER),
     "got_worse": ErrorKind("Worse by more than {percent} %: {metrics}.", "", GATE),
     "counters_changed": ErrorKind(
-        "{count} counters are not what they were: {counters}.",
-        "If that is intended, write the file again: aiakq bench counters MODEL --output FILE",
+        "{count} counters have changed: {counters}.",
+        "If that is intended, update the file: aiakq bench counters MODEL --output FILE",
         GATE,
     ),
     "undecided": ErrorKind(
@@ -53,8 +53,8 @@ COMMAND_ERRORS = {
         UNDECIDED,
     ),
     "other_machine": ErrorKind(
-        "The results are of different machines: {differences}.",
-        "Timings of one machine say nothing about another: {remedy}.",
+        "The results come from different machines: {differences}.",
+        "Timings of different machines are not comparable: {remedy}.",
         CONFLICT,
     ),
     "nothing_to_compare": ErrorKind("{base} and {new} have no metric in common.", "Compare results of one benchmark."),
@@ -76,8 +76,8 @@ FOLDER_ERRORS = {
     ),
     "model_unsupported": ErrorKind(
         "The architecture {architecture} is not supported: {reason}.",
-        "Native families: {known}; any other decoder-only model that transformers can run with a replaceable "
-        "attention works through --model-impl transformers.",
+        "Native families: {known}; other decoder-only models work through --model-impl transformers if "
+        "transformers lets their attention be replaced.",
     ),
     "unsupported": ErrorKind("{what} is not supported.", "{hint}"),
     "architecture_unsupported": ErrorKind(
@@ -99,21 +99,21 @@ FOLDER_ERRORS = {
     ),
     "tokenizer_extension": ErrorKind(
         "The tokenizer extension '{path}' cannot be used: {reason}.",
-        "It has to define get_tokenizer(folder), which returns what encodes and decodes.",
+        "It must define get_tokenizer(folder), which returns an object that encodes and decodes.",
     ),
     "tensor_mismatch": ErrorKind(
         "The checkpoint '{path}' does not fit its config: {reason}.",
         "Check that config.json and the weights belong together.",
     ),
     "tensor_inventory": ErrorKind(
-        "The checkpoint '{path}' does not hold what its config says: {counts}.",
+        "The tensors of the checkpoint '{path}' do not match its config: {counts}.",
         "Check that config.json and the weights belong together.",
         details="{table}",
     ),
     "pickle_refused": ErrorKind(
-        "The weights in '{path}' are pickles that could run code when they are opened: {reason}.",
-        "Fetch the safetensors variant, or convert it where you trust it: transformers' from_pretrained, then "
-        "save_pretrained.",
+        "The weights in '{path}' are pickles, which could run code when they are loaded: {reason}.",
+        "Download the safetensors variant, or convert it in an environment where you trust it, with transformers' "
+        "from_pretrained and save_pretrained.",
         UNSAFE,
     ),
     "path_outside_model": ErrorKind(
@@ -122,13 +122,13 @@ FOLDER_ERRORS = {
         UNSAFE,
     ),
     "format_unsupported": ErrorKind(
-        "The checkpoint is quantized in a way aiakq does not read: {reason}.",
+        "The quantization format of the checkpoint is not supported: {reason}.",
         "aiakq reads GPTQ, AWQ (gemm, gemv, gemv_fast), AutoRound, compressed-tensors with integers, and the formats "
         "of installed plugins.",
     ),
     "quantization_mismatch": ErrorKind(
-        "--quantization is {wanted} but the checkpoint holds {found}.",
-        "Leave --quantization away to use what the checkpoint says.",
+        "--quantization is {wanted}, but the checkpoint contains {found}.",
+        "Leave out --quantization to use the checkpoint's method.",
         USAGE,
     ),
     "remote_code": ErrorKind(
@@ -155,12 +155,12 @@ QUANTIZE_ERRORS = {
         CONFLICT,
     ),
     "output_is_input": ErrorKind(
-        "The output '{path}' is the input folder, or lies inside it, or holds it.",
-        "Choose a folder of its own; aiakq never writes into a model it reads.",
+        "The output '{path}' is the input folder, lies inside it, or contains it.",
+        "Choose a separate folder; aiakq never writes into a model it reads.",
         CONFLICT,
     ),
     "output_locked": ErrorKind(
-        "Another aiakq is writing to '{path}'.", "Wait for it to end, or choose another folder.", CONFLICT
+        "Another aiakq process is writing to '{path}'.", "Wait until it ends, or choose another folder.", CONFLICT
     ),
     "output_failed": ErrorKind(
         "Writing '{path}' failed: {reason}.", "Nothing was left behind; remove the cause and repeat.", RESOURCES
@@ -172,16 +172,16 @@ QUANTIZE_ERRORS = {
     ),
     "served_model_changed": ErrorKind(
         "The model '{path}' changed while it was served: {files}.",
-        "Start the server anew to serve what lies there now; better, write new models into new folders.",
+        "Restart the server to serve the new files. It is better to write new models into new folders.",
         CONFLICT,
     ),
     "no_space": ErrorKind(
-        "Writing '{path}' needs about {needed}, but {available} are free there.",
+        "Writing '{path}' needs about {needed}, but only {available} are free.",
         "Free space, or choose a folder on another disk.",
         RESOURCES,
     ),
     "already_quantized": ErrorKind(
-        "The model '{path}' is quantized already ({found}).",
+        "The model '{path}' is already quantized ({found}).",
         "Quantize from the original 16- or 32-bit checkpoint: a second rounding only adds error.",
     ),
     "group_size": ErrorKind(
@@ -197,22 +197,22 @@ QUANTIZE_ERRORS = {
     "tensor_parallel": ErrorKind(
         "This model cannot be split over {tp} GPUs: {reason}.", "Values of -tp that work: {choices}.", USAGE
     ),
-    "option_conflict": ErrorKind("{option} does not go with {other}: {reason}.", "{hint}", USAGE),
+    "option_conflict": ErrorKind("{option} cannot be combined with {other}: {reason}.", "{hint}", USAGE),
     "calibration": ErrorKind("The calibration data {source} cannot be used: {reason}.", "{hint}"),
     "evaluation_text": ErrorKind(
         "The text for evaluation cannot be used: {reason}.", "Give a UTF-8 text of at least a few hundred words."
     ),
-    "not_finite": ErrorKind("{what} holds values that are not finite.", "{hint}", NUMERIC, 500, "server_error"),
+    "not_finite": ErrorKind("{what} contains values that are not finite.", "{hint}", NUMERIC, 500, "server_error"),
     "not_as_written": ErrorKind(
-        "{layer} does not read back from the disk as it was written.",
+        "{layer} differs from what was written when it is read back from disk.",
         "Nothing was published. The disk or the memory is failing, or this is a bug: repeat, and report it if it "
         "happens again.",
         RESOURCES,
     ),
     "worker_failed": ErrorKind(
         "Worker {worker} failed: {reason}.",
-        "Its own last lines are above; often it is too little memory: use fewer --workers. With --resume, finished "
-        "blocks are kept.",
+        "Its last output is above; often it ran out of memory: use fewer --workers. With --resume, finished blocks are "
+        "kept.",
         WORKER,
     ),
     "worker_late": ErrorKind(
@@ -221,7 +221,7 @@ QUANTIZE_ERRORS = {
         WORKER,
     ),
     "max_kl": ErrorKind(
-        "No widths keep the divergence within {wanted} nats per token; the widest reach {reached}.",
+        "No bit widths keep the KL divergence within {wanted} nats per token; the largest reach {reached}.",
         "Allow more, or use -quant_type weight_only_int8.",
         NUMERIC,
     ),

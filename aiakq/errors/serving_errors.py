@@ -19,34 +19,34 @@ RUNTIME_ERRORS = {
         RESOURCES,
     ),
     "out_of_memory": ErrorKind(
-        "There is not enough memory: {reason}.",
+        "Out of memory: {reason}.",
         "Use a smaller model or batch, or free memory; --debug shows where it happened.",
         RESOURCES,
         500,
         "server_error",
     ),
-    "open_files": ErrorKind("The system lets aiakq open no more files.", "Raise the limit: ulimit -n 4096.", RESOURCES),
+    "open_files": ErrorKind("The limit on open files is reached.", "Raise the limit: ulimit -n 4096.", RESOURCES),
     "disk_failed": ErrorKind("'{path}' cannot be read or written: {reason}.", "Check the disk.", RESOURCES),
     "port_in_use": ErrorKind(
-        "Port {port} on {host} is in use.", "Choose another with --port, or 0 for any free one.", ENVIRONMENT
+        "Port {port} on {host} is in use.", "Choose another with --port, or --port 0 for any free port.", ENVIRONMENT
     ),
     "engine_dead": ErrorKind(
         "The engine process ended: {reason}.",
-        "Its last lines are above; start the server again.",
+        "Its last output is above; start the server again.",
         WORKER,
         503,
         "service_unavailable_error",
     ),
     "model_broken": ErrorKind(
-        "The model computes nothing finite, not even for a prompt of one token.",
-        "Load it again; if that happens at once, the weights are damaged or overflow in this --dtype.",
+        "The model's outputs are not finite, not even for a prompt of one token.",
+        "Load it again; if it happens again immediately, the weights are damaged or overflow in this --dtype.",
         NUMERIC,
         500,
         "server_error",
     ),
     "no_key": ErrorKind(
         "Anyone who can reach {host} could use this server, because no API key is set.",
-        "Set one with --api-key-file or AIAKQ_API_KEY; --allow-no-key if a gateway in front of it asks for keys.",
+        "Set one with --api-key-file or AIAKQ_API_KEY, or pass --allow-no-key if a gateway in front of it checks keys.",
         UNSAFE,
     ),
     "engine_start": ErrorKind("The engine process could not start: {reason}.", "{hint}", WORKER),
@@ -57,7 +57,7 @@ RANK_ERRORS = {
         "Several ranks cannot be used here: {reason}.", "Use fewer ranks or replicas.", USAGE
     ),
     "rank_failed": ErrorKind(
-        "Rank {rank} failed: {reason}.", "Its own last lines are above; often it is too little memory.", WORKER, 503
+        "Rank {rank} failed: {reason}.", "Its last output is above; often it ran out of memory.", WORKER, 503
     ),
     "rank_late": ErrorKind(
         "Rank {rank} timed out after {limit:g} s: {place}.",
@@ -67,11 +67,11 @@ RANK_ERRORS = {
     ),
     "ray_missing": ErrorKind(
         "Ray is not installed.",
-        "Run pip install 'aiakq[ray]' on every node; one machine needs none: --distributed-executor-backend mp.",
+        "Run pip install 'aiakq[ray]' on every node, or use --distributed-executor-backend mp on a single machine.",
         ENVIRONMENT,
     ),
     "traces_missing": ErrorKind(
-        "Traces need the package {package}, which is not installed.",
+        "Tracing needs the package {package}, which is not installed.",
         "Run pip install 'aiakq[traces]', or leave out --otlp-traces-endpoint.",
         ENVIRONMENT,
     ),
@@ -87,8 +87,8 @@ RANK_ERRORS = {
     ),
     "rank_unreachable": ErrorKind(
         "Rank {rank}, at {here}, could not connect to rank {other}, at {there}, within {limit:g} s: {reason}.",
-        "Ranks connect to any port of each other's nodes, at the addresses that Ray has for them: look at routes, "
-        "firewalls and network policies.",
+        "Ranks connect to any port of each other's nodes, at the addresses known to Ray: check routes, firewalls and "
+        "network policies.",
         WORKER,
         503,
     ),
@@ -98,7 +98,7 @@ CONNECTION_ERRORS = {
         "The request has no valid API key.", "Send it as Authorization: Bearer KEY.", USAGE, 401, "authentication_error"
     ),
     "host_not_allowed": ErrorKind(
-        "This server does not answer to the name in the Host header.",
+        "This server does not accept the name in the Host header.",
         "The operator adds names with --allowed-hosts.",
         USAGE,
         421,
@@ -115,13 +115,15 @@ CONNECTION_ERRORS = {
         "The request has more than {count} headers, or more than {limit} bytes of them.", "Send fewer.", USAGE, 431
     ),
     "unsupported_encoding": ErrorKind(
-        "Request bodies are read as they are, not compressed.", "Leave out Content-Encoding.", USAGE, 415
+        "Compressed request bodies are not supported.", "Leave out Content-Encoding.", USAGE, 415
     ),
-    "unsupported_media_type": ErrorKind("Request bodies are JSON.", "Send Content-Type: application/json.", USAGE, 415),
+    "unsupported_media_type": ErrorKind(
+        "Request bodies must be JSON.", "Send Content-Type: application/json.", USAGE, 415
+    ),
     "read_timeout": ErrorKind("The request's {part} did not arrive within {limit:g} s.", "Send it faster.", USAGE, 408),
     "too_many_connections": ErrorKind(
         "There are too many connections: at most {limit} {scope}.",
-        "Use fewer at a time, or try again in a moment.",
+        "Use fewer connections, or try again in a moment.",
         WORKER,
         503,
         "service_unavailable_error",
@@ -142,7 +144,7 @@ REQUEST_ERRORS = {
     "unsupported_parameter": ErrorKind("{param} is not supported: {reason}.", "", USAGE),
     "grammar_not_enforceable": ErrorKind("{param} cannot be enforced: {reason}.", "", USAGE),
     "grammar_failed": ErrorKind(
-        "The text cannot be continued as the request's grammar demands: it became too complex.",
+        "The text cannot be continued according to the request's grammar, which became too complex.",
         "Simplify the grammar.",
         USAGE,
     ),
@@ -172,21 +174,23 @@ REQUEST_ERRORS = {
         "The model has no chat template.", "Start the server with --chat-template FILE, or use /v1/completions."
     ),
     "no_tokenizer": ErrorKind(
-        "There is no tokenizer: --skip-tokenizer-init was given.", "Send token ids; answers are token ids too.", USAGE
+        "There is no tokenizer, because --skip-tokenizer-init was given.",
+        "Send token ids; outputs are token ids too.",
+        USAGE,
     ),
     "chat_template": ErrorKind("The chat template refused the messages: {reason}.", ""),
     "tokenization": ErrorKind("The text could not be tokenized: {reason}.", "Send another text.", USAGE),
     "tokenizer_stuck": ErrorKind(
         "A text has waited {limit:g} s to be tokenized.",
-        "Wait for the tokenizer's processes to be restarted.",
+        "Wait until the tokenizer's processes are restarted.",
         WORKER,
         503,
         "service_unavailable_error",
     ),
     "request_too_large": ErrorKind("The request body is larger than {limit} bytes.", "Split it.", USAGE, 413),
     "bodies_too_large": ErrorKind(
-        "The bodies of all requests together, or those of one client, are too large: at most {limit} bytes, half of "
-        "them from one client.",
+        "The bodies of all requests, or those of one client, are too large: at most {limit} bytes are allowed, "
+        "and half of that from one client.",
         "Try again in a moment, or raise --max-total-body-bytes.",
         WORKER,
         503,
@@ -207,14 +211,14 @@ REQUEST_ERRORS = {
         "service_unavailable_error",
     ),
     "time_limit": ErrorKind(
-        "The request was not finished after {limit:g} s.",
+        "The request did not finish within {limit:g} s.",
         "Ask for fewer tokens; --max-request-seconds sets the time.",
         WORKER,
         503,
         "service_unavailable_error",
     ),
     "slow_reader": ErrorKind(
-        "More than {limit} bytes of the answer were not read in time.", "Read faster.", USAGE, 408
+        "More than {limit} bytes of the response were not read in time.", "Read faster.", USAGE, 408
     ),
     "numerical_error": ErrorKind("The request failed: {reason}.", "", NUMERIC, 500, "server_error"),
     "request_memory": ErrorKind(
@@ -228,7 +232,7 @@ REQUEST_ERRORS = {
         "The engine is restarting: {reason}.", "Try again in a moment.", WORKER, 503, "service_unavailable_error"
     ),
     "engine_restarted": ErrorKind(
-        "The engine ended before the answer was complete: {reason}.",
+        "The engine ended before the response was complete: {reason}.",
         "The engine is restarting; repeat the request.",
         WORKER,
         503,
@@ -242,7 +246,7 @@ REQUEST_ERRORS = {
         "server_error",
     ),
     "request_quarantined": ErrorKind(
-        "The engine ended twice while this request ran, so it is not tried again.",
+        "The engine ended twice while this request ran, so it is not retried.",
         "The request may be the cause; the server's log says how the engine ended.",
         WORKER,
         500,

@@ -8,12 +8,12 @@ from aiakq.system.memory import free_host_memory, release_host_memory
 
 
 def free_memory(device: torch.device) -> int:
-    """Bytes that can still be allocated: of the GPU, or of RAM within the container's limit."""
+    """Return the free bytes of the GPU, or of RAM within the container's limit."""
     return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else free_host_memory()
 
 
 def is_out_of_memory(failure: Exception) -> bool:
-    """Whether an allocation failed. Torch's allocator of host memory and cuBLAS have no exceptions of their own."""
+    """Whether an exception is a failed allocation; torch's CPU allocator and cuBLAS raise generic exceptions."""
     if isinstance(failure, (MemoryError, torch.OutOfMemoryError)):
         return True
     messages = ("DefaultCPUAllocator: can't allocate memory", "CUBLAS_STATUS_ALLOC_FAILED")
@@ -21,7 +21,7 @@ def is_out_of_memory(failure: Exception) -> bool:
 
 
 def release_memory() -> None:
-    """Return memory that is no longer used to the system and to the GPU."""
+    """Return unused memory to the system and to the GPU."""
     release_host_memory()
     if torch.cuda.is_initialized():
         torch.cuda.empty_cache()

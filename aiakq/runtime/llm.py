@@ -27,7 +27,7 @@ from aiakq.runtime.text.tokenizer import is_panic
 class LLM(PoolingMethods):
     """A loaded model. ``LLM(model="folder", **arguments)``; the arguments are those of docs/arguments.md.
 
-    Raises AiakqError when the model or an argument is not usable.
+    Raises AiakqError for a model or an argument that cannot be used.
     """
 
     def __init__(self, model: str, **arguments: Any) -> None:
@@ -40,20 +40,20 @@ class LLM(PoolingMethods):
         self._processor = OutputProcessor(self.tokenizer, self.engine.limits)
         self._adapters = CheckedAdapters(self.engine.limits.adapters)
         self._ids = itertools.count()
-        self._compiler: GrammarCompiler | None = None  # made for the first request with a grammar
+        self._compiler: GrammarCompiler | None = None  # created for the first request with a grammar
 
     def get_tokenizer(self) -> Any:
-        """The transformers tokenizer. Raises ``no_tokenizer``."""
+        """Return the transformers tokenizer. Raises ``no_tokenizer``."""
         if not self.tokenizer.has_text:
             raise error("no_tokenizer")
         return self.tokenizer.hf
 
     def get_default_sampling_params(self) -> SamplingParams:
-        """What requests without their own SamplingParams use: generation_config.json over the defaults."""
+        """Return the default SamplingParams of requests: the defaults overridden by generation_config.json."""
         return SamplingParams.from_optional(**self.config.generation.sampling)
 
     def reset_prefix_cache(self) -> bool:
-        """Let no later prompt reuse what was computed for earlier ones; returns True, as vLLM does on success."""
+        """Clear the prefix cache; return True, as vLLM does on success."""
         timed_step(self.engine, [ResetPrefixCache()])
         return True
 
@@ -66,15 +66,15 @@ class LLM(PoolingMethods):
         priority: int | Sequence[int] | None = None,
         lora_request: LoRARequest | Sequence[LoRARequest | None] | None = None,
     ) -> list[RequestOutput]:
-        """Generate for every prompt; results come in the order of the prompts.
+        """Generate text for every prompt; results are in the order of the prompts.
 
-        sampling_params  one for all, or one per prompt; the model's defaults if not given.
+        sampling_params  one for all, or one per prompt; defaults to ``get_default_sampling_params``.
         use_tqdm         show a progress bar on stderr.
         prompt_token_ids prompts as ids, instead of ``prompts``.
         priority         one for all, or one per prompt, lowest first; needs scheduling_policy="priority".
         lora_request     one adapter for all, or one or None per prompt; needs enable_lora=True.
-        A ``max_tokens`` beyond the context ends the text there, with finish_reason "length".
-        Raises AiakqError for a prompt that cannot be served, before anything is generated; it is also a ValueError.
+        If ``max_tokens`` exceeds the context, the text ends there with finish_reason "length".
+        Raises AiakqError (also a ValueError) for an invalid prompt, before anything is generated.
         """
         self.engine.limits.check_generates()
         listed = listed_prompts(prompts if prompts is not None else prompt_token_ids)
@@ -110,11 +110,11 @@ class LLM(PoolingMethods):
         tools: list[dict[str, Any]] | None = None,
         lora_request: LoRARequest | Sequence[LoRARequest | None] | None = None,
     ) -> list[RequestOutput]:
-        """Answer one conversation or several, through the model's chat template.
+        """Generate the next message of one or more conversations, with the model's chat template.
 
-        continue_final_message  the last message goes on; add_generation_prompt is False then.
-        tools                   functions that the model may call, as in a chat request. Its text holds the calls as the
-                                model writes them; ``structured_outputs`` of SamplingParams can enforce a form.
+        continue_final_message  continue the last message; add_generation_prompt must be False.
+        tools                   functions that the model may call, as in a chat request. The output text contains the
+                                calls as the model writes them; ``structured_outputs`` can enforce a format.
         lora_request            as in ``generate``.
         Raises ``usage``, ``no_chat_template``, ``chat_template``, and as ``generate`` does.
         """
@@ -134,7 +134,7 @@ class LLM(PoolingMethods):
             )
             for conversation in conversations
         ]
-        # The template writes the special tokens itself.
+        # The template already contains the special tokens.
         read = [self._encoded(prompt, add_special_tokens=False) for prompt in prompts]
         params, count = self._params_for(prompts, sampling_params), len(read)
         adapters = None if lora_request is None else self._one_for_each("lora_request", read, lora_request)
@@ -149,7 +149,7 @@ class LLM(PoolingMethods):
 
     @staticmethod
     def _one_for_each(name: str, prompts: Any, given: Any) -> list[Any]:
-        """``given`` for every prompt, or each prompt's own. Raises ``usage`` if there are more or fewer."""
+        """Return ``given`` as a list with one entry per prompt. Raises ``usage`` for another number of entries."""
         if isinstance(given, (SamplingParams, LoRARequest, int)):
             return [given] * len(prompts)
         if len(given) != len(prompts):
@@ -218,7 +218,7 @@ class LLM(PoolingMethods):
                         with_processors.append(spec.request_id)
             self._run_requests(inbox, results, use_tqdm)
         except BaseException:
-            # Nothing of a failed or interrupted call may go on running in the next one.
+            # Abort the requests of a failed or interrupted call, so that they do not run in the next one.
             for request_id in results:
                 self._processor.cancel(request_id)
             self.engine.abort_all()
@@ -232,9 +232,7 @@ class LLM(PoolingMethods):
         return list(results.values())
 
     def _check_grammar(self, params: SamplingParams) -> None:
-        """Raise ``grammar_not_enforceable`` for a grammar that cannot be enforced, ``no_tokenizer`` for any without
-        text.
-        """
+        """Raise ``grammar_not_enforceable`` for an invalid grammar, ``no_tokenizer`` for any without a tokenizer."""
         if self._compiler is None:
             if not self.tokenizer.has_text:
                 raise error("no_tokenizer")
@@ -247,14 +245,14 @@ class LLM(PoolingMethods):
         self._compiler.matcher(self.engine.limits.grammars.apply(params.grammar), param=name)
 
     def _executor_with_functions(self) -> Any:
-        """The executor, if it can call functions of this process. Raises ``unsupported_parameter``."""
+        """Return the executor, if it can call functions of this process. Raises ``unsupported_parameter``."""
         if not hasattr(self.engine.executor, "register_logits_processors"):
             reason = "the model runs in another process, which functions cannot reach"
             raise error("unsupported_parameter", param="logits_processors", reason=reason)
         return self.engine.executor
 
     def _run_requests(self, inbox: Inbox, results: dict[str, RequestOutput], use_tqdm: bool) -> None:
-        """Run the requests in ``inbox`` to their end, and fill in ``results``."""
+        """Run the requests in ``inbox`` until all are finished, and fill in ``results``."""
         from tqdm import tqdm
 
         def receive(idle: bool) -> Inbox | None:
@@ -287,7 +285,7 @@ def _empty(request_id: str, prompt: str | None, ids: list[int], params: Sampling
 
 
 def _best(outputs: list[CompletionOutput], count: int) -> list[CompletionOutput]:
-    """The ``count`` most likely sequences, numbered anew, best first."""
+    """Return the ``count`` most likely sequences, renumbered, best first."""
     chosen = sorted(outputs, key=lambda output: -output.cumulative_logprob)[:count]
     for index, output in enumerate(chosen):
         output.index = index
@@ -295,7 +293,7 @@ def _best(outputs: list[CompletionOutput], count: int) -> list[CompletionOutput]
 
 
 def _apply(delta: Delta, result: RequestOutput) -> None:
-    """Add a delta to its request's result."""
+    """Add a delta to the result of its request."""
     output = result.outputs[delta.index]
     output.text += delta.text
     output.token_ids += delta.token_ids

@@ -25,14 +25,14 @@ if TYPE_CHECKING:
     from aiakq.runtime.engine.engine import Engine
     from aiakq.runtime.text.tokenizer import Tokenizer
 
-#: A prompt: text, token ids, or a dict with "prompt" or "prompt_token_ids"; with "cache_salt" it shares pages only with
-#: prompts of the same.
+#: A prompt: text, token ids, or a dict with "prompt" or "prompt_token_ids", and optionally "cache_salt", which limits
+#: prefix caching to prompts with the same salt.
 Prompt = str | list[int] | dict[str, Any]
 Prompts = Prompt | Sequence[Prompt]
 
 
 def listed_prompts(prompts: Any) -> list[Prompt]:
-    """One prompt or several as a list; a flat list of ids is one prompt. Raises ``empty_prompt`` for none."""
+    """Return one or more prompts as a list; a flat list of ids is one prompt. Raises ``empty_prompt`` for none."""
     if prompts is None:
         raise error("empty_prompt", param="prompts")
     if isinstance(prompts, str | dict) or (prompts and isinstance(prompts[0], int)):
@@ -41,9 +41,10 @@ def listed_prompts(prompts: Any) -> list[Prompt]:
 
 
 class PoolingMethods:
-    """What ``LLM`` returns of prompts besides texts that continue them.
+    """Methods of ``LLM`` that pool prompts instead of generating text.
 
-    In all methods, ``truncate_prompt_tokens`` keeps so many tokens of a prompt, its last ones; -1: as many as fit.
+    In all methods, ``truncate_prompt_tokens`` is the number of tokens to keep at the end of a prompt; -1 for as many as
+    fit.
     """
 
     engine: Engine
@@ -52,7 +53,7 @@ class PoolingMethods:
     def _pool(
         self, prompts: Sequence[Prompt], params: PoolingParams, truncate_prompt_tokens: int | None, use_tqdm: bool
     ) -> list[RequestOutput]:
-        """Run ``prompts``; each result has a ``pooled``. Raises AiakqError for what cannot be pooled."""
+        """Run ``prompts``; each result has ``pooled`` set. Raises AiakqError for prompts that cannot be pooled."""
         raise NotImplementedError
 
     def encode(
@@ -63,9 +64,9 @@ class PoolingMethods:
         prompt_token_ids: list[int] | list[list[int]] | None = None,
         truncate_prompt_tokens: int | None = None,
     ) -> list[PoolingRequestOutput]:
-        """Whatever the model makes of each prompt, as a tensor: see --task.
+        """Return the pooled output of each prompt as a tensor; see --task.
 
-        Raises AiakqError for a prompt that cannot be served, ``task_mismatch`` for a model that generates.
+        Raises AiakqError for an invalid prompt, ``task_mismatch`` for a generative model.
         """
         listed = listed_prompts(prompts if prompts is not None else prompt_token_ids)
         results = self._pool(listed, pooling_params or PoolingParams(), truncate_prompt_tokens, use_tqdm)
@@ -79,7 +80,7 @@ class PoolingMethods:
         pooling_params: PoolingParams | None = None,
         truncate_prompt_tokens: int | None = None,
     ) -> list[EmbeddingRequestOutput]:
-        """An embedding of each prompt. Raises as ``encode``, ``task_mismatch`` for a model that has none."""
+        """Return the embedding of each prompt. Raises as ``encode``, ``task_mismatch`` without embeddings."""
         self._pooling_limits().check_embeds()
         params = pooling_params or PoolingParams()
         results = self._pool(listed_prompts(prompts), params, truncate_prompt_tokens, use_tqdm)
@@ -92,7 +93,7 @@ class PoolingMethods:
         pooling_params: PoolingParams | None = None,
         truncate_prompt_tokens: int | None = None,
     ) -> list[ClassificationRequestOutput]:
-        """The probability of each label, of each prompt. Raises as ``encode``, ``task_mismatch`` for another model."""
+        """Return label probabilities of each prompt. Raises as ``encode``, ``task_mismatch`` without labels."""
         self._pooling_limits().check_classifies()
         params = pooling_params or PoolingParams()
         results = self._pool(listed_prompts(prompts), params, truncate_prompt_tokens, use_tqdm)
@@ -107,8 +108,9 @@ class PoolingMethods:
         use_tqdm: bool = True,
         truncate_prompt_tokens: int | None = None,
     ) -> list[ScoringRequestOutput]:
-        """How well the first text goes together with each second one, or each first text with the second of its place:
-        a model with one label scores the pair, one of embeddings compares those of the two.
+        """Score pairs of texts: one first text with every second text, or first and second texts pairwise.
+
+        A model with one label scores the pair; for an embedding model the score is the cosine similarity.
         """
         limits = self._pooling_limits()
         limits.check_scores()
@@ -138,7 +140,7 @@ def _pooled(result: RequestOutput) -> Pooled:
 
 
 def _tensor(pooled: Pooled, one_row: bool) -> torch.Tensor:
-    """[D] float32, or [T, D]."""
+    """Return the pooled result as a tensor [D] or [T, D] float32."""
     if not pooled.data:
         return torch.zeros(0, pooled.width)
     rows = torch.frombuffer(bytearray(pooled.data), dtype=torch.float32).view(-1, pooled.width)

@@ -1,4 +1,4 @@
-"""How the hidden states of a prompt become its result: ``PoolingParams`` of a request, ``Pooling`` in the engine."""
+"""Pooling of the hidden states of a prompt: ``PoolingParams`` of a request, and ``Pooling`` in the engine."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from aiakq.errors import error
 
 #: Kinds of pooling, by vLLM's names.
 POOLING_TYPES = ("LAST", "CLS", "MEAN", "ALL", "STEP")
-#: Numbers that one request may get, if its prompts become many rows each.
+#: Maximum number of values in the result of one request, for prompts with many rows.
 MAX_NUMBERS = 1 << 23
-#: Functions over what was pooled; an empty name is none.
+#: Activations of pooled rows; an empty name means none.
 ACTIVATIONS = ("", "softmax", "sigmoid")
 
 
 @dataclass
 class PoolingParams:
-    """What one request wants; None: what the server does.
+    """Pooling parameters of a request; None selects the server's default.
 
-    dimensions  the first numbers of an embedding, of models that were trained for it (Matryoshka).
-    normalize   whether an embedding has the length 1.
-    activation  whether scores become probabilities.
+    dimensions  number of leading dimensions of an embedding to keep, for Matryoshka models.
+    normalize   whether to normalize an embedding to length 1.
+    activation  whether to turn scores into probabilities.
     """
 
     dimensions: int | None = None
@@ -34,7 +34,7 @@ class PoolingParams:
     activation: bool | None = None
 
     def __post_init__(self) -> None:
-        """Raises ``invalid_type``."""
+        """Validate the types. Raises ``invalid_type``."""
         if isinstance(self.dimensions, bool) or not isinstance(self.dimensions, int | None):
             raise error(
                 "invalid_type", param="dimensions", reason=f"an integer is expected, not {self.dimensions!r:.64}"
@@ -46,11 +46,11 @@ class PoolingParams:
 
 
 class Pooling(msgspec.Struct, frozen=True):
-    """What becomes of the model's output [T, D] for a prompt of T tokens.
+    """How the model's output [T, D] for a prompt of T tokens is pooled.
 
-    kind         LAST, CLS (the first token), MEAN, ALL (a row for each token), or STEP: a row for each ``step_tag_id``.
-    activation   softmax, sigmoid, or nothing.
-    normalize    whether each row is divided by its length, after it was cut to ``dimensions``.
+    kind         LAST, CLS (the first token), MEAN, ALL (a row per token), or STEP (a row per ``step_tag_id``).
+    activation   softmax, sigmoid, or empty for none.
+    normalize    whether rows are normalized to length 1, after truncation to ``dimensions``.
     """
 
     kind: str
@@ -61,16 +61,16 @@ class Pooling(msgspec.Struct, frozen=True):
 
     @property
     def reads_every_token(self) -> bool:
-        """Whether more than the last token's output is needed, so that none may come from the prefix cache."""
+        """Whether outputs of tokens other than the last are needed, which rules out the prefix cache."""
         return self.kind != "LAST"
 
     @property
     def has_one_row(self) -> bool:
-        """Whether the result is a vector."""
+        """Whether the result is a single row."""
         return self.kind in ("LAST", "CLS", "MEAN")
 
     def positions(self, token_ids: Sequence[int], first: int, end: int, num_prompt: int) -> Sequence[int]:
-        """Which of the positions ``first`` .. ``end`` - 1 of the prompt ``token_ids`` have an output that is needed."""
+        """Return the positions in ``first`` .. ``end`` - 1 of the prompt ``token_ids`` whose outputs are needed."""
         if self.kind == "LAST":
             return range(max(first, num_prompt - 1), end)
         if self.kind == "CLS":
@@ -80,12 +80,12 @@ class Pooling(msgspec.Struct, frozen=True):
         return range(first, end)
 
     def num_rows(self, token_ids: Sequence[int]) -> int:
-        """The rows that a prompt becomes."""
+        """Return the number of rows that a prompt is pooled to."""
         return 1 if self.has_one_row else len(self.positions(token_ids, 0, len(token_ids), len(token_ids)))
 
 
 class Pooled(msgspec.Struct, frozen=True):
-    """The result of a prompt: rows of ``width`` float32 numbers, in the order of bytes of this machine."""
+    """The pooled prompt: rows of ``width`` float32 values, in native byte order."""
 
     data: bytes
     width: int
@@ -95,24 +95,24 @@ class Pooled(msgspec.Struct, frozen=True):
         return len(self.data) // (4 * self.width)
 
     def vector(self) -> list[float]:
-        """The only row."""
+        """Return the single row."""
         return array.array("f", self.data).tolist()
 
     def rows(self) -> list[list[float]]:
-        """All rows."""
+        """Return all rows."""
         numbers = self.vector()
         return [numbers[start : start + self.width] for start in range(0, len(numbers), self.width)]
 
 
 def similarity(one: Sequence[float], other: Sequence[float]) -> float:
-    """The cosine of the angle between two vectors."""
+    """Return the cosine similarity of two vectors."""
     product = sum(map(operator.mul, one, other))
     lengths = math.sqrt(sum(x * x for x in one)) * math.sqrt(sum(x * x for x in other))
     return product / max(lengths, 1e-8)
 
 
 def paired(ones: Sequence[str], twos: Sequence[str]) -> list[tuple[str, str]]:
-    """Texts in pairs: one with each, or each with that of its place. Raises ``invalid_type`` and ``empty_prompt``."""
+    """Pair one text with each of several, or texts pairwise. Raises ``invalid_type`` and ``empty_prompt``."""
     if not ones or not twos:
         raise error("empty_prompt", param="text_2" if ones else "text_1")
     if len(ones) not in (1, len(twos)):
@@ -122,14 +122,14 @@ def paired(ones: Sequence[str], twos: Sequence[str]) -> list[tuple[str, str]]:
 
 
 class PoolingLimits(msgspec.Struct, frozen=True):
-    """What a server's pooled results are, and what requests may change of it.
+    """Pooling of a server, and the limits of what requests may change.
 
     task        embed, classify, score or reward.
-    pooling     of a request that asks for nothing else.
-    width       numbers of a row.
-    dimensions  numbers that an embedding may be cut to; empty: any (Matryoshka); None: it cannot be cut.
-    labels      the name of each score, of models that classify.
-    concatenates  whether two texts are scored as one text, not as a pair.
+    pooling     default pooling of a request.
+    width       number of values in a row.
+    dimensions  sizes that an embedding may be truncated to; empty for any (Matryoshka), None for no truncation.
+    labels      name of each score of a classifier.
+    concatenates  whether two texts are scored as one concatenated text instead of a pair.
     """
 
     task: str
@@ -141,41 +141,41 @@ class PoolingLimits(msgspec.Struct, frozen=True):
 
     @property
     def is_classifier(self) -> bool:
-        """Whether the model has scores, and not only hidden states."""
+        """Whether the model returns scores instead of hidden states."""
         return bool(self.labels)
 
     def describe(self) -> str:
-        """What prompts become, for the start-up table."""
+        """Return a description for the start-up table."""
         pooling = self.pooling
         parts = [self.task, pooling.kind, *(["normalized"] if pooling.normalize else [])]
         parts += [pooling.activation] if pooling.activation else []
         return f"{', '.join(parts)}: {self.width} numbers" + ("" if pooling.has_one_row else " for each row")
 
     def check_embeds(self) -> None:
-        """Raise ``task_mismatch`` unless there are embeddings."""
+        """Raise ``task_mismatch`` unless the model returns embeddings."""
         if self.task != "embed" or not self.pooling.has_one_row:
             raise error("task_mismatch", task=self.task, wanted="return an embedding of a text", needed="embed")
 
     def check_classifies(self) -> None:
-        """Raise ``task_mismatch`` unless there are labels."""
+        """Raise ``task_mismatch`` unless the model has labels."""
         if self.task not in ("classify", "score") or not self.pooling.has_one_row:
             raise error("task_mismatch", task=self.task, wanted="return probabilities of labels", needed="classify")
 
     def check_scores(self) -> None:
-        """Raise ``task_mismatch`` unless there are embeddings, or one score."""
+        """Raise ``task_mismatch`` unless the model returns embeddings or a single score."""
         has_one_score = self.width == 1 and self.task in ("classify", "score")
         if not (has_one_score or self.task == "embed") or not self.pooling.has_one_row:
             raise error("task_mismatch", task=self.task, wanted="return a score of two texts", needed="score")
 
     def check_rows(self, num_rows: int, param: str) -> None:
-        """Raise ``value_out_of_range`` if prompts become more rows than one request may get."""
+        """Raise ``value_out_of_range`` if the prompts of a request are pooled to too many rows."""
         most = MAX_NUMBERS // self.width
         if not self.pooling.has_one_row and num_rows > most:
             allowed = f"at most {most} together, of {self.width} numbers each"
             raise error("value_out_of_range", param=param, value=f"{num_rows} rows", allowed=allowed)
 
     def resolve(self, params: PoolingParams) -> Pooling:
-        """What ``params`` asks for. Raises ``value_out_of_range`` and ``unsupported_parameter``."""
+        """Return the pooling for ``params``. Raises ``value_out_of_range`` and ``unsupported_parameter``."""
         changes: dict[str, object] = {}
         if params.dimensions is not None and params.dimensions != self.width:
             self._check_dimensions(params.dimensions)
@@ -196,8 +196,8 @@ class PoolingLimits(msgspec.Struct, frozen=True):
 
     def _check_dimensions(self, wanted: int) -> None:
         if self.task != "embed" or self.dimensions is None:
-            reason = f"the model returns {self.width} numbers; config.json says neither is_matryoshka nor "
-            reason += "matryoshka_dimensions (--hf-overrides can), so fewer would be of little use"
+            reason = f"the model returns {self.width} values; config.json has neither is_matryoshka nor "
+            reason += "matryoshka_dimensions (--hf-overrides can), so a truncated embedding would be of little use"
             raise error("unsupported_parameter", param="dimensions", reason=reason)
         if self.dimensions and wanted not in self.dimensions:
             allowed = "one of " + ", ".join(map(str, self.dimensions))

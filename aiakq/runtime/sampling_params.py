@@ -1,4 +1,4 @@
-"""SamplingParams: how the next token of a request is chosen. Names and defaults follow vLLM; no torch here."""
+"""SamplingParams: how the tokens of a request are sampled. Names and defaults follow vLLM. Does not import torch."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from typing import Any, get_args, get_type_hints
 from aiakq.errors import error
 from aiakq.runtime.structured.grammars import Grammar, grammar_of
 
-#: Below this a temperature is greedy: dividing logits by it would overflow (documented in docs/serving.md).
+#: Temperatures below this are greedy, since dividing logits by them would overflow (see docs/serving.md).
 GREEDY_BELOW = 1e-5
 
-#: Called with (ids generated so far, logits [V]) or (prompt's ids, those, logits); returns logits.
+#: Called with (output ids, logits [V]) or (prompt ids, output ids, logits [V]); returns logits.
 LogitsProcessor = Callable[..., Any]
 
 MAX_STOP_STRINGS = 16
@@ -23,21 +23,21 @@ MAX_STOP_CHARS = 256
 MAX_LOGIT_BIAS = 1024
 MAX_BAD_WORDS = 128
 MAX_STOP_TOKEN_IDS = 128
-#: A token id as a key of JSON: as it is written, so that no two keys name one token.
+#: A token id as a JSON key, in canonical form, so that no two keys mean the same token.
 TOKEN_KEY = re.compile(r"^(0|-?[1-9][0-9]{0,39})$")
 
 
 @dataclass(frozen=True)
 class Parameter:
-    """What is declared about one sampling parameter beside its type and default.
+    """Declaration of a sampling parameter, besides its type and default.
 
-    help           one sentence.
-    minimum        smallest number; ``exclusive`` if only larger ones are allowed.
-    maximum        largest number.
-    allowed        the bounds in words, for error messages.
+    help           description in one sentence.
+    minimum        lower bound; ``exclusive`` if it is not allowed itself.
+    maximum        upper bound.
+    allowed        description of the bounds for error messages.
     schema         JSON Schema keywords for values that are not numbers, by JSON type.
-    limited_by     bounds that depend on the loaded model: "max_tokens", "logprobs" or "token_id".
-    only_local     whether only ``LLM`` takes it, not HTTP requests.
+    limited_by     bound that depends on the loaded model: "max_tokens", "logprobs" or "token_id".
+    only_local     whether only ``LLM`` accepts it, and HTTP requests do not.
     """
 
     help: str
@@ -51,7 +51,7 @@ class Parameter:
 
 
 def _param(default: Any, help: str, **declared: Any) -> Any:
-    """A field of ``SamplingParams`` with its ``Parameter``."""
+    """Return a dataclass field with its ``Parameter``."""
     return field(default=default, metadata={"parameter": Parameter(help, **declared)})
 
 
@@ -65,10 +65,10 @@ _LOGPROBS = (-1, 2**31, "0 or more, or -1 for the whole vocabulary", "logprobs")
 
 @dataclass
 class SamplingParams:
-    """Sampling settings of one request; vLLM's names, defaults and meaning.
+    """Sampling parameters of a request, with vLLM's names, defaults and semantics.
 
-    The fields are the only declaration of these parameters: their checks, the fields of HTTP requests, the OpenAPI
-    document and docs/routes.md are derived from them.
+    The fields are the single declaration of these parameters: their validation, the fields of HTTP requests, the
+    OpenAPI document and docs/routes.md are derived from them.
     """
 
     n: int = _count(1, "Sequences returned for the prompt.", 1, 16, "1 to 16")
@@ -216,14 +216,14 @@ class SamplingParams:
         self._check_ids()
 
     def as_record(self) -> SamplingParams:
-        """These parameters without those that no record can carry, and without structured outputs."""
+        """Return the parameters without those that cannot be encoded, and without structured outputs."""
         if self.logits_processors or self.structured_outputs is not None or self.guided_decoding is not None:
             return replace(self, logits_processors=None, structured_outputs=None, guided_decoding=None)
         return self
 
     @property
     def num_sequences(self) -> int:
-        """Sequences to generate, of which n are returned."""
+        """Number of sequences to generate, of which n are returned."""
         return self.n if self.best_of is None else self.best_of
 
     @property
@@ -232,7 +232,7 @@ class SamplingParams:
 
     @classmethod
     def from_optional(cls, **given: Any) -> SamplingParams:
-        """Like the constructor, but None means the default; for callers that pass optional fields through."""
+        """Like the constructor, but None means the default, for callers with optional fields."""
         return cls(**{name: value for name, value in given.items() if value is not None})
 
     def _check_numbers(self) -> None:
@@ -245,7 +245,7 @@ class SamplingParams:
                 raise error("invalid_type", param=name, reason=f"{kind} is expected, not {value!r:.64}")
             assert parameter.minimum is not None and parameter.maximum is not None
             above = value > parameter.minimum if parameter.exclusive else value >= parameter.minimum
-            # Every comparison with NaN is False.
+            # Written such that NaN fails, since every comparison with it is false.
             if not (above and value <= parameter.maximum):
                 raise error("value_out_of_range", param=name, value=value, allowed=parameter.allowed)
             if expected is not int:
@@ -281,7 +281,7 @@ class SamplingParams:
         self.grammar = grammar_of(name, getattr(self, name))
 
     def _check_ids(self) -> None:
-        """Replace ``allowed_token_ids`` by sorted distinct ids, and ``stop_token_ids`` by distinct ids."""
+        """Replace ``allowed_token_ids`` by its sorted distinct ids, and ``stop_token_ids`` by its distinct ids."""
         if self.allowed_token_ids is not None:
             self.allowed_token_ids = sorted(_distinct_ids("allowed_token_ids", self.allowed_token_ids))
             if not self.allowed_token_ids:
@@ -306,7 +306,7 @@ class SamplingParams:
 
 
 def _distinct_ids(param: str, ids: list[int]) -> dict[int, None]:
-    """The distinct ``ids``, in order. Raises ``invalid_type`` for anything but a list of integers."""
+    """Return the distinct ``ids`` in order. Raises ``invalid_type`` for anything but a list of integers."""
     if not isinstance(ids, (list, tuple)):
         raise error("invalid_type", param=param, reason=f"a list of token ids is expected, not {ids!r:.64}")
     if not set(map(type, ids)) <= {int}:
@@ -316,7 +316,7 @@ def _distinct_ids(param: str, ids: list[int]) -> dict[int, None]:
 
 
 def _checked_bias(bias: dict[Any, float]) -> dict[int, float]:
-    """Integer keys (JSON gives strings), values clamped to -100..100 as the OpenAI API documents."""
+    """Return the bias with integer keys (JSON has strings) and values clamped to -100..100, as in the OpenAI API."""
     if len(bias) > MAX_LOGIT_BIAS:
         raise error(
             "value_out_of_range",
@@ -336,7 +336,7 @@ def _checked_bias(bias: dict[Any, float]) -> dict[int, float]:
 
 
 def parameters() -> dict[str, tuple[Any, Parameter]]:
-    """Name -> (type, declaration) of every sampling parameter."""
+    """Return name -> (type, declaration) of every sampling parameter."""
     types = get_type_hints(SamplingParams)
     declared = [each for each in fields(SamplingParams) if "parameter" in each.metadata]
     return {each.name: (types[each.name], each.metadata["parameter"]) for each in declared}
@@ -344,7 +344,7 @@ def parameters() -> dict[str, tuple[Any, Parameter]]:
 
 @functools.cache
 def _numbers() -> tuple[tuple[str, Parameter, Any, bool], ...]:
-    """(name, declaration, expected type, whether None is allowed) of the parameters that are numbers; floats first."""
+    """Return (name, declaration, type, whether None is allowed) of the numeric parameters, floats first."""
     found = []
     for name, (type_, parameter) in parameters().items():
         if parameter.minimum is not None:

@@ -105,7 +105,7 @@ class RunningServer:
                     has_outcome = True
                     self._outcome.put(decode_error(report.failure))
         if not has_outcome:
-            hint = "Its own last lines are above."
+            hint = "Its last output is above."
             self._outcome.put(error("engine_start", reason="the server's process ended", hint=hint))
 
 

@@ -1,1 +1,1 @@
-"""Host memory and threads, without torch."""
+"""Host memory, threads, processes and processor topology, without torch."""

@@ -1,7 +1,7 @@
-"""Limits of memory and processors that a container or a service manager has set with cgroups, version 1 or 2.
+"""Memory and CPU limits that a container or service manager sets with cgroups, version 1 or 2.
 
-A limit holds for a group and for all inside it, so every group from this process's own to the outermost one that can be
-seen counts. Standard library only.
+A limit applies to a group and all groups inside it, so all groups from this process's own to the outermost visible one
+are considered. Standard library only.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-#: What version 1 calls no limit, or more.
+#: Values from this on mean no limit in version 1.
 _UNLIMITED = 1 << 62
 
 
@@ -22,7 +22,7 @@ class Cgroup:
     version: int
 
     def available_memory(self) -> int | None:
-        """Bytes until the limit; None without one. Files that were read and are not in use count as available."""
+        """Return the bytes left until the limit; None without one. Inactive file pages count as available."""
         unified = self.version == 2
         limits = [
             self._number(name) for name in (("memory.max", "memory.high") if unified else ("memory.limit_in_bytes",))
@@ -36,7 +36,7 @@ class Cgroup:
         return max(0, min(known) - max(0, used - cached))
 
     def processors(self) -> float | None:
-        """How many processors' time the group gets; None without a limit."""
+        """Return the CPU limit as a number of processors; None without a limit."""
         if self.version == 2:
             quota, period = next(iter(self._pairs("cpu.max")), ("max", "1"))
         else:
@@ -62,16 +62,16 @@ class Cgroup:
 
 
 def cgroups(controller: str, root: Path = Path("/")) -> list[Cgroup]:
-    """The groups of this process with files of ``controller`` ("memory" or "cpu"), its own first.
+    """Return the groups of this process for ``controller`` ("memory" or "cpu"), its own first.
 
-    root  where /proc and what is mounted are looked for.
+    root  root folder of /proc and of the mount points.
     """
     found: list[Cgroup] = []
     paths = _own_paths(root)
     for mount_root, mount_point, version, controllers in _mounts(root):
         names = {""} if version == 2 else {controller} & controllers
         for name in names & paths.keys():
-            # In a container without a namespace of its own, the path is the host's, and so is the root of the mount.
+            # In a container without its own cgroup namespace, the path and the root of the mount are the host's.
             inside = _relative(paths[name], mount_root)
             top = root / mount_point.lstrip("/")
             parts = [part for part in inside.split("/") if part]
@@ -81,19 +81,19 @@ def cgroups(controller: str, root: Path = Path("/")) -> list[Cgroup]:
 
 
 def available_memory(root: Path = Path("/")) -> int | None:
-    """Bytes that this process can still allocate within its limits; None without any."""
+    """Return the bytes that this process can allocate within its limits; None without a limit."""
     limits = [group.available_memory() for group in cgroups("memory", root)]
     return min((limit for limit in limits if limit is not None), default=None)
 
 
 def processor_limit(root: Path = Path("/")) -> float | None:
-    """How many processors' time this process may use; None without a limit."""
+    """Return the CPU limit of this process as a number of processors; None without a limit."""
     limits = [group.processors() for group in cgroups("cpu", root)]
     return min((limit for limit in limits if limit is not None), default=None)
 
 
 def _own_paths(root: Path) -> dict[str, str]:
-    """The group of this process, by controller; by "" in version 2."""
+    """Return the group of this process by controller; the key is "" for version 2."""
     paths: dict[str, str] = {}
     for line in _lines(root / "proc/self/cgroup"):
         _, _, rest = line.partition(":")
@@ -103,7 +103,7 @@ def _own_paths(root: Path) -> dict[str, str]:
 
 
 def _mounts(root: Path) -> Iterator[tuple[str, str, int, set[str]]]:
-    """Every mounted hierarchy: the part of it that is mounted, where, its version, and its controllers in version 1."""
+    """Yield every mounted hierarchy: its root, mount point, version, and (in version 1) controllers."""
     for line in _lines(root / "proc/self/mountinfo"):
         words, _, rest = line.partition(" - ")
         fields, kind = words.split(), rest.split()
@@ -113,7 +113,7 @@ def _mounts(root: Path) -> Iterator[tuple[str, str, int, set[str]]]:
 
 
 def _relative(path: str, mount_root: str) -> str:
-    """``path`` as seen below ``mount_root``; the mount itself, where it is elsewhere."""
+    """Return ``path`` relative to ``mount_root``; the mount itself if it lies outside."""
     base = mount_root.rstrip("/")
     if path == base or path.startswith(f"{base}/"):
         inside = path[len(base) :]

@@ -9,7 +9,7 @@ LENGTH = struct.Struct(">I")
 
 
 def framed(body: bytes) -> bytes:
-    """``body`` with its length before it."""
+    """Return ``body`` prefixed with its length."""
     return LENGTH.pack(len(body)) + body
 
 
@@ -31,6 +31,6 @@ def receive_exactly(sock: socket.socket, count: int) -> bytes | None:
 
 
 def limit_sending(sock: socket.socket, seconds: float) -> None:
-    """Have a blocking ``send`` raise BlockingIOError after so many ``seconds``."""
+    """Make a blocking ``send`` raise BlockingIOError after ``seconds``."""
     whole, rest = divmod(seconds, 1.0)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", int(whole), int(rest * 1e6)))

@@ -1,4 +1,4 @@
-"""Host memory: how much is available (cgroup limits included), and how it is released."""
+"""Host memory: the amount available within cgroup limits, and its release to the system."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from pathlib import Path
 
 from aiakq.system import cgroups
 
-#: Seconds between two collections of all reference cycles, and when the last one was.
+#: Minimum seconds between two full garbage collections, and the time of the last one.
 _COLLECTION_SECONDS = 5.0
 _last_collection = float("-inf")
 
 
 def free_host_memory() -> int:
-    """Bytes of RAM that can still be allocated, within the container's limit."""
-    # macOS says only how much there is in all.
+    """Return the bytes of RAM that can be allocated, within the container's limit."""
+    # macOS reports only the total.
     pages = "SC_AVPHYS_PAGES" if "SC_AVPHYS_PAGES" in os.sysconf_names else "SC_PHYS_PAGES"
     available = os.sysconf("SC_PAGE_SIZE") * os.sysconf(pages)
     for line in _lines("/proc/meminfo"):
@@ -30,11 +30,11 @@ def free_host_memory() -> int:
 
 
 def release_host_memory() -> None:
-    """Return memory that is no longer used to the system.
+    """Return unused memory to the system.
 
-    Reference cycles are collected first: all of them, or, if that took place in the last seconds, young ones, since it
-    scans every object there is. glibc keeps freed blocks of a few megabytes in its heap, which grows when allocation
-    sizes vary; ``malloc_trim`` returns them.
+    Garbage is collected first: in all generations or, if that happened in the last seconds, only in the young ones,
+    since a full collection scans every object. glibc keeps freed blocks of a few megabytes in its heap, which grows if
+    allocation sizes vary; ``malloc_trim`` returns them.
     """
     global _last_collection
     if time.monotonic() - _last_collection > _COLLECTION_SECONDS:
@@ -46,21 +46,21 @@ def release_host_memory() -> None:
 
 
 def trim_heap() -> None:
-    """Return freed memory to the system, without collecting reference cycles."""
+    """Return freed memory to the system, without a garbage collection."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)
 
 
 def freeze_objects() -> None:
-    """Exclude what there is, which lives as long as the process, from garbage collection."""
+    """Exclude all current objects, which live as long as the process, from garbage collection."""
     gc.collect()
     gc.freeze()
 
 
 @contextmanager
 def gc_frozen() -> Iterator[None]:
-    """Exclude existing objects from garbage collection: scanning what imports created takes a third of a second."""
+    """Exclude existing objects from garbage collection, since scanning the imported modules takes 0.3 s."""
     freeze_objects()
     try:
         yield

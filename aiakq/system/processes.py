@@ -1,4 +1,4 @@
-"""Child processes: how they start, what they do first, and how they end."""
+"""Child processes: their start, their initialization, and their exit."""
 
 from __future__ import annotations
 
@@ -24,15 +24,14 @@ class _ChildOptions(TypedDict):
     process_group: int
 
 
-#: Arguments of ``Popen``: output of libraries must not mix with our own standard output, and Ctrl-C reaches only the
-#: parent.
+#: Arguments of ``Popen``: output of libraries goes to standard error, and Ctrl-C reaches only the parent.
 CHILD_OPTIONS: _ChildOptions = {"stdin": subprocess.DEVNULL, "stdout": _STDERR, "process_group": 0}
 
 
 def child_command(code: str, *words: object) -> list[str]:
-    """The command of a process of this interpreter that runs ``code`` with the arguments ``words``.
+    """Return the command that runs ``code`` with the arguments ``words`` in this interpreter.
 
-    The current folder is not on its import path, so that no file there can shadow a library.
+    The current folder is not on its import path, so that a file in it cannot shadow a library.
     """
     return [sys.executable, "-P", "-c", code, *map(str, words)]
 
@@ -45,7 +44,7 @@ def start_child(
     environment: Mapping[str, str] = os.environ,
     stdin: int = subprocess.DEVNULL,
 ) -> subprocess.Popen[bytes]:
-    """Start a process as ``child_command`` says, with ``threads`` threads that compute. Raises OSError."""
+    """Start a process with ``child_command`` and ``threads`` compute threads. Raises OSError."""
     own = {**environment, "OMP_NUM_THREADS": str(threads)}
     spin_briefly(own)
     options = CHILD_OPTIONS | {"stdin": stdin}
@@ -53,14 +52,14 @@ def start_child(
 
 
 class ChildProcess:
-    """A child process and a socket to it. The number of the process's own end is its first argument.
+    """A child process and a socket to it. The descriptor of the child's end is its first argument.
 
-    socket  this end.
-    pid     of the process.
+    socket  the parent's end of the socket.
+    pid     id of the child process.
     """
 
     def __init__(self, code: str, threads: int, pass_fds: Sequence[int] = ()) -> None:
-        """Start it as ``start_child`` does; it inherits ``pass_fds`` too. Raises OSError."""
+        """Start the process with ``start_child``; it also inherits ``pass_fds``. Raises OSError."""
         self.socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             descriptors = (theirs.fileno(), *pass_fds)
@@ -73,21 +72,21 @@ class ChildProcess:
         self.pid = self._process.pid
 
     def kill(self) -> None:
-        """End it at once, whatever it does."""
+        """Kill the process immediately."""
         self._process.kill()
 
     def end(self) -> None:
-        """Wait for its end, its socket being shut down, and kill it if it does not come."""
+        """Wait for the process to exit after its socket was shut down, and kill it if it does not."""
         end_child(self._process)
 
     def exit_reason(self) -> str:
-        """Why it ended, in words."""
+        """Return a description of why the process exited."""
         return exit_reason(self._process)
 
 
 def begin_child() -> None:
-    """What a child process does first: it leaves signals to its parent, and ends with it."""
-    # Ctrl-C in a terminal and a service manager's TERM also reach this process; only the parent acts on them.
+    """Initialize a child process: it ignores signals and ends with its parent."""
+    # Ctrl-C in a terminal and a service manager's SIGTERM also reach this process, but only the parent handles them.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     faulthandler.enable()
@@ -95,13 +94,13 @@ def begin_child() -> None:
 
 
 def exit_child(code: int) -> NoReturn:
-    """End this process without the interpreter's tear-down, where thread pools of torch now and then hang."""
+    """Exit without the interpreter's shutdown, in which torch's thread pools occasionally hang."""
     sys.stderr.flush()
     os._exit(code)
 
 
 def end_child(process: subprocess.Popen[bytes], seconds: float = 2.0) -> None:
-    """Wait for the end of a process that has been asked to end, and kill it if it does not come."""
+    """Wait for a process that was asked to exit, and kill it if it does not within ``seconds``."""
     try:
         process.wait(seconds)
     except subprocess.TimeoutExpired:
@@ -110,7 +109,7 @@ def end_child(process: subprocess.Popen[bytes], seconds: float = 2.0) -> None:
 
 
 def exit_reason(process: subprocess.Popen[bytes], seconds: float = 5.0) -> str:
-    """Why a process whose socket is closed ended, in words. Waits for its end for so many ``seconds``."""
+    """Return a description of why a process exited, after its socket closed. Waits for its exit up to ``seconds``."""
     try:
         return describe_exit(process.wait(seconds))
     except subprocess.TimeoutExpired:
@@ -118,7 +117,7 @@ def exit_reason(process: subprocess.Popen[bytes], seconds: float = 5.0) -> str:
 
 
 def describe_exit(code: int) -> str:
-    """Why a process ended, in words; ``code`` is that of ``Popen.wait``."""
+    """Return a description of the exit code of ``Popen.wait``."""
     if code >= 0:
         return f"it ended with exit code {code}"
     try:
@@ -128,13 +127,13 @@ def describe_exit(code: int) -> str:
 
 
 def end_with_parent() -> None:
-    """Have the kernel kill this process when its parent ends, whatever it is doing. Only Linux can.
+    """Make the kernel kill this process when its parent ends, on Linux only.
 
-    On other systems this does nothing. The parent is the thread that started this process: it must not end earlier.
+    On other systems this does nothing. The parent is the thread that started this process, which must stay alive.
     """
     if not sys.platform.startswith("linux"):
         return
     parent = os.getppid()
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
-    if os.getppid() != parent:  # it has just ended
+    if os.getppid() != parent:  # the parent has just exited
         os._exit(0)

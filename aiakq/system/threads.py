@@ -1,10 +1,10 @@
-"""How many threads compute, and the wait policy of torch's OpenMP threads (``GOMP_SPINCOUNT``).
+"""The number of compute threads, and the wait policy of torch's OpenMP threads (``GOMP_SPINCOUNT``).
 
-torch's OpenMP threads spin for milliseconds while they wait. With another busy process on the same cores (the HTTP
-process beside the engine, a client, a test) a spinning thread keeps the one it waits for from running: on two cores,
-steps took 20 to 50 times as long. Sleeping at once costs two and a half times on an idle machine. Spinning for a few
-microseconds does neither (docs/log.md). The setting is read when torch is imported, so it is put into the environment
-by whoever starts a process.
+torch's OpenMP threads spin for milliseconds while they wait. If another process is busy on the same cores (the HTTP
+process beside the engine, a client, a test), a spinning thread blocks the thread it waits for: on two cores, steps took
+20 to 50 times as long. Sleeping immediately makes steps 2.5 times slower on an idle machine. Spinning for a few
+microseconds avoids both (docs/log.md). The setting is read when torch is imported, so it is set in the environment of
+a process before it starts.
 """
 
 from __future__ import annotations
@@ -17,14 +17,12 @@ from collections.abc import Callable, MutableMapping
 
 from aiakq.system.cgroups import processor_limit
 
-#: Turns of GNU OpenMP's waiting loop before a thread sleeps.
+#: Iterations of GNU OpenMP's spin loop before a thread sleeps.
 SPIN_COUNT = "2000"
 
 
 def available_threads() -> int:
-    """Threads that compute in a process by default: OMP_NUM_THREADS, or the processors that this process may use,
-    within its container's limit.
-    """
+    """Return the default number of compute threads: OMP_NUM_THREADS, or the processors within the CPU limit."""
     given = os.environ.get("OMP_NUM_THREADS", "")
     if given.isdigit() and int(given):
         return int(given)
@@ -32,18 +30,18 @@ def available_threads() -> int:
 
 
 def threads_in_limit() -> int | None:
-    """Threads that compute all the time within this container's limit of processor time; None without a limit.
+    """Return the number of threads that can run continuously within the container's CPU limit; None without a limit.
 
-    Rounded down: with one more, all would be stopped for a part of every period, and the HTTP process with them.
+    It is rounded down: with one more, all threads and the HTTP process would be throttled in every period.
     """
     limit = processor_limit()
     return None if limit is None else max(1, int(limit))
 
 
 def limit_threads(environment: MutableMapping[str, str] = os.environ) -> None:
-    """Set OMP_NUM_THREADS in ``environment`` where this container gets fewer processors than it sees, unless it is set.
+    """Set OMP_NUM_THREADS in ``environment`` if the CPU limit is below the visible processors, unless it is set.
 
-    torch would start a thread for each that it sees.
+    torch would start a thread per visible processor.
     """
     limit = threads_in_limit()
     if limit is not None and limit < _processors():
@@ -51,20 +49,20 @@ def limit_threads(environment: MutableMapping[str, str] = os.environ) -> None:
 
 
 def _processors() -> int:
-    """Processors that this process may run on."""
+    """Return the number of processors that this process may run on."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def spin_briefly(environment: MutableMapping[str, str] = os.environ) -> None:
-    """Set GOMP_SPINCOUNT in ``environment``, unless the user has set it or OMP_WAIT_POLICY."""
+    """Set GOMP_SPINCOUNT in ``environment``, unless it or OMP_WAIT_POLICY is set."""
     if "OMP_WAIT_POLICY" not in environment:
         environment.setdefault("GOMP_SPINCOUNT", SPIN_COUNT)
 
 
 class RestoreThreads:
-    """Called, it gives this process the threads, and the thread that made it the processors, that they had then.
+    """Restores, when called, the number of threads, and the CPU affinity of the thread that created it.
 
-    set_threads  torch.set_num_threads, with which ``threads`` were set.
+    set_threads  torch.set_num_threads, to restore ``threads``.
     """
 
     def __init__(self, threads: int, set_threads: Callable[[int], object]) -> None:
@@ -75,5 +73,5 @@ class RestoreThreads:
     def __call__(self) -> None:
         self._set_threads(self._threads)
         if self._cpus:
-            with contextlib.suppress(OSError):  # that thread has ended
+            with contextlib.suppress(OSError):  # the thread has exited
                 os.sched_setaffinity(self._thread, self._cpus)

@@ -1,4 +1,4 @@
-"""Which processors belong together: the NUMA nodes of this machine."""
+"""Processor topology: the NUMA nodes of this machine."""
 
 from __future__ import annotations
 
@@ -9,9 +9,7 @@ _NODES = Path("/sys/devices/system/node")
 
 
 def cpu_nodes(root: Path = _NODES) -> list[list[int]]:
-    """The processors of every NUMA node that this process may use, nodes without any left out; one node where the
-    system does not tell.
-    """
+    """Return the usable processors of every NUMA node that has any; one node if the system reports none."""
     allowed = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
     nodes = []
     for folder in sorted(root.glob("node[0-9]*"), key=lambda folder: int(folder.name.removeprefix("node"))):
@@ -24,8 +22,10 @@ def cpu_nodes(root: Path = _NODES) -> list[list[int]]:
 
 
 def cpu_shares(size: int, root: Path = _NODES) -> list[list[int]]:
-    """For each of ``size`` ranks the processors it is bound to, so that its memory is near them: those of one node
-    where the nodes can be shared out evenly. Empty lists, which bind nothing, on a machine with one node.
+    """Return the processors to bind each of ``size`` ranks to, so that its memory is local to its NUMA node.
+
+    Ranks are bound to one node each if nodes can be divided evenly. On a machine with one node, the lists are empty,
+    and ranks are not bound.
     """
     nodes = cpu_nodes(root)
     if len(nodes) < 2 or size % len(nodes):
@@ -45,7 +45,7 @@ def cpu_shares(size: int, root: Path = _NODES) -> list[list[int]]:
 
 
 def _numbers(text: str) -> list[int]:
-    """The numbers of a list like 0-3,8,10-11."""
+    """Parse a list of numbers like 0-3,8,10-11."""
     found: list[int] = []
     for part in text.strip().split(","):
         first, _, last = part.partition("-")

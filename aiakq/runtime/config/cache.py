@@ -15,15 +15,15 @@ from aiakq.runtime.config.device import DeviceConfig, pick_kv_dtype
 
 @dataclass(frozen=True, kw_only=True)
 class CacheConfig(CacheArguments):
-    """The arguments of the KV cache, and the ``dtype`` of keys and values that ``kv_cache_dtype`` leads to."""
+    """Arguments of the KV cache, and the ``dtype`` of keys and values that ``kv_cache_dtype`` resolves to."""
 
     block_size: int
     dtype: torch.dtype
 
     @staticmethod
     def from_args(args: Mapping[str, Any], device: DeviceConfig, is_recurrent: bool) -> CacheConfig:
-        """is_recurrent: whether the model has recurrent layers, whose states are as large as many tokens' keys and
-        values. Raises ``bad_option`` for a dtype that the GPU does not know.
+        """is_recurrent: whether the model has recurrent layers, whose states are as large as the keys and values of
+        many tokens. Raises ``bad_option`` for a dtype that the GPU does not support.
         """
         settled = {
             "block_size": args["block_size"] or (256 if is_recurrent else 16),

@@ -1,6 +1,6 @@
-"""CompilationConfig: which decoding batch sizes are captured as CUDA graphs.
+"""CompilationConfig: the decode batch sizes that are captured as CUDA graphs.
 
-Keys and values of --compilation-config are vLLM's. Models are not compiled, so keys about compiling are refused.
+The keys and values of --compilation-config are vLLM's. Models are not compiled, so keys about compilation are refused.
 """
 
 from __future__ import annotations
@@ -11,25 +11,25 @@ from typing import Any
 
 from aiakq.errors import error
 
-#: Supported keys, each with its older name if it has one.
+#: Supported keys, each with its older alias if it has one.
 KEYS = {
     "mode": "level",
     "cudagraph_mode": "use_cudagraph",
     "cudagraph_capture_sizes": None,
     "max_cudagraph_capture_size": "max_capture_size",
 }
-#: Values of cudagraph_mode. Only decoding is captured, so all but the first mean the same.
+#: Values of cudagraph_mode. Only decode steps are captured, so all but the first are equivalent.
 MODES = ("NONE", "FULL_DECODE_ONLY", "FULL", "PIECEWISE", "FULL_AND_PIECEWISE")
 
 
 @dataclass(frozen=True)
 class CompilationConfig:
-    """Which steps are captured as CUDA graphs, or recorded on a CPU.
+    """Settings of steps that are captured as CUDA graphs, or recorded on a CPU.
 
-    enforce_eager               nothing is captured or recorded.
-    cudagraph_capture_sizes     batch sizes to capture, ascending; None: chosen by the executor.
-    max_cudagraph_capture_size  the largest batch size to capture; None: the largest batch of a step.
-    max_seq_len_to_capture      longest sequence of a captured step; None: ``max_model_len``.
+    enforce_eager               capture and record nothing.
+    cudagraph_capture_sizes     batch sizes to capture, ascending; None lets the executor choose.
+    max_cudagraph_capture_size  maximum batch size to capture; None for the maximum batch of a step.
+    max_seq_len_to_capture      maximum sequence length of a captured step; None for ``max_model_len``.
     """
 
     enforce_eager: bool = False
@@ -39,8 +39,9 @@ class CompilationConfig:
 
     @staticmethod
     def from_args(args: Mapping[str, Any]) -> CompilationConfig:
-        """From --compilation-config (a level, or an object), --max-seq-len-to-capture and
-        --enforce-eager. Raises ``bad_option``.
+        """Create it from --compilation-config (a level or an object), --max-seq-len-to-capture and --enforce-eager.
+
+        Raises ``bad_option``.
         """
         config = args["compilation_config"]
         given = dict(config) if isinstance(config, Mapping) else {} if config is None else {"mode": config}

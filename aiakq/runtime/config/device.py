@@ -21,7 +21,7 @@ DTYPES = {
     "float32": torch.float32,
     "fp32": torch.float32,
 }
-#: Of keys and values in the cache.
+#: Dtypes of keys and values in the KV cache.
 KV_DTYPES = DTYPES | {
     "int8": torch.int8,
     "fp8": torch.float8_e4m3fn,
@@ -32,10 +32,10 @@ KV_DTYPES = DTYPES | {
 
 @dataclass(frozen=True)
 class DeviceConfig:
-    """Where the model runs, and in what arithmetic.
+    """The device and dtype that the model runs with.
 
-    dtype         of everything not quantized.
-    dtype_reason  why ``auto`` picked it, for the start-up table.
+    dtype         dtype of activations and of weights that are not quantized.
+    dtype_reason  why ``auto`` selected it, for the start-up table.
     """
 
     device: torch.device
@@ -44,13 +44,13 @@ class DeviceConfig:
 
     @staticmethod
     def from_args(args: Mapping[str, Any], raw: Mapping[str, Any]) -> DeviceConfig:
-        """From --device and --dtype; ``raw`` is config.json. Raises ``device``."""
+        """Create it from --device and --dtype; ``raw`` is config.json. Raises ``device``."""
         device = pick_device(args["device"])
         return DeviceConfig(device, *pick_dtype(args["dtype"], raw, device))
 
 
 def pick_device(name: str) -> torch.device:
-    """The device an option names. Raises ``device``."""
+    """Return the device that the option names. Raises ``device``."""
     available = torch.cuda.is_available()
     if name == "cuda" and not available:
         raise error(
@@ -69,7 +69,7 @@ def _cpu_has_bf16() -> bool:
 
 
 def pick_dtype(name: str, raw: Mapping[str, Any], device: torch.device) -> tuple[torch.dtype, str]:
-    """The dtype of what is not quantized, and why; ``raw`` is config.json."""
+    """Return the dtype of activations, and the reason for it; ``raw`` is config.json."""
     if name != "auto":
         return DTYPES[name], "set by --dtype"
     stored = DTYPES.get(
@@ -87,13 +87,13 @@ def pick_dtype(name: str, raw: Mapping[str, Any], device: torch.device) -> tuple
 
 
 def pick_kv_dtype(name: str, dtype: torch.dtype, device: torch.device) -> torch.dtype:
-    """The dtype of keys and values. Raises ``bad_option`` if the GPU does not support it."""
+    """Return the dtype of keys and values. Raises ``bad_option`` if the GPU does not support it."""
     if name.startswith("fp8") and device.type == "cuda" and torch.cuda.get_device_capability(device) < (8, 9):
         raise error(
             "bad_option",
             option="--kv-cache-dtype",
             value=name,
             expected="supported by this GPU",
-            hint="GPUs before compute capability 8.9 have no floats of 8 bits: int8 takes as little memory.",
+            hint="GPUs before compute capability 8.9 have no 8-bit floats; int8 takes the same memory.",
         )
     return KV_DTYPES.get(name, dtype)

@@ -25,15 +25,15 @@ from aiakq.spec import QuantSpec
 
 @dataclass(frozen=True)
 class EngineConfig:
-    """The engine's arguments, with every choice made that needs no loaded model.
+    """The validated engine arguments, with every default resolved that needs no loaded model.
 
-    model          the numbers of the model.
-    spec           how its weights are quantized; None: they are not.
-    max_model_len  tokens of prompt and output together.
-    fit_model_len  whether max_model_len is lowered to what fits into memory.
-    max_logprobs   log-probabilities per position that a request may ask for.
-    pooling        what the model computes of prompts; None: it continues them.
-    draft          the model that proposes draft tokens; None: none does.
+    model          dimensions of the model.
+    spec           quantization of its weights; None if they are not quantized.
+    max_model_len  maximum number of tokens of prompt plus output.
+    fit_model_len  whether max_model_len may be reduced to fit into memory.
+    max_logprobs   maximum number of log-probabilities per position.
+    pooling        how the model pools prompts; None if it generates text.
+    draft          config of the draft model; None without one.
     """
 
     model: ModelConfig
@@ -54,12 +54,12 @@ class EngineConfig:
 
     @property
     def architecture(self) -> str:
-        """The class that config.json names."""
+        """The architecture that config.json names."""
         return self.model.architecture if self.pooling is None else self.pooling.stated
 
     @staticmethod
     def from_args(given: Mapping[str, Any]) -> EngineConfig:
-        """Check arguments (docs/arguments.md), find the model and settle what depends on its config.
+        """Validate arguments (docs/arguments.md), find the model, and resolve defaults that depend on its config.
 
         Raises AiakqError: usage, bad_option, option_conflict, model_*, quantization_mismatch, device.
         """
@@ -99,7 +99,7 @@ class EngineConfig:
         return _with_draft(config, given)
 
 
-#: Arguments that the draft model shares: where and how models run, and the pages.
+#: Arguments that apply to the draft model too: those of devices, loading and the KV cache.
 _SHARED = {
     *("device", "dtype", "kv_cache_dtype", "block_size", "enable_prefix_caching", "num_gpu_blocks_override"),
     *("gpu_memory_utilization", "max_num_seqs", "max_num_batched_tokens", "max_seq_len_to_capture", "enforce_eager"),
@@ -108,8 +108,8 @@ _SHARED = {
 
 
 def _with_draft(config: EngineConfig, given: Mapping[str, Any]) -> EngineConfig:
-    """``config`` with the model that proposes draft tokens, if one does. Raises ``option_conflict``, ``unsupported``
-    and what ``from_args`` raises.
+    """Return ``config`` with the draft model's, if there is one. Raises ``option_conflict``, ``unsupported``, and as
+    ``from_args``.
     """
     speculation = config.scheduler.speculation
     if speculation is None or speculation.model is None:
@@ -121,16 +121,16 @@ def _with_draft(config: EngineConfig, given: Mapping[str, Any]) -> EngineConfig:
 
 
 def _max_model_len(args: Mapping[str, Any], model: ModelConfig, own_limit: int | None) -> int:
-    """Tokens of prompt plus output; with auto, what memory may still lower. Raises ``bad_option``.
+    """Return the maximum tokens of prompt plus output; with auto, memory may reduce it later. Raises ``bad_option``.
 
-    own_limit  of the texts that the model was trained to embed.
+    own_limit  maximum length of the texts that an embedding model was trained for, or None.
     """
     limit, whose = model.context, "the model's own limit"
-    hint = "Positions beyond it were never trained."
+    hint = "The model was not trained for positions beyond it."
     windows = [window for window in model.sliding_windows if window is not None]
     if args["disable_sliding_window"] and windows and min(windows) < limit:
         limit, whose = min(windows), "the model's window"
-        hint = "Without --disable-sliding-window more are possible."
+        hint = "Without --disable-sliding-window, more is possible."
     max_model_len = args["max_model_len"]
     if max_model_len in (None, "auto"):
         return limit if own_limit is None else min(limit, own_limit)

@@ -12,18 +12,18 @@ from aiakq.formats.hub import resolve_model
 from aiakq.formats.model_folder import read_json
 from aiakq.runtime.structured.grammars import GrammarDefaults
 
-#: Architectures with learned positions: they have no rotary embedding.
+#: Architectures with learned positions, which have no rotary embedding.
 _LEARNED_POSITIONS = frozenset({"OPTForCausalLM", "GPT2LMHeadModel", "GPTBigCodeForCausalLM"})
-#: Rotary parameters that are not about scaling; kinds of scaling that do not change the length of the context.
+#: Rotary parameters that do not belong to scaling, and scaling types that do not extend the context.
 _NO_SCALING = frozenset({"rope_theta", "partial_rotary_factor"})
 _SAME_CONTEXT = frozenset({"default", "llama3", "longrope"})
-#: The keys of generation_config.json that are used; the names are those of SamplingParams, except the last two.
+#: Supported keys of generation_config.json; all but the last two are also names of SamplingParams.
 _SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 _GENERATION = (*_SAMPLING, "max_new_tokens", "eos_token_id")
 
 
 def read_config(path: Path, name: str, missing_ok: bool = False) -> dict[str, Any]:
-    """A JSON file of a model folder. Raises ``model_incomplete`` or ``model_malformed``."""
+    """Read a JSON file of a model folder. Raises ``model_incomplete`` or ``model_malformed``."""
     if not (path / name).exists():
         if missing_ok:
             return {}
@@ -32,7 +32,7 @@ def read_config(path: Path, name: str, missing_ok: bool = False) -> dict[str, An
 
 
 def model_config(folder: Path, args: Mapping[str, Any]) -> dict[str, Any]:
-    """config.json of the model in ``folder`` or of --hf-config-path, changed by --hf-overrides and --rope-*.
+    """Read config.json in ``folder`` or --hf-config-path, and apply --hf-overrides and --rope-*.
 
     Raises ``bad_option`` and what reading it raises.
     """
@@ -42,7 +42,7 @@ def model_config(folder: Path, args: Mapping[str, Any]) -> dict[str, Any]:
         )
     raw = read_config(folder, "config.json")
     replaced = dict(args["hf_overrides"] or {})
-    # Configs of transformers 5 keep these two inside rope_parameters.
+    # Configs of transformers 5 have these two inside rope_parameters.
     scaling = args["rope_scaling"] or replaced.pop("rope_scaling", None)
     theta = args["rope_theta"] or replaced.pop("rope_theta", None)
     raw |= replaced
@@ -60,7 +60,7 @@ def model_config(folder: Path, args: Mapping[str, Any]) -> dict[str, Any]:
             raise _bad("--hf-overrides", scaling, "an object where rope_scaling is one")
         raw, scaling = _with_longer_context(raw, scaling)
     if isinstance(parameters, dict):
-        # New scaling replaces all of the old; other rotary parameters are kept.
+        # A new scaling replaces the old one completely; other rotary parameters are kept.
         kept = {name: value for name, value in parameters.items() if scaling is None or name in _NO_SCALING}
         raw["rope_parameters"] = {**kept, **(scaling or {}), **({} if theta is None else {"rope_theta": theta})}
     else:
@@ -70,7 +70,7 @@ def model_config(folder: Path, args: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _with_longer_context(raw: dict[str, Any], scaling: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """``raw`` with a context that is longer by the factor of ``scaling``, and the complete ``scaling``.
+    """Return ``raw`` with the context length multiplied by the factor of ``scaling``, and the completed ``scaling``.
 
     ``rope_type`` and ``original_max_position_embeddings`` are filled in. Raises ``bad_option``.
     """
@@ -81,7 +81,7 @@ def _with_longer_context(raw: dict[str, Any], scaling: Mapping[str, Any]) -> tup
     if not numbers or not 1 <= factor <= 1024:
         raise _bad("--rope-scaling", dict(scaling), "an object with a factor of 1 to 1024")
     kind = scaling.get("rope_type", scaling.get("type", "default"))
-    # What dynamic scaling grows from is no parameter of the file's: transformers takes the length of the context.
+    # The length from which dynamic scaling grows is not stored in config.json; transformers uses the context length.
     whole = {**scaling, "rope_type": kind, "original_max_position_embeddings": trained}
     if kind == "dynamic":
         whole["grows_from"] = trained
@@ -89,9 +89,9 @@ def _with_longer_context(raw: dict[str, Any], scaling: Mapping[str, Any]) -> tup
 
 
 def generation_config(folder: Path, args: Mapping[str, Any]) -> dict[str, Any]:
-    """The used values of generation_config.json, changed by --generation-config and --override-generation-config.
+    """Return the supported values of generation_config.json, after --generation-config and its override.
 
-    The end-of-sequence tokens are those of the model, unless a folder is named. Raises ``bad_option``.
+    The EOS tokens are the model's, unless a folder is given. Raises ``bad_option``.
     """
     source = args["generation_config"]
     if source in ("auto", "vllm"):
@@ -111,11 +111,11 @@ def generation_config(folder: Path, args: Mapping[str, Any]) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class GenerationConfig:
-    """What generation_config.json and the operator's arguments set for every request.
+    """Settings of every request, from generation_config.json and arguments.
 
     sampling        default values of SamplingParams.
-    max_new_tokens  limit of every answer; None: there is none.
-    grammars        how structured output is written.
+    max_new_tokens  limit on generated tokens of every request; None for no limit.
+    grammars        defaults of structured output.
     """
 
     eos_token_ids: tuple[int, ...]
@@ -125,7 +125,7 @@ class GenerationConfig:
 
     @staticmethod
     def from_args(folder: Path, args: Mapping[str, Any], raw: Mapping[str, Any]) -> GenerationConfig:
-        """From the model folder, --generation-config and --override-generation-config; ``raw`` is config.json.
+        """Create it from the model folder, --generation-config and its override; ``raw`` is config.json.
 
         Raises ``bad_option`` and what reading the files raises.
         """
@@ -140,7 +140,7 @@ class GenerationConfig:
 
 
 def max_new_tokens_of(generation: Mapping[str, Any]) -> int | None:
-    """The limit of every answer, if there is one. Raises ``bad_option`` if it is not a number of tokens."""
+    """Return the limit on generated tokens of every request, or None. Raises ``bad_option`` for an invalid one."""
     limit = generation.get("max_new_tokens")
     if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int) or limit < 1):
         raise _bad("max_new_tokens of the generation config", limit, "a number of tokens")

@@ -1,4 +1,4 @@
-"""LoadConfig: which files are loaded, and how weights are computed."""
+"""LoadConfig: the files to load, and how their weights are used."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from aiakq.formats.model_folder import check_files
 
 @dataclass(frozen=True, kw_only=True)
 class LoadConfig(LoadArguments):
-    """The arguments of loading, and the ``path`` of the model folder after downloads."""
+    """Arguments of loading, and the ``path`` of the local model folder."""
 
     path: Path
 
     @staticmethod
     def from_args(args: Mapping[str, Any]) -> LoadConfig:
-        """Find the model, or download it. Raises model_* and ``path_outside_model``."""
+        """Find or download the model. Raises ``model_*`` and ``path_outside_model``."""
         weights = "none" if args["load_format"] == "dummy" else args["load_format"]
         cache, ignore = args["download_dir"], args["ignore_patterns"]
         path = resolve_model(args["model"], args["revision"], cache, weights, ignore, args["hf_token"])

@@ -1,6 +1,6 @@
-"""ModelConfig: the dimensions of a model, normalized over the spellings in config.json.
+"""ModelConfig: the dimensions of a model, normalized over the key names in config.json.
 
-``ModelConfig.from_hf`` is the one place that knows how the spellings of Hugging Face configs differ.
+``ModelConfig.from_hf`` is the only place that knows how the keys of Hugging Face configs differ.
 """
 
 from __future__ import annotations
@@ -13,22 +13,22 @@ from aiakq.errors import AiakqError, error
 from aiakq.runtime.config.rope import is_nested, longest_context, rope_parameters
 from aiakq.runtime.config.text_part import text_part
 
-#: Ten times more than any model has. Config files are untrusted: what is kept per layer must not exhaust memory.
+#: Maximum number of layers, ten times more than any model has: an untrusted config must not exhaust memory.
 _MAX_LAYERS = 10_000
-#: Families whose output layer is the embedding unless config.json says otherwise.
+#: Families with tied embeddings unless config.json says otherwise.
 _TIED = frozenset(
     {"bloom", "cohere", "cohere2", "falcon", "gemma", "gemma2", "gemma3_text", "gpt2", "gpt_bigcode", "mpt", "opt"}
     | {"lfm2", "smollm3", "starcoder2"}
 )
-#: Other names of kinds of layers.
+#: Aliases of kinds of layers.
 _RENAMED = {"mamba": "linear_attention", "attention": "full_attention"}
-#: Kinds of layers that have a state instead of keys and values.
+#: Kinds of layers with a recurrent state instead of keys and values.
 _RECURRENT = frozenset({"conv", "linear_attention"})
-#: Families whose layers have a window but for every n-th, unless config.json says otherwise.
+#: Families with a sliding window in all but every n-th layer, unless config.json says otherwise.
 _PATTERNS = {"gemma2": 2, "gemma3_text": 6, "cohere2": 4, "olmo3": 4, "gpt_oss": 2}
 
 
-#: Names of sizes in the configs of all kinds of models.
+#: Keys of sizes in the configs of all kinds of models.
 _LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
 _SIZES = (
     *_LAYERS,
@@ -39,15 +39,15 @@ _SIZES = (
 
 
 def check_sizes(raw: Mapping[str, Any], num_tensors: int) -> None:
-    """Check the sizes of a config before a class of transformers builds a model of them. Raises ``model_malformed``.
+    """Validate the sizes of a config before transformers builds a model from it. Raises ``model_malformed``.
 
-    num_tensors  that the checkpoint has: every layer needs at least one.
+    num_tensors  number of tensors of the checkpoint, of which every layer needs at least one.
     """
     for name in _SIZES:
         value = raw.get(name)
         allowed = min(num_tensors, _MAX_LAYERS) if name in _LAYERS else 2**31 - 1
-        least = 0 if "expert" in name or "moe" in name else 1  # models without experts may say so
-        if type(value) is int and not least <= value <= allowed:
+        minimum = 0 if "expert" in name or "moe" in name else 1  # 0 experts are allowed
+        if type(value) is int and not minimum <= value <= allowed:
             reason = f"{name} is {value!r:.64}" + (f", with {num_tensors} tensors" if name in _LAYERS else "")
             raise error("model_malformed", file="config.json", reason=reason)
     text = raw.get("text_config")
@@ -57,10 +57,11 @@ def check_sizes(raw: Mapping[str, Any], num_tensors: int) -> None:
 
 @dataclass(frozen=True)
 class OutputHead:
-    """What a model returns instead of logits: its last hidden states, or scores made of them.
+    """Output of a pooling model instead of logits: its last hidden states, or scores computed from them.
 
-    num_labels    outputs of the linear layer of scores; 0: hidden states.
-    label_tokens  where there is no such layer: two tokens, the difference of whose logits is the score.
+    num_labels    number of outputs of the score layer; 0 for hidden states.
+    label_tokens  for models without a score layer: two tokens (negative, positive) whose difference of logits is the
+                  score.
     """
 
     num_labels: int = 0
@@ -69,16 +70,16 @@ class OutputHead:
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """The numbers of a decoder-only model, whatever its config.json calls them.
+    """Dimensions of a decoder-only model, independent of the key names in config.json.
 
-    max_position     positions that the config states, for which learned positions and rotary scalings are made.
-    context          positions that a sequence may have, which YaRN has more of; when served, those that are asked for.
-    num_positions    rows of tables of positions: fewer than ``context`` where the cache holds no such sequence.
-    layer_kinds      per layer: full_attention, sliding_attention, or what else config.json calls it.
-    sliding_windows  per layer: positions a query sees, or None for all.
-    rope             the rotary parameters (rope_type, rope_theta, ...), or kind of layer -> its own.
-    raw              config.json as read, for what only one family needs; of a multimodal one its text part.
-    head             what it returns instead of logits; None: logits.
+    max_position     max_position_embeddings, which learned positions and rotary scaling depend on.
+    context          maximum length of a sequence, which YaRN extends; when serving, the requested max_model_len.
+    num_positions    rows of position tables: fewer than ``context`` if the KV cache cannot hold such a sequence.
+    layer_kinds      kind of each layer: full_attention, sliding_attention, or another name of config.json.
+    sliding_windows  per layer, the number of positions that a query attends to, or None for all.
+    rope             rotary parameters (rope_type, rope_theta, ...), or kind of layer -> rotary parameters.
+    raw              config.json, for settings of single families; for a multimodal model, its text part.
+    head             output instead of logits; None for logits.
     """
 
     architecture: str
@@ -103,8 +104,9 @@ class ModelConfig:
 
     @staticmethod
     def from_hf(raw: Mapping[str, Any]) -> ModelConfig:
-        """Read a config.json. Raises ``model_malformed`` for impossible values, ``architecture_unsupported`` for absent
-        ones.
+        """Create it from config.json.
+
+        Raises ``model_malformed`` for invalid values, ``architecture_unsupported`` for missing ones.
         """
         try:
             return _model_config(_with_floats(text_part(raw)))
@@ -117,27 +119,27 @@ class ModelConfig:
             OverflowError,
             ZeroDivisionError,
         ) as problem:
-            # Config files are untrusted: any value may be of any type.
+            # Config files are untrusted: any value may have any type.
             reason = f"{type(problem).__name__}: {problem}"
             raise error("model_malformed", file="config.json", reason=reason[:200]) from problem
 
     @property
     def is_recurrent(self) -> bool:
-        """Whether a layer has a state instead of keys and values."""
+        """Whether any layer has a recurrent state instead of keys and values."""
         return not _RECURRENT.isdisjoint(self.layer_kinds)
 
     @property
     def has_positions(self) -> bool:
-        """Whether a layer reads tokens at positions; where all are recurrent, sequences may have any length."""
+        """Whether any layer depends on positions; if all are recurrent, sequences may have any length."""
         return not _RECURRENT.issuperset(self.layer_kinds)
 
     @property
     def has_tied_head(self) -> bool:
-        """Whether the output layer is the embedding."""
+        """Whether the output layer is tied to the embedding."""
         return self.tie_word_embeddings and self.head is None
 
     def rope_of(self, layer: int) -> tuple[str, Mapping[str, Any]]:
-        """The rotary parameters of a layer, and the kind of layers that share them. Raises ``model_malformed``."""
+        """Return the kind of a layer, and the rotary parameters of that kind. Raises ``model_malformed``."""
         if not is_nested(self.rope):
             return "", self.rope
         kind = self.layer_kinds[layer]
@@ -147,7 +149,7 @@ class ModelConfig:
 
 
 def _with_floats(value: Any) -> Any:
-    """``value`` with the floats that JSON has no word for: transformers writes {"__float__": "Infinity"}."""
+    """Return ``value`` with decoded non-finite floats, which transformers writes as {"__float__": "Infinity"}."""
     if isinstance(value, dict):
         if set(value) == {"__float__"} and value["__float__"] in ("Infinity", "-Infinity", "NaN"):
             return float(value["__float__"])
@@ -205,7 +207,7 @@ def _model_config(raw: Mapping[str, Any]) -> ModelConfig:
 
 
 def first_architecture(raw: Mapping[str, Any]) -> str:
-    """The class that a config.json names, ``unnamed`` if none. Raises ``model_malformed``."""
+    """Return the first architecture of config.json, ``unnamed`` without one. Raises ``model_malformed``."""
     names = raw.get("architectures") or ["unnamed"]
     if not isinstance(names, list) or not isinstance(names[0], str):
         raise error("model_malformed", file="config.json", reason="architectures is no list of names")
@@ -217,13 +219,13 @@ def _malformed(name: str, value: Any) -> AiakqError:
 
 
 def _lacks(raw: Mapping[str, Any], name: str) -> AiakqError:
-    """The error for a config without a number that every supported architecture has under one of its usual names."""
+    """Return the error for a config without a size that every supported architecture has."""
     architecture = first_architecture(raw)
     if architecture == "unnamed":
         return error("model_malformed", file="config.json", reason=f"{name} is missing")
     reason = f"its config.json has no {name}, which all supported ones have"
     if raw.get("auto_map"):
-        reason = f"it is Python code of its own, whose config.json has no {name}"
+        reason = f"it brings its own Python code, and its config.json has no {name}"
     return error("architecture_unsupported", architecture=architecture[:80], reason=reason)
 
 
@@ -237,7 +239,7 @@ def _norm_eps(raw: Mapping[str, Any]) -> float:
 
 
 def _first(raw: Mapping[str, Any], *names: str) -> Any:
-    """The first value that is not empty."""
+    """Return the value of the first of ``names`` that is set."""
     return next((raw[name] for name in names if raw.get(name)), None)
 
 
@@ -246,12 +248,12 @@ def _tied(raw: Mapping[str, Any], architecture: str) -> bool:
     return bool(raw.get("tie_word_embeddings", raw.get("tie_embedding", implied)))
 
 
-#: Model types whose classes in transformers have a key for every head, whatever the config says.
+#: Model types for which transformers always uses one key-value head per query head.
 _UNSHARED_HEADS = frozenset({"bloom", "gpt2", "gptj", "mpt", "opt"})
 
 
 def _kv_heads(raw: Mapping[str, Any], stated: int, heads: int) -> int:
-    """GPT-BigCode and Falcon say by a flag that all heads share one key and value; older classes know no sharing."""
+    """Return the number of KV heads, which GPT-BigCode and Falcon express by a flag for multi-query attention."""
     kind = raw.get("model_type")
     if kind in _UNSHARED_HEADS:
         return heads
@@ -263,12 +265,12 @@ def _kv_heads(raw: Mapping[str, Any], stated: int, heads: int) -> int:
 
 
 def _layer_kinds(raw: Mapping[str, Any], layers: int) -> tuple[str, ...]:
-    """What ``layer_types`` says, or the pattern of the family, or one kind for all."""
+    """Return the kind of each layer from ``layer_types``, or else from the family's pattern."""
     kinds, first = raw.get("layer_types"), raw.get("max_window_layers")
     if kinds is not None and not (isinstance(kinds, list) and all(isinstance(kind, str) for kind in kinds)):
         raise _malformed("layer_types", kinds)
     if kinds and len(kinds) < layers:
-        reason = f"layer_types names {len(kinds)} layers, the model has {layers}"
+        reason = f"layer_types has {len(kinds)} entries, but the model has {layers} layers"
         raise error("model_malformed", file="config.json", reason=reason)
     if first is not None and (type(first) is not int or first < 0):
         raise _malformed("max_window_layers", first)
@@ -282,7 +284,7 @@ def _layer_kinds(raw: Mapping[str, Any], layers: int) -> tuple[str, ...]:
     pattern = raw.get("sliding_window_pattern") or _PATTERNS.get(str(raw.get("model_type")))
     if isinstance(pattern, str):  # like LLLG
         pattern = len(pattern)
-    # Qwen2 and Qwen3: only from max_window_layers on.
+    # Qwen2 and Qwen3 have windows only from max_window_layers on.
     start = (first or 0) if "use_sliding_window" in raw else 0
     return tuple(
         "full_attention" if layer < start or (pattern and (layer + 1) % pattern == 0) else "sliding_attention"
@@ -291,7 +293,7 @@ def _layer_kinds(raw: Mapping[str, Any], layers: int) -> tuple[str, ...]:
 
 
 def _recurrent_kinds(raw: Mapping[str, Any], layers: int) -> tuple[str, ...]:
-    """The kinds that a config of a recurrent family implies where it does not list them; none for other families."""
+    """Return the kinds implied by the config of a recurrent family that does not list them; () for other families."""
     kind = raw.get("model_type")
     if kind in ("mamba2", "granitemoehybrid"):
         return ("linear_attention",) * layers

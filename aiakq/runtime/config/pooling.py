@@ -1,4 +1,4 @@
-"""PoolingConfig: what a model that generates nothing computes of a prompt, and how it is told from the others."""
+"""PoolingConfig: how a model for embeddings or scores pools prompts, and how such models are recognized."""
 
 from __future__ import annotations
 
@@ -20,25 +20,25 @@ from aiakq.runtime.config.sentence_transformers import (
 from aiakq.runtime.pooling_params import POOLING_TYPES, Pooling, PoolingLimits
 
 _CLASSIFIER = "ForSequenceClassification"
-#: Ends of the names of classes that generate, of those that end like one that does not.
+#: Suffixes of generative classes whose names also end like those of pooling classes.
 _GENERATORS = ("LMHeadModel", "ChatModel", "ChatGLMModel")
-#: Classes that generate whose names do not end with ForCausalLM, by what the others of the family begin with.
+#: Generative classes whose names do not end with ForCausalLM, by the prefix of their family.
 _FAMILIES = {"GPT2": "GPT2LMHeadModel"}
-#: What --task calls the same.
+#: Aliases of --task.
 _RENAMED = {"embedding": "embed"}
 _MAX_LABELS = 2**20
 
 
 @dataclass(frozen=True)
 class PoolingConfig:
-    """How a model is used that generates nothing.
+    """Configuration of a pooling model.
 
-    limits        what requests may ask for.
-    head          what the model computes of its hidden states.
-    architecture  the family's class that generates, whose layers these are.
+    limits        limits of requests.
+    head          output of the model instead of logits.
+    architecture  the family's generative class, which has the same layers.
     stated        the class that config.json names.
-    dense         modules over what was pooled.
-    max_length    tokens of a text, if the model has a limit of its own.
+    dense         Dense modules applied to pooled rows.
+    max_length    maximum length of a text in tokens, if the model has its own limit.
     """
 
     limits: PoolingLimits
@@ -50,12 +50,13 @@ class PoolingConfig:
 
     @property
     def every_token(self) -> bool:
-        """Whether the output of every token of a prompt is needed."""
+        """Whether pooling needs the output of every token of a prompt."""
         return self.limits.pooling.kind in ("MEAN", "ALL", "STEP")
 
     @staticmethod
     def from_args(args: Mapping[str, Any], folder: Path, raw: Mapping[str, Any]) -> PoolingConfig | None:
-        """What --task and the files of the model in ``folder`` say; None: it generates. ``raw`` is its config.json.
+        """Create it from --task and the files in ``folder``; return None for a generative model. ``raw`` is
+        config.json.
 
         Raises ``bad_option``, ``option_conflict``, ``model_unsupported``, ``unsupported``, ``model_malformed``.
         """
@@ -68,21 +69,21 @@ class PoolingConfig:
         if task == "generate":
             _check_generates(architecture)
             if args["override_pooler_config"]:
-                reason = "nothing is pooled where texts are continued"
+                reason = "a generative model does not pool"
                 raise _conflict("--override-pooler-config", "--task generate", reason)
             return None
         if args["model_impl"] == "transformers":
-            raise _conflict("--model-impl transformers", f"--task {task}", "native models alone are pooled")
+            raise _conflict("--model-impl transformers", f"--task {task}", "only native models can be pooled")
         _check_causal(raw)
         return _pooled(task, architecture, folder, raw, modules, args["override_pooler_config"] or {})
 
     def model_config(self, raw: Mapping[str, Any]) -> dict[str, Any]:
-        """The config.json of the same layers as a model that generates."""
+        """Return config.json with the generative class of the same layers as architecture."""
         return {**raw, "architectures": [self.architecture]}
 
 
 def _task_of(architecture: str, raw: Mapping[str, Any], modules: SentenceTransformer | None) -> str:
-    """What a model is for that is served with --task auto."""
+    """Return the task of a model for --task auto."""
     if modules is not None:
         return "embed"
     if architecture.endswith(_CLASSIFIER):
@@ -98,7 +99,7 @@ def _check_generates(architecture: str) -> None:
 
 
 def _check_causal(raw: Mapping[str, Any]) -> None:
-    """Raise ``unsupported`` for a model whose tokens see later ones."""
+    """Raise ``unsupported`` for a model with bidirectional attention."""
     text = raw.get("text_config")
     for config in (raw, text if isinstance(text, Mapping) else {}):
         name, value = "is_causal", config.get("is_causal")
@@ -106,13 +107,13 @@ def _check_causal(raw: Mapping[str, Any]) -> None:
             name, value = "use_bidirectional_attention", config.get("use_bidirectional_attention")
             if not value:
                 continue
-        hint = f"""If it was trained with causal attention all the same, --hf-overrides '{{"{name}": """
-        hint += ("true" if name == "is_causal" else "false") + "}' says so."
-        raise error("unsupported", what=f"A model whose tokens see later ones ({name} is {value!r:.32})", hint=hint)
+        hint = f"""If it was trained with causal attention nevertheless, use --hf-overrides '{{"{name}": """
+        hint += ("true" if name == "is_causal" else "false") + "}'."
+        raise error("unsupported", what=f"A model with bidirectional attention ({name} is {value!r:.32})", hint=hint)
 
 
 def _family(architecture: str) -> str:
-    """The family's class that generates, for any class of it."""
+    """Return the generative class of a family, given any of its classes."""
     if architecture.endswith(_GENERATORS) or not architecture.endswith((_CLASSIFIER, "Model")):
         return architecture
     stem = architecture.removesuffix(_CLASSIFIER).removesuffix("Model").removesuffix("Text")
@@ -147,7 +148,7 @@ def _pooled(
         limits=PoolingLimits(
             task=task,
             pooling=pooling,
-            width=0,  # known with the numbers of the model
+            width=0,  # known once the model is loaded
             dimensions=_dimensions(raw) if task == "embed" else None,
             labels=labels,
             concatenates=tokens is not None,
@@ -163,7 +164,7 @@ def _pooled(
 def _default(
     task: str, raw: Mapping[str, Any], modules: SentenceTransformer | None, pairs: CrossEncoder, head: OutputHead
 ) -> Pooling:
-    """How a model is pooled if nobody says otherwise; vLLM's defaults where its files say nothing."""
+    """Return the default pooling of a model, from its files or else vLLM's defaults."""
     if task == "reward":
         return Pooling("ALL")
     if head.num_labels:
@@ -174,7 +175,7 @@ def _default(
 
 
 def _override(pooling: Pooling, override: Mapping[str, Any]) -> Pooling:
-    """``pooling`` changed by --override-pooler-config. Raises ``bad_option``."""
+    """Return ``pooling`` with --override-pooler-config applied. Raises ``bad_option``."""
     known: dict[str, tuple[type, ...]] = {
         "pooling_type": (str,),
         "normalize": (bool,),
@@ -207,14 +208,12 @@ def _bad_override(value: str, expected: str) -> AiakqError:
     return error("bad_option", option="--override-pooler-config", value=value, expected=expected, hint="")
 
 
-#: Functions of sentence-transformers' cross-encoders -> ours.
+#: Activations of sentence-transformers' cross-encoders -> ours.
 _FUNCTIONS = {"Identity": "", "Sigmoid": "sigmoid"}
 
 
 def _activation(raw: Mapping[str, Any], pairs: CrossEncoder, num_labels: int) -> str:
-    """What makes scores probabilities: as sentence-transformers' cross-encoders if there is one, else as transformers'
-    pipelines.
-    """
+    """Return the activation of scores: the cross-encoder's if there is one, else that of transformers' pipelines."""
     nested = raw.get("sentence_transformers")
     stated = pairs.activation or (nested.get("activation_fn") if isinstance(nested, Mapping) else None)
     stated = stated or raw.get("sbert_ce_default_activation_function")
@@ -233,7 +232,7 @@ def _activation(raw: Mapping[str, Any], pairs: CrossEncoder, num_labels: int) ->
 
 
 def _labels(raw: Mapping[str, Any]) -> list[str]:
-    """The names of the scores, as transformers finds them. Raises ``model_malformed``."""
+    """Return the label names as transformers determines them. Raises ``model_malformed``."""
     if raw.get("classifier_from_token") is not None:
         return ["LABEL_0"]
     names, count = raw.get("id2label"), raw.get("num_labels")
@@ -254,12 +253,14 @@ def _labels(raw: Mapping[str, Any]) -> list[str]:
 
 
 def _label_tokens(folder: Path, raw: Mapping[str, Any]) -> tuple[int, int] | None:
-    """The tokens whose logits make the score of a causal model: (against, for). None: it has a layer of its own."""
+    """Return the tokens (negative, positive) whose logits give the score; None for a model with a score layer."""
     words = raw.get("classifier_from_token")
     if words is None:
         return None
     if raw.get("is_original_qwen3_reranker") is not True or not isinstance(words, list) or len(words) != 2:
-        hint = """As for Qwen3-Reranker: "is_original_qwen3_reranker": true, "classifier_from_token": ["no", "yes"]."""
+        hint = (
+            """For Qwen3-Reranker, use: "is_original_qwen3_reranker": true, "classifier_from_token": ["no", "yes"]."""
+        )
         raise error("unsupported", what=f"A score of the tokens {words!r:.64}", hint=hint)
     tokenizer = read_json(folder / "tokenizer.json", "tokenizer.json")
     model, added = tokenizer.get("model"), tokenizer.get("added_tokens")

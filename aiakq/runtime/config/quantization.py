@@ -1,4 +1,4 @@
-"""--quantization: the method that a checkpoint is expected to be quantized with."""
+"""Check of --quantization: the method that the checkpoint must be quantized with."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from aiakq.spec import QuantSpec, canonical_method
 _INT4 = {"awq", "gptq"}
 #: Methods that fold scales into the layers before the quantized ones.
 _SCALING = ("awq", "smooth_quant")
-#: Names of methods, those of plugins included, to tell a misspelt one from one that the checkpoint does not have.
+#: Names of all methods, including plugins', to distinguish an unknown method from one that does not match.
 _METHODS = Registry("aiakq.methods", dict.fromkeys(("weight_only_int8", "smooth_quant", "awq", "gptq"), ""))
 
 
 def checked_spec(folder: Path, raw: Mapping[str, Any], expected: str | None) -> QuantSpec | None:
-    """How the weights in ``folder`` are quantized; ``raw`` is its config.json, ``expected`` is --quantization.
+    """Return how the weights in ``folder`` are quantized; ``raw`` is config.json, ``expected`` is --quantization.
 
     Raises ``format_unsupported``, and what ``check_quantization`` raises.
     """
@@ -31,15 +31,16 @@ def checked_spec(folder: Path, raw: Mapping[str, Any], expected: str | None) -> 
 
 
 def check_quantization(expected: str | None, spec: QuantSpec | None, raw: Mapping[str, Any]) -> None:
-    """Refuse a model whose weights are quantized otherwise than ``expected``. Raises ``quantization_mismatch``, and
-    ``bad_option`` for a method that does not exist.
+    """Raise ``quantization_mismatch`` if the weights are not quantized as ``expected``.
+
+    Raises ``bad_option`` for an unknown method.
     """
     if expected is None or expected.lower() == "none":
         return
     method = canonical_method(expected)
     found = spec.method if spec else "unquantized weights"
-    # The method that the quantization_config implies is accepted too, as other tools know no more. Some formats do not
-    # record the method; awq and gptq both mean their 4-bit weights.
+    # The method implied by quantization_config is accepted too, since other tools record no more. Some formats do not
+    # record the method: awq and gptq then both match 4-bit weights.
     stated = read(raw["quantization_config"]).method if spec and raw.get("quantization_config") else found
     same_weights = spec is not None and not records_method(spec.format) and {stated, method} <= _INT4
     if method in (found, stated) or same_weights:

@@ -1,4 +1,4 @@
-"""Rotary parameters of a config.json, in the spelling of transformers 5, whatever spelling the file has."""
+"""Rotary parameters of a config.json, normalized to the keys of transformers 5."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from typing import Any
 
 from aiakq.errors import error
 
-#: Other names of a scaling.
+#: Aliases of scaling types.
 _RENAMED = {"su": "longrope"}
-#: Rotary bases of families where it is not 10000 unless config.json says otherwise.
+#: Default rotary bases of families for which it is not 10000.
 _BASES = {
     "cohere": 5e5, "gemma3_text": 1e6, "gpt_oss": 1.5e5, "lfm2": 1e6, "llama4_text": 5e5, "mixtral": 1e6, "olmo3": 5e5,
     "phimoe": 1e6, "smollm3": 2e6,
 }  # fmt: skip
-#: Scalings that need to know for how many positions a model was trained.
+#: Scaling types that depend on the number of positions a model was trained for.
 _FROM_ORIGINAL = frozenset({"llama3", "yarn", "longrope"})
 
 
 def rope_parameters(raw: Mapping[str, Any]) -> dict[str, Any]:
-    """rope_theta, rope_type and the parameters of that type; or kind of layer -> these, where kinds of layers differ.
+    """Return rope_theta, rope_type and the parameters of that type; or these by kind of layer, if layers differ.
 
-    From transformers 5's rope_parameters, or from rope_theta, rope_scaling and what older files have beside them.
+    They are read from rope_parameters (transformers 5), or from rope_theta, rope_scaling and other keys of older files.
     """
     given = raw.get("rope_parameters")
     if given:
@@ -35,18 +35,18 @@ def rope_parameters(raw: Mapping[str, Any]) -> dict[str, Any]:
     kinds = family == "olmo3" and scaling
     if local is None and not kinds:
         return _complete(raw, scaling)
-    # Gemma 3 and OLMo 3 scale the layers without a window only.
+    # Gemma 3 and OLMo 3 apply scaling only to layers without a sliding window.
     plain = {} if local is None else {"rope_theta": local}
     return {"full_attention": _complete(raw, scaling), "sliding_attention": _complete(raw, plain)}
 
 
 def is_nested(rope: Mapping[str, Any]) -> bool:
-    """Whether parameters are given for each kind of layer."""
+    """Whether the parameters are given per kind of layer."""
     return any(isinstance(value, Mapping) for value in rope.values())
 
 
 def longest_context(rope: Mapping[str, Any], trained: int) -> int:
-    """Positions a model is meant for: YaRN stretches what it was trained for by its factor, others say what they do."""
+    """Return the context length of a model, which YaRN extends beyond the ``trained`` length by its factor."""
     parts = rope.values() if is_nested(rope) else [rope]
     stretched = [
         int(part["original_max_position_embeddings"] * part["factor"])
@@ -57,7 +57,7 @@ def longest_context(rope: Mapping[str, Any], trained: int) -> int:
 
 
 def _complete(raw: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """One set of parameters with what the file says elsewhere."""
+    """Complete one set of parameters with values from other keys of the config."""
     rope = dict(given)
     kind = str(rope.pop("type", "default"))
     rope.setdefault("rope_type", kind)

@@ -1,6 +1,4 @@
-"""SchedulerConfig: limits on the sequences and tokens of a step. Standard library only: the scheduler knows no
-torch.
-"""
+"""SchedulerConfig: limits on the sequences and tokens of a step. Standard library only, without torch."""
 
 from __future__ import annotations
 
@@ -20,13 +18,13 @@ _MAX_DRAFT_ROWS = 64
 
 @dataclass(frozen=True, kw_only=True)
 class SchedulerConfig(SchedulerArguments):
-    """Limits and policy of the scheduler: its arguments, with values in place of None.
+    """Limits and policy of the scheduler: its arguments, with defaults resolved.
 
-    long_prompt_tokens  a prompt with more uncomputed tokens is long; 0: none is. The same as
-                        ``long_prefill_token_threshold``, or a share of the context where several prompts run together.
-    num_stages          steps that run at a time, one on each stage of a pipeline.
-    speculation         speculative decoding; None: there is none.
-    lora                limits on adapters; None: there are none.
+    long_prompt_tokens  a prompt with more uncomputed tokens counts as long; 0 if none does. It equals
+                        ``long_prefill_token_threshold``, or a fraction of the context with concurrent partial prefills.
+    num_stages          number of pipeline stages, and so of steps in flight.
+    speculation         settings of speculative decoding; None without it.
+    lora                limits on LoRA adapters; None if LoRA is disabled.
     """
 
     max_num_seqs: int
@@ -49,11 +47,11 @@ class SchedulerConfig(SchedulerArguments):
     def from_args(
         args: Mapping[str, Any], max_model_len: int, on_cpu: bool, is_recurrent: bool = False
     ) -> SchedulerConfig:
-        """is_recurrent: whether the model has recurrent layers, with states for every sequence that may run.
+        """is_recurrent: whether the model has recurrent layers, which need states for every running sequence.
 
         Raises ``option_conflict`` for limits that do not go together."""
         _check_partial_prefills(args)
-        # vLLM's share of the context where several prompts run together.
+        # vLLM's default for concurrent partial prefills.
         share = int(max_model_len * 0.04) if args["max_num_partial_prefills"] > 1 else 0
         speculation = SpeculationConfig.from_args(args, is_recurrent)
         settled = {
@@ -69,7 +67,7 @@ class SchedulerConfig(SchedulerArguments):
 
 
 def _async_scheduling(args: Mapping[str, Any], on_cpu: bool) -> bool:
-    """Whether a step is prepared while the one before runs. Raises ``option_conflict`` with a pipeline."""
+    """Whether steps are scheduled asynchronously. Raises ``option_conflict`` with pipeline parallelism."""
     if args["pipeline_parallel_size"] == 1:
         return not on_cpu if args["async_scheduling"] is None else args["async_scheduling"]
     if args["async_scheduling"]:
@@ -84,7 +82,7 @@ def _async_scheduling(args: Mapping[str, Any], on_cpu: bool) -> bool:
 
 
 def _max_num_batched_tokens(args: Mapping[str, Any], max_model_len: int, on_cpu: bool) -> int:
-    """Tokens per step. Raises ``option_conflict`` where a prompt must fit into one and does not."""
+    """Return the maximum tokens per step. Raises ``option_conflict`` if a prompt must fit into one step but may not."""
     budget = args["max_num_batched_tokens"] or (512 if on_cpu else 8192)
     if args["enable_chunked_prefill"] or budget >= max_model_len:
         return budget

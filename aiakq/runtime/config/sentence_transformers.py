@@ -1,4 +1,4 @@
-"""What the files of sentence-transformers say of a model: its modules, pooling, and longest text."""
+"""Reads the files of sentence-transformers: modules, pooling and maximum text length of a model."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from typing import Any
 from aiakq.errors import AiakqError, error
 from aiakq.formats.model_folder import read_file
 
-#: Names of sentence-transformers -> ours; others cannot be computed.
+#: Supported pooling modes of sentence-transformers -> ours.
 _KINDS = {"cls_token": "CLS", "mean_tokens": "MEAN", "lasttoken": "LAST"}
 _MODES = {"cls": "CLS", "mean": "MEAN", "lasttoken": "LAST"}
-#: Activations of Dense modules that are known.
+#: Supported activations of Dense modules.
 ACTIVATIONS = ("Identity", "Tanh", "ReLU", "GELU", "SiLU", "Sigmoid")
 
 
 @dataclass(frozen=True)
 class DenseModule:
-    """A linear layer with an activation over what was pooled; ``path`` is its folder inside the model's."""
+    """A linear layer with an activation, applied to pooled rows; ``path`` is its folder inside the model's."""
 
     path: str
     inputs: int
@@ -33,8 +33,8 @@ class SentenceTransformer:
     """The modules of a sentence-transformers model.
 
     pooling     LAST, CLS or MEAN.
-    normalize   whether embeddings have the length 1.
-    max_length  tokens of a text, which sentence-transformers cuts off there; None: no limit of its own.
+    normalize   whether embeddings are normalized to length 1.
+    max_length  number of tokens that sentence-transformers truncates texts to; None for no limit.
     """
 
     pooling: str
@@ -45,10 +45,10 @@ class SentenceTransformer:
 
 @dataclass(frozen=True)
 class CrossEncoder:
-    """A model of sentence-transformers that scores pairs.
+    """A sentence-transformers model that scores pairs of texts.
 
-    activation  the name of the class that makes its only score a probability; None: it does not say.
-    max_length  tokens of a pair; None: no limit of its own.
+    activation  name of the class that turns its single score into a probability; None if not configured.
+    max_length  maximum number of tokens of a pair; None for no limit.
     """
 
     activation: str | None = None
@@ -56,9 +56,9 @@ class CrossEncoder:
 
 
 def read_cross_encoder(folder: Path) -> CrossEncoder:
-    """What the files of sentence-transformers say of a model in ``folder`` that has labels.
+    """Read the sentence-transformers files of a model with labels in ``folder``.
 
-    Raises ``unsupported`` for modules behind the model itself, and ``model_malformed``.
+    Raises ``unsupported`` for modules after the transformer, and ``model_malformed``.
     """
     names = [name for name, _ in _modules(folder)] if (folder / "modules.json").exists() else ["Transformer"]
     if names != ["Transformer"]:
@@ -70,9 +70,9 @@ def read_cross_encoder(folder: Path) -> CrossEncoder:
 
 
 def read_modules(folder: Path) -> SentenceTransformer | None:
-    """What modules.json of the model in ``folder`` says; None if there is none.
+    """Read modules.json of the model in ``folder``; return None if there is none.
 
-    Raises ``unsupported`` for modules that cannot be computed exactly, and ``model_malformed``.
+    Raises ``unsupported`` for modules that are not supported exactly, and ``model_malformed``.
     """
     if not (folder / "modules.json").exists():
         return None
@@ -98,7 +98,7 @@ def read_modules(folder: Path) -> SentenceTransformer | None:
 
 
 def _modules(folder: Path) -> list[tuple[str, str]]:
-    """The modules' names and folders, in order."""
+    """Return the names and folders of the modules, in order."""
     found = _json(folder, "modules.json")
     if not isinstance(found, list):
         raise _malformed("modules.json", "it holds no list")
@@ -106,7 +106,7 @@ def _modules(folder: Path) -> list[tuple[str, str]]:
 
 
 def _name_and_path(entry: Any) -> tuple[str, str]:
-    """The last part of a module's type, like Pooling, and its folder."""
+    """Return the last part of a module's type, such as Pooling, and its folder."""
     if not isinstance(entry, dict) or not isinstance(entry.get("type"), str):
         raise _malformed("modules.json", "an entry has no type")
     path = entry.get("path", "")
@@ -116,7 +116,7 @@ def _name_and_path(entry: Any) -> tuple[str, str]:
 
 
 def _pooling(folder: Path, path: str) -> str:
-    """Which of our kinds the Pooling module is."""
+    """Return our kind of pooling for a Pooling module."""
     config = _object(folder, f"{path}/config.json")
     if config.get("include_prompt", True) is not True:
         raise _unsupported("A Pooling module that leaves out prompts (include_prompt)")
@@ -155,9 +155,9 @@ def _dense(folder: Path, path: str) -> DenseModule:
 
 
 def _max_length(folder: Path, task: str, output: str) -> int | None:
-    """Tokens that sentence-transformers keeps of a text, if a file says so besides config.json.
+    """Return the number of tokens that sentence-transformers truncates texts to, if it is configured.
 
-    task, output  what the model has to be used for, and which of its outputs. Raises ``unsupported`` for others.
+    task, output  expected transformer_task and model output. Raises ``unsupported`` for others.
     """
     name = "sentence_bert_config.json"
     config = _object(folder, name) if (folder / name).exists() else {}
@@ -174,7 +174,7 @@ def _max_length(folder: Path, task: str, output: str) -> int | None:
     if length is None and (folder / "tokenizer_config.json").exists():
         name, key = "tokenizer_config.json", "model_max_length"
         length = _object(folder, name).get(key)
-        if isinstance(length, (int, float)) and length >= 2**31:  # transformers' number for no limit
+        if isinstance(length, (int, float)) and length >= 2**31:  # transformers' value for no limit
             length = None
     if length is not None and (type(length) is not int or length < 1):
         raise _malformed(name, f"{key} is {length!r:.64}")
@@ -182,7 +182,7 @@ def _max_length(folder: Path, task: str, output: str) -> int | None:
 
 
 def _object(folder: Path, name: str) -> dict[str, Any]:
-    """An object from a JSON file of the folder."""
+    """Read an object from a JSON file of the folder."""
     found = _json(folder, name)
     if not isinstance(found, dict):
         raise _malformed(name, "it holds no object")
@@ -190,7 +190,7 @@ def _object(folder: Path, name: str) -> dict[str, Any]:
 
 
 def _json(folder: Path, name: str) -> Any:
-    # Not by the path of a folder inside it: links of the hub cache lead out of that.
+    # Not relative to the subfolder, since links of the hub cache lead out of it.
     try:
         return json.loads(read_file(folder, name))
     except (ValueError, RecursionError) as problem:

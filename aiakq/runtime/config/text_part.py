@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-#: model_type of a ``text_config`` -> the architecture that computes it.
+#: model_type of a ``text_config`` -> its architecture.
 _TEXT_MODELS = {
     "gemma": "GemmaForCausalLM",
     "gemma2": "Gemma2ForCausalLM",
@@ -22,20 +22,20 @@ _TEXT_MODELS = {
     "qwen3": "Qwen3ForCausalLM",
     "qwen3_moe": "Qwen3MoeForCausalLM",
 }
-#: What stays at the top of a multimodal config.json.
+#: Keys that a multimodal config.json has at its top level.
 _SHARED = ("quantization_config", "eos_token_id", "bos_token_id", "pad_token_id", "dtype", "torch_dtype", "aiakq")
 
 
 def has_text_part(raw: Mapping[str, Any]) -> bool:
-    """Whether the language model is only a part of what ``raw``, a config.json, describes."""
+    """Whether config.json ``raw`` describes a multimodal model that contains a language model."""
     return isinstance(raw.get("text_config"), dict)
 
 
 def text_part(raw: Mapping[str, Any]) -> dict[str, Any]:
-    """The config.json of the language model inside ``raw``, in the spelling of transformers 5; ``raw`` without one.
+    """Return the config of the language model inside ``raw`` with transformers 5's keys, or ``raw`` without one.
 
-    Such files leave out what is the default of transformers' class, so that class completes them. Raises ValueError
-    for what it does not take.
+    Such files omit values that are defaults of transformers' class, so that class completes them. Raises ValueError
+    for values that it rejects.
     """
     if not has_text_part(raw):
         return dict(raw)
@@ -53,12 +53,12 @@ def text_part(raw: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _completed(kind: str, inside: dict[str, Any]) -> dict[str, Any]:
-    from transformers import CONFIG_MAPPING  # seconds, which only these files need
+    from transformers import CONFIG_MAPPING  # imported late, because it takes seconds
 
     if kind not in CONFIG_MAPPING:
         return inside
     try:
         found: dict[str, Any] = CONFIG_MAPPING[kind].from_dict(inside).to_dict()
-    except Exception as problem:  # whatever transformers thinks of the values
+    except Exception as problem:  # transformers may raise anything for invalid values
         raise ValueError(f"text_config: {problem}") from problem
     return found

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from aiakq.runtime.text.tokenizer import Tokenizer
 
-#: Prompt tokens decoded in front of the first generated one: some tokenizers drop a leading space at the start.
+#: Number of prompt tokens to decode before the first generated token, as some tokenizers drop a leading space.
 CONTEXT_TOKENS = 6
 
 
 class Detokenizer:
-    """Incremental text of one sequence. The pieces joined are the text of all tokens decoded at once.
+    """Incremental detokenizer of one sequence. The concatenated pieces equal the text of all tokens decoded together.
 
-    kept_special_tokens  those that are part of the text even with ``skip_special_tokens``.
+    kept_special_tokens  special tokens that are kept in the text even with ``skip_special_tokens``.
     """
 
     def __init__(
@@ -29,12 +29,12 @@ class Detokenizer:
             self._left_out = tokenizer.special_ids - kept_special_tokens
         self._spaces = spaces
         self._ids = [token for token in prompt_token_ids[-CONTEXT_TOKENS:] if token not in self._left_out]
-        # Text up to _shown is out; decoding starts at _from, so that a piece is decoded in its neighbourhood.
+        # Text up to _shown was returned; decoding starts at _from, so that a piece is decoded in its context.
         self._from = 0
         self._shown = len(self._ids)
 
     def push(self, token: int) -> str:
-        """The text that ``token`` completes; empty while a character is not whole."""
+        """Add a token and return the new text; empty while a UTF-8 character is incomplete."""
         if token in self._left_out:
             return ""
         self._ids.append(token)
@@ -46,7 +46,7 @@ class Detokenizer:
         return text[len(before) :]
 
     def flush(self) -> str:
-        """What is left at the end: bytes that never became a character come out as U+FFFD."""
+        """Return the remaining text at the end, with U+FFFD for incomplete characters."""
         before = self._decode(self._from, self._shown)
         text = self._decode(self._from, len(self._ids))
         self._from, self._shown = self._shown, len(self._ids)

@@ -1,6 +1,6 @@
-"""Filling in the middle: how a model is asked for the text between a prefix and a suffix.
+"""Fill-in-the-middle prompts, which ask a model for the text between a prefix and a suffix.
 
-Models trained for it have tokens of their own that mark the parts. Which they are is found in the vocabulary.
+Models trained for it have special tokens that mark the parts, which are looked up in the vocabulary.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import msgspec
 
 from aiakq.runtime.text.tokenizer import Tokenizer
 
-#: Before the prefix, before the suffix and before the middle; then the tokens that end the middle, as far as there are.
+#: Marker tokens before the prefix, the suffix and the middle; then the tokens that may end the middle, if they exist.
 _MARKS: tuple[tuple[tuple[str, str, str], tuple[str, ...]], ...] = (
     # Qwen2.5-Coder, CodeGemma
     (
@@ -32,13 +32,13 @@ _SUFFIX_FIRST = ("[PREFIX]", "[SUFFIX]")
 
 
 class Infill(msgspec.Struct):
-    """Token ids around the parts of a prompt.
+    """Token ids around the parts of a fill-in-the-middle prompt.
 
-    begin         what the tokenizer puts in front of every text.
-    prefix, suffix, middle  the marks in front of the parts; ``middle`` is None where the prefix comes last.
+    begin         tokens that the tokenizer adds before every text.
+    prefix, suffix, middle  markers before the parts; ``middle`` is None if the prefix comes last.
     ends          tokens that end the middle.
-    lead          text in front of a suffix that is tokenized, so that the tokenizer adds no space to the suffix.
-    num_lead_ids  its tokens, which are left out.
+    lead          text put before the suffix when it is tokenized, so that the tokenizer adds no space.
+    num_lead_ids  number of tokens of ``lead``, which are removed.
     """
 
     begin: list[int]
@@ -50,7 +50,7 @@ class Infill(msgspec.Struct):
     num_lead_ids: int = 0
 
     def prompt(self, prefix_ids: list[int], suffix_ids: list[int], with_begin: bool) -> list[int]:
-        """The prompt; ``suffix_ids`` are those of ``lead`` and the suffix."""
+        """Return the prompt; ``suffix_ids`` are the tokens of ``lead`` followed by the suffix."""
         before = [self.prefix, *prefix_ids]
         after = [self.suffix, *suffix_ids[self.num_lead_ids :]]
         parts = [*after, *before] if self.middle is None else [*before, *after, self.middle]
@@ -58,7 +58,7 @@ class Infill(msgspec.Struct):
 
 
 def find_infill(tokenizer: Tokenizer, vocabulary: Mapping[str, int]) -> Infill | None:
-    """How the model of ``tokenizer`` is asked; None if its ``vocabulary`` has no marks for it."""
+    """Return the prompt format of the model; None if its ``vocabulary`` has no marker tokens."""
     for marks, ends in _MARKS:
         if all(mark in vocabulary for mark in marks):
             prefix, suffix, middle = (vocabulary[mark] for mark in marks)

@@ -1,4 +1,4 @@
-"""Past calls of tools and later instructions, in the forms that chat templates take."""
+"""Variants of a conversation's tool calls and system messages, for chat templates with different conventions."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 
 class CallArguments(dict[str, Any]):
-    """The arguments of a past call. A template that writes them as text gets their JSON."""
+    """Arguments of a past tool call. Converted to text by a template, they become JSON."""
 
     def __str__(self) -> str:
         return json.dumps(self, ensure_ascii=False)
@@ -17,12 +17,12 @@ class CallArguments(dict[str, Any]):
 
 
 def message_forms(messages: list[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
-    """``messages`` in the forms to try, one after another, until the template takes one.
+    """Yield variants of ``messages`` to try in order, until the template accepts one.
 
-    Most templates take the arguments of calls as an object, some as text. Beside calls, content is null for some and
-    an empty text for others. Many take a system message only at the beginning: later ones become a part of what the
-    user wrote, where they are, so that the same conversation has the same beginning after each turn. Absent fields are
-    left out, as templates test for them.
+    Most templates expect the arguments of calls as an object, some as text. For messages with calls, some expect null
+    content and others an empty text. Many accept a system message only at the beginning: later ones are merged into
+    the user message at their position, so that the prefix of a conversation stays the same after each turn. Absent
+    fields are omitted, because templates test for them.
     """
     given = [{name: value for name, value in message.items() if value is not None} for message in messages]
     yield from _call_forms(given)
@@ -40,9 +40,9 @@ def _call_forms(given: list[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
 
 
 def _folded(given: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """``given`` with system messages only at the beginning."""
+    """Return the messages with system messages only at the beginning."""
     messages = given[:1]
-    is_open = False  # the last message is one of the system, and the user may add to it
+    is_open = False  # the last message came from a system message, and the next user message is appended to it
     for message in given[1:]:
         role, last = message.get("role"), messages[-1]
         joins = last.get("role") in ("user", "tool") if role == "system" else is_open and role == "user"
@@ -57,7 +57,7 @@ def _folded(given: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _with_calls(message: dict[str, Any], content: str | None, as_object: bool) -> dict[str, Any]:
-    """One message; ``content`` where it has calls and no text."""
+    """Return one message; ``content`` is used if it has calls but no text."""
     if "tool_calls" not in message:
         return message
     calls = []
@@ -69,7 +69,7 @@ def _with_calls(message: dict[str, Any], content: str | None, as_object: bool) -
 
 
 def _as_object(arguments: Any) -> dict[str, Any]:
-    """Arguments as an object. What the model wrote wrongly is the value of "arguments": it must not end a chat."""
+    """Return arguments as an object. Invalid JSON becomes the value of "arguments", so that it does not end a chat."""
     if isinstance(arguments, str):
         try:
             value = json.loads(arguments or "{}", strict=False)

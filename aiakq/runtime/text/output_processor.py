@@ -1,7 +1,7 @@
-"""OutputProcessor: turns the engine's token ids into text, stop strings and log-probabilities.
+"""OutputProcessor: turns the engine's outputs into text and log-probabilities, and detects stop strings.
 
-Both ``LLM`` and the server put requests in through ``add`` and pass every TokenOutput through ``process``. A request
-for n sequences becomes n engine requests, which share the pages of their prompt.
+Both ``LLM`` and the server add requests with ``add`` and pass every TokenOutput to ``process``. A request for n
+sequences becomes n engine requests, which share the pages of their prompt.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ from aiakq.runtime.text.tokenizer import Tokenizer
 
 @dataclass
 class Delta:
-    """What one step added to one sequence of a request.
+    """The output of a step for one sequence of a request.
 
-    text               new text; stop strings are held back until it is clear that they are none.
-    cumulative_logprob of all tokens so far.
+    text               new text; text that may be the start of a stop string is held back.
+    cumulative_logprob sum of the log-probabilities of all tokens so far.
     finish_reason      with the last delta: "stop", "length", "abort" or "error".
-    stop_reason        the stop string or stop token id; None for end of sequence.
-    pooled             what the prompt has become, with the last delta.
+    stop_reason        the stop string or stop token id; None for an EOS token.
+    pooled             the pooled prompt, with the last delta.
     """
 
     request_id: str
@@ -59,7 +59,7 @@ class Delta:
 
 
 class NamedPositions(Sequence[PositionLogprobs | None]):
-    """The log-probabilities at ``positions``, by token id. Made one by one: there may be millions of tokens."""
+    """The log-probabilities at ``positions``, by token id. Created lazily, since there may be millions of tokens."""
 
     def __init__(
         self, positions: Sequence[TokenLogprobs | None], name: Callable[[TokenLogprobs], PositionLogprobs]
@@ -78,7 +78,7 @@ class NamedPositions(Sequence[PositionLogprobs | None]):
 
 
 class _Stream:
-    """The text of one sequence, with stop strings cut out."""
+    """The text of one sequence, truncated at stop strings."""
 
     def __init__(
         self,
@@ -95,7 +95,7 @@ class _Stream:
         self.params = params
         self.num_tokens = 0
         self.cumulative_logprob = 0.0
-        self.held = ""  # text that may be the beginning of a stop string
+        self.held = ""  # text that may be the start of a stop string
         self.longest_stop = max(map(len, params.stop_strings), default=0)
         self.detokenizer = (
             Detokenizer(
@@ -110,14 +110,14 @@ class _Stream:
         )
 
     def take(self, token: int, hide: bool) -> tuple[str, str | None]:
-        """Text that ``token`` lets out, and the stop string it completes. ``hide`` keeps a stop token's text back."""
+        """Add a token; return the released text and a completed stop string. ``hide`` drops the token's own text."""
         self.num_tokens += 1
         if self.detokenizer is None or hide:
             return "", None
         return self._release(self.detokenizer.push(token))
 
     def finish(self) -> tuple[str, str | None]:
-        """Everything still held, and a stop string in the very last bytes."""
+        """Return the remaining text, and a stop string that the last bytes complete."""
         if self.detokenizer is None:
             return "", None
         text, stop = self._release(self.detokenizer.flush())
@@ -128,7 +128,7 @@ class _Stream:
     def _release(self, new: str) -> tuple[str, str | None]:
         if not self.longest_stop:
             return new, None
-        # Only a stop string that the new text completes counts: one that was complete before min_tokens does not.
+        # Only stop strings that the new text completes count, not those that were complete before min_tokens.
         before = len(self.held)
         self.held += new
         if self.num_tokens > self.params.min_tokens:
@@ -147,7 +147,7 @@ class _Stream:
         return text, None
 
     def _possible_stop(self) -> int:
-        """Length of the longest end of ``held`` that begins a stop string."""
+        """Return the length of the longest suffix of ``held`` that is a prefix of a stop string."""
         for length in range(min(self.longest_stop - 1, len(self.held)), 0, -1):
             tail = self.held[-length:]
             if any(stop.startswith(tail) for stop in self.params.stop_strings):
@@ -156,7 +156,7 @@ class _Stream:
 
 
 class OutputProcessor:
-    """The live requests of one frontend, from admission to their last text."""
+    """The unfinished requests of one frontend, from admission to their last text."""
 
     def __init__(self, tokenizer: Tokenizer, limits: ModelLimits) -> None:
         self.tokenizer = tokenizer
@@ -178,14 +178,15 @@ class OutputProcessor:
         pooling: Pooling | None = None,
         adapter: AdapterRef | None = None,
     ) -> list[RequestSpec]:
-        """Check a request and start following it; returns what to give the engine.
+        """Validate and register a request; return its sequences for the engine.
 
-        ``bad_words`` are ``bad_word_ids`` of ``params.bad_words``; tokenized here if not given.
-        ``within_context``: a ``max_tokens`` beyond the context stops at its end, instead of being refused.
-        ``kept_special_tokens`` are part of the text even where special tokens are not.
-        ``pooling``: what the prompt becomes, instead of being continued.
-        ``adapter``: that changes the model for this request.
-        Raises what ``admit`` raises, and ``unsupported_parameter`` for what needs text where there is none.
+        bad_words            ``bad_word_ids`` of ``params.bad_words``; tokenized here if not given.
+        within_context       reduce a ``max_tokens`` that exceeds the context length, instead of refusing it.
+        kept_special_tokens  special tokens that are kept in the text even if special tokens are skipped.
+        pooling              how to pool the prompt, for requests that generate nothing.
+        adapter              LoRA adapter of the request.
+        Raises what ``admit`` raises, and ``unsupported_parameter`` for parameters that need a tokenizer if there is
+        none.
         """
         if not self.tokenizer.has_text:
             if params.bad_words:
@@ -206,16 +207,16 @@ class OutputProcessor:
         return specs
 
     def cancel(self, request_id: str) -> list[str]:
-        """Stop following a request; returns the engine's ids to abort."""
+        """Unregister a request; return the engine's request ids to abort."""
         ids = [id for id, stream in self._streams.items() if stream.request_id == request_id]
         for id in ids:
             del self._streams[id]
         return ids
 
     def process(self, output: TokenOutput) -> tuple[list[Delta], list[str]]:
-        """Turn an engine output into deltas; second, engine ids to abort because a stop string was met.
+        """Turn an engine output into deltas; also return the engine's request ids to abort because of a stop string.
 
-        Outputs of requests that were cancelled are dropped.
+        Outputs of cancelled requests are dropped.
         """
         stream = self._streams.get(output.request_id)
         if stream is None:
@@ -250,15 +251,15 @@ class OutputProcessor:
         return [delta], aborts
 
     def _take_tokens(self, stream: _Stream, output: TokenOutput, delta: Delta) -> str | None:
-        """Add the new tokens to ``delta`` up to a stop string, which is returned."""
+        """Add the new tokens to ``delta`` up to a stop string; return the stop string, if any."""
         last = len(output.token_ids) - 1
         for at, token in enumerate(output.token_ids):
             stream.cumulative_logprob += output.token_logprobs[at]
             delta.token_ids.append(token)
             if output.logprobs is not None:
                 delta.logprobs = (delta.logprobs or []) + [self._named(output.logprobs[at], stream)]
-            # A stop token ends the text without being part of it; end-of-sequence is special and skipped anyway.
-            # The last token of a grammar is part of it.
+            # A stop token is not part of the text; EOS is a special token and skipped anyway.
+            # The last token of a grammar is part of the text.
             ends = at == last and output.finish_reason == "stop" and self._is_end(token, stream.params)
             text, stop = stream.take(token, hide=ends and not stream.params.include_stop_str_in_output)
             delta.text += text
@@ -270,7 +271,7 @@ class OutputProcessor:
         return token in self.limits.eos_token_ids or token in (params.stop_token_ids or ())
 
     def _named(self, position: TokenLogprobs, stream: _Stream) -> PositionLogprobs:
-        """A position's log-probabilities by token id, the chosen one first."""
+        """Return the log-probabilities at a position by token id, the sampled token first."""
         named: PositionLogprobs = {}
         for at, (token, logprob) in enumerate(zip(position.token_ids, position.logprobs, strict=True)):
             if token not in named:
@@ -280,22 +281,22 @@ class OutputProcessor:
 
 
 def bad_word_texts(words: Iterable[str]) -> list[str]:
-    """The texts that may not be generated: each of ``words`` at the beginning of a text, and after a space."""
+    """Return the texts to forbid: each of ``words`` without and with a leading space."""
     return [text for word in words for text in (word.lstrip(), " " + word.lstrip())]
 
 
 def bad_word_ids(tokenizer: Tokenizer, words: Iterable[str]) -> list[list[int]]:
-    """The token ids that ``words`` become at the beginning of a text, and after a space where those are others."""
+    """Return the token ids of ``words`` without a leading space, and with one if they differ."""
     return distinct_lists(tokenizer.encode(text, add_special_tokens=False) for text in bad_word_texts(words))
 
 
 def distinct_lists(lists: Iterable[list[int]]) -> list[list[int]]:
-    """The ``lists`` that are not empty, each once."""
+    """Return the distinct lists that are not empty."""
     return [list(each) for each in dict.fromkeys(map(tuple, lists)) if each]
 
 
 def truncated(prompt_token_ids: list[int], params: SamplingParams, limits: ModelLimits) -> list[int]:
-    """The end of a prompt that the request wants to keep."""
+    """Return the end of a prompt according to ``truncate_prompt_tokens``."""
     keep = params.truncate_prompt_tokens
     if keep is None:
         return prompt_token_ids

@@ -20,7 +20,7 @@ class Logprob:
     decoded_token: str | None = None
 
 
-#: Per position: token id -> Logprob, for the chosen token and the most likely ones.
+#: Log-probabilities at a position: token id -> Logprob, for the sampled token and the most likely ones.
 PositionLogprobs = dict[int, Logprob]
 
 
@@ -30,7 +30,7 @@ class CompletionOutput:
 
     cumulative_logprob  sum over the generated tokens; always filled.
     finish_reason       "stop", "length", "abort" or "error"; None while it runs.
-    stop_reason         the stop string or stop token id that ended it; None for end of sequence.
+    stop_reason         the stop string or stop token id that ended it; None for an EOS token.
     """
 
     index: int
@@ -47,7 +47,7 @@ class CompletionOutput:
 
 @dataclass
 class RequestMetrics:
-    """Times of one request in seconds, all from the engine's own clock; None where it did not get so far."""
+    """Timestamps of a request in seconds on the engine's clock; None for events that have not happened."""
 
     arrival_time: float
     first_scheduled_time: float | None = None
@@ -59,7 +59,7 @@ class RequestMetrics:
 
 @dataclass
 class RequestOutput:
-    """A prompt and everything generated for it so far; ``pooled``: what it has become where nothing is generated."""
+    """A prompt and everything generated for it so far; for pooling models, the ``pooled`` prompt."""
 
     request_id: str
     prompt: str | None

@@ -1,4 +1,4 @@
-"""Results of prompts that are pooled, with the fields of vLLM's classes."""
+"""Results of pooled prompts, with the fields of vLLM's classes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Output = TypeVar("Output")
 
 @dataclass
 class PoolingOutput:
-    """data: [D] float32, or [T, D] where every token has a row."""
+    """data: [D] float32, or [T, D] with a row per token."""
 
     data: Tensor
 
@@ -41,14 +41,14 @@ class ClassificationOutput:
 
 @dataclass
 class ScoringOutput:
-    """How well two texts go together."""
+    """The score of two texts."""
 
     score: float
 
 
 @dataclass
 class _Result(Generic[Output]):
-    """A prompt, which is that of the second text for a score of embeddings, and what it has become."""
+    """A prompt and its pooled output; for scores of embeddings, the prompt of the second text."""
 
     request_id: str
     outputs: Output
@@ -58,16 +58,16 @@ class _Result(Generic[Output]):
 
 
 class PoolingRequestOutput(_Result[PoolingOutput]):
-    """What ``LLM.encode`` returns of a prompt."""
+    """The result of ``LLM.encode`` for a prompt."""
 
 
 class EmbeddingRequestOutput(_Result[EmbeddingOutput]):
-    """What ``LLM.embed`` returns of a prompt."""
+    """The result of ``LLM.embed`` for a prompt."""
 
 
 class ClassificationRequestOutput(_Result[ClassificationOutput]):
-    """What ``LLM.classify`` returns of a prompt."""
+    """The result of ``LLM.classify`` for a prompt."""
 
 
 class ScoringRequestOutput(_Result[ScoringOutput]):
-    """What ``LLM.score`` returns of a pair."""
+    """The result of ``LLM.score`` for a pair of texts."""

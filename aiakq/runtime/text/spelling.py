@@ -1,4 +1,4 @@
-"""How vocabularies spell the bytes of their tokens, and texts in that spelling."""
+"""Encoding of bytes in the strings of a vocabulary, such as byte-level BPE and byte fallback."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 
 def _byte_characters() -> dict[str, int]:
-    """Character -> byte of byte-level vocabularies: printable bytes stand for themselves (GPT-2's table)."""
+    """Return GPT-2's table of byte-level vocabularies, character -> byte; printable bytes map to themselves."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in printable]
     return {chr(byte): byte for byte in printable} | {chr(256 + at): byte for at, byte in enumerate(others)}
@@ -22,12 +22,12 @@ _BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
 
 @dataclass(frozen=True)
 class TokenSpelling:
-    """How a vocabulary spells the bytes of its tokens.
+    """How a vocabulary encodes the bytes of its tokens.
 
-    byte_level     every character stands for a byte.
-    byte_fallback  "<0x0A>" is a byte.
-    replaced       what stands for other text, such as "▁" for a space.
-    known          whether this says it all; else only decoding tells what a token adds.
+    byte_level     whether every character represents a byte.
+    byte_fallback  whether tokens like "<0x0A>" represent a byte.
+    replaced       replacements of text, such as "▁" for a space.
+    known          whether these rules are complete; otherwise the bytes of a token are only known by decoding.
     """
 
     byte_level: bool = False
@@ -37,7 +37,7 @@ class TokenSpelling:
 
     @staticmethod
     def of(backend: Any) -> TokenSpelling:
-        """From the decoder of a compiled tokenizer; of any other one nothing is known."""
+        """Derive it from the decoder of a Rust tokenizer; for other tokenizers nothing is known."""
         decoder = getattr(backend, "decoder", None)
         if decoder is None:
             return TokenSpelling()
@@ -58,7 +58,7 @@ class TokenSpelling:
         )
 
     def spelled(self, text: str) -> str:
-        """``text`` in the characters of the vocabulary."""
+        """Return ``text`` in the encoding of the vocabulary."""
         if self.byte_level:
             return "".join(_CHARACTER_OF[byte] for byte in text.encode())
         for pattern, content in self.replaced:
@@ -69,7 +69,7 @@ class TokenSpelling:
         if not self.known:
             return None
         if self.byte_level:
-            # Added tokens are spelled as they are; characters of theirs need not be in the table.
+            # Added tokens are stored as plain text, and may have characters that are not in the table.
             spelled = all(character in _BYTE_CHARACTERS for character in token)
             return bytes(_BYTE_CHARACTERS[character] for character in token) if spelled else token.encode()
         byte = _BYTE_TOKEN.fullmatch(token) if self.byte_fallback else None
@@ -81,9 +81,9 @@ class TokenSpelling:
 
 
 class CompiledModel:
-    """Text to ids from ``Tokenizer.model_json``, in time that the length of the text bounds.
+    """Tokenizes with the model of ``Tokenizer.model_json`` only, in time bounded by the length of the text.
 
-    Texts are not split into words before. Merges that cross words are not in a vocabulary, or rare.
+    Texts are not pre-tokenized into words; vocabularies have few or no merges across words.
     """
 
     def __init__(self, serialized: str) -> None:
@@ -93,5 +93,5 @@ class CompiledModel:
         self._spelling = TokenSpelling.of(self._backend)
 
     def split(self, text: str) -> list[int]:
-        """The ids of ``text``, without special tokens."""
+        """Return the ids of ``text``, without special tokens."""
         return self._backend.encode(self._spelling.spelled(text), add_special_tokens=False).ids

@@ -21,12 +21,12 @@ from aiakq.runtime.text.tokenizer_files import why_unreadable
 
 @dataclass(frozen=True)
 class TokenizerSource:
-    """Where a tokenizer comes from.
+    """The source of a tokenizer.
 
-    folder     with the tokenizer's files.
-    mode       auto, or slow: through transformers' own code only.
-    extension  Python file whose ``get_tokenizer(folder)`` makes it; the operator named it.
-    left_out   no text at all: token ids in, token ids out.
+    folder     folder with the tokenizer's files.
+    mode       auto, or slow for transformers' Python tokenizers.
+    extension  Python file named by the operator, whose ``get_tokenizer(folder)`` creates the tokenizer.
+    left_out   whether to run without a tokenizer: token ids in, token ids out.
     """
 
     folder: str
@@ -60,7 +60,7 @@ class TokenizerSource:
         return TokenizerSource(str(folder), trusts, mode, extension, left_out)
 
     def load(self) -> Tokenizer:
-        """Raises ``model_malformed`` when its files cannot be read, ``tokenizer_extension`` when its code fails."""
+        """Load it. Raises ``model_malformed`` for unreadable files, ``tokenizer_extension`` if its code fails."""
         if self.left_out:
             return NoTokenizer()
         if self.extension is not None:
@@ -69,14 +69,14 @@ class TokenizerSource:
 
 
 class Tokenizer:
-    """Text to ids and back, and the chat template. ``hf`` is the transformers tokenizer."""
+    """Tokenizer, detokenizer and chat template. ``hf`` is the transformers tokenizer."""
 
     def __init__(self, hf: Any, compiled: bool = True) -> None:
         self.hf = hf
-        # The Rust tokenizer itself: several times faster than transformers' wrapper around it.
+        # The Rust tokenizer itself, which is several times faster than transformers' wrapper.
         self._backend = getattr(hf, "_tokenizer", None) if compiled else None
         if self._backend is not None:
-            # The tokenizer's files may ask for either; a padding of 2^30 tokens would end the process.
+            # The tokenizer's files may enable either; padding to 2^30 tokens would kill the process.
             self._backend.no_padding()
             self._backend.no_truncation()
         self._token_bytes: dict[int, bytes] = {}
@@ -87,23 +87,23 @@ class Tokenizer:
         check_files(path)
         from transformers import AutoTokenizer
 
-        # transformers 5 has one tokenizer per model; before it, some also had one in Python.
+        # transformers 5 has one tokenizer per model; earlier versions also had Python ones for some.
         options: dict[str, Any] = {"use_fast": False} if mode == "slow" else {}
         try:
             if _names_its_class(Path(path)):
                 options["config"] = _config_of_any_model(Path(path))
             hf = AutoTokenizer.from_pretrained(str(path), trust_remote_code=trust_remote_code, **options)
         except BaseException as failure:
-            # transformers and the Rust tokenizer raise whatever they meet; the first line says what it was.
+            # transformers and the Rust tokenizer may raise anything; the first line of the message is the cause.
             if not isinstance(failure, Exception) and not is_panic(failure):
                 raise
             raise why_unreadable(Path(path), failure) from failure
         return Tokenizer(hf, compiled=mode != "slow")
 
     def check_growth(self) -> None:
-        """Refuse a normalizer that makes texts far longer, which exhausts the memory of the process it runs in.
+        """Raise ``model_malformed`` for a normalizer that makes texts far longer, which could exhaust memory.
 
-        The server does not ask: its tokenizers run in processes that may end. Raises ``model_malformed``.
+        The server does not need this check, because its tokenizers run in expendable processes.
         """
         normalizer = getattr(self._backend or getattr(self.hf, "_tokenizer", None), "normalizer", None)
         if normalizer is not None and _growth(json.loads(normalizer.__getstate__())) > _MAX_GROWTH:
@@ -112,16 +112,16 @@ class Tokenizer:
 
     @property
     def has_text(self) -> bool:
-        """Whether there is a tokenizer at all; see ``NoTokenizer``."""
+        """Whether there is a tokenizer; see ``NoTokenizer``."""
         return self.hf is not None
 
     def describe(self) -> str:
-        """What it is, for the start-up table."""
+        """Return a description for the start-up table."""
         return f"{len(self.hf)} tokens" if hasattr(self.hf, "__len__") else "from an extension"
 
     @property
     def vocab_size(self) -> int:
-        """One more than the largest token id; 0 if the tokenizer does not tell."""
+        """Return the largest token id plus one; 0 if unknown."""
         if self._backend is None and not hasattr(self.hf, "get_vocab"):
             return 0
         vocab = self._backend.get_vocab() if self._backend is not None else self.hf.get_vocab()
@@ -129,13 +129,13 @@ class Tokenizer:
 
     @property
     def longest_token(self) -> int:
-        """The most characters a token of the vocabulary stands for; 0 if the tokenizer does not tell."""
+        """Return the maximum number of characters of a token in the vocabulary; 0 if unknown."""
         if not hasattr(self.hf, "get_vocab"):
             return 0
         return max(map(len, self.hf.get_vocab()), default=0)
 
     def decoder_json(self) -> str:
-        """What ``TokenDecoder`` takes; empty if the tokenizer is not compiled. Raises as ``check_decoder``."""
+        """Return the input of ``TokenDecoder``; empty if it is not a Rust tokenizer. Raises as ``check_decoder``."""
         if self._backend is None:
             return ""
         serialized = json.loads(self._backend.to_str())
@@ -145,7 +145,7 @@ class Tokenizer:
         return json.dumps(serialized)
 
     def model_json(self) -> str:
-        """What ``CompiledModel`` takes; empty if the tokenizer is not compiled."""
+        """Return the input of ``CompiledModel``; empty if it is not a Rust tokenizer."""
         if self._backend is None:
             return ""
         serialized = json.loads(self._backend.to_str())
@@ -154,22 +154,22 @@ class Tokenizer:
         return json.dumps({**serialized, "added_tokens": []})
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """Ids of ``text``, with whatever the tokenizer puts around it if ``add_special_tokens``.
+        """Return the ids of ``text``, with the tokenizer's special tokens around it if ``add_special_tokens``.
 
-        Safe to call from a thread: the batch call lets other Python threads run, the single one does not.
+        Uses the batch call, which releases the GIL, unlike the call for a single text.
         """
         if self._backend is not None:
             return self._backend.encode_batch([text], add_special_tokens=add_special_tokens)[0].ids
         return self.hf.encode(text, add_special_tokens=add_special_tokens)
 
     def encode_pair(self, text: str, other: str) -> list[int]:
-        """Ids of two texts as one sequence, with whatever the tokenizer puts around and between them."""
+        """Return the ids of two texts as one sequence, with the tokenizer's special tokens around and between them."""
         if self._backend is not None:
             return self._backend.encode_batch([(text, other)])[0].ids
         return list(self.hf(text, text_pair=other)["input_ids"])
 
     def decode(self, ids: list[int], skip_special_tokens: bool = True, spaces: bool = True) -> str:
-        """Text of ``ids``. Only tokenizers in Python know ``spaces``, between special tokens."""
+        """Return the text of ``ids``. Only Python tokenizers support ``spaces`` between special tokens."""
         if self._backend is not None:
             return self._backend.decode(ids, skip_special_tokens=skip_special_tokens)
         options = {"skip_special_tokens": skip_special_tokens, "clean_up_tokenization_spaces": False}
@@ -178,7 +178,7 @@ class Tokenizer:
         return self.hf.decode(ids, **options)
 
     def raw_tokens(self, ids: Sequence[int]) -> list[str]:
-        """The tokens as the vocabulary spells them: "Ġthe" or "▁the"."""
+        """Return the tokens as they are stored in the vocabulary, such as "Ġthe" or "▁the"."""
         if self._backend is not None:
             return [self._backend.id_to_token(id) or "" for id in ids]
         if hasattr(self.hf, "convert_ids_to_tokens"):
@@ -186,7 +186,7 @@ class Tokenizer:
         return [self.decode([id], skip_special_tokens=False) for id in ids]
 
     def token_bytes(self, id: int) -> bytes:
-        """What a token adds to a text, in UTF-8. A character may be spread over several tokens."""
+        """Return the UTF-8 bytes that a token adds to a text. A character may be spread over several tokens."""
         found = self._token_bytes.get(id)
         if found is None:
             found = self._spelling.bytes_of(self.raw_tokens([id])[0])
@@ -196,14 +196,14 @@ class Tokenizer:
         return found
 
     def token_text(self, id: int) -> str:
-        """The text of a single token; U+FFFD in the place of an incomplete character."""
+        """Return the text of a single token, with U+FFFD for an incomplete character."""
         try:
             return self.token_bytes(id).decode()
         except UnicodeDecodeError:
             return self.decode([id], skip_special_tokens=False)
 
     def config(self, chat_template: str | None = None) -> dict[str, Any]:
-        """What tokenizer_config.json says, without local paths, and the class; ``chat_template`` replaces its own."""
+        """Return tokenizer_config.json without local paths, and the class; ``chat_template`` replaces its own."""
         values = dict(getattr(self.hf, "init_kwargs", None) or {})
         found = {name: _plain(value) for name, value in values.items() if name not in _LOCAL_CONFIG}
         for id, token in values.get("added_tokens_decoder", {}).items():
@@ -215,7 +215,7 @@ class Tokenizer:
 
     @cached_property
     def special_ids(self) -> frozenset[int]:
-        """The tokens that ``skip_special_tokens`` leaves out."""
+        """Ids of the tokens that ``skip_special_tokens`` skips."""
         backend = self._backend or getattr(self.hf, "_tokenizer", None)
         if backend is not None:
             return frozenset(id for id, token in backend.get_added_tokens_decoder().items() if token.special)
@@ -223,7 +223,7 @@ class Tokenizer:
 
     @property
     def added_ids(self) -> frozenset[int]:
-        """Tokens that a text is split at before anything else, and that are part of it."""
+        """Ids of added tokens that are not special: text is split at them first, and they are part of it."""
         backend = self._backend or getattr(self.hf, "_tokenizer", None)
         found = {} if backend is None else backend.get_added_tokens_decoder()
         return frozenset(id for id, token in found.items() if not token.special)
@@ -244,9 +244,9 @@ class Tokenizer:
         add_generation_prompt: bool = True,
         **values: Any,
     ) -> str:
-        """The prompt text of a conversation; ``template`` replaces the model's own.
+        """Render a conversation to the prompt text; ``template`` replaces the model's own.
 
-        Past calls of tools may have their arguments as text or as an object; see ``message_forms``.
+        The arguments of past tool calls may be text or an object; see ``message_forms``.
         Raises ``no_chat_template``, or ``chat_template`` when the template rejects the messages.
         """
         if template is None and not self.has_chat_template:
@@ -256,12 +256,14 @@ class Tokenizer:
         for given in message_forms(messages):
             try:
                 return self.hf.apply_chat_template(given, tokenize=False, **values)
-            except Exception as exception:  # of the first form: the template may refuse all of them for one reason
+            except (
+                Exception
+            ) as exception:  # keep the error of the first variant, as the template may reject all for the same reason
                 failure = failure or exception
         raise error("chat_template", reason=str(failure) or type(failure).__name__) from failure
 
 
-#: What transformers adds to a tokenizer's configuration: where its files are.
+#: Keys that transformers adds to a tokenizer's configuration, with the location of its files.
 _LOCAL_CONFIG = frozenset(
     {
         *("vocab_file", "merges_file", "tokenizer_file", "tokenizer_object", "name_or_path"),
@@ -271,7 +273,7 @@ _LOCAL_CONFIG = frozenset(
 
 
 def _plain(value: Any) -> Any:
-    """``value`` as JSON has it; an added token is its text."""
+    """Return ``value`` as JSON values, with added tokens as their text."""
     if isinstance(value, dict):
         return {str(name): _plain(each) for name, each in value.items()}
     if isinstance(value, (list, tuple)):
@@ -282,7 +284,7 @@ def _plain(value: Any) -> Any:
 
 
 class NoTokenizer(Tokenizer):
-    """Stands where the operator wants none: ids have no text, and text has no ids."""
+    """Placeholder for --skip-tokenizer-init, without any conversion between text and ids."""
 
     def __init__(self) -> None:
         super().__init__(None)
@@ -310,9 +312,9 @@ class NoTokenizer(Tokenizer):
 
 
 class TokenDecoder(Tokenizer):
-    """Ids to text only, from ``Tokenizer.decoder_json``: without the regular expressions of a tokenizer.
+    """Decodes ids only, from ``Tokenizer.decoder_json``, without the regular expressions of a tokenizer.
 
-    What is left takes time and memory in proportion to the ids.
+    Its time and memory are proportional to the number of ids.
     """
 
     def __init__(self, serialized: str) -> None:
@@ -326,10 +328,10 @@ class TokenDecoder(Tokenizer):
         return True
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        raise NotImplementedError("it only decodes")
+        raise NotImplementedError("TokenDecoder only decodes")
 
 
-#: How much longer the replacements of a decoder or a normalizer may make a text.
+#: Maximum factor by which a decoder or normalizer may lengthen a text.
 _MAX_GROWTH = 16
 
 
@@ -339,7 +341,7 @@ def is_panic(failure: BaseException) -> bool:
 
 
 def _growth(part: Any) -> float:
-    """How many times longer a normalizer of tokenizer.json can make a text of a few words."""
+    """Return the factor by which a normalizer of tokenizer.json lengthens a short text."""
     if not isinstance(part, dict):
         return 1.0
     pattern = part.get("pattern")
@@ -366,7 +368,7 @@ def check_decoder(decoder: Any) -> None:
 
 
 def _names_its_class(folder: Path) -> bool:
-    """Whether a tokenizer's own files say which class of transformers reads it."""
+    """Whether the tokenizer's files name their transformers class."""
     try:
         config = read_json(folder / "tokenizer_config.json", "tokenizer_config.json")
     except AiakqError:
@@ -376,10 +378,10 @@ def _names_its_class(folder: Path) -> bool:
 
 
 def _config_of_any_model(folder: Path) -> Any:
-    """What transformers looks at where a tokenizer names its class: the type of the model.
+    """Return a config with the model type, which suffices for transformers if the tokenizer names its class.
 
-    The class for a model's own config would import torch's compiler, images and videos: seconds, and 150 MB in each
-    process.
+    The model's own config class would import torch's compiler and image and video libraries, which takes seconds and
+    150 MB in each process.
     """
     from transformers.configuration_utils import PreTrainedConfig
 
@@ -390,10 +392,10 @@ def _config_of_any_model(folder: Path) -> Any:
 
 
 def _extended(path: str, folder: str) -> Any:
-    """The tokenizer that the operator's own code makes. Raises ``tokenizer_extension``."""
+    """Return the tokenizer created by the operator's Python file. Raises ``tokenizer_extension``."""
     spec = importlib.util.spec_from_file_location("aiakq_tokenizer_extension", path)
     if spec is None or spec.loader is None:
-        raise error("tokenizer_extension", path=path, reason="it is no Python file")
+        raise error("tokenizer_extension", path=path, reason="it is not a Python file")
     module = importlib.util.module_from_spec(spec)
     try:
         spec.loader.exec_module(module)
@@ -403,5 +405,7 @@ def _extended(path: str, folder: str) -> Any:
         raise error("tokenizer_extension", path=path, reason=reason.rstrip(".")) from failure
     lacking = [name for name in ("encode", "decode") if not callable(getattr(made, name, None))]
     if lacking:
-        raise error("tokenizer_extension", path=path, reason=f"what get_tokenizer returns has no {lacking[0]}")
+        raise error(
+            "tokenizer_extension", path=path, reason=f"the object that get_tokenizer returns has no {lacking[0]}"
+        )
     return made

@@ -1,6 +1,6 @@
 """Access control: API keys, allowed hosts and allowed origins.
 
-What is not allowed is refused: every path needs a key except those listed, so that a new route cannot be forgotten.
+Access is denied by default: every path needs a key except those listed, so that a new route cannot be forgotten.
 Decisions use ``scope["path"]``, as the router does, never a URL built from headers.
 """
 
@@ -27,14 +27,14 @@ from aiakq.server.http.listener import is_loopback
 from aiakq.server.http.responses import error_response
 from aiakq.server.http.root_path import route_path
 
-#: Called with every request that is refused here.
+#: Callback for every refused request.
 OnRefusal = Callable[[Scope, AiakqError], None]
-#: Characters a header can carry without quoting.
+#: Characters that a header can contain without quoting.
 _KEY = re.compile(r"[\x21-\x7e]+")
 
 
 class Keys:
-    """The valid keys, as hashes. A comparison takes the same time whatever key was sent."""
+    """The valid keys, as hashes. Comparisons take constant time."""
 
     def __init__(self, keys: Iterable[str]) -> None:
         self._digests = {hashlib.sha256(key.encode()).digest() for key in keys}
@@ -43,13 +43,13 @@ class Keys:
         return len(self._digests)
 
     def owner(self, given: str) -> str | None:
-        """An identifier of the key ``given``, the beginning of its hash; None if the key is not valid."""
+        """Return an identifier of the key ``given`` (a prefix of its hash), or None if the key is invalid."""
         digest = hashlib.sha256(given.encode("latin-1")).digest()
         return digest.hex()[:32] if sum(hmac.compare_digest(digest, own) for own in self._digests) else None
 
 
 def read_keys(args: Mapping[str, Any], environment: Mapping[str, str]) -> Keys:
-    """The keys of --api-key, --api-key-file and the environment together. Raises ``bad_option``."""
+    """Return all keys of --api-key, --api-key-file and the environment. Raises ``bad_option``."""
     keys = list(args["api_key"] or ())
     keys += [key for key in environment.get(API_KEY_VARIABLE, "").split(",") if key]
     if args["api_key_file"] is not None:
@@ -74,12 +74,12 @@ def _bad_keys(option: str, value: str, expected: str) -> AiakqError:
 def add_access_control(
     app: ASGIApp, args: Mapping[str, Any], keys: Keys, keyless_paths: frozenset[str], on_refusal: OnRefusal
 ) -> ASGIApp:
-    """``app`` wrapped in the checks that the server arguments ``args`` ask for. ``keyless_paths`` need no key."""
+    """Wrap ``app`` in the access checks of the server arguments ``args``. ``keyless_paths`` need no key."""
     origins = parse_list(args["allowed_origins"])
     if keys:
         app = KeyCheck(app, keys, keyless_paths, on_refusal, args["root_path"])
     if origins:
-        # Before the check of keys: browsers send preflight requests without one.
+        # Outside the key check, because browsers send preflight requests without a key.
         app = CORSMiddleware(
             app,
             allow_origins=origins,
@@ -89,14 +89,14 @@ def add_access_control(
             expose_headers=["x-request-id"],
         )
     hosts = parse_list(args["allowed_hosts"])
-    # Web pages cannot reach a Unix domain socket, and its clients may send any host.
+    # No host check on a Unix domain socket: web pages cannot reach it, and its clients may send any host.
     if args["uds"] is None and is_loopback(args["host"]):
         hosts = [*hosts, "localhost", args["host"]]
     return HostCheck(app, frozenset(host.lower() for host in hosts), frozenset(origins), on_refusal)
 
 
 def parse_list(given: list[str] | None) -> list[str]:
-    """A list argument. vLLM's form, a JSON list (which the command line has split at commas), is accepted too."""
+    """Parse a list argument. vLLM's format, a JSON list (which the command line splits at commas), is accepted too."""
     text = ",".join(given or ())
     if text.startswith("["):
         try:
@@ -108,10 +108,10 @@ def parse_list(given: list[str] | None) -> list[str]:
 
 
 def client_of(request: Request) -> str:
-    """An identifier of who sent ``request``: its API key if keys are used, else its address.
+    """Return an identifier of the client: its API key if keys are used, otherwise its address.
 
-    An IPv6 address counts by its network of 64 bits, of which one machine has all addresses. Without an address, as on
-    a Unix domain socket, all requests are of one client.
+    An IPv6 address is reduced to its /64 network, all of which one machine may own. Without an address, as on a Unix
+    domain socket, all requests belong to one client.
     """
     name = getattr(request.state, "owner", "")
     if not name:
@@ -151,19 +151,19 @@ class KeyCheck:
         await self.app(scope, receive, send)
 
     def _owner(self, headers: Headers) -> str | None:
-        """The identifier of the key that was sent, as OpenAI's clients do or as Anthropic's; None: none is valid."""
+        """Return the identifier of the key, sent as OpenAI's or Anthropic's clients do; None without a valid key."""
         scheme, _, key = headers.get("authorization", "").partition(" ")
         owner = self.keys.owner(key.strip()) if scheme.lower() == "bearer" else None
         return owner or self.keys.owner(headers.get("x-api-key", ""))
 
 
 class HostCheck:
-    """Refuses foreign host names, against DNS rebinding, and requests of web pages from other origins.
+    """Refuses unknown host names, against DNS rebinding, and requests from web pages of other origins.
 
-    A web page can make its own host name resolve to 127.0.0.1 and so reach a server that only listens there; but its
-    requests carry that name. An IP address in the Host header is always accepted: it cannot be rebound.
+    A web page can make its own host name resolve to 127.0.0.1 to reach a server that only listens there, but its
+    requests contain that name. An IP address in the Host header is always accepted, since it cannot be rebound.
 
-    hosts    allowed names, lowercase; if empty, all are.
+    hosts    allowed names in lowercase; empty allows all.
     origins  allowed origins besides the server's own; "*" allows all.
     """
 
@@ -204,7 +204,7 @@ class HostCheck:
 
 
 def host_name(host: str) -> str:
-    """The name in a Host header, without port, brackets and trailing dot."""
+    """Return the name in a Host header, without port, brackets and trailing dot."""
     if host.startswith("["):
         return host[1:].partition("]")[0]
     return host.partition(":")[0].rstrip(".")

@@ -1,7 +1,7 @@
 """Reads request bodies, with limits on size and JSON structure.
 
-JSON allows an object to contain a key twice, and parsers differ in which value they use: a gateway in front of this
-server may have checked the other one. So such a body is refused.
+JSON allows duplicate keys in an object, and parsers differ in which value they use. A gateway in front of this server
+may have validated the other value, so such a body is refused.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from aiakq.errors import error
 
 MAX_DEPTH = 64
 MAX_KEYS = 30_000
-#: Numbers, strings and other values of a body, unless the model's context is longer.
+#: Maximum number of values in a body, unless the model's context is longer.
 MAX_VALUES = 200_000
-#: Bodies up to this size cannot delay others.
+#: Bodies up to this size in bytes are parsed at once, without delaying other requests.
 _SMALL_BYTES = 64 << 10
-#: A string, terminated or not. Possessive quantifiers keep matching linear for malformed input, too.
+#: A string, terminated or not. Possessive quantifiers keep matching linear for malformed input.
 _STRING = re.compile(rb'"(?:[^"\\]++|\\.?+)*+(?:"|\Z)', re.DOTALL)
 _NOT_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
 _STEPS = {ord("["): 1, ord("{"): 1, ord("]"): -1, ord("}"): -1}
 
 
 async def read_body(request: Request, limit: int, max_values: int = MAX_VALUES) -> bytes:
-    """The whole body of a JSON request.
+    """Read the whole body of a JSON request.
 
     Raises request_too_large (before reading, if content-length says so), unsupported_encoding,
     unsupported_media_type, and what ``check_values`` and ``check_structure`` raise.
@@ -49,7 +49,7 @@ async def read_body(request: Request, limit: int, max_values: int = MAX_VALUES) 
         if len(body) > limit:
             raise error("request_too_large", limit=limit)
     if len(body) > _SMALL_BYTES:
-        # Others get their turn between the steps.
+        # Yield to other tasks between the steps.
         await asyncio.sleep(0)
         check_values(body, max_values)
         await asyncio.sleep(0)
@@ -69,7 +69,7 @@ def check_values(body: bytes | bytearray, max_values: int) -> None:
 
 
 def check_structure(body: bytes | bytearray) -> None:
-    """Raise ``invalid_json`` for too deep nesting or too many keys, ``duplicate_key`` for a key that occurs twice.
+    """Raise ``invalid_json`` for too deep nesting or too many keys, ``duplicate_key`` for a duplicate key.
 
     Malformed JSON is left to the parser, whose message is more precise.
     """
@@ -94,7 +94,7 @@ def check_structure(body: bytes | bytearray) -> None:
 
 
 def _check_brackets(brackets: bytes | bytearray) -> None:
-    """Raise ``invalid_json`` for too many or too deeply nested brackets; ``brackets`` are all outside strings."""
+    """Raise ``invalid_json`` for too many or too deeply nested ``brackets``, which are those outside of strings."""
     if len(brackets) > 2 * MAX_KEYS:
         raise error("invalid_json", reason=f"it has more than {MAX_KEYS} lists and objects")
     if max(itertools.accumulate(_STEPS[bracket] for bracket in brackets), default=0) > MAX_DEPTH:

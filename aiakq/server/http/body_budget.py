@@ -1,4 +1,4 @@
-"""Middleware that limits the bytes of all request bodies together, from their arrival to the end of the response."""
+"""Middleware that limits the total bytes of request bodies, from their arrival to the end of the response."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from aiakq.errors import error
 
-#: Bodies up to this size are always accepted: the limit on connections bounds them.
+#: Bodies up to this size in bytes are always accepted, since the limit on connections bounds their total.
 SMALL_BODY_BYTES = 64 << 10
 
 
 class BodyBudget:
-    """Makes ``receive`` raise ``bodies_too_large`` for a body that exceeds what is left of ``limit``.
+    """Makes ``receive`` raise ``bodies_too_large`` for a body that exceeds the rest of ``limit``.
 
-    One client, by API key or address, gets at most half of it. A body with a length reserves it at once, so that it is
-    refused before it is received; one in chunks reserves what has arrived.
+    One client, identified by API key or address, gets at most half of it. A body with a content-length is reserved in
+    advance, so that it is refused before it is received; a chunked body is reserved as it arrives.
 
-    limit      bytes of all bodies.
-    num_bytes  bytes reserved now.
+    limit      maximum total bytes of all bodies.
+    num_bytes  bytes currently reserved.
     """
 
     def __init__(self, app: ASGIApp, limit: int) -> None:
@@ -56,12 +56,12 @@ class BodyBudget:
                 del self._by_client[client]
 
     def take_max_used(self) -> int:
-        """The most bytes that were reserved at a time since the last call."""
+        """Return the peak of reserved bytes since the last call."""
         most, self._max_used = self._max_used, self.num_bytes
         return most
 
     def _reserve(self, client: str, size: int, reserved: int) -> int:
-        """Reserve what a body of ``size`` bytes needs beyond ``reserved``; returns how much that is."""
+        """Reserve the bytes of a body of ``size`` bytes beyond ``reserved``; return their number."""
         more = max(0, size - reserved)
         if more and size > SMALL_BODY_BYTES:
             if self.num_bytes + more > self.limit or self._by_client[client] + more > self.limit // 2:

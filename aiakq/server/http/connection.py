@@ -1,4 +1,4 @@
-"""HTTP/1.1 connections over uvicorn and h11, with limits on size, number and time that these do not have.
+"""HTTP/1.1 connections over uvicorn and h11, with additional limits on size, number and time.
 
 uvicorn creates a ``GuardedConnection`` per connection; its h11 parser is a ``StrictParser``. Timeouts are checked by
 ``sweep``, which the server calls five times per second.
@@ -24,12 +24,12 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from aiakq.errors import AiakqError, error
 
-#: Seconds a refused client gets to read the response before the connection is closed.
+#: Seconds that a refused client gets to read the response before the connection is closed.
 LINGER_SECONDS = 2.0
-#: Bytes that are still read from it meanwhile: many clients send a whole body before they look for a response.
+#: Bytes that are still read from it meanwhile, because many clients send a whole body before they read a response.
 MAX_DISCARDED = 8 << 20
 _END_OF_HEAD = re.compile(rb"\n\r?\n")
-#: A bare line feed, or a header continued on the next line: servers differ in how they read these.
+#: A bare line feed, or a header continued on the next line, which servers interpret differently.
 _AMBIGUOUS = re.compile(rb"(?<!\r)\n|\n[ \t]")
 _LINE_ENDS = "its lines do not end as they must"
 
@@ -38,7 +38,7 @@ _LINE_ENDS = "its lines do not end as they must"
 class Limits:
     """Limits per connection, and on the number of connections. ``open`` counts them by address.
 
-    lingering  refused connections that may stay open until the client has read why.
+    lingering  maximum number of refused connections that stay open until the client has read the response.
     """
 
     connections: int
@@ -55,11 +55,11 @@ class Limits:
 
     @property
     def full(self) -> bool:
-        """Whether there is no room for another connection from any address."""
+        """Whether the limit on connections is reached."""
         return self.open.total() >= self.connections
 
     def refusal(self, address: str) -> AiakqError | None:
-        """The error for one more connection from ``address``; None if it is allowed."""
+        """Return the error for another connection from ``address``; None if it is allowed."""
         if self.open[address] >= self.per_address:
             return error("too_many_connections", limit=self.per_address, scope="are taken from one address")
         if self.full:
@@ -68,7 +68,7 @@ class Limits:
 
 
 class StrictBuffer(ReceiveBuffer):
-    """h11's receive buffer. ``ambiguous`` tells whether lines that were cut off it, of a head or trailers, were."""
+    """h11's receive buffer. ``ambiguous`` is set if a line of a head or of trailers was ambiguous."""
 
     ambiguous = False
     _cutting_lines = False
@@ -89,8 +89,8 @@ class StrictBuffer(ReceiveBuffer):
 class StrictParser(h11.Connection):
     """h11 with limits on headers and chunks, and strict where servers disagree on where a request ends.
 
-    refusal       why ``next_event`` raised RemoteProtocolError.
-    num_requests  request heads read so far.
+    refusal       the reason for which ``next_event`` raised RemoteProtocolError.
+    num_requests  number of request heads read so far.
     state         becomes ``request.state`` of the next request. ``arrival_time``, on ``time.monotonic``, is set in it.
     """
 
@@ -143,7 +143,7 @@ class StrictParser(h11.Connection):
     def send(self, event: Any) -> Any:  # h11 has an overload for each kind of event
         head = super().send(event)
         if head is not None and isinstance(event, h11.Response) and self.their_state is h11.SEND_BODY:
-            # The rest of the body will not be read, and no request after it. Had h11 been told so, uvicorn would close
+            # The rest of the body and later requests will not be read. If h11 were told so, uvicorn would close
             # the connection before the client has read this.
             return head.removesuffix(b"\r\n") + b"connection: close\r\n\r\n"
         return head
@@ -170,7 +170,7 @@ class StrictParser(h11.Connection):
         raise h11.RemoteProtocolError(refusal.id, error_status_hint=refusal.http_status)
 
 
-#: Phases of a connection in which there is no request.
+#: Phases of a connection without a request.
 _IDLE_PHASES = ("head", "idle")
 
 
@@ -218,7 +218,7 @@ class GuardedConnection(H11Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._uncount()
-        # When the client resets the connection, uvicorn leaves its timer running, and all it refers to stays alive.
+        # If the client resets the connection, uvicorn leaves its timer running, which keeps its objects alive.
         self._unset_keepalive_if_required()
         super().connection_lost(exc)
 
@@ -258,7 +258,7 @@ class GuardedConnection(H11Protocol):
     def sweep(self, now: float, late: float = 0.0) -> None:
         """Close the connection if the client has exceeded a timeout; ``now`` is on the event loop's clock.
 
-        late  seconds for which the event loop was blocked; they do not count against the client.
+        late  seconds for which the event loop was blocked, which do not count against the client.
         """
         self._since += late
         self._last_progress += late
@@ -277,7 +277,7 @@ class GuardedConnection(H11Protocol):
             self._linger()
 
     def _track(self) -> None:
-        """Update which part of a request the connection waits for, and since when."""
+        """Update the part of a request that the connection waits for, and since when."""
         phase = (self._current_phase(), self.conn.num_requests)
         if phase != self._phase:
             self._phase, self._since = phase, self.loop.time()
@@ -290,7 +290,7 @@ class GuardedConnection(H11Protocol):
         return "body" if self.conn.their_state is h11.SEND_BODY else "response"
 
     def _is_stalled(self, now: float) -> bool:
-        """Whether the client has not read what was written for too long."""
+        """Whether the client has not read written data for too long."""
         unsent = self.transport.get_write_buffer_size()
         if unsent == 0 or unsent < self._unsent or not (self.flow.write_paused or self.transport.is_closing()):
             self._last_progress = now
@@ -300,10 +300,10 @@ class GuardedConnection(H11Protocol):
     # --- closing
 
     def _close_idle_connection(self) -> None:
-        """Make room: of the connections without a request, close the oldest of the address that has the most.
+        """Close the oldest idle connection of the address that has the most, to make room for a new connection.
 
-        Those that have sent nothing since their last response come before those that have sent part of a head. One
-        whose request has arrived and was not read yet is not idle.
+        Connections that have sent nothing since their last response are closed before those that have sent part of a
+        head. A connection with an unread request is not idle.
         """
         idle = [
             other
@@ -317,11 +317,11 @@ class GuardedConnection(H11Protocol):
                 return
 
     def _closing_order(self) -> tuple[int, bool, float]:
-        """Which idle connection to close: the one for which this is smallest."""
+        """Return the sort key of idle connections; the smallest is closed first."""
         return -self.limits.open[self._address or ""], self.conn.has_partial_head, self._since
 
     def _uncount(self) -> None:
-        """The connection no longer counts against the limits."""
+        """Stop counting the connection against the limits."""
         if self._address is not None:
             self.limits.open[self._address] -= 1
             if not self.limits.open[self._address]:
@@ -341,7 +341,7 @@ class GuardedConnection(H11Protocol):
         self._linger()
 
     def _linger(self) -> None:
-        """Close the sending side and wait a moment: closing at once would discard the response before it is read."""
+        """Shut down the sending side and wait; closing immediately could discard the response before it is read."""
         if self._lingering:
             return
         self._lingering = True
@@ -361,7 +361,7 @@ class GuardedConnection(H11Protocol):
 
 
 def encode_refusal(refusal: AiakqError) -> bytes:
-    """A complete HTTP response, after which the connection is closed."""
+    """Return a complete HTTP response, after which the connection is closed."""
     body = msgspec.json.encode(refusal.body())
     head = [
         f"HTTP/1.1 {refusal.http_status} {HTTPStatus(refusal.http_status).phrase}",

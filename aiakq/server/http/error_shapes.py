@@ -1,4 +1,4 @@
-"""Errors in the shape of the API whose path was asked for, also before a route is found."""
+"""Errors in the format of the API that the request's path belongs to, even before routing."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from aiakq.server.http.root_path import route_path
 
 
 class ErrorShapes:
-    """Middleware: sets ``request.state.error_body`` to the shape of errors of the path.
+    """Middleware that sets ``request.state.error_body`` to the error format of the path.
 
-    shapes     by path, where it is not OpenAI's.
-    root_path  path under which a proxy offers the server.
+    shapes     error formats by path, where they differ from OpenAI's.
+    root_path  path prefix under which a proxy exposes the server.
     """
 
     def __init__(self, app: ASGIApp, shapes: Mapping[str, type[ErrorBody]], root_path: str = "") -> None:
@@ -31,6 +31,6 @@ class ErrorShapes:
 
 
 def error_body(scope: Scope, failure: AiakqError) -> ErrorBody:
-    """The body of an error in answer to the request of ``scope``."""
+    """Return the body of an error response to the request of ``scope``."""
     shape: type[ErrorBody] = scope.get("state", {}).get("error_body", ErrorResponse)
     return shape.from_error(failure)

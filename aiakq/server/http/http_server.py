@@ -26,17 +26,17 @@ from aiakq.server.http.responses import ErrorBody, error_response, not_ready_res
 from aiakq.server.http.root_path import route_path
 from aiakq.server.http.tls import CertificateFiles
 
-#: Seconds for responses that are already written to be sent.
+#: Seconds to flush responses that are already written.
 FLUSH_SECONDS = 2
-#: If the sweep of all connections is later than this, the event loop was blocked.
+#: Seconds of delay of the sweep from which on the event loop counts as blocked.
 LATE_SECONDS = 0.5
 
 
 class Gateway:
-    """The application from the start: answers 503 ``loading`` until ``app`` is set, except on /live and the playground.
+    """The initial application: responds 503 ``loading`` until ``app`` is set, except on /live and the playground.
 
-    progress    how far loading is, for /ready.
-    on_refusal  called with what access control refuses.
+    progress    progress of loading, for /ready.
+    on_refusal  called with requests that access control refuses.
     """
 
     def __init__(self, args: Mapping[str, Any]) -> None:
@@ -66,7 +66,7 @@ class HttpServer(uvicorn.Server):
     """uvicorn without its signal handlers: connections must stay open until running requests are finished."""
 
     def __init__(self, config: uvicorn.Config, limits: Limits, certificates: CertificateFiles | None = None) -> None:
-        """certificates: files that are read again when they change."""
+        """certificates: files that are reloaded when they change."""
         super().__init__(config)
         self.limits = limits
         self._certificates = certificates
@@ -114,7 +114,7 @@ def start_http(
     keyless_paths: frozenset[str],
     error_shapes: Mapping[str, type[ErrorBody]],
 ) -> tuple[HttpServer, asyncio.Task[None]]:
-    """Serve ``gateway`` on ``listener``; for the last two see ``KeyCheck`` and ``ErrorShapes``.
+    """Serve ``gateway`` on ``listener``; for the last two parameters, see ``KeyCheck`` and ``ErrorShapes``.
 
     Raises ``bad_option`` if the certificate cannot be used.
     """
@@ -160,16 +160,16 @@ def start_http(
 
 
 def check_tls(args: Mapping[str, Any]) -> None:
-    """Raise ``option_conflict`` for TLS options without effect, or with which no client could connect."""
+    """Raise ``option_conflict`` for TLS options without effect, or that prevent all clients from connecting."""
     hint = "Give --ssl-certfile FILE and --ssl-keyfile FILE."
     if not args["ssl_certfile"]:
         for option in ("ssl_keyfile", "ssl_ca_certs", "ssl_cert_reqs", "enable_ssl_refresh"):
             if args[option]:
                 flag = "--" + option.replace("_", "-")
-                reason = "without a certificate there is no TLS"
+                reason = "TLS needs a certificate"
                 raise error("option_conflict", option=flag, other="no --ssl-certfile", reason=reason, hint=hint)
     elif args["ssl_cert_reqs"] and not args["ssl_ca_certs"]:
-        reason = "no client's certificate could be checked"
+        reason = "client certificates could not be verified"
         hint = "Give --ssl-ca-certs FILE."
         raise error("option_conflict", option="--ssl-cert-reqs", other="no --ssl-ca-certs", reason=reason, hint=hint)
 

@@ -13,15 +13,15 @@ from aiakq.errors import AiakqError, error
 
 BACKLOG = 2048
 _OPEN_FILES = 65536
-#: Files that a server has open besides connections, with some to spare.
+#: Number of files that a server has open besides connections, with a margin.
 _OWN_FILES = 32
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """A listening socket. Raises ``port_in_use``, or ``bad_option`` for an address this machine does not have."""
+    """Return a listening socket. Raises ``port_in_use``, or ``bad_option`` for an address of another machine."""
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-        # A name like localhost may resolve to both families; clients that try only one try IPv4.
+        # A name like localhost may resolve to both families; clients that try only one use IPv4.
         family, kind, protocol, _, address = min(found, key=lambda entry: entry[0] != socket.AF_INET)
         listener = socket.socket(family, kind, protocol)
     except OSError as failure:
@@ -40,7 +40,7 @@ def bind(host: str, port: int) -> socket.socket:
 
 
 def bind_unix(path: str) -> socket.socket:
-    """A listening Unix domain socket; one that a server has left behind is replaced. Raises ``bad_option``."""
+    """Return a listening Unix domain socket, replacing a stale one. Raises ``bad_option``."""
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         if _is_abandoned(path):
@@ -56,7 +56,7 @@ def bind_unix(path: str) -> socket.socket:
 
 
 def _is_abandoned(path: str) -> bool:
-    """Whether there is a socket at ``path`` that nobody listens on."""
+    """Whether there is a stale socket at ``path``, on which no process listens."""
     if not os.path.exists(path) or not stat.S_ISSOCK(os.stat(path).st_mode):
         return False
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
@@ -72,7 +72,7 @@ def _bad_host(host: str, failure: OSError) -> AiakqError:
 
 
 def url_of(listener: socket.socket, host: str, tls: bool = False) -> str:
-    """The URL under which a client on this machine reaches ``listener``; "unix:" and the path of a Unix socket."""
+    """Return the URL of ``listener`` for clients on this machine; "unix:" and the path for a Unix socket."""
     if listener.family == socket.AF_UNIX:
         return f"unix:{listener.getsockname()}"
     address, port = listener.getsockname()[:2]
@@ -100,14 +100,14 @@ def allow_many_connections() -> None:
 
 
 def fitting_connections(asked: int) -> int:
-    """Connections that may be open: ``asked``, or half of what the limit of open files leaves."""
+    """Return the maximum number of connections: ``asked``, or half of what the limit on open files allows."""
     return min(asked, _spare_files() // 2)
 
 
 def fitting_backlog() -> int:
-    """Connections accepted at a time, and of those refused beyond the limit how many may stay until they have read why.
+    """Return the number of connections accepted at a time, and of refused connections that may linger.
 
-    Without a file to spare, accepting fails, and says so for every connection that waits.
+    If no file descriptor is left, accepting fails and logs an error for every waiting connection.
     """
     return min(BACKLOG, _spare_files() // 8)
 

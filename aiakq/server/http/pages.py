@@ -1,4 +1,4 @@
-"""HTML pages: each is one file of ``aiakq.server.playground``, without outside requests, which its headers forbid."""
+"""HTML pages: self-contained files of ``aiakq.server.playground``, whose headers forbid external requests."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from urllib.parse import urlsplit
 
 from starlette.responses import Response
 
-#: The package with the files.
+#: The package that contains the files.
 PACKAGE = "aiakq.server.playground"
 
 
 def playground_page(servers: Iterable[str]) -> Response:
-    """The playground, which may send requests to ``servers`` too."""
+    """Return the playground page, which may also send requests to ``servers``."""
     return page_response("playground.html", servers)
 
 
 def page_response(file: str, servers: Iterable[str] = ()) -> Response:
-    """The page ``file``, which may send requests to its own origin and those of ``servers``.
+    """Return the page ``file``, which may send requests to its own origin and to ``servers``.
 
-    Its script and style are allowed by their hashes, so that nothing that a model writes can run or restyle anything.
+    Its scripts and styles are allowed by their hashes, so that model output can neither run code nor change styles.
     """
     content, script_hashes, style_hashes = _read(file)
     origins = {f"{url.scheme}://{url.netloc}" for url in map(urlsplit, servers) if url.netloc}
@@ -54,13 +54,13 @@ def page_response(file: str, servers: Iterable[str] = ()) -> Response:
 
 @functools.cache
 def _read(file: str) -> tuple[bytes, str, str]:
-    """The bytes of a page, and the sources that a policy names for its scripts and styles."""
+    """Return the bytes of a page, and the Content-Security-Policy sources of its scripts and styles."""
     content = (files(PACKAGE) / file).read_bytes()
     return content, _hashes(content, b"script"), _hashes(content, b"style")
 
 
 def _hashes(content: bytes, tag: bytes) -> str:
-    """The hashes of the elements ``tag``, as in a Content-Security-Policy."""
+    """Return the hashes of the ``tag`` elements, in the format of a Content-Security-Policy."""
     elements = re.findall(rb"<%b>(.*?)</%b>" % (tag, tag), content, re.DOTALL)
     digests = (base64.b64encode(hashlib.sha256(element).digest()).decode() for element in elements)
     return " ".join(f"'sha256-{digest}'" for digest in digests) or "'none'"

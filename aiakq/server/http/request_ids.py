@@ -9,21 +9,21 @@ from collections.abc import Mapping
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-#: An id of a client that can go back in a header and into log lines.
+#: A client's request id that is safe in headers and log lines.
 _CLIENT_ID = re.compile(r"[\x21-\x7e]{1,128}")
 
 
 def client_id_of(headers: Mapping[str, str]) -> str:
-    """The id that a client has given its request; empty if there is none, or none that can be repeated."""
+    """Return the id that the client has given its request; empty if there is none, or it is unsafe to repeat."""
     given = headers.get("x-request-id", "")
     return given if _CLIENT_ID.fullmatch(given) else ""
 
 
 class RequestIds:
-    """Sets ``request.state.request_id`` and the response header x-request-id; traceparent, if the request is traced.
+    """Sets ``request.state.request_id`` and the response header x-request-id; and traceparent, if the request is traced.
 
-    from_clients  take the id from the header of the same name in the request, if there is one;
-                  ``request.state.client_request_id`` is set to it, too. Else ids of clients are ignored.
+    from_clients  use the id in the request's x-request-id header, if there is one;
+                  ``request.state.client_request_id`` is then set to it. If false, clients' ids are ignored.
     """
 
     def __init__(self, app: ASGIApp, from_clients: bool = False) -> None:
@@ -45,7 +45,7 @@ class RequestIds:
         async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":
                 own = [(b"x-request-id", request_id.encode())]
-                if "traceparent" in state:  # W3C's name for it in responses is the other one
+                if "traceparent" in state:  # W3C names the response header traceresponse
                     own += [(name, state["traceparent"].encode()) for name in (b"traceparent", b"traceresponse")]
                 message["headers"] = [*message.get("headers", ()), *own]
             await send(message)

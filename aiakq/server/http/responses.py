@@ -1,4 +1,4 @@
-"""JSON responses, and error bodies in OpenAI's shape."""
+"""JSON responses, and error bodies in OpenAI's format."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from starlette.types import Receive, Scope, Send
 
 from aiakq.errors import REGISTRY, AiakqError
 
-#: Bytes of a response that are sent before others get their turn.
+#: Bytes of a response to send before yielding to other tasks.
 _PIECE_BYTES = 1 << 20
 
 
 class ErrorBody(Protocol):
-    """The JSON body of an error; an API with another shape than OpenAI's has a class of its own."""
+    """The JSON body of an error; APIs whose format differs from OpenAI's have their own class."""
 
     @classmethod
     def from_error(cls, failure: AiakqError) -> Self: ...
 
 
 class ErrorDetail(msgspec.Struct):
-    """``code`` is the id of the error in docs/errors.md; ``param`` is the request field it is about."""
+    """``code`` is the id of the error in docs/errors.md, ``param`` the request field that caused it."""
 
     message: str
     type: str
@@ -43,20 +43,20 @@ class ErrorResponse(msgspec.Struct):
 
 
 class LoadingStatus(msgspec.Struct):
-    """How far loading is: the seconds so far and the phases that are done."""
+    """Progress of loading: the elapsed seconds and the finished phases."""
 
     seconds: float
     done: list[str]
 
 
 class NotReadyResponse(ErrorResponse):
-    """The error of /ready; while a model is loading, with its progress."""
+    """The error of /ready, with the progress while a model is loading."""
 
     loading: LoadingStatus | msgspec.UnsetType = msgspec.UNSET
 
 
 class JSONResponse(Response):
-    """``content`` as JSON; a ``msgspec.Struct`` or anything else msgspec can encode. Sent in pieces, if it is large."""
+    """A JSON response of anything that msgspec can encode. Large responses are sent in pieces."""
 
     media_type = "application/json"
 
@@ -74,7 +74,7 @@ class JSONResponse(Response):
 
 
 class NoResponse(Response):
-    """Sends nothing: the client has closed the connection."""
+    """Sends nothing, since the client has closed the connection."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         return
@@ -83,7 +83,7 @@ class NoResponse(Response):
 def error_response(
     failure: AiakqError, headers: Mapping[str, str] | None = None, body: ErrorBody | None = None
 ) -> JSONResponse:
-    """The response for ``failure``. 503 says in retry-after when to try again. ``body`` replaces OpenAI's shape."""
+    """Return the response for ``failure``, with retry-after for status 503. ``body`` replaces OpenAI's format."""
     headers = dict(headers or {})
     if failure.retry_after is not None:
         headers["retry-after"] = str(failure.retry_after)
@@ -91,7 +91,7 @@ def error_response(
 
 
 def not_ready_response(failure: AiakqError, progress: Mapping[str, Any]) -> JSONResponse:
-    """The response of /ready while nothing can be generated."""
+    """Return the response of /ready while requests cannot be served."""
     body = NotReadyResponse.from_error(failure)
     body.loading = msgspec.convert(progress, LoadingStatus)
     return error_response(failure, body=body)

@@ -19,7 +19,7 @@ logger = logging.getLogger("aiakq.server")
 
 Result = TypeVar("Result")
 
-#: Proxies must pass each event on at once.
+#: Headers that tell proxies not to buffer events.
 _HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
@@ -27,18 +27,18 @@ _HEADERS = [
 ]
 
 
-#: An event without anything in it, which clients skip; see the server-sent events standard.
+#: An empty comment, which clients ignore (see the server-sent events standard).
 _COMMENT = b": keep-alive\n\n"
 
 
 class ClientDisconnected(Exception):
-    """The client has closed the connection; nobody waits for a response."""
+    """The client has closed the connection and does not wait for a response."""
 
 
 async def cancel_on_disconnect(request: Request, work: Awaitable[Result]) -> Result:
-    """The result of ``work``, which is cancelled if the client disconnects. Raises ``ClientDisconnected``.
+    """Await ``work``, and cancel it if the client disconnects. Raises ``ClientDisconnected``.
 
-    The body of the request must have been read.
+    The request body must have been read before.
     """
     task = asyncio.ensure_future(work)
     disconnect = asyncio.ensure_future(_wait_for_disconnect(request.receive))
@@ -52,13 +52,13 @@ async def cancel_on_disconnect(request: Request, work: Awaitable[Result]) -> Res
 
 
 class NamedEvent(msgspec.Struct):
-    """An event whose name is its field ``type``."""
+    """A server-sent event whose name is its field ``type``."""
 
     type: str
 
 
 def encode_events(objects: Iterable[Any]) -> bytes:
-    """Server-sent events with one JSON object each; a ``NamedEvent`` has a name."""
+    """Encode objects as server-sent events with JSON data; a ``NamedEvent`` also has a name."""
     lines = []
     for each in objects:
         name = f"event: {each.type}\n".encode() if isinstance(each, NamedEvent) else b""
@@ -70,9 +70,9 @@ class EventStream(Response):
     """A response of server-sent events.
 
     events        encoded events; an exception ends the stream.
-    error_events  the events that describe it.
-    on_end        called once with how the stream ended: "complete", "error", or "abort" if the client disconnected.
-    keep_alive_seconds  a comment is sent after so long without events; 0: never.
+    error_events  function that returns the events for an exception.
+    on_end        called once with the outcome: "complete", "error", or "abort" if the client disconnected.
+    keep_alive_seconds  seconds without events after which a comment is sent; 0 for never.
     """
 
     def __init__(
@@ -103,7 +103,7 @@ class EventStream(Response):
             self._on_end(outcome)
 
     async def _send_comments(self, send: Send) -> None:
-        """Send a comment whenever nothing else was sent for a while."""
+        """Send a comment whenever there were no events for ``keep_alive_seconds``."""
         num_sent = -1
         while self._keep_alive_seconds and not self._ended:
             if num_sent == self._num_sent:
@@ -112,7 +112,7 @@ class EventStream(Response):
             await asyncio.sleep(self._keep_alive_seconds)
 
     async def _send_events(self, send: Send) -> str:
-        """Send all events; returns "complete" or "error"."""
+        """Send all events; return "complete" or "error"."""
         await send({"type": "http.response.start", "status": 200, "headers": list(_HEADERS)})
         outcome = "error"
         try:

@@ -1,4 +1,4 @@
-"""Certificates that are replaced while the server runs, as programs that renew them do."""
+"""Reloading of certificates that are renewed while the server runs."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import Any
 
 logger = logging.getLogger("aiakq.server")
 
-#: What tells that a file was written or replaced; None if it is not there.
+#: Identity of a file's version, which changes when it is written or replaced; None for a missing file.
 _State = tuple[int, int, int] | None
 
 
 class CertificateFiles:
-    """The files of --ssl-certfile, --ssl-keyfile and --ssl-ca-certs, which ``refresh`` reads again when they change."""
+    """The files of --ssl-certfile, --ssl-keyfile and --ssl-ca-certs, which ``refresh`` reloads when they change."""
 
     def __init__(self, args: Mapping[str, Any]) -> None:
         self._certificate: str = args["ssl_certfile"]
@@ -24,9 +24,9 @@ class CertificateFiles:
         self._states = self._read_states()
 
     def refresh(self, context: ssl.SSLContext) -> None:
-        """Give ``context`` what the files hold now, if they have changed; connections that are open keep what they had.
+        """Load the files into ``context`` if they have changed; open connections are not affected.
 
-        Files that do not fit together, as in the middle of a replacement, are left alone until they change again.
+        Files that do not match each other, as in the middle of a replacement, are ignored until they change again.
         """
         states = self._read_states()
         if states == self._states:

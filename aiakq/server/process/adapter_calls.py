@@ -1,4 +1,4 @@
-"""AdapterCalls: asks the engine process to check adapters, and to drop them from memory."""
+"""AdapterCalls: requests to the engine process to check and unload LoRA adapters."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from aiakq.server.process.ipc import AdapterChecked, CheckAdapter, ToEngine, Unl
 
 
 class AdapterCalls:
-    """Calls of one engine; ``send`` is None while there is none."""
+    """Calls to one engine; ``send`` is None while no engine is running."""
 
     def __init__(self) -> None:
         self.send: Callable[[ToEngine], None] | None = None
@@ -22,8 +22,9 @@ class AdapterCalls:
         self._waiting: dict[int, asyncio.Future[AdapterRef]] = {}
 
     async def check(self, name: str, path: str, root: str | None) -> AdapterRef:
-        """The adapter at ``path``, checked. Raises what ``runtime.lora.requests.check_adapter`` raises, and why there
-        is no engine.
+        """Check the adapter at ``path`` and return it.
+
+        Raises what ``runtime.lora.requests.check_adapter`` raises, or the error for which no engine is running.
         """
         if self.send is None:
             assert self._failure is not None, "the engine is ready before adapters are loaded"
@@ -37,12 +38,12 @@ class AdapterCalls:
             self._waiting.pop(number, None)
 
     def unload(self, adapter: AdapterRef) -> None:
-        """Drop an adapter from memory once no request uses it."""
+        """Unload an adapter as soon as no request uses it."""
         if self.send is not None:
             self.send(Unload(adapter.key))
 
     def on_checked(self, record: AdapterChecked) -> None:
-        """The engine has checked an adapter."""
+        """Handle the engine's reply to ``check``."""
         future = self._waiting.get(record.number)
         if future is None or future.done():
             return
@@ -52,7 +53,7 @@ class AdapterCalls:
             future.set_exception(decode_error(record.failure))
 
     def on_engine_end(self, failure: AiakqError) -> None:
-        """Nothing more comes from the engine."""
+        """Fail all pending calls, because the engine has ended."""
         self.send, self._failure = None, failure
         for future in self._waiting.values():
             if not future.done():

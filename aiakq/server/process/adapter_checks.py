@@ -1,4 +1,4 @@
-"""AdapterChecks: adapters whose files are read and hashed in threads, beside the steps of the engine."""
+"""AdapterChecks: reads and hashes the files of LoRA adapters in threads, concurrently with the engine's steps."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from aiakq.errors import AiakqError, error, one_line
 from aiakq.runtime.engine.messages import ModelLimits
 from aiakq.server.process.ipc import AdapterChecked, CheckAdapter, encode_error
 
-#: Seconds an idle engine waits for a check before it looks for messages again.
+#: Seconds that an idle engine waits for a check before it polls for messages again.
 _PAUSE = 0.005
 
 
@@ -21,20 +21,20 @@ class AdapterChecks:
         self._running: list[Future[AdapterChecked]] = []
 
     def start(self, record: CheckAdapter) -> None:
-        """Begin to check an adapter."""
+        """Start checking an adapter."""
         if self._threads is None:
             self._threads = ThreadPoolExecutor(1, "adapters")
         self._running.append(self._threads.submit(self._check, record))
 
     def done(self) -> list[AdapterChecked]:
-        """Remove and return what is done."""
+        """Remove and return the finished checks."""
         found = [each for each in self._running if each.done()]
         if found:
             self._running = [each for each in self._running if each not in found]
         return [each.result() for each in found]
 
     def wait(self) -> bool:
-        """Wait a little if anything is checked; returns whether it is."""
+        """Wait briefly if a check is running; return whether one is."""
         if self._running:
             wait(self._running, timeout=_PAUSE, return_when=FIRST_COMPLETED)
         return bool(self._running)

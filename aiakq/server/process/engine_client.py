@@ -1,4 +1,4 @@
-"""EngineClient: starts the engine process, exchanges messages with it, detects its exit."""
+"""EngineClient: starts the engine process, exchanges messages with it, and detects its exit."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from aiakq.system.processes import CHILD_OPTIONS, child_command, describe_exit
 from aiakq.system.threads import limit_threads, spin_briefly
 
 _CODE = "from aiakq.server.process.engine_process import main; main()"
-#: Bytes of a frame that take milliseconds to decode, as with log-probabilities of prompts.
+#: Size in bytes above which a frame takes milliseconds to decode, for example with prompt log-probabilities.
 _LARGE_FRAME = 256 << 10
 
 
@@ -55,11 +55,11 @@ class EngineClient:
     async def start(
         cls, arguments: Mapping[str, Any], cpus: Sequence[int] = (), threads: int | None = None, replica: int = 0
     ) -> EngineClient:
-        """Start the process and send it the engine's arguments. Raises ``engine_start`` if that fails.
+        """Start the process and send it the engine arguments. Raises ``engine_start`` if that fails.
 
-        cpus     processors that it may use; none: all.
-        threads  that compute, unless OMP_NUM_THREADS says so; None: as many as there are processors.
-        replica  its number among the engines of the server.
+        cpus     processors that it may use; empty for all.
+        threads  number of compute threads, unless OMP_NUM_THREADS is set; None for one per processor.
+        replica  index among the server's engines.
         """
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         environment = {name: value for name, value in os.environ.items() if name != API_KEY_VARIABLE}
@@ -106,10 +106,10 @@ class EngineClient:
             elif isinstance(record, Failed):
                 raise decode_error(record)
         reason = await self._exit_reason()
-        raise error("engine_start", reason=reason, hint="Its own last lines are above; often it is too little memory.")
+        raise error("engine_start", reason=reason, hint="Its last output is above; often it ran out of memory.")
 
     async def steps(self) -> AsyncIterator[StepOutput | Started | AdapterChecked]:
-        """The output of every step, and before it the requests that it is the first for; and checked adapters.
+        """Yield the output of every step, before it the requests that start in it, and checked adapters.
 
         Raises the engine's error, or ``engine_dead``, when the process ends.
         """
@@ -132,7 +132,7 @@ class EngineClient:
             await self.process.wait()
 
     async def abort(self) -> None:
-        """End a process that hangs. If it still can, it first writes the stacks of its threads to standard error."""
+        """Abort a process that hangs, after it has written its threads' stacks to standard error if it can."""
         if self.process.returncode is None:
             self.process.send_signal(signal.SIGABRT)
         try:
@@ -146,11 +146,11 @@ class EngineClient:
             self.process.kill()
 
     async def _records(self) -> AsyncIterator[FromEngine]:
-        """All records from the engine, until it closes its end."""
+        """Yield all records from the engine, until it closes its end of the socket."""
         while True:
             for body in split(self._buffer):
                 if len(body) > _LARGE_FRAME:
-                    await asyncio.sleep(0)  # others get their turn
+                    await asyncio.sleep(0)  # yield to other tasks
                 yield decode_from_engine(body)
             try:
                 data = await self._reader.read(1 << 18)

@@ -1,7 +1,7 @@
 """The engine process: loads the model and runs steps until the HTTP process exits.
 
-Started by ``engine_client`` with the number of an inherited socket as its only argument. Signals are ignored: the
-process ends when the HTTP process closes the socket.
+It is started by ``engine_client`` with the descriptor of an inherited socket as its only argument. It ignores signals
+and exits when the HTTP process closes the socket.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from aiakq.runtime.engine.engine import Engine
     from aiakq.runtime.loader.loading import Phase
 
-#: Seconds a step may still run after the HTTP process is gone.
+#: Seconds that a step may continue after the HTTP process is gone.
 LAST_STEP_SECONDS = 1.0
 
 
@@ -52,12 +52,12 @@ def main() -> None:
     """Entry point of the child process; never returns."""
     begin_child()
     peer = socket.socket(fileno=int(sys.argv[1]))
-    # Where the kernel does not end this process: the main thread may be loading or in a step.
+    # For systems where the kernel does not end this process, as the main thread may be loading or in a step.
     call_on_hangup(peer, _end_soon)
     link = EngineLink(peer)
     try:
         code = _run(link)
-    except ConnectionError:  # the HTTP process went away while we were sending
+    except ConnectionError:  # the HTTP process exited while this process was sending
         code = 0
     exit_child(code)
 
@@ -68,7 +68,7 @@ def _end_soon() -> None:
 
 
 def _run(link: EngineLink) -> int:
-    """Load and serve; returns the exit code."""
+    """Load the model and serve; return the exit code."""
     first = link.receive(wait=True)
     if first is None:
         return 0
@@ -129,7 +129,7 @@ def _load(link: EngineLink, start: Start) -> Engine:
 
 
 def _serve(link: EngineLink, engine: Engine) -> None:
-    """Run the engine on what the HTTP process sends, until that is gone."""
+    """Run the engine on the requests of the HTTP process until it is gone."""
 
     held, checks = HeldRequests(engine.executor), AdapterChecks(engine.limits)
 

@@ -1,4 +1,4 @@
-"""HeldRequests: requests whose grammar is being compiled, beside the steps of others."""
+"""HeldRequests: requests that wait for their grammar to be compiled, while steps of others run."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, wait
 from aiakq.runtime.engine.messages import RequestSpec
 from aiakq.runtime.engine.records import Executor
 
-#: Seconds an idle engine waits for a grammar before it looks for messages again.
+#: Seconds that an idle engine waits for a grammar before it polls for messages again.
 _PAUSE = 0.005
 
 
@@ -20,7 +20,7 @@ class HeldRequests:
         self._held: list[tuple[Future[None], RequestSpec]] = []
 
     def hold(self, specs: Sequence[RequestSpec]) -> list[RequestSpec]:
-        """Those of ``specs`` that need not wait; the others are held."""
+        """Hold the requests whose grammar is being compiled, and return the others."""
         free = []
         for spec in specs:
             preparing = None if spec.grammar is None else self._executor.prepare_grammar(spec.grammar)
@@ -31,18 +31,18 @@ class HeldRequests:
         return free
 
     def ready(self) -> list[RequestSpec]:
-        """Remove and return those whose grammar is compiled."""
+        """Remove and return the requests whose grammar is compiled."""
         found = [spec for preparing, spec in self._held if preparing.done()]
         self._held = [each for each in self._held if not each[0].done()] if found else self._held
         return found
 
     def cancel(self, request_ids: Iterable[str]) -> None:
-        """Forget these requests, if they are held."""
+        """Remove these requests, if they are held."""
         gone = set(request_ids)
         self._held = [each for each in self._held if each[1].request_id not in gone]
 
     def wait(self) -> bool:
-        """Wait a little for a grammar, if any request is held; returns whether one is."""
+        """Wait briefly for a grammar if any request is held; return whether one is."""
         if self._held:
             wait([preparing for preparing, _ in self._held], timeout=_PAUSE, return_when=FIRST_COMPLETED)
         return bool(self._held)

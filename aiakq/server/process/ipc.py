@@ -24,15 +24,15 @@ from aiakq.runtime.structured.vocabulary import Vocabulary
 from aiakq.runtime.text.tokenizer import TokenizerSource
 from aiakq.system.frames import LENGTH, framed
 
-#: Far above any real frame; a larger length means that the stream is out of step.
+#: Maximum length of a frame, far above any real one; a larger length means that the stream is corrupt.
 MAX_FRAME = 1 << 30
 
 
 class Start(msgspec.Struct, tag="start"):
-    """The first frame to the engine: its arguments, as ``aiakq.arguments.server.checked`` made them.
+    """The first frame to the engine: its arguments, as validated by ``aiakq.arguments.server.checked``.
 
-    cpus          processors that it may use; empty: all.
-    replica       its number among ``num_replicas`` engines of the same server.
+    cpus          processors that it may use; empty for all.
+    replica       index among the ``num_replicas`` engines of the server.
     """
 
     arguments: dict[str, Any]
@@ -42,9 +42,9 @@ class Start(msgspec.Struct, tag="start"):
 
 
 class SequenceFrame(msgspec.Struct):
-    """A ``RequestSpec`` whose prompt, sampling parameters and grammar are given by their index in ``Submit``.
+    """A ``RequestSpec`` that refers to its prompt, sampling parameters and grammar by their index in ``Submit``.
 
-    grammar  -1: none.
+    grammar  index of the grammar; -1 for none.
     """
 
     request_id: str
@@ -62,12 +62,12 @@ class SequenceFrame(msgspec.Struct):
     grammar: int
 
 
-#: The fields of a sequence that are sent as they are.
+#: The fields of a sequence that are sent unchanged.
 _PLAIN_FIELDS = SequenceFrame.__struct_fields__[3:-1]
 
 
 class Submit(msgspec.Struct, tag="submit"):
-    """New sequences. What they have in common is sent once: prompts, and parameters with long lists of ids."""
+    """New sequences. Shared prompts and parameters with long lists of ids are sent only once."""
 
     prompts: list[list[int]]
     samplings: list[SamplingParams]
@@ -76,7 +76,7 @@ class Submit(msgspec.Struct, tag="submit"):
 
     @classmethod
     def of(cls, specs: Sequence[RequestSpec]) -> Submit:
-        """The record for ``specs``."""
+        """Create the record for ``specs``."""
         prompts = {id(spec.prompt_token_ids): spec.prompt_token_ids for spec in specs}
         samplings = {id(spec.sampling): spec.sampling for spec in specs}
         prompt_index = {key: index for index, key in enumerate(prompts)}
@@ -96,7 +96,7 @@ class Submit(msgspec.Struct, tag="submit"):
         return cls(list(prompts.values()), list(samplings.values()), sequences, list(grammars.values()))
 
     def specs(self) -> list[RequestSpec]:
-        """The sequences. Their lists are shared and must not be modified."""
+        """Return the sequences. Their lists are shared and must not be modified."""
         return [
             RequestSpec(
                 sequence.request_id,
@@ -116,7 +116,7 @@ class Cancel(msgspec.Struct, tag="cancel"):
 
 
 class GiveVocabulary(msgspec.Struct, tag="vocabulary"):
-    """What grammars of requests are made of: a ``Vocabulary``, encoded when the tokenizer was loaded."""
+    """The vocabulary that grammars are compiled for: a ``Vocabulary``, encoded when the tokenizer was loaded."""
 
     encoded: bytes
 
@@ -125,13 +125,13 @@ class GiveVocabulary(msgspec.Struct, tag="vocabulary"):
 
 
 class Reset(msgspec.Struct, tag="reset"):
-    """Empty the prefix cache."""
+    """Clear the prefix cache."""
 
 
 class CheckAdapter(msgspec.Struct, tag="check_adapter"):
-    """Check the LoRA adapter in the folder ``path``, which has to be inside ``root`` if that is given.
+    """Request to check the LoRA adapter in the folder ``path``, which must be inside ``root`` if that is given.
 
-    number  of the answer.
+    number  number that the reply repeats.
     """
 
     number: int
@@ -141,16 +141,16 @@ class CheckAdapter(msgspec.Struct, tag="check_adapter"):
 
 
 class Unload(msgspec.Struct, tag="unload"):
-    """Drop an adapter from memory, by its key, once no request uses it."""
+    """Unload the adapter with this key as soon as no request uses it."""
 
     key: str
 
 
 class Configured(msgspec.Struct, tag="configured"):
-    """The arguments are valid. What the HTTP process needs to prepare itself while weights load.
+    """The arguments are valid. Contains what the HTTP process needs to prepare while the weights load.
 
-    sampling  default sampling values of the model's generation_config.json.
-    files     of the model folder, as ``formats.model_folder.folder_identity`` tells them apart.
+    sampling  default sampling parameters from the model's generation_config.json.
+    files     identity of the files in the model folder, from ``formats.model_folder.folder_identity``.
     """
 
     model: str
@@ -161,7 +161,7 @@ class Configured(msgspec.Struct, tag="configured"):
 
 
 class Loading(msgspec.Struct, tag="loading"):
-    """One phase of loading has finished."""
+    """A phase of loading has finished."""
 
     name: str
     seconds: float
@@ -169,7 +169,7 @@ class Loading(msgspec.Struct, tag="loading"):
 
 
 class Ready(msgspec.Struct, tag="ready"):
-    """The engine takes requests. ``facts`` are for the start-up table, ``settings`` for the metrics."""
+    """The engine accepts requests. ``facts`` are for the start-up table, ``settings`` for the metrics."""
 
     limits: ModelLimits
     facts: dict[str, str]
@@ -178,14 +178,14 @@ class Ready(msgspec.Struct, tag="ready"):
 
 
 class Failed(msgspec.Struct, tag="failed"):
-    """The error the engine ends with: an entry of the error registry and its fields."""
+    """The error that ends the engine: the id of an entry of the error registry, and its fields."""
 
     id: str
     fields: dict[str, Any]
 
 
 class AdapterChecked(msgspec.Struct, tag="adapter_checked"):
-    """The answer to ``CheckAdapter``: the adapter, or why it cannot be used."""
+    """The reply to ``CheckAdapter``: the adapter, or why it cannot be used."""
 
     number: int
     adapter: AdapterRef | None = None
@@ -193,7 +193,7 @@ class AdapterChecked(msgspec.Struct, tag="adapter_checked"):
 
 
 class Started(msgspec.Struct, tag="started"):
-    """Requests that the step which runs now is the first for."""
+    """The requests that start in the current step."""
 
     request_ids: list[str]
 
@@ -213,14 +213,14 @@ decode_from_engine = msgspec.msgpack.Decoder(FromEngine).decode
 
 
 def frame(record: ToEngine | FromEngine) -> bytes:
-    """One record as bytes, length first."""
+    """Return a record as a frame."""
     body = _encoder.encode(record)
     assert len(body) <= MAX_FRAME, f"a frame of {len(body)} bytes"
     return framed(body)
 
 
 def split(buffer: bytearray) -> list[bytes]:
-    """Cut every complete frame off the front of ``buffer``, which is modified; the bodies, in order."""
+    """Remove all complete frames from the front of ``buffer``, and return their bodies in order."""
     bodies: list[bytes] = []
     start = 0
     while len(buffer) - start >= LENGTH.size:
@@ -237,17 +237,17 @@ def split(buffer: bytearray) -> list[bytes]:
 
 
 def encode_error(failure: AiakqError) -> Failed:
-    """The record for an error. Fields that MessagePack cannot hold become text."""
+    """Return the record for an error. Fields that MessagePack cannot encode become text."""
     return Failed(failure.id, failure.plain_fields)
 
 
 def decode_error(record: Failed) -> AiakqError:
-    """The error of a ``Failed`` record."""
+    """Return the error of a ``Failed`` record."""
     return error(record.id, **record.fields)
 
 
 def call_on_hangup(sock: socket.socket, callback: Callable[[], None]) -> None:
-    """Call ``callback`` in a thread once the other end of ``sock`` is closed, also if its process was killed."""
+    """Call ``callback`` in a thread when the other end of ``sock`` is closed, even if its process was killed."""
 
     def wait() -> None:
         poll = select.poll()
@@ -259,7 +259,7 @@ def call_on_hangup(sock: socket.socket, callback: Callable[[], None]) -> None:
 
 
 class EngineLink:
-    """The engine's end of the socket pair: sends block, receives block on request."""
+    """The engine's end of the socket pair. Sending blocks; receiving blocks on request."""
 
     def __init__(self, sock: socket.socket) -> None:
         self.socket = sock
@@ -271,7 +271,7 @@ class EngineLink:
         self.socket.sendall(frame(record))
 
     def receive(self, *, wait: bool) -> list[ToEngine] | None:
-        """All complete records that have arrived; with ``wait``, block for at least one. None if the peer is gone."""
+        """Return all complete records that have arrived, or None if the peer is gone; ``wait`` blocks for the first."""
         bodies: list[bytes] = []
         while True:
             flags = 0 if wait and not bodies else socket.MSG_DONTWAIT

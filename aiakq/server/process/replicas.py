@@ -1,4 +1,4 @@
-"""Replicas: several engines of one model behind one HTTP process, each with a process, weights and pages of its own."""
+"""Replicas: several engines of one model behind one HTTP process, each with its own process, weights and pages."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ from aiakq.server.telemetry.events import OnEvent
 from aiakq.system.threads import available_threads
 from aiakq.system.topology import cpu_shares
 
-#: Prefixes whose replica is remembered, and pages at the beginning of a prompt that are looked up.
+#: Maximum number of prefixes to remember, and maximum number of pages of a prompt to look up.
 MAX_PREFIXES, MAX_PAGES = 1 << 16, 256
-#: A sequence that is not finished weighs as much as so many prompt tokens.
+#: Load of an unfinished sequence, in prompt tokens.
 SEQUENCE_TOKENS = 64
 
 
 class PrefixMap:
-    """Which replica computed which beginnings of prompts; the least recently used are forgotten first."""
+    """An LRU map from prompt prefixes to the replicas that have computed them."""
 
     def __init__(self, page_size: int, max_prefixes: int = MAX_PREFIXES) -> None:
         self._page_size, self._max_prefixes = page_size, max_prefixes
         self._replica_of: OrderedDict[bytes, int] = OrderedDict()
 
     def hashes(self, token_ids: Sequence[int], salt: str) -> list[bytes]:
-        """One for every full page at the beginning of a prompt."""
+        """Return the hashes of the leading full pages of a prompt."""
         found, parent = [], salt.encode()
         for end in range(self._page_size, min(len(token_ids), MAX_PAGES * self._page_size) + 1, self._page_size):
             page = array("q", token_ids[end - self._page_size : end])
@@ -46,14 +46,14 @@ class PrefixMap:
         return found
 
     def num_cached(self, hashes: Sequence[bytes], replica: int) -> int:
-        """Tokens at the beginning that ``replica`` has computed."""
+        """Return the number of prefix tokens that ``replica`` has computed."""
         pages = 0
         while pages < len(hashes) and self._replica_of.get(hashes[pages]) == replica:
             pages += 1
         return pages * self._page_size
 
     def insert(self, hashes: Sequence[bytes], replica: int) -> None:
-        """``replica`` computes these pages."""
+        """Record that ``replica`` computes these pages."""
         for page in hashes:
             self._replica_of[page] = replica
             self._replica_of.move_to_end(page)
@@ -61,16 +61,16 @@ class PrefixMap:
             self._replica_of.popitem(last=False)
 
     def forget(self, replica: int | None = None) -> None:
-        """``replica``, or every one, has lost its pages."""
+        """Remove all prefixes of ``replica``, or of all replicas, whose pages are lost."""
         kept = {} if replica is None else {page: one for page, one in self._replica_of.items() if one != replica}
         self._replica_of = OrderedDict(kept)
 
 
 class Replicas:
-    """The requests of all replicas. To its users it is one ``RequestManager``.
+    """Routes requests to replicas, with the interface of a ``RequestManager``.
 
-    A request goes to the replica that has least to do until its first token: prompt tokens that it has not computed
-    before, those that wait before them, and the sequences it runs.
+    A request goes to the replica with the least work until its first token: the prompt tokens that are not cached
+    there, the prompt tokens already waiting, and the running sequences.
     """
 
     def __init__(self, managers: Sequence[RequestManager], page_size: int) -> None:
@@ -86,7 +86,7 @@ class Replicas:
         adapter: AdapterRef | None = None,
         **named: Any,
     ) -> RequestStream:
-        """See RequestManager. Raises the error of the replica that would be best, if all refuse the request."""
+        """See RequestManager. Raises the error of the best replica if all of them refuse the request."""
         salt = _salt_of(cache_salt, adapter)
         hashes = [self._prefixes.hashes(prompt.token_ids, salt) for prompt in prompts]
         first: AiakqError | None = None
@@ -106,7 +106,7 @@ class Replicas:
         raise copy_error(first)
 
     def _order(self, prompts: Sequence[Prompt], hashes: Sequence[Sequence[bytes]]) -> list[int]:
-        """The replicas, best first; those without an engine come last."""
+        """Return the replicas, best first; those without an engine come last."""
 
         def cost(replica: int) -> tuple[bool, int, int]:
             manager = self.managers[replica]
@@ -118,7 +118,7 @@ class Replicas:
         return sorted(range(len(self.managers)), key=cost)
 
     def on_engine_end(self, replica: int) -> None:
-        """The engine of ``replica`` has ended: another takes over what can be started over, if there is one."""
+        """Handle the end of a replica's engine: restart its requests on another replica, if there is one."""
         self._prefixes.forget(replica)
         if self.failure is not None:
             return
@@ -129,7 +129,7 @@ class Replicas:
 
     @property
     def adapters(self) -> AdapterCalls:
-        """Calls of an engine that runs, if there is one."""
+        """Adapter calls of a running engine, if there is one."""
         running = [manager for manager in self.managers if manager.failure is None]
         return (running or self.managers)[0].adapters
 
@@ -187,24 +187,24 @@ class Replicas:
 
     @property
     def stats(self) -> EngineStats:
-        """Those of all engines together."""
+        """The summed statistics of all engines."""
         return sum((manager.stats for manager in self.managers), EngineStats())
 
 
 def _salt_of(cache_salt: str, adapter: AdapterRef | None) -> str:
-    """What prompts that share pages have in common."""
+    """Return the salt of the prefix hashes: only prompts with the same salt and adapter share pages."""
     return cache_salt if adapter is None else f"{cache_salt} {adapter.key}"
 
 
-#: The requests of a server, of one engine or of several.
+#: The request manager of a server with one or several engines.
 Requests = RequestManager | Replicas
 
 
 class Supervisors:
-    """The engine processes of a server, one for each replica.
+    """The engine processes of a server, one per replica.
 
-    all      one for each.
-    closing  set at shutdown: engines that end are not restarted.
+    all      supervisor of each replica.
+    closing  set at shutdown, so that engines that end are not restarted.
     """
 
     def __init__(self, args: Mapping[str, Any], on_event: OnEvent) -> None:
@@ -217,7 +217,7 @@ class Supervisors:
 
     @property
     def closing(self) -> bool:
-        """Whether engines that end are left alone."""
+        """Whether the server is shutting down and engines are not restarted."""
         return self.all[0].closing
 
     @closing.setter
@@ -227,7 +227,7 @@ class Supervisors:
 
     @property
     def progress(self) -> LoadingProgress:
-        """How far the first engine's loading is."""
+        """Loading progress of the first engine."""
         return self.all[0].progress
 
     async def start(self) -> None:
@@ -236,7 +236,7 @@ class Supervisors:
             await supervisor.start()
 
     async def load(self, on_configured: Callable[[Configured], None]) -> list[Ready]:
-        """Wait until all engines are ready. Raises the first error that kept one from loading."""
+        """Wait until all engines are ready. Raises the error of the first one that failed to load."""
         first, *others = self.all
         loading = [asyncio.create_task(first.load(on_configured))]
         loading += [asyncio.create_task(supervisor.load(report=False)) for supervisor in others]

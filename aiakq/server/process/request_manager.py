@@ -1,4 +1,4 @@
-"""RequestManager: bounded queue in front of the engine, and routing of outputs to request streams."""
+"""RequestManager: a bounded queue in front of the engine, and the routing of outputs to request streams."""
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ logger = logging.getLogger("aiakq.server")
 
 @dataclass(frozen=True)
 class QueueLimits:
-    """How many requests may wait, and for how long.
+    """Limits on waiting and running requests.
 
-    max_running          sequences the engine runs at a time.
-    max_waiting          sequences that may wait beside them.
-    max_waiting_tokens   prompt tokens of all waiting sequences.
-    max_wait_seconds     from the arrival of a request to its first step.
-    max_request_seconds  from the arrival of a request to its end.
+    max_running          maximum number of running sequences.
+    max_waiting          maximum number of waiting sequences.
+    max_waiting_tokens   maximum number of prompt tokens of all waiting sequences.
+    max_wait_seconds     maximum time from the arrival of a request to its first step.
+    max_request_seconds  maximum time from the arrival of a request to its end.
     """
 
     max_running: int
@@ -60,8 +60,8 @@ class QueueLimits:
 class _PromptState:
     """The sequences generated for one prompt, by their ids in the engine.
 
-    num_returned  how many of them the client gets: the best, if more are generated.
-    candidates    their output so far, if only the best are returned.
+    num_returned  number of sequences to return: the best, if more are generated.
+    candidates    output so far, if only the best sequences are returned.
     """
 
     stream: RequestStream
@@ -73,12 +73,12 @@ class _PromptState:
 
 
 class RequestManager:
-    """All requests of one server. The only place that sends sequences to the engine.
+    """All requests to one engine; only this class sends sequences to it.
 
     adapters        calls of the engine about LoRA adapters.
-    stats           the engine's statistics after its last step.
-    failure         why nothing can be generated now; None while the engine is running.
-    num_unfinished  sequences the engine has not finished. While there are any, the engine has to make steps.
+    stats           statistics of the engine after its last step.
+    failure         why requests cannot be served now; None while the engine is running.
+    num_unfinished  number of unfinished sequences; while there are any, the engine must run steps.
     """
 
     def __init__(self, processor: OutputProcessor, limits: ModelLimits, metrics: Metrics, queue: QueueLimits) -> None:
@@ -103,7 +103,7 @@ class RequestManager:
 
     @property
     def num_waiting_tokens(self) -> int:
-        """Prompt tokens of sequences that wait for their first step."""
+        """Number of prompt tokens of sequences that wait for their first step."""
         return self._num_waiting_tokens
 
     # --- requests
@@ -171,7 +171,7 @@ class RequestManager:
             stream.fail(failure)
 
     def abort(self, ids: Sequence[str] | None, failure: AiakqError) -> int:
-        """Fail the running requests with these ids, or all of them for None. Returns how many there were."""
+        """Fail the running requests with these ids, or all of them for None; return their number."""
         found = [stream for stream in self._streams if ids is None or stream.id in ids]
         for stream in found:
             stream.fail(failure)
@@ -185,15 +185,15 @@ class RequestManager:
         return sorted(running), sorted({*names.values()} - running)
 
     def unload_adapter(self, adapter: AdapterRef) -> None:
-        """Drop an adapter from memory once no request uses it."""
+        """Unload an adapter as soon as no request uses it."""
         self.adapters.unload(adapter)
 
     def reset_prefix_cache(self) -> None:
-        """Empty the prefix cache: later prompts reuse nothing computed for earlier ones."""
+        """Clear the prefix cache."""
         self._send(Reset())
 
     def _on_close(self, stream: RequestStream) -> None:
-        """A request ended; cancel its unfinished sequences."""
+        """Handle the end of a request: cancel its unfinished sequences."""
         self._streams.pop(stream, None)
         self._metrics.max_num_generation_tokens.observe(stream.max_generated)
         unfinished = self._remove(stream)
@@ -212,7 +212,7 @@ class RequestManager:
             raise error("overloaded", waiting=self._num_waiting_tokens, what="prompt tokens", limit=limit, flag=flag)
 
     def _add(self, stream: RequestStream) -> list[RequestSpec]:
-        """Register the sequences of ``stream``; returns what to send to the engine."""
+        """Register the sequences of ``stream``; return them for the engine."""
         specs: list[RequestSpec] = []
         try:
             for index, (prompt_id, prompt) in enumerate(zip(stream.prompt_ids, stream.prompts, strict=True)):
@@ -247,7 +247,7 @@ class RequestManager:
         return specs
 
     def _remove(self, stream: RequestStream) -> list[str]:
-        """Unregister the sequences of ``stream``; returns the engine's ids of those that are unfinished."""
+        """Unregister the sequences of ``stream``; return the engine's ids of the unfinished ones."""
         unfinished: list[str] = []
         for prompt_id in stream.prompt_ids:
             entry = self._remove_prompt(prompt_id)
@@ -265,7 +265,7 @@ class RequestManager:
         return entry
 
     def _on_scheduled(self, sequence: SequenceProgress) -> None:
-        """``sequence`` has left the queue."""
+        """Record that ``sequence`` has left the queue."""
         if not sequence.scheduled:
             sequence.scheduled = True
             self._num_waiting -= 1
@@ -274,7 +274,7 @@ class RequestManager:
     # --- the engine
 
     def on_engine_ready(self, send: Callable[[ToEngine], None], limits: ModelLimits) -> None:
-        """A new engine takes requests. It is sent those that the one before it left unfinished."""
+        """Handle the start of a new engine: send it the requests that its predecessor left unfinished."""
         if self._had_engine:
             self._metrics.engine_restarts.inc()
         self._had_engine = True
@@ -288,12 +288,12 @@ class RequestManager:
                 self.adopt(stream)
 
     def on_engine_end(self, running_error: AiakqError, new_request_error: AiakqError, *, replay: bool) -> None:
-        """The engine has ended.
+        """Handle the end of the engine.
 
         running_error      fails running requests that cannot be replayed.
         new_request_error  fails new requests until ``on_engine_ready``.
-        replay             keep requests whose readers have received nothing for the next engine. A request that was
-                           running in two engines that ended may be the cause, and is not given to a third.
+        replay             keep requests whose readers have received no output, for the next engine. A request that was
+                           running when two engines ended may be the cause, and is not given to a third.
         """
         self.failure = new_request_error
         self._send = _discard
@@ -301,7 +301,7 @@ class RequestManager:
         self._metrics.engine_ended()
         self.stats = EngineStats(num_pages=0)
         for stream in list(self._streams):
-            if stream.is_complete:  # it only has to be read
+            if stream.is_complete:  # all output is available
                 continue
             stream.num_engine_ends += not stream.is_waiting
             if replay and not stream.consumed and stream.num_engine_ends < 2:
@@ -312,25 +312,25 @@ class RequestManager:
                 stream.fail(error("request_quarantined") if quarantined else running_error)
 
     def take_restarting(self) -> list[RequestStream]:
-        """Remove the requests that wait for the next engine, so that another may adopt them."""
+        """Remove and return the requests that wait for the next engine, so that another manager can adopt them."""
         found = [stream for stream in self._streams if stream.restarting]
         for stream in found:
             del self._streams[stream]
         return found
 
     def adopt(self, stream: RequestStream) -> None:
-        """Start a request over that another engine has left unfinished."""
+        """Restart a request that another engine left unfinished."""
         stream.move(self._on_close)
         self._streams[stream] = None
         try:
             specs = self._add(stream)
-        except AiakqError as failure:  # a smaller page pool than there
+        except AiakqError as failure:  # this engine may have a smaller page pool
             stream.fail(failure)
         else:
             self._send(Submit.of(specs))
 
     def on_start(self, sequence_ids: list[str]) -> None:
-        """The step that runs now is the first for these sequences."""
+        """Record that these sequences start in the current step."""
         for sequence_id in sequence_ids:
             entry = self._prompt_of_sequence.get(sequence_id)
             if entry is not None:
@@ -356,7 +356,7 @@ class RequestManager:
             self._send(Cancel(stopped))
 
     def _fail_sequence(self, sequence_id: str) -> None:
-        """The text of one sequence could not be made: fail its request, and no other."""
+        """Fail the request of a sequence whose text could not be produced."""
         entry = self._prompt_of_sequence.get(sequence_id)
         if entry is not None:
             entry.stream.fail(error("request_failed", reason="its tokens could not be turned into text"))
@@ -364,7 +364,7 @@ class RequestManager:
     def _deliver(self, sequence_id: str, delta: Delta, now: float) -> None:
         """Pass ``delta`` on to its stream; with best_of, only once all sequences of the prompt are finished."""
         entry = self._prompt_of_sequence.get(sequence_id)
-        if entry is None:  # its request was closed while this was on its way
+        if entry is None:  # the request was closed in the meantime
             return
         sequence = entry.sequences[sequence_id]
         self._observe(entry.stream, sequence, delta, now)
@@ -430,7 +430,7 @@ class RequestManager:
 
 
 def _sequence_error(reason: str) -> AiakqError:
-    """The error for a sequence that the engine finished with ``reason``."""
+    """Return the error for a sequence that the engine finished with ``reason``."""
     if reason == NOTHING_LEFT:
         return error("nothing_left", reason=reason)
     if reason == GRAMMAR_FAILED:
@@ -443,4 +443,4 @@ def _sequence_error(reason: str) -> AiakqError:
 
 
 def _discard(record: ToEngine) -> None:
-    """Drop a record: there is no engine to send it to."""
+    """Drop a record, because no engine is running."""

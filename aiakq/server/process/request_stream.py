@@ -1,4 +1,4 @@
-"""RequestStream: one generation request with the state of its sequences and its pending output."""
+"""RequestStream: an HTTP request with the state of its sequences and its pending output."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from aiakq.runtime.sampling_params import SamplingParams
 from aiakq.runtime.text.output_processor import Delta
 from aiakq.server.errors import copy_error
 
-#: Limits of one HTTP request.
+#: Maximum numbers of prompts and sequences of one HTTP request.
 MAX_PROMPTS = 32
 MAX_SEQUENCES = 64
-#: Log-probabilities at positions of prompts in one response.
+#: Maximum number of prompt log-probabilities in one response.
 MAX_PROMPT_LOGPROBS = 1 << 20
-#: Bytes of output that may wait for a slow reader before its request is aborted; estimated by ``estimate_size``.
+#: Maximum bytes of unread output, estimated by ``estimate_size``, before the request of a slow reader is aborted.
 MAX_UNREAD_BYTES = 1 << 20
 _TOKEN_BYTES, _LOGPROB_BYTES = 16, 64
 
 _NUMBERS = itertools.count()
 
-#: New output of one request: pairs of (index of the prompt, what was added to one of its sequences).
+#: New output of one request, as pairs (index of the prompt, delta of one of its sequences).
 RequestDeltas = list[tuple[int, Delta]]
 
 
@@ -40,11 +40,11 @@ class Prompt:
 
 @dataclass
 class SequenceProgress:
-    """One sequence, for the queue and the metrics. Times are on the HTTP process's monotonic clock.
+    """Progress of a sequence, for the queue and the metrics. Times are on the HTTP process's monotonic clock.
 
-    times        of the engine, once the sequence is finished.
-    num_counted  tokens already counted by the metrics. Tokens that a restarted engine generates again are not counted
-                 again.
+    times        timestamps of the engine, once the sequence is finished.
+    num_counted  number of tokens already counted by the metrics, so that tokens regenerated after a restart of the
+                 engine are not counted twice.
     """
 
     num_prompt_tokens: int
@@ -61,7 +61,7 @@ class SequenceProgress:
     times: RequestTimes | None = None
 
     def reset(self) -> None:
-        """Start over on a new engine."""
+        """Reset the progress, to restart on a new engine."""
         self.scheduled = self.finished = False
         self.num_generated = 0
 
@@ -77,7 +77,7 @@ def check_sequence_count(num_prompts: int, params: SamplingParams) -> None:
 
 
 def check_prompt_logprobs(prompts: Sequence[Prompt], params: SamplingParams, vocab_size: int) -> None:
-    """Raise ``value_out_of_range`` if a request would return too many log-probabilities of prompts."""
+    """Raise ``value_out_of_range`` if a request would return too many prompt log-probabilities."""
     if params.prompt_logprobs is None:
         return
     count = vocab_size if params.prompt_logprobs == -1 else params.prompt_logprobs
@@ -90,11 +90,11 @@ def check_prompt_logprobs(prompts: Sequence[Prompt], params: SamplingParams, voc
 class RequestStream:
     """The output of one HTTP request. Iterate over it once, and always ``close`` it.
 
-    final_only       the reader wants the complete output only, not increments.
-    on_close         called once, when the request is finished, failed or abandoned.
-    consumed         whether the reader has received any output. Until then the request can be restarted.
-    num_engine_ends  engines that ended while the request was running.
-    restarting       whether the request waits for a new engine, to start over.
+    final_only       whether the reader wants only the complete output, not increments.
+    on_close         called once when the request is finished, failed or abandoned.
+    consumed         whether the reader has received any output; until then the request can be restarted.
+    num_engine_ends  number of engines that ended while the request was running.
+    restarting       whether the request waits for a new engine to restart it.
 
     Output that arrives faster than it is read is merged per sequence. If more than ``MAX_UNREAD_BYTES`` accumulate, the
     request is aborted, so that a slow reader costs others neither memory nor pages.
@@ -145,7 +145,7 @@ class RequestStream:
 
     @property
     def prompt_ids(self) -> list[str]:
-        """The ids of the prompts in the output processor. Two requests may have the same id, if clients choose it."""
+        """Ids of the prompts in the output processor, unique even if clients choose equal request ids."""
         return [f"{self._key}-{index}" for index in range(len(self.prompts))]
 
     @property
@@ -159,7 +159,7 @@ class RequestStream:
         return self.num_unfinished == 0 and not self.restarting
 
     async def __aiter__(self) -> AsyncIterator[RequestDeltas]:
-        """New output, until every sequence is finished. Raises the error the request failed with."""
+        """Yield new output until every sequence is finished. Raises the error that the request failed with."""
         while True:
             await self._wake.wait()
             self._wake.clear()
@@ -168,7 +168,7 @@ class RequestStream:
             if unread and (complete or not self.final_only):
                 self.consumed = True
                 yield [(prompt_index, delta) for (prompt_index, _), delta in unread.items()]
-            # Output that came before the failure is delivered before it.
+            # Output from before the failure is delivered first.
             if failure is not None:
                 raise copy_error(failure)
             if complete:
@@ -187,13 +187,13 @@ class RequestStream:
                 self.fail(error("slow_reader", limit=MAX_UNREAD_BYTES))
 
     def fail(self, failure: AiakqError) -> None:
-        """Abort the request; the reader gets ``failure``."""
+        """Abort the request and raise ``failure`` to the reader."""
         self.failure = failure
         self._wake.set()
         self.close()
 
     def restart(self) -> None:
-        """Discard all output: a new engine starts over. Only possible while the reader has received nothing."""
+        """Discard all output, to restart on a new engine. Only possible while the reader has received nothing."""
         assert not self.consumed
         self._unread.clear()
         self.num_unfinished = 0
@@ -203,24 +203,24 @@ class RequestStream:
                 sequence.reset()
 
     def move(self, on_close: Callable[[RequestStream], None]) -> None:
-        """Another engine starts the request over, whose manager is told when it is closed."""
+        """Move the request to another engine, whose manager gets ``on_close``."""
         self._on_close = on_close
 
     def close(self) -> None:
-        """Abort whatever is still running for this request. Later calls do nothing."""
+        """Abort all unfinished sequences of the request. Later calls do nothing."""
         if not self._closed:
             self._closed = True
             self._on_close(self)
 
 
 def estimate_size(delta: Delta) -> int:
-    """About how many bytes ``delta`` takes in a response."""
+    """Return the approximate size in bytes of ``delta`` in a response."""
     num_logprobs = sum(map(len, delta.logprobs or ()))
     return len(delta.text) + _TOKEN_BYTES * len(delta.token_ids) + _LOGPROB_BYTES * num_logprobs
 
 
 def merge_deltas(earlier: Delta, later: Delta) -> Delta:
-    """Two consecutive deltas of one sequence as one. ``earlier`` is modified and returned."""
+    """Merge two consecutive deltas of a sequence into ``earlier``, and return it."""
     earlier.text += later.text
     earlier.token_ids += later.token_ids
     if later.logprobs is not None:

@@ -1,4 +1,4 @@
-"""Supervisor: starts the engine process, and restarts it when it exits or hangs."""
+"""Supervisor: starts the engine process, and restarts it if it exits or hangs."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from aiakq.server.telemetry.events import OnEvent, ServerEvent, phase_event
 
 logger = logging.getLogger("aiakq.server")
 
-#: Restarts are limited per this many seconds. Before each restart but the first there is a pause.
+#: Time window in seconds of the limit on restarts. There is a pause before each restart except the first.
 RESTART_WINDOW_SECONDS = 600.0
 _PAUSES = (0.0, 1.0, 2.0, 4.0, 8.0)
 
 
 class LoadingProgress:
-    """How far loading is, for /ready."""
+    """Progress of loading, for /ready."""
 
     def __init__(self) -> None:
         self._start_time = time.monotonic()
@@ -37,9 +37,9 @@ class LoadingProgress:
 class Supervisor:
     """The engine of one server, across restarts of its process.
 
-    engine    the current process.
-    progress  of loading it.
-    closing   set at shutdown: an engine that ends is not restarted.
+    engine    the current engine process.
+    progress  progress of loading it.
+    closing   set at shutdown, so that an engine that ends is not restarted.
     on_engine_end  called when an engine has ended.
     """
 
@@ -53,7 +53,7 @@ class Supervisor:
         cpus: Sequence[int] = (),
         threads: int | None = None,
     ) -> None:
-        """replica: its number, where there are several. cpus, threads: see EngineClient.start."""
+        """replica: index of the replica, if there are several. cpus, threads: see EngineClient.start."""
         self.progress = LoadingProgress()
         self.on_engine_end: Callable[[], None] = lambda: None
         self._replica = replica
@@ -62,10 +62,10 @@ class Supervisor:
         self._args = args
         self._on_event = on_event
         self._restart_times: deque[float] = deque()
-        self._last_active = 0.0  # when a step ended, or there was no work
+        self._last_active = 0.0  # when the last step ended, or the engine had no work
         self._has_stepped = False
         self._timeout_error: AiakqError | None = None
-        self._files: Mapping[str, tuple[int, ...]] | None = None  # of the model, when it was loaded first
+        self._files: Mapping[str, tuple[int, ...]] | None = None  # identity of the model's files at the first load
 
     async def start(self) -> None:
         """Start a process. Raises ``engine_start`` if that fails."""
@@ -75,8 +75,9 @@ class Supervisor:
     async def load(
         self, on_configured: Callable[[Configured], None] = lambda configured: None, *, report: bool = True
     ) -> Ready:
-        """Wait until the process is ready. Raises the error that kept it from loading, ``served_model_changed`` for one
-        that another process before it did not load.
+        """Wait until the process is ready.
+
+        Raises its error if it fails to load, ``served_model_changed`` if the model differs from the one first loaded.
         """
         progress = self.progress
 
@@ -92,7 +93,7 @@ class Supervisor:
         return await self.engine.load(on_files, on_phase)
 
     def _check_files(self, configured: Configured) -> None:
-        """A restarted engine continues requests, whose tokens are those of the model that was loaded first."""
+        """Raise ``served_model_changed`` if the files have changed since the first load."""
         if self._files is None:
             self._files = configured.files
         names = sorted({*self._files, *configured.files})
@@ -127,7 +128,7 @@ class Supervisor:
             self._on_event(ServerEvent("engine_ready", text, seconds=seconds, engine_pid=self.engine.pid))
 
     def _named(self, text: str) -> str:
-        """A message that says which engine it is about."""
+        """Prefix a message with the replica, if there are several."""
         return text if self._replica is None else f"Replica {self._replica}: {text}"
 
     def _may_restart(self, now: float) -> bool:
@@ -144,7 +145,7 @@ class Supervisor:
         return await self.load(report=False)
 
     async def _follow(self, manager: RequestManager) -> AiakqError:
-        """Pass on the engine's output until it ends; returns the error it ended with."""
+        """Forward the engine's output until it ends; return the error it ended with."""
         self._last_active, self._has_stepped, self._timeout_error = time.monotonic(), False, None
         watchdog = asyncio.create_task(self._watch(manager))
         try:
@@ -176,7 +177,7 @@ class Supervisor:
             slept_at = time.monotonic()
             await asyncio.sleep(interval)
             now = time.monotonic()
-            # A sleep that took much longer than asked for means that this process itself was stopped.
+            # If the sleep took much longer than requested, this process itself was suspended.
             if not manager.num_unfinished or now - slept_at > interval + 1.0:
                 self._last_active = now
             timeout = timeouts[self._has_stepped]
@@ -187,7 +188,7 @@ class Supervisor:
 
 
 def _notify(manager: RequestManager, failure: AiakqError, restart: bool) -> None:
-    """Tell ``manager`` that the engine has ended with ``failure``."""
+    """Notify ``manager`` that the engine has ended with ``failure``."""
     reason = failure.message.rstrip(".")
     if failure.id in ("engine_dead", "engine_start"):
         reason = failure.fields["reason"]

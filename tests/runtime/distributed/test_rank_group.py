@@ -125,7 +125,7 @@ def prepare(self, *args):
     return found
 Runner.prepare = prepare""")
     llm = two_ranks()
-    with pytest.raises(AiakqError, match="its step is not that of rank 0"):
+    with pytest.raises(AiakqError, match="its inputs differ from rank 0's"):
         generate(llm)
 
 

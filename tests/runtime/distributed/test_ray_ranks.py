@@ -91,7 +91,7 @@ def test_ranks_that_share_no_memory_give_the_answers_of_one_process(ranks, alone
 def offer_nothing(others, size, secret) -> None:
     for other in others:
         other.sendall(bytes(39))
-    meeting._ask_all(others)
+    meeting._agree(others)
 
 
 @pytest.mark.parametrize("stages", [1, 2])

@@ -37,7 +37,7 @@ def test_fewer_gpus_than_ranks_are_refused(four_gpus):
 
 
 def test_stages_on_gpus_are_refused(four_gpus):
-    with pytest.raises(AiakqError, match="the stages of a pipeline are on CPUs"):
+    with pytest.raises(AiakqError, match="pipeline stages are supported on CPUs only"):
         starting.start_ranks(config(2, 2))
 
 

@@ -146,7 +146,7 @@ from aiakq.runtime.executor.runner import Runner
 def forward(self, step): raise MemoryError
 Runner.forward = forward""")
     llm = two_ranks(distributed_timeout_seconds=5)
-    with pytest.raises(AiakqError, match="Rank 1 failed: it has not enough memory for a step that others have begun"):
+    with pytest.raises(AiakqError, match="Rank 1 failed: it ran out of memory in a step that other ranks have begun"):
         generate(llm)
 
 
@@ -157,7 +157,7 @@ def test_running_out_of_memory_on_rank_0_ends_all_ranks_with_the_reason(two_rank
         raise MemoryError
 
     monkeypatch.setattr(type(llm.engine.executor.runner), "forward", forward)
-    with pytest.raises(AiakqError, match="Rank 0 failed: it has not enough memory for a step that others have begun"):
+    with pytest.raises(AiakqError, match="Rank 0 failed: it ran out of memory in a step that other ranks have begun"):
         generate(llm)
 
 
