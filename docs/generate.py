@@ -201,8 +201,8 @@ def cli_page() -> str:
 
 
 def help_text(words: list[str]) -> str:
-    """``aiakq WORDS --help`` at 110 columns, without colors or trailing blanks."""
-    environment = {**os.environ, "COLUMNS": "110", "NO_COLOR": "1", "TERM": "dumb", "TERMINAL_WIDTH": "110"}
+    """``aiakq WORDS --help`` at 100 columns, without colors or trailing blanks."""
+    environment = {**os.environ, "COLUMNS": "100", "NO_COLOR": "1", "TERM": "dumb", "TERMINAL_WIDTH": "100"}
     script = Path(sys.executable).with_name("aiakq")
     done = subprocess.run([str(script), *words, "--help"], capture_output=True, text=True, env=environment, check=True)
     return "\n".join(line.rstrip() for line in done.stdout.strip("\n").splitlines())
