@@ -4,8 +4,7 @@
 published code. Differences from that code, and their reasons:
 
 - A group's range is computed from the columns at the time the group begins. The published code uses a copy that is
-stale
-  inside a block of 128 columns, so that groups smaller than 128 get ranges of weights that have changed since.
+  stale inside a block of 128 columns, so that groups smaller than 128 get ranges of outdated weights.
 - Besides its full range a group may get a smaller one, down to half, if that lowers the loss of its columns,
   ``sum of (w - q)^2 / hinv_ii^2``: the terms that algorithm 1 sums.
 - A scale is rounded to its storage dtype before the first error is computed with it.
@@ -78,9 +77,9 @@ class GptqSolver:
     """Rounds weights so that their output error, ``tr(D hessian D^T)``, is small.
 
     hessian [K, K] float32, the second moment of the inputs up to a factor; not modified. ``drift`` [K, K], with the
-    same factor, is what GPTAQ adds to later columns per unit of weight (gptaq.py) times the Hessian: the mean of ``(x'
-    - x) x^T`` where x' are the inputs in the unquantized model. The Hessian is factored once for all weights; each row
-    of a weight is rounded independently.
+    same factor, is what GPTAQ adds to later columns per unit of weight (gptaq.py) times the Hessian: the mean of
+    ``(x' - x) x^T`` where x' are the inputs in the unquantized model. The Hessian is factored once for all weights;
+    each row of a weight is rounded independently.
     """
 
     def __init__(self, hessian: Tensor, settings: GptqSettings, drift: Tensor | None = None) -> None:
