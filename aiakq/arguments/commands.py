@@ -1,6 +1,7 @@
 """The arguments of each command, resolved from the command line, the environment and a configuration file.
 
-The command line comes first, then the environment, then the file, then the default. Standard library only.
+The command line takes precedence over the environment, the environment over the file, and the file over defaults.
+Standard library only.
 """
 
 from __future__ import annotations
@@ -34,12 +35,12 @@ from aiakq.errors import error
 
 @dataclass(frozen=True)
 class CommandArguments:
-    """What one command takes.
+    """The arguments of one command.
 
-    parts       dataclasses of the command's own options; it gets an instance of each.
-    engine      arguments of the engine and the server, of which it gets a mapping of those given.
-    model_help  help of a first word without a flag that names the engine's model; None: there is none.
-    external    whether it also runs without an engine of its own; the environment then sets none of ``engine``.
+    parts       dataclasses of the command's own options; the command receives an instance of each.
+    engine      arguments of the engine and the server; the command receives a mapping of those that were given.
+    model_help  help of the positional argument that names the engine's model; None: there is none.
+    external    whether it can also use an external engine; the environment then sets none of ``engine``.
     """
 
     parts: tuple[type, ...] = ()
@@ -53,7 +54,7 @@ class CommandArguments:
 
     @cached_property
     def engine_rows(self) -> tuple[Argument, ...]:
-        """Those of ``engine`` that the command has no option of the same name for."""
+        """The rows of ``engine`` without an own option of the same name."""
         own = {row.key for row in self.own_rows}
         return tuple(row for row in self.engine if row.key not in own)
 
@@ -68,12 +69,12 @@ class CommandArguments:
         config: Mapping[str, Any],
         model: str | None = None,
     ) -> list[Any]:
-        """An instance of each part, then the mapping for the engine if there is one.
+        """Return an instance of each part, then the mapping for the engine if there is one.
 
-        words        by ``name``: strings, booleans and lists of strings of the command line; None where not given.
+        words        by ``name``: strings, booleans and lists of strings of the command line; None if not given.
         environment  variables of the process.
         config       by ``key``: values of a configuration file.
-        model        the word that names the engine's model.
+        model        positional argument that names the engine's model.
         Raises ``usage`` for unknown keys, ``bad_option``, and MissingArgument.
         """
         self._check_keys(config)
@@ -99,7 +100,7 @@ class CommandArguments:
 
 
 class MissingArgument(Exception):
-    """A required option was given nowhere."""
+    """Raised when a required option was not given."""
 
     def __init__(self, row: Argument) -> None:
         super().__init__(row.name)
@@ -109,7 +110,7 @@ class MissingArgument(Exception):
 def given_values(
     rows: tuple[Argument, ...], words: Mapping[str, Any], environment: Mapping[str, str], config: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """The checked values of the rows that were given anywhere, by ``name``. Raises ``bad_option``."""
+    """Return the validated values of all rows that were given, by ``name``. Raises ``bad_option``."""
     found = {}
     for row in rows:
         word = words.get(row.name)

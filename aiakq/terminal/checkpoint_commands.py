@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 
 @with_arguments("eval")
 def evaluate(arguments: EvalArguments, shown: JsonArguments, result: ResultArguments) -> None:
-    """Measure how good a model is: perplexity, and with --original KL divergence and top-1 agreement."""
+    """Measure the quality of a model: perplexity, and with --original KL divergence and top-1 agreement."""
     from aiakq.arguments.server import checked
     from aiakq.evaluation import evaluate as quality
 
-    # The engine's rows know what dtypes and devices there are.
+    # The engine's arguments define the valid dtypes and devices.
     checked({name: getattr(arguments, name) for name in ("model", "dtype", "device")}, server=False)
 
     def run() -> Record:
@@ -34,7 +34,7 @@ def evaluate(arguments: EvalArguments, shown: JsonArguments, result: ResultArgum
 
 @with_arguments("inspect")
 def inspect(arguments: InspectArguments, shown: JsonArguments) -> None:
-    """Say what a checkpoint is, layer by layer, and which kernels would run it. Reads headers only."""
+    """Describe a checkpoint layer by layer, and which kernels would run it. Reads headers only."""
     from aiakq.arguments.server import checked
     from aiakq.runtime.loader.inspection import collapse, inspect_checkpoint
 
@@ -48,8 +48,8 @@ def inspect(arguments: InspectArguments, shown: JsonArguments) -> None:
 def collect_env(
     json: Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")] = False,
 ) -> None:
-    """Print versions, machine and settings, for a bug report. Secrets are left out."""
-    # It reads no configuration: that may be what is broken.
+    """Print versions, machine and settings for a bug report, without secrets."""
+    # Reads no configuration file, because that may be what is broken.
     from aiakq.collect_env import collect, text
 
     document = collect()

@@ -13,9 +13,9 @@ _MAX_BYTES = 1 << 20
 
 
 def read_config_file(path: Path, engine: bool = True) -> dict[str, Any]:
-    """The options of a YAML file by their keys; dashes and underscores are the same.
+    """Return the options of a YAML file by their keys; dashes and underscores are equivalent.
 
-    engine  whether the command takes the engine's arguments: unsupported ones are then left out, with a line.
+    engine  whether the command takes the engine's arguments: unsupported ones are then dropped, with a notice.
 
     Raises ``bad_option`` for a file that cannot be read as options, and ``option_refused``.
     """

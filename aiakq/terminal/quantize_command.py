@@ -18,7 +18,7 @@ def quantize(arguments: QuantizeArguments, shown: JsonArguments) -> None:
     from aiakq.quantizers.options import QuantizeOptions
 
     options = QuantizeOptions(**vars(arguments))
-    # Heavy: only once the options are known to be good.
+    # A slow import, deferred until the options are validated.
     from aiakq.quantizers.pipeline import quantize_checkpoint
 
     with console.ProgressBars("quantize") as bars:
