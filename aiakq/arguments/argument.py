@@ -254,15 +254,15 @@ def _parse(argument: Argument, text: str, source: str | None) -> Any:
 
 def parse_number(text: str) -> int | None:
     """Parse an integer like 32768, 25.6k or 32K; None if ``text`` is not one."""
-    found = re.fullmatch(r"([+-]?\d{1,18})(\.\d{1,9})?([a-zA-Z]?)", text.strip())
-    if found is None or (found[3] and found[3] not in _SUFFIXES):
+    match = re.fullmatch(r"([+-]?\d{1,18})(\.\d{1,9})?([a-zA-Z]?)", text.strip())
+    if match is None or (match[3] and match[3] not in _SUFFIXES):
         return None
-    whole, part, factor = int(found[1]), found[2] or "", _SUFFIXES.get(found[3], 1)
+    whole, part, factor = int(match[1]), match[2] or "", _SUFFIXES.get(match[3], 1)
     if not part:
         return whole * factor
     # Fractions only with decimal units: 1.5K could be read as 1500 or as 1536.
     scaled = int(part[1:]) * factor
-    if found[3] not in ("k", "m", "g") or scaled % 10 ** (len(part) - 1):
+    if match[3] not in ("k", "m", "g") or scaled % 10 ** (len(part) - 1):
         return None
     return whole * factor + scaled // 10 ** (len(part) - 1)
 

@@ -82,12 +82,12 @@ class CommandArguments:
         for row in self.own_rows:
             if row.required and row.name not in own:
                 raise MissingArgument(row)
-        found: list[Any] = [part(**part_of(part, own)) for part in self.parts]
+        values: list[Any] = [part(**part_of(part, own)) for part in self.parts]
         if self.engine:
             ambient = {} if self.external and model is None else environment
             engine = given_values(self.engine_rows, words, ambient, config)
-            found.append(engine if model is None else engine | {"model": model})
-        return found
+            values.append(engine if model is None else engine | {"model": model})
+        return values
 
     def _check_keys(self, config: Mapping[str, Any]) -> None:
         known = {row.key for row in self.rows}
@@ -111,21 +111,21 @@ def given_values(
     rows: tuple[Argument, ...], words: Mapping[str, Any], environment: Mapping[str, str], config: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Return the validated values of all rows that were given, by ``name``. Raises ``bad_option``."""
-    found = {}
+    values = {}
     for row in rows:
         word = words.get(row.name)
         variable = environment.get(row.variable) if row.variable else None
         if isinstance(word, list):
-            found[row.name] = checked_value(row, [part for text in word for part in split_list(row, text)])
+            values[row.name] = checked_value(row, [part for text in word for part in split_list(row, text)])
         elif isinstance(word, str):
-            found[row.name] = value_of_text(row, word)
+            values[row.name] = value_of_text(row, word)
         elif word is not None:
-            found[row.name] = checked_value(row, word)
+            values[row.name] = checked_value(row, word)
         elif variable:
-            found[row.name] = value_of_text(row, variable, row.variable)
+            values[row.name] = value_of_text(row, variable, row.variable)
         elif config.get(row.key) is not None:
-            found[row.name] = checked_value(row, config[row.key])
-    return found
+            values[row.name] = checked_value(row, config[row.key])
+    return values
 
 
 _MODEL = "The same as --model."

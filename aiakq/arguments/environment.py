@@ -37,12 +37,12 @@ def known_variables() -> set[str]:
 def unknown_variables(names: Iterable[str]) -> list[str]:
     """Return one sentence about each of ``names`` that starts with ``AIAKQ_`` but that no command reads."""
     known = known_variables()
-    found = []
+    sentences = []
     for name in sorted(names):
         if not name.startswith(PREFIX) or name in known or _KUBERNETES.search(name):
             continue
-        words = [each.removeprefix(PREFIX) for each in known]
+        words = [variable.removeprefix(PREFIX) for variable in known]
         close = difflib.get_close_matches(name.removeprefix(PREFIX), words, n=1, cutoff=0.7)
         hint = f"Did you mean {PREFIX}{close[0]}?" if close else "docs/arguments.md lists the variables."
-        found.append(f"No option or setting reads the environment variable {name}. {hint}")
-    return found
+        sentences.append(f"No option or setting reads the environment variable {name}. {hint}")
+    return sentences

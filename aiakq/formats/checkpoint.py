@@ -103,8 +103,8 @@ class Checkpoint:
         inventory = checkpoint.inventory
         for file, listed in shards.items():
             checkpoint.remember([file])
-            found = checkpoint._header(file)
-            for name, info in found.items():
+            headers = checkpoint._header(file)
+            for name, info in headers.items():
                 # A tensor may be in several shards; the index determines which one counts.
                 if listed is None or name in listed:
                     if name in inventory:
@@ -112,7 +112,7 @@ class Checkpoint:
                     inventory[name] = info
             if len(inventory) > _MAX_TENSORS:
                 raise error("model_malformed", file=file, reason=f"the shards hold more than {_MAX_TENSORS} tensors")
-            absent = sorted(set(listed or ()) - set(found))
+            absent = sorted(set(listed or ()) - set(headers))
             if absent:
                 raise error(
                     "model_incomplete",
@@ -161,8 +161,8 @@ class Checkpoint:
 
     def _torch_file(self, file: str) -> dict[str, Tensor]:
         """Return the tensors of one of torch's files, memory-mapped."""
-        found = self._torch_files[file] = read_torch_file(real_path(self.path, file), file)
-        return found
+        tensors = self._torch_files[file] = read_torch_file(real_path(self.path, file), file)
+        return tensors
 
     def _open(self, file: str) -> BinaryIO:
         """Open a safetensors file; if too many are open, the one that has been open longest is closed."""
@@ -182,12 +182,12 @@ class Checkpoint:
         self._open(file).close()
         del self._streams[file]
         try:
-            found = self._mappings[file] = safetensors.safe_open(path, framework="pt", device="cpu")
+            handle = self._mappings[file] = safetensors.safe_open(path, framework="pt", device="cpu")
         except FileNotFoundError:  # raised when out of file descriptors: the file exists
             raise error("open_files") from None
         except (OSError, safetensors.SafetensorError) as problem:
             raise error("model_malformed", file=file, reason=str(problem)) from None
-        return found
+        return handle
 
     def remember(self, files: Iterable[str]) -> None:
         """Record the identity of files before they are read, for ``changed_files``. ``open`` records shards."""
@@ -214,7 +214,7 @@ class Checkpoint:
         """Return the tensor that a model calls ``name``: files may lack the outermost ``model.``, have one more, or
         hold the text model inside a multimodal one.
         """
-        return next((each for each in _spellings(name) if each in self.inventory), None)
+        return next((spelling for spelling in _spellings(name) if spelling in self.inventory), None)
 
     @cached_property
     def beside_text(self) -> frozenset[str]:
@@ -225,7 +225,7 @@ class Checkpoint:
 
     def locate_linear(self, name: str) -> str | None:
         """Return the packed linear that a model calls ``name``; see ``locate``."""
-        return next((each for each in _spellings(name) if each in self._linear_set), None)
+        return next((spelling for spelling in _spellings(name) if spelling in self._linear_set), None)
 
     @cached_property
     def _linear_set(self) -> frozenset[str]:
@@ -238,10 +238,10 @@ class Checkpoint:
     def layout(self, prefix: str) -> str:
         """Return the format of the packed linear ``prefix``: the config's, unless its tensors contradict it."""
         assert self.spec is not None, "an unquantized checkpoint has no packed linears"
-        found = self._layouts.get(prefix)
-        if found is None:
-            found = self._layouts[prefix] = formats.layout_of(self._headers(prefix), self.spec.format)
-        return found
+        format = self._layouts.get(prefix)
+        if format is None:
+            format = self._layouts[prefix] = formats.layout_of(self._headers(prefix), self.spec.format)
+        return format
 
     def _headers(self, prefix: str) -> dict[str, TensorInfo]:
         """Return suffix -> header of the tensors under ``prefix`` that any format could own."""

@@ -80,8 +80,8 @@ def matches(headers: Headers) -> bool:
 
 def packed_shapes(headers: Headers, spec: QuantSpec, n: int, k: int) -> Shapes:
     """Return suffix -> shape for a linear with N outputs and K inputs."""
-    said = expected_groups(spec, k)
-    groups = stored_size(headers, ("weight_scale", "weight_zero_point"), 1, said, lambda size: k % size == 0)
+    num_groups = expected_groups(spec, k)
+    groups = stored_size(headers, ("weight_scale", "weight_zero_point"), 1, num_groups, lambda size: k % size == 0)
     one = "weight_scale" in headers and headers["weight_scale"].shape == (1,)
     scale = (1,) if one else (n, groups)
     if "weight_packed" not in headers:

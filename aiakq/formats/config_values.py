@@ -53,30 +53,30 @@ def read_bits(value: Any, what: str) -> int:
 
 def read_names(value: Any, what: str) -> tuple[str, ...]:
     """Validate a list of names or patterns; null is an empty list."""
-    found = [] if value is None else value
-    if not isinstance(found, list) or not all(isinstance(name, str) for name in found):
+    names = [] if value is None else value
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         raise unsupported(f"{what} is not a list of names")
-    return tuple(found)
+    return tuple(names)
 
 
 def read_object(value: Any, what: str) -> Mapping[str, Any]:
     """Validate a JSON object; null is an empty one."""
-    found = {} if value is None else value
-    if not isinstance(found, Mapping):
+    document = {} if value is None else value
+    if not isinstance(document, Mapping):
         raise unsupported(f"{what} is not an object")
-    return found
+    return document
 
 
 def layer_override(values: Any, base: LayerSpec) -> LayerSpec | None:
     """Return ``base`` with the config's values for one layer; None if they are 16 bits or more."""
-    given = read_object(values, "the entry of a layer")
-    bits = read_integer(first_of(given, "bits", "w_bit", default=base.bits), "bits")
+    overrides = read_object(values, "the entry of a layer")
+    bits = read_integer(first_of(overrides, "bits", "w_bit", default=base.bits), "bits")
     if bits >= 16:
         return None
-    size = first_of(given, "group_size", "q_group_size", default=base.group_size)
+    size = first_of(overrides, "group_size", "q_group_size", default=base.group_size)
     return replace(
         base,
         bits=read_bits(bits, "a layer"),
         group_size=read_group_size(size),
-        symmetric=bool(given.get("sym", base.symmetric)),
+        symmetric=bool(overrides.get("sym", base.symmetric)),
     )

@@ -60,14 +60,16 @@ def refusal(path: str, differences: Sequence[Difference]) -> AiakqError | None:
     """Return all differences as one ``tensor_inventory`` error with a table, or None."""
     if not differences:
         return None
-    counts = {kind: sum(each.kind == kind for each in differences) for kind in ("missing", "shape", "extra")}
+    counts = {
+        kind: sum(difference.kind == kind for difference in differences) for kind in ("missing", "shape", "extra")
+    }
     words = {"missing": "missing", "shape": "of another shape", "extra": "without a place in the model"}
-    said = ", ".join(f"{count} {words[kind]}" for kind, count in counts.items() if count)
+    summary = ", ".join(f"{count} {words[kind]}" for kind, count in counts.items() if count)
     plural = "tensor" if len(differences) == 1 else "tensors"
     return error(
         "tensor_inventory",
         path=path,
-        counts=f"{len(differences)} {plural} ({said})",
+        counts=f"{len(differences)} {plural} ({summary})",
         table=table(differences),
     )
 
@@ -75,7 +77,7 @@ def refusal(path: str, differences: Sequence[Difference]) -> AiakqError | None:
 def table(differences: Sequence[Difference], rows: int = MAX_ROWS) -> str:
     """Format name, found and expected as columns: at most ``rows`` rows, then the number of the rest."""
     lines = [("tensor", "found", "expected")]
-    lines += [(each.name, each.found, each.expected) for each in differences[:rows]]
+    lines += [(difference.name, difference.found, difference.expected) for difference in differences[:rows]]
     widths = [max(len(line[column]) for line in lines) for column in range(2)]
     text = [f"  {line[0]:<{widths[0]}}  {line[1]:<{widths[1]}}  {line[2]}".rstrip() for line in lines]
     if len(differences) > rows:

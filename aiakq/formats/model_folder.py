@@ -188,8 +188,8 @@ def module_files(folder: Path) -> list[str]:
     if not (folder / "modules.json").exists():
         return []
     inside = [name for name in _names(folder) if _MODULE_FOLDER.fullmatch(name) and (folder / name).is_dir()]
-    found = (f"{name}/{file}" for name in inside for file in _MODULE_FILES)
-    return [name for name in found if (folder / name).is_file()]
+    files = (f"{name}/{file}" for name in inside for file in _MODULE_FILES)
+    return [name for name in files if (folder / name).is_file()]
 
 
 def check_files(folder: str | Path) -> None:

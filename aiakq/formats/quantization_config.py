@@ -112,7 +112,7 @@ def _readers(method: str) -> Iterable[ModuleType]:
 
 def _unknown_layout(config: Mapping[str, Any], method: str) -> AiakqError:
     """Return the error for a config with a known method but an unknown layout."""
-    said = [config[key] for key in ("checkpoint_format", "format", "version") if config.get(key) is not None]
-    named = ["marlin" if config.get("is_marlin_format") else "", *(str(value).lower() for value in said)]
+    details = [config[key] for key in ("checkpoint_format", "format", "version") if config.get(key) is not None]
+    named = ["marlin" if config.get("is_marlin_format") else "", *(str(value).lower() for value in details)]
     known = next((_KERNEL_LAYOUTS[name] for name in named if name in _KERNEL_LAYOUTS), None)
-    return unsupported(known or f"quant_method {method} with the layout {' '.join(map(repr, said)):.80}")
+    return unsupported(known or f"quant_method {method} with the layout {' '.join(map(repr, details)):.80}")

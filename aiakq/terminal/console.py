@@ -222,14 +222,14 @@ def show(drawn: RenderableType) -> None:
 
 def table(*columns: str, left: Sequence[int] = (0,)) -> Table:
     """Return an empty table. Columns are right-aligned, except those in ``left``, which fold if space is short."""
-    made = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    new_table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
     for index, name in enumerate(columns):
         # Numbers are never truncated or wrapped; names fold, so that they can still be copied.
         if index in left:
-            made.add_column(Text(name), overflow="fold")
+            new_table.add_column(Text(name), overflow="fold")
         else:
-            made.add_column(Text(name), justify="right", no_wrap=True)
-    return made
+            new_table.add_column(Text(name), justify="right", no_wrap=True)
+    return new_table
 
 
 def facts(title: str, rows: Mapping[str, object]) -> None:

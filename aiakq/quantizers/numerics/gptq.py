@@ -169,12 +169,14 @@ def _round_in_order(
                 last = min(stop, (first // size + 1) * size)
                 if first % size == 0:
                     ahead = slice(first, first + size)
-                    found = _scales_of_groups(columns[ahead].T, cost[ahead], settings)
-                    grid.scales[group_of[first]], grid.zeros[group_of[first]] = found
-            here = slice(first, stop)
-            drift = None if shift is None else shift[here, here]
+                    scales_and_zeros = _scales_of_groups(columns[ahead].T, cost[ahead], settings)
+                    grid.scales[group_of[first]], grid.zeros[group_of[first]] = scales_and_zeros
+            block = slice(first, stop)
+            drift = None if shift is None else shift[block, block]
             mine = None if before is None else before[first - start :]
-            round_columns(columns[here], hinv[here, here], grid, group_of[first:last], places[first:last], drift, mine)
+            round_columns(
+                columns[block], hinv[block, block], grid, group_of[first:last], places[first:last], drift, mine
+            )
             first = last
         columns[stop:].addmm_(hinv[start:stop, stop:].T, columns[start:stop], alpha=-1)
         if before is not None and shift is not None:
@@ -212,15 +214,15 @@ def _improve(
     steps = torch.where(hessian.diagonal() > 0, 1 / (hessian.diagonal() + mean), 0.0).tolist()
     for sweep in range(sweeps):
         for start in range(0, k, LAZY_COLUMNS):
-            here = slice(start, min(start + LAZY_COLUMNS, k))
-            places = range(k)[here]
-            moves = gradient[here].clone()
+            block = slice(start, min(start + LAZY_COLUMNS, k))
+            places = range(k)[block]
+            moves = gradient[block].clone()
             groups = [column // size for column in places]
-            move_columns(moves, hessian[here, here], grid, groups, places, values[here], steps[here])
+            move_columns(moves, hessian[block, block], grid, groups, places, values[block], steps[block])
             # In the last sweep, earlier columns are not visited again.
-            heard = slice(here.stop if sweep == sweeps - 1 else 0, k)
-            gradient[heard].addmm_(hessian[heard, here], moves, alpha=-1)
-            gradient[here].sub_(moves.mul_(mean))
+            updated = slice(block.stop if sweep == sweeps - 1 else 0, k)
+            gradient[updated].addmm_(hessian[updated, block], moves, alpha=-1)
+            gradient[block].sub_(moves.mul_(mean))
 
 
 def _scales_of_groups(groups: Tensor, cost: Tensor, settings: GptqSettings) -> tuple[Tensor, Tensor]:
