@@ -1,7 +1,8 @@
 """Argument: one option of a command or of the engine, and the validation of its values. Standard library only.
 
-Options are declared as fields of dataclasses (``argument``); ``rows_of`` turns such a class into rows. From a row come
-the command-line flag, the keyword, the key of a configuration file, the environment variable, the checks and the docs.
+Options are declared as fields of dataclasses (``argument``); ``rows_of`` converts such a class to rows. A row defines
+the command-line flag, the keyword, the configuration key, the environment variable, the validation and the
+documentation.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import Any
 
 from aiakq.errors import AiakqError, error
 
-#: Factors of suffixes: small letters are decimal, capital ones binary.
+#: Factors of suffixes: lower-case letters are decimal, upper-case ones binary.
 _SUFFIXES = {
     "k": 10**3,
     "m": 10**6,
@@ -36,7 +37,7 @@ _IN_WORDS: dict[type, str] = {
 }
 _TYPES: dict[str, type] = {kind.__name__: kind for kind in (str, int, float, bool, list, tuple, dict, Path)}
 _BOOLEANS = {"true": True, "1": True, "false": False, "0": False}
-#: What environment variables of options begin with.
+#: Prefix of the environment variables of options.
 PREFIX = "AIAKQ_"
 
 
@@ -46,24 +47,24 @@ class Argument:
 
     name         keyword of ``LLM(...)``, field of the dataclass that declares it.
     type         str, int, float, bool or Path; ``list`` or ``tuple`` of str; a JSON object for ``dict``.
-    default      None where the program decides; ``help`` says how.
+    default      default value; None if the program decides as described in ``help``.
     group        heading on the help page and in the docs.
     flags        spellings on the command line; messages use the first. ``--`` plus the name with dashes if empty.
     off          flag that turns a switch off; ``--no-`` plus the name if None.
-    positional   whether it is a word without a flag.
+    positional   whether it is a positional argument.
     required     whether there is no default.
     choices      allowed values, if they can be listed.
     low, high    inclusive bounds of numbers.
     above        exclusive lower bound.
     suffixes     whether an integer may be written like 25.6k, 32K, 1M.
-    automatic    whether ``auto`` is a value (for an integer also -1): the program finds the best.
-    levels       whether an integer may stand for a JSON object.
+    automatic    whether ``auto`` (for an integer also -1) is a valid value that lets the program choose.
+    levels       whether an integer is accepted in place of a JSON object.
     paths        whether a string may also be given as a Path.
-    separator    joins the entries of a list on the command line and in the environment.
-    environment  whether there is an environment variable; False where the program reads that variable itself.
-    convert      turns a given value into what the program uses; raises ValueError with the part that is wrong.
+    separator    separates the entries of a list on the command line and in the environment.
+    environment  whether there is an environment variable; False if the program reads that variable itself.
+    convert      converts a given value to the one that the program uses; raises ValueError with the invalid part.
     metavar      placeholder of the value on the help page.
-    expected     what a value has to be, where bounds and choices do not say it well.
+    expected     description of valid values, if bounds and choices do not express it well.
     hint         second sentence of an error; the default if None.
     """
 
@@ -91,7 +92,7 @@ class Argument:
     expected: str | None = None
     hint: str | None = None
 
-    #: That it works; rows of unsupported.py are accepted without effect, or refused.
+    #: Supported; rows of unsupported.py have no effect or are refused.
     status = "works"
 
     @property
@@ -128,7 +129,7 @@ class Argument:
 
     @property
     def kind(self) -> str:
-        """What a value has to be, in words."""
+        """Description of valid values, for messages."""
         if self.type is dict:
             return "a number or a JSON object" if self.levels else "a JSON object"
         words = _IN_WORDS[self.type]
@@ -138,7 +139,7 @@ class Argument:
 
 
 def argument(default: Any, help: str, **settings: Any) -> Any:
-    """A dataclass field that is an option; ``settings`` are fields of Argument.
+    """Declare a dataclass field as an option; ``settings`` are fields of Argument.
 
     ``...`` as the default makes it required; ``dict`` is a new empty one.
     """
@@ -151,7 +152,7 @@ def argument(default: Any, help: str, **settings: Any) -> Any:
 
 
 def rows_of(options: type, group: str = "") -> tuple[Argument, ...]:
-    """The options that the fields of a dataclass declare, under the heading ``group`` unless they name another."""
+    """Return the options declared by a dataclass, under the heading ``group`` unless they name another."""
     rows = []
     for field in dataclasses.fields(options):
         if "argument" not in field.metadata:
@@ -168,7 +169,7 @@ def rows_of(options: type, group: str = "") -> tuple[Argument, ...]:
 
 
 def checked_value(argument: Argument, value: Any, source: str | None = None) -> Any:
-    """``value`` as the program uses it. Messages call it ``source``, the flag if None. Raises ``bad_option``."""
+    """Validate and convert ``value``. Messages call it ``source``, or the flag if None. Raises ``bad_option``."""
     if value is None:
         return None
     if argument.automatic and _is_auto(argument, value):
@@ -219,7 +220,7 @@ def _check_type(argument: Argument, value: Any, source: str | None) -> None:
 
 
 def value_of_text(argument: Argument, text: str, source: str | None = None) -> Any:
-    """The checked value that ``text`` of a command line or an environment variable means. Raises ``bad_option``."""
+    """Parse and validate ``text`` from a command line or an environment variable. Raises ``bad_option``."""
     if argument.type in (list, tuple):
         return checked_value(argument, split_list(argument, text), source)
     if argument.automatic and _is_auto(argument, text):
@@ -228,12 +229,12 @@ def value_of_text(argument: Argument, text: str, source: str | None = None) -> A
 
 
 def split_list(argument: Argument, text: str) -> list[str]:
-    """The entries of a list that is written in one string."""
+    """Split a list that is written as one string."""
     return [part for part in text.split(argument.separator) if part]
 
 
 def _parse(argument: Argument, text: str, source: str | None) -> Any:
-    """``text`` as a value of the argument's type."""
+    """Parse ``text`` as a value of the argument's type."""
     try:
         if argument.type is dict:
             return json.loads(text)
@@ -252,22 +253,22 @@ def _parse(argument: Argument, text: str, source: str | None) -> Any:
 
 
 def parse_number(text: str) -> int | None:
-    """The integer that ``text`` means, like 32768, 25.6k or 32K; None if it is none."""
-    found = re.fullmatch(r"([+-]?\d{1,18})(\.\d{1,9})?([a-zA-Z]?)", text.strip())
-    if found is None or (found[3] and found[3] not in _SUFFIXES):
+    """Parse an integer like 32768, 25.6k or 32K; None if ``text`` is not one."""
+    match = re.fullmatch(r"([+-]?\d{1,18})(\.\d{1,9})?([a-zA-Z]?)", text.strip())
+    if match is None or (match[3] and match[3] not in _SUFFIXES):
         return None
-    whole, part, factor = int(found[1]), found[2] or "", _SUFFIXES.get(found[3], 1)
+    whole, part, factor = int(match[1]), match[2] or "", _SUFFIXES.get(match[3], 1)
     if not part:
         return whole * factor
-    # A fraction of a decimal unit only: 1.5K would be read as 1500 by one person and as 1536 by another.
+    # Fractions only with decimal units: 1.5K could be read as 1500 or as 1536.
     scaled = int(part[1:]) * factor
-    if found[3] not in ("k", "m", "g") or scaled % 10 ** (len(part) - 1):
+    if match[3] not in ("k", "m", "g") or scaled % 10 ** (len(part) - 1):
         return None
     return whole * factor + scaled // 10 ** (len(part) - 1)
 
 
 def part_of(options: type, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Those of ``values`` that are fields of the dataclass ``options``."""
+    """Return those of ``values`` that are fields of the dataclass ``options``."""
     return {field.name: values[field.name] for field in dataclasses.fields(options) if field.name in values}
 
 

@@ -11,7 +11,7 @@ from aiakq.arguments.argument import argument
 
 
 def parse_params(entries: Sequence[str]) -> dict[str, Any]:
-    """``temperature=0 stop=["."]`` as fields of a request; a value that is no JSON is a text. Raises ValueError."""
+    """Parse ``temperature=0 stop=["."]`` into request fields; other values than JSON are strings. Raises ValueError."""
     params: dict[str, Any] = {}
     for entry in entries:
         name, equals, text = entry.strip().partition("=")
@@ -31,12 +31,12 @@ def _checked_params(entries: Sequence[str]) -> Sequence[str]:
 
 @dataclass(frozen=True, kw_only=True)
 class ChatArguments:
-    """With whom, and how."""
+    """Options of ``aiakq chat``."""
 
     base_url: str | None = argument(
         None,
-        "A running server, like http://127.0.0.1:8000, which is the default where no MODEL is given. Any with OpenAI's "
-        "routes.",
+        "Address of a running server with an OpenAI-compatible API; http://127.0.0.1:8000 if neither this nor MODEL is "
+        "given.",
         flags=("--base-url", "--url"),
         metavar="URL",
     )
@@ -45,17 +45,17 @@ class ChatArguments:
     )
     compare: str | None = argument(
         None,
-        "Also answer with this one, side by side: a folder or hub name, or the address of a server.",
+        "Show answers of a second model side by side: a folder or hub name, or the address of a server.",
         metavar="MODEL|URL",
     )
     api_key: str | None = argument(None, "API key; prefer the environment variable AIAKQ_API_KEY.", metavar="KEY")
     system: str | None = argument(None, "System prompt.")
     prompt: str | None = argument(
-        None, "Answer this and end; without a terminal it is read from standard input if not given."
+        None, "Answer this prompt and exit; without a terminal it is read from standard input if not given."
     )
     params: tuple[str, ...] = argument(
         (),
-        "Sampling fields of the requests, like temperature=0.",
+        "Sampling parameter of the requests, like temperature=0.",
         flags=("--params", "-p"),
         separator=";",
         metavar="NAME=VALUE",

@@ -11,23 +11,23 @@ from aiakq.arguments.common import device_argument, revision_argument
 
 @dataclass(frozen=True, kw_only=True)
 class EvalArguments:
-    """How good a model is."""
+    """Options of ``aiakq eval``."""
 
     model: str = argument(..., "Folder, or hub name (org/name).", positional=True, metavar="MODEL")
-    original: str | None = argument(None, "Also compare its predictions with this model's.", metavar="MODEL")
-    text: Path | None = argument(None, "Text to predict; a bundled held-out text if not given.", metavar="FILE")
+    original: str | None = argument(None, "Also compare the predictions with those of this model.", metavar="MODEL")
+    text: Path | None = argument(None, "Text to evaluate on; a bundled held-out text if not given.", metavar="FILE")
     seqlen: int | None = argument(None, "Tokens per window; 512, or the context if shorter.", low=2)
-    limit: int = argument(32768, "Most tokens of the text.", low=2)
-    dtype: str = argument("float32", "Dtype of what is not quantized; auto as for serve.")
+    limit: int = argument(32768, "Maximum number of tokens of the text.", low=2)
+    dtype: str = argument("float32", "Dtype of tensors that are not quantized; auto: as for serve.")
     device: str = device_argument()
 
 
 @dataclass(frozen=True, kw_only=True)
 class InspectArguments:
-    """What a checkpoint is."""
+    """Options of ``aiakq inspect``."""
 
     model: str = argument(..., "Folder, or hub name (org/name).", positional=True, metavar="MODEL")
-    all: bool = argument(False, "One row per layer, instead of one for all equal layers.")
+    all: bool = argument(False, "Show one row per layer instead of one for all equal layers.")
     device: str = device_argument()
     dtype: str = argument("auto", "Dtype of activations.")
     revision: str | None = revision_argument()

@@ -1,6 +1,7 @@
 """The arguments of each command, resolved from the command line, the environment and a configuration file.
 
-The command line comes first, then the environment, then the file, then the default. Standard library only.
+The command line takes precedence over the environment, the environment over the file, and the file over defaults.
+Standard library only.
 """
 
 from __future__ import annotations
@@ -35,12 +36,12 @@ from aiakq.errors import error
 
 @dataclass(frozen=True)
 class CommandArguments:
-    """What one command takes.
+    """The arguments of one command.
 
-    parts       dataclasses of the command's own options; it gets an instance of each.
-    engine      arguments of the engine and the server, of which it gets a mapping of those given.
-    model_help  help of a first word without a flag that names the engine's model; None: there is none.
-    external    whether it also runs without an engine of its own; the environment then sets none of ``engine``.
+    parts       dataclasses of the command's own options; the command receives an instance of each.
+    engine      arguments of the engine and the server; the command receives a mapping of those that were given.
+    model_help  help of the positional argument that names the engine's model; None: there is none.
+    external    whether it can also use an external engine; the environment then sets none of ``engine``.
     """
 
     parts: tuple[type, ...] = ()
@@ -54,7 +55,7 @@ class CommandArguments:
 
     @cached_property
     def engine_rows(self) -> tuple[Argument, ...]:
-        """Those of ``engine`` that the command has no option of the same name for."""
+        """The rows of ``engine`` without an own option of the same name."""
         own = {row.key for row in self.own_rows}
         return tuple(row for row in self.engine if row.key not in own)
 
@@ -70,12 +71,12 @@ class CommandArguments:
         model: str | None = None,
         file: str | None = None,
     ) -> list[Any]:
-        """An instance of each part, then the mapping for the engine if there is one.
+        """Return an instance of each part, then the mapping for the engine if there is one.
 
-        words        by ``name``: strings, booleans and lists of strings of the command line; None where not given.
+        words        by ``name``: strings, booleans and lists of strings of the command line; None if not given.
         environment  variables of the process.
         config       by ``key``: values of a configuration file.
-        model        the word that names the engine's model.
+        model        positional argument that names the engine's model.
         file         the name of the configuration file, for messages.
         Raises ``usage`` for unknown keys, ``bad_option``, and MissingArgument.
         """
@@ -84,12 +85,12 @@ class CommandArguments:
         for row in self.own_rows:
             if row.required and row.name not in own:
                 raise MissingArgument(row)
-        found: list[Any] = [part(**part_of(part, own)) for part in self.parts]
+        values: list[Any] = [part(**part_of(part, own)) for part in self.parts]
         if self.engine:
             ambient = {} if self.external and model is None else environment
             engine = given_values(self.engine_rows, words, ambient, config, file)
-            found.append(engine if model is None else engine | {"model": model})
-        return found
+            values.append(engine if model is None else engine | {"model": model})
+        return values
 
     def _check_keys(self, config: Mapping[str, Any], file: str | None) -> None:
         known = {row.key for row in self.rows}
@@ -102,7 +103,7 @@ class CommandArguments:
 
 
 class MissingArgument(Exception):
-    """A required option was given nowhere."""
+    """Raised when a required option was not given."""
 
     def __init__(self, row: Argument) -> None:
         super().__init__(row.name)
@@ -120,22 +121,22 @@ def given_values(
     config: Mapping[str, Any],
     file: str | None = None,
 ) -> dict[str, Any]:
-    """The checked values of the rows that were given anywhere, by ``name``. Raises ``bad_option``."""
-    found = {}
+    """Return the validated values of all rows that were given, by ``name``. Raises ``bad_option``."""
+    values = {}
     for row in rows:
         word = words.get(row.name)
         variable = environment.get(row.variable) if row.variable else None
         if isinstance(word, list):
-            found[row.name] = checked_value(row, [part for text in word for part in split_list(row, text)])
+            values[row.name] = checked_value(row, [part for text in word for part in split_list(row, text)])
         elif isinstance(word, str):
-            found[row.name] = value_of_text(row, word)
+            values[row.name] = value_of_text(row, word)
         elif word is not None:
-            found[row.name] = checked_value(row, word)
+            values[row.name] = checked_value(row, word)
         elif variable:
-            found[row.name] = value_of_text(row, variable, row.variable)
+            values[row.name] = value_of_text(row, variable, row.variable)
         elif config.get(row.key) is not None:
-            found[row.name] = checked_value(row, config[row.key], file and f"{row.flag}{_in_file(file)}")
-    return found
+            values[row.name] = checked_value(row, config[row.key], file and f"{row.flag}{_in_file(file)}")
+    return values
 
 
 _MODEL = "The same as --model."

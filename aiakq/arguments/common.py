@@ -11,14 +11,14 @@ from aiakq.arguments.argument import argument
 
 @dataclass(frozen=True, kw_only=True)
 class JsonArguments:
-    """A document on stdout."""
+    """Option for JSON output."""
 
     json: bool = argument(False, "Print one JSON document on stdout.")
 
 
 @dataclass(frozen=True, kw_only=True)
 class ResultArguments:
-    """What is done with a measured result."""
+    """Options for the result of a measurement."""
 
     output: Path | None = argument(None, "Also write the JSON to this file, atomically.", metavar="FILE")
     fail_if: tuple[str, ...] = argument(
@@ -37,20 +37,20 @@ class ResultArguments:
 
 @dataclass(frozen=True, kw_only=True)
 class ConfigArguments:
-    """A file with values of the other options."""
+    """Option for a configuration file."""
 
     config: Path | None = argument(
         None,
-        "Options from a YAML file, like seed: 1.",
+        "YAML file with values of options, like seed: 1.",
         metavar="FILE",
     )
 
 
 def device_argument() -> Any:
-    """The field of --device."""
+    """Declare the field of --device."""
     return argument("auto", "auto: cuda if available, else cpu.", metavar="auto|cpu|cuda")
 
 
 def revision_argument() -> Any:
-    """The field of --revision."""
+    """Declare the field of --revision."""
     return argument(None, "Branch, tag or commit of a hub model.")

@@ -1,7 +1,7 @@
 """Engine arguments: keywords of ``LLM(...)``, options of ``aiakq serve`` and ``aiakq bench``.
 
 Names and defaults follow vLLM's engine arguments where those exist. Each class is a part of the configuration;
-aiakq/runtime/config settles what depends on the model and the device. Standard library only.
+aiakq/runtime/config resolves what depends on the model and the device. Standard library only.
 """
 
 from __future__ import annotations
@@ -26,38 +26,38 @@ def _layer_counts(text: str) -> tuple[int, ...]:
 
 @dataclass(frozen=True, kw_only=True)
 class ModelArguments:
-    """Which model, and what of its configuration is replaced."""
+    """The model, and overrides of its configuration."""
 
     model: str | None = argument(None, "Local folder, or hub name (org/name).")
     revision: str | None = argument(None, "Branch, tag or commit of a hub model.")
     download_dir: str | None = argument(
         None,
-        "Folder that hub models are downloaded to; the hub's own cache if not given.",
+        "Folder to download hub models to; the hub client's cache if not given.",
     )
     hf_token: str | None = argument(
         None,
-        "Access token for hub models; the hub client's own (HF_TOKEN, or that of its login) if not given. Without a "
-        "value, or empty: the hub client's own, without which nothing is downloaded.",
+        "Access token for hub models; if not given, the hub client's own, if any (HF_TOKEN or its login). Without a "
+        "value, or empty: the hub client's own, which must exist.",
         environment=False,
     )
-    hf_config_path: str | None = argument(None, "Folder or hub name whose config.json is used instead of the model's.")
+    hf_config_path: str | None = argument(None, "Folder or hub name of the config.json to use instead of the model's.")
     hf_overrides: dict[str, Any] | None = argument(
         None,
-        "Values that replace those of config.json, as a JSON object.",
+        "Overrides of values in config.json, as a JSON object.",
     )
     rope_scaling: dict[str, Any] | None = argument(
         None,
-        'Scaling of rotary positions, like {"rope_type": "yarn", "factor": 4.0}: the context grows by the factor.',
+        'RoPE scaling, like {"rope_type": "yarn", "factor": 4.0}; the context length is multiplied by the factor.',
     )
-    rope_theta: float | None = argument(None, "Base of rotary positions.", low=1.0)
+    rope_theta: float | None = argument(None, "RoPE base (theta).", low=1.0)
     disable_sliding_window: bool = argument(
         False,
         "Use full attention in every layer, and limit the context to the shortest window.",
     )
     max_model_len: int | str | None = argument(
         None,
-        "Most tokens of prompt and output together; the model's own limit if not given. auto: as many as fit "
-        "into memory, up to that limit.",
+        "Maximum number of tokens of prompt and output together; the model's own limit if not given. auto: as many as "
+        "fit into memory, up to that limit.",
         group="memory",
         low=1,
         suffixes=True,
@@ -65,72 +65,72 @@ class ModelArguments:
     )
     task: str = argument(
         "auto",
-        "What the model is for. generate: to continue texts; embed (or embedding): an embedding of each text; "
-        "classify: probabilities of labels; score: one number for a pair of texts; reward: what it computes for each "
-        "token. auto: what its files say.",
+        "Task of the model. generate: text generation; embed (or embedding): an embedding per text; classify: "
+        "probabilities of labels; score: one score per pair of texts; reward: a reward per token. auto: according to "
+        "the model's files.",
         choices=("auto", "generate", "embed", "embedding", "classify", "score", "reward"),
     )
     override_pooler_config: dict[str, Any] | None = argument(
         None,
-        "How hidden states become an embedding or scores, in place of what the model's files say, as a JSON object of "
-        "pooling_type (LAST, CLS, MEAN, ALL, STEP), normalize, softmax and step_tag_id.",
+        "Overrides of the model's pooling settings for embeddings or scores, as a JSON object with pooling_type (LAST, "
+        "CLS, MEAN, ALL, STEP), normalize, softmax and step_tag_id.",
     )
     max_logprobs: int = argument(
         20,
-        "Most log-probabilities per position that a request may have; -1: the whole vocabulary.",
+        "Maximum number of log-probabilities per position that a request may ask for; -1: the whole vocabulary.",
         group="scheduling",
         low=-1,
     )
     quantization: str | None = argument(
         None,
-        "Expected method: awq, gptq (or gpt), weight_only_int8, smooth_quant, or one that a package adds. "
-        "It is read from the checkpoint; another one than expected is refused.",
+        "Expected method: awq, gptq (or gpt), weight_only_int8, smooth_quant, or one that a plugin package adds. "
+        "The method is read from the checkpoint; a mismatch is an error.",
         flags=("--quantization", "-q"),
     )
     generation_config: str = argument(
         "auto",
-        "Where default sampling values come from. auto: the model's generation_config.json; a folder: the file "
-        "in it; vllm: nowhere. A max_new_tokens in the file limits every request.",
+        "Source of default sampling parameters. auto: the model's generation_config.json; a folder: the file in it; "
+        "vllm: none. A max_new_tokens in the file limits every request.",
     )
     override_generation_config: dict[str, Any] | None = argument(
         None,
-        'Values that replace those of the generation config, as a JSON object like {"temperature": 0.5}.',
+        'Overrides of the generation config, as a JSON object like {"temperature": 0.5}.',
     )
     tensor_parallel_size: int = argument(
         1,
-        "Processes that share each layer: one for each GPU or, with the same results as one, for each NUMA node.",
+        "Tensor-parallel size: number of processes that share each layer, one per GPU or per NUMA node.",
         flags=("--tensor-parallel-size", "-tp"),
         low=1,
         high=64,
     )
     tensor_parallel_math: str = argument(
         "auto",
-        "How these processes share a layer. exact: each computes some of the outputs, which gives the results of any "
-        "other number of them; fast: half as many meetings, in which parts of results are added up; auto: fast on "
-        "GPUs, exact on CPUs.",
+        "How tensor-parallel ranks share a layer. exact: outputs are sharded and gathered, so that results do not "
+        "depend on the number of ranks; fast: half as many synchronizations, with all-reduce of partial sums; auto: "
+        "fast on GPUs, exact on CPUs.",
         choices=("auto", "fast", "exact"),
     )
     distributed_executor_backend: str | None = argument(
         None,
-        "What starts the processes of -tp and -pp. mp (if not given): this process, on this machine; ray: Ray, on one "
-        "or several; uni: nothing, there is one process.",
+        "What starts the processes of -tp and -pp. mp (the default): this process, on this machine; ray: Ray, on one "
+        "or several machines; uni: a single process.",
         choices=("mp", "ray", "uni", "external_launcher"),
     )
     distributed_timeout_seconds: float = argument(
         30.0,
-        "Seconds that a rank waits for another within a step before the engine ends with an error that names it.",
+        "Seconds that a rank waits for another within a step before the engine exits with an error that names it.",
         above=0,
     )
     pipeline_parallel_size: int = argument(
         1,
-        "Groups of processes that the layers are distributed over, with the same results as one.",
+        "Pipeline-parallel size: number of stages over which the layers are distributed. Results are the same.",
         flags=("--pipeline-parallel-size", "-pp"),
         low=1,
         high=64,
     )
     pp_layer_partition: tuple[int, ...] | None = argument(
         None,
-        "Layers of each of these groups, in order, like 12,12,8; if not given, so many that they take equally long.",
+        "Number of layers of each pipeline stage, in order, like 12,12,8; balanced by duration if not given.",
         type=str,
         convert=_layer_counts,
         expected="whole numbers above 0, like 12,12,8",
@@ -139,7 +139,7 @@ class ModelArguments:
 
 @dataclass(frozen=True, kw_only=True)
 class LoadArguments:
-    """Which files are read, and how their weights are computed."""
+    """Weight files, and the arithmetic of their weights."""
 
     load_format: str = argument(
         "auto",
@@ -149,8 +149,8 @@ class LoadArguments:
     )
     ignore_patterns: tuple[str, ...] = argument(
         (),
-        "Patterns of weight files that are neither downloaded nor read, like consolidated*. Subfolders of a "
-        "model are never read.",
+        "Patterns of weight files to ignore, which are neither downloaded nor read, like consolidated*. Subfolders "
+        "of a model are never read.",
     )
     trust_remote_code: bool = argument(False, "Run Python code from the model folder.")
     model_impl: str = argument(
@@ -166,7 +166,7 @@ class LoadArguments:
     )
     cpu_math: str = argument(
         "fast",
-        "Arithmetic of weight-only checkpoints on a CPU. fast: integers, with activations rounded to 8 bits in "
+        "Arithmetic of weight-only quantized layers on a CPU. fast: integers, with activations quantized to 8 bits in "
         "groups of 32; exact: floats, at a third of the speed.",
         choices=("fast", "exact"),
     )
@@ -175,24 +175,24 @@ class LoadArguments:
 
 @dataclass(frozen=True, kw_only=True)
 class DeviceArguments:
-    """Where the model runs, and in what arithmetic."""
+    """Device and dtype of the model."""
 
     device: str = argument("auto", "auto: cuda if available, else cpu.", choices=("auto", "cpu", "cuda"))
     dtype: str = argument(
         "auto",
-        "Dtype of everything that is not quantized. auto: on a GPU that of the checkpoint; on a CPU float32, or, "
-        "without the native kernels, bf16 if the processor supports it.",
+        "Dtype of tensors that are not quantized. auto: on a GPU the checkpoint's dtype; on a CPU float32 or, without "
+        "the native kernels, bf16 if the processor supports it.",
         choices=_DTYPES,
     )
 
 
 @dataclass(frozen=True, kw_only=True)
 class CompilationArguments:
-    """Which steps are captured as CUDA graphs, or recorded on a CPU."""
+    """Capture of steps as CUDA graphs, or as recorded programs on a CPU."""
 
     enforce_eager: bool = argument(
         False,
-        "Run operation by operation: no CUDA graphs on a GPU, no recorded steps on a CPU.",
+        "Launch operations one by one: no CUDA graphs on a GPU, no recorded steps on a CPU.",
     )
     compilation_config: dict[str, Any] | int | None = argument(
         None,
@@ -212,17 +212,17 @@ class CompilationArguments:
 
 @dataclass(frozen=True, kw_only=True)
 class TokenizerArguments:
-    """Which tokenizer."""
+    """The tokenizer."""
 
     tokenizer: str | None = argument(None, "Tokenizer folder or hub name; the model's own if not given.")
     tokenizer_revision: str | None = argument(
         None,
-        "Branch, tag or commit of a hub tokenizer; as --revision if not given.",
+        "Branch, tag or commit of a hub tokenizer; that of --revision if not given.",
     )
     tokenizer_mode: str = argument(
         "auto",
-        "slow: through transformers, with its Python tokenizer if there is one; auto: the compiled tokenizer, "
-        "called directly.",
+        "auto: the fast tokenizer, called directly; slow: through transformers, with its Python tokenizer if there is "
+        "one.",
         choices=("auto", "slow"),
     )
     tokenizer_extension_path: str | None = argument(
@@ -230,11 +230,11 @@ class TokenizerArguments:
         "Absolute path of a Python file to run; its get_tokenizer(folder) returns a tokenizer with the methods "
         "encode, decode and apply_chat_template of transformers.",
     )
-    skip_tokenizer_init: bool = argument(False, "Load no tokenizer: prompts and answers are token ids.")
+    skip_tokenizer_init: bool = argument(False, "Do not load a tokenizer: prompts and outputs are token ids.")
     structured_outputs_config: dict[str, Any] | None = argument(
         None,
-        "How structured output is written unless a request says otherwise, as a JSON object: disable_any_whitespace, "
-        "disable_additional_properties; backend, with any of vLLM's names, changes nothing.",
+        "Defaults of structured output for requests that do not set them, as a JSON object: disable_any_whitespace, "
+        "disable_additional_properties; backend accepts vLLM's names and has no effect.",
     )
 
 
@@ -244,79 +244,83 @@ class CacheArguments:
 
     block_size: int | None = argument(
         None,
-        "Tokens per KV page; 16, or 256 for models with recurrent layers, which keep a state per page, if not given.",
+        "Tokens per KV cache page; if not given 16, or 256 for models with recurrent layers, which keep a state per "
+        "page.",
         low=1,
         high=256,
     )
     gpu_memory_utilization: float = argument(
         0.9,
-        "Fraction of the device's free memory (on a CPU: of free RAM) for weights and KV pages together.",
+        "Fraction of the device's free memory (on a CPU: of free RAM) to use for weights and KV cache together.",
         low=0.01,
         high=1.0,
     )
     kv_cache_dtype: str = argument(
         "auto",
-        "Dtype of the KV cache. auto: the same as --dtype. int8 and fp8 (e4m3, or e5m2 with one bit less "
-        "precision) take half the memory of bfloat16, with a scale per token and head. int8 is the most exact "
-        "of them, and the fast one on a CPU.",
+        "Dtype of the KV cache. auto: the same as --dtype. int8 and fp8 (e4m3, or e5m2 with one bit less precision) "
+        "take half the memory of bfloat16, with one scale per token and head. int8 is the most accurate of them, and "
+        "the fastest on a CPU.",
         choices=("auto", "float32", "float16", "bfloat16", "int8", "fp8", "fp8_e4m3", "fp8_e5m2"),
     )
-    num_gpu_blocks_override: int | None = argument(None, "Number of KV pages, regardless of the memory.", low=2)
-    enable_prefix_caching: bool = argument(True, "Reuse the KV pages of shared prompt prefixes.")
+    num_gpu_blocks_override: int | None = argument(
+        None, "Number of KV cache pages, overriding the one computed from free memory.", low=2
+    )
+    enable_prefix_caching: bool = argument(True, "Reuse KV cache pages of shared prompt prefixes.")
 
 
 @dataclass(frozen=True, kw_only=True)
 class SchedulerArguments:
-    """How many sequences and tokens share a step, and in what order."""
+    """Limits of a step, and the order of requests."""
 
     max_num_seqs: int | None = argument(
         None,
-        "Most sequences in a step; 256 on a GPU, 128 on a CPU, 32 for models with recurrent layers, which keep "
-        "three states for each, if not given.",
+        "Maximum number of sequences per step; if not given 256 on a GPU, 128 on a CPU, 32 for models with recurrent "
+        "layers, which keep three states per sequence.",
         low=1,
     )
     max_num_batched_tokens: int | None = argument(
         None,
-        "Most tokens in a step, of prompts and outputs; 8192 on a GPU, 512 on a CPU if not given.",
+        "Maximum number of tokens per step, of prompts and outputs; 8192 on a GPU, 512 on a CPU if not given.",
         low=1,
         suffixes=True,
     )
     enable_chunked_prefill: bool = argument(
         True,
-        "Split long prompts over several steps, so that decoding does not stall.",
+        "Split long prompts into chunks over several steps, so that decoding does not stall.",
     )
     async_scheduling: bool | None = argument(
         None,
-        "Schedule the next step while the device computes; the tokens are the same, reported one step later. "
-        "If not given: on a GPU yes; on a CPU, which gains nothing from it, no.",
+        "Schedule the next step while the device computes; tokens are the same but reported one step later. If not "
+        "given: enabled on a GPU, disabled on a CPU, which does not benefit.",
     )
     max_num_partial_prefills: int = argument(
         1,
-        "Prompts that may be partially computed at the same time; they share the tokens that decoding leaves "
-        "in a step.",
+        "Maximum number of prompts that are prefilled in chunks at the same time; they share the tokens of a step that "
+        "decoding leaves.",
         low=1,
     )
     max_long_partial_prefills: int = argument(
         1,
-        "Long prompts among them. If fewer than --max-num-partial-prefills, short prompts may overtake long ones.",
+        "Maximum number of long prompts among them. If lower than --max-num-partial-prefills, short prompts may "
+        "overtake long ones.",
         low=1,
     )
     long_prefill_token_threshold: int = argument(
         0,
-        "A prompt with more uncomputed tokens is long, and gets at most this many per step. 0: no limit per "
-        "step; if several prompts may be partial, more than 4 % of the context is long.",
+        "A prompt with more uncomputed tokens than this is long, and gets at most this many per step. 0: no limit per "
+        "step, and prompts over 4 % of the context are long if several may be prefilled at the same time.",
         low=0,
         suffixes=True,
     )
     scheduling_policy: str = argument(
         "fcfs",
-        "fcfs: in order of arrival. priority: in order of the priority of requests, lowest first, then of "
-        "arrival; when pages run out, the request with the highest is preempted.",
+        "Order of requests. fcfs: by arrival; priority: by their priority, lowest value first, then by arrival; when "
+        "KV cache pages run out, the request with the highest value is preempted.",
         choices=("fcfs", "priority"),
     )
     scheduler_delay_factor: float = argument(
         0.0,
-        "Delay new prompts by this factor times the duration of the last step with prompts.",
+        "Delay new prompts by this factor times the duration of the last step that computed prompts.",
         low=0,
     )
 

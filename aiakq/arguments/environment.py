@@ -9,42 +9,42 @@ from collections.abc import Iterable
 from aiakq.arguments.argument import PREFIX
 from aiakq.arguments.commands import COMMANDS, CONFIG
 
-#: Variables that no option stands for -> what they do.
+#: Variables that do not correspond to an option -> what they do.
 SETTINGS = {
-    "AIAKQ_API_KEY": "API keys that `aiakq serve` accepts, joined with commas, besides those of `--api-key` and "
+    "AIAKQ_API_KEY": "API keys that `aiakq serve` accepts, separated by commas, in addition to `--api-key` and "
     "`--api-key-file`; the key that `aiakq bench serve` and `aiakq chat` send.",
     "AIAKQ_DEBUG": "If not empty: show tracebacks, as `--debug` does.",
-    "AIAKQ_KERNELS": "Implementations that may run, by name, joined with commas; all if not set.",
+    "AIAKQ_KERNELS": "Names of the kernel implementations to enable, separated by commas; all if not set.",
     "AIAKQ_CPU_ISA": "Instruction set of the native CPU kernels: vnni_bf16, vnni, avx512, avx2 or portable.",
-    "AIAKQ_RAY_CPUS_PER_RANK": "Processors that each rank reserves from Ray and computes with; if not set, those of "
-    "rank 0's node divided by `-tp`, or fewer where the cluster has not so many.",
-    "AIAKQ_RAY_PLACEMENT_GROUP": "Id of the Ray placement group for the ranks, for an engine that is not started in it "
-    "itself: one bundle for each rank, the first for rank 0.",
-    "AIAKQ_REQUIRE_NATIVE": "If not empty, while aiakq is installed or built: fail where the native CPU kernels "
-    "cannot be compiled.",
-    "AIAKQ_CPU_LIBRARY": "Path of the native CPU library, in place of the one that is installed.",
+    "AIAKQ_RAY_CPUS_PER_RANK": "Number of processors that each rank reserves from Ray and uses; if not set, those of "
+    "rank 0's node divided by `-tp`, or fewer if the cluster has fewer.",
+    "AIAKQ_RAY_PLACEMENT_GROUP": "Id of the Ray placement group for the ranks, if the engine is not started inside it: "
+    "one bundle per rank, the first for rank 0.",
+    "AIAKQ_REQUIRE_NATIVE": "If not empty during installation or build: fail if the native CPU kernels cannot be "
+    "compiled.",
+    "AIAKQ_CPU_LIBRARY": "Path of a native CPU library to use instead of the installed one.",
 }
-#: Variables that Kubernetes sets in every pod beside a service whose name starts with ``aiakq``.
+#: Variables that Kubernetes sets in pods for a service whose name starts with ``aiakq``.
 _KUBERNETES = re.compile(r"_SERVICE_(HOST|PORT)(_|$)|_PORT(_\d+_(TCP|UDP|SCTP)(_PROTO|_PORT|_ADDR)?)?$")
 
 
 def known_variables() -> set[str]:
-    """Every variable that some command reads."""
+    """Return all variables that any command reads."""
     rows = (CONFIG, *(row for command in COMMANDS.values() for row in command.rows))
     return {row.variable for row in rows if row.variable} | SETTINGS.keys()
 
 
 def unknown_variables(names: Iterable[str]) -> list[str]:
-    """One sentence about each variable among ``names`` that starts with ``AIAKQ_`` and that no command reads."""
+    """Return one sentence about each of ``names`` that starts with ``AIAKQ_`` but that no command reads."""
     known = known_variables()
-    found = []
+    sentences = []
     for name in sorted(names):
         if not name.startswith(PREFIX) or name in known or _KUBERNETES.search(name):
             continue
-        words = [each.removeprefix(PREFIX) for each in known]
+        words = [variable.removeprefix(PREFIX) for variable in known]
         close = difflib.get_close_matches(name.removeprefix(PREFIX), words, n=1, cutoff=0.7)
         hint = (
             f"Did you mean {PREFIX}{close[0]}?" if close else "Variables are named after the options that --help lists."
         )
-        found.append(f"No option or setting reads the environment variable {name}. {hint}")
-    return found
+        sentences.append(f"No option or setting reads the environment variable {name}. {hint}")
+    return sentences

@@ -1,6 +1,6 @@
 """Options of ``aiakq quantize``, which are the fields of ``QuantizeOptions``. Standard library only.
 
-Checked here is what concerns one option; what the method or other options decide is checked by QuantizeOptions.
+This module validates single options; QuantizeOptions validates what depends on the method or on other options.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from pathlib import Path
 from aiakq.arguments.argument import Argument, argument, rows_of
 from aiakq.arguments.common import revision_argument
 
-#: Spellings of -t, and the safetensors dtype each means.
+#: Values of -t -> the safetensors dtype.
 DTYPES = {
     "fp16": "F16",
     "float16": "F16",
@@ -25,7 +25,7 @@ DTYPES = {
 
 @dataclass(frozen=True)
 class QuantizeArguments:
-    """What ``aiakq quantize`` can be given; None means the method's or the model's own choice."""
+    """Options of ``aiakq quantize``; None selects the default of the method or the model."""
 
     input: str = argument(
         ...,
@@ -36,27 +36,29 @@ class QuantizeArguments:
     output: str = argument(..., "Folder for the quantized model.", flags=("-o", "--output"), metavar="DIR")
     method: str = argument(
         ...,
-        "weight_only_int8, smooth_quant, awq, gptq, or one that a package adds.",
+        "weight_only_int8, smooth_quant, awq, gptq, or a method that a plugin package adds.",
         flags=("-quant_type", "--quant-type"),
         metavar="METHOD",
     )
     recipe: str | Path | None = argument(
         None,
-        "A YAML file of these options and of transforms and a rounder, or a report to repeat. Flags come first.",
+        "YAML file with these options, transforms and a rounder, or a report to repeat. Command-line options take "
+        "precedence.",
         metavar="FILE",
     )
     tp: int = argument(
         1,
-        "Tensor-parallel size it will be served with; groups and widths are chosen so that the model can be split.",
+        "Tensor-parallel size used for serving; group sizes and MLP widths are chosen so that the model can be "
+        "sharded.",
         flags=("-tp", "--tensor-parallel"),
         low=1,
         high=1024,
         expected="a number of GPUs",
-        hint="Without it nothing is cut.",
+        hint="Without it the model is not sharded.",
     )
     dtype: str | None = argument(
         None,
-        "Dtype of what is not quantized; that of the source if not given.",
+        "Dtype of tensors that are not quantized; the source's dtype if not given.",
         flags=("-t", "--dtype"),
         choices=tuple(DTYPES),
         metavar="fp16|bf16|fp32",
@@ -65,7 +67,8 @@ class QuantizeArguments:
     )
     smooth_alpha: float | str | None = argument(
         None,
-        "smooth_quant: strength, 0 to 1, or auto to search it; usual for the model family if not given.",
+        "smooth_quant: smoothing strength from 0 to 1, or auto to search for it; if not given, the usual value of the "
+        "model family.",
         flags=("-sq", "--smooth-alpha"),
         low=0.0,
         high=1.0,
@@ -77,18 +80,18 @@ class QuantizeArguments:
     )
     token_ids: str | Path | None = argument(
         None,
-        "Calibration samples as token ids: a line of numbers or a JSON list each. Replaces --calibration.",
+        "File of calibration samples as token ids, each a line of numbers or a JSON list. Replaces --calibration.",
         flags=("-token", "--token-ids", "--tokenids_path"),
         metavar="FILE",
         group="calibration",
     )
     multi_query_mode: bool = argument(
-        False, "Require that heads share keys and values; detected otherwise.", group="model"
+        False, "Require grouped-query or multi-query attention; detected otherwise.", group="model"
     )
     bits: int | None = argument(None, "Bits per weight; the method's default if not given.", group="method")
     group_size: int | None = argument(
         None,
-        "Inputs per scale; -1: one scale per row. 128 for awq and gptq if not given.",
+        "Number of inputs that share a scale; -1: one scale per row. 128 for awq and gptq if not given.",
         group="method",
     )
     symmetric: bool | None = argument(
@@ -99,22 +102,22 @@ class QuantizeArguments:
     )
     act_order: str | None = argument(
         None,
-        "gptq: order columns by importance: over the whole row (static), or within and between groups (group, "
-        "if not given).",
+        "gptq: order in which columns are quantized. static: by importance over the whole row; group: by importance "
+        "within and between groups (the default); none: natural order.",
         choices=("none", "static", "group"),
         hint="",
         group="method",
     )
     scale_search: str | None = argument(
         None,
-        "Range of each group: the full one (minmax), or the one with the least error of several (mse).",
+        "Range of each group. minmax: the full range of its weights; mse: also smaller ranges if their error is lower.",
         choices=("minmax", "mse"),
         hint="",
         group="method",
     )
     sweeps: int | None = argument(
         None,
-        "gptq: further passes over all columns; 2 if not given, 0 as published.",
+        "gptq: number of additional passes over all columns; 2 if not given, 0 for the published algorithm.",
         low=0,
         high=100,
         expected="between 0 and 100",
@@ -123,21 +126,21 @@ class QuantizeArguments:
     )
     gptaq: bool = argument(
         False,
-        "gptq: also compensate for the error of the inputs (GPTAQ); takes longer.",
+        "gptq: also compensate for quantization errors of the inputs (GPTAQ); takes longer.",
         group="method",
     )
-    awq_scaling: bool = argument(False, "gptq: fold the scales of awq first.", group="method")
-    gptq: bool = argument(False, "smooth_quant: round the weights as gptq does.", group="method")
+    awq_scaling: bool = argument(False, "gptq: apply AWQ's scales first.", group="method")
+    gptq: bool = argument(False, "smooth_quant: round the weights with GPTQ.", group="method")
     activation_scales: str = argument(
         "token",
-        "smooth_quant: a scale per token when serving, or one stored per layer.",
+        "smooth_quant: token: dynamic activation scales per token; tensor: one static scale per layer.",
         choices=("token", "tensor"),
         hint="",
         group="method",
     )
     damp: float | None = argument(
         None,
-        "gptq: fraction of the Hessian's mean diagonal to add; 0.01 if not given.",
+        "gptq: damping added to the Hessian, as a fraction of its mean diagonal; 0.01 if not given.",
         above=0.0,
         high=1.0,
         expected="above 0 and at most 1",
@@ -146,15 +149,15 @@ class QuantizeArguments:
     )
     calibration: str | Path | None = argument(
         None,
-        "Text, chats or tables in files, or a data set (org/name); bundled prose if not given.",
+        "Calibration data: files of text, chats or tables, or a data set (org/name); a bundled text if not given.",
         metavar="DATA",
         group="calibration",
     )
-    samples: int = argument(128, "Calibration samples.", low=1, hint="", group="calibration")
-    seqlen: int = argument(512, "Tokens per sample.", low=2, hint="", group="calibration")
+    samples: int = argument(128, "Number of calibration samples.", low=1, hint="", group="calibration")
+    seqlen: int = argument(512, "Number of tokens per sample.", low=2, hint="", group="calibration")
     seed: int = argument(
         0,
-        "The same seed gives the same bytes.",
+        "Random seed; equal seeds give identical files.",
         low=0,
         high=2**63 - 1,
         expected="between 0 and 2^63",
@@ -163,13 +166,13 @@ class QuantizeArguments:
     )
     device: str = argument(
         "auto",
-        "auto: cuda if available, else cpu. Several, as in cuda:0,cuda:1, share the calibration.",
+        "auto: cuda if available, else cpu. Several devices, like cuda:0,cuda:1, share the calibration.",
         metavar="auto|cpu|cuda",
         group="machine",
     )
     workers: int = argument(
         1,
-        "Processes that share out samples, searches and layers on a CPU. The bytes are those of one.",
+        "Number of processes that share samples, searches and layers on a CPU. The result is identical to that of one.",
         low=1,
         high=8,
         expected="a number of processes from 1 to 8",
@@ -178,45 +181,47 @@ class QuantizeArguments:
     )
     distributed_executor_backend: str | None = argument(
         None,
-        "What starts the processes of --workers. mp (if not given): this process, on this machine; ray: Ray, on one or "
-        "several.",
+        "What starts the processes of --workers. mp (the default): this process, on this machine; ray: Ray, on one or "
+        "several machines.",
         choices=("mp", "ray"),
         group="machine",
     )
     lora: str | Path | None = argument(
         None,
-        "A LoRA adapter as PEFT saves it, merged into the weights in float32 before anything else.",
+        "Folder of a LoRA adapter in PEFT's format, merged into the weights in float32 before quantization.",
         metavar="DIR",
         group="model",
     )
     overwrite: bool = argument(False, "Replace the output folder if it exists.", group="output")
-    evaluate: bool = argument(True, "Measure perplexity before and after.", flags=("--eval",), group="evaluation")
+    evaluate: bool = argument(
+        True, "Measure the perplexity of the source and of the result.", flags=("--eval",), group="evaluation"
+    )
     eval_text: str | Path | None = argument(
         None,
-        "Text to measure perplexity on; a bundled book if not given.",
+        "Text to measure perplexity on; a bundled text if not given.",
         metavar="FILE",
         group="evaluation",
     )
     layer: tuple[str, ...] = argument(
         (),
-        "Settings of some layers, like 'model.layers.0.*=bits:8,group:64'.",
+        "Override settings of matching layers, like 'model.layers.0.*=bits:8,group:64'.",
         metavar="GLOB=HOW",
         separator=";",
         group="layers",
     )
-    skip: tuple[str, ...] = argument((), "Layers that are not quantized.", metavar="GLOB", group="layers")
+    skip: tuple[str, ...] = argument((), "Do not quantize matching layers.", metavar="GLOB", group="layers")
     lm_head: int | None = argument(
         None,
         "Also quantize the output layer, to this many bits.",
         choices=(4, 8),
         metavar="4|8",
         expected="4 or 8 bits",
-        hint="Without it the head stays.",
+        hint="Without it the output layer is not quantized.",
         group="layers",
     )
     target_bpw: float | None = argument(
         None,
-        "Choose bits and groups of each layer for X bits per weight on average.",
+        "Choose the bits and group size of each layer for an average of X bits per weight.",
         above=2.0,
         high=8.5,
         expected="above 2 and at most 8.5",
@@ -225,9 +230,10 @@ class QuantizeArguments:
     )
     max_kl: float | None = argument(
         None,
-        "Choose them for a KL divergence from the original of at most X nats per token.",
+        "Choose the bits and group size of each layer for a KL divergence from the original of at most X nats per "
+        "token.",
         above=0.0,
-        hint="0.01 nats per token is little, 0.05 can be noticed.",
+        hint="0.01 nats per token is small, 0.05 is noticeable.",
         group="layers",
     )
     format: str | None = argument(
@@ -237,10 +243,11 @@ class QuantizeArguments:
         metavar="NAME",
         group="output",
     )
-    resume: bool = argument(False, "Continue an interrupted run that had the same options.", group="output")
+    resume: bool = argument(False, "Continue an interrupted run with the same options.", group="output")
     activation_memory: float | None = argument(
         None,
-        "Most hidden states in memory; the rest goes to disk. A quarter of the free memory if not given.",
+        "Maximum size of hidden states in memory; the rest is stored on disk. A quarter of the free memory if not "
+        "given.",
         low=0.0,
         metavar="GB",
         expected="a number of gigabytes",

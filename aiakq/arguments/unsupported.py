@@ -1,7 +1,7 @@
-"""vLLM and AIAK arguments without a meaning here, accepted or refused so that existing scripts start.
+"""vLLM and AIAK arguments that do not apply to aiakq, accepted or refused so that existing scripts start.
 
-A value that changes nothing (``defaults``) is accepted silently. Any other is accepted with a line that says why it has
-no effect or, where ignoring it would change what the user gets, refused. Standard library only.
+A value that changes nothing (``defaults``) is accepted silently. Any other is accepted with a line that explains why it
+has no effect or, if ignoring it would change results, refused. Standard library only.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from aiakq.errors import error
 class Unsupported:
     """One argument.
 
-    reason    a sentence without its end: what there is instead, or what is missing.
-    defaults  values that change nothing, besides None, False, and what is empty.
-    refused   whether other values are refused; else they are accepted with a line.
+    reason    a sentence without the full stop: what replaces it, or what is missing.
+    defaults  values that change nothing, besides None, False, and empty values.
+    refused   whether other values are refused; else they are accepted with a notice.
     switch    whether it is a flag without a value.
     """
 
@@ -39,27 +39,27 @@ class Unsupported:
         return "refused" if self.refused else "no effect"
 
     def is_default(self, value: Any) -> bool:
-        """Whether ``value`` is what would happen without it."""
+        """Whether ``value`` is equivalent to not giving the argument."""
         return value is None or value is False or str(value) in ("", "{}", "[]", *map(str, self.defaults))
 
 
 _EXACT_DRAFTS = "a draft token is accepted only if it equals the sampled token, so that the output never changes"
-_NO_IMAGES = "models see text only"
+_NO_IMAGES = "models accept text only"
 _NO_PROMPT_ADAPTERS = "prompt adapters are not supported"
-_TEXT_PROCESS = "tokens become text in the HTTP process, beside the engine"
+_TEXT_PROCESS = "detokenization runs in the HTTP process, concurrently with the engine"
 
 UNSUPPORTED: tuple[Unsupported, ...] = (
-    # --- what is loaded ------------------------------------------------------------------------------------------
+    # --- loading ------------------------------------------------------------------------------------------------
     Unsupported("runner", "--task says what a model is for", ("auto", "generate"), refused=True),
     Unsupported("convert", "--task says what a model is for", ("auto", "none"), refused=True),
     Unsupported("config_format", "models are read from config.json", ("auto", "hf"), refused=True),
-    Unsupported("code_revision", "code of a model comes from the revision of the model", refused=True),
-    Unsupported("model_loader_extra_config", "no loader has settings of its own", refused=True),
-    Unsupported("max_parallel_loading_workers", "every rank reads its own share of the weights, all at once"),
+    Unsupported("code_revision", "code of a model is taken from the revision of the model", refused=True),
+    Unsupported("model_loader_extra_config", "no loader has extra settings", refused=True),
+    Unsupported("max_parallel_loading_workers", "all ranks read their shards of the weights in parallel"),
     Unsupported("use_tqdm_on_load", "progress is shown where there is a terminal", (True, "true"), switch=True),
     Unsupported("qlora_adapter_name_or_path", "models in bitsandbytes' formats are not read", refused=True),
     Unsupported("override_neuron_config", "there are no kernels for Neuron devices", refused=True),
-    Unsupported("additional_config", "no platform has settings of its own", refused=True),
+    Unsupported("additional_config", "no platform has extra settings", refused=True),
     Unsupported("allowed_local_media_path", _NO_IMAGES),
     Unsupported("limit_mm_per_prompt", _NO_IMAGES),
     Unsupported("mm_processor_kwargs", _NO_IMAGES),
@@ -70,30 +70,32 @@ UNSUPPORTED: tuple[Unsupported, ...] = (
     Unsupported("image_input_shape", _NO_IMAGES),
     Unsupported("image_feature_size", _NO_IMAGES),
     # --- several devices -----------------------------------------------------------------------------------------
-    Unsupported("api_server_count", "one process answers HTTP; the engine has another", (1,), short="-asc"),
-    Unsupported("disable_frontend_multiprocessing", "the engine has a process of its own, always", switch=True),
+    Unsupported("api_server_count", "one process serves HTTP, and another runs the engine", (1,), short="-asc"),
+    Unsupported("disable_frontend_multiprocessing", "the engine always runs in its own process", switch=True),
     Unsupported("worker_use_ray", "it is called --distributed-executor-backend ray now", refused=True, switch=True),
-    Unsupported("engine_use_ray", "the engine has a process of its own without Ray", switch=True),
-    Unsupported("ray_workers_use_nsight", "it profiles GPUs, and the ranks that Ray starts run on CPUs", switch=True),
+    Unsupported("engine_use_ray", "the engine runs in its own process without Ray", switch=True),
+    Unsupported("ray_workers_use_nsight", "it profiles GPUs, but ranks started by Ray run on CPUs", switch=True),
     Unsupported("enable_expert_parallel", "with -tp, experts are always distributed whole", switch=True),
     Unsupported("disable_custom_all_reduce", "ranks gather and never reduce", switch=True),
     Unsupported("worker_cls", "there are no plug-ins for workers", ("auto",), refused=True),
     Unsupported("worker_extension_cls", "there are no plug-ins for workers", refused=True),
-    Unsupported("kv_transfer_config", "prompts and answers are computed in one place", refused=True),
+    Unsupported("kv_transfer_config", "prefill and decoding are not disaggregated", refused=True),
     # --- memory and steps ----------------------------------------------------------------------------------------
-    Unsupported("swap_space", "nothing is swapped: what has to make room is computed again", (0, 4)),
-    Unsupported("cpu_offload_gb", "weights stay in the memory of the device that computes", (0, 0.0), refused=True),
+    Unsupported("swap_space", "nothing is swapped: preempted requests are recomputed", (0, 4)),
+    Unsupported("cpu_offload_gb", "weights stay in the memory of the compute device", (0, 0.0), refused=True),
     Unsupported("forced_num_gpu_blocks", "its name is --num-gpu-blocks-override now", refused=True),
-    Unsupported("max_paddings", "no prompt is padded"),
-    Unsupported("preemption_mode", "what has to make room is computed again", ("recompute",), refused=True),
-    Unsupported("use_v2_block_manager", "there is one manager of pages", switch=True),
-    Unsupported("disable_hybrid_kv_cache_manager", "the pages of all layers are managed as one", switch=True),
-    Unsupported("disable_cascade_attn", "no kernel computes a common prefix on its own", switch=True),
+    Unsupported("max_paddings", "prompts are not padded"),
+    Unsupported("preemption_mode", "preempted requests are recomputed", ("recompute",), refused=True),
+    Unsupported("use_v2_block_manager", "there is a single page manager", switch=True),
+    Unsupported("disable_hybrid_kv_cache_manager", "pages of all layers are managed together", switch=True),
+    Unsupported("disable_cascade_attn", "no kernel computes a common prefix separately", switch=True),
     Unsupported("prefix_caching_hash_algo", "pages are found by their BLAKE2b hash", ("sha256",)),
     Unsupported("enable_sleep_mode", "weights and pages stay where they are", refused=True, switch=True),
-    Unsupported("calculate_kv_scales", "8-bit keys and values get their scales as they are written", switch=True),
+    Unsupported(
+        "calculate_kv_scales", "8-bit keys and values are scaled dynamically when they are written", switch=True
+    ),
     Unsupported("num_scheduler_steps", "every step is scheduled; on a CPU it is one call", (1,)),
-    Unsupported("multi_step_stream_outputs", "every step sends what it made", (True, "true"), switch=True),
+    Unsupported("multi_step_stream_outputs", "every step streams its outputs", (True, "true"), switch=True),
     Unsupported("num_lookahead_slots", "pages for draft tokens are allocated in every step", (0,)),
     Unsupported("disable_async_output_proc", _TEXT_PROCESS, switch=True),
     Unsupported(
@@ -107,10 +109,10 @@ UNSUPPORTED: tuple[Unsupported, ...] = (
     Unsupported("chat_template_content_format", "templates get the content of messages as text", ("auto", "string")),
     Unsupported("guided_decoding_backend", "one library, llguidance, enforces every grammar", ("auto", "guidance")),
     Unsupported("logits_processor_pattern", "a request that names Python functions could run anything", refused=True),
-    Unsupported("exclude_tools_when_tool_choice_none", "they are left out, always", switch=True),
+    Unsupported("exclude_tools_when_tool_choice_none", "they are always left out", switch=True),
     # --- adapters and drafts -------------------------------------------------------------------------------------
-    Unsupported("enable_lora_bias", "adapters may have a bias of B, always", switch=True),
-    Unsupported("lora_extra_vocab_size", "adapters with tokens of their own are refused", (256,)),
+    Unsupported("enable_lora_bias", "a bias of B is always supported", switch=True),
+    Unsupported("lora_extra_vocab_size", "adapters with additional tokens are refused", (256,)),
     Unsupported("long_lora_scaling_factors", "LongLoRA's context needs --rope-scaling for all requests", refused=True),
     Unsupported("fully_sharded_loras", "every rank has whole adapters", switch=True),
     Unsupported("enable_prompt_adapter", _NO_PROMPT_ADAPTERS, refused=True, switch=True),
@@ -138,9 +140,9 @@ BY_NAME = {row.name: row for row in UNSUPPORTED}
 
 
 def split_words(words: Sequence[str]) -> tuple[list[str], dict[str, Any]]:
-    """The words of a command line without these arguments, and the values that were given for them.
+    """Return the words of a command line without these arguments, and the values given for them.
 
-    The parser does not know them: eighty more options would double the time the command line takes to start.
+    The parser does not know them: eighty more options would double the start-up time of the command line.
     """
     names = {row.flag: row for row in UNSUPPORTED} | {row.short: row for row in UNSUPPORTED if row.short}
     kept: list[str] = []
@@ -171,7 +173,7 @@ def refuse(given: Mapping[str, Any]) -> None:
 
 
 def notices(given: Mapping[str, Any]) -> list[str]:
-    """A line for each argument that is accepted without an effect."""
+    """Return a line for each argument that is accepted without an effect."""
     rows = [(BY_NAME[name], value) for name, value in given.items() if name in BY_NAME]
     return [
         f"{row.flag} does nothing here: {row.reason}."

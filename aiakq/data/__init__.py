@@ -1,12 +1,12 @@
 """Bundled texts for calibration and evaluation without network access.
 
 ``calibration.txt`` and ``heldout.txt`` are disjoint blocks of public-domain English prose (Austen, Bryant, Burgess,
-Carroll, Chesterton, Edgeworth, Melville, Doyle), one paragraph or chapter a line.
+Carroll, Chesterton, Edgeworth, Melville, Doyle), one paragraph or chapter per line.
 """
 
 from importlib.resources import files
 
 
 def text(name: str) -> str:
-    """The bundled text ``calibration`` or ``heldout``."""
+    """Return the bundled text ``calibration`` or ``heldout``."""
     return (files(__name__) / f"{name}.txt").read_text(encoding="utf-8")

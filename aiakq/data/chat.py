@@ -1,8 +1,8 @@
 """Conversations of a calibration data set, rendered to text with the model's chat template.
 
-A template is a program from somebody else's model folder. transformers runs it in a sandbox that cannot reach files,
-but that can run for ever or fill the memory; so it runs in a process of its own, with a limit on both, and a day that
-never changes: the same file gives the same text tomorrow.
+A template is a program from an untrusted model folder. transformers runs it in a sandbox without file access, but it
+could still run forever or exhaust memory. So it runs in its own process with limits on both, and with a fixed date, so
+that the same file always gives the same text.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from typing import Any
 
 from aiakq.errors import error
 
-#: Seconds for one conversation, and for the process beside them.
+#: Time limit in seconds for one conversation, and for starting the process.
 _SECONDS = 10
 _SECONDS_TO_START = 120
-#: Bytes that templates may take beyond what the tokenizer needs.
+#: Bytes of memory that templates may use beyond what the tokenizer needs.
 _MEMORY = 2 << 30
-#: Characters that a template may make of a conversation: so many for each of its own, and so many beside them.
+#: Maximum length of a rendered conversation: a factor on its own characters, plus a constant.
 _GROWTH, _OWN_CHARACTERS = 16, 1 << 20
 _HINT = "Give plain text or token ids instead, or a model folder whose chat template takes these messages."
 
@@ -32,10 +32,10 @@ Message = dict[str, Any]
 
 
 def render(conversations: Sequence[tuple[str, list[Message]]], tokenizer: Any, source: str) -> list[str]:
-    """The text of each conversation.
+    """Return the text of each conversation.
 
-    conversations: (where it is in the data, its messages). ``tokenizer`` is a transformers tokenizer that was loaded
-    from a folder. Raises ``calibration`` naming the place if there is no template, or it fails or takes too long.
+    conversations: (location in the data, messages). ``tokenizer`` is a transformers tokenizer that was loaded from a
+    folder. Raises ``calibration`` naming the location if there is no template, or it fails or takes too long.
     """
     if not conversations:
         return []
@@ -50,7 +50,7 @@ def render(conversations: Sequence[tuple[str, list[Message]]], tokenizer: Any, s
     }
     limit = _SECONDS_TO_START + _SECONDS + 0.05 * len(conversations)
     try:
-        # -P: the working folder is no place to import from.
+        # -P: do not import from the working folder.
         command = [sys.executable, "-P", "-m", __name__]
         done = subprocess.run(command, input=json.dumps(order).encode(), capture_output=True, timeout=limit)
         lines = done.stdout.decode("utf-8", "replace").splitlines()
@@ -69,7 +69,7 @@ def render(conversations: Sequence[tuple[str, list[Message]]], tokenizer: Any, s
 
 
 class _SameDay(datetime.datetime):
-    """What templates are told when they ask for the date."""
+    """The fixed date that templates see."""
 
     @classmethod
     def now(cls, tz: datetime.tzinfo | None = None) -> _SameDay:
@@ -77,7 +77,7 @@ class _SameDay(datetime.datetime):
 
 
 def _checked(text: Any, messages: list[Message]) -> dict[str, str]:
-    """The answer that holds ``text``, or says that it is far longer than its messages: tokenizing it takes for ever."""
+    """Return the answer with ``text``, or an error if it is far longer than its messages and too slow to tokenize."""
     given = len(json.dumps(messages))
     if len(text) > _GROWTH * given + _OWN_CHARACTERS:
         return {"problem": f"it makes {len(text)} characters of {given}"}
@@ -85,7 +85,7 @@ def _checked(text: Any, messages: list[Message]) -> dict[str, str]:
 
 
 def _main() -> None:
-    """The process: an order on standard input, one line of JSON per conversation on standard output."""
+    """Run the process: an order on standard input, one line of JSON per conversation on standard output."""
     order = json.load(sys.stdin)
     import transformers
     from transformers.utils import chat_template_utils
@@ -96,7 +96,7 @@ def _main() -> None:
     with open("/proc/self/statm") as stream:
         size = int(stream.read().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (size + _MEMORY, size + _MEMORY))
-    # Where transformers' strftime_now looks; it takes no clock from its caller.
+    # transformers' strftime_now looks the clock up here; it cannot be passed in.
     chat_template_utils.__dict__["datetime"] = _SameDay
 
     def too_long(*_: Any) -> None:
@@ -106,13 +106,13 @@ def _main() -> None:
     for messages in order["conversations"]:
         answer: dict[str, str] = {}
         signal.setitimer(signal.ITIMER_REAL, order["seconds"])
-        # For a loop inside one long operation, which no signal handler interrupts.
+        # For loops inside one long operation, which no signal handler interrupts.
         faulthandler.dump_traceback_later(2 * order["seconds"], exit=True)
         try:
             text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=False)
             answer = _checked(text, messages)
         except Exception as problem:
-            # A template raises whatever it likes.
+            # A template may raise anything.
             first = (str(problem).strip().splitlines() or [type(problem).__name__])[0]
             answer["problem"] = first.rstrip(".")[:300]
         finally:

@@ -1,7 +1,7 @@
 """Documents for calibration and evaluation, from a file, a saved data set or the Hugging Face Hub.
 
-Which columns hold what is found out: ``messages`` (role, content), ``conversations`` (from, value), ``text``, or a
-question and its answer under one of their usual names.
+The columns are detected: ``messages`` (role, content), ``conversations`` (from, value), ``text``, or a question and its
+answer under one of their usual names.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ HINT = (
     "Give a UTF-8 text file; .jsonl, .json, .csv or .parquet with text or messages; or a data set of the hub "
     "(org/name[:config][:split]) or saved in a folder."
 )
-#: Bytes read at most: far more than any calibration uses.
+#: Maximum bytes read: far more than any calibration uses.
 _MAX_BYTES = 1 << 30
 _TEXT_KEYS = ("text", "content", "sentence", "document")
-#: Names under which data sets keep a question and its answer.
+#: Column names that data sets use for a question and its answer.
 _PAIRS = (
     ("prompt", "completion"),
     ("prompt", "response"),
@@ -32,14 +32,14 @@ _PAIRS = (
     ("question", "answer"),
     ("query", "response"),
 )
-#: ShareGPT's names of who speaks, and the usual ones.
+#: ShareGPT's names of roles, and the usual ones.
 _ROLES = {"human": "user", "gpt": "assistant", "chatgpt": "assistant", "bing": "assistant", "function": "tool"}
 _HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?(:[\w.-]+){0,2}")
 
 
 @dataclass(frozen=True)
 class Document:
-    """A text, or a conversation that a chat template will turn into one. ``where`` is its place in the data."""
+    """A text, or a conversation to be rendered by a chat template. ``where`` is its location in the data."""
 
     where: str
     text: str | None = None
@@ -47,12 +47,12 @@ class Document:
 
     @property
     def size(self) -> int:
-        """Characters, about."""
+        """Approximate number of characters."""
         return len(self.text) if self.text is not None else sum(len(str(m.get("content"))) for m in self.messages)
 
 
 def bad(source: str, reason: str, hint: str = HINT) -> AiakqError:
-    """The error for calibration data that cannot be used."""
+    """Return the error for unusable calibration data."""
     return error("calibration", source=source, reason=reason, hint=hint)
 
 
@@ -64,7 +64,9 @@ def sources(given: str | Path | None) -> list[str | None]:
 
 
 def read_file(path: Path) -> Iterator[Document]:
-    """The documents of a file, by its suffix; anything unknown is one text. Raises ``calibration`` with the place."""
+    """Read the documents of a file, by its suffix; other files are one text. Raises ``calibration``, naming the line or
+    row.
+    """
     name = path.name
     match path.suffix.lower():
         case ".jsonl" | ".ndjson":
@@ -86,10 +88,10 @@ def read_file(path: Path) -> Iterator[Document]:
 
 
 def read_dataset(name: str, characters: int, seed: int) -> Iterator[Document]:
-    """Documents of a data set, until they have about so many characters.
+    """Read documents of a data set until they have about ``characters`` characters.
 
-    ``name`` is ``org/name[:config][:split]`` on the hub, read from its beginning; or a folder that ``datasets`` saved
-    (``folder[:split]``), whose rows are taken in an order that the seed decides.
+    ``name`` is ``org/name[:config][:split]`` on the hub, read from the start; or a folder saved by ``datasets``
+    (``folder[:split]``), whose rows are taken in an order that depends on the seed.
     """
     import datasets
 
@@ -125,7 +127,7 @@ def read_dataset(name: str, characters: int, seed: int) -> Iterator[Document]:
 
 
 def _rows(path: Path) -> Iterator[dict[str, Any]]:
-    """The rows of a table."""
+    """Return the rows of a table."""
     if path.suffix.lower() == ".parquet":
         import pyarrow
         import pyarrow.parquet
@@ -153,7 +155,7 @@ def _rows(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def _document(value: Any, source: str, where: str) -> Document:
-    """What one line, item or row is. Raises ``calibration`` if it is nothing known."""
+    """Convert a line, item or row to a document. Raises ``calibration`` if its structure is unknown."""
     if isinstance(value, str):
         return Document(where, _sound(value, source, where))
     if isinstance(value, list):
@@ -163,7 +165,7 @@ def _document(value: Any, source: str, where: str) -> Document:
     for key in ("messages", "conversations", "conversation"):
         talk = value.get(key)
         if isinstance(talk, Mapping) and talk and all(isinstance(column, list) for column in talk.values()):
-            # How some data sets keep a list of records: one list per field.
+            # Some data sets store a list of records as one list per field.
             talk = [dict(zip(talk, entries, strict=False)) for entries in zip(*talk.values(), strict=False)]
         if isinstance(talk, list):
             return Document(where, messages=_messages(talk, source, where))
@@ -178,7 +180,7 @@ def _document(value: Any, source: str, where: str) -> Document:
 
 
 def _sound(text: str, source: str, where: str) -> str:
-    """``text``, if UTF-8 can hold it: JSON can write halves of characters, which no tokenizer takes."""
+    """Return ``text`` if UTF-8 can encode it: JSON can contain lone surrogates, which no tokenizer accepts."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -187,7 +189,7 @@ def _sound(text: str, source: str, where: str) -> str:
 
 
 def _pair(value: Mapping[str, Any], ask: str, answer: str, source: str, where: str) -> tuple[Message, ...]:
-    """A question and its answer, each a text or (as TRL has it) a list of messages."""
+    """Convert a question and its answer, each a text or (as in TRL) a list of messages."""
     result: list[Message] = []
     if isinstance(value.get("system"), str) and value["system"]:
         result.append({"role": "system", "content": value["system"]})
@@ -206,7 +208,7 @@ def _pair(value: Mapping[str, Any], ask: str, answer: str, source: str, where: s
 
 
 def _messages(value: list[Any], source: str, where: str) -> tuple[Message, ...]:
-    """A list of messages, in the names chat templates expect; everything else in them is kept."""
+    """Convert a list of messages to the names that chat templates expect; other fields are kept."""
     result: list[Message] = []
     for number, item in enumerate(value, 1):
         at = f"{where}, message {number}"
@@ -235,7 +237,7 @@ def _messages(value: list[Any], source: str, where: str) -> tuple[Message, ...]:
 
 
 def read_text(path: Path, hint: str) -> str:
-    """The text of a UTF-8 file of bounded size. Raises ``calibration``."""
+    """Return the text of a UTF-8 file of limited size. Raises ``calibration``."""
     _check_size(path, hint)
     try:
         return path.read_text(encoding="utf-8-sig")

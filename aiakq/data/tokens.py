@@ -12,17 +12,17 @@ from aiakq.errors import error
 
 #: Text is tokenized in pieces of about this many characters, so that one huge line cannot stall the tokenizer.
 _PIECE = 8192
-#: Pieces given to the tokenizer at a time.
+#: Number of pieces passed to the tokenizer at a time.
 _PIECES_AT_ONCE = 64
 
 
 def read_documents(path: Path, tokenizer: Any = None) -> list[str]:
-    """The texts of a file, in its order. Conversations need a ``tokenizer`` with a chat template."""
+    """Return the texts of a file, in order. Conversations need a ``tokenizer`` with a chat template."""
     return render_documents(read_file(path), tokenizer, path.name)
 
 
 def render_documents(documents: Iterable[Document], tokenizer: Any, source: str) -> list[str]:
-    """The text of each document; conversations go through the tokenizer's chat template."""
+    """Return the text of each document; conversations are rendered with the tokenizer's chat template."""
     given = list(documents)
     conversations = [(document.where, list(document.messages)) for document in given if document.text is None]
     rendered = iter(chat.render(conversations, tokenizer, source))
@@ -30,7 +30,7 @@ def render_documents(documents: Iterable[Document], tokenizer: Any, source: str)
 
 
 def tokenize(documents: list[str], tokenizer: Any) -> list[list[int]]:
-    """Token ids of each document, without special tokens. ``tokenizer`` is one of transformers.
+    """Return token ids of each document, without special tokens. ``tokenizer`` is a transformers tokenizer.
 
     Long documents are tokenized in pieces that end at line ends.
     """
@@ -47,12 +47,12 @@ def tokenize(documents: list[str], tokenizer: Any) -> list[list[int]]:
 
 
 def _ids(pieces: list[str], tokenizer: Any) -> list[list[int]]:
-    """Token ids of each piece. Raises ``model_malformed`` for a tokenizer that cannot do it."""
+    """Return token ids of each piece. Raises ``model_malformed`` if the tokenizer fails."""
     try:
         found: list[list[int]] = tokenizer(pieces, add_special_tokens=False, verbose=False)["input_ids"]
         return found
     except BaseException as problem:
-        # The Rust tokenizer raises plain exceptions, and panics outside Exception.
+        # The Rust tokenizer raises plain exceptions, and panics derive from BaseException.
         if type(problem) is not Exception and type(problem).__name__ != "PanicException":
             raise
         reason = (str(problem).strip().splitlines() or ["it fails"])[0].rstrip(".")
@@ -60,7 +60,7 @@ def _ids(pieces: list[str], tokenizer: Any) -> list[list[int]]:
 
 
 def _pieces(document: str) -> Iterator[str]:
-    """The document in pieces of at least _PIECE characters where it has line ends, and at most four times that."""
+    """Split the document at line ends into pieces of at least _PIECE and at most 4 * _PIECE characters."""
     piece = ""
     for line in document.splitlines(keepends=True):
         for start in range(0, len(line), 4 * _PIECE):

@@ -24,7 +24,7 @@ _KEYS = ("perplexity", "perplexity_original", "perplexity_ratio", "kl", "top1_ag
 
 
 def run(options: EvalArguments, progress: OnProgress) -> Record:
-    """Evaluate. Raises ``evaluation_text``, ``bad_option``, ``option_conflict`` and all that loading a model raises."""
+    """Evaluate. Raises ``evaluation_text``, ``bad_option``, ``option_conflict`` and the errors of loading a model."""
     import torch
 
     from aiakq.evaluation.metrics import compare, perplexity
@@ -70,7 +70,7 @@ def check_text_file(options: EvalArguments) -> None:
 
 
 def _windows(options: EvalArguments, model: ScoringModel) -> tuple[Tensor, str]:
-    """The text as windows [W, T] of token ids, and its name."""
+    """Return the text as windows [W, T] of token ids, and its name."""
     longest = model.config.max_model_len
     if options.seqlen is not None and options.seqlen > longest:
         raise error(
@@ -99,5 +99,5 @@ def _check_pair(options: EvalArguments, model: ScoringModel, original: ScoringMo
 
 
 def template() -> dict[str, Any]:
-    """The document of a run that measured nothing: every key that a gate may name."""
+    """Return the document of an empty run, with every key that a gate may name."""
     return Record("eval", 0, {}, dict.fromkeys(_KEYS), {}).document()

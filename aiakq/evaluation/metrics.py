@@ -1,6 +1,6 @@
 """Metrics: perplexity, KL divergence, and the rate at which two models agree on the most likely token.
 
-A model is a ``Scorer``. Windows do not overlap; all tokens of a window but the first are predicted.
+A model is a ``Scorer``. Windows do not overlap; all tokens of a window except the first are predicted.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from torch import Tensor
 
 from aiakq.errors import error
 
-#: Bytes of logits that one call may produce; windows are batched to stay below.
+#: Maximum bytes of logits per call; windows are batched accordingly.
 _LOGIT_BYTES = 256 << 20
-#: Rows of logits turned into float32 probabilities at a time.
+#: Maximum bytes of logits converted to float32 probabilities at a time.
 _ROW_BYTES = 64 << 20
 
 OnWindow = Callable[[int, int], None]
 
 
 class Scorer(Protocol):
-    """What evaluation needs of a model."""
+    """The interface of a model for evaluation."""
 
     def logits(self, ids: Tensor) -> Tensor:
-        """ids [B, T] int64 -> logits [B, T, V] float32; every row is a sequence of its own."""
+        """ids [B, T] int64 -> logits [B, T, V] float32; every row is a separate sequence."""
         ...
 
 
@@ -48,10 +48,10 @@ class Perplexity:
 
 @dataclass(frozen=True)
 class Comparison:
-    """A model against its original on the same windows.
+    """A model compared with the original on the same windows.
 
     kl              mean over predictions of KL(original || model), in nats.
-    top1_agreement  share of predictions whose most likely token is the same.
+    top1_agreement  fraction of predictions with the same most likely token.
     """
 
     perplexity: float
@@ -62,9 +62,9 @@ class Comparison:
 
 
 def windows(token_ids: Sequence[int] | Tensor, length: int, limit: int | None = None) -> Tensor:
-    """Cut token ids into at most ``limit`` windows, [W, length] int64; what remains at the end is left out.
+    """Split token ids into at most ``limit`` windows, [W, length] int64; the remainder is dropped.
 
-    A text shorter than one window gives one shorter window. Raises ``evaluation_text`` below two tokens.
+    A text shorter than one window gives one shorter window. Raises ``evaluation_text`` for fewer than two tokens.
     """
     ids = torch.as_tensor(token_ids, dtype=torch.int64).flatten()
     if len(ids) < 2:
@@ -77,7 +77,7 @@ def windows(token_ids: Sequence[int] | Tensor, length: int, limit: int | None = 
 
 
 def perplexity(model: Scorer, windows: Tensor, on_window: OnWindow | None = None) -> Perplexity:
-    """The perplexity of ``model`` over windows [W, T]; ``on_window(done, total)`` reports progress."""
+    """Return the perplexity of ``model`` over windows [W, T]; ``on_window(done, total)`` reports progress."""
     started = time.perf_counter()
     total = torch.zeros((), dtype=torch.float64)
     count = 0
@@ -90,7 +90,7 @@ def perplexity(model: Scorer, windows: Tensor, on_window: OnWindow | None = None
 
 
 def compare(model: Scorer, original: Scorer, windows: Tensor, on_window: OnWindow | None = None) -> Comparison:
-    """Perplexity of both models, and how far their predictions are apart, over windows [W, T]."""
+    """Return the perplexity of both models and the divergence of their predictions over windows [W, T]."""
     sums = torch.zeros(4, dtype=torch.float64)
     count = 0
     for batch in _batches(windows, model, on_window):
@@ -100,7 +100,7 @@ def compare(model: Scorer, original: Scorer, windows: Tensor, on_window: OnWindo
             _row_chunks(logits, targets), _row_chunks(reference, targets), strict=True
         ):
             ours, theirs = torch.log_softmax(rows.float(), -1), torch.log_softmax(other.float(), -1)
-            # Where the original gives no probability at all the term is 0, not 0 * infinity.
+            # Terms with zero probability in the original are 0, not 0 * infinity.
             terms = torch.where(theirs.isneginf(), torch.zeros_like(theirs), theirs.exp() * (theirs - ours))
             sums += torch.stack(
                 [
@@ -116,7 +116,7 @@ def compare(model: Scorer, original: Scorer, windows: Tensor, on_window: OnWindo
 
 
 def _exp(value: float) -> float:
-    """exp, with infinity or NaN where math.exp raises."""
+    """Return exp(value), with infinity or NaN where math.exp raises."""
     return math.exp(value) if value < 700 else value * math.inf
 
 
@@ -126,13 +126,13 @@ class _Batch:
     logits: Tensor
 
     def predictions(self) -> tuple[Tensor, Tensor]:
-        """Logits [R, V] of every position that has a next token, and that token [R]."""
+        """Return logits [R, V] of every position that has a next token, and that token [R]."""
         logits = self.logits[:, :-1].flatten(0, 1)
         return logits, self.ids[:, 1:].flatten().to(logits.device)
 
 
 def _batches(windows: Tensor, model: Scorer, on_window: OnWindow | None) -> Any:
-    """Windows with their logits. The first window is a batch alone; the size of its logits bounds the other batches."""
+    """Yield windows with their logits. The first window is its own batch; its size determines the other batch sizes."""
     done, total, size = 0, len(windows), 1
     while done < total:
         ids = windows[done : done + size]

@@ -18,7 +18,7 @@ from aiakq.evaluation.text import WINDOW, load_windows
 from aiakq.formats.checkpoint import Checkpoint
 from aiakq.runtime.device_memory import free_memory
 
-#: ``(folder, scratch folder for hidden states)`` -> the model, to be run block by block.
+#: ``(folder, scratch folder for hidden states)`` -> the model, which runs block by block.
 OpenBlockwise = Callable[[Path, Path], BlockwiseModel]
 #: ``(stage, done, total)``
 OnStage = Callable[[str, int, int], None]
@@ -30,11 +30,11 @@ class QualityCheck:
 
     text            text to predict, as ``load_windows`` reads it; None for the bundled held-out text.
     tokenizer       the source's transformers tokenizer, or None if it has none.
-    vocab_size      how many token ids the source has.
-    max_positions   the longest sequence the model takes, if there is a limit.
-    open_blockwise  opens a folder to be run block by block, where the two models do not fit into memory.
+    vocab_size      vocabulary size of the source.
+    max_positions   maximum sequence length of the model, if limited.
+    open_blockwise  opens a folder to run block by block, if the two models do not fit into memory.
     load            loads a folder; the runtime's own loader if None.
-    blockwise       never load a folder whole: the source is more than its folder.
+    blockwise       whether to always run block by block, because the source is not only its folder.
     """
 
     source: Path
@@ -48,9 +48,9 @@ class QualityCheck:
     blockwise: bool = False
 
     def run(self, folder: Path, scratch: Path, progress: OnStage) -> tuple[Comparison, str]:
-        """The comparison of ``folder`` with the source, and the name of the text.
+        """Return the comparison of ``folder`` with the source, and the name of the text.
 
-        Raises ``evaluation_text``, and whatever loading the two models raises.
+        Raises ``evaluation_text``, and the errors of loading the two models.
         """
         if self.tokenizer is None:
             raise error("evaluation_text", reason="the model folder has no tokenizer")

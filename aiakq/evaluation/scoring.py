@@ -18,14 +18,14 @@ from aiakq.runtime.models.decoder import Model, ModelInput, whole_logits
 
 @dataclass
 class ScoringModel:
-    """A model for evaluation: logits of whole windows at once, through the runtime's own kernels and paged cache."""
+    """A model for evaluation: computes logits of whole windows with the runtime's own kernels and paged cache."""
 
     model: Model
     config: EngineConfig
 
     @torch.inference_mode()
     def logits(self, ids: Tensor) -> Tensor:
-        """ids [B, T] int64 -> logits [B, T, V] float32; every row starts a sequence of its own."""
+        """ids [B, T] int64 -> logits [B, T, V] float32; every row is a separate sequence."""
         B, T = ids.shape
         P = self.config.cache.block_size
         per_sequence = -(-T // P)

@@ -1,7 +1,7 @@
 """Logits of whole texts with one decoder block in memory at a time, for models that do not fit.
 
-Slower than the runtime where the model fits. Which models can be run this way is up to ``BlockwiseModel``;
-``aiakq.quantizers.model.blockwise`` runs every checkpoint that can be quantized, and every one that was.
+Slower than the runtime if the model fits. ``BlockwiseModel`` defines which models can be run this way;
+``aiakq.quantizers.model.blockwise`` runs every checkpoint that can be quantized, and every quantized one.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-#: Tokens that go through a block at a time.
+#: Maximum tokens that pass through a block at a time.
 _BATCH_TOKENS = 4096
 
 
@@ -26,19 +26,19 @@ class BlockwiseModel(Protocol):
     """A model that runs with one decoder block in memory at a time."""
 
     def run_blocks(self, batches: Sequence[Tensor], on_block: Callable[[int, int], None]) -> HiddenBatches:
-        """The output of the last block for every batch of token ids [B, T] int64.
+        """Return the output of the last block for every batch of token ids [B, T] int64.
 
         ``on_block(done, total)`` is called before each block and after the last.
         """
         ...
 
     def head(self, ids: Tensor, hidden: Tensor) -> Tensor:
-        """Logits [B, T, V] float32 for ids [B, T] and what ``run_blocks`` returned for them, [B, T, hidden size]."""
+        """Return logits [B, T, V] float32 for ids [B, T] and their output of ``run_blocks``, [B, T, hidden size]."""
         ...
 
 
 class StreamedScorer:
-    """A ``Scorer`` for windows that are known in advance: ``prepare`` runs the blocks, ``logits`` the output layer."""
+    """A ``Scorer`` for windows known in advance: ``prepare`` runs the blocks, ``logits`` the output layer."""
 
     def __init__(self, model: BlockwiseModel) -> None:
         self.model = model

@@ -12,7 +12,7 @@ from aiakq.errors import error
 if TYPE_CHECKING:
     from torch import Tensor
 
-#: Tokens in a window, where the model's context allows as many.
+#: Tokens per window, if the model's context allows it.
 WINDOW = 512
 #: A text of fewer tokens says nothing of a model.
 MIN_TOKENS = 32
@@ -23,11 +23,11 @@ LIMIT = 64 * WINDOW
 def load_windows(
     path: Path | None, tokenizer: Any, length: int, vocab_size: int, limit: int = LIMIT
 ) -> tuple[Tensor, str]:
-    """Windows [W, length] int64 of the text at ``path`` or of the bundled held-out text, and the name of the text.
+    """Return windows [W, length] int64 of the text at ``path`` or of the bundled held-out text, and its name.
 
-    At most ``limit`` tokens are used, but at least one window. Documents follow each other without special tokens.
-    ``tokenizer`` is one of transformers. Raises ``calibration`` for a file that cannot be read and
-    ``evaluation_text`` for one of less than ``MIN_TOKENS``, or with ids that a model of ``vocab_size`` does not have.
+    At most ``limit`` tokens are used, but at least one window. Documents are concatenated without special tokens.
+    ``tokenizer`` is a transformers tokenizer. Raises ``calibration`` for a file that cannot be read and
+    ``evaluation_text`` for fewer than ``MIN_TOKENS``, or ids outside a vocabulary of ``vocab_size``.
     """
     from aiakq.evaluation.metrics import windows
 

@@ -15,7 +15,7 @@ QUANT_METHODS = ("awq", "gptq")
 
 
 def from_config(config: Mapping[str, Any], format: str, versions: Sequence[str]) -> QuantSpec | None:
-    """The spec of a config in the layout ``format``, or None if its version is not one of ``versions``.
+    """Return the spec of a config in the layout ``format``, or None if its version is not one of ``versions``.
 
     Raises ``format_unsupported``.
     """
@@ -39,13 +39,13 @@ def from_config(config: Mapping[str, Any], format: str, versions: Sequence[str])
         bits=4,
         group_size=read_group_size(first_of(config, "group_size", "q_group_size", default=128)),
         symmetric=symmetric,
-        # AutoAWQ skips every module whose name contains one of these.
+        # AutoAWQ skips every module whose name contains one of these strings.
         ignore=tuple(name if name == "lm_head" else f"*{name}*" for name in listed),
     )
 
 
 def to_config(spec: QuantSpec, version: str) -> dict[str, Any]:
-    """The ``quantization_config`` of ``spec``. Raises ``option_conflict`` if layers differ."""
+    """Return the ``quantization_config`` of ``spec``. Raises ``option_conflict`` if layers differ."""
     if spec.mixed:
         raise error(
             "option_conflict",
@@ -61,18 +61,18 @@ def to_config(spec: QuantSpec, version: str) -> dict[str, Any]:
         "group_size": spec.group_size,
         "zero_point": not spec.symmetric,
         "version": version,
-        # Readers look for these as parts of module names.
+        # Readers look for these strings in module names.
         "modules_to_not_convert": [pattern.strip("*") for pattern in (*spec.ignore, *skipped)],
     }
 
 
 def supports(spec: QuantSpec) -> str | None:
-    """Why AWQ files cannot hold ``spec``; None if they can."""
+    """Return why AWQ files cannot hold ``spec``, or None."""
     if spec.bits != 4 or spec.activation_bits or any(layer is not None for _, layer in spec.layers):
         return "such files hold 4 bits for every layer"
     return None
 
 
 def reader_notes(spec: QuantSpec, experts: bool) -> list[str]:
-    """What a user should know about other programs that read ``spec``; see ``aiakq.formats``."""
+    """Return notes for users on other programs that read ``spec``; see ``aiakq.formats``."""
     return [experts_note(spec.format)] if experts else []

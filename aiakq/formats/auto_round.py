@@ -1,7 +1,6 @@
-"""AutoRound's ``quantization_config``, whose tensors are in the layout of another format. The tensors are GPTQ's
-(without g_idx) or AWQ's.
+"""AutoRound's ``quantization_config``, whose tensors use another layout: GPTQ's (without g_idx) or AWQ's.
 
-``packing_format`` says which, ``extra_config`` holds what differs for single layers.
+``packing_format`` selects the layout, ``extra_config`` holds per-layer overrides.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from aiakq.spec import QuantSpec
 
 
 def from_config(config: Mapping[str, Any]) -> QuantSpec:
-    """The spec of a config, through the format whose tensors it describes. Raises ``format_unsupported``."""
+    """Return the spec of a config, read by the format whose tensors it describes. Raises ``format_unsupported``."""
     spec = quantization_config.read(_translated(config))
     layers = []
     for key, values in read_object(config.get("extra_config"), "extra_config").items():
@@ -27,7 +26,7 @@ def from_config(config: Mapping[str, Any]) -> QuantSpec:
 
 
 def _translated(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The same in the words of the format that ``packing_format`` names."""
+    """Translate the config to that of the format named by ``packing_format``."""
     packing = read_word(config, "packing_format", "backend", default="auto_round:auto_gptq")
     if "awq" in packing:
         asymmetric = not config.get("sym", False)

@@ -3,7 +3,7 @@
 For one linear with N outputs, K inputs and ng groups, always 4 bits:
 
     qweight  [K, N/8] int32   codes packed along N, interleaved
-    qzeros   [ng, N/8] int32  zero points, same interleave, stored as they are; absent where all are 8 (symmetric)
+    qzeros   [ng, N/8] int32  zero points, same interleave, no offset; absent if all are 8 (symmetric)
     scales   [ng, N] float16
     bias     [N]              optional
 
@@ -28,12 +28,12 @@ from aiakq.spec import QuantSpec
 
 SUFFIXES = ("qweight", "qzeros", "scales", "bias")
 QUANT_METHODS = auto_awq.QUANT_METHODS
-#: Values of ``version`` that have this layout on disk; the first is written, the others name kernels.
+#: Values of ``version`` with this layout on disk; the first is written, the others name kernels.
 VERSIONS = ("gemm", "exllama", "exllamav2", "ipex")
-#: Where AutoAWQ put the config at first.
+#: Config file of early AutoAWQ versions.
 CONFIG_FILE = "quant_config.json"
 
-#: Which of 8 neighbouring outputs each 4-bit field of a word holds, and the inverse.
+#: The output, of 8 adjacent ones, that each 4-bit field of a word holds, and the inverse.
 ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 INVERSE = (0, 4, 1, 5, 2, 6, 3, 7)
 
@@ -44,66 +44,66 @@ def holds_codes(headers: Headers) -> bool:
 
 
 def matches(headers: Headers) -> bool:
-    """Whether the shapes and dtypes are those of this layout."""
+    """Whether the shapes and dtypes match this layout."""
     codes, scales = matrix(headers, "qweight", "I32"), matrix(headers, "scales")
     return codes is not None and scales is not None and codes.shape[1] * 8 == scales.shape[1]
 
 
 def packed_shapes(headers: Headers, spec: QuantSpec, n: int, k: int) -> Shapes:
-    """suffix -> shape for a linear of N outputs and K inputs."""
+    """Return suffix -> shape for a linear with N outputs and K inputs."""
     groups = stored_size(headers, ("scales", "qzeros"), 0, expected_groups(spec, k), lambda size: k % size == 0)
     shapes: Shapes = {"qweight": (k, n // 8), "scales": (groups, n)}
     return shapes | ({"qzeros": (groups, n // 8)} if "qzeros" in headers or not spec.symmetric else {})
 
 
 def dimensions(headers: Headers, spec: QuantSpec) -> Dimensions:
-    """N, K, bits and groups. Raises KeyError, ValueError or ArithmeticError for headers of another layout."""
+    """Return N, K, bits and groups. Raises KeyError, ValueError or ArithmeticError for headers of another layout."""
     k, words = headers["qweight"].shape
     return Dimensions(words * 8, k, 4, headers["scales"].shape[0])
 
 
 def supports(spec: QuantSpec) -> str | None:
-    """Why these files cannot hold ``spec``; None if they can."""
+    """Return why this format cannot hold ``spec``, or None."""
     return auto_awq.supports(spec)
 
 
 def shape_problem(spec: QuantSpec, n: int, k: int) -> str | None:
-    """Why a linear of N outputs and K inputs cannot be written; None if it can."""
+    """Return why a linear with N outputs and K inputs cannot be written, or None."""
     return "AWQ files hold multiples of 8 outputs" if n % 8 else None
 
 
 def word_shape(spec: QuantSpec) -> tuple[int, int]:
-    """Inputs and outputs that share words and cannot be cut apart."""
+    """Return how many inputs and outputs share a packed word and cannot be split."""
     return 1, 8
 
 
 def scale_dtype(spec: QuantSpec, dtype: torch.dtype) -> torch.dtype:
-    """The dtype in which scales are stored: float16, whatever ``dtype`` the rest of the checkpoint has."""
+    """Return the dtype of stored scales: float16, regardless of ``dtype``, that of other tensors."""
     return torch.float16
 
 
 def reader_notes(spec: QuantSpec, experts: bool) -> list[str]:
-    """What a user should know about other programs that read ``spec``."""
+    """Return notes for users on other programs that read ``spec``."""
     return auto_awq.reader_notes(spec, experts)
 
 
 def readers(format: str, schemes: Collection[str], experts: bool) -> Readers:
-    """How other programs read a model with these schemes, and ``experts`` if it has some."""
+    """Describe how other programs read a model with these schemes; ``experts``: whether it has any."""
     return Readers("gptqmodel", EXPERTS_NOT_FOUND if experts else "", vllm=True, vllm_note="")
 
 
 def from_config(config: Mapping[str, Any]) -> QuantSpec | None:
-    """The spec of a config, or None if it says another layout. Raises ``format_unsupported``."""
+    """Return the spec of a config, or None if it describes another layout. Raises ``format_unsupported``."""
     return auto_awq.from_config(config, "awq", VERSIONS)
 
 
 def to_config(spec: QuantSpec) -> dict[str, Any]:
-    """The ``quantization_config`` of ``spec``. Raises ``option_conflict`` if layers differ."""
+    """Return the ``quantization_config`` of ``spec``. Raises ``option_conflict`` if layers differ."""
     return auto_awq.to_config(spec, VERSIONS[0])
 
 
 def read(tensors: Mapping[str, Tensor], spec: QuantSpec, name: str = "linear") -> QWeight:
-    """One linear from its tensors.
+    """Read one linear from its tensors.
 
     tensors  suffix -> tensor, with the shapes and dtypes in the module's docstring; not modified.
     name     of the linear, for messages.
@@ -139,7 +139,8 @@ def read(tensors: Mapping[str, Tensor], spec: QuantSpec, name: str = "linear") -
 
 
 def write(weight: QWeight, spec: QuantSpec, dtype: torch.dtype) -> dict[str, Tensor]:
-    """The tensors of one linear on the CPU, with the shapes and dtypes in the module's docstring; bias in ``dtype``.
+    """Return the tensors of one linear on the CPU, with shapes and dtypes as in the module docstring; bias in
+    ``dtype``.
 
     Raises ``not_finite`` when a scale overflows float16, ``tensor_mismatch`` for weights the layout cannot hold.
     """

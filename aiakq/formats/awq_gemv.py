@@ -27,12 +27,12 @@ from aiakq.spec import QuantSpec
 
 SUFFIXES = ("qweight", "qzeros", "scales", "bias")
 QUANT_METHODS = auto_awq.QUANT_METHODS
-#: Values of ``version`` that have this layout on disk; the first is written.
+#: Values of ``version`` with this layout on disk; the first is written.
 VERSIONS = ("gemv", "llm-awq")
 
 
 def padded_words(groups: int, group_size: int) -> int:
-    """W for this many groups."""
+    """Return W for this many groups."""
     words = -(-groups // 8)
     multiple = 1 if group_size >= 128 else 2 if group_size == 64 else 4
     return -(-words // multiple) * multiple
@@ -44,62 +44,62 @@ def holds_codes(headers: Headers) -> bool:
 
 
 def matches(headers: Headers) -> bool:
-    """Whether the shapes and dtypes are those of this layout."""
+    """Whether the shapes and dtypes match this layout."""
     codes, scales = matrix(headers, "qweight", "I32"), matrix(headers, "scales")
     return codes is not None and scales is not None and codes.shape[0] == scales.shape[0]
 
 
 def packed_shapes(headers: Headers, spec: QuantSpec, n: int, k: int) -> Shapes:
-    """suffix -> shape for a linear of N outputs and K inputs."""
+    """Return suffix -> shape for a linear with N outputs and K inputs."""
     words = padded_words(expected_groups(spec, k), spec.group_size if spec.group_size > 0 else k)
     shapes: Shapes = {"qweight": (n, k // 8), "scales": (n, words * 8)}
     return shapes | ({"qzeros": (n, words)} if "qzeros" in headers or not spec.symmetric else {})
 
 
 def dimensions(headers: Headers, spec: QuantSpec) -> Dimensions:
-    """N, K, bits and groups. Raises KeyError, ValueError or ArithmeticError for headers of another layout."""
+    """Return N, K, bits and groups. Raises KeyError, ValueError or ArithmeticError for headers of another layout."""
     n, words = headers["qweight"].shape
     k = words * 8
     return Dimensions(n, k, 4, k // spec.group_size if spec.group_size > 0 else 1)
 
 
 def supports(spec: QuantSpec) -> str | None:
-    """Why these files cannot hold ``spec``; None if they can."""
+    """Return why this format cannot hold ``spec``, or None."""
     return auto_awq.supports(spec)
 
 
 def shape_problem(spec: QuantSpec, n: int, k: int) -> str | None:
-    """Why a linear of N outputs and K inputs cannot be written; None if it can."""
+    """Return why a linear with N outputs and K inputs cannot be written, or None."""
     return "these AWQ files hold multiples of 8 inputs" if k % 8 else None
 
 
 def word_shape(spec: QuantSpec) -> tuple[int, int]:
-    """Inputs and outputs that share words and cannot be cut apart."""
+    """Return how many inputs and outputs share a packed word and cannot be split."""
     return 8, 1
 
 
 def scale_dtype(spec: QuantSpec, dtype: torch.dtype) -> torch.dtype:
-    """The dtype in which scales are stored: float16, whatever ``dtype`` the rest of the checkpoint has."""
+    """Return the dtype of stored scales: float16, regardless of ``dtype``, that of other tensors."""
     return torch.float16
 
 
 def reader_notes(spec: QuantSpec, experts: bool) -> list[str]:
-    """What a user should know about other programs that read ``spec``."""
+    """Return notes for users on other programs that read ``spec``."""
     return auto_awq.reader_notes(spec, experts)
 
 
 def from_config(config: Mapping[str, Any]) -> QuantSpec | None:
-    """The spec of a config, or None if it says another layout. Raises ``format_unsupported``."""
+    """Return the spec of a config, or None if it describes another layout. Raises ``format_unsupported``."""
     return auto_awq.from_config(config, "awq_gemv", VERSIONS)
 
 
 def to_config(spec: QuantSpec) -> dict[str, Any]:
-    """The ``quantization_config`` of ``spec``. Raises ``option_conflict`` if layers differ."""
+    """Return the ``quantization_config`` of ``spec``. Raises ``option_conflict`` if layers differ."""
     return auto_awq.to_config(spec, VERSIONS[0])
 
 
 def read(tensors: Mapping[str, Tensor], spec: QuantSpec, name: str = "linear") -> QWeight:
-    """One linear from its tensors.
+    """Read one linear from its tensors.
 
     tensors  suffix -> tensor, with the shapes and dtypes in the module's docstring; not modified.
     name     of the linear, for messages.
@@ -110,7 +110,7 @@ def read(tensors: Mapping[str, Tensor], spec: QuantSpec, name: str = "linear") -
     qweight = need(tensors, "qweight", name, 2, torch.int32)
     scales = need(tensors, "scales", name, 2, torch.float16, torch.bfloat16, torch.float32)
     n, k = qweight.shape[0], qweight.shape[1] * 8
-    # The padding hides the number of groups, so here only the config can say it.
+    # Padding hides the number of groups, so it is taken from the config.
     group_size = k if spec.group_size == -1 else spec.group_size
     if k % group_size:
         raise mismatch(name, f"qweight has {k} inputs, which are no whole groups of {group_size}")
@@ -139,7 +139,8 @@ def read(tensors: Mapping[str, Tensor], spec: QuantSpec, name: str = "linear") -
 
 
 def write(weight: QWeight, spec: QuantSpec, dtype: torch.dtype) -> dict[str, Tensor]:
-    """The tensors of one linear on the CPU, with the shapes and dtypes in the module's docstring; bias in ``dtype``.
+    """Return the tensors of one linear on the CPU, with shapes and dtypes as in the module docstring; bias in
+    ``dtype``.
 
     Raises ``not_finite`` when a scale overflows float16, ``tensor_mismatch`` for weights the layout cannot hold.
     """

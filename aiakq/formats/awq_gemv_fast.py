@@ -7,11 +7,11 @@ For one linear with N outputs, K inputs and ng groups, always 4 bits:
     qzeros   [R, N] float16    -(scale * zero), already multiplied; llm-awq calls it scaled_zeros
     bias     [N]               optional
 
-``W[n, k] = q * scale + qzero``. Zero points are whole numbers before the product is rounded to 16 bits, and are made
-whole again; files whose zero points are something else keep them as floats.
+``W[n, k] = q * scale + qzero``. Integer zero points are recovered by rounding, since the product was rounded to 16
+bits; files with fractional zero points keep them as floats.
 
-Each row is first reordered in itself (see ``_ORDER``); then word w of rows 4r .. 4r + 3 and of 64 columns holds, lowest
-bits first, the places 4w .. 4w + 3 of those four rows written one after the other.
+Each row is first reordered (see ``_ORDER``); then word w of rows 4r .. 4r + 3 and of 64 columns holds, lowest bits
+first, positions 4w .. 4w + 3 of the concatenation of those four rows.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ from aiakq.spec import QuantSpec
 
 SUFFIXES = ("qweight", "qzeros", "scaled_zeros", "scales", "bias")
 QUANT_METHODS = auto_awq.QUANT_METHODS
-#: Values of ``version`` that have this layout on disk; the first is written.
+#: Values of ``version`` with this layout on disk; the first is written.
 VERSIONS = ("gemv_fast",)
 
 _ROWS, _COLUMNS = 4, 64
-#: What rounding -(scale * zero) to 16 bits does to a zero point of at most 15: 15 / 2**8 for bfloat16.
+#: Maximum error of a zero point of at most 15 due to rounding -(scale * zero) to 16 bits: 15 / 2**8 for bfloat16.
 _ROUNDING = 0.06
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32)
-#: Place p of 32 neighbouring columns holds column _ORDER[p].
+#: Position p of 32 adjacent columns holds column _ORDER[p].
 _ORDER = torch.arange(32).reshape(4, 4, 2).permute(1, 0, 2).reshape(4, 4, 2).transpose(1, 2).flatten()
 
 
@@ -48,12 +48,12 @@ def holds_codes(headers: Headers) -> bool:
 
 
 def matches(headers: Headers) -> bool:
-    """Whether the shapes and dtypes are those of this layout."""
+    """Whether the shapes and dtypes match this layout."""
     return matrix(headers, "qweight", "I16") is not None and matrix(headers, "scales") is not None
 
 
 def packed_shapes(headers: Headers, spec: QuantSpec, n: int, k: int) -> Shapes:
-    """suffix -> shape for a linear of N outputs and K inputs."""
+    """Return suffix -> shape for a linear with N outputs and K inputs."""
     groups = expected_groups(spec, k)
     padded = padded_words(groups, spec.group_size if spec.group_size > 0 else k) * 8
     zeros = "scaled_zeros" if "scaled_zeros" in headers else "qzeros"
@@ -62,50 +62,50 @@ def packed_shapes(headers: Headers, spec: QuantSpec, n: int, k: int) -> Shapes:
 
 
 def dimensions(headers: Headers, spec: QuantSpec) -> Dimensions:
-    """N, K, bits and groups. Raises KeyError, ValueError or ArithmeticError for headers of another layout."""
+    """Return N, K, bits and groups. Raises KeyError, ValueError or ArithmeticError for headers of another layout."""
     blocks, k = headers["qweight"].shape
     return Dimensions(blocks * _ROWS, k, 4, k // spec.group_size if spec.group_size > 0 else 1)
 
 
 def supports(spec: QuantSpec) -> str | None:
-    """Why these files cannot hold ``spec``; None if they can."""
+    """Return why this format cannot hold ``spec``, or None."""
     return auto_awq.supports(spec)
 
 
 def shape_problem(spec: QuantSpec, n: int, k: int) -> str | None:
-    """Why a linear of N outputs and K inputs cannot be written; None if it can."""
+    """Return why a linear with N outputs and K inputs cannot be written, or None."""
     if n % _ROWS or k % _COLUMNS:
         return f"these AWQ files hold multiples of {_ROWS} outputs and {_COLUMNS} inputs"
     return None
 
 
 def word_shape(spec: QuantSpec) -> tuple[int, int]:
-    """Inputs and outputs that share words and cannot be cut apart."""
+    """Return how many inputs and outputs share a packed word and cannot be split."""
     return _COLUMNS, _ROWS
 
 
 def scale_dtype(spec: QuantSpec, dtype: torch.dtype) -> torch.dtype:
-    """The dtype in which scales are stored: float16, whatever ``dtype`` the rest of the checkpoint has."""
+    """Return the dtype of stored scales: float16, regardless of ``dtype``, that of other tensors."""
     return torch.float16
 
 
 def reader_notes(spec: QuantSpec, experts: bool) -> list[str]:
-    """What a user should know about other programs that read ``spec``."""
+    """Return notes for users on other programs that read ``spec``."""
     return auto_awq.reader_notes(spec, experts)
 
 
 def from_config(config: Mapping[str, Any]) -> QuantSpec | None:
-    """The spec of a config, or None if it says another layout. Raises ``format_unsupported``."""
+    """Return the spec of a config, or None if it describes another layout. Raises ``format_unsupported``."""
     return auto_awq.from_config(config, "awq_gemv_fast", VERSIONS)
 
 
 def to_config(spec: QuantSpec) -> dict[str, Any]:
-    """The ``quantization_config`` of ``spec``. Raises ``option_conflict`` if layers differ."""
+    """Return the ``quantization_config`` of ``spec``. Raises ``option_conflict`` if layers differ."""
     return auto_awq.to_config(spec, VERSIONS[0])
 
 
 def read(tensors: Mapping[str, Tensor], spec: QuantSpec, name: str = "linear") -> QWeight:
-    """One linear from its tensors.
+    """Read one linear from its tensors.
 
     tensors  suffix -> tensor, with the shapes and dtypes in the module's docstring; not modified.
     name     of the linear, for messages.
@@ -118,7 +118,7 @@ def read(tensors: Mapping[str, Tensor], spec: QuantSpec, name: str = "linear") -
     suffix = "scaled_zeros" if "scaled_zeros" in tensors else "qzeros"
     scaled = need(tensors, suffix, name, 2, *_FLOATS)
     n, k = qweight.shape[0] * _ROWS, qweight.shape[1]
-    # The padding hides the number of groups, so here only the config can say it.
+    # Padding hides the number of groups, so it is taken from the config.
     group_size = k if spec.group_size == -1 else spec.group_size
     if k % group_size or k % _COLUMNS:
         raise mismatch(name, f"qweight has {k} inputs, which are no whole groups of {group_size} and {_COLUMNS}")
@@ -147,9 +147,9 @@ def read(tensors: Mapping[str, Tensor], spec: QuantSpec, name: str = "linear") -
 
 
 def _zeros(product: Tensor, scale: Tensor, first: Tensor, suffix: str, name: str) -> Tensor:
-    """-product / scale [N, ng]: uint8 where all are whole but for the rounding, else float32.
+    """Return -product / scale [N, ng]: uint8 if all are integers up to rounding, else float32.
 
-    A scale of 0 leaves no zero point; then the ``first`` code of the group stands for it, as all its codes should.
+    With a scale of 0 the zero point is undefined; the ``first`` code of the group replaces it, as all its codes should.
     """
     zeros = torch.where(scale == 0, first.to(torch.float32), -product / scale.to(torch.float32))
     whole = zeros.round()
@@ -162,7 +162,8 @@ def _zeros(product: Tensor, scale: Tensor, first: Tensor, suffix: str, name: str
 
 
 def write(weight: QWeight, spec: QuantSpec, dtype: torch.dtype) -> dict[str, Tensor]:
-    """The tensors of one linear on the CPU, with the shapes and dtypes in the module's docstring; bias in ``dtype``.
+    """Return the tensors of one linear on the CPU, with shapes and dtypes as in the module docstring; bias in
+    ``dtype``.
 
     Raises ``not_finite`` when a scale overflows float16, ``tensor_mismatch`` for weights the layout cannot hold.
     """

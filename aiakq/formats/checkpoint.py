@@ -1,7 +1,7 @@
 """Checkpoint: a model folder, opened and validated from its headers, read tensor by tensor.
 
-Nothing from the folder is executed, no path leads out of it, and pickles are read only as plain tensors
-(torch_file.py), for models without safetensors.
+Nothing in the folder is executed, no path may leave it, and pickles are read only as plain tensors (torch_file.py), for
+models without safetensors.
 """
 
 from __future__ import annotations
@@ -36,21 +36,21 @@ from aiakq.formats.torch_file import describe, read_torch_file
 from aiakq.kernels.types import QWeight
 from aiakq.spec import QuantSpec
 
-#: Of all shards together; the largest real models stay below 250 000.
+#: Maximum number of tensors in all shards; the largest real models stay below 250 000.
 _MAX_TENSORS = 500_000
 _MAX_CONFIG_KEYS = 10_000
-#: Shards that are open at a time.
+#: Maximum number of open shards.
 _MAX_OPEN = 64
 
 
 class Checkpoint:
-    """A model folder whose headers were read and checked; tensors are read from their files on access.
+    """A model folder whose headers were read and validated; tensors are read from their files on access.
 
     path       the folder.
     config     its config.json.
     inventory  name -> header of every tensor.
-    mapped     whether tensors are mapped instead: loading is a tenth faster, but a shard that is cut off just then ends
-               the process by SIGBUS.
+    mapped     whether tensors are memory-mapped: loading is a tenth faster, but truncating a shard in the meantime
+               kills the process with SIGBUS.
     """
 
     def __init__(self, path: Path, config: dict[str, Any]) -> None:
@@ -80,7 +80,7 @@ class Checkpoint:
         """Read config.json and every shard's header.
 
         weights  safetensors or pt read only one kind; auto reads torch's files where there are no safetensors.
-        ignore   patterns of weight files that are not read.
+        ignore   patterns of weight files to ignore.
         config   replaces config.json.
 
         Raises ``model_missing``, ``model_incomplete``, ``model_malformed``, ``pickle_refused``, ``path_outside_model``.
@@ -94,7 +94,7 @@ class Checkpoint:
         before = file_identity(folder / "config.json")
         if config is None:
             config = read_json(folder / "config.json", str(folder / "config.json"))
-        if len(config) > _MAX_CONFIG_KEYS:  # classes of transformers take a while for each
+        if len(config) > _MAX_CONFIG_KEYS:  # config classes of transformers are slow for each key
             raise error("model_malformed", file="config.json", reason=f"it has {len(config)} keys")
         shards = shard_files(folder, weights, ignore)
         check_manifest(folder, config)
@@ -103,16 +103,16 @@ class Checkpoint:
         inventory = checkpoint.inventory
         for file, listed in shards.items():
             checkpoint.remember([file])
-            found = checkpoint._header(file)
-            for name, info in found.items():
-                # A tensor may be in a second shard too; the index says which one counts.
+            headers = checkpoint._header(file)
+            for name, info in headers.items():
+                # A tensor may be in several shards; the index determines which one counts.
                 if listed is None or name in listed:
                     if name in inventory:
                         raise error("model_malformed", file=file, reason=f"tensor {name} is in two files")
                     inventory[name] = info
             if len(inventory) > _MAX_TENSORS:
                 raise error("model_malformed", file=file, reason=f"the shards hold more than {_MAX_TENSORS} tensors")
-            absent = sorted(set(listed or ()) - set(found))
+            absent = sorted(set(listed or ()) - set(headers))
             if absent:
                 raise error(
                     "model_incomplete",
@@ -125,19 +125,19 @@ class Checkpoint:
 
     @cached_property
     def spec(self) -> QuantSpec | None:
-        """How the checkpoint is quantized, or None. Raises ``format_unsupported``."""
+        """Return how the checkpoint is quantized, or None. Raises ``format_unsupported``."""
         return quantization_config.read_spec(self.path, self.config)
 
     def tensor(self, name: str) -> Tensor:
-        """One tensor on the CPU, read from its file. KeyError for a name outside the inventory.
+        """Read one tensor to the CPU. Raises KeyError for a name outside the inventory.
 
-        Raises ``model_malformed`` if the file is not the one any more whose header was read.
+        Raises ``model_malformed`` if the file has changed since its header was read.
         """
         info = self.inventory[name]
         if info.file.endswith(".bin"):
             tensors = self._torch_files.get(info.file) or self._torch_file(info.file)
             self._check_unchanged(info.file, self.path / info.file)
-            tensor = tensors[name].clone()  # out of the mapping, which is whole for as long as the file is
+            tensor = tensors[name].clone()  # copy out of the mapping, which is valid only while the file is intact
             self._check_unchanged(info.file, self.path / info.file)
         elif self.mapped:
             mapping = self._mappings.get(info.file) or self._map(info.file)
@@ -154,18 +154,18 @@ class Checkpoint:
             raise error("model_malformed", file=file, reason="it was changed while it was read")
 
     def _header(self, file: str) -> dict[str, TensorInfo]:
-        """name -> header of the tensors of one file."""
+        """Return name -> header of the tensors of one file."""
         if not file.endswith(".bin"):
             return read_header(real_path(self.path, file), file)
         return describe(self._torch_file(file), file)
 
     def _torch_file(self, file: str) -> dict[str, Tensor]:
-        """The tensors of one of torch's files, mapped from it."""
-        found = self._torch_files[file] = read_torch_file(real_path(self.path, file), file)
-        return found
+        """Return the tensors of one of torch's files, memory-mapped."""
+        tensors = self._torch_files[file] = read_torch_file(real_path(self.path, file), file)
+        return tensors
 
     def _open(self, file: str) -> BinaryIO:
-        """One safetensors file, to be read from; the one that has been open for longest is closed if there are many."""
+        """Open a safetensors file; if too many are open, the one that has been open longest is closed."""
 
         def bad(reason: str) -> AiakqError:
             return error("model_malformed", file=file, reason=reason)
@@ -177,29 +177,29 @@ class Checkpoint:
         return stream
 
     def _map(self, file: str) -> Any:
-        """The safetensors package's handle on one file."""
+        """Return the safetensors package's handle on one file."""
         path = real_path(self.path, file)
         self._open(file).close()
         del self._streams[file]
         try:
-            found = self._mappings[file] = safetensors.safe_open(path, framework="pt", device="cpu")
-        except FileNotFoundError:  # what it says without a descriptor left: the file is there
+            handle = self._mappings[file] = safetensors.safe_open(path, framework="pt", device="cpu")
+        except FileNotFoundError:  # raised when out of file descriptors: the file exists
             raise error("open_files") from None
         except (OSError, safetensors.SafetensorError) as problem:
             raise error("model_malformed", file=file, reason=str(problem)) from None
-        return found
+        return handle
 
     def remember(self, files: Iterable[str]) -> None:
-        """Note which files these are, before they are read, for ``changed_files``. Shards are noted by ``open``."""
+        """Record the identity of files before they are read, for ``changed_files``. ``open`` records shards."""
         for file in files:
             self._identities.setdefault(file, file_identity(self.path / file))
 
     def changed_files(self) -> list[str]:
-        """The noted files that were written, replaced, added or removed since."""
+        """Return the recorded files that were written, replaced, added or removed since."""
         return [file for file, known in self._identities.items() if file_identity(self.path / file) != known]
 
     def names(self, prefix: str) -> Iterator[str]:
-        """The tensors whose name starts with ``prefix``."""
+        """Return the tensors whose name starts with ``prefix``."""
         return (name for name in self.inventory if name.startswith(prefix))
 
     @cached_property
@@ -211,56 +211,56 @@ class Checkpoint:
         return sorted(prefix for prefix, headers in modules.items() if formats.holds_codes(headers))
 
     def locate(self, name: str) -> str | None:
-        """The tensor that a model calls ``name``: files may lack the outermost ``model.``, have one more, or hold the
-        text model inside a multimodal one.
+        """Return the tensor that a model calls ``name``: files may lack the outermost ``model.``, have one more, or
+        hold the text model inside a multimodal one.
         """
-        return next((each for each in _spellings(name) if each in self.inventory), None)
+        return next((spelling for spelling in _spellings(name) if spelling in self.inventory), None)
 
     @cached_property
     def beside_text(self) -> frozenset[str]:
-        """The tensors of a multimodal checkpoint that do not belong to its text model; empty for others."""
+        """Return the tensors of a multimodal checkpoint that are not part of its text model; empty for others."""
         text = [prefix for prefix in _TEXT_PREFIXES if any(name.startswith(prefix) for name in self.inventory)]
         kept = (*text, "lm_head.")
         return frozenset(name for name in self.inventory if text and not name.startswith(kept))
 
     def locate_linear(self, name: str) -> str | None:
-        """The packed linear that a model calls ``name``; see ``locate``."""
-        return next((each for each in _spellings(name) if each in self._linear_set), None)
+        """Return the packed linear that a model calls ``name``; see ``locate``."""
+        return next((spelling for spelling in _spellings(name) if spelling in self._linear_set), None)
 
     @cached_property
     def _linear_set(self) -> frozenset[str]:
         return frozenset(self._linears)
 
     def quantized_linears(self) -> list[str]:
-        """The names of all packed linears, sorted: those with the tensors of one, whatever the config says."""
+        """Return the names of all packed linears, sorted: those with a packed linear's tensors, whatever the config."""
         return list(self._linears)
 
     def layout(self, prefix: str) -> str:
-        """The format of the packed linear ``prefix``: the one the config says unless its tensors contradict it."""
+        """Return the format of the packed linear ``prefix``: the config's, unless its tensors contradict it."""
         assert self.spec is not None, "an unquantized checkpoint has no packed linears"
-        found = self._layouts.get(prefix)
-        if found is None:
-            found = self._layouts[prefix] = formats.layout_of(self._headers(prefix), self.spec.format)
-        return found
+        format = self._layouts.get(prefix)
+        if format is None:
+            format = self._layouts[prefix] = formats.layout_of(self._headers(prefix), self.spec.format)
+        return format
 
     def _headers(self, prefix: str) -> dict[str, TensorInfo]:
-        """suffix -> header of the tensors under ``prefix`` that any format could own."""
+        """Return suffix -> header of the tensors under ``prefix`` that any format could own."""
         names = {suffix: f"{prefix}.{suffix}" for suffix in formats.all_suffixes()}
         return {suffix: self.inventory[name] for suffix, name in names.items() if name in self.inventory}
 
     def linear_tensors(self, prefix: str) -> dict[str, str]:
-        """suffix -> full name of the tensors that the packed linear ``prefix`` owns."""
+        """Return suffix -> full name of the tensors of the packed linear ``prefix``."""
         suffixes = formats.load(self.layout(prefix)).SUFFIXES
         return {suffix: f"{prefix}.{suffix}" for suffix in self._headers(prefix) if suffix in suffixes}
 
     def linear_headers(self, prefix: str) -> dict[str, TensorInfo]:
-        """suffix -> header of the tensors that the packed linear ``prefix`` owns."""
+        """Return suffix -> header of the tensors of the packed linear ``prefix``."""
         return {suffix: self.inventory[name] for suffix, name in self.linear_tensors(prefix).items()}
 
     def dimensions(self, prefix: str) -> tuple[Dimensions, int]:
-        """The dimensions of the packed linear ``prefix`` and its group size G, from headers alone.
+        """Return the dimensions of the packed linear ``prefix`` and its group size G, from headers alone.
 
-        Raises ``tensor_mismatch`` for headers that are not those of its format.
+        Raises ``tensor_mismatch`` for headers that do not match its format.
         """
         spec = self.linear_spec(prefix)
         try:
@@ -272,16 +272,16 @@ class Checkpoint:
         return found, derive_group_size(found.k, found.groups, spec.group_size, "scales", prefix)
 
     def linear_spec(self, prefix: str) -> QuantSpec:
-        """The spec of the packed linear ``prefix``, in the format its tensors have.
+        """Return the spec of the packed linear ``prefix``, in the format of its tensors.
 
-        The tensors count even if the config says that this linear is not quantized.
+        Its tensors take precedence even if the config says that this linear is not quantized.
         """
         assert self.spec is not None, "an unquantized checkpoint has no packed linears"
         spec = self.spec.for_layer(prefix) or replace(self.spec, layers=())
         return replace(spec, format=self.layout(prefix))
 
     def read_linear(self, prefix: str) -> QWeight:
-        """One packed linear of N outputs and K inputs, with its bias [N] if it has one.
+        """Read one packed linear with N outputs and K inputs, with its bias [N] if it has one.
 
         Raises ``tensor_mismatch`` and ``not_finite``, which name the tensor.
         """
@@ -295,7 +295,7 @@ class Checkpoint:
             raise
 
     def close(self) -> None:
-        """Close the files; tensors that were read stay valid."""
+        """Close the files; tensors that were read remain valid."""
         for stream in self._streams.values():
             stream.close()
         self._streams.clear()
@@ -303,7 +303,7 @@ class Checkpoint:
         self._mappings.clear()
 
 
-#: Where multimodal checkpoints hold the text model.
+#: Prefixes of the text model in multimodal checkpoints.
 _TEXT_PREFIXES = ("model.language_model.", "language_model.")
 
 

@@ -1,8 +1,8 @@
 """CheckpointWriter: writes tensors step by step, then joins them into shards with an index and a manifest.
 
-The tensors of a step go into a file of their own, synced, and a note beside it says that it is whole. At the end the
-files of the steps are joined into shards, which therefore do not depend on how often the work was interrupted. The
-folder becomes the output in one rename (output_folder.py).
+The tensors of a step go into their own file, which is synced, and a note beside it marks it as complete. Finally the
+files are joined into shards, which therefore do not depend on interruptions. The folder becomes the output by one
+rename (output_folder.py).
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ class CheckpointWriter:
     """Writes one checkpoint folder; a context manager that leaves nothing behind unless ``publish`` was reached.
 
     Use: ``with CheckpointWriter(output, inputs=[source]) as writer: writer.add(...); ...; writer.publish()``.
-    ``commit`` puts what was added since the last one on disk, so that memory holds one step at a time. With a
-    ``fingerprint`` of the work and ``resume``, steps that an earlier run with the same fingerprint committed are taken
-    over (``steps``), and are kept again when this run fails. ``beside`` names a safetensors file for tensors that are
+    ``commit`` writes what was added since the last commit, so that memory holds one step at a time. With a
+    ``fingerprint`` of the work and ``resume``, steps committed by an earlier run with the same fingerprint are reused
+    (``steps``), and are kept again if this run fails. ``beside`` names a safetensors file for tensors that are
     not the model's (``add_beside``); it is written even if there are none.
     """
 
@@ -70,12 +70,12 @@ class CheckpointWriter:
     # --- the context ----------------------------------------------------------------------------------------------
 
     def __enter__(self) -> CheckpointWriter:
-        """Take the lock, remove remains, check the space. Raises ``output_locked``, ``no_space``, ``output_failed``."""
+        """Take the lock, remove leftovers, check space. Raises ``output_locked``, ``no_space``, ``output_failed``."""
         try:
             with self._output.failures():
                 self._output.claim(self._adopt)
                 free = shutil.disk_usage(self.output.parent).free
-                # Steps and the shards made of them are on the disk together for a while.
+                # Steps and the shards made from them exist on disk at the same time for a while.
                 needed = int(2.02 * self.expected_bytes) - self.total_bytes
                 if free < needed:
                     raise error(
@@ -96,22 +96,22 @@ class CheckpointWriter:
 
     @property
     def output(self) -> Path:
-        """Where the checkpoint will be published."""
+        """The path where the checkpoint will be published."""
         return self._output.path
 
     @property
     def folder(self) -> Path:
-        """The folder being written; readable as a checkpoint once ``seal`` returned."""
+        """The folder being written; readable as a checkpoint after ``seal``."""
         return self._output.partial
 
     @property
     def scratch(self) -> Path:
-        """A folder for files that live no longer than this writer."""
+        """A folder for temporary files that are removed with this writer."""
         return self.folder / _SCRATCH
 
     @property
     def total_bytes(self) -> int:
-        """Of all committed tensors."""
+        """Total bytes of all committed tensors."""
         return sum(sum(step.sizes) for step in self.steps)
 
     def add(self, name: str, tensor: Tensor) -> None:
@@ -127,7 +127,7 @@ class CheckpointWriter:
         self._pending_beside[name] = tensor
 
     def commit(self, name: str, note: Mapping[str, Any] | None = None) -> CommittedStep:
-        """Put what was added since the last commit on disk as one step. ``note`` holds JSON values."""
+        """Write what was added since the last commit to disk as one step. ``note`` holds JSON values."""
         pending, self._pending = self._pending, {}
         beside, self._pending_beside = self._pending_beside, {}
         file = self.folder / f"{STEP_PREFIX}{len(self.steps):05d}.safetensors"
@@ -144,7 +144,7 @@ class CheckpointWriter:
                 "beside": step.beside,
                 "note": step.note,
             }
-            # The note makes the step count, so it appears whole or not at all.
+            # The note completes the step, so it must appear atomically.
             draft = file.with_suffix(".tmp")
             write_synced(draft, json.dumps(entry).encode())
             os.rename(draft, file.with_suffix(".json"))
@@ -153,12 +153,12 @@ class CheckpointWriter:
         return step
 
     def read(self, step: CommittedStep) -> dict[str, Tensor]:
-        """The tensors of a committed step, mapped from its file."""
+        """Return the tensors of a committed step, memory-mapped."""
         with self._output.failures(), safetensors.safe_open(step.file, framework="pt", device="cpu") as handle:
             return {name: handle.get_tensor(name) for name in step.tensors}
 
     def copy_file(self, folder: Path, name: str) -> None:
-        """Copy the file ``name`` of a folder, or of a folder in it, byte for byte, following a link."""
+        """Copy the file ``name`` of a folder, possibly in a subfolder, byte for byte, following links."""
         with self._output.failures():
             self._write_bytes(name, read_file(folder, name, limit=MAX_MODULE_BYTES if "/" in name else None))
 
@@ -174,7 +174,7 @@ class CheckpointWriter:
     def seal(self) -> Path:
         """Join the steps into shards, write the index and the manifest; the folder can now be opened as a checkpoint.
 
-        Files may still be added (a report of measurements on it); ``publish`` then renews the manifest.
+        Files may still be added (such as a report of measurements on it); ``publish`` then updates the manifest.
         """
         with self._output.failures():
             if self._pending:
@@ -186,7 +186,7 @@ class CheckpointWriter:
         return self.folder
 
     def publish(self) -> Path:
-        """Make the folder the output in one step, and return its path. Raises ``output_failed``."""
+        """Publish the folder as the output atomically, and return its path. Raises ``output_failed``."""
         self.seal()
         with self._output.failures():
             self._verify()
@@ -197,10 +197,10 @@ class CheckpointWriter:
             self._output.publish()
         return self.output
 
-    # --- inside ---------------------------------------------------------------------------------------------------
+    # --- internals ------------------------------------------------------------------------------------------------
 
     def _adopt(self, folder: Path) -> bool:
-        """Take over the steps that an earlier run of the same work left in ``folder``, if there are any."""
+        """Reuse the steps that an earlier run of the same work left in ``folder``, if there are any."""
         if not self.resume or self.steps:
             return False
         self.steps = list(whole_steps(folder, self.fingerprint))
@@ -217,7 +217,7 @@ class CheckpointWriter:
         assert _FILE_NAME.fullmatch(name), f"{name!r} is no plain file name"
         path = self.folder / name
         path.parent.mkdir(exist_ok=True)
-        # A manifest that no longer fits must not survive beside the changed file.
+        # An outdated manifest must not remain beside the changed file.
         (self.folder / MANIFEST).unlink(missing_ok=True)
         write_synced(path, data)
         if name != MANIFEST:
@@ -251,7 +251,7 @@ class CheckpointWriter:
         self._files[self._beside] = {"size": size, "sha256": digest}
 
     def _name_shards(self) -> None:
-        """Give the shards their final names, which say how many there are, and write the index."""
+        """Give the shards their final names, which contain their number, and write the index."""
         count = len(self._shards)
         weight_map: dict[str, str] = {}
         for number, (path, names) in enumerate(self._shards):
@@ -270,7 +270,7 @@ class CheckpointWriter:
         self._write_bytes(MANIFEST, (json.dumps(manifest, indent=2) + "\n").encode())
 
     def _verify(self) -> None:
-        """Read every file back: a disk that lost a byte must be found now, not when the model answers nonsense."""
+        """Read every file back, to detect data corruption on disk now instead of when serving."""
         for name, entry in self._files.items():
             with open(self.folder / name, "rb") as stream:
                 digest = hashlib.file_digest(stream, "sha256").hexdigest()

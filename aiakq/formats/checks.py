@@ -11,12 +11,13 @@ from aiakq.errors import AiakqError, error
 
 
 def mismatch(name: str, reason: str) -> AiakqError:
-    """A ``tensor_mismatch`` about the linear ``name``; ``Checkpoint`` puts the folder's path in."""
+    """Return a ``tensor_mismatch`` about the linear ``name``; ``Checkpoint`` adds the folder's path."""
     return error("tensor_mismatch", path=name, reason=f"{name}.{reason}")
 
 
 def need(tensors: Mapping[str, Tensor], suffix: str, name: str, dims: int, *dtypes: torch.dtype) -> Tensor:
-    """The tensor ``suffix``, which has ``dims`` dimensions and one of ``dtypes``. Raises ``tensor_mismatch``."""
+    """Return the tensor ``suffix``, which must have ``dims`` dimensions and one of ``dtypes``, or raise
+    ``tensor_mismatch``."""
     tensor = tensors.get(suffix)
     if tensor is None:
         raise mismatch(name, f"{suffix} is missing")
@@ -29,14 +30,14 @@ def need(tensors: Mapping[str, Tensor], suffix: str, name: str, dims: int, *dtyp
 
 
 def shaped(tensor: Tensor, shape: tuple[int, ...], suffix: str, name: str) -> Tensor:
-    """``tensor`` itself if it has exactly this shape. Raises ``tensor_mismatch``."""
+    """Return ``tensor`` if it has exactly this shape. Raises ``tensor_mismatch``."""
     if tuple(tensor.shape) != shape:
         raise mismatch(name, f"{suffix} has shape {list(tensor.shape)}, expected {list(shape)}")
     return tensor
 
 
 def finite(tensor: Tensor, suffix: str, name: str) -> Tensor:
-    """``tensor`` itself, of any shape, if it holds no NaN and no infinity. Raises ``not_finite``."""
+    """Return ``tensor``, of any shape, if it contains no NaN and no infinity. Raises ``not_finite``."""
     if not bool(torch.isfinite(tensor).all()):
         raise error(
             "not_finite",
@@ -49,10 +50,10 @@ def finite(tensor: Tensor, suffix: str, name: str) -> Tensor:
 def check_scales(
     scales: Tensor, codes: Tensor, zeros: Tensor | None, group_size: int, bits: int, suffix: str, name: str
 ) -> None:
-    """Refuse a scale of 0 unless all weights of its group are 0, as some tools write for dead inputs.
+    """Reject a scale of 0 unless all weights of its group are 0, as some tools write for dead inputs.
 
-    scales [N, ng] float, codes [N, K] uint8, zeros [N, ng] or None, as in QWeight. Elsewhere a scale of 0 was too small
-    for its dtype, and the weights are lost. Raises ``tensor_mismatch``.
+    scales [N, ng] float, codes [N, K] uint8, zeros [N, ng] or None, as in QWeight. Any other scale of 0 underflowed its
+    dtype, and the weights are lost. Raises ``tensor_mismatch``.
     """
     dead = scales == 0
     if not bool(dead.any()):
@@ -65,7 +66,7 @@ def check_scales(
 
 
 def read_bias(tensors: Mapping[str, Tensor], n: int, name: str) -> Tensor | None:
-    """The bias [N] of the linear, or None. Raises ``tensor_mismatch`` and ``not_finite``."""
+    """Return the bias [N] of the linear, or None. Raises ``tensor_mismatch`` and ``not_finite``."""
     bias = tensors.get("bias")
     if bias is None:
         return None
@@ -73,7 +74,7 @@ def read_bias(tensors: Mapping[str, Tensor], n: int, name: str) -> Tensor | None
 
 
 def derive_group_size(k: int, groups: int, configured: int, suffix: str, name: str) -> int:
-    """G for K inputs in ``groups`` groups: the ``configured`` one if it fits; tools leave overrides out.
+    """Return G for K inputs in ``groups`` groups: the ``configured`` one if it fits; tools omit overrides.
 
     Raises ``tensor_mismatch`` if no G fits.
     """
@@ -87,10 +88,10 @@ def derive_group_size(k: int, groups: int, configured: int, suffix: str, name: s
 
 
 def order_from_groups(g_idx: Tensor, k: int, groups: int, group_size: int, suffix: str, name: str) -> Tensor | None:
-    """The order of inputs that makes the groups contiguous.
+    """Return the order of inputs that makes the groups contiguous.
 
     g_idx [K] integer, the group of each input -> perm [K] int64 with ``g_idx[perm[j]] == j // G``, or None if groups
-    are contiguous already. Every group but the last must have exactly G inputs. Raises ``tensor_mismatch``.
+    are already contiguous. Every group except the last must have exactly G inputs. Raises ``tensor_mismatch``.
     """
     shaped(g_idx, (k,), suffix, name)
     index = g_idx.to(torch.int64)

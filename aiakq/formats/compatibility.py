@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Readers:
-    """How transformers and vLLM read a checkpoint of some format.
+    """How transformers and vLLM read a checkpoint in some format.
 
-    packages           what transformers needs installed; None if it does not read the format.
-    transformers_note  a sentence about how transformers reads it; "" for none.
+    packages           packages that transformers requires; None if it does not read the format.
+    transformers_note  a sentence on how transformers reads it; "" for none.
     vllm               whether vLLM reads it.
-    vllm_note          a sentence about how vLLM reads it, or why not; "" for none.
+    vllm_note          a sentence on how vLLM reads it, or why not; "" for none.
     """
 
     packages: str | None = None
@@ -21,12 +21,12 @@ class Readers:
     vllm_note: str = "vLLM does not read this format."
 
 
-#: transformers and experts in a format other than compressed-tensors.
+#: Limitation of transformers with experts in a format other than compressed-tensors.
 EXPERTS_NOT_FOUND = "transformers 5.23 does not find the experts in such files; use aiakq or vLLM."
 
 
 def experts_note(format: str) -> str:
-    """What transformers makes of fused experts in files of a format other than compressed-tensors."""
+    """Return what transformers does with fused experts in a format other than compressed-tensors."""
     return (
         f"aiakq reads this model, but transformers 5.23 does not know experts in {format} files and fills them with "
         "random numbers; it reads those of --format compressed-tensors."

@@ -13,8 +13,8 @@ For one linear with N outputs, K inputs, b bits and ng groups (one for per-chann
                      input_scale        [1] float, static activations only
     both             bias               [N], optional
 
-Codes of 3 bits fill the words without gaps; older versions put ten of them into each word instead. The shapes tell, and
-they say the width as well, whatever the config says.
+3-bit codes are packed without gaps; older versions put ten of them into each word instead. The shapes distinguish the
+two, and also determine the bit width, regardless of the config.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ SUFFIXES = (
     "bias",
 )
 QUANT_METHODS = ("compressed-tensors",)
-#: The config does not say which method chose the numbers, so ``QuantSpec.method`` is a guess.
+#: The config does not record the quantization method, so ``QuantSpec.method`` is a guess.
 RECORDS_METHOD = False
 from_config = compressed_tensors_config.from_config
 to_config = compressed_tensors_config.to_config
@@ -74,14 +74,14 @@ def holds_codes(headers: Headers) -> bool:
 
 
 def matches(headers: Headers) -> bool:
-    """Whether the tensors are those of this layout; their names say so, no other format has them."""
+    """Whether the tensors are those of this layout; their names suffice, because no other format has them."""
     return "weight_packed" in headers or "weight_scale" in headers
 
 
 def packed_shapes(headers: Headers, spec: QuantSpec, n: int, k: int) -> Shapes:
-    """suffix -> shape for a linear of N outputs and K inputs."""
-    said = expected_groups(spec, k)
-    groups = stored_size(headers, ("weight_scale", "weight_zero_point"), 1, said, lambda size: k % size == 0)
+    """Return suffix -> shape for a linear with N outputs and K inputs."""
+    num_groups = expected_groups(spec, k)
+    groups = stored_size(headers, ("weight_scale", "weight_zero_point"), 1, num_groups, lambda size: k % size == 0)
     one = "weight_scale" in headers and headers["weight_scale"].shape == (1,)
     scale = (1,) if one else (n, groups)
     if "weight_packed" not in headers:
@@ -104,12 +104,12 @@ def packed_shapes(headers: Headers, spec: QuantSpec, n: int, k: int) -> Shapes:
 
 
 def _gapped_words(count: int, bits: int) -> int:
-    """The words for ``count`` codes where none straddles two words, as old versions packed 3 bits."""
+    """Return the words for ``count`` codes if none straddles two words, as old versions packed 3 bits."""
     return -(-count // (32 // bits))
 
 
 def dimensions(headers: Headers, spec: QuantSpec) -> Dimensions:
-    """N, K, bits and groups. Raises KeyError, ValueError or ArithmeticError for headers of another layout."""
+    """Return N, K, bits and groups. Raises KeyError, ValueError or ArithmeticError for headers of another layout."""
     scale = headers["weight_scale"].shape
     groups = 1 if len(scale) < 2 else scale[1]
     perm, static = "weight_g_idx" in headers, "input_scale" in headers
@@ -117,32 +117,32 @@ def dimensions(headers: Headers, spec: QuantSpec) -> Dimensions:
         n, k = headers["weight"].shape
         return Dimensions(n, k, 8, groups, perm, static)
     n, words = headers["weight_packed"].shape
-    # 3-bit words may have gaps, and end anywhere: whole groups say more than words do.
+    # 3-bit words may have gaps, and K may end anywhere in a word: whole groups are more precise than words.
     k = groups * spec.group_size if groups > 1 and spec.group_size > 0 else words * 32 // spec.bits
     bits = words * 32 // k
     return Dimensions(n, k, bits if bits in SCHEME_BITS.values() else spec.bits, groups, perm, static)
 
 
-# --- what the format can hold -----------------------------------------------------------------------------------------
+# --- capabilities -----------------------------------------------------------------------------------------------------
 
 
 def supports(spec: QuantSpec) -> str | None:
-    """Why these files cannot hold ``spec``: never."""
+    """Return None: the format can hold every spec."""
     return None
 
 
 def word_shape(spec: QuantSpec) -> tuple[int, int]:
-    """Inputs and outputs that share words and cannot be cut apart."""
+    """Return how many inputs and outputs share a packed word and cannot be split."""
     return (1 if spec.activation_bits else 32 // spec.bits), 1
 
 
 def scale_dtype(spec: QuantSpec, dtype: torch.dtype) -> torch.dtype:
-    """The dtype in which scales are stored: float32 beside quantized activations, else ``dtype``."""
+    """Return the dtype of stored scales: float32 with quantized activations, else ``dtype``."""
     return torch.float32 if spec.activation_bits else dtype
 
 
 def reader_notes(spec: QuantSpec, experts: bool) -> list[str]:
-    """What a user should know about other programs that read ``spec``."""
+    """Return notes for users on other programs that read ``spec``."""
     notes = []
     if experts and spec.activation_bits:
         notes.append("aiakq reads this model, but transformers 5.23 refuses experts with quantized activations.")
@@ -156,7 +156,7 @@ def reader_notes(spec: QuantSpec, experts: bool) -> list[str]:
 
 
 def readers(format: str, schemes: Collection[str], experts: bool) -> Readers:
-    """How other programs read a model with these schemes, and ``experts`` if it has some."""
+    """Describe how other programs read a model with these schemes; ``experts``: whether it has any."""
     note = ""
     if set(schemes) == {"w8a16"}:
         note = "On an NVIDIA GPU; vLLM has no kernel for 8-bit weights alone on a CPU."
@@ -167,7 +167,7 @@ def readers(format: str, schemes: Collection[str], experts: bool) -> Readers:
 
 
 def read(tensors: Mapping[str, Tensor], spec: QuantSpec, name: str = "linear") -> QWeight:
-    """One linear from its tensors.
+    """Read one linear from its tensors.
 
     tensors  suffix -> tensor, with the shapes and dtypes in the module's docstring; not modified.
     name     of the linear, for messages.
@@ -219,7 +219,7 @@ def _read_packed(tensors: Mapping[str, Tensor], spec: QuantSpec, name: str) -> Q
 
 
 def _width(words: int, k: int, likely: int) -> int | None:
-    """The bits per code that K codes in so many words have, ``likely`` if it can be; None if there are none."""
+    """Return the bits per code for K codes in this many words, ``likely`` if possible; None if no width fits."""
     if k <= 0:
         return None
     fitting = [bits for bits in SUPPORTED_BITS if words in (words_for(k, bits), _gapped_words(k, bits))]
@@ -227,7 +227,7 @@ def _width(words: int, k: int, likely: int) -> int | None:
 
 
 def _unpack(words: Tensor, bits: int, count: int, dim: int = -1) -> Tensor:
-    """``unpack``, whether or not the words have gaps."""
+    """``unpack`` for words with or without gaps."""
     if words.shape[dim] == words_for(count, bits):
         return unpack(words, bits, dim=dim, count=count)
     rows = words.movedim(dim, -1)
@@ -237,7 +237,7 @@ def _unpack(words: Tensor, bits: int, count: int, dim: int = -1) -> Tensor:
 
 
 def _read_zeros(stored: Tensor, n: int, groups: int, bits: int, name: str) -> Tensor | None:
-    """Zero points [N, ng] uint8 as codes, or None where all are 0, that is 2**(b-1) as a code."""
+    """Return zero points [N, ng] uint8 as codes, or None if all are 0, which is the code 2**(b-1)."""
     half = 2 ** (bits - 1)
     if stored.dtype == torch.int8:
         shaped(stored, (n, groups), "weight_zero_point", name)
@@ -253,7 +253,7 @@ def _read_zeros(stored: Tensor, n: int, groups: int, bits: int, name: str) -> Te
 
 
 def _rows(scales: Tensor, n: int, name: str) -> Tensor:
-    """Scales [N, ng]: one number means the same for all."""
+    """Return scales [N, ng]; a single number is repeated for all."""
     if scales.numel() == 1:
         scales = scales.reshape(1, 1).expand(n, 1).contiguous()
     if scales.dim() != 2:
@@ -303,9 +303,9 @@ def _read_int8(tensors: Mapping[str, Tensor], spec: QuantSpec, name: str) -> QWe
 
 
 def write(weight: QWeight, spec: QuantSpec, dtype: torch.dtype) -> dict[str, Tensor]:
-    """The tensors of one linear: ``int-quantized`` for w8a8, ``pack-quantized`` for the rest.
+    """Return the tensors of one linear: ``int-quantized`` for w8a8, ``pack-quantized`` for the rest.
 
-    Packed scales are stored in ``dtype`` and must be representable in it already; w8a8 scales are float32.
+    Packed scales are stored in ``dtype``, in which they must already be representable; w8a8 scales are float32.
     """
     if weight.perm is not None:
         raise mismatch("linear", "weight has its own input order, which compressed-tensors readers refuse")

@@ -11,7 +11,8 @@ from aiakq.spec import LayerSpec, QuantSpec
 
 
 def from_config(config: Mapping[str, Any]) -> QuantSpec:
-    """The spec of a config. Names win over regular expressions (in alphabetical order), those over ``Linear``.
+    """Return the spec of a config. Names take precedence over regular expressions (in alphabetical order), and those
+    over ``Linear``.
 
     Raises ``format_unsupported``.
     """
@@ -51,7 +52,7 @@ def _specificity(target: str) -> tuple[bool, str]:
 
 
 def _read_group(group: Mapping[str, Any], shared_format: Any) -> LayerSpec:
-    """One entry of ``config_groups``; ``shared_format`` counts where it has no format of its own."""
+    """Parse one entry of ``config_groups``; ``shared_format`` applies if it has no format of its own."""
     weights = read_object(group.get("weights"), "weights")
     inputs = read_object(group.get("input_activations"), "input_activations")
     layout = group.get("format") or shared_format
@@ -73,7 +74,7 @@ def _read_group(group: Mapping[str, Any], shared_format: Any) -> LayerSpec:
 
 
 def to_config(spec: QuantSpec) -> dict[str, Any]:
-    """The ``quantization_config`` of ``spec``: groups with names first, then every other Linear.
+    """Return the ``quantization_config`` of ``spec``: groups with names first, then every other Linear.
 
     Each group states its own format too.
     """
@@ -102,7 +103,7 @@ def _target(pattern: str) -> str:
 
 
 def _group(layer: LayerSpec, targets: list[str]) -> dict[str, Any]:
-    """One entry of ``config_groups``."""
+    """Return one entry of ``config_groups``."""
     weights: dict[str, Any] = {
         "num_bits": layer.bits,
         "type": "int",
@@ -129,5 +130,5 @@ def _group(layer: LayerSpec, targets: list[str]) -> dict[str, Any]:
 
 
 def writer(config: Mapping[str, Any]) -> str | None:
-    """The program that wrote a config, if it says so."""
+    """Return the program that wrote a config, if recorded."""
     return f"compressed-tensors {config['version']}" if config.get("version") else None

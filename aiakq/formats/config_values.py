@@ -1,6 +1,6 @@
 """Validated access to the values of a ``quantization_config``, which is untrusted input.
 
-Every function raises ``format_unsupported`` for a value it cannot accept.
+All functions raise ``format_unsupported`` for a value they cannot accept.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from aiakq.spec import LayerSpec
 
 
 def unsupported(reason: str) -> AiakqError:
-    """A ``format_unsupported`` error, to be raised."""
+    """Return a ``format_unsupported`` error."""
     return error("format_unsupported", reason=reason)
 
 
 def first_of(config: Mapping[str, Any], *names: str, default: Any = None) -> Any:
-    """The value under the first of ``names`` that is present and not null; tools disagree about spellings."""
+    """Return the value under the first of ``names`` that is present and not null; tools use different spellings."""
     for name in names:
         if config.get(name) is not None:
             return config[name]
@@ -27,56 +27,56 @@ def first_of(config: Mapping[str, Any], *names: str, default: Any = None) -> Any
 
 
 def read_word(config: Mapping[str, Any], *names: str, default: str) -> str:
-    """``first_of`` as a lower-case string."""
+    """Return ``first_of`` as a lower-case string."""
     return str(first_of(config, *names, default=default)).lower()
 
 
 def read_integer(value: Any, what: str) -> int:
-    """A plain integer from -1 to 2**31 - 1."""
+    """Validate a plain integer from -1 to 2**31 - 1."""
     if isinstance(value, bool) or not isinstance(value, int) or not -1 <= value < 2**31:
         raise unsupported(f"{what} is {value!r:.40}")
     return value
 
 
 def read_group_size(value: Any) -> int:
-    """A group size; 0, -1 and null mean one scale per output row and become -1."""
+    """Validate a group size; 0, -1 and null mean one scale per output row and become -1."""
     size = read_integer(-1 if value is None else value, "group_size")
     return size if size > 0 else -1
 
 
 def read_bits(value: Any, what: str) -> int:
-    """2, 3, 4 or 8."""
+    """Validate a bit width: 2, 3, 4 or 8."""
     if isinstance(value, bool) or value not in (2, 3, 4, 8):
         raise unsupported(f"{what} with {value!r:.40} bits")
     return int(value)
 
 
 def read_names(value: Any, what: str) -> tuple[str, ...]:
-    """A list of names or patterns; null is an empty one."""
-    found = [] if value is None else value
-    if not isinstance(found, list) or not all(isinstance(name, str) for name in found):
+    """Validate a list of names or patterns; null is an empty list."""
+    names = [] if value is None else value
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         raise unsupported(f"{what} is not a list of names")
-    return tuple(found)
+    return tuple(names)
 
 
 def read_object(value: Any, what: str) -> Mapping[str, Any]:
-    """A JSON object; null is an empty one."""
-    found = {} if value is None else value
-    if not isinstance(found, Mapping):
+    """Validate a JSON object; null is an empty one."""
+    document = {} if value is None else value
+    if not isinstance(document, Mapping):
         raise unsupported(f"{what} is not an object")
-    return found
+    return document
 
 
 def layer_override(values: Any, base: LayerSpec) -> LayerSpec | None:
-    """``base`` with the values that the config gives one layer; None where they are 16 bits or more."""
-    given = read_object(values, "the entry of a layer")
-    bits = read_integer(first_of(given, "bits", "w_bit", default=base.bits), "bits")
+    """Return ``base`` with the config's values for one layer; None if they are 16 bits or more."""
+    overrides = read_object(values, "the entry of a layer")
+    bits = read_integer(first_of(overrides, "bits", "w_bit", default=base.bits), "bits")
     if bits >= 16:
         return None
-    size = first_of(given, "group_size", "q_group_size", default=base.group_size)
+    size = first_of(overrides, "group_size", "q_group_size", default=base.group_size)
     return replace(
         base,
         bits=read_bits(bits, "a layer"),
         group_size=read_group_size(size),
-        symmetric=bool(given.get("sym", base.symmetric)),
+        symmetric=bool(overrides.get("sym", base.symmetric)),
     )

@@ -8,8 +8,8 @@ For one linear with N outputs, K inputs, b bits and ng groups:
     g_idx    [K] int32           the group of each input; scrambled by act-order
     bias     [N]                 optional
 
-``W[n, k] = scales[g_idx[k], n] * (q[k, n] - zero[g_idx[k], n])``. The width comes from the shapes, because tools
-write layers whose width differs from the config's.
+``W[n, k] = scales[g_idx[k], n] * (q[k, n] - zero[g_idx[k], n])``. The bit width is derived from the shapes, because
+tools write layers whose width differs from the config's.
 """
 
 from __future__ import annotations
@@ -50,10 +50,10 @@ from aiakq.spec import LayerSpec, QuantSpec
 
 SUFFIXES = ("qweight", "qzeros", "scales", "g_idx", "bias")
 QUANT_METHODS = ("gptq",)
-#: Where AutoGPTQ and other tools of its time put the config.
+#: Config file of AutoGPTQ and contemporary tools.
 CONFIG_FILE = "quantize_config.json"
 
-#: The linears that vLLM fuses, and the name of the fused one, which it looks up in ``dynamic``.
+#: Linears that vLLM fuses -> the name of the fused one, which it looks up in ``dynamic``.
 _FUSED = {
     "q_proj": "qkv_proj",
     "k_proj": "qkv_proj",
@@ -72,13 +72,13 @@ def holds_codes(headers: Headers) -> bool:
 
 
 def matches(headers: Headers) -> bool:
-    """Whether the shapes and dtypes are those of this layout."""
+    """Whether the shapes and dtypes match this layout."""
     codes, scales = matrix(headers, "qweight", "I32"), matrix(headers, "scales")
     return codes is not None and scales is not None and codes.shape[1] == scales.shape[1]
 
 
 def packed_shapes(headers: Headers, spec: QuantSpec, n: int, k: int) -> Shapes:
-    """suffix -> shape for a linear of N outputs and K inputs."""
+    """Return suffix -> shape for a linear with N outputs and K inputs."""
     groups = stored_size(headers, ("scales", "qzeros"), 0, expected_groups(spec, k), lambda size: k % size == 0)
     codes = matrix(headers, "qweight")
     bits, rest = (0, 1) if codes is None else divmod(codes.shape[0] * 32, k)
@@ -89,7 +89,7 @@ def packed_shapes(headers: Headers, spec: QuantSpec, n: int, k: int) -> Shapes:
 
 
 def dimensions(headers: Headers, spec: QuantSpec) -> Dimensions:
-    """N, K, bits and groups. Raises KeyError, ValueError or ArithmeticError for headers of another layout."""
+    """Return N, K, bits and groups. Raises KeyError, ValueError or ArithmeticError for headers of another layout."""
     rows, n = headers["qweight"].shape
     groups = headers["scales"].shape[0]
     bits = headers["qzeros"].shape[1] * 32 // n
@@ -97,11 +97,11 @@ def dimensions(headers: Headers, spec: QuantSpec) -> Dimensions:
     return Dimensions(n, k, rows * 32 // k, groups, has_perm=spec.desc_act)
 
 
-# --- what the format can hold -----------------------------------------------------------------------------------------
+# --- capabilities -----------------------------------------------------------------------------------------------------
 
 
 def supports(spec: QuantSpec) -> str | None:
-    """Why these files cannot hold ``spec``; None if they can."""
+    """Return why this format cannot hold ``spec``, or None."""
     if spec.activation_bits:
         return "such files hold no quantized activations"
     if spec.format == "gptq" and not spec.symmetric:
@@ -110,32 +110,32 @@ def supports(spec: QuantSpec) -> str | None:
 
 
 def unportable(spec: QuantSpec, experts: bool) -> str | None:
-    """Why another format is the better default for ``spec``; None if there is no reason."""
+    """Return why another format is the better default for ``spec``, or None."""
     if spec.layers:
         return "transformers reads no exceptions for single layers in these files"
-    # Asymmetric weights gain nothing elsewhere: transformers does not read them in compressed-tensors either.
+    # For asymmetric weights there is no better default: transformers does not read them in compressed-tensors either.
     if experts and spec.format == "gptq":
         return "transformers does not read experts in these files"
     return None
 
 
 def shape_problem(spec: QuantSpec, n: int, k: int) -> str | None:
-    """Why a linear of N outputs and K inputs cannot be written; None if it can."""
+    """Return why a linear with N outputs and K inputs cannot be written, or None."""
     return "GPTQ files hold multiples of 32 inputs and outputs" if k % 32 or n % 32 else None
 
 
 def word_shape(spec: QuantSpec) -> tuple[int, int]:
-    """Inputs and outputs that share words and cannot be cut apart."""
+    """Return how many inputs and outputs share a packed word and cannot be split."""
     return 32, 32
 
 
 def scale_dtype(spec: QuantSpec, dtype: torch.dtype) -> torch.dtype:
-    """The dtype in which scales are stored: float16, as every reader expects, whatever ``dtype`` the rest has."""
+    """Return the dtype of stored scales: float16, as every reader expects, regardless of ``dtype``."""
     return torch.float16
 
 
 def reader_notes(spec: QuantSpec, experts: bool) -> list[str]:
-    """What a user should know about other programs that read ``spec``."""
+    """Return notes for users on other programs that read ``spec``."""
     notes = [experts_note(spec.format)] if experts else []
     if spec.format == "gptq_v2":
         notes.append(
@@ -146,7 +146,7 @@ def reader_notes(spec: QuantSpec, experts: bool) -> list[str]:
 
 
 def readers(format: str, schemes: Collection[str], experts: bool) -> Readers:
-    """How other programs read a model with these schemes, and ``experts`` if it has some."""
+    """Describe how other programs read a model with these schemes; ``experts``: whether it has any."""
     note = EXPERTS_NOT_FOUND if experts else ""
     if format == "gptq_v2":
         reason = "vLLM does not read this format (GPTQ version 2, asymmetric)."
@@ -159,7 +159,7 @@ def readers(format: str, schemes: Collection[str], experts: bool) -> Readers:
 
 
 def from_config(config: Mapping[str, Any]) -> QuantSpec | None:
-    """The spec of a config, or None if it says another layout. Raises ``format_unsupported``."""
+    """Return the spec of a config, or None if it describes another layout. Raises ``format_unsupported``."""
     layout = read_word(config, "checkpoint_format", "format", default="gptq")
     if config.get("is_marlin_format") or layout not in ("gptq", "gptq_v2"):
         return None
@@ -182,14 +182,14 @@ def from_config(config: Mapping[str, Any]) -> QuantSpec | None:
 
 
 def _dynamic(dynamic: Mapping[str, Any], base: LayerSpec) -> Iterable[tuple[str, LayerSpec | None]]:
-    """GPTQModel's overrides: regular expressions after ``+:`` or nothing; those after ``-:`` name skipped layers."""
+    """Parse GPTQModel's overrides: regular expressions after ``+:`` or nothing; ``-:`` marks skipped layers."""
     for key, values in dynamic.items():
         layer = None if key.startswith("-:") else layer_override(values, base)
         yield "re:" + key.removeprefix("+:").removeprefix("-:"), layer
 
 
 def _quantizer_note(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The tool that wrote the file, if it says so: asymmetric version 1 zero points cannot be read without knowing."""
+    """Return the tool that wrote the file, if recorded; asymmetric version 1 zero points cannot be read without it."""
     meta = config.get("meta")
     written_by = meta.get("quantizer") if isinstance(meta, Mapping) else None
     if isinstance(written_by, list) and written_by:
@@ -198,7 +198,7 @@ def _quantizer_note(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def to_config(spec: QuantSpec) -> dict[str, Any]:
-    """The ``quantization_config`` of ``spec``; layers that differ are listed in ``dynamic``, as GPTQModel does."""
+    """Return the ``quantization_config`` of ``spec``; overrides are listed in ``dynamic``, as GPTQModel does."""
     config: dict[str, Any] = {
         "quant_method": "gptq",
         "bits": spec.bits,
@@ -223,12 +223,12 @@ def to_config(spec: QuantSpec) -> dict[str, Any]:
 
 
 def config_files(spec: QuantSpec) -> dict[str, Any]:
-    """JSON files that old readers look for beside config.json, by name."""
+    """Return JSON files that old readers look for beside config.json, by name."""
     return {CONFIG_FILE: to_config(spec)}
 
 
 def _regex(pattern: str) -> str:
-    """A name or pattern as GPTQModel's regular expression; names fit vLLM's fused names as well."""
+    """Convert a name or pattern to GPTQModel's regular expression; names also match vLLM's fused names."""
     if not is_plain(pattern):
         return pattern[3:] if pattern.startswith("re:") else glob_to_regex(pattern)
     stem, _, last = pattern.rpartition(".")
@@ -242,7 +242,7 @@ def _regex(pattern: str) -> str:
 
 
 def read(tensors: Mapping[str, Tensor], spec: QuantSpec, name: str = "linear") -> QWeight:
-    """One linear from its tensors.
+    """Read one linear from its tensors.
 
     tensors  suffix -> tensor, with the shapes and dtypes in the module's docstring; not modified.
     name     of the linear, for messages.
@@ -256,7 +256,7 @@ def read(tensors: Mapping[str, Tensor], spec: QuantSpec, name: str = "linear") -
     g_idx = tensors.get("g_idx")
     n = qweight.shape[1]
     groups = scales.shape[0]
-    # Without g_idx (auto-round writes none) the width of the zero points says what K is.
+    # Without g_idx (auto-round writes none), K follows from the width of the zero points.
     k = int(g_idx.numel()) if g_idx is not None else qweight.shape[0] * n // max(qzeros.shape[1], 1)
     bits, rest = divmod(qweight.shape[0] * 32, max(k, 1))
     if rest or bits not in SUPPORTED_BITS:
@@ -291,12 +291,12 @@ def read(tensors: Mapping[str, Tensor], spec: QuantSpec, name: str = "linear") -
 
 
 def _read_zeros(qzeros: Tensor, bits: int, spec: QuantSpec) -> Tensor | None:
-    """Zero points [N, ng] uint8, or None where all are 2**(b-1), as symmetric weights have them.
+    """Return zero points [N, ng] uint8, or None if all are 2**(b-1), as for symmetric weights.
 
-    Version 1 stored zero - 1, and tools disagree about a zero of 0: GPTQModel subtracts from the whole word, so the
-    borrow runs into the next field and only a whole-word addition undoes it (not at 3 bits, where it works by field);
-    everyone else wraps each field by itself. Symmetric weights have one known zero point, so there the stored constant
-    says which version a file is, whatever its config says.
+    Version 1 stores zero - 1, and tools differ for a zero of 0: GPTQModel subtracts from the whole word, so the borrow
+    propagates into the next field and only a whole-word addition undoes it (not at 3 bits, where it works per field);
+    all others wrap each field separately. Symmetric weights have one known zero point, so the stored constant
+    determines the version of a file, regardless of its config.
     """
     half = 2 ** (bits - 1)
     stored = unpack(qzeros, bits)
@@ -314,7 +314,7 @@ def _read_zeros(qzeros: Tensor, bits: int, spec: QuantSpec) -> Tensor | None:
 
 
 def remark(weight: QWeight, name: str) -> str | None:
-    """A sentence about asymmetric zero points that look off by one, as in files labelled with the wrong version."""
+    """Return a sentence on asymmetric zero points that look off by one, as in files labelled with the wrong version."""
     shift = zero_shift(weight)
     if abs(shift) <= 0.5:
         return None
@@ -325,10 +325,10 @@ def remark(weight: QWeight, name: str) -> str | None:
 
 
 def zero_shift(weight: QWeight) -> float:
-    """How far the weights of one linear lie off centre, in steps: about 0, or about 1 where the zeros are off by one.
+    """Return how far the weights of one linear are off-center, in steps: about 1 if the zeros are off by one, else 0.
 
-    Weights have a mean near zero, so codes are as much above their zero points as below. An asymmetric file whose
-    version is mislabelled shows in nothing else. Says nothing about symmetric weights (0).
+    Weights have a mean near zero, so codes are symmetric about their zero points on average. Nothing else reveals an
+    asymmetric file with a mislabelled version. Returns 0 for symmetric weights.
     """
     if weight.zeros is None:
         return 0.0
@@ -343,7 +343,8 @@ def zero_shift(weight: QWeight) -> float:
 
 
 def write(weight: QWeight, spec: QuantSpec, dtype: torch.dtype) -> dict[str, Tensor]:
-    """The tensors of one linear on the CPU, with the shapes and dtypes in the module's docstring; bias in ``dtype``.
+    """Return the tensors of one linear on the CPU, with shapes and dtypes as in the module docstring; bias in
+    ``dtype``.
 
     Raises ``not_finite`` when a scale overflows float16, ``tensor_mismatch`` for shapes the layout cannot hold and
     ``option_conflict`` for a zero point of 0 in version 1.

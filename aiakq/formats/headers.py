@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from aiakq.formats.safetensors_file import TensorInfo
 from aiakq.spec import QuantSpec
 
-#: The suffix of a bias in every format: quantization tools do not pack it, so it keeps its name and its shape [N].
+#: The suffix of a bias in every format: quantization tools do not pack it, so its name and shape [N] are unchanged.
 BIAS = "bias"
 #: suffix -> header of the tensors of one linear.
 Headers = Mapping[str, TensorInfo]
@@ -20,8 +20,8 @@ Shapes = dict[str, tuple[int, ...]]
 class Dimensions:
     """The dimensions of one packed linear: N outputs, K inputs, bits per code and groups along K.
 
-    has_perm      the file stores an order of the inputs (act-order).
-    static_input  the file stores a scale for the activations.
+    has_perm      whether the file stores an order of the inputs (act-order).
+    static_input  whether the file stores a scale for the activations.
     """
 
     n: int
@@ -33,7 +33,7 @@ class Dimensions:
 
 
 def matrix(headers: Headers, suffix: str, *dtypes: str) -> TensorInfo | None:
-    """The header of ``suffix`` if it is there, has two dimensions and one of ``dtypes`` (any if none are given)."""
+    """Return the header of ``suffix`` if it exists with two dimensions and one of ``dtypes`` (any if none given)."""
     info = headers.get(suffix)
     if info is None or len(info.shape) != 2 or (dtypes and info.dtype not in dtypes):
         return None
@@ -41,19 +41,19 @@ def matrix(headers: Headers, suffix: str, *dtypes: str) -> TensorInfo | None:
 
 
 def present(headers: Headers, **shapes: tuple[int, ...]) -> Shapes:
-    """Those of ``shapes`` whose tensor is there: what a layout may leave out."""
+    """Return those of ``shapes`` whose optional tensor is present."""
     return {suffix: shape for suffix, shape in shapes.items() if suffix in headers}
 
 
 def expected_groups(spec: QuantSpec, k: int) -> int:
-    """Groups along K inputs as the config says."""
+    """Return the number of groups along K inputs according to the config."""
     return 1 if spec.group_size == -1 else -(-k // spec.group_size)
 
 
 def stored_size(
     headers: Headers, suffixes: Sequence[str], dim: int, expected: int, possible: Callable[[int], bool]
 ) -> int:
-    """The size of the tensors ``suffixes`` along ``dim``.
+    """Return the size of the tensors ``suffixes`` along ``dim``.
 
     ``expected`` if one of them has it, else the first size that is ``possible``, else ``expected``.
     """

@@ -1,4 +1,4 @@
-"""Local folders of models on the Hugging Face Hub, downloaded if necessary."""
+"""Resolution of model names to local folders, downloading from the Hugging Face Hub if necessary."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from typing import Any
 from aiakq.errors import error
 from aiakq.formats.model_folder import FOLDED_SCALES, FOLDED_SCALES_KEY
 
-#: What is fetched besides weights: config, tokenizer, templates.
+#: Files to download besides weights: config, tokenizer, templates.
 _OTHER_FILES = ["*.json", "*.jinja", "*.txt", "*.model", "*.tiktoken", "*.py"]
-#: Weights; torch's own files only for repositories without safetensors, or if asked for.
+#: Weights; torch's own files only for repositories without safetensors, or if requested.
 _SAFETENSORS = ["*.safetensors"]
 _TORCH = ["pytorch_model*.bin"]
-#: Folders of sentence-transformers' modules, which are small, and the files in them.
+#: Folders of sentence-transformers' modules, which are small, and their files.
 _MODULES = ("[0-9]*_Pooling", "[0-9]*_Dense", "[0-9]*_Normalize")
 _MODULE_FILES = ("config.json", "model.safetensors", "pytorch_model.bin")
 _COMMIT = re.compile(r"[0-9a-f]{40}")
@@ -67,19 +67,19 @@ def resolve_model(
     ignore: Sequence[str] = (),
     token: str | None = None,
 ) -> Path:
-    """The folder of a model: the local one, else a snapshot fetched from the hub.
+    """Return the folder of a model: the local one, else a snapshot downloaded from the hub.
 
-    cache    the folder to download to; the hub client's own if None.
-    weights  which kind to fetch, as for ``Checkpoint.open``, or none.
-    ignore   patterns of files that are not fetched.
-    token    access token; the hub client's own if None. Empty: that too, but there must be one.
+    cache    download folder; the hub client's own if None.
+    weights  kind of weights to download, as for ``Checkpoint.open``, or none.
+    ignore   patterns of files not to download.
+    token    access token; None: the hub client's own, if any; empty: the hub client's own, which must exist.
 
     Raises what ``check_model_name`` raises, and ``model_hub`` if the hub does not deliver it.
     """
     name = str(name_or_path)
     path = Path(name_or_path).expanduser()
     check_model_name(name)
-    if os.path.isdir(path):  # unlike path.is_dir, it takes names of any length
+    if os.path.isdir(path):  # unlike path.is_dir, accepts names of any length
         return path
     import huggingface_hub
 
@@ -93,11 +93,11 @@ def resolve_model(
             **options,
         )
         if inside := _files_in_folders(Path(folder)):
-            commit = os.path.basename(folder)  # another may have become the newest meanwhile
+            commit = os.path.basename(folder)  # the newest commit may have changed meanwhile
             options["revision"] = commit if _COMMIT.fullmatch(commit) else revision
             huggingface_hub.snapshot_download(name, allow_patterns=inside, **options)
     except Exception as problem:
-        # The hub client raises many kinds (HTTP, offline, validation, disk); the first line says which.
+        # The hub client raises many kinds (HTTP, offline, validation, disk); the first line tells which.
         lines = str(problem).strip().splitlines()
         reason = (lines[0] if lines else type(problem).__name__).rstrip(".")
         raise error("model_hub", name=name, reason=reason) from problem
@@ -118,7 +118,7 @@ def _files_in_folders(folder: Path) -> list[str]:
 
 
 def _weight_patterns(name: str, revision: str | None, weights: str, token: str | bool | None) -> list[str]:
-    """Patterns of the weight files to fetch from a repository."""
+    """Return the patterns of the weight files to download from a repository."""
     known: dict[str, list[str]] = {"none": [], "safetensors": _SAFETENSORS, "pt": _TORCH}
     if weights in known:
         return known[weights]
@@ -127,7 +127,7 @@ def _weight_patterns(name: str, revision: str | None, weights: str, token: str |
     try:
         siblings = huggingface_hub.HfApi(token=token).model_info(name, revision=revision).siblings or []
     except Exception:
-        # Offline or unreachable: only the cache is left, and the download reports the error.
+        # Offline or unreachable: use the cache, and let the download report the error.
         return _SAFETENSORS + (_TORCH if huggingface_hub.constants.HF_HUB_OFFLINE else [])
     files = [sibling.rfilename for sibling in siblings if "/" not in sibling.rfilename]
     return _SAFETENSORS if any(file.endswith(".safetensors") for file in files) else _TORCH

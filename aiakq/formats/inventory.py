@@ -10,9 +10,9 @@ from aiakq.errors import AiakqError, error
 from aiakq.formats.checkpoint import Checkpoint
 from aiakq.formats.headers import BIAS
 
-#: Rows of the table in an error.
+#: Maximum number of rows of the table in an error.
 MAX_ROWS = 20
-#: Name endings of tensors that files may hold but models compute themselves.
+#: Suffixes of tensors that files may contain but models compute themselves.
 COMPUTED = ("rotary_emb.inv_freq", ".attention.bias", ".attention.masked_bias", "decoder.version", "act.scales")
 _FLOATS = ("F16", "BF16", "F32", "F64")
 
@@ -21,10 +21,10 @@ _FLOATS = ("F16", "BF16", "F32", "F64")
 class RequiredTensors:
     """The tensors that a model needs.
 
-    tensors   name -> shape of everything that is not a linear layer.
+    tensors   name -> shape of all tensors outside linear layers.
     linears   module name -> (N, K, whether it has a bias).
-    optional  tensors that may be there but need not: the output layer, which may be tied to the embedding.
-    unused    beginnings of names that are not looked at: layers that predict further tokens (DeepSeek-V3).
+    optional  tensors that may be absent: the output layer, which may be tied to the embedding.
+    unused    prefixes of ignored names: layers for multi-token prediction (DeepSeek-V3).
     """
 
     tensors: dict[str, tuple[int, ...]] = field(default_factory=dict)
@@ -48,34 +48,36 @@ class Difference:
 
 
 def compare(checkpoint: Checkpoint, required: RequiredTensors) -> list[Difference]:
-    """Every tensor that is missing, extra or of another shape; from headers alone.
+    """Return every tensor that is missing, extra or has another shape; from headers alone.
 
-    Names may be spelt as ``Checkpoint.locate`` knows; what a multimodal checkpoint holds beside its text model is not
-    compared. Raises ``format_unsupported``.
+    Names may have any spelling that ``Checkpoint.locate`` knows; tensors of a multimodal checkpoint outside its text
+    model are not compared. Raises ``format_unsupported``.
     """
     return _Comparison(checkpoint, required).run()
 
 
 def refusal(path: str, differences: Sequence[Difference]) -> AiakqError | None:
-    """All differences as one ``tensor_inventory`` error with a table; None if there are none."""
+    """Return all differences as one ``tensor_inventory`` error with a table, or None."""
     if not differences:
         return None
-    counts = {kind: sum(each.kind == kind for each in differences) for kind in ("missing", "shape", "extra")}
+    counts = {
+        kind: sum(difference.kind == kind for difference in differences) for kind in ("missing", "shape", "extra")
+    }
     words = {"missing": "missing", "shape": "of another shape", "extra": "without a place in the model"}
-    said = ", ".join(f"{count} {words[kind]}" for kind, count in counts.items() if count)
+    summary = ", ".join(f"{count} {words[kind]}" for kind, count in counts.items() if count)
     plural = "tensor" if len(differences) == 1 else "tensors"
     return error(
         "tensor_inventory",
         path=path,
-        counts=f"{len(differences)} {plural} ({said})",
+        counts=f"{len(differences)} {plural} ({summary})",
         table=table(differences),
     )
 
 
 def table(differences: Sequence[Difference], rows: int = MAX_ROWS) -> str:
-    """Name, found and expected in columns: ``rows`` of them, then how many more there are."""
+    """Format name, found and expected as columns: at most ``rows`` rows, then the number of the rest."""
     lines = [("tensor", "found", "expected")]
-    lines += [(each.name, each.found, each.expected) for each in differences[:rows]]
+    lines += [(difference.name, difference.found, difference.expected) for difference in differences[:rows]]
     widths = [max(len(line[column]) for line in lines) for column in range(2)]
     text = [f"  {line[0]:<{widths[0]}}  {line[1]:<{widths[1]}}  {line[2]}".rstrip() for line in lines]
     if len(differences) > rows:

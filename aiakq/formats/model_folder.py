@@ -1,7 +1,7 @@
-"""Files of a model folder: JSON files, shard index, manifest, and the shards that hold the weights.
+"""Files of a model folder: JSON files, shard index, manifest, and weight shards.
 
-Nothing from the folder is executed, and no path may lead out of it: a file is opened by ``open_file``, and what other
-packages open themselves goes through ``check_files`` first.
+Nothing in the folder is executed, and no path may leave it: files are opened by ``open_file``, and files that other
+packages open are checked by ``check_files`` first.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ PARTIAL_MARK = ".aiakq-partial-"
 #: The index file of safetensors shards.
 INDEX = "model.safetensors.index.json"
 _TORCH_INDEX = "pytorch_model.bin.index.json"
-#: A file that is read whole, which all but weights are. The largest real tokenizer.json stays below 40 MiB.
+#: Size limit of files that are read whole, which all except weights are. The largest real tokenizer.json is under 40
+#: MiB.
 MAX_FILE_BYTES = 64 << 20
-#: Files of a source folder that describe how text becomes tokens, or under what terms it may be used; published byte
-#: for byte.
+#: Files of a source folder that define tokenization or license terms; copied byte for byte.
 VERBATIM_FILES = (
     "tokenizer.json",
     "tokenizer_config.json",
@@ -57,29 +57,29 @@ VERBATIM_FILES = (
 )
 #: Names of files that transformers may open when it loads a config, a tokenizer or a model.
 _OPENED_FILES = ("*.json", "*.jinja", "*.txt", "*.model", "*.tiktoken", "*.vocab", "*.bpe", "*.spm", "*.py")
-#: Those of them that may be larger than ``MAX_FILE_BYTES``, because nothing reads them: what a trainer leaves.
+#: Those that may exceed ``MAX_FILE_BYTES`` because nothing reads them: logs of a trainer.
 _UNREAD_FILES = ("trainer_*.json", "*_results.json")
 _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth")
-#: What folders of models hold on the hub, so that ``--overwrite`` may delete it with them.
+#: Typical files of model folders on the hub, which ``--overwrite`` may delete.
 _MODEL_FILES = (
     *("config.json", "*_config.json", "*.safetensors", "*.safetensors.index.json", "pytorch_model*", "gptq_model*"),
     *("tokenizer*", "tokenization_*.py", "configuration_*.py", "modeling_*.py", "*.tiktoken", "chat_template*"),
     *("aiakq_report.*", "recipe.yaml", "README.md", "LICENSE*", "NOTICE*", ".gitattributes", ".gitignore"),
 )
-#: Folders of sentence-transformers' modules inside a model's, the files in them, and the largest of these.
+#: Module folders of sentence-transformers inside a model folder, their files, and the maximum size of these.
 _MODULE_FOLDER = re.compile(r"[0-9]{1,2}_[A-Z][A-Za-z]{1,30}")
 _MODULE_FILES = ("config.json", "model.safetensors", "pytorch_model.bin")
 MAX_MODULE_BYTES = 1 << 30
 _MODEL_FOLDERS = ("additional_chat_templates", "aiakq", ".cache")
-#: The one folder inside a model folder from which transformers reads.
+#: The only folder inside a model folder from which transformers reads.
 _TEMPLATE_FOLDER = "additional_chat_templates"
-#: Names of torch's files that hold weights, not a trainer's state.
+#: Names of torch's files that contain weights rather than a trainer's state.
 _TORCH_FILES = ("pytorch_model*.bin", "gptq_model*.bin")
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 
 
 def real_path(folder: Path, file: str) -> Path:
-    """The real path of a file, which must stay in the folder or in the hub cache the folder belongs to."""
+    """Return the real path of a file, which must stay in the folder or in the hub cache that it belongs to."""
     try:
         real = Path(os.path.realpath(folder / file))
     except (OSError, ValueError):  # a loop of links, a zero byte
@@ -94,20 +94,20 @@ def real_path(folder: Path, file: str) -> Path:
 
 
 def open_regular(path: Path, bad: Callable[[str], AiakqError]) -> BinaryIO:
-    """A regular file, open at its beginning; anything else is ``bad(reason)``. ``path`` comes from ``real_path``."""
-    # O_NONBLOCK: opening a named pipe must not wait for a writer that never comes.
+    """Open a regular file; anything else raises ``bad(reason)``. ``path`` comes from ``real_path``."""
+    # O_NONBLOCK: opening a named pipe must not wait for a writer.
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError as problem:
         raise (_system_error(problem, path) or bad(problem.strerror or str(problem))) from None
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):  # before it is a stream, which a folder cannot be
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):  # checked before fdopen, which fails for a folder
         os.close(descriptor)
         raise bad("it is not a regular file")
     return os.fdopen(descriptor, "rb")
 
 
 def _system_error(problem: OSError, path: Path) -> AiakqError | None:
-    """The error for a failure that is about the machine and not about the file; None for any other."""
+    """Return the error for a failure of the machine rather than the file; None for any other failure."""
     if problem.errno in (errno.EMFILE, errno.ENFILE):
         return error("open_files")
     if problem.errno == errno.EIO:
@@ -116,15 +116,15 @@ def _system_error(problem: OSError, path: Path) -> AiakqError | None:
 
 
 def read_error(problem: OSError, path: Path) -> AiakqError:
-    """The error for a file of a model folder that cannot be read."""
+    """Return the error for a file of a model folder that cannot be read."""
     bad = error("model_malformed", file=path.name, reason=problem.strerror or str(problem))
     return _system_error(problem, path) or bad
 
 
 def open_file(folder: Path, file: str, shown: str | None = None) -> BinaryIO:
-    """A file of a model folder, open at its beginning; ``shown`` is its name in messages.
+    """Open a file of a model folder for reading; ``shown`` is its name in messages.
 
-    Raises ``path_outside_model`` for a link that leaves the folder, ``model_malformed`` for what is no regular file.
+    Raises ``path_outside_model`` for a link that leaves the folder, ``model_malformed`` if it is not a regular file.
     """
     return open_regular(
         real_path(folder, file), lambda reason: error("model_malformed", file=shown or file, reason=reason)
@@ -132,7 +132,7 @@ def open_file(folder: Path, file: str, shown: str | None = None) -> BinaryIO:
 
 
 def read_file(folder: Path, file: str, shown: str | None = None, limit: int | None = None) -> bytes:
-    """The content of a file of a model folder, of at most ``limit`` bytes (MAX_FILE_BYTES). Raises as ``open_file``."""
+    """Return the content of a file in a model folder, at most ``limit`` bytes (MAX_FILE_BYTES); see ``open_file``."""
     limit = limit or MAX_FILE_BYTES
     with open_file(folder, file, shown) as stream:
         try:
@@ -150,9 +150,9 @@ def _too_large(file: str, limit: int = 0) -> AiakqError:
 
 
 def file_identity(path: Path | int) -> tuple[int, int, int, int] | None:
-    """Device, inode, size and time of the last change of a file, which differ once it is written or replaced.
+    """Return device, inode, size and modification time of a file, which change when it is written or replaced.
 
-    path  or a descriptor.
+    path  path or file descriptor.
     """
     try:
         status = os.stat(path)
@@ -162,7 +162,7 @@ def file_identity(path: Path | int) -> tuple[int, int, int, int] | None:
 
 
 def folder_identity(folder: Path) -> dict[str, tuple[int, int, int, int]]:
-    """``file_identity`` of every file that decides what a model folder computes: configs, weights, tokenizer."""
+    """Return ``file_identity`` of every file that affects what a model computes: configs, weights, tokenizer."""
     patterns = (*_OPENED_FILES, "*.safetensors")
     names = [name for name in _names(folder) if any(fnmatchcase(name, pattern) for pattern in patterns)]
     identities = {name: file_identity(folder / name) for name in names}
@@ -170,12 +170,12 @@ def folder_identity(folder: Path) -> dict[str, tuple[int, int, int, int]]:
 
 
 def file_sizes(folder: Path) -> dict[str, int]:
-    """Name and size of every file that ``folder_identity`` looks at: equal for copies of a folder."""
+    """Return name and size of every file covered by ``folder_identity``: equal for copies of a folder."""
     return {name: size for name, (_, _, size, _) in sorted(folder_identity(folder).items())}
 
 
 def read_json(path: Path, file: str) -> dict[str, Any]:
-    """A JSON object from a file of a model folder. Raises as ``read_file``, naming ``file``."""
+    """Read a JSON object from a file of a model folder. Raises like ``read_file``, naming ``file``."""
     content = read_file(path.parent, path.name, file)
     try:
         value = json.loads(content)
@@ -187,18 +187,18 @@ def read_json(path: Path, file: str) -> dict[str, Any]:
 
 
 def module_files(folder: Path) -> list[str]:
-    """The files in the folders of sentence-transformers' modules, like 1_Pooling/config.json, sorted."""
+    """Return the files in module folders of sentence-transformers, like 1_Pooling/config.json, sorted."""
     if not (folder / "modules.json").exists():
         return []
     inside = [name for name in _names(folder) if _MODULE_FOLDER.fullmatch(name) and (folder / name).is_dir()]
-    found = (f"{name}/{file}" for name in inside for file in _MODULE_FILES)
-    return [name for name in found if (folder / name).is_file()]
+    files = (f"{name}/{file}" for name in inside for file in _MODULE_FILES)
+    return [name for name in files if (folder / name).is_file()]
 
 
 def check_files(folder: str | Path) -> None:
     """Check every file that transformers may open in a model folder, and those that ``quantize`` copies.
 
-    Each is a regular file inside the folder (see ``real_path``) and not too large to be read. Raises as ``read_file``.
+    Each must be a regular file inside the folder (see ``real_path``) and not too large. Raises like ``read_file``.
     """
     folder = Path(folder)
     for name in _names(folder):
@@ -213,7 +213,7 @@ def check_files(folder: str | Path) -> None:
 
 
 def _names(folder: Path) -> list[str]:
-    """The names in a folder, sorted. Raises ``model_malformed`` if it cannot be listed."""
+    """Return the names in a folder, sorted. Raises ``model_malformed`` if it cannot be listed."""
     try:
         return sorted(os.listdir(folder))
     except OSError as problem:
@@ -229,7 +229,7 @@ def _check_file(folder: Path, name: str) -> None:
 
 
 def _check_named_files(folder: Path) -> None:
-    """Refuse a tokenizer_config.json with paths of other files, which transformers would read in place of its own."""
+    """Reject a tokenizer_config.json with paths of other files, which transformers would read instead."""
     if not os.path.lexists(folder / "tokenizer_config.json"):
         return
     for key, value in read_json(folder / "tokenizer_config.json", "tokenizer_config.json").items():
@@ -240,7 +240,7 @@ def _check_named_files(folder: Path) -> None:
 
 
 def shard_files(folder: Path, weights: str, ignore: Sequence[str]) -> dict[str, frozenset[str] | None]:
-    """shard file -> the tensors its index puts there, or None for a single file without an index."""
+    """Return shard file -> its tensors according to the index, or None for a single file without an index."""
 
     def files(*patterns: str) -> list[str]:
         found = [path.name for pattern in patterns for path in sorted(folder.glob(pattern))]
@@ -275,7 +275,7 @@ def shard_files(folder: Path, weights: str, ignore: Sequence[str]) -> dict[str, 
 
 
 def _indexed_files(folder: Path, index: str, ending: str, ignore: Sequence[str]) -> dict[str, frozenset[str] | None]:
-    """The files that an index names, with the tensors it puts there."""
+    """Return the files named by an index, with their tensors."""
     weight_map = read_json(folder / index, index).get("weight_map")
     if not isinstance(weight_map, dict) or not all(isinstance(file, str) for file in weight_map.values()):
         raise error("model_malformed", file=index, reason="it has no weight_map of names to files")
@@ -285,7 +285,7 @@ def _indexed_files(folder: Path, index: str, ending: str, ignore: Sequence[str])
     for file in shards:
         if file != Path(file).name or file in ("", ".", "..") or not file.endswith(ending):
             raise error("path_outside_model", path=str(folder), file=file)
-    absent = sorted(file for file in shards if not os.path.exists(folder / file))  # which takes names of any length
+    absent = sorted(file for file in shards if not os.path.exists(folder / file))  # accepts names of any length
     if absent:
         raise error("model_incomplete", path=str(folder), missing=f"{some_of(absent)} of its index")
     return {
@@ -296,7 +296,7 @@ def _indexed_files(folder: Path, index: str, ending: str, ignore: Sequence[str])
 
 
 def check_manifest(folder: Path, config: Mapping[str, Any]) -> None:
-    """Refuse a folder of ours that was never finished, or whose weights were cut off since."""
+    """Reject a folder written by aiakq that is incomplete, or whose weights were truncated since."""
     path = folder / MANIFEST
     if not path.exists():
         if "aiakq" in config:
@@ -308,7 +308,7 @@ def check_manifest(folder: Path, config: Mapping[str, Any]) -> None:
     if not isinstance(files, dict):
         raise error("model_malformed", file=MANIFEST, reason="it lists no files")
     for file, entry in files.items():
-        # Only weights: people may edit a config or a template, and should. Folders inside hold no shards.
+        # Only weights: users may edit a config or a template. Subfolders contain no shards.
         if not file.endswith(".safetensors") or "/" in file or not isinstance(entry, dict):
             continue
         real = folder / Path(file).name
@@ -319,9 +319,9 @@ def check_manifest(folder: Path, config: Mapping[str, Any]) -> None:
 
 
 def kept_reason(folder: Path) -> str | None:
-    """Why ``folder`` is not one that may be deleted for another model; None if it holds one, and nothing else.
+    """Return why ``folder`` must not be deleted for another model; None if it contains a model and nothing else.
 
-    That is a model that aiakq wrote, or a config.json that names an architecture, beside weights.
+    A model is one written by aiakq, or a config.json with an architecture beside weights.
     """
     names = _names(folder)
     try:
@@ -349,6 +349,6 @@ def _belongs_to_model(folder: Path, name: str) -> bool:
 
 
 def some_of(names: list[str]) -> str:
-    """At most five names of a list, for a message: cut off, and printable."""
+    """Return at most five names of a list for a message, truncated and printable."""
     shown = (name if name.isprintable() else repr(name) for name in (f"{name:.200}" for name in names[:5]))
     return ", ".join(shown) + (f" and {len(names) - 5} more" if len(names) > 5 else "")

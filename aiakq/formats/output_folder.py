@@ -1,8 +1,8 @@
 """OutputFolder: an output folder that is published atomically.
 
-Everything is written into a hidden sibling folder, ``.<name>.aiakq-partial-<random>``; one rename makes it the output,
-and the parent folder is synced. After a kill -9 the output is absent or the old one, and the next run on it
-continues from the remains or removes them. A lock file beside the output keeps a second writer away.
+Everything is written to a hidden sibling folder, ``.<name>.aiakq-partial-<random>``; a rename publishes it, and the
+parent folder is synced. After a kill -9 the output is absent or the old one, and the next run either resumes from the
+leftovers or removes them. A lock file beside the output excludes a second writer.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _SPARE_DESCRIPTORS = 6
 
 
 def check_output(output: str | Path, inputs: Iterable[str | Path] = (), overwrite: bool = False) -> Path:
-    """The real path an output would take, after every check that needs no lock.
+    """Return the real path of an output, after all checks that do not need the lock.
 
     Raises ``output_is_input``, ``output_exists``, ``output_not_folder``, ``output_not_model`` and ``output_failed``.
     """
@@ -72,10 +72,10 @@ def _contains(outer: Path, inner: Path) -> bool:
 
 
 class OutputFolder:
-    """An output that is being made: ``claim``, write into ``partial``, ``publish``, and always ``release``.
+    """An output in progress: ``claim``, write into ``partial``, ``publish``, and always ``release``.
 
-    path     where the output will be.
-    partial  the folder to write into.
+    path     final path of the output.
+    partial  folder to write into.
     """
 
     def __init__(self, output: str | Path, inputs: Iterable[str | Path] = (), overwrite: bool = False) -> None:
@@ -89,22 +89,22 @@ class OutputFolder:
         self._published = False
 
     def claim(self, adopt: Callable[[Path], bool]) -> None:
-        """Make the parent folders, take the lock and remove what killed runs on this output left.
+        """Create parent folders, take the lock, and remove what killed runs on this output left.
 
-        A folder they left is kept and becomes ``partial`` if ``adopt(folder)`` is true. Raises ``output_locked``,
+        A leftover folder is kept and becomes ``partial`` if ``adopt(folder)`` is true. Raises ``output_locked``,
         ``output_exists`` and OSError.
         """
         self._make_parents()
-        # Removing a folder takes a few descriptors, which there must be after any failure, also for want of them.
+        # Removing a folder needs a few file descriptors, even after a failure due to a lack of them: reserve some.
         self._spare += [os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC) for _ in range(_SPARE_DESCRIPTORS)]
         self._take_lock()
         self._sweep(adopt)
 
     def publish(self) -> None:
-        """Make ``partial`` the output in one step. Raises ``output_exists`` and OSError."""
+        """Publish ``partial`` as the output atomically. Raises ``output_exists`` and OSError."""
         sync_folder(self.partial)
         if self.path.is_dir() and any(self.path.iterdir()):
-            if not self.overwrite:  # it appeared while we worked
+            if not self.overwrite:  # it may have appeared in the meantime
                 raise error("output_exists", path=str(self.path))
             _replace(self.partial, self.path)
         else:
@@ -113,13 +113,13 @@ class OutputFolder:
         sync_folder(self.path.parent)
 
     def release(self, keep: bool = False) -> None:
-        """Give up the lock and remove what was made but not published; ``keep`` spares ``partial``."""
+        """Release the lock and remove unpublished files; ``keep`` spares ``partial``."""
         while self._spare:
             os.close(self._spare.pop())
         if not self._published and not keep:
             shutil.rmtree(self.partial, ignore_errors=True)
         if self._lock is not None:
-            with contextlib.suppress(OSError):  # the lock ends with its descriptor; an empty file hurts nobody
+            with contextlib.suppress(OSError):  # the lock ends with its descriptor; a leftover empty file is harmless
                 self._lock_path().unlink(missing_ok=True)
             os.close(self._lock)
             self._lock = None
@@ -130,7 +130,7 @@ class OutputFolder:
 
     @contextlib.contextmanager
     def failures(self) -> Iterator[None]:
-        """Turn an OSError into ``output_failed`` with its cause."""
+        """Convert an OSError to ``output_failed`` with its cause."""
         try:
             yield
         except AiakqError:
@@ -156,7 +156,7 @@ class OutputFolder:
                 if problem.errno in (errno.EAGAIN, errno.EACCES):
                     raise error("output_locked", path=str(self.path)) from None
                 raise
-            # The holder before us may have removed the file between our open and our lock.
+            # The previous holder may have removed the file between our open and our lock.
             try:
                 if os.path.samestat(os.fstat(descriptor), os.stat(path)):
                     self._lock = descriptor
@@ -169,7 +169,7 @@ class OutputFolder:
         return self.path.parent / f".{self.path.name}{_LOCK_SUFFIX}"
 
     def _sweep(self, adopt: Callable[[Path], bool]) -> None:
-        """Remove what killed runs left, or adopt it; put back an old output that was moved aside."""
+        """Remove leftovers of killed runs, or adopt them; restore an old output that was moved aside."""
         prefix = f".{self.path.name}"
         for path in sorted(self.path.parent.iterdir()):
             if path.name.startswith(prefix + _OLD_MARK) and not self.path.exists():
@@ -182,7 +182,7 @@ class OutputFolder:
 
 
 def _replace(new: Path, old: Path) -> None:
-    """Put ``new`` where ``old`` is, in one step where the system can exchange names, and remove the old folder."""
+    """Replace ``old`` by ``new``, atomically if the system can exchange names, and remove the old folder."""
     exchange = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
     done = exchange is not None and not exchange(
         _AT_FDCWD, os.fsencode(new), _AT_FDCWD, os.fsencode(old), _RENAME_EXCHANGE
@@ -190,7 +190,7 @@ def _replace(new: Path, old: Path) -> None:
     if done:
         leftover = new
     else:
-        # Two steps: a crash between them leaves the old folder under a name that the next sweep puts back.
+        # Two steps: after a crash between them, the next sweep restores the old folder.
         leftover = old.parent / f".{old.name}{_OLD_MARK}{secrets.token_hex(6)}"
         os.rename(old, leftover)
         try:
@@ -203,7 +203,7 @@ def _replace(new: Path, old: Path) -> None:
 
 
 def sync_folder(path: Path) -> None:
-    """Write the entries of a folder to disk."""
+    """Sync the entries of a folder to disk."""
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)

@@ -1,8 +1,8 @@
 """Dispatch of ``quantization_config`` in config.json to the format that reads or writes it.
 
-A *dialect* is a way to write the config that covers several layouts, like AutoRound's: a module with
-``from_config(config) -> QuantSpec``, listed under the ``quant_method`` it reads. Every other ``quant_method`` is read
-by the formats that name it in QUANT_METHODS (aiakq/formats).
+A *dialect* is a config that covers several layouts, like AutoRound's: a module with ``from_config(config) ->
+QuantSpec``, registered under the ``quant_method`` it reads. Every other ``quant_method`` is read by the formats that
+list it in QUANT_METHODS (aiakq/formats).
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ DIALECTS = Registry(
     {"auto-round": "aiakq.formats.auto_round", "intel/auto-round": "aiakq.formats.auto_round"},
 )
 
-#: What the name of a method may look like. The file is untrusted, and the name is shown.
+#: Valid names of methods. The file is untrusted, and the name is displayed.
 _METHOD = re.compile(r"[A-Za-z0-9_.+-]{1,64}")
 
-#: Layouts made for one kernel, which nothing else can read, and what to say about them.
+#: Layouts for a single kernel, which nothing else can read -> the message about them.
 _KERNEL_LAYOUTS = {
     "marlin": "its weights are repacked for the Marlin kernel; use the checkpoint from before that",
     "bitblas": "its weights are repacked for BitBLAS; use the checkpoint from before that",
@@ -41,16 +41,16 @@ _KERNEL_LAYOUTS = {
 
 
 def write(spec: QuantSpec) -> dict[str, Any]:
-    """The ``quantization_config`` that transformers and vLLM read for ``spec``.
+    """Return the ``quantization_config`` that transformers and vLLM read for ``spec``.
 
-    Raises ``option_conflict`` for layers that differ in a format that cannot say so.
+    Raises ``option_conflict`` for per-layer settings that the format cannot express.
     """
     config: dict[str, Any] = formats.load(spec.format).to_config(spec)
     return config
 
 
 def read(config: Mapping[str, Any]) -> QuantSpec:
-    """The spec of a ``quantization_config`` that any tool wrote. Raises ``format_unsupported``."""
+    """Return the spec of a ``quantization_config`` written by any tool. Raises ``format_unsupported``."""
     if not isinstance(config, Mapping):
         raise unsupported("quantization_config is not an object")
     method = str(config.get("quant_method", "")).lower()
@@ -64,14 +64,14 @@ def read(config: Mapping[str, Any]) -> QuantSpec:
     raise _unknown_layout(config, method)
 
 
-#: What no format of ours holds but a family reads as floats (aiakq/runtime/models/gpt_oss.py).
+#: Methods without a format here that a model family reads as floats (aiakq/runtime/models/gpt_oss.py).
 DEQUANTIZED_AT_LOAD = frozenset({"mxfp4"})
 
 
 def read_spec(folder: Path, config: Mapping[str, Any]) -> QuantSpec | None:
-    """How the model in ``folder`` is quantized, or None: config.json says so, or a file of older tools beside it.
+    """Return how the model in ``folder`` is quantized, or None: from config.json, or a file of older tools beside it.
 
-    Its method is the one that aiakq recorded in config.json, if it did: formats know few methods, or none. Raises
+    Its method is the one that aiakq recorded in config.json, if any: formats record few methods, or none. Raises
     ``format_unsupported`` and ``model_malformed``.
     """
     found = config.get("quantization_config")
@@ -94,7 +94,7 @@ def _recorded_method(config: Mapping[str, Any]) -> str | None:
 
 
 def writer(config: Mapping[str, Any]) -> str | None:
-    """The program that wrote a ``quantization_config``, if it says so."""
+    """Return the program that wrote a ``quantization_config``, if recorded."""
     meta = config.get("meta")
     quantizer = meta.get("quantizer") if isinstance(meta, Mapping) else None
     if quantizer:
@@ -104,15 +104,15 @@ def writer(config: Mapping[str, Any]) -> str | None:
 
 
 def _readers(method: str) -> Iterable[ModuleType]:
-    """The modules that may read a config with this ``quant_method``."""
+    """Return the modules that may read a config with this ``quant_method``."""
     if method in DIALECTS:
         return [DIALECTS.load(method)]
     return [format for format in formats.modules() if method in format.QUANT_METHODS]
 
 
 def _unknown_layout(config: Mapping[str, Any], method: str) -> AiakqError:
-    """Why a config whose method is known is not: it says another layout."""
-    said = [config[key] for key in ("checkpoint_format", "format", "version") if config.get(key) is not None]
-    named = ["marlin" if config.get("is_marlin_format") else "", *(str(value).lower() for value in said)]
+    """Return the error for a config with a known method but an unknown layout."""
+    details = [config[key] for key in ("checkpoint_format", "format", "version") if config.get(key) is not None]
+    named = ["marlin" if config.get("is_marlin_format") else "", *(str(value).lower() for value in details)]
     known = next((_KERNEL_LAYOUTS[name] for name in named if name in _KERNEL_LAYOUTS), None)
-    return unsupported(known or f"quant_method {method} with the layout {' '.join(map(repr, said)):.80}")
+    return unsupported(known or f"quant_method {method} with the layout {' '.join(map(repr, details)):.80}")

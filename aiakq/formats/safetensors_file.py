@@ -1,8 +1,8 @@
 """safetensors files: headers read without data, and writes that are flushed to disk.
 
 Layout: 8 bytes of header length (little-endian), a JSON header ``name -> {dtype, shape, data_offsets}``, the data.
-The reading half trusts nothing. ``read_tensor`` does not map: a file that is cut off meanwhile is an error, where a
-mapping would end the process by a signal, and one that is written to afterwards changes no weight.
+Reading trusts nothing. ``read_tensor`` does not memory-map: a file truncated in the meantime raises an error, where a
+mapping would kill the process by a signal, and later writes to the file do not change weights.
 """
 
 from __future__ import annotations
@@ -59,17 +59,17 @@ DTYPES = {name: dtype for dtype, name in DTYPE_NAMES.items()} | {
     "U32": torch.uint32,
     "U64": torch.uint64,
 }
-#: A header beyond this is refused: the largest real ones stay below 5 MiB, and parsing costs 50 times the size.
+#: Maximum size of a header: the largest real ones stay below 5 MiB, and parsing takes 50 times the size in memory.
 MAX_HEADER_BYTES = 16 << 20
-#: Tensors of one file. The largest real models have 250 000 in more than fifty.
+#: Maximum number of tensors per file. The largest real models have 250 000 in more than fifty files.
 MAX_TENSORS = 100_000
 
 
 @dataclass(frozen=True)
 class TensorInfo:
-    """What a header says about one tensor; ``file`` is the name of the shard inside the folder.
+    """The header entry of one tensor; ``file`` is the name of the shard inside the folder.
 
-    offset  of its first byte in a safetensors file.
+    offset  position of its first byte in a safetensors file.
     """
 
     dtype: str
@@ -83,7 +83,7 @@ class TensorInfo:
 
 
 def open_weights(path: Path, bad: Callable[[str], AiakqError]) -> BinaryIO:
-    """A weight file, open at its beginning. Raises ``bad(reason)`` for what is no regular file or only a pointer."""
+    """Open a weight file for reading. Raises ``bad(reason)`` if it is not a regular file or only a Git LFS pointer."""
     stream = open_regular(path, bad)
     if stream.read(8) == b"version ":
         stream.close()
@@ -93,9 +93,9 @@ def open_weights(path: Path, bad: Callable[[str], AiakqError]) -> BinaryIO:
 
 
 def read_header(path: Path, file: str) -> dict[str, TensorInfo]:
-    """Every tensor of one file, from its header; ``file`` is its name in messages and in the result.
+    """Return every tensor of one file, from its header; ``file`` is its name in messages and in the result.
 
-    Raises ``model_malformed`` for anything that is not a whole, well-formed safetensors file.
+    Raises ``model_malformed`` for anything that is not a complete, well-formed safetensors file.
     """
 
     def bad(reason: str) -> AiakqError:
@@ -112,7 +112,7 @@ def read_header(path: Path, file: str) -> dict[str, TensorInfo]:
         if length + 8 > size:
             raise bad("it is cut off inside the header")
         raw = stream.read(length)
-    # Every tensor is an object: counting their braces costs nothing, parsing a million of them takes seconds.
+    # Every tensor is an object: counting braces is fast, while parsing a million of them takes seconds.
     if raw.count(b"{") > MAX_TENSORS + 2:
         raise bad(f"it claims more than {MAX_TENSORS} tensors")
     try:
@@ -145,7 +145,7 @@ def read_header(path: Path, file: str) -> dict[str, TensorInfo]:
 
 
 def read_tensor(stream: BinaryIO, info: TensorInfo) -> Tensor:
-    """One tensor on the CPU, in memory of its own. Raises ``model_malformed`` if its bytes are not there any more."""
+    """Read one tensor into newly allocated CPU memory. Raises ``model_malformed`` if its bytes are missing."""
     tensor = torch.empty(info.shape, dtype=DTYPES[info.dtype])
     data = tensor.reshape(-1).view(torch.uint8).numpy().data if info.nbytes else memoryview(b"")
     done = 0
@@ -161,7 +161,7 @@ def read_tensor(stream: BinaryIO, info: TensorInfo) -> Tensor:
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """A JSON object whose keys appear once; parsers disagree about which duplicate wins."""
+    """Convert pairs to a JSON object with unique keys; parsers disagree about which duplicate wins."""
     result = dict(pairs)
     if len(result) != len(pairs):
         raise ValueError("a name appears twice")
@@ -174,7 +174,7 @@ def _sizes(value: Any) -> TypeGuard[list[int]]:
 
 
 def _entry(name: str, entry: Any, bad: Any) -> tuple[str, tuple[int, ...]]:
-    """The checked dtype and shape of one header entry, whose offsets are checked to be two integers."""
+    """Return the validated dtype and shape of one header entry; its offsets are checked to be two integers."""
     if not isinstance(entry, dict):
         raise bad(f"the entry of tensor {name} is no object")
     dtype, shape, offsets = entry.get("dtype"), entry.get("shape"), entry.get("data_offsets")
@@ -186,7 +186,7 @@ def _entry(name: str, entry: Any, bad: Any) -> tuple[str, tuple[int, ...]]:
 
 
 def write_file(path: Path, tensors: Mapping[str, Tensor]) -> tuple[int, str]:
-    """Write one safetensors file, synced to disk, readable as the umask allows.
+    """Write one safetensors file, synced to disk, with permissions according to the umask.
 
     Tensors are ordered by element size, then name, so that the same tensors give the same bytes and stay aligned.
     Returns the size in bytes and the sha256 of the file. Raises OSError.

@@ -1,6 +1,6 @@
 """Committed steps of an unfinished checkpoint, from which an interrupted run resumes.
 
-A step is a safetensors file and a JSON file with its sha256, which is renamed into place later: only both count.
+A step is a safetensors file and a JSON file with its sha256, which is renamed into place afterwards: both are required.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class CommittedStep:
     """A committed step of a checkpoint that is being written.
 
     file     the safetensors file inside the partial folder.
-    tensors  the names of its tensors; ``sizes`` their bytes.
+    tensors  names of its tensors; ``sizes`` are their bytes.
     beside   the names of tensors that go into the file beside the weights.
     note     JSON values that were committed with it.
     """
@@ -38,7 +38,7 @@ class CommittedStep:
 
 
 class LazyTensors(Mapping[str, Tensor]):
-    """Tensors by name, each read from its step's file on access and not kept."""
+    """Tensors by name, read from the step's file on each access and not cached."""
 
     def __init__(self, sources: Mapping[str, Path]) -> None:
         self.sources = sources
@@ -55,7 +55,7 @@ class LazyTensors(Mapping[str, Tensor]):
 
 
 def whole_steps(folder: Path, fingerprint: str) -> Iterator[CommittedStep]:
-    """The steps in ``folder``, up to the first that is missing, damaged or has another fingerprint."""
+    """Return the steps in ``folder``, up to the first that is missing, damaged or has another fingerprint."""
     for number in range(100_000):
         file = folder / f"{STEP_PREFIX}{number:05d}.safetensors"
         try:

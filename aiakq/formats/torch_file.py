@@ -1,8 +1,8 @@
 """``pytorch_model.bin`` files, read as plain tensors only (``weights_only``).
 
-Such a file is a zip archive of a pickle and the tensors' bytes. torch's ``weights_only`` unpickler builds nothing but
-tensors and plain containers out of it; the bytes are mapped, so opening costs no memory. Whatever it refuses, aiakq
-refuses too. aiakq never writes this format.
+Such a file is a zip archive of a pickle and the tensors' bytes. torch's ``weights_only`` unpickler only builds tensors
+and plain containers; the bytes are memory-mapped, so opening takes no memory. Whatever it refuses, aiakq refuses too.
+aiakq never writes this format.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from torch import Tensor
 from aiakq.errors import AiakqError, error
 from aiakq.formats.safetensors_file import DTYPE_NAMES, TensorInfo, open_weights
 
-#: Bounds of the part that is parsed: names and shapes. The largest real models stay below 20 MB and 200 000 entries.
+#: Limits of the parsed part: names and shapes. The largest real models stay below 20 MB and 200 000 entries.
 _MAX_PICKLE_BYTES = 64 << 20
 _MAX_ENTRIES = 500_000
 #: Keys under which training scripts store the weights.
@@ -28,9 +28,9 @@ _WRAPPERS = ("state_dict", "model_state_dict", "model", "module")
 
 
 def read_torch_file(path: Path, file: str) -> dict[str, Tensor]:
-    """The tensors of one file by name, mapped from it; ``file`` is its name in messages.
+    """Return the tensors of one file by name, memory-mapped; ``file`` is its name in messages.
 
-    Raises ``pickle_refused`` for anything but plain tensors under names, ``model_malformed`` for a damaged file.
+    Raises ``pickle_refused`` for anything except plain tensors under names, ``model_malformed`` for a damaged file.
     """
     size = _check_container(path, file)
     try:
@@ -48,7 +48,7 @@ def read_torch_file(path: Path, file: str) -> dict[str, Tensor]:
 
 
 def describe(tensors: dict[str, Tensor], file: str) -> dict[str, TensorInfo]:
-    """name -> the header that ``tensors`` would have in a safetensors file."""
+    """Return name -> the header that ``tensors`` would have in a safetensors file."""
     return {name: TensorInfo(DTYPE_NAMES[each.dtype], tuple(each.shape), file) for name, each in tensors.items()}
 
 
@@ -57,7 +57,7 @@ def _refused(path: Path, reason: str) -> AiakqError:
 
 
 def _check_container(path: Path, file: str) -> int:
-    """Refuse anything but a zip archive of uncompressed records before torch opens it. Returns the file's bytes."""
+    """Reject anything except a zip archive of uncompressed records before torch opens it. Returns its size in bytes."""
 
     def bad(reason: str) -> AiakqError:
         return error("model_malformed", file=file, reason=reason)
@@ -82,7 +82,7 @@ def _check_container(path: Path, file: str) -> int:
 
 
 def _tensors(content: Any, path: Path, file: str) -> dict[str, Tensor]:
-    """The dictionary of tensors in ``content``, which may lie one level down."""
+    """Return the dictionary of tensors in ``content``, which may be nested one level deep."""
     if isinstance(content, dict):
         for name in _WRAPPERS:
             if isinstance(content.get(name), dict):
@@ -107,7 +107,7 @@ def _tensors(content: Any, path: Path, file: str) -> dict[str, Tensor]:
 
 
 def _check_storages(tensors: dict[str, Tensor], size: int, path: Path, file: str) -> None:
-    """Refuse tensors that claim more bytes than the file holds. Tensors may share storage, counted once."""
+    """Reject tensors that claim more bytes than the file has. Tensors may share storage, which is counted once."""
     storages: dict[int, int] = {}
     for name, tensor in tensors.items():
         storage = tensor.untyped_storage()

@@ -137,10 +137,10 @@ class BlockLoop:
 
 def _digest(block: DecoderBlock) -> int:
     """Return a checksum of a quantized block."""
-    found = 0
+    checksum = 0
     for weight in block.result.finished.values():
         for tensor in (weight.codes, weight.scales):
-            found = zlib.crc32(tensor.cpu().contiguous().numpy().data, found)
+            checksum = zlib.crc32(tensor.cpu().contiguous().numpy().data, checksum)
     for changed in block.folder.changed.values():
-        found = zlib.crc32(changed.cpu().contiguous().numpy().data, found)
-    return found
+        checksum = zlib.crc32(changed.cpu().contiguous().numpy().data, checksum)
+    return checksum

@@ -189,12 +189,12 @@ def _with_parameters(options: QuantizeOptions, transforms: list[Component], roun
         if "smooth_quant" not in [transform.name for transform in transforms]:
             _conflict("-sq", method, "only smooth_quant smooths", "Leave -sq away, or use -quant_type smooth_quant.")
         transforms = [
-            each.with_parameters(alpha=options.smooth_alpha) if each.name == "smooth_quant" else each
-            for each in transforms
+            component.with_parameters(alpha=options.smooth_alpha) if component.name == "smooth_quant" else component
+            for component in transforms
         ]
     if options.scale_search is not None:
         transforms, rounder = _with_scale_search(options.scale_search, transforms, rounder)
-    return Recipe(tuple(load_transform(each, _LABELS) for each in transforms), load_rounder(rounder, _LABELS))
+    return Recipe(tuple(load_transform(component, _LABELS) for component in transforms), load_rounder(rounder, _LABELS))
 
 
 def _with_scale_search(
@@ -202,13 +202,13 @@ def _with_scale_search(
 ) -> tuple[list[Component], Component]:
     """Apply ``--scale-search``: awq followed by rtn searches the ranges itself, otherwise the rounder does."""
     changed = []
-    for each in transforms:
-        if each.name == "smooth_quant":
-            each = each.with_parameters(scale_search=search)
-        elif each.name == "awq" and rounder.name == "rtn":
-            each = each.with_parameters(clip=search == "mse")
-        changed.append(each)
-    clipped = rounder.name == "rtn" and any(each.name == "awq" for each in transforms)
+    for component in transforms:
+        if component.name == "smooth_quant":
+            component = component.with_parameters(scale_search=search)
+        elif component.name == "awq" and rounder.name == "rtn":
+            component = component.with_parameters(clip=search == "mse")
+        changed.append(component)
+    clipped = rounder.name == "rtn" and any(component.name == "awq" for component in transforms)
     return changed, rounder if clipped else rounder.with_parameters(scale_search=search)
 
 

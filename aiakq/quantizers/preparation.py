@@ -123,15 +123,15 @@ def _storage(options: QuantizeOptions, checkpoint: Checkpoint) -> torch.dtype:
     sizes: dict[str, int] = {}
     for info in checkpoint.inventory.values():
         sizes[info.dtype] = sizes.get(info.dtype, 0) + info.nbytes
-    most = max((name for name in sizes if name in _TORCH_DTYPES), key=sizes.__getitem__, default=None)
-    if most is None:
+    commonest = max((name for name in sizes if name in _TORCH_DTYPES), key=sizes.__getitem__, default=None)
+    if commonest is None:
         found = ", ".join(sorted(sizes))
         raise error(
             "tensor_mismatch",
             path=str(checkpoint.path),
             reason=f"its weights are {found}, and -t does not say as what to store them",
         )
-    return _TORCH_DTYPES[most]
+    return _TORCH_DTYPES[commonest]
 
 
 def _samples(

@@ -97,7 +97,7 @@ class Prepared:
         for name in sorted({info.file for info in self.checkpoint.inventory.values()}):
             status = (self.source / name).stat()
             files.append([name, status.st_size, status.st_mtime_ns])
-        said = {
+        document = {
             "versions": [aiakq.__version__, torch.__version__],
             "options": options,
             "recipe": str(self.recipe),
@@ -107,7 +107,7 @@ class Prepared:
             "adapter": None if self.model.adapter is None else self.model.adapter.digest,
             "samples": None if self.samples is None else self.samples.digest,
         }
-        return hashlib.sha256(json.dumps(said, sort_keys=True, default=str).encode()).hexdigest()
+        return hashlib.sha256(json.dumps(document, sort_keys=True, default=str).encode()).hexdigest()
 
     # --- files of the output other than blocks ---------------------------------------------------------------------
 

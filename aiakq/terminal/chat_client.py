@@ -1,4 +1,4 @@
-"""HTTP client of ``aiakq chat``: one streamed answer after the other."""
+"""HTTP client of ``aiakq chat``, which streams answers."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _TIMEOUT = httpx.Timeout(600.0, connect=10.0)
 
 @dataclass
 class Answer:
-    """An answer while it grows.
+    """An answer, possibly still being streamed.
 
-    tokens         its tokens and their log-probabilities, if they were asked for.
-    first, ended   seconds after the request was sent; 0 before that.
+    tokens         its tokens and their log-probabilities, if requested.
+    first, ended   seconds from sending the request to the first token and to the end; 0 before.
     stopped        whether the user stopped it.
     """
 
@@ -36,7 +36,7 @@ class Answer:
     stopped: bool = False
 
     def add(self, chunk: Mapping[str, Any], seconds: float) -> None:
-        """Add one chunk of a stream, which came after so many seconds."""
+        """Add one chunk of a stream, received after ``seconds``."""
         self.usage = chunk.get("usage") or self.usage
         for choice in chunk.get("choices") or ():
             delta = choice.get("delta") or {}
@@ -51,17 +51,17 @@ class Answer:
 
     @property
     def num_tokens(self) -> int | None:
-        """Generated tokens, if the server counts them."""
+        """Number of generated tokens, if the server reports it."""
         return self.usage.get("completion_tokens")
 
     @property
     def tokens_per_second(self) -> float | None:
-        """Tokens after the first per second."""
+        """Generation speed, excluding the first token."""
         between = self.ended - self.first
         return (self.num_tokens - 1) / between if self.num_tokens and self.num_tokens > 1 and between > 0 else None
 
     def document(self) -> dict[str, Any]:
-        """For --json."""
+        """Return the answer as JSON values, for --json."""
         return {
             "model": self.model,
             "text": self.text,
@@ -75,7 +75,7 @@ class Answer:
 
 
 class ChatServer:
-    """A server with OpenAI's routes, and the model on it that answers."""
+    """An OpenAI-compatible server, and the selected model on it."""
 
     def __init__(self, url: str, api_key: str | None, model: str | None = None) -> None:
         """Raises ``server_unreachable``, ``no_answer`` and ``unknown_model``."""
@@ -105,9 +105,9 @@ class ChatServer:
         return names
 
     def ask(self, messages: Sequence[Mapping[str, str]], params: Mapping[str, Any], logprobs: bool) -> Iterator[Answer]:
-        """Yields the answer again and again while it grows. Raises ``server_unreachable`` and ``no_answer``.
+        """Yield the growing answer after every chunk. Raises ``server_unreachable`` and ``no_answer``.
 
-        Closing the iterator closes the connection, which makes the server stop.
+        Closing the iterator closes the connection, which makes the server stop generating.
         """
         body: dict[str, Any] = {"model": self.model, "messages": list(messages), "stream": True}
         body["stream_options"] = {"include_usage": True}
@@ -136,7 +136,7 @@ class ChatServer:
             raise self._failed("it sent what is no JSON.") from None
 
     def _check(self, response: httpx.Response) -> None:
-        """Raise ``no_answer`` with the server's own words if it refused."""
+        """Raise ``no_answer`` with the server's message if it refused the request."""
         if response.status_code == 200:
             return
         try:
@@ -154,7 +154,7 @@ class ChatServer:
 
 
 def events(lines: Iterator[str]) -> Iterator[str]:
-    """The data of server-sent events, up to [DONE]. Raises httpx.RemoteProtocolError if that does not come."""
+    """Yield the data of server-sent events, up to [DONE]. Raises httpx.RemoteProtocolError if that is missing."""
     for line in lines:
         if not line.startswith("data:"):
             continue
@@ -166,14 +166,14 @@ def events(lines: Iterator[str]) -> Iterator[str]:
 
 
 def _message(body: Any) -> str:
-    """What an error body says."""
+    """Return the message in an error body."""
     found = body.get("error") if isinstance(body, dict) else None
     message = found.get("message") if isinstance(found, dict) else None
     return message if isinstance(message, str) else json.dumps(body)
 
 
 def common_tokens(one: Answer, two: Answer) -> int:
-    """The number of tokens until two answers differ."""
+    """Return the number of leading tokens that two answers have in common."""
     count = 0
     for (first, _), (second, _) in zip(one.tokens, two.tokens, strict=False):
         if first != second:

@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 
 @with_arguments("chat")
 def chat(arguments: ChatArguments, shown: JsonArguments, engine: dict[str, Any]) -> None:
-    """Talk to a model: one that is loaded here, or one on a running server.
+    """Chat with a model that is loaded here, or with one on a running server.
 
-    With --prompt, --json or without a terminal there is one answer, on stdout.
+    With --prompt, --json or without a terminal, a single answer is written to stdout.
     """
     from aiakq.arguments.chat import parse_params
 
@@ -40,7 +40,7 @@ def chat(arguments: ChatArguments, shown: JsonArguments, engine: dict[str, Any])
         prompt = sys.stdin.read() if sys.stdin is not None else ""
     if once and not (prompt or "").strip():
         raise error("usage", reason="There is nothing to answer.", hint="Example: echo Hello | aiakq chat MODEL")
-    # Heavy: only once the options are known to be good.
+    # A slow import, deferred until the options are validated.
     from aiakq.terminal.chat_session import ChatSession
 
     with _servers(arguments, engine) as servers:
@@ -55,7 +55,7 @@ def chat(arguments: ChatArguments, shown: JsonArguments, engine: dict[str, Any])
 
 @contextlib.contextmanager
 def _servers(arguments: ChatArguments, engine: dict[str, Any]) -> Iterator[list[ChatServer]]:
-    """The server of the conversation, and that of --compare; those that are started here end with it."""
+    """Yield the server of the conversation, and that of --compare; servers started here end with the context."""
     from aiakq.terminal.chat_client import ChatServer
 
     with contextlib.ExitStack() as stack:
@@ -75,7 +75,7 @@ def _servers(arguments: ChatArguments, engine: dict[str, Any]) -> Iterator[list[
 
 
 def _started(engine: dict[str, Any], stack: contextlib.ExitStack) -> str:
-    """The address of a server that is started for a model and ends with ``stack``."""
+    """Start a server for a model, which ends with ``stack``, and return its address."""
     from aiakq.server.background import start_in_background
 
     with console.waiting(f"loading {engine['model']}"):

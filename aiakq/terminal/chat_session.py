@@ -1,4 +1,4 @@
-"""A conversation on a terminal: commands, answers that can be stopped, two models side by side."""
+"""An interactive chat in the terminal: commands, answers that can be interrupted, two models side by side."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from aiakq.terminal import console
 from aiakq.terminal.chat_client import Answer, ChatServer, common_tokens
 from aiakq.terminal.usage_errors import close_names
 
-#: Commands and what they do.
+#: Commands -> their description.
 COMMANDS = {
     "/help": "show this",
     "/system TEXT": "set the system prompt; without a text, show it",
@@ -35,7 +35,7 @@ _INTRODUCTION = '/help lists commands. """ begins and ends a text of several lin
 class ChatSession:
     """A conversation with one server or two.
 
-    read  returns a line that was typed after a prompt; raises EOFError and KeyboardInterrupt.
+    read  reads a line after showing a prompt; raises EOFError and KeyboardInterrupt.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class ChatSession:
     # --- one answer
 
     def answer_once(self, prompt: str) -> None:
-        """Write the answer to ``prompt`` to stdout while it comes; two answers one after the other."""
+        """Stream the answer to ``prompt`` to stdout; with two servers, one answer after the other."""
         self.questions.append(prompt)
         if len(self.servers) == 1:
             for piece in _pieces(self._ask(0)):
@@ -69,7 +69,7 @@ class ChatSession:
         console.note(difference(*answers))
 
     def answer_document(self, prompt: str) -> dict[str, Any]:
-        """The answers to ``prompt`` as one document."""
+        """Return the answers to ``prompt`` as one document."""
         self.questions.append(prompt)
         answers = self._all_answers()
         document: dict[str, Any] = {"schema_version": 1, "kind": "chat", "messages": self._messages(0)}
@@ -81,9 +81,9 @@ class ChatSession:
     # --- a conversation
 
     def run(self) -> None:
-        """Read questions and commands until the user ends it."""
+        """Read questions and commands until the user exits."""
         with contextlib.suppress(ImportError):
-            import readline  # noqa: F401  (input() then edits lines and has a history)
+            import readline  # noqa: F401  (gives input() line editing and a history)
         console.note(f"{' | '.join(server.model for server in self.servers)}. {_INTRODUCTION}")
         while True:
             try:
@@ -102,7 +102,7 @@ class ChatSession:
                 console.failure(problem)
 
     def _read_question(self) -> str:
-        """What the user typed: a line, or several."""
+        """Read one or several lines from the user."""
         line = self._read("> ")
         if line.strip().startswith('"""'):
             lines = [line.strip().removeprefix('"""')]
@@ -114,7 +114,7 @@ class ChatSession:
         return line
 
     def _take(self, text: str) -> None:
-        """Carry out a command, or answer."""
+        """Run a command, or answer a question."""
         if not text.strip():
             return
         if text.startswith("/"):
@@ -177,7 +177,7 @@ class ChatSession:
     # --- answers
 
     def _messages(self, index: int) -> list[dict[str, str]]:
-        """The conversation with a server up to now."""
+        """Return the conversation with a server so far."""
         messages = [{"role": "system", "content": self.system}] if self.system else []
         for at, question in enumerate(self.questions):
             messages.append({"role": "user", "content": question})
@@ -190,7 +190,7 @@ class ChatSession:
         return server.ask(self._messages(index), self.params, logprobs=len(self.servers) > 1)
 
     def _answer(self) -> None:
-        """Answer the last question. A question whose answer failed, or was stopped before it began, is dropped."""
+        """Answer the last question. A question whose answer failed, or was interrupted before it began, is dropped."""
         try:
             answers = [self._one_answer()] if len(self.servers) == 1 else self._side_by_side()
         except BaseException:
@@ -206,7 +206,7 @@ class ChatSession:
         console.note(" | ".join(timing(answer) for answer in answers))
 
     def _one_answer(self) -> Answer:
-        """Stream an answer to stdout. Ctrl-C stops it."""
+        """Stream an answer to stdout. Ctrl-C interrupts it."""
         stream, answer, thought = self._ask(0), Answer(self.servers[0].model), 0
         shown = 0
         try:
@@ -226,7 +226,7 @@ class ChatSession:
         return answer
 
     def _side_by_side(self) -> list[Answer]:
-        """Show both answers while they come, in columns. Ctrl-C stops them."""
+        """Stream both answers in columns. Ctrl-C interrupts them."""
         screen = console.out()
         with Live(console=screen, refresh_per_second=8, transient=True) as live:
             answers = self._all_answers(lambda found: live.update(columns(found)))
@@ -234,7 +234,7 @@ class ChatSession:
         return answers
 
     def _all_answers(self, show: Callable[[list[Answer]], None] = lambda answers: None) -> list[Answer]:
-        """The answers of all servers, asked at once. Raises what the first that failed raised."""
+        """Return the answers of all servers, requested concurrently. Raises the error of the first that failed."""
         found = [Answer(server.model) for server in self.servers]
         failures: list[BaseException] = []
 
@@ -265,7 +265,7 @@ class ChatSession:
 
 
 def _pieces(stream: Iterator[Answer]) -> Iterator[str]:
-    """What is added to a text, piece by piece."""
+    """Yield the text added by each update of a stream."""
     shown = 0
     for answer in stream:
         yield answer.text[shown:]
@@ -273,7 +273,7 @@ def _pieces(stream: Iterator[Answer]) -> Iterator[str]:
 
 
 def columns(answers: Sequence[Answer]) -> Table:
-    """Answers beside each other."""
+    """Return a table with answers side by side."""
     table = Table(box=None, expand=True, padding=(0, 2, 0, 0), pad_edge=False)
     for letter, answer in zip("AB", answers, strict=False):
         table.add_column(Text(f"{letter} {console.plain(answer.model)}"), ratio=1, overflow="fold")
@@ -285,7 +285,7 @@ def columns(answers: Sequence[Answer]) -> Table:
 
 
 def difference(one: Answer, two: Answer) -> str:
-    """Where two answers differ, in words."""
+    """Describe where two answers differ."""
     if one.text == two.text:
         return "Both answers are the same."
     same = common_tokens(one, two)
@@ -299,7 +299,7 @@ def difference(one: Answer, two: Answer) -> str:
 
 
 def timing(answer: Answer) -> str:
-    """How long an answer took, in words."""
+    """Describe the duration and speed of an answer."""
     parts = [f"{answer.num_tokens} tokens" if answer.num_tokens else ""]
     parts.append(f"first after {console.seconds(answer.first)}" if answer.first else "")
     parts.append(f"{answer.tokens_per_second:.1f} tokens/s" if answer.tokens_per_second else "")
@@ -308,7 +308,7 @@ def timing(answer: Answer) -> str:
 
 
 def printable(text: str) -> str:
-    """``text`` for a terminal: without what moves the cursor, changes colours or turns the direction of writing."""
+    """Remove characters that move a terminal's cursor, change colours or change the text direction."""
     return "".join(letter if _is_harmless(letter) else repr(letter)[1:-1] for letter in text)
 
 

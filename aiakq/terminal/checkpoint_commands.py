@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @with_arguments("eval")
 def evaluate(arguments: EvalArguments, shown: JsonArguments, result: ResultArguments) -> None:
-    """Measure how good a model is: perplexity, and with --original KL divergence and same top token."""
+    """Measure the quality of a model: perplexity, and with --original KL divergence and same top token."""
     from aiakq.arguments.server import checked
     from aiakq.evaluation import evaluate as quality
     from aiakq.formats.hub import check_model_name
@@ -26,7 +26,7 @@ def evaluate(arguments: EvalArguments, shown: JsonArguments, result: ResultArgum
     for model in filter(None, (arguments.model, arguments.original)):
         check_model_name(model)
     quality.check_text_file(arguments)
-    # The engine's rows know what dtypes and devices there are.
+    # The engine's arguments define the valid dtypes and devices.
     checked({name: getattr(arguments, name) for name in ("model", "dtype", "device")}, server=False)
 
     def run() -> Record:
@@ -38,7 +38,7 @@ def evaluate(arguments: EvalArguments, shown: JsonArguments, result: ResultArgum
 
 @with_arguments("inspect")
 def inspect(arguments: InspectArguments, shown: JsonArguments) -> None:
-    """Say what a checkpoint is, layer by layer, and which kernels would run it. Reads headers only."""
+    """Describe a checkpoint layer by layer, and which kernels would run it. Reads headers only."""
     from aiakq.arguments.server import checked
     from aiakq.formats.hub import check_model_name
 
@@ -55,8 +55,8 @@ def inspect(arguments: InspectArguments, shown: JsonArguments) -> None:
 def collect_env(
     json: Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")] = False,
 ) -> None:
-    """Print versions, machine and settings, for a bug report. Secrets are left out."""
-    # It reads no configuration: that may be what is broken.
+    """Print versions, machine and settings for a bug report, without secrets."""
+    # Reads no configuration file, because that may be what is broken.
     from aiakq.collect_env import collect, text
 
     document = collect()

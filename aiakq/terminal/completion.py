@@ -1,6 +1,6 @@
-"""``aiakq completion``: scripts with which a shell completes commands, options, their values and files.
+"""``aiakq completion``: scripts for shell completion of commands, options, their values and files.
 
-The scripts name everything themselves, so that completing starts no Python. Generated from the options of the program.
+The scripts contain all names, so that completion does not start Python. They are generated from the program's options.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _aiakq() {
 
 @dataclass(frozen=True)
 class OptionWords:
-    """One option: its spellings, whether it takes a value, which ones, and whether it is a file."""
+    """One option: its spellings, whether it takes a value, the allowed values, and whether it is a file."""
 
     flags: tuple[str, ...]
     about: str
@@ -44,7 +44,7 @@ class OptionWords:
 
 @dataclass(frozen=True)
 class CommandWords:
-    """One command: its words behind "aiakq", its options, and the commands below it with what they do."""
+    """One command: its words after "aiakq", its options, and its subcommands with their descriptions."""
 
     words: tuple[str, ...]
     options: tuple[OptionWords, ...]
@@ -55,7 +55,7 @@ def completion(
     context: typer.Context,
     shell: Annotated[str, typer.Argument(help="bash, zsh or fish.", metavar="SHELL")],
 ) -> None:
-    """Print a script that makes a shell complete aiakq's commands and options: source <(aiakq completion bash)."""
+    """Print a shell completion script for aiakq's commands and options: source <(aiakq completion bash)."""
     if shell not in SHELLS:
         reason = f"There is no completion for {shell!r}."
         raise error("usage", reason=reason, hint=close_names(shell, SHELLS) or "There is one for bash, zsh and fish.")
@@ -63,12 +63,12 @@ def completion(
 
 
 def script(shell: str, commands: list[CommandWords]) -> str:
-    """The script for ``shell``, one of SHELLS."""
+    """Return the script for ``shell``, one of SHELLS."""
     return {"bash": _bash, "zsh": _zsh, "fish": _fish}[shell](commands)
 
 
 def describe(command: Any, words: tuple[str, ...] = ()) -> Iterator[CommandWords]:
-    """A command of Typer's and all below it."""
+    """Describe a Typer command and all its subcommands."""
     from aiakq.arguments.commands import COMMANDS
 
     arguments = COMMANDS.get(" ".join(words))
@@ -93,7 +93,7 @@ def describe(command: Any, words: tuple[str, ...] = ()) -> Iterator[CommandWords
 
 
 def _bash(commands: list[CommandWords]) -> str:
-    """A function for bash's ``complete``."""
+    """Return a function for bash's ``complete``."""
     lines = [_BASH_HEAD]
     for command in commands:
         if command.words:
@@ -123,7 +123,7 @@ def _bash(commands: list[CommandWords]) -> str:
 
 
 def _zsh(commands: list[CommandWords]) -> str:
-    """A function for zsh's completion system."""
+    """Return a function for zsh's completion system."""
     lines = ["#compdef aiakq", "# zsh completion for aiakq: aiakq completion zsh > DIR_OF_FPATH/_aiakq", ""]
     for command in commands:
         name = "_".join(("_aiakq", *command.words)).replace("-", "_")
@@ -159,7 +159,7 @@ def _zsh_option(option: OptionWords) -> str:
 
 
 def _fish(commands: list[CommandWords]) -> str:
-    """Calls of fish's ``complete``."""
+    """Return calls of fish's ``complete``."""
     lines = ["# fish completion for aiakq: aiakq completion fish > ~/.config/fish/completions/aiakq.fish"]
     lines.append("complete -c aiakq -n '__fish_use_subcommand' -f")
     for command in commands:
@@ -181,7 +181,7 @@ def _fish(commands: list[CommandWords]) -> str:
 
 
 def words_with_options(words: list[str]) -> list[str]:
-    """The words for ``add_options``: those of all commands for ``aiakq completion``, which describes them all."""
+    """Return the words for ``add_options``: for ``aiakq completion``, which describes all commands, those of all."""
     if words[:1] != ["completion"]:
         return words
     from aiakq.arguments.commands import COMMANDS

@@ -13,9 +13,9 @@ _MAX_BYTES = 1 << 20
 
 
 def read_config_file(path: Path, engine: bool = True) -> dict[str, Any]:
-    """The options of a YAML file by their keys; dashes and underscores are the same.
+    """Return the options of a YAML file by their keys; dashes and underscores are equivalent.
 
-    engine  whether the command takes the engine's arguments: unsupported ones are then left out, with a line.
+    engine  whether the command takes the engine's arguments: unsupported ones are then dropped, with a notice.
 
     Raises ``bad_option`` for a file that cannot be read as options, and ``option_refused``.
     """
@@ -24,26 +24,26 @@ def read_config_file(path: Path, engine: bool = True) -> dict[str, Any]:
     try:
         if path.stat().st_size > _MAX_BYTES:
             raise _bad(path, "it is larger than 1 MiB")
-        found = yaml.safe_load(path.read_text(encoding="utf-8"))
+        document = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as problem:
         raise _bad(path, getattr(problem, "strerror", None) or "it is no UTF-8 text") from None
     except (yaml.YAMLError, RecursionError) as problem:
         mark = getattr(problem, "problem_mark", None)
         raise _bad(path, f"line {mark.line + 1} is no YAML" if mark else "it is no YAML") from None
-    if found is None:
+    if document is None:
         return {}
-    if not isinstance(found, dict) or not all(isinstance(name, str) for name in found):
+    if not isinstance(document, dict) or not all(isinstance(name, str) for name in document):
         raise _bad(path, "it holds no names with values")
-    given = {name.lstrip("-").replace("-", "_"): value for name, value in found.items()}
-    if len(given) < len(found):
+    options = {name.lstrip("-").replace("-", "_"): value for name, value in document.items()}
+    if len(options) < len(document):
         raise _bad(path, "a name is there twice")
-    given = {name: value for name, value in given.items() if value is not None}
+    options = {name: value for name, value in options.items() if value is not None}
     if not engine:
-        return given
-    unsupported.refuse(given)
-    for line in unsupported.notices(given):
+        return options
+    unsupported.refuse(options)
+    for line in unsupported.notices(options):
         console.warning(line)
-    return {name: value for name, value in given.items() if name not in unsupported.BY_NAME}
+    return {name: value for name, value in options.items() if name not in unsupported.BY_NAME}
 
 
 def _bad(path: Path, reason: str) -> AiakqError:

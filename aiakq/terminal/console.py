@@ -1,8 +1,8 @@
 """The console: styled output, progress bars and error messages (rich). Messages, tables and progress go to stderr, JSON
 documents to stdout.
 
-Only this module and cli.py print. Colours, bars and widths adapt: without a terminal the same words come as plain
-lines. See ``wants_colour`` for the variables that decide on colours.
+Only this module and cli.py print. Colours, bars and widths adapt: without a terminal the same text is printed as plain
+lines. See ``wants_colour`` for the variables that control colours.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ from rich.text import Text
 from aiakq.errors import AiakqError, error
 from aiakq.terminal.usage_errors import close_value
 
-#: Columns of output that nobody watches on a terminal: wide enough that tables do not cut names.
+#: Width in columns without a terminal: wide enough that tables do not truncate names.
 PIPE_WIDTH = 120
-#: Values of TERM without colours and cursor.
+#: Values of TERM without colours and cursor movement.
 _DUMB = ("dumb", "unknown")
-#: Seconds between two lines of progress where there is no terminal.
+#: Seconds between two progress lines without a terminal.
 _PLAIN_INTERVAL_S = 10.0
 
 
 class ClosedOutput(Exception):
-    """The reader of stdout went away (``aiakq ... | head``)."""
+    """Raised when the reader of stdout has exited (``aiakq ... | head``)."""
 
 
 class _Stderr:
-    """The current stderr. A failing write is dropped: a full disk or a closed pipe must not end a server."""
+    """The current stderr. Failing writes are ignored: a full disk or a closed pipe must not stop a server."""
 
     def write(self, text: str) -> int:
         try:
@@ -58,7 +58,7 @@ class _Stderr:
 def wants_colour(is_terminal: bool, environment: Mapping[str, str]) -> bool:
     """Whether output has colours: NO_COLOR forbids them, FORCE_COLOR and CLICOLOR_FORCE demand them, in that order.
 
-    Otherwise a terminal has them, unless TERM is dumb or CLICOLOR is 0. Empty variables count as not set.
+    Otherwise terminals have them, unless TERM is dumb or CLICOLOR is 0. Empty variables count as unset.
     """
     if environment.get("NO_COLOR"):
         return False
@@ -70,7 +70,7 @@ def wants_colour(is_terminal: bool, environment: Mapping[str, str]) -> bool:
 
 
 def _console(file: Any, fallback_width: int | None = None) -> Console:
-    """A console on ``file``. Without a terminal, and without COLUMNS, it is ``fallback_width`` wide."""
+    """Return a console on ``file``. Without a terminal and COLUMNS, its width is ``fallback_width``."""
     is_terminal = _is_terminal(file)
     colour = wants_colour(is_terminal, os.environ)
     width = None if is_terminal or "COLUMNS" in os.environ else fallback_width
@@ -96,23 +96,23 @@ def _is_terminal(file: Any) -> bool:
 
 
 def is_animated() -> bool:
-    """Whether somebody watches stderr on a terminal that can move its cursor. Forced colours do not count."""
+    """Whether stderr is a terminal that can move its cursor. Forced colours do not count."""
     return _is_terminal(_Stderr()) and os.environ.get("TERM") not in _DUMB
 
 
 def err() -> Console:
-    """A console on the current stderr."""
+    """Return a console on the current stderr."""
     return _console(_Stderr(), PIPE_WIDTH)
 
 
 def out() -> Console:
-    """A console on the current stdout."""
+    """Return a console on the current stdout."""
     return _console(sys.stdout)
 
 
 @contextlib.contextmanager
 def waiting(text: str) -> Iterator[None]:
-    """A line that moves on stderr while something lasts; without a terminal a plain one."""
+    """Show an animated line on stderr while the context is open; without a terminal, a plain line."""
     if not is_animated():
         note(text)
         yield
@@ -122,7 +122,7 @@ def waiting(text: str) -> Iterator[None]:
 
 
 def plain(text: object) -> str:
-    """One line without control characters, whatever a file or a user put into it."""
+    """Return untrusted text as one line without control characters."""
     return _visible(" ".join(str(text).split()))
 
 
@@ -131,12 +131,12 @@ def _visible(text: str) -> str:
 
 
 def line(*parts: str | tuple[str, str]) -> None:
-    """One line on stderr; a part is text, or text with a style. Never wrapped by us: logs keep it in one piece."""
+    """Print one line on stderr; a part is text, or text with a style. It is never wrapped, for the sake of logs."""
     err().print(Text.assemble(*parts), soft_wrap=True)
 
 
 def failure(problem: AiakqError) -> None:
-    """The one line that ends a failed command: what went wrong and what to do; details, if any, come before it."""
+    """Print the last line of a failed command, its cause and remedy; details, if any, are printed before it."""
     for row in problem.details.splitlines():
         line(_visible(row))
     remedy = plain(" ".join(filter(None, [close_value(problem), problem.remedy])))
@@ -151,7 +151,7 @@ def failure(problem: AiakqError) -> None:
 
 
 def bug(problem: BaseException, where: str) -> None:
-    """The one line for a failure that is our own fault."""
+    """Print one line for an internal error."""
     line(
         ("aiakq: ", "bold"),
         ("error[bug]", "bold red"),
@@ -163,7 +163,7 @@ def bug(problem: BaseException, where: str) -> None:
 
 
 def warning(text: str) -> None:
-    """A warning: something to know before trusting a result."""
+    """Print a warning that affects how far a result can be trusted."""
     line(("aiakq: ", "bold"), ("warning", "bold yellow"), ": ", plain(text))
 
 
@@ -179,7 +179,7 @@ def emit(document: Mapping[str, Any]) -> None:
 
 
 def write_log(text: str) -> None:
-    """Write ``text`` to stderr as it is, in one piece."""
+    """Write ``text`` to stderr unchanged, in one call."""
     stderr = _Stderr()
     stderr.write(text)
     stderr.flush()
@@ -211,7 +211,7 @@ def _write_all(text: str) -> None:
 
 
 def show(drawn: RenderableType) -> None:
-    """Print something drawn by rich on stderr; without a terminal, without the padding at the ends of lines."""
+    """Print a rich renderable on stderr; without a terminal, trailing spaces are removed."""
     console = err()
     if _is_terminal(console.file):
         console.print(drawn)
@@ -222,19 +222,19 @@ def show(drawn: RenderableType) -> None:
 
 
 def table(*columns: str, left: Sequence[int] = (0,)) -> Table:
-    """An empty table. Columns are aligned right, except those in ``left``, which fold where it is narrow."""
-    made = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    """Return an empty table. Columns are right-aligned, except those in ``left``, which fold if space is short."""
+    new_table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
     for index, name in enumerate(columns):
-        # Numbers are never cut or wrapped; names fold, so that they can still be copied.
+        # Numbers are never truncated or wrapped; names fold, so that they can still be copied.
         if index in left:
-            made.add_column(Text(name), overflow="fold")
+            new_table.add_column(Text(name), overflow="fold")
         else:
-            made.add_column(Text(name), justify="right", no_wrap=True)
-    return made
+            new_table.add_column(Text(name), justify="right", no_wrap=True)
+    return new_table
 
 
 def facts(title: str, rows: Mapping[str, object]) -> None:
-    """A heading and lines of ``name  value``; a value of None is left out."""
+    """Print a heading and lines of ``name  value``; None values are omitted."""
     grid = Table(box=None, show_header=False, pad_edge=False)
     grid.add_column(style="dim", no_wrap=True)
     grid.add_column(overflow="fold")
@@ -246,7 +246,7 @@ def facts(title: str, rows: Mapping[str, object]) -> None:
 
 
 def number(value: float | None, digits: int = 4) -> str:
-    """A number with ``digits`` significant ones, whole numbers in full; a dash for None."""
+    """Format a number with ``digits`` significant digits, integers in full; a dash for None."""
     if value is None:
         return "-"
     if isinstance(value, int) or (float(value).is_integer() and abs(value) < 1e15):
@@ -259,7 +259,7 @@ def number(value: float | None, digits: int = 4) -> str:
 
 
 def size(num_bytes: float | None) -> str:
-    """Bytes in decimal units, as disks and model cards count."""
+    """Format bytes in decimal units, like disks and model cards."""
     if num_bytes is None:
         return "-"
     value, unit = float(num_bytes), "B"
@@ -271,7 +271,7 @@ def size(num_bytes: float | None) -> str:
 
 
 def seconds(value: float | None) -> str:
-    """A duration: 12 ms, 3.21 s, 2 min 05 s, 1 h 12 min."""
+    """Format a duration: 12 ms, 3.21 s, 2 min 05 s, 1 h 12 min."""
     if value is None:
         return "-"
     if value < 1:
@@ -283,9 +283,9 @@ def seconds(value: float | None) -> str:
 
 
 class ProgressBars:
-    """Progress of long work in stages: bars with the time left on a terminal, a line every few seconds elsewhere.
+    """Progress of long work in stages: bars with the remaining time on a terminal, else a line every few seconds.
 
-    Use as a context manager and call ``update``. A new stage completes the one before it.
+    Use as a context manager and call ``update``. A new stage completes the previous one.
     """
 
     def __init__(self, title: str) -> None:
@@ -334,7 +334,7 @@ class ProgressBars:
                 self._bars.update(self._task, completed=whole, detail="")
             self._task = self._bars.add_task(stage, total=max(total, 1), detail="")
         self._stage = stage
-        # Not the current time: the first update of a stage may come when its first step is done.
+        # Not the current time: the first update of a stage may follow its first step.
         self._started = self._last
         self._printed = float("-inf")
 

@@ -1,6 +1,6 @@
 """Help pages for 80 columns, with every option name in full.
 
-Typer's own page squeezes five columns into the width and cuts long flags; this one has two.
+Typer's own page uses five columns and truncates long flags; this one uses two.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from rich.text import Text
 
 from aiakq.terminal.console import out
 
-#: Longer labels stand on a line of their own.
+#: Maximum width of the label column; longer labels get their own line.
 _LABEL_WIDTH = 24
 #: Longer lines are hard to read.
 _MAX_WIDTH = 140
-#: Ends the page of every command.
+#: Footer of every command's page.
 _SOURCES = (
     "Options can also be set by environment variables (AIAKQ_SEED=1 is --seed 1) and in the file of --config. The "
     "command line comes first, then the environment, then the file."
@@ -126,7 +126,7 @@ def _description(parameter: Any) -> str:
 
 
 def default_text(value: Any) -> str:
-    """A default in words; nothing for None, for flags that are off and for what is empty."""
+    """Format a default value; empty for None, for flags that are off and for empty values."""
     if value is None or value is False or value == () or value == "":
         return ""
     if isinstance(value, tuple):

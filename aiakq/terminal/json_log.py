@@ -12,7 +12,7 @@ from aiakq.terminal import console
 if TYPE_CHECKING:
     from aiakq.server.telemetry.events import ServerEvent
 
-#: Levels of events; a line of a library's log has its own.
+#: Log levels of events; lines of a library's log have their own.
 _LEVELS = {"warning": "warning", "engine_dead": "error"}
 
 
@@ -20,7 +20,7 @@ class JsonLog:
     """Writes server events to stderr."""
 
     def failure(self, problem: AiakqError) -> int:
-        """Write what ended the command; returns its exit code."""
+        """Write the error that ended the command; return its exit code."""
         self._write("error", "failed", problem.message, {"error": problem.id, "remedy": problem.remedy})
         return problem.exit_code
 

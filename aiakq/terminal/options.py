@@ -32,11 +32,11 @@ _METAVARS: dict[type, str] = {
 
 
 def with_arguments(name: str) -> Callable[[Callable[..., Any]], Any]:
-    """A decorator that gives a command the options of ``COMMANDS[name]``.
+    """Return a decorator that gives a command the options of ``COMMANDS[name]``.
 
-    The command is called with an instance of each of its parts and, where it takes the engine's arguments, a mapping of
-    those that were given. Tables are imported, and Typer sees the options, once ``add_options`` was called with the
-    command's name: building a hundred takes longer than showing a page without them.
+    The command is called with an instance of each of its parts and, if it takes the engine's arguments, a mapping of
+    those that were given. Tables are imported, and options registered with Typer, only when ``add_options`` is called
+    with the command's name: building a hundred options takes longer than showing a page without them.
     """
 
     def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -61,12 +61,12 @@ def with_arguments(name: str) -> Callable[[Callable[..., Any]], Any]:
     return decorate
 
 
-#: What gives each command its options.
+#: Command -> the function that adds its options.
 _LATE: dict[str, Callable[[], None]] = {}
 
 
 def add_options(words: Iterable[str]) -> None:
-    """Give their options to those commands whose names are among ``words``, before Typer looks at them."""
+    """Add the options of those commands whose names are among ``words``, before Typer parses them."""
     present = set(words)
     for name, sign in _LATE.items():
         if present.issuperset(name.split()):
@@ -74,7 +74,7 @@ def add_options(words: Iterable[str]) -> None:
 
 
 def split_lists(words: list[str]) -> list[str]:
-    """``words`` of ``aiakq serve`` with ``--served-model-name a b`` as two options, for every list: vLLM's form.
+    """Rewrite list options of ``aiakq serve`` in vLLM's form, like ``--served-model-name a b``, as repeated options.
 
     If nothing else names the model, the last of several such words does, as after any option. ``--hf-token`` alone gets
     an empty value.
@@ -105,7 +105,7 @@ def split_lists(words: list[str]) -> list[str]:
 
 
 def _values(name: str, words: dict[str, Any]) -> list[Any]:
-    """The command's parts and the engine's arguments; see ``CommandArguments.values``."""
+    """Return the command's parts and the engine's arguments; see ``CommandArguments.values``."""
     from aiakq.arguments.commands import COMMANDS, CONFIG, MissingArgument
     from aiakq.arguments.environment import unknown_variables
     from aiakq.terminal import console
@@ -136,8 +136,8 @@ def _values(name: str, words: dict[str, Any]) -> list[Any]:
 
 
 def _recipe_options(arguments: CommandArguments, file: str) -> dict[str, Any]:
-    """The options of a recipe file, by their keys in configuration files."""
-    # Heavy: it loads the transforms and rounders that the file names.
+    """Return the options of a recipe file, by their keys in configuration files."""
+    # A slow import: it loads the transforms and rounders that the file names.
     from aiakq.quantizers.recipe_file import read_recipe
 
     options = read_recipe(Path(file)).options
@@ -145,7 +145,7 @@ def _recipe_options(arguments: CommandArguments, file: str) -> dict[str, Any]:
 
 
 def _parameters(arguments: CommandArguments) -> list[inspect.Parameter]:
-    """The parameters of a command, for Typer. All default to None, so that only what the user wrote is passed on."""
+    """Return a command's parameters for Typer. All default to None, so that only given values are passed on."""
     from aiakq.arguments.commands import CONFIG
 
     parameters = [] if arguments.model_help is None else [_word("model_word", "[MODEL]", arguments.model_help)]
@@ -201,5 +201,5 @@ def _metavar(row: Argument) -> str | None:
 
 
 def _required_words(arguments: CommandArguments) -> list[str]:
-    """The required options, as the usage line of the help page shows them."""
+    """Return the required options as shown in the usage line of the help page."""
     return [f"{row.flag} {_metavar(row)}" for row in arguments.own_rows if row.required and not row.positional]

@@ -20,7 +20,7 @@ def quantize(arguments: QuantizeArguments, shown: JsonArguments) -> None:
 
     check_paths(arguments)
     options = QuantizeOptions(**vars(arguments))
-    # Heavy: only once the options are known to be good.
+    # A slow import, deferred until the options are validated.
     from aiakq.quantizers.pipeline import quantize_checkpoint
 
     with console.ProgressBars("quantize") as bars:

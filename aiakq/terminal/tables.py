@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from aiakq.quantizers.report.records import QuantizeReport
     from aiakq.runtime.loader.inspection import Inspection, Layer
 
-#: Distributions of a benchmark, in the order they are read.
+#: Distributions of a benchmark, in display order.
 _DURATIONS = {
     "latency_ms": "batch latency",
     "queue_ms": "wait before sending",
@@ -28,7 +28,7 @@ _DURATIONS = {
     "e2el_ms": "end-to-end latency",
     "scheduled_e2el_ms": "the same from its due time",
 }
-#: Those that say something only if requests had to wait.
+#: Those that are meaningful only if requests had to wait.
 _IF_QUEUED = ("queue_ms", "scheduled_e2el_ms")
 _RATES = {
     "request_throughput": "requests/s",
@@ -41,7 +41,7 @@ _RATES = {
 
 
 def bench_result(document: Mapping[str, Any]) -> None:
-    """A benchmark's record: what ran, rates, distributions in milliseconds, warnings."""
+    """Print a benchmark's record: configuration, rates, distributions in milliseconds, warnings."""
     config, environment = document["config"], document["environment"]
     model = config.get("model") or config.get("engine", {}).get("model")
     rows: dict[str, object] = {"model": model, "load": _load(document, config)}
@@ -90,7 +90,7 @@ def _half_width(bounds: Mapping[str, float | None]) -> str:
 
 
 def sweep_result(document: Mapping[str, Any]) -> None:
-    """A sweep: a row for each level, and the highest rate that kept the limits."""
+    """Print a sweep: one row per level, and the highest rate within the limits."""
     config = document["config"]
     limits = ", ".join(f"{name} {number(limit)} ms" for name, limit in document["limits"].items())
     rows: dict[str, object] = {"model": config["model"], "seconds of a level": number(config["duration_s"])}
@@ -114,7 +114,7 @@ def sweep_result(document: Mapping[str, Any]) -> None:
 
 
 def kernels_result(document: Mapping[str, Any]) -> None:
-    """Times of kernels, each next to its roofline."""
+    """Print times of kernels, each next to its roofline."""
     environment, ceilings = document["environment"], document["ceilings"]
     most = (
         f"{number(ceilings['gbps'])} GB/s, {number(ceilings['float_tflops'], 3)} TFLOP/s, "
@@ -139,7 +139,7 @@ def kernels_result(document: Mapping[str, Any]) -> None:
 
 
 def counters_result(document: Mapping[str, Any]) -> None:
-    """Counters: a row for each, a column for each phase."""
+    """Print counters: one row per counter, one column per phase."""
     counters = document["counters"]
     phases = [phase["name"] for phase in document["config"]["phases"]]
     names = dict.fromkeys(name.partition(".")[2] for name in counters if name.partition(".")[0] in phases)
@@ -158,7 +158,7 @@ _VERDICTS = {"worse": "bold red", "changed": "bold red", "undecided": "yellow", 
 
 
 def comparison(document: Mapping[str, Any]) -> None:
-    """Two sides: every metric with its change, interval and verdict, and the counters that changed."""
+    """Print a comparison: every metric with its change, interval and verdict, and the counters that changed."""
     rows: dict[str, object] = {"base": document["base"], "new": document["new"]}
     if document["metrics"]:
         confidence = f"{100 * document['confidence']:g} % sure of all"
@@ -211,7 +211,7 @@ def _requests(document: Mapping[str, Any]) -> str:
 
 
 def quality_result(document: Mapping[str, Any]) -> None:
-    """An evaluation: what was predicted, and how well."""
+    """Print an evaluation: the text, and the model's quality on it."""
     config, environment = document["config"], document["environment"]
     text = f"{config['text']}, {config['windows']} windows of {config['seqlen']} tokens"
     rows: dict[str, object] = {
@@ -232,7 +232,7 @@ def quality_result(document: Mapping[str, Any]) -> None:
 
 
 def quantize_report(report: QuantizeReport) -> None:
-    """A quantized checkpoint: its size, its error, and the command to serve it."""
+    """Print the report of a quantization: size, errors, and the command to serve the checkpoint."""
     worst = report.worst
     rows: dict[str, object] = {
         "method": f"{report.method}, {report.format} format",
@@ -270,14 +270,14 @@ def quantize_report(report: QuantizeReport) -> None:
 
 
 def gate_outcomes(outcomes: Sequence[Outcome]) -> None:
-    """One line per gate."""
+    """Print one line per gate."""
     for outcome in outcomes:
         verdict = ("failed", "bold red") if outcome.failed else ("passed", "green")
         line("gate ", verdict, "  ", plain(outcome.describe()))
 
 
 def inspection(found: Inspection, layers: Sequence[Layer]) -> None:
-    """A checkpoint: facts, then its layers (as given, collapsed or not), then why better kernels were passed over."""
+    """Print a checkpoint: facts, its layers (collapsed or not), and why better kernels were passed over."""
     spec = found.spec
     facts(
         "checkpoint",
@@ -314,7 +314,7 @@ def inspection(found: Inspection, layers: Sequence[Layer]) -> None:
 
 
 def _inventory(found: Inspection) -> None:
-    """The tensors that are missing, extra or of another shape, if there are any."""
+    """Print the tensors that are missing, extra or of another shape, if any."""
     from aiakq.runtime.loader.inspection import collapse_differences
 
     if found.differences is None:
@@ -337,7 +337,7 @@ def _bits(found: Inspection) -> str | None:
 
 
 def _short(name: str) -> str:
-    """A module name without the stem that every layer shares."""
+    """Remove the prefix that all layers share from a module name."""
     for stem in ("model.decoder.layers.", "model.layers.", "transformer.h.", "model."):
         if name.startswith(stem):
             return name.removeprefix(stem)
@@ -345,7 +345,7 @@ def _short(name: str) -> str:
 
 
 def _operations(found: Inspection) -> str | None:
-    """What operations other than linear layers run in: ``norm, attention: cpu; sampling: torch``."""
+    """Return the implementations of operations other than linear: ``norm, attention: cpu; sampling: torch``."""
     names: dict[str, list[str]] = {}
     for each in found.operations:
         names.setdefault(each.implementation, []).append(each.name)
@@ -353,7 +353,7 @@ def _operations(found: Inspection) -> str | None:
 
 
 def _reasons(found: Inspection, layers: Sequence[Layer]) -> list[str]:
-    """Why each better implementation was passed over, once per implementation and reason."""
+    """Return why better implementations were passed over, once per implementation and reason."""
     kinds: dict[tuple[str, str], dict[str, None]] = {}
     rows = [(each.name, each.passed_over) for each in found.operations]
     for kind, passed_over in [*rows, *((layer.scheme, layer.passed_over) for layer in layers)]:

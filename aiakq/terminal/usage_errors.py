@@ -15,11 +15,11 @@ from aiakq.errors import AiakqError, error
 if TYPE_CHECKING:
     from aiakq.arguments.argument import Argument
 
-#: What word processors and web pages make of a hyphen.
+#: Dashes that word processors and web pages substitute for a hyphen.
 _DASHES = "\u2010\u2011\u2012\u2013\u2014\u2015\u2212\ufe58\ufe63\uff0d"
 _TO_HYPHEN = str.maketrans(dict.fromkeys(_DASHES, "-"))
 
-#: A line that works, for each command.
+#: A working example for each command.
 _EXAMPLES = {
     "quantize": "aiakq quantize -i MODEL -o DIR -quant_type awq",
     "serve": "aiakq serve MODEL --port 8000",
@@ -33,7 +33,7 @@ _EXAMPLES = {
 
 
 def check_spelling(words: Sequence[str], options: Mapping[str, bool]) -> None:
-    """Raise ``usage`` with the right spelling for words that are surely slips, before the parser misreads them.
+    """Raise ``usage`` with the correct spelling for obvious slips, before the parser misinterprets them.
 
     ``options`` maps every option of the command to whether it takes a value.
     """
@@ -44,7 +44,7 @@ def check_spelling(words: Sequence[str], options: Mapping[str, bool]) -> None:
             continue
         after_option = position > 0 and options.get(words[position - 1], False)
         if after_option and word[0] == "-" and _meant(word.partition("=")[0], options) is None:
-            continue  # a value that begins with a hyphen, as in -sq -1: the parser judges it
+            continue  # a value that begins with a hyphen, as in -sq -1: left to the parser
         problem = _slip(word, options)
         if problem is not None:
             raise problem
@@ -59,13 +59,13 @@ def _slip(word: str, options: Mapping[str, bool]) -> AiakqError | None:
         reason = f"{word!r} holds a dash that was pasted from a document, not a hyphen."
         return error("usage", reason=reason, hint=f"Write: {_with_value(meant, equals, value)}")
     if name in options:
-        # One letter with "=": the parser would take "=bf16" for the value.
+        # One letter with "=": the parser would use "=bf16" as the value.
         if equals and len(name) == 2 and options[name]:
             return error("usage", reason=f"{word!r} cannot be read.", hint=f"Write: {name} {value}")
         return None
     if meant is not None:
         return error("usage", reason=f"There is no option {name}.", hint=f"Write: {_with_value(meant, equals, value)}")
-    # -tp4: the parser would read -t with the value "p4".
+    # -tp4: the parser would interpret it as -t with the value "p4".
     glued = [flag for flag in options if len(flag) > 2 and flag[1] != "-" and word.startswith(flag) and options[flag]]
     if glued:
         flag = max(glued, key=len)
@@ -84,7 +84,7 @@ def _with_value(flag: str, equals: str, value: str) -> str:
 
 
 def _meant(name: str, options: Mapping[str, bool]) -> str | None:
-    """The option that ``name`` is, or would be if "-" and "_", case and the number of dashes did not count."""
+    """Return the option called ``name``, ignoring case, the number of dashes and the difference of "-" and "_"."""
     if name in options:
         return name
 
@@ -94,12 +94,12 @@ def _meant(name: str, options: Mapping[str, bool]) -> str | None:
     bare = name.lstrip("-")
     exact = [flag for flag in options if flag.lstrip("-") == bare]
     same = exact or [flag for flag in options if len(bare) > 1 and plain(flag) == plain(name)]
-    # -quant_type and --quant-type are the same option: name the one with two hyphens.
+    # -quant_type and --quant-type are the same option: prefer the one with two hyphens.
     return max(same, key=len) if same else None
 
 
 def missing_option(row: Argument, command: str) -> AiakqError:
-    """The error for a required option that is given nowhere. ``command`` is like ``bench serve``."""
+    """Return the error for a missing required option. ``command`` is like ``bench serve``."""
     name = row.flag if row.positional else " or ".join(row.all_flags)
     return error("usage", reason=f"{name} is missing.", hint=_hint(command))
 
@@ -111,7 +111,7 @@ def _hint(command: str) -> str:
 
 
 def usage_error(problem: Any, command: str) -> AiakqError:
-    """A usage error of Typer as one of ours: one line with a hint. ``command`` is like ``bench serve``."""
+    """Convert a usage error of Typer to one line with a hint. ``command`` is like ``bench serve``."""
     hint = _hint(command)
     if type(problem).__name__ == "NoSuchOption":
         close = close_names(problem.option_name, problem.possibilities or ())
@@ -120,14 +120,14 @@ def usage_error(problem: Any, command: str) -> AiakqError:
 
 
 def close_names(word: str, known: Iterable[str]) -> str:
-    """A sentence that names what ``word`` may have meant; empty when nothing is close."""
+    """Return a sentence with the names closest to ``word``; empty if none is close."""
     # One wrong letter of three is close, one of ten much closer.
     close = difflib.get_close_matches(word, list(known), n=3, cutoff=0.6 if len(word) <= 4 else 0.7)
     return f"Did you mean {' or '.join(close)}?" if close else ""
 
 
 def close_value(problem: AiakqError) -> str:
-    """A sentence that names the value that was probably meant, for a ``bad_option`` with a list of values."""
+    """Return a sentence with the closest allowed value, for a ``bad_option`` with a list of values."""
     if problem.id != "bad_option":
         return ""
     expected, value = str(problem.fields.get("expected")), problem.fields.get("value")
@@ -135,7 +135,7 @@ def close_value(problem: AiakqError) -> str:
         expected = str(problem.fields.get("hint"))
     elif not expected.startswith("one of ") and not re.fullmatch(r"[\w.-]+(, [\w.-]+)*( or [\w.-]+)+", expected):
         return ""
-    # What follows a list, as in "one of 4, 8, which awq offers", is far from any value.
+    # Text after the list, as in "one of 4, 8, which awq offers", is not close to any value.
     return close_names(value, re.findall(r"[\w.-]*\w", expected)) if isinstance(value, str) else ""
 
 
@@ -152,8 +152,8 @@ def check_one_server(engine: Mapping[str, Any], url: str | None, *, hint: str, s
     anything. Raises ``option_conflict``, ``usage`` and what the engine's arguments raise.
 
     url      the option that names the running server, if it is given.
-    hint     for a command that has both.
-    started  what options of the engine are for; ``example``: how to have it.
+    hint     hint of the error if both are given.
+    started  purpose of the engine's options, and ``example`` of their use, for the error if only they are given.
     """
     from aiakq.arguments.server import checked
     from aiakq.formats.hub import check_model_name

@@ -137,8 +137,8 @@ class NativeAttention:
         tables.check(len(q), writes=False)
         with self._lock:
             self._bind(q, cache)
-            found = self._attention(q, q.data_ptr(), q.stride(0), tables, self._attend)
-            return found.view(*query.shape[:-1], -1) if query.dim() == 3 else found
+            out = self._attention(q, q.data_ptr(), q.stride(0), tables, self._attend)
+            return out.view(*query.shape[:-1], -1) if query.dim() == 3 else out
 
     def _attention(self, q: Tensor, at: int, stride: int, tables: StepTables, ops: OpList) -> Tensor:
         after = self._after
@@ -155,12 +155,12 @@ class NativeAttention:
         if cache is self._cache and x.dtype is self._dtype:
             return
         stored, scales = cache[: len(self._shapes)], cache[len(self._shapes) :]
-        shapes, keys = [tuple(each.shape[2:]) for each in stored], stored[0]
-        if shapes != self._shapes or any(each.shape[:2] != keys.shape[:2] for each in stored):
+        shapes, keys = [tuple(tensor.shape[2:]) for tensor in stored], stored[0]
+        if shapes != self._shapes or any(tensor.shape[:2] != keys.shape[:2] for tensor in stored):
             raise ValueError(f"a layer with heads {self._shapes} over a cache of {shapes}")
         assert len(stored) == 1 or keys.permute(0, 2, 3, 1).is_contiguous(), "see new_cache"
         by_token = (*stored[-1:], *scales)
-        assert all(each.transpose(1, 2).is_contiguous() for each in by_token), "see new_cache"
+        assert all(tensor.transpose(1, 2).is_contiguous() for tensor in by_token), "see new_cache"
         assert len(scales) == (len(stored) if keys.dtype == torch.int8 else 0), "int8 caches have scales"
         self._cache, self._dtype = cache, x.dtype
         for op in (self._before, self._after):
@@ -255,14 +255,14 @@ class StepTables:
     def scratch(self, per_thread: int, part: int) -> tuple[int, int]:
         """Return address and size of scratch memory: ``per_thread`` bytes each, plus partials of shared segments."""
         threads = torch.get_num_threads()
-        found = self._scratch.get((per_thread, part, threads))
-        if found is None:
+        scratch_memory = self._scratch.get((per_thread, part, threads))
+        if scratch_memory is None:
             count = per_thread * threads
             if self.longest > SEGMENT and threads > 1:
                 count += 4 * threads * (self.longest // SEGMENT + 2) * part
             memory = library.allocate_scratch(count) if self._keep_memory else _memory(count)
-            found = self._scratch[per_thread, part, threads] = memory, count
-        return found[0].data_ptr(), found[1]
+            scratch_memory = self._scratch[per_thread, part, threads] = memory, count
+        return scratch_memory[0].data_ptr(), scratch_memory[1]
 
 
 def step_tables(context: AttentionContext) -> StepTables:

@@ -49,10 +49,10 @@ class NativeConvolution:
     ) -> Tensor:
         """x, before and after [T, C] of one dtype -> [T, C]."""
         op, tables = self.op, step_tables(context)
-        for each in (x, before, after):
-            if each is not None:
-                check_rows(each, op.channels)
-                assert len(each) == len(x) and each.dtype == x.dtype, "rows that belong together"
+        for tensor in (x, before, after):
+            if tensor is not None:
+                check_rows(tensor, op.channels)
+                assert len(tensor) == len(x) and tensor.dtype == x.dtype, "rows that belong together"
         tables.check_states(states, self._state_shape, len(x))
         y = torch.empty(x.shape, dtype=x.dtype)
         with self.ops.lock:

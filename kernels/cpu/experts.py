@@ -31,7 +31,7 @@ def prepare(layers: ExpertLayers, problem: ExpertsProblem) -> GroupedExperts:
     """Run all layers in one native call if they are native, else one after the other."""
     linear = (*layers.first, *layers.second)
     act = layers.act
-    if isinstance(act, NativeActivation) and all(isinstance(each, (NativeDense, NativeLinear)) for each in linear):
+    if isinstance(act, NativeActivation) and all(isinstance(layer, (NativeDense, NativeLinear)) for layer in linear):
         return NativeExperts(layers, act, problem.dtype)
     return TorchExperts(layers)
 
@@ -41,14 +41,14 @@ class NativeExperts(GroupedExperts):
 
     def __init__(self, layers: ExpertLayers, act: NativeActivation, dtype: torch.dtype) -> None:
         self._layers, self._dtype = layers, dtype  # the operations point to the weights
-        self._first, self._second = (self._copies(each) for each in (layers.first, layers.second))
+        self._first, self._second = (self._copies(group) for group in (layers.first, layers.second))
         self._k, self._width, self._n = self._first[0].k, self._first[0].n, self._second[0].n
         self._act = act = type(act.op).from_buffer_copy(act.op)
         act.type, act.columns = TYPES[dtype], self._width // 2
         act.gate_stride, act.up_stride, act.y_stride = self._width, self._width, self._width // 2
         native = library.load_library()
-        most = max(native.scratch_bytes(op) for op in (*self._first, *self._second))
-        self._scratch_per_row = -(-most // 64) * 64
+        max_scratch = max(native.scratch_bytes(op) for op in (*self._first, *self._second))
+        self._scratch_per_row = -(-max_scratch // 64) * 64
         # Held while the fields of the operations are set and used by one call.
         self._lock = threading.Lock()
 
@@ -79,7 +79,7 @@ class NativeExperts(GroupedExperts):
         self, ops: Sequence[Structure], counts: Sequence[int], x: Tensor, y: Tensor, scratch: Tensor
     ) -> list[Structure]:
         """Return those of ``ops`` that have rows, pointing to their rows of x [S, K] and y [S, N]."""
-        found = []
+        placed = []
         start, size = 0, x.element_size()
         from_x, from_y, from_scratch = x.data_ptr(), y.data_ptr(), scratch.data_ptr()
         x_bytes, y_bytes = x.shape[1] * size, y.shape[1] * size
@@ -87,6 +87,6 @@ class NativeExperts(GroupedExperts):
             if count:
                 op.m, op.x, op.y = count, from_x + start * x_bytes, from_y + start * y_bytes
                 op.scratch = from_scratch + start * self._scratch_per_row
-                found.append(op)
+                placed.append(op)
                 start += count
-        return found
+        return placed

@@ -57,13 +57,13 @@ def structures(description: dict[str, Any]) -> dict[str, type[Structure]]:
     types = {}
     for name, struct in description.items():
         fields = [(field, _C_TYPES[type_name]) for field, type_name, _ in struct["fields"]]
-        made = type(name, (Structure,), {"_fields_": fields})
+        structure = type(name, (Structure,), {"_fields_": fields})
         for field, _, offset in struct["fields"]:
-            if getattr(made, field).offset != offset:
+            if getattr(structure, field).offset != offset:
                 raise LibraryMismatchError(f"the field {field} of {name} is at byte {offset}")
-        if ctypes.sizeof(made) != struct["size"]:
+        if ctypes.sizeof(structure) != struct["size"]:
             raise LibraryMismatchError(f"{name} has {struct['size']} bytes")
-        types[name] = made
+        types[name] = structure
     return types
 
 

@@ -42,7 +42,7 @@ class NativeRecurrence:
         op.recurrence = _KINDS[spec.kind]
         op.heads, op.key_heads = spec.num_heads, spec.num_key_heads
         op.key_size, op.value_size = spec.key_dim, spec.value_dim
-        op.rate, op.step_bias = (library.address(each) for each in self._kept[:2])
+        op.rate, op.step_bias = (library.address(tensor) for tensor in self._kept[:2])
         op.skip = None if spec.skip is None else library.address(self._kept[2])
         op.step_low, op.step_high = spec.step_limits
         self.ops = library.OpList(op)

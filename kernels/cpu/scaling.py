@@ -42,9 +42,9 @@ class NativeScaling:
         if positions is not None and (positions.dtype != torch.int64 or len(positions) != len(x)):
             raise ValueError(f"{len(x)} rows with {len(positions)} positions in {positions.dtype}")
         y = torch.empty(x.shape, dtype=x.dtype) if out is None else out
-        for each in (x, y) if added is None else (x, y, added):
-            if each.shape != x.shape or each.dim() != 2 or each.stride(1) != 1 or each.dtype != x.dtype:
-                raise ValueError(f"rows {list(each.shape)} in {each.dtype} beside {list(x.shape)} in {x.dtype}")
+        for tensor in (x, y) if added is None else (x, y, added):
+            if tensor.shape != x.shape or tensor.dim() != 2 or tensor.stride(1) != 1 or tensor.dtype != x.dtype:
+                raise ValueError(f"rows {list(tensor.shape)} in {tensor.dtype} beside {list(x.shape)} in {x.dtype}")
         positions = None if positions is None else positions.contiguous()
         with self.ops.lock:
             op.m, op.d, op.type = x.shape[0], x.shape[1], TYPES[x.dtype]

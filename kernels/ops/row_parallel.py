@@ -169,8 +169,8 @@ class RowParallelOps(ShardedOps):
         self.finish()
         local = self._local(spec)
         assert local is not None
-        own = super(ShardedOps, self).attention(local)
-        return HeadParallelAttention(own, bounds, self.collective, gather=reason is not None)
+        attention = super(ShardedOps, self).attention(local)
+        return HeadParallelAttention(attention, bounds, self.collective, gather=reason is not None)
 
     def _not_by_heads(
         self, spec: AttentionSpec, bounds: Sequence[int], inputs: Sequence[tuple[LinearLayer, str]]

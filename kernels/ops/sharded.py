@@ -80,8 +80,8 @@ def head_shares(num_heads: int, num_kv_heads: int, size: int) -> list[int]:
     ranks = shares(size, num_kv_heads)  # ranks of each key head
     bounds = [0]
     for head in range(num_kv_heads):
-        own = shares(group, ranks[head + 1] - ranks[head])
-        bounds += [head * group + bound for bound in own[1:]]
+        local_bounds = shares(group, ranks[head + 1] - ranks[head])
+        bounds += [head * group + bound for bound in local_bounds[1:]]
     return bounds
 
 
@@ -147,8 +147,8 @@ class ShardedLinear(DenseLayer):
         collective = self._ops.collective
         bounds = shares(self.n, collective.size, TILE)
         first, end = bounds[collective.rank :][:2]
-        own = self.weight.with_rows(torch.arange(first, end)) if end > first else None
-        self._keep(own, lambda x: collective.gather(x, bounds))
+        shard = self.weight.with_rows(torch.arange(first, end)) if end > first else None
+        self._keep(shard, lambda x: collective.gather(x, bounds))
 
     def keep_outputs(self, rows: Tensor) -> None:
         """Keep only the outputs ``rows`` [M] int64, in this order, without gathering."""
@@ -181,10 +181,10 @@ class ShardedLinear(DenseLayer):
         self._ops.settle(self)
         if self._layer is None:
             assert isinstance(x, Tensor)
-            own = torch.empty(len(x), 0, dtype=x.dtype, device=x.device)
+            out = torch.empty(len(x), 0, dtype=x.dtype, device=x.device)
         else:
-            own = self._layer(x)
-        return own if self._after is None else self._after(own)
+            out = self._layer(x)
+        return out if self._after is None else self._after(out)
 
 
 def _sharded(layer: LinearLayer) -> ShardedLinear:
@@ -201,10 +201,10 @@ class ShardedEmbedding:
     def __call__(self, ids: Tensor) -> Tensor:
         """ids [T] int64 -> [T, D]."""
         if self._layer is None:
-            own = torch.empty(len(ids), 0, dtype=self._dtype, device=ids.device)
+            out = torch.empty(len(ids), 0, dtype=self._dtype, device=ids.device)
         else:
-            own = self._layer(ids)
-        return self._collective.gather(own, self._bounds)
+            out = self._layer(ids)
+        return self._collective.gather(out, self._bounds)
 
 
 class ShardedExperts(GroupedExperts):
@@ -220,10 +220,10 @@ class ShardedExperts(GroupedExperts):
         for first, end in zip(self._bounds, self._bounds[1:], strict=False):
             starts.append(starts[-1] + sum(counts[first:end]))
         rank = self._collective.rank
-        own = x[starts[rank] : starts[rank + 1]]
-        if len(own):
+        rows = x[starts[rank] : starts[rank + 1]]
+        if len(rows):
             assert self._own is not None
-            out = self._own(own, counts[self._bounds[rank] : self._bounds[rank + 1]])
+            out = self._own(rows, counts[self._bounds[rank] : self._bounds[rank + 1]])
         else:
             out = torch.empty(0, self._width, dtype=x.dtype, device=x.device)
         # Gather as a single row: the rows of each rank are contiguous.
@@ -252,13 +252,13 @@ class ShardedAttention:
             return self._collective.gather(out, self._bounds)
         kv_head = self._first * spec.num_kv_heads // spec.num_heads
         starts = (self._first * spec.head_dim, kv_head * spec.head_dim, kv_head * spec.value_dim)
-        own = torch.empty(len(qkv), sum(local.widths), dtype=qkv.dtype, device=qkv.device)
+        local_qkv = torch.empty(len(qkv), sum(local.widths), dtype=qkv.dtype, device=qkv.device)
         source, offset = 0, 0
         for width, full_width, start in zip(local.widths, spec.widths, starts, strict=True):
             if width:
-                self._copy(qkv[:, source + start : source + start + width], out=own[:, offset : offset + width])
+                self._copy(qkv[:, source + start : source + start + width], out=local_qkv[:, offset : offset + width])
             source, offset = source + full_width, offset + width
-        return self._collective.gather(self._own(own, positions, cache, context), self._bounds)
+        return self._collective.gather(self._own(local_qkv, positions, cache, context), self._bounds)
 
     def write(self, key: Tensor, value: Tensor, cache: LayerCache, slots: Tensor) -> None:
         """Not supported on ranks: only models that run through transformers write key [T, Hkv, D] separately."""
@@ -394,11 +394,11 @@ class ShardedOps(Ops):
         if first == end:
             return None
         group = spec.num_heads // spec.num_kv_heads
-        own = slice(first, end)
+        heads = slice(first, end)
         return replace(
             spec,
             num_heads=end - first,
             num_kv_heads=max(1, (end - first) // group),
-            sinks=None if spec.sinks is None else spec.sinks[own].contiguous(),
-            alibi=None if spec.alibi is None else spec.alibi[own].contiguous(),
+            sinks=None if spec.sinks is None else spec.sinks[heads].contiguous(),
+            alibi=None if spec.alibi is None else spec.alibi[heads].contiguous(),
         )

@@ -63,11 +63,11 @@ def gate_kernel(
     row = tl.program_id(0).to(tl.int64)
     first = tl.program_id(1) * BLOCK
     at = first + tl.arange(0, BLOCK)
-    there = at < D
-    y = _activated(tl.load(gate_ptr + row * gate_stride + at, mask=there, other=0.0).to(tl.float32), ACTIVATION)
+    mask = at < D
+    y = _activated(tl.load(gate_ptr + row * gate_stride + at, mask=mask, other=0.0).to(tl.float32), ACTIVATION)
     if UP:
-        y *= tl.load(up_ptr + row * up_stride + at, mask=there, other=0.0).to(tl.float32)
+        y *= tl.load(up_ptr + row * up_stride + at, mask=mask, other=0.0).to(tl.float32)
     write_row(
-        y, row, at, there, y_ptr, y_stride, scales_ptr, given_ptr, None, sums_ptr, sums_stride, first,
+        y, row, at, mask, y_ptr, y_stride, scales_ptr, given_ptr, None, sums_ptr, sums_stride, first,
         D, BLOCK, CODES, GIVEN, False, SUMS, PER_PLANE, BITS, BKP,
     )  # fmt: skip

@@ -85,7 +85,7 @@ def _first(position, WINDOW: tl.constexpr, CHUNK: tl.constexpr):
 @triton.jit
 def attention_loop(
     q,  # [ROWS, D]
-    own,  # [ROWS] the position of each row's token
+    row_pos,  # [ROWS] the position of each row's token
     pages_ptr,  # of the sequence
     k_ptr, v_ptr, k_scales_ptr, v_scales_ptr,
     slopes,  # [ROWS] of ALiBi, times log2(e)
@@ -117,12 +117,12 @@ def attention_loop(
             # tanh u = 1 - 2 / (1 + e^2u), whose exponential may be infinite.
             scores = softcap * (1.0 - 2.0 / (1.0 + tl.exp2(scores * (2.0 * LOG2E))))
         if ALIBI:
-            scores -= slopes[:, None] * (own[:, None] - position[None, :]).to(tl.float32)
+            scores -= slopes[:, None] * (row_pos[:, None] - position[None, :]).to(tl.float32)
         if MASKED:
-            seen = (position[None, :] <= own[:, None]) & (position < end)[None, :]
+            visible = (position[None, :] <= row_pos[:, None]) & (position < end)[None, :]
             if WINDOW > 0 or CHUNK > 0:
-                seen = seen & (position[None, :] >= _first(own, WINDOW, CHUNK)[:, None])
-            scores = tl.where(seen, scores, float("-inf"))
+                visible = visible & (position[None, :] >= _first(row_pos, WINDOW, CHUNK)[:, None])
+            scores = tl.where(visible, scores, float("-inf"))
         now = tl.maximum(highest, tl.max(scores, 1))
         # A row without any visible position so far stays at minus infinity; 0 instead avoids inf - inf.
         base = tl.where(now == float("-inf"), 0.0, now)
@@ -165,21 +165,22 @@ def decode_kernel(
     end = tl.minimum((first + tiles * (part + 1) // SPLIT) * TILE, length)
     row = tl.arange(0, ROWS)
     d = tl.arange(0, WIDTH)
-    there = (row < GROUP)[:, None] & (d < D)[None, :]
+    mask = (row < GROUP)[:, None] & (d < D)[None, :]
     at = (head * GROUP + row).to(tl.int64)
-    q = tl.load(q_ptr + sequence * q_stride + at[:, None] * D + d[None, :], mask=there, other=0.0)
-    own = tl.full((ROWS,), 0, tl.int32) + (length - 1)
+    q = tl.load(q_ptr + sequence * q_stride + at[:, None] * D + d[None, :], mask=mask, other=0.0)
+    row_pos = tl.full((ROWS,), 0, tl.int32) + (length - 1)
     highest, total, sums = no_positions(ROWS, WIDTH_V)
     slopes = tl.load(slopes_ptr + at, mask=row < GROUP, other=0.0) * LOG2E if ALIBI else total
     highest, total, sums = attention_loop(
-        q, own, table_ptr + sequence * table_stride, k_ptr, v_ptr, k_scales_ptr, v_scales_ptr, slopes, head, begin, end,
+        q, row_pos, table_ptr + sequence * table_stride, k_ptr, v_ptr, k_scales_ptr, v_scales_ptr, slopes,
+        head, begin, end,
         scale if CAPPED else scale * LOG2E, softcap * LOG2E, HKV, D, WIDTH, DV, WIDTH_V, PAGE, TILE, WINDOW, CHUNK,
         CAPPED, ALIBI, SCALED, True, STAGES, highest, total, sums,
     )  # fmt: skip
-    place = (sequence * (HKV * GROUP) + at) * SPLIT + part
-    store_values(parts_ptr + place * DV, sums, row < GROUP, DV, WIDTH_V)
-    tl.store(peaks_ptr + place * 2, highest, mask=row < GROUP)
-    tl.store(peaks_ptr + place * 2 + 1, total, mask=row < GROUP)
+    index = (sequence * (HKV * GROUP) + at) * SPLIT + part
+    store_values(parts_ptr + index * DV, sums, row < GROUP, DV, WIDTH_V)
+    tl.store(peaks_ptr + index * 2, highest, mask=row < GROUP)
+    tl.store(peaks_ptr + index * 2 + 1, total, mask=row < GROUP)
 
 
 @triton.jit
@@ -201,10 +202,10 @@ def combine_kernel(
     head = tl.program_id(1)
     part = tl.arange(0, SPLITS)
     d = tl.arange(0, WIDTH)
-    place = (sequence * H + head) * SPLIT + part
-    there = part < SPLIT
-    highest = tl.load(peaks_ptr + place * 2, mask=there, other=float("-inf"))
-    total = tl.load(peaks_ptr + place * 2 + 1, mask=there, other=0.0)
+    index = (sequence * H + head) * SPLIT + part
+    mask = part < SPLIT
+    highest = tl.load(peaks_ptr + index * 2, mask=mask, other=float("-inf"))
+    total = tl.load(peaks_ptr + index * 2 + 1, mask=mask, other=0.0)
     peak = tl.max(highest, 0)
     if SINKS:
         sink = tl.load(sinks_ptr + head) * LOG2E
@@ -215,8 +216,8 @@ def combine_kernel(
         whole += tl.exp2(sink - peak)
     # Empty splits hold zeros.
     sums = tl.load(
-        parts_ptr + place[:, None] * D + d[None, :],
-        mask=there[:, None] & (d < D)[None, :] & (total > 0)[:, None],
+        parts_ptr + index[:, None] * D + d[None, :],
+        mask=mask[:, None] & (d < D)[None, :] & (total > 0)[:, None],
         other=0.0,
     )
     out = tl.sum(sums * share[:, None], 0) / whole
@@ -261,14 +262,14 @@ def prefill_kernel(
     row = tl.arange(0, ROWS)
     token = offset + row // GROUP
     valid = (row < TOKENS * GROUP) & (token < count)
-    own = length - count + tl.minimum(token, count - 1)
+    row_pos = length - count + tl.minimum(token, count - 1)
     last = length - count + tl.minimum(offset + TOKENS, count) - 1
     nearest = length - count + offset
     d = tl.arange(0, WIDTH)
-    there = valid[:, None] & (d < D)[None, :]
+    mask = valid[:, None] & (d < D)[None, :]
     at = head * GROUP + row % GROUP
     line = (start + tl.minimum(token, count - 1)).to(tl.int64)
-    q = tl.load(q_ptr + line[:, None] * q_stride + at[:, None] * D + d[None, :], mask=there, other=0.0)
+    q = tl.load(q_ptr + line[:, None] * q_stride + at[:, None] * D + d[None, :], mask=mask, other=0.0)
     highest, total, sums = no_positions(ROWS, WIDTH_V)
     if SINKS:
         # A sink acts as a first position with a score but no value.
@@ -282,12 +283,12 @@ def prefill_kernel(
     cap = softcap * LOG2E
     pages = table_ptr + sequence * table_stride
     highest, total, sums = attention_loop(
-        q, own, pages, k_ptr, v_ptr, k_scales_ptr, v_scales_ptr, slopes, head, begin, edge, factor, cap,
+        q, row_pos, pages, k_ptr, v_ptr, k_scales_ptr, v_scales_ptr, slopes, head, begin, edge, factor, cap,
         HKV, D, WIDTH, DV, WIDTH_V, PAGE, TILE, WINDOW, CHUNK, CAPPED, ALIBI, SCALED, False, STAGES,
         highest, total, sums,
     )  # fmt: skip
     highest, total, sums = attention_loop(
-        q, own, pages, k_ptr, v_ptr, k_scales_ptr, v_scales_ptr, slopes, head, edge, last + 1, factor, cap,
+        q, row_pos, pages, k_ptr, v_ptr, k_scales_ptr, v_scales_ptr, slopes, head, edge, last + 1, factor, cap,
         HKV, D, WIDTH, DV, WIDTH_V, PAGE, TILE, WINDOW, CHUNK, CAPPED, ALIBI, SCALED, True, STAGES,
         highest, total, sums,
     )  # fmt: skip

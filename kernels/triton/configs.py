@@ -116,8 +116,8 @@ def table(name: str) -> dict:
     """Return the configurations of the GPU ``name``, with the defaults for kernels that it lacks."""
     default = FOLDER / "default.json"
     files = [users_folder() / f"{name}.json", FOLDER / f"{name}.json"]
-    own = next((file for file in files if file.is_file()), default)
-    return json.loads(default.read_text()) | json.loads(own.read_text())
+    path = next((file for file in files if file.is_file()), default)
+    return json.loads(default.read_text()) | json.loads(path.read_text())
 
 
 @lru_cache

@@ -60,7 +60,7 @@ def convolution_kernel(
     source = tl.load(sources_ptr + sequence).to(tl.int64)
     if computes:
         token = at + step
-        there = (token < count)[:, None] & (c < C)[None, :]
+        mask = (token < count)[:, None] & (c < C)[None, :]
         y = tl.zeros((TOKENS, BLOCK), tl.float32)
         for tap in tl.static_range(TAPS):
             x = _inputs(
@@ -74,8 +74,8 @@ def convolution_kernel(
             y = y / (1.0 + tl.exp(-y))
         row = (start + token).to(tl.int64)[:, None]
         if AFTER:
-            y *= tl.load(after_ptr + row * after_stride + c[None, :], mask=there, other=0.0).to(tl.float32)
-        tl.store(y_ptr + row * C + c[None, :], y.to(y_ptr.dtype.element_ty), mask=there)
+            y *= tl.load(after_ptr + row * after_stride + c[None, :], mask=mask, other=0.0).to(tl.float32)
+        tl.store(y_ptr + row * C + c[None, :], y.to(y_ptr.dtype.element_ty), mask=mask)
     else:
         kept = tl.load(entry + 2).to(tl.int64)
         for first in tl.static_range(0, TAPS - 1, TOKENS):
@@ -84,5 +84,5 @@ def convolution_kernel(
                 at + line + (2 - TAPS), start, at + 1, source, c, x_ptr, before_ptr, states_ptr, x_stride,
                 before_stride, C, TAPS, BEFORE,
             )  # fmt: skip
-            there = (line < TAPS - 1)[:, None] & (c < C)[None, :]
-            tl.store(states_ptr + (kept * (TAPS - 1) + line[:, None]) * C + c[None, :], x, mask=there)
+            mask = (line < TAPS - 1)[:, None] & (c < C)[None, :]
+            tl.store(states_ptr + (kept * (TAPS - 1) + line[:, None]) * C + c[None, :], x, mask=mask)

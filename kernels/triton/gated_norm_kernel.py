@@ -23,14 +23,14 @@ def gated_norm_kernel(
     """norm(x) * weight * silu(gate), or norm(x * silu(gate)) * weight if GATE_FIRST. One group of a row per program."""
     row = tl.program_id(0).to(tl.int64)
     inside = tl.arange(0, BLOCK)
-    there = inside < GROUP
+    mask = inside < GROUP
     at = tl.program_id(1) * GROUP + inside
-    x = tl.load(x_ptr + row * x_stride + at, mask=there, other=0.0).to(tl.float32)
-    gate = tl.load(gate_ptr + row * gate_stride + at, mask=there, other=0.0).to(tl.float32)
+    x = tl.load(x_ptr + row * x_stride + at, mask=mask, other=0.0).to(tl.float32)
+    gate = tl.load(gate_ptr + row * gate_stride + at, mask=mask, other=0.0).to(tl.float32)
     factor = gate / (1.0 + tl.exp(-gate))
     if GATE_FIRST:
         x *= factor
-    y = x * tl.rsqrt(tl.sum(x * x, 0) / GROUP + epsilon) * tl.load(weight_ptr + at, mask=there, other=0.0)
+    y = x * tl.rsqrt(tl.sum(x * x, 0) / GROUP + epsilon) * tl.load(weight_ptr + at, mask=mask, other=0.0)
     if not GATE_FIRST:
         y *= factor
-    tl.store(y_ptr + row * y_stride + at, y.to(y_ptr.dtype.element_ty), mask=there)
+    tl.store(y_ptr + row * y_stride + at, y.to(y_ptr.dtype.element_ty), mask=mask)

@@ -64,7 +64,7 @@ def dot(a, b, acc):
 
 
 @triton.jit
-def sum_parts(acc, parts_ptr, counts_ptr, at, there, M, N, SPLIT: tl.constexpr):
+def sum_parts(acc, parts_ptr, counts_ptr, at, mask, M, N, SPLIT: tl.constexpr):
     """Sum a tile over the SPLIT programs that share it (split-K); also return whether this is the last program, which
     alone has the sum.
 
@@ -74,7 +74,7 @@ def sum_parts(acc, parts_ptr, counts_ptr, at, there, M, N, SPLIT: tl.constexpr):
     parts_ptr   [SPLIT, M, N] buffer for partial sums, accessed at ``at`` where the mask ``there`` is set
     counts_ptr  [tiles] int32, zero before and after
     """
-    tl.store(parts_ptr + tl.program_id(2).to(tl.int64) * M * N + at, acc, mask=there)
+    tl.store(parts_ptr + tl.program_id(2).to(tl.int64) * M * N + at, acc, mask=mask)
     tl.debug_barrier()
     counter = counts_ptr + tl.program_id(1) * tl.num_programs(0) + tl.program_id(0)
     last = tl.atomic_add(counter, 1, sem="acq_rel") == SPLIT - 1
@@ -83,7 +83,7 @@ def sum_parts(acc, parts_ptr, counts_ptr, at, there, M, N, SPLIT: tl.constexpr):
         acc = tl.zeros_like(acc)
         for other in range(SPLIT):
             theirs = parts_ptr + tl.cast(other, tl.int64) * M * N + at
-            acc += tl.load(theirs, mask=there, other=0, cache_modifier=".cg")
+            acc += tl.load(theirs, mask=mask, other=0, cache_modifier=".cg")
         tl.store(counter, 0)
     return acc, last
 

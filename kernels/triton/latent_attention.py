@@ -48,14 +48,14 @@ class LatentConfig:
 
 def config_of(generation: int, num_heads: int, decoding: bool, bits: int) -> LatentConfig:
     """Return what fits into registers and shared memory: 64 rows for Hopper's matrix instructions, else 16 or 32."""
-    most = 64 if generation == 9 else 32
+    max_rows = 64 if generation == 9 else 32
     if decoding:
-        heads = min(most, power_of_two(num_heads))
+        heads = min(max_rows, power_of_two(num_heads))
         if generation == 9 and bits == 16:
             return LatentConfig(heads, 1, 64, 8)
         return LatentConfig(heads, 1, 32, 4 if heads == 16 else 8)
-    heads = min(most, 1 << (num_heads - 1).bit_length())
-    return LatentConfig(heads, most // heads, 32, 8)
+    heads = min(max_rows, 1 << (num_heads - 1).bit_length())
+    return LatentConfig(heads, max_rows // heads, 32, 8)
 
 
 def _config(query: Tensor, cache: LayerCache, spec: AttentionSpec, decoding: bool) -> LatentConfig:
@@ -103,14 +103,14 @@ def decode(
     split = split or splits(query.device, S * -(-spec.uncut_heads[0] // chosen.heads), SHARE)
     parts = torch.empty(S, H, split, L, dtype=torch.float32, device=query.device)
     peaks = torch.empty(S, H, split, 2, dtype=torch.float32, device=query.device)
-    made = constants(spec, cache, chosen)
+    options = constants(spec, cache, chosen)
     latent_decode_kernel[(S, blocks, split)](
         query, cache[0], cache[0], cache[-1], context.page_table, context.kv_len, parts, peaks, query.stride(0),
-        context.page_table.stride(0), spec.scale * _LOG2E, **made, SPLIT=split,
+        context.page_table.stride(0), spec.scale * _LOG2E, **options, SPLIT=split,
     )  # fmt: skip
     combine_kernel[(S, H)](
         parts, peaks, peaks, out, out.stride(0),
-        H=H, D=L, WIDTH=made["WIDTH_L"], SPLIT=split, SPLITS=1 << (split - 1).bit_length(), SINKS=False, num_warps=4,
+        H=H, D=L, WIDTH=options["WIDTH_L"], SPLIT=split, SPLITS=1 << (split - 1).bit_length(), SINKS=False, num_warps=4,
     )  # fmt: skip
 
 

@@ -31,7 +31,7 @@ def _columns(rows_ptr, first, SIZE: tl.constexpr, WIDTH: tl.constexpr):
 @triton.jit
 def latent_loop(
     q_ptr,  # [ROWS] of the queries
-    own,  # [ROWS] the position of each row's token
+    row_pos,  # [ROWS] the position of each row's token
     pages_ptr,  # of the sequence
     cache_ptr, again_ptr, scales_ptr, begin, end, scale,
     R: tl.constexpr, WIDTH_R: tl.constexpr, L: tl.constexpr, WIDTH_L: tl.constexpr, PAGE: tl.constexpr,
@@ -40,12 +40,12 @@ def latent_loop(
     """Return ``highest``, ``total`` and ``sums`` of the online softmax over positions ``begin`` to ``end``."""
     FLOAT: tl.constexpr = q_ptr.dtype.element_ty
     q, turned = _columns(q_ptr, R, L, WIDTH_L), _columns(q_ptr, 0, R, WIDTH_R)
-    highest, total, sums = no_positions(own.shape[0], WIDTH_L)
+    highest, total, sums = no_positions(row_pos.shape[0], WIDTH_L)
     for first in tl.range(begin, end, TILE, num_stages=STAGES):
         position = first + tl.arange(0, TILE)
         # Positions beyond the end load the last one again with weight 0; see attention_loop.
-        place = tl.minimum(position, end - 1).to(tl.uint32)
-        slot = tl.load(pages_ptr + place // PAGE).to(tl.int64) * PAGE + place % PAGE
+        slot_position = tl.minimum(position, end - 1).to(tl.uint32)
+        slot = tl.load(pages_ptr + slot_position // PAGE).to(tl.int64) * PAGE + slot_position % PAGE
         latents = as_float(_columns(cache_ptr + slot * (R + L), R, L, WIDTH_L), FLOAT)
         if SCALED:
             scores = product(q, tl.trans(as_float(_columns(again_ptr + slot * (R + L), R, L, WIDTH_L), FLOAT)))
@@ -56,7 +56,7 @@ def latent_loop(
         scores *= scale
         if SCALED:
             scores *= tl.load(scales_ptr + slot)[None, :]
-        scores = tl.where(position[None, :] <= own[:, None], scores, float("-inf"))
+        scores = tl.where(position[None, :] <= row_pos[:, None], scores, float("-inf"))
         now = tl.maximum(highest, tl.max(scores, 1))
         # A row without any visible position so far stays at minus infinity; 0 instead avoids inf - inf.
         base = tl.where(now == float("-inf"), 0.0, now)
@@ -97,9 +97,9 @@ def latent_decode_kernel(
     end = tl.minimum(tiles * (part + 1) // SPLIT * TILE, length)
     # Rows beyond the last head repeat it and are not stored.
     rows_ptr = q_ptr + sequence * q_stride + tl.minimum(head, H - 1) * (R + L)
-    own = tl.zeros((HEADS,), tl.int32) + (length - 1)
+    row_pos = tl.zeros((HEADS,), tl.int32) + (length - 1)
     highest, total, sums = latent_loop(
-        rows_ptr, own, table_ptr + sequence * table_stride, cache_ptr, again_ptr, scales_ptr, begin, end, scale,
+        rows_ptr, row_pos, table_ptr + sequence * table_stride, cache_ptr, again_ptr, scales_ptr, begin, end, scale,
         R, WIDTH_R, L, WIDTH_L, PAGE, TILE, SCALED, STAGES,
     )  # fmt: skip
     row = (sequence * H + head) * SPLIT + part

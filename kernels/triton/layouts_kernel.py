@@ -15,7 +15,7 @@ from aiakq.kernels.triton.linear_kernel import write_sums
 
 @triton.jit
 def write_row(
-    y, row, at, there, y_ptr, y_stride, scales_ptr, given_ptr, perm_ptr, sums_ptr, sums_stride, first,
+    y, row, at, mask, y_ptr, y_stride, scales_ptr, given_ptr, perm_ptr, sums_ptr, sums_stride, first,
     D: tl.constexpr, BLOCK: tl.constexpr, CODES: tl.constexpr, GIVEN: tl.constexpr, PERM: tl.constexpr,
     SUMS: tl.constexpr, PER_PLANE: tl.constexpr, BITS: tl.constexpr, BKP: tl.constexpr,
 ):  # fmt: skip
@@ -28,17 +28,17 @@ def write_row(
         if GIVEN:
             scale = tl.load(given_ptr)
         else:
-            scale = tl.maximum(tl.max(tl.where(there, tl.abs(y), 0.0), 0) / 127.0, SMALLEST)
+            scale = tl.maximum(tl.max(tl.where(mask, tl.abs(y), 0.0), 0) / 127.0, SMALLEST)
         code = nearest(tl.minimum(tl.maximum(y / scale, -128.0), 127.0))
-        tl.store(y_ptr + row * y_stride + at, code.to(tl.int8), mask=there)
-        tl.store(scales_ptr + row, scale + tl.sum(tl.where(there, y * 0.0, 0.0), 0))
+        tl.store(y_ptr + row * y_stride + at, code.to(tl.int8), mask=mask)
+        tl.store(scales_ptr + row, scale + tl.sum(tl.where(mask, y * 0.0, 0.0), 0))
     else:
         y = y.to(y_ptr.dtype.element_ty)
         if PERM:
             # Permute in shared memory: reading x in another order would load each cache line many times.
-            y = tl.gather(y, tl.load(perm_ptr + at, mask=there, other=0), 0)
-        tl.store(y_ptr + row * y_stride + at, y, mask=there)
+            y = tl.gather(y, tl.load(perm_ptr + at, mask=mask, other=0), 0)
+        tl.store(y_ptr + row * y_stride + at, y, mask=mask)
         if SUMS:
             BF16: tl.constexpr = y_ptr.dtype.element_ty == tl.bfloat16
-            y = tl.where(there, y.to(tl.float32), 0.0)
+            y = tl.where(mask, y.to(tl.float32), 0.0)
             write_sums(y, first, row, sums_ptr, sums_stride, D, BLOCK, BITS, BKP, PER_PLANE, BF16)

@@ -109,16 +109,16 @@ def integers_kernel(
     scales = tl.load(w_scales_ptr + n)
     x_scales = tl.load(x_scales_ptr + row)
     if WEIGHTS_LEFT:
-        there = (m < M)[None, :] & (n < N)[:, None]
+        mask = (m < M)[None, :] & (n < N)[:, None]
         at = row[None, :] * N + n[:, None]
         out = row[None, :] * y_stride + n[:, None]
     else:
-        there = (m < M)[:, None] & (n < N)[None, :]
+        mask = (m < M)[:, None] & (n < N)[None, :]
         at = row[:, None] * N + n[None, :]
         out = row[:, None] * y_stride + n[None, :]
     last = True
     if SPLIT > 1:
-        acc, last = sum_parts(acc, parts_ptr, counts_ptr, at, there, M, N, SPLIT)
+        acc, last = sum_parts(acc, parts_ptr, counts_ptr, at, mask, M, N, SPLIT)
     if last:
         if WEIGHTS_LEFT:
             value = acc.to(tl.float32) * x_scales[None, :] * scales[:, None]
@@ -127,4 +127,4 @@ def integers_kernel(
         if BIAS:
             bias = tl.load(bias_ptr + n, mask=n < N, other=0.0).to(tl.float32)
             value += bias[:, None] if WEIGHTS_LEFT else bias[None, :]
-        tl.store(y_ptr + out, value.to(y_ptr.dtype.element_ty), mask=there)
+        tl.store(y_ptr + out, value.to(y_ptr.dtype.element_ty), mask=mask)

@@ -55,11 +55,11 @@ def write_sums(
         if BF16:
             offsets = tl.full((COUNT,), 0.0 if BITS == 8 else 128.0, tl.float32)
         at = first // (BKP * PLANES) + tl.arange(0, COUNT // PLANES)
-        there = at * (BKP * PLANES) < K
+        mask = at * (BKP * PLANES) < K
         times = tl.sum(tl.reshape(sums * offsets, (COUNT // PLANES, PLANES)), 1)
-        tl.store(sums_ptr + (2 * at) * sums_stride + row, times, mask=there)
+        tl.store(sums_ptr + (2 * at) * sums_stride + row, times, mask=mask)
         alone = tl.sum(tl.reshape(sums, (COUNT // PLANES, PLANES)), 1)
-        tl.store(sums_ptr + (2 * at + 1) * sums_stride + row, alone, mask=there)
+        tl.store(sums_ptr + (2 * at + 1) * sums_stride + row, alone, mask=mask)
 
 
 @triton.jit
@@ -82,15 +82,15 @@ def arrange_kernel(
     row = tl.program_id(0).to(tl.int64)
     first = tl.program_id(1) * BLOCK
     at = first + tl.arange(0, BLOCK)
-    there = at < K
-    source = tl.load(perm_ptr + at, mask=there, other=0) if PERM else at
-    x = tl.load(x_ptr + row * x_stride + source, mask=there, other=0.0)
+    mask = at < K
+    source = tl.load(perm_ptr + at, mask=mask, other=0) if PERM else at
+    x = tl.load(x_ptr + row * x_stride + source, mask=mask, other=0.0)
     if PERM:
-        tl.store(out_ptr + row * K + at, x, mask=there)
+        tl.store(out_ptr + row * K + at, x, mask=mask)
     if SUMS:
         BF16: tl.constexpr = x_ptr.dtype.element_ty == tl.bfloat16
         write_sums(
-            tl.where(there, x.to(tl.float32), 0.0), first, row, sums_ptr, sums_stride,
+            tl.where(mask, x.to(tl.float32), 0.0), first, row, sums_ptr, sums_stride,
             K, BLOCK, BITS, BKP, PER_PLANE, BF16,
         )  # fmt: skip
 
@@ -279,16 +279,16 @@ def grouped_kernel(
         N_PADDED, STEPS, GROUP, BITS, BKP, BN, BM, STAGES, SCALE_FIRST, PLAIN, FLOAT == tl.bfloat16,
     )  # fmt: skip
     acc *= tl.load(factors_ptr + n)[:, None]
-    there = (m < M)[None, :] & (n < N)[:, None]
+    mask = (m < M)[None, :] & (n < N)[:, None]
     last = True
     if SPLIT > 1:
         at = row[None, :] * N + n[:, None]
-        acc, last = sum_parts(acc, parts_ptr, counts_ptr, at, there, M, N, SPLIT)
+        acc, last = sum_parts(acc, parts_ptr, counts_ptr, at, mask, M, N, SPLIT)
     if last:
         if BIAS:
             acc += tl.load(bias_ptr + n, mask=n < N, other=0.0).to(tl.float32)[:, None]
         out = y_ptr + row[None, :] * y_stride + n[:, None]
-        tl.store(out, acc.to(FLOAT), mask=there)
+        tl.store(out, acc.to(FLOAT), mask=mask)
 
 
 @triton.jit

@@ -40,24 +40,24 @@ def norm_kernel(
     """x / rms(x) * weight, or CENTERED: (x - mean) / deviation * weight + bias. One row per program."""
     row = tl.program_id(0).to(tl.int64)
     at = tl.arange(0, BLOCK)
-    there = at < D
+    mask = at < D
     FLOAT: tl.constexpr = x_ptr.dtype.element_ty
-    x = tl.load(x_ptr + row * x_stride + at, mask=there, other=0.0).to(tl.float32)
+    x = tl.load(x_ptr + row * x_stride + at, mask=mask, other=0.0).to(tl.float32)
     if RESIDUAL:
-        x += tl.load(residual_ptr + row * residual_stride + at, mask=there, other=0.0).to(tl.float32)
+        x += tl.load(residual_ptr + row * residual_stride + at, mask=mask, other=0.0).to(tl.float32)
         x = x.to(FLOAT)
-        tl.store(x_ptr + row * x_stride + at, x, mask=there)
+        tl.store(x_ptr + row * x_stride + at, x, mask=mask)
         x = x.to(tl.float32)
-    weight = tl.load(weight_ptr + at, mask=there, other=0.0).to(tl.float32)
+    weight = tl.load(weight_ptr + at, mask=mask, other=0.0).to(tl.float32)
     if CENTERED:
-        x = tl.where(there, x - tl.sum(x, 0) / D, 0.0)
+        x = tl.where(mask, x - tl.sum(x, 0) / D, 0.0)
         y = x * tl.rsqrt(tl.sum(x * x, 0) / D + epsilon) * weight
         if BIAS:
-            y += tl.load(bias_ptr + at, mask=there, other=0.0).to(tl.float32)
+            y += tl.load(bias_ptr + at, mask=mask, other=0.0).to(tl.float32)
     else:
         # As in the models: the normalized row is rounded before it is multiplied by the weight.
         y = (x * tl.rsqrt(tl.sum(x * x, 0) / D + epsilon)).to(FLOAT).to(tl.float32) * weight
     write_row(
-        y, row, at, there, y_ptr, y_stride, scales_ptr, given_ptr, perm_ptr, sums_ptr, sums_stride, 0,
+        y, row, at, mask, y_ptr, y_stride, scales_ptr, given_ptr, perm_ptr, sums_ptr, sums_stride, 0,
         D, BLOCK, CODES, GIVEN, PERM, SUMS, PER_PLANE, BITS, BKP,
     )  # fmt: skip

@@ -75,12 +75,12 @@ def recurrence_kernel(
     v = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     key_there = k < DK
     value_there = v < DV
-    there = key_there[:, None] & value_there[None, :]
+    mask = key_there[:, None] & value_there[None, :]
     inside = k[:, None] * DV + v[None, :]
     start = tl.load(starts_ptr + sequence).to(tl.int64)
     count = tl.load(starts_ptr + sequence + 1) - start.to(tl.int32)
     source = tl.load(sources_ptr + sequence).to(tl.int64)
-    state = tl.load(states_ptr + (source * H + head) * (DK * DV) + inside, mask=there, other=0.0)
+    state = tl.load(states_ptr + (source * H + head) * (DK * DV) + inside, mask=mask, other=0.0)
     rate = tl.load(rate_ptr + head)
     bias = tl.load(bias_ptr + head)
     skip = tl.load(skip_ptr + head) if SKIP else 0.0
@@ -101,12 +101,12 @@ def recurrence_kernel(
             query = tl.load(query_ptr + line * x_stride, mask=key_there, other=0.0).to(tl.float32)
             key = tl.load(key_ptr + line * x_stride, mask=key_there, other=0.0).to(tl.float32)
             value = tl.load(value_ptr + line * x_stride, mask=value_there, other=0.0).to(tl.float32)
-            own = gates_ptr + line * gates_stride
-            step = _softplus(tl.load(own + H if DELTA else own).to(tl.float32) + bias)
+            gates_row = gates_ptr + line * gates_stride
+            step = _softplus(tl.load(gates_row + H if DELTA else gates_row).to(tl.float32) + bias)
             step = tl.minimum(tl.maximum(step, low), high)
-            mix = tl.load(own).to(tl.float32) if DELTA else 0.0
+            mix = tl.load(gates_row).to(tl.float32) if DELTA else 0.0
             state, y = _advance(state, query, key, value, step, rate, mix, skip, factor, epsilon, DELTA, SKIP)
             tl.store(y_ptr + line * (H * DV), y.to(y_ptr.dtype.element_ty), mask=value_there)
         row = tl.load(saves_ptr + 3 * number + 2, mask=keeps, other=0).to(tl.int64)
-        tl.store(states_ptr + (row * H + head) * (DK * DV) + inside, state, mask=there & keeps)
+        tl.store(states_ptr + (row * H + head) * (DK * DV) + inside, state, mask=mask & keeps)
         begin = end

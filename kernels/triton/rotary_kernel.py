@@ -30,8 +30,8 @@ def _turned(
     adjacent pairs if INTERLEAVED.
     """
     HALF: tl.constexpr = ROTATED // 2
-    there = d < D
-    x = tl.load(at_ptr + d, mask=there, other=0.0).to(tl.float32)
+    mask = d < D
+    x = tl.load(at_ptr + d, mask=mask, other=0.0).to(tl.float32)
     if ROTATED > 0:
         first = d % 2 == 0 if INTERLEAVED else d < HALF
         step = 1 if INTERLEAVED else HALF
@@ -42,7 +42,7 @@ def _turned(
         # Applies to all elements, also those not rotated; rounded like the result of a norm.
         FLOAT: tl.constexpr = at_ptr.dtype.element_ty
         factor = tl.rsqrt(tl.sum(x * x, 0) / D + epsilon)
-        x = (x * factor).to(FLOAT).to(tl.float32) * tl.load(norm_ptr + d, mask=there, other=0.0).to(tl.float32)
+        x = (x * factor).to(FLOAT).to(tl.float32) * tl.load(norm_ptr + d, mask=mask, other=0.0).to(tl.float32)
         x = x.to(FLOAT).to(tl.float32)
         if ROTATED > 0:
             weight = tl.load(norm_ptr + other_at, mask=turning, other=0.0).to(tl.float32)
@@ -56,14 +56,14 @@ def _turned(
 
 
 @triton.jit
-def _keep(x, cache_ptr, scales_ptr, place, d, D: tl.constexpr, SCALED: tl.constexpr):
+def _keep(x, cache_ptr, scales_ptr, line, d, D: tl.constexpr, SCALED: tl.constexpr):
     """Write a head [WIDTH] float32 to row ``place`` of a cache."""
-    there = d < D
+    mask = d < D
     if SCALED:
         KIND: tl.constexpr = cache_ptr.dtype.element_ty
         # LARGEST of types.py.
         MOST: tl.constexpr = 127.0 if KIND == tl.int8 else 448.0 if KIND == tl.float8e4nv else 16.0
-        scale = tl.max(tl.where(there, tl.abs(x), 0.0), 0) / MOST
+        scale = tl.max(tl.where(mask, tl.abs(x), 0.0), 0) / MOST
         steps = tl.where(scale > 0, 1.0 / scale, 0.0)
         code = tl.minimum(tl.maximum(x * steps, -MOST), MOST)
         if KIND == tl.int8:
@@ -72,10 +72,10 @@ def _keep(x, cache_ptr, scales_ptr, place, d, D: tl.constexpr, SCALED: tl.conste
             # The interpreter's casts truncate where a GPU rounds: round to the kept digits here (Dekker's split).
             high = code * (2.0**20 + 1.0 if KIND == tl.float8e4nv else 2.0**21 + 1.0)
             code = high - (high - code)
-        tl.store(cache_ptr + place * D + d, code.to(KIND), mask=there)
-        tl.store(scales_ptr + place, scale + tl.sum(tl.where(there, x * 0.0, 0.0), 0))
+        tl.store(cache_ptr + line * D + d, code.to(KIND), mask=mask)
+        tl.store(scales_ptr + line, scale + tl.sum(tl.where(mask, x * 0.0, 0.0), 0))
     else:
-        tl.store(cache_ptr + place * D + d, x.to(cache_ptr.dtype.element_ty), mask=there)
+        tl.store(cache_ptr + line * D + d, x.to(cache_ptr.dtype.element_ty), mask=mask)
 
 
 @triton.jit
@@ -126,10 +126,10 @@ def rotary_kernel(
         head -= H
         slot = tl.load(slots_ptr + token)
         if slot > 0:
-            place = slot * HKV + head
+            line = slot * HKV + head
             at = k_ptr + token * k_stride + head * D
             k = _turned(at, k_norm_ptr, epsilon, cosines_ptr, sines_ptr, d, D, ROTATED, INTERLEAVED, NORM)
-            _keep(k, k_cache_ptr, k_scales_ptr, place, d, D, SCALED)
+            _keep(k, k_cache_ptr, k_scales_ptr, line, d, D, SCALED)
             if DV > 0:
                 v = tl.load(v_ptr + token * v_stride + head * DV + d, mask=d < DV, other=0.0).to(tl.float32)
-                _keep(v, v_cache_ptr, v_scales_ptr, place, d, DV, SCALED)
+                _keep(v, v_cache_ptr, v_scales_ptr, line, d, DV, SCALED)

@@ -173,8 +173,8 @@ def _attended(spec: AttentionSpec, qkv: Tensor, cache: list[Tensor], expected: T
     for begin, end in ((0, tokens - 1), (tokens - 1, tokens)):
         context = _step(device, [end - begin], [end])
         context.slots, context.page_table = slots[begin:end], pages[None]
-        found = layer(qkv[begin:end], position[begin:end], cache, context)
-        worst = max(worst, _error(found, expected[begin:end]))
+        outputs = layer(qkv[begin:end], position[begin:end], cache, context)
+        worst = max(worst, _error(outputs, expected[begin:end]))
     return worst
 
 
@@ -289,13 +289,13 @@ def _sampling(device: torch.device) -> float:
     """Check masks over some rows of logits."""
     logits, rows = torch.randn(5, 1003, device=device), torch.tensor([3, 0], device=device)
     bits = torch.randint(-(2**31), 2**31, (2, 32), dtype=torch.int64, device=device).int()
-    found = []
+    errors = []
     for name in ("triton", "torch"):
         masked = logits.clone()
         sampler = REGISTRIES["sampling"].load(name).prepare(SamplingProblem(torch.float32, device.type))
         sampler.mask(masked, rows, bits)
-        found.append(masked.clamp(min=-100))
-    return _error(*found)
+        errors.append(masked.clamp(min=-100))
+    return _error(*errors)
 
 
 #: Family -> its check, which returns the maximum error on a device.

@@ -149,8 +149,8 @@ class BlockInputs:
         for batch in batches:
 
             def inputs(batch: int = batch) -> list[Value]:
-                ((_, found),) = self.activations.spread(self._module, [batch], run)
-                return [value for each in found for value in each]
+                ((_, results),) = self.activations.spread(self._module, [batch], run)
+                return [value for each in results for value in each]
 
             values = self._workers.broadcast(owner[batch], inputs)
             for name, x in zip(values[::2], values[1::2], strict=True):

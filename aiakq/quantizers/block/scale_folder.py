@@ -13,8 +13,8 @@ from aiakq.quantizers.model.groups import Heads, SmoothMapping, fold
 class ScaleFolder:
     """Folds scales into one block.
 
-    changed  name inside the block -> a tensor that is not quantized but was changed by folding.
-    columns  name of a balance layer -> what its columns were multiplied by in all, [K].
+    changed  name inside the block -> an unquantized tensor that was changed by folding.
+    columns  name of a balance layer -> the product of all factors of its columns, [K].
     rows     name of a linear that is a smooth layer -> what its rows were divided by in all, [N].
     """
 
@@ -28,16 +28,16 @@ class ScaleFolder:
         self.rows: dict[str, Tensor] = {}
 
     def fold(self, mapping: SmoothMapping, scales: Tensor) -> Tensor:
-        """Move ``scales`` [channels] from the smooth layer into the balance layers; the block's function stays.
+        """Move ``scales`` [channels] from the smooth layer to the balance layers, preserving the block's function.
 
-        Returns what the columns of the balance layers were multiplied by, [K]: their inputs are now divided by it.
-        What is folded but not quantized is kept in ``changed``. The weights of the block are modified.
+        Returns the factors [K] of the balance layers' columns, by which their inputs are now divided. Unquantized
+        tensors that were modified are kept in ``changed``. The weights of the block are modified.
         """
         changed, columns = fold(self._module, mapping, scales, self._heads, self._storage)
         self.changed |= changed
         for name in (mapping.smooth_layer, *mapping.balance_layers):
             module = self._module.get_submodule(name)
-            # Routers among them are no linears, but matrices all the same.
+            # Routers among them are not linears, but also matrices.
             if name not in self._quantized and f"{name}.weight" not in changed:
                 assert isinstance(module.weight, Tensor)
                 module.weight.data.copy_(module.weight.data.to(self._storage))
@@ -55,7 +55,7 @@ class ScaleFolder:
         return columns
 
     def clear(self) -> None:
-        """Forget what was folded; the weights of the block are not touched."""
+        """Discard the record of folded scales; the weights of the block are not modified."""
         self.changed.clear()
         self.columns.clear()
         self.rows.clear()

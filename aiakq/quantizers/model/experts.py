@@ -42,15 +42,15 @@ class Experts(SeparateExperts):
     def chunks(self) -> list[range]:
         """Split the experts into runs whose Hessians, [K, K] for every input, fit into memory together."""
         first = next(self.children())
-        each = sum(linear.in_features**2 * 4 for linear in first.children() if isinstance(linear, nn.Linear))
-        size = max(1, min(self.count, MOMENT_BYTES // each))
+        expert_bytes = sum(linear.in_features**2 * 4 for linear in first.children() if isinstance(linear, nn.Linear))
+        size = max(1, min(self.count, MOMENT_BYTES // expert_bytes))
         return [range(start, min(start + size, self.count)) for start in range(0, self.count, size)]
 
     def forward(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
         """hidden_states [T, K], selected experts [T, A] int64 and their weights [T, A] -> [T, K]."""
         if self.counts is not None:
-            given = torch.bincount(top_k_index.flatten(), minlength=self.count)
-            self.counts += given[: self.count].to(self.counts.device)
+            routed = torch.bincount(top_k_index.flatten(), minlength=self.count)
+            self.counts += routed[: self.count].to(self.counts.device)
             return torch.zeros_like(hidden_states)
         if not self.tracing and not self.everywhere:
             return super().forward(hidden_states, top_k_index, top_k_weights)
@@ -68,14 +68,14 @@ class Experts(SeparateExperts):
 
 def expert(name: str) -> str | None:
     """Return the name of the expert that contains the module ``name``; None outside of experts."""
-    found = re.search(EXPERT, name)
-    return None if found is None else found[0]
+    match = re.search(EXPERT, name)
+    return None if match is None else match[0]
 
 
 def place(name: str) -> str | None:
     """Return the name of an expert's linear without the expert's number; None outside of experts."""
-    found = re.search(EXPERT, name)
-    return None if found is None else re.sub(r"\d+$", "*", found[0]) + name[found.end() :]
+    match = re.search(EXPERT, name)
+    return None if match is None else re.sub(r"\d+$", "*", match[0]) + name[match.end() :]
 
 
 def in_stages(groups: list[tuple[str, ...]], mixture: Experts, name: str) -> list[tuple[str, ...]]:

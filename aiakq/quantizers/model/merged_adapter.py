@@ -1,4 +1,4 @@
-"""MergedAdapter: a LoRA adapter that becomes a part of the weights of a model before they are quantized.
+"""MergedAdapter: a LoRA adapter that is merged into the weights of a model before they are quantized.
 
 Merged in float32, in PEFT's order of operations (Hu et al. 2021, arXiv:2106.09685; Liu et al. 2024, arXiv:2402.09353).
 """
@@ -18,9 +18,9 @@ from aiakq.runtime.lora.quantized_base import dora_factors
 
 
 class MergedAdapter:
-    """The adapter of a folder that PEFT saved, in memory.
+    """The adapter in a folder saved by PEFT, in memory.
 
-    digest  what identifies it; see ``AdapterFolder.digest``.
+    digest  identifies the adapter; see ``AdapterFolder.digest``.
 
     Raises what ``open_adapter`` raises.
     """
@@ -31,16 +31,16 @@ class MergedAdapter:
 
     @property
     def name(self) -> str:
-        """The last part of its path."""
+        """The last component of its path."""
         return self.folder.path.name
 
     def layers(
         self, modules: Mapping[str, tuple[int, int]], biased: Collection[str], shared: Mapping[str, str]
     ) -> dict[str, LoraWeights]:
-        """The adapter's part of each linear layer, by the model's names.
+        """Return the adapter's weights for each linear layer, by the model's names.
 
         modules  name -> outputs N and inputs K of every linear layer; ``biased`` ones have a bias.
-        shared   name -> what else has the same weight, which the adapter would change too.
+        shared   name -> other modules with the same weight, which the adapter would change too.
 
         Raises ``adapter_mismatch``.
         """
@@ -67,7 +67,7 @@ class MergedAdapter:
 
 
 def merged_weight(weight: Tensor, lora: LoraWeights) -> Tensor:
-    """[N, K] float32, the weight of a linear layer and its adapter in one; weight [N, K]."""
+    """Merge the weight [N, K] of a linear layer with its adapter -> [N, K] float32."""
     merged = weight.float() + (lora.b.float() @ lora.a.float()) * lora.scale
     if lora.magnitude is not None:
         merged *= dora_factors(weight, lora)[:, None]
@@ -75,5 +75,5 @@ def merged_weight(weight: Tensor, lora: LoraWeights) -> Tensor:
 
 
 def merged_bias(bias: Tensor, lora: LoraWeights) -> Tensor:
-    """[N], the bias of a linear layer and that of its adapter's B in one; bias [N]."""
+    """Merge the bias [N] of a linear layer with that of its adapter's B -> [N]."""
     return bias if lora.bias is None else bias.to(torch.float32) + lora.bias.float() * lora.scale

@@ -114,7 +114,7 @@ class _Search:
 
     def mappings(self) -> tuple[SmoothMapping, ...]:
         """Nearest smooth layers first: a tensor belongs to the last module that feeds it."""
-        found: list[SmoothMapping] = []
+        chosen: list[SmoothMapping] = []
         self.taken: set[str] = set()
         for family in reversed(self._families()):
             for way in self._ways(family[0]):
@@ -124,10 +124,10 @@ class _Search:
                     if not self.taken & set(mapping.balance_layers)
                 ]
                 if mappings and self._holds(mappings, way):
-                    found += mappings
+                    chosen += mappings
                     self.taken.update(name for mapping in mappings for name in mapping.balance_layers)
                     break
-        return tuple(sorted(found, key=lambda mapping: min(self.turns[name] for name in mapping.balance_layers)))
+        return tuple(sorted(chosen, key=lambda mapping: min(self.turns[name] for name in mapping.balance_layers)))
 
     # --- candidates -----------------------------------------------------------------------------------------------
 

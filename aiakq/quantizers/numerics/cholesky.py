@@ -37,45 +37,45 @@ def factors(hessian: Tensor, order: Tensor | None, damp: float) -> tuple[Tensor,
         base = hessian.to(dtype, copy=True) if order is None else hessian[order][:, order].to(dtype)
         base.diagonal()[dead] = mean.to(dtype)
         base.diagonal().add_(mean, alpha=amount)
-        found = _factored(base)
+        factored = _factored(base)
         del base
-        if found is not None:
-            return *found, amount
+        if factored is not None:
+            return *factored, amount
     return None
 
 
 def _factored(matrix: Tensor) -> tuple[Tensor, Tensor] | None:
     """Return R, which overwrites ``matrix`` [K, K], and U; both float32. None if it is not positive definite.
 
-    No other matrix of this size is allocated.
+    At most these two matrices are alive at a time.
     """
     k = len(matrix)
     starts = range(0, k, BLOCK)
     inverses = {}
     for start in reversed(starts):
-        here = slice(start, min(start + BLOCK, k))
+        block = slice(start, min(start + BLOCK, k))
         with _one_thread():
             # LAPACK factors from the first column on: flip the block to factor from the last.
-            lower, failed = torch.linalg.cholesky_ex(matrix[here, here].flip(0, 1))
+            lower, failed = torch.linalg.cholesky_ex(matrix[block, block].flip(0, 1))
             upper = lower.flip(0, 1)
             if bool(failed) or not bool(torch.isfinite(upper).all() and (upper.diagonal() > 0).all()):
                 return None
             inverse = torch.linalg.solve_triangular(upper, torch.eye(len(upper)).to(upper), upper=True)
-        matrix[here, here], matrix[here, :start] = upper, 0
+        matrix[block, block], matrix[block, :start] = upper, 0
         inverses[start] = inverse
-        above = matrix[:start, here]
+        above = matrix[:start, block]
         above.copy_(above @ inverse.T)
         for first in range(0, start, BLOCK):
             columns = slice(first, first + BLOCK)
             matrix[: columns.stop, columns].addmm_(above[: columns.stop], above[columns].T, alpha=-1)
     upper = torch.zeros_like(matrix)
     for start, inverse in sorted(inverses.items()):
-        here = slice(start, start + len(inverse))
-        upper[here, here] = inverse
-        above = matrix[:start, here] @ inverse
+        block = slice(start, start + len(inverse))
+        upper[block, block] = inverse
+        above = matrix[:start, block] @ inverse
         for first in range(0, start, BLOCK):
             rows = slice(first, first + BLOCK)
-            upper[rows, here] = torch.mm(upper[rows, first:start], above[first:]).neg_()
+            upper[rows, block] = torch.mm(upper[rows, first:start], above[first:]).neg_()
     return matrix.to(torch.float32), upper.to(torch.float32)
 
 

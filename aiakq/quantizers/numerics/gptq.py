@@ -4,8 +4,7 @@
 published code. Differences from that code, and their reasons:
 
 - A group's range is computed from the columns at the time the group begins. The published code uses a copy that is
-stale
-  inside a block of 128 columns, so that groups smaller than 128 get ranges of weights that have changed since.
+  stale inside a block of 128 columns, so that groups smaller than 128 get ranges of outdated weights.
 - Besides its full range a group may get a smaller one, down to half, if that lowers the loss of its columns,
   ``sum of (w - q)^2 / hinv_ii^2``: the terms that algorithm 1 sums.
 - A scale is rounded to its storage dtype before the first error is computed with it.
@@ -78,9 +77,9 @@ class GptqSolver:
     """Rounds weights so that their output error, ``tr(D hessian D^T)``, is small.
 
     hessian [K, K] float32, the second moment of the inputs up to a factor; not modified. ``drift`` [K, K], with the
-    same factor, is what GPTAQ adds to later columns per unit of weight (gptaq.py) times the Hessian: the mean of ``(x'
-    - x) x^T`` where x' are the inputs in the unquantized model. The Hessian is factored once for all weights; each row
-    of a weight is rounded independently.
+    same factor, is what GPTAQ adds to later columns per unit of weight (gptaq.py) times the Hessian: the mean of
+    ``(x' - x) x^T`` where x' are the inputs in the unquantized model. The Hessian is factored once for all weights;
+    each row of a weight is rounded independently.
     """
 
     def __init__(self, hessian: Tensor, settings: GptqSettings, drift: Tensor | None = None) -> None:
@@ -170,12 +169,14 @@ def _round_in_order(
                 last = min(stop, (first // size + 1) * size)
                 if first % size == 0:
                     ahead = slice(first, first + size)
-                    found = _scales_of_groups(columns[ahead].T, cost[ahead], settings)
-                    grid.scales[group_of[first]], grid.zeros[group_of[first]] = found
-            here = slice(first, stop)
-            drift = None if shift is None else shift[here, here]
+                    scales_and_zeros = _scales_of_groups(columns[ahead].T, cost[ahead], settings)
+                    grid.scales[group_of[first]], grid.zeros[group_of[first]] = scales_and_zeros
+            block = slice(first, stop)
+            drift = None if shift is None else shift[block, block]
             mine = None if before is None else before[first - start :]
-            round_columns(columns[here], hinv[here, here], grid, group_of[first:last], places[first:last], drift, mine)
+            round_columns(
+                columns[block], hinv[block, block], grid, group_of[first:last], places[first:last], drift, mine
+            )
             first = last
         columns[stop:].addmm_(hinv[start:stop, stop:].T, columns[start:stop], alpha=-1)
         if before is not None and shift is not None:
@@ -213,15 +214,15 @@ def _improve(
     steps = torch.where(hessian.diagonal() > 0, 1 / (hessian.diagonal() + mean), 0.0).tolist()
     for sweep in range(sweeps):
         for start in range(0, k, LAZY_COLUMNS):
-            here = slice(start, min(start + LAZY_COLUMNS, k))
-            places = range(k)[here]
-            moves = gradient[here].clone()
+            block = slice(start, min(start + LAZY_COLUMNS, k))
+            places = range(k)[block]
+            moves = gradient[block].clone()
             groups = [column // size for column in places]
-            move_columns(moves, hessian[here, here], grid, groups, places, values[here], steps[here])
+            move_columns(moves, hessian[block, block], grid, groups, places, values[block], steps[block])
             # In the last sweep, earlier columns are not visited again.
-            heard = slice(here.stop if sweep == sweeps - 1 else 0, k)
-            gradient[heard].addmm_(hessian[heard, here], moves, alpha=-1)
-            gradient[here].sub_(moves.mul_(mean))
+            updated = slice(block.stop if sweep == sweeps - 1 else 0, k)
+            gradient[updated].addmm_(hessian[updated, block], moves, alpha=-1)
+            gradient[block].sub_(moves.mul_(mean))
 
 
 def _scales_of_groups(groups: Tensor, cost: Tensor, settings: GptqSettings) -> tuple[Tensor, Tensor]:

@@ -32,19 +32,19 @@ def allocate(
     if bits is not None:
         refuse_below(parts, widths, bits)
     step = (widest - narrowest) / _STEPS or 1.0
-    least = torch.zeros(_STEPS + 1, dtype=torch.float64)  # the cost of the parts so far, by what they take too much
+    costs = torch.zeros(_STEPS + 1, dtype=torch.float64)  # minimum cost so far, by bits above the narrowest choice
     taken = []
     for part, row in zip(parts, widths, strict=True):
         shifted = torch.full((len(row), _STEPS + 1), torch.inf, dtype=torch.float64)
         for number, width in enumerate(row):
             above = math.ceil((width - min(row)) / step - 1e-6)
-            shifted[number, above:] = least[: _STEPS + 1 - above] + part.kl[number]
-        least, choice = shifted.min(0)
+            shifted[number, above:] = costs[: _STEPS + 1 - above] + part.kl[number]
+        costs, choice = shifted.min(0)
         taken.append(choice)
     if bits is not None:
         budget = min(int((bits - narrowest) / step), _STEPS)
     else:
-        enough = (least <= (kl or 0.0)).nonzero()
+        enough = (costs <= (kl or 0.0)).nonzero()
         budget = int(enough[0]) if len(enough) else _STEPS
     result = []
     for row, choice in zip(reversed(widths), reversed(taken), strict=True):

@@ -138,8 +138,8 @@ def parse_override(text: str, base: LayerSpec, bits: tuple[int, ...]) -> tuple[s
 
 
 def _matching(glob: str, names: list[str], option: str, head: str | None) -> list[str]:
-    found = [name for name in names if fnmatchcase(name, glob)]
-    if not found:
+    matches = [name for name in names if fnmatchcase(name, glob)]
+    if not matches:
         hint = f"They are called like {names[0]} and {names[-1]}; * stands for anything."
         if head is not None and fnmatchcase(head, glob):
             hint = "The output layer stays as it is unless --lm-head says how many bits it gets."
@@ -150,7 +150,7 @@ def _matching(glob: str, names: list[str], option: str, head: str | None) -> lis
             expected="the name of any quantized layer",
             hint=hint,
         )
-    return found
+    return matches
 
 
 def fused_apart(spec: QuantSpec, names: Iterable[str]) -> list[str]:

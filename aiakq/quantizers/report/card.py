@@ -58,13 +58,13 @@ def front_matter(folder: Path) -> dict[str, Any]:
             card = stream.read(_MAX_BYTES).decode()
     except (AiakqError, OSError, UnicodeDecodeError):
         return {}
-    found = re.match(r"---\s*\n(.*?)\n---\s*(\n|$)", card, re.DOTALL)
-    if found is None:
+    match = re.match(r"---\s*\n(.*?)\n---\s*(\n|$)", card, re.DOTALL)
+    if match is None:
         return {}
     import yaml
 
     try:
-        value = yaml.safe_load(found[1])
+        value = yaml.safe_load(match[1])
     except (yaml.YAMLError, RecursionError):
         return {}
     return value if isinstance(value, dict) else {}

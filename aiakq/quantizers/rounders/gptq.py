@@ -79,11 +79,11 @@ class Gptq(Rounder):
             for rows in matrix.cuts():
                 of_matrix.append(number)
                 tasks.append(Task(len(rows) * len(matrix.hessian), partial(self._round_rows, solvers, matrix, rows)))
-        found: list[list[list[Value]]] = [[] for _ in matrices]
+        by_matrix: list[list[list[Value]]] = [[] for _ in matrices]
         for number, values in zip(of_matrix, block.workers.share(tasks), strict=True):
-            found[number].append(values)
+            by_matrix[number].append(values)
         del tasks
-        for matrix, results in zip(matrices, found, strict=True):
+        for matrix, results in zip(matrices, by_matrix, strict=True):
             self._finish(block, matrix.names, results)
 
     def _round_rows(self, solvers: dict[_Matrix, GptqSolver], matrix: _Matrix, rows: range) -> list[Value]:
@@ -91,8 +91,8 @@ class Gptq(Rounder):
         if matrix not in solvers:
             solvers.clear()
             solvers[matrix] = self._solver(matrix)
-        found = solvers[matrix].round(matrix.weights(rows))
-        return [found.codes, found.scales, found.zeros, found.damp]
+        result = solvers[matrix].round(matrix.weights(rows))
+        return [result.codes, result.scales, result.zeros, result.damp]
 
     def _solver(self, matrix: _Matrix) -> GptqSolver:
         spec = matrix.spec

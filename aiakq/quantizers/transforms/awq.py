@@ -1,14 +1,14 @@
 """AWQ: scales up input channels with large activations before rounding, and searches clipping ranges.
 
 Lin et al. 2023 (arXiv:2306.00978). For each smooth mapping a grid of scales between "follow the activations" and
-"follow the weights" is tried, and the one whose rounded weights change the output of the surrounding module least is
-folded. Then each group of each row may have its range cut, if that lowers the error of the group's output. The identity
-is among the candidates of both searches. What differs from the published code:
+"follow the weights" is searched, and the one whose rounded weights change the output of the surrounding module least is
+folded. Then the range of each group of each row may be clipped, if that lowers the error of the group's output. The
+identity is among the candidates of both searches. Differences from the published code:
 
 - Both published kinds of scales are tried, with and without the statistics of the weights, and the ends of the grid.
 - The attention output is scaled under grouped-query attention as well, with one scale per shared value channel.
-- A block that comes out worse than rounded to nearest, on a sample of tokens, is rounded to nearest.
-- Ranges are cut by the inputs of all calibration tokens, not of a sample.
+- A block that has a larger error than with RTN, on a sample of tokens, is quantized with RTN.
+- Clipping uses the inputs of all calibration tokens instead of a sample.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from aiakq.quantizers.workers.protocol import Task, Value
 from aiakq.spec import LayerSpec
 
 GRID = 20
-#: Cutting ranges of queries and keys disturbs their product, so these are left whole (as published).
+#: Clipping queries and keys disturbs their product, so they are not clipped (as published).
 _NEVER_CLIPPED = ("q_proj", "k_proj")
 
 
@@ -40,7 +40,7 @@ _NEVER_CLIPPED = ("q_proj", "k_proj")
 class Awq(Transform):
     """Activation-aware scales.
 
-    clip  whether to cut the ranges of groups as well; only before a rounder that takes them.
+    clip  whether to clip the ranges of groups as well; only before a rounder that respects clipping.
     """
 
     clip: bool = True
@@ -67,13 +67,13 @@ class Awq(Transform):
             _clip_part(block, part, statistics)
 
     def guard(self, block: DecoderBlock) -> Callable[[], str | None]:
-        """Compares the error of the block's output on a sample of tokens with that of rounding to nearest."""
+        """Compare the error of the block's output on a sample of tokens with that of RTN."""
         calls = block.inputs.record_calls([""])[""]
         nearest = _once(block, lambda: _nearest_error(block, calls))
 
         def worse() -> str | None:
             error = _once(block, lambda: output_error(block.module, calls))
-            # Written so that an error that is no number loses.
+            # Written so that a NaN error loses.
             if not calls or error <= nearest:
                 return None
             return f"scales and clipping gave an error of {error:.3g} instead of {nearest:.3g}"
@@ -82,14 +82,14 @@ class Awq(Transform):
 
 
 def _once(block: DecoderBlock, compute: Callable[[], float]) -> float:
-    """A number that one of the workers computes for all."""
+    """Return a number that one of the workers computes for all."""
     (found,) = block.workers.broadcast(0, lambda: [compute()])
     assert isinstance(found, float)
     return found
 
 
 def _nearest_error(block: DecoderBlock, calls: list[ModuleCall]) -> float:
-    """The squared error of the block's output with every linear rounded to nearest."""
+    """Return the squared error of the block's output with every linear rounded to nearest."""
     if not calls:
         return 0.0
     weights = {name: rounded(block, name, block.weight(name)) for name in block.linears}
@@ -98,20 +98,20 @@ def _nearest_error(block: DecoderBlock, calls: list[ModuleCall]) -> float:
 
 
 def rounded(block: DecoderBlock, name: str, weight: Tensor, columns: Tensor | None = None) -> Tensor:
-    """What rounding to nearest leaves of a weight [N, K], whose columns are multiplied by ``columns`` [K] meanwhile."""
+    """Return a weight [N, K] after RTN, with its columns multiplied by ``columns`` [K] during the rounding."""
     spec = block.spec(name)
     return rounded_weight(weight, spec.bits, spec.group_size, spec.symmetric, block.plan.scales, columns)
 
 
 class _Statistics:
-    """Of the inputs of a part's linears: mean magnitudes, and for clipping the second moments inside groups."""
+    """Statistics of the inputs of a part's linears: mean magnitudes, and for clipping the second moments of groups."""
 
     def __init__(self, block: DecoderBlock, part: BlockPart, clip: bool) -> None:
         self.block = block
         self.group_of = {name: group for group in part.groups for name in group}
         traced = {name for group in block.groups for name in group}
         self.mappings = [mapping for mapping in part.mappings if traced.intersection(mapping.balance_layers)]
-        # Where a scale is shared by experts, which see a few tokens each, a router shows what they have in common.
+        # For a scale shared by experts, which see few tokens each, the router's inputs are measured.
         self.probes = {mapping: self._first(mapping.probe) for mapping in self.mappings}
         self.means: dict[str, Tensor] = {}
         self.moments: dict[tuple[str, int], Tensor] = {}
@@ -126,7 +126,9 @@ class _Statistics:
                 self.moments[name, size] = moment.div_(rows)
 
     def _statistic(self, name: str, sizes: list[int]) -> Statistic:
-        """Sums of the magnitudes of a linear's inputs, [K], and of the products inside groups, [K / G, G, G] each."""
+        """Return the sums of the magnitudes of a linear's inputs, [K], and of the products inside groups, [K / G, G,
+        G].
+        """
         weight = self.block.module.get_submodule(name).weight
         assert isinstance(weight, Tensor)
         k, device = weight.shape[1], weight.device
@@ -147,7 +149,7 @@ class _Statistics:
         return self.group_of[name][0] if name in self.group_of else name
 
     def _sizes(self, first: str) -> list[int]:
-        """The group sizes that occur among the linears whose ranges may be cut."""
+        """Return the group sizes of those linears whose ranges may be clipped."""
         if not self.clip:
             return []
         return sorted({self._size(name) for name in self.group_of[first] if not name.endswith(_NEVER_CLIPPED)})
@@ -157,7 +159,7 @@ class _Statistics:
         return self.block.linears[name].in_features if size == -1 else size
 
     def divide(self, names: Iterable[str], columns: Tensor) -> None:
-        """The inputs of some linears were divided by a folded scale."""
+        """Account for a folded scale that divides the inputs of some linears."""
         folded = {self.group_of[name][0] for name in names if name in self.group_of}
         for (name, size), moment in self.moments.items():
             if name in folded:
@@ -165,7 +167,7 @@ class _Statistics:
                 moment.div_(parts.unsqueeze(1)).div_(parts.unsqueeze(2))
 
     def best_clip(self, name: str) -> Tensor | None:
-        """Where the ranges of a linear are cut, [N, K / G]; None for whole ranges."""
+        """Return the clipping magnitudes of a linear, [N, K / G]; None for no clipping."""
         moment = self.moments.get((self._first(name), self._size(name)))
         if moment is None or name.endswith(_NEVER_CLIPPED):
             return None
@@ -180,13 +182,13 @@ class _Statistics:
 
 @dataclass(frozen=True)
 class Candidate:
-    """Scales ``x^r / w^(1-r)``, or ``x^r`` without ``weights``; r is in steps of a GRID-th. None is no scale at all."""
+    """Scales ``x^r / w^(1-r)``, or ``x^r`` without ``weights``; r is in steps of 1 / GRID. None means no scales."""
 
     step: int
     weights: bool
 
     def scales(self, activations: Tensor, relative: Tensor) -> Tensor:
-        """The normalized scales [channels]."""
+        """Return the normalized scales [channels]."""
         ratio = self.step / GRID
         scales = activations.pow(ratio)
         if self.weights:
@@ -201,7 +203,7 @@ IDENTITY = Candidate(0, weights=False)
 
 
 def coarse_grid() -> Iterator[Candidate]:
-    """Identity, then every second point of the published grid, both kinds, from one end to the other."""
+    """Yield the identity, then every second point of the published grid, both kinds, from one end to the other."""
     yield IDENTITY
     for weights in (True, False):
         for step in range(0, GRID + 1, 2):
@@ -210,7 +212,7 @@ def coarse_grid() -> Iterator[Candidate]:
 
 
 def finer(best: Candidate) -> Iterator[Candidate]:
-    """The points of the grid next to one of the coarse grid."""
+    """Yield the grid points adjacent to one of the coarse grid."""
     for step in (best.step - 1, best.step + 1):
         if 0 <= step <= GRID:
             yield Candidate(step, best.weights)
@@ -219,21 +221,21 @@ def finer(best: Candidate) -> Iterator[Candidate]:
 def best_scales(
     activations: Tensor, relative: Tensor, loss: Callable[[Tensor], float]
 ) -> tuple[Candidate, Tensor, float, float]:
-    """The candidate with the lowest loss, its scales [channels], its loss, and that of doing nothing."""
+    """Return the candidate with the lowest loss, its scales [channels], its loss, and the loss without scales."""
     tried: dict[Candidate, float] = {}
 
     def best(candidates: Iterable[Candidate]) -> Candidate:
         for candidate in candidates:
             value = loss(candidate.scales(activations, relative))
             tried[candidate] = value if value == value else float("inf")
-        return min(tried, key=tried.__getitem__)  # the first of equals, so identity before all
+        return min(tried, key=tried.__getitem__)  # the first of equals, so the identity wins ties
 
     chosen = best(finer(best(coarse_grid())))
     return chosen, chosen.scales(activations, relative), tried[chosen], tried[IDENTITY]
 
 
 def _fold_part(block: DecoderBlock, statistics: _Statistics) -> None:
-    """Find the scales of every mapping with the block as it is, then fold them all."""
+    """Search the scales of every mapping with the block in its current state, then fold them all."""
     calls = block.inputs.record_calls(dict.fromkeys(mapping.parent for mapping in statistics.mappings))
     tasks = []
     for mapping in statistics.mappings:
@@ -255,7 +257,7 @@ def _fold_part(block: DecoderBlock, statistics: _Statistics) -> None:
 def _search(
     block: DecoderBlock, mapping: SmoothMapping, statistics: _Statistics, calls: list[ModuleCall]
 ) -> list[Value]:
-    """The best scales of a mapping: their kind, r and gain for the report, and the scales [channels]."""
+    """Return the best scales of a mapping: their kind, r and gain for the report, and the scales [channels]."""
     names = block.searched_layers(mapping)
     activations = statistics.means[statistics.probes[mapping]]
     relative = _relative(block, names)
@@ -268,7 +270,7 @@ def _search(
 
 
 def _clip_part(block: DecoderBlock, part: BlockPart, statistics: _Statistics) -> None:
-    """Find out for every linear of a part where the ranges of its groups are cut."""
+    """Search the clipping magnitudes of every linear of a part."""
     tasks = []
     for name in part.linears:
 
@@ -282,7 +284,7 @@ def _clip_part(block: DecoderBlock, part: BlockPart, statistics: _Statistics) ->
 
 
 def _relative(block: DecoderBlock, names: list[str]) -> Tensor:
-    """How large each input's weights are in their groups, between 0 and 1, on average over rows: [K]."""
+    """Return the magnitude of each input's weights relative to their groups, in [0, 1], averaged over rows: [K]."""
     summed, rows = torch.zeros(block.weight(names[0]).shape[1], device=block.weight(names[0]).device), 0
     for name in names:
         groups = grouped(block.weight(name), block.spec(name).group_size).abs()
@@ -294,7 +296,7 @@ def _relative(block: DecoderBlock, names: list[str]) -> Tensor:
 def _loss(
     block: DecoderBlock, mapping: SmoothMapping, names: list[str], calls: list[ModuleCall]
 ) -> Callable[[Tensor], float]:
-    """The squared error of the parent's output, as a function of the scales of the mapping's channels."""
+    """Return the squared error of the parent's output as a function of the scales of the mapping's channels."""
     heads = block.plan.heads
 
     def candidate(name: str, scales: Tensor) -> Tensor:

@@ -1,11 +1,11 @@
 """SmoothQuant: moves activation outliers into weights, so that both can be quantized to 8 bits.
 
 Xiao et al. 2023 (arXiv:2211.10438), equation 4: ``s_j = max|X_j|^a / max|W_j|^(1-a)`` per input channel j; activations
-are divided and weights multiplied by s, which a norm or a linear before absorbs. The paper folds the two inputs that
-follow a norm; here the inputs of the attention output and of the last MLP linear are folded as well, into the value
-and the up projection, which costs nothing at run time. The strength a is that of the model's family, the one given, or
-(``auto``) for each smooth mapping the one whose 8-bit weights and activations change the output of the surrounding
-module least. Activations get one scale per token at run time, or a stored one per layer.
+are divided and weights multiplied by s, and the division is folded into the preceding norm or linear. The paper folds
+the two inputs that follow a norm; here the inputs of the attention output and of the last MLP linear are folded as
+well, into the value and the up projection, which costs nothing at run time. The strength a is the given one, that of
+the model family, or (``auto``) for each smooth mapping the one whose 8-bit weights and activations change the output
+of the surrounding module least. Activations get one dynamic scale per token, or a static one per layer.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from aiakq.quantizers.recipe import SCALE_SEARCHES, Recipe, Transform
 from aiakq.quantizers.workers.protocol import Task, Value
 from aiakq.spec import LayerSpec
 
-#: The strengths that ``auto`` tries; None is no smoothing at all.
+#: Strengths tried by ``auto``; None is no smoothing.
 ALPHAS = (None, 0.3, 0.4, 0.5, 0.55, 0.6, 0.65, 0.7, 0.75, 0.8, 0.85, 0.9, 0.95)
-#: The strength of smoothing that is published for a model family; the rest takes the last entry.
+#: Published smoothing strengths of model families; all others use the last entry.
 FAMILY_ALPHAS = {
     "opt": 0.5,
     "bloom": 0.5,
@@ -49,9 +49,9 @@ _SMALLEST = 1e-5
 class SmoothQuant(Transform):
     """SmoothQuant.
 
-    alpha         the strength, 0 to 1; ``auto`` searches it for every smooth mapping; the family's usual one if None.
-    scale_search  ``minmax`` stores activation scales that reach the largest input, ``mse`` also smaller ones, by the
-                  error of the outputs. Without stored scales it has no effect.
+    alpha         strength, 0 to 1; ``auto`` searches it for every smooth mapping; None: the model family's usual value.
+    scale_search  ``minmax``: static activation scales cover the largest input; ``mse``: also smaller ones, by the error
+                  of the outputs. No effect without static scales.
     """
 
     alpha: float | str | None = None
@@ -102,12 +102,12 @@ class SmoothQuant(Transform):
 
 
 def _peaks(block: DecoderBlock, part: BlockPart) -> dict[str, Tensor]:
-    """The largest magnitude of each input channel, [K], of the probes and of the first linear of each group."""
+    """Return the largest magnitude of each input channel, [K], of the probes and of the first linear of each group."""
     first = {name: group[0] for group in part.groups for name in group}
     names = dict.fromkeys(first.get(mapping.probe, mapping.probe) for mapping in part.mappings)
     if block.plan.spec.static_input:
         names |= dict.fromkeys(first.values())
-    # One at least is looked at: inputs of which none is finite are an error, not a block without mappings.
+    # At least one is observed, so that inputs that are all non-finite raise an error.
     names = names or dict.fromkeys(list(first.values())[:1])
     found = block.inputs.gather({name: _peak(block, name) for name in names}) if names else {}
     largest = {name: totals[0] for name, (_, totals) in found.items()}
@@ -118,7 +118,7 @@ def _peaks(block: DecoderBlock, part: BlockPart) -> dict[str, Tensor]:
 
 
 def _peak(block: DecoderBlock, name: str) -> Statistic:
-    """The largest magnitude of each input channel of a linear or router, [K]."""
+    """Return the statistic of the largest magnitude of each input channel of a linear or router, [K]."""
     weight = block.module.get_submodule(name).weight
     assert isinstance(weight, Tensor)
 
@@ -129,10 +129,11 @@ def _peak(block: DecoderBlock, name: str) -> Statistic:
 
 
 def smoothing_scales(block: DecoderBlock, mapping: SmoothMapping, activations: Tensor, alpha: float) -> Tensor:
-    """The scale of every channel of the mapping's source.
+    """Return the scale of every channel of the mapping's smooth layer.
 
-    activations [K], the largest magnitude of each input channel of the targets. Channels that are never used keep
-    scale 1; channels without weight are brought to magnitude 1. Channels of one value head are tied by their maxima.
+    activations [K], the largest magnitude of each input channel of the balance layers. Channels that are never used
+    keep scale 1; channels without weight are scaled to magnitude 1. Channels of one value head are tied by their
+    maxima.
     """
     weights = torch.stack(
         [block.weight(name).abs().amax(0) for name in mapping.balance_layers if name in block.linears]
@@ -152,7 +153,7 @@ def smoothing_scales(block: DecoderBlock, mapping: SmoothMapping, activations: T
 def _searched_all(
     block: DecoderBlock, part: BlockPart, peaks: Mapping[str, Tensor]
 ) -> list[tuple[Tensor, float | str]]:
-    """``_searched`` for every mapping, shared out to the workers."""
+    """``_searched`` for every mapping, distributed over the workers."""
     tasks = []
     for mapping in part.mappings:
 
@@ -168,7 +169,7 @@ def _searched_all(
 
 
 def _searched(block: DecoderBlock, mapping: SmoothMapping, activations: Tensor) -> tuple[Tensor, float | str]:
-    """The scales of the strength whose rounding changes the parent's output least, and the strength."""
+    """Return the scales of the strength whose rounding changes the parent's output least, and the strength."""
     calls = block.inputs.record_calls([mapping.parent])[mapping.parent]
     parent = block.module.get_submodule(mapping.parent)
     best: tuple[float, float | None, Tensor] | None = None
@@ -190,7 +191,7 @@ def _w8a8_error(
     parent: nn.Module,
     calls: list[ModuleCall],
 ) -> float:
-    """The squared error of the parent's output with the targets computed in 8 bits after smoothing by ``scales``."""
+    """Return the squared error of the parent's output with 8-bit balance layers after smoothing by ``scales``."""
     columns = block.plan.heads.spread(scales) if mapping.heads else scales
     names = block.searched_layers(mapping)
     static = (activations / columns).amax() / 127 if block.plan.spec.static_input else None
@@ -208,7 +209,7 @@ def _w8a8_error(
 
 @contextmanager
 def _rounded_inputs(linears: list[nn.Linear], columns: Tensor, scale: Tensor | None) -> Iterator[None]:
-    """While open, the linears see their inputs divided by ``columns`` and rounded to 8 bits."""
+    """Divide the linears' inputs by ``columns`` and round them to 8 bits while the context is open."""
 
     def see(module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
         return (round_activations(args[0] / columns, scale), *args[1:])
@@ -217,16 +218,16 @@ def _rounded_inputs(linears: list[nn.Linear], columns: Tensor, scale: Tensor | N
         yield
 
 
-# --- stored activation scales ---------------------------------------------------------------------------------------
+# --- static activation scales ---------------------------------------------------------------------------------------
 
 
 def _stored_scales(
     block: DecoderBlock, part: BlockPart, peaks: Mapping[str, Tensor], search: bool
 ) -> dict[str, Tensor]:
-    """The activation scale of every linear that stores one: the largest input over 127, or less where that is better.
+    """Return the static activation scale of every linear that has one: the largest input / 127, or less if better.
 
     Linears that share an input share their scale, because servers fuse them. A smaller scale clips the largest inputs;
-    it is taken where the error of the outputs falls, ``sum_j |W_j|^2 (x_j - q_j)^2`` over a sample of tokens.
+    it is used if it lowers the error of the outputs, ``sum_j |W_j|^2 (x_j - q_j)^2``, over a sample of tokens.
     """
     importance: dict[str, Tensor] = {}
     losses: dict[str, Tensor] = {}

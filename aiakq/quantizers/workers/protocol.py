@@ -99,8 +99,8 @@ def shards(batches: int) -> list[range]:
 def owners(tasks: Sequence[Task], size: int) -> list[int]:
     """Assign tasks to ``size`` workers: the longest first, each to the worker with the least work."""
     loads = [0.0] * size
-    found = [0] * len(tasks)
+    owner = [0] * len(tasks)
     for index in sorted(range(len(tasks)), key=lambda index: -tasks[index].cost):
-        found[index] = min(range(size), key=loads.__getitem__)
-        loads[found[index]] += tasks[index].cost
-    return found
+        owner[index] = min(range(size), key=loads.__getitem__)
+        loads[owner[index]] += tasks[index].cost
+    return owner

@@ -29,10 +29,10 @@ class Worker:
 
     def share(self, tasks: Sequence[Task]) -> list[list[Value]]:
         who = owners(tasks, self.size)
-        found = {index: task.run() for index, task in enumerate(tasks) if who[index] == self.rank}
-        for values in found.values():  # only now, because worker 0 reads them after it has run its own tasks
+        results = {index: task.run() for index, task in enumerate(tasks) if who[index] == self.rank}
+        for values in results.values():  # only now, because worker 0 reads them after it has run its own tasks
             self._channel.send_values(values)
-        return [found[index] if index in found else self._values() for index in range(len(tasks))]
+        return [results[index] if index in results else self._values() for index in range(len(tasks))]
 
     def broadcast(self, rank: int, make: Callable[[], list[Value]]) -> list[Value]:
         if rank != self.rank:

@@ -51,13 +51,13 @@ class FirstWorker:
 
     def share(self, tasks: Sequence[Task]) -> list[list[Value]]:
         who = owners(tasks, self.size)
-        found: dict[int, list[Value]] = {index: task.run() for index, task in enumerate(tasks) if who[index] == 0}
+        results: dict[int, list[Value]] = {index: task.run() for index, task in enumerate(tasks) if who[index] == 0}
         for index, owner in enumerate(who):
             if owner != 0:
-                found[index] = self._links[owner - 1].values()
+                results[index] = self._links[owner - 1].values()
         for index, owner in enumerate(who):
-            self._send(found[index], without=owner)
-        return [found[index] for index in range(len(tasks))]
+            self._send(results[index], without=owner)
+        return [results[index] for index in range(len(tasks))]
 
     def broadcast(self, rank: int, make: Callable[[], list[Value]]) -> list[Value]:
         values = make() if rank == 0 else self._links[rank - 1].values()
