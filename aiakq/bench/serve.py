@@ -22,6 +22,7 @@ from aiakq.bench import workload
 from aiakq.bench.arrivals import Ramp, arrival_times
 from aiakq.bench.client import Endpoint, ServedModel, Timing
 from aiakq.bench.client_processes import ClosedLoop, Share, send_in_processes
+from aiakq.bench.drafts import draft_metrics
 from aiakq.bench.load import ClientLoad, Progress, send_at, send_for, watched
 from aiakq.bench.local_tokenizer import LocalTokenizer, open_tokenizer
 from aiakq.bench.request_metrics import LIMITED, detailed, measure
@@ -77,14 +78,13 @@ async def _run(options: ServeOptions, progress: Progress, facts: Mapping[str, st
         source = await _source(client, options, made, model)
         first = source.batch()
         await _warm_up(client, source, first[0], options, rng)
-        before = await http.prefix_counters(client)
+        before = await http.server_counters(client)
         rule = StopRule(options.max_errors, options.stop_on_overload)
         async with watched() as load:
             every = await _send(client, _Load(options, source, first, rng, seed, model, rule), progress, load)
-        after = await http.prefix_counters(client)
+        after = await http.server_counters(client)
     timings = [timing for timing in every if timing.sent]
-    queries, hits = (None if x is None or y is None else y - x for x, y in zip(before, after, strict=True))
-    cache = {"queries": queries, "hits": hits, "hit_rate": workload.hit_rate(queries, hits)}
+    cache, drafts = _server_use(before, after)
     warnings = workload.cache_warning(made.fresh_prompts, cache["hit_rate"]) + made.warnings()
     if len(timings) > len(first) and not made.fresh_prompts:
         warnings.append(workload.REPEATED)
@@ -95,7 +95,7 @@ async def _run(options: ServeOptions, progress: Progress, facts: Mapping[str, st
     metrics = _metrics(timings, load.started, options, stopped=rule.reason is not None)
     if not is_scheduled(options) and first[0].at is None:
         metrics |= milliseconds("scheduled_e2el", [])  # nothing was scheduled: as fast as answers come
-    metrics |= {"prefix_cache": cache, "tokens_from": tokens_from, "stopped": rule.reason}
+    metrics |= {"prefix_cache": cache, "speculation": drafts, "tokens_from": tokens_from, "stopped": rule.reason}
     metrics |= {"not_sent": len(every) - len(timings), "client_cpu_share": load.cpu_share}
     metrics["client_lag_ms"] = load.summary()
     config = _config(options, len(every), source, model)
@@ -103,6 +103,23 @@ async def _run(options: ServeOptions, progress: Progress, facts: Mapping[str, st
     where = {**environment(), "engine": None if facts is None else dict(facts), "server": server}
     where["load_average"] = [load_before, load_average()]
     return Record("serve", seed, config, metrics, where, tuple(warnings))
+
+
+def _server_use(before: Mapping[str, float], after: Mapping[str, float]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The use of the prefix cache and of draft tokens between two readings of the server's counters."""
+    grown = {name: value - before.get(name, 0.0) for name, value in after.items()}
+    queries, hits = (
+        grown.get(name) if name in before else None
+        for name in ("prefix_cache_queries_total", "prefix_cache_hits_total")
+    )
+    drafts, tokens, accepted = (
+        grown.get(f"spec_decode_num_{name}_total", 0.0) for name in ("drafts", "draft_tokens", "accepted_tokens")
+    )
+    by_position: list[float] = []
+    while (name := f"accepted.{len(by_position)}") in grown:
+        by_position.append(grown[name])
+    cache = {"queries": queries, "hits": hits, "hit_rate": workload.hit_rate(queries, hits)}
+    return cache, draft_metrics(drafts, tokens, accepted, by_position)
 
 
 async def _source(
@@ -139,6 +156,7 @@ def template() -> dict[str, Any]:
     """The document of a run without requests: every key that a gate may name."""
     metrics = measure([], 0.0, {})
     metrics["prefix_cache"] = {"queries": None, "hits": None, "hit_rate": None}
+    metrics["speculation"] = draft_metrics()
     metrics |= {"client_lag_ms": summarize([]), "client_cpu_share": None, "not_sent": None}
     return Record("serve", 0, {}, metrics, {}).document()
 

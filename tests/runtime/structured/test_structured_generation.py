@@ -12,6 +12,7 @@ import jsonschema
 import pydantic
 import pytest
 from lora_adapters import adapted, save_adapter
+from replay_proposer import replaying
 
 from aiakq import LLM, GuidedDecodingParams, LoRARequest, SamplingParams, StructuredOutputsParams
 from aiakq.errors import AiakqError
@@ -58,11 +59,14 @@ def params(number: int, **others) -> SamplingParams:
     )
 
 
-def answers(llm: LLM, count: int = 28, adapters: list[LoRARequest | None] | None = None) -> list:
+def requests(count: int = 28) -> tuple[list[str], list[SamplingParams]]:
     words = "once upon a time there was a house in the wood and nobody lived in it but the wind".split()
     prompts = [" ".join(words[: 1 + number % 17]) for number in range(count)]
-    each = [params(number) for number in range(count)]
-    results = llm.generate(prompts, each, use_tqdm=False, lora_request=adapters)
+    return prompts, [params(number) for number in range(count)]
+
+
+def answers(llm: LLM, count: int = 28, adapters: list[LoRARequest | None] | None = None) -> list:
+    results = llm.generate(*requests(count), use_tqdm=False, lora_request=adapters)
     llm.engine.check()
     return [(result.outputs, result.error) for result in results]
 
@@ -179,6 +183,19 @@ def test_white_space_ends_also_if_the_model_prefers_it(llm):
     output = llm.generate("Once", wanted, use_tqdm=False)[0].outputs[0]
     assert output.finish_reason == "stop" and "\n" * 20 in output.text and "\n" * 21 not in output.text
     jsonschema.validate(json.loads(output.text), PET)
+
+
+@pytest.mark.parametrize("mistakes", [0.0, 0.3])
+@pytest.mark.parametrize("ahead", [False, True])
+def test_known_answers_as_draft_tokens_change_nothing(example_model, expected, mistakes, ahead):
+    """Grammars begin and end inside the draft tokens, which may break them."""
+    plain = LLM(model=str(example_model), dtype="float32")
+    known = plain.generate(*requests(), use_tqdm=False)
+    tokens = [one.prompt_token_ids + list(one.outputs[0].token_ids) for one in known]
+    llm = LLM(model=str(example_model), dtype="float32", speculative_config=DRAFTS, async_scheduling=ahead)
+    assert answers(replaying(llm, tokens, mistakes)) == expected
+    drafts = llm.engine.stats.drafts
+    assert 100 < drafts.accepted < drafts.drafts, "requests with the same prompt have other outputs"
 
 
 def test_the_sampler_of_gpus_gives_the_same(example_model, expected, monkeypatch):
