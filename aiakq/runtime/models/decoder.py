@@ -46,8 +46,7 @@ class ModelInput:
     positions   [T] int64.
     context     where their keys and values are in the cache.
     logit_rows  [R] int64, the rows of T whose logits are wanted.
-    hidden      what the stage before made of the tokens, or a target model for an EAGLE-3 head; None elsewhere. It is
-                modified.
+    hidden      what the stage before, or the target model of an EAGLE-3 head, made of the tokens. It is modified.
     aux_hidden_states  filled in by the model: [T, hidden] before each of its ``aux_layers``.
     """
 
@@ -376,6 +375,7 @@ class Decoder:
     after_head: Rescale | None = None
     adapters: AdaptableLayers | None = None
     aux_layers: tuple[int, ...] = ()
+    _sum: Scaling = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         self._select_rows = self.ops.row_selection()
@@ -384,7 +384,6 @@ class Decoder:
                 layer.of_logit_rows()
         self.sampler = self.ops.sampler()
         self.row_multiple = self.ops.row_multiple
-        self._sum: Scaling | None = None
 
     @property
     def takes_hidden(self) -> bool:
@@ -424,10 +423,10 @@ class Decoder:
         x, residual = hidden.x, hidden.residual
         for layer, (block, cache) in enumerate(zip(self.blocks, caches, strict=True)):
             if layer in self.aux_layers:
-                self._keep_hidden(x, residual, step)
+                step.aux_hidden_states.append(self._sum(x, residual))
             x, residual = block(x, residual, step.positions, cache, step.context)
         if len(self.blocks) in self.aux_layers:
-            self._keep_hidden(x, residual, step)
+            step.aux_hidden_states.append(self._sum(x, residual))
         if not self.stage.is_last:
             return StageOutput(x, residual)
         x = self._select_rows(x, step.logit_rows)
@@ -439,11 +438,6 @@ class Decoder:
         if self.project_out is not None:
             x = self.project_out(x)
         return x if self.head is None else _rescaled(self.head(x), self.after_head)
-
-    def _keep_hidden(self, x: Tensor, residual: Tensor | None, step: ModelInput) -> None:
-        """Add the hidden states x [T, hidden], with what is still to be added to them, to those of ``step``."""
-        assert self._sum is not None
-        step.aux_hidden_states.append(self._sum(x, residual))
 
     def _embedded(self, step: ModelInput) -> StageOutput:
         """What the first block gets."""
