@@ -12,7 +12,7 @@ from typing import Any
 from aiakq.errors import error
 from aiakq.runtime.config.hf_config import read_config
 from aiakq.runtime.config.model import ModelConfig
-from aiakq.runtime.speculation.methods import check_supported
+from aiakq.runtime.config.speculation_methods import check_supported
 
 #: Settings of later variants, which change what the head computes.
 _VARIANTS = ("norm_before_fc", "fc_norm", "norm_output", "parallel_drafting")

@@ -18,7 +18,7 @@ from aiakq.runtime.config.parallel import ParallelConfig
 from aiakq.runtime.config.pooling import PoolingConfig
 from aiakq.runtime.config.quantization import check_scales, checked_spec
 from aiakq.runtime.config.scheduler import SchedulerConfig
-from aiakq.runtime.speculation.methods import PROPOSERS
+from aiakq.runtime.config.speculation_methods import PROPOSERS
 from aiakq.runtime.text.tokenizer import TokenizerSource
 from aiakq.spec import QuantSpec
 

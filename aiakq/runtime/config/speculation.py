@@ -9,7 +9,7 @@ from typing import Any
 from aiakq.arguments.argument import argument, checked_value, rows_of
 from aiakq.arguments.engine import SpeculationArguments
 from aiakq.errors import error
-from aiakq.runtime.speculation.methods import NGRAM, SUFFIX, resolve
+from aiakq.runtime.config.speculation_methods import NGRAM, SUFFIX, resolve
 
 _ROWS = {row.name: row for row in rows_of(SpeculationArguments, "scheduling")}
 

@@ -95,7 +95,9 @@ class Sequence:
         """Chained hashes of the first ``count`` full pages; computed once each."""
         while len(self.hashes) < count:
             at = len(self.hashes) * page_size
-            parent = self.hashes[-1] if self.hashes else self.scope
+            adapter = self.spec.adapter
+            key = "" if adapter is None else adapter.key
+            parent = self.hashes[-1] if self.hashes else root_hash(self.spec.cache_salt, key)
             self.hashes.append(page_hash(parent, self.token_ids[at : at + page_size]))
         return self.hashes[:count]
 

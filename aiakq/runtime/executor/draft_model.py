@@ -41,7 +41,7 @@ class DraftModel:
         running: RunningSequences,
         observed: Tensor | None = None,
     ) -> None:
-        """See ``ModelProposer``."""
+        """See ``ModelProposer``: observed is None, not [T, hidden]."""
         drafts = []
         num_left = self._max_tokens
         for chunk, sequence, result in zip(chunks, sequences, results, strict=True):

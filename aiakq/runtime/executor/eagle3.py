@@ -46,7 +46,7 @@ class Eagle3Proposer:
         running: RunningSequences,
         observed: Tensor | None,
     ) -> None:
-        """See ``ModelProposer``."""
+        """See ``ModelProposer``: observed [T, hidden]."""
         assert observed is not None
         parts = []
         row = 0

@@ -21,7 +21,7 @@ class ModelProposer(Protocol):
     runner: Runner
 
     def observe(self, step: ModelInput) -> Tensor | None:
-        """What is kept for ``propose`` of a step that the target model has just been launched with."""
+        """What is kept for ``propose`` of a step that was just launched: [T, ...], or None."""
 
     def propose(
         self,
@@ -32,5 +32,5 @@ class ModelProposer(Protocol):
         observed: Tensor | None,
     ) -> None:
         """Behind a step with ``results``: compute what later draft tokens need, and fill in ``proposed`` of the results
-        of chunks that ask for it.
+        of chunks that ask for it. observed [T, ...] is what ``observe`` kept.
         """

@@ -103,8 +103,7 @@ def _load_engine(config: EngineConfig, on_phase: Callable[[Phase], None], group:
         "batch": f"up to {config.scheduler.max_num_seqs} sequences, {bounds.tokens} tokens a step",
     }
     ranks = [] if group is None else [group.describe()]
-    if remark := config.parallel.remark(config.model.raw):
-        ranks.append(remark)
+    ranks += [remark] if (remark := config.parallel.remark(config.model.raw)) else []
     if limits.pooling is not None:
         facts["task"] = limits.pooling.describe()
     if ranks:

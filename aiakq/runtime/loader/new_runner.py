@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from aiakq.runtime.config.engine import EngineConfig
+from aiakq.runtime.config.speculation_methods import PROPOSERS
 from aiakq.runtime.distributed.model_share import ModelShare
 from aiakq.runtime.executor.cpu_program import Bounds
 from aiakq.runtime.executor.kv_cache import state_rows
@@ -14,7 +15,6 @@ from aiakq.runtime.executor.runner import Runner
 from aiakq.runtime.loader.model_loader import load_within_memory
 from aiakq.runtime.lora.store import AdapterStore
 from aiakq.runtime.models.decoder import Decoder, Model
-from aiakq.runtime.speculation.methods import PROPOSERS
 
 
 def new_runner(config: EngineConfig, model: Model, num_pages: int, num_slots: int) -> Runner:

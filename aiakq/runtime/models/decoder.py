@@ -46,7 +46,7 @@ class ModelInput:
     positions   positions [T] int64.
     context     locations of keys and values in the KV cache.
     logit_rows  rows of T whose logits are needed, [R] int64.
-    hidden      output of the previous stage, or of the target model for an EAGLE-3 head, which is modified; None
+    hidden      output of the previous stage, or of the target model of an EAGLE-3 head, which is modified; None
                 elsewhere.
     aux_hidden_states  filled in by the model: [T, hidden] before each of its ``aux_layers``.
     """
@@ -388,6 +388,7 @@ class Decoder:
     after_head: Rescale | None = None
     adapters: AdaptableLayers | None = None
     aux_layers: tuple[int, ...] = ()
+    _sum: Scaling = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         self._select_rows = self.ops.row_selection()
@@ -396,7 +397,6 @@ class Decoder:
                 layer.of_logit_rows()
         self.sampler = self.ops.sampler()
         self.row_multiple = self.ops.row_multiple
-        self._sum: Scaling | None = None
 
     @property
     def takes_hidden(self) -> bool:
@@ -437,10 +437,10 @@ class Decoder:
         x, residual = hidden.x, hidden.residual
         for layer, (block, cache) in enumerate(zip(self.blocks, caches, strict=True)):
             if layer in self.aux_layers:
-                self._keep_hidden(x, residual, step)
+                step.aux_hidden_states.append(self._sum(x, residual))
             x, residual = block(x, residual, step.positions, cache, step.context)
         if len(self.blocks) in self.aux_layers:
-            self._keep_hidden(x, residual, step)
+            step.aux_hidden_states.append(self._sum(x, residual))
         if not self.stage.is_last:
             return StageOutput(x, residual)
         x = self._select_rows(x, step.logit_rows)
@@ -452,11 +452,6 @@ class Decoder:
         if self.project_out is not None:
             x = self.project_out(x)
         return x if self.head is None else _rescaled(self.head(x), self.after_head)
-
-    def _keep_hidden(self, x: Tensor, residual: Tensor | None, step: ModelInput) -> None:
-        """Add the hidden states x [T, hidden], with what is still to be added to them, to those of ``step``."""
-        assert self._sum is not None
-        step.aux_hidden_states.append(self._sum(x, residual))
 
     def _embedded(self, step: ModelInput) -> StageOutput:
         """Return the input of the first block."""

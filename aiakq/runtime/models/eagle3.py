@@ -130,7 +130,7 @@ class Eagle3Builder(DecoderBuilder):
         return self.weights.embedding(name, config.vocab_size, config.hidden_size, tied=False)[0]
 
     def target_ids(self) -> Tensor | None:
-        """See Eagle3Head, without a check of the values. Raises ``tensor_mismatch``."""
+        """[draft vocabulary] int64, see Eagle3Head; values are not checked. Raises ``tensor_mismatch``."""
         count, vocab = self._eagle.draft_vocab_size, self.config.vocab_size
         if self.weights.has("d2t"):  # target id less the head's own
             offsets = self.weights.tensor("d2t", count, dtype=torch.int64)

@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from aiakq.runtime.config.speculation import SpeculationConfig
-from aiakq.runtime.speculation.methods import PROPOSERS
+from aiakq.runtime.config.speculation_methods import PROPOSERS
 
 
 class SequenceProposer(Protocol):

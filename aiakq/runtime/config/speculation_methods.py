@@ -7,7 +7,8 @@ from aiakq.registry import Registry
 
 NGRAM, SUFFIX, DRAFT_MODEL, EAGLE3 = "ngram", "suffix", "draft_model", "eagle3"
 
-#: Method -> a ``Proposer`` (proposers.py), or a module where the method needs a model (runtime/loader/draft_model.py).
+#: Method -> a ``Proposer`` (runtime/speculation/proposers.py), or a module where the method needs a model
+#: (runtime/loader/draft_model.py).
 PROPOSERS = Registry(
     "aiakq.proposers",
     {
