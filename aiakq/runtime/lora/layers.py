@@ -196,6 +196,9 @@ class AdaptableLayers:
         factors = None if lora.magnitude is None else dora_factors(target.weight().to("cpu"), lora, scales) - 1
         dtype = _DTYPES.get(self.config.dtype, lora.a.dtype)
         a, b, bias = lora.a.to(device, dtype), lora.b.to(device, dtype), lora.bias
+        if dtype != lora.a.dtype and not (a.isfinite().all() and b.isfinite().all()):
+            reason = f"{target.name} holds numbers that are too large for {self.config.dtype} (--lora-dtype)"
+            raise error("adapter_malformed", adapter=target.name, reason=reason)
         bias, factors = (None if each is None else each.to(device) for each in (bias, factors))
         if target.rows is not None:
             rows = target.rows.to(device)

@@ -228,6 +228,16 @@ def test_adapters_may_be_stored_in_fewer_bits(dtype, base, requests):
     assert bytes_of[1] < 0.6 * bytes_of[0]
 
 
+def test_numbers_that_do_not_fit_into_the_dtype_fail_their_requests_only(base, requests, tmp_path):
+    path = shutil.copytree(requests[1].lora_path, tmp_path / "adapter")
+    tensors = load_file(path / "adapter_model.safetensors")
+    save_file({name: tensor * 1e7 for name, tensor in tensors.items()}, path / "adapter_model.safetensors")
+    llm, params = engine(base, max_loras=2, lora_dtype="float16"), SamplingParams(temperature=0, max_tokens=2)
+    given = [{"prompt_token_ids": [5] * 9}] * 2
+    lost, kept = llm.generate(given, params, False, lora_request=[LoRARequest("large", 1, str(path)), requests[2]])
+    assert "too large for float16" in lost.error and not kept.error
+
+
 def refusal(llm: LLM, request: LoRARequest) -> AiakqError:
     with pytest.raises(AiakqError) as caught:
         llm.generate({"prompt_token_ids": [5]}, use_tqdm=False, lora_request=request)
