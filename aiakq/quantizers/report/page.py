@@ -57,6 +57,7 @@ svg g { color: inherit; fill: currentColor; } .ring { fill: var(--bg); stroke: c
 .legend .full { border-radius: 50%; }
 table { border-collapse: collapse; font-size: 13px; font-variant-numeric: tabular-nums; width: 100%; }
 th, td { padding: 4px 10px; text-align: right; border-bottom: 1px solid var(--line); white-space: nowrap; }
+.remarked :is(th, td):last-child { text-align: left; white-space: normal; min-width: 11rem; }
 th { color: var(--muted); font-weight: 500; } th:first-child, td:first-child { text-align: left; }
 summary { cursor: pointer; color: var(--accent); }
 """
@@ -232,11 +233,17 @@ def _errors(report: QuantizeReport) -> str:
     )
 
 
+def _moved(layer: LayerResult, what: str) -> bool:
+    """Whether the range of a layer changed by more than its last digits."""
+    before, after = getattr(layer, f"{what}_before"), getattr(layer, f"{what}_after")
+    return before is None or abs(after - before) > 0.005 * max(before, after)
+
+
 def _ranges(report: QuantizeReport) -> str:
     parts = []
     for what, (title, about) in _RANGES.items():
         found = [layer for layer in report.layers if getattr(layer, f"{what}_after") is not None]
-        if not found:
+        if not any(_moved(layer, what) for layer in found):
             continue
         kinds, arranged = _arranged(found)
         blocks = []
@@ -335,7 +342,7 @@ def _table(layers: Sequence[LayerResult]) -> str:
         )
         for layer in layers
     ]
-    drawn = _rows((*head, "remarks") if remarked else head, rows)
+    drawn = _rows((*head, "remarks"), rows, "remarked") if remarked else _rows(head, rows)
     if len(rows) > _ROWS_SHOWN:
         drawn = f"<details><summary>{len(rows):,} layers</summary>{drawn}</details>"
     return "<h2>Layers</h2>" + note + drawn
@@ -347,14 +354,15 @@ def _remarks(remarks: dict[str, Any]) -> str:
     )
 
 
-def _rows(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+def _rows(head: Sequence[str], rows: Iterable[Sequence[str]], style: str = "") -> str:
     drawn = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>\n" for row in rows)
     names = "".join(f"<th>{escape(name)}</th>" for name in head)
-    return f'<div class="scroll"><table><thead><tr>{names}</tr></thead><tbody>\n{drawn}</tbody></table></div>'
+    table = f'<table class="{style}">' if style else "<table>"
+    return f'<div class="scroll">{table}<thead><tr>{names}</tr></thead><tbody>\n{drawn}</tbody></table></div>'
 
 
 def _serving(report: QuantizeReport) -> str:
-    folder = shlex.quote(report.output)
+    folder = shlex.quote(_name(report.output))  # the page may be published: paths of this machine are nobody's business
     more = f" --tensor-parallel-size {report.tp}" if report.tp > 1 else ""
     lines = [f"aiakq serve {folder}", f"aiakq inspect {folder}"]
     if formats.readers(report.format, {report.scheme}, bool(report.experts)).vllm:

@@ -129,6 +129,18 @@ def test_the_report_page_of_a_minimal_report() -> None:
     assert read(html_page(report(layers=some))).tags.count("svg") == 2
 
 
+def test_ranges_that_did_not_change_are_not_drawn() -> None:
+    same = LayerResult("model.layers.0.a", 0.1, 1, 1, 4, 32, 2.0, 2.001, 1.0, 1.0)
+    assert "before and after" not in html_page(report(layers=[same]))
+    page = html_page(report(layers=[same, replace(same, name="model.layers.1.a", weight_after=1.5)]))
+    assert "Weights, before and after" in page and "Inputs, before and after" not in page
+
+
+def test_the_page_says_nothing_of_where_the_output_is() -> None:
+    page = html_page(report(output="/home/someone/models/out", layers=[]))
+    assert "aiakq serve out" in page and "someone" not in page
+
+
 def test_text_on_the_report_page_is_escaped() -> None:
     found = report(
         input=EVIL,
