@@ -20,7 +20,7 @@ def client_id_of(headers: Mapping[str, str]) -> str:
 
 
 class RequestIds:
-    """Sets ``request.state.request_id``, the response header x-request-id and, if the request is traced, traceparent.
+    """Sets ``request.state.request_id``, the response header x-request-id and, if traced, traceparent.
 
     from_clients  use the id in the request's x-request-id header, if there is one;
                   ``request.state.client_request_id`` is then set to it. If false, clients' ids are ignored.
