@@ -64,6 +64,9 @@ class LatencyArguments:
     batch_size: int = argument(8, "Requests per batch.", low=1)
     iterations: int = argument(10, "Measured batches.", flags=("--num-iters",), low=1)
     warmups: int = argument(2, "Runs before the measured ones.", flags=("--num-warmups",), low=0)
+    compare_speculation: bool = argument(
+        False, "Run the same requests without draft tokens too, in turns, and report the speed-up."
+    )
     seed: int | None = argument(None, "Seed, to repeat an earlier run; a new one each time if not given.", low=0)
 
 
@@ -97,6 +100,9 @@ class ThroughputArguments(WorkloadArguments):
     """Many requests that are all there from the start."""
 
     warmups: int = argument(1, "Runs before the measured ones.", flags=("--num-warmups",), low=0)
+    compare_speculation: bool = argument(
+        False, "Run the same requests without draft tokens too, in turns, and report the speed-up."
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

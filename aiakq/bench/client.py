@@ -18,6 +18,10 @@ from aiakq.errors import error
 #: One line of the Prometheus text format: name, labels, value.
 _SAMPLE = re.compile(r"^(?P<name>[A-Za-z_:][\w:]*)(?:\{.*\})?\s+(?P<value>\S+)")
 
+#: What is read of a server's metrics.
+_COUNTERS = ("vllm:prefix_cache_", "vllm:spec_decode_num_")
+_POSITION = re.compile(r'position="(\d+)"')
+
 #: Fields of a piece of a chat answer that hold generated tokens.
 _ANSWER = ("content", "reasoning", "reasoning_content", "tool_calls", "refusal")
 
@@ -161,19 +165,23 @@ def _local_vocab_size(root: Any) -> int | None:
         return None
 
 
-async def prefix_counters(client: httpx.AsyncClient) -> tuple[float | None, float | None]:
-    """Prompt tokens looked up and found in the prefix cache since the server started; None if not reported."""
+async def server_counters(client: httpx.AsyncClient) -> dict[str, float]:
+    """The server's counters of its prefix cache and of draft tokens since it started, without ``vllm:``; those of
+    positions are ``accepted.0``, ``accepted.1``, ... Empty if not reported.
+    """
     try:
         answer = await client.get("/metrics")
         answer.raise_for_status()
     except httpx.HTTPError:
-        return None, None
+        return {}
     totals: dict[str, float] = {}
     for line in answer.text.splitlines():
         match = _SAMPLE.match(line)
-        if match is not None and match["name"].startswith("vllm:prefix_cache_"):
-            totals[match["name"]] = totals.get(match["name"], 0.0) + float(match["value"])
-    return totals.get("vllm:prefix_cache_queries_total"), totals.get("vllm:prefix_cache_hits_total")
+        if match is not None and match["name"].startswith(_COUNTERS):
+            position = _POSITION.search(line)
+            name = match["name"].removeprefix("vllm:") if position is None else f"accepted.{position[1]}"
+            totals[name] = totals.get(name, 0.0) + float(match["value"])
+    return totals
 
 
 async def complete(client: httpx.AsyncClient, endpoint: Endpoint, request: Request, timing: Timing) -> None:

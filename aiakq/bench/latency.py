@@ -9,6 +9,7 @@ from typing import Any
 
 from aiakq.arguments.bench import LatencyArguments
 from aiakq.bench import workload
+from aiakq.bench.drafts import add_speedup, draft_metrics
 from aiakq.bench.offline import MeasuredEngine, Progress
 from aiakq.bench.summary import milliseconds, rate, summarize
 from aiakq.records import Record
@@ -25,34 +26,49 @@ class LatencyOptions(LatencyArguments):
 def run(options: LatencyOptions, progress: Progress) -> Record:
     """Time ``iterations`` batches after ``warmups`` that are not measured.
 
-    Every batch has new random prompts: repeated ones would hit the prefix cache.
+    Every batch has new random prompts: repeated ones would hit the prefix cache. To compare with no draft tokens, each
+    batch runs a second time without, before or after in turns.
     """
     seed = workload.new_seed() if options.seed is None else options.seed
     rng = random.Random(seed)
     progress("load", 0, 1)
     engine = MeasuredEngine(options.engine)
 
-    def batch() -> tuple[float, list[RequestOutput]]:
+    if options.compare_speculation:
+        engine.check_speculates()
+    without = 0.0
+
+    def batch(number: int, compares: bool = False) -> tuple[float, list[RequestOutput]]:
+        nonlocal without
         requests = workload.random_requests(
             options.batch_size, options.input_len, options.output_len, engine.vocab_size, rng
         )
-        return engine.generate(requests, ignore_eos=True)
+        if compares and number % 2:
+            without += engine.generate_without_drafts(requests, ignore_eos=True)
+        found = engine.generate(requests, ignore_eos=True)
+        if compares and not number % 2:
+            without += engine.generate_without_drafts(requests, ignore_eos=True)
+        return found
 
     for number in range(options.warmups):
         progress("warm-up", number, options.warmups)
-        batch()
-    engine.reset_cache_counts()
+        batch(number)
+    engine.reset_counts()
     durations: list[float] = []
     outputs: list[RequestOutput] = []
     for number in range(options.iterations):
         progress("measure", number, options.iterations)
-        seconds, answers = batch()
+        seconds, answers = batch(number, options.compare_speculation)
         durations.append(seconds)
         outputs += answers
     progress("measure", options.iterations, options.iterations)
     metrics = measure(durations, outputs)
     metrics["load_s"] = engine.load_s
     metrics["prefix_cache"] = engine.cache_use()
+    metrics["speculation"] = engine.draft_use()
+    if options.compare_speculation:
+        num_tokens = options.iterations * options.batch_size * options.output_len
+        add_speedup(metrics["speculation"], sum(durations), without, num_tokens)
     notes = workload.cache_warning(True, metrics["prefix_cache"]["hit_rate"])
     config = {key: value for key, value in asdict(options).items() if key != "seed"}
     return Record("latency", seed, config, metrics, engine.environment(), tuple(notes))
@@ -96,4 +112,5 @@ def template() -> dict[str, Any]:
     """The document of a run without batches: every key that a gate may name."""
     metrics = measure([], [])
     metrics.update(load_s=None, prefix_cache={"queries": None, "hits": None, "hit_rate": None})
+    metrics["speculation"] = draft_metrics()
     return Record("latency", 0, {}, metrics, {}).document()

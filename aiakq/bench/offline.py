@@ -7,7 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from aiakq.bench import workload
+from aiakq.bench.drafts import draft_metrics
 from aiakq.bench.workload import Request
+from aiakq.errors import error
 from aiakq.records import environment
 
 if TYPE_CHECKING:
@@ -31,10 +33,53 @@ class MeasuredEngine:
         self.llm: LLM = LLM(**arguments)
         self.load_s = time.perf_counter() - started
         self._queries = self._hits = 0
+        self._before = self.llm.engine.stats
+        self._skipped_tokens = self._skipped_steps = 0
 
     @property
     def vocab_size(self) -> int:
         return self.llm.engine.limits.vocab_size
+
+    def check_speculates(self) -> None:
+        """Raise ``usage`` if there are no draft tokens to compare with."""
+        if self.llm.engine.scheduler.config.speculation is None:
+            hint = "Example: --speculative-model '[ngram]' --compare-speculation"
+            raise error("usage", reason="--compare-speculation needs speculative decoding.", hint=hint)
+
+    def generate_without_drafts(self, requests: Sequence[Request], ignore_eos: bool) -> float:
+        """The seconds that ``generate`` takes without draft tokens. Nothing is in the prefix cache before and after."""
+        scheduler, before = self.llm.engine.scheduler, self.llm.engine.stats
+        self.llm.reset_prefix_cache()
+        scheduler.drafts_enabled = False
+        try:
+            seconds, _ = self.generate(requests, ignore_eos)
+        finally:
+            scheduler.drafts_enabled = True
+        self.llm.reset_prefix_cache()
+        # Left out of what is counted.
+        stats = self.llm.engine.stats
+        self._queries += stats.prefix_queries - before.prefix_queries
+        self._hits += stats.prefix_hits - before.prefix_hits
+        self._skipped_tokens += stats.generation_tokens - before.generation_tokens
+        self._skipped_steps += stats.steps - before.steps
+        return seconds
+
+    def draft_use(self) -> dict[str, Any]:
+        """Draft tokens since ``reset_counts``, see ``draft_metrics``."""
+        stats, before = self.llm.engine.stats, self._before
+        now, old = stats.drafts, before.drafts
+        by_position = [
+            count - (old.by_position[at] if at < len(old.by_position) else 0)
+            for at, count in enumerate(now.by_position)
+        ]
+        return draft_metrics(
+            now.steps - old.steps,
+            now.drafts - old.drafts,
+            now.accepted - old.accepted,
+            by_position,
+            stats.generation_tokens - before.generation_tokens - self._skipped_tokens,
+            stats.steps - before.steps - self._skipped_steps,
+        )
 
     def generate(self, requests: Sequence[Request], ignore_eos: bool) -> tuple[float, list[RequestOutput]]:
         """Run all requests greedily. Returns the seconds it took, and the outputs in the order of ``requests``."""
@@ -52,13 +97,14 @@ class MeasuredEngine:
         outputs = self.llm.generate(prompts, params, use_tqdm=False)
         return time.perf_counter() - started, outputs
 
-    def reset_cache_counts(self) -> None:
-        """Count the use of the prefix cache from now on."""
-        stats = self.llm.engine.stats
+    def reset_counts(self) -> None:
+        """Count the use of the prefix cache and draft tokens from now on."""
+        self._before = stats = self.llm.engine.stats
+        self._skipped_tokens = self._skipped_steps = 0
         self._queries, self._hits = stats.prefix_queries, stats.prefix_hits
 
     def cache_use(self) -> dict[str, float | None]:
-        """Prompt tokens looked up and found in the prefix cache since ``reset_cache_counts``."""
+        """Prompt tokens looked up and found in the prefix cache since ``reset_counts``."""
         stats = self.llm.engine.stats
         queries, hits = stats.prefix_queries - self._queries, stats.prefix_hits - self._hits
         return {"queries": queries, "hits": hits, "hit_rate": workload.hit_rate(queries, hits)}

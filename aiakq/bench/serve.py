@@ -22,6 +22,7 @@ from aiakq.bench import workload
 from aiakq.bench.arrivals import Ramp, arrival_times
 from aiakq.bench.client import Endpoint, ServedModel, Timing
 from aiakq.bench.client_processes import Share, send_in_processes
+from aiakq.bench.drafts import draft_metrics
 from aiakq.bench.load import ClientLoad, Progress, send_at, send_for, watched
 from aiakq.bench.local_tokenizer import LocalTokenizer, open_tokenizer
 from aiakq.bench.summary import milliseconds, rate, summarize
@@ -81,7 +82,7 @@ async def _run(options: ServeOptions, progress: Progress, facts: Mapping[str, st
                 fresh = workload.random_requests(1, options.input_len, options.output_len, size, rng)
                 warm_up = _as_text(fresh, endpoint, tokenizer)[0]
             await _warm_up(client, endpoint, warm_up, number, options.num_warmups)
-        before = await http.prefix_counters(client)
+        before = await http.server_counters(client)
 
         def endless() -> Iterator[Request]:
             yield from first
@@ -90,9 +91,8 @@ async def _run(options: ServeOptions, progress: Progress, facts: Mapping[str, st
 
         async with watched() as load:
             timings = await _send(client, endpoint, endless(), len(first), options, rng, progress, load)
-        after = await http.prefix_counters(client)
-    queries, hits = (None if x is None or y is None else y - x for x, y in zip(before, after, strict=True))
-    cache = {"queries": queries, "hits": hits, "hit_rate": workload.hit_rate(queries, hits)}
+        after = await http.server_counters(client)
+    cache, drafts = _server_use(before, after)
     warnings = workload.cache_warning(source.fresh_prompts, cache["hit_rate"]) + source.warnings()
     if len(timings) > len(first) and not source.fresh_prompts:
         warnings.append(workload.REPEATED)
@@ -101,12 +101,29 @@ async def _run(options: ServeOptions, progress: Progress, facts: Mapping[str, st
     metrics = _metrics(timings, load.started, options)
     if options.request_rate == math.inf and options.ramp_up_strategy is None and first[0].at is None:
         metrics |= milliseconds("scheduled_e2el", [])  # nothing was scheduled: as fast as answers come
-    metrics |= {"prefix_cache": cache, "tokens_from": tokens_from}
+    metrics |= {"prefix_cache": cache, "speculation": drafts, "tokens_from": tokens_from}
     metrics |= {"client_lag_ms": load.summary(), "client_cpu_share": load.cpu_share}
     config = _config(options, len(timings), vocab_size, ignore_eos, model)
     metrics |= _vllm_settings(config, endpoint, options.tokenizer or model.root)
     where = {**environment(), "engine": None if facts is None else dict(facts)}
     return Record("serve", seed, config, metrics, where, tuple(warnings))
+
+
+def _server_use(before: Mapping[str, float], after: Mapping[str, float]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The use of the prefix cache and of draft tokens between two readings of the server's counters."""
+    grown = {name: value - before.get(name, 0.0) for name, value in after.items()}
+    queries, hits = (
+        grown.get(name) if name in before else None
+        for name in ("prefix_cache_queries_total", "prefix_cache_hits_total")
+    )
+    drafts, tokens, accepted = (
+        grown.get(f"spec_decode_num_{name}_total", 0.0) for name in ("drafts", "draft_tokens", "accepted_tokens")
+    )
+    by_position: list[float] = []
+    while (name := f"accepted.{len(by_position)}") in grown:
+        by_position.append(grown[name])
+    cache = {"queries": queries, "hits": hits, "hit_rate": workload.hit_rate(queries, hits)}
+    return cache, draft_metrics(drafts, tokens, accepted, by_position)
 
 
 async def _warm_up(client: httpx.AsyncClient, endpoint: Endpoint, request: Request, number: int, total: int) -> None:
@@ -166,6 +183,7 @@ def template() -> dict[str, Any]:
     """The document of a run without requests: every key that a gate may name."""
     metrics = measure([], 0.0, {})
     metrics["prefix_cache"] = {"queries": None, "hits": None, "hit_rate": None}
+    metrics["speculation"] = draft_metrics()
     metrics |= {"client_lag_ms": summarize([]), "client_cpu_share": None}
     return Record("serve", 0, {}, metrics, {}).document()
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from aiakq.arguments.bench import ThroughputArguments
 from aiakq.bench import workload
+from aiakq.bench.drafts import add_speedup, draft_metrics
 from aiakq.bench.latency import token_times
 from aiakq.bench.offline import MeasuredEngine, Progress
 from aiakq.bench.summary import milliseconds, rate
@@ -30,6 +31,8 @@ def run(options: ThroughputOptions, progress: Progress) -> Record:
     source = workload.open_workload(options, rng)
     progress("load", 0, 1)
     engine = MeasuredEngine(options.engine)
+    if options.compare_speculation:
+        engine.check_speculates()
     requests = source.requests(engine.vocab_size)
     ignore_eos = source.ignore_eos if options.ignore_eos is None else options.ignore_eos
     for number in range(options.warmups):
@@ -37,13 +40,19 @@ def run(options: ThroughputOptions, progress: Progress) -> Record:
         engine.generate(
             workload.random_requests(1, options.input_len, min(options.output_len, 16), engine.vocab_size, rng), True
         )
-    engine.reset_cache_counts()
+    engine.reset_counts()
     progress("measure", 0, 1)
     duration, outputs = engine.generate(requests, ignore_eos)
     progress("measure", 1, 1)
     metrics = measure(duration, outputs)
     metrics["load_s"] = engine.load_s
     metrics["prefix_cache"] = engine.cache_use()
+    metrics["speculation"] = engine.draft_use()
+    if options.compare_speculation:
+        progress("without drafts", 0, 1)
+        without = engine.generate_without_drafts(requests, ignore_eos)
+        add_speedup(metrics["speculation"], duration, without, metrics["total_output_tokens"])
+        progress("without drafts", 1, 1)
     warnings = workload.cache_warning(source.fresh_prompts, metrics["prefix_cache"]["hit_rate"]) + source.warnings()
     name = workload.workload_name(options)
     config = {
@@ -91,4 +100,5 @@ def template() -> dict[str, Any]:
     """The document of a run without requests: every key that a gate may name."""
     metrics = measure(0.0, [])
     metrics.update(load_s=None, prefix_cache={"queries": None, "hits": None, "hit_rate": None})
+    metrics["speculation"] = draft_metrics()
     return Record("throughput", 0, {}, metrics, {}).document()

@@ -56,6 +56,7 @@ def bench_result(document: Mapping[str, Any]) -> None:
             rows[name] = number(document[key])
     share = document["prefix_cache"]["hit_rate"]
     rows["prefix-cache hits"] = "not reported" if share is None else f"{share:.1%}"
+    rows |= _drafts(document.get("speculation") or {})
     rows["seed"] = document["seed"]
     facts(f"bench {document['kind']}", rows)
     drawn = table("milliseconds", "mean", "p50", "p90", "p95", "p99", "max")
@@ -68,6 +69,19 @@ def bench_result(document: Mapping[str, Any]) -> None:
     show(drawn)
     for text in document["warnings"]:
         warning(text)
+
+
+def _drafts(found: Mapping[str, Any]) -> dict[str, object]:
+    """Rows about draft tokens, if there were any."""
+    rows: dict[str, object] = {}
+    if found.get("num_draft_tokens"):
+        by_position = ", ".join(f"{share:.0%}" for share in found["acceptance_by_position"])
+        rows["draft tokens"] = f"{found['acceptance_rate']:.1%} accepted; by position {by_position}"
+        rows["tokens per verification"] = number(found["acceptance_length"])
+    if found.get("speedup") is not None:
+        without = number(found["output_throughput_without"])
+        rows["speed-up by drafts"] = f"{found['speedup']:.2f} x; {without} output tokens/s without"
+    return rows
 
 
 def sweep_result(document: Mapping[str, Any]) -> None:

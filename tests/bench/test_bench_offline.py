@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 
 import pytest
+from replay_proposer import FREE
 
 from aiakq.bench import latency, throughput
 from aiakq.cli import main
+from aiakq.runtime.loader import step_costs
 
 
 @pytest.fixture
@@ -85,3 +87,37 @@ def test_a_prompt_beyond_the_context_is_one_line(engine, capsys):
     assert main(words) == 2
     err = capsys.readouterr().err
     assert "error[context_length_exceeded]" in err.splitlines()[-1]
+
+
+@pytest.fixture
+def drafting(engine, monkeypatch) -> dict:
+    """Engine arguments with n-gram lookup, whose draft tokens take no time."""
+    monkeypatch.setattr(step_costs, "measure_step_costs", lambda *arguments: FREE)
+    return {**engine, "speculative_model": "[ngram]"}
+
+
+def test_a_run_tells_acceptance_and_the_speed_up_against_no_drafts(drafting):
+    # A random model soon repeats itself.
+    options = latency.LatencyOptions(
+        drafting, input_len=8, output_len=120, batch_size=2, iterations=2, warmups=1, compare_speculation=True
+    )
+    document = latency.run(options, told([])).document()
+    found = document["speculation"]
+    assert found["num_draft_tokens"] > found["num_accepted_tokens"] > 0
+    assert found["acceptance_rate"] == found["num_accepted_tokens"] / found["num_draft_tokens"]
+    assert sum(found["acceptance_by_position"]) == pytest.approx(found["acceptance_length"] - 1)
+    assert 0 < found["tokens_per_step"] <= 2 * 5
+    assert found["speedup"] > 0 and found["output_throughput_without"] > 0
+    assert found["speedup"] == pytest.approx(document["output_throughput"] / found["output_throughput_without"])
+    assert document["prefix_cache"]["hits"] == 0
+
+    options = throughput.ThroughputOptions(drafting, num_prompts=3, output_len=60, compare_speculation=True)
+    found = throughput.run(options, told([])).document()["speculation"]
+    assert found["num_draft_tokens"] > 0 and found["speedup"] > 0
+
+
+def test_without_drafts_there_is_nothing_to_compare(engine, capsys):
+    assert main(["bench", "latency", engine["model"], "--dtype", "float32", "--compare-speculation"]) == 2
+    assert "--speculative-model" in capsys.readouterr().err
+    document = latency.run(latency.LatencyOptions(engine, output_len=3, iterations=1), told([])).document()
+    assert document["speculation"]["num_drafts"] == 0 and document["speculation"]["speedup"] is None

@@ -44,6 +44,7 @@ class Scheduler:
     proposer     of draft tokens; None: there are none, or the executor proposes them.
     costs        of steps by their number of tokens, from which draft lengths are chosen.
     max_rows     rows of logits in a step with draft tokens.
+    drafts_enabled  changed by benchmarks between runs, to compare with the same engine without draft tokens.
     adapters     in memory; None: no sequence has one.
     freed_slots  of sequences that stopped running, for the next batch to the executor; its reader empties it.
     """
@@ -53,6 +54,7 @@ class Scheduler:
         self.proposer = proposer_of(config.speculation)
         self.costs = DEFAULT_COSTS
         self.max_rows = config.max_rows
+        self.drafts_enabled = True
         self.adapters = None if config.lora is None else AdapterPool(config.lora)
         self.max_num_seqs = config.max_num_seqs
         self.budget = config.max_num_batched_tokens
@@ -118,7 +120,7 @@ class Scheduler:
             self.adapters.begin_step()
         chosen = self._choose(self._waited(now))
         self._had_prompts = any(chunk.count > 1 for chunk in chosen)
-        if self.config.speculation is not None:
+        if self.config.speculation is not None and self.drafts_enabled:
             self._add_drafts(chosen, self.config.speculation)
         chosen.sort(key=lambda chunk: chunk.count > 1)
         for chunk in chosen:
@@ -131,7 +133,7 @@ class Scheduler:
     def awaits_results(self) -> bool:
         """Whether the next step needs the results of pending ones, because it follows draft tokens or may have some."""
         config = self.config.speculation
-        if config is None or self.config.num_stages > 1:
+        if config is None or not self.drafts_enabled or self.config.num_stages > 1:
             return False
         for sequence in self.running:
             if any(chunk.drafts or chunk.num_proposed for chunk in sequence.pending_chunks):

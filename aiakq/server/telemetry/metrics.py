@@ -102,6 +102,11 @@ class Metrics:
         )
         self.drafts = self._counter("spec_decode_num_draft_tokens_total", "Draft tokens.")
         self.accepted = self._counter("spec_decode_num_accepted_tokens_total", "Accepted draft tokens.")
+        self.emitted = self._counter("spec_decode_num_emitted_tokens_total", "Tokens that verifications generated.")
+        self.acceptance_rate = self._gauge("spec_decode_draft_acceptance_rate", "Accepted draft tokens of all, 0 to 1.")
+        self.efficiency = self._gauge(
+            "spec_decode_efficiency", "Tokens that verifications generated of those they could have, 0 to 1."
+        )
         self.step_tokens = self._histogram(
             "iteration_tokens_total", "Tokens generated in a step, and those of prompts completed in it.", _STEP_TOKENS
         )
@@ -197,6 +202,11 @@ class Metrics:
         self.drafting_steps.inc(drafts.steps - before.steps)
         self.drafts.inc(drafts.drafts - before.drafts)
         self.accepted.inc(drafts.accepted - before.accepted)
+        # Every verification generates one token more than it accepts.
+        self.emitted.inc(drafts.accepted + drafts.steps - before.accepted - before.steps)
+        if drafts.drafts:
+            self.acceptance_rate.set(drafts.accepted / drafts.drafts)
+            self.efficiency.set((drafts.accepted + drafts.steps) / (drafts.drafts + drafts.steps))
         if drafts.by_position:
             name, positions = (
                 "spec_decode_num_accepted_tokens_per_pos_total",

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import random
 import shutil
-from collections import defaultdict
 from pathlib import Path
 
 import pytest
 import torch
 from mixed_requests import answers, requests
+from replay_proposer import FREE, replaying
 from safetensors.torch import load_file, save_file
 
 from aiakq import LLM, SamplingParams
@@ -18,7 +17,6 @@ from aiakq.errors import AiakqError
 from aiakq.kernels.ops import sampling
 from aiakq.runtime.engine.sequence import Sequence
 from aiakq.runtime.loader import step_costs
-from aiakq.runtime.speculation.draft_length import StepCosts
 
 NGRAM = {"method": "ngram", "num_speculative_tokens": 5, "disable_by_batch_size": 1000}
 
@@ -26,39 +24,7 @@ NGRAM = {"method": "ngram", "num_speculative_tokens": 5, "disable_by_batch_size"
 @pytest.fixture(autouse=True)
 def free(monkeypatch) -> None:
     """Draft tokens take no time, so that there are as many as possible, whatever else runs on this machine."""
-    costs = StepCosts({1: 1.0, 1000: 1.0})
-    monkeypatch.setattr(step_costs, "measure_step_costs", lambda *arguments: costs)
-
-
-class Replay:
-    """A proposer that replays the known output, corrupted at random positions."""
-
-    def __init__(self, known: list[list[int]], mistakes: float) -> None:
-        self._draw = random.Random(3)
-        self._mistakes = mistakes
-        self._after: dict[tuple[int, ...], list[list[int]]] = defaultdict(list)
-        for tokens in known:
-            self._after[tuple(tokens[:1])].append(tokens)
-
-    def new_sequence(self, scope: bytes, num_prompt_tokens: int) -> Replay:
-        return self
-
-    def finish(self, token_ids: list[int]) -> None:
-        pass
-
-    def propose(self, token_ids: list[int], max_tokens: int) -> list[int]:
-        same = [one for one in self._after[tuple(token_ids[:1])] if one[: len(token_ids)] == token_ids]
-        if not same:
-            return []
-        found = self._draw.choice(same)[len(token_ids) : len(token_ids) + self._draw.randint(1, max_tokens)]
-        return [token if self._draw.random() > self._mistakes else self._draw.randrange(300) for token in found]
-
-
-def speculating(llm: LLM, known: list[list[int]], mistakes: float) -> LLM:
-    """``llm`` with draft tokens from ``known`` in any number of rows."""
-    llm.engine.scheduler.max_rows = 100
-    llm.engine.scheduler.proposer = Replay(known, mistakes)
-    return llm
+    monkeypatch.setattr(step_costs, "measure_step_costs", lambda *arguments: FREE)
 
 
 @pytest.fixture(scope="module")
@@ -84,7 +50,7 @@ def tokens_of(expected: list) -> list[list[int]]:
 def test_answers_are_those_without(folder, expected, engine_mode, engine_modes, mistakes, behind_bytes):
     arguments = {"dtype": "float32", "max_model_len": 128, **engine_modes[engine_mode]}
     llm = LLM(folder, speculative_config=NGRAM, **arguments)
-    llm = speculating(behind_bytes(llm), tokens_of(expected), mistakes)
+    llm = replaying(behind_bytes(llm), tokens_of(expected), mistakes)
     plain = LLM(folder, **arguments)
     functions = llm.engine.executor is not None and hasattr(llm.engine.executor, "register_logits_processors")
     assert answers(llm, functions) == answers(plain, functions)
@@ -97,7 +63,37 @@ def test_answers_are_those_without(folder, expected, engine_mode, engine_modes, 
 
 def test_answers_are_those_without_over_ranks(folder, expected):
     llm = LLM(folder, dtype="float32", max_model_len=128, tensor_parallel_size=2, speculative_config=NGRAM)
-    speculating(llm, tokens_of(expected), 0.3)
+    replaying(llm, tokens_of(expected), 0.3)
+    assert answers(llm, functions=False) == answers(LLM(folder, dtype="float32", max_model_len=128), functions=False)
+    assert llm.engine.stats.drafts.accepted > 20
+
+
+@pytest.mark.parametrize("mode", ["batched", "chunked", "preempted", "small_pages"])
+def test_answers_are_those_without_one_step_ahead(folder, expected, mode, engine_modes):
+    """Steps with draft tokens wait for the results before them, and those after them for theirs."""
+    arguments = {"dtype": "float32", "max_model_len": 128, "async_scheduling": True, **engine_modes[mode]}
+    llm = replaying(LLM(folder, speculative_config=NGRAM, **arguments), tokens_of(expected), 0.3)
+    assert llm.engine.max_pending_steps == 2
+    assert answers(llm) == expected
+    assert llm.engine.stats.drafts.accepted > 20
+    assert mode != "preempted" or llm.engine.stats.preemptions > 0
+
+
+def test_steps_stay_ahead_where_nothing_is_accepted(example_model):
+    llm = LLM(str(example_model), dtype="float32", speculative_config={"method": "ngram"}, async_scheduling=True)
+    scheduler = llm.engine.scheduler
+    waited = []
+    inner = scheduler.awaits_results
+    scheduler.awaits_results = lambda: (waited.append(inner()), waited[-1])[1]
+    params = SamplingParams(temperature=5.0, seed=1, max_tokens=200, ignore_eos=True)
+    llm.generate(["a b c"] * 2, params, use_tqdm=False)
+    assert any(waited[:20]) and not any(waited[-100:])
+
+
+@pytest.mark.parametrize("mode", ["batched", "preempted"])
+def test_answers_are_those_without_over_stages(folder, expected, mode, engine_modes):
+    arguments = {"dtype": "float32", "max_model_len": 128, "pipeline_parallel_size": 2, **engine_modes[mode]}
+    llm = replaying(LLM(folder, speculative_config=NGRAM, **arguments), tokens_of(expected), 0.3)
     assert answers(llm, functions=False) == answers(LLM(folder, dtype="float32", max_model_len=128), functions=False)
     assert llm.engine.stats.drafts.accepted > 20
 
@@ -109,7 +105,7 @@ def test_every_way_of_computing_gives_the_same(architecture, tiny_model):
     folder = str(tiny_model(architecture))
     plain = answers(LLM(folder, dtype="float32", max_model_len=128))
     llm = LLM(folder, dtype="float32", max_model_len=128, speculative_config=NGRAM)
-    assert answers(speculating(llm, tokens_of(plain), 0.2)) == plain
+    assert answers(replaying(llm, tokens_of(plain), 0.2)) == plain
     assert llm.engine.stats.drafts.accepted > 20
 
 
@@ -121,7 +117,7 @@ def test_the_sampler_of_gpus_accepts_the_same(folder, monkeypatch):
     again = []
     inner = Sequence.resample
     monkeypatch.setattr(Sequence, "resample", lambda sequence: (again.append(sequence.id), inner(sequence))[1])
-    llm = speculating(LLM(folder, dtype="float32", max_model_len=128, speculative_config=NGRAM), tokens_of(plain), 0.2)
+    llm = replaying(LLM(folder, dtype="float32", max_model_len=128, speculative_config=NGRAM), tokens_of(plain), 0.2)
     assert answers(llm) == plain
     assert again and llm.engine.stats.drafts.accepted > 20
 
@@ -218,6 +214,7 @@ DRAFT_MODES = {
     "preempted": {"num_gpu_blocks_override": 40, "block_size": 4},
     "prefix": {"enable_prefix_caching": True},
     "eager": {"enforce_eager": True},
+    "ahead": {"async_scheduling": True},
     "ranks": {"tensor_parallel_size": 2},
 }
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import jsonschema
 import pydantic
 import pytest
+from replay_proposer import replaying
 
 from aiakq import LLM, GuidedDecodingParams, SamplingParams, StructuredOutputsParams
 from aiakq.errors import AiakqError
@@ -54,10 +55,14 @@ def params(number: int, **others) -> SamplingParams:
     )
 
 
-def answers(llm: LLM, count: int = 28) -> list:
+def requests(count: int = 28) -> tuple[list[str], list[SamplingParams]]:
     words = "once upon a time there was a house in the wood and nobody lived in it but the wind".split()
     prompts = [" ".join(words[: 1 + number % 17]) for number in range(count)]
-    told = llm.generate(prompts, [params(number) for number in range(count)], use_tqdm=False)
+    return prompts, [params(number) for number in range(count)]
+
+
+def answers(llm: LLM, count: int = 28) -> list:
+    told = llm.generate(*requests(count), use_tqdm=False)
     llm.engine.check()
     return [(result.outputs, result.error) for result in told]
 
@@ -103,6 +108,19 @@ def test_answers_do_not_depend_on_how_they_are_computed(arguments, example_model
     if "num_gpu_blocks_override" in arguments:
         assert llm.engine.stats.preemptions > 0
     assert answers(llm) == expected, "with prefixes cached"
+
+
+@pytest.mark.parametrize("mistakes", [0.0, 0.3])
+@pytest.mark.parametrize("ahead", [False, True])
+def test_known_answers_as_draft_tokens_change_nothing(example_model, expected, mistakes, ahead):
+    """Grammars begin and end inside the draft tokens, which may break them."""
+    plain = LLM(model=str(example_model), dtype="float32")
+    known = plain.generate(*requests(), use_tqdm=False)
+    tokens = [one.prompt_token_ids + list(one.outputs[0].token_ids) for one in known]
+    llm = LLM(model=str(example_model), dtype="float32", speculative_config=DRAFTS, async_scheduling=ahead)
+    assert answers(replaying(llm, tokens, mistakes)) == expected
+    drafts = llm.engine.stats.drafts
+    assert 100 < drafts.accepted < drafts.drafts, "requests with the same prompt have other outputs"
 
 
 def test_the_sampler_of_gpus_gives_the_same(example_model, expected, monkeypatch):

@@ -6,13 +6,20 @@ import time
 
 import pytest
 
+from aiakq.runtime.engine.messages import EngineStats
+from aiakq.runtime.speculation.speculation import DraftCounts
+from aiakq.server.telemetry.metrics import Metrics
+
 COUNTERS = """
 request_total request_process_success_total request_process_fail_total num_preemptions_total prompt_tokens_total
 generation_tokens_total prompt_tokens_cached_total prefix_cache_queries_total prefix_cache_hits_total
 gpu_prefix_cache_queries_total gpu_prefix_cache_hits_total spec_decode_num_drafts_total
-spec_decode_num_draft_tokens_total spec_decode_num_accepted_tokens_total
+spec_decode_num_draft_tokens_total spec_decode_num_accepted_tokens_total spec_decode_num_emitted_tokens_total
 """.split()
-GAUGES = "num_requests_running num_requests_waiting kv_cache_usage_perc gpu_cache_usage_perc".split()
+GAUGES = """
+num_requests_running num_requests_waiting kv_cache_usage_perc gpu_cache_usage_perc spec_decode_draft_acceptance_rate
+spec_decode_efficiency
+""".split()
 HISTOGRAMS = """
 e2e_request_latency_seconds inference_compute_infer_duration request_inference_time_seconds time_to_first_token_seconds
 time_per_output_token_seconds request_time_per_output_token_seconds inter_token_latency_seconds request_prompt_tokens
@@ -142,3 +149,20 @@ def test_tokens_of_steps_are_counted_as_in_vllm(http, change):
     grown = change()
     assert grown["vllm:iteration_tokens_total_sum"] == 3 * (4 + 5)
     assert grown["vllm:iteration_tokens_total_count"] == 3 * 5
+
+
+def test_draft_tokens_are_counted_as_by_old_and_new_versions_of_vllm():
+    metrics = Metrics("model", 100, {})
+    metrics.step(EngineStats(drafts=DraftCounts(2, 8, 3, [2, 1, 0, 0])))
+    metrics.step(EngineStats(drafts=DraftCounts(4, 12, 6, [3, 2, 1, 0])))
+
+    def value(name: str, **labels: str) -> float | None:
+        return metrics.registry.get_sample_value(
+            f"vllm:spec_decode_{name}", {"model_name": "model", "engine": "0", **labels}
+        )
+
+    assert [value(f"num_{name}_total") for name in ("drafts", "draft_tokens", "accepted_tokens")] == [4, 12, 6]
+    by_position = [value("num_accepted_tokens_per_pos_total", position=str(at)) for at in range(4)]
+    assert by_position == [3, 2, 1, 0]
+    assert value("num_emitted_tokens_total") == 10, "an accepted token, or one after the accepted ones"
+    assert value("draft_acceptance_rate") == 0.5 and value("efficiency") == 10 / 16
