@@ -45,6 +45,7 @@ MODES = {
     "preempted": {"num_gpu_blocks_override": 34, "block_size": 4},
     "prefix": {"enable_prefix_caching": True, "block_size": 4},
     "eager": {"enforce_eager": True},
+    "ahead": {"async_scheduling": True},
     "ranks": {"tensor_parallel_size": 2},
 }
 #: Draft tokens that take no time, so that there are as many as possible.
