@@ -47,7 +47,7 @@ def write_adapters(folder: Path, modules: dict[str, tuple[int, int]], rank: int,
 
 
 def shape_folder(kind: str, folder: Path) -> str:
-    """The shape of examples/cpu_peers/shape.py in one of its formats: config and tokenizer, for ``--load-format dummy``."""
+    """Config and tokenizer of the shape of examples/cpu_peers/shape.py in one of its formats, without weights."""
     sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "cpu_peers"))
     import shape
 
