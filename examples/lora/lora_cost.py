@@ -1,7 +1,9 @@
 """What LoRA adapters cost: tokens per second while decoding with 0, 1, 4, 16 and 64 adapters, measured in turns.
 
     python examples/lora/lora_cost.py MODEL --rank 16 --batch 16 --rounds 5
+    python examples/lora/lora_cost.py --shape w4
 
+The second one takes the 1.04 B shape of ``make bench-cpu`` with random weights: w4, w8, w8a8, or source for bfloat16.
 Adapters are random, on every linear layer of the blocks. With more adapters than ``--batch``, requests of all of them
 wait for a place in the batch. Prints one JSON document; ``ratio`` is the part of the tokens per second of an engine
 without adapters, the median over rounds of pairs that were measured next to each other.
@@ -13,6 +15,7 @@ import argparse
 import json
 import math
 import statistics
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -41,6 +44,20 @@ def write_adapters(folder: Path, modules: dict[str, tuple[int, int]], rank: int,
         (path / "adapter_config.json").write_text(json.dumps(config))
         requests.append(LoRARequest(f"adapter {number}", number + 1, str(path)))
     return requests
+
+
+def shape_folder(kind: str, folder: Path) -> str:
+    """Config and tokenizer of the shape of examples/cpu_peers/shape.py in one of its formats, without weights."""
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "cpu_peers"))
+    import shape
+
+    made = folder / kind
+    made.mkdir()
+    shape._write_tokenizer(made)
+    spec = shape.SPECS.get(kind)
+    quantization = {} if spec is None else {"quantization_config": shape.quantization_config.write(spec)}
+    (made / "config.json").write_text(json.dumps(shape.CONFIG | quantization))
+    return str(made)
 
 
 def decoding_speed(llm: LLM, adapters: list[LoRARequest], num_requests: int, tokens: int) -> float:
@@ -97,7 +114,8 @@ def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("model")
+    parser.add_argument("model", nargs="?")
+    parser.add_argument("--shape", choices=("source", "w4", "w8", "w8a8"), help="instead of a model")
     parser.add_argument("--load-format", default="auto", help="dummy: random weights of the model's shape")
     parser.add_argument("--rank", type=int, default=16)
     parser.add_argument("--batch", type=int, default=16)
@@ -105,7 +123,11 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--adapters", type=int, nargs="+", default=[0, 1, 4, 16, 64])
     options = parser.parse_args()
+    if (options.model is None) == (options.shape is None):
+        parser.error("give a model, or --shape")
     with tempfile.TemporaryDirectory() as folder:
+        if options.shape is not None:
+            options.model, options.load_format = shape_folder(options.shape, Path(folder)), "dummy"
         print(json.dumps(measure(options, Path(folder)), indent=2))
 
 
