@@ -71,7 +71,8 @@ class GrammarCompiler:
         except BaseException as problem:  # Rust can panic
             if not isinstance(problem, Exception) and not is_panic(problem):
                 raise
-            raise not_enforceable("structured_outputs", f"its tokenizer is refused: {problem}") from problem
+            reason = f"llguidance does not support its tokenizer: {problem}"
+            raise not_enforceable("structured_outputs", reason) from problem
         tokens.greedy = self._tokenizer.greedy_tokenize
         self._limits = llguidance.LLParserLimits(step_max_items=STEP_MAX_ITEMS, verbose_errors=False)
         self._compiled: OrderedDict[Grammar, Any] = OrderedDict()

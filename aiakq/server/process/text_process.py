@@ -200,8 +200,11 @@ def _compiler(tokenizer: Tokenizer, loaded: Loaded) -> GrammarCompiler | None:
         loaded.vocabulary = msgspec.msgpack.encode(vocabulary)
         # Which tokens end a text is the engine's business: here only grammars are tried.
         return GrammarCompiler(vocabulary.resized(len(vocabulary.tokens), []))
-    except BaseException as failure:  # llguidance is written in Rust too
-        loaded.vocabulary, loaded.grammar_failure = b"", f"its tokenizer cannot be used for it ({one_line(failure)})"
+    except BaseException as failure:  # llguidance is written in Rust, and can panic
+        reason = f"its tokenizer cannot be used for it ({one_line(failure)})"
+        if isinstance(failure, AiakqError):
+            reason = str(failure.fields.get("reason", reason))
+        loaded.vocabulary, loaded.grammar_failure = b"", reason
         return None
 
 

@@ -137,20 +137,53 @@ def test_what_cannot_be_enforced_is_refused_by_name(http, fields, param, words):
     assert words in answer.json()["error"]["message"]
 
 
-def test_hostile_schemas_are_bounded(http):
-    deep: dict = {}
-    for _ in range(70):
-        deep = {"items": deep}
-    hostile = [
-        {"guided_json": deep},
-        {"guided_regex": "(a{1000}){1000}" * 4},
-        {"guided_json": {"properties": {f"p{number}": {} for number in range(2000)}}},
-        {"guided_choice": ["x" * 32 + str(number) for number in range(9000)]},
-    ]
-    for fields in hostile:
-        answer = http.post("/v1/completions", json={**PROMPT, **fields, "max_tokens": 1}, timeout=20)
-        assert answer.status_code == 400, fields
-    assert http.post("/v1/completions", json={**PROMPT, "max_tokens": 1}).status_code == 200
+def deep_schema(levels: int) -> dict:
+    schema: dict = {}
+    for _ in range(levels):
+        schema = {"items": schema}
+    return schema
+
+
+#: Grammars that ask for much work, and whether they are refused; the others are answered.
+HOSTILE = [
+    ({"guided_json": deep_schema(70)}, True),
+    ({"guided_json": {"properties": {f"p{number}": {} for number in range(2000)}}}, True),
+    ({"guided_json": {"type": "array", "minItems": 10**9}}, None),
+    ({"guided_json": {"enum": [f"value {number}" for number in range(8000)]}}, None),
+    ({"guided_json": {"enum": [f"a value {number}" for number in range(90_000)]}}, True),
+    ({"guided_choice": ["x" * 32 + str(number) for number in range(9000)]}, True),
+    ({"guided_choice": [f"choice {number}" for number in range(50_000)]}, True),
+    ({"guided_regex": "(a{1000}){1000}" * 4}, True),
+    ({"guided_regex": "a{1000000000}"}, None),
+    ({"guided_regex": "(a+)+b"}, False),
+    ({"guided_regex": "(.*a){25}"}, False),
+    ({"guided_regex": "(?=a)a"}, True),
+    ({"guided_regex": "(a)\\1"}, True),
+    ({"guided_grammar": "start: e\ne: e e | /[a-b]/"}, False),
+]
+
+
+def test_hostile_grammars_are_bounded_and_change_no_stream(http, server):
+    """Each is refused or answered in bounded time, and a stream beside them is the same to the byte."""
+
+    def stream() -> str:
+        body = {**PROMPT, "max_tokens": 60, "ignore_eos": True, "stream": True}
+        text = httpx.post(f"{server.url}/v1/completions", json=body, timeout=120, trust_env=False).text
+        assert text.endswith("data: [DONE]\n\n")
+        # How many tokens a chunk has depends on when the client reads.
+        lines = [line[6:] for line in text.splitlines() if line]
+        chunks = [json.loads(line) for line in lines[:-1]]
+        return "".join(chunk["choices"][0]["text"] for chunk in chunks)
+
+    alone = stream()
+    with ThreadPoolExecutor(2) as pool:
+        for fields, is_refused in HOSTILE:
+            neighbour = pool.submit(stream)
+            answer = http.post("/v1/completions", json={**PROMPT, **fields, "max_tokens": 4}, timeout=60)
+            assert answer.status_code in ((200, 400) if is_refused is None else (400,) if is_refused else (200,)), (
+                str(fields)[:80] + answer.text[:200]
+            )
+            assert neighbour.result() == alone, str(fields)[:80]
 
 
 def test_a_grammar_that_explodes_fails_alone(client, http):
