@@ -3,7 +3,7 @@ VENV ?= .venv
 PYTHON ?= python3
 BIN := $(VENV)/bin
 # Two at a time: many tests wait for servers.
-PYTEST := $(BIN)/pytest -q -n 2 --dist loadfile
+PYTEST := $(BIN)/pytest -q -n 2 --dist loadfile $(PYTEST_ARGS)
 
 .PHONY: help image release quickstart test test-elsewhere check format docs frameworks models soak hostile quality large bench bench-cpu counters ab kernels sanitize gpu clean
 
