@@ -26,12 +26,12 @@ _STYLE = """
   --line: #313840; --accent: #7aaeff; --warn: #352a10; --warn-line: #c99420; } }
 * { box-sizing: border-box; }
 body { margin: 0; background: var(--bg); color: var(--text); font: 15px/1.5 system-ui, sans-serif; }
-main { max-width: 1000px; margin: 0 auto; padding: 28px 18px 60px; }
+main { max-width: 1080px; margin: 0 auto; padding: 28px 18px 60px; }
 h1 { font-size: 26px; line-height: 1.25; margin: 0 0 4px; overflow-wrap: anywhere; }
 h2 { font-size: 18px; margin: 36px 0 6px; }
 p { margin: 6px 0; max-width: 76ch; }
 .muted, small { color: var(--muted); }
-code, pre { font: 13px/1.5 ui-monospace, monospace; }
+code, pre { font: 13px/1.5 ui-monospace, monospace; overflow-wrap: anywhere; }
 pre { background: var(--card); border-radius: 8px; padding: 10px 14px; overflow-x: auto; white-space: pre-wrap;
   overflow-wrap: anywhere; margin: 10px 0; }
 .cards { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(200px, 45%), 1fr)); gap: 12px;
@@ -57,7 +57,7 @@ svg g { color: inherit; fill: currentColor; } .ring { fill: var(--bg); stroke: c
 .legend .full { border-radius: 50%; }
 table { border-collapse: collapse; font-size: 13px; font-variant-numeric: tabular-nums; width: 100%; }
 th, td { padding: 4px 10px; text-align: right; border-bottom: 1px solid var(--line); white-space: nowrap; }
-.remarked :is(th, td):last-child { text-align: left; white-space: normal; min-width: 11rem; }
+.remarked :is(th, td):last-child { text-align: left; white-space: normal; min-width: 8rem; }
 th { color: var(--muted); font-weight: 500; } th:first-child, td:first-child { text-align: left; }
 summary { cursor: pointer; color: var(--accent); }
 """

@@ -250,6 +250,7 @@ def test_the_pages_have_no_barriers(browser, server, theme):
     page.run("for (const one of document.querySelectorAll('details')) one.open = true")
     page.run("document.querySelector('.answer .token').click()")
     assert page.barriers() == []
+    assert page.run("return document.documentElement.scrollHeight <= innerHeight"), "only the panes scroll"
     page.one("#help-button").click()
     assert page.barriers() == []
     page.run("localStorage.clear()")
@@ -332,11 +333,13 @@ def test_the_description_of_the_api(browser, hostile, http):
 
 
 def test_on_a_telephone_nothing_is_wider_than_the_screen(server):
-    driver = open_browser("420,860")
+    driver = open_browser()
+    size = {"width": 390, "height": 844, "deviceScaleFactor": 1, "mobile": True}  # windows are 500 wide at least
     try:
+        driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
         page = Page(driver, server.url)
         page.send("Once")
-        assert page.run("return document.documentElement.scrollWidth <= innerWidth")
+        assert page.run("return [innerWidth, document.documentElement.scrollWidth]") == [390, 390]
         assert not page.one("#settings").is_displayed()
         page.one("#open-settings").click()
         assert page.one("#field-temperature").is_displayed()
