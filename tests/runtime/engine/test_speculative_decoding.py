@@ -255,7 +255,7 @@ def test_what_a_grammar_forces_is_guessed(example_model):
 
 
 def test_models_that_cannot_guess_are_refused(folder, example_model, tiny_model):
-    with pytest.raises(AiakqError, match="it has .* tokens, the model"):
+    with pytest.raises(AiakqError, match="its vocabulary has .* tokens, the model"):
         LLM(folder, dtype="float32", speculative_model=str(example_model))
     with pytest.raises(AiakqError, match="EAGLE"):
         LLM(folder, dtype="float32", speculative_config={"method": "eagle3", "model": folder})
