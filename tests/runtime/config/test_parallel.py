@@ -18,12 +18,12 @@ def test_what_starts_processes_fits_their_number(example_model):
         assert found.by_ray == (backend == "ray") and found.world_size == 2
     assert parallel(example_model, distributed_executor_backend="uni").world_size == 1
     for sizes in ({"tensor_parallel_size": 2}, {"pipeline_parallel_size": 2}):
-        with pytest.raises(AiakqError, match="uni.*these are 2 processes") as failure:
+        with pytest.raises(AiakqError, match="uni.*these sizes need 2 processes") as failure:
             parallel(example_model, distributed_executor_backend="uni", **sizes)
         assert failure.value.id == "option_conflict"
 
 
 def test_identical_engines_that_something_else_starts_are_refused(example_model):
-    with pytest.raises(AiakqError, match="rank 0 starts the other ranks") as failure:
+    with pytest.raises(AiakqError, match="rank 0 starts and controls the other ranks") as failure:
         parallel(example_model, distributed_executor_backend="external_launcher")
     assert failure.value.id == "option_refused"

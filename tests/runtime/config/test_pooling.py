@@ -133,7 +133,7 @@ def test_wrong_overrides_are_refused(override, tmp_path):
         ("LlamaForCausalLM", "classify", {}, "option_conflict", "without labels"),
         ("LlamaForCausalLM", "score", {}, "option_conflict", "/score compares"),
         ("Qwen2ForCausalLM", "embed", {"is_causal": False}, "unsupported", '"is_causal": true'),
-        ("Gemma3TextModel", "auto", {"use_bidirectional_attention": True}, "unsupported", "see later ones"),
+        ("Gemma3TextModel", "auto", {"use_bidirectional_attention": True}, "unsupported", "bidirectional attention"),
         ("LlamaForSequenceClassification", "auto", {"num_labels": 0}, "model_malformed", "num_labels"),
         ("LlamaForSequenceClassification", "auto", {"id2label": {"1": "x"}}, "model_malformed", "id2label"),
         ("LlamaForSequenceClassification", "auto", {"id2label": {}, "num_labels": 3}, "model_malformed", "id2label"),
@@ -155,7 +155,7 @@ def test_what_does_not_go_together_is_refused(architecture, task, raw, id, part,
 def test_pooling_is_refused_where_nothing_is_pooled(tmp_path):
     failure = refusal(tmp_path, "LlamaForCausalLM", "auto", {"pooling_type": "MEAN"})
     assert failure.id == "option_conflict" and "--override-pooler-config" in str(failure)
-    with pytest.raises(AiakqError, match="native models alone"):
+    with pytest.raises(AiakqError, match="only native models"):
         settled(tmp_path, {"architectures": ["LlamaModel"]}, model_impl="transformers")
 
 

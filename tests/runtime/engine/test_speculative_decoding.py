@@ -293,7 +293,7 @@ def test_forced_tokens_of_a_grammar_are_draft_tokens(example_model):
 
 
 def test_unsuitable_draft_models_are_refused(folder, example_model, tiny_model):
-    with pytest.raises(AiakqError, match="it has .* tokens, the model"):
+    with pytest.raises(AiakqError, match="its vocabulary has .* tokens, the model"):
         LLM(folder, dtype="float32", speculative_model=str(example_model))
     with pytest.raises(AiakqError, match="EAGLE"):
         LLM(folder, dtype="float32", speculative_config={"method": "eagle3", "model": folder})

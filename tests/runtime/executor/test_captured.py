@@ -56,5 +56,5 @@ def test_models_that_do_not_decode_capture_no_graphs(tiny_model):
     runner, bounds = llm.engine.executor.runner, Bounds(8, 8, 64)
     on_gpu = [(SimpleNamespace(device=torch.device("cuda")),) for _ in runner.caches]
     captured, how = capture_step(runner.model, on_gpu, bounds, 16, llm.config.compilation)
-    assert captured is None and "nothing is decoded" in how
+    assert captured is None and "does not decode" in how
     assert llm.engine.facts["step"].endswith("operations in one call"), "on a CPU every step is one call"

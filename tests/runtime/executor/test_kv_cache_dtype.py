@@ -53,7 +53,7 @@ def test_a_gpu_without_eight_bit_floats_says_what_to_take(monkeypatch, tiny_mode
     monkeypatch.setattr(device_config, "pick_device", lambda name: torch.device("cuda"))
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 6))
     for name in ("fp8", "fp8_e5m2"):
-        with pytest.raises(AiakqError, match="int8 takes as little"):
+        with pytest.raises(AiakqError, match="int8 takes the same"):
             EngineConfig.from_args({"model": folder, "kv_cache_dtype": name})
     assert EngineConfig.from_args({"model": folder, "kv_cache_dtype": "int8"}).cache.dtype == torch.int8
 

@@ -65,9 +65,9 @@ def test_chunks_read_the_states_that_earlier_chunks_wrote():
 
 def test_sequences_start_after_pages_that_other_sequences_filled():
     assert Running().chunk(8, 3, samples=True)[0] == 6
-    with pytest.raises(AssertionError, match="was not kept"):
+    with pytest.raises(AssertionError, match="is not stored"):
         Running().chunk(9, 1, samples=True)
-    with pytest.raises(AssertionError, match="was not kept"):
+    with pytest.raises(AssertionError, match="is not stored"):
         Running(caching=False).chunk(8, 1, samples=True)
     source, saves = Running(caching=False).chunk(0, 8, samples=False)
     assert source == 0 and list(saves.values()) == [8], "nobody starts after a page"

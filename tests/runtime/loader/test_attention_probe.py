@@ -29,7 +29,7 @@ LATENT = {
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "lfm2": ({"layer_types": ["conv", "full_attention"] * 2}, "layers of the type conv"),
     "diffllama": ({}, "calls attention twice"),
-    "doge": ({}, "mask of its own"),
+    "doge": ({}, "its own attention mask"),
     "falcon": ({}, "transformers offers no way to replace its attention"),
 }
 
