@@ -50,11 +50,11 @@ _PAGES = [
 ]
 
 _GROUPS = {
-    "model": "Which model, and in what arithmetic.",
-    "text": "Which tokenizer.",
-    "memory": "How much memory, and what it is used for.",
-    "scheduling": "What runs in a step.",
-    "server": "Only for `aiakq serve`.",
+    "model": "The model, its weights, device and arithmetic.",
+    "text": "The tokenizer, and defaults of structured output.",
+    "memory": "Context length, and size and storage of the KV cache.",
+    "scheduling": "Limits of a step, order of requests, and speculative decoding.",
+    "server": "The HTTP server; for `aiakq serve` only.",
 }
 
 _ARGUMENTS = """\
@@ -64,31 +64,31 @@ Written by `make docs` from the tables in `aiakq/arguments/`.
 
 ## Where values come from
 
-Every option of every command can be given in three places, the first of which wins:
+Options of all commands can be set in three places, in order of precedence:
 
 1. on the command line: `--max-model-len 4096`;
 2. as an environment variable: `AIAKQ_MAX_MODEL_LEN=4096`;
 3. in the YAML file that `--config FILE` or `AIAKQ_CONFIG` names: `max-model-len: 4096`, one option per line, with
    dashes or underscores.
 
-A variable holds what would stand on the command line: `true`, `false`, `1` or `0` for a switch, the entries of a list
-joined with commas. An empty variable counts as not set. A variable applies to every command that has the option:
+A variable has the same value as on the command line: `true`, `false`, `1` or `0` for a switch, and list entries
+separated by commas. An empty variable counts as unset. A variable applies to every command that has the option:
 `AIAKQ_DTYPE` to `serve`, `quantize` and `eval`. `LLM(...)` takes the arguments of the engine as keywords, with
 underscores for dashes, and reads no variables.
 
-These variables have a meaning of their own:
+These variables do not correspond to an option:
 
 | variable | what it does |
 |---|---|
 {variables}
 
-A variable that starts with `AIAKQ_` and that none of these read gets a warning with the closest name.
+Any other variable that starts with `AIAKQ_` causes a warning with the closest name.
 
-Output has colours on a terminal, unless `TERM` is `dumb` or `CLICOLOR` is 0. `FORCE_COLOR` and `CLICOLOR_FORCE` demand
-them elsewhere too, as in the logs of CI, where progress stays plain lines; `NO_COLOR` forbids them.
+Output is coloured on a terminal, unless `TERM` is `dumb` or `CLICOLOR` is 0. `FORCE_COLOR` and `CLICOLOR_FORCE` enable
+colours elsewhere too, such as in CI logs, where progress remains plain lines; `NO_COLOR` disables them.
 
-Kubernetes sets `AIAKQ_PORT=tcp://...` in every pod beside a service named `aiakq`, and the error for it names the
-variable: give the service another name, or set `enableServiceLinks: false`.
+For a service named `aiakq`, Kubernetes sets `AIAKQ_PORT=tcp://...` in every pod of the namespace, which causes an error
+that names the variable: rename the service, or set `enableServiceLinks: false`.
 
 ## Engine and server
 
@@ -100,8 +100,8 @@ effect and {refused} are refused](#accepted-without-effect-or-refused).
 _UNSUPPORTED = """
 ## Accepted without effect, or refused
 
-vLLM and AIAK have these arguments. They are not in `--help`, but scripts and configuration files with them start here:
-a default value is accepted silently, and for any other a line says why it has no effect, or that it is refused.
+These arguments of vLLM and AIAK are not listed in `--help`, but scripts and configuration files that use them still
+start: default values are accepted silently, and any other value prints a notice that it has no effect, or is refused.
 """
 
 
