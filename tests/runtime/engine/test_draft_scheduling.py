@@ -1,0 +1,122 @@
+"""Draft tokens in the scheduler: where they pay, within every limit, and not otherwise."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from replay_proposer import FREE
+
+from aiakq.runtime.config.scheduler import SchedulerConfig
+from aiakq.runtime.config.speculation import SpeculationConfig
+from aiakq.runtime.engine.fair_scheduler import FairScheduler
+from aiakq.runtime.engine.messages import ModelLimits, RequestTimes, admit
+from aiakq.runtime.engine.pages import PagePool
+from aiakq.runtime.engine.sequence import Sequence
+from aiakq.runtime.sampling_params import SamplingParams
+from aiakq.runtime.speculation.draft_length import StepCosts
+
+#: A step takes as long as it has tokens.
+COMPUTE_BOUND = StepCosts({1: 1.0, 2: 2.0})
+
+
+class Steps:
+    """A scheduler whose sequences repeat themselves; ``right`` says whether they go on doing so."""
+
+    def __init__(self, costs: StepCosts, count: int = 1, pages: int = 99, right: bool = True, **speculation) -> None:
+        config = SchedulerConfig(
+            max_num_seqs=8,
+            max_num_batched_tokens=64,
+            enable_chunked_prefill=True,
+            max_num_partial_prefills=1,
+            max_long_partial_prefills=1,
+            long_prefill_token_threshold=0,
+            scheduler_delay_factor=0.0,
+            speculation=SpeculationConfig(**speculation),
+        )
+        self.scheduler = FairScheduler(PagePool(pages, 4, False), config)
+        self.scheduler.costs, self._right = costs, right
+        self.sequences = []
+        self._draw = random.Random(0)
+        for number in range(count):
+            params = SamplingParams(temperature=0, max_tokens=300, ignore_eos=True)
+            spec = admit(str(number), [1, 2, 3] * 2, params, ModelLimits(300, 400, 400))
+            self.sequences.append(Sequence(spec, RequestTimes(0.0)))
+            self.scheduler.add(self.sequences[-1])
+
+    def step(self) -> list[int]:
+        """Run a step; returns the draft length of each sequence."""
+        lengths = []
+        for chunk in self.scheduler.schedule():
+            sequence = chunk.sequence
+            lengths.append(len(chunk.drafts))
+            sequence.collected(chunk)
+            accepted = len(chunk.drafts) if self._right else 0
+            if chunk.drafts:
+                sequence.speculation.observe(len(chunk.drafts), accepted)
+                chunk.accept(accepted)
+            known = len(sequence.token_ids)
+            for at in range(known, known + accepted + 1):
+                sequence.token_ids.append(1 + at % 3 if self._right else self._draw.randrange(100, 120))
+        return lengths
+
+
+def test_drafts_grow_while_they_are_accepted():
+    steps = Steps(FREE, num_speculative_tokens=6)
+    lengths = [steps.step()[0] for _ in range(9)]
+    assert lengths[0] == 0 and lengths[1] > 0 and lengths[-1] == 6
+
+
+def test_nothing_is_verified_where_it_would_be_a_loss():
+    """Row 33 of the complaints about other engines: slower with speculation than without."""
+    steps = Steps(COMPUTE_BOUND)
+    assert [steps.step() for _ in range(60)] == [[0]] * 60
+
+
+def test_rejected_drafts_cost_few_steps():
+    steps = Steps(StepCosts({1: 1.0, 16: 2.0}), right=False)
+    assert sum(steps.step()[0] for _ in range(100)) <= 12
+
+
+def test_drafts_come_back_when_the_text_repeats_itself_again():
+    steps = Steps(StepCosts({1: 1.0, 16: 2.0}), right=False)
+    for _ in range(60):
+        steps.step()
+    steps._right = True
+    assert max(steps.step()[0] for _ in range(40)) >= 3
+
+
+@pytest.mark.parametrize(("count", "drafts"), [(3, True), (4, False), (5, False)])
+def test_the_limit_on_requests_is_obeyed_at_its_edge(count, drafts):
+    """Row 34: the limit is dead, or everything collapses there. Beyond it a step is one without speculation."""
+    steps = Steps(FREE, count, disable_by_batch_size=4)
+    lengths = [steps.step() for _ in range(6)]
+    assert any(map(any, lengths)) == drafts
+
+
+def test_a_step_has_no_more_rows_than_were_recorded():
+    steps = Steps(FREE, 4, num_speculative_tokens=6)
+    steps.scheduler.max_rows = 7
+    totals = [sum(steps.step()) for _ in range(8)]
+    assert max(totals) == 3
+
+
+def test_drafts_end_before_the_context_of_the_draft_model_and_the_last_token():
+    """Row 39: a draft beyond its context."""
+    steps = Steps(FREE, max_model_len=12)
+    sequence = steps.sequences[0]
+    while len(sequence.token_ids) < 40:
+        length = steps.step()[0]
+        assert not length or sequence.num_computed_tokens <= 12
+    steps = Steps(FREE)
+    sequence = steps.sequences[0]
+    while sequence.num_outputs < 300:
+        steps.step()
+    assert sequence.num_outputs == 300, "the last draft was no longer than what is left"
+
+
+def test_no_sequence_is_preempted_for_drafts():
+    steps = Steps(FREE, 2, pages=1 + 2 * 3 + 1)  # a page is left for both
+    for _ in range(3):
+        steps.step()
+    assert steps.scheduler.num_preemptions == 0
