@@ -6,7 +6,8 @@ import random
 from dataclasses import dataclass, replace
 
 from aiakq.runtime.config.scheduler import SchedulerConfig
-from aiakq.runtime.config.speculation import DRAFT_MODEL, SpeculationConfig
+from aiakq.runtime.config.speculation import SpeculationConfig
+from aiakq.runtime.config.speculation_methods import DRAFT_MODEL
 from aiakq.runtime.speculation.draft_length import DEFAULT_COSTS, StepCosts
 
 #: Draft tokens take no time, so that there are as many as possible.
