@@ -85,3 +85,9 @@ def test_a_prompt_beyond_the_context_is_one_line(engine, capsys):
     assert main(words) == 2
     err = capsys.readouterr().err
     assert "error[context_length_exceeded]" in err.splitlines()[-1]
+
+
+def test_a_gate_on_what_answers_of_one_token_lack_is_refused_before_the_model_loads(capsys):
+    words = ["bench", "latency", "/no/such/model", "--output-len", "1", "--fail-if", "tpot_ms.p50>5"]
+    assert main(words) == 2
+    assert "answers have one token" in capsys.readouterr().err
