@@ -89,7 +89,7 @@ class AlternationArguments:
     confidence: float = _confidence()
     round_seconds: float = argument(1.5, "Seconds that a round measures, after both sides have started.", above=0.0)
     min_rounds: int = argument(5, "Rounds before the first look at the results.", low=2)
-    max_rounds: int = argument(50, "Most rounds.", low=2)
+    max_rounds: int = argument(50, "Maximum number of rounds.", low=2)
     max_minutes: float = argument(10.0, "Minutes after which no further round begins.", above=0.0)
     timeout_s: float = argument(
         600.0, "Seconds without an answer until a side counts as failed.", flags=("--timeout",), low=0.1

@@ -108,6 +108,12 @@ def token_times(outputs: Sequence[RequestOutput]) -> tuple[list[float], list[flo
     return ttft, tpot
 
 
+def unmeasured(options: LatencyArguments) -> dict[str, str]:
+    """Keys of the template that a run with these options leaves empty, and why."""
+    reason = "answers have one token (--output-len)"
+    return dict.fromkeys(milliseconds("tpot", []), reason) if options.output_len == 1 else {}
+
+
 def template() -> dict[str, Any]:
     """The document of a run without batches: every key that a gate may name."""
     metrics = measure([], [])

@@ -94,7 +94,7 @@ def latency(arguments: LatencyArguments, result: ResultArguments, engine: dict[s
         with console.ProgressBars("bench latency") as bars:
             return measuring.run(options, bars.update)
 
-    measure(measuring.template(), result, run)
+    measure(measuring.template(), result, run, unmeasured=measuring.unmeasured(arguments))
 
 
 @bench.command(cls=Command)

@@ -173,6 +173,8 @@ _VERDICTS = {"worse": "bold red", "changed": "bold red", "undecided": "yellow", 
 
 def comparison(document: Mapping[str, Any]) -> None:
     """Print a comparison: every metric with its change, interval and verdict, and the counters that changed."""
+    from aiakq.bench.comparison.compare import percent
+
     rows: dict[str, object] = {"base": document["base"], "new": document["new"]}
     if document["metrics"]:
         confidence = f"{100 * document['confidence']:g} % sure of all"
@@ -187,9 +189,9 @@ def comparison(document: Mapping[str, Any]) -> None:
         drawn = table("metric", "base", "new", "change, %", "interval, %", "verdict", left=(0, 5))
         for row in document["metrics"]:
             low, high = row["low"], row["high"]
-            interval = "-" if low is None else f"{100 * (low - 1):+.1f} to {100 * (high - 1):+.1f}"
+            interval = "-" if low is None else f"{percent(low)} to {percent(high)}"
             verdict = Text(row["verdict"], _VERDICTS.get(row["verdict"], "")) if row["gated"] else ""
-            numbers = (number(row["base"]), number(row["new"]), f"{100 * (row['ratio'] - 1):+.1f}", interval)
+            numbers = (number(row["base"]), number(row["new"]), percent(row["ratio"]), interval)
             drawn.add_row(plain(row["metric"]), *numbers, verdict)
         show(drawn)
     if changed:

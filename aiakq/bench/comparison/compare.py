@@ -128,10 +128,15 @@ def listed(rows: Iterable[Mapping[str, Any]]) -> str:
 
 def change_text(row: Mapping[str, Any]) -> str:
     """A change with its interval: ``+5.1 % (+3.9 to +6.2 %)``."""
-    change = f"{100 * (row['ratio'] - 1):+.1f} %"
+    change = f"{percent(row['ratio'])} %"
     if row["low"] is None:
         return change
-    return f"{change} ({100 * (row['low'] - 1):+.1f} to {100 * (row['high'] - 1):+.1f} %)"
+    return f"{change} ({percent(row['low'])} to {percent(row['high'])} %)"
+
+
+def percent(ratio: float) -> str:
+    """A ratio as a change in percent; beyond a factor of ten only that it is beyond."""
+    return f"{100 * (ratio - 1):+.1f}" if ratio < 10 else ">+900"
 
 
 def _gated(estimates: Mapping[str, Sequence[statistics.Estimate]], chosen: Sequence[str]) -> list[str]:

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from aiakq.arguments.comparison import CompareArguments
-from aiakq.bench.comparison.compare import CHANGED, compare, counter_rows, failure
+from aiakq.bench.comparison.compare import CHANGED, change_text, compare, counter_rows, failure
 from aiakq.bench.comparison.readers import Result
 from aiakq.bench.comparison.statistics import Estimate, of_runs
 from aiakq.cli import main
@@ -172,3 +172,8 @@ def test_a_report_in_no_folder_is_refused_first(runs, capsys):
 
 def test_a_missing_side_is_a_usage_error(capsys):
     assert main(["bench", "compare", "one.json"]) == USAGE
+
+
+def test_an_interval_without_a_sensible_end_is_not_spelt_out():
+    row = {"ratio": 0.9, "low": 0.001, "high": 1.7e17}
+    assert change_text(row) == "-10.0 % (-99.9 to >+900 %)"
