@@ -64,8 +64,7 @@ def load_engine(config: EngineConfig, on_phase: Callable[[Phase], None] = _ignor
 def _load_engine(config: EngineConfig, on_phase: Callable[[Phase], None], group: RankGroup | None) -> Engine:
     started = time.monotonic()
     with gc_frozen():
-        host_ranks, share = (1, None) if group is None else (group.host_ranks, group.share)
-        model, operations = load_within_memory(config, share, host_ranks)
+        model, operations = load_within_memory(config, *((group.share, group.host_ranks) if group else ()))
         draft = None if config.draft is None else load_within_memory(config.draft)[0]
     release_memory()
     method = f"{config.spec.method}, {config.spec.describe()}" if config.spec else "not quantized"
