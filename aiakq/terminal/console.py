@@ -139,14 +139,11 @@ def failure(problem: AiakqError) -> None:
     """The one line that ends a failed command: what went wrong and what to do; details, if any, come before it."""
     for row in problem.details.splitlines():
         line(_visible(row))
-    remedy = plain(" ".join(filter(None, [close_value(problem), problem.remedy])))
-    line(
-        ("aiakq: ", "bold"),
-        (f"error[{problem.id}]", "bold red"),
-        ": ",
-        plain(problem.message),
-        *([" ", (remedy, "cyan")] if remedy else []),
-    )
+    words: list[str | tuple[str, str]] = [("aiakq: ", "bold"), (f"error[{problem.id}]", "bold red"), ": "]
+    words.append(plain(problem.message))
+    if remedy := plain(" ".join(filter(None, [close_value(problem), problem.remedy]))):
+        words += [" ", (remedy, "cyan")]
+    line(*words)
 
 
 def bug(problem: BaseException, where: str) -> None:
