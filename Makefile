@@ -21,7 +21,7 @@ $(BIN)/pip:
 # The native kernels compile while pip downloads; the installation waits for them and links (build.py locks).
 define install
 @echo "Installing aiakq, torch and transformers in $(VENV). Downloads take minutes."
-@began=$$(date +%s); nice $(PYTHON) -P kernels/cpu/build.py > /dev/null 2>&1 & \
+@began=$$(date +%s); $(PYTHON) -P kernels/cpu/build.py > /dev/null 2>&1 & \
 	$(PIP_INSTALL) $(1); code=$$?; wait; \
 	if [ $$code = 0 ]; then echo "Installed after $$(($$(date +%s) - began)) s."; fi; exit $$code
 endef

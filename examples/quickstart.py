@@ -36,7 +36,7 @@ def main() -> None:
     began = time.monotonic()
     OUT.mkdir(parents=True, exist_ok=True)
     first, *others = METHODS
-    console.print("Four minutes on two idle cores; the model answers within the first.", style="dim")
+    console.print("Every command is shown before it runs. Perplexity is measured last.", style="dim")
     console.print(Rule(f"1. Quantize the example model with {first}, and ask it"))
     quantize(first)
     command("aiakq", "serve", "--model", str(OUT / first), "-q", first, "--port", "0")
@@ -131,7 +131,7 @@ def query(url: str, began: float) -> None:
 
 def show(kind: str, prompt: str, answer: str) -> None:
     """What was asked and answered, on one or two lines."""
-    text = Text.assemble(f"{kind:12}", prompt, (" ".join(["", *answer.split()]), "bold"))
+    text = Text.assemble(f"{kind:12}", prompt, (" ".join(["", *answer.split()] if prompt else answer.split()), "bold"))
     console.print(text)
 
 

@@ -139,15 +139,11 @@ def failure(problem: AiakqError) -> None:
     """Print the last line of a failed command, its cause and remedy; details, if any, are printed before it."""
     for row in problem.details.splitlines():
         line(_visible(row))
-    remedy = plain(" ".join(filter(None, [close_value(problem), problem.remedy])))
-    remedies: list[str | tuple[str, str]] = [" ", (remedy, "cyan")] if remedy else []
-    line(
-        ("aiakq: ", "bold"),
-        (f"error[{problem.id}]", "bold red"),
-        ": ",
-        plain(problem.message),
-        *remedies,
-    )
+    words: list[str | tuple[str, str]] = [("aiakq: ", "bold"), (f"error[{problem.id}]", "bold red"), ": "]
+    words.append(plain(problem.message))
+    if remedy := plain(" ".join(filter(None, [close_value(problem), problem.remedy]))):
+        words += [" ", (remedy, "cyan")]
+    line(*words)
 
 
 def bug(problem: BaseException, where: str) -> None:

@@ -63,8 +63,7 @@ def load_engine(config: EngineConfig, on_phase: Callable[[Phase], None] = _ignor
 def _load_engine(config: EngineConfig, on_phase: Callable[[Phase], None], group: RankGroup | None) -> Engine:
     started = time.monotonic()
     with gc_frozen():
-        host_ranks, share = (1, None) if group is None else (group.host_ranks, group.share)
-        model, operations, draft = load_models(config, share, host_ranks)
+        model, operations, draft = load_models(config, *((group.share, group.host_ranks) if group else (None, 1)))
     release_memory()
     method = f"{config.spec.method}, {config.spec.describe()}" if config.spec else "not quantized"
     on_phase(Phase("weights", time.monotonic() - started, f"{config.architecture}, {method}"))

@@ -38,6 +38,7 @@ class Page:
 
     def __init__(self, browser: Any, url: str) -> None:
         self.browser = browser
+        browser.get("about:blank")  # the page before may ask a server that is gone until it is left
         browser.get_log("browser")
         browser.execute_cdp_cmd(
             "Page.addScriptToEvaluateOnNewDocument",
