@@ -151,8 +151,9 @@ def test_the_begin_and_the_end_of_the_load_are_not_measured(bench_server):
 def test_a_ramp_ends_faster_than_it_begins(bench_server):
     ramp = {"ramp_up_strategy": "linear", "ramp_up_start_rps": 10.0, "ramp_up_end_rps": 50.0}
     document, _ = run(bench_server.url, num_prompts=12, burstiness=float("inf"), save_detailed=True, **ramp)
-    starts = document["detailed"]["start_times"]
-    assert starts[1] - starts[0] > 2 * (starts[-1] - starts[-2])
+    detailed = document["detailed"]
+    due = [start - wait for start, wait in zip(detailed["start_times"], detailed["queue_times"], strict=True)]
+    assert due[1] - due[0] > 2 * (due[-1] - due[-2])
 
 
 @pytest.mark.parametrize(
