@@ -72,8 +72,7 @@ def _load_engine(config: EngineConfig, on_phase: Callable[[Phase], None], group:
     if group is None:
         num_pages = count_pages(config, model, 1, draft_bytes)
     else:
-        # Free memory is known after all ranks have loaded.
-        group.wait_loaded(config, operations.get("tensor parallel", ""))
+        group.wait_loaded(config, operations.get("tensor parallel", ""))  # only then is free memory known
         num_pages = group.count_pages(count_pages(config, model, group.host_ranks, draft_bytes))
     if config.fit_model_len:
         fitting = min(config.model.num_positions, (num_pages - 1) * config.cache.block_size)
