@@ -69,14 +69,14 @@ def read_object(value: Any, what: str) -> Mapping[str, Any]:
 
 def layer_override(values: Any, base: LayerSpec) -> LayerSpec | None:
     """Return ``base`` with the config's values for one layer; None if they are 16 bits or more."""
-    overrides = read_object(values, "the entry of a layer")
-    bits = read_integer(first_of(overrides, "bits", "w_bit", default=base.bits), "bits")
+    entry = read_object(values, "the entry of a layer")
+    bits = read_integer(first_of(entry, "bits", "w_bit", default=base.bits), "bits")
     if bits >= 16:
         return None
-    size = first_of(overrides, "group_size", "q_group_size", default=base.group_size)
+    size = first_of(entry, "group_size", "q_group_size", default=base.group_size)
     return replace(
         base,
         bits=read_bits(bits, "a layer"),
         group_size=read_group_size(size),
-        symmetric=bool(overrides.get("sym", base.symmetric)),
+        symmetric=bool(entry.get("sym", base.symmetric)),
     )
