@@ -16,7 +16,8 @@ from aiakq.kernels.cpu.attention import StepTables
 from aiakq.kernels.cpu.recording import Recording
 from aiakq.kernels.types import AttentionContext
 from aiakq.runtime.layers.attention import LayerCache
-from aiakq.runtime.models.decoder import Decoder, ModelInput, StageOutput
+from aiakq.runtime.models.decoder import Decoder
+from aiakq.runtime.models.step import ModelInput, StageOutput
 
 
 @dataclass(frozen=True)

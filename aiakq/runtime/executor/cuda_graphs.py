@@ -20,7 +20,8 @@ from aiakq.kernels.transfer import on_device
 from aiakq.kernels.types import AttentionContext
 from aiakq.runtime.config.compilation import CompilationConfig
 from aiakq.runtime.layers.attention import LayerCache
-from aiakq.runtime.models.decoder import Decoder, ModelInput, whole_logits
+from aiakq.runtime.models.decoder import Decoder
+from aiakq.runtime.models.step import ModelInput, whole_logits
 
 _DEFAULT = CompilationConfig()
 

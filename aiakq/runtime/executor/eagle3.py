@@ -12,8 +12,8 @@ from aiakq.runtime.engine.records import Chunk, ChunkResult, SampledToken
 from aiakq.runtime.executor.runner import Runner
 from aiakq.runtime.executor.sampler import SamplerRow, sample
 from aiakq.runtime.executor.sequences import RunningSequences, SequenceState
-from aiakq.runtime.models.decoder import ModelInput, StageOutput, whole_logits
 from aiakq.runtime.models.eagle3 import Eagle3Head
+from aiakq.runtime.models.step import ModelInput, StageOutput, whole_logits
 
 
 class Eagle3Proposer:

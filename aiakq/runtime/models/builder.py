@@ -21,17 +21,7 @@ from aiakq.runtime.config.model import ModelConfig, OutputHead
 from aiakq.runtime.layers.activation import activation
 from aiakq.runtime.layers.attention import Attention, ProjectionStep
 from aiakq.runtime.layers.rotary import rotary_tables
-from aiakq.runtime.models.decoder import (
-    MLP,
-    Block,
-    Decoder,
-    DecoderLayer,
-    GatedMLP,
-    Mixer,
-    PlainMLP,
-    Rescale,
-    Weights,
-)
+from aiakq.runtime.models.decoder import MLP, Block, Decoder, DecoderLayer, GatedMLP, Mixer, PlainMLP, Rescale, Weights
 from aiakq.runtime.models.stage import whole_model
 
 #: Maximum number of outputs of a projection, ten times more than any model has.
