@@ -13,8 +13,7 @@ from aiakq.kernels.recurrent_types import StateContext
 from aiakq.kernels.types import AttentionContext
 from aiakq.runtime.config.engine import EngineConfig
 from aiakq.runtime.loader.model_loader import load_model
-from aiakq.runtime.models.decoder import Model
-from aiakq.runtime.models.step import ModelInput, whole_logits
+from aiakq.runtime.models.interface import Model, ModelInput, whole_logits
 
 
 @dataclass

@@ -16,7 +16,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from aiakq.runtime.models.step import StageOutput
+from aiakq.runtime.models.interface import StageOutput
 from aiakq.system.frames import receive_exactly
 
 #: Epoch, number of the step, rows, columns, bytes per value, number of tensors.

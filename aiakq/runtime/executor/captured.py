@@ -14,8 +14,8 @@ from aiakq.runtime.executor.cpu_program import Bounds, Program
 from aiakq.runtime.executor.cuda_graphs import DecodeGraphs, sizes
 from aiakq.runtime.layers.attention import LayerCache
 from aiakq.runtime.layers.experts import SparseMLP
-from aiakq.runtime.models.decoder import Decoder, Model
-from aiakq.runtime.models.step import ModelInput, StageOutput
+from aiakq.runtime.models.decoder import Decoder
+from aiakq.runtime.models.interface import Model, ModelInput, StageOutput
 
 #: Operations that can be recorded only as native CPU operations, and not on a GPU: those of recurrent layers.
 NATIVE_ONLY = ("convolution", "recurrence", "gated_norm")

@@ -17,7 +17,7 @@ from aiakq.kernels.cpu.recording import Recording
 from aiakq.kernels.types import AttentionContext
 from aiakq.runtime.layers.attention import LayerCache
 from aiakq.runtime.models.decoder import Decoder
-from aiakq.runtime.models.step import ModelInput, StageOutput
+from aiakq.runtime.models.interface import ModelInput, StageOutput
 
 
 @dataclass(frozen=True)

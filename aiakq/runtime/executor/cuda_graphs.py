@@ -21,7 +21,7 @@ from aiakq.kernels.types import AttentionContext
 from aiakq.runtime.config.compilation import CompilationConfig
 from aiakq.runtime.layers.attention import LayerCache
 from aiakq.runtime.models.decoder import Decoder
-from aiakq.runtime.models.step import ModelInput, whole_logits
+from aiakq.runtime.models.interface import ModelInput, whole_logits
 
 _DEFAULT = CompilationConfig()
 

@@ -10,7 +10,7 @@ from aiakq.runtime.engine.records import Chunk, ChunkResult, SampledToken
 from aiakq.runtime.executor.runner import Runner
 from aiakq.runtime.executor.sampler import SamplerRow, sample
 from aiakq.runtime.executor.sequences import RunningSequences, SequenceState
-from aiakq.runtime.models.step import ModelInput, whole_logits
+from aiakq.runtime.models.interface import ModelInput, whole_logits
 
 
 class DraftModel:

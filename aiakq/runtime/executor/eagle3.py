@@ -13,7 +13,7 @@ from aiakq.runtime.executor.runner import Runner
 from aiakq.runtime.executor.sampler import SamplerRow, sample
 from aiakq.runtime.executor.sequences import RunningSequences, SequenceState
 from aiakq.runtime.models.eagle3 import Eagle3Head
-from aiakq.runtime.models.step import ModelInput, StageOutput, whole_logits
+from aiakq.runtime.models.interface import ModelInput, StageOutput, whole_logits
 
 
 class Eagle3Proposer:

@@ -32,7 +32,7 @@ from aiakq.runtime.engine.records import StepBatch, StepResult
 from aiakq.runtime.executor.runner import Runner
 from aiakq.runtime.executor.sampled_step import SampledStep
 from aiakq.runtime.executor.sequences import RunningSequences, SequenceState
-from aiakq.runtime.models.step import StageOutput
+from aiakq.runtime.models.interface import StageOutput
 from aiakq.runtime.structured.compiler import GrammarCompiler
 
 #: Seconds to leave to rank 0 for finding out which rank failed, before this rank reports a failed collective.

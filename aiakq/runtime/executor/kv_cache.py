@@ -9,7 +9,8 @@ from aiakq.runtime.config.cache import CacheConfig
 from aiakq.runtime.config.engine import EngineConfig
 from aiakq.runtime.device_memory import free_memory
 from aiakq.runtime.executor.states import RING, StateRows
-from aiakq.runtime.models.decoder import Decoder, Model
+from aiakq.runtime.models.decoder import Decoder
+from aiakq.runtime.models.interface import Model
 
 
 def kv_bytes_per_page(model: Model, cache: CacheConfig) -> int:

@@ -19,7 +19,7 @@ from aiakq.runtime.executor.model_proposer import ModelProposer
 from aiakq.runtime.executor.runner import Runner, StepInput
 from aiakq.runtime.executor.sampled_step import SampledStep
 from aiakq.runtime.executor.sequences import RunningSequences, SequenceState
-from aiakq.runtime.models.step import whole_logits
+from aiakq.runtime.models.interface import whole_logits
 from aiakq.runtime.sampling_params import LogitsProcessor
 from aiakq.runtime.structured.compiler import GrammarCompiler
 from aiakq.runtime.structured.grammars import Grammar

@@ -9,7 +9,7 @@ from torch import Tensor
 from aiakq.runtime.engine.records import Chunk, ChunkResult
 from aiakq.runtime.executor.runner import Runner
 from aiakq.runtime.executor.sequences import RunningSequences, SequenceState
-from aiakq.runtime.models.step import ModelInput
+from aiakq.runtime.models.interface import ModelInput
 
 
 class ModelProposer(Protocol):

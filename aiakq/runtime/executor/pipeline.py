@@ -19,7 +19,7 @@ from aiakq.runtime.engine.records import StepBatch, StepResult
 from aiakq.runtime.executor.local import fits
 from aiakq.runtime.executor.runner import Runner
 from aiakq.runtime.executor.sequences import RunningSequences, SequenceState
-from aiakq.runtime.models.step import StageOutput
+from aiakq.runtime.models.interface import StageOutput
 from aiakq.runtime.structured.compiler import GrammarCompiler
 from aiakq.runtime.structured.grammars import Grammar
 from aiakq.runtime.structured.vocabulary import Vocabulary

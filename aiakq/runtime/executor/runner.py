@@ -22,8 +22,8 @@ from aiakq.runtime.executor.projection import Projection
 from aiakq.runtime.executor.sequences import RunningSequences, SequenceState
 from aiakq.runtime.executor.states import StateRows
 from aiakq.runtime.lora.store import AdapterStore
-from aiakq.runtime.models.decoder import Decoder, Model
-from aiakq.runtime.models.step import ModelInput, StageOutput
+from aiakq.runtime.models.decoder import Decoder
+from aiakq.runtime.models.interface import Model, ModelInput, StageOutput
 
 
 @dataclass

@@ -20,8 +20,7 @@ from aiakq.runtime.engine.messages import RequestSpec
 from aiakq.runtime.engine.records import Chunk, NewSequence, StepBatch
 from aiakq.runtime.executor.runner import Runner
 from aiakq.runtime.executor.sequences import RunningSequences
-from aiakq.runtime.models.decoder import Model
-from aiakq.runtime.models.step import whole_logits
+from aiakq.runtime.models.interface import Model, whole_logits
 from aiakq.runtime.sampling_params import SamplingParams
 
 #: Lengths of both sequences, and the number of tokens of the first one in the first step.

@@ -21,7 +21,7 @@ from aiakq.runtime.executor.runner import Runner
 from aiakq.runtime.loader import eagle3
 from aiakq.runtime.loader.draft_config import draft_folder, with_draft
 from aiakq.runtime.loader.model_loader import load_within_memory
-from aiakq.runtime.models.decoder import Model
+from aiakq.runtime.models.interface import Model
 
 
 def configure(config: EngineConfig, args: Mapping[str, Any]) -> EngineConfig:

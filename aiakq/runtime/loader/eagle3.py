@@ -19,8 +19,9 @@ from aiakq.runtime.executor.runner import Runner
 from aiakq.runtime.loader.draft_config import draft_folder, with_draft
 from aiakq.runtime.loader.required import RequiredWeights
 from aiakq.runtime.loader.weights import open_weights
-from aiakq.runtime.models.decoder import Decoder, Model
+from aiakq.runtime.models.decoder import Decoder
 from aiakq.runtime.models.eagle3 import Eagle3Builder, Eagle3Head
+from aiakq.runtime.models.interface import Model
 
 #: The embedding of the target model, for heads that have none and cannot share the one in memory.
 _EMBEDDING = "model.embed_tokens.weight"

@@ -11,7 +11,8 @@ from aiakq.runtime.engine.messages import ModelLimits
 from aiakq.runtime.executor.cpu_program import Bounds
 from aiakq.runtime.loader.required import adaptable_modules
 from aiakq.runtime.loader.weights import open_weights
-from aiakq.runtime.models.decoder import Decoder, Model
+from aiakq.runtime.models.decoder import Decoder
+from aiakq.runtime.models.interface import Model
 from aiakq.runtime.pooling_params import PoolingLimits
 
 

@@ -16,7 +16,7 @@ from aiakq.runtime.loader.weights import CheckpointWeights, weights_for
 from aiakq.runtime.lora.layers import AdaptableLayers
 from aiakq.runtime.lora.quantized_base import QuantizedBase
 from aiakq.runtime.models import ARCHITECTURES, FAMILIES
-from aiakq.runtime.models.decoder import Model
+from aiakq.runtime.models.interface import Model
 from aiakq.runtime.models.stage import whole_model
 
 

@@ -14,7 +14,8 @@ from aiakq.runtime.executor.projection import Projection
 from aiakq.runtime.executor.runner import Runner
 from aiakq.runtime.loader.model_loader import load_within_memory
 from aiakq.runtime.lora.store import AdapterStore
-from aiakq.runtime.models.decoder import Decoder, Model
+from aiakq.runtime.models.decoder import Decoder
+from aiakq.runtime.models.interface import Model
 
 
 def new_runner(config: EngineConfig, model: Model, num_pages: int, num_slots: int) -> Runner:

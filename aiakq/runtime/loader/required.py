@@ -18,7 +18,7 @@ from aiakq.kernels.ops.linear import LinearLayer
 from aiakq.runtime.config.model import ModelConfig
 from aiakq.runtime.lora.layers import is_adaptable
 from aiakq.runtime.models import ARCHITECTURES
-from aiakq.runtime.models.decoder import Model
+from aiakq.runtime.models.interface import Model
 
 #: Names of the output layer for logits, which a pooling model does not need.
 OUTPUT_LAYERS = ("lm_head.", "language_model.lm_head.")

@@ -31,8 +31,7 @@ from aiakq.runtime.loader.quantized_modules import QuantizedModule, replace_quan
 from aiakq.runtime.loader.transformers_checkpoint import MissedTensors, load_checkpoint
 from aiakq.runtime.loader.weights import open_weights, operations
 from aiakq.runtime.models import FAMILIES
-from aiakq.runtime.models.decoder import Model
-from aiakq.runtime.models.step import ModelInput
+from aiakq.runtime.models.interface import Model, ModelInput
 
 #: Prefix of the names of our attention functions in transformers' registry, followed by a number.
 _PREFIX = "aiakq_paged_"

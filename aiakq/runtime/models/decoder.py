@@ -15,14 +15,13 @@ from aiakq.kernels.ops.embedding import EmbeddingLayer
 from aiakq.kernels.ops.linear import LinearLayer
 from aiakq.kernels.ops.lora import AdaptedLinear
 from aiakq.kernels.ops.norm import Norm
-from aiakq.kernels.ops.sampling import Sampler
 from aiakq.kernels.ops.scaling import Scaling
 from aiakq.kernels.types import ActivationLayout, AttentionContext, LinearInput
 from aiakq.runtime.config.model import ModelConfig
 from aiakq.runtime.layers.attention import LayerCache
 from aiakq.runtime.lora.layers import AdaptableLayers
+from aiakq.runtime.models.interface import ModelInput, StageOutput
 from aiakq.runtime.models.stage import Stage
-from aiakq.runtime.models.step import ModelInput, StageOutput
 
 
 class Weights(Protocol):
@@ -83,37 +82,6 @@ class Weights(Protocol):
 
     def embedding(self, name: str, vocab: int, width: int, *, tied: bool) -> tuple[EmbeddingLayer, LinearLayer | None]:
         """Return the embedding with the table ``name`` [V, D], and the output layer if it is tied to it."""
-
-
-class Model(Protocol):
-    """Interface of a model as the executor uses it, native or through transformers.
-
-    sampler       sampler of the model's device.
-    vocab_size    width of the logits.
-    row_multiple  the numbers of token rows and logit rows must be multiples of this.
-    """
-
-    sampler: Sampler
-    vocab_size: int
-    row_multiple: int
-
-    def kv_bytes_per_token(self, dtype: torch.dtype) -> int:
-        """Return the bytes of one token in the KV caches of all layers, for caches of ``dtype``."""
-
-    def state_bytes(self) -> int:
-        """Return the bytes of one sequence's states in all recurrent layers; 0 if there are none."""
-
-    def new_caches(self, pages: int, page_size: int, state_rows: int = 1) -> list[LayerCache]:
-        """Allocate the KV cache of every layer, filled with zeros; for a recurrent layer, ``state_rows`` states.
-
-        Their dtype is the KV cache dtype that the model was loaded with.
-        """
-
-    def forward(self, step: ModelInput, caches: list[LayerCache]) -> Tensor | StageOutput:
-        """Run a step: write its keys and values into ``caches``, and return logits or hidden states.
-
-        Returns logits [R, V] float32 of ``step.logit_rows``, or the input of the next stage.
-        """
 
 
 class MLP(Protocol):

@@ -21,8 +21,8 @@ from aiakq.runtime.config.eagle3 import Eagle3Config
 from aiakq.runtime.layers.attention import LayerCache
 from aiakq.runtime.models.builder import DecoderBuilder
 from aiakq.runtime.models.decoder import Block, Decoder, Weights
+from aiakq.runtime.models.interface import ModelInput
 from aiakq.runtime.models.stage import whole_model
-from aiakq.runtime.models.step import ModelInput
 
 #: The logit of tokens that the head cannot propose; finite, so that rows are.
 _IMPOSSIBLE = -1e30

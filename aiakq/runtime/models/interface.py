@@ -1,0 +1,79 @@
+"""The interface between models and executors: the input and output of a step, and what a model provides."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from aiakq.kernels.ops.sampling import Sampler
+from aiakq.kernels.types import AttentionContext
+from aiakq.runtime.layers.attention import LayerCache
+
+
+@dataclass
+class StageOutput:
+    """Output of a pipeline stage: ``x`` [T, hidden], and ``residual`` [T, hidden] or None, not yet added to it."""
+
+    x: Tensor
+    residual: Tensor | None
+
+
+def whole_logits(output: Tensor | StageOutput) -> Tensor:
+    """Return the logits [R, V] of a model that is not split into stages."""
+    assert isinstance(output, Tensor), "the head is in another stage"
+    return output
+
+
+@dataclass
+class ModelInput:
+    """The flattened tokens of one step.
+
+    token_ids   token ids [T] int64.
+    positions   positions [T] int64.
+    context     locations of keys and values in the KV cache.
+    logit_rows  rows of T whose logits are needed, [R] int64.
+    hidden      output of the previous stage, or of the target model of an EAGLE-3 head, which is modified; None
+                elsewhere.
+    aux_hidden_states  filled in by the model: [T, hidden] before each of its ``aux_layers``.
+    """
+
+    token_ids: Tensor
+    positions: Tensor
+    context: AttentionContext
+    logit_rows: Tensor
+    hidden: StageOutput | None = None
+    aux_hidden_states: list[Tensor] = field(default_factory=list)
+
+
+class Model(Protocol):
+    """Interface of a model as the executor uses it, native or through transformers.
+
+    sampler       sampler of the model's device.
+    vocab_size    width of the logits.
+    row_multiple  the numbers of token rows and logit rows must be multiples of this.
+    """
+
+    sampler: Sampler
+    vocab_size: int
+    row_multiple: int
+
+    def kv_bytes_per_token(self, dtype: torch.dtype) -> int:
+        """Return the bytes of one token in the KV caches of all layers, for caches of ``dtype``."""
+
+    def state_bytes(self) -> int:
+        """Return the bytes of one sequence's states in all recurrent layers; 0 if there are none."""
+
+    def new_caches(self, pages: int, page_size: int, state_rows: int = 1) -> list[LayerCache]:
+        """Allocate the KV cache of every layer, filled with zeros; for a recurrent layer, ``state_rows`` states.
+
+        Their dtype is the KV cache dtype that the model was loaded with.
+        """
+
+    def forward(self, step: ModelInput, caches: list[LayerCache]) -> Tensor | StageOutput:
+        """Run a step: write its keys and values into ``caches``, and return logits or hidden states.
+
+        Returns logits [R, V] float32 of ``step.logit_rows``, or the input of the next stage.
+        """
