@@ -162,7 +162,7 @@ class Scheduler:
             lengths = choose_lengths(self.costs, num_tokens, len(decodes), rates, limits, room)
             for (chunk, speculation, drafts), length in zip(proposals, lengths, strict=True):
                 if length == 0:
-                    speculation.try_out(chunk.sequence.token_ids, drafts)
+                    speculation.set_aside(chunk.sequence.token_ids, drafts)
                 elif self._grow_for_drafts(chunk.sequence, 1 + length):
                     chunk.add_drafts(drafts[:length])
         self._request_drafts([chunk for chunk in chosen if chunk.samples], config)
@@ -177,7 +177,7 @@ class Scheduler:
             if speculation is None:
                 continue
             if sequence.num_pending_tokens:
-                speculation.try_ahead(sequence.token_ids)
+                speculation.compare_ahead(sequence.token_ids)
                 continue
             max_tokens = min(room, sequence.max_draft_tokens, config.max_model_len - chunk.end)
             drafts = speculation.propose(sequence.token_ids, max_tokens) if max_tokens > 0 else []

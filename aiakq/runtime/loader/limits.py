@@ -8,18 +8,19 @@ from aiakq.errors import error
 from aiakq.runtime.config.engine import EngineConfig
 from aiakq.runtime.engine.adapters import AdapterLimits
 from aiakq.runtime.engine.messages import ModelLimits
+from aiakq.runtime.executor.cpu_program import Bounds
 from aiakq.runtime.loader.required import adaptable_modules
 from aiakq.runtime.loader.weights import open_weights
 from aiakq.runtime.models.decoder import Decoder, Model
 from aiakq.runtime.pooling_params import PoolingLimits
 
 
-def rows_of_steps(config: EngineConfig) -> int:
-    """The most outputs of the model that a step needs."""
+def bounds_of(config: EngineConfig, max_kv_tokens: int) -> Bounds:
+    """The largest step, with room for ``max_kv_tokens`` in the cache."""
+    scheduler = config.scheduler
+    tokens = scheduler.max_num_batched_tokens
     every_token = config.pooling is not None and config.pooling.every_token
-    if every_token:
-        return config.scheduler.max_num_batched_tokens
-    return config.scheduler.max_rows
+    return Bounds(tokens, tokens if every_token else scheduler.max_rows, min(config.max_model_len, max_kv_tokens))
 
 
 def limits_of(config: EngineConfig, model: Model, max_kv_tokens: int) -> ModelLimits:

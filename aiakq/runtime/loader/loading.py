@@ -16,7 +16,6 @@ from aiakq.runtime.distributed.starting import limit_torch_threads, start_ranks
 from aiakq.runtime.engine.engine import Engine
 from aiakq.runtime.engine.fair_scheduler import FairScheduler
 from aiakq.runtime.engine.pages import PagePool
-from aiakq.runtime.executor.cpu_program import Bounds
 from aiakq.runtime.executor.kv_cache import (
     count_pages,
     describe_states,
@@ -24,7 +23,7 @@ from aiakq.runtime.executor.kv_cache import (
     kv_bytes_per_page,
 )
 from aiakq.runtime.executor.selection import new_executor
-from aiakq.runtime.loader.limits import limits_of, rows_of_steps
+from aiakq.runtime.loader.limits import bounds_of, limits_of
 from aiakq.runtime.loader.new_runner import load_models, new_model_proposer, new_runner
 from aiakq.runtime.loader.step_costs import set_step_costs
 from aiakq.system.memory import gc_frozen
@@ -80,8 +79,7 @@ def _load_engine(config: EngineConfig, on_phase: Callable[[Phase], None], group:
         config = replace(config, max_model_len=min(config.max_model_len, fitting))
     pool = PagePool(num_pages, config.cache.block_size, config.cache.enable_prefix_caching)
     tokens = pool.num_usable * config.cache.block_size
-    longest = min(config.max_model_len, tokens)
-    bounds = Bounds(config.scheduler.max_num_batched_tokens, rows_of_steps(config), longest)
+    bounds = bounds_of(config, tokens)
     num_slots = config.scheduler.max_num_seqs + 1  # one is the engine's own
     runner = new_runner(config, model, num_pages, num_slots)
     how = runner.capture(bounds, config.compilation)
@@ -117,8 +115,7 @@ def _load_engine(config: EngineConfig, on_phase: Callable[[Phase], None], group:
     if draft is not None:
         proposer, facts["drafts"] = new_model_proposer(config, draft, model, num_pages, num_slots, bounds)
     executor = new_executor(runner, group, num_slots, -(-bounds.length // config.cache.block_size), proposer)
-    if costs := set_step_costs(config, scheduler, executor, limits):
-        facts["speculation"] = costs
+    set_step_costs(config, scheduler, executor, limits, facts)
     stages = config.parallel.pipeline_parallel_size
     return Engine(executor, scheduler, limits, facts, max(stages, 1 + config.scheduler.async_scheduling))
 

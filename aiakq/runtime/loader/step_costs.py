@@ -20,20 +20,22 @@ _ROUNDS, _SECONDS = 7, 2.0
 _PROPOSED = 4
 
 
-def set_step_costs(config: EngineConfig, scheduler: Scheduler, executor: Executor, limits: ModelLimits) -> str:
-    """Let ``scheduler`` choose draft lengths from the times of the loaded model; returns them for the start-up table.
-    Where draft tokens are never proposed, or weights are dummies, nothing is measured.
+def set_step_costs(
+    config: EngineConfig, scheduler: Scheduler, executor: Executor, limits: ModelLimits, facts: dict[str, str]
+) -> None:
+    """Let ``scheduler`` choose draft lengths from the times of the loaded model, and add them to ``facts``, which are
+    for the start-up table. Without speculation, or with dummy weights, nothing is measured.
     """
     speculation = config.scheduler.speculation
     if speculation is None or config.pooling is not None:
-        return ""
+        return
+    facts["speculation"] = "draft lengths from assumed times of steps"
     if config.load.load_format != "dummy":
         max_tokens = min(scheduler.max_rows, scheduler.budget)
         costs = measure_step_costs(executor, scheduler.pool, limits, max_tokens, speculation.model is not None)
         scheduler.costs = costs or scheduler.costs
         if costs is not None:
-            return describe_costs(costs)
-    return "draft lengths from assumed times of steps"
+            facts["speculation"] = describe_costs(costs)
 
 
 def measure_step_costs(

@@ -9,7 +9,7 @@ from aiakq.runtime.speculation.draft_length import AcceptanceRate
 from aiakq.runtime.speculation.proposers import SequenceProposer
 
 #: While draft tokens do not pay, one proposal in so many steps is compared with the tokens that are sampled anyway.
-_TRIAL_STEPS = 4
+_COMPARED_STEPS = 4
 #: The first number of steps after which a model proposes a token again although that does not pay; it doubles.
 _PROBE_STEPS = 128
 #: Expected accepted tokens per step from which on steps wait for the tokens that draft tokens follow.
@@ -33,7 +33,7 @@ class Speculation:
         self._forced_rate = AcceptanceRate(0.9)
         self._current = self._rate  # that of the last proposal
         self._received: tuple[int, list[int], bool] | None = None  # number of tokens before them, and if forced
-        self._trial: tuple[int, list[int]] | None = None  # number of tokens before a proposal, and the proposal
+        self._unverified: tuple[int, list[int]] | None = None  # number of tokens before a proposal, and the proposal
         self._num_skipped = 0
         self._num_idle, self._probe_steps = 0, _PROBE_STEPS
         self._expected = 2 * _MIN_EXPECTED
@@ -61,34 +61,34 @@ class Speculation:
             return received[1][:max_tokens]
         if self._proposer is None:
             return []
-        if self._trial is not None:
-            if self._num_skipped < _TRIAL_STEPS - 1:
+        if self._unverified is not None:
+            if self._num_skipped < _COMPARED_STEPS - 1:
                 self._num_skipped += 1
                 return []
-            self._finish_trial(token_ids)
+            self._compare_unverified(token_ids)
         self._current = self._rate
         found = self._proposer.propose(token_ids, min(max_tokens, self.max_length))
         if not found:
             self._expect(0)
         return found
 
-    def try_out(self, token_ids: list[int], drafts: list[int]) -> None:
+    def set_aside(self, token_ids: list[int], drafts: list[int]) -> None:
         """Do not verify ``drafts``, which were proposed to follow ``token_ids``, but compare them with what follows.
         That costs nothing, and shows when they would be accepted again.
         """
         if self._proposer is not None and self._current is self._rate:
-            self._trial = len(token_ids), drafts
+            self._unverified = len(token_ids), drafts
             self._num_skipped = 0
 
-    def try_ahead(self, token_ids: list[int]) -> None:
+    def compare_ahead(self, token_ids: list[int]) -> None:
         """The same while the token after ``token_ids`` is pending, so that nothing can be verified."""
         drafts = self.propose(token_ids, self.max_length)
         if drafts:
-            self.try_out(token_ids, drafts)
+            self.set_aside(token_ids, drafts)
 
-    def _finish_trial(self, token_ids: list[int]) -> None:
-        assert self._trial is not None
-        (start, drafts), self._trial = self._trial, None
+    def _compare_unverified(self, token_ids: list[int]) -> None:
+        assert self._unverified is not None
+        (start, drafts), self._unverified = self._unverified, None
         following = token_ids[start : start + len(drafts)]
         count = 0
         while count < len(following) and following[count] == drafts[count]:

@@ -37,7 +37,7 @@ def test_tokens_that_are_not_verified_are_compared_with_what_follows():
     tokens = [1]
     for step in range(1, 30):
         if drafts := one.propose(tokens, 4):
-            one.try_out(tokens, drafts)
+            one.set_aside(tokens, drafts)
         tokens.append(1 + step)
     assert one.rate > 0.9, "what was proposed came"
     assert proposer.calls < 10, "not in every step"
@@ -87,7 +87,7 @@ def test_steps_wait_for_tokens_only_while_drafts_are_accepted():
     assert not one.expects_drafts
     tokens = [1]
     for step in range(1, 60):
-        one.try_ahead(tokens)
+        one.compare_ahead(tokens)
         tokens.append(1 + step)
     assert one.expects_drafts, "what would have been proposed came"
 

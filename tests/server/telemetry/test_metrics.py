@@ -152,7 +152,7 @@ def test_tokens_of_steps_are_counted_as_in_vllm(http, change):
 
 
 def test_draft_tokens_are_counted_as_by_old_and_new_versions_of_vllm():
-    metrics = Metrics("model", 100, {})
+    metrics = Metrics("model", 100, {"block_size": "16"})
     metrics.step(EngineStats(drafts=DraftCounts(2, 8, 3, [2, 1, 0, 0])))
     metrics.step(EngineStats(drafts=DraftCounts(4, 12, 6, [3, 2, 1, 0])))
 
