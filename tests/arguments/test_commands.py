@@ -222,16 +222,16 @@ def test_the_api_keys_of_the_server_are_read_beside_its_options():
     """Those of the variable are added to those of --api-key, see tests/server/http/test_auth.py."""
     command = COMMANDS["serve"]
     assert command.values({}, {"AIAKQ_API_KEY": "secret"}, {}) == [{}]
-    (arguments, _, _) = COMMANDS["bench serve"].values({}, {"AIAKQ_API_KEY": "secret"}, {})
+    (arguments, *_) = COMMANDS["bench serve"].values({}, {"AIAKQ_API_KEY": "secret"}, {})
     assert arguments.api_key == "secret"
 
 
 def test_variables_of_the_engine_do_not_count_for_a_server_that_runs_already():
     command = COMMANDS["bench serve"]
     environment = {"AIAKQ_DTYPE": "float32", "AIAKQ_NUM_PROMPTS": "7"}
-    arguments, _, engine = command.values({}, environment, {})
+    arguments, *_, engine = command.values({}, environment, {})
     assert arguments.num_prompts == 7 and engine == {}
-    assert command.values({}, environment, {}, "folder")[2] == {"dtype": "float32", "model": "folder"}
+    assert command.values({}, environment, {}, "folder")[-1] == {"dtype": "float32", "model": "folder"}
 
 
 def test_the_fields_of_quantize_options_are_the_rows():

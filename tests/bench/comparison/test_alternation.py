@@ -67,8 +67,8 @@ def compare(checkout: str, new: dict | None = None, base: dict | None = None, **
     options = AlternationArguments(base=checkout, new=checkout, round_seconds=0.01, **settings)
     engines = {"base": base or {}, "new": new or {}}
 
-    def opened(name, word, given, engine, stack):
-        side = open_side(name, word, given, engine, stack)
+    def opened(name, word, given, engine, stack, serve):
+        side = open_side(name, word, given, engine, stack, serve)
         return Side(side.name, side.label, side.interpreter, side.path, {**side.engine, **engines[name]})
 
     told: list = []
@@ -181,7 +181,7 @@ def test_a_busy_machine_shows_in_the_wall_time_only():
         began, started = waits.now(), time.monotonic()
         while time.monotonic() - started < 0.3:
             pass
-        assert 0.05 < waits.now() - began < 0.3
+        assert 0.05 < waits.now() - began < time.monotonic() - started
     finally:
         os.sched_setaffinity(0, affinity)
         other.kill()

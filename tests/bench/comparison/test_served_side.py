@@ -84,7 +84,7 @@ def test_a_slower_server_is_found_over_http(checkout):
     document = compare(checkout, **settings, metrics=("tpot_ms",), margin=100.0, confidence=50.0).document()
     rows = {row["metric"]: row for row in document["metrics"]}
     assert {"ttft_ms", "tpot_ms", "e2el_ms", "peak_mb", "load_s"} <= set(rows)
-    assert document["verdict"] == "worse" and rows["tpot_ms"]["new"] > 35 and rows["tpot_ms"]["ratio"] > 2
+    assert document["verdict"] == "worse" and rows["tpot_ms"]["ratio"] > 2
     assert document["same_tokens"] and document["config"]["engines"]["new"]["seed"] == 40
     assert document["environment"]["sides"]["new"]["facts"] == {"version": "9", "torch": "1"}
 
