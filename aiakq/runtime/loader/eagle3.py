@@ -13,9 +13,8 @@ from aiakq.kernels.ops.embedding import EmbeddingLayer
 from aiakq.runtime.config.eagle3 import Eagle3Config, is_eagle3
 from aiakq.runtime.config.engine import EngineConfig
 from aiakq.runtime.config.quantization import checked_spec
-from aiakq.runtime.executor.cpu_program import Bounds
 from aiakq.runtime.executor.eagle3 import Eagle3Proposer
-from aiakq.runtime.executor.runner import Runner
+from aiakq.runtime.executor.runner import Bounds, Runner
 from aiakq.runtime.loader.draft_config import draft_folder, with_draft
 from aiakq.runtime.loader.required import RequiredWeights
 from aiakq.runtime.loader.weights import open_weights
