@@ -54,8 +54,10 @@ def bench_result(document: Mapping[str, Any]) -> None:
         rows["requests"] = _requests(document)
     if document.get("duration"):
         rows["duration"] = console.seconds(document["duration"])
+    # The peak is that of whole seconds, which a shorter run does not have.
+    is_short = document.get("duration") is not None and document["duration"] < 1
     for key, name in _RATES.items():
-        if document.get(key) is not None:
+        if document.get(key) is not None and not (is_short and key == "max_output_tokens_per_s"):
             rows[name] = number(document[key]) + _interval(document, key)
     share = document["prefix_cache"]["hit_rate"]
     rows["prefix-cache hits"] = "not reported" if share is None else f"{share:.1%}"
