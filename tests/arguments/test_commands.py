@@ -214,7 +214,8 @@ def test_known_variables_and_those_of_kubernetes_are_not_reported():
     kubernetes += ["AIAKQ_GATEWAY_SERVICE_PORT", "AIAKQ_GATEWAY_PORT"]
     assert unknown_variables(["PATH", *kubernetes, *known_variables()]) == []
     assert unknown_variables(["AIAKQ_XYZZY"]) == [
-        "No option or setting reads the environment variable AIAKQ_XYZZY. docs/arguments.md lists the variables."
+        "No option or setting reads the environment variable AIAKQ_XYZZY. "
+        "Variables are named after the options that --help lists."
     ]
 
 
