@@ -28,5 +28,8 @@ def check_paths(options: QuantizeArguments) -> None:
 
 
 def is_path(name: str) -> bool:
-    """Whether a source of calibration data can only be a path: the hub has no such names."""
+    """Whether a source of calibration data that does not exist can only be a path, as the hub has no such names."""
+    folder, colon, _ = name.rpartition(":")
+    if colon and Path(folder).is_dir():  # a saved data set and its split
+        return False
     return Path(name).suffix.lower() in _SUFFIXES or name.startswith(("/", "./", "../", "~"))

@@ -86,7 +86,7 @@ def test_a_rank_that_does_not_come_at_the_start_is_named():
     collectives = group(3)
     found = on_every_rank(collectives[:2], lambda one: one.connect(0.5) or one.late_rank)
     assert found == [2, 2] and all(one.is_given_up for one in collectives[:2])
-    assert collectives[0].place == "the start of a group"
+    assert collectives[0].place == "initializing the process group"
 
 
 def test_a_rank_that_does_not_come_later_is_named():

@@ -16,7 +16,7 @@ LAYERS = (
     {"block"},
     {"model"},
     {"numerics", "calibration", "workers"},
-    {"options", "recipe", "recipe_file", "methods"},
+    {"options", "paths", "recipe", "recipe_file", "methods"},
 )
 FILES = sorted(path.relative_to(FOLDER) for path in FOLDER.glob("**/*.py"))
 
