@@ -15,6 +15,8 @@ def ban_last(outputs, logits):
     return logits
 
 
+#: Tokens of the letters a to h of the tiny models: with few tokens, words and stop strings come up.
+LETTERS = list(range(67, 75))
 #: What requests may ask for; most of it depends on the token before.
 WISHES = [
     {"temperature": 0, "logprobs": 2},
@@ -35,17 +37,59 @@ WISHES = [
     {"temperature": 1.0, "seed": 8, "stop_token_ids": list(range(0, 320, 4))},
     {"temperature": 0, "logits_processors": [ban_last]},
     {"temperature": 0, "max_tokens": None},
+    {"temperature": 0, "logit_bias": {5: 4.0, 40: 3.0, 41: -100.0}, "frequency_penalty": 1.5, "max_tokens": 12},
+    {
+        "temperature": 1.1,
+        "seed": 9,
+        "n": 2,
+        "best_of": 3,
+        "logit_bias": {70: 1.5},
+        "logprobs": 1,
+        "prompt_logprobs": 1,
+        "allowed_token_ids": list(range(20, 120)),
+        "ignore_eos": True,
+        "max_tokens": 11,
+    },
+    {
+        "temperature": 1.0,
+        "seed": 10,
+        "bad_words": ["a", "bc", "hgf"],
+        "allowed_token_ids": LETTERS,
+        "logprobs": 3,
+        "max_tokens": 14,
+    },
+    {
+        "temperature": 1.0,
+        "seed": 11,
+        "n": 2,
+        "stop": ["ccf", "gdd", "hgf"],
+        "include_stop_str_in_output": True,
+        "allowed_token_ids": LETTERS,
+        "min_tokens": 3,
+        "logprobs": 0,
+        "max_tokens": 30,
+    },
+    {"temperature": 0.9, "seed": 13, "stop": ["dd", "b"], "allowed_token_ids": LETTERS, "max_tokens": 30},
+    {
+        "temperature": 1.0,
+        "seed": 12,
+        "structured_outputs": {"regex": "([a-e]{2}x)+[a-e]{3}"},
+        "logprobs": 1,
+        "max_tokens": 24,
+    },
 ]
+#: The first ones come twice, at other lengths and behind other prompts.
+NUM_REQUESTS = 28
 
 
 def requests(vocab_size: int) -> tuple[list[dict], list[SamplingParams], list[int]]:
     draw = random.Random(5)
     shared = [draw.randrange(3, vocab_size) for _ in range(37)]
     prompts = []
-    for index in range(22):
+    for index in range(NUM_REQUESTS):
         own = [draw.randrange(3, vocab_size) for _ in range(draw.choice([1, 2, 7, 16, 17, 50]))]
         prompts.append({"prompt_token_ids": shared + own if index % 3 == 0 else own})
-    params = [SamplingParams(**({"max_tokens": 1 + n % 14} | WISHES[n % len(WISHES)])) for n in range(22)]
+    params = [SamplingParams(**({"max_tokens": 1 + n % 14} | WISHES[n % len(WISHES)])) for n in range(NUM_REQUESTS)]
     return prompts, params, [draw.randrange(3) for _ in prompts]
 
 

@@ -6,11 +6,14 @@ has no effect or, if ignoring it would change results, refused. Standard library
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from aiakq.errors import error
+
+_BOOLEANS = {"true": True, "false": False}
 
 
 @dataclass(frozen=True)
@@ -20,7 +23,7 @@ class Unsupported:
     reason    a sentence without the full stop: what replaces it, or what is missing.
     defaults  values that change nothing, besides None, False, and empty values.
     refused   whether other values are refused; else they are accepted with a notice.
-    switch    whether it is a flag without a value.
+    switch    whether it is a flag without a value, or with "true" or "false" as the next word.
     """
 
     name: str
@@ -40,6 +43,8 @@ class Unsupported:
 
     def is_default(self, value: Any) -> bool:
         """Whether ``value`` is equivalent to not giving the argument."""
+        if self.switch and str(value).lower() in _BOOLEANS:
+            value = _BOOLEANS[str(value).lower()]
         return value is None or value is False or str(value) in ("", "{}", "[]", *map(str, self.defaults))
 
 
@@ -56,7 +61,7 @@ UNSUPPORTED: tuple[Unsupported, ...] = (
     Unsupported("code_revision", "code of a model is taken from the revision of the model", refused=True),
     Unsupported("model_loader_extra_config", "no loader has extra settings", refused=True),
     Unsupported("max_parallel_loading_workers", "all ranks read their shards of the weights in parallel"),
-    Unsupported("use_tqdm_on_load", "progress is shown where there is a terminal", (True, "true"), switch=True),
+    Unsupported("use_tqdm_on_load", "progress is shown where there is a terminal", (True,), switch=True),
     Unsupported("qlora_adapter_name_or_path", "models in bitsandbytes' formats are not read", refused=True),
     Unsupported("override_neuron_config", "there are no kernels for Neuron devices", refused=True),
     Unsupported("additional_config", "no platform has extra settings", refused=True),
@@ -95,7 +100,7 @@ UNSUPPORTED: tuple[Unsupported, ...] = (
         "calculate_kv_scales", "8-bit keys and values are scaled dynamically when they are written", switch=True
     ),
     Unsupported("num_scheduler_steps", "every step is scheduled; on a CPU it is one call", (1,)),
-    Unsupported("multi_step_stream_outputs", "every step streams its outputs", (True, "true"), switch=True),
+    Unsupported("multi_step_stream_outputs", "every step streams its outputs", (True,), switch=True),
     Unsupported("num_lookahead_slots", "pages for draft tokens are allocated in every step", (0,)),
     Unsupported("disable_async_output_proc", _TEXT_PROCESS, switch=True),
     Unsupported(
@@ -128,7 +133,11 @@ UNSUPPORTED: tuple[Unsupported, ...] = (
     Unsupported("spec_decoding_acceptance_method", _EXACT_DRAFTS, ("rejection_sampler",), refused=True),
     Unsupported("typical_acceptance_sampler_posterior_threshold", _EXACT_DRAFTS),
     Unsupported("typical_acceptance_sampler_posterior_alpha", _EXACT_DRAFTS),
-    Unsupported("disable_logprobs_during_spec_decoding", _EXACT_DRAFTS, (True, "true"), switch=True),
+    Unsupported(
+        "disable_logprobs_during_spec_decoding",
+        "log-probabilities are the same with and without draft tokens",
+        switch=True,
+    ),
     # --- logs ----------------------------------------------------------------------------------------------------
     Unsupported("disable_log_requests", "requests are logged with --enable-log-requests only", switch=True),
     Unsupported("enable_server_load_tracking", "/load counts requests, always", switch=True),
@@ -147,8 +156,9 @@ def split_words(words: Sequence[str]) -> tuple[list[str], dict[str, Any]]:
     names = {row.flag: row for row in UNSUPPORTED} | {row.short: row for row in UNSUPPORTED if row.short}
     kept: list[str] = []
     given: dict[str, Any] = {}
-    rest = iter(words)
-    for word in rest:
+    rest = deque(words)
+    while rest:
+        word = rest.popleft()
         if word == "--":
             return [*kept, word, *rest], given
         name, has_value, value = word.partition("=")
@@ -156,10 +166,13 @@ def split_words(words: Sequence[str]) -> tuple[list[str], dict[str, Any]]:
         row = names.get("--" + name.removeprefix("--no-") if off else name)
         if row is None or (off and not row.switch):
             kept.append(word)
+        elif has_value:
+            given[row.name] = value
         elif row.switch:
-            given[row.name] = value if has_value else not off
+            has_word = not off and bool(rest) and rest[0].lower() in _BOOLEANS
+            given[row.name] = _BOOLEANS[rest.popleft().lower()] if has_word else not off
         else:
-            given[row.name] = value if has_value else next(rest, None)
+            given[row.name] = rest.popleft() if rest else None
     return kept, given
 
 

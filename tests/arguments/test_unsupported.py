@@ -70,4 +70,7 @@ def test_they_are_removed_from_a_command_line():
         "use_v2_block_manager": False,
         "lora_extra_vocab_size": "2",
     }
+    words = ["serve", "--enable-lora-bias", "false", "m", "--enable-expert-parallel", "n"]
+    kept, given = unsupported.split_words(words)
+    assert kept == ["serve", "m", "n"] and given == {"enable_lora_bias": False, "enable_expert_parallel": True}
     assert unsupported.split_words(["serve", "--runner"]) == (["serve"], {"runner": None})

@@ -1,4 +1,7 @@
-"""Bugs of speculative decoding to plant: each must be found by the simulator. See planted.py."""
+"""Bugs of speculative decoding to plant: each must be found by the simulator. See planted.py.
+
+Those of the sampler, which the simulator does not run, are in tests/runtime/executor/test_sampled_step.py.
+"""
 
 from __future__ import annotations
 

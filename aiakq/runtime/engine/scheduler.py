@@ -201,9 +201,18 @@ class Scheduler:
         rates = [speculation.proposer_rate for _, speculation, _ in asked]
         limits = [min(limit, speculation.max_length) for _, speculation, limit in asked]
         room = self.max_rows - len(chunks)
-        lengths = choose_lengths(self.costs, len(chunks), len(chunks), rates, limits, room, with_proposals=True)
+        batch = self.costs, len(chunks), len(chunks)
+        lengths = choose_lengths(*batch, rates, limits, room, with_proposals=True)
+        probed = []
         for (chunk, speculation, _), length in zip(asked, lengths, strict=True):
-            chunk.num_proposed = length or int(room > 0 and speculation.is_probe_due())
+            chunk.num_proposed = length
+            if length == 0 and room > 0 and speculation.is_probe_due():
+                probed.append(chunk)
+        # Where draft tokens would not pay if all were accepted, the draft model need not keep up with the sequences.
+        if probed and any(choose_lengths(*batch, [MAX_RATE] * len(asked), limits, room, with_proposals=True)):
+            for chunk in probed:
+                chunk.num_proposed = 1
+        for chunk, _, _ in asked:
             if chunk.num_proposed:
                 self._grow_for_drafts(chunk.sequence, chunk.count + chunk.num_proposed)  # for keys of the draft model
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
+from itertools import takewhile
 
 from torch import Tensor
 
@@ -19,7 +20,8 @@ class DraftModel:
 
     A draft token is sampled with the parameters, random number and grammar of the token that it is for, so that it is
     accepted as often as the two models agree. Nothing else depends on the draft model: where its cache lacks tokens of
-    a sequence, because it had no draft tokens for a while, they are computed when it gets some.
+    a sequence, because it had no draft tokens for a while, they are computed when it gets some. Prompts are computed
+    with those of the target model, but not in steps where sequences are sampled and none gets draft tokens.
 
     runner      of the model.
     max_tokens  in one of its steps.
@@ -29,6 +31,7 @@ class DraftModel:
     def __init__(self, runner: Runner, max_tokens: int, max_length: int) -> None:
         self.runner = runner
         self._max_tokens, self._max_length = max_tokens, max_length
+        self._pages: set[int] = set()  # those that hold keys of this model at every position
 
     def observe(self, step: ModelInput) -> None:
         """Nothing: it reads tokens."""
@@ -44,10 +47,12 @@ class DraftModel:
         """See ``ModelProposer``: observed is None, not [T, hidden]."""
         drafts = []
         num_left = self._max_tokens
+        with_prompts = any(chunk.num_proposed for chunk in chunks) or not any(chunk.samples for chunk in chunks)
+        before = [self._begin(chunk, sequence) for chunk, sequence in zip(chunks, sequences, strict=True)]
         for chunk, sequence, result in zip(chunks, sequences, results, strict=True):
             num_positions = min(len(sequence.pages) * self.runner.page_size, self._max_length)
             draft = _Draft(chunk, sequence, result, num_positions)
-            if num_left and (draft.num_wanted or chunk.count > 1 + len(chunk.drafts)):
+            if num_left and (draft.num_wanted or (with_prompts and chunk.count > 1 + len(chunk.drafts))):
                 num_left -= draft.catch_up(num_left)
                 drafts.append(draft)
         proposing = [draft for draft in drafts if draft.next_chunk.count > 0]
@@ -56,6 +61,21 @@ class DraftModel:
             proposing = [draft for draft in proposing if draft.prepare_next()]
         for draft in drafts:
             draft.finish()
+        for first, sequence in zip(before, sequences, strict=True):
+            assert sequence.num_drafted is not None
+            size = self.runner.page_size
+            self._pages.update(sequence.pages[first // size : sequence.num_drafted // size])
+
+    def _begin(self, chunk: Chunk, sequence: SequenceState) -> int:
+        """The target model wrote ``chunk`` into pages. Returns how many tokens of ``sequence`` this model has computed:
+        at first, those of cached pages.
+        """
+        size = self.runner.page_size
+        self._pages.difference_update(sequence.pages[chunk.first // size : -(-(chunk.first + chunk.count) // size)])
+        if sequence.num_drafted is None:
+            cached = sequence.pages[: chunk.first // size]
+            sequence.num_drafted = size * _num_leading(page in self._pages for page in cached)
+        return sequence.num_drafted
 
     def _compute(self, drafts: list[_Draft], running: RunningSequences) -> None:
         """One step of the model; each draft that goes on gets its next token."""
@@ -91,10 +111,11 @@ class _Draft:
         last = result.sampled[-1] if result.sampled else None
         goes_on = last is not None and last.is_valid and not last.ends and not sequence.modifier.calls_functions
         self.num_wanted = chunk.num_proposed if goes_on and not result.proposed else 0
-        if sequence.num_drafted is None:
-            sequence.num_drafted = chunk.first  # before it is a cached prefix
         start = sequence.num_drafted
-        sequence.num_drafted += _num_equal(sequence.token_ids[start : start + len(sequence.drafted)], sequence.drafted)
+        assert start is not None
+        following = sequence.token_ids[start : start + len(sequence.drafted)]
+        accepted = (token == draft for token, draft in zip(following, sequence.drafted, strict=False))
+        sequence.num_drafted = start + _num_leading(accepted)
         sequence.drafted = []
 
     def catch_up(self, max_tokens: int) -> int:
@@ -135,9 +156,6 @@ class _Draft:
             self.sequence.drafted = self.tokens[:-1]
 
 
-def _num_equal(tokens: Sequence[int], drafts: Sequence[int]) -> int:
-    """How many of ``drafts`` from the first on equal ``tokens``."""
-    count = 0
-    while count < min(len(tokens), len(drafts)) and tokens[count] == drafts[count]:
-        count += 1
-    return count
+def _num_leading(values: Iterable[bool]) -> int:
+    """How many of ``values`` come before the first that is false."""
+    return sum(1 for _ in takewhile(bool, values))

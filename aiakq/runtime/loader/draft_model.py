@@ -33,7 +33,7 @@ def configure(config: EngineConfig, args: Mapping[str, Any]) -> EngineConfig:
     draft = EngineConfig.from_args(args)
     reason = ""
     if draft.model.vocab_size != config.model.vocab_size:
-        reason = f"it has {draft.model.vocab_size} tokens, the model {config.model.vocab_size}"
+        reason = f"its vocabulary has {draft.model.vocab_size} tokens, the model {config.model.vocab_size}"
     elif draft.model.is_recurrent:
         reason = "states of recurrent layers cannot be rolled back"
     if reason:

@@ -35,7 +35,7 @@ def configure(config: EngineConfig, args: Mapping[str, Any]) -> EngineConfig:
     head = Eagle3Config.from_folder(load.path)
     reason = ""
     if head.model.vocab_size != config.model.vocab_size:
-        reason = f"it has {head.model.vocab_size} tokens, the model {config.model.vocab_size}"
+        reason = f"its vocabulary has {head.model.vocab_size} tokens, the model {config.model.vocab_size}"
     elif head.target_hidden_size != config.model.hidden_size:
         reason = f"it reads hidden states of {head.target_hidden_size}, the model has {config.model.hidden_size}"
     if reason:

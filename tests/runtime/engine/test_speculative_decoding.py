@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
 import torch
-from mixed_requests import answers, requests
+from mixed_requests import WISHES, answers, requests
 from replay_proposer import FREE, replaying
 from safetensors.torch import load_file, save_file
 
@@ -44,6 +45,16 @@ def tokens_of(expected: list) -> list[list[int]]:
         for prompt, (outputs, _, _) in zip(prompts, expected, strict=True)
         for output in outputs
     ]
+
+
+def test_the_requests_cover_every_sampling_parameter(expected):
+    text_only = {"detokenize", "skip_special_tokens", "spaces_between_special_tokens", "truncate_prompt_tokens"}
+    names = {field.name for field in fields(SamplingParams) if field.init} - text_only - {"guided_decoding"}
+    assert names == {name for wish in WISHES for name in wish}
+    outputs = [output for found, _, _ in expected for output in found]
+    assert {output.stop_reason for output in outputs} >= {"ccf", "gdd", "b", None}
+    assert any(len(output.token_ids) > 6 and output.finish_reason == "stop" for output in outputs)
+    assert not any(error for _, _, error in expected)
 
 
 @pytest.mark.parametrize("mistakes", [0.0, 0.3])

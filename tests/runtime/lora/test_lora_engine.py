@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from lora_adapters import adapted, save_adapter
+from replay_proposer import replaying
 from safetensors.torch import load_file, save_file
 
 from aiakq import LLM, LoRARequest, SamplingParams
@@ -100,6 +101,21 @@ def test_a_batch_of_adapters_gives_each_what_it_gets_alone(mode, base, chosen, a
     for _ in range(2):  # the second time from the prefix cache, and with adapters that were evicted
         assert answers(llm, prompts(), chosen) == alone
     llm.engine.check()
+    assert mode != "preempted" or llm.engine.stats.preemptions > 0
+
+
+@pytest.mark.parametrize("mistakes", [0.0, 0.3])
+@pytest.mark.parametrize("mode", ["all at once", "two at a time", "chunked", "preempted", "one step ahead"])
+def test_draft_tokens_change_nothing_beside_adapters(mode, mistakes, base, chosen, alone):
+    """Steps mix rows of several adapters and of none, with draft tokens of every length."""
+    config = {"method": "ngram", "num_speculative_tokens": 5, "disable_by_batch_size": 1000}
+    llm = engine(base, speculative_config=config, **MODES[mode])
+    pairs = zip(prompts(), alone, strict=True)
+    replaying(llm, [prompt + [token for token, _ in answer] for prompt, answer in pairs], mistakes)
+    for _ in range(2):
+        assert answers(llm, prompts(), chosen) == alone
+    drafts = llm.engine.stats.drafts
+    assert drafts.accepted > 40 and (drafts.accepted < drafts.drafts or not mistakes)
     assert mode != "preempted" or llm.engine.stats.preemptions > 0
 
 
