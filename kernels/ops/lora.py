@@ -13,7 +13,7 @@ adapter keeps its bits; the reference promises the latter only.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import torch
@@ -65,6 +65,11 @@ class LoraPart:
     def nbytes(self) -> int:
         """Bytes of its tensors."""
         return sum(t.nbytes for t in (self.a, self.b, self.bias, self.factors) if t is not None)
+
+    def to(self, device: torch.device) -> LoraPart:
+        """The part with its tensors on ``device``."""
+        bias, factors = (None if each is None else each.to(device) for each in (self.bias, self.factors))
+        return replace(self, a=self.a.to(device), b=self.b.to(device), bias=bias, factors=factors)
 
 
 class SegmentView(Protocol):
