@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -85,8 +86,8 @@ class AdapterTarget:
     scales: LinearScales
 
 
-#: The parts of an adapter by layer, in the host's memory.
-PreparedAdapter = dict[AdaptedLinear, list[LoraPart]]
+#: An adapter by layer, as the layers' products have packed it.
+PreparedAdapter = dict[AdaptedLinear, Any]
 
 
 @dataclass
@@ -183,14 +184,15 @@ class AdaptableLayers:
             if found is not None:
                 target = self.targets[found]
                 parts.setdefault(target.layer, []).append((target.order, self._part(target, lora)))
-        return {layer: [part for _, part in sorted(own, key=lambda each: each[0])] for layer, own in parts.items()}
+        return {
+            layer: layer.product.pack([part for _, part in sorted(own, key=lambda each: each[0])])
+            for layer, own in parts.items()
+        }
 
-    def load(self, slot: int, prepared: PreparedAdapter, device: torch.device) -> int:
+    def load(self, slot: int, prepared: PreparedAdapter) -> int:
         """Put an adapter into a slot. Returns its bytes."""
         try:
-            return sum(
-                layer.product.load(slot, [part.to(device) for part in parts]) for layer, parts in prepared.items()
-            )
+            return sum(layer.product.load(slot, packed) for layer, packed in prepared.items())
         except BaseException:
             self.unload(slot)
             raise

@@ -24,8 +24,8 @@ class AdapterStore:
     nbytes   in memory, by slot.
     """
 
-    def __init__(self, layers: AdaptableLayers, device: torch.device) -> None:
-        self._layers, self._device = layers, device
+    def __init__(self, layers: AdaptableLayers) -> None:
+        self._layers = layers
         self._slots: dict[str, int] = {}
         self._failures: dict[str, str] = {}
         self.nbytes: dict[int, int] = {}
@@ -75,7 +75,7 @@ class AdapterStore:
                 prepared = self.staging.take(new.adapter.key)
                 if prepared is None:
                     prepared = self._prepare(new.adapter)
-                self.nbytes[new.slot] = self._layers.load(new.slot, prepared, self._device)
+                self.nbytes[new.slot] = self._layers.load(new.slot, prepared)
             except (AiakqError, MemoryError) as failure:
                 reason = str(failure).strip().splitlines()[0] if str(failure).strip() else "there is no memory for it"
         if reason is not None:
