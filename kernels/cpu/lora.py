@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -47,6 +48,19 @@ class NativeSegments:
         self._memory = memory
 
 
+@dataclass(frozen=True)
+class PackedAdapter:
+    """An adapter of one layer as the kernel reads it.
+
+    weights  its native struct.
+    memory   what that points to.
+    """
+
+    weights: Any
+    memory: Any
+    nbytes: int
+
+
 class NativeLora:
     """The adapters of one layer; the interface is LoraProduct in ops/lora.py."""
 
@@ -63,13 +77,13 @@ class NativeLora:
         op.base_bias = address(self._bias)
         self._ops, self._scratch_per_row = OpList(op), native.scratch_bytes(op)
 
-    def load(self, slot: int, parts: Sequence[LoraPart]) -> int:
+    def pack(self, parts: Sequence[LoraPart]) -> PackedAdapter:
         """See LoraProduct."""
-        self.unload(slot)
-        if not parts:
-            return 0
         problem, native = self._problem, load_library()
-        weights, type_ = self._weights[slot], parts[0].a.dtype
+        weights = native.structs["LoraWeights"]()
+        if not parts:
+            return PackedAdapter(weights, None, 0)
+        type_ = parts[0].a.dtype
         a = F.pad(torch.cat([part.a for part in parts]), (0, -problem.k % 16)).contiguous()
         scales = torch.cat([torch.full((len(part.a),), part.scale) for part in parts])
         kept: list[Tensor] = [a, scales]
@@ -90,8 +104,12 @@ class NativeLora:
         assert first_rank <= problem.max_rank, "an adapter's rank is checked before"
         weights.a, weights.scales, weights.part = address(a), address(scales), ctypes.addressof(structs)
         weights.type, weights.rank, weights.tiles, weights.parts = TYPES[type_], first_rank, tiles, len(parts)
-        self._memory[slot] = [structs, kept]
-        return sum(tensor.nbytes for tensor in kept)
+        return PackedAdapter(weights, (structs, kept), sum(tensor.nbytes for tensor in kept))
+
+    def load(self, slot: int, packed: PackedAdapter) -> int:
+        """See LoraProduct."""
+        self._weights[slot], self._memory[slot] = packed.weights, packed.memory
+        return packed.nbytes
 
     def unload(self, slot: int) -> None:
         """See LoraProduct."""

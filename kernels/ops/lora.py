@@ -13,7 +13,7 @@ adapter keeps its bits; the reference promises the latter only.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import torch
@@ -66,6 +66,11 @@ class LoraPart:
         """Bytes of its tensors."""
         return sum(t.nbytes for t in (self.a, self.b, self.bias, self.factors) if t is not None)
 
+    def to(self, device: torch.device) -> LoraPart:
+        """The part with its tensors on ``device``."""
+        bias, factors = (None if each is None else each.to(device) for each in (self.bias, self.factors))
+        return replace(self, a=self.a.to(device), b=self.b.to(device), bias=bias, factors=factors)
+
 
 class SegmentView(Protocol):
     """The rows of a step by adapter, as an implementation keeps them."""
@@ -106,7 +111,10 @@ class AdapterRows:
 class LoraProduct(Protocol):
     """The adapters of one layer."""
 
-    def load(self, slot: int, parts: Sequence[LoraPart]) -> int:
+    def pack(self, parts: Sequence[LoraPart]) -> Any:
+        """What ``load`` takes of an adapter, in the host's memory. May be called in any thread."""
+
+    def load(self, slot: int, packed: Any) -> int:
         """Put an adapter into a slot, whose last one is dropped; returns its bytes."""
 
     def unload(self, slot: int) -> None:
@@ -119,13 +127,17 @@ class LoraProduct(Protocol):
 class TorchLora:
     """The reference."""
 
-    def __init__(self, rows: AdapterRows, bias: Tensor | None) -> None:
-        self._rows, self._bias = rows, bias
+    def __init__(self, rows: AdapterRows, bias: Tensor | None, device: str = "cpu") -> None:
+        self._rows, self._bias, self._device = rows, bias, torch.device(device)
         self._parts: dict[int, Sequence[LoraPart]] = {}
 
-    def load(self, slot: int, parts: Sequence[LoraPart]) -> int:
+    def pack(self, parts: Sequence[LoraPart]) -> Sequence[LoraPart]:
         """See LoraProduct."""
-        self._parts[slot] = parts
+        return parts
+
+    def load(self, slot: int, packed: Sequence[LoraPart]) -> int:
+        """See LoraProduct."""
+        parts = self._parts[slot] = [part.to(self._device) for part in packed]
         return sum(part.nbytes for part in parts)
 
     def unload(self, slot: int) -> None:
@@ -185,4 +197,4 @@ def supports(problem: LoraProblem) -> str | None:
 
 def prepare(problem: LoraProblem, rows: AdapterRows, bias: Tensor | None) -> TorchLora:
     """bias [N] float32 of the base layer, or None."""
-    return TorchLora(rows, bias)
+    return TorchLora(rows, bias, problem.device)

@@ -79,11 +79,16 @@ class TritonLora:
         self._steps = -(-steps // wanted)
         self.split = -(-steps // self._steps)
 
-    def load(self, slot: int, parts: Sequence[LoraPart]) -> int:
+    def pack(self, parts: Sequence[LoraPart]) -> Sequence[LoraPart]:
+        """See LoraProduct. The GPU lays them out."""
+        return parts
+
+    def load(self, slot: int, packed: Sequence[LoraPart]) -> int:
         """See LoraProduct."""
         self.unload(slot)
-        if not parts:
+        if not packed:
             return 0
+        parts = [part.to(self._device) for part in packed]
         assert len(parts) <= MAX_PARTS, "more layers side by side than the table has room for"
         a = self._kept(torch.cat([part.a for part in parts]), (0, -self._problem.k % 16))
         scales = self._kept(torch.cat([torch.full((len(part.a),), part.scale) for part in parts]))

@@ -228,7 +228,7 @@ def _lora(device: torch.device) -> float:
                 extra = extra[: end - first].to(device)
                 given = (extra, extra) if slot == 0 else (None, None)
                 parts.append(LoraPart(first, 2.0, a.to(device, dtype), b.to(device, dtype), *given))
-            product.load(slot, parts)
+            product.load(slot, product.pack(parts))
         y = before.clone()
         product(x, y)
         worst = max(worst, float((y[3] - before[3]).abs().max()))  # a row without an adapter

@@ -12,6 +12,7 @@ import msgspec
 import pytest
 
 from aiakq import LLM
+from aiakq.runtime.engine.adapters import AdapterRef
 from aiakq.runtime.engine.records import Executor, PendingStep, StepBatch, StepResult
 from aiakq.runtime.structured.grammars import Grammar
 from aiakq.runtime.structured.vocabulary import Vocabulary
@@ -40,6 +41,12 @@ class EncodingExecutor:
 
     def prepare_grammar(self, grammar: Grammar) -> Future[None] | None:
         return self.inner.prepare_grammar(self.crossed(grammar, Grammar))
+
+    def prepare_adapter(self, adapter: AdapterRef) -> Future[None] | None:
+        return self.inner.prepare_adapter(self.crossed(adapter, AdapterRef))
+
+    def forget_adapter(self, adapter: AdapterRef) -> None:
+        self.inner.forget_adapter(self.crossed(adapter, AdapterRef))
 
     def crossed(self, record: T, type_: type[T]) -> T:
         encoded = msgspec.msgpack.encode(record)

@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+from aiakq.runtime.engine.adapters import AdapterRef
 from aiakq.runtime.engine.records import StepBatch, StepResult
 from aiakq.runtime.structured.grammars import Grammar
 from aiakq.runtime.structured.vocabulary import Vocabulary
@@ -169,6 +170,18 @@ class PrepareGrammar(msgspec.Struct, tag="grammar"):
     grammar: Grammar
 
 
+class PrepareAdapter(msgspec.Struct, tag="adapter"):
+    """An adapter that a later batch loads: it is read before."""
+
+    adapter: AdapterRef
+
+
+class ForgetAdapter(msgspec.Struct, tag="forget_adapter"):
+    """An adapter that was to be prepared, and that no request needs any more."""
+
+    adapter: AdapterRef
+
+
 class Sampled(msgspec.Struct, tag="sampled"):
     """The tokens sampled in the oldest pending step, as one list per chunk."""
 
@@ -215,6 +228,8 @@ ToRank = (
     | ResetSequences
     | UseVocabulary
     | PrepareGrammar
+    | PrepareAdapter
+    | ForgetAdapter
 )
 FromRank = (
     Listening | RankLoaded | PagesCounted | RankReady | Abandoned | Resumed | Results | OutOfMemory | Alive | RankFailed

@@ -13,7 +13,7 @@ from typing import Protocol
 
 import msgspec
 
-from aiakq.runtime.engine.adapters import NewAdapter
+from aiakq.runtime.engine.adapters import AdapterRef, NewAdapter
 from aiakq.runtime.engine.messages import RequestSpec, TokenLogprobs
 from aiakq.runtime.pooling_params import Pooled
 from aiakq.runtime.structured.grammars import Grammar
@@ -157,3 +157,9 @@ class Executor(Protocol):
 
     def prepare_grammar(self, grammar: Grammar) -> Future[None] | None:
         """Begin to compile ``grammar`` beside the steps; None if nothing is to be waited for."""
+
+    def prepare_adapter(self, adapter: AdapterRef) -> Future[None] | None:
+        """Begin to read ``adapter`` beside the steps; None if nothing is to be waited for."""
+
+    def forget_adapter(self, adapter: AdapterRef) -> None:
+        """Drop what was read of ``adapter``, if no step has loaded it: no request needs it any more."""

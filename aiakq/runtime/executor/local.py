@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from aiakq.runtime.device_memory import is_out_of_memory, release_memory
+from aiakq.runtime.engine.adapters import AdapterRef
 from aiakq.runtime.engine.records import Chunk, StepBatch, StepResult
 from aiakq.runtime.executor.model_proposer import ModelProposer
 from aiakq.runtime.executor.runner import Runner, StepInput
@@ -139,6 +140,15 @@ class LocalExecutor:
         """See ``Executor``."""
         compiler = self._sequences.compiler
         return None if compiler is None else compiler.prepare(grammar)
+
+    def prepare_adapter(self, adapter: AdapterRef) -> Future[None] | None:
+        """See ``Executor``."""
+        return None if self.runner.adapters is None else self.runner.adapters.prepare(adapter)
+
+    def forget_adapter(self, adapter: AdapterRef) -> None:
+        """See ``Executor``."""
+        if self.runner.adapters is not None:
+            self.runner.adapters.forget(adapter)
 
     def register_logits_processors(self, request_id: str, processors: Sequence[LogitsProcessor]) -> None:
         """Apply ``processors`` to the logits of a request that is about to be added to the engine.

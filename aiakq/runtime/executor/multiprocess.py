@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import itertools
 import weakref
+from concurrent.futures import Future
 
 from msgspec.structs import replace
 
 from aiakq.errors import error
 from aiakq.runtime.device_memory import is_out_of_memory
-from aiakq.runtime.distributed.messages import Batch, Launch, ResetSequences, Sampled
+from aiakq.runtime.distributed.messages import Batch, ForgetAdapter, Launch, PrepareAdapter, ResetSequences, Sampled
 from aiakq.runtime.distributed.rank_group import RankGroup
+from aiakq.runtime.engine.adapters import AdapterRef
 from aiakq.runtime.engine.records import StepBatch, StepResult
 from aiakq.runtime.executor.follower import NO_MEMORY
 from aiakq.runtime.executor.local import LocalExecutor, LocalPendingStep
@@ -59,6 +61,18 @@ class MultiprocessExecutor(LocalExecutor):
         """See ``Executor``."""
         super().reset()
         self._group.send(ResetSequences())
+
+    def prepare_adapter(self, adapter: AdapterRef) -> Future[None] | None:
+        """See ``Executor``. Every rank reads the adapter; the future is that of this one."""
+        preparing = super().prepare_adapter(adapter)
+        if preparing is not None:
+            self._group.send(PrepareAdapter(adapter))
+        return preparing
+
+    def forget_adapter(self, adapter: AdapterRef) -> None:
+        """See ``Executor``."""
+        super().forget_adapter(adapter)
+        self._group.send(ForgetAdapter(adapter))
 
     def _launch_model(self, step: LocalPendingStep, step_input: StepInput) -> None:
         token_ids, collective = step_input.model_input.token_ids, self._collective

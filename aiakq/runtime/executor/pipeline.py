@@ -13,8 +13,18 @@ from concurrent.futures import Future
 
 import torch
 
-from aiakq.runtime.distributed.messages import Batch, Launch, PrepareGrammar, ResetSequences, Sampled, UseVocabulary
+from aiakq.runtime.distributed.messages import (
+    Batch,
+    ForgetAdapter,
+    Launch,
+    PrepareAdapter,
+    PrepareGrammar,
+    ResetSequences,
+    Sampled,
+    UseVocabulary,
+)
 from aiakq.runtime.distributed.rank_group import RankGroup
+from aiakq.runtime.engine.adapters import AdapterRef
 from aiakq.runtime.engine.records import StepBatch, StepResult
 from aiakq.runtime.executor.local import fits
 from aiakq.runtime.executor.runner import Runner
@@ -116,6 +126,20 @@ class PipelineExecutor:
         if preparing is not None:
             self._group.send(PrepareGrammar(grammar))
         return preparing
+
+    def prepare_adapter(self, adapter: AdapterRef) -> Future[None] | None:
+        """See ``Executor``. Every stage reads the adapter; the future is that of this one."""
+        adapters = self.runner.adapters
+        preparing = None if adapters is None else adapters.prepare(adapter)
+        if preparing is not None:
+            self._group.send(PrepareAdapter(adapter))
+        return preparing
+
+    def forget_adapter(self, adapter: AdapterRef) -> None:
+        """See ``Executor``."""
+        if self.runner.adapters is not None:
+            self.runner.adapters.forget(adapter)
+            self._group.send(ForgetAdapter(adapter))
 
     def _compute(self, step: PipelinedStep, batch: StepBatch) -> None:
         step_input = self.runner.prepare(batch.chunks, step.sequences, self._sequences)

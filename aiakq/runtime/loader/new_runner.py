@@ -24,7 +24,7 @@ def new_runner(config: EngineConfig, model: Model, num_pages: int, num_slots: in
     projection = None if config.pooling is None else Projection.load(config.load.path, config.pooling.dense)
     runner = Runner(model, num_pages, config.cache.block_size, config.device.device, states, projection)
     if isinstance(model, Decoder) and model.adapters is not None:
-        runner.adapters = AdapterStore(model.adapters, config.device.device)
+        runner.adapters = AdapterStore(model.adapters)
     return runner
 
 

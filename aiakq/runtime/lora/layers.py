@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -83,6 +84,10 @@ class AdapterTarget:
     rows: Tensor | None
     weight: Callable[[], Tensor]
     scales: LinearScales
+
+
+#: An adapter by layer, as the layers' products have packed it.
+PreparedAdapter = dict[AdaptedLinear, Any]
 
 
 @dataclass
@@ -168,19 +173,26 @@ class AdaptableLayers:
         scales.check(name, n, k)
         return scales
 
-    def load(self, slot: int, weights: Mapping[str, LoraWeights], device: torch.device) -> int:
-        """Put an adapter into a slot; modules of other ranks are left out. Returns its bytes."""
+    def prepare(self, weights: Mapping[str, LoraWeights]) -> PreparedAdapter:
+        """An adapter as ``load`` takes it; modules of other ranks are left out.
+
+        May run in another thread than the steps, one call at a time.
+        """
         parts: dict[AdaptedLinear, list[tuple[int, LoraPart]]] = {}
         for name, lora in weights.items():
             found = find_module(name, self.targets)
             if found is not None:
                 target = self.targets[found]
-                parts.setdefault(target.layer, []).append((target.order, self._part(target, lora, device)))
+                parts.setdefault(target.layer, []).append((target.order, self._part(target, lora)))
+        return {
+            layer: layer.product.pack([part for _, part in sorted(own, key=lambda each: each[0])])
+            for layer, own in parts.items()
+        }
+
+    def load(self, slot: int, prepared: PreparedAdapter) -> int:
+        """Put an adapter into a slot. Returns its bytes."""
         try:
-            return sum(
-                layer.product.load(slot, [part for _, part in sorted(own, key=lambda each: each[0])])
-                for layer, own in parts.items()
-            )
+            return sum(layer.product.load(slot, packed) for layer, packed in prepared.items())
         except BaseException:
             self.unload(slot)
             raise
@@ -190,18 +202,17 @@ class AdaptableLayers:
         for layer in {target.layer for target in self.targets.values()}:
             layer.product.unload(slot)
 
-    def _part(self, target: AdapterTarget, lora: LoraWeights, device: torch.device) -> LoraPart:
+    def _part(self, target: AdapterTarget, lora: LoraWeights) -> LoraPart:
         scales = target.scales
         lora = fitted(lora, scales, target.n, target.k, self.base.widths, target.name)
         factors = None if lora.magnitude is None else dora_factors(target.weight().to("cpu"), lora, scales) - 1
         dtype = _DTYPES.get(self.config.dtype, lora.a.dtype)
-        a, b, bias = lora.a.to(device, dtype), lora.b.to(device, dtype), lora.bias
+        a, b, bias = lora.a.to(dtype), lora.b.to(dtype), lora.bias
         if dtype != lora.a.dtype and not (a.isfinite().all() and b.isfinite().all()):
             reason = f"{target.name} holds numbers that are too large for {self.config.dtype} (--lora-dtype)"
             raise error("adapter_malformed", adapter=target.name, reason=reason)
-        bias, factors = (None if each is None else each.to(device) for each in (bias, factors))
         if target.rows is not None:
-            rows = target.rows.to(device)
+            rows = target.rows.to(b.device)
             b = b[rows]
             bias, factors = (None if each is None else each[rows] for each in (bias, factors))
         return LoraPart(target.first, lora.scale, a, b.contiguous(), bias, factors)

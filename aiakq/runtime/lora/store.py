@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import threading
 from collections.abc import Iterable, Sequence
+from concurrent.futures import Future
 
 import msgspec
 import torch
@@ -10,20 +13,33 @@ import torch
 from aiakq.errors import AiakqError, error
 from aiakq.runtime.engine.adapters import AdapterRef, NewAdapter
 from aiakq.runtime.lora.adapter_folder import LoraWeights, open_adapter
-from aiakq.runtime.lora.layers import AdaptableLayers
+from aiakq.runtime.lora.layers import AdaptableLayers, PreparedAdapter
+from aiakq.runtime.lora.staging import AdapterStaging
 
 
 class AdapterStore:
     """Adapters by slot.
 
-    nbytes  in memory, by slot.
+    staging  those that are read before they are loaded: at most as many as may be in memory, of as many bytes.
+    nbytes   in memory, by slot.
     """
 
-    def __init__(self, layers: AdaptableLayers, device: torch.device) -> None:
-        self._layers, self._device = layers, device
+    def __init__(self, layers: AdaptableLayers) -> None:
+        self._layers = layers
         self._slots: dict[str, int] = {}
         self._failures: dict[str, str] = {}
         self.nbytes: dict[int, int] = {}
+        limits = layers.config
+        self.staging = AdapterStaging(self._prepare, limits.max_resident, limits.max_bytes)
+        self._preparing = threading.Lock()
+
+    def prepare(self, adapter: AdapterRef) -> Future[None] | None:
+        """Begin to read an adapter in a thread, for the step that loads it; None if it is in memory."""
+        return None if adapter.key in self._slots else self.staging.add(adapter)
+
+    def forget(self, adapter: AdapterRef) -> None:
+        """Drop what ``prepare`` has read, because no request needs it any more."""
+        self.staging.drop(adapter.key)
 
     def apply(self, freed: Sequence[int], new: Sequence[NewAdapter]) -> list[NewAdapter]:
         """Drop the adapters of slots, then load ``new`` ones; returns them, with an error where that failed."""
@@ -52,15 +68,27 @@ class AdapterStore:
         self._drop(new.slot)
         self._slots[new.adapter.key] = new.slot
         reason = new.error
-        if reason is None:
+        if reason is not None:
+            self.staging.drop(new.adapter.key)
+        else:
             try:
-                self.nbytes[new.slot] = self._layers.load(new.slot, read(new.adapter), self._device)
+                prepared = self.staging.take(new.adapter.key)
+                if prepared is None:
+                    prepared = self._prepare(new.adapter)
+                self.nbytes[new.slot] = self._layers.load(new.slot, prepared)
             except (AiakqError, MemoryError) as failure:
                 reason = str(failure).strip().splitlines()[0] if str(failure).strip() else "there is no memory for it"
         if reason is not None:
             self._layers.unload(new.slot)
             self._failures[new.adapter.key] = reason
         return msgspec.structs.replace(new, error=reason)
+
+    @torch.inference_mode()
+    def _prepare(self, adapter: AdapterRef) -> PreparedAdapter:
+        """Read an adapter, in any thread."""
+        weights = read(adapter)
+        with self._preparing:
+            return self._layers.prepare(weights)
 
     def _drop(self, slot: int) -> None:
         self._layers.unload(slot)
@@ -71,7 +99,11 @@ class AdapterStore:
 
 
 def read(adapter: AdapterRef) -> dict[str, LoraWeights]:
-    """The weights of an adapter by module. Raises what ``open_adapter`` raises, and ``adapter_changed``."""
+    """The weights of an adapter by module. Raises what ``open_adapter`` raises, and ``adapter_changed``, also where a
+    link has replaced a folder of its path, which had none.
+    """
+    if os.path.realpath(adapter.path) != adapter.path:
+        raise error("adapter_changed", adapter=adapter.name)
     digest, weights = open_adapter(adapter.path).read()
     if digest != adapter.key:
         raise error("adapter_changed", adapter=adapter.name)

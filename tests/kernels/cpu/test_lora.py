@@ -56,7 +56,7 @@ def product(problem, segments, adapters, base_bias=None, kind=lora.NativeLora):
     rows = AdapterRows()
     made = kind(problem, rows, base_bias) if kind is lora.NativeLora else kind(rows, base_bias)
     for slot, parts in adapters.items():
-        made.load(slot, parts)
+        made.load(slot, made.pack(parts))
     rows.assign(segments)
     return made
 
@@ -136,7 +136,7 @@ def test_an_adapter_is_replaced_and_dropped(native):
     first, second = (random_parts(generator, k, ranges, ranks) for _ in range(2))
     x, y = torch.randn(3, k, generator=generator), torch.randn(3, n, generator=generator)
     made = product(LoraProblem(n, k, SLOTS, sum(ranks), x.dtype, "cpu"), [(0, [0, 1, 2])], {0: first})
-    assert made.load(0, second) >= sum(part.nbytes for part in second)
+    assert made.load(0, made.pack(second)) >= sum(part.nbytes for part in second)
     found = y.clone()
     made(x, found)
     assert (found - expected(x, y, [(0, [0, 1, 2])], {0: second}, None)).abs().max() < 1e-4
@@ -157,7 +157,7 @@ def test_a_recording_takes_the_rows_of_each_step(native):
         made(x, y)
     ops = recording.op_list()
     for slot, parts in adapters.items():
-        made.load(slot, parts)
+        made.load(slot, made.pack(parts))
     for segments in ([], [(1, [0, 4])], [(0, [5]), (1, [1])], []):
         rows.assign(segments)
         y.zero_()

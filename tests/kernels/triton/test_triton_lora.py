@@ -38,7 +38,7 @@ def made(module, problem, segments, parts, bias):
     product = module.prepare(problem, rows, bias)
     rows.assign(segments)
     for slot, own in parts.items():
-        product.load(slot, own)
+        product.load(slot, product.pack(own))
     return product, rows
 
 

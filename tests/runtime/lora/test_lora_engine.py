@@ -17,8 +17,11 @@ from safetensors.torch import load_file, save_file
 
 from aiakq import LLM, LoRARequest, SamplingParams
 from aiakq.errors import AiakqError
+from aiakq.runtime.distributed import child_ranks
 from aiakq.runtime.engine.messages import UnloadAdapter
 from aiakq.runtime.executor import kv_cache
+from aiakq.runtime.lora.requests import check_adapter
+from aiakq.runtime.lora.store import read
 
 NUM_ADAPTERS = 5
 #: How the engine is driven; every mode gives the same tokens and log-probabilities.
@@ -164,6 +167,54 @@ def test_grammars_hold_beside_adapters(base, requests):
 def test_ranks_give_the_same_bits(ranks, base, chosen, alone):
     llm = engine(base, max_loras=3, **ranks)
     assert answers(llm, prompts(), chosen) == alone
+
+
+#: In another rank, an adapter that a step has to read fails the rank.
+READS_AHEAD = """
+import threading
+from aiakq.runtime.lora import store
+read = store.read
+def ahead(adapter):
+    assert threading.current_thread().name.startswith("staging"), "a step reads an adapter"
+    return read(adapter)
+store.read = ahead
+from aiakq.runtime.loader.rank_process import main; main()
+"""
+
+
+@pytest.mark.parametrize(
+    "ranks", [{"tensor_parallel_size": 2}, {"pipeline_parallel_size": 2}], ids=["two ranks", "two stages"]
+)
+def test_every_rank_prepares_adapters_ahead_and_forgets_them(ranks, base, requests, monkeypatch):
+    monkeypatch.setattr(child_ranks, "_CODE", READS_AHEAD)
+    llm, single = engine(base, max_loras=1, **ranks), engine(base)
+    executor = llm.engine.executor
+    refs = [llm._adapters.of(each) for each in requests[1:4]]
+    futures = [executor.prepare_adapter(each) for each in refs]
+    futures[0].result(120)
+    executor.forget_adapter(refs[0])
+    futures[1].result(120)
+    prompt = [[5] * 20]
+    assert answers(llm, prompt, [requests[2]]) == answers(single, prompt, [requests[2]])
+    assert executor.prepare_adapter(refs[1]) is None, "it is in memory"
+    futures[2].result(120)
+    assert answers(llm, prompt, [requests[3]]) == answers(single, prompt, [requests[3]])
+    assert executor.runner.adapters.staging.keys == []
+
+
+def test_a_folder_that_a_link_has_replaced_since_the_check_is_not_read(base, requests, tmp_path):
+    root, outside = tmp_path / "root", tmp_path / "outside"
+    path = shutil.copytree(requests[1].lora_path, root / "mine")
+    llm = engine(base, max_loras=2)
+    ref = check_adapter("mine", path, llm.engine.limits.adapters, root)
+    path.rename(outside)
+    path.symlink_to(outside)
+    with pytest.raises(AiakqError) as caught:
+        read(ref)
+    assert caught.value.id == "adapter_changed"
+    with pytest.raises(AiakqError) as caught:
+        check_adapter("mine", path, llm.engine.limits.adapters, root)
+    assert caught.value.id == "adapter_outside_root"
 
 
 def test_prefixes_are_shared_by_requests_of_the_same_adapter_only(base, requests):

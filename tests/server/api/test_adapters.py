@@ -2,26 +2,35 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
+import re
 import shutil
 import signal
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
 import pytest
 import torch
 from lora_adapters import adapted, save_adapter
+from starlette.requests import Request
 
 from aiakq import LLM, LoRARequest, SamplingParams
 from aiakq.arguments.lora import LoraModule, parse_module
 from aiakq.arguments.server import checked
 from aiakq.errors import AiakqError
+from aiakq.runtime.engine.adapters import AdapterRef
+from aiakq.server.api.adapter_routes import load_adapter, unload_adapter
+from aiakq.server.api.adapters import AdapterRegistry
+from aiakq.server.api.request_tracker import RequestTracker
 from aiakq.server.background import RunningServer
+from aiakq.server.telemetry.metrics import Metrics
 
 PROMPT = "The quick brown fox"
 
@@ -152,6 +161,53 @@ def test_metrics_count_requests_by_adapter(client, metrics_of, expected):
         text_of(client, f"name {number}")
         client.post("/v1/unload_lora_adapter", json={"lora_name": f"name {number}"})
     assert not [name for name in metrics_of(str(client.base_url)) if "lora_name=name" in name]
+
+
+def posted(body: dict[str, Any]) -> Request:
+    """A request with this body."""
+
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.request", "body": json.dumps(body).encode(), "more_body": False}
+
+    state = {"arrival_time": time.monotonic(), "request_id": "r"}
+    return Request({"type": "http", "method": "POST", "path": "/", "headers": [], "state": state}, receive)
+
+
+def test_labels_of_metrics_stay_those_of_served_adapters_over_a_thousand_loads():
+    """Also where a request ends after its adapter was unloaded."""
+
+    async def check(name: str, path: str, root: str | None) -> AdapterRef:
+        return AdapterRef(f"key of {name}", name, path, 1)
+
+    async def load_and_unload(count: int) -> None:
+        for number in range(count):
+            name = f"name {number}"
+            await load_adapter(service, posted({"lora_name": name, "lora_path": "x"}))
+            stream = SimpleNamespace(adapter=registry.get(name), sequences=[])
+            before, after = (RequestTracker(service, posted({}).scope) for _ in range(2))
+            for tracker in (before, after):
+                tracker._streams = [stream]
+            before.finish("stop")
+            assert number % 100 or f'lora_name="{name}"' in metrics.render().decode()
+            await unload_adapter(service, posted({"lora_name": name}))
+            after.finish("stop")
+
+    metrics = Metrics("model", 100, {"block_size": "16"})
+    registry = AdapterRegistry("/adapters", {"kept": AdapterRef("key", "kept", "/", 1)}, {"kept": "model"})
+    service: Any = SimpleNamespace(
+        metrics=metrics,
+        model=SimpleNamespace(adapters=registry, adapter=registry.get, names=["model"]),
+        manager=SimpleNamespace(adapters=SimpleNamespace(check=check), unload_adapter=lambda adapter: None),
+        check_available=lambda: None,
+        max_body_bytes=1000,
+        num_in_flight=0,
+        root_path="",
+        observers=[],
+    )
+    metrics.request_ended("stop", 1.0, "kept")
+    asyncio.run(load_and_unload(1000))
+    labels = set(re.findall(r'lora_name="([^"]*)"', metrics.render().decode()))
+    assert labels == {"", "kept"} and registry.names == ["kept"]
 
 
 def test_a_restarted_engine_has_the_same_adapters(running, client, expected):
