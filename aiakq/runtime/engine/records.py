@@ -32,7 +32,7 @@ class NewSequence(msgspec.Struct, frozen=True):
     output_token_ids: list[int] = []
 
 
-class Chunk(msgspec.Struct, frozen=True):
+class Chunk(msgspec.Struct, frozen=True, omit_defaults=True):
     """Tokens ``first`` .. ``first + count - 1`` of a sequence, to be computed in this step.
 
     new_pages  appended to the sequence's page table before the step runs; for the first chunk this includes the
@@ -97,7 +97,7 @@ class SampledToken(msgspec.Struct):
         return self.error is None and not self.resample
 
 
-class ChunkResult(msgspec.Struct):
+class ChunkResult(msgspec.Struct, omit_defaults=True):
     """What a step made of one chunk.
 
     sampled          in order; empty if nothing was to be sampled, or if the token before was not valid.

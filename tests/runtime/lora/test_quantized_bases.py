@@ -136,7 +136,7 @@ CASES = [
     ("Phi3ForCausalLM", "awq", {}),
     ("Gemma2ForCausalLM", "smooth_quant", {}),
     ("FalconForCausalLM", "awq", {}),
-    ("GPTNeoXForCausalLM", "smooth_quant", {}),
+    ("smooth_quant", {}),
 ]
 
 
