@@ -136,7 +136,6 @@ CASES = [
     ("Phi3ForCausalLM", "awq", {}),
     ("Gemma2ForCausalLM", "smooth_quant", {}),
     ("FalconForCausalLM", "awq", {}),
-    ("smooth_quant", {}),
 ]
 
 
