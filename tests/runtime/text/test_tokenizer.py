@@ -58,7 +58,7 @@ def test_tokenizers_in_python_are_told_about_spaces() -> None:
 
 def test_files_that_are_no_tokenizer_are_refused(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text("{ not json")
-    with pytest.raises(AiakqError, match="the tokenizer in") as caught:
+    with pytest.raises(AiakqError, match="tokenizer.json cannot be read: it is not JSON") as caught:
         TokenizerSource(str(tmp_path)).load()
     assert caught.value.id == "model_malformed"
 
