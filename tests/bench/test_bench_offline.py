@@ -123,7 +123,7 @@ def test_without_drafts_there_is_nothing_to_compare(engine, capsys):
     assert document["speculation"]["num_drafts"] == 0 and document["speculation"]["speedup"] is None
 
 
-def test_a_gate_on_what_answers_of_one_token_lack_is_refused_before_the_model_loads(capsys):
-    words = ["bench", "latency", "/no/such/model", "--output-len", "1", "--fail-if", "tpot_ms.p50>5"]
+def test_a_gate_on_what_answers_of_one_token_lack_is_refused_before_the_model_loads(tmp_path, capsys):
+    words = ["bench", "latency", str(tmp_path), "--output-len", "1", "--fail-if", "tpot_ms.p50>5"]
     assert main(words) == 2
     assert "answers have one token" in capsys.readouterr().err
