@@ -60,6 +60,7 @@ def wheel(tmp_path, release):
             "docs": ("aiakq/server/playground/docs.html", b""),
             "man": ("aiakq-0.1.0.data/data/share/man/man1/aiakq.1", b""),
             "license": ("aiakq-0.1.0.dist-info/licenses/LICENSE", b""),
+            "metadata": ("aiakq-0.1.0.dist-info/METADATA", b"See the [guide](https://example.org/guide)."),
             "other": ("aiakq/__init__.py", b""),
         }
         path = tmp_path / name

@@ -103,7 +103,8 @@ def test_flags_override_the_file(tmp_path: Path) -> None:
 
 def test_a_config_file_overrides_the_recipe(aiakq: Callable[..., Any], tmp_path: Path) -> None:
     config = tmp_path / "config.yaml"
-    words = ("quantize", "-i", tmp_path / "none", "-o", tmp_path / "out", "--config", config)
+    words = ("quantize", "-i", tmp_path / "model", "-o", tmp_path / "out", "--config", config)
+    (tmp_path / "model").mkdir()  # an empty folder: found after the options have been checked
     for in_config, in_recipe, code in ((5, 4, 2), (4, 5, 3)):
         config.write_text(f"bits: {in_config}\n")
         ended = aiakq(*words, "--recipe", written(tmp_path, f"quant_type: gptq\nbits: {in_recipe}\n"))

@@ -296,5 +296,5 @@ def unknown_fields(draw: Draw) -> Case:
         path, name = draw.choice(list(OWN)), draw.choice(list(WITHHELD))
         return refused(draw, path, {name: WITHHELD[name]}, "unsupported_parameter", name, name)
     name = draw.choice([draw.choice(SPELLED), some_text(draw, 30) + "!", "x" * draw.randint(65, 5000)])
-    value = draw.choice([1, None, "a", [], {"a": {}}])
+    value = draw.choice([1, False, "a", [], {"a": {}}])  # null means that a field is not set
     return refused(draw, path, {name: value}, "unknown_field", name[:64], f"unknown {name!r:.20}")
