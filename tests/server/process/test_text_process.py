@@ -69,10 +69,17 @@ def processes_of(server: RunningServer) -> tuple[int, list[int]]:
     ours: list[int] = []
     deadline = time.monotonic() + 60
     while len(ours) != 1:  # after a test before, it may be starting again, beside other work
-        assert time.monotonic() < deadline
+        assert time.monotonic() < deadline, ours
         parents = parents_of_processes()
-        ours = [pid for pid, pp in parents.items() if pp == server.process.pid and pid != server.ready.engine_pid]
+        ours = [pid for pid, parent in parents.items() if parent == server.process.pid and is_text_process(pid)]
     return ours[0], [pid for pid, parent in parents.items() if parent == ours[0]]
+
+
+def is_text_process(pid: int) -> bool:
+    try:
+        return b"text_process" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:  # it has ended
+        return False
 
 
 def parents_of_processes() -> dict[int, int]:
