@@ -72,6 +72,7 @@ def decoding_speed(llm: LLM, adapters: list[LoRARequest], num_requests: int, tok
 
 def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     most = max(options.adapters)
+    resident = max(most, options.batch)
     arguments: dict[str, Any] = {
         "model": options.model,
         "load_format": options.load_format,
@@ -81,7 +82,9 @@ def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
         "enable_prefix_caching": False,
     }
     base = LLM(**arguments)
-    lora = LLM(**arguments, enable_lora=True, max_loras=options.batch, max_cpu_loras=most, max_lora_rank=options.rank)
+    lora = LLM(
+        **arguments, enable_lora=True, max_loras=options.batch, max_cpu_loras=resident, max_lora_rank=options.rank
+    )
     limits = lora.engine.limits.adapters
     assert limits is not None
     modules = {name: shape for name, shape in limits.modules.items() if ".layers." in name}

@@ -84,7 +84,7 @@ class NativeLora:
         if not parts:
             return PackedAdapter(weights, None, 0)
         type_ = parts[0].a.dtype
-        a = F.pad(torch.cat([part.a for part in parts]), (0, -problem.k % 16)).contiguous()
+        a = _interleaved(F.pad(torch.cat([part.a for part in parts]), (0, -problem.k % 16)))
         scales = torch.cat([torch.full((len(part.a),), part.scale) for part in parts])
         kept: list[Tensor] = [a, scales]
         structs = (native.structs["LoraPart"] * len(parts))()
@@ -132,6 +132,19 @@ class NativeLora:
             op.x, op.y, op.scratch = x.data_ptr(), y.data_ptr(), scratch.data_ptr()
             op.x_stride, op.y_stride = x.stride(0), y.stride(0)
             self._ops()
+
+
+def _interleaved(a: Tensor) -> Tensor:
+    """Rearrange a [rank, K], K a multiple of 16, for blocks of 4 ranks and the last ones in blocks of 2 and 1, each
+    [K / 16, ranks of the block, 16].
+    """
+    blocks, first = [], 0
+    for size in (4, 2, 1):
+        count = (len(a) - first) // size * size
+        block = a[first : first + count].view(-1, size, a.shape[1] // 16, 16)
+        blocks.append(block.transpose(1, 2).reshape(-1))
+        first += count
+    return torch.cat(blocks)
 
 
 def prepare(problem: LoraProblem, rows: AdapterRows, bias: Tensor | None) -> NativeLora:

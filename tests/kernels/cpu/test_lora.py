@@ -15,6 +15,7 @@ SHAPES = [
     (70, 37, [(0, 33), (33, 37)], [5, 3]),
     (129, 130, [(0, 64), (64, 32), (96, 33)], [16, 7, 64]),
     (48, 300, [(16, 17)], [9]),
+    (200, 48, [(0, 160), (160, 40)], [6, 5]),  # more tiles than are computed at once, and some of two parts
 ]
 SLOTS = 4
 
@@ -93,8 +94,9 @@ def test_rows_get_what_their_adapters_make_of_them(native, shape, dtype, weights
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_row_does_not_depend_on_its_neighbours(native, dtype):
-    n, k, ranges, ranks = SHAPES[2]
+@pytest.mark.parametrize("shape", [SHAPES[2], SHAPES[4]], ids=str)
+def test_a_row_does_not_depend_on_its_neighbours(native, shape, dtype):
+    n, k, ranges, ranks = shape
     generator = torch.Generator().manual_seed(1)
     adapters = {slot: random_parts(generator, k, ranges, ranks, dtype, bias=slot == 2) for slot in range(SLOTS)}
     x, y = torch.randn(50, k, generator=generator).to(dtype), torch.randn(50, n, generator=generator).to(dtype)
