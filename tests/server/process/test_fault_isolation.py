@@ -91,9 +91,9 @@ def test_a_model_of_nothing_finite_ends_the_engine(start_server, poison, tmp_pat
             answer = httpx.post(f"{server.url}/v1/completions", json=GREEDY, timeout=60, trust_env=False)
             codes.append(answer.json()["error"]["code"])
         assert codes == ["numerical_error", "numerical_error", "engine_dead"]
-        assert "not finite" in answer.json()["error"]["message"]
+        assert "not finite, not even for a prompt of one token" in answer.json()["error"]["message"]
         assert server.process.wait(20) == 9
-        assert any("not finite" in event.message for event in server.events if event.kind == "engine_dead")
+        assert any("not finite, not even" in event.message for event in server.events if event.kind == "engine_dead")
 
 
 #: Runs before everything else in the engine's process: a kernel that fails once finds no device afterwards, as with
