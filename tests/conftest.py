@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -31,6 +32,9 @@ os.environ.pop("COLUMNS", None)
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
 spin_briefly()
+# A shell starts background jobs with SIGINT ignored, and the programs under test would inherit that.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 ROOT = Path(__file__).resolve().parent.parent
 
