@@ -26,8 +26,12 @@ def serve(example_model) -> Callable[..., Any]:
 
 
 @pytest.fixture
-def free_port() -> int:
-    """A port that nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+def free_port() -> Callable[[], int]:
+    """``free_port()`` -> a port that nobody listens on. Call it once the servers run that choose their own port."""
+
+    def find() -> int:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            return int(probe.getsockname()[1])
+
+    return find

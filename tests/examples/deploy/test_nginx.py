@@ -36,14 +36,15 @@ def proxy(tmp_path, free_port) -> Callable[..., Any]:
 
     @contextmanager
     def start(upstream: str, timeout: str = "300s") -> Iterator[httpx.Client]:
+        port = free_port()
         own = CONFIG.replace("server 127.0.0.1:8000;", f"server {upstream};")
-        own = own.replace("listen 8080;", f"listen 127.0.0.1:{free_port};")
+        own = own.replace("listen 8080;", f"listen 127.0.0.1:{port};")
         own = own.replace("proxy_read_timeout 300s;", f"proxy_read_timeout {timeout};")
         file = tmp_path / "nginx.conf"
         file.write_text(MAIN.format(folder=tmp_path, server=own))
         process = subprocess.Popen([program, "-c", str(file), "-p", str(tmp_path)], stderr=subprocess.PIPE)
         try:
-            with httpx.Client(base_url=f"http://127.0.0.1:{free_port}", trust_env=False, timeout=60) as client:
+            with httpx.Client(base_url=f"http://127.0.0.1:{port}", trust_env=False, timeout=60) as client:
                 deadline = time.monotonic() + 20
                 while True:
                     try:

@@ -49,12 +49,14 @@ def test_an_alert_says_what_is_wrong_and_what_to_do(rule):
 def test_prometheus_scrapes_a_server_and_evaluates_the_alerts(serve, free_port, tmp_path):
     if shutil.which("prometheus") is None:
         pytest.skip("prometheus is not installed: apt install prometheus")
-    with serve() as server, httpx.Client(base_url=f"http://127.0.0.1:{free_port}", trust_env=False) as client:
+    with serve() as server, httpx.Client(trust_env=False) as client:
+        port = free_port()
+        client.base_url = f"http://127.0.0.1:{port}"
         text = (FOLDER / "prometheus.yml").read_text().replace("aiakq:8000", server.url.removeprefix("http://"))
         (tmp_path / "prometheus.yml").write_text(text.replace("5s", "1s").replace("11s", "1s"))
         shutil.copy(FOLDER / "alerts.yml", tmp_path)
         options = ["--config.file", "prometheus.yml", "--storage.tsdb.path", "data"]
-        command = ["prometheus", *options, "--web.listen-address", f"127.0.0.1:{free_port}"]
+        command = ["prometheus", *options, "--web.listen-address", f"127.0.0.1:{port}"]
         process = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.DEVNULL)
 
         def query(expression: str) -> list[str]:
