@@ -139,7 +139,9 @@ class Scheduler:
             if any(chunk.drafts or chunk.num_proposed for chunk in sequence.pending_chunks):
                 return True
         num_running = len(self.running)
-        if num_running >= config.disable_by_batch_size or self.costs.min_rate(num_running, num_running) > MAX_RATE:
+        if num_running >= config.disable_by_batch_size:
+            return False
+        if self.costs.min_acceptance(num_running, num_running, config.num_speculative_tokens) > MAX_RATE:
             return False
         return any(
             one.num_pending_tokens and one.speculation is not None and one.speculation.expects_drafts
@@ -152,20 +154,37 @@ class Scheduler:
         """
         if len(self.running) >= config.disable_by_batch_size:
             return
-        decodes = [chunk for chunk in chosen if chunk.count == 1]
+        due = [chunk for chunk in chosen if chunk.count == 1 and _is_due(chunk.sequence)]
+        if due:
+            self._add_proposals(chosen, due, config)
+        has_model = config.model is not None
+        asking = [one for one in chosen if (has_model or one.sequence.spec.grammar is not None) and one.samples]
+        if asking:
+            self._request_drafts(asking, config)
+
+    def _add_proposals(
+        self, chosen: list[ScheduledChunk], due: list[ScheduledChunk], config: SpeculationConfig
+    ) -> None:
+        """Append draft tokens to the chunks of ``due``, decodes among ``chosen``, where they pay."""
+        num_decodes = sum(chunk.count == 1 for chunk in chosen)
         num_tokens = sum(chunk.count for chunk in chosen)
         room = min(self.max_rows - sum(chunk.samples for chunk in chosen), self.budget - num_tokens)
-        if room > 0 and decodes and self.costs.min_rate(num_tokens, len(decodes)) < MAX_RATE:
-            proposals = self._proposals(decodes, room, config)
-            rates = [speculation.rate for _, speculation, _ in proposals]
-            limits = [len(drafts) for _, _, drafts in proposals]
-            lengths = choose_lengths(self.costs, num_tokens, len(decodes), rates, limits, room)
-            for (chunk, speculation, drafts), length in zip(proposals, lengths, strict=True):
-                if length == 0:
-                    speculation.set_aside(chunk.sequence.token_ids, drafts)
-                elif self._grow_for_drafts(chunk.sequence, 1 + length):
-                    chunk.add_drafts(drafts[:length])
-        self._request_drafts([chunk for chunk in chosen if chunk.samples], config)
+        required = self.costs.min_acceptance(num_tokens, num_decodes, config.num_speculative_tokens)
+        if room <= 0 or required > MAX_RATE:
+            return
+        proposals = self._proposals(due, room, config)
+        rates = [speculation.rate for _, speculation, _ in proposals]
+        if max(rates, default=0.0) < required:
+            for chunk, speculation, drafts in proposals:
+                speculation.set_aside(chunk.sequence.token_ids, drafts)
+            return
+        limits = [len(drafts) for _, _, drafts in proposals]
+        lengths = choose_lengths(self.costs, num_tokens, num_decodes, rates, limits, room)
+        for (chunk, speculation, drafts), length in zip(proposals, lengths, strict=True):
+            if length == 0:
+                speculation.set_aside(chunk.sequence.token_ids, drafts)
+            elif self._grow_for_drafts(chunk.sequence, 1 + length):
+                chunk.add_drafts(drafts[:length])
 
     def _proposals(
         self, decodes: list[ScheduledChunk], room: int, config: SpeculationConfig
@@ -439,3 +458,8 @@ class Scheduler:
             assert len(sequence.pages) >= self._pages_for(sequence.num_computed_tokens)
             assert sequence.num_computed_tokens <= len(sequence.token_ids) + sequence.num_pending_tokens
             assert sequence.num_pending_tokens == sum(chunk.samples for chunk in sequence.pending_chunks)
+
+
+def _is_due(sequence: Sequence) -> bool:
+    """Whether the sequence may have draft tokens."""
+    return sequence.speculation is not None and len(sequence.token_ids) >= sequence.speculation.due_at
