@@ -1,15 +1,17 @@
 """The speed-up of speculative decoding: one engine with and without draft tokens, in turns, on texts of several kinds.
 
-    python examples/speculation.py MODEL [--draft MODEL] [--batch 1 2 4 16]
+    python examples/speculation.py MODEL [--method ngram suffix] [--draft MODEL] [--batch 1 2 4 16] [--temperature 0]
 
-Without a draft model the proposer is n-gram lookup, and every request is made to generate a given text: the model
-computes and samples as always, but the token of the text takes the place of the sampled one. Acceptance is then that of
-the text, and the times are those of the model, whatever its weights are. With a draft model, both generate freely.
+Without a draft model the proposer is n-gram lookup, or suffix decoding without earlier outputs, and every request is
+made to generate a given text: the model computes and samples as always, but the token of the text takes the place of
+the sampled one. Acceptance is then that of the text, and the times are those of the model, whatever its weights are.
+With a draft model, both generate freely.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import random
 import statistics
@@ -19,6 +21,7 @@ from typing import Any
 
 from aiakq import LLM, SamplingParams
 from aiakq.runtime.executor import sampled_step
+from aiakq.runtime.speculation.proposers import proposer_of
 from aiakq.runtime.text.tokenizer import Tokenizer
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -70,19 +73,22 @@ def force(known: list[list[int]]) -> None:
     sampled_step.sample = sample  # type: ignore[assignment]
 
 
-def seconds(llm: LLM, prompts: list[list[int]], with_drafts: bool) -> tuple[float, list[Any]]:
+def seconds(llm: LLM, prompts: list[list[int]], with_drafts: bool, temperature: float = 0.0) -> tuple[float, list[Any]]:
     """The time to generate OUTPUT tokens for each of ``prompts``, which are in the prefix cache, and the outputs."""
-    llm.engine.scheduler.drafts_enabled = with_drafts
+    scheduler = llm.engine.scheduler
+    scheduler.drafts_enabled = with_drafts
+    scheduler.proposer = proposer_of(scheduler.config.speculation)  # one that knows no outputs
     given = [{"prompt_token_ids": prompt} for prompt in prompts]
     params = [
-        SamplingParams(temperature=0, seed=number, max_tokens=OUTPUT, ignore_eos=True) for number in range(len(given))
+        SamplingParams(temperature=temperature, seed=number, max_tokens=OUTPUT, ignore_eos=True)
+        for number in range(len(given))
     ]
     started = time.perf_counter()
     results = llm.generate(given, params, use_tqdm=False)
     return time.perf_counter() - started, [one.outputs[0].token_ids for one in results]
 
 
-def compare(llm: LLM, prompts: list[list[int]], repeats: int) -> dict[str, Any]:
+def compare(llm: LLM, prompts: list[list[int]], repeats: int, temperature: float = 0.0) -> dict[str, Any]:
     """Runs with and without draft tokens in turns; the same tokens come out."""
     fill = SamplingParams(temperature=0, seed=0, max_tokens=1)
     llm.generate([{"prompt_token_ids": prompt} for prompt in prompts], fill, use_tqdm=False)
@@ -91,7 +97,7 @@ def compare(llm: LLM, prompts: list[list[int]], repeats: int) -> dict[str, Any]:
     for number in range(repeats):
         outputs = []
         for with_drafts in (True, False) if number % 2 else (False, True):
-            took, tokens = seconds(llm, prompts, with_drafts)
+            took, tokens = seconds(llm, prompts, with_drafts, temperature)
             times[with_drafts].append(took)
             outputs.append(tokens)
         assert outputs[0] == outputs[1], "draft tokens changed the output"
@@ -113,26 +119,32 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("model")
     parser.add_argument("--draft", help="a draft model, in place of n-gram lookup")
+    parser.add_argument("--method", nargs="+", default=["ngram"], choices=["ngram", "suffix"])
+    parser.add_argument("--temperature", type=float, nargs="+", default=[0.0])
     parser.add_argument("--batch", type=int, nargs="+", default=[1, 2, 4, 16])
     parser.add_argument("--kinds", nargs="+", default=["code edit", "dialogue", "random"])
     parser.add_argument("--tokens", type=int, default=4, help="draft tokens of a sequence in a step, at most")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--dtype", default="auto")
     asked = parser.parse_args()
-    method = {"method": "ngram"} if asked.draft is None else {"method": "draft_model", "model": asked.draft}
-    config = {**method, "num_speculative_tokens": asked.tokens}
-    llm = LLM(asked.model, dtype=asked.dtype, speculative_config=config, max_model_len=512, max_num_seqs=16)
-    rows = []
-    known = texts(llm.engine.limits.vocab_size)
-    for batch in asked.batch:
-        for kind in asked.kinds:
+    rows: list[dict[str, Any]] = []
+    facts = {}
+    for method in asked.method if asked.draft is None else ["draft_model"]:
+        config: dict[str, Any] = {"method": method, "num_speculative_tokens": asked.tokens}
+        if asked.draft is not None:
+            config["model"] = asked.draft
+        llm = LLM(asked.model, dtype=asked.dtype, speculative_config=config, max_model_len=512, max_num_seqs=16)
+        facts[method] = llm.engine.facts
+        known = texts(llm.engine.limits.vocab_size)
+        for batch, kind, temperature in itertools.product(asked.batch, asked.kinds, asked.temperature):
             if asked.draft is None:
                 force(known[kind])
             llm.reset_prefix_cache()
             prompts = [text[:PROMPT] for text in known[kind][:batch]]
-            rows.append({"text": kind, "batch": batch, **compare(llm, prompts, asked.repeats)})
+            row = {"method": method, "text": kind, "batch": batch, "temperature": temperature}
+            rows.append(row | compare(llm, prompts, asked.repeats, temperature))
             print(json.dumps(rows[-1]), flush=True)
-    print(json.dumps({"model": asked.model, "draft": asked.draft, "facts": llm.engine.facts, "rows": rows}, indent=1))
+    print(json.dumps({"model": asked.model, "draft": asked.draft, "facts": facts, "rows": rows}, indent=1))
 
 
 if __name__ == "__main__":

@@ -138,8 +138,8 @@ class Scheduler:
         for sequence in self.running:
             if any(chunk.drafts or chunk.num_proposed for chunk in sequence.pending_chunks):
                 return True
-        num_running = len(self.running)
-        if num_running >= config.disable_by_batch_size or self.costs.min_rate(num_running, num_running) > MAX_RATE:
+        num, length = len(self.running), config.num_speculative_tokens
+        if num >= config.disable_by_batch_size or self.costs.min_acceptance(num, num, length) > MAX_RATE:
             return False
         return any(
             one.num_pending_tokens and one.speculation is not None and one.speculation.expects_drafts
@@ -152,20 +152,35 @@ class Scheduler:
         """
         if len(self.running) >= config.disable_by_batch_size:
             return
-        decodes = [chunk for chunk in chosen if chunk.count == 1]
+        due = [chunk for chunk in chosen if chunk.count == 1 and chunk.sequence.may_have_drafts]
+        if due:
+            self._add_proposals(chosen, due, config)
+        has_model = config.model is not None
+        asking = [one for one in chosen if (has_model or one.sequence.spec.grammar is not None) and one.samples]
+        if asking:
+            self._request_drafts(asking, config)
+
+    def _add_proposals(
+        self, chosen: list[ScheduledChunk], due: list[ScheduledChunk], config: SpeculationConfig
+    ) -> None:
+        """Append draft tokens to the chunks of ``due``, decodes among ``chosen``, where they pay."""
+        num_decodes = sum(chunk.count == 1 for chunk in chosen)
         num_tokens = sum(chunk.count for chunk in chosen)
         room = min(self.max_rows - sum(chunk.samples for chunk in chosen), self.budget - num_tokens)
-        if room > 0 and decodes and self.costs.min_rate(num_tokens, len(decodes)) < MAX_RATE:
-            proposals = self._proposals(decodes, room, config)
-            rates = [speculation.rate for _, speculation, _ in proposals]
+        required = self.costs.min_acceptance(num_tokens, num_decodes, config.num_speculative_tokens)
+        if room <= 0 or required > MAX_RATE:
+            return
+        proposals = self._proposals(due, room, config)
+        rates = [speculation.rate for _, speculation, _ in proposals]
+        lengths = [0] * len(rates)
+        if max(rates, default=0.0) >= required:
             limits = [len(drafts) for _, _, drafts in proposals]
-            lengths = choose_lengths(self.costs, num_tokens, len(decodes), rates, limits, room)
-            for (chunk, speculation, drafts), length in zip(proposals, lengths, strict=True):
-                if length == 0:
-                    speculation.set_aside(chunk.sequence.token_ids, drafts)
-                elif self._grow_for_drafts(chunk.sequence, 1 + length):
-                    chunk.add_drafts(drafts[:length])
-        self._request_drafts([chunk for chunk in chosen if chunk.samples], config)
+            lengths = choose_lengths(self.costs, num_tokens, num_decodes, rates, limits, room)
+        for (chunk, speculation, drafts), length in zip(proposals, lengths, strict=True):
+            if length == 0:
+                speculation.set_aside(chunk.sequence.token_ids, drafts)
+            elif self._grow_for_drafts(chunk.sequence, 1 + length):
+                chunk.add_drafts(drafts[:length])
 
     def _proposals(
         self, decodes: list[ScheduledChunk], room: int, config: SpeculationConfig
@@ -174,8 +189,7 @@ class Scheduler:
         found = []
         for chunk in decodes:
             sequence, speculation = chunk.sequence, chunk.sequence.speculation
-            if speculation is None:
-                continue
+            assert speculation is not None
             if sequence.num_pending_tokens:
                 speculation.compare_ahead(sequence.token_ids)
                 continue
@@ -191,7 +205,7 @@ class Scheduler:
         """
         asked: list[tuple[ScheduledChunk, Speculation, int]] = []
         for chunk in chunks:
-            speculation, limit = chunk.sequence.speculation, self._max_requested(chunk, config)
+            speculation, limit = chunk.sequence.speculation, chunk.max_requested_drafts(config.max_model_len)
             if speculation is not None and limit > 0:
                 if chunk.sequence.spec.grammar is not None:
                     chunk.num_forced = min(limit, speculation.max_length)
@@ -215,12 +229,6 @@ class Scheduler:
         for chunk, _, _ in asked:
             if chunk.num_proposed:
                 self._grow_for_drafts(chunk.sequence, chunk.count + chunk.num_proposed)  # for keys of the draft model
-
-    def _max_requested(self, chunk: ScheduledChunk, config: SpeculationConfig) -> int:
-        """How many draft tokens may follow what ``chunk`` samples."""
-        sequence = chunk.sequence
-        left = sequence.spec.max_tokens - sequence.num_outputs - sequence.num_pending_tokens - chunk.samples - 1
-        return min(left, config.max_model_len - chunk.end - 1)
 
     def _choose(self, waited: bool) -> list[ScheduledChunk]:
         """The chunks of a step, with their pages. ``waited``: whether waiting sequences may start."""

@@ -78,6 +78,11 @@ class Sequence:
         return self.spec.max_tokens - self.num_outputs - 1
 
     @property
+    def may_have_drafts(self) -> bool:
+        """Whether it is worth a look if there are draft tokens to follow its last token."""
+        return self.speculation is not None and len(self.token_ids) >= self.speculation.due_at
+
+    @property
     def reads_whole_prompt(self) -> bool:
         """Whether the model's output for every token of the prompt is needed, so that none may be left out."""
         pooling = self.spec.pooling
@@ -189,6 +194,12 @@ class ScheduledChunk:
         self.drafts = drafts
         self.count += len(drafts)
         self.samples += len(drafts)
+
+    def max_requested_drafts(self, max_model_len: int) -> int:
+        """How many draft tokens may follow what it samples, within ``max_model_len`` tokens."""
+        sequence = self.sequence
+        left = sequence.spec.max_tokens - sequence.num_outputs - sequence.num_pending_tokens - self.samples - 1
+        return min(left, max_model_len - self.end - 1)
 
     def accept(self, num_drafts: int) -> None:
         """Keep the first ``num_drafts`` draft tokens, and roll back what was computed for the others."""

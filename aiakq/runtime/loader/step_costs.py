@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 
 from aiakq.runtime.config.engine import EngineConfig
@@ -9,13 +10,14 @@ from aiakq.runtime.engine.messages import ModelLimits, RequestSpec
 from aiakq.runtime.engine.pages import PagePool
 from aiakq.runtime.engine.records import Chunk, Executor, NewSequence, StepBatch
 from aiakq.runtime.engine.scheduler import Scheduler
+from aiakq.runtime.loader.bookkeeping_costs import measure_bookkeeping
 from aiakq.runtime.sampling_params import SamplingParams
 from aiakq.runtime.speculation.draft_length import StepCosts
 
 #: Tokens of the steps that are measured, each of which verifies one token less.
 SIZES = (1, 2, 4, 8, 16)
-#: Rounds over all sizes, and the seconds after which none begins.
-_ROUNDS, _SECONDS = 7, 2.0
+#: Rounds over all sizes: at least so many, and more within the first limit in seconds; none begins after the second.
+_ROUNDS, _QUICK_SECONDS, _SECONDS = 7, 0.3, 2.0
 #: Draft tokens of a proposal that is measured.
 _PROPOSED = 4
 
@@ -33,6 +35,8 @@ def set_step_costs(
     if config.load.load_format != "dummy":
         max_tokens = min(scheduler.max_rows, scheduler.budget)
         costs = measure_step_costs(executor, scheduler.pool, limits, max_tokens, speculation.model is not None)
+        if costs is not None:
+            costs = costs.with_bookkeeping(*measure_bookkeeping(config.scheduler))
         scheduler.costs = costs or scheduler.costs
         if costs is not None:
             facts["speculation"] = describe_costs(costs)
@@ -55,7 +59,9 @@ def measure_step_costs(
         cases = [(size, 0) for size in sizes] + [(1, _PROPOSED)] * has_draft_model
         seconds: dict[tuple[int, int], list[float]] = {case: [] for case in cases}
         started = time.monotonic()
-        for round_number in range(1 + _ROUNDS):
+        for round_number in itertools.count():
+            if round_number > _ROUNDS and time.monotonic() - started > _QUICK_SECONDS:
+                break
             for case in cases:
                 took = _measured_step(executor, limits, pages, *case)
                 if took is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
@@ -18,9 +19,10 @@ class StepCosts:
 
     seconds        by number of tokens, 1 among them; made non-decreasing.
     draft_seconds  that a model takes to propose one draft token for one sequence; 0: proposals cost nothing.
+    bookkeeping    seconds that the engine takes longer for a sequence with draft tokens.
     """
 
-    def __init__(self, seconds: Mapping[int, float], draft_seconds: float = 0.0) -> None:
+    def __init__(self, seconds: Mapping[int, float], draft_seconds: float = 0.0, bookkeeping: float = 0.0) -> None:
         self._known: list[tuple[int, float]] = []
         longest = 0.0
         for tokens in sorted(seconds):
@@ -29,7 +31,14 @@ class StepCosts:
         if self._known[0][0] != 1:
             raise ValueError("the time of a step with one token is missing")
         self._draft = draft_seconds / (self._known[0][1] or 1.0)
+        self.bookkeeping = bookkeeping
         self._table = [0.0]
+        self._min_acceptance: dict[tuple[int, int, int], float] = {}
+
+    def with_bookkeeping(self, step: float, drafts: float) -> StepCosts:
+        """The same with what the engine itself takes: seconds in every step, and more for a sequence with drafts."""
+        draft = self._draft * self._known[0][1]
+        return StepCosts({tokens: step + seconds for tokens, seconds in self._known}, draft, drafts)
 
     def step(self, tokens: int) -> float:
         """Seconds of a step of ``tokens``."""
@@ -43,9 +52,23 @@ class StepCosts:
         """
         return self._draft * self.step(sequences) if self._draft else 0.0
 
-    def min_rate(self, tokens: int, decodes: int) -> float:
-        """Acceptance from which on one draft token pays in a step of ``tokens``, ``decodes`` of which are decodes."""
-        return (self.step(tokens + 1) - self.step(tokens)) * decodes / self.step(max(decodes, 1))
+    def min_acceptance(self, tokens: int, decodes: int, length: int) -> float:
+        """Acceptance, to a hundredth, from which on some of up to ``length`` draft tokens of each decode pay in a step
+        of ``tokens``; 1.0 where none pays at MAX_RATE either.
+        """
+        key = tokens, decodes, length
+        if key not in self._min_acceptance:
+            if len(self._min_acceptance) > 1024:
+                self._min_acceptance.clear()
+            limits = [length] * decodes
+
+            def pays(hundredths: int) -> bool:
+                rates = [hundredths / 100] * decodes
+                return any(choose_lengths(self, tokens, decodes, rates, limits, length * decodes))
+
+            found = bisect.bisect_left(range(round(100 * MAX_RATE) + 1), True, key=pays)
+            self._min_acceptance[key] = found / 100 if found <= 100 * MAX_RATE else 1.0
+        return self._min_acceptance[key]
 
     def _interpolated(self, tokens: int) -> float:
         known = self._known
@@ -113,16 +136,17 @@ def choose_lengths(
     # Prompts in the step take their time with and without draft tokens.
     prompts = costs.step(num_tokens) - costs.step(num_decodes)
     expected, seconds = float(num_decodes), costs.step(num_decodes)
-    best, best_count, count, proposals = expected / seconds, 0, 0, 0.0
+    best, best_count, count, proposals, bookkeeping = expected / seconds, 0, 0, 0.0, 0.0
     at_depth: dict[int, int] = {}
     for gain, depth, _ in gains[:max_total]:
         count += 1
         expected += gain
+        bookkeeping += 0.0 if depth else costs.bookkeeping
         if with_proposals:
             others = at_depth.get(depth, 0)
             proposals += costs.proposal(others + 1) - (costs.proposal(others) if others else 0.0)
             at_depth[depth] = others + 1
-        rate = expected / (costs.step(num_tokens + count) - prompts + proposals)
+        rate = expected / (costs.step(num_tokens + count) - prompts + proposals + bookkeeping)
         if rate > best:
             best, best_count = rate, count
     lengths = [0] * len(rates)

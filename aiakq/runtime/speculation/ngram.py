@@ -32,11 +32,7 @@ class NgramTable:
     def propose(self, token_ids: list[int], max_tokens: int) -> list[int]:
         """See ``SequenceProposer``."""
         # The n-grams at the very end are added with the next token: they are what is looked up.
-        for end in range(self._num_indexed + 1, len(token_ids)):
-            for size in self._sizes:
-                if size <= end:
-                    self._ends[tuple(token_ids[end - size : end])] = end
-        self._num_indexed = max(self._num_indexed, len(token_ids) - 1)
+        self._index(token_ids)
         for size in self._sizes:
             if size < len(token_ids):
                 end = self._ends.get(tuple(token_ids[-size:]), 0)
@@ -46,6 +42,15 @@ class NgramTable:
 
     def finish(self, token_ids: list[int]) -> None:
         """See ``SequenceProposer``."""
+
+    def _index(self, token_ids: list[int]) -> None:
+        """Add the n-grams of new tokens but the last one."""
+        for size in self._sizes:
+            first = max(self._num_indexed + 1 - size, 0)  # where the first new n-gram begins
+            new = token_ids[first:-1]
+            ngrams = zip(*(new[at:] for at in range(size)), strict=False)
+            self._ends.update(zip(ngrams, range(first + size, len(token_ids)), strict=False))
+        self._num_indexed = max(self._num_indexed, len(token_ids) - 1)
 
 
 def _continuation(token_ids: list[int], start: int, count: int) -> list[int]:

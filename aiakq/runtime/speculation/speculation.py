@@ -8,8 +8,12 @@ from itertools import zip_longest
 from aiakq.runtime.speculation.draft_length import AcceptanceRate
 from aiakq.runtime.speculation.proposers import SequenceProposer
 
-#: While draft tokens do not pay, one proposal in so many steps is compared with the tokens that are sampled anyway.
-_COMPARED_STEPS = 4
+#: While draft tokens do not pay, a proposal is compared with so many tokens that are sampled anyway.
+_COMPARED_TOKENS = 4
+#: Maximum number of tokens between two proposals that are only compared.
+_MAX_PAUSE = 24
+#: A number of tokens that no sequence has.
+_NEVER = 2**62
 #: The first number of steps after which a model proposes a token again although that does not pay; it doubles.
 _PROBE_STEPS = 128
 #: Expected accepted tokens per step from which on steps wait for the tokens that draft tokens follow.
@@ -23,6 +27,8 @@ class Speculation:
     proposer                its own; None: the executor proposes, if anything does.
     num_speculative_tokens  maximum number of draft tokens in a step.
     overall                 acceptance of all sequences, with which a new one starts.
+    due_at                  number of tokens from which on ``propose`` is worth a call: where nothing is proposed or
+                            accepted, the pauses between proposals double.
     """
 
     def __init__(self, proposer: SequenceProposer | None, num_speculative_tokens: int, overall: AcceptanceRate) -> None:
@@ -34,7 +40,8 @@ class Speculation:
         self._current = self._rate  # that of the last proposal
         self._received: tuple[int, list[int], bool] | None = None  # number of tokens before them, and if forced
         self._unverified: tuple[int, list[int]] | None = None  # number of tokens before a proposal, and the proposal
-        self._num_skipped = 0
+        self.due_at = _NEVER if proposer is None else 0
+        self._pause = 0
         self._num_idle, self._probe_steps = 0, _PROBE_STEPS
         self._expected = 2 * _MIN_EXPECTED
 
@@ -60,16 +67,21 @@ class Speculation:
             self._current = self._forced_rate if received[2] else self._rate
             return received[1][:max_tokens]
         if self._proposer is None:
+            self.due_at = _NEVER
+            return []
+        if len(token_ids) < self.due_at:
             return []
         if self._unverified is not None:
-            if self._num_skipped < _COMPARED_STEPS - 1:
-                self._num_skipped += 1
-                return []
             self._compare_unverified(token_ids)
+            if self._pause:
+                self.due_at = len(token_ids) + self._pause
+                return []
         self._current = self._rate
         found = self._proposer.propose(token_ids, min(max_tokens, self.max_length))
         if not found:
             self._expect(0)
+            self._pause = min(2 * self._pause + 1, _MAX_PAUSE)
+            self.due_at = len(token_ids) + self._pause
         return found
 
     def set_aside(self, token_ids: list[int], drafts: list[int]) -> None:
@@ -78,7 +90,7 @@ class Speculation:
         """
         if self._proposer is not None and self._current is self._rate:
             self._unverified = len(token_ids), drafts
-            self._num_skipped = 0
+            self.due_at = len(token_ids) + _COMPARED_TOKENS
 
     def compare_ahead(self, token_ids: list[int]) -> None:
         """The same while the token after ``token_ids`` is pending, so that nothing can be verified."""
@@ -96,6 +108,8 @@ class Speculation:
         if following:
             self._current = self._rate
             self.observe(len(following), count)
+        if not count:
+            self._pause = min(2 * self._pause + 2 * _COMPARED_TOKENS, _MAX_PAUSE)
 
     def is_probe_due(self) -> bool:
         """Whether a model should propose a token although that does not pay; called once a step."""
@@ -116,6 +130,7 @@ class Speculation:
             self._expect(self._forced_rate.value * len(drafts))
         else:
             self._received = num_tokens, drafts, is_forced
+            self.due_at = 0
 
     def finish(self, token_ids: list[int]) -> None:
         """The sequence has ended, with ``token_ids``."""
@@ -129,6 +144,7 @@ class Speculation:
             self._overall.observe(num_drafts, num_accepted, 0.95)
         self._expect(num_accepted)
         if num_accepted:
+            self._pause = 0
             self._num_idle, self._probe_steps = 0, _PROBE_STEPS
 
     def _expect(self, num_accepted: float) -> None:

@@ -61,12 +61,17 @@ class SuffixIndex:
     def append(self, number: int, tokens: list[int]) -> None:
         """Append ``tokens`` to text ``number``, a new one if there is none."""
         text = self._texts.setdefault(number, [])
+        known = len(text)
+        text += tokens
         base = number << _END_BITS
-        for token in tokens:
-            # An n-gram is added when it is known what follows.
-            for key in _keys(text, len(text)):
-                self._add(key, base | len(text))
-            text.append(token)
+        # An n-gram is added when it is known what follows.
+        for size in SIZES:
+            first = max(known - size, 0)
+            new = text[first:-1]
+            ngrams = zip(*(new[at:] for at in range(size)), strict=False)
+            for place, key in enumerate(map(hash, ngrams), base | (first + size)):
+                if self._occurrences.setdefault(key, place) is not place:
+                    self._add(key, place)
 
     def remove(self, number: int) -> int:
         """Remove text ``number``; returns how many tokens it had."""
@@ -146,10 +151,9 @@ class SuffixIndex:
         return tokens[at - len(text)] if number == own else None
 
     def _add(self, key: int, place: int) -> None:
-        found = self._occurrences.get(key)
-        if found is None:
-            self._occurrences[key] = place
-        elif isinstance(found, int):
+        """Add an occurrence to earlier ones."""
+        found = self._occurrences[key]
+        if isinstance(found, int):
             self._occurrences[key] = [found, place]
         else:
             found.append(place)

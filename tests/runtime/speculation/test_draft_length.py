@@ -40,7 +40,7 @@ def test_lengths_grow_with_acceptance(rates, lengths):
 
 def test_nothing_is_drafted_where_every_token_takes_its_time():
     assert choose_lengths(COMPUTE_BOUND, 4, 4, [0.98] * 4, [5] * 4, 99) == [0, 0, 0, 0]
-    assert COMPUTE_BOUND.min_rate(4, 4) == 1.0
+    assert COMPUTE_BOUND.min_acceptance(4, 4, 3) == 1.0
 
 
 def test_larger_batches_get_shorter_drafts():
@@ -96,3 +96,14 @@ def test_acceptance_follows_what_is_observed():
     for _ in range(60):
         rate.observe(4, 1)  # a rejected token after an accepted one; those behind it say nothing
     assert rate.value == pytest.approx(0.5, abs=0.01)
+
+
+def test_bookkeeping_counts_once_for_a_sequence_with_draft_tokens():
+    free = StepCosts({1: 1.0, 16: 1.0})
+    assert free.min_acceptance(1, 1, 4) == 0.01
+    costs = free.with_bookkeeping(1.0, 1.0)
+    assert costs.step(1) == 2.0 and costs.bookkeeping == 1.0
+    # A step of 2 takes 3 with draft tokens: one is not worth it unless half are accepted, four are earlier.
+    assert costs.min_acceptance(1, 1, 1) == 0.51
+    assert 0.3 < costs.min_acceptance(1, 1, 4) < 0.4
+    assert choose_lengths(costs, 2, 2, [0.3, 0.9], [4, 4], 8) == [0, 4]

@@ -43,6 +43,43 @@ def test_tokens_that_are_not_verified_are_compared_with_what_follows():
     assert proposer.calls < 10, "not in every step"
 
 
+def test_pauses_between_proposals_grow_until_one_is_accepted():
+    proposer = Counting()
+    one = speculation(proposer)
+    tokens = [1]
+    for _ in range(200):
+        if len(tokens) >= one.due_at and (drafts := one.propose(tokens, 4)):
+            one.set_aside(tokens, drafts)
+        tokens.append(0)
+    assert 6 <= proposer.calls <= 10, "about one in 28 steps at last"
+    for step in range(60):
+        if drafts := one.propose(tokens, 4):
+            one.set_aside(tokens, drafts)
+        tokens.append(1 + step)
+    assert one.rate > 0.9 and one.due_at <= len(tokens) + 4
+
+
+def test_where_nothing_is_found_the_search_pauses():
+    class Nothing(Counting):
+        def propose(self, token_ids: list[int], max_tokens: int) -> list[int]:
+            self.calls += 1
+            return []
+
+    proposer = Nothing()
+    one = speculation(proposer)
+    for length in range(1, 100):
+        one.propose([1] * length, 4)
+    assert proposer.calls <= 9
+
+
+def test_without_a_proposer_only_what_was_received_is_due():
+    one = speculation()
+    assert one.due_at > 2**32
+    one.receive(3, [7], is_forced=True, is_late=False)
+    assert one.due_at <= 3 and one.propose([1, 2, 3], 4) == [7]
+    assert one.propose([1, 2, 3, 7], 4) == [] and one.due_at > 2**32
+
+
 def test_a_new_sequence_starts_with_the_acceptance_of_the_others():
     overall = AcceptanceRate()
     first = Speculation(Counting(), 4, overall)
