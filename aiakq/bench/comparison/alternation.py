@@ -149,8 +149,8 @@ class Alternation:
                 rounds = math.ceil(len(self.rounds) * (half / margin) ** 2)
                 found.append(
                     f"{name} is known to {100 * math.expm1(half):.1f} % after {len(self.rounds)} rounds, which is more "
-                    f"than the margin of {self.options.margin:g} %: at this noise a verdict takes about {rounds} rounds. "
-                    "Use a quieter machine, more rounds or minutes, or a wider --margin."
+                    f"than the margin of {self.options.margin:g} %: with this noise it takes about {rounds} rounds. "
+                    "Use a quieter machine, more rounds and minutes, or a wider --margin."
                 )
         return found
 

@@ -64,7 +64,7 @@ class StepTimes:
         self._ends.clear()
 
     def durations(self, first: float, last: float) -> list[float]:
-        """Seconds from the end of each step to the end of the next, of the steps that ended from ``first`` to ``last``."""
+        """Seconds from each step's end to the next one's, of the steps that ended from ``first`` to ``last``."""
         ends = [end for end in self._ends if first <= end <= last]
         return [end - before for before, end in itertools.pairwise(ends)]
 

@@ -7,7 +7,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 import types
 import zipfile
 from pathlib import Path
