@@ -34,7 +34,7 @@ def main(settings: Mapping[str, Any]) -> None:
         answers.write(json.dumps({"error": text[:500]}) + "\n")
         return
     loaded = time.perf_counter() - started
-    step_times = StepTimes(llm.engine)
+    step_times = StepEnds(llm.engine)
     facts = dict(getattr(llm.engine, "facts", {}))
     answers.write(json.dumps({"load_s": loaded, "aiakq": aiakq.__file__, "facts": facts}, default=str) + "\n")
     for line in sys.stdin:
@@ -43,7 +43,7 @@ def main(settings: Mapping[str, Any]) -> None:
         answers.write(json.dumps(measure(llm, settings, json.loads(line)["seed"], step_times)) + "\n")
 
 
-class StepTimes:
+class StepEnds:
     """The ends of an engine's steps, by its clock; none for an engine without ``step``."""
 
     def __init__(self, engine: Any) -> None:
@@ -69,7 +69,7 @@ class StepTimes:
         return [end - before for before, end in itertools.pairwise(ends)]
 
 
-def measure(llm: Any, settings: Mapping[str, Any], seed: int, step_times: StepTimes) -> dict[str, Any]:
+def measure(llm: Any, settings: Mapping[str, Any], seed: int, step_times: StepEnds) -> dict[str, Any]:
     """One batch of random prompts: seconds until all have their first token, seconds per step after that, peak memory.
 
     ``decode_s`` is the lower quartile of the steps: a step takes less than a time slice of the scheduler, so even on a

@@ -17,7 +17,7 @@ from aiakq.arguments.comparison import AlternationArguments
 from aiakq.bench.comparison import alternation, worker
 from aiakq.bench.comparison.alternation import Alternation, run
 from aiakq.bench.comparison.sides import Side, fresh_libraries, open_side
-from aiakq.bench.comparison.worker import StepTimes
+from aiakq.bench.comparison.worker import StepEnds
 from aiakq.cli import main
 from aiakq.errors import UNDECIDED, WORKER, AiakqError
 
@@ -167,14 +167,14 @@ class Stepping:
 
 def test_steps_last_from_the_end_of_one_to_the_end_of_the_next(monkeypatch):
     engine = Stepping()
-    steps = StepTimes(engine)
+    steps = StepEnds(engine)
     clock = iter([1.0, 3.0, 4.0, 6.5, 7.0])
     monkeypatch.setattr(worker.time, "monotonic", lambda: next(clock))
     assert [engine.step(now) for now in (0.0, 2.0)] == ["step 1 at 0.0", "step 2 at 2.0"]
     for _ in range(3):
         engine.step(4.0)
     assert steps.durations(2.5, 6.5) == [1.0, 2.5]  # of those that end in between
-    assert steps.durations(2.5, 3.5) == [] == StepTimes(object()).durations(0.0, 9.0)
+    assert steps.durations(2.5, 3.5) == [] == StepEnds(object()).durations(0.0, 9.0)
     steps.clear()
     assert steps.durations(0.0, 9.0) == []
 
@@ -202,7 +202,7 @@ def test_steps_that_waited_for_a_processor_do_not_hide_how_long_the_others_take(
         return [types.SimpleNamespace(metrics=times, outputs=[types.SimpleNamespace(token_ids=[1])])]
 
     llm = types.SimpleNamespace(engine=engine, generate=generate)
-    steps = StepTimes(engine)
+    steps = StepEnds(engine)
     measured = worker.measure(llm, {"input_len": 8, "output_len": 33, "batch_size": 1}, 0, steps)
     assert measured["decode_s"] == pytest.approx(0.001 * speed) and measured["decode_mean_s"] > 0.01
     assert measured["prefill_s"] == pytest.approx(0.04 + 0.001 * speed)
