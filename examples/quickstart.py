@@ -37,6 +37,7 @@ def main() -> None:
     OUT.mkdir(parents=True, exist_ok=True)
     first, *others = METHODS
     console.print("Every command is shown before it runs. Perplexity is measured last.", style="dim")
+    console.print("All of it takes about three minutes on two idle cores, the first answer half a minute.", style="dim")
     console.print(Rule(f"1. Quantize the example model with {first}, and ask it"))
     quantize(first)
     command("aiakq", "serve", "--model", str(OUT / first), "-q", first, "--port", "0")

@@ -80,14 +80,14 @@ class AlternationArguments:
     output_len: int = argument(33, "Tokens to generate.", low=2)
     metrics: tuple[str, ...] = argument(
         (),
-        "Metric that decides: prefill_ms, decode_ms, peak_mb (all three if not given), prefill_wall_ms, "
-        "decode_wall_ms; with --serve ttft_ms, tpot_ms, peak_mb (all three if not given), e2el_ms, cpu_ms.",
+        "Metric that decides: prefill_ms, decode_ms, peak_mb (all three if not given), decode_mean_ms; "
+        "with --serve ttft_ms, tpot_ms, peak_mb (all three if not given), e2el_ms, cpu_ms.",
         flags=("--metric",),
         metavar="KEY",
     )
     margin: float = _margin()
     confidence: float = _confidence()
-    round_seconds: float = argument(1.5, "Seconds that a round measures, after both sides have started.", above=0.0)
+    round_seconds: float = argument(3.0, "Seconds that a round measures, after both sides have started.", above=0.0)
     min_rounds: int = argument(5, "Rounds before the first look at the results.", low=2)
     max_rounds: int = argument(50, "Maximum number of rounds.", low=2)
     max_minutes: float = argument(10.0, "Minutes after which no further round begins.", above=0.0)

@@ -89,7 +89,7 @@ async def _run(options: ServeOptions, progress: Progress, facts: Mapping[str, st
     if len(timings) > len(first) and not made.fresh_prompts:
         warnings.append(workload.REPEATED)
     tokens_from = _count_tokens(timings, source.tokenizer)
-    warnings += load.warnings() + _token_warnings(tokens_from)
+    warnings += load.warnings() + _token_warnings(tokens_from) + _connection_warnings(timings)
     if rule.reason is not None:
         warnings.append(f"The load ended early: {rule.reason}.")
     metrics = _metrics(timings, load.started, options, stopped=rule.reason is not None)
@@ -310,6 +310,17 @@ def _token_warnings(tokens_from: str) -> list[str]:
     if tokens_from == "tokenizer":
         return ["The server sent no usage: output tokens were counted with a tokenizer here, prompt tokens not at all."]
     return ["The server sent no usage: every chunk was counted as one token. Give --tokenizer DIR to count tokens."]
+
+
+def _connection_warnings(timings: Sequence[Timing]) -> list[str]:
+    """What to do about requests that an aiakq server refused because they all come from one address."""
+    refused = sum("from one address" in (timing.error or "") for timing in timings)
+    if not refused:
+        return []
+    return [
+        f"The server refused {refused} requests: this client had more connections open than it takes from one address. "
+        "Give --max-concurrency here, or raise --max-connections-per-address of aiakq serve."
+    ]
 
 
 def _is_cut(options: ServeOptions) -> bool:

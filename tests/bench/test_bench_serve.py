@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
+import types
 
 import pytest
 
@@ -332,3 +333,11 @@ def test_a_client_that_is_late_says_so():
     assert ClientLoad([0.001] * 100).warnings() == [] == ClientLoad([]).warnings()
     (text,) = ClientLoad([0.001] * 90 + [0.2] * 10, 0.97).warnings()
     assert "late by 200 ms" in text and "97%" in text
+
+
+def test_refusals_for_too_many_connections_come_with_a_remedy():
+    text = "HTTP 503: There are too many connections: at most 256 are taken from one address."
+    refused, served = (types.SimpleNamespace(error=error) for error in (text, None))
+    [warning] = serve._connection_warnings([refused, served])
+    assert "refused 1 requests" in warning and "--max-connections-per-address" in warning
+    assert serve._connection_warnings([served]) == []

@@ -35,8 +35,7 @@ METRICS = {
     "prefill_ms": ("prefill_s", 1e3),
     "decode_ms": ("decode_s", 1e3),
     "peak_mb": ("peak_bytes", 1e-6),
-    "prefill_wall_ms": ("prefill_wall_s", 1e3),
-    "decode_wall_ms": ("decode_wall_s", 1e3),
+    "decode_mean_ms": ("decode_mean_s", 1e3),
 }
 #: The same of a server.
 SERVED_METRICS = {
@@ -137,6 +136,24 @@ class Alternation:
         verdicts = self.verdicts().values()
         return WORSE in verdicts or UNDECIDED not in verdicts
 
+    def noise_warnings(self) -> list[str]:
+        """What undecided metrics would need: their intervals are wider than the margin."""
+        margin, found = math.log1p(self.options.margin / 100), []
+        for name, verdict in self.verdicts().items():
+            bound = self.bounds.get(name)
+            if verdict != UNDECIDED or bound is None or bound.high is None:
+                continue
+            half = math.log(bound.high / bound.value)
+            if half > margin:
+                # The width falls with the square root of the number of rounds.
+                rounds = math.ceil(len(self.rounds) * (half / margin) ** 2)
+                found.append(
+                    f"{name} is known to {100 * math.expm1(half):.1f} % after {len(self.rounds)} rounds, which is more "
+                    f"than the margin of {self.options.margin:g} %: with this noise it takes about {rounds} rounds. "
+                    "Use a quieter machine, more rounds and minutes, or a wider --margin."
+                )
+        return found
+
     def rows(self) -> list[dict[str, Any]]:
         """The metrics for JSON: geometric means of the rounds, ratios with intervals, verdicts."""
         rows = []
@@ -228,6 +245,7 @@ def _record(state: Alternation, seconds: float) -> Record:
     }
     metrics["verdict"] = verdict_of(metrics)
     warnings = [] if state.same_tokens else ["The two sides generated different tokens from the same prompts."]
+    warnings += state.noise_warnings()
     config = {key: value for key, value in asdict(options).items() if key != "seed"}
     config["engines"] = {side.name: dict(side.engine) for side in state.sides}
     where = {**environment("cpu" if "cuda" not in str(state.facts) else "cuda"), "sides": state.facts}

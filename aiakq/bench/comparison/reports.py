@@ -101,7 +101,7 @@ def junit(document: Mapping[str, Any]) -> str:
     for name, verdict, text in cases:
         case = ElementTree.SubElement(suite, "testcase", {"classname": "aiakq.bench", "name": name})
         if verdict in (WORSE, CHANGED):
-            ElementTree.SubElement(case, "failure", {"message": f"{verdict}: {text}"})
+            ElementTree.SubElement(case, "failure", {"type": verdict, "message": f"{verdict}: {text}"})
         elif verdict == UNDECIDED:
             ElementTree.SubElement(case, "skipped", {"message": f"undecided: {text}"})
         else:

@@ -9,8 +9,8 @@ batch. An empty line ends the process.
 
 from __future__ import annotations
 
-import bisect
 import hashlib
+import itertools
 import json
 import os
 import random
@@ -34,58 +34,48 @@ def main(settings: Mapping[str, Any]) -> None:
         answers.write(json.dumps({"error": text[:500]}) + "\n")
         return
     loaded = time.perf_counter() - started
-    waits = Waits(llm.engine)
+    step_times = StepEnds(llm.engine)
     facts = dict(getattr(llm.engine, "facts", {}))
     answers.write(json.dumps({"load_s": loaded, "aiakq": aiakq.__file__, "facts": facts}, default=str) + "\n")
     for line in sys.stdin:
         if not line.strip():
             break
-        answers.write(json.dumps(measure(llm, settings, json.loads(line)["seed"], waits)) + "\n")
+        answers.write(json.dumps(measure(llm, settings, json.loads(line)["seed"], step_times)) + "\n")
 
 
-class Waits:
-    """How long this thread was ready to run while others had the processor, step by step of an engine.
-
-    Everything is 0 where the system does not say, or for an engine without ``step``.
-    """
+class StepEnds:
+    """The ends of an engine's steps, by its clock; none for an engine without ``step``."""
 
     def __init__(self, engine: Any) -> None:
-        self._steps: list[tuple[float, float]] = []
+        self._ends: list[float] = []
         step = getattr(engine, "step", None)
-        try:
-            self._file: int | None = os.open("/proc/thread-self/schedstat", os.O_RDONLY)
-        except OSError:
-            self._file = None
-        if step is None or self._file is None:
+        if step is None:
             return
 
-        def watched(*arguments: Any) -> Any:
+        def timed(*arguments: Any) -> Any:
             output = step(*arguments)
-            self._steps.append((time.monotonic(), self.now()))
+            self._ends.append(time.monotonic())
             return output
 
-        engine.step = watched
+        engine.step = timed
 
-    def now(self) -> float:
-        """Seconds since this thread began."""
-        return 0.0 if self._file is None else int(os.pread(self._file, 100, 0).split()[1]) / 1e9
+    def clear(self) -> None:
+        """Forget the steps so far."""
+        self._ends.clear()
 
-    def begin(self) -> float:
-        """Forget the steps so far; returns ``now()``."""
-        self._steps.clear()
-        return self.now()
-
-    def until(self, moment: float, began: float) -> float:
-        """Seconds waited until the last step that ended by ``moment``, by the engine's clock; ``began`` before any."""
-        index = bisect.bisect_right(self._steps, moment, key=lambda step: step[0])
-        return self._steps[index - 1][1] if index else began
+    def durations(self, first: float, last: float) -> list[float]:
+        """Seconds from each step's end to the next one's, of the steps that ended from ``first`` to ``last``."""
+        ends = [end for end in self._ends if first <= end <= last]
+        return [end - before for before, end in itertools.pairwise(ends)]
 
 
-def measure(llm: Any, settings: Mapping[str, Any], seed: int, waits: Waits) -> dict[str, Any]:
+def measure(llm: Any, settings: Mapping[str, Any], seed: int, step_times: StepEnds) -> dict[str, Any]:
     """One batch of random prompts: seconds until all have their first token, seconds per step after that, peak memory.
 
-    Of both there is the time by the clock (``wall``), and without the time in which others had the processor. The
-    digest is of the tokens, which two sides that compute the same have in common.
+    ``decode_s`` is the lower quartile of the steps: a step takes less than a time slice of the scheduler, so even on a
+    busy machine many are undisturbed. ``decode_mean_s`` is the mean. Time that a thread waits for a processor is not
+    subtracted: the threads share the work, so while one waits, the others take over its part.
+    The digest is of the tokens, which two sides that compute the same have in common.
     """
     from aiakq import SamplingParams
 
@@ -95,18 +85,16 @@ def measure(llm: Any, settings: Mapping[str, Any], seed: int, waits: Waits) -> d
         {"prompt_token_ids": [rng.randrange(vocab_size) for _ in range(length)]} for _ in range(settings["batch_size"])
     ]
     params = SamplingParams(temperature=0.0, max_tokens=output_len, ignore_eos=True)
-    began = waits.begin()
+    step_times.clear()
     outputs = llm.generate(prompts, params, use_tqdm=False)
     times = [output.metrics for output in outputs]
     first, last = max(each.first_token_time for each in times), max(each.last_token_time for each in times)
-    wall = first - min(each.arrival_time for each in times), last - first
-    waited = waits.until(first, began) - began, waits.until(last, began) - waits.until(first, began)
-    steps = max(1, output_len - 1)
+    mean = (last - first) / max(1, output_len - 1)
+    steps = sorted(step_times.durations(first, last))
     return {
-        "prefill_wall_s": wall[0],
-        "decode_wall_s": wall[1] / steps,
-        "prefill_s": wall[0] - waited[0],
-        "decode_s": (wall[1] - waited[1]) / steps,
+        "prefill_s": first - min(each.arrival_time for each in times),
+        "decode_s": steps[len(steps) // 4] if steps else mean,
+        "decode_mean_s": mean,
         "peak_bytes": peak_bytes(),
         "digest": digest([list(output.outputs[0].token_ids) for output in outputs]),
     }

@@ -7,17 +7,17 @@ import json
 import os
 import subprocess
 import sys
-import time
+import types
 import zipfile
 from pathlib import Path
 
 import pytest
 
 from aiakq.arguments.comparison import AlternationArguments
-from aiakq.bench.comparison import alternation
+from aiakq.bench.comparison import alternation, worker
 from aiakq.bench.comparison.alternation import Alternation, run
 from aiakq.bench.comparison.sides import Side, fresh_libraries, open_side
-from aiakq.bench.comparison.worker import Waits
+from aiakq.bench.comparison.worker import StepEnds
 from aiakq.cli import main
 from aiakq.errors import UNDECIDED, WORKER, AiakqError
 
@@ -123,6 +123,16 @@ def test_it_goes_on_while_the_interval_holds_the_margin():
     assert not state.decided and state.verdicts() == {"decode_ms": "undecided"}
 
 
+def test_an_undecided_metric_says_what_a_verdict_would_take():
+    state = state_of([1.0, 1.05, 0.97])
+    state.look()
+    [warning] = state.noise_warnings()
+    assert "decode_ms is known to" in warning and "margin of 2 %" in warning and "rounds" in warning
+    state = state_of([1.0, 1.001, 1.0005])
+    state.look()
+    assert state.noise_warnings() == []
+
+
 def test_it_stops_when_one_metric_is_worse_or_none_is_open():
     for ratios, verdict in (([1.05, 1.051, 1.0505], "worse"), ([1.0, 1.001, 1.0005], "equal")):
         state = state_of(ratios)
@@ -155,37 +165,47 @@ class Stepping:
         return f"step {self.count} at {now}"
 
 
-def test_time_in_which_others_had_the_processor_is_left_out(monkeypatch):
+def test_steps_last_from_the_end_of_one_to_the_end_of_the_next(monkeypatch):
     engine = Stepping()
-    waits = Waits(engine)
-    clock = iter([0.0, 0.5, 0.5])  # waited before the steps, after the first, after the second
-    monkeypatch.setattr(waits, "now", lambda: next(clock))
-    began = waits.begin()
-    assert engine.step(7.0) == "step 1 at 7.0"
-    between = time.monotonic()
-    engine.step(8.0)
-    assert waits.until(between, began) == 0.5 == waits.until(time.monotonic(), began)
-    assert waits.until(0.0, began) == 0.0
+    steps = StepEnds(engine)
+    clock = iter([1.0, 3.0, 4.0, 6.5, 7.0])
+    monkeypatch.setattr(worker.time, "monotonic", lambda: next(clock))
+    assert [engine.step(now) for now in (0.0, 2.0)] == ["step 1 at 0.0", "step 2 at 2.0"]
+    for _ in range(3):
+        engine.step(4.0)
+    assert steps.durations(2.5, 6.5) == [1.0, 2.5]  # of those that end in between
+    assert steps.durations(2.5, 3.5) == [] == StepEnds(object()).durations(0.0, 9.0)
+    steps.clear()
+    assert steps.durations(0.0, 9.0) == []
 
 
-def test_a_busy_machine_shows_in_the_wall_time_only():
-    """Two processes on one processor: each waits for about half of the time."""
-    code = "import os\nos.sched_setaffinity(0, {min(os.sched_getaffinity(0))})\nwhile True: pass"
-    if not Path("/proc/thread-self/schedstat").exists():
-        pytest.skip("this system does not say how long threads wait")
-    other, affinity = subprocess.Popen([sys.executable, "-c", code]), os.sched_getaffinity(0)
-    try:
-        os.sched_setaffinity(0, {min(affinity)})
-        time.sleep(0.2)
-        waits = Waits(Stepping())
-        began, started = waits.now(), time.monotonic()
-        while time.monotonic() - started < 0.3:
-            pass
-        assert 0.05 < waits.now() - began < time.monotonic() - started
-    finally:
-        os.sched_setaffinity(0, affinity)
-        other.kill()
-        other.wait()
+class Disturbed:
+    """An engine whose steps take 1 ms, times ``speed``; three of eight wait 40 ms for a processor."""
+
+    def __init__(self, speed: float) -> None:
+        self.speed, self.now, self.count, self.limits = speed, 0.0, 0, types.SimpleNamespace(vocab_size=100)
+
+    def step(self) -> float:
+        self.count += 1
+        self.now += 0.001 * self.speed + (0.04 if self.count % 8 in (1, 4, 6) else 0.0)
+        return self.now
+
+
+@pytest.mark.parametrize("speed", [1.0, 1.05])
+def test_steps_that_waited_for_a_processor_do_not_hide_how_long_the_others_take(monkeypatch, speed):
+    engine = Disturbed(speed)
+    monkeypatch.setattr(worker.time, "monotonic", lambda: engine.now)
+
+    def generate(prompts, params, use_tqdm):
+        arrival, ends = engine.now, [engine.step() for _ in range(33)]
+        times = types.SimpleNamespace(arrival_time=arrival, first_token_time=ends[0], last_token_time=ends[-1])
+        return [types.SimpleNamespace(metrics=times, outputs=[types.SimpleNamespace(token_ids=[1])])]
+
+    llm = types.SimpleNamespace(engine=engine, generate=generate)
+    steps = StepEnds(engine)
+    measured = worker.measure(llm, {"input_len": 8, "output_len": 33, "batch_size": 1}, 0, steps)
+    assert measured["decode_s"] == pytest.approx(0.001 * speed) and measured["decode_mean_s"] > 0.01
+    assert measured["prefill_s"] == pytest.approx(0.04 + 0.001 * speed)
 
 
 # --- sides -----------------------------------------------------------------------------------------------------------

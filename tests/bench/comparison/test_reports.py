@@ -53,6 +53,10 @@ def test_junit_has_a_case_per_gate():
         "decode.steps": ["failure"],
         "decode.pages": ["system-out"],
     }
+    assert [failure.get("type") for failure in suite.iter("failure")] == [
+        "worse",
+        "changed",
+    ]  # Ant's schema requires it
 
 
 def test_of_github_action_benchmark_less_is_always_better():
