@@ -54,10 +54,10 @@ def pad(tensor: Tensor, shape: Sequence[int], widths: Widths, name: str = "") ->
     for dim, (have, want) in enumerate(zip(tensor.shape, shape, strict=True)):
         if have == want:
             continue
-        found = pads_to(have, want, widths, name)
-        if found is None:
+        pads = pads_to(have, want, widths, name)
+        if pads is None:
             return tensor
-        parts, size = found
+        parts, size = pads
         tensor = torch.cat([_widened(part, dim, size) for part in tensor.split(have // parts, dim)], dim)
     return tensor
 

@@ -104,8 +104,8 @@ class _Run:
 
     def _evaluate(self, writer: CheckpointWriter, report: QuantizeReport) -> None:
         """Add the comparison with the source to the report. Raises ``Rejected``."""
-        found = record_quality(
+        quality = record_quality(
             report, writer, self.prepared, self.load_scorer, self.progress, required=self.accept is not None
         )
-        if found is not None and self.accept is not None and not self.accept(found):
-            raise Rejected(found)
+        if quality is not None and self.accept is not None and not self.accept(quality):
+            raise Rejected(quality)

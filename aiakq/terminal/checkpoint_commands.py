@@ -46,10 +46,10 @@ def inspect(arguments: InspectArguments, shown: JsonArguments) -> None:
     from aiakq.runtime.loader.inspection import collapse, inspect_checkpoint
 
     checked({name: getattr(arguments, name) for name in ("model", "dtype", "device")}, server=False)
-    found = inspect_checkpoint(arguments.model, arguments.revision, arguments.device, arguments.dtype)
-    tables.inspection(found, found.layers if arguments.all else collapse(found.layers))
+    inspection = inspect_checkpoint(arguments.model, arguments.revision, arguments.device, arguments.dtype)
+    tables.inspection(inspection, inspection.layers if arguments.all else collapse(inspection.layers))
     if shown.json:
-        console.emit(found.document())
+        console.emit(inspection.document())
 
 
 def collect_env(

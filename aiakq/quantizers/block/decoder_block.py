@@ -217,8 +217,8 @@ class DecoderBlock:
                 return list(task())
 
             work.append(Task(self.weight(name).numel(), run))
-        for name, found in zip(tasks, self.workers.share(work), strict=True):
-            codes, scales, zeros = found
+        for name, result in zip(tasks, self.workers.share(work), strict=True):
+            codes, scales, zeros = result
             assert isinstance(codes, Tensor) and isinstance(scales, Tensor) and isinstance(zeros, Tensor)
             self.finish(name, (codes, scales, zeros))
 

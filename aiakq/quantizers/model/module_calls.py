@@ -69,8 +69,8 @@ def record_calls(
                 handle.remove()
         size, tokens = inputs.hidden.shapes[batch][:2]
         rows = min(size, -(-tokens_left // tokens))
-        for name, found in seen.items():
-            cut = [_cut(call, modules[name], size, rows) if rows < size else call for call in found]
+        for name, new_calls in seen.items():
+            cut = [_cut(call, modules[name], size, rows) if rows < size else call for call in new_calls]
             calls[name] += [call for call in cut if bool(torch.isfinite(call.output).all())]
         tokens_left -= rows * tokens
     return calls

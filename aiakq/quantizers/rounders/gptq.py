@@ -60,9 +60,9 @@ class Gptq(Rounder):
         for _, run in itertools.groupby(part.groups, key=lambda group: place(group[0]) or group):
             matrices = []
             for group in run:
-                found = hessians(group[0])
-                matrices += [_Matrix(block, names, *found) for names in block.same_scheme(group)]
-                del found
+                hessian = hessians(group[0])
+                matrices += [_Matrix(block, names, *hessian) for names in block.same_scheme(group)]
+                del hessian
             self._round(block, matrices)
             del matrices
         for name in part.linears:

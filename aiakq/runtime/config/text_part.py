@@ -58,7 +58,7 @@ def _completed(kind: str, inside: dict[str, Any]) -> dict[str, Any]:
     if kind not in CONFIG_MAPPING:
         return inside
     try:
-        found: dict[str, Any] = CONFIG_MAPPING[kind].from_dict(inside).to_dict()
+        completed: dict[str, Any] = CONFIG_MAPPING[kind].from_dict(inside).to_dict()
     except Exception as problem:  # transformers may raise anything for invalid values
         raise ValueError(f"text_config: {problem}") from problem
-    return found
+    return completed

@@ -110,18 +110,18 @@ def _accepted(sequence: SequenceState, drafts: list[int], tokens: list[SampledTo
     """Append ``tokens`` to ``sequence``, one after each of ``drafts`` and one before them, up to the first that is not
     the draft; returns them.
     """
-    found: list[SampledToken] = []
+    accepted: list[SampledToken] = []
     for draft, sampled in zip([*drafts, None], tokens, strict=True):
-        if found and not sampled.is_valid:
+        if accepted and not sampled.is_valid:
             break  # the next step finds out again, with nothing before it
         _check_grammar(sequence, sampled)
-        found.append(sampled)
+        accepted.append(sampled)
         if not sampled.is_valid:
             break
         sequence.token_ids.append(sampled.token)
         if sampled.ends or sampled.token != draft:
             break
-    return found
+    return accepted
 
 
 def _check_grammar(sequence: SequenceState, sampled: SampledToken) -> None:

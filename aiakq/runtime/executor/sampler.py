@@ -114,16 +114,16 @@ def sample(sampler: Sampler, logits: Tensor, rows: list[SamplerRow]) -> SamplerO
 
 def _masks(rows: list[SamplerRow]) -> TokenMasks | None:
     """The tokens that the grammars of ``rows`` allow; None if no row has a grammar."""
-    found = [(at, row.matcher) for at, row in enumerate(rows) if row.matcher is not None]
-    if not found:
+    matchers = [(at, row.matcher) for at, row in enumerate(rows) if row.matcher is not None]
+    if not matchers:
         return None
     # Matchers write whole masks: they may know a token more than there are logits.
-    bits = torch.empty(len(found), max(matcher.num_words for _, matcher in found), dtype=torch.int32)
+    bits = torch.empty(len(matchers), max(matcher.num_words for _, matcher in matchers), dtype=torch.int32)
     address, stride = bits.data_ptr(), 4 * bits.shape[1]
-    for _, matcher in found:
+    for _, matcher in matchers:
         matcher.fill_mask(address)
         address += stride
-    return TokenMasks([at for at, _ in found], bits)
+    return TokenMasks([at for at, _ in matchers], bits)
 
 
 def prompt_logprobs(

@@ -86,8 +86,8 @@ class SeparateExperts(nn.Module):
             if count:
                 rows = tokens[start : start + count]
                 given = F.pad(hidden_states[rows], (0, 0, 0, -count % self.row_multiple))
-                found = expert(given)[:count] * weights[start : start + count]
-                out.index_add_(0, rows, found.to(out.dtype))
+                output = expert(given)[:count] * weights[start : start + count]
+                out.index_add_(0, rows, output.to(out.dtype))
             start += count
         return out
 
@@ -185,8 +185,8 @@ def _spelling(model_type: str) -> Spelling:
         sources, targets = list(rule.source_patterns), list(rule.target_patterns)
         last = targets[0].rpartition(".")[2] if targets else ""
         if "experts" in (targets[0] if targets else "") and last in ("gate_up_proj", "down_proj"):
-            found = [re.search(r"experts\.\*\.(\w+)\.weight", pattern) for pattern in sources]
-            names[last] = [match[1] for match in found if match]
+            matches = [re.search(r"experts\.\*\.(\w+)\.weight", pattern) for pattern in sources]
+            names[last] = [match[1] for match in matches if match]
         elif len(sources) == 1 and all(re.fullmatch(r"\.\w+\.", pattern) for pattern in (sources[0], targets[0])):
             words.append((sources[0].strip("."), targets[0].strip(".")))
     if len(names.get("gate_up_proj", ())) == 2 and len(names.get("down_proj", ())) == 1:

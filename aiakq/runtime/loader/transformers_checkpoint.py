@@ -58,10 +58,10 @@ def _load(hf_config: Any, config: EngineConfig, options: dict[str, Any]) -> tupl
 def _differences(hf: Any, info: Mapping[str, Any]) -> list[Difference]:
     """Return the parameters that are missing in the checkpoint, or have another shape there."""
     shapes = {name: tuple(parameter.shape) for name, parameter in hf.state_dict().items()}
-    found = [Difference(name, "-", str(list(shapes.get(name, ())))) for name in sorted(info["missing_keys"])]
+    differences = [Difference(name, "-", str(list(shapes.get(name, ())))) for name in sorted(info["missing_keys"])]
     for name, stored, expected in sorted(info["mismatched_keys"]):
-        found.append(Difference(name, str(list(stored)), str(list(expected))))
-    return found
+        differences.append(Difference(name, str(list(stored)), str(list(expected))))
+    return differences
 
 
 @contextlib.contextmanager

@@ -88,7 +88,7 @@ class _AttentionFunction:
 
     def trace(self, hf: Any, device: torch.device) -> _Trace:
         """Record the attention calls of ``hf``, which return zeros meanwhile. Raises _UnsupportedAttentionError."""
-        self._trace = found = _Trace()
+        self._trace = new_trace = _Trace()
         self._called.clear()
         try:
             # Given a mask, transformers does not try to detect packed sequences.
@@ -97,7 +97,7 @@ class _AttentionFunction:
                 hf(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False)
         finally:
             self._trace = None
-        return found
+        return new_trace
 
     def mask(self, *args: Any, **kwargs: Any) -> None:
         """Implement transformers' mask interface: no mask is created, since paged attention masks by position."""
@@ -346,9 +346,11 @@ def _check_attention(model: TransformersModel, trace: _Trace, config: EngineConf
     if not all(attention_probe.is_mask_of(mask, specs, chunk) for mask in trace.masks):
         raise _unsupported(config, "its attention mask is neither causal nor a sliding window")
     rounds = config.spec is not None and config.spec.activation_bits is not None
-    found = attention_probe.compare(model, model.hf, config.device.device, rounds)
-    if not found.is_same:
-        reason = f"with paged attention its log-probabilities differ from transformers' by {found.found:.2g} nats"
+    comparison = attention_probe.compare(model, model.hf, config.device.device, rounds)
+    if not comparison.is_same:
+        reason = (
+            f"with paged attention its log-probabilities differ from transformers' by {comparison.measured:.2g} nats"
+        )
         raise _unsupported(config, reason)
 
 

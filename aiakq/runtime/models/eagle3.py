@@ -96,8 +96,8 @@ class Eagle3Builder(DecoderBuilder):
     def __init__(self, eagle: Eagle3Config, weights: Weights, embedding: EmbeddingLayer | None) -> None:
         super().__init__(eagle.model, weights)
         self._eagle, self._target_embedding = eagle, embedding
-        found = [(root, layer) for root in _ROOTS for layer in _LAYERS if self._has_layer(f"{root}{layer}")]
-        self._root, self._layer = found[0] if found else ("", _LAYERS[0])
+        locations = [(root, layer) for root in _ROOTS for layer in _LAYERS if self._has_layer(f"{root}{layer}")]
+        self._root, self._layer = locations[0] if locations else ("", _LAYERS[0])
         self.qkv_bias = weights.has(self.at(0, "self_attn.q_proj.bias"))
         self.output_bias = weights.has(self.at(0, "self_attn.o_proj.bias"))
         self.mlp_bias = weights.has(self.at(0, "mlp.gate_proj.bias"))

@@ -58,13 +58,13 @@ class GptOssBuilder(DecoderBuilder):
         if weights.has(f"{name}_blocks"):
             blocks = weights.tensor(f"{name}_blocks", count, n, k // _GROUP, _GROUP // 2)
             scales = weights.tensor(f"{name}_scales", count, n, k // _GROUP)
-            found = [(dequantized(*parts), bias) for *parts, bias in zip(blocks, scales, biases, strict=True)]
+            layers = [(dequantized(*parts), bias) for *parts, bias in zip(blocks, scales, biases, strict=True)]
         else:
             # Stored as [E, K, N].
-            found = [(each.T, bias) for each, bias in zip(weights.tensor(name, count, k, n), biases, strict=True)]
+            layers = [(each.T, bias) for each, bias in zip(weights.tensor(name, count, k, n), biases, strict=True)]
         if order is not None:
-            found = [(weight[order], bias[order]) for weight, bias in found]
-        return [weights.dense(weight.contiguous(), bias) for weight, bias in found]
+            layers = [(weight[order], bias[order]) for weight, bias in layers]
+        return [weights.dense(weight.contiguous(), bias) for weight, bias in layers]
 
 
 def dequantized(blocks: Tensor, scales: Tensor) -> Tensor:

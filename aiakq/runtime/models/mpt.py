@@ -62,7 +62,7 @@ def build(config: ModelConfig, weights: Weights) -> Decoder:
         "attn_type": (attn.get("attn_type", "multihead_attention"), "multihead_attention"),
         "no_bias": (raw.get("no_bias", True), True),
     }
-    for name, (found, wanted) in asked.items():
-        if found != wanted:
-            raise unsupported(config, f"{name} is {found}")
+    for name, (actual, wanted) in asked.items():
+        if actual != wanted:
+            raise unsupported(config, f"{name} is {actual}")
     return MptBuilder(config, weights).build()

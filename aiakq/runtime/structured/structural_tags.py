@@ -206,7 +206,7 @@ class _Rules:
 
 def quoted(text: str) -> str:
     """``text`` as a string literal of Lark, with control characters escaped."""
-    return _CONTROL.sub(lambda found: f"\\u{ord(found[0]):04x}", json.dumps(text, ensure_ascii=False))
+    return _CONTROL.sub(lambda match: f"\\u{ord(match[0]):04x}", json.dumps(text, ensure_ascii=False))
 
 
 def _escaped(pattern: str) -> str:

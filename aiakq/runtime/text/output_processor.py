@@ -132,13 +132,13 @@ class _Stream:
         before = len(self.held)
         self.held += new
         if self.num_tokens > self.params.min_tokens:
-            found = [
+            matches = [
                 (at, stop)
                 for stop in self.params.stop_strings
                 if (at := self.held.find(stop, max(0, before - len(stop) + 1))) >= 0
             ]
-            if found:
-                at, stop = min(found)
+            if matches:
+                at, stop = min(matches)
                 end = at + len(stop) if self.params.include_stop_str_in_output else at
                 text, self.held = self.held[:end], ""
                 return text, stop

@@ -145,17 +145,17 @@ class _Calls:
         """``schemas``, with any object for those that cannot be enforced. Raises ``grammar_not_enforceable`` for one of
         them that is strict.
         """
-        found = {}
+        schemas = {}
         for number, tool in self._tools:
             name = tool.function.name
-            found[name] = self.schemas[name]
+            schemas[name] = self.schemas[name]
             try:
-                await _checked(self._service, schema(found[name]), self._own, _parameters(number))
+                await _checked(self._service, schema(schemas[name]), self._own, _parameters(number))
             except AiakqError as failure:
                 if failure.id != "grammar_not_enforceable" or tool.function.strict:
                     raise
-                found[name] = {"type": "object"}
-        return found
+                schemas[name] = {"type": "object"}
+        return schemas
 
 
 def _parameters(number: int) -> str:

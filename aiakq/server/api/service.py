@@ -134,9 +134,9 @@ class Service:
             request = self._prompt_request(params, texts=texts, add_special_tokens=add_special_tokens)
             self._check_length(max(map(len, texts)), request, params)
             encoded = self._prompts(texts, await self.text.run(request), request, params)
-        found = iter(encoded)
+        token_lists = iter(encoded)
         return self.truncate_prompts(
-            [next(found) if isinstance(prompt, str) else Prompt(None, prompt) for prompt in prompts], params
+            [next(token_lists) if isinstance(prompt, str) else Prompt(None, prompt) for prompt in prompts], params
         )
 
     async def tokenize_infill(

@@ -89,24 +89,24 @@ class StructuredFields(RequestModel):
         Raises invalid_type, value_out_of_range, missing_field, unknown_field, unsupported_parameter.
         """
         self._check_backend()
-        found: dict[str, Grammar | None] = {}
+        grammars: dict[str, Grammar | None] = {}
         if self.response_format is not None:
-            found["response_format"] = self.response_format.grammar()
+            grammars["response_format"] = self.response_format.grammar()
         if self.structured_outputs is not None:
-            found["structured_outputs"] = grammar_of("structured_outputs", self.structured_outputs)
+            grammars["structured_outputs"] = grammar_of("structured_outputs", self.structured_outputs)
         for name, kind in _GUIDED.items():
             value = getattr(self, name)
             if value is not None:
-                found[name] = new_grammar(kind, name, value, self.guided_whitespace_pattern)
-        given = [(grammar, name) for name, grammar in found.items() if grammar is not None]
+                grammars[name] = new_grammar(kind, name, value, self.guided_whitespace_pattern)
+        given = [(grammar, name) for name, grammar in grammars.items() if grammar is not None]
         if len(given) > 1:
             raise error("unsupported_parameter", param=given[1][1], reason=f"{given[0][1]} is given too")
         return given[0] if given else None
 
     def grammar_name(self) -> str:
         """The field that says what the text has to match."""
-        found = self.grammar_and_name()
-        return "structured_outputs" if found is None else found[1]
+        named_grammar = self.grammar_and_name()
+        return "structured_outputs" if named_grammar is None else named_grammar[1]
 
     def _check_backend(self) -> None:
         backend = self.guided_decoding_backend
@@ -117,5 +117,5 @@ class StructuredFields(RequestModel):
 
 def structured_values(fields: StructuredFields) -> Mapping[str, Any]:
     """The sampling parameter for what ``fields`` ask for."""
-    found = fields.grammar_and_name()
-    return {} if found is None else {"structured_outputs": found[0]}
+    named_grammar = fields.grammar_and_name()
+    return {} if named_grammar is None else {"structured_outputs": named_grammar[0]}

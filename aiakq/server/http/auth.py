@@ -57,10 +57,10 @@ def read_keys(args: Mapping[str, Any], environment: Mapping[str, str]) -> Keys:
             lines = Path(args["api_key_file"]).expanduser().read_text(encoding="utf-8").splitlines()
         except (OSError, ValueError):
             raise _bad_keys("--api-key-file", args["api_key_file"], "a readable file") from None
-        found = [line.strip() for line in lines if line.strip() and not line.startswith("#")]
-        if not found:
+        file_keys = [line.strip() for line in lines if line.strip() and not line.startswith("#")]
+        if not file_keys:
             raise _bad_keys("--api-key-file", args["api_key_file"], "a file with at least one key")
-        keys += found
+        keys += file_keys
     for key in keys:
         if not _KEY.fullmatch(key):
             raise _bad_keys("An API key", "...", "printable characters without spaces")

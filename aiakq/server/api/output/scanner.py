@@ -85,8 +85,8 @@ class TextScanner:
 
     def span(self, pattern: re.Pattern[str]) -> str:
         """Read what is there now of a run of characters that ``pattern``, a repeated character class, matches."""
-        found = pattern.match(self._text, self._at)
-        return self._take(found.end()) if found else ""
+        match = pattern.match(self._text, self._at)
+        return self._take(match.end()) if match else ""
 
     def skip_spaces(self) -> Parsing[str]:
         """Read white space up to another character; returns it."""
@@ -100,20 +100,20 @@ class TextScanner:
         ordered = sorted(texts, key=len, reverse=True)
         while True:
             rest = self._text[self._at : self._at + len(ordered[0])] if ordered else ""
-            found = next((each for each in ordered if rest.startswith(each)), "")
-            longer = [each for each in ordered if len(each) > max(len(found), len(rest)) and each.startswith(rest)]
+            matched = next((each for each in ordered if rest.startswith(each)), "")
+            longer = [each for each in ordered if len(each) > max(len(matched), len(rest)) and each.startswith(rest)]
             if self.ended or not longer:
-                self._take(self._at + len(found))
-                return found
+                self._take(self._at + len(matched))
+                return matched
             yield
 
     def skip(self, *texts: str) -> Parsing[str]:
         """Read as ``match`` does, at the end also the beginning of one of ``texts``: it was cut off."""
-        found = yield from self.match(*texts)
-        rest = self._text[self._at :] if self.ended and not found else ""
+        matched = yield from self.match(*texts)
+        rest = self._text[self._at :] if self.ended and not matched else ""
         if rest and any(each.startswith(rest) for each in texts):
             self._take(len(self._text))
-        return found
+        return matched
 
     def until(self, marks: Marks, emit: Emit, read_mark: bool = True, keep_rest: bool = True) -> Parsing[str]:
         """Emit the text up to the first of ``marks``, which is read, too, and returned; "" at the end.
@@ -121,15 +121,15 @@ class TextScanner:
         Without ``keep_rest``, the beginning of a mark at the end is not emitted: it was cut off.
         """
         while True:
-            found = marks.search(self._text, self._at)
+            match = marks.search(self._text, self._at)
             keep = self.ended and keep_rest
-            end = found.start() if found else len(self._text) if keep else marks.held(self._text, self._at)
+            end = match.start() if match else len(self._text) if keep else marks.held(self._text, self._at)
             if end > self._at:
                 emit(self._take(end))
-            if found:
+            if match:
                 if read_mark:
-                    self._take(found.end())
-                return found[0]
+                    self._take(match.end())
+                return match[0]
             if self.ended:
                 self._take(len(self._text))
                 return ""

@@ -148,10 +148,10 @@ async def embeddings(service: Service, request: Request) -> Response:
     async def respond(call: PoolingCall[EmbeddingRequest]) -> EmbeddingResponse:
         call.limits.check_embeds()
         given = call.given
-        found = await call.pool(given.inputs(), given.params(), given.add_special_tokens is not False)
-        values = await encoded(found, given.encoding_format or "float", one_row=True)
+        outputs = await call.pool(given.inputs(), given.params(), given.add_special_tokens is not False)
+        values = await encoded(outputs, given.encoding_format or "float", one_row=True)
         data = [Embedding(index, value) for index, value in enumerate(values)]
-        return EmbeddingResponse(call.id, int(time.time()), call.model, data, usage_of(found))
+        return EmbeddingResponse(call.id, int(time.time()), call.model, data, usage_of(outputs))
 
     return await answer(service, request, EmbeddingRequest, "embd-", respond)
 
@@ -161,10 +161,10 @@ async def pooling(service: Service, request: Request) -> Response:
 
     async def respond(call: PoolingCall[PoolingRequest]) -> PoolingResponse:
         given, one_row = call.given, call.limits.pooling.has_one_row
-        found = await call.pool(given.inputs(), given.params(), given.add_special_tokens is not False)
-        values = await encoded(found, given.encoding_format or "float", one_row)
+        outputs = await call.pool(given.inputs(), given.params(), given.add_special_tokens is not False)
+        values = await encoded(outputs, given.encoding_format or "float", one_row)
         data = [PoolingData(index, value) for index, value in enumerate(values)]
-        return PoolingResponse(call.id, int(time.time()), call.model, data, usage_of(found))
+        return PoolingResponse(call.id, int(time.time()), call.model, data, usage_of(outputs))
 
     return await answer(service, request, PoolingRequest, "pool-", respond)
 
@@ -175,12 +175,12 @@ async def classify(service: Service, request: Request) -> Response:
     async def respond(call: PoolingCall[ClassificationRequest]) -> ClassificationResponse:
         call.limits.check_classifies()
         given, names = call.given, call.limits.labels
-        found = await call.pool(given.inputs(), given.params(), given.add_special_tokens is not False)
+        outputs = await call.pool(given.inputs(), given.params(), given.add_special_tokens is not False)
         data = []
-        for index, prompt in enumerate(found):
+        for index, prompt in enumerate(outputs):
             probs = prompt.pooled.vector()
             data.append(Classification(index, names[probs.index(max(probs))], probs, len(probs)))
-        return ClassificationResponse(call.id, int(time.time()), call.model, data, usage_of(found))
+        return ClassificationResponse(call.id, int(time.time()), call.model, data, usage_of(outputs))
 
     return await answer(service, request, ClassificationRequest, "classify-", respond)
 

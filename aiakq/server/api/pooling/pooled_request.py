@@ -135,22 +135,22 @@ class PoolingCall(Generic[Given]):
         """``run`` over parts of ``entries``, some at a time; the results in order."""
         if len(entries) > MAX_INPUTS:
             raise error("too_many_prompts", param="input", value=len(entries), limit=MAX_INPUTS)
-        found: list[PooledPrompt] = []
+        outputs: list[PooledPrompt] = []
         running: deque[asyncio.Task[list[PooledPrompt]]] = deque()
         try:
             for start in range(0, len(entries), MAX_PROMPTS):
                 if len(running) == _PARTS_AT_A_TIME:
-                    found += await running[0]
+                    outputs += await running[0]
                     running.popleft()
                 running.append(asyncio.ensure_future(run(entries[start : start + MAX_PROMPTS])))
             while running:
-                found += await running[0]
+                outputs += await running[0]
                 running.popleft()
         finally:
             for task in running:
                 task.cancel()
             await asyncio.gather(*running, return_exceptions=True)
-        return found
+        return outputs
 
     async def _run(self, prompts: list[Prompt], pooling: Pooling) -> list[PooledPrompt]:
         """Have the engine compute ``prompts``."""
@@ -161,12 +161,12 @@ class PoolingCall(Generic[Given]):
         stream = await self._start(prompts, pooling)
         self._tracker.start(self.id, self._params, self.given, stream)
         try:
-            found: dict[int, Pooled] = {}
+            outputs: dict[int, Pooled] = {}
             async for deltas in stream:
-                found |= {index: delta.pooled for index, delta in deltas if delta.pooled is not None}
+                outputs |= {index: delta.pooled for index, delta in deltas if delta.pooled is not None}
         finally:
             stream.close()
-        return [PooledPrompt(found[index], len(prompt.token_ids)) for index, prompt in enumerate(prompts)]
+        return [PooledPrompt(outputs[index], len(prompt.token_ids)) for index, prompt in enumerate(prompts)]
 
     async def _start(self, prompts: list[Prompt], pooling: Pooling) -> RequestStream:
         """Start a part of the request. Only the first one fails where there is no place or no engine for the moment."""
@@ -254,19 +254,19 @@ async def answer(
 
 async def encoded(prompts: Sequence[PooledPrompt], encoding: str, one_row: bool) -> list[Any]:
     """The JSON of each result: a list of numbers, one per row, or base64 of them as float32."""
-    found: list[Any] = []
+    values: list[Any] = []
     for prompt in prompts:
         if encoding == "base64":
-            found.append(base64.b64encode(prompt.pooled.data).decode())
+            values.append(base64.b64encode(prompt.pooled.data).decode())
         elif one_row:
-            found.append(msgspec.Raw(msgspec.json.encode(prompt.pooled.vector())))
+            values.append(msgspec.Raw(msgspec.json.encode(prompt.pooled.vector())))
         else:
             rows, parts = prompt.pooled.rows(), []
             at_a_time = max(1, _NUMBERS_AT_A_TIME // prompt.pooled.width)
             for start in range(0, len(rows), at_a_time):
                 await asyncio.sleep(0)
                 parts.append(msgspec.json.encode(rows[start : start + at_a_time])[1:-1])
-            found.append(msgspec.Raw(b"[" + b",".join(parts) + b"]"))
-        if len(found) % _VECTORS_AT_A_TIME == 0:
+            values.append(msgspec.Raw(b"[" + b",".join(parts) + b"]"))
+        if len(values) % _VECTORS_AT_A_TIME == 0:
             await asyncio.sleep(0)
-    return found
+    return values

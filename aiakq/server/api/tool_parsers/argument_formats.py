@@ -46,13 +46,13 @@ def properties_of(given: Mapping[str, Any]) -> list[Property] | None:
     properties, required = given.get("properties", {}), given.get("required", [])
     if not properties.keys() >= set(required) or not all(PLAIN_NAME.fullmatch(name) for name in properties):
         return None
-    found = []
+    result = []
     for name, value in properties.items():
         own = resolved(value, given)
         if own is None:
             return None
-        found.append(Property(name, own, name in required))
-    return found
+        result.append(Property(name, own, name in required))
+    return result
 
 
 def takes_anything(given: Mapping[str, Any]) -> bool:
@@ -156,13 +156,13 @@ def _types(own: Mapping[str, Any]) -> set[str] | None:
     given = own.get("type")
     if given is not None:
         return {given} if isinstance(given, str) else set(given)
-    found: set[str] = set()
+    types: set[str] = set()
     for key in ("anyOf", "oneOf"):
         for each in own.get(key, ()):
             if not isinstance(each.get("type"), str):
                 return None
-            found.add(each["type"])
-    return found or None
+            types.add(each["type"])
+    return types or None
 
 
 def _is_plain(own: Mapping[str, Any]) -> bool:

@@ -120,21 +120,21 @@ class JsonToolParser(ToolParser):
         text.record(mark)
         yield from text.skip_spaces()
         in_array = mark.endswith("[") or bool((yield from text.match("[")))
-        found = False
+        has_calls = False
         while True:
             yield from text.skip_spaces()
-            if in_array and found and (yield from text.match("]")):
+            if in_array and has_calls and (yield from text.match("]")):
                 text.record()
                 break
-            if found:
+            if has_calls:
                 yield from text.match(",", ";")
                 yield from text.skip_spaces()
             if (yield from text.peek()) != "{" or not (yield from json_call(text, output, accepts=accepts)):
                 break
-            found = True
+            has_calls = True
             text.record()
         output.content(text.recorded())
-        if found and self.ends:
+        if has_calls and self.ends:
             text.record()
             yield from text.skip_spaces()
             end = yield from text.skip(*self.ends)
