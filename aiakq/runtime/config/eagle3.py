@@ -79,10 +79,14 @@ def is_eagle3(path: Path) -> bool:
     """Whether the folder at ``path`` holds an EAGLE-3 head. Raises ``unsupported`` for heads of another kind."""
     raw = read_config(path, "config.json")
     names = raw.get("architectures")
-    words = [raw.get("model_type"), raw.get("speculators_model_type"), *(names if isinstance(names, list) else ())]
-    if "draft_vocab_size" in raw or any("eagle3" in str(word).lower() for word in words):
+    names_of_kind = [
+        raw.get("model_type"),
+        raw.get("speculators_model_type"),
+        *(names if isinstance(names, list) else ()),
+    ]
+    if "draft_vocab_size" in raw or any("eagle3" in str(word).lower() for word in names_of_kind):
         return True
-    for word in words:
+    for word in names_of_kind:
         check_supported(str(word))
     return False
 

@@ -82,10 +82,10 @@ def _with_longer_context(raw: dict[str, Any], scaling: Mapping[str, Any]) -> tup
         raise _bad("--rope-scaling", dict(scaling), "an object with a factor of 1 to 1024")
     kind = scaling.get("rope_type", scaling.get("type", "default"))
     # The length from which dynamic scaling grows is not stored in config.json; transformers uses the context length.
-    whole = {**scaling, "rope_type": kind, "original_max_position_embeddings": trained}
+    scaled = {**scaling, "rope_type": kind, "original_max_position_embeddings": trained}
     if kind == "dynamic":
-        whole["grows_from"] = trained
-    return raw if kind in _SAME_CONTEXT else raw | {"max_position_embeddings": int(trained * factor)}, whole
+        scaled["grows_from"] = trained
+    return raw if kind in _SAME_CONTEXT else raw | {"max_position_embeddings": int(trained * factor)}, scaled
 
 
 def generation_config(folder: Path, args: Mapping[str, Any]) -> dict[str, Any]:

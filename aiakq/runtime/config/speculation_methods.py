@@ -33,11 +33,11 @@ _REFUSED = {
 
 def check_supported(name: str) -> None:
     """Raise ``unsupported`` for a method, or the architecture of a head, that is known and refused."""
-    words = name.lower().replace("_", "").replace("-", "")
-    if "eagle3" in words:
+    normalized = name.lower().replace("_", "").replace("-", "")
+    if "eagle3" in normalized:
         return
     for kind, reason in _REFUSED.items():
-        if kind in words:
+        if kind in normalized:
             hint = f"Methods that work: {', '.join(PROPOSERS)}."
             raise error("unsupported", what=f"Speculative decoding with {name} ({reason})", hint=hint)
 

@@ -47,8 +47,8 @@ def text_part(raw: Mapping[str, Any]) -> dict[str, Any]:
         text["tie_word_embeddings"] = raw["tie_word_embeddings"]
     if raw.get("quantization_config"):
         text["quantization_config"] = raw["quantization_config"]
-    whole = raw.get("architectures")
-    text["architectures"] = [_TEXT_MODELS[kind]] if kind in _TEXT_MODELS else whole
+    architectures = raw.get("architectures")
+    text["architectures"] = [_TEXT_MODELS[kind]] if kind in _TEXT_MODELS else architectures
     return text
 
 

@@ -193,8 +193,8 @@ class Engine:
             later.append(behind)
         alive = [chunk for chunk in chunks if not chunk.dropped]
         # The memory that was released may suffice for one chunk, or for fewer than before.
-        whole = len(alive) == 1 or len(alive) < len(chunks)
-        for part in [[alive] if whole else _halves(alive), *([behind] for behind in later)]:
+        retry_whole = len(alive) == 1 or len(alive) < len(chunks)
+        for part in [[alive] if retry_whole else _halves(alive), *([behind] for behind in later)]:
             self._run_parts(part, now, outputs)
 
     def _run_parts(self, parts: list[list[ScheduledChunk]], now: float, outputs: list[TokenOutput]) -> None:

@@ -103,18 +103,18 @@ def sample(sampler: Sampler, logits: Tensor, rows: list[SamplerRow]) -> SamplerO
     request asks for, they decide what is allowed.
     """
     vocab = logits.shape[1]
-    changed = [at for at, row in enumerate(rows) if row.sequence.modifier.modifies(row.position)]
+    changed = [index for index, row in enumerate(rows) if row.sequence.modifier.modifies(row.position)]
     modified = None
     if changed:
         modified = ModifiedLogits(changed, logits.index_select(0, on_device(changed, logits.device)))
-        for values, at in zip(modified.logits, changed, strict=True):
-            rows[at].sequence.modifier.apply(values, rows[at].sequence.token_ids, rows[at].drafts)
+        for values, index in zip(modified.logits, changed, strict=True):
+            rows[index].sequence.modifier.apply(values, rows[index].sequence.token_ids, rows[index].drafts)
     return SamplerOutput(sampler(logits, [row.request(vocab) for row in rows], modified, _masks(rows)))
 
 
 def _masks(rows: list[SamplerRow]) -> TokenMasks | None:
     """The tokens that the grammars of ``rows`` allow; None if no row has a grammar."""
-    matchers = [(at, row.matcher) for at, row in enumerate(rows) if row.matcher is not None]
+    matchers = [(index, row.matcher) for index, row in enumerate(rows) if row.matcher is not None]
     if not matchers:
         return None
     # Matchers write whole masks: they may know a token more than there are logits.
@@ -123,7 +123,7 @@ def _masks(rows: list[SamplerRow]) -> TokenMasks | None:
     for _, matcher in matchers:
         matcher.fill_mask(address)
         address += stride
-    return TokenMasks([at for at, _ in matchers], bits)
+    return TokenMasks([index for index, _ in matchers], bits)
 
 
 def prompt_logprobs(

@@ -60,9 +60,9 @@ def compare(model: Model, hf: Any, device: torch.device, rounds: bool) -> Attent
     generator = torch.Generator().manual_seed(0)
     prompts = [torch.randint(0, model.vocab_size, (length,), generator=generator).tolist() for length in LENGTHS]
     with torch.inference_mode():
-        ours = torch.cat([each.log_softmax(-1) for each in _paged_logits(model, prompts, device)])
+        paged = torch.cat([each.log_softmax(-1) for each in _paged_logits(model, prompts, device)])
         eager = _own_logprobs(hf, "eager", prompts, device)
-        differences = (ours - eager).abs()
+        differences = (paged - eager).abs()
         if hf.dtype == torch.float32 and not rounds:
             return AttentionComparison(differences.max().item(), FLOAT32_MAX)
         allowed = WITHOUT_NOISE

@@ -41,8 +41,8 @@ class Spelling:
     def stored(self, path: str) -> str:
         """Return the name in checkpoints of the module ``path`` of a model, which differs in its last part."""
         above, _, last = path.rpartition(".")
-        theirs = next((theirs for theirs, own in self.words if own == last), last)
-        return ".".join(filter(None, (above, theirs)))
+        stored_name = next((stored_name for stored_name, own in self.words if own == last), last)
+        return ".".join(filter(None, (above, stored_name)))
 
 
 class Expert(nn.Module):
@@ -85,8 +85,8 @@ class SeparateExperts(nn.Module):
         for expert, count in zip(self.children(), counts, strict=True):
             if count:
                 rows = tokens[start : start + count]
-                given = F.pad(hidden_states[rows], (0, 0, 0, -count % self.row_multiple))
-                output = expert(given)[:count] * weights[start : start + count]
+                inputs = F.pad(hidden_states[rows], (0, 0, 0, -count % self.row_multiple))
+                output = expert(inputs)[:count] * weights[start : start + count]
                 out.index_add_(0, rows, output.to(out.dtype))
             start += count
         return out
@@ -164,8 +164,8 @@ def computes_the_same(fused: Any) -> bool:
     index = torch.rand(16, count, generator=make).topk(chosen).indices
     weights = torch.rand(16, chosen, generator=make)
     with torch.no_grad(), suppress(RuntimeError, ValueError, TypeError, AttributeError, IndexError):
-        theirs, ours = small(x, index, weights), SeparateExperts(experts)(x, index, weights)
-        return isinstance(theirs, Tensor) and torch.allclose(theirs, ours, rtol=1e-4, atol=1e-5)
+        expected, actual = small(x, index, weights), SeparateExperts(experts)(x, index, weights)
+        return isinstance(expected, Tensor) and torch.allclose(expected, actual, rtol=1e-4, atol=1e-5)
     return False
 
 

@@ -149,11 +149,13 @@ class _AttentionFunction:
         return layer.attend(q.contiguous(), cache, self._context).unsqueeze(0), None
 
 
-def _check_call(mask: Tensor | None, others: dict[str, Any]) -> None:
+def _check_call(mask: Tensor | None, arguments: dict[str, Any]) -> None:
     """Raise _UnsupportedAttentionError for arguments that paged attention does not support."""
-    asked = [name for name, given in others.items() if given is not None and name not in _WITHOUT_EFFECT]
-    if asked:
-        raise _UnsupportedAttentionError(f"its attention uses {min(asked)}, which paged attention does not support")
+    unsupported = [name for name, value in arguments.items() if value is not None and name not in _WITHOUT_EFFECT]
+    if unsupported:
+        raise _UnsupportedAttentionError(
+            f"its attention uses {min(unsupported)}, which paged attention does not support"
+        )
     if mask is not None:
         raise _UnsupportedAttentionError("it creates its own attention mask")
 
@@ -272,10 +274,10 @@ def unservable(hf_config: Any, trust_remote_code: bool) -> str | None:
     name = f"{_PREFIX}{next(_numbers)}"
     attention = _AttentionFunction(Ops(torch.device("cpu"), torch.float32), _chunk_sizes(hf_config))
     _register(name, attention)
-    own = copy.deepcopy(hf_config)
+    config = copy.deepcopy(hf_config)
     try:
         with torch.device("meta"):
-            hf = AutoModelForCausalLM.from_config(own, attn_implementation=name, trust_remote_code=trust_remote_code)
+            hf = AutoModelForCausalLM.from_config(config, attn_implementation=name, trust_remote_code=trust_remote_code)
     except Exception as problem:  # the class can be built with its own attention
         return f"{_NOT_REPLACEABLE} ({type(problem).__name__})"
     if not _attention_replaceable(hf):

@@ -253,9 +253,9 @@ class Tokenizer:
             raise error("no_chat_template")
         values |= {"tools": tools, "chat_template": template, "add_generation_prompt": add_generation_prompt}
         failure: Exception | None = None
-        for given in message_forms(messages):
+        for form in message_forms(messages):
             try:
-                return self.hf.apply_chat_template(given, tokenize=False, **values)
+                return self.hf.apply_chat_template(form, tokenize=False, **values)
             except (
                 Exception
             ) as exception:  # keep the error of the first variant, as the template may reject all for the same reason
@@ -346,8 +346,8 @@ def _growth(part: Any) -> float:
         return 1.0
     pattern = part.get("pattern")
     replaced = len(pattern.get("String") or " ") if isinstance(pattern, dict) else 1
-    own = max(1.0, len(part.get("content") or "") / replaced, len(part.get("prepend") or "") / _MAX_GROWTH)
-    return own * math.prod(_growth(each) for each in part.get("normalizers") or [])
+    growth = max(1.0, len(part.get("content") or "") / replaced, len(part.get("prepend") or "") / _MAX_GROWTH)
+    return growth * math.prod(_growth(each) for each in part.get("normalizers") or [])
 
 
 def check_decoder(decoder: Any) -> None:

@@ -55,8 +55,8 @@ class ResponseFormat(RequestModel):
             return new_grammar("json", "response_format.json_schema.schema", schema)
         if self.type == "structural_tag":
             fields = {"structures": self.structures, "triggers": self.triggers, "format": self.format}
-            given = {name: value for name, value in fields.items() if value is not None}
-            return new_grammar("structural_tag", "response_format", given)
+            present = {name: value for name, value in fields.items() if value is not None}
+            return new_grammar("structural_tag", "response_format", present)
         return None
 
 
@@ -98,10 +98,10 @@ class StructuredFields(RequestModel):
             value = getattr(self, name)
             if value is not None:
                 grammars[name] = new_grammar(kind, name, value, self.guided_whitespace_pattern)
-        given = [(grammar, name) for name, grammar in grammars.items() if grammar is not None]
-        if len(given) > 1:
-            raise error("unsupported_parameter", param=given[1][1], reason=f"{given[0][1]} is given too")
-        return given[0] if given else None
+        present = [(grammar, name) for name, grammar in grammars.items() if grammar is not None]
+        if len(present) > 1:
+            raise error("unsupported_parameter", param=present[1][1], reason=f"{present[0][1]} is given too")
+        return present[0] if present else None
 
     def grammar_name(self) -> str:
         """The field that says what the text has to match."""

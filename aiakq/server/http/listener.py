@@ -99,9 +99,9 @@ def allow_many_connections() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
 
 
-def fitting_connections(asked: int) -> int:
-    """Return the maximum number of connections: ``asked``, or half of what the limit on open files allows."""
-    return min(asked, _spare_files() // 2)
+def fitting_connections(requested: int) -> int:
+    """Return the maximum number of connections: ``requested``, or half of what the limit on open files allows."""
+    return min(requested, _spare_files() // 2)
 
 
 def fitting_backlog() -> int:

@@ -57,7 +57,7 @@ class Metrics:
     def __init__(self, model_name: str, max_model_len: int, settings: Mapping[str, str]) -> None:
         self.registry = CollectorRegistry()
         self._families: dict[str, Any] = {}
-        self._given = model_name, max_model_len, settings
+        self._arguments = model_name, max_model_len, settings
         self._add(0)
 
     def of_engine(self, number: int) -> Metrics:
@@ -65,12 +65,12 @@ class Metrics:
         if number == 0:
             return self
         other = Metrics.__new__(Metrics)
-        other.registry, other._families, other._given = self.registry, self._families, self._given
+        other.registry, other._families, other._arguments = self.registry, self._families, self._arguments
         other._add(number)
         return other
 
     def _add(self, engine: int) -> None:
-        model_name, max_model_len, settings = self._given
+        model_name, max_model_len, settings = self._arguments
         self._labels = {"model_name": model_name, "engine": str(engine)}
         self._stats = EngineStats()
         self._add_engine_metrics(settings)

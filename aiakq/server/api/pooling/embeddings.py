@@ -147,9 +147,9 @@ async def embeddings(service: Service, request: Request) -> Response:
 
     async def respond(call: PoolingCall[EmbeddingRequest]) -> EmbeddingResponse:
         call.limits.check_embeds()
-        given = call.given
-        outputs = await call.pool(given.inputs(), given.params(), given.add_special_tokens is not False)
-        values = await encoded(outputs, given.encoding_format or "float", one_row=True)
+        payload = call.payload
+        outputs = await call.pool(payload.inputs(), payload.params(), payload.add_special_tokens is not False)
+        values = await encoded(outputs, payload.encoding_format or "float", one_row=True)
         data = [Embedding(index, value) for index, value in enumerate(values)]
         return EmbeddingResponse(call.id, int(time.time()), call.model, data, usage_of(outputs))
 
@@ -160,9 +160,9 @@ async def pooling(service: Service, request: Request) -> Response:
     """What the model makes of each text, whatever that is: an embedding, scores, or a row for each token."""
 
     async def respond(call: PoolingCall[PoolingRequest]) -> PoolingResponse:
-        given, one_row = call.given, call.limits.pooling.has_one_row
-        outputs = await call.pool(given.inputs(), given.params(), given.add_special_tokens is not False)
-        values = await encoded(outputs, given.encoding_format or "float", one_row)
+        payload, one_row = call.payload, call.limits.pooling.has_one_row
+        outputs = await call.pool(payload.inputs(), payload.params(), payload.add_special_tokens is not False)
+        values = await encoded(outputs, payload.encoding_format or "float", one_row)
         data = [PoolingData(index, value) for index, value in enumerate(values)]
         return PoolingResponse(call.id, int(time.time()), call.model, data, usage_of(outputs))
 
@@ -174,8 +174,8 @@ async def classify(service: Service, request: Request) -> Response:
 
     async def respond(call: PoolingCall[ClassificationRequest]) -> ClassificationResponse:
         call.limits.check_classifies()
-        given, names = call.given, call.limits.labels
-        outputs = await call.pool(given.inputs(), given.params(), given.add_special_tokens is not False)
+        payload, names = call.payload, call.limits.labels
+        outputs = await call.pool(payload.inputs(), payload.params(), payload.add_special_tokens is not False)
         data = []
         for index, prompt in enumerate(outputs):
             probs = prompt.pooled.vector()

@@ -73,21 +73,21 @@ class PooledPrompt:
     num_tokens: int
 
 
-Given = TypeVar("Given", bound=PoolingFields)
+Payload = TypeVar("Payload", bound=PoolingFields)
 Entry = TypeVar("Entry")
 
 
-class PoolingCall(Generic[Given]):
-    """One request, parsed as ``given``.
+class PoolingCall(Generic[Payload]):
+    """One request, parsed as ``payload``.
 
     id      of the response.
     limits  what the server's model makes of prompts.
     """
 
     def __init__(
-        self, service: Service, request: Request, given: Given, id_prefix: str, tracker: RequestTracker
+        self, service: Service, request: Request, payload: Payload, id_prefix: str, tracker: RequestTracker
     ) -> None:
-        self.service, self.given = service, given
+        self.service, self.payload = service, payload
         self.id = id_prefix + (getattr(request.state, "client_request_id", None) or request.state.request_id)
         self.limits: PoolingLimits = service.model.limits.pools()
         self._tracker = tracker
@@ -96,13 +96,13 @@ class PoolingCall(Generic[Given]):
         self._cache_salt = cache_salt_of(getattr(request.state, "owner", ""), None)
         self._client = client_of(request) if service.fair_share else ""
         self._params = SamplingParams(
-            max_tokens=0, detokenize=False, truncate_prompt_tokens=given.truncate_prompt_tokens
+            max_tokens=0, detokenize=False, truncate_prompt_tokens=payload.truncate_prompt_tokens
         )
 
     @property
     def model(self) -> str:
         """The served name that the response has."""
-        return self.service.model.shown_name(self.given.model)
+        return self.service.model.shown_name(self.payload.model)
 
     async def pool(
         self, inputs: Sequence[str | list[int]], params: PoolingParams, add_special_tokens: bool = True
@@ -159,7 +159,7 @@ class PoolingCall(Generic[Given]):
         self.limits.check_rows(self._num_rows, "input")
         service.log_request(self.id, prompts, self._params)
         stream = await self._start(prompts, pooling)
-        self._tracker.start(self.id, self._params, self.given, stream)
+        self._tracker.start(self.id, self._params, self.payload, stream)
         try:
             outputs: dict[int, Pooled] = {}
             async for deltas in stream:
@@ -182,11 +182,11 @@ class PoolingCall(Generic[Given]):
                     self._params,
                     arrival,
                     final_only=True,
-                    priority=self.given.priority or 0,
+                    priority=self.payload.priority or 0,
                     cache_salt=self._cache_salt,
                     client=self._client,
                     pooling=pooling,
-                    adapter=self.service.model.adapter(self.given.model),
+                    adapter=self.service.model.adapter(self.payload.model),
                 )
             except AiakqError as failure:
                 if failure.id not in _PASSING or self._arrival_time is not None:
@@ -224,9 +224,9 @@ def pooling_route(
 async def answer(
     service: Service,
     request: Request,
-    model: type[Given],
+    model: type[Payload],
     id_prefix: str,
-    respond: Callable[[PoolingCall[Given]], Awaitable[msgspec.Struct]],
+    respond: Callable[[PoolingCall[Payload]], Awaitable[msgspec.Struct]],
 ) -> Response:
     """Run a request with a body of ``model``; ``respond`` makes the response."""
     tracker = RequestTracker(service, request.scope)
@@ -234,9 +234,9 @@ async def answer(
         service.check_available()
         with tracker.record.phase("read_body"):
             body = await read_body(request, service.max_body_bytes, service.max_values)
-        given = parse_body(model, body, service.on_unknown_field)
-        service.model.check_name(given.model)
-        call = PoolingCall(service, request, given, id_prefix, tracker)
+        payload = parse_body(model, body, service.on_unknown_field)
+        service.model.check_name(payload.model)
+        call = PoolingCall(service, request, payload, id_prefix, tracker)
         response = JSONResponse(await cancel_on_disconnect(request, respond(call)))
     except (ClientDisconnected, ClientDisconnect):
         tracker.finish("abort")

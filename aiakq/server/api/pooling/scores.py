@@ -142,7 +142,7 @@ async def _scores(
 ) -> tuple[list[float], list[PooledPrompt]]:
     """The score of each pair, and the prompts they were computed of."""
     call.limits.check_scores()
-    params = call.given.params()
+    params = call.payload.params()
     if call.limits.is_classifier:
         outputs = await call.pool_pairs(pairs, params)
         return [prompt.pooled.vector()[0] for prompt in outputs], outputs
@@ -163,7 +163,7 @@ async def score(service: Service, request: Request) -> Response:
     """How well two texts go together, for each pair."""
 
     async def respond(call: PoolingCall[ScoreRequest]) -> ScoreResponse:
-        scores, outputs = await _scores(call, call.given.pairs())
+        scores, outputs = await _scores(call, call.payload.pairs())
         data = [Score(index, value) for index, value in enumerate(scores)]
         return ScoreResponse(call.id, int(time.time()), call.model, data, usage_of(outputs))
 
@@ -174,11 +174,11 @@ async def rerank(service: Service, request: Request) -> Response:
     """Documents in the order in which they go together with a query."""
 
     async def respond(call: PoolingCall[RerankRequest]) -> RerankResponse:
-        given = call.given
-        texts = given.texts(service.on_unknown_field)
-        scores, outputs = await _scores(call, [(given.query, text) for text in texts])
-        order = sorted(range(len(texts)), key=lambda index: -scores[index])[: given.top_n or None]
-        repeats = given.return_documents is not False
+        payload = call.payload
+        texts = payload.texts(service.on_unknown_field)
+        scores, outputs = await _scores(call, [(payload.query, text) for text in texts])
+        order = sorted(range(len(texts)), key=lambda index: -scores[index])[: payload.top_n or None]
+        repeats = payload.return_documents is not False
         results = [
             RankedDocument(index, scores[index], RankedText(texts[index]) if repeats else msgspec.UNSET)
             for index in order

@@ -165,9 +165,9 @@ class UnquotedToolParser(ToolParser):
         )
 
     @classmethod
-    def arguments_format(cls, given: Mapping[str, Any]) -> Format | None:
-        """The arguments of a call, which have the JSON schema ``given``; None: they cannot be written exactly."""
-        return schema(given)
+    def arguments_format(cls, parameters: Mapping[str, Any]) -> Format | None:
+        """The arguments of a call, which have the JSON schema ``payload``; None: they cannot be written exactly."""
+        return schema(parameters)
 
     @classmethod
     def arguments_formats(cls, schemas: Mapping[str, Any]) -> Iterator[tuple[str, Format]]:

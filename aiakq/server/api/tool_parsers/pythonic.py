@@ -34,8 +34,8 @@ class PythonicParser(UnquotedToolParser):
     triggers: ClassVar[tuple[str, ...]] = starts
 
     @classmethod
-    def arguments_format(cls, given: Mapping[str, Any]) -> Format | None:
-        return keyword_arguments(given)
+    def arguments_format(cls, parameters: Mapping[str, Any]) -> Format | None:
+        return keyword_arguments(parameters)
 
     @classmethod
     def call_tags(cls, schemas: Mapping[str, Any], only_one: bool) -> list[Format]:
