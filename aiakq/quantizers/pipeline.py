@@ -60,7 +60,7 @@ class _Run:
         spec: QuantSpec,
         progress: OnProgress,
         load_scorer: LoadScorer | None,
-        began: float,
+        started_at: float,
         accept: Callable[[Comparison], bool] | None = None,
     ) -> None:
         self.prepared = prepared
@@ -68,7 +68,7 @@ class _Run:
         self.plan = prepared.plan(spec)
         self.progress = progress
         self.load_scorer = load_scorer
-        self.began = began
+        self.started_at = started_at
         self.accept = accept
 
     def run(self) -> QuantizeReport:
@@ -93,7 +93,7 @@ class _Run:
             report = build_report(prepared, self.plan.spec, writer, loop.steps, warnings, resumed)
             if options.evaluate:
                 self._evaluate(writer, report)
-            report.seconds = round(time.monotonic() - self.began, 2)
+            report.seconds = round(time.monotonic() - self.started_at, 2)
             report.peak_memory_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
             write_report(writer, report, prepared)
             self.progress(StageProgress("publish", 0, 1, options.output))

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from aiakq.quantizers.block.result import BlockResult
 from aiakq.quantizers.block.statistics import Seen, Statistic, merge_parts
 from aiakq.quantizers.model.activations import SAMPLE_TOKENS, Activations
-from aiakq.quantizers.model.experts import ExpertTokens, count_tokens, experts_of, place
+from aiakq.quantizers.model.experts import ExpertTokens, count_tokens, expert_pattern, experts_of
 from aiakq.quantizers.model.groups import watching
 from aiakq.quantizers.model.module_calls import ModuleCall, record_calls
 from aiakq.quantizers.model.replay import Replay
@@ -197,7 +197,7 @@ class BlockInputs:
 
             hooks = {module.get_submodule(name): hook(name) for name in names}
             with watching(hooks), suppress(_AllSeen):
-                self.replay.run(batch, wanted=tuple(names), block=module, device=device)
+                self.replay.run(batch, names=tuple(names), block=module, device=device)
             return kept
 
         return run
@@ -217,15 +217,17 @@ class BlockInputs:
 
     def _neighbours(self, names: list[str]) -> list[str]:
         """Return the corresponding linears of other experts in the stage that are not finished."""
-        places = {place(name) for name in names if place(name) is not None}
+        patterns = {expert_pattern(name) for name in names if expert_pattern(name) is not None}
         stage = next((stage for stage in self._stages if names[0] in stage), ())
-        if not places:
+        if not patterns:
             return []
         finished = self._result.finished
-        return [name for name in stage if name not in finished and name not in names and place(name) in places]
+        return [
+            name for name in stage if name not in finished and name not in names and expert_pattern(name) in patterns
+        ]
 
     def _hessians(self, names: list[str], keep: bool) -> dict[str, Tensor]:
-        keep = keep and not any(place(name) for name in names)
+        keep = keep and not any(expert_pattern(name) for name in names)
         hessians = self.gather({name: self.second_moment(name) for name in names}, keep)
         return {name: mirror(total.div_(rows)) for name, (rows, (total,)) in hessians.items()}
 

@@ -150,7 +150,7 @@ class SourceModel:
         for source in self.checkpoint.inventory:
             names = self._module_names.get(source, [source])
             fused = any(name in self.experts.fused for name in names)
-            if fused and not self.experts.known and not any(name in done for name in names):
+            if fused and not self.experts.transformers_reads and not any(name in done for name in names):
                 yield source, self.checkpoint.tensor(source)
                 continue
             for name in names:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from aiakq.quantizers.block.decoder_block import DecoderBlock
 from aiakq.quantizers.block.statistics import Statistic
-from aiakq.quantizers.model.experts import place
+from aiakq.quantizers.model.experts import expert_pattern
 from aiakq.quantizers.model.groups import watching
 from aiakq.quantizers.model.replay import Replay
 from aiakq.quantizers.numerics.second_moment import add_second_moment, mirror
@@ -55,7 +55,7 @@ class Drift:
         """
         block = self.block
         warnings = block.result.warnings
-        if place(name) is not None:
+        if expert_pattern(name) is not None:
             warning = f"Experts of {block.prefix} were rounded without GPTAQ: other tokens reach them than before."
             if warning not in warnings:
                 warnings.append(warning)
@@ -94,7 +94,7 @@ class Drift:
 
         with watching({self.original.block.get_submodule(name): note}), torch.inference_mode():
             try:
-                self.original.run(batch, wanted=(name,))
+                self.original.run(batch, names=(name,))
             except _Seen:
                 pass
         if not inputs:

@@ -22,17 +22,17 @@ from torch.nn import functional as F
 
 @dataclass(frozen=True)
 class Spelling:
-    """Names of an expert's projections in a family's checkpoints, and pairs (stored, own) of the module names before
-    them.
+    """Names of an expert's projections in a family's checkpoints.
 
-    known  whether they come from transformers' own conversion rules, so that transformers reads such checkpoints.
+    renames             pairs (name in checkpoints, name in transformers) of the modules around the experts.
+    transformers_reads  whether the names come from transformers' own conversion rules, so that it reads them.
     """
 
     gate: str = "gate_proj"
     up: str = "up_proj"
     down: str = "down_proj"
-    words: tuple[tuple[str, str], ...] = ()
-    known: bool = False
+    renames: tuple[tuple[str, str], ...] = ()
+    transformers_reads: bool = False
 
     @property
     def projections(self) -> tuple[str, str, str]:
@@ -41,7 +41,7 @@ class Spelling:
     def stored(self, path: str) -> str:
         """Return the name in checkpoints of the module ``path`` of a model, which differs in its last part."""
         above, _, last = path.rpartition(".")
-        stored_name = next((stored_name for stored_name, own in self.words if own == last), last)
+        stored_name = next((stored_name for stored_name, own in self.renames if own == last), last)
         return ".".join(filter(None, (above, stored_name)))
 
 
@@ -180,7 +180,7 @@ def _spelling(model_type: str) -> Spelling:
     from transformers.conversion_mapping import get_checkpoint_conversion_mapping
 
     names: dict[str, list[str]] = {}
-    words = []
+    renames = []
     for rule in get_checkpoint_conversion_mapping(model_type) or []:
         sources, targets = list(rule.source_patterns), list(rule.target_patterns)
         last = targets[0].rpartition(".")[2] if targets else ""
@@ -188,8 +188,8 @@ def _spelling(model_type: str) -> Spelling:
             matches = [re.search(r"experts\.\*\.(\w+)\.weight", pattern) for pattern in sources]
             names[last] = [match[1] for match in matches if match]
         elif len(sources) == 1 and all(re.fullmatch(r"\.\w+\.", pattern) for pattern in (sources[0], targets[0])):
-            words.append((sources[0].strip("."), targets[0].strip(".")))
+            renames.append((sources[0].strip("."), targets[0].strip(".")))
     if len(names.get("gate_up_proj", ())) == 2 and len(names.get("down_proj", ())) == 1:
         gate, up = names["gate_up_proj"]
-        return Spelling(gate, up, names["down_proj"][0], tuple(words), known=True)
-    return Spelling(words=tuple(words))
+        return Spelling(gate, up, names["down_proj"][0], tuple(renames), transformers_reads=True)
+    return Spelling(renames=tuple(renames))
