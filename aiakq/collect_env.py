@@ -88,7 +88,7 @@ def _said(value: Any) -> str:
 
 
 def _found(make: Callable[[], Any]) -> Any:
-    """What ``make`` returns, or why it cannot."""
+    """Return ``make()``, or the reason it failed, as text."""
     try:
         return make()
     except Exception as problem:

@@ -38,7 +38,7 @@ def check_model_name(name: str) -> None:
 
 
 def _kind_of_file(path: Path) -> tuple[str, str]:
-    """What kind of file this is, and what to give instead."""
+    """Describe what kind of file this is, and what to pass instead."""
     folder = path.parent if (path.parent / "config.json").is_file() else None
     beside = (
         f"Give the folder that it is in: {folder}" if folder else "A model is a folder, with config.json beside it."

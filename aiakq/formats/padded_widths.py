@@ -15,7 +15,7 @@ KEY = "padded"
 
 
 def record_widths(widths: Widths) -> dict[str, Any]:
-    """What config.json says of them, under KEY."""
+    """Return the value that is stored under KEY in config.json for ``widths``."""
     return {key: {"from": old, "to": new} for key, (old, new) in widths.items()}
 
 

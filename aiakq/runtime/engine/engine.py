@@ -136,7 +136,7 @@ class Engine:
         return outputs
 
     def set_vocabulary(self, vocabulary: Vocabulary) -> None:
-        """What grammars of requests are made of; comes before the first request with one."""
+        """Set the vocabulary for grammars. Called before the first request with a grammar."""
         self.executor.set_vocabulary(vocabulary.resized(self.limits.vocab_size, self.limits.eos_token_ids))
 
     def check(self) -> None:

@@ -125,6 +125,7 @@ class FairScheduler(Scheduler):
         return super().may_preempt() or self._may_take_over()
 
     def schedule(self, now: float = 0.0) -> list[ScheduledChunk]:
+        """Schedule the next step; ``now`` is the time in seconds. Also measures how long steps take."""
         # If nothing is running, the time since the last step includes idle time.
         if self.running and self._steps and self._steps[0] and now > self._last_step:
             self._step_times.observe(self._steps[0], now - self._last_step)

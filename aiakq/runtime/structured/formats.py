@@ -17,7 +17,7 @@ ANY_TEXT: Format = {"type": "any_text"}
 
 
 def const(text: str) -> Format:
-    """Exactly this text."""
+    """Return the format of a constant text."""
     return {"type": "const_string", "value": text}
 
 

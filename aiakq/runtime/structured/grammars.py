@@ -86,7 +86,7 @@ class GrammarDefaults:
 
     @classmethod
     def from_args(cls, args: Mapping[str, Any]) -> GrammarDefaults:
-        """Raises ``bad_option``."""
+        """Create them from --structured-outputs-config. Raises ``bad_option``."""
         option, names = "--structured-outputs-config", ("disable_any_whitespace", "disable_additional_properties")
         without_effect = {"backend": BACKENDS, "disable_fallback": (True, False)}
         without_effect |= {"reasoning_parser": ("",), "enable_in_reasoning": (False,)}

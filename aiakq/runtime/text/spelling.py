@@ -66,6 +66,7 @@ class TokenSpelling:
         return text
 
     def bytes_of(self, token: str) -> bytes | None:
+        """Return the UTF-8 bytes of a token as it is spelled in the vocabulary; None if the spelling is unknown."""
         if not self.known:
             return None
         if self.byte_level:

@@ -131,7 +131,7 @@ class ChatChoice(Choice):
 
 
 class ChatChunkChoice(ChunkChoice):
-    """What was added to a message and its choice."""
+    """Increment of a choice in a streamed chat completion."""
 
     index: int
     delta: MessageDelta
@@ -230,7 +230,7 @@ class ChatResponseBuilder(OpenAIResponseBuilder):
         return 0 if self.messages is None else self.messages.num_reasoning_tokens
 
     def _fields(self, state: ChoiceState, delta: Delta) -> dict[str, Any]:
-        """What a choice and a chunk of one have in common."""
+        """Return the fields that a choice shares with its streamed chunks."""
         state.started = True
         return {
             "index": state.index,

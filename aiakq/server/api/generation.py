@@ -50,7 +50,7 @@ class GenerationInput(Protocol):
         """``failure`` with the client's name of the parameter it is about, if ours is another."""
 
     async def grammar_of(self, service: Service, prompts: Sequence[Prompt], grammar: Grammar | None) -> Grammar | None:
-        """What the text has to match, which is checked; ``grammar``: what the fields for structured output say."""
+        """Return the grammar of the response after checking it; ``grammar``: that of the structured output fields."""
 
 
 class ResponseBuilder:

@@ -104,7 +104,7 @@ class GenerationRequest(SamplingFields, StructuredFields):
         return SamplingParams(**{**defaults, **self.sampling_values()})
 
     async def grammar_of(self, service: Service, prompts: Sequence[Prompt], grammar: Grammar | None) -> Grammar | None:
-        """What the text has to match, which is checked; ``grammar``: what the fields for structured output say."""
+        """Return the grammar of the response after checking it; ``grammar``: that of the structured output fields."""
         if grammar is not None:
             await service.text.check_grammar(grammar, self.grammar_name())
         return grammar

@@ -33,7 +33,7 @@ MIN_PROMPT_CHARS = 1 << 16
 
 @dataclass(frozen=True)
 class ResponseOptions:
-    """What responses contain, whatever the request says.
+    """Settings of the operator for the contents of responses.
 
     force_include_usage         streams end with token counts.
     return_tokens_as_token_ids  lists of log-probabilities call tokens token_id:N, unless the request says otherwise.

@@ -45,7 +45,7 @@ class ResponseFormat(RequestModel):
     format: dict[str, Any] | None = None
 
     def grammar(self) -> Grammar | None:
-        """What it asks for. Raises missing_field and what ``grammar_of`` raises."""
+        """Return the requested grammar. Raises missing_field and what ``grammar_of`` raises."""
         if self.type == "json_object":
             return new_grammar("json_object", "response_format", True)
         if self.type == "json_schema":
@@ -84,7 +84,7 @@ class StructuredFields(RequestModel):
     )
 
     def grammar_and_name(self) -> tuple[Grammar, str] | None:
-        """What the text has to match, and which field says so; None: nothing.
+        """Return the grammar of the response and the name of its field; None if there is none.
 
         Raises invalid_type, value_out_of_range, missing_field, unknown_field, unsupported_parameter.
         """

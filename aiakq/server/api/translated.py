@@ -127,5 +127,5 @@ class TranslatedRequest(_Fields, Translated):
         return prompts
 
     async def grammar_of(self, service: Service, prompts: Sequence[Prompt], grammar: Grammar | None) -> Grammar | None:
-        """What the answer has to match, which is checked."""
+        """Return the grammar for the response, after checking it."""
         return await self.chat.grammar_of(service, prompts, grammar)

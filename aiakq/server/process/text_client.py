@@ -179,7 +179,7 @@ class TextClient:
         return self.loaded.has_template
 
     def describe(self) -> str:
-        """What the tokenizer is, for the start-up table."""
+        """Description of the tokenizer for the start-up table."""
         return self.loaded.description or self.tokenizer.describe()
 
     def check(self) -> None:

@@ -117,7 +117,7 @@ class Metrics:
         )
 
     def _add_request_metrics(self) -> None:
-        """What is counted once per HTTP request."""
+        """Create the metrics that are counted once per HTTP request."""
         self.received = self._counter("request_total", "Requests received, those refused included.")
         self.succeeded = self._counter("request_process_success_total", "Requests answered completely.")
         self.failed = self._counter("request_process_fail_total", "Requests refused, failed or abandoned.")
@@ -150,7 +150,7 @@ class Metrics:
         )
 
     def _add_sequence_metrics(self, token_counts: tuple[int, ...]) -> None:
-        """What is counted once per sequence, or per token."""
+        """Create the metrics that are counted once per sequence or token."""
         self.prompt_tokens = self._counter("prompt_tokens_total", "Prompt tokens of sequences that got a first token.")
         self.prompt_tokens_cached = self._counter(
             "prompt_tokens_cached_total", "Those of them taken from the prefix cache."

@@ -143,7 +143,7 @@ def _bad_endpoint(value: str, expected: str) -> Exception:
 
 
 def _first_attributes(record: RequestRecord) -> dict[str, Any]:
-    """What is known when a request arrives; samplers see it. The names are those of HTTP's and GenAI's conventions."""
+    """Return the attributes known on arrival, which samplers see, under OpenTelemetry's HTTP and GenAI names."""
     return {
         "gen_ai.operation.name": _OPERATIONS.get(record.route, "chat"),
         "gen_ai.provider.name": "aiakq",
@@ -155,7 +155,7 @@ def _first_attributes(record: RequestRecord) -> dict[str, Any]:
 
 
 def _last_attributes(record: RequestRecord, served_name: str) -> dict[str, Any]:
-    """What is known at the end: names of the GenAI conventions, and vLLM's where these have none."""
+    """Return the attributes known at the end, under GenAI names, or vLLM's where there are none."""
     params = record.params
     scheduled, first, last = record.earliest("scheduled"), record.earliest("first_token"), record.latest("last_token")
     arrival = record.arrival_time
@@ -208,7 +208,7 @@ def _moments(record: RequestRecord) -> list[tuple[str, float]]:
 
 
 def _engine_phases(sequence: SequenceRecord) -> list[tuple[str, float, float]]:
-    """What the engine did for one sequence."""
+    """Return the engine's phases for one sequence."""
     times = sequence.times
     if times is None or times.scheduled is None:
         return []

@@ -69,7 +69,7 @@ class TextScanner:
         self._record = [text]
 
     def recorded(self) -> str:
-        """What was read since ``record``."""
+        """Return the text that was read since ``record``."""
         record, self._record = self._record, None
         return "".join(record or ())
 

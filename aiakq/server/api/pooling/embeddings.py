@@ -60,7 +60,7 @@ class EmbeddingRequest(InputFields):
     normalize: bool | None = Field(None, description="Whether embeddings have the length 1; as the model says.")
 
     def params(self) -> PoolingParams:
-        """What becomes of the inputs."""
+        """Return the pooling parameters of the inputs."""
         return PoolingParams(dimensions=self.dimensions, normalize=self.normalize)
 
 
@@ -70,7 +70,7 @@ class PoolingRequest(EmbeddingRequest):
     activation: bool | None = Field(None, description="Whether scores become probabilities; as the model says.")
 
     def params(self) -> PoolingParams:
-        """What becomes of the inputs."""
+        """Return the pooling parameters of the inputs."""
         return PoolingParams(self.dimensions, self.normalize, self.activation)
 
 
@@ -80,7 +80,7 @@ class ClassificationRequest(InputFields):
     activation: bool | None = Field(None, description="Whether scores become probabilities; as the model says.")
 
     def params(self) -> PoolingParams:
-        """What becomes of the inputs."""
+        """Return the pooling parameters of the inputs."""
         return PoolingParams(activation=self.activation)
 
 
@@ -104,7 +104,7 @@ class EmbeddingResponse(msgspec.Struct):
 
 
 class PoolingData(msgspec.Struct):
-    """What one input has become: a vector, a row for each token, or base64 of either."""
+    """Output for one input: a vector, a row for each token, or base64 of either."""
 
     index: int
     data: list[float | list[float]] | str
@@ -112,7 +112,7 @@ class PoolingData(msgspec.Struct):
 
 
 class PoolingResponse(msgspec.Struct):
-    """What the inputs have become, in their order."""
+    """Outputs in the order of the inputs."""
 
     id: str
     created: int
@@ -157,7 +157,7 @@ async def embeddings(service: Service, request: Request) -> Response:
 
 
 async def pooling(service: Service, request: Request) -> Response:
-    """What the model makes of each text, whatever that is: an embedding, scores, or a row for each token."""
+    """Return the model's output for each text: an embedding, scores, or a row for each token."""
 
     async def respond(call: PoolingCall[PoolingRequest]) -> PoolingResponse:
         payload, one_row = call.payload, call.limits.pooling.has_one_row

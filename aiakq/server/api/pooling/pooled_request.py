@@ -67,7 +67,7 @@ class PoolingUsage(msgspec.Struct):
 
 @dataclass(frozen=True)
 class PooledPrompt:
-    """What a prompt of ``num_tokens`` has become."""
+    """Output for a prompt of ``num_tokens`` tokens."""
 
     pooled: Pooled
     num_tokens: int
@@ -107,7 +107,7 @@ class PoolingCall(Generic[Payload]):
     async def pool(
         self, inputs: Sequence[str | list[int]], params: PoolingParams, add_special_tokens: bool = True
     ) -> list[PooledPrompt]:
-        """What each of ``inputs``, a text or token ids, becomes. Raises what tokenization and the engine raise."""
+        """Pool each of ``inputs``, which are texts or token ids. Raises what tokenization and the engine raise."""
         pooling = self.limits.resolve(params)
 
         async def part(inputs: Sequence[str | list[int]]) -> list[PooledPrompt]:
@@ -117,7 +117,7 @@ class PoolingCall(Generic[Payload]):
         return await self._in_parts(inputs, part)
 
     async def pool_pairs(self, pairs: Sequence[tuple[str, str]], params: PoolingParams) -> list[PooledPrompt]:
-        """What each pair of texts becomes as one prompt."""
+        """Pool each pair of texts as one prompt."""
         pooling = self.limits.resolve(params)
 
         async def part(pairs: Sequence[tuple[str, str]]) -> list[PooledPrompt]:

@@ -42,7 +42,7 @@ class ScoringFields(PoolingFields):
     activation: bool | None = Field(None, description="Whether scores become probabilities; as the model says.")
 
     def params(self) -> PoolingParams:
-        """What becomes of a pair."""
+        """Return the pooling parameters of a pair."""
         return PoolingParams(activation=self.activation)
 
 
