@@ -208,12 +208,12 @@ def _find_command(program: Any, words: Sequence[str]) -> tuple[Any, str, list[st
 
 def _options(command: Any) -> dict[str, bool]:
     """Every option of a command, and whether it takes a value."""
-    found = {"--help": False, "-h": False}
+    options = {"--help": False, "-h": False}
     for parameter in command.params:
         for option in (*parameter.opts, *parameter.secondary_opts):
             if option.startswith("-"):
-                found[option] = not parameter.is_flag
-    return found
+                options[option] = not parameter.is_flag
+    return options
 
 
 def _known(problem: Exception) -> AiakqError | None:

@@ -71,11 +71,11 @@ def text(document: Mapping[str, Any]) -> str:
 
 def _lines(value: Any, indent: str) -> list[str]:
     if isinstance(value, Mapping):
-        found = []
+        lines = []
         for key, item in value.items():
             below = _lines(item, indent + "  ") if isinstance(item, (Mapping, list)) else None
-            found += [f"{indent}{key}:", *below] if below else [f"{indent}{key}: {_said(item)}"]
-        return found
+            lines += [f"{indent}{key}:", *below] if below else [f"{indent}{key}: {_said(item)}"]
+        return lines
     if isinstance(value, list):
         return [line for item in value for line in _lines(item, indent)]
     return [f"{indent}{_said(value)}"]
@@ -88,7 +88,7 @@ def _said(value: Any) -> str:
 
 
 def _found(make: Callable[[], Any]) -> Any:
-    """What ``make`` returns, or why it cannot."""
+    """Return ``make()``, or the reason it failed, as text."""
     try:
         return make()
     except Exception as problem:
@@ -99,12 +99,12 @@ def _found(make: Callable[[], Any]) -> Any:
 
 
 def _versions() -> dict[str, Any]:
-    found = {
+    versions = {
         "aiakq": aiakq.__version__,
         "commit": _found(lambda: records.environment()["commit"]),
         "python": sys.version.replace("\n", " "),
     }
-    return found | {name: _found(partial(_version, name)) for name in PACKAGES}
+    return versions | {name: _found(partial(_version, name)) for name in PACKAGES}
 
 
 def _version(package: str) -> str:
@@ -217,29 +217,29 @@ def _kernels() -> dict[str, Any]:
 
 def _gpus() -> list[Any]:
     """The GPUs as the driver names them, and what torch makes of them."""
-    found: list[Any] = []
+    gpus: list[Any] = []
     command = shutil.which("nvidia-smi")
     if command is not None:
         done = subprocess.run([command, *_GPU_QUERY], capture_output=True, text=True, timeout=10)
-        found += [line.strip() for line in (done.stdout if done.returncode == 0 else done.stderr).splitlines()]
+        gpus += [line.strip() for line in (done.stdout if done.returncode == 0 else done.stderr).splitlines()]
     import torch
 
     built = f"torch for CUDA {torch.version.cuda}" if torch.version.cuda else "torch without CUDA"
     if torch.cuda.is_available():
-        found += [f"cuda:{number} {torch.cuda.get_device_name(number)}" for number in range(torch.cuda.device_count())]
-    elif found:
-        found.append("torch finds no GPU")
-    return [*(found or ["none found"]), built]
+        gpus += [f"cuda:{number} {torch.cuda.get_device_name(number)}" for number in range(torch.cuda.device_count())]
+    elif gpus:
+        gpus.append("torch finds no GPU")
+    return [*(gpus or ["none found"]), built]
 
 
 def shown_variables(environment: Mapping[str, str]) -> dict[str, str]:
     """The variables that matter. Of secrets only whether they are set; addresses without user and password."""
-    found = {}
+    variables = {}
     for name in sorted(environment):
         if name.startswith(_PREFIXES):
             value = environment[name]
-            found[name] = ("set" if value else "empty") if _SECRET.search(name) else _LOGIN.sub(r"\1\2...", value)
-    return found
+            variables[name] = ("set" if value else "empty") if _SECRET.search(name) else _LOGIN.sub(r"\1\2...", value)
+    return variables
 
 
 def _caches(environment: Mapping[str, str]) -> dict[str, str]:

@@ -69,10 +69,10 @@ class QuantSpec:
         """The spec of the linear ``name`` alone, with empty ``layers``; None if it is not quantized."""
         if self._position(self._ignored, name) is not None:
             return None
-        found = self._position(self._listed, name)
-        if found is None:
+        position = self._position(self._listed, name)
+        if position is None:
             return replace(self, layers=())
-        layer = self.layers[found][1]
+        layer = self.layers[position][1]
         return None if layer is None else replace(self, layers=(), **vars(layer))
 
     # Lists may name every linear of a large model, so plain names are looked up and only patterns are matched.

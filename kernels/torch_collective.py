@@ -58,7 +58,7 @@ class TorchCollective:
         self.late_rank: int | None = None
         self.lost_rank: int | None = None  # cannot be told from other failures here; the parent process knows
         self.failure = ""
-        self.num_meetings = 0
+        self.num_operations = 0
         self._device = device
         # Never closed: torch threads may access it until the process ends, and its number must not be reused.
         self._store = dist.FileStore(f"/proc/self/fd/{os.dup(descriptor)}", size)
@@ -72,10 +72,12 @@ class TorchCollective:
         return self._is_given_up
 
     @property
-    def place(self) -> str:
-        """The current point of progress, for messages."""
+    def operation(self) -> str:
+        """Description of the operation that this rank is in, for error messages."""
         return (
-            f"operation {self.num_meetings} of torch.distributed" if self._backend else "initializing the process group"
+            f"operation {self.num_operations} of torch.distributed"
+            if self._backend
+            else "initializing the process group"
         )
 
     def connect(self, limit: float) -> None:
@@ -158,7 +160,7 @@ class TorchCollective:
 
     def _run(self, operation: str, *arguments: Any) -> None:
         """Run an operation of the backend; on a GPU, enqueue it after previously launched work."""
-        self.num_meetings += 1
+        self.num_operations += 1
         if self._is_given_up:
             return
         with contextlib.suppress(AttributeError):  # before torch 2.7
@@ -179,7 +181,7 @@ class TorchCollective:
         """Give up the group because of the rank that is not waiting, or that has progressed least."""
         if self._is_given_up:
             return
-        self._store.set(f"waits/{self.rank}", str(self.num_meetings))
+        self._store.set(f"waits/{self.rank}", str(self.num_operations))
         time.sleep(_REPORT_SECONDS)
 
         def reached(other: int) -> int:
@@ -196,7 +198,7 @@ class TorchCollective:
 
 def _refuse_recording() -> None:
     if library.of_thread.recorder is not None:
-        raise RecordingError("ranks meet through torch.distributed")
+        raise RecordingError("ranks communicate through torch.distributed")
 
 
 def _gloo(collective: TorchCollective) -> Any:

@@ -175,8 +175,8 @@ def _document(value: Any, source: str, where: str) -> Document:
     for ask, answer in _PAIRS:
         if value.get(ask) is not None and value.get(answer) is not None:
             return Document(where, messages=_pair(value, ask, answer, source, where))
-    found = ", ".join(sorted(map(str, value))[:6]) or "nothing"
-    raise bad(source, f"{where} has no text, messages, or question with an answer (it has {found})")
+    fields = ", ".join(sorted(map(str, value))[:6]) or "nothing"
+    raise bad(source, f"{where} has no text, messages, or question with an answer (it has {fields})")
 
 
 def _sound(text: str, source: str, where: str) -> str:

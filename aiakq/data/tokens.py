@@ -49,8 +49,8 @@ def tokenize(documents: list[str], tokenizer: Any) -> list[list[int]]:
 def _ids(pieces: list[str], tokenizer: Any) -> list[list[int]]:
     """Return token ids of each piece. Raises ``model_malformed`` if the tokenizer fails."""
     try:
-        found: list[list[int]] = tokenizer(pieces, add_special_tokens=False, verbose=False)["input_ids"]
-        return found
+        ids: list[list[int]] = tokenizer(pieces, add_special_tokens=False, verbose=False)["input_ids"]
+        return ids
     except BaseException as problem:
         # The Rust tokenizer raises plain exceptions, and panics derive from BaseException.
         if type(problem) is not Exception and type(problem).__name__ != "PanicException":

@@ -60,7 +60,7 @@ RANK_ERRORS = {
         "Rank {rank} failed: {reason}.", "Its last output is above; often it ran out of memory.", WORKER, 503
     ),
     "rank_late": ErrorKind(
-        "Rank {rank} timed out after {limit:g} s: {place}.",
+        "Rank {rank} timed out after {limit:g} s: {operation}.",
         "It hangs, or its processors are busy with something else; --distributed-timeout-seconds allows more time.",
         WORKER,
         503,

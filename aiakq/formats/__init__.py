@@ -131,8 +131,8 @@ def unportable(spec: QuantSpec, experts: bool) -> str | None:
 
 def remark(format: str, weight: QWeight, name: str) -> str | None:
     """Return what looks wrong about ``weight``, which was read from the linear ``name``, or None."""
-    found: str | None = getattr(load(format), "remark", lambda *_: None)(weight, name)
-    return found
+    remark_text: str | None = getattr(load(format), "remark", lambda *_: None)(weight, name)
+    return remark_text
 
 
 # --- writing ----------------------------------------------------------------------------------------------------------
@@ -169,8 +169,8 @@ def reader_notes(spec: QuantSpec, experts: bool) -> list[str]:
 
 def readers(format: str, schemes: Collection[str], experts: bool) -> Readers:
     """Describe how other programs read a model in this format whose quantized layers have ``schemes``."""
-    found: Readers | None = _optional(format, "readers", lambda *_: None)(format, schemes, experts)
-    return found or Readers()
+    described: Readers | None = _optional(format, "readers", lambda *_: None)(format, schemes, experts)
+    return described or Readers()
 
 
 def _optional(name: str, attribute: str, default: Any) -> Any:

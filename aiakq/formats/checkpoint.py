@@ -149,8 +149,8 @@ class Checkpoint:
             self._check_unchanged(info.file, stream.fileno())
         return tensor
 
-    def _check_unchanged(self, file: str, found: Path | int) -> None:
-        if file_identity(found) != self._identities[file]:
+    def _check_unchanged(self, file: str, current: Path | int) -> None:
+        if file_identity(current) != self._identities[file]:
             raise error("model_malformed", file=file, reason="it was changed while it was read")
 
     def _header(self, file: str) -> dict[str, TensorInfo]:
@@ -264,12 +264,12 @@ class Checkpoint:
         """
         spec = self.linear_spec(prefix)
         try:
-            found: Dimensions = formats.load(spec.format).dimensions(self.linear_headers(prefix), spec)
+            dimensions: Dimensions = formats.load(spec.format).dimensions(self.linear_headers(prefix), spec)
         except AiakqError:
             raise
         except (KeyError, ValueError, IndexError, ArithmeticError):
             raise error("tensor_mismatch", path=prefix, reason=f"its tensors are not those of {spec.format}") from None
-        return found, derive_group_size(found.k, found.groups, spec.group_size, "scales", prefix)
+        return dimensions, derive_group_size(dimensions.k, dimensions.groups, spec.group_size, "scales", prefix)
 
     def linear_spec(self, prefix: str) -> QuantSpec:
         """Return the spec of the packed linear ``prefix``, in the format of its tensors.

@@ -69,7 +69,7 @@ def read_scales(folder: Path, config: Mapping[str, Any]) -> dict[str, LinearScal
         return {}
     if not (folder / FILE).exists():
         raise error("model_incomplete", path=str(folder), missing=f"{FILE}, which its config.json names, is missing")
-    found: dict[str, dict[str, Tensor]] = {}
+    scales: dict[str, dict[str, Tensor]] = {}
     header = read_header(real_path(folder, FILE), FILE)
     with open_file(folder, FILE) as stream:
         for tensor_name, info in header.items():
@@ -79,8 +79,8 @@ def read_scales(folder: Path, config: Mapping[str, Any]) -> dict[str, LinearScal
             factors = read_tensor(stream, info)
             if not (torch.isfinite(factors) & (factors > 0)).all():
                 raise _malformed(f"{tensor_name} holds numbers that are not positive")
-            found.setdefault(name, {})[kind] = factors
-    return {name: LinearScales(each.get(_COLUMNS), each.get(_ROWS)) for name, each in found.items()}
+            scales.setdefault(name, {})[kind] = factors
+    return {name: LinearScales(each.get(_COLUMNS), each.get(_ROWS)) for name, each in scales.items()}
 
 
 def _malformed(reason: str) -> AiakqError:

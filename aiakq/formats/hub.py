@@ -38,7 +38,7 @@ def check_model_name(name: str) -> None:
 
 
 def _kind_of_file(path: Path) -> tuple[str, str]:
-    """What kind of file this is, and what to give instead."""
+    """Describe what kind of file this is, and what to pass instead."""
     folder = path.parent if (path.parent / "config.json").is_file() else None
     beside = (
         f"Give the folder that it is in: {folder}" if folder else "A model is a folder, with config.json beside it."
@@ -106,15 +106,15 @@ def resolve_model(
 
 def _files_in_folders(folder: Path) -> list[str]:
     """Patterns of the files that belong to a downloaded model and are in folders inside its repository."""
-    found = []
+    files = []
     if (folder / "modules.json").exists():
-        found = [f"{kind}/{file}" for kind in _MODULES for file in _MODULE_FILES]
+        files = [f"{kind}/{file}" for kind in _MODULES for file in _MODULE_FILES]
     try:
         config = json.loads((folder / "config.json").read_bytes())
     except (OSError, ValueError, RecursionError):  # whoever opens the checkpoint says what is wrong with it
-        return found
+        return files
     own = config.get("aiakq") if isinstance(config, dict) else None
-    return [*found, FOLDED_SCALES] if isinstance(own, dict) and FOLDED_SCALES_KEY in own else found
+    return [*files, FOLDED_SCALES] if isinstance(own, dict) and FOLDED_SCALES_KEY in own else files
 
 
 def _weight_patterns(name: str, revision: str | None, weights: str, token: str | bool | None) -> list[str]:

@@ -126,8 +126,8 @@ class _Comparison:
                 return
             self._tensor(f"{name}.weight", (n, k))
             if plain is not None and self.inventory[plain].dtype not in _FLOATS:
-                found = f"{self.inventory[plain].dtype} {_shape(self.inventory[plain].shape)} without a scale"
-                self.found.append(Difference(plain, found, _shape((n, k))))
+                stored = f"{self.inventory[plain].dtype} {_shape(self.inventory[plain].shape)} without a scale"
+                self.found.append(Difference(plain, stored, _shape((n, k))))
             if bias:
                 self._tensor(f"{name}.{BIAS}", (n,))
             return

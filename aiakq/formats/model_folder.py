@@ -243,8 +243,8 @@ def shard_files(folder: Path, weights: str, ignore: Sequence[str]) -> dict[str, 
     """Return shard file -> its tensors according to the index, or None for a single file without an index."""
 
     def files(*patterns: str) -> list[str]:
-        found = [path.name for pattern in patterns for path in sorted(folder.glob(pattern))]
-        return [name for name in found if not any(fnmatchcase(name, pattern) for pattern in ignore)]
+        names = [path.name for pattern in patterns for path in sorted(folder.glob(pattern))]
+        return [name for name in names if not any(fnmatchcase(name, pattern) for pattern in ignore)]
 
     if weights != "pt":
         indexes = [INDEX] if (folder / INDEX).exists() else files("*.safetensors.index.json")

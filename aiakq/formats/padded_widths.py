@@ -15,7 +15,7 @@ KEY = "padded"
 
 
 def record_widths(widths: Widths) -> dict[str, Any]:
-    """What config.json says of them, under KEY."""
+    """Return the value that is stored under KEY in config.json for ``widths``."""
     return {key: {"from": old, "to": new} for key, (old, new) in widths.items()}
 
 
@@ -54,10 +54,10 @@ def pad(tensor: Tensor, shape: Sequence[int], widths: Widths, name: str = "") ->
     for dim, (have, want) in enumerate(zip(tensor.shape, shape, strict=True)):
         if have == want:
             continue
-        found = pads_to(have, want, widths, name)
-        if found is None:
+        pads = pads_to(have, want, widths, name)
+        if pads is None:
             return tensor
-        parts, size = found
+        parts, size = pads
         tensor = torch.cat([_widened(part, dim, size) for part in tensor.split(have // parts, dim)], dim)
     return tensor
 

@@ -74,16 +74,18 @@ def read_spec(folder: Path, config: Mapping[str, Any]) -> QuantSpec | None:
     Its method is the one that aiakq recorded in config.json, if any: formats record few methods, or none. Raises
     ``format_unsupported`` and ``model_malformed``.
     """
-    found = config.get("quantization_config")
-    if found is None:
+    quantization = config.get("quantization_config")
+    if quantization is None:
         for format in formats.modules():
             file = getattr(format, "CONFIG_FILE", None)
             if file is not None and (folder / file).is_file():
-                found = {"quant_method": format.QUANT_METHODS[0], **read_json(folder / file, file)}
+                quantization = {"quant_method": format.QUANT_METHODS[0], **read_json(folder / file, file)}
                 break
-    if not found or (isinstance(found, Mapping) and str(found.get("quant_method")) in DEQUANTIZED_AT_LOAD):
+    if not quantization or (
+        isinstance(quantization, Mapping) and str(quantization.get("quant_method")) in DEQUANTIZED_AT_LOAD
+    ):
         return None
-    spec, method = read(found), _recorded_method(config)
+    spec, method = read(quantization), _recorded_method(config)
     return spec if method is None else replace(spec, method=method)
 
 

@@ -32,7 +32,7 @@ _BATCH_TOKENS = 4096
 
 @dataclass(frozen=True)
 class Calibration:
-    """What every worker needs to run the blocks.
+    """Data that every worker needs to quantize the blocks.
 
     samples  token ids, each [T] int64; None if there are none.
     budget   bytes of hidden states in memory; the rest is spilled to files in ``scratch``.
@@ -65,6 +65,7 @@ class BlockLoop:
     warnings: list[str] = field(default_factory=list)
 
     def run(self) -> None:
+        """Quantize the blocks in order, starting after those that are already on disk."""
         model, recipe, plan = self.calibration.model, self.calibration.recipe, self.calibration.plan
         count = len(model.blocks)
         self.steps = [] if self.writer is None else self.writer.steps[:count]

@@ -103,8 +103,8 @@ class QuantizeOptions(QuantizeArguments):
         """Return the base method, with the components of the recipe file if it is for the same method."""
         if self.recipe_file is not None and self.recipe_file.options["method"] == self.method:
             return self.recipe_file.preset
-        found: Method = METHODS.load(self.method)
-        return found
+        method: Method = METHODS.load(self.method)
+        return method
 
     @cached_property
     def resolved_recipe(self) -> Recipe:

@@ -60,7 +60,7 @@ class _Run:
         spec: QuantSpec,
         progress: OnProgress,
         load_scorer: LoadScorer | None,
-        began: float,
+        started_at: float,
         accept: Callable[[Comparison], bool] | None = None,
     ) -> None:
         self.prepared = prepared
@@ -68,7 +68,7 @@ class _Run:
         self.plan = prepared.plan(spec)
         self.progress = progress
         self.load_scorer = load_scorer
-        self.began = began
+        self.started_at = started_at
         self.accept = accept
 
     def run(self) -> QuantizeReport:
@@ -93,7 +93,7 @@ class _Run:
             report = build_report(prepared, self.plan.spec, writer, loop.steps, warnings, resumed)
             if options.evaluate:
                 self._evaluate(writer, report)
-            report.seconds = round(time.monotonic() - self.began, 2)
+            report.seconds = round(time.monotonic() - self.started_at, 2)
             report.peak_memory_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
             write_report(writer, report, prepared)
             self.progress(StageProgress("publish", 0, 1, options.output))
@@ -104,8 +104,8 @@ class _Run:
 
     def _evaluate(self, writer: CheckpointWriter, report: QuantizeReport) -> None:
         """Add the comparison with the source to the report. Raises ``Rejected``."""
-        found = record_quality(
+        quality = record_quality(
             report, writer, self.prepared, self.load_scorer, self.progress, required=self.accept is not None
         )
-        if found is not None and self.accept is not None and not self.accept(found):
-            raise Rejected(found)
+        if quality is not None and self.accept is not None and not self.accept(quality):
+            raise Rejected(quality)

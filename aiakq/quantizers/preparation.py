@@ -125,11 +125,11 @@ def _storage(options: QuantizeOptions, checkpoint: Checkpoint) -> torch.dtype:
         sizes[info.dtype] = sizes.get(info.dtype, 0) + info.nbytes
     commonest = max((name for name in sizes if name in _TORCH_DTYPES), key=sizes.__getitem__, default=None)
     if commonest is None:
-        found = ", ".join(sorted(sizes))
+        dtypes = ", ".join(sorted(sizes))
         raise error(
             "tensor_mismatch",
             path=str(checkpoint.path),
-            reason=f"its weights are {found}, and -t does not say as what to store them",
+            reason=f"its weights are {dtypes}, and -t does not say as what to store them",
         )
     return _TORCH_DTYPES[commonest]
 

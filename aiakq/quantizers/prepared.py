@@ -150,9 +150,9 @@ class Prepared:
 
     def verbatim_files(self) -> list[str]:
         """Return files of the source that are copied to the output unchanged."""
-        found = [name for name in VERBATIM_FILES if (self.source / name).is_file()] + module_files(self.source)
+        names = [name for name in VERBATIM_FILES if (self.source / name).is_file()] + module_files(self.source)
         code = sorted(path.name for path in self.source.glob("*.py")) if self.options.trust_remote_code else []
-        return found + code
+        return names + code
 
 
 def block_plan(spec: QuantSpec, storage: torch.dtype, model: SourceModel) -> BlockPlan:

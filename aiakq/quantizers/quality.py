@@ -67,14 +67,14 @@ def record_quality(
     check = quality_check(prepared, load_scorer)
     folder = writer.seal()
     try:
-        found, name = check.run(folder, writer.scratch, lambda *step: progress(StageProgress(*step)))
+        result, name = check.run(folder, writer.scratch, lambda *step: progress(StageProgress(*step)))
     except AiakqError as problem:
         if required:
             raise
         # Without the details, which are a table.
         report.warnings.append(f"Perplexity was not measured: {problem.message} {problem.remedy}".rstrip())
         return None
-    report.perplexity_before, report.perplexity_after = found.perplexity_original, found.perplexity
-    report.kl, report.top1_agreement = found.kl, found.top1_agreement
-    report.evaluation_text, report.evaluation_tokens = name, found.tokens
-    return found
+    report.perplexity_before, report.perplexity_after = result.perplexity_original, result.perplexity
+    report.kl, report.top1_agreement = result.kl, result.top1_agreement
+    report.evaluation_text, report.evaluation_tokens = name, result.tokens
+    return result

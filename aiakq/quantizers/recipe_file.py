@@ -69,19 +69,19 @@ class RecipeFile:
 
 def read_recipe(path: Path) -> RecipeFile:
     """Read the recipe in a YAML file or a report. Raises ``bad_option``, which names the file and the key."""
-    found = _read(path)
+    recipe = _read(path)
     rows = {row.key: row for row in QUANTIZE_ARGUMENTS if row.name not in _OF_ONE_RUN}
     options: dict[str, Any] = {}
-    for key, value in found.items():
+    for key, value in recipe.items():
         if key in rows and value is not None:
             options[rows[key].name] = checked_value(rows[key], value, f"{key} in {path}")
         elif key not in rows and key not in ("transforms", "rounder", "activation_bits"):
             raise _bad(f"The key {key!r} in {path}", key, "an option of a recipe", "docs/quantize.md lists them.")
-    transforms = _transforms(found.get("transforms"), path)
-    rounder = None if found.get("rounder") is None else _component(found["rounder"], "rounder", path)
+    transforms = _transforms(recipe.get("transforms"), path)
+    rounder = None if recipe.get("rounder") is None else _component(recipe["rounder"], "rounder", path)
     if rounder is not None:
         load_rounder(rounder, _labels(rounder, "rounder", path))
-    activation_bits = found.get("activation_bits")
+    activation_bits = recipe.get("activation_bits")
     if activation_bits not in (None, 8):
         raise _bad(f"activation_bits in {path}", activation_bits, "8, or left away")
     return RecipeFile(str(path), *_preset(options, transforms, rounder, activation_bits, path))
@@ -118,7 +118,7 @@ def _read(path: Path) -> dict[str, Any]:
         if path.stat().st_size > _MAX_BYTES:
             raise unreadable("it is larger than 64 MiB")
         text = path.read_text(encoding="utf-8")
-        found = json.loads(text)["recipe"] if path.suffix == ".json" else yaml.safe_load(text)
+        recipe = json.loads(text)["recipe"] if path.suffix == ".json" else yaml.safe_load(text)
     except (OSError, UnicodeDecodeError) as problem:
         raise unreadable(getattr(problem, "strerror", None) or "it is no UTF-8 text") from None
     except yaml.YAMLError as problem:
@@ -126,34 +126,34 @@ def _read(path: Path) -> dict[str, Any]:
         raise unreadable(f"line {mark.line + 1} is no YAML" if mark else "it is no YAML") from None
     except (ValueError, KeyError, TypeError, RecursionError):
         raise unreadable("it is no report with a recipe") from None
-    if not isinstance(found, dict) or not all(isinstance(key, str) for key in found):
+    if not isinstance(recipe, dict) or not all(isinstance(key, str) for key in recipe):
         raise unreadable("it holds no keys with values")
-    keys = {key.lstrip("-").replace("-", "_"): value for key, value in found.items()}
-    if len(keys) < len(found):
+    keys = {key.lstrip("-").replace("-", "_"): value for key, value in recipe.items()}
+    if len(keys) < len(recipe):
         raise unreadable("a key is there twice")
     return keys
 
 
-def _transforms(found: Any, path: Path) -> tuple[Component, ...] | None:
-    if found is None:
+def _transforms(entries: Any, path: Path) -> tuple[Component, ...] | None:
+    if entries is None:
         return None
-    if not isinstance(found, list):
-        raise _bad(f"transforms in {path}", found, "a list")
+    if not isinstance(entries, list):
+        raise _bad(f"transforms in {path}", entries, "a list")
     components = []
-    for number, item in enumerate(found, 1):
+    for number, item in enumerate(entries, 1):
         component = _component(item, f"transforms[{number}]", path)
         load_transform(component, _labels(component, f"transforms[{number}]", path))
         components.append(component)
     return tuple(components)
 
 
-def _component(found: Any, key: str, path: Path) -> Component:
-    if isinstance(found, str):
-        return Component(found)
-    named = isinstance(found, dict) and isinstance(found.get("name"), str) and all(isinstance(k, str) for k in found)
+def _component(entry: Any, key: str, path: Path) -> Component:
+    if isinstance(entry, str):
+        return Component(entry)
+    named = isinstance(entry, dict) and isinstance(entry.get("name"), str) and all(isinstance(k, str) for k in entry)
     if not named:
-        raise _bad(f"{key} in {path}", found, "a name, or a mapping with a name and parameters")
-    return Component(found["name"], {name: value for name, value in found.items() if name != "name"})
+        raise _bad(f"{key} in {path}", entry, "a name, or a mapping with a name and parameters")
+    return Component(entry["name"], {name: value for name, value in entry.items() if name != "name"})
 
 
 def _labels(component: Component, key: str, path: Path) -> dict[str, str]:

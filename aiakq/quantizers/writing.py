@@ -58,15 +58,15 @@ def write_block(writer: CheckpointWriter, block: DecoderBlock, stored_name: Call
 def encode(name: str, weight: QWeight, spec: QuantSpec, storage: torch.dtype) -> dict[str, Tensor]:
     """Return the tensors of the linear ``name`` in its format, by full name."""
     own = _own(spec, name)
-    found = formats.load(own.format).write(weight, own, storage)
-    return {f"{name}.{suffix}": cast(tensor, f"{name}.{suffix}", None) for suffix, tensor in found.items()}
+    tensors = formats.load(own.format).write(weight, own, storage)
+    return {f"{name}.{suffix}": cast(tensor, f"{name}.{suffix}", None) for suffix, tensor in tensors.items()}
 
 
 def verify(name: str, weight: QWeight, spec: QuantSpec, written: dict[str, Tensor]) -> None:
     """Compare a linear read from ``written`` with the expected one. Raises ``not_as_written``."""
-    found = decode(name, spec, written)
-    same = torch.equal(found.codes, weight.codes.cpu()) and torch.equal(dequantize(found), dequantize(weight).cpu())
-    for ours, theirs in ((weight.bias, found.bias), (weight.input_scale, found.input_scale)):
+    decoded = decode(name, spec, written)
+    same = torch.equal(decoded.codes, weight.codes.cpu()) and torch.equal(dequantize(decoded), dequantize(weight).cpu())
+    for ours, theirs in ((weight.bias, decoded.bias), (weight.input_scale, decoded.input_scale)):
         same = same and (ours is None) == (theirs is None)
         same = same and (ours is None or theirs is None or torch.equal(ours.float().cpu(), theirs.float()))
     if not same:

@@ -141,24 +141,24 @@ class LLM(PoolingMethods):
         return self._run(read, params, [0] * count, [""] * count, use_tqdm, adapters)
 
     def _params_for(
-        self, prompts: Any, given: SamplingParams | Sequence[SamplingParams] | None
+        self, prompts: Any, params: SamplingParams | Sequence[SamplingParams] | None
     ) -> list[SamplingParams]:
-        if given is None:
-            given = self.get_default_sampling_params()
-        return self._one_for_each("sampling_params", prompts, given)
+        if params is None:
+            params = self.get_default_sampling_params()
+        return self._one_for_each("sampling_params", prompts, params)
 
     @staticmethod
-    def _one_for_each(name: str, prompts: Any, given: Any) -> list[Any]:
-        """Return ``given`` as a list with one entry per prompt. Raises ``usage`` for another number of entries."""
-        if isinstance(given, (SamplingParams, LoRARequest, int)):
-            return [given] * len(prompts)
-        if len(given) != len(prompts):
+    def _one_for_each(name: str, prompts: Any, values: Any) -> list[Any]:
+        """Return ``values`` as a list with one entry per prompt. Raises ``usage`` for another number of entries."""
+        if isinstance(values, (SamplingParams, LoRARequest, int)):
+            return [values] * len(prompts)
+        if len(values) != len(prompts):
             raise error(
                 "usage",
-                reason=f"There are {len(prompts)} prompts but {len(given)} {name}.",
+                reason=f"There are {len(prompts)} prompts but {len(values)} {name}.",
                 hint="Give one for all, or one for each.",
             )
-        return list(given)
+        return list(values)
 
     def _read(self, prompt: Prompt) -> tuple[str | None, list[int]]:
         if isinstance(prompt, dict):

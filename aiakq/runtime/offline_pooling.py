@@ -117,10 +117,12 @@ class PoolingMethods:
         pairs = paired([text_1] if isinstance(text_1, str) else text_1, [text_2] if isinstance(text_2, str) else text_2)
         if not limits.is_classifier:
             texts = list(dict.fromkeys(text for pair in pairs for text in pair))
-            found = dict(zip(texts, self._pool(texts, PoolingParams(), truncate_prompt_tokens, use_tqdm), strict=True))
-            vectors = {text: _pooled(result).vector() for text, result in found.items()}
+            outputs = dict(
+                zip(texts, self._pool(texts, PoolingParams(), truncate_prompt_tokens, use_tqdm), strict=True)
+            )
+            vectors = {text: _pooled(result).vector() for text, result in outputs.items()}
             return [
-                _result(ScoringRequestOutput, found[two], ScoringOutput(similarity(vectors[one], vectors[two])))
+                _result(ScoringRequestOutput, outputs[two], ScoringOutput(similarity(vectors[one], vectors[two])))
                 for one, two in pairs
             ]
         encode = self.tokenizer.encode_pair

@@ -345,9 +345,9 @@ def parameters() -> dict[str, tuple[Any, Parameter]]:
 @functools.cache
 def _numbers() -> tuple[tuple[str, Parameter, Any, bool], ...]:
     """Return (name, declaration, type, whether None is allowed) of the numeric parameters, floats first."""
-    found = []
+    numbers = []
     for name, (type_, parameter) in parameters().items():
         if parameter.minimum is not None:
             expected = (int, float) if type_ is float else int
-            found.append((name, parameter, expected, type(None) in get_args(type_)))
-    return tuple(sorted(found, key=lambda number: number[2] is int))
+            numbers.append((name, parameter, expected, type(None) in get_args(type_)))
+    return tuple(sorted(numbers, key=lambda number: number[2] is int))

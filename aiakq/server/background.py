@@ -39,11 +39,11 @@ class _Report(msgspec.Struct):
 class RunningServer:
     """A started server. ``events`` are all events so far; ``ready`` is the one with its address."""
 
-    def __init__(self, process: subprocess.Popen[bytes], ours: socket.socket, on_event: OnEvent | None) -> None:
+    def __init__(self, process: subprocess.Popen[bytes], sock: socket.socket, on_event: OnEvent | None) -> None:
         self.process = process
         self.events: list[ServerEvent] = []
         self.ready: ServerEvent | None = None
-        self._socket = ours
+        self._socket = sock
         self._on_event = on_event
         self._outcome: queue.SimpleQueue[AiakqError | None] = queue.SimpleQueue()
         threading.Thread(target=self._listen, name="server-events", daemon=True).start()

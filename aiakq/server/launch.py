@@ -111,11 +111,13 @@ async def _serve(args: Mapping[str, Any], on_event: OnEvent) -> int:
                 Path(args["uds"]).unlink(missing_ok=True)
 
 
-def _checked_connections(asked: int, on_event: OnEvent) -> int:
-    """Connections that the limit of open files leaves room for, at most ``asked``."""
-    fitting = fitting_connections(asked)
-    if fitting < asked:
-        text = f"The limit of open files leaves room for {fitting} connections, not {asked}: raise it with ulimit -n."
+def _checked_connections(requested: int, on_event: OnEvent) -> int:
+    """Connections that the limit of open files leaves room for, at most ``requested``."""
+    fitting = fitting_connections(requested)
+    if fitting < requested:
+        text = (
+            f"The limit of open files leaves room for {fitting} connections, not {requested}: raise it with ulimit -n."
+        )
         on_event(ServerEvent("warning", text))
     return fitting
 

@@ -151,7 +151,7 @@ def read_chat_template(value: str | None) -> str | None:
 
 
 def open_observers(args: Mapping[str, Any], on_event: OnEvent) -> list[RequestObserver]:
-    """What is told of every request: the log and the traces. Raises option_conflict, traces_missing and bad_option."""
+    """Return the observers of requests: log and traces. Raises option_conflict, traces_missing and bad_option."""
     observers: list[RequestObserver] = []
     if args["otlp_traces_endpoint"]:
         names = args["served_model_name"] or [args["model"]]
@@ -167,7 +167,7 @@ def open_observers(args: Mapping[str, Any], on_event: OnEvent) -> list[RequestOb
 
 
 def startup_facts(service: Service, reports: Sequence[Ready]) -> dict[str, str]:
-    """What the start-up table shows beside the phases."""
+    """Return the rows of the start-up table besides the phases."""
     sampling, facts = service.model.default_sampling, dict(reports[0].facts)
     if len(reports) > 1:
         facts["replicas"] = f"{len(reports)} engines like this one"

@@ -66,7 +66,7 @@ def cgroups(controller: str, root: Path = Path("/")) -> list[Cgroup]:
 
     root  root folder of /proc and of the mount points.
     """
-    found: list[Cgroup] = []
+    groups: list[Cgroup] = []
     paths = _own_paths(root)
     for mount_root, mount_point, version, controllers in _mounts(root):
         names = {""} if version == 2 else {controller} & controllers
@@ -76,8 +76,8 @@ def cgroups(controller: str, root: Path = Path("/")) -> list[Cgroup]:
             top = root / mount_point.lstrip("/")
             parts = [part for part in inside.split("/") if part]
             for depth in range(len(parts), -1, -1):
-                found.append(Cgroup(top.joinpath(*parts[:depth]), version))
-    return found
+                groups.append(Cgroup(top.joinpath(*parts[:depth]), version))
+    return groups
 
 
 def available_memory(root: Path = Path("/")) -> int | None:

@@ -46,9 +46,9 @@ def cpu_shares(size: int, root: Path = _NODES) -> list[list[int]]:
 
 def _numbers(text: str) -> list[int]:
     """Parse a list of numbers like 0-3,8,10-11."""
-    found: list[int] = []
+    numbers: list[int] = []
     for part in text.strip().split(","):
         first, _, last = part.partition("-")
         if first:
-            found += range(int(first), int(last or first) + 1)
-    return found
+            numbers += range(int(first), int(last or first) + 1)
+    return numbers

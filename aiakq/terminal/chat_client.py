@@ -167,8 +167,8 @@ def events(lines: Iterator[str]) -> Iterator[str]:
 
 def _message(body: Any) -> str:
     """Return the message in an error body."""
-    found = body.get("error") if isinstance(body, dict) else None
-    message = found.get("message") if isinstance(found, dict) else None
+    detail = body.get("error") if isinstance(body, dict) else None
+    message = detail.get("message") if isinstance(detail, dict) else None
     return message if isinstance(message, str) else json.dumps(body)
 
 

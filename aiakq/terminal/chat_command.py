@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 @with_arguments("chat")
-def chat(arguments: ChatArguments, shown: JsonArguments, engine: dict[str, Any]) -> None:
+def chat(arguments: ChatArguments, output: JsonArguments, engine: dict[str, Any]) -> None:
     """Chat with a model that is loaded here, or with one on a running server.
 
     With --prompt, --json or without a terminal, a single answer is written to stdout.
@@ -34,7 +34,7 @@ def chat(arguments: ChatArguments, shown: JsonArguments, engine: dict[str, Any])
         example="Name it: aiakq chat MODEL",
     )
     terminal = sys.stdin is not None and sys.stdin.isatty() and sys.stdout is not None and sys.stdout.isatty()
-    once = arguments.prompt is not None or shown.json or not terminal
+    once = arguments.prompt is not None or output.json or not terminal
     prompt = arguments.prompt
     if once and prompt is None:
         prompt = sys.stdin.read() if sys.stdin is not None else ""
@@ -47,7 +47,7 @@ def chat(arguments: ChatArguments, shown: JsonArguments, engine: dict[str, Any])
         session = ChatSession(servers, arguments.system, parse_params(arguments.params))
         if not once:
             session.run()
-        elif shown.json:
+        elif output.json:
             console.emit(session.answer_document(prompt or ""))
         else:
             session.answer_once(prompt or "")

@@ -229,39 +229,39 @@ class ChatSession:
         """Stream both answers in columns. Ctrl-C interrupts them."""
         screen = console.out()
         with Live(console=screen, refresh_per_second=8, transient=True) as live:
-            answers = self._all_answers(lambda found: live.update(columns(found)))
+            answers = self._all_answers(lambda partial: live.update(columns(partial)))
         screen.print(columns(answers))
         return answers
 
     def _all_answers(self, show: Callable[[list[Answer]], None] = lambda answers: None) -> list[Answer]:
         """Return the answers of all servers, requested concurrently. Raises the error of the first that failed."""
-        found = [Answer(server.model) for server in self.servers]
+        results = [Answer(server.model) for server in self.servers]
         failures: list[BaseException] = []
 
         def follow(index: int) -> None:
             try:
                 for answer in self._ask(index):
-                    answer.stopped = found[index].stopped
-                    found[index] = answer
+                    answer.stopped = results[index].stopped
+                    results[index] = answer
             except AiakqError as problem:
                 failures.append(problem)
 
-        threads = [threading.Thread(target=follow, args=(index,), daemon=True) for index in range(len(found))]
+        threads = [threading.Thread(target=follow, args=(index,), daemon=True) for index in range(len(results))]
         for thread in threads:
             thread.start()
         try:
             while any(thread.is_alive() for thread in threads):
                 threads[0].join(0.1)
                 threads[-1].join(0.1)
-                show(found)
+                show(results)
         except KeyboardInterrupt:
-            for answer in found:
+            for answer in results:
                 answer.stopped = True
             for thread in threads:
                 thread.join(5)
         if failures:
             raise failures[0]
-        return found
+        return results
 
 
 def _pieces(stream: Iterator[Answer]) -> Iterator[str]:

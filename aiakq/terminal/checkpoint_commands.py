@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 @with_arguments("eval")
-def evaluate(arguments: EvalArguments, shown: JsonArguments, result: ResultArguments) -> None:
+def evaluate(arguments: EvalArguments, output: JsonArguments, result: ResultArguments) -> None:
     """Measure the quality of a model: perplexity, and with --original KL divergence and same top token."""
     from aiakq.arguments.server import checked
     from aiakq.evaluation import evaluate as quality
@@ -33,11 +33,11 @@ def evaluate(arguments: EvalArguments, shown: JsonArguments, result: ResultArgum
         with console.ProgressBars("eval") as bars:
             return quality.run(arguments, bars.update)
 
-    measure(quality.template(), result, run, tables.quality_result, emit=shown.json)
+    measure(quality.template(), result, run, tables.quality_result, emit=output.json)
 
 
 @with_arguments("inspect")
-def inspect(arguments: InspectArguments, shown: JsonArguments) -> None:
+def inspect(arguments: InspectArguments, output: JsonArguments) -> None:
     """Describe a checkpoint layer by layer, and which kernels would run it. Reads headers only."""
     from aiakq.arguments.server import checked
     from aiakq.formats.hub import check_model_name
@@ -46,10 +46,10 @@ def inspect(arguments: InspectArguments, shown: JsonArguments) -> None:
     from aiakq.runtime.loader.inspection import collapse, inspect_checkpoint
 
     checked({name: getattr(arguments, name) for name in ("model", "dtype", "device")}, server=False)
-    found = inspect_checkpoint(arguments.model, arguments.revision, arguments.device, arguments.dtype)
-    tables.inspection(found, found.layers if arguments.all else collapse(found.layers))
-    if shown.json:
-        console.emit(found.document())
+    inspection = inspect_checkpoint(arguments.model, arguments.revision, arguments.device, arguments.dtype)
+    tables.inspection(inspection, inspection.layers if arguments.all else collapse(inspection.layers))
+    if output.json:
+        console.emit(inspection.document())
 
 
 def collect_env(

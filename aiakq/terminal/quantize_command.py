@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 @with_arguments("quantize")
-def quantize(arguments: QuantizeArguments, shown: JsonArguments) -> None:
+def quantize(arguments: QuantizeArguments, output: JsonArguments) -> None:
     """Quantize a model: -i MODEL -o DIR -quant_type METHOD."""
     from aiakq.quantizers.options import QuantizeOptions
     from aiakq.quantizers.paths import check_paths
@@ -26,5 +26,5 @@ def quantize(arguments: QuantizeArguments, shown: JsonArguments) -> None:
     with console.ProgressBars("quantize") as bars:
         report = quantize_checkpoint(options, lambda p: bars.update(p.stage, p.done, p.total, p.detail))
     tables.quantize_report(report)
-    if shown.json:
+    if output.json:
         console.emit({"schema_version": 1, "kind": "quantize", **report.document()})

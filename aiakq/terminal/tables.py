@@ -92,16 +92,16 @@ def _half_width(bounds: Mapping[str, float | None]) -> str:
     return "-" if low is None or high is None else number((high - low) / 2)
 
 
-def _drafts(found: Mapping[str, Any]) -> dict[str, object]:
+def _drafts(drafts: Mapping[str, Any]) -> dict[str, object]:
     """Rows about draft tokens, if there were any."""
     rows: dict[str, object] = {}
-    if found.get("num_draft_tokens"):
-        by_position = ", ".join(f"{share:.0%}" for share in found["acceptance_by_position"])
-        rows["draft tokens"] = f"{found['acceptance_rate']:.1%} accepted; by position {by_position}"
-        rows["tokens per verification"] = number(found["acceptance_length"])
-    if found.get("speedup") is not None:
-        without = number(found["output_throughput_without"])
-        rows["speed-up by drafts"] = f"{found['speedup']:.2f} x; {without} output tokens/s without"
+    if drafts.get("num_draft_tokens"):
+        by_position = ", ".join(f"{share:.0%}" for share in drafts["acceptance_by_position"])
+        rows["draft tokens"] = f"{drafts['acceptance_rate']:.1%} accepted; by position {by_position}"
+        rows["tokens per verification"] = number(drafts["acceptance_length"])
+    if drafts.get("speedup") is not None:
+        without = number(drafts["output_throughput_without"])
+        rows["speed-up by drafts"] = f"{drafts['speedup']:.2f} x; {without} output tokens/s without"
     return rows
 
 
@@ -294,22 +294,22 @@ def gate_outcomes(outcomes: Sequence[Outcome]) -> None:
         line("gate ", verdict, "  ", plain(outcome.describe()))
 
 
-def inspection(found: Inspection, layers: Sequence[Layer]) -> None:
+def inspection(report: Inspection, layers: Sequence[Layer]) -> None:
     """Print a checkpoint: facts, its layers (collapsed or not), and why better kernels were passed over."""
-    spec = found.spec
+    spec = report.spec
     facts(
         "checkpoint",
         {
-            "folder": found.path,
-            "architecture": f"{found.architecture}, {found.support}",
-            "written by": found.writer,
+            "folder": report.path,
+            "architecture": f"{report.architecture}, {report.support}",
+            "written by": report.writer,
             "quantization": "none" if spec is None else f"{spec.method}, {spec.describe()}, {spec.format} format",
-            "parameters": f"{number(found.parameters)} in {size(found.nbytes)}, {found.files} file(s)",
-            "bits per weight": _bits(found),
-            "context": None if found.context is None else f"{found.context} tokens",
-            "KV cache": None if found.kv_bytes_per_token is None else f"{size(found.kv_bytes_per_token)} per token",
-            "would run on": f"{found.device}, {found.dtype} ({found.dtype_reason})",
-            "operations": _operations(found),
+            "parameters": f"{number(report.parameters)} in {size(report.nbytes)}, {report.files} file(s)",
+            "bits per weight": _bits(report),
+            "context": None if report.context is None else f"{report.context} tokens",
+            "KV cache": None if report.kv_bytes_per_token is None else f"{size(report.kv_bytes_per_token)} per token",
+            "would run on": f"{report.device}, {report.dtype} ({report.dtype_reason})",
+            "operations": _operations(report),
         },
     )
     drawn = table("layer", "scheme", "N x K", "group", "size", "runs on")
@@ -325,30 +325,30 @@ def inspection(found: Inspection, layers: Sequence[Layer]) -> None:
             layer.implementation or "-",
         )
     show(drawn)
-    for text in _reasons(found, layers):
+    for text in _reasons(report, layers):
         for part in textwrap.wrap(text, console.err().width):
             line((part, "dim"))
-    _inventory(found)
+    _inventory(report)
 
 
-def _inventory(found: Inspection) -> None:
+def _inventory(report: Inspection) -> None:
     """Print the tensors that are missing, extra or of another shape, if any."""
     from aiakq.runtime.loader.inspection import collapse_differences
 
-    if found.differences is None:
+    if report.differences is None:
         return
-    if not found.differences:
+    if not report.differences:
         line(("inventory: every tensor that the config implies is there, and no other", "dim"))
         return
     drawn = table("not as the config implies", "found", "expected", "tensors")
-    for each, count in collapse_differences(found.differences):
+    for each, count in collapse_differences(report.differences):
         drawn.add_row(plain(each.name), each.found, each.expected, number(count))
     show(drawn)
-    warning(f"{len(found.differences)} tensors are missing, extra or of another shape; aiakq would not load this")
+    warning(f"{len(report.differences)} tensors are missing, extra or of another shape; aiakq would not load this")
 
 
-def _bits(found: Inspection) -> str | None:
-    whole, quantized = found.bits_per_weight(), found.bits_per_weight(quantized_only=True)
+def _bits(report: Inspection) -> str | None:
+    whole, quantized = report.bits_per_weight(), report.bits_per_weight(quantized_only=True)
     if whole is None:
         return None
     return f"{whole:.2f}" if quantized is None else f"{quantized:.2f} in quantized layers, {whole:.2f} in all"
@@ -362,18 +362,18 @@ def _short(name: str) -> str:
     return name
 
 
-def _operations(found: Inspection) -> str | None:
+def _operations(report: Inspection) -> str | None:
     """Return the implementations of operations other than linear: ``norm, attention: cpu; sampling: torch``."""
     names: dict[str, list[str]] = {}
-    for each in found.operations:
+    for each in report.operations:
         names.setdefault(each.implementation, []).append(each.name)
     return "; ".join(f"{', '.join(operations)}: {name}" for name, operations in names.items()) or None
 
 
-def _reasons(found: Inspection, layers: Sequence[Layer]) -> list[str]:
+def _reasons(report: Inspection, layers: Sequence[Layer]) -> list[str]:
     """Return why better implementations were passed over, once per implementation and reason."""
     kinds: dict[tuple[str, str], dict[str, None]] = {}
-    rows = [(each.name, each.passed_over) for each in found.operations]
+    rows = [(each.name, each.passed_over) for each in report.operations]
     for kind, passed_over in [*rows, *((layer.scheme, layer.passed_over) for layer in layers)]:
         for why in passed_over:
             kinds.setdefault(why, {})[kind] = None

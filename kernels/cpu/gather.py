@@ -61,15 +61,15 @@ class NativeCollective:
         self.ops = library.OpList(op)
 
     @property
-    def num_meetings(self) -> int:
-        """Number of synchronizations with the other ranks: gathers, with large ones counted once per part."""
-        meetings: int = self._group.meetings
-        return meetings
+    def num_barriers(self) -> int:
+        """Number of barriers with the other ranks: one per gather, or one per part of a large gather."""
+        count: int = self._group.num_barriers
+        return count
 
     @property
-    def place(self) -> str:
-        """The current point of progress, for messages."""
-        return f"gather {self.num_meetings}"
+    def operation(self) -> str:
+        """Description of the operation that this rank is in, for error messages."""
+        return f"gather {self.num_barriers}"
 
     @property
     def late_rank(self) -> int | None:
@@ -106,7 +106,7 @@ class NativeCollective:
 
     def start_over(self) -> None:
         """Reset the synchronization counters. Every rank calls this while none gathers, rank 0 last."""
-        self._group.meetings = self._own.value = 0
+        self._group.num_barriers = self._own.value = 0
         if self.rank == 0 and self._reason.value == self._interrupted:
             self._reason.value = 0
 

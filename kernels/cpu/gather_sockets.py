@@ -64,7 +64,7 @@ class SocketCollective(NativeCollective):
 
     def start_over(self) -> None:
         """See NativeCollective. Receivers skip data that was sent before."""
-        self._group.meetings = 0
+        self._group.num_barriers = 0
         self._group.epoch += 1
         if self._reason.value == self._interrupted:
             self._reason.value = 0

@@ -130,7 +130,7 @@ def _results(table: Array[Structure], top: tuple[Tensor, Tensor] | None) -> list
         if not math.isfinite(native.normalizer):
             outcome = SampleOutcome.NOT_FINITE
         end = at + native.count
-        found = ids[at:end], values[at:end]
-        results.append(SampleResult(native.token, native.log_probability, outcome, native.rank, *found))
+        top_tokens = ids[at:end], values[at:end]
+        results.append(SampleResult(native.token, native.log_probability, outcome, native.rank, *top_tokens))
         at = end
     return results

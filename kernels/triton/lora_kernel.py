@@ -24,14 +24,14 @@ PART = tl.constexpr(7)
 def _numbers(address, at, there, kind):
     """Numbers of an adapter as float32, zero where they are not ``there``."""
     if kind == 0:
-        found = tl.load(tl.multiple_of(address.to(tl.pointer_type(tl.float32)), 16) + at, mask=there, other=0.0)
+        values = tl.load(tl.multiple_of(address.to(tl.pointer_type(tl.float32)), 16) + at, mask=there, other=0.0)
     elif kind == 1:
         halves = tl.load(tl.multiple_of(address.to(tl.pointer_type(tl.float16)), 16) + at, mask=there, other=0.0)
-        found = halves.to(tl.float32)
+        values = halves.to(tl.float32)
     else:
         brains = tl.load(tl.multiple_of(address.to(tl.pointer_type(tl.bfloat16)), 16) + at, mask=there, other=0.0)
-        found = brains.to(tl.float32)
-    return found
+        values = brains.to(tl.float32)
+    return values
 
 
 @triton.jit

@@ -65,9 +65,9 @@ def examine(family: str, device: torch.device) -> Verdict:
     return Verdict(f"Triton's {family} kernels are off by {100 * error:.1f} % on this GPU", error)
 
 
-def _error(found: Tensor, expected: Tensor) -> float:
+def _error(actual: Tensor, expected: Tensor) -> float:
     """Return the relative RMS error."""
-    return ((found.double() - expected.double()).norm() / expected.double().norm()).item()
+    return ((actual.double() - expected.double()).norm() / expected.double().norm()).item()
 
 
 def _weight(scheme: str, bits: int, n: int, k: int, group: int, device: torch.device) -> QWeight:
@@ -214,7 +214,7 @@ def _lora(device: torch.device) -> float:
     segments = [(0, range(0, 40, 2)), (2, [1, 37]), (1, [5])]
     x, before = (torch.randn(40, size, device=device, dtype=torch.float16) for size in (k, n))
     bias = torch.randn(n, device=device)
-    found = []
+    errors = []
     for name in ("triton", "torch"):
         rows = AdapterRows()
         rows.assign(segments)
@@ -232,8 +232,8 @@ def _lora(device: torch.device) -> float:
         y = before.clone()
         product(x, y)
         worst = max(worst, float((y[3] - before[3]).abs().max()))  # a row without an adapter
-        found.append(y - before)
-    return max(worst, _error(*found))
+        errors.append(y - before)
+    return max(worst, _error(*errors))
 
 
 def _convolution(device: torch.device) -> float:
@@ -259,15 +259,15 @@ def _with_states(
     operation: str, spec: ConvolutionSpec | RecurrenceSpec, rows: tuple[Tensor, ...], factors: dict[str, Tensor]
 ) -> float:
     """Return the error of ``operation`` for 21 rows of two sequences, and of the states that it saves."""
-    device, found = rows[0].device, []
+    device, outputs = rows[0].device, []
     states = torch.randn(5, *spec.state_shape, device=device)
     for name, dtype in (("triton", torch.float16), ("torch", torch.float32)):
         layer = REGISTRIES[operation].load(name).prepare(spec, spec.problem(dtype, device.type))
         context, own = _step(device, [1, 20], [1, 30]), states.clone()
         context.states = StateContext([0, 1], [[(0, 2)], [(6, 3), (19, 4)]])
         y = layer(*(x.to(dtype) for x in rows), own, context, **{key: x.to(dtype) for key, x in factors.items()})
-        found.append((y, own[2:]))
-    return max(_error(ours, theirs) for ours, theirs in zip(*found, strict=True))
+        outputs.append((y, own[2:]))
+    return max(_error(ours, theirs) for ours, theirs in zip(*outputs, strict=True))
 
 
 def _gated_norm(device: torch.device) -> float:

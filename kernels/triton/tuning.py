@@ -29,7 +29,7 @@ def candidates(kernel: str, m: int) -> list[Entry]:
         return [list(entry) for entry in itertools.product((32, 64, 128), (2, 3), (4, 8), (64, 128))]
     tile = max(8 if kernel == "grouped" else 16, min(128, 1 << (m - 1).bit_length()))
     rows = [tile] if tile <= 16 else [tile // 2, tile]
-    found: list[Entry] = []
+    entries: list[Entry] = []
     for bm in rows:
         for bn in (64, 128) if kernel == "grouped" else (64, 128, 256):
             for warps in (2, 4) if bm <= 16 else (4, 8):
@@ -38,28 +38,32 @@ def candidates(kernel: str, m: int) -> list[Entry]:
                         words: list[list[str]] = [["weights_left"], []] if bm >= 64 else [["weights_left"]]
                     else:
                         words = [[]] if bm <= 8 else [[], ["scale_first"]] if bm <= 32 else [["scale_first"]]
-                    found += [[bn, bm, warps, stages, *extra] for extra in words]
-    return [*found, "dense"] if kernel == "grouped" and m >= DENSE_FROM else found
+                    entries += [[bn, bm, warps, stages, *extra] for extra in words]
+    return [*entries, "dense"] if kernel == "grouped" and m >= DENSE_FROM else entries
 
 
 def tuned(kernel: str, cost: Callable[[int, Entry], float]) -> dict[str, Entry]:
     """Return the entry with the lowest ``cost(rows, entry)`` for every bucket; failed launches cost infinity."""
-    found: dict[str, Entry] = {}
+    best_entries: dict[str, Entry] = {}
     for m in BUCKETS[kernel]:
         entries = candidates(kernel, m)
         costs = [cost(m, entry) for entry in entries]
         best = costs.index(min(costs))
         if costs[best] < float("inf"):
-            found[str(m)] = entries[best]
+            best_entries[str(m)] = entries[best]
     # Omit a bucket that equals the next one.
-    names = list(found)
-    return {a: found[a] for a, b in zip(names, [*names[1:], None], strict=True) if b is None or found[a] != found[b]}
+    names = list(best_entries)
+    return {
+        a: best_entries[a]
+        for a, b in zip(names, [*names[1:], None], strict=True)
+        if b is None or best_entries[a] != best_entries[b]
+    }
 
 
-def write(gpu: str, found: Mapping[str, Mapping[str, Mapping[str, Entry]]], folder: Path) -> Path:
+def write(gpu: str, tables: Mapping[str, Mapping[str, Mapping[str, Entry]]], folder: Path) -> Path:
     """Merge kernel -> bits -> entries into the table of ``gpu``, write it, and return the file."""
     whole: dict[str, Any] = copy.deepcopy(configs.table(gpu))
-    for kernel, by_bits in found.items():
+    for kernel, by_bits in tables.items():
         whole.setdefault(kernel, {}).update(by_bits)
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / f"{gpu}.json"

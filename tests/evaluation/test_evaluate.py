@@ -27,7 +27,7 @@ def ids(count: int) -> list[int]:
     return torch.randint(0, 11, (count,), generator=torch.Generator().manual_seed(5)).tolist()
 
 
-def test_windows() -> None:
+def test_token_ids_are_split_into_whole_windows() -> None:
     assert windows(list(range(10)), 4).tolist() == [[0, 1, 2, 3], [4, 5, 6, 7]]
     assert windows(list(range(10)), 4, limit=1).tolist() == [[0, 1, 2, 3]]
     assert windows([1, 2, 3], 100).tolist() == [[1, 2, 3]]

@@ -157,7 +157,7 @@ def test_older_tools_keep_the_quantization_in_a_file_of_its_own(tmp_path: Path) 
     assert (spec.format, spec.bits, spec.group_size) == ("gptq", 4, 128)
 
 
-def test_missing_parts(folder: Path, tmp_path: Path) -> None:
+def test_checkpoints_with_missing_files_are_refused(folder: Path, tmp_path: Path) -> None:
     assert refused(tmp_path / "nowhere").id == "model_missing"
     shard = folder / "model-00002-of-00002.safetensors"
     shard.rename(tmp_path / "kept")
@@ -280,7 +280,7 @@ def test_names_of_no_model(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{", "nul", '{"a": NaN', "[" * 100_000])
-def test_malformed_config(folder: Path, text: str) -> None:
+def test_a_malformed_config_is_refused(folder: Path, text: str) -> None:
     (folder / "config.json").write_text(text)
     assert refused(folder).id == "model_malformed"
 
@@ -299,7 +299,7 @@ def test_a_folder_of_ours_without_its_manifest_is_refused(folder: Path) -> None:
     assert refused(folder).id == "model_malformed"
 
 
-def test_resolve(folder: Path) -> None:
+def test_model_paths_resolve_to_existing_folders_only(folder: Path) -> None:
     assert resolve_model(str(folder)) == folder
     for name in ("./nothing", "/no/such/folder", "a/b/c", "../up", "org/na me"):
         with pytest.raises(AiakqError) as caught:

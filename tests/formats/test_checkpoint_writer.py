@@ -38,7 +38,7 @@ def listing(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
 
-def test_one_shard(tmp_path: Path) -> None:
+def test_a_small_checkpoint_is_written_as_one_file(tmp_path: Path) -> None:
     output = make(tmp_path / "deep" / "er" / "out")
     assert listing(output) == [MANIFEST, "config.json", "model.safetensors"]
     assert listing(output.parent) == ["out"]

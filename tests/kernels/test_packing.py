@@ -33,7 +33,7 @@ def test_words_written_by_hand(bits: int, codes: list[int], expected: torch.Tens
 @pytest.mark.parametrize("bits", SUPPORTED_BITS)
 @pytest.mark.parametrize("shape", [(32,), (3, 64), (5, 2, 96), (7, 45), (1, 1)])
 @pytest.mark.parametrize("dim", [0, -1])
-def test_there_and_back(bits: int, shape: tuple[int, ...], dim: int) -> None:
+def test_unpacking_reverses_packing(bits: int, shape: tuple[int, ...], dim: int) -> None:
     codes = torch.randint(0, 2**bits, shape, generator=torch.Generator().manual_seed(bits))
     packed = pack(codes, bits, dim)
     assert packed.dtype == torch.int32

@@ -78,7 +78,7 @@ def test_other_columns_than_those_of_the_rank_are_refused(three):
 def test_nothing_is_recorded_without_it(three):
     x = torch.zeros(2, 4)
     for call in (lambda: three[0].gather(x, [0, 4, 8, 12]), lambda: three[0].sum(x)):
-        with Recording(), pytest.raises(RecordingError, match="ranks meet through torch.distributed"):
+        with Recording(), pytest.raises(RecordingError, match="ranks communicate through torch.distributed"):
             call()
 
 
@@ -86,7 +86,7 @@ def test_a_rank_that_does_not_come_at_the_start_is_named():
     collectives = group(3)
     found = on_every_rank(collectives[:2], lambda one: one.connect(0.5) or one.late_rank)
     assert found == [2, 2] and all(one.is_given_up for one in collectives[:2])
-    assert collectives[0].place == "initializing the process group"
+    assert collectives[0].operation == "initializing the process group"
 
 
 def test_a_rank_that_does_not_come_later_is_named():
@@ -96,7 +96,7 @@ def test_a_rank_that_does_not_come_later_is_named():
     found = on_every_rank([collectives[0], collectives[2]], lambda one: one.sum(torch.ones(1, 4)) is not None)
     assert found == [True, True] and time.monotonic() - began < 10
     assert collectives[0].late_rank == collectives[2].late_rank == 1
-    assert collectives[0].place == "operation 2 of torch.distributed"
+    assert collectives[0].operation == "operation 2 of torch.distributed"
 
 
 def test_waiting_at_the_start_ends_when_the_group_is_given_up():

@@ -83,7 +83,9 @@ def test_mixed_precision_runs_with_folding_are_resumed(tiny_model: Callable[...,
     assert contents(tmp_path / "out") == contents(tmp_path / "whole")
 
 
-def test_interrupted_while_measuring(tiny_model: Callable[..., Path], tmp_path: Path) -> None:
+def test_a_run_interrupted_while_measuring_quantizes_nothing_again(
+    tiny_model: Callable[..., Path], tmp_path: Path
+) -> None:
     """Everything is on disk by then, so nothing is quantized again."""
     source = tiny_model("LlamaForCausalLM")
     text = tmp_path / "text.txt"

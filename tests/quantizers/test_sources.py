@@ -48,7 +48,7 @@ def test_files_without_the_models_prefix(
     assert (tmp_path / "out" / "model.safetensors").read_bytes() == (output / "model.safetensors").read_bytes()
 
 
-def test_shards(
+def test_a_sharded_source_gives_the_same_output(
     tiny_model: Callable[..., Path], tmp_path: Path, quantized: Callable[..., Any], quantize: Callable[..., Any]
 ) -> None:
     """A source in several shards gives the same output as in one."""
@@ -66,7 +66,9 @@ def test_shards(
     assert all(torch.equal(one.tensor(name), two.tensor(name)) for name in one.inventory)
 
 
-def test_without_tokenizer(tiny_model: Callable[..., Path], tmp_path: Path, quantize: Callable[..., Any]) -> None:
+def test_without_a_tokenizer_calibration_needs_token_ids(
+    tiny_model: Callable[..., Path], tmp_path: Path, quantize: Callable[..., Any]
+) -> None:
     source = tmp_path / "in"
     source.mkdir()
     for name in ("config.json", "model.safetensors"):

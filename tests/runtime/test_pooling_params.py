@@ -66,7 +66,7 @@ def test_normalization_and_activation_are_the_requests_choice():
 
 
 @pytest.mark.parametrize("wrong", [{"dimensions": True}, {"dimensions": 2.0}, {"normalize": 1}, {"activation": "yes"}])
-def test_types_are_checked(wrong):
+def test_pooling_params_of_a_wrong_type_are_refused(wrong):
     with pytest.raises(AiakqError) as caught:
         PoolingParams(**wrong)
     assert caught.value.id == "invalid_type" and caught.value.param == next(iter(wrong))

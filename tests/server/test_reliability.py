@@ -1,5 +1,5 @@
 """Requests that once stopped or slowed down servers of this kind: each is refused or harmless, and a stream beside it
-goes on as it does alone. The names begin with the rows of the catalogue of failures: R02 is a list of prompts.
+continues unchanged.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def is_refused(answer: httpx.Response, status: int, code: str, param: str | None
     assert failure["code"] == code and (param is None or failure["param"] == param)
 
 
-def test_r02_lists_of_prompts(ask):
+def test_a_list_of_more_than_32_prompts_is_refused(ask):
     for prompts in (["a"] * 33, [[5]] * 33, ["a"] * 99_000):
         is_refused(ask(COMPLETIONS, {"prompt": prompts}), 400, "too_many_prompts", "prompt")
     assert ask(COMPLETIONS, {"prompt": ["a"] * 1_000_000, "max_tokens": 1}).status_code in (400, 413)
@@ -89,25 +89,25 @@ def test_r02_lists_of_prompts(ask):
         ({"min_tokens": -1}, "value_out_of_range", "min_tokens"),
     ],
 )
-def test_r03_numbers_of_tokens(ask, fields, code, param):
+def test_invalid_token_limits_are_refused(ask, fields, code, param):
     answer = ask(COMPLETIONS, {"prompt": "Once", **fields})
     is_refused(answer, 400, code or answer.json()["error"]["code"], param)
     assert len(answer.content) < 1000, "the value is not repeated whole"
 
 
-def test_r03_no_tokens_at_all(ask):
+def test_max_tokens_of_zero_echoes_the_prompt(ask):
     answer = ask(COMPLETIONS, {"prompt": "Once", "max_tokens": 0, "echo": True})
     assert answer.json()["choices"][0]["text"] == "Once" and answer.json()["usage"]["completion_tokens"] == 0
 
 
 @pytest.mark.parametrize("prompt", [[-1], [4096], [2**40], [2**70], [True], [1.0], ["a", [5]], [[5], "a"], [[[5]]]])
-def test_r09_token_ids(ask, prompt):
+def test_invalid_token_ids_are_refused(ask, prompt):
     answer = ask(COMPLETIONS, {"prompt": prompt, "max_tokens": 1})
     assert answer.status_code == 400 and answer.json()["error"]["param"] == "prompt", answer.text
 
 
 @pytest.mark.parametrize("prompt", [[], [[]], [[5], []]])
-def test_r09_no_token_ids(ask, prompt):
+def test_empty_prompts_are_refused(ask, prompt):
     answer = ask(COMPLETIONS, {"prompt": prompt, "max_tokens": 1})
     assert answer.status_code == 400 and answer.json()["error"]["param"] == "prompt", answer.text
 
@@ -126,7 +126,7 @@ def test_r09_no_token_ids(ask, prompt):
     ids=["surrogate", "surrogates in disorder", "invalid", "overlong", "utf-16", "utf-32", "byte order mark"],
 )
 @pytest.mark.parametrize("path", [COMPLETIONS, "/tokenize"])
-def test_r11_bytes_that_are_no_text(ask, path, body):
+def test_bodies_that_are_not_utf_8_are_refused(ask, path, body):
     answer = ask(path, body)
     assert answer.status_code == 400, answer.text
     assert set(answer.json()["error"]) == {"message", "type", "param", "code"}
@@ -144,7 +144,7 @@ def test_r11_bytes_that_are_no_text(ask, path, body):
     ],
     ids=["nul", "right to left", "combining marks", "joined", "byte order mark", "no characters"],
 )
-def test_r11_strange_text_goes_in_and_comes_out(ask, text):
+def test_unusual_characters_survive_tokenization_and_streaming(ask, text):
     ids = ask("/tokenize", {"prompt": text, "add_special_tokens": False}).json()["tokens"]
     assert ask("/detokenize", {"tokens": ids}).json()["prompt"] == text
     prompt = ids[:200]
@@ -171,7 +171,7 @@ def test_r11_strange_text_goes_in_and_comes_out(ask, text):
         ),
     ],
 )
-def test_r24_expressions_and_grammars(ask, fields, code):
+def test_patterns_of_exponential_cost_are_enforced_or_refused_within_seconds(ask, fields, code):
     """What would take exponential time elsewhere is followed or refused within seconds."""
     began = time.monotonic()
     answer = ask(COMPLETIONS, {"prompt": "Once", "max_tokens": 1, **fields})
@@ -182,7 +182,7 @@ def test_r24_expressions_and_grammars(ask, fields, code):
     assert time.monotonic() - began < 5
 
 
-def test_r26_a_reader_that_stalls(start_server, metrics_of):
+def test_a_client_that_stops_reading_is_disconnected_and_its_pages_are_freed(start_server, metrics_of):
     """It is cut off after --write-timeout; what it did not read does not stay, nor do its pages."""
     body = json.dumps(
         {"prompt": "Once", "max_tokens": 600, "ignore_eos": True, "stream": True, "n": 16, "logprobs": 20}
@@ -228,7 +228,7 @@ def trap() -> Iterator[tuple[str, list[object]]]:
         watcher.join()
 
 
-def test_r28_nothing_is_fetched(ask, trap):
+def test_urls_in_messages_are_never_fetched(ask, trap):
     address, visitors = trap
     for url in (address, "file:///etc/hostname", "data:image/png;base64,AAAA", "http://169.254.169.254/latest"):
         parts = [
@@ -247,7 +247,7 @@ def test_r28_nothing_is_fetched(ask, trap):
     assert not visitors
 
 
-def test_r29_another_keys_prefix_is_not_found(start_server):
+def test_api_keys_do_not_share_cached_prefixes(start_server):
     """By counts; ``tests/runtime/engine/test_pages.py`` has the hashes that make it so."""
     prompt = {"prompt": list(range(300, 500)), "max_tokens": 1}
 
@@ -272,7 +272,7 @@ def test_r29_another_keys_prefix_is_not_found(start_server):
             assert answer.status_code == 400
 
 
-def test_r30_metrics_have_as_many_series_whatever_is_asked(ask, server, metrics_of):
+def test_requests_cannot_add_metric_series(ask, server, metrics_of):
     assert ask(COMPLETIONS, {"prompt": "Once", "max_tokens": 2}).status_code == 200
     assert ask(COMPLETIONS, {"prompt": "Once", "model": "none"}).status_code == 404
     before = set(metrics_of(server.url))
@@ -291,7 +291,7 @@ def memory_of(pid: int) -> float:
     return sum(one.memory_info().rss for one in [process, *process.children(recursive=True)]) / 1e6
 
 
-def test_e12_ten_times_the_load(start_server):
+def test_overload_is_refused_at_once_and_leaks_no_memory(start_server):
     """Who finds the queue full is told so at once; who is in it gets its answer; nothing is kept of either."""
     with start_server(max_num_seqs=2, max_num_queued_reqs=4, num_gpu_blocks_override=257) as server:
         with httpx.Client(base_url=server.url, timeout=120, trust_env=False, limits=httpx.Limits()) as client:
@@ -331,7 +331,7 @@ CALENDAR = {
 }
 
 
-def test_e17_time_is_monotonic():
+def test_durations_use_the_monotonic_clock():
     """Nothing is timed, ordered or given up by a clock that somebody may set."""
     root = Path(__file__).resolve().parent.parent.parent
     names = {"datetime.datetime", "datetime.date"}
@@ -353,7 +353,7 @@ def test_e17_time_is_monotonic():
         )
 
 
-def test_e18_no_more_open_files(example_model):
+def test_a_server_with_few_file_descriptors_keeps_serving(example_model):
     """A server that may open 64 files takes as many connections as fit, keeps quiet, and serves whoever works."""
     code = (
         "import resource, sys\n"

@@ -78,7 +78,7 @@ def test_a_client_with_few_requests_gets_its_share(seed):
     world.finish()
 
 
-def test_nothing_is_violated():
+def test_the_scheduler_violates_no_fairness_invariant():
     assert first_violation() is None
 
 

@@ -79,7 +79,7 @@ def test_a_container_sees_its_own_group_at_the_mount(tree, path):
     assert cgroups.available_memory(root) == 1500
 
 
-def test_version_1(tree):
+def test_limits_of_cgroup_version_1_are_read(tree):
     memory_folder, cpu_folder = "sys/fs/cgroup/memory", "sys/fs/cgroup/cpu,cpuacct"
     root = tree(
         "9:name=systemd:/\n5:cpu,cpuacct:/docker/abc\n4:memory:/docker/abc\n0::/",

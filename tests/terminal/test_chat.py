@@ -120,7 +120,7 @@ def test_a_conversation_is_sent_whole(talk, capsys):
     assert "params: max_tokens=3 seed=5" in shown.err and "12 tokens, first after" in shown.err
 
 
-def test_commands(talk, capsys, tmp_path):
+def test_slash_commands_are_executed(talk, capsys, tmp_path):
     file = tmp_path / "chat.json"
     first = talk("Hello", "/retry", f"/save {file}", "/rest", "/params x", "/help", "^C", "", "/exit", "never read")
     saved = json.loads(file.read_text())

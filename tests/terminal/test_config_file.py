@@ -77,6 +77,6 @@ def test_values_are_parsed_the_same_on_the_command_line(process):
     assert "a JSON object" in process("serve", "m", "--hf-overrides", "rope_theta").err
 
 
-def test_as_a_module():
+def test_python_dash_m_aiakq_runs_the_command_line():
     done = subprocess.run([sys.executable, "-P", "-m", "aiakq", "--version"], capture_output=True, text=True)
     assert (done.returncode, done.stdout.strip()) == (0, f"aiakq {aiakq.__version__}")

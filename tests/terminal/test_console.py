@@ -25,7 +25,7 @@ from aiakq.terminal import console
         (float("nan"), "nan"),
     ],
 )
-def test_numbers(value, text):
+def test_numbers_are_formatted_for_reading(value, text):
     assert console.number(value) == text
 
 
@@ -49,7 +49,7 @@ def test_sizes(value, text):
     ("value", "text"),
     [(None, "-"), (0.0123, "12.3 ms"), (3.21, "3.21 s"), (99.9, "99.9 s"), (125, "2 min 05 s"), (4320, "1 h 12 min")],
 )
-def test_durations(value, text):
+def test_durations_are_formatted_for_reading(value, text):
     assert console.seconds(value) == text
 
 

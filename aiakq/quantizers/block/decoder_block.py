@@ -16,7 +16,7 @@ from aiakq.quantizers.block.inputs import BlockInputs, count_expert_tokens
 from aiakq.quantizers.block.result import BlockResult
 from aiakq.quantizers.block.scale_folder import ScaleFolder
 from aiakq.quantizers.model.activations import SAMPLE_TOKENS, Activations
-from aiakq.quantizers.model.experts import expert, experts_of, in_stages, place
+from aiakq.quantizers.model.experts import expert, expert_pattern, experts_of, in_stages
 from aiakq.quantizers.model.groups import Heads, SmoothMapping, block_linears
 from aiakq.quantizers.numerics.clip import round_searched
 from aiakq.quantizers.numerics.output_error import OutputErrors
@@ -173,13 +173,13 @@ class DecoderBlock:
     def searched_layers(self, mapping: SmoothMapping) -> list[str]:
         """Return the quantized balance layers evaluated in a search; of many experts those with the most tokens."""
         quantized = [name for name in mapping.balance_layers if name in self.linears]
-        if place(mapping.smooth_layer) is not None:
+        if expert_pattern(mapping.smooth_layer) is not None:
             return quantized
         kept = set()
         for name, seen in zip(experts_of(self.module), self.experts, strict=True):
             busiest = sorted(range(len(seen.tokens)), key=lambda number: -seen.tokens[number])[:TRIED_EXPERTS]
             kept |= {f"{name}.{number}" for number in busiest}
-        return [name for name in quantized if place(name) is None or expert(name) in kept]
+        return [name for name in quantized if expert_pattern(name) is None or expert(name) in kept]
 
     # --- modification -------------------------------------------------------------------------------------------------
 
@@ -217,8 +217,8 @@ class DecoderBlock:
                 return list(task())
 
             work.append(Task(self.weight(name).numel(), run))
-        for name, found in zip(tasks, self.workers.share(work), strict=True):
-            codes, scales, zeros = found
+        for name, result in zip(tasks, self.workers.share(work), strict=True):
+            codes, scales, zeros = result
             assert isinstance(codes, Tensor) and isinstance(scales, Tensor) and isinstance(zeros, Tensor)
             self.finish(name, (codes, scales, zeros))
 

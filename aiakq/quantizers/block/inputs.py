@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from aiakq.quantizers.block.result import BlockResult
 from aiakq.quantizers.block.statistics import Seen, Statistic, merge_parts
 from aiakq.quantizers.model.activations import SAMPLE_TOKENS, Activations
-from aiakq.quantizers.model.experts import ExpertTokens, count_tokens, experts_of, place
+from aiakq.quantizers.model.experts import ExpertTokens, count_tokens, expert_pattern, experts_of
 from aiakq.quantizers.model.groups import watching
 from aiakq.quantizers.model.module_calls import ModuleCall, record_calls
 from aiakq.quantizers.model.replay import Replay
@@ -77,9 +77,9 @@ class BlockInputs:
         if not self._shards:
             raise Seen.nothing(names[0], self._prefix)
         own = self._parts(statistics, keep)
-        found = self._workers.combine(len(self._shards), own, merge_parts(statistics))
+        merged = self._workers.combine(len(self._shards), own, merge_parts(statistics))
         seen = Seen(names)
-        totals = seen.unpack(found)
+        totals = seen.unpack(merged)
         self._note(seen)
         return {name: (seen.rows[name], totals[name]) for name in names}
 
@@ -107,8 +107,8 @@ class BlockInputs:
         start()
         run = self._observer(list(statistics), take, copies=bool(self.activations.others))
         batches = [batch for shard in mine for batch in shard]
-        for batch, found in self.activations.spread(self._module, batches, run):
-            for name, x in found:
+        for batch, partial in self.activations.spread(self._module, batches, run):
+            for name, x in partial:
                 take(batch, name, x.to(self.activations.device))
             if batch in last:
                 yield seen.pack(totals)
@@ -137,8 +137,8 @@ class BlockInputs:
             self._take_turns(list(see), chosen, take)
         else:
             run = self._observer(list(see), take, copies=bool(self.activations.others))
-            for batch, found in self.activations.spread(self._module, chosen, run):
-                for name, x in found:
+            for batch, results in self.activations.spread(self._module, chosen, run):
+                for name, x in results:
                     take(batch, name, x.to(self.activations.device))
         self._note(seen)
 
@@ -197,7 +197,7 @@ class BlockInputs:
 
             hooks = {module.get_submodule(name): hook(name) for name in names}
             with watching(hooks), suppress(_AllSeen):
-                self.replay.run(batch, wanted=tuple(names), block=module, device=device)
+                self.replay.run(batch, names=tuple(names), block=module, device=device)
             return kept
 
         return run
@@ -217,17 +217,19 @@ class BlockInputs:
 
     def _neighbours(self, names: list[str]) -> list[str]:
         """Return the corresponding linears of other experts in the stage that are not finished."""
-        places = {place(name) for name in names if place(name) is not None}
+        patterns = {expert_pattern(name) for name in names if expert_pattern(name) is not None}
         stage = next((stage for stage in self._stages if names[0] in stage), ())
-        if not places:
+        if not patterns:
             return []
         finished = self._result.finished
-        return [name for name in stage if name not in finished and name not in names and place(name) in places]
+        return [
+            name for name in stage if name not in finished and name not in names and expert_pattern(name) in patterns
+        ]
 
     def _hessians(self, names: list[str], keep: bool) -> dict[str, Tensor]:
-        keep = keep and not any(place(name) for name in names)
-        found = self.gather({name: self.second_moment(name) for name in names}, keep)
-        return {name: mirror(total.div_(rows)) for name, (rows, (total,)) in found.items()}
+        keep = keep and not any(expert_pattern(name) for name in names)
+        hessians = self.gather({name: self.second_moment(name) for name in names}, keep)
+        return {name: mirror(total.div_(rows)) for name, (rows, (total,)) in hessians.items()}
 
     def second_moment(self, name: str) -> Statistic:
         """Return the statistic ``x^T x`` of a linear's inputs, the upper triangle of [K, K] float32."""
@@ -261,9 +263,9 @@ def count_expert_tokens(
         total[0].add_(part[0])
 
     def add_up(tokens: Tensor) -> Tensor:
-        (found,) = workers.combine(workers.size, [[tokens]], merge)
-        assert isinstance(found, Tensor)
-        return found
+        (counts,) = workers.combine(workers.size, [[tokens]], merge)
+        assert isinstance(counts, Tensor)
+        return counts
 
     counted = []
     for name, mixture in experts_of(module).items():

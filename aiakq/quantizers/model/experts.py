@@ -72,7 +72,7 @@ def expert(name: str) -> str | None:
     return None if match is None else match[0]
 
 
-def place(name: str) -> str | None:
+def expert_pattern(name: str) -> str | None:
     """Return the name of an expert's linear without the expert's number; None outside of experts."""
     match = re.search(EXPERT, name)
     return None if match is None else re.sub(r"\d+$", "*", match[0]) + name[match.end() :]
@@ -82,8 +82,8 @@ def in_stages(groups: list[tuple[str, ...]], mixture: Experts, name: str) -> lis
     """Order groups of linears so that corresponding linears of the experts of one chunk follow each other."""
     chunk_of = {f"{name}.{number}": at for at, chunk in enumerate(mixture.chunks()) for number in chunk}
     inside = [group for group in groups if expert(group[0]) in chunk_of]
-    places = list(dict.fromkeys(place(group[0]) for group in inside))
-    inside.sort(key=lambda group: (chunk_of[expert(group[0]) or ""], places.index(place(group[0]))))
+    patterns = list(dict.fromkeys(expert_pattern(group[0]) for group in inside))
+    inside.sort(key=lambda group: (chunk_of[expert(group[0]) or ""], patterns.index(expert_pattern(group[0]))))
     queue = iter(inside)
     return [next(queue) if expert(group[0]) in chunk_of else group for group in groups]
 
@@ -182,18 +182,18 @@ class FusedSlice:
 class Apart:
     """The changes made by ``take_apart``.
 
-    fused  the weight of every new linear, by its new full name -> its slice in a fused checkpoint.
-    words  (new, own) full names of modules that were renamed as in checkpoints.
-    known  whether transformers, and not only aiakq, knows the names of the new linears.
+    fused               the weight of every new linear, by its new full name -> its slice in a fused checkpoint.
+    renamed_modules     (new, own) full names of modules that were renamed as in checkpoints.
+    transformers_reads  whether transformers, and not only aiakq, knows the names of the new linears.
     """
 
     fused: dict[str, FusedSlice] = field(default_factory=dict)
-    words: set[tuple[str, str]] = field(default_factory=set)
-    known: bool = True
+    renamed_modules: set[tuple[str, str]] = field(default_factory=set)
+    transformers_reads: bool = True
 
     def own_name(self, name: str) -> str:
         """Return the name of a tensor in the transformers model itself."""
-        for new, own in self.words:
+        for new, own in self.renamed_modules:
             if name.startswith(new + "."):
                 return own + name.removeprefix(new)
         return name
@@ -213,8 +213,8 @@ def take_apart(blocks: Iterable[tuple[str, nn.Module]], model_type: str) -> Apar
             stored = fused.stored.rpartition(".")[0]
             if stored != f"{block_name}.{parent}":
                 _rename(block, parent, stored.rpartition(".")[2])
-                apart.words.add((stored, f"{block_name}.{parent}"))
-            apart.known = fused.spelling.known
+                apart.renamed_modules.add((stored, f"{block_name}.{parent}"))
+            apart.transformers_reads = fused.spelling.transformers_reads
             for number in range(fused.shape[0]):
                 for (name, _, _), (tensor, half) in zip(fused.linears(number), _PLACES, strict=True):
                     apart.fused[f"{name}.weight"] = FusedSlice(f"{fused.name}.{tensor}", number, half)
@@ -232,10 +232,10 @@ def _meta_like(fused: FusedExperts) -> Experts:
     return Experts(Expert(fused.module.act_fn, fused.spelling, linears(each)) for each in range(fused.shape[0]))
 
 
-def _rename(block: nn.Module, path: str, theirs: str) -> None:
-    """Rename the module at ``path`` to ``theirs``, and keep it reachable under its own name."""
+def _rename(block: nn.Module, path: str, new_name: str) -> None:
+    """Rename the module at ``path`` to ``new_name``, and keep it reachable under its own name."""
     above, _, own = path.rpartition(".")
     holder = block.get_submodule(above)
-    holder._modules = {theirs if key == own else key: value for key, value in holder._modules.items()}
+    holder._modules = {new_name if key == own else key: value for key, value in holder._modules.items()}
     # The model's code uses its own name; a plain attribute is found but not listed as a submodule.
-    holder.__dict__[own] = holder._modules[theirs]
+    holder.__dict__[own] = holder._modules[new_name]

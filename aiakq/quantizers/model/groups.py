@@ -138,6 +138,7 @@ class Heads:
 
     @classmethod
     def of(cls, config: Any) -> Heads:
+        """Read the numbers of query heads and key-value heads from a transformers config."""
         heads = getattr(config, "num_attention_heads", None) or 1
         shared = getattr(config, "num_key_value_heads", None)
         if getattr(config, "new_decoder_architecture", False):  # Falcon's spelling

@@ -45,7 +45,7 @@ class MergedAdapter:
         Raises ``adapter_mismatch``.
         """
         check_fits(self.folder, modules)
-        found: dict[str, LoraWeights] = {}
+        weights: dict[str, LoraWeights] = {}
         for name, lora in self._weights.items():
             own = find_module(name, modules)
             assert own is not None, name
@@ -53,8 +53,8 @@ class MergedAdapter:
                 self._refuse(f"{name} has the weight of {shared[own]}, which the adapter does not change")
             if lora.bias is not None and own not in biased:
                 self._refuse(f"its lora_B of {name} has a bias, and the layer has none to add it to")
-            found[own] = lora
-        return found
+            weights[own] = lora
+        return weights
 
     def _refuse(self, reason: str) -> None:
         base = self.folder.config.base_model or "no model"

@@ -29,7 +29,7 @@ class ModuleCall:
     kwargs: dict[str, Any]
     output: Tensor
 
-    def again(self, module: nn.Module) -> Tensor:
+    def repeat(self, module: nn.Module) -> Tensor:
         return first(module(*self.args, **self.kwargs))
 
 
@@ -69,8 +69,8 @@ def record_calls(
                 handle.remove()
         size, tokens = inputs.hidden.shapes[batch][:2]
         rows = min(size, -(-tokens_left // tokens))
-        for name, found in seen.items():
-            cut = [_cut(call, modules[name], size, rows) if rows < size else call for call in found]
+        for name, new_calls in seen.items():
+            cut = [_cut(call, modules[name], size, rows) if rows < size else call for call in new_calls]
             calls[name] += [call for call in cut if bool(torch.isfinite(call.output).all())]
         tokens_left -= rows * tokens
     return calls
@@ -92,7 +92,7 @@ def _cut(call: ModuleCall, module: nn.Module, size: int, rows: int) -> ModuleCal
     smaller = ModuleCall(part(call.args), kwargs, call.output[:rows].clone())
     try:
         with torch.inference_mode():
-            output = smaller.again(module)
+            output = smaller.repeat(module)
     except (RuntimeError, ValueError, IndexError):
         return call
     if output.shape != smaller.output.shape or not torch.allclose(output, smaller.output, rtol=1e-3, atol=1e-4):
@@ -103,7 +103,7 @@ def _cut(call: ModuleCall, module: nn.Module, size: int, rows: int) -> ModuleCal
 def output_error(module: nn.Module, calls: Iterable[ModuleCall]) -> float:
     """Return the squared distance between the module's outputs and the recorded ones."""
     with torch.inference_mode():
-        return sum((total((call.again(module) - call.output).double().square()) for call in calls), 0.0)
+        return sum((total((call.repeat(module) - call.output).double().square()) for call in calls), 0.0)
 
 
 @contextmanager

@@ -50,8 +50,8 @@ def capture(
             for rows in {len(ids), 1}:  # arguments for a single sequence cannot always be sliced from those of a batch
                 shape = (rows, ids.shape[1])
                 if shape not in calls:
-                    found = record if rows == len(ids) else _run_outside(model, ids[:rows], record)
-                    calls[shape] = [Call(call.args[1:], call.kwargs) for call in found]
+                    captured = record if rows == len(ids) else _run_outside(model, ids[:rows], record)
+                    calls[shape] = [Call(call.args[1:], call.kwargs) for call in captured]
             progress(number + 1)
     for _, module in outside:
         model.drop(module)
@@ -125,8 +125,8 @@ def _recording(blocks: nn.ModuleList) -> Iterator[tuple[list[Call], list[int]]]:
                 args = (kwargs.pop("hidden_states"),)
             record.append(Call(args, kwargs))
             if not outputs:
-                found = real(*args, **kwargs)
-                outputs.append(len(found) if isinstance(found, tuple) else 0)
+                output = real(*args, **kwargs)
+                outputs.append(len(output) if isinstance(output, tuple) else 0)
             if block is blocks[-1]:
                 raise _Captured
             return _output(args[0], outputs[0])

@@ -47,19 +47,19 @@ class Replay:
     def run(
         self,
         batch: int,
-        wanted: tuple[str, ...] = (),
+        names: tuple[str, ...] = (),
         whole: bool = False,
         block: nn.Module | None = None,
         device: torch.device | None = None,
     ) -> Tensor:
         """Return the output of the block, or of a copy on another device, on one batch.
 
-        Modules that contain a ``wanted`` linear are run, others replaced where possible; ``whole``: all are run.
+        Modules that contain a linear of ``names`` are run, others are replaced where possible; ``whole``: all are run.
         """
         block = self.block if block is None else block
         known = [name for name, owner in self._owners.items() if owner is not None and not whole]
         unknown = [name for name in self._kept if name not in self._owners]
-        with self._standing_in(block, known, batch, wanted), self._learning(block, unknown):
+        with self._standing_in(block, known, batch, names), self._learning(block, unknown):
             return self.inputs.run(block, self.index, batch, device)
 
     @contextmanager

@@ -133,10 +133,10 @@ class SourceModel:
 
     def source_name(self, name: str) -> str:
         """Return the checkpoint's name of a parameter. Raises ``tensor_mismatch`` if it has none."""
-        found = self._source_names.get(name)
-        if found is None:
+        source = self._source_names.get(name)
+        if source is None:
             raise error("tensor_mismatch", path=str(self.checkpoint.path), reason=f"tensor {name} is missing")
-        return found
+        return source
 
     def rest(self, done: Container[str]) -> Iterator[tuple[str, Tensor]]:
         """Yield every tensor of the checkpoint except ``done``, under a name that every loader knows.
@@ -150,7 +150,7 @@ class SourceModel:
         for source in self.checkpoint.inventory:
             names = self._module_names.get(source, [source])
             fused = any(name in self.experts.fused for name in names)
-            if fused and not self.experts.known and not any(name in done for name in names):
+            if fused and not self.experts.transformers_reads and not any(name in done for name in names):
                 yield source, self.checkpoint.tensor(source)
                 continue
             for name in names:
@@ -335,10 +335,10 @@ def _renamed(model: nn.Module, checkpoint: Checkpoint) -> dict[str, str]:
     """Return the names of parameters and buffers that transformers fills from a tensor whose name differs by more than
     the outermost module's prefix -> that name."""
     names, base = TensorNames(model), f"{model.base_model_prefix}."
-    found = {names.own(source): source for source in checkpoint.inventory}
+    source_names = {names.own(source): source for source in checkpoint.inventory}
     return {
         own: source
-        for own, source in found.items()
+        for own, source in source_names.items()
         if own is not None and own.removeprefix(base) != source.removeprefix(base)
     }
 
@@ -375,8 +375,8 @@ def _is_plain(linear: nn.Linear) -> bool:
         small._parameters["bias"] = nn.Parameter(torch.randn(3, generator=make))
     x = torch.randn(2, 5, 4, generator=make)
     with torch.no_grad(), suppress(RuntimeError, ValueError, TypeError, AttributeError):
-        found = small(x)
-        return isinstance(found, Tensor) and torch.allclose(found, nn.functional.linear(x, small.weight, small.bias))
+        output = small(x)
+        return isinstance(output, Tensor) and torch.allclose(output, nn.functional.linear(x, small.weight, small.bias))
     return False
 
 

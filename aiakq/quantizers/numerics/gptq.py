@@ -88,13 +88,13 @@ class GptqSolver:
         self.group_size = k if settings.group_size == -1 else settings.group_size
         self.order = column_order(hessian.diagonal(), self.group_size, settings.order)
         self.moved = None if settings.order == "none" else self.order
-        found = factors(hessian, self.moved, settings.damp)
-        self.damp = None if found is None else found[2]
-        if found is None:
+        solution = factors(hessian, self.moved, settings.damp)
+        self.damp = None if solution is None else solution[2]
+        if solution is None:
             return
-        self.hinv = found[1]
-        self.root = found[0] if settings.sweeps and drift is None else None
-        del found
+        self.hinv = solution[1]
+        self.root = solution[0] if settings.sweeps and drift is None else None
+        del solution
         self.shift = None if drift is None else _shift(drift, self.hinv, self.moved)
         # The cost of an error in each column after compensation in the columns that follow.
         self.cost = self.hinv.diagonal().pow(-2)
@@ -104,8 +104,8 @@ class GptqSolver:
         settings, size = self.settings, self.group_size
         parts = [weight] if isinstance(weight, Tensor) else list(weight)
         if self.damp is None:
-            found = round_weight(torch.cat(parts), settings.bits, size, settings.symmetric, settings.storage)
-            return GptqResult(*found, damp=None)
+            rounded = round_weight(torch.cat(parts), settings.bits, size, settings.symmetric, settings.storage)
+            return GptqResult(*rounded, damp=None)
         k = parts[0].shape[1]
         # Transpose, so that each step works on contiguous memory.
         columns = torch.cat([part.T for part in parts], dim=1)

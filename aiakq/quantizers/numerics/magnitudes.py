@@ -31,13 +31,13 @@ class Magnitudes:
     def of(self, name: str) -> dict[str, float | None]:
         """Return the magnitudes of a linear for the report. An input seen by no method is the same before and after."""
         after = self.input_after.get(name)
-        found = {
+        magnitudes = {
             "weight_before": self.weight_before.get(name),
             "weight_after": self.weight_after.get(name),
             "input_before": self.input_before.get(name, after),
             "input_after": after,
         }
-        return {key: None if value is None or not math.isfinite(value) else value for key, value in found.items()}
+        return {key: None if value is None or not math.isfinite(value) else value for key, value in magnitudes.items()}
 
 
 def largest(x: Tensor) -> float:

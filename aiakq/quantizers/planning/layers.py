@@ -158,8 +158,8 @@ def fused_apart(spec: QuantSpec, names: Iterable[str]) -> list[str]:
     by_parent: dict[str, dict[str, LayerSpec | None]] = {}
     for name in names:
         parent, _, last = name.rpartition(".")
-        found = spec.for_layer(name)
-        by_parent.setdefault(parent, {})[last] = None if found is None else found.layer
+        layer_spec = spec.for_layer(name)
+        by_parent.setdefault(parent, {})[last] = None if layer_spec is None else layer_spec.layer
     warnings = []
     for parts in _FUSED:
         for parent, stored in by_parent.items():

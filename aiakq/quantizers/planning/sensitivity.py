@@ -65,7 +65,7 @@ def measure(
         plain = base.copy()
         plain.advance(block, index)
         parts = _parts(block, trace.trace(block, index, base)[0])
-        found: list[tuple[ModelPart, list[float]]] = []
+        part_gaps: list[tuple[ModelPart, list[float]]] = []
         for names in parts:
             linears = [block.get_submodule(name) for name in names]
             weights = sum(linear.weight.numel() for linear in linears if isinstance(linear.weight, Tensor))
@@ -74,7 +74,7 @@ def measure(
             for candidate in candidates:
                 with _RoundedLinears(block, names, candidate, storage):
                     gaps.append(_gap(base, plain, block, index))
-            found.append((part, gaps))
+            part_gaps.append((part, gaps))
         rounded = base.copy()
         with _RoundedLinears(block, [name for names in parts for name in names], candidates[reference], storage):
             sizes.append(_gap(base, plain, block, index))
@@ -82,16 +82,16 @@ def measure(
         for other in others:
             other.advance(block, index)
         others.append(rounded)
-        errors.append(found)
+        errors.append(part_gaps)
         base = plain
         model.drop(block)
     progress(total, total)
     load_outside(model)
     costs = [_divergence(model, batches, base, other) for other in others]
-    for found, size, cost in zip(errors, sizes, costs, strict=True):
-        for part, gaps in found:
+    for part_gaps, size, cost in zip(errors, sizes, costs, strict=True):
+        for part, gaps in part_gaps:
             part.kl = [gap / size * cost if size else 0.0 for gap in gaps]
-    return [part for found in errors for part, _ in found]
+    return [part for part_gaps in errors for part, _ in part_gaps]
 
 
 def _parts(block: nn.Module, groups: Iterable[tuple[str, ...]]) -> list[list[str]]:
@@ -119,8 +119,8 @@ class _RoundedLinears:
         self.kept = [linear.weight for linear in self.linears]
         layer = self.layer
         for linear in self.linears:
-            found = round_weight(linear.weight.data, layer.bits, layer.group_size, layer.symmetric, self.storage)
-            linear.weight = nn.Parameter(dequantize(*found, layer.group_size), requires_grad=False)
+            rounded = round_weight(linear.weight.data, layer.bits, layer.group_size, layer.symmetric, self.storage)
+            linear.weight = nn.Parameter(dequantize(*rounded, layer.group_size), requires_grad=False)
 
     def __exit__(self, *_: object) -> None:
         for linear, weight in zip(self.linears, self.kept, strict=True):

@@ -119,12 +119,12 @@ def plan_tensor_parallel(
             hint="Leave it away: shared keys and values are found out from config.json.",
         )
     planner = _Planner(options, spec or options.spec(""), config, linears, heads, kv_heads)
-    found = planner.settle(options.tp)
-    if isinstance(found, TensorParallelPlan):
-        return found
-    if options.tp == 1 or found.id != "tensor_parallel":
-        raise found
-    reason = found.fields["reason"]
+    plan = planner.settle(options.tp)
+    if isinstance(plan, TensorParallelPlan):
+        return plan
+    if options.tp == 1 or plan.id != "tensor_parallel":
+        raise plan
+    reason = plan.fields["reason"]
     works = tuple(tp for tp in _TRIED if heads % tp == 0 and isinstance(planner.settle(tp), TensorParallelPlan))
     whole = planner.settle(1) if gathered else None
     if isinstance(whole, AiakqError):
@@ -174,15 +174,15 @@ class _Planner:
     def _problem(self, tp: int, spec: QuantSpec, linears: list[LinearShape]) -> AiakqError | None:
         """Return the first problem, or None."""
         for linear in linears:
-            found = _layout_problem(spec, linear) or _group_problem(spec, linear, linears)
-            if found is not None:
-                return found
+            problem = _layout_problem(spec, linear) or _group_problem(spec, linear, linears)
+            if problem is not None:
+                return problem
         reason = _why_not_cut(tp, self.heads, self.kv_heads, spec, linears) if tp > 1 else None
         return error("tensor_parallel", tp=tp, reason=reason, choices="") if reason else None
 
     def _widths(self, tp: int, spec: QuantSpec) -> dict[str, tuple[int, int]]:
         """Return the MLP widths to pad, each to the next multiple that suits every linear inside that MLP."""
-        found: dict[str, tuple[int, int]] = {}
+        widths: dict[str, tuple[int, int]] = {}
         for key in _WIDTHS:
             width = self.config.get(key)
             if not isinstance(width, int) or isinstance(width, bool):
@@ -193,8 +193,8 @@ class _Planner:
                 if _inside(linear, width) and linear.row_parallel and own is not None and own.group_size != -1:
                     unit = math.lcm(unit, tp * own.group_size)
             if width % unit and any(_inside(linear, width) for linear in self.linears):
-                found[key] = (width, -(-width // unit) * unit)
-        return found
+                widths[key] = (width, -(-width // unit) * unit)
+        return widths
 
     def _plan(self, tp: int, spec: QuantSpec, chosen: bool, widths: dict[str, tuple[int, int]]) -> TensorParallelPlan:
         notes = []

@@ -180,8 +180,8 @@ def _list(lines: Iterable[str]) -> str:
 
 def _place(name: str) -> tuple[str, str]:
     """Return the block of a layer and its kind; all experts are of one kind."""
-    found = _BLOCK.search(name)
-    block, inside = (found[1], name[found.end() :]) if found else ("", name)
+    match = _BLOCK.search(name)
+    block, inside = (match[1], name[match.end() :]) if match else ("", name)
     kind = "expert " + inside.rpartition(".")[2] if _EXPERT.search(inside) else inside
     return block or "head", kind
 
@@ -242,10 +242,10 @@ def _moved(layer: LayerResult, what: str) -> bool:
 def _ranges(report: QuantizeReport) -> str:
     parts = []
     for what, (title, about) in _RANGES.items():
-        found = [layer for layer in report.layers if getattr(layer, f"{what}_after") is not None]
-        if not any(_moved(layer, what) for layer in found):
+        measured = [layer for layer in report.layers if getattr(layer, f"{what}_after") is not None]
+        if not any(_moved(layer, what) for layer in measured):
             continue
-        kinds, arranged = _arranged(found)
+        kinds, arranged = _arranged(measured)
         blocks = []
         for label, inside in arranged:
             marks = []
@@ -301,8 +301,8 @@ def _experts(report: QuantizeReport) -> str:
     )
 
 
-def _numbers(found: Sequence[int]) -> str:
-    return ", ".join(map(str, found[:8])) + (f" and {len(found) - 8} more" if len(found) > 8 else "") or "none"
+def _numbers(numbers: Sequence[int]) -> str:
+    return ", ".join(map(str, numbers[:8])) + (f" and {len(numbers) - 8} more" if len(numbers) > 8 else "") or "none"
 
 
 def _calibration(report: QuantizeReport) -> str:
@@ -378,8 +378,8 @@ def _serving(report: QuantizeReport) -> str:
 
 
 def _short(name: str) -> str:
-    found = _BLOCK.search(name)
-    return f"block {found[1]}, {name[found.end() :]}" if found else name
+    match = _BLOCK.search(name)
+    return f"block {match[1]}, {name[match.end() :]}" if match else name
 
 
 def _figure(value: float | None) -> str:

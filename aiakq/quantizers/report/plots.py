@@ -137,9 +137,9 @@ def _log_ticks(low: float, high: float) -> list[tuple[float, str]]:
     """Return ticks for a range: 1, 2, 5 of every power of ten if it is short, else powers of ten, about six at most."""
     first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
     if last - first <= 2:
-        found = [m * 10.0**p for p in range(first, last + 1) for m in (1, 2, 5)]
-        below = max((v for v in found if v <= low * (1 + 1e-9)), default=found[0])
-        above = min((v for v in found if v >= high * (1 - 1e-9)), default=found[-1])
-        return [(v, f"{v:g}") for v in found if below <= v <= above]
+        ticks = [m * 10.0**p for p in range(first, last + 1) for m in (1, 2, 5)]
+        below = max((v for v in ticks if v <= low * (1 + 1e-9)), default=ticks[0])
+        above = min((v for v in ticks if v >= high * (1 - 1e-9)), default=ticks[-1])
+        return [(v, f"{v:g}") for v in ticks if below <= v <= above]
     every = math.ceil((last - first) / 6)
     return [(10.0**power, f"{10.0**power:g}") for power in range(first, last + every, every)]

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from aiakq.quantizers.block.decoder_block import DecoderBlock
 from aiakq.quantizers.block.statistics import Statistic
-from aiakq.quantizers.model.experts import place
+from aiakq.quantizers.model.experts import expert_pattern
 from aiakq.quantizers.model.groups import watching
 from aiakq.quantizers.model.replay import Replay
 from aiakq.quantizers.numerics.second_moment import add_second_moment, mirror
@@ -55,13 +55,13 @@ class Drift:
         """
         block = self.block
         warnings = block.result.warnings
-        if place(name) is not None:
+        if expert_pattern(name) is not None:
             warning = f"Experts of {block.prefix} were rounded without GPTAQ: other tokens reach them than before."
             if warning not in warnings:
                 warnings.append(warning)
             return block.inputs.hessians([name])[name], None
-        found = block.inputs.gather({name: self._statistic(name)}, keep=True)
-        rows, (hessian, drift, matched) = found[name]
+        sums = block.inputs.gather({name: self._statistic(name)}, keep=True)
+        rows, (hessian, drift, matched) = sums[name]
         if not matched:
             warnings.append(f"{block.prefix}.{name} was rounded without GPTAQ: its tokens differ.")
         return mirror(hessian.div_(rows)), drift.mul_(ALPHA / int(matched)) if matched else None
@@ -85,19 +85,19 @@ class Drift:
 
     def _original_input(self, name: str, batch: int) -> Tensor | None:
         """Return the linear's input [T, K] in the unquantized model, divided by the scales folded before it."""
-        found: list[Tensor] = []
+        inputs: list[Tensor] = []
 
         def note(module: nn.Module, args: tuple[Any, ...]) -> None:
             self.original.keep(name, batch, args[0])
-            found.append(args[0].reshape(-1, args[0].shape[-1]))
+            inputs.append(args[0].reshape(-1, args[0].shape[-1]))
             raise _Seen
 
         with watching({self.original.block.get_submodule(name): note}), torch.inference_mode():
             try:
-                self.original.run(batch, wanted=(name,))
+                self.original.run(batch, names=(name,))
             except _Seen:
                 pass
-        if not found:
+        if not inputs:
             return None
         columns = self.block.folder.columns
-        return found[0] / columns[name] if name in columns else found[0]
+        return inputs[0] / columns[name] if name in columns else inputs[0]

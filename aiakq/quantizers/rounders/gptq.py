@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from aiakq.quantizers.block.decoder_block import BlockPart, DecoderBlock
-from aiakq.quantizers.model.experts import place
+from aiakq.quantizers.model.experts import expert_pattern
 from aiakq.quantizers.numerics.gptq import GptqSettings, GptqSolver
 from aiakq.quantizers.recipe import SCALE_SEARCHES, Rounder
 from aiakq.quantizers.workers.protocol import SHARDS, Task, Value
@@ -57,12 +57,12 @@ class Gptq(Rounder):
     def round(self, block: DecoderBlock, part: BlockPart) -> None:
         hessians = self._hessians(block)
         # Corresponding groups of several experts do not feed each other, so they are rounded at the same time.
-        for _, run in itertools.groupby(part.groups, key=lambda group: place(group[0]) or group):
+        for _, run in itertools.groupby(part.groups, key=lambda group: expert_pattern(group[0]) or group):
             matrices = []
             for group in run:
-                found = hessians(group[0])
-                matrices += [_Matrix(block, names, *found) for names in block.same_scheme(group)]
-                del found
+                hessian = hessians(group[0])
+                matrices += [_Matrix(block, names, *hessian) for names in block.same_scheme(group)]
+                del hessian
             self._round(block, matrices)
             del matrices
         for name in part.linears:
@@ -145,7 +145,7 @@ class _Matrix:
         """Split the rows into tasks of equal size, independent of the number of workers. Experts are not split: there
         are enough of them."""
         total = sum(self._block.linears[name].out_features for name in self.names)
-        if place(self.names[0]) is not None:
+        if expert_pattern(self.names[0]) is not None:
             return [range(total)]
         step = max(_FEWEST_ROWS, -(-total // SHARDS))
         return [range(first, min(first + step, total)) for first in range(0, total, step)]

@@ -83,9 +83,9 @@ class Awq(Transform):
 
 def _once(block: DecoderBlock, compute: Callable[[], float]) -> float:
     """Return a number that one of the workers computes for all."""
-    (found,) = block.workers.broadcast(0, lambda: [compute()])
-    assert isinstance(found, float)
-    return found
+    (result,) = block.workers.broadcast(0, lambda: [compute()])
+    assert isinstance(result, float)
+    return result
 
 
 def _nearest_error(block: DecoderBlock, calls: list[ModuleCall]) -> float:
@@ -119,8 +119,8 @@ class _Statistics:
         sizes = {first: self._sizes(first) for first in dict.fromkeys(group[0] for group in part.groups)}
         names = dict.fromkeys([*self.probes.values(), *(first for first in sizes if sizes[first])])
         statistics = {name: self._statistic(name, sizes.get(name, [])) for name in names}
-        found = block.inputs.gather(statistics) if names else {}
-        for name, (rows, (magnitudes, *moments)) in found.items():
+        gathered = block.inputs.gather(statistics) if names else {}
+        for name, (rows, (magnitudes, *moments)) in gathered.items():
             self.means[name] = magnitudes / rows
             for size, moment in zip(sizes.get(name, []), moments, strict=True):
                 self.moments[name, size] = moment.div_(rows)
@@ -242,8 +242,8 @@ def _fold_part(block: DecoderBlock, statistics: _Statistics) -> None:
         cost = sum(block.weight(name).numel() for name in block.searched_layers(mapping))
         tasks.append(Task(cost, partial(_search, block, mapping, statistics, calls[mapping.parent])))
     chosen: list[tuple[SmoothMapping, Tensor]] = []
-    for mapping, found in zip(statistics.mappings, block.workers.share(tasks), strict=True):
-        kind, ratio, gain, scales = found
+    for mapping, result in zip(statistics.mappings, block.workers.share(tasks), strict=True):
+        kind, ratio, gain, scales = result
         assert isinstance(kind, str) and isinstance(ratio, float) and isinstance(gain, float)
         assert isinstance(scales, Tensor)
         for name in block.searched_layers(mapping):

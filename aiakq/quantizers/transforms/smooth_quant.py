@@ -109,8 +109,8 @@ def _peaks(block: DecoderBlock, part: BlockPart) -> dict[str, Tensor]:
         names |= dict.fromkeys(first.values())
     # At least one is observed, so that inputs that are all non-finite raise an error.
     names = names or dict.fromkeys(list(first.values())[:1])
-    found = block.inputs.gather({name: _peak(block, name) for name in names}) if names else {}
-    largest = {name: totals[0] for name, (_, totals) in found.items()}
+    peaks = block.inputs.gather({name: _peak(block, name) for name in names}) if names else {}
+    largest = {name: totals[0] for name, (_, totals) in peaks.items()}
     for name, shown in first.items():
         if shown in largest:
             largest[name] = largest[shown]
@@ -161,11 +161,11 @@ def _searched_all(
             return list(_searched(block, mapping, peaks[mapping.probe]))
 
         tasks.append(Task(sum(block.weight(name).numel() for name in block.searched_layers(mapping)), run))
-    found = []
+    results = []
     for scales, alpha in block.workers.share(tasks):
         assert isinstance(scales, Tensor) and isinstance(alpha, (float, str))
-        found.append((scales, alpha))
-    return found
+        results.append((scales, alpha))
+    return results
 
 
 def _searched(block: DecoderBlock, mapping: SmoothMapping, activations: Tensor) -> tuple[Tensor, float | str]:

@@ -47,7 +47,7 @@ class OtherWorker:
         self._process = process
         self._arrived: queue.Queue[list[Value]] = queue.Queue(_WAITING)
         self._failure: AiakqError | None = None
-        self._ended = threading.Event()
+        self._has_ended = threading.Event()
         self._closing = False
         self._last_sign = time.monotonic()
         limit_sending(sock, 1.0)
@@ -67,7 +67,7 @@ class OtherWorker:
         try:
             self._channel.send_values(values)
         except (ConnectionError, BrokenPipeError):
-            self._ended.wait(5.0)
+            self._has_ended.wait(5.0)
             self._check()
             raise error("worker_failed", worker=self.rank, reason="it closed its socket") from None
 
@@ -98,7 +98,7 @@ class OtherWorker:
 
     def _check(self) -> None:
         """Raise the reason why the worker cannot continue, if there is one."""
-        if self._ended.is_set() and self._arrived.empty():
+        if self._has_ended.is_set() and self._arrived.empty():
             raise self._failure or error("worker_failed", worker=self.rank, reason=self._process.exit_reason())
         if time.monotonic() - self._last_sign > TIME_LIMIT and not self._arrived.full():
             raise error("worker_late", worker=self.rank, limit=TIME_LIMIT)
@@ -112,7 +112,7 @@ class OtherWorker:
                     self._put(message)
         except (OSError, ValueError):  # the worker sends unreadable data
             self._process.kill()
-        self._ended.set()
+        self._has_ended.set()
 
     def _put(self, values: list[Value]) -> None:
         while not self._closing:

@@ -44,18 +44,18 @@ class CompilationConfig:
         Raises ``bad_option``.
         """
         config = args["compilation_config"]
-        given = dict(config) if isinstance(config, Mapping) else {} if config is None else {"mode": config}
+        values = dict(config) if isinstance(config, Mapping) else {} if config is None else {"mode": config}
         older = {old: new for new, old in KEYS.items() if old}
-        unknown = given.keys() - KEYS.keys() - older.keys()
+        unknown = values.keys() - KEYS.keys() - older.keys()
         if unknown:
             raise _bad(config, f"one of {', '.join(KEYS)}, not {sorted(unknown)[0]}")
-        given = {older.get(key, key): value for key, value in given.items() if value is not None}
-        mode, graphs = given.get("mode", 3), given.get("cudagraph_mode", True)
+        values = {older.get(key, key): value for key, value in values.items() if value is not None}
+        mode, graphs = values.get("mode", 3), values.get("cudagraph_mode", True)
         if not _whole(mode, 0) or mode > 3:
             raise _bad(config, "a mode from 0 (step by step, no graphs) to 3")
         if not isinstance(graphs, bool) and str(graphs).upper() not in MODES:
             raise _bad(config, f"a cudagraph_mode of {', '.join(MODES)}")
-        sizes, largest = given.get("cudagraph_capture_sizes"), given.get("max_cudagraph_capture_size")
+        sizes, largest = values.get("cudagraph_capture_sizes"), values.get("max_cudagraph_capture_size")
         if sizes is not None and not (isinstance(sizes, list) and all(_whole(size, 1) for size in sizes)):
             raise _bad(config, "cudagraph_capture_sizes as a list of batch sizes")
         if largest is not None and not _whole(largest, 0):

@@ -79,10 +79,14 @@ def is_eagle3(path: Path) -> bool:
     """Whether the folder at ``path`` holds an EAGLE-3 head. Raises ``unsupported`` for heads of another kind."""
     raw = read_config(path, "config.json")
     names = raw.get("architectures")
-    words = [raw.get("model_type"), raw.get("speculators_model_type"), *(names if isinstance(names, list) else ())]
-    if "draft_vocab_size" in raw or any("eagle3" in str(word).lower() for word in words):
+    names_of_kind = [
+        raw.get("model_type"),
+        raw.get("speculators_model_type"),
+        *(names if isinstance(names, list) else ()),
+    ]
+    if "draft_vocab_size" in raw or any("eagle3" in str(word).lower() for word in names_of_kind):
         return True
-    for word in words:
+    for word in names_of_kind:
         check_supported(str(word))
     return False
 
@@ -91,25 +95,25 @@ def _aux_layers(raw: Mapping[str, Any], nested: Mapping[str, Any]) -> tuple[int,
     """The layers that the config names: by their input in its own key, by their output in ``eagle_config``."""
     name = "eagle_aux_hidden_state_layer_ids"
     inputs, outputs = raw.get(name), nested.get(name)
-    found = inputs or outputs
-    if not found:
+    layers = inputs or outputs
+    if not layers:
         return None
-    if not isinstance(found, list) or len(found) != 3 or not all(type(layer) is int for layer in found):
-        raise error("model_malformed", file="config.json", reason=f"{name} is {found!r:.64}")
-    return tuple(layer + (not inputs) for layer in found)
+    if not isinstance(layers, list) or len(layers) != 3 or not all(type(layer) is int for layer in layers):
+        raise error("model_malformed", file="config.json", reason=f"{name} is {layers!r:.64}")
+    return tuple(layer + (not inputs) for layer in layers)
 
 
 def _object(raw: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    found = raw.get(name) or {}
-    if not isinstance(found, Mapping):
-        raise error("model_malformed", file="config.json", reason=f"{name} is {found!r:.64}")
-    return found
+    value = raw.get(name) or {}
+    if not isinstance(value, Mapping):
+        raise error("model_malformed", file="config.json", reason=f"{name} is {value!r:.64}")
+    return value
 
 
 def _number(raw: Mapping[str, Any], name: str, default: int) -> int:
-    found = raw.get(name)
-    if found is None:
+    value = raw.get(name)
+    if value is None:
         return default
-    if type(found) is not int or not 0 < found < 2**31:
-        raise error("model_malformed", file="config.json", reason=f"{name} is {found!r:.64}")
-    return found
+    if type(value) is not int or not 0 < value < 2**31:
+        raise error("model_malformed", file="config.json", reason=f"{name} is {value!r:.64}")
+    return value

@@ -116,8 +116,8 @@ def _with_draft(config: EngineConfig, given: Mapping[str, Any]) -> EngineConfig:
         return config
     shared = {name: value for name, value in given.items() if name in _SHARED}
     own = {"model": speculation.model, "quantization": speculation.quantization, "load_format": "auto"}
-    found: EngineConfig = PROPOSERS.load(speculation.method).configure(config, {**shared, **own})
-    return found
+    with_draft: EngineConfig = PROPOSERS.load(speculation.method).configure(config, {**shared, **own})
+    return with_draft
 
 
 def _max_model_len(args: Mapping[str, Any], model: ModelConfig, own_limit: int | None) -> int:

@@ -82,10 +82,10 @@ def _with_longer_context(raw: dict[str, Any], scaling: Mapping[str, Any]) -> tup
         raise _bad("--rope-scaling", dict(scaling), "an object with a factor of 1 to 1024")
     kind = scaling.get("rope_type", scaling.get("type", "default"))
     # The length from which dynamic scaling grows is not stored in config.json; transformers uses the context length.
-    whole = {**scaling, "rope_type": kind, "original_max_position_embeddings": trained}
+    scaled = {**scaling, "rope_type": kind, "original_max_position_embeddings": trained}
     if kind == "dynamic":
-        whole["grows_from"] = trained
-    return raw if kind in _SAME_CONTEXT else raw | {"max_position_embeddings": int(trained * factor)}, whole
+        scaled["grows_from"] = trained
+    return raw if kind in _SAME_CONTEXT else raw | {"max_position_embeddings": int(trained * factor)}, scaled
 
 
 def generation_config(folder: Path, args: Mapping[str, Any]) -> dict[str, Any]:
@@ -95,18 +95,18 @@ def generation_config(folder: Path, args: Mapping[str, Any]) -> dict[str, Any]:
     """
     source = args["generation_config"]
     if source in ("auto", "vllm"):
-        found = read_config(folder, "generation_config.json", missing_ok=True)
+        config = read_config(folder, "generation_config.json", missing_ok=True)
         if source == "vllm":
-            found = {name: value for name, value in found.items() if name == "eos_token_id"}
+            config = {name: value for name, value in config.items() if name == "eos_token_id"}
     elif not (Path(source).expanduser() / "generation_config.json").is_file():
         raise _bad("--generation-config", source, "auto, vllm or a folder with a generation_config.json")
     else:
-        found = read_config(Path(source).expanduser(), "generation_config.json")
+        config = read_config(Path(source).expanduser(), "generation_config.json")
     over = args["override_generation_config"] or {}
     unknown = [name for name in over if name not in _GENERATION]
     if unknown:
         raise _bad("--override-generation-config", unknown[0], "one of " + ", ".join(_GENERATION))
-    return {name: value for name, value in (found | over).items() if name in _GENERATION and value is not None}
+    return {name: value for name, value in (config | over).items() if name in _GENERATION and value is not None}
 
 
 @dataclass(frozen=True)

@@ -33,7 +33,7 @@ class ParallelConfig:
 
     @property
     def world_size(self) -> int:
-        """Number of ranks."""
+        """Number of ranks: tensor parallel size times pipeline parallel size."""
         return self.tensor_parallel_size * self.pipeline_parallel_size
 
     @staticmethod

@@ -246,10 +246,10 @@ def _labels(raw: Mapping[str, Any]) -> list[str]:
     if count is not None and count != len(names):
         reason = f"num_labels is {count!r:.64}, but id2label names {len(names)}"
         raise error("model_malformed", file="config.json", reason=reason)
-    found = [names.get(str(index)) for index in range(len(names))]
-    if not all(isinstance(name, str) for name in found):
+    labels = [names.get(str(index)) for index in range(len(names))]
+    if not all(isinstance(name, str) for name in labels):
         raise error("model_malformed", file="config.json", reason="id2label does not name the labels 0, 1, ...")
-    return [str(name) for name in found]
+    return [str(name) for name in labels]
 
 
 def _label_tokens(folder: Path, raw: Mapping[str, Any]) -> tuple[int, int] | None:

@@ -38,12 +38,12 @@ def check_quantization(expected: str | None, spec: QuantSpec | None, raw: Mappin
     if expected is None or expected.lower() == "none":
         return
     method = canonical_method(expected)
-    found = spec.method if spec else "unquantized weights"
+    stored = spec.method if spec else "unquantized weights"
     # The method implied by quantization_config is accepted too, since other tools record no more. Some formats do not
     # record the method: awq and gptq then both match 4-bit weights.
-    stated = read(raw["quantization_config"]).method if spec and raw.get("quantization_config") else found
+    stated = read(raw["quantization_config"]).method if spec and raw.get("quantization_config") else stored
     same_weights = spec is not None and not records_method(spec.format) and {stated, method} <= _INT4
-    if method in (found, stated) or same_weights:
+    if method in (stored, stated) or same_weights:
         return
     if method not in _METHODS:
         raise error(
@@ -53,7 +53,7 @@ def check_quantization(expected: str | None, spec: QuantSpec | None, raw: Mappin
             expected="one of " + ", ".join(_METHODS),
             hint="weight_only_int8 is the safest, awq and gptq the smallest, smooth_quant the fastest in batches.",
         )
-    raise error("quantization_mismatch", wanted=expected, found=found)
+    raise error("quantization_mismatch", wanted=expected, found=stored)
 
 
 def check_scales(spec: QuantSpec | None, raw: Mapping[str, Any]) -> None:

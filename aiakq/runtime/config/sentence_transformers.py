@@ -99,10 +99,10 @@ def read_modules(folder: Path) -> SentenceTransformer | None:
 
 def _modules(folder: Path) -> list[tuple[str, str]]:
     """Return the names and folders of the modules, in order."""
-    found = _json(folder, "modules.json")
-    if not isinstance(found, list):
+    modules = _json(folder, "modules.json")
+    if not isinstance(modules, list):
         raise _malformed("modules.json", "it holds no list")
-    return [_name_and_path(entry) for entry in found]
+    return [_name_and_path(entry) for entry in modules]
 
 
 def _name_and_path(entry: Any) -> tuple[str, str]:
@@ -183,10 +183,10 @@ def _max_length(folder: Path, task: str, output: str) -> int | None:
 
 def _object(folder: Path, name: str) -> dict[str, Any]:
     """Read an object from a JSON file of the folder."""
-    found = _json(folder, name)
-    if not isinstance(found, dict):
+    value = _json(folder, name)
+    if not isinstance(value, dict):
         raise _malformed(name, "it holds no object")
-    return found
+    return value
 
 
 def _json(folder: Path, name: str) -> Any:

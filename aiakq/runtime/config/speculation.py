@@ -73,17 +73,17 @@ class SpeculationConfig(SuffixKeys):
     @staticmethod
     def from_args(args: Mapping[str, Any], is_recurrent: bool) -> SpeculationConfig | None:
         """None without speculation. Raises ``bad_option`` and ``option_conflict``."""
-        given = _given(args)
-        if not given and args["speculative_config"] is None:
+        values = _given(args)
+        if not values and args["speculative_config"] is None:
             return None
         option = "--speculative-model" if args["speculative_config"] is None else "--speculative-config"
-        given["method"], given["model"] = resolve(given.get("method"), given.get("model"), option)
-        if given["method"] == SUFFIX:  # it proposes as many as the match is worth
-            given.setdefault("num_speculative_tokens", given.get("suffix_decoding_max_tree_depth", _MAX_TREE_DEPTH))
+        values["method"], values["model"] = resolve(values.get("method"), values.get("model"), option)
+        if values["method"] == SUFFIX:  # it proposes as many as the match is worth
+            values.setdefault("num_speculative_tokens", values.get("suffix_decoding_max_tree_depth", _MAX_TREE_DEPTH))
         stages = args["pipeline_parallel_size"]
         for is_there, other, reason, hint in (
             (
-                stages > 1 and given["model"] is not None,
+                stages > 1 and values["model"] is not None,
                 f"--pipeline-parallel-size {stages}",
                 "the first stage would wait for the draft model",
                 "Use a method without a model, or --tensor-parallel-size.",
@@ -97,7 +97,7 @@ class SpeculationConfig(SuffixKeys):
         ):
             if is_there:
                 raise error("option_conflict", option="speculative decoding", other=other, reason=reason, hint=hint)
-        config = SpeculationConfig(**given)
+        config = SpeculationConfig(**values)
         if config.prompt_lookup_min > config.prompt_lookup_max:
             value, expected = config.prompt_lookup_min, f"at most prompt_lookup_max, {config.prompt_lookup_max}"
             raise error("bad_option", option="prompt_lookup_min", value=value, expected=expected, hint="")

@@ -33,11 +33,11 @@ _REFUSED = {
 
 def check_supported(name: str) -> None:
     """Raise ``unsupported`` for a method, or the architecture of a head, that is known and refused."""
-    words = name.lower().replace("_", "").replace("-", "")
-    if "eagle3" in words:
+    normalized = name.lower().replace("_", "").replace("-", "")
+    if "eagle3" in normalized:
         return
     for kind, reason in _REFUSED.items():
-        if kind in words:
+        if kind in normalized:
             hint = f"Methods that work: {', '.join(PROPOSERS)}."
             raise error("unsupported", what=f"Speculative decoding with {name} ({reason})", hint=hint)
 
@@ -49,11 +49,11 @@ def resolve(method: str | None, model: str | None, option: str) -> tuple[str, st
     named = model[1:-1] if model is not None and model.startswith("[") and model.endswith("]") else model
     if named is not None and named in PROPOSERS and not _needs_model(named) and method in (None, named):
         return named, None
-    found = method or DRAFT_MODEL
-    if isinstance(found, str) and not (model or "").startswith("["):
-        check_supported(found)
-        if found in PROPOSERS and _needs_model(found) == (model is not None):
-            return found, model
+    resolved = method or DRAFT_MODEL
+    if isinstance(resolved, str) and not (model or "").startswith("["):
+        check_supported(resolved)
+        if resolved in PROPOSERS and _needs_model(resolved) == (model is not None):
+            return resolved, model
     raise _bad(method, model, option)
 
 

@@ -47,8 +47,8 @@ def text_part(raw: Mapping[str, Any]) -> dict[str, Any]:
         text["tie_word_embeddings"] = raw["tie_word_embeddings"]
     if raw.get("quantization_config"):
         text["quantization_config"] = raw["quantization_config"]
-    whole = raw.get("architectures")
-    text["architectures"] = [_TEXT_MODELS[kind]] if kind in _TEXT_MODELS else whole
+    architectures = raw.get("architectures")
+    text["architectures"] = [_TEXT_MODELS[kind]] if kind in _TEXT_MODELS else architectures
     return text
 
 
@@ -58,7 +58,7 @@ def _completed(kind: str, inside: dict[str, Any]) -> dict[str, Any]:
     if kind not in CONFIG_MAPPING:
         return inside
     try:
-        found: dict[str, Any] = CONFIG_MAPPING[kind].from_dict(inside).to_dict()
+        completed: dict[str, Any] = CONFIG_MAPPING[kind].from_dict(inside).to_dict()
     except Exception as problem:  # transformers may raise anything for invalid values
         raise ValueError(f"text_config: {problem}") from problem
-    return found
+    return completed

@@ -35,7 +35,7 @@ class RankCollective(Collective, Protocol):
         """The rank whose connection was lost, if the group was given up for that; else None."""
 
     @property
-    def place(self) -> str:
+    def operation(self) -> str:
         """Description of the operation that this rank is in, for error messages."""
 
     @property

@@ -68,7 +68,7 @@ class _Unproven:
     socket: socket.socket
     deadline: float
     nonce: bytes = field(default_factory=lambda: secrets.token_bytes(_NONCE_BYTES))
-    answer: bytearray = field(default_factory=bytearray)
+    reply: bytearray = field(default_factory=bytearray)
 
 
 class Listener:
@@ -154,15 +154,15 @@ class Listener:
         if connection not in self._unproven:  # dropped since the select call
             return None
         try:
-            data = connection.socket.recv(_ANSWER_BYTES - len(connection.answer))
+            data = connection.socket.recv(_ANSWER_BYTES - len(connection.reply))
         except BlockingIOError:
             return None
         except OSError:
             data = b""
-        connection.answer += data
-        if data and len(connection.answer) < _ANSWER_BYTES:
+        connection.reply += data
+        if data and len(connection.reply) < _ANSWER_BYTES:
             return None
-        nonce, peer, proof = (bytes(part) for part in _parts(connection.answer))
+        nonce, peer, proof = (bytes(part) for part in _parts(connection.reply))
         if not hmac.compare_digest(proof, _proof(self._secret, b"connects", connection.nonce, nonce, peer)):
             self._drop(connection)
             return None
@@ -176,7 +176,7 @@ class Listener:
         return Peer(*_PEER.unpack(peer)), connection.socket
 
 
-def connect(address: Address, secret: bytes, own: Peer, other: int, time_limit: float) -> socket.socket:
+def connect(address: Address, secret: bytes, this_peer: Peer, other: int, time_limit: float) -> socket.socket:
     """Connect to the listener of rank ``other`` at ``address`` and return a blocking socket.
 
     Retries until ``time_limit`` seconds have passed. Raises ``rank_unreachable``.
@@ -185,7 +185,7 @@ def connect(address: Address, secret: bytes, own: Peer, other: int, time_limit: 
     reason = "the time limit left no time to connect"
     while (left := deadline - time.monotonic()) > 0:
         try:
-            return connect_once(address, secret, own, min(left, 2 * PROOF_SECONDS))
+            return connect_once(address, secret, this_peer, min(left, 2 * PROOF_SECONDS))
         except OSError as failure:
             reason = failure.strerror or str(failure) or type(failure).__name__
             if isinstance(failure, PermissionError):
@@ -193,7 +193,7 @@ def connect(address: Address, secret: bytes, own: Peer, other: int, time_limit: 
             time.sleep(min(0.05, max(0.0, deadline - time.monotonic())))
     raise error(
         "rank_unreachable",
-        rank=own.rank,
+        rank=this_peer.rank,
         here=_own_address(address),
         other=other,
         there=shown(address),
@@ -202,7 +202,7 @@ def connect(address: Address, secret: bytes, own: Peer, other: int, time_limit: 
     )
 
 
-def connect_once(address: Address, secret: bytes, own: Peer, limit: float) -> socket.socket:
+def connect_once(address: Address, secret: bytes, this_peer: Peer, limit: float) -> socket.socket:
     """Like ``connect``, but with a single attempt of at most ``limit`` seconds. Raises OSError."""
     if isinstance(address, str):
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -213,7 +213,7 @@ def connect_once(address: Address, secret: bytes, own: Peer, limit: float) -> so
         sock.settimeout(limit)
         sock.connect(address)
         challenge = _receive_exactly(sock, _NONCE_BYTES, deadline)
-        nonce, peer = secrets.token_bytes(_NONCE_BYTES), _PEER.pack(*own)
+        nonce, peer = secrets.token_bytes(_NONCE_BYTES), _PEER.pack(*this_peer)
         sock.sendall(nonce + peer + _proof(secret, b"connects", challenge, nonce, peer))
         proof = _receive_exactly(sock, _PROOF_BYTES, deadline)
         if not hmac.compare_digest(proof, _proof(secret, b"listens", challenge, nonce, peer)):
@@ -236,9 +236,9 @@ def _receive_exactly(sock: socket.socket, count: int, deadline: float) -> bytes:
     return received
 
 
-def _parts(answer: bytearray) -> tuple[bytearray, bytearray, bytearray]:
+def _parts(reply: bytearray) -> tuple[bytearray, bytearray, bytearray]:
     end = _NONCE_BYTES + _PEER.size
-    return answer[:_NONCE_BYTES], answer[_NONCE_BYTES:end], answer[end:]
+    return reply[:_NONCE_BYTES], reply[_NONCE_BYTES:end], reply[end:]
 
 
 def _proof(secret: bytes, side: bytes, challenge: bytes, nonce: bytes, peer: bytes) -> bytes:

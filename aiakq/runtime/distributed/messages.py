@@ -59,7 +59,7 @@ class Load(msgspec.Struct, tag="load"):
         return self.rank // self.size
 
     @property
-    def place(self) -> int:
+    def stage_rank(self) -> int:
         """Rank within the stage (tensor parallel rank)."""
         return self.rank % self.size
 

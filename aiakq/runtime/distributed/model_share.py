@@ -43,8 +43,8 @@ def stage_of(config: EngineConfig, share: ModelShare, checkpoint: Checkpoint | N
     if partition is not None and (len(partition) != count or sum(partition) != layers):
         numbers = "1 number" if count == 1 else f"{count} numbers"
         expected = f"{numbers} whose sum is {layers}, the layers of the model"
-        given = ",".join(map(str, partition))
-        raise error("bad_option", option="--pp-layer-partition", value=given, expected=expected, hint="")
+        listed = ",".join(map(str, partition))
+        raise error("bad_option", option="--pp-layer-partition", value=listed, expected=expected, hint="")
     if count == 1:
         return None
     if partition is not None:

@@ -148,9 +148,9 @@ class RankGroup:
             return
         try:
             self.collective.connect(START_SECONDS)
-            late, place = self.collective.late_rank, self.collective.place
+            late, operation = self.collective.late_rank, self.collective.operation
             if late is not None and self._failure is None:
-                self._failure = error("rank_late", rank=late, limit=START_SECONDS, place=place)
+                self._failure = error("rank_late", rank=late, limit=START_SECONDS, operation=operation)
             self.check()
         except BaseException:
             self.close()
@@ -172,14 +172,14 @@ class RankGroup:
                 reason = f"it shards layers differently ({message.sharing}) from rank 0 ({sharing})"
                 raise error("rank_failed", rank=rank, reason=reason)
 
-    def count_pages(self, own: int) -> int:
+    def count_pages(self, num_pages: int) -> int:
         """Return the number of KV cache pages that fit into the memory of every rank. Raises ``no_memory``.
 
-        own  number of pages that fit into rank 0's memory.
+        num_pages  number of pages that fit into rank 0's memory.
         """
         self.send(CountPages())
         messages = self._collect(PagesCounted, "counting its pages")
-        return min([own, *(message.pages for _, message in messages if isinstance(message, PagesCounted))])
+        return min([num_pages, *(message.pages for _, message in messages if isinstance(message, PagesCounted))])
 
     def configure(self, sizes: Configure, captures: bool) -> None:
         """Have all ranks set up their caches, and wait until they have; see RankReady. Raises ``rank_failed``."""
@@ -250,7 +250,7 @@ class RankGroup:
             self._failure = error("rank_failed", rank=gone, reason="it closed its socket")
         late = None if self.collective is None else self.collective.late_rank
         if self._failure is None and self.collective is not None and late is not None:
-            self._failure = self._late(late, self.collective.place)
+            self._failure = self._late(late, self.collective.operation)
         lost = None if self.collective is None else self.collective.lost_rank
         if self._failure is None and lost is not None:
             self._readers[lost - 1].join(5.0)
@@ -292,8 +292,8 @@ class RankGroup:
 
     # --- messages from the ranks ---
 
-    def _late(self, rank: int, place: str) -> AiakqError:
-        return error("rank_late", rank=rank, limit=self._time_limit, place=place)
+    def _late(self, rank: int, operation: str) -> AiakqError:
+        return error("rank_late", rank=rank, limit=self._time_limit, operation=operation)
 
     def _check_alive(self, since: float, limit: float) -> None:
         """Raise if a rank has failed, or has sent nothing for ``limit`` seconds since its last message or ``since``."""
@@ -301,7 +301,7 @@ class RankGroup:
         now = time.monotonic()
         for rank in self._ranks:
             if now - max(self._heard[rank.number], since) > limit:
-                self._failure = error("rank_late", rank=rank.number, limit=limit, place="no heartbeat")
+                self._failure = error("rank_late", rank=rank.number, limit=limit, operation="no heartbeat")
                 self.check()
 
     def _collect(self, kind: type[FromRank], work: str | None = None) -> list[tuple[int, FromRank]]:
@@ -316,7 +316,7 @@ class RankGroup:
                 rank, message = self._arrived.get(timeout=min(self._time_limit / 4, 1.0))
             except queue.Empty:
                 if work and time.monotonic() - began > LOAD_SECONDS:
-                    self._failure = error("rank_late", rank=min(missing), limit=LOAD_SECONDS, place=work)
+                    self._failure = error("rank_late", rank=min(missing), limit=LOAD_SECONDS, operation=work)
                 self._check_alive(began, max(self._time_limit, SILENT_SECONDS) if work else self._time_limit)
                 continue
             if message is None:

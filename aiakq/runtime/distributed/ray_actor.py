@@ -50,8 +50,8 @@ class ProcessActor:
             return failure.id, failure.plain_fields
         return None
 
-    def _start(self, sock: int, secret: bytes, host: str, given: Mapping[str, str], threads: int) -> None:
-        environment = {**given, **os.environ}
+    def _start(self, sock: int, secret: bytes, host: str, variables: Mapping[str, str], threads: int) -> None:
+        environment = {**variables, **os.environ}
         try:
             self._process = start_child(
                 self._code, sock, host, pass_fds=[sock], threads=threads, environment=environment, stdin=subprocess.PIPE

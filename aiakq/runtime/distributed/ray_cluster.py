@@ -111,9 +111,9 @@ class Placement:
         Raises ``ray_resources`` and ``ray_unavailable``.
         """
         self._session, self._ray = session, session.ray
-        given = _given_group(self._ray)
-        self._is_own = given is None
-        self.group = given or self._reserve(count, size)
+        group = _given_group(self._ray)
+        self._is_own = group is None
+        self.group = group or self._reserve(count, size)
         try:
             self.slots = self._order(count)
         except BaseException:
@@ -191,12 +191,12 @@ def cpus_per_rank(nodes: Sequence[int], own: int, count: int, size: int) -> int:
     nodes  number of processors of each node.
     own    number of processors of rank 0's node.
     """
-    given = os.environ.get(CPUS_VARIABLE, "")
-    if given:
-        if not given.isdecimal() or int(given) < 1:
+    value = os.environ.get(CPUS_VARIABLE, "")
+    if value:
+        if not value.isdecimal() or int(value) < 1:
             hint = "It is the number of processors of each rank."
-            raise error("bad_option", option=CPUS_VARIABLE, value=given, expected="a whole number above 0", hint=hint)
-        return int(given)
+            raise error("bad_option", option=CPUS_VARIABLE, value=value, expected="a whole number above 0", hint=hint)
+        return int(value)
     wanted = max(1, (own or max(nodes, default=1)) // size)
     placed = count if own else count - 1
     fitting = (cpus for cpus in range(wanted, 0, -1) if sum(node // cpus for node in nodes) >= placed)

@@ -50,7 +50,7 @@ class RayProcess:
         self._reason: str | None = None
         self.pids: tuple[int, int] = self._ray.get(actor.pids.remote())
         logger.debug("process %d: %d of node %s", number, self.pids[1], host)
-        self._ended = actor.wait.remote()
+        self._exit_ref = actor.wait.remote()
         self._watch = threading.Thread(target=self._wait, name=f"ray-process-{number}", daemon=True)
         self._watch.start()
 
@@ -73,7 +73,7 @@ class RayProcess:
     def _wait(self) -> None:
         """Wait until Ray reports that the process exited; for a lost node that may precede the connection's timeout."""
         try:
-            self._reason = f"{self._ray.get(self._ended)} on node {self.host}"
+            self._reason = f"{self._ray.get(self._exit_ref)} on node {self.host}"
         except Exception as failure:
             self._reason = f"Ray lost it on node {self.host}: {_first_line(failure)}"
         with contextlib.suppress(OSError):
@@ -112,8 +112,8 @@ class RayProcesses:
                 self._check_start(refs)
                 if time.monotonic() > deadline:
                     rank = min(set(range(1, count)) - self.sockets.keys())
-                    place = "connecting to rank 0"
-                    raise error("rank_late", rank=rank, limit=START_SECONDS, place=place) from None
+                    operation = "connecting to rank 0"
+                    raise error("rank_late", rank=rank, limit=START_SECONDS, operation=operation) from None
                 continue
             if peer.purpose != CONTROL or not 0 < peer.rank < count:
                 sock.close()

@@ -14,11 +14,11 @@ from aiakq.errors import AiakqError, error
 from aiakq.kernels.cpu import library
 from aiakq.runtime.config.engine import EngineConfig
 from aiakq.runtime.distributed.links import LinkSender
-from aiakq.runtime.distributed.meeting import Connections, Meeting
 from aiakq.runtime.distributed.messages import Channel, Listening, Load, RankFailed, frame
 from aiakq.runtime.distributed.rank_group import RankGroup
 from aiakq.runtime.distributed.ray_cluster import Placement, Session
 from aiakq.runtime.distributed.ray_processes import START_SECONDS, RayProcess, RayProcesses
+from aiakq.runtime.distributed.rendezvous import Connections, Rendezvous
 from aiakq.system.frames import limit_sending
 from aiakq.system.threads import RestoreThreads
 
@@ -66,8 +66,8 @@ class _Started:
         assert isinstance(own_address, tuple)
         addresses = [own_address, *(self._address(rank) for rank in range(1, count))]
         self._load(config, placement, addresses)
-        meeting = Meeting(0, size, addresses, processes.listener, processes.secret)
-        connections = self._meet(meeting, parallel.timeout)
+        rendezvous = Rendezvous(0, size, addresses, processes.listener, processes.secret)
+        connections = self._rendezvous(rendezvous, parallel.timeout)
         processes.listener.close()
         ranks = [
             RayRank(processes.process(rank), channel, parallel.timeout) for rank, channel in self._channels.items()
@@ -116,7 +116,7 @@ class _Started:
         channel = self._channels[rank]
         readable, _, _ = select.select([channel.socket], [], [], START_SECONDS)
         if not readable:
-            raise error("rank_late", rank=rank, limit=START_SECONDS, place="starting its process")
+            raise error("rank_late", rank=rank, limit=START_SECONDS, operation="starting its process")
         message = channel.receive_from_rank()
         if isinstance(message, RankFailed):
             raise error(message.id, **message.fields)
@@ -124,9 +124,9 @@ class _Started:
             raise error("rank_failed", rank=rank, reason="it exited before it began to load")
         return message.host, message.port
 
-    def _meet(self, meeting: Meeting, time_limit: float) -> Connections:
+    def _rendezvous(self, rendezvous: Rendezvous, time_limit: float) -> Connections:
         try:
-            return meeting.hold_meeting(time_limit)
+            return rendezvous.connect(time_limit)
         except AiakqError:
             for channel in self._channels.values():  # a rank may have reported a more specific error
                 if select.select([channel.socket], [], [], 0)[0]:

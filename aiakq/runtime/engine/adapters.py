@@ -44,7 +44,7 @@ class NewAdapter(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True)
 class AdapterLimits:
-    """What adapters of requests are checked against.
+    """Limits and layer sizes against which the adapters of requests are checked.
 
     max_loras  different ones in a step.
     modules    the linear layers of the model that may be adapted: name -> outputs N and inputs K.

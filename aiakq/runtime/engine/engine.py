@@ -136,7 +136,7 @@ class Engine:
         return outputs
 
     def set_vocabulary(self, vocabulary: Vocabulary) -> None:
-        """What grammars of requests are made of; comes before the first request with one."""
+        """Set the vocabulary for grammars. Called before the first request with a grammar."""
         self.executor.set_vocabulary(vocabulary.resized(self.limits.vocab_size, self.limits.eos_token_ids))
 
     def check(self) -> None:
@@ -193,8 +193,8 @@ class Engine:
             later.append(behind)
         alive = [chunk for chunk in chunks if not chunk.dropped]
         # The memory that was released may suffice for one chunk, or for fewer than before.
-        whole = len(alive) == 1 or len(alive) < len(chunks)
-        for part in [[alive] if whole else _halves(alive), *([behind] for behind in later)]:
+        retry_whole = len(alive) == 1 or len(alive) < len(chunks)
+        for part in [[alive] if retry_whole else _halves(alive), *([behind] for behind in later)]:
             self._run_parts(part, now, outputs)
 
     def _run_parts(self, parts: list[list[ScheduledChunk]], now: float, outputs: list[TokenOutput]) -> None:
@@ -236,14 +236,14 @@ class Engine:
         self, chunks: list[ScheduledChunk], result: StepResult, now: float, outputs: list[TokenOutput]
     ) -> None:
         """Take over the results of a step."""
-        found = [(one, part) for one, part in zip(chunks, result.chunks, strict=True) if not one.dropped]
-        for chunk, part in found:
+        committed = [(one, part) for one, part in zip(chunks, result.chunks, strict=True) if not one.dropped]
+        for chunk, part in committed:
             self._commit(chunk, part, now, outputs)
-        for _, part in found:
+        for _, part in committed:
             if part.pooled is not None or (part.sampled and part.sampled[0].error != NOT_FINITE):
                 self._bad_steps = 0
                 return
-        if any(_failure(part) == NOT_FINITE for _, part in found):
+        if any(_failure(part) == NOT_FINITE for _, part in committed):
             self._bad_steps += 1
 
     def _commit(self, chunk: ScheduledChunk, result: ChunkResult, now: float, outputs: list[TokenOutput]) -> None:
@@ -282,12 +282,12 @@ class Engine:
             self._finish(sequence, output, "length" if result.pooled is None else "stop")
             outputs.append(output)
 
-    def _keep_prompt_logprobs(self, chunk: ScheduledChunk, found: list[TokenLogprobs]) -> None:
+    def _keep_prompt_logprobs(self, chunk: ScheduledChunk, logprobs: list[TokenLogprobs]) -> None:
         sequence = chunk.sequence
         if chunk.first == 0:
             sequence.prompt_logprobs = [None]
         if sequence.prompt_logprobs is not None and len(sequence.prompt_logprobs) < sequence.num_prompt:
-            sequence.prompt_logprobs += found
+            sequence.prompt_logprobs += logprobs
 
     def _append(self, chunk: ScheduledChunk, tokens: list[SampledToken], now: float) -> TokenOutput:
         """Continue the sequence of ``chunk`` with ``tokens``, up to one that ends it."""

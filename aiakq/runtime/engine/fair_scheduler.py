@@ -71,15 +71,15 @@ class _Turn:
 class _Step:
     """A step that is being filled.
 
-    decodes  number of decode tokens that may be added.
-    room     number of tokens that may be added.
-    counts   number of tokens by sequence.
-    started  sequences that start in this step.
-    admits   whether waiting sequences may still start in this step.
+    decodes      number of decode tokens that may be added.
+    tokens_left  number of tokens that may be added.
+    counts       number of tokens by sequence.
+    started      sequences that start in this step.
+    admits       whether waiting sequences may still start in this step.
     """
 
     decodes: int
-    room: int
+    tokens_left: int
     counts: dict[Sequence, int] = field(default_factory=dict)
     started: set[Sequence] = field(default_factory=set)
     admits: bool = True
@@ -125,6 +125,7 @@ class FairScheduler(Scheduler):
         return super().may_preempt() or self._may_take_over()
 
     def schedule(self, now: float = 0.0) -> list[ScheduledChunk]:
+        """Schedule the next step; ``now`` is the time in seconds. Also measures how long steps take."""
         # If nothing is running, the time since the last step includes idle time.
         if self.running and self._steps and self._steps[0] and now > self._last_step:
             self._step_times.observe(self._steps[0], now - self._last_step)
@@ -137,15 +138,15 @@ class FairScheduler(Scheduler):
             return super()._choose(waited)
         turns = self._turns(waited)
         decodes, budget = self._step_limits()
-        step = _Step(decodes, min(budget, self._room(turns)))
+        step = _Step(decodes, min(budget, self._max_step_tokens(turns)))
         # Decodes first, up to a number that is certainly within each client's share of the step.
-        quota = step.room // (2 * len(turns))
+        quota = step.tokens_left // (2 * len(turns))
         for turn in sorted(turns.values(), key=self._rank):
             for _ in range(min(quota, len(turn.decodes))):
                 self._serve(turn, step)
         heap = [(self._rank(turn), turn) for turn in turns.values() if turn.next]
         heapq.heapify(heap)
-        while heap and step.room > 0:
+        while heap and step.tokens_left > 0:
             turn = heap[0][1]
             self._serve(turn, step)
             if turn.next:
@@ -173,7 +174,7 @@ class FairScheduler(Scheduler):
                 turns[sequence.spec.client].waiting.append(sequence)
         return turns
 
-    def _room(self, turns: dict[str, _Turn]) -> int:
+    def _max_step_tokens(self, turns: dict[str, _Turn]) -> int:
         """Return the maximum number of tokens of this step."""
         if not self.config.enable_chunked_prefill or not any(turn.decodes for turn in turns.values()):
             return self.budget
@@ -201,13 +202,13 @@ class FairScheduler(Scheduler):
         else:
             sequence = turn.prompts.popleft()
             done = step.counts.get(sequence, 0)
-            count = self._piece(sequence.num_uncomputed_tokens, done, step.room)
+            count = self._piece(sequence.num_uncomputed_tokens, done, step.tokens_left)
             if count and self._extend(sequence, count, turn, step):
                 self._after(sequence, turn, step)
 
-    def _piece(self, uncomputed: int, done: int, room: int) -> int:
+    def _piece(self, uncomputed: int, done: int, tokens_left: int) -> int:
         """Return the number of prompt tokens for one turn; ``done`` of the uncomputed ones are already in this step."""
-        count = self._allowance(uncomputed - done, room, QUANTUM)
+        count = self._allowance(uncomputed - done, tokens_left, QUANTUM)
         limit = self.config.long_prefill_token_threshold if self.config.enable_chunked_prefill else 0
         return min(count, max(0, limit - done)) if limit and self._is_long(uncomputed) else count
 
@@ -232,7 +233,7 @@ class FairScheduler(Scheduler):
             step.admits = False
             if victim is sequence:
                 return False
-        step.room -= count
+        step.tokens_left -= count
         step.counts[sequence] = total
         turn.charged += OUTPUT_WEIGHT if sequence.num_uncomputed_tokens == 1 else count
         return True
@@ -250,7 +251,7 @@ class FairScheduler(Scheduler):
         )
 
     def _take_out(self, victim: Sequence, step: _Step) -> None:
-        step.room += step.counts.pop(victim, 0)
+        step.tokens_left += step.counts.pop(victim, 0)
         self.running.remove(victim)
         self._preempt(victim)
 
@@ -268,7 +269,7 @@ class FairScheduler(Scheduler):
             return
         if is_long and turn.long >= config.max_long_partial_prefills < config.max_num_partial_prefills:
             return
-        count = self._piece(uncomputed, 0, step.room)
+        count = self._piece(uncomputed, 0, step.tokens_left)
         if not step.admits or not count or not self._make_room(sequence, shared, turn, step):
             turn.is_blocked = count > 0
             step.admits = False
@@ -279,7 +280,7 @@ class FairScheduler(Scheduler):
         turn.num_running += 1
         turn.long += is_long
         turn.partial += 1
-        step.room -= count
+        step.tokens_left -= count
         step.counts[sequence] = count
         turn.charged += count
         self._after(sequence, turn, step)

@@ -138,19 +138,19 @@ def admit(
     _check_priority(priority, limits)
     _check_logprobs(params, limits)
     longest = min(limits.max_model_len, limits.max_kv_tokens)
-    room = longest - len(prompt_token_ids)
-    max_tokens = room if params.max_tokens is None else params.max_tokens
+    max_new_tokens = longest - len(prompt_token_ids)
+    max_tokens = max_new_tokens if params.max_tokens is None else params.max_tokens
     if limits.max_new_tokens is not None:
         max_tokens = min(max_tokens, limits.max_new_tokens)
         if params.min_tokens > max_tokens:
             allowed = f"at most {max_tokens}, the limit of every answer"
             raise error("value_out_of_range", param="min_tokens", value=params.min_tokens, allowed=allowed)
-    if within_context and room > 0:
-        max_tokens = min(max_tokens, room)
-    if room < max(0 if params.max_tokens == 0 else 1, max_tokens):
+    if within_context and max_new_tokens > 0:
+        max_tokens = min(max_tokens, max_new_tokens)
+    if max_new_tokens < max(0 if params.max_tokens == 0 else 1, max_tokens):
         raise error(
             "context_length_exceeded",
-            param="max_tokens" if room > 0 else "prompt",
+            param="max_tokens" if max_new_tokens > 0 else "prompt",
             prompt=len(prompt_token_ids),
             wanted=max(1 if pooling is None else 0, max_tokens),
             limit=longest,

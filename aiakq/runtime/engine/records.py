@@ -98,7 +98,7 @@ class SampledToken(msgspec.Struct):
 
 
 class ChunkResult(msgspec.Struct, omit_defaults=True):
-    """What a step made of one chunk.
+    """The results of a step for one chunk.
 
     sampled          in order; empty if nothing was to be sampled, or if the token before was not valid.
     prompt_logprobs  of the prompt tokens that the chunk's logits predict, if the request asked.
@@ -153,7 +153,7 @@ class Executor(Protocol):
         """Drop every pending step and every sequence."""
 
     def set_vocabulary(self, vocabulary: Vocabulary) -> None:
-        """What grammars of sequences are made of; comes before the first sequence with one."""
+        """Set the vocabulary for grammars. Called before the first sequence with a grammar."""
 
     def prepare_grammar(self, grammar: Grammar) -> Future[None] | None:
         """Begin to compile ``grammar`` beside the steps; None if nothing is to be waited for."""

@@ -186,7 +186,7 @@ class Scheduler:
         self, decodes: list[ScheduledChunk], room: int, config: SpeculationConfig
     ) -> list[tuple[ScheduledChunk, Speculation, list[int]]]:
         """The draft tokens that are proposed for ``decodes``, where there are any."""
-        found = []
+        proposals = []
         for chunk in decodes:
             sequence, speculation = chunk.sequence, chunk.sequence.speculation
             assert speculation is not None
@@ -196,8 +196,8 @@ class Scheduler:
             max_tokens = min(room, sequence.max_draft_tokens, config.max_model_len - chunk.end)
             drafts = speculation.propose(sequence.token_ids, max_tokens) if max_tokens > 0 else []
             if drafts:
-                found.append((chunk, speculation, drafts))
-        return found
+                proposals.append((chunk, speculation, drafts))
+        return proposals
 
     def _request_drafts(self, chunks: list[ScheduledChunk], config: SpeculationConfig) -> None:
         """Ask the executor to propose draft tokens to follow what ``chunks`` sample: those that a grammar forces, and,

@@ -99,11 +99,11 @@ class Sequence:
     def page_hashes(self, page_size: int, count: int) -> list[bytes]:
         """Chained hashes of the first ``count`` full pages; computed once each."""
         while len(self.hashes) < count:
-            at = len(self.hashes) * page_size
+            start = len(self.hashes) * page_size
             adapter = self.spec.adapter
             key = "" if adapter is None else adapter.key
             parent = self.hashes[-1] if self.hashes else root_hash(self.spec.cache_salt, key)
-            self.hashes.append(page_hash(parent, self.token_ids[at : at + page_size]))
+            self.hashes.append(page_hash(parent, self.token_ids[start : start + page_size]))
         return self.hashes[:count]
 
     def introduction(self) -> NewSequence:

@@ -37,10 +37,10 @@ class SampledStep:
         """The logits [R, V] that the model computed, or will have, and each chunk's rows of them."""
         self._logits, self._logit_rows = logits, rows
 
-    def copy_tokens(self, places: list[tuple[int, SequenceState]], token_ids: Tensor) -> None:
+    def copy_tokens(self, targets: list[tuple[int, SequenceState]], token_ids: Tensor) -> None:
         """Write the tokens sampled for sequences to their places in ``token_ids`` [T], which is modified."""
         assert self._samples is not None
-        pairs = [(place, self._row_of[sequence]) for place, sequence in places]
+        pairs = [(target, self._row_of[sequence]) for target, sequence in targets]
         to, rows = on_device(pairs, token_ids.device).unbind(1)
         token_ids.index_copy_(0, to, self._samples.tokens.index_select(0, rows))
 
@@ -65,10 +65,10 @@ class SampledStep:
             if chunk.samples and known == len(sequence.token_ids):
                 self._row_of[sequence] = len(sampled)
                 sampled.append(SamplerRow(sequence, [], chunk.resamples))
-                for at, draft in enumerate(chunk.drafts):
+                for draft_index, draft in enumerate(chunk.drafts):
                     matcher = sampled[-1].matcher
                     ahead = None if matcher is None else matcher.after(draft)
-                    sampled.append(SamplerRow(sequence, chunk.drafts[: at + 1], chunk.resamples, ahead))
+                    sampled.append(SamplerRow(sequence, chunk.drafts[: draft_index + 1], chunk.resamples, ahead))
                 rows += self._logit_rows[index][-1 - len(chunk.drafts) :]
         if sampled:
             # Logits are large: rows that are already in order are not copied.
@@ -110,18 +110,18 @@ def _accepted(sequence: SequenceState, drafts: list[int], tokens: list[SampledTo
     """Append ``tokens`` to ``sequence``, one after each of ``drafts`` and one before them, up to the first that is not
     the draft; returns them.
     """
-    found: list[SampledToken] = []
+    accepted: list[SampledToken] = []
     for draft, sampled in zip([*drafts, None], tokens, strict=True):
-        if found and not sampled.is_valid:
+        if accepted and not sampled.is_valid:
             break  # the next step finds out again, with nothing before it
         _check_grammar(sequence, sampled)
-        found.append(sampled)
+        accepted.append(sampled)
         if not sampled.is_valid:
             break
         sequence.token_ids.append(sampled.token)
         if sampled.ends or sampled.token != draft:
             break
-    return found
+    return accepted
 
 
 def _check_grammar(sequence: SequenceState, sampled: SampledToken) -> None:

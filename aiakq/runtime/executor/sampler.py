@@ -103,27 +103,27 @@ def sample(sampler: Sampler, logits: Tensor, rows: list[SamplerRow]) -> SamplerO
     request asks for, they decide what is allowed.
     """
     vocab = logits.shape[1]
-    changed = [at for at, row in enumerate(rows) if row.sequence.modifier.modifies(row.position)]
+    changed = [index for index, row in enumerate(rows) if row.sequence.modifier.modifies(row.position)]
     modified = None
     if changed:
         modified = ModifiedLogits(changed, logits.index_select(0, on_device(changed, logits.device)))
-        for values, at in zip(modified.logits, changed, strict=True):
-            rows[at].sequence.modifier.apply(values, rows[at].sequence.token_ids, rows[at].drafts)
+        for values, index in zip(modified.logits, changed, strict=True):
+            rows[index].sequence.modifier.apply(values, rows[index].sequence.token_ids, rows[index].drafts)
     return SamplerOutput(sampler(logits, [row.request(vocab) for row in rows], modified, _masks(rows)))
 
 
 def _masks(rows: list[SamplerRow]) -> TokenMasks | None:
     """The tokens that the grammars of ``rows`` allow; None if no row has a grammar."""
-    found = [(at, row.matcher) for at, row in enumerate(rows) if row.matcher is not None]
-    if not found:
+    matchers = [(index, row.matcher) for index, row in enumerate(rows) if row.matcher is not None]
+    if not matchers:
         return None
     # Matchers write whole masks: they may know a token more than there are logits.
-    bits = torch.empty(len(found), max(matcher.num_words for _, matcher in found), dtype=torch.int32)
+    bits = torch.empty(len(matchers), max(matcher.num_words for _, matcher in matchers), dtype=torch.int32)
     address, stride = bits.data_ptr(), 4 * bits.shape[1]
-    for _, matcher in found:
+    for _, matcher in matchers:
         matcher.fill_mask(address)
         address += stride
-    return TokenMasks([at for at, _ in found], bits)
+    return TokenMasks([index for index, _ in matchers], bits)
 
 
 def prompt_logprobs(

@@ -56,11 +56,11 @@ class StateRows:
         saves = []
         if self._caching:
             saves = [(page * P - first - 1, sequence.pages[page - 1]) for page in range(first // P + 1, end // P + 1)]
-        kept = [end - 1, end] if chunk.samples and chunk.count > 1 else [end]
+        ends = [end - 1, end] if chunk.samples and chunk.count > 1 else [end]
         state_at = sequence.state_at
         # Overwrite last the state that is read and, before it, the one that is read if the previous token is resampled.
         order = sorted(range(RING), key=lambda index: (state_at[index] == first, state_at[index] == first - 1))
-        for index, position in zip(order, kept, strict=False):
+        for index, position in zip(order, ends, strict=False):
             state_at[index] = position
             saves.append((position - first - 1, self._row(sequence, index)))
         return sorted(saves)

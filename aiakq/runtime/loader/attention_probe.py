@@ -42,12 +42,12 @@ MaskFunction = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 class AttentionComparison:
     """Difference of log-probabilities from transformers' own attention, and its allowed maximum, in nats."""
 
-    found: float
+    measured: float
     allowed: float
 
     @property
     def is_same(self) -> bool:
-        return self.found <= self.allowed  # false for NaN
+        return self.measured <= self.allowed  # false for NaN
 
 
 def compare(model: Model, hf: Any, device: torch.device, rounds: bool) -> AttentionComparison:
@@ -60,9 +60,9 @@ def compare(model: Model, hf: Any, device: torch.device, rounds: bool) -> Attent
     generator = torch.Generator().manual_seed(0)
     prompts = [torch.randint(0, model.vocab_size, (length,), generator=generator).tolist() for length in LENGTHS]
     with torch.inference_mode():
-        ours = torch.cat([each.log_softmax(-1) for each in _paged_logits(model, prompts, device)])
+        paged = torch.cat([each.log_softmax(-1) for each in _paged_logits(model, prompts, device)])
         eager = _own_logprobs(hf, "eager", prompts, device)
-        differences = (ours - eager).abs()
+        differences = (paged - eager).abs()
         if hf.dtype == torch.float32 and not rounds:
             return AttentionComparison(differences.max().item(), FLOAT32_MAX)
         allowed = WITHOUT_NOISE
@@ -111,14 +111,14 @@ def _paged_logits(model: Model, prompts: list[list[int]], device: torch.device) 
         ),
         StepBatch([], [], [], [Chunk(0, FIRST_CHUNK, LENGTHS[0] - FIRST_CHUNK, [], True)]),
     ]
-    found: list[list[Tensor]] = [[], []]
+    logits_of: list[list[Tensor]] = [[], []]
     for step in steps:
         sequences = running.update(step, {})
         prepared = runner.prepare(step.chunks, sequences, running)
         logits = whole_logits(runner.forward(prepared.model_input)).clone()
         for chunk, rows in zip(step.chunks, prepared.logit_rows, strict=True):
-            found[chunk.slot].append(logits[rows.start : rows.stop])
-    return [torch.cat(each) for each in found]
+            logits_of[chunk.slot].append(logits[rows.start : rows.stop])
+    return [torch.cat(each) for each in logits_of]
 
 
 def is_mask_of(mask: MaskFunction, specs: Iterable[AttentionSpec], chunk: int) -> bool:

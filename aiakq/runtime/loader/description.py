@@ -35,11 +35,11 @@ def describe_linear_layers(ops: Ops) -> str:
 
 def selections(ops: Ops) -> dict[str, list[Selection]]:
     """Return the selections by operation, without linear layers, the most frequent first."""
-    found: dict[str, list[Selection]] = {}
+    by_operation: dict[str, list[Selection]] = {}
     for each, _ in ops.bound.most_common():
         if each.operation not in ("linear", "dense"):
-            found.setdefault(each.operation, []).append(each.selection)
-    return found
+            by_operation.setdefault(each.operation, []).append(each.selection)
+    return by_operation
 
 
 def _names(ops: Ops, operation: str) -> str:
@@ -48,11 +48,11 @@ def _names(ops: Ops, operation: str) -> str:
 
 def _other_operations(ops: Ops) -> dict[str, list[str]]:
     """Return the operations by the description of their implementation."""
-    found: dict[str, list[str]] = {}
+    names: dict[str, list[str]] = {}
     for operation in selections(ops):
         if operation != "attention":
-            found.setdefault(_names(ops, operation), []).append(operation)
-    return found
+            names.setdefault(_names(ops, operation), []).append(operation)
+    return names
 
 
 def _described(selection: Selection) -> str:
@@ -90,5 +90,5 @@ def plan(checkpoint: Checkpoint, ops: PlannedOps, config: ModelConfig | None = N
             ops.sampler()
     except AiakqError:
         return Plan()
-    selected = ((name, each) for name, found in selections(ops).items() for each in dict.fromkeys(found))
+    selected = ((name, each) for name, selected_for in selections(ops).items() for each in dict.fromkeys(selected_for))
     return Plan(differences, tuple(selected), kv_bytes)

@@ -71,9 +71,9 @@ def _required(head: Eagle3Config, checkpoint: Checkpoint) -> RequiredTensors:
     """The tensors that the head needs."""
     weights: Any = RequiredWeights(checkpoint, limit=1000)
     Eagle3Builder(head, weights, None).build()
-    found: RequiredTensors = weights.required
-    found.optional, found.unused = (), ("t2d", "embed_tokens.", "model.embed_tokens.")
-    return found
+    required: RequiredTensors = weights.required
+    required.optional, required.unused = (), ("t2d", "embed_tokens.", "model.embed_tokens.")
+    return required
 
 
 def new_proposer(config: EngineConfig, runner: Runner, target: Model, bounds: Bounds) -> Eagle3Proposer:

@@ -22,17 +22,17 @@ from torch.nn import functional as F
 
 @dataclass(frozen=True)
 class Spelling:
-    """Names of an expert's projections in a family's checkpoints, and pairs (stored, own) of the module names before
-    them.
+    """Names of an expert's projections in a family's checkpoints.
 
-    known  whether they come from transformers' own conversion rules, so that transformers reads such checkpoints.
+    renames             pairs (name in checkpoints, name in transformers) of the modules around the experts.
+    transformers_reads  whether the names come from transformers' own conversion rules, so that it reads them.
     """
 
     gate: str = "gate_proj"
     up: str = "up_proj"
     down: str = "down_proj"
-    words: tuple[tuple[str, str], ...] = ()
-    known: bool = False
+    renames: tuple[tuple[str, str], ...] = ()
+    transformers_reads: bool = False
 
     @property
     def projections(self) -> tuple[str, str, str]:
@@ -41,8 +41,8 @@ class Spelling:
     def stored(self, path: str) -> str:
         """Return the name in checkpoints of the module ``path`` of a model, which differs in its last part."""
         above, _, last = path.rpartition(".")
-        theirs = next((theirs for theirs, own in self.words if own == last), last)
-        return ".".join(filter(None, (above, theirs)))
+        stored_name = next((stored_name for stored_name, own in self.renames if own == last), last)
+        return ".".join(filter(None, (above, stored_name)))
 
 
 class Expert(nn.Module):
@@ -85,9 +85,9 @@ class SeparateExperts(nn.Module):
         for expert, count in zip(self.children(), counts, strict=True):
             if count:
                 rows = tokens[start : start + count]
-                given = F.pad(hidden_states[rows], (0, 0, 0, -count % self.row_multiple))
-                found = expert(given)[:count] * weights[start : start + count]
-                out.index_add_(0, rows, found.to(out.dtype))
+                inputs = F.pad(hidden_states[rows], (0, 0, 0, -count % self.row_multiple))
+                output = expert(inputs)[:count] * weights[start : start + count]
+                out.index_add_(0, rows, output.to(out.dtype))
             start += count
         return out
 
@@ -164,8 +164,8 @@ def computes_the_same(fused: Any) -> bool:
     index = torch.rand(16, count, generator=make).topk(chosen).indices
     weights = torch.rand(16, chosen, generator=make)
     with torch.no_grad(), suppress(RuntimeError, ValueError, TypeError, AttributeError, IndexError):
-        theirs, ours = small(x, index, weights), SeparateExperts(experts)(x, index, weights)
-        return isinstance(theirs, Tensor) and torch.allclose(theirs, ours, rtol=1e-4, atol=1e-5)
+        expected, actual = small(x, index, weights), SeparateExperts(experts)(x, index, weights)
+        return isinstance(expected, Tensor) and torch.allclose(expected, actual, rtol=1e-4, atol=1e-5)
     return False
 
 
@@ -180,16 +180,16 @@ def _spelling(model_type: str) -> Spelling:
     from transformers.conversion_mapping import get_checkpoint_conversion_mapping
 
     names: dict[str, list[str]] = {}
-    words = []
+    renames = []
     for rule in get_checkpoint_conversion_mapping(model_type) or []:
         sources, targets = list(rule.source_patterns), list(rule.target_patterns)
         last = targets[0].rpartition(".")[2] if targets else ""
         if "experts" in (targets[0] if targets else "") and last in ("gate_up_proj", "down_proj"):
-            found = [re.search(r"experts\.\*\.(\w+)\.weight", pattern) for pattern in sources]
-            names[last] = [match[1] for match in found if match]
+            matches = [re.search(r"experts\.\*\.(\w+)\.weight", pattern) for pattern in sources]
+            names[last] = [match[1] for match in matches if match]
         elif len(sources) == 1 and all(re.fullmatch(r"\.\w+\.", pattern) for pattern in (sources[0], targets[0])):
-            words.append((sources[0].strip("."), targets[0].strip(".")))
+            renames.append((sources[0].strip("."), targets[0].strip(".")))
     if len(names.get("gate_up_proj", ())) == 2 and len(names.get("down_proj", ())) == 1:
         gate, up = names["gate_up_proj"]
-        return Spelling(gate, up, names["down_proj"][0], tuple(words), known=True)
-    return Spelling(words=tuple(words))
+        return Spelling(gate, up, names["down_proj"][0], tuple(renames), transformers_reads=True)
+    return Spelling(renames=tuple(renames))

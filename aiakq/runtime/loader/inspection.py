@@ -263,23 +263,25 @@ def _modules(inventory: Mapping[str, TensorInfo], linears: set[str]) -> dict[str
 
 def _quantized(checkpoint: Checkpoint, name: str, infos: Mapping[str, TensorInfo], target: _Target) -> Layer:
     spec = checkpoint.linear_spec(name)
-    found, group_size = checkpoint.dimensions(name)
-    scheme = "w8a8" if spec.activation_bits else f"w{found.bits}a16"
+    dimensions, group_size = checkpoint.dimensions(name)
+    scheme = "w8a8" if spec.activation_bits else f"w{dimensions.bits}a16"
     problem = LinearProblem(
         scheme=scheme,
-        n=found.n,
-        k=found.k,
+        n=dimensions.n,
+        k=dimensions.k,
         group_size=group_size,
         has_zeros=not spec.symmetric,
-        has_perm=found.has_perm,
+        has_perm=dimensions.has_perm,
         has_bias="bias" in infos,
-        static_input=found.static_input,
+        static_input=dimensions.static_input,
         dtype=target.ops.dtype,
         device=target.ops.device_type,
     )
     selection, _ = target.ops.select("linear", problem)
     nbytes = sum(info.nbytes for info in infos.values())
-    return Layer(name, "linear", scheme, found.n, found.k, group_size, nbytes, selection.name, selection.passed_over)
+    return Layer(
+        name, "linear", scheme, dimensions.n, dimensions.k, group_size, nbytes, selection.name, selection.passed_over
+    )
 
 
 def _plain(name: str, infos: Mapping[str, TensorInfo], target: _Target) -> Layer:
@@ -363,7 +365,7 @@ def _joined(members: Sequence[Layer | Difference]) -> str:
     """Return the common name of equal layers, with differing numbers as ranges: model.layers.{0-5}.mlp."""
     if len(members) == 1:
         return members[0].name
-    numbers = [[int(found) for found in _NUMBER.findall(member.name)] for member in members]
+    numbers = [[int(digits) for digits in _NUMBER.findall(member.name)] for member in members]
     pieces = _NUMBER.split(members[0].name)
     name = pieces[0]
     for position, piece in enumerate(pieces[1:]):

@@ -37,7 +37,7 @@ from aiakq.system.processes import begin_child, exit_child
 
 if TYPE_CHECKING:
     from aiakq.runtime.distributed.collectives import RankCollective
-    from aiakq.runtime.distributed.meeting import Connections
+    from aiakq.runtime.distributed.rendezvous import Connections
 
 #: Seconds to leave to rank 0 for detecting that another rank was lost.
 _LOST_SECONDS = 5.0
@@ -124,7 +124,7 @@ class _Pulse(threading.Thread):
 
 def _inherited(load: Load) -> Connections:
     """Return the connections over the inherited descriptors. Raises ``rank_late``."""
-    from aiakq.runtime.distributed.meeting import Connections
+    from aiakq.runtime.distributed.rendezvous import Connections
 
     links = [None if link is None else socket.socket(fileno=link) for link in (load.link_in, load.link_out)]
     return Connections(_meet(load), *links)
@@ -208,7 +208,7 @@ def _meet(load: Load) -> RankCollective | None:
     if load.memory is None:
         return None
     device = torch.device("cpu" if load.gpu is None else "cuda")
-    collective = open_collective(load.transport, load.memory, load.place, load.size, load.time_limit, device)
+    collective = open_collective(load.transport, load.memory, load.stage_rank, load.size, load.time_limit, device)
     os.close(load.memory)
     collective.connect(START_SECONDS)
     if collective.late_rank is not None:
@@ -220,4 +220,4 @@ def _late(load: Load, collective: RankCollective, limit: float) -> AiakqError:
     """Return the error for a rank of this stage that timed out."""
     assert collective.late_rank is not None
     rank = load.stage * load.size + collective.late_rank
-    return error("rank_late", rank=rank, limit=limit, place=collective.place)
+    return error("rank_late", rank=rank, limit=limit, operation=collective.operation)

@@ -15,7 +15,7 @@ from aiakq.runtime.distributed.messages import Channel, Listening, Load, RankFai
 from aiakq.runtime.loader.rank_process import run_and_exit, run_rank
 
 if TYPE_CHECKING:
-    from aiakq.runtime.distributed.meeting import Connections
+    from aiakq.runtime.distributed.rendezvous import Connections
 
 
 def main() -> None:
@@ -35,11 +35,11 @@ def _run(channel: Channel, host: str) -> int:
     channel.send(frame(Listening(*listener.address)))
 
     def connect(load: Load) -> Connections:
-        from aiakq.runtime.distributed.meeting import Meeting  # imported late, because it imports torch
+        from aiakq.runtime.distributed.rendezvous import Rendezvous  # imported late, because it imports torch
 
-        meeting = Meeting(load.rank, load.size, load.addresses, listener, secret)
+        rendezvous = Rendezvous(load.rank, load.size, load.addresses, listener, secret)
         try:
-            return meeting.hold_meeting(load.time_limit)
+            return rendezvous.connect(load.time_limit)
         finally:
             listener.close()
 

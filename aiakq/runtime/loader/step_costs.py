@@ -81,7 +81,7 @@ def _measured_step(
     executor: Executor, limits: ModelLimits, pages: list[int], size: int, num_proposed: int
 ) -> float | None:
     """Seconds of one step; None if the model computes nothing valid."""
-    tokens = [(7919 * (at + 1)) % limits.vocab_size for at in range(size)]
+    tokens = [(7919 * (index + 1)) % limits.vocab_size for index in range(size)]
     spec = RequestSpec("step costs", tokens[:1], SamplingParams(temperature=0.0), size + num_proposed + 1, seed=0)
     chunk = Chunk(0, 0, size, pages, True, drafts=tokens[1:], num_proposed=num_proposed)
     started = time.perf_counter()

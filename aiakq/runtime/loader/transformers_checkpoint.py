@@ -42,8 +42,8 @@ def _load(hf_config: Any, config: EngineConfig, options: dict[str, Any]) -> tupl
         config.load.path, config.load.load_format, config.load.ignore_patterns, config.model.raw
     )
     common = {"config": hf_config, "output_loading_info": True, "ignore_mismatched_sizes": True, **options}
-    own = all(info.file.endswith(".safetensors") for info in checkpoint.inventory.values())
-    if own and not config.load.ignore_patterns:
+    is_safetensors = all(info.file.endswith(".safetensors") for info in checkpoint.inventory.values())
+    if is_safetensors and not config.load.ignore_patterns:
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             config.load.path, local_files_only=True, use_safetensors=True, **common
         )
@@ -58,10 +58,10 @@ def _load(hf_config: Any, config: EngineConfig, options: dict[str, Any]) -> tupl
 def _differences(hf: Any, info: Mapping[str, Any]) -> list[Difference]:
     """Return the parameters that are missing in the checkpoint, or have another shape there."""
     shapes = {name: tuple(parameter.shape) for name, parameter in hf.state_dict().items()}
-    found = [Difference(name, "-", str(list(shapes.get(name, ())))) for name in sorted(info["missing_keys"])]
+    differences = [Difference(name, "-", str(list(shapes.get(name, ())))) for name in sorted(info["missing_keys"])]
     for name, stored, expected in sorted(info["mismatched_keys"]):
-        found.append(Difference(name, str(list(stored)), str(list(expected))))
-    return found
+        differences.append(Difference(name, str(list(stored)), str(list(expected))))
+    return differences
 
 
 @contextlib.contextmanager

@@ -88,7 +88,7 @@ class _AttentionFunction:
 
     def trace(self, hf: Any, device: torch.device) -> _Trace:
         """Record the attention calls of ``hf``, which return zeros meanwhile. Raises _UnsupportedAttentionError."""
-        self._trace = found = _Trace()
+        self._trace = new_trace = _Trace()
         self._called.clear()
         try:
             # Given a mask, transformers does not try to detect packed sequences.
@@ -97,7 +97,7 @@ class _AttentionFunction:
                 hf(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False)
         finally:
             self._trace = None
-        return found
+        return new_trace
 
     def mask(self, *args: Any, **kwargs: Any) -> None:
         """Implement transformers' mask interface: no mask is created, since paged attention masks by position."""
@@ -149,11 +149,13 @@ class _AttentionFunction:
         return layer.attend(q.contiguous(), cache, self._context).unsqueeze(0), None
 
 
-def _check_call(mask: Tensor | None, others: dict[str, Any]) -> None:
+def _check_call(mask: Tensor | None, arguments: dict[str, Any]) -> None:
     """Raise _UnsupportedAttentionError for arguments that paged attention does not support."""
-    asked = [name for name, given in others.items() if given is not None and name not in _WITHOUT_EFFECT]
-    if asked:
-        raise _UnsupportedAttentionError(f"its attention uses {min(asked)}, which paged attention does not support")
+    unsupported = [name for name, value in arguments.items() if value is not None and name not in _WITHOUT_EFFECT]
+    if unsupported:
+        raise _UnsupportedAttentionError(
+            f"its attention uses {min(unsupported)}, which paged attention does not support"
+        )
     if mask is not None:
         raise _UnsupportedAttentionError("it creates its own attention mask")
 
@@ -272,10 +274,10 @@ def unservable(hf_config: Any, trust_remote_code: bool) -> str | None:
     name = f"{_PREFIX}{next(_numbers)}"
     attention = _AttentionFunction(Ops(torch.device("cpu"), torch.float32), _chunk_sizes(hf_config))
     _register(name, attention)
-    own = copy.deepcopy(hf_config)
+    config = copy.deepcopy(hf_config)
     try:
         with torch.device("meta"):
-            hf = AutoModelForCausalLM.from_config(own, attn_implementation=name, trust_remote_code=trust_remote_code)
+            hf = AutoModelForCausalLM.from_config(config, attn_implementation=name, trust_remote_code=trust_remote_code)
     except Exception as problem:  # the class can be built with its own attention
         return f"{_NOT_REPLACEABLE} ({type(problem).__name__})"
     if not _attention_replaceable(hf):
@@ -346,9 +348,11 @@ def _check_attention(model: TransformersModel, trace: _Trace, config: EngineConf
     if not all(attention_probe.is_mask_of(mask, specs, chunk) for mask in trace.masks):
         raise _unsupported(config, "its attention mask is neither causal nor a sliding window")
     rounds = config.spec is not None and config.spec.activation_bits is not None
-    found = attention_probe.compare(model, model.hf, config.device.device, rounds)
-    if not found.is_same:
-        reason = f"with paged attention its log-probabilities differ from transformers' by {found.found:.2g} nats"
+    comparison = attention_probe.compare(model, model.hf, config.device.device, rounds)
+    if not comparison.is_same:
+        reason = (
+            f"with paged attention its log-probabilities differ from transformers' by {comparison.measured:.2g} nats"
+        )
         raise _unsupported(config, reason)
 
 

@@ -57,12 +57,12 @@ class CheckpointWeights(LinearBuilder):
         source = self.checkpoint.locate(name)
         if source is None:
             raise error("tensor_mismatch", path=self.checkpoint.path, reason=f"the tensor {name} is missing")
-        found = tuple(self.checkpoint.inventory[source].shape)
-        if found != shape:
+        stored = tuple(self.checkpoint.inventory[source].shape)
+        if stored != shape:
             raise error(
                 "tensor_mismatch",
                 path=self.checkpoint.path,
-                reason=f"{source} has the shape {list(found)}, config.json says {list(shape)}",
+                reason=f"{source} has the shape {list(stored)}, config.json says {list(shape)}",
             )
         return self.checkpoint.tensor(source)
 

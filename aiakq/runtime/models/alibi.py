@@ -27,7 +27,7 @@ class AlibiBuilder(LayerNormBuilder):
     """Families with layer norms and ALiBi."""
 
     def rotary(self, layer: int) -> RotaryTables | None:
-        """None."""
+        """Return None: ALiBi models have no rotary embedding."""
         return None
 
     def slopes(self) -> Tensor:

@@ -40,7 +40,7 @@ class BambaBuilder(DecoderBuilder):
         """Return the Mamba 2 layer."""
         raw = self.config.raw
         sizes = StateSpace.of_hybrid(raw)
-        return sizes.build(self.config, self.weights, self.at(layer, "mamba"), size(raw, "mamba_expand"))
+        return sizes.build(self.config, self.weights, self.layer_name(layer, "mamba"), size(raw, "mamba_expand"))
 
 
 def build(config: ModelConfig, weights: Weights) -> Decoder:

@@ -29,7 +29,7 @@ class BloomBuilder(AlibiBuilder):
         """Return the QKV projection, which is stored interleaved by head."""
         config = self.config
         rows = rows_by_part(config.num_heads, *[config.head_dim] * 3)
-        name = self.at(layer, self.names.qkv[0])
+        name = self.layer_name(layer, self.names.qkv[0])
         return self.weights.linear(name, len(rows), config.hidden_size, bias=True, rows=rows)
 
     def after_embedding(self) -> Rescale:

@@ -189,7 +189,7 @@ class DecoderBuilder:
 
     # --- one layer ---
 
-    def at(self, layer: int, name: str) -> str:
+    def layer_name(self, layer: int, name: str) -> str:
         """Return the full name of a part of a layer."""
         return f"{self.names.layers}.{layer}.{name}"
 
@@ -197,9 +197,9 @@ class DecoderBuilder:
         """Return a layer."""
         attention, mlp = self.attention(layer), self.mlp(layer)
         return Block(
-            self.norm(self.at(layer, self.names.attention_norm)),
+            self.norm(self.layer_name(layer, self.names.attention_norm)),
             attention,
-            self.norm(self.at(layer, self.names.mlp_norm)),
+            self.norm(self.layer_name(layer, self.names.mlp_norm)),
             mlp,
         )
 
@@ -215,7 +215,7 @@ class DecoderBuilder:
         """Return the attention of a layer with its projections, or the layer that replaces it."""
         config, qkv = self.config, self.qkv(layer)
         output = self.weights.linear(
-            self.at(layer, self.names.output),
+            self.layer_name(layer, self.names.output),
             config.hidden_size,
             config.num_heads * config.head_dim,
             bias=self.output_bias,
@@ -226,7 +226,7 @@ class DecoderBuilder:
         """Return the fused projection to queries, keys and values, in this order."""
         config = self.config
         D, widths = config.hidden_size, self.qkv_widths()
-        names = [self.at(layer, name) for name in self.names.qkv]
+        names = [self.layer_name(layer, name) for name in self.names.qkv]
         if len(names) == 1:
             return self.weights.linear(names[0], sum(widths), D, bias=self.qkv_bias)
         return self.weights.stacked(list(zip(names, widths, strict=True)), D, bias=self.qkv_bias)
@@ -262,7 +262,9 @@ class DecoderBuilder:
         if not self.has_head_norms:
             return None, None
         D = self.config.head_dim
-        q_norm, k_norm = (self.norm_weight(self.at(layer, name), D) for name in (self.names.q_norm, self.names.k_norm))
+        q_norm, k_norm = (
+            self.norm_weight(self.layer_name(layer, name), D) for name in (self.names.q_norm, self.names.k_norm)
+        )
         return q_norm, k_norm
 
     def rotary(self, layer: int) -> RotaryTables | None:
@@ -281,13 +283,16 @@ class DecoderBuilder:
     def mlp(self, layer: int) -> MLP:
         """Return the MLP of a layer."""
         D, F = self.config.hidden_size, self.config.intermediate_size
-        names, act = [self.at(layer, name) for name in self.names.gate_up], activation(self.config.activation, self.ops)
+        names, act = (
+            [self.layer_name(layer, name) for name in self.names.gate_up],
+            activation(self.config.activation, self.ops),
+        )
         first = (
             self.weights.linear(names[0], F * (1 + self.gated), D, bias=self.mlp_bias)
             if len(names) == 1
             else self.weights.stacked([(name, F) for name in names], D, bias=self.mlp_bias)
         )
-        down = self.weights.linear(self.at(layer, self.names.down), D, F, bias=self.mlp_bias)
+        down = self.weights.linear(self.layer_name(layer, self.names.down), D, F, bias=self.mlp_bias)
         return GatedMLP(first, down, act) if self.gated else PlainMLP(first, down, act)
 
 

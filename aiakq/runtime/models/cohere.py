@@ -41,7 +41,7 @@ class CohereBuilder(DecoderBuilder):
 
     def block(self, layer: int) -> DecoderLayer:
         """One layer."""
-        norm = self.norm(self.at(layer, "input_layernorm"))
+        norm = self.norm(self.layer_name(layer, "input_layernorm"))
         return ParallelBlock(norm, self.attention(layer), self.mlp(layer), self.ops.scaling())
 
     def after_head(self) -> Rescale:

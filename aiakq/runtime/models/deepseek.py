@@ -44,35 +44,35 @@ class DeepseekBuilder(SharedExpertsBuilder):
 
     def attention(self, layer: int) -> Attention:
         """Return latent attention with its projections."""
-        sizes, D, at = self.sizes, self.config.hidden_size, self.at(layer, "self_attn")
-        expand = self.weights.weight(f"{at}.kv_b_proj", sizes.heads * sizes.expanded, sizes.latent)
+        sizes, D, prefix = self.sizes, self.config.hidden_size, self.layer_name(layer, "self_attn")
+        expand = self.weights.weight(f"{prefix}.kv_b_proj", sizes.heads * sizes.expanded, sizes.latent)
         keys, values = expand.unflatten(0, (sizes.heads, -1)).split([sizes.plain, sizes.value], dim=1)
         projection = LatentProjection(
-            first=self.first_projection(at),
-            norm=self.inner_norm(f"{at}.kv_a_layernorm", sizes.latent),
+            first=self.first_projection(prefix),
+            norm=self.inner_norm(f"{prefix}.kv_a_layernorm", sizes.latent),
             absorbed=self.ops.batched(keys.transpose(1, 2)),
             sizes=sizes,
-            queries=None if self.query_rank is None else self.low_rank_queries(at, self.query_rank),
+            queries=None if self.query_rank is None else self.low_rank_queries(prefix, self.query_rank),
         )
-        output = self.weights.linear(f"{at}.o_proj", D, sizes.heads * sizes.value, bias=self.attention_bias)
+        output = self.weights.linear(f"{prefix}.o_proj", D, sizes.heads * sizes.value, bias=self.attention_bias)
         both = LatentOutput(self.ops.batched(values), output, sizes.heads)
         return Attention(projection, both, self.attention_spec(layer), self.ops)
 
-    def first_projection(self, at: str) -> LinearLayer:
+    def first_projection(self, prefix: str) -> LinearLayer:
         """Return the fused projection to the queries (or their low-rank input), the latent and the shared key."""
         sizes, D, rank, bias = self.sizes, self.config.hidden_size, self.query_rank, self.attention_bias
-        latent = (f"{at}.kv_a_proj_with_mqa", sizes.cached)
+        latent = (f"{prefix}.kv_a_proj_with_mqa", sizes.cached)
         if rank is not None:
-            return self.weights.stacked([(f"{at}.q_a_proj", rank), latent], D, bias=bias)
-        queries = (f"{at}.q_proj", sizes.heads * sizes.query)
+            return self.weights.stacked([(f"{prefix}.q_a_proj", rank), latent], D, bias=bias)
+        queries = (f"{prefix}.q_proj", sizes.heads * sizes.query)
         if not bias:
             return self.weights.stacked([queries, latent], D)
         return ConcatLinear([self.weights.linear(*queries, D), self.weights.linear(*latent, D, bias=True)])
 
-    def low_rank_queries(self, at: str, rank: int) -> LowRankQueries:
+    def low_rank_queries(self, prefix: str, rank: int) -> LowRankQueries:
         """Return the second part of the low-rank query projection."""
-        second = self.weights.linear(f"{at}.q_b_proj", self.sizes.heads * self.sizes.query, rank)
-        return LowRankQueries(self.inner_norm(f"{at}.q_a_layernorm", rank), second)
+        second = self.weights.linear(f"{prefix}.q_b_proj", self.sizes.heads * self.sizes.query, rank)
+        return LowRankQueries(self.inner_norm(f"{prefix}.q_a_layernorm", rank), second)
 
     def inner_norm(self, name: str, width: int) -> Norm:
         """Return a norm inside attention."""

@@ -96,23 +96,23 @@ class Eagle3Builder(DecoderBuilder):
     def __init__(self, eagle: Eagle3Config, weights: Weights, embedding: EmbeddingLayer | None) -> None:
         super().__init__(eagle.model, weights)
         self._eagle, self._target_embedding = eagle, embedding
-        found = [(root, layer) for root in _ROOTS for layer in _LAYERS if self._has_layer(f"{root}{layer}")]
-        self._root, self._layer = found[0] if found else ("", _LAYERS[0])
-        self.qkv_bias = weights.has(self.at(0, "self_attn.q_proj.bias"))
-        self.output_bias = weights.has(self.at(0, "self_attn.o_proj.bias"))
-        self.mlp_bias = weights.has(self.at(0, "mlp.gate_proj.bias"))
-        self.has_head_norms = weights.has(self.at(0, "self_attn.q_norm.weight"))
+        locations = [(root, layer) for root in _ROOTS for layer in _LAYERS if self._has_layer(f"{root}{layer}")]
+        self._root, self._layer = locations[0] if locations else ("", _LAYERS[0])
+        self.qkv_bias = weights.has(self.layer_name(0, "self_attn.q_proj.bias"))
+        self.output_bias = weights.has(self.layer_name(0, "self_attn.o_proj.bias"))
+        self.mlp_bias = weights.has(self.layer_name(0, "mlp.gate_proj.bias"))
+        self.has_head_norms = weights.has(self.layer_name(0, "self_attn.q_norm.weight"))
 
     def _has_layer(self, name: str) -> bool:
         return self.weights.has(f"{name}.hidden_norm.weight")
 
-    def at(self, layer: int, name: str) -> str:
+    def layer_name(self, layer: int, name: str) -> str:
         """The full name of a part of its layer."""
         return f"{self._root}{self._layer}.{name}"
 
     def qkv(self, layer: int) -> LinearLayer:
         """The projection of embeddings and hidden states side by side."""
-        names = [self.at(layer, name) for name in self.names.qkv]
+        names = [self.layer_name(layer, name) for name in self.names.qkv]
         widths = self.qkv_widths()
         return self.weights.stacked(
             list(zip(names, widths, strict=True)), 2 * self.config.hidden_size, bias=self.qkv_bias
@@ -154,7 +154,7 @@ class Eagle3Builder(DecoderBuilder):
             head=self.weights.linear("lm_head", eagle.draft_vocab_size, width),
             output_width=eagle.draft_vocab_size,
             fc=self.weights.linear(f"{self._root}fc", width, 3 * eagle.target_hidden_size),
-            hidden_norm=self.norm(self.at(0, "hidden_norm")),
+            hidden_norm=self.norm(self.layer_name(0, "hidden_norm")),
             copy=self.ops.scaling(),
             norm_before_residual=eagle.norm_before_residual,
             target_ids=self.target_ids(),

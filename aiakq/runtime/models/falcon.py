@@ -30,7 +30,7 @@ class FalconBuilder(LayerNormBuilder):
             return super().qkv(layer)
         per_group = config.num_heads // groups
         rows = rows_by_part(groups, per_group * D, D, D)
-        name = self.at(layer, self.names.qkv[0])
+        name = self.layer_name(layer, self.names.qkv[0])
         return self.weights.linear(name, len(rows), config.hidden_size, bias=self.qkv_bias, rows=rows)
 
     def block(self, layer: int) -> DecoderLayer:
@@ -38,13 +38,13 @@ class FalconBuilder(LayerNormBuilder):
         raw, attention, mlp = self.config.raw, self.attention(layer), self.mlp(layer)
         if not raw.get("parallel_attn", True) and not self.grouped:
             names = ("input_layernorm", "post_attention_layernorm")
-            first, second = (self.norm(self.at(layer, name)) for name in names)
+            first, second = (self.norm(self.layer_name(layer, name)) for name in names)
             return Block(first, attention, second, mlp)
         add = self.ops.scaling()
         if self.grouped and (raw.get("num_ln_in_parallel_attn") or 2) == 2:
-            first, second = (self.norm(self.at(layer, name)) for name in ("ln_attn", "ln_mlp"))
+            first, second = (self.norm(self.layer_name(layer, name)) for name in ("ln_attn", "ln_mlp"))
             return ParallelBlock(first, attention, mlp, add, second)
-        return ParallelBlock(self.norm(self.at(layer, "input_layernorm")), attention, mlp, add)
+        return ParallelBlock(self.norm(self.layer_name(layer, "input_layernorm")), attention, mlp, add)
 
 
 def build(config: ModelConfig, weights: Weights) -> Decoder:

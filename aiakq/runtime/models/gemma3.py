@@ -22,12 +22,12 @@ class PostNormGemmaBuilder(GemmaBuilder):
         """Return a layer with norms before and after attention and MLP."""
         attention, mlp = self.attention(layer), self.mlp(layer)
         return Block(
-            self.norm(self.at(layer, "input_layernorm")),
+            self.norm(self.layer_name(layer, "input_layernorm")),
             attention,
-            self.norm(self.at(layer, "pre_feedforward_layernorm")),
+            self.norm(self.layer_name(layer, "pre_feedforward_layernorm")),
             mlp,
-            after_attention=self.norm(self.at(layer, "post_attention_layernorm")),
-            after_mlp=self.norm(self.at(layer, "post_feedforward_layernorm")),
+            after_attention=self.norm(self.layer_name(layer, "post_attention_layernorm")),
+            after_mlp=self.norm(self.layer_name(layer, "post_feedforward_layernorm")),
         )
 
     def after_head(self) -> Rescale | None:

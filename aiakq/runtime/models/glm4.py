@@ -36,8 +36,8 @@ class Glm4Builder(GlmBuilder):
         """Return a layer with norms also after attention and MLP."""
         block = super().block(layer)
         assert isinstance(block, Block)
-        block.after_attention = self.norm(self.at(layer, "post_self_attn_layernorm"))
-        block.after_mlp = self.norm(self.at(layer, "post_mlp_layernorm"))
+        block.after_attention = self.norm(self.layer_name(layer, "post_self_attn_layernorm"))
+        block.after_mlp = self.norm(self.layer_name(layer, "post_mlp_layernorm"))
         return block
 
 

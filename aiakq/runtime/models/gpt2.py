@@ -51,7 +51,7 @@ class GPTBigCodeBuilder(LayerNormBuilder):
         if config.num_kv_heads == 1:
             return super().qkv(layer)
         rows = rows_by_part(config.num_heads, *[config.head_dim] * 3)
-        name = self.at(layer, self.names.qkv[0])
+        name = self.layer_name(layer, self.names.qkv[0])
         return self.weights.linear(name, len(rows), config.hidden_size, bias=True, rows=rows)
 
 
@@ -60,15 +60,15 @@ class GPT2Builder(GPTBigCodeBuilder):
 
     def conv1d(self, layer: int, name: str, n: int, k: int) -> LinearLayer:
         """Return a linear layer with N outputs and K inputs that is stored as [K, N], or quantized."""
-        at = self.at(layer, name)
-        if not self.weights.has(f"{at}.weight") or self.weights.has(f"{at}.weight_scale"):
-            return self.weights.linear(at, n, k, bias=True)
+        prefix = self.layer_name(layer, name)
+        if not self.weights.has(f"{prefix}.weight") or self.weights.has(f"{prefix}.weight_scale"):
+            return self.weights.linear(prefix, n, k, bias=True)
 
         def weight() -> Tensor:
-            return self.weights.tensor(f"{at}.weight", k, n).T.contiguous()
+            return self.weights.tensor(f"{prefix}.weight", k, n).T.contiguous()
 
-        bias = self.weights.tensor(f"{at}.bias", n)
-        return self.weights.adaptable(self.weights.dense(weight(), bias), at, n, k, weight, bias)
+        bias = self.weights.tensor(f"{prefix}.bias", n)
+        return self.weights.adaptable(self.weights.dense(weight(), bias), prefix, n, k, weight, bias)
 
     def attention(self, layer: int) -> Attention:
         """Return the attention of a layer. Raises ``unsupported`` for attention scores scaled by the layer index."""

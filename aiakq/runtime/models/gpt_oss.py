@@ -32,21 +32,27 @@ class GptOssBuilder(DecoderBuilder):
 
     def attention_spec(self, layer: int) -> AttentionSpec:
         """Return the parameters of attention, with a sink per head."""
-        sinks = self.weights.tensor(self.at(layer, "self_attn.sinks"), self.config.num_heads)
+        sinks = self.weights.tensor(self.layer_name(layer, "self_attn.sinks"), self.config.num_heads)
         return replace(super().attention_spec(layer), sinks=sinks.float())
 
     def mlp(self, layer: int) -> SparseMLP:
         """Return the experts of a layer."""
-        raw, at, D, F = self.config.raw, self.at(layer, "mlp"), self.config.hidden_size, self.config.intermediate_size
+        raw, prefix, D, F = (
+            self.config.raw,
+            self.layer_name(layer, "mlp"),
+            self.config.hidden_size,
+            self.config.intermediate_size,
+        )
         count, top_k = size(raw, "num_local_experts"), size(raw, "num_experts_per_tok", "experts_per_token")
         check_routing(top_k, count)
         act = self.ops.activation("clamped_swiglu")
         # Gate and up are interleaved in the outputs.
         order = torch.arange(2 * F, device=self.ops.device).view(F, 2).T.flatten()
-        first = self.experts(f"{at}.experts.gate_up_proj", count, 2 * F, D, order)
-        second = self.experts(f"{at}.experts.down_proj", count, D, F, None)
+        first = self.experts(f"{prefix}.experts.gate_up_proj", count, 2 * F, D, order)
+        second = self.experts(f"{prefix}.experts.down_proj", count, D, F, None)
         router = self.weights.dense(
-            self.weights.tensor(f"{at}.router.weight", count, D), self.weights.tensor(f"{at}.router.bias", count)
+            self.weights.tensor(f"{prefix}.router.weight", count, D),
+            self.weights.tensor(f"{prefix}.router.bias", count),
         )
         experts = self.ops.experts(list(zip(first, second, strict=True)), act)
         routing = SoftmaxRouting(top_k, normalize=True)
@@ -58,13 +64,13 @@ class GptOssBuilder(DecoderBuilder):
         if weights.has(f"{name}_blocks"):
             blocks = weights.tensor(f"{name}_blocks", count, n, k // _GROUP, _GROUP // 2)
             scales = weights.tensor(f"{name}_scales", count, n, k // _GROUP)
-            found = [(dequantized(*parts), bias) for *parts, bias in zip(blocks, scales, biases, strict=True)]
+            layers = [(dequantized(*parts), bias) for *parts, bias in zip(blocks, scales, biases, strict=True)]
         else:
             # Stored as [E, K, N].
-            found = [(each.T, bias) for each, bias in zip(weights.tensor(name, count, k, n), biases, strict=True)]
+            layers = [(each.T, bias) for each, bias in zip(weights.tensor(name, count, k, n), biases, strict=True)]
         if order is not None:
-            found = [(weight[order], bias[order]) for weight, bias in found]
-        return [weights.dense(weight.contiguous(), bias) for weight, bias in found]
+            layers = [(weight[order], bias[order]) for weight, bias in layers]
+        return [weights.dense(weight.contiguous(), bias) for weight, bias in layers]
 
 
 def dequantized(blocks: Tensor, scales: Tensor) -> Tensor:

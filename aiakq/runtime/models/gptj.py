@@ -37,7 +37,7 @@ class GPTJBuilder(LayerNormBuilder):
 
     def block(self, layer: int) -> DecoderLayer:
         """Return a layer."""
-        norm = self.norm(self.at(layer, self.names.attention_norm))
+        norm = self.norm(self.layer_name(layer, self.names.attention_norm))
         return ParallelBlock(norm, self.attention(layer), self.mlp(layer), self.ops.scaling())
 
 

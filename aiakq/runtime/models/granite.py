@@ -21,7 +21,7 @@ class GraniteBuilder(DecoderBuilder):
         return float(self.config.raw.get(name) or 1.0)
 
     def after_embedding(self) -> Rescale:
-        """Return ``embedding_multiplier``."""
+        """Return the layer that multiplies embeddings by ``embedding_multiplier``."""
         return self.ops.scaling(self.multiplier("embedding_multiplier"))
 
     def after_head(self) -> Rescale:

@@ -15,19 +15,19 @@ class GraniteMoeBuilder(GraniteBuilder):
 
     def mlp(self, layer: int) -> MLP:
         """Return the experts of a layer."""
-        config, weights, at = self.config, self.weights, self.at(layer, "block_sparse_moe")
+        config, weights, prefix = self.config, self.weights, self.layer_name(layer, "block_sparse_moe")
         D, F = config.hidden_size, config.intermediate_size
         count, top_k = size(config.raw, "num_local_experts"), size(config.raw, "num_experts_per_tok")
         routing = SoftmaxRouting(top_k, normalize=True)
-        if not weights.has(f"{at}.input_linear.weight"):
+        if not weights.has(f"{prefix}.input_linear.weight"):
             names = ("gate_proj", "up_proj", "down_proj")
-            return Mixture(at, at, names, count, F, routing, router="router.layer").build(config, weights)
+            return Mixture(prefix, prefix, names, count, F, routing, router="router.layer").build(config, weights)
         check_routing(top_k, count)
-        both = weights.tensor(f"{at}.input_linear.weight", count, 2 * F, D)
-        down = weights.tensor(f"{at}.output_linear.weight", count, D, F)
+        both = weights.tensor(f"{prefix}.input_linear.weight", count, 2 * F, D)
+        down = weights.tensor(f"{prefix}.output_linear.weight", count, D, F)
         act = activation(config.activation, self.ops)
         return SparseMLP(
-            router=weights.dense(weights.tensor(f"{at}.router.layer.weight", count, D)),
+            router=weights.dense(weights.tensor(f"{prefix}.router.layer.weight", count, D)),
             experts=self.ops.experts(
                 [(weights.dense(pair), weights.dense(last)) for pair, last in zip(both, down, strict=True)], act
             ),

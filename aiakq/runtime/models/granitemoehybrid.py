@@ -27,7 +27,7 @@ class GraniteMoeHybridBuilder(GraniteMoeBuilder):
             return super().attention(layer)
         raw = self.config.raw
         sizes = StateSpace.of_hybrid(raw)
-        return sizes.build(self.config, self.weights, self.at(layer, "mamba"), size(raw, "mamba_expand"))
+        return sizes.build(self.config, self.weights, self.layer_name(layer, "mamba"), size(raw, "mamba_expand"))
 
     def mlp(self, layer: int) -> MLP:
         """Return the routed experts with the shared expert, or the shared expert alone if no others are configured."""
@@ -43,8 +43,8 @@ class GraniteMoeHybridBuilder(GraniteMoeBuilder):
         """Return the shared expert."""
         D, F = self.config.hidden_size, size(self.config.raw, "shared_intermediate_size")
         return GatedMLP(
-            self.weights.linear(self.at(layer, "shared_mlp.input_linear"), 2 * F, D),
-            self.weights.linear(self.at(layer, "shared_mlp.output_linear"), D, F),
+            self.weights.linear(self.layer_name(layer, "shared_mlp.input_linear"), 2 * F, D),
+            self.weights.linear(self.layer_name(layer, "shared_mlp.output_linear"), D, F),
             activation(self.config.activation, self.ops),
         )
 

@@ -37,15 +37,15 @@ class Lfm2Builder(WholeHeadsBuilder):
 
     def convolution(self, layer: int) -> GatedConvolution:
         """Return the convolution of a layer with its projections."""
-        D, weights, at = self.config.hidden_size, self.weights, self.at(layer, "conv")
+        D, weights, prefix = self.config.hidden_size, self.weights, self.layer_name(layer, "conv")
         bias, taps = bool(self.config.raw.get("conv_bias", False)), size(self.config.raw, "conv_L_cache")
         return GatedConvolution(
-            weights.linear(f"{at}.in_proj", 3 * D, D, bias=bias),
+            weights.linear(f"{prefix}.in_proj", 3 * D, D, bias=bias),
             ConvolutionSpec(
-                weights.tensor(f"{at}.conv.weight", D, 1, taps).squeeze(1),
-                weights.tensor(f"{at}.conv.bias", D) if bias else None,
+                weights.tensor(f"{prefix}.conv.weight", D, 1, taps).squeeze(1),
+                weights.tensor(f"{prefix}.conv.bias", D) if bias else None,
             ),
-            weights.linear(f"{at}.out_proj", D, D, bias=bias),
+            weights.linear(f"{prefix}.out_proj", D, D, bias=bias),
             self.ops,
         )
 

@@ -87,18 +87,18 @@ class Llama4Builder(DecoderBuilder):
 
     def mlp(self, layer: int) -> MLP:
         """Return routed and shared experts, or a dense MLP with its own width."""
-        config, raw, at = self.config, self.config.raw, self.at(layer, "feed_forward")
+        config, raw, prefix = self.config, self.config.raw, self.layer_name(layer, "feed_forward")
         if layer not in self.sparse:
-            return gated(config, self.weights, at, size(raw, "intermediate_size_mlp"))
+            return gated(config, self.weights, prefix, size(raw, "intermediate_size_mlp"))
         D, F, count = config.hidden_size, config.intermediate_size, size(raw, "num_local_experts")
         top_k = size(raw, "num_experts_per_tok")
         check_routing(top_k, count)
         # Stored as [E, K, N].
-        both = self.weights.tensor(f"{at}.experts.gate_up_proj", count, D, 2 * F)
-        down = self.weights.tensor(f"{at}.experts.down_proj", count, F, D)
+        both = self.weights.tensor(f"{prefix}.experts.gate_up_proj", count, D, 2 * F)
+        down = self.weights.tensor(f"{prefix}.experts.down_proj", count, F, D)
         act = activation(config.activation, self.ops)
         return SparseMLP(
-            router=self.weights.dense(self.weights.tensor(f"{at}.router.weight", count, D)),
+            router=self.weights.dense(self.weights.tensor(f"{prefix}.router.weight", count, D)),
             experts=self.ops.experts(
                 [
                     (self.weights.dense(pair.T.contiguous()), self.weights.dense(last.T.contiguous()))
@@ -108,7 +108,7 @@ class Llama4Builder(DecoderBuilder):
             ),
             count=count,
             routing=TopSigmoidRouting(top_k, self.ops.activation("sigmoid")),
-            shared=gated(config, self.weights, f"{at}.shared_expert", F),
+            shared=gated(config, self.weights, f"{prefix}.shared_expert", F),
             weigh_inputs=True,
         )
 

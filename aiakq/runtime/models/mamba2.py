@@ -47,8 +47,8 @@ class StateSpace:
             convolution_bias=bool(raw.get("mamba_conv_bias", True)),
         )
 
-    def build(self, config: ModelConfig, weights: Weights, at: str, expand: int) -> GatedRecurrence:
-        """Build the layer at ``at`` with its projections; its width is ``expand`` times the hidden size.
+    def build(self, config: ModelConfig, weights: Weights, prefix: str, expand: int) -> GatedRecurrence:
+        """Build the layer at ``prefix`` with its projections; its width is ``expand`` times the hidden size.
 
         Raises ``model_malformed`` and ``unsupported``.
         """
@@ -62,10 +62,10 @@ class StateSpace:
         # Stored in the order gate, (values, keys, queries), time steps.
         rows = rows_by_part(1, width, channels, H)
         rows = torch.cat([rows[width : width + channels], rows[:width], rows[width + channels :]])
-        weight = weights.tensor(f"{at}.conv1d.weight", channels, 1, self.taps).squeeze(1)
-        bias = weights.tensor(f"{at}.conv1d.bias", channels) if self.convolution_bias else None
+        weight = weights.tensor(f"{prefix}.conv1d.weight", channels, 1, self.taps).squeeze(1)
+        bias = weights.tensor(f"{prefix}.conv1d.bias", channels) if self.convolution_bias else None
         return GatedRecurrence(
-            weights.linear(f"{at}.in_proj", len(rows), D, bias=self.bias, rows=rows),
+            weights.linear(f"{prefix}.in_proj", len(rows), D, bias=self.bias, rows=rows),
             None,
             ConvolutionSpec(weight, bias, silu=True),
             RecurrenceSpec(
@@ -74,15 +74,15 @@ class StateSpace:
                 num_key_heads=self.groups,
                 key_dim=self.state,
                 value_dim=self.head_dim,
-                a_log=weights.tensor(f"{at}.A_log", H),
-                step_bias=weights.tensor(f"{at}.dt_bias", H),
+                a_log=weights.tensor(f"{prefix}.A_log", H),
+                step_bias=weights.tensor(f"{prefix}.dt_bias", H),
                 step_limits=step_limits(config.raw),
-                skip=weights.tensor(f"{at}.D", H),
+                skip=weights.tensor(f"{prefix}.D", H),
             ),
             weights.ops.gated_norm(
-                weights.tensor(f"{at}.norm.weight", width), width // self.groups, config.norm_eps, gate_first=True
+                weights.tensor(f"{prefix}.norm.weight", width), width // self.groups, config.norm_eps, gate_first=True
             ),
-            weights.linear(f"{at}.out_proj", D, width, bias=self.bias),
+            weights.linear(f"{prefix}.out_proj", D, width, bias=self.bias),
             weights.ops,
         )
 
@@ -96,7 +96,7 @@ class Mamba2Builder(DecoderBuilder):
 
     def block(self, layer: int) -> MixerBlock:
         """Return a layer."""
-        return MixerBlock(self.norm(self.at(layer, self.names.attention_norm)), self.attention(layer))
+        return MixerBlock(self.norm(self.layer_name(layer, self.names.attention_norm)), self.attention(layer))
 
     def attention(self, layer: int) -> GatedRecurrence:
         """Return the state space layer."""
@@ -110,7 +110,7 @@ class Mamba2Builder(DecoderBuilder):
             bias=bool(raw.get("use_bias", False)),
             convolution_bias=bool(raw.get("use_conv_bias", True)),
         )
-        return sizes.build(self.config, self.weights, self.at(layer, "mixer"), size(raw, "expand"))
+        return sizes.build(self.config, self.weights, self.layer_name(layer, "mixer"), size(raw, "expand"))
 
 
 def step_limits(raw: Mapping[str, Any]) -> tuple[float, float]:

@@ -13,8 +13,8 @@ from aiakq.runtime.models.mixture import Mixture, size
 def block_sparse_moe(builder: DecoderBuilder, layer: int, routing: Routing) -> SparseMLP:
     """Return the experts of a layer, with Mixtral's tensor names."""
     mixture = Mixture(
-        at=builder.at(layer, "block_sparse_moe"),
-        inside=builder.at(layer, "mlp"),
+        prefix=builder.layer_name(layer, "block_sparse_moe"),
+        inside=builder.layer_name(layer, "mlp"),
         names=("w1", "w3", "w2"),
         count=size(builder.config.raw, "num_local_experts"),
         width=builder.config.intermediate_size,

@@ -34,7 +34,7 @@ def size(raw: Mapping[str, Any], *names: str) -> int:
 class Mixture:
     """The experts of one layer.
 
-    at       name of the module with router and experts in checkpoints on the hub.
+    prefix   name of the module with router and experts in checkpoints on the hub.
     inside   its name in transformers' model class, whose files may store all experts in two tensors.
     names    names of an expert's gate, up and down projection.
     count    number of experts.
@@ -43,7 +43,7 @@ class Mixture:
     router   name of the router in the module.
     """
 
-    at: str
+    prefix: str
     inside: str
     names: tuple[str, str, str]
     count: int
@@ -56,26 +56,26 @@ class Mixture:
         check_routing(self.routing.top_k, self.count)
         D, act = config.hidden_size, activation(config.activation, weights.ops)
         fused = weights.has(f"{self.inside}.experts.gate_up_proj")
-        at = self.inside if fused else self.at
+        prefix = self.inside if fused else self.prefix
         if fused:
-            experts = self._fused(at, D, weights)
+            experts = self._fused(prefix, D, weights)
         else:
-            experts = [self._separate(f"{at}.experts.{number}", D, weights) for number in range(self.count)]
+            experts = [self._separate(f"{prefix}.experts.{number}", D, weights) for number in range(self.count)]
         return SparseMLP(
-            router=weights.dense(weights.tensor(f"{at}.{self.router}.weight", self.count, D)),
+            router=weights.dense(weights.tensor(f"{prefix}.{self.router}.weight", self.count, D)),
             experts=weights.ops.experts(experts, act),
             count=self.count,
             routing=self.routing,
         )
 
-    def _separate(self, at: str, D: int, weights: Weights) -> tuple[LinearLayer, LinearLayer]:
+    def _separate(self, prefix: str, D: int, weights: Weights) -> tuple[LinearLayer, LinearLayer]:
         gate, up, down = self.names
         return (
-            weights.stacked([(f"{at}.{gate}", self.width), (f"{at}.{up}", self.width)], D),
-            weights.linear(f"{at}.{down}", D, self.width),
+            weights.stacked([(f"{prefix}.{gate}", self.width), (f"{prefix}.{up}", self.width)], D),
+            weights.linear(f"{prefix}.{down}", D, self.width),
         )
 
-    def _fused(self, at: str, D: int, weights: Weights) -> list[tuple[LinearLayer, LinearLayer]]:
-        both = weights.tensor(f"{at}.experts.gate_up_proj", self.count, 2 * self.width, D)
-        down = weights.tensor(f"{at}.experts.down_proj", self.count, D, self.width)
+    def _fused(self, prefix: str, D: int, weights: Weights) -> list[tuple[LinearLayer, LinearLayer]]:
+        both = weights.tensor(f"{prefix}.experts.gate_up_proj", self.count, 2 * self.width, D)
+        down = weights.tensor(f"{prefix}.experts.down_proj", self.count, D, self.width)
         return [(weights.dense(pair), weights.dense(last)) for pair, last in zip(both, down, strict=True)]

@@ -54,7 +54,7 @@ class MptBuilder(AlibiBuilder):
 def build(config: ModelConfig, weights: Weights) -> Decoder:
     """MptForCausalLM from ``weights``. Raises ``unsupported`` for settings that transformers does not support."""
     raw, attn = config.raw, dict(config.raw.get("attn_config") or {})
-    asked: dict[str, Any] = {
+    required: dict[str, Any] = {
         "alibi": (attn.get("alibi", True), True),
         "qk_ln": (bool(attn.get("qk_ln", False)), False),
         "clip_qkv": (attn.get("clip_qkv"), None),
@@ -62,7 +62,7 @@ def build(config: ModelConfig, weights: Weights) -> Decoder:
         "attn_type": (attn.get("attn_type", "multihead_attention"), "multihead_attention"),
         "no_bias": (raw.get("no_bias", True), True),
     }
-    for name, (found, wanted) in asked.items():
-        if found != wanted:
-            raise unsupported(config, f"{name} is {found}")
+    for name, (actual, wanted) in required.items():
+        if actual != wanted:
+            raise unsupported(config, f"{name} is {actual}")
     return MptBuilder(config, weights).build()

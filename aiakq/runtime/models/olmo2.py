@@ -18,8 +18,8 @@ class ProjectionNormBuilder(DecoderBuilder):
     def before_attention(self, layer: int) -> list[ProjectionStep]:
         """Return the norms over whole projections."""
         queries, keys, _ = self.qkv_widths()
-        q_norm = self.norm(self.at(layer, self.names.q_norm), queries)
-        k_norm = self.norm(self.at(layer, self.names.k_norm), keys)
+        q_norm = self.norm(self.layer_name(layer, self.names.q_norm), queries)
+        k_norm = self.norm(self.layer_name(layer, self.names.k_norm), keys)
         return [ProjectionNorms(q_norm, k_norm, (queries, keys), self.ops)]
 
 
@@ -30,9 +30,9 @@ class OutputNormBuilder(DecoderBuilder):
         """Return a layer."""
         return OutputNormBlock(
             self.attention(layer),
-            self.norm(self.at(layer, "post_attention_layernorm")),
+            self.norm(self.layer_name(layer, "post_attention_layernorm")),
             self.mlp(layer),
-            self.norm(self.at(layer, "post_feedforward_layernorm")),
+            self.norm(self.layer_name(layer, "post_feedforward_layernorm")),
             self.ops.scaling(),
         )
 

@@ -18,7 +18,7 @@ class PhiBuilder(LayerNormBuilder):
         if self.config.raw.get("qk_layernorm"):
             reason = "its queries and keys have layer norms"
             raise unsupported(self.config, reason)
-        norm = self.norm(self.at(layer, self.names.attention_norm))
+        norm = self.norm(self.layer_name(layer, self.names.attention_norm))
         return ParallelBlock(norm, self.attention(layer), self.mlp(layer), self.ops.scaling())
 
 

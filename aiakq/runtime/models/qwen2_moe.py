@@ -21,11 +21,11 @@ class Qwen2MoeBuilder(WholeHeadsBuilder):
         """Return routed and shared experts, or a dense MLP."""
         if not is_sparse(self.config, layer):
             return super().mlp(layer)
-        at, config = self.at(layer, "mlp"), self.config
+        prefix, config = self.layer_name(layer, "mlp"), self.config
         sparse = mixture(config, layer).build(config, self.weights)
         width = size(config.raw, "shared_expert_intermediate_size")
-        sparse.shared = gated(config, self.weights, f"{at}.shared_expert", width)
-        sparse.shared_gate = self.weights.linear(f"{at}.shared_expert_gate", 1, config.hidden_size)
+        sparse.shared = gated(config, self.weights, f"{prefix}.shared_expert", width)
+        sparse.shared_gate = self.weights.linear(f"{prefix}.shared_expert_gate", 1, config.hidden_size)
         return sparse
 
 
@@ -44,7 +44,7 @@ def mixture(config: ModelConfig, layer: int) -> Mixture:
     """Return the experts of a layer of Qwen2-MoE or Qwen3-MoE."""
     raw = config.raw
     return Mixture(
-        at=f"model.layers.{layer}.mlp",
+        prefix=f"model.layers.{layer}.mlp",
         inside=f"model.layers.{layer}.mlp",
         names=("gate_proj", "up_proj", "down_proj"),
         count=size(raw, "num_experts", "num_local_experts"),
@@ -53,10 +53,12 @@ def mixture(config: ModelConfig, layer: int) -> Mixture:
     )
 
 
-def gated(config: ModelConfig, weights: Weights, at: str, width: int, bias: bool = False) -> GatedMLP:
-    """Return the gated MLP at ``at`` with intermediate size ``width``."""
+def gated(config: ModelConfig, weights: Weights, prefix: str, width: int, bias: bool = False) -> GatedMLP:
+    """Return the gated MLP at ``prefix`` with intermediate size ``width``."""
     return GatedMLP(
-        gate_up=weights.stacked([(f"{at}.gate_proj", width), (f"{at}.up_proj", width)], config.hidden_size, bias=bias),
-        down=weights.linear(f"{at}.down_proj", config.hidden_size, width, bias=bias),
+        gate_up=weights.stacked(
+            [(f"{prefix}.gate_proj", width), (f"{prefix}.up_proj", width)], config.hidden_size, bias=bias
+        ),
+        down=weights.linear(f"{prefix}.down_proj", config.hidden_size, width, bias=bias),
         act=activation(config.activation, weights.ops),
     )

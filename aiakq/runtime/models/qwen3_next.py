@@ -46,19 +46,19 @@ class Qwen3NextBuilder(Qwen2MoeBuilder):
         """Return attention with an output gate, whose projection is interleaved with the queries by head."""
         config, weights, bias = self.config, self.weights, self.qkv_bias
         D, (queries, keys, values) = config.hidden_size, self.qkv_widths()
-        q, k, v = (self.at(layer, name) for name in self.names.qkv)
+        q, k, v = (self.layer_name(layer, name) for name in self.names.qkv)
         rows = rows_by_part(config.num_heads, config.head_dim, config.head_dim)
         return GatedAttention(
             weights.linear(q, 2 * queries, D, bias=bias, rows=rows),
             weights.stacked([(k, keys), (v, values)], D, bias=bias),
-            weights.linear(self.at(layer, self.names.output), D, queries, bias=self.output_bias),
+            weights.linear(self.layer_name(layer, self.names.output), D, queries, bias=self.output_bias),
             self.attention_spec(layer),
             self.ops,
         )
 
     def delta_rule(self, layer: int) -> GatedRecurrence:
         """Return the gated delta rule of a layer with its projections, which are stored interleaved by key head."""
-        config, weights, at = self.config, self.weights, self.at(layer, "linear_attn")
+        config, weights, prefix = self.config, self.weights, self.layer_name(layer, "linear_attn")
         raw, D = config.raw, config.hidden_size
         heads, key_heads = size(raw, "linear_num_value_heads"), size(raw, "linear_num_key_heads")
         key_dim, value_dim = size(raw, "linear_key_head_dim"), size(raw, "linear_value_head_dim")
@@ -76,19 +76,19 @@ class Qwen3NextBuilder(Qwen2MoeBuilder):
             num_key_heads=key_heads,
             key_dim=key_dim,
             value_dim=value_dim,
-            a_log=weights.tensor(f"{at}.A_log", heads),
-            step_bias=weights.tensor(f"{at}.dt_bias", heads),
+            a_log=weights.tensor(f"{prefix}.A_log", heads),
+            step_bias=weights.tensor(f"{prefix}.dt_bias", heads),
         )
         taps = size(raw, "linear_conv_kernel_dim")
         # A per-head norm with a weight shared by all heads.
-        weight = weights.tensor(f"{at}.norm.weight", value_dim).repeat(heads)
+        weight = weights.tensor(f"{prefix}.norm.weight", value_dim).repeat(heads)
         return GatedRecurrence(
-            weights.linear(f"{at}.in_proj_qkvz", len(mixed), D, rows=mixed),
-            weights.linear(f"{at}.in_proj_ba", len(gates), D, rows=gates),
-            ConvolutionSpec(weights.tensor(f"{at}.conv1d.weight", spec.width, 1, taps).squeeze(1), silu=True),
+            weights.linear(f"{prefix}.in_proj_qkvz", len(mixed), D, rows=mixed),
+            weights.linear(f"{prefix}.in_proj_ba", len(gates), D, rows=gates),
+            ConvolutionSpec(weights.tensor(f"{prefix}.conv1d.weight", spec.width, 1, taps).squeeze(1), silu=True),
             spec,
             self.ops.gated_norm(weight, value_dim, config.norm_eps, gate_first=False),
-            weights.linear(f"{at}.out_proj", D, heads * value_dim),
+            weights.linear(f"{prefix}.out_proj", D, heads * value_dim),
             self.ops,
         )
 

@@ -29,14 +29,16 @@ class SharedExpertsBuilder(DecoderBuilder):
 
     def mlp(self, layer: int) -> MLP:
         """Return routed and shared experts, or a dense MLP in the first layers."""
-        config, raw, at = self.config, self.raw, self.at(layer, "mlp")
+        config, raw, prefix = self.config, self.raw, self.layer_name(layer, "mlp")
         if layer < raw["first_k_dense_replace"]:
             return super().mlp(layer)
         count, width = size(raw, "n_routed_experts", "num_local_experts"), size(raw, "moe_intermediate_size")
         names = ("gate_proj", "up_proj", "down_proj")
-        sparse = Mixture(at, at, names, count, width, self.routing(f"{at}.gate", count)).build(config, self.weights)
+        sparse = Mixture(prefix, prefix, names, count, width, self.routing(f"{prefix}.gate", count)).build(
+            config, self.weights
+        )
         shared = width * (raw.get("n_shared_experts") or 1)
-        sparse.shared = gated(config, self.weights, f"{at}.shared_experts", shared, self.mlp_bias)
+        sparse.shared = gated(config, self.weights, f"{prefix}.shared_experts", shared, self.mlp_bias)
         return sparse
 
     def routing(self, router: str, count: int) -> Routing:

@@ -17,7 +17,7 @@ ANY_TEXT: Format = {"type": "any_text"}
 
 
 def const(text: str) -> Format:
-    """Exactly this text."""
+    """Return the format of a constant text."""
     return {"type": "const_string", "value": text}
 
 
@@ -58,8 +58,8 @@ def text_up_to(end: str, begin: str = "") -> Format:
 
 def some_tags(tags: Sequence[Format], separator: str, *, only_one: bool) -> Format:
     """One or more of ``tags``, in any order; exactly one if ``only_one``."""
-    found = {"type": "tags_with_separator", "tags": list(tags), "separator": separator, "at_least_one": True}
-    return found | {"stop_after_first": only_one}
+    format = {"type": "tags_with_separator", "tags": list(tags), "separator": separator, "at_least_one": True}
+    return format | {"stop_after_first": only_one}
 
 
 def text_with_tags(
@@ -69,8 +69,8 @@ def text_with_tags(
 
     text  format of the text between tags; any text may contain other special tokens.
     """
-    found = {"type": "triggered_tags", "triggers": list(triggers), "tags": list(tags), "text": text}
-    return found | {"any_special_tokens": text == ANY_TEXT, "stop_after_first": only_one}
+    format = {"type": "triggered_tags", "triggers": list(triggers), "tags": list(tags), "text": text}
+    return format | {"any_special_tokens": text == ANY_TEXT, "stop_after_first": only_one}
 
 
 def format_of(grammar: Grammar) -> Format:

@@ -85,17 +85,17 @@ class GrammarDefaults:
     closed: bool = False
 
     @classmethod
-    def from_args(cls, given: Mapping[str, Any]) -> GrammarDefaults:
-        """Raises ``bad_option``."""
+    def from_args(cls, args: Mapping[str, Any]) -> GrammarDefaults:
+        """Create them from --structured-outputs-config. Raises ``bad_option``."""
         option, names = "--structured-outputs-config", ("disable_any_whitespace", "disable_additional_properties")
         without_effect = {"backend": BACKENDS, "disable_fallback": (True, False)}
         without_effect |= {"reasoning_parser": ("",), "enable_in_reasoning": (False,)}
-        for name, value in given.items():
+        for name, value in args.items():
             allowed = (True, False) if name in names else without_effect.get(name, ())
             if value is not None and value not in allowed:
                 expected = f"one of {', '.join(map(str, allowed))}" if allowed else f"one of {', '.join(names)}"
                 raise error("bad_option", option=option, value=f"{name}: {value}", expected=expected, hint="")
-        return cls(bool(given.get(names[0])), bool(given.get(names[1])))
+        return cls(bool(args.get(names[0])), bool(args.get(names[1])))
 
     def apply(self, grammar: Grammar) -> Grammar:
         """``grammar`` with the defaults for what its request does not set."""
@@ -109,18 +109,19 @@ _KINDS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
 _FLAGS = ("disable_fallback", "disable_any_whitespace", "disable_additional_properties")
 
 
-def grammar_of(param: str, given: Any) -> Grammar | None:
-    """The grammar of ``given``, an object of one of the two classes above or a mapping with their fields; None if none
-    is set.
+def grammar_of(param: str, grammar: Any) -> Grammar | None:
+    """Convert ``grammar``, an object of one of the two classes above or a mapping with their fields, to a ``Grammar``.
+
+    Returns None if no field is set.
 
     param  name of the field in the request, for error messages.
 
     Raises invalid_type, value_out_of_range, unknown_field, unsupported_parameter.
     """
-    if isinstance(given, Grammar):
-        return given
-    values: Mapping[str, Any] = given if isinstance(given, Mapping) else getattr(given, "__dict__", None) or {}
-    if given is not None and not isinstance(given, (Mapping, StructuredOutputsParams, GuidedDecodingParams)):
+    if isinstance(grammar, Grammar):
+        return grammar
+    values: Mapping[str, Any] = grammar if isinstance(grammar, Mapping) else getattr(grammar, "__dict__", None) or {}
+    if grammar is not None and not isinstance(grammar, (Mapping, StructuredOutputsParams, GuidedDecodingParams)):
         raise error("invalid_type", param=param, reason="an object is expected")
     values = {name: value for name, value in values.items() if value is not None}
     known = {*_KINDS, *_FLAGS, "backend", "whitespace_pattern"}
@@ -269,10 +270,10 @@ def _references_alone(schema: Any) -> Any:
         return [_references_alone(each) for each in schema]
     if not isinstance(schema, dict):
         return schema
-    kept = schema
+    result = schema
     if isinstance(schema.get("$ref"), str):  # else it is a property of this name
-        kept = {name: value for name, value in schema.items() if name in _BESIDE_REFERENCES}
-    return {name: value if name in NO_SCHEMAS else _references_alone(value) for name, value in kept.items()}
+        result = {name: value for name, value in schema.items() if name in _BESIDE_REFERENCES}
+    return {name: value if name in NO_SCHEMAS else _references_alone(value) for name, value in result.items()}
 
 
 def object_schema(schema: dict[str, Any]) -> dict[str, Any]:

@@ -119,10 +119,10 @@ class _Rules:
         text = self._free(text)
         in_text = []
         begins = {self._parts(one)[0] for one in triggers if one}
-        others = {id for id in self._special_ids.values() if f"<[{id}]>" not in begins} - self._end_ids
+        other_ids = {id for id in self._special_ids.values() if f"<[{id}]>" not in begins} - self._end_ids
         prefix = ""
-        if keeps_special and others:
-            prefix = "(" + self._rule(f"{text} <[{','.join(map(str, sorted(others)))}]>") + ")*"
+        if keeps_special and other_ids:
+            prefix = "(" + self._rule(f"{text} <[{','.join(map(str, sorted(other_ids)))}]>") + ")*"
         for tag in tags:
             begin = _text(tag, "begin")
             trigger = max((one for one in triggers if one and begin.startswith(one)), key=len, default=None)
@@ -206,7 +206,7 @@ class _Rules:
 
 def quoted(text: str) -> str:
     """``text`` as a string literal of Lark, with control characters escaped."""
-    return _CONTROL.sub(lambda found: f"\\u{ord(found[0]):04x}", json.dumps(text, ensure_ascii=False))
+    return _CONTROL.sub(lambda match: f"\\u{ord(match[0]):04x}", json.dumps(text, ensure_ascii=False))
 
 
 def _escaped(pattern: str) -> str:

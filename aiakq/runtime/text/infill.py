@@ -70,9 +70,9 @@ def find_infill(tokenizer: Tokenizer, vocabulary: Mapping[str, int]) -> Infill |
 
 
 def _infill(tokenizer: Tokenizer, prefix: int, suffix: int, middle: int | None, ends: list[int]) -> Infill:
-    plain, whole = tokenizer.encode("a", add_special_tokens=False), tokenizer.encode("a")
-    at = next((at for at in range(len(whole)) if whole[at : at + len(plain)] == plain), 0)
-    infill = Infill(whole[:at], prefix, suffix, middle, ends)
+    plain, with_special = tokenizer.encode("a", add_special_tokens=False), tokenizer.encode("a")
+    index = next((index for index in range(len(with_special)) if with_special[index : index + len(plain)] == plain), 0)
+    infill = Infill(with_special[:index], prefix, suffix, middle, ends)
     if plain and tokenizer.token_bytes(plain[0]).startswith(b" "):
         lead = tokenizer.encode("\n", add_special_tokens=False)
         if tokenizer.encode("\na", add_special_tokens=False)[: len(lead)] == lead:

@@ -24,26 +24,26 @@ def message_forms(messages: list[dict[str, Any]]) -> Iterator[list[dict[str, Any
     the user message at their position, so that the prefix of a conversation stays the same after each turn. Absent
     fields are omitted, because templates test for them.
     """
-    given = [{name: value for name, value in message.items() if value is not None} for message in messages]
-    yield from _call_forms(given)
-    if any(message.get("role") == "system" for message in given[1:]):
-        yield from _call_forms(_folded(given))
+    compact = [{name: value for name, value in message.items() if value is not None} for message in messages]
+    yield from _call_forms(compact)
+    if any(message.get("role") == "system" for message in compact[1:]):
+        yield from _call_forms(_folded(compact))
 
 
-def _call_forms(given: list[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
-    if not any("tool_calls" in message for message in given):
-        yield given
+def _call_forms(messages: list[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
+    if not any("tool_calls" in message for message in messages):
+        yield messages
         return
     for content in (None, ""):
         for as_object in (True, False):
-            yield [_with_calls(message, content, as_object) for message in given]
+            yield [_with_calls(message, content, as_object) for message in messages]
 
 
-def _folded(given: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def _folded(originals: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return the messages with system messages only at the beginning."""
-    messages = given[:1]
+    messages = originals[:1]
     is_open = False  # the last message came from a system message, and the next user message is appended to it
-    for message in given[1:]:
+    for message in originals[1:]:
         role, last = message.get("role"), messages[-1]
         joins = last.get("role") in ("user", "tool") if role == "system" else is_open and role == "user"
         if joins:

@@ -132,14 +132,14 @@ class _Stream:
         before = len(self.held)
         self.held += new
         if self.num_tokens > self.params.min_tokens:
-            found = [
-                (at, stop)
+            matches = [
+                (start, stop)
                 for stop in self.params.stop_strings
-                if (at := self.held.find(stop, max(0, before - len(stop) + 1))) >= 0
+                if (start := self.held.find(stop, max(0, before - len(stop) + 1))) >= 0
             ]
-            if found:
-                at, stop = min(found)
-                end = at + len(stop) if self.params.include_stop_str_in_output else at
+            if matches:
+                start, stop = min(matches)
+                end = start + len(stop) if self.params.include_stop_str_in_output else start
                 text, self.held = self.held[:end], ""
                 return text, stop
         keep = self._possible_stop()
@@ -253,14 +253,14 @@ class OutputProcessor:
     def _take_tokens(self, stream: _Stream, output: TokenOutput, delta: Delta) -> str | None:
         """Add the new tokens to ``delta`` up to a stop string; return the stop string, if any."""
         last = len(output.token_ids) - 1
-        for at, token in enumerate(output.token_ids):
-            stream.cumulative_logprob += output.token_logprobs[at]
+        for index, token in enumerate(output.token_ids):
+            stream.cumulative_logprob += output.token_logprobs[index]
             delta.token_ids.append(token)
             if output.logprobs is not None:
-                delta.logprobs = (delta.logprobs or []) + [self._named(output.logprobs[at], stream)]
+                delta.logprobs = (delta.logprobs or []) + [self._named(output.logprobs[index], stream)]
             # A stop token is not part of the text; EOS is a special token and skipped anyway.
             # The last token of a grammar is part of the text.
-            ends = at == last and output.finish_reason == "stop" and self._is_end(token, stream.params)
+            ends = index == last and output.finish_reason == "stop" and self._is_end(token, stream.params)
             text, stop = stream.take(token, hide=ends and not stream.params.include_stop_str_in_output)
             delta.text += text
             if stop is not None:
@@ -273,10 +273,10 @@ class OutputProcessor:
     def _named(self, position: TokenLogprobs, stream: _Stream) -> PositionLogprobs:
         """Return the log-probabilities at a position by token id, the sampled token first."""
         named: PositionLogprobs = {}
-        for at, (token, logprob) in enumerate(zip(position.token_ids, position.logprobs, strict=True)):
+        for index, (token, logprob) in enumerate(zip(position.token_ids, position.logprobs, strict=True)):
             if token not in named:
                 text = self.tokenizer.token_text(token) if stream.params.detokenize else None
-                named[token] = Logprob(logprob, position.chosen_rank if at == 0 else at, text)
+                named[token] = Logprob(logprob, position.chosen_rank if index == 0 else index, text)
         return named
 
 

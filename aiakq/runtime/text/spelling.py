@@ -12,7 +12,7 @@ def _byte_characters() -> dict[str, int]:
     """Return GPT-2's table of byte-level vocabularies, character -> byte; printable bytes map to themselves."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in printable]
-    return {chr(byte): byte for byte in printable} | {chr(256 + at): byte for at, byte in enumerate(others)}
+    return {chr(byte): byte for byte in printable} | {chr(256 + index): byte for index, byte in enumerate(others)}
 
 
 _BYTE_CHARACTERS = _byte_characters()
@@ -66,6 +66,7 @@ class TokenSpelling:
         return text
 
     def bytes_of(self, token: str) -> bytes | None:
+        """Return the UTF-8 bytes of a token as it is spelled in the vocabulary; None if the spelling is unknown."""
         if not self.known:
             return None
         if self.byte_level:

@@ -187,13 +187,13 @@ class Tokenizer:
 
     def token_bytes(self, id: int) -> bytes:
         """Return the UTF-8 bytes that a token adds to a text. A character may be spread over several tokens."""
-        found = self._token_bytes.get(id)
-        if found is None:
-            found = self._spelling.bytes_of(self.raw_tokens([id])[0])
-            if found is None:
-                found = self.decode([id], skip_special_tokens=False).encode()
-            self._token_bytes[id] = found
-        return found
+        cached = self._token_bytes.get(id)
+        if cached is None:
+            cached = self._spelling.bytes_of(self.raw_tokens([id])[0])
+            if cached is None:
+                cached = self.decode([id], skip_special_tokens=False).encode()
+            self._token_bytes[id] = cached
+        return cached
 
     def token_text(self, id: int) -> str:
         """Return the text of a single token, with U+FFFD for an incomplete character."""
@@ -205,13 +205,13 @@ class Tokenizer:
     def config(self, chat_template: str | None = None) -> dict[str, Any]:
         """Return tokenizer_config.json without local paths, and the class; ``chat_template`` replaces its own."""
         values = dict(getattr(self.hf, "init_kwargs", None) or {})
-        found = {name: _plain(value) for name, value in values.items() if name not in _LOCAL_CONFIG}
+        public = {name: _plain(value) for name, value in values.items() if name not in _LOCAL_CONFIG}
         for id, token in values.get("added_tokens_decoder", {}).items():
             if hasattr(token, "content"):
-                found["added_tokens_decoder"][str(id)] = {"content": token.content, "special": token.special}
-        found["tokenizer_class"] = type(self.hf).__name__
+                public["added_tokens_decoder"][str(id)] = {"content": token.content, "special": token.special}
+        public["tokenizer_class"] = type(self.hf).__name__
         template = chat_template or getattr(self.hf, "chat_template", None)
-        return found | ({"chat_template": template} if template else {})
+        return public | ({"chat_template": template} if template else {})
 
     @cached_property
     def special_ids(self) -> frozenset[int]:
@@ -225,8 +225,8 @@ class Tokenizer:
     def added_ids(self) -> frozenset[int]:
         """Ids of added tokens that are not special: text is split at them first, and they are part of it."""
         backend = self._backend or getattr(self.hf, "_tokenizer", None)
-        found = {} if backend is None else backend.get_added_tokens_decoder()
-        return frozenset(id for id, token in found.items() if not token.special)
+        added = {} if backend is None else backend.get_added_tokens_decoder()
+        return frozenset(id for id, token in added.items() if not token.special)
 
     @cached_property
     def _spelling(self) -> TokenSpelling:
@@ -253,9 +253,9 @@ class Tokenizer:
             raise error("no_chat_template")
         values |= {"tools": tools, "chat_template": template, "add_generation_prompt": add_generation_prompt}
         failure: Exception | None = None
-        for given in message_forms(messages):
+        for form in message_forms(messages):
             try:
-                return self.hf.apply_chat_template(given, tokenize=False, **values)
+                return self.hf.apply_chat_template(form, tokenize=False, **values)
             except (
                 Exception
             ) as exception:  # keep the error of the first variant, as the template may reject all for the same reason
@@ -346,8 +346,8 @@ def _growth(part: Any) -> float:
         return 1.0
     pattern = part.get("pattern")
     replaced = len(pattern.get("String") or " ") if isinstance(pattern, dict) else 1
-    own = max(1.0, len(part.get("content") or "") / replaced, len(part.get("prepend") or "") / _MAX_GROWTH)
-    return own * math.prod(_growth(each) for each in part.get("normalizers") or [])
+    growth = max(1.0, len(part.get("content") or "") / replaced, len(part.get("prepend") or "") / _MAX_GROWTH)
+    return growth * math.prod(_growth(each) for each in part.get("normalizers") or [])
 
 
 def check_decoder(decoder: Any) -> None:

@@ -30,24 +30,24 @@ class UnloadAdapterRequest(RequestModel):
 async def load_adapter(service: Service, request: Request) -> Response:
     """Load a LoRA adapter from the folder of --lora-root. It is checked first; later requests may name it."""
     service.check_available()
-    given = parse_body(LoadAdapterRequest, await read_body(request, service.max_body_bytes))
+    payload = parse_body(LoadAdapterRequest, await read_body(request, service.max_body_bytes))
     model = service.model
     replaced = await model.adapters.load(
-        given.lora_name, given.lora_path, model.names, service.manager.adapters.check, bool(given.load_inplace)
+        payload.lora_name, payload.lora_path, model.names, service.manager.adapters.check, bool(payload.load_inplace)
     )
     if replaced is not None:
         service.manager.unload_adapter(replaced)
-    return PlainTextResponse(f"Success: LoRA adapter '{given.lora_name}' added successfully.")
+    return PlainTextResponse(f"Success: LoRA adapter '{payload.lora_name}' added successfully.")
 
 
 async def unload_adapter(service: Service, request: Request) -> Response:
     """Forget a LoRA adapter: its name is refused at once, requests that use it finish, then its memory is free."""
-    given = parse_body(UnloadAdapterRequest, await read_body(request, service.max_body_bytes))
-    adapter = service.model.adapters.remove(given.lora_name)
-    service.metrics.adapter_removed(given.lora_name)
+    payload = parse_body(UnloadAdapterRequest, await read_body(request, service.max_body_bytes))
+    adapter = service.model.adapters.remove(payload.lora_name)
+    service.metrics.adapter_removed(payload.lora_name)
     if adapter is not None:
         service.manager.unload_adapter(adapter)
-    return PlainTextResponse(f"Success: LoRA adapter '{given.lora_name}' removed successfully.")
+    return PlainTextResponse(f"Success: LoRA adapter '{payload.lora_name}' removed successfully.")
 
 
 ROUTES = (

@@ -28,7 +28,7 @@ class AdapterRegistry:
 
     @property
     def names(self) -> list[str]:
-        """What requests may call them."""
+        """The names by which requests may select adapters."""
         return list(self._adapters)
 
     def get(self, name: str | None) -> AdapterRef | None:

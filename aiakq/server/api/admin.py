@@ -30,8 +30,8 @@ class AbortResponse(msgspec.Struct):
 async def abort_requests(service: Service, request: Request) -> Response:
     """Abort the requests with the given ids, or all; their clients get an error. Returns how many there were."""
     body = await read_body(request, service.max_body_bytes)
-    given = parse_body(AbortRequest, body) if body else AbortRequest(request_ids=None)
-    return JSONResponse(AbortResponse(service.manager.abort(given.request_ids, error("aborted"))))
+    payload = parse_body(AbortRequest, body) if body else AbortRequest(request_ids=None)
+    return JSONResponse(AbortResponse(service.manager.abort(payload.request_ids, error("aborted"))))
 
 
 async def reset_prefix_cache(service: Service, request: Request) -> Response:

@@ -42,38 +42,38 @@ def tool_parser_of(service: Service, request: Any) -> type[ToolParser] | None:
 
 
 async def answer_grammar(
-    service: Service, request: Any, own: Grammar | None, reasoning: Reasoning | None
+    service: Service, request: Any, request_grammar: Grammar | None, reasoning: Reasoning | None
 ) -> Grammar | None:
-    """What the answer has to match, checked; None: anything.
+    """Return the grammar that the response must match, after checking it; None if any text is allowed.
 
-    own        what the fields for structured output say.
-    reasoning  None: it is not told apart.
+    request_grammar  grammar of the fields for structured output.
+    reasoning        None if reasoning is not separated from the answer.
 
     Raises ``grammar_not_enforceable``, ``unsupported_parameter`` and ``value_out_of_range``.
     """
     parser = tool_parser_of(service, request)
-    calls = None if parser is None else _Calls(service, request, parser, own)
+    calls = None if parser is None else _Calls(service, request, parser, request_grammar)
     if calls is None or not calls.are_enforced:
-        if own is not None and reasoning is not None:
+        if request_grammar is not None and reasoning is not None:
             name = request.grammar_name()
-            return await _checked(service, reasoning.before(format_of(own), name), own, name)
-        if own is not None:
-            await service.text.check_grammar(own, request.grammar_name())
-        return own
+            return await _checked(service, reasoning.before(format_of(request_grammar), name), request_grammar, name)
+        if request_grammar is not None:
+            await service.text.check_grammar(request_grammar, request.grammar_name())
+        return request_grammar
 
     async def grammar(schemas: Mapping[str, Any]) -> Grammar:
         part = calls.format(schemas)
         if reasoning is not None:
-            part = reasoning.before(part, "tools", may_end=not calls.is_forced and own is None)
-        return await _checked(service, part, own, "tools")
+            part = reasoning.before(part, "tools", may_end=not calls.is_forced and request_grammar is None)
+        return await _checked(service, part, request_grammar, "tools")
 
     try:
         return await grammar(calls.schemas)
     except AiakqError as failure:
         if failure.id != "grammar_not_enforceable":
             raise
-    if own is not None:
-        await service.text.check_grammar(own, request.grammar_name())
+    if request_grammar is not None:
+        await service.text.check_grammar(request_grammar, request.grammar_name())
     return await grammar(await calls.enforceable_schemas())
 
 
@@ -101,8 +101,8 @@ class Reasoning:
         if self.is_open:
             ended = [sequence(text_up_to(end), rest) for end in parser.ends]
             return either(*ended, *([ANY_TEXT] if may_end else []))
-        begun = [sequence(text_up_to(end, start), rest) for start in parser.starts for end in parser.ends]
-        return either(answer, *begun)
+        alternatives = [sequence(text_up_to(end, start), rest) for start in parser.starts for end in parser.ends]
+        return either(answer, *alternatives)
 
 
 class _Calls:
@@ -113,9 +113,11 @@ class _Calls:
     schemas       JSON schemas of the arguments, by the name of the tool.
     """
 
-    def __init__(self, service: Service, request: Any, parser: type[ToolParser], own: Grammar | None) -> None:
+    def __init__(
+        self, service: Service, request: Any, parser: type[ToolParser], request_grammar: Grammar | None
+    ) -> None:
         """own: what the message matches if there are none; None: anything."""
-        self._service, self._parser, self._own = service, parser, own
+        self._service, self._parser, self._request_grammar = service, parser, request_grammar
         forced = forced_tools(request.tools, request.tool_choice)
         self._tools = [(number, tool) for number, tool in enumerate(request.tools) if forced is None or tool in forced]
         self.is_forced = forced is not None
@@ -128,34 +130,38 @@ class _Calls:
             if tool.function.strict:
                 reason = "with tool_choice 'auto' calls in the format of this model cannot be enforced; 'required' can"
                 raise error("unsupported_parameter", param=f"tools[{number}].function.strict", reason=reason)
-        if own is not None:
+        if request_grammar is not None:
             reason = "it does not go with tools whose calls cannot be enforced, unless tool_choice is 'none'"
             raise error("unsupported_parameter", param=request.grammar_name(), reason=reason)
 
     def format(self, schemas: Mapping[str, Any]) -> Format:
         """Calls with arguments of these ``schemas``, or what is possible instead of them."""
-        if not self.is_forced and self._own is None:
+        if not self.is_forced and self._request_grammar is None:
             return self._parser.answer_format(schemas, self._only_one)
         tags = self._parser.call_tags(schemas, self._only_one)
         # All calls of an array are in one tag.
         calls = some_tags(tags, self._parser.separator, only_one=self._only_one or not self._parser.separator)
-        return calls if self.is_forced or self._own is None else either(calls, format_of(self._own))
+        return (
+            calls
+            if self.is_forced or self._request_grammar is None
+            else either(calls, format_of(self._request_grammar))
+        )
 
     async def enforceable_schemas(self) -> dict[str, Any]:
         """``schemas``, with any object for those that cannot be enforced. Raises ``grammar_not_enforceable`` for one of
         them that is strict.
         """
-        found = {}
+        schemas = {}
         for number, tool in self._tools:
             name = tool.function.name
-            found[name] = self.schemas[name]
+            schemas[name] = self.schemas[name]
             try:
-                await _checked(self._service, schema(found[name]), self._own, _parameters(number))
+                await _checked(self._service, schema(schemas[name]), self._request_grammar, _parameters(number))
             except AiakqError as failure:
                 if failure.id != "grammar_not_enforceable" or tool.function.strict:
                     raise
-                found[name] = {"type": "object"}
-        return found
+                schemas[name] = {"type": "object"}
+        return schemas
 
 
 def _parameters(number: int) -> str:
@@ -164,8 +170,8 @@ def _parameters(number: int) -> str:
 
 def _arguments_schema(number: int, tool: Tool) -> dict[str, Any]:
     """The JSON schema of the arguments of ``tool``, which are an object. Raises ``value_out_of_range``."""
-    given = tool.function.parameters or {}
-    types = given.get("type")
+    schema = tool.function.parameters or {}
+    types = schema.get("type")
     if types is not None and "object" not in (types if isinstance(types, list) else [types]):
         allowed = "the schema of an object"
         raise error("value_out_of_range", param=_parameters(number), value=f"type {types}"[:64], allowed=allowed)
@@ -173,8 +179,8 @@ def _arguments_schema(number: int, tool: Tool) -> dict[str, Any]:
 
 
 def _object_schema(tool: Tool) -> dict[str, Any]:
-    given = tool.function.parameters
-    return closed_schema(object_schema(given)) if given else _NO_ARGUMENTS
+    schema = tool.function.parameters
+    return closed_schema(object_schema(schema)) if schema else _NO_ARGUMENTS
 
 
 async def _checked(service: Service, part: Format, like: Grammar | None, param: str) -> Grammar:

@@ -118,7 +118,7 @@ async def _on_aiakq_error(request: Request, failure: Exception) -> Response:
 
 
 async def _on_http_exception(request: Request, failure: Exception) -> Response:
-    """What the router refuses: an unknown path, or a method that a route does not have."""
+    """Handle what the router refuses: an unknown path, or a method that a route does not support."""
     assert isinstance(failure, HTTPException)
     path = request.scope["path"][:64]
     if failure.status_code == 404:

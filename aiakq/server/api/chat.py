@@ -90,12 +90,12 @@ class ChatCompletionRequest(GenerationRequest, ConversationFields):
         add_special_tokens = bool(self.add_special_tokens)
         return [await service.tokenize_chat(self.conversation(), kwargs, add_special_tokens, params)]
 
-    async def grammar_of(self, service: Service, prompts: Sequence[Prompt], own: Grammar | None) -> Grammar | None:
+    async def grammar_of(self, service: Service, prompts: Sequence[Prompt], grammar: Grammar | None) -> Grammar | None:
         parser = service.message_format.reasoning_parser
-        if own is None and not self.may_call:
+        if grammar is None and not self.may_call:
             return None
         reasoning = None if parser is None else Reasoning(parser, reasoning_is_open(service, self, prompts[0]))
-        return await answer_grammar(service, self, own, reasoning)
+        return await answer_grammar(service, self, grammar, reasoning)
 
 
 class TopLogprob(msgspec.Struct):
@@ -131,7 +131,7 @@ class ChatChoice(Choice):
 
 
 class ChatChunkChoice(ChunkChoice):
-    """What was added to a message and its choice."""
+    """Increment of a choice in a streamed chat completion."""
 
     index: int
     delta: MessageDelta
@@ -230,7 +230,7 @@ class ChatResponseBuilder(OpenAIResponseBuilder):
         return 0 if self.messages is None else self.messages.num_reasoning_tokens
 
     def _fields(self, state: ChoiceState, delta: Delta) -> dict[str, Any]:
-        """What a choice and a chunk of one have in common."""
+        """Return the fields that a choice shares with its streamed chunks."""
         state.started = True
         return {
             "index": state.index,

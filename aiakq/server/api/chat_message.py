@@ -49,7 +49,7 @@ class FunctionCallDelta(msgspec.Struct):
 
 
 class ToolCallDelta(msgspec.Struct):
-    """What was added to the call number ``index``; its first one has its id, type and name."""
+    """Increment of tool call number ``index``; the first one has the id, type and name."""
 
     index: int
     function: FunctionCallDelta
@@ -58,7 +58,7 @@ class ToolCallDelta(msgspec.Struct):
 
 
 class MessageDelta(msgspec.Struct, kw_only=True):
-    """What was added to a message; ``role`` comes with the first chunk."""
+    """Increment of a message; the first chunk has the ``role``."""
 
     role: str | UnsetType = UNSET
     content: str | UnsetType = UNSET

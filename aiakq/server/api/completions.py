@@ -116,7 +116,7 @@ class CompletionChoice(Choice):
 
 
 class CompletionChunkChoice(ChunkChoice):
-    """What was added to a text."""
+    """Increment of a choice in a streamed completion."""
 
     index: int
     text: str
@@ -156,7 +156,7 @@ class CompletionResponseBuilder(OpenAIResponseBuilder):
         return [CompletionChunkChoice(**self._fields(state, delta), **totals)]
 
     def _fields(self, state: ChoiceState, delta: Delta) -> dict[str, Any]:
-        """What a choice and a chunk of one have in common."""
+        """Return the fields that a choice shares with its streamed chunks."""
         first, state.started = not state.started, True
         echo = bool(first and self.request.echo)
         return {
@@ -193,7 +193,7 @@ class CompletionResponseBuilder(OpenAIResponseBuilder):
         return logprobs
 
     def _bytes_in_text(self, token_id: int) -> bytes:
-        """What a generated token adds to the text."""
+        """Return the bytes that a generated token adds to the text."""
         tokenizer = self.service.tokenizer
         skipped = self.params.skip_special_tokens and token_id in tokenizer.special_ids
         return b"" if skipped else tokenizer.token_bytes(token_id)

@@ -49,8 +49,8 @@ class GenerationInput(Protocol):
     def rename_param(self, failure: AiakqError) -> AiakqError:
         """``failure`` with the client's name of the parameter it is about, if ours is another."""
 
-    async def grammar_of(self, service: Service, prompts: Sequence[Prompt], own: Grammar | None) -> Grammar | None:
-        """What the text has to match, which is checked; ``own``: what the fields for structured output say."""
+    async def grammar_of(self, service: Service, prompts: Sequence[Prompt], grammar: Grammar | None) -> Grammar | None:
+        """Return the grammar of the response after checking it; ``grammar``: that of the structured output fields."""
 
 
 class ResponseBuilder:
@@ -124,18 +124,18 @@ async def _run(
     tracker: RequestTracker,
 ) -> Response:
     with tracker.record.phase("tokenize"):
-        given, prompts, params = await read_generation_request(service, body, model)
-    own = None if params.grammar is None else service.model.limits.grammars.apply(params.grammar)
+        payload, prompts, params = await read_generation_request(service, body, model)
+    grammar = None if params.grammar is None else service.model.limits.grammars.apply(params.grammar)
     try:
         with tracker.record.phase("check_grammar"):
-            params.grammar = await given.grammar_of(service, prompts, own)
+            params.grammar = await payload.grammar_of(service, prompts, grammar)
     except AiakqError as failure:
-        raise given.rename_param(failure) from None
+        raise payload.rename_param(failure) from None
     bad_words = await service.bad_word_ids(params)
     service.check_available()  # tokenization took a while
     state = request.state
-    request_id = getattr(state, "client_request_id", None) or getattr(given, "request_id", None) or state.request_id
-    builder = builder_type(service, given, request_id, prompts, params)
+    request_id = getattr(state, "client_request_id", None) or getattr(payload, "request_id", None) or state.request_id
+    builder = builder_type(service, payload, request_id, prompts, params)
     service.log_request(builder.id, prompts, params)
     try:
         stream = service.manager.start(
@@ -143,20 +143,20 @@ async def _run(
             prompts,
             params,
             tracker.arrival_time,
-            final_only=not given.stream,
-            priority=given.priority or 0,
-            cache_salt=cache_salt_of(getattr(request.state, "owner", ""), given.cache_salt),
+            final_only=not payload.stream,
+            priority=payload.priority or 0,
+            cache_salt=cache_salt_of(getattr(request.state, "owner", ""), payload.cache_salt),
             client=client_of(request) if service.fair_share else "",
             bad_words=bad_words,
             kept_special_tokens=builder.kept_special_tokens,
-            adapter=service.model.adapter(given.model),
+            adapter=service.model.adapter(payload.model),
         )
     except AiakqError as failure:
-        raise given.rename_param(failure) from None
-    tracker.start(builder.id, params, given, stream)
+        raise payload.rename_param(failure) from None
+    tracker.start(builder.id, params, payload, stream)
     deltas = aiter(stream)
     try:
-        if given.stream:
+        if payload.stream:
             # An error before the first output gets its own HTTP status, unless that takes too long for a proxy.
             first = await _first_output(deltas, service.options.keep_alive_seconds)
             return _event_stream(builder, stream, first, deltas, tracker)
@@ -178,18 +178,18 @@ async def read_generation_request(
     service: Service, body: bytes, model: type[Any]
 ) -> tuple[GenerationInput, list[Prompt], SamplingParams]:
     """Parse a body as ``model`` and prepare it: checks, sampling parameters, tokenized prompts."""
-    given: GenerationInput = parse_body(model, body, service.on_unknown_field)
-    service.model.check_name(given.model)
-    given.check_combinations()
+    payload: GenerationInput = parse_body(model, body, service.on_unknown_field)
+    service.model.check_name(payload.model)
+    payload.check_combinations()
     try:
-        params = given.sampling_params(service.model.default_sampling)
+        params = payload.sampling_params(service.model.default_sampling)
     except AiakqError as failure:
-        raise given.rename_param(failure) from None
+        raise payload.rename_param(failure) from None
     try:
-        prompts = await given.tokenize(service, params)
+        prompts = await payload.tokenize(service, params)
     except AiakqError as failure:
-        raise given.rename_param(failure) from None
-    return given, prompts, params
+        raise payload.rename_param(failure) from None
+    return payload, prompts, params
 
 
 async def _first_output(deltas: AsyncIterator[RequestDeltas], seconds: float) -> asyncio.Future[RequestDeltas]:

@@ -51,7 +51,7 @@ class ModelInfo:
         return self.adapters.get(name)
 
     def shown_name(self, name: str | None) -> str:
-        """What responses to a request for ``name`` call the model."""
+        """Return the model name in responses to a request for the model ``name``."""
         return self.names[0] if name is None or name in self.names else name
 
     @cached_property

@@ -103,11 +103,11 @@ class GenerationRequest(SamplingFields, StructuredFields):
         """The request's own values over ``defaults`` (of the model) over those of ``SamplingParams``."""
         return SamplingParams(**{**defaults, **self.sampling_values()})
 
-    async def grammar_of(self, service: Service, prompts: Sequence[Prompt], own: Grammar | None) -> Grammar | None:
-        """What the text has to match, which is checked; ``own``: what the fields for structured output say."""
-        if own is not None:
-            await service.text.check_grammar(own, self.grammar_name())
-        return own
+    async def grammar_of(self, service: Service, prompts: Sequence[Prompt], grammar: Grammar | None) -> Grammar | None:
+        """Return the grammar of the response after checking it; ``grammar``: that of the structured output fields."""
+        if grammar is not None:
+            await service.text.check_grammar(grammar, self.grammar_name())
+        return grammar
 
     def rename_param(self, failure: AiakqError) -> AiakqError:
         """``failure`` with the client's name of the parameter it is about, if ours is another."""

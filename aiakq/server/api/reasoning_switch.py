@@ -32,11 +32,11 @@ def reasoning_arguments(
     thinks  None: what the effort says.
     """
     names = template_names(template)
-    found: dict[str, Any] = {}
+    arguments: dict[str, Any] = {}
     if effort is not None and "reasoning_effort" in names:
-        found["reasoning_effort"] = effort
+        arguments["reasoning_effort"] = effort
     if thinks is None and effort is not None:
         thinks = effort != "none"
     if thinks is not None:
-        found.update({name: thinks for name in _SWITCHES if name in names})
-    return found
+        arguments.update({name: thinks for name in _SWITCHES if name in names})
+    return arguments

@@ -51,11 +51,11 @@ class RequestTracker:
         if self.record.traceparent:
             state["traceparent"] = self.record.traceparent
 
-    def start(self, response_id: str, params: SamplingParams, given: Any, stream: RequestStream) -> None:
+    def start(self, response_id: str, params: SamplingParams, payload: Any, stream: RequestStream) -> None:
         """The request is in the queue of the engine; one may have several ``stream``."""
         record = self.record
         record.response_id, record.params = response_id, params
-        record.model = given.model or self._service.model.names[0]
+        record.model = payload.model or self._service.model.names[0]
         self._streams.append(stream)
 
     def finish(self, reason: str, failure: BaseException | None = None) -> None:

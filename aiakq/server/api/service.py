@@ -33,7 +33,7 @@ MIN_PROMPT_CHARS = 1 << 16
 
 @dataclass(frozen=True)
 class ResponseOptions:
-    """What responses contain, whatever the request says.
+    """Settings of the operator for the contents of responses.
 
     force_include_usage         streams end with token counts.
     return_tokens_as_token_ids  lists of log-probabilities call tokens token_id:N, unless the request says otherwise.
@@ -134,9 +134,9 @@ class Service:
             request = self._prompt_request(params, texts=texts, add_special_tokens=add_special_tokens)
             self._check_length(max(map(len, texts)), request, params)
             encoded = self._prompts(texts, await self.text.run(request), request, params)
-        found = iter(encoded)
+        token_lists = iter(encoded)
         return self.truncate_prompts(
-            [next(found) if isinstance(prompt, str) else Prompt(None, prompt) for prompt in prompts], params
+            [next(token_lists) if isinstance(prompt, str) else Prompt(None, prompt) for prompt in prompts], params
         )
 
     async def tokenize_infill(
@@ -206,10 +206,10 @@ class Service:
         """Apply ``truncate_prompt_tokens``."""
         if params.truncate_prompt_tokens is None:
             return prompts
-        kept = [truncated(prompt.token_ids, params, self.model.limits) for prompt in prompts]
+        truncated_ids = [truncated(prompt.token_ids, params, self.model.limits) for prompt in prompts]
         return [
             prompt if len(token_ids) == len(prompt.token_ids) else Prompt(None, token_ids)
-            for prompt, token_ids in zip(prompts, kept, strict=True)
+            for prompt, token_ids in zip(prompts, truncated_ids, strict=True)
         ]
 
     def _prompt_request(self, params: SamplingParams, **fields: Any) -> TextRequest:
@@ -224,8 +224,8 @@ class Service:
     def _check_length(self, num_chars: int, request: TextRequest, params: SamplingParams) -> None:
         """Raise ``context_length_exceeded`` for a text that cannot fit, however it is tokenized."""
         if request.max_chars is not None and num_chars > request.max_chars:
-            least = -(-num_chars // self.text.loaded.longest_token)
-            raise self._too_long(f"at least {least}", params)
+            min_tokens = -(-num_chars // self.text.loaded.longest_token)
+            raise self._too_long(f"at least {min_tokens}", params)
 
     def _prompts(
         self, texts: Sequence[str | None], reply: TextReply, request: TextRequest, params: SamplingParams
@@ -239,8 +239,8 @@ class Service:
 
     def _too_long(self, num_tokens: int | str, params: SamplingParams) -> AiakqError:
         limits = self.model.limits
-        least = int(limits.pooling is None)
-        longest, wanted = min(limits.max_model_len, limits.max_kv_tokens), max(least, params.max_tokens or 0)
+        min_tokens = int(limits.pooling is None)
+        longest, wanted = min(limits.max_model_len, limits.max_kv_tokens), max(min_tokens, params.max_tokens or 0)
         return error("context_length_exceeded", param="prompt", prompt=num_tokens, wanted=wanted, limit=longest)
 
     async def bad_word_ids(self, params: SamplingParams) -> list[list[int]] | None:

@@ -45,7 +45,7 @@ class ResponseFormat(RequestModel):
     format: dict[str, Any] | None = None
 
     def grammar(self) -> Grammar | None:
-        """What it asks for. Raises missing_field and what ``grammar_of`` raises."""
+        """Return the requested grammar. Raises missing_field and what ``grammar_of`` raises."""
         if self.type == "json_object":
             return new_grammar("json_object", "response_format", True)
         if self.type == "json_schema":
@@ -55,8 +55,8 @@ class ResponseFormat(RequestModel):
             return new_grammar("json", "response_format.json_schema.schema", schema)
         if self.type == "structural_tag":
             fields = {"structures": self.structures, "triggers": self.triggers, "format": self.format}
-            given = {name: value for name, value in fields.items() if value is not None}
-            return new_grammar("structural_tag", "response_format", given)
+            present = {name: value for name, value in fields.items() if value is not None}
+            return new_grammar("structural_tag", "response_format", present)
         return None
 
 
@@ -84,29 +84,29 @@ class StructuredFields(RequestModel):
     )
 
     def grammar_and_name(self) -> tuple[Grammar, str] | None:
-        """What the text has to match, and which field says so; None: nothing.
+        """Return the grammar of the response and the name of its field; None if there is none.
 
         Raises invalid_type, value_out_of_range, missing_field, unknown_field, unsupported_parameter.
         """
         self._check_backend()
-        found: dict[str, Grammar | None] = {}
+        grammars: dict[str, Grammar | None] = {}
         if self.response_format is not None:
-            found["response_format"] = self.response_format.grammar()
+            grammars["response_format"] = self.response_format.grammar()
         if self.structured_outputs is not None:
-            found["structured_outputs"] = grammar_of("structured_outputs", self.structured_outputs)
+            grammars["structured_outputs"] = grammar_of("structured_outputs", self.structured_outputs)
         for name, kind in _GUIDED.items():
             value = getattr(self, name)
             if value is not None:
-                found[name] = new_grammar(kind, name, value, self.guided_whitespace_pattern)
-        given = [(grammar, name) for name, grammar in found.items() if grammar is not None]
-        if len(given) > 1:
-            raise error("unsupported_parameter", param=given[1][1], reason=f"{given[0][1]} is given too")
-        return given[0] if given else None
+                grammars[name] = new_grammar(kind, name, value, self.guided_whitespace_pattern)
+        present = [(grammar, name) for name, grammar in grammars.items() if grammar is not None]
+        if len(present) > 1:
+            raise error("unsupported_parameter", param=present[1][1], reason=f"{present[0][1]} is given too")
+        return present[0] if present else None
 
     def grammar_name(self) -> str:
         """The field that says what the text has to match."""
-        found = self.grammar_and_name()
-        return "structured_outputs" if found is None else found[1]
+        named_grammar = self.grammar_and_name()
+        return "structured_outputs" if named_grammar is None else named_grammar[1]
 
     def _check_backend(self) -> None:
         backend = self.guided_decoding_backend
@@ -117,5 +117,5 @@ class StructuredFields(RequestModel):
 
 def structured_values(fields: StructuredFields) -> Mapping[str, Any]:
     """The sampling parameter for what ``fields`` ask for."""
-    found = fields.grammar_and_name()
-    return {} if found is None else {"structured_outputs": found[0]}
+    named_grammar = fields.grammar_and_name()
+    return {} if named_grammar is None else {"structured_outputs": named_grammar[0]}

@@ -68,40 +68,42 @@ class DetokenizeResponse(msgspec.Struct):
 async def tokenize(service: Service, request: Request) -> Response:
     """The token ids of a text, or of a conversation in the model's chat template."""
     body = await read_body(request, service.max_body_bytes, service.max_values)
-    given: TokenizeRequest | TokenizeChatRequest
+    payload: TokenizeRequest | TokenizeChatRequest
     await asyncio.sleep(0)  # it may be large
     if _has_messages(body):
-        given = parse_body(TokenizeChatRequest, body, service.on_unknown_field)
-        service.model.check_name(given.model)
+        payload = parse_body(TokenizeChatRequest, body, service.on_unknown_field)
+        service.model.check_name(payload.model)
         text_request = TextRequest(
             0,
-            messages=given.conversation(),
-            arguments=given.template_kwargs(service.chat_template, service.on_unknown_field),
-            add_special_tokens=bool(given.add_special_tokens),
+            messages=payload.conversation(),
+            arguments=payload.template_kwargs(service.chat_template, service.on_unknown_field),
+            add_special_tokens=bool(payload.add_special_tokens),
         )
     else:
-        given = parse_body(TokenizeRequest, body, service.on_unknown_field)
-        service.model.check_name(given.model)
-        text_request = TextRequest(0, texts=[given.prompt], add_special_tokens=given.add_special_tokens is not False)
+        payload = parse_body(TokenizeRequest, body, service.on_unknown_field)
+        service.model.check_name(payload.model)
+        text_request = TextRequest(
+            0, texts=[payload.prompt], add_special_tokens=payload.add_special_tokens is not False
+        )
     # They may be millions: the worker process writes their JSON.
-    text_request.as_json, text_request.with_token_texts = True, bool(given.return_token_strs)
+    text_request.as_json, text_request.with_token_texts = True, bool(payload.return_token_strs)
     reply = await cancel_on_disconnect(request, service.text.run(text_request))
     tokens: Any = msgspec.Raw(reply.ids_json)
-    texts: Any = msgspec.Raw(reply.token_texts_json) if given.return_token_strs else None
+    texts: Any = msgspec.Raw(reply.token_texts_json) if payload.return_token_strs else None
     return JSONResponse(TokenizeResponse(reply.counts[0], service.model.limits.max_model_len, tokens, texts))
 
 
 async def detokenize(service: Service, request: Request) -> Response:
     """The text of token ids."""
     body = await read_body(request, service.max_body_bytes, service.max_values)
-    given = parse_body(DetokenizeRequest, body, service.on_unknown_field)
-    service.model.check_name(given.model)
+    payload = parse_body(DetokenizeRequest, body, service.on_unknown_field)
+    service.model.check_name(payload.model)
     last = service.model.limits.vocab_size - 1
     await asyncio.sleep(0)  # there may be many
-    if given.tokens and not 0 <= min(given.tokens) <= max(given.tokens) <= last:
-        wrong = next(token_id for token_id in given.tokens if not 0 <= token_id <= last)
+    if payload.tokens and not 0 <= min(payload.tokens) <= max(payload.tokens) <= last:
+        wrong = next(token_id for token_id in payload.tokens if not 0 <= token_id <= last)
         raise error("invalid_token_id", param="tokens", value=wrong, last=last)
-    text = await cancel_on_disconnect(request, service.decode(given.tokens))
+    text = await cancel_on_disconnect(request, service.decode(payload.tokens))
     return JSONResponse(DetokenizeResponse(text))
 
 

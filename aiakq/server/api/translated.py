@@ -126,6 +126,6 @@ class TranslatedRequest(_Fields, Translated):
             params.max_tokens = min(params.max_tokens, room)
         return prompts
 
-    async def grammar_of(self, service: Service, prompts: Sequence[Prompt], own: Grammar | None) -> Grammar | None:
-        """What the answer has to match, which is checked."""
-        return await self.chat.grammar_of(service, prompts, own)
+    async def grammar_of(self, service: Service, prompts: Sequence[Prompt], grammar: Grammar | None) -> Grammar | None:
+        """Return the grammar for the response, after checking it."""
+        return await self.chat.grammar_of(service, prompts, grammar)

@@ -65,8 +65,8 @@ def text_of(content: Any, path: str, read: ReadPart) -> str:
         raise error("invalid_type", param=path, reason="a string or a list of parts is expected")
     texts = []
     for number, part in enumerate(content):
-        place = f"{path}[{number}]"
-        texts.append(read(part, type_of(part, place), place))
+        part_path = f"{path}[{number}]"
+        texts.append(read(part, type_of(part, part_path), part_path))
     return "\n".join(text for text in texts if text)
 
 

@@ -42,9 +42,9 @@ class Keys:
     def __len__(self) -> int:
         return len(self._digests)
 
-    def owner(self, given: str) -> str | None:
-        """Return an identifier of the key ``given`` (a prefix of its hash), or None if the key is invalid."""
-        digest = hashlib.sha256(given.encode("latin-1")).digest()
+    def owner(self, key: str) -> str | None:
+        """Return an identifier of the key ``key`` (a prefix of its hash), or None if the key is invalid."""
+        digest = hashlib.sha256(key.encode("latin-1")).digest()
         return digest.hex()[:32] if sum(hmac.compare_digest(digest, own) for own in self._digests) else None
 
 
@@ -57,10 +57,10 @@ def read_keys(args: Mapping[str, Any], environment: Mapping[str, str]) -> Keys:
             lines = Path(args["api_key_file"]).expanduser().read_text(encoding="utf-8").splitlines()
         except (OSError, ValueError):
             raise _bad_keys("--api-key-file", args["api_key_file"], "a readable file") from None
-        found = [line.strip() for line in lines if line.strip() and not line.startswith("#")]
-        if not found:
+        file_keys = [line.strip() for line in lines if line.strip() and not line.startswith("#")]
+        if not file_keys:
             raise _bad_keys("--api-key-file", args["api_key_file"], "a file with at least one key")
-        keys += found
+        keys += file_keys
     for key in keys:
         if not _KEY.fullmatch(key):
             raise _bad_keys("An API key", "...", "printable characters without spaces")
@@ -95,16 +95,16 @@ def add_access_control(
     return HostCheck(app, frozenset(host.lower() for host in hosts), frozenset(origins), on_refusal)
 
 
-def parse_list(given: list[str] | None) -> list[str]:
+def parse_list(value: list[str] | None) -> list[str]:
     """Parse a list argument. vLLM's format, a JSON list (which the command line splits at commas), is accepted too."""
-    text = ",".join(given or ())
+    text = ",".join(value or ())
     if text.startswith("["):
         try:
             return [str(entry) for entry in json.loads(text)]
         except ValueError:
             expected = "a list, or a JSON list"
             raise error("bad_option", option="The list", value=text, expected=expected, hint="Like: a,b") from None
-    return list(given or ())
+    return list(value or ())
 
 
 def client_of(request: Request) -> str:

@@ -20,9 +20,9 @@ _OWN_FILES = 32
 def bind(host: str, port: int) -> socket.socket:
     """Return a listening socket. Raises ``port_in_use``, or ``bad_option`` for an address of another machine."""
     try:
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         # A name like localhost may resolve to both families; clients that try only one use IPv4.
-        family, kind, protocol, _, address = min(found, key=lambda entry: entry[0] != socket.AF_INET)
+        family, kind, protocol, _, address = min(addresses, key=lambda entry: entry[0] != socket.AF_INET)
         listener = socket.socket(family, kind, protocol)
     except OSError as failure:
         raise _bad_host(host, failure) from None
@@ -99,9 +99,9 @@ def allow_many_connections() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
 
 
-def fitting_connections(asked: int) -> int:
-    """Return the maximum number of connections: ``asked``, or half of what the limit on open files allows."""
-    return min(asked, _spare_files() // 2)
+def fitting_connections(requested: int) -> int:
+    """Return the maximum number of connections: ``requested``, or half of what the limit on open files allows."""
+    return min(requested, _spare_files() // 2)
 
 
 def fitting_backlog() -> int:

@@ -88,7 +88,7 @@ class EventStream(Response):
         self._on_end = on_end
         self._keep_alive_seconds = keep_alive_seconds
         self._num_sent = 0
-        self._ended = False
+        self._has_ended = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         sender = asyncio.ensure_future(self._send_events(send))
@@ -105,7 +105,7 @@ class EventStream(Response):
     async def _send_comments(self, send: Send) -> None:
         """Send a comment whenever there were no events for ``keep_alive_seconds``."""
         num_sent = -1
-        while self._keep_alive_seconds and not self._ended:
+        while self._keep_alive_seconds and not self._has_ended:
             if num_sent == self._num_sent:
                 await send({"type": "http.response.body", "body": _COMMENT, "more_body": True})
             num_sent = self._num_sent
@@ -126,7 +126,7 @@ class EventStream(Response):
                 logger.exception("a stream failed")
             body = encode_events(self._error_events(as_aiakq_error(failure)))
             await send({"type": "http.response.body", "body": body, "more_body": True})
-        self._ended = True
+        self._has_ended = True
         await send({"type": "http.response.body", "body": b"", "more_body": False})
         return outcome
 

@@ -51,7 +51,7 @@ class CertificateFiles:
 
 def _state_of(path: str) -> _State:
     try:
-        found = os.stat(path)
+        stat = os.stat(path)
     except OSError:
         return None
-    return found.st_mtime_ns, found.st_ino, found.st_size
+    return stat.st_mtime_ns, stat.st_ino, stat.st_size

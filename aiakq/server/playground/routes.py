@@ -27,7 +27,7 @@ class PlaygroundFields(msgspec.Struct):
 
 
 class PlaygroundSettings(msgspec.Struct):
-    """What the page can offer.
+    """Features that the page can offer.
 
     task            generate, or what the model does instead.
     chat            whether conversations can be rendered.
@@ -62,7 +62,7 @@ async def docs(service: Service, request: Request) -> Response:
 
 
 async def settings(service: Service, request: Request) -> Response:
-    """What the playground can offer: the sampling fields of requests, tools, structured output, other servers."""
+    """Return what the playground can offer: sampling fields, tools, structured output, other servers."""
     limits, loaded = service.model.limits, service.text.loaded
     has_tools = loaded.has_template and "tools" in service.chat_template
     decides = service.message_format.auto_tool_choice

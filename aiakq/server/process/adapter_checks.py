@@ -28,10 +28,10 @@ class AdapterChecks:
 
     def done(self) -> list[AdapterChecked]:
         """Remove and return the finished checks."""
-        found = [each for each in self._running if each.done()]
-        if found:
-            self._running = [each for each in self._running if each not in found]
-        return [each.result() for each in found]
+        ended = [each for each in self._running if each.done()]
+        if ended:
+            self._running = [each for each in self._running if each not in ended]
+        return [each.result() for each in ended]
 
     def wait(self) -> bool:
         """Wait briefly if a check is running; return whether one is."""

@@ -34,9 +34,9 @@ class HeldRequests:
 
     def ready(self) -> list[RequestSpec]:
         """Remove and return the requests for which everything is prepared."""
-        found = [spec for preparing, spec in self._held if _are_done(preparing)]
-        self._held = [each for each in self._held if not _are_done(each[0])] if found else self._held
-        return found
+        ready = [spec for preparing, spec in self._held if _are_done(preparing)]
+        self._held = [each for each in self._held if not _are_done(each[0])] if ready else self._held
+        return ready
 
     def started(self, request_ids: Iterable[str]) -> None:
         """The next step runs these requests for the first time, and loads their adapters."""

@@ -38,12 +38,12 @@ class PrefixMap:
 
     def hashes(self, token_ids: Sequence[int], salt: str) -> list[bytes]:
         """Return the hashes of the leading full pages of a prompt."""
-        found, parent = [], salt.encode()
+        hashes, parent = [], salt.encode()
         for end in range(self._page_size, min(len(token_ids), MAX_PAGES * self._page_size) + 1, self._page_size):
             page = array("q", token_ids[end - self._page_size : end])
             parent = hashlib.blake2b(parent + page.tobytes(), digest_size=16).digest()
-            found.append(parent)
-        return found
+            hashes.append(parent)
+        return hashes
 
     def num_cached(self, hashes: Sequence[bytes], replica: int) -> int:
         """Return the number of prefix tokens that ``replica`` has computed."""
@@ -135,9 +135,9 @@ class Replicas:
 
     def adapters_of_requests(self) -> tuple[list[str], list[str]]:
         """See RequestManager."""
-        found = [manager.adapters_of_requests() for manager in self.managers]
-        running = {name for names, _ in found for name in names}
-        return sorted(running), sorted({name for _, names in found for name in names} - running)
+        adapters = [manager.adapters_of_requests() for manager in self.managers]
+        running = {name for names, _ in adapters for name in names}
+        return sorted(running), sorted({name for _, names in adapters for name in names} - running)
 
     def unload_adapter(self, adapter: AdapterRef) -> None:
         """See RequestManager."""

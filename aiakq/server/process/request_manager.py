@@ -172,10 +172,10 @@ class RequestManager:
 
     def abort(self, ids: Sequence[str] | None, failure: AiakqError) -> int:
         """Fail the running requests with these ids, or all of them for None; return their number."""
-        found = [stream for stream in self._streams if ids is None or stream.id in ids]
-        for stream in found:
+        streams = [stream for stream in self._streams if ids is None or stream.id in ids]
+        for stream in streams:
             stream.fail(failure)
-        return len(found)
+        return len(streams)
 
     def adapters_of_requests(self) -> tuple[list[str], list[str]]:
         """Names of the LoRA adapters of running requests, and of waiting ones that do not run."""
@@ -313,10 +313,10 @@ class RequestManager:
 
     def take_restarting(self) -> list[RequestStream]:
         """Remove and return the requests that wait for the next engine, so that another manager can adopt them."""
-        found = [stream for stream in self._streams if stream.restarting]
-        for stream in found:
+        streams = [stream for stream in self._streams if stream.restarting]
+        for stream in streams:
             del self._streams[stream]
-        return found
+        return streams
 
     def adopt(self, stream: RequestStream) -> None:
         """Restart a request that another engine left unfinished."""

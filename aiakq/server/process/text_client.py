@@ -124,9 +124,9 @@ class WorkerQueue:
         self._waiting.clear()
 
     def _serve(self) -> None:
-        while self._free and (found := self._next()) is not None:
-            self._num_long += found.is_long
-            found.channel.set_result(self._free.popleft())
+        while self._free and (next_task := self._next()) is not None:
+            self._num_long += next_task.is_long
+            next_task.channel.set_result(self._free.popleft())
 
     def _next(self) -> _Turn | None:
         """Remove the first request that may start; its client then comes last."""
@@ -179,7 +179,7 @@ class TextClient:
         return self.loaded.has_template
 
     def describe(self) -> str:
-        """What the tokenizer is, for the start-up table."""
+        """Description of the tokenizer for the start-up table."""
         return self.loaded.description or self.tokenizer.describe()
 
     def check(self) -> None:

@@ -57,7 +57,7 @@ class Metrics:
     def __init__(self, model_name: str, max_model_len: int, settings: Mapping[str, str]) -> None:
         self.registry = CollectorRegistry()
         self._families: dict[str, Any] = {}
-        self._given = model_name, max_model_len, settings
+        self._arguments = model_name, max_model_len, settings
         self._add(0)
 
     def of_engine(self, number: int) -> Metrics:
@@ -65,12 +65,12 @@ class Metrics:
         if number == 0:
             return self
         other = Metrics.__new__(Metrics)
-        other.registry, other._families, other._given = self.registry, self._families, self._given
+        other.registry, other._families, other._arguments = self.registry, self._families, self._arguments
         other._add(number)
         return other
 
     def _add(self, engine: int) -> None:
-        model_name, max_model_len, settings = self._given
+        model_name, max_model_len, settings = self._arguments
         self._labels = {"model_name": model_name, "engine": str(engine)}
         self._stats = EngineStats()
         self._add_engine_metrics(settings)
@@ -117,7 +117,7 @@ class Metrics:
         )
 
     def _add_request_metrics(self) -> None:
-        """What is counted once per HTTP request."""
+        """Create the metrics that are counted once per HTTP request."""
         self.received = self._counter("request_total", "Requests received, those refused included.")
         self.succeeded = self._counter("request_process_success_total", "Requests answered completely.")
         self.failed = self._counter("request_process_fail_total", "Requests refused, failed or abandoned.")
@@ -150,7 +150,7 @@ class Metrics:
         )
 
     def _add_sequence_metrics(self, token_counts: tuple[int, ...]) -> None:
-        """What is counted once per sequence, or per token."""
+        """Create the metrics that are counted once per sequence or token."""
         self.prompt_tokens = self._counter("prompt_tokens_total", "Prompt tokens of sequences that got a first token.")
         self.prompt_tokens_cached = self._counter(
             "prompt_tokens_cached_total", "Those of them taken from the prefix cache."

@@ -132,7 +132,7 @@ class RequestObserver(Protocol):
 
 
 def log_fields(record: RequestRecord) -> dict[str, Any]:
-    """What a line of the log says about a finished request; nothing of its prompt or its text."""
+    """Log record of a finished request; contains nothing of its prompt or its text."""
 
     def milliseconds(end: float | None) -> float | None:
         return None if end is None else round(1000 * (end - record.arrival_time), 2)

@@ -98,14 +98,14 @@ class Tracer:
 
     def _details(self, record: RequestRecord) -> list[tuple[str, float, float, dict[str, Any]]]:
         """The spans inside that of the request: name, beginning, end, attributes."""
-        found: list[tuple[str, float, float, dict[str, Any]]] = []
+        spans: list[tuple[str, float, float, dict[str, Any]]] = []
         if self._shows_phases:
-            found += [(name, began, ended, {}) for name, began, ended in record.phases]
+            spans += [(name, began, ended, {}) for name, began, ended in record.phases]
         if self._shows_engine:
             for index, sequence in enumerate(record.sequences):
                 attributes = {"aiakq.sequence.index": index, "aiakq.num_preemptions": sequence.num_preemptions}
-                found += [(*part, attributes) for part in _engine_phases(sequence)]
-        return found
+                spans += [(*part, attributes) for part in _engine_phases(sequence)]
+        return spans
 
 
 def _exporter(endpoint: str) -> Any:
@@ -143,7 +143,7 @@ def _bad_endpoint(value: str, expected: str) -> Exception:
 
 
 def _first_attributes(record: RequestRecord) -> dict[str, Any]:
-    """What is known when a request arrives; samplers see it. The names are those of HTTP's and GenAI's conventions."""
+    """Return the attributes known on arrival, which samplers see, under OpenTelemetry's HTTP and GenAI names."""
     return {
         "gen_ai.operation.name": _OPERATIONS.get(record.route, "chat"),
         "gen_ai.provider.name": "aiakq",
@@ -155,11 +155,11 @@ def _first_attributes(record: RequestRecord) -> dict[str, Any]:
 
 
 def _last_attributes(record: RequestRecord, served_name: str) -> dict[str, Any]:
-    """What is known at the end: names of the GenAI conventions, and vLLM's where these have none."""
+    """Return the attributes known at the end, under GenAI names, or vLLM's where there are none."""
     params = record.params
     scheduled, first, last = record.earliest("scheduled"), record.earliest("first_token"), record.latest("last_token")
     arrival = record.arrival_time
-    found: dict[str, Any] = {
+    attributes: dict[str, Any] = {
         "http.response.status_code": record.status,
         "gen_ai.request.model": record.model,
         "gen_ai.response.model": served_name,
@@ -182,7 +182,7 @@ def _last_attributes(record: RequestRecord, served_name: str) -> dict[str, Any]:
         "error.type": record.error,
     }
     if params is not None:
-        found |= {
+        attributes |= {
             "gen_ai.request.max_tokens": params.max_tokens,
             "gen_ai.request.temperature": params.temperature,
             "gen_ai.request.top_p": params.top_p,
@@ -194,7 +194,7 @@ def _last_attributes(record: RequestRecord, served_name: str) -> dict[str, Any]:
             "gen_ai.request.n": params.n,
             "gen_ai.request.stream": record.streamed,
         }
-    return {name: value for name, value in found.items() if value not in (None, "", [])}
+    return {name: value for name, value in attributes.items() if value not in (None, "", [])}
 
 
 def _moments(record: RequestRecord) -> list[tuple[str, float]]:
@@ -208,16 +208,16 @@ def _moments(record: RequestRecord) -> list[tuple[str, float]]:
 
 
 def _engine_phases(sequence: SequenceRecord) -> list[tuple[str, float, float]]:
-    """What the engine did for one sequence."""
+    """Return the engine's phases for one sequence."""
     times = sequence.times
     if times is None or times.scheduled is None:
         return []
-    found = [("queue", times.arrived, times.scheduled)]
+    phases = [("queue", times.arrived, times.scheduled)]
     if times.first_token is not None:
-        found.append(("prefill", times.scheduled, times.first_token))
+        phases.append(("prefill", times.scheduled, times.first_token))
         if times.last_token is not None:
-            found.append(("decode", times.first_token, times.last_token))
-    return found
+            phases.append(("decode", times.first_token, times.last_token))
+    return phases
 
 
 def _between(start: float | None, end: float | None) -> float | None:

@@ -29,7 +29,7 @@ namespace {
 constexpr int TURNS = 50, SLEEP = 5;
 
 struct Header {
-  int64_t epoch, meeting, first, columns, bytes;
+  int64_t epoch, number, first, columns, bytes;
 };
 constexpr int64_t HEAD = sizeof(Header);
 
@@ -51,14 +51,14 @@ struct Exchange {
   const int64_t rows, columns, size;
 
   bool is_current(const Header& header) const {
-    return header.epoch == own.epoch && header.meeting == own.meeting;
+    return header.epoch == own.epoch && header.number == own.number;
   }
   uint8_t* block(int64_t first) const { return group.buffers + rows * first * size; }
   // Whether a received header is valid for its sender.
   bool is_valid(const Header& header) const {
     if (header.bytes < 0 || header.bytes > group.buffer_bytes || header.epoch > own.epoch) return false;
     if (header.epoch < own.epoch) return true;
-    return header.meeting == own.meeting && header.first >= 0 && header.first <= columns && header.columns >= 0 &&
+    return header.number == own.number && header.first >= 0 && header.first <= columns && header.columns >= 0 &&
            header.columns <= columns - header.first && header.bytes == rows * header.columns * size;
   }
 };
@@ -172,8 +172,8 @@ Progress turn(const Exchange& exchange, bool* has_sent, bool* has_received, int3
 }  // namespace
 
 void exchange(RankGroup& group, int64_t rows, int64_t columns, int64_t size, const Columns& own) {
-  const int64_t meeting = ++group.meetings;
-  const Header header = {group.epoch, meeting, own.first, own.count, rows * own.count * size};
+  const int64_t number = ++group.num_barriers;
+  const Header header = {group.epoch, number, own.first, own.count, rows * own.count * size};
   const Exchange exchange = {group, header, rows, columns, size};
   bool has_sent[MAX_STREAMS] = {}, has_received[MAX_STREAMS] = {};
   for (int32_t rank = 0; rank < group.size; rank++) {

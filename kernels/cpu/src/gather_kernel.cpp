@@ -1,10 +1,10 @@
 // All-gather of activation shards, one from each rank of a group, through shared memory.
 //
 // Every rank writes its columns into a buffer, waits until all have done so, and reads the result. Two buffers
-// alternate: a rank may write into one while others still read the other, and no rank is ever two meetings ahead.
+// alternate: a rank may write into one while others still read the other, and no rank is ever two barriers ahead.
 // Tensors larger than a buffer are transferred in parts.
 //
-// A meeting is a lock-free barrier: each rank publishes the number of meetings it has reached and waits for the others,
+// The barrier is lock-free: each rank publishes the number of barriers that it has reached and waits for the others,
 // first spinning, then sleeping until a number changes. Waiting ends early when the group is given up, permanently; a
 // rank that waits longer than the time limit gives up the group itself and names the late rank. Later operations return
 // quickly with undefined results; the caller checks the first number of ``control``.
@@ -49,13 +49,13 @@ void wake(int32_t* number) {
 #endif
 }
 
-void wait_for(RankGroup& group, int32_t rank, int32_t meeting) {
+void wait_for(RankGroup& group, int32_t rank, int32_t barrier) {
   int32_t* line = group.control + (1 + rank) * CONTROL_LINE;
   int64_t until = 0;
   for (int turn = 0;; turn++) {
     const int32_t seen = __atomic_load_n(line, __ATOMIC_ACQUIRE);
     // Numbers may wrap around.
-    if ((int32_t)((uint32_t)seen - (uint32_t)meeting) >= 0 || given_up(group)) return;
+    if ((int32_t)((uint32_t)seen - (uint32_t)barrier) >= 0 || given_up(group)) return;
     if (turn < SPINS) {
       spin_pause();
     } else if (turn < SPINS + YIELDS) {
@@ -72,13 +72,13 @@ void wait_for(RankGroup& group, int32_t rank, int32_t meeting) {
   }
 }
 
-void meet(RankGroup& group) {
-  const int32_t meeting = (int32_t)(uint32_t)++group.meetings;
+void wait_for_all(RankGroup& group) {
+  const int32_t barrier = (int32_t)(uint32_t)++group.num_barriers;
   int32_t* own = group.control + (1 + group.rank) * CONTROL_LINE;
-  __atomic_store_n(own, meeting, __ATOMIC_SEQ_CST);
+  __atomic_store_n(own, barrier, __ATOMIC_SEQ_CST);
   if (__atomic_load_n(own + 1, __ATOMIC_SEQ_CST)) wake(own);
   for (int32_t rank = 0; rank < group.size; rank++)
-    if (rank != group.rank) wait_for(group, rank, meeting);
+    if (rank != group.rank) wait_for(group, rank, barrier);
 }
 
 // Copies ``rows`` rows of ``bytes`` bytes, from(row) to to(row).
@@ -139,17 +139,17 @@ void gather(const Gather& op, Worker& worker) {
       const int64_t rows = min(high, op.m - top), columns = min(wide, op.n - left);
       // This rank's columns of the part.
       const int64_t first = max(op.first, left), end = min(op.first + op.columns, left + columns);
-      // Recomputed while copying, because the ranks meet in between.
-      auto line = [&](int64_t meetings, int64_t row) {
-        return group.buffers + meetings % 2 * group.buffer_bytes + row * columns * size;
+      // Recomputed while copying, because there is a barrier in between.
+      auto line = [&](int64_t barrier, int64_t row) {
+        return group.buffers + barrier % 2 * group.buffer_bytes + row * columns * size;
       };
       copy_rows(
           worker, rows, max(0, end - first) * size,
           [&](int64_t row) { return x + ((top + row) * op.x_stride + first - op.first) * size; },
-          [&](int64_t row) { return line(group.meetings, row) + (first - left) * size; });
-      parallel_for(worker, 1, 1, [&](int64_t) { meet(group); });
+          [&](int64_t row) { return line(group.num_barriers, row) + (first - left) * size; });
+      parallel_for(worker, 1, 1, [&](int64_t) { wait_for_all(group); });
       copy_rows(
-          worker, rows, columns * size, [&](int64_t row) { return line(group.meetings - 1, row); },
+          worker, rows, columns * size, [&](int64_t row) { return line(group.num_barriers - 1, row); },
           [&](int64_t row) { return y + ((top + row) * op.y_stride + left) * size; });
     }
   }

@@ -75,7 +75,7 @@ def test_what_is_larger_than_the_buffers_goes_through_them_in_parts(collectives,
         return ranks[rank].gather(whole[:, bounds[rank] : bounds[rank + 1]], bounds)
 
     assert all(torch.equal(result, whole) for result in on_all(work, 3))
-    assert ranks[0].num_meetings > 1
+    assert ranks[0].num_barriers > 1
 
 
 def test_ranks_that_are_late_by_turns_never_see_an_older_activation(collectives):

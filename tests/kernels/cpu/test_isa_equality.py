@@ -87,7 +87,7 @@ def test_products_of_8_bit_activations(native, make_weight):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=["float32", "float16"])
 @pytest.mark.parametrize("weight_dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
-def test_dense_products(native, weight_dtype, dtype):
+def test_dense_products_are_equal_on_every_instruction_set(native, weight_dtype, dtype):
     weight = rows(70, 130, weight_dtype)
     layer = dense.prepare(weight, None, DenseProblem(70, 130, weight_dtype, dtype, "cpu"))
     for m in (1, 5, 13):

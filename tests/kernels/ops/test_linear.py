@@ -53,7 +53,7 @@ def relative(found: torch.Tensor, wanted: torch.Tensor) -> float:
 @pytest.mark.parametrize("zeros", [False, True], ids=["", "zeros"])
 @pytest.mark.parametrize("scheme", ["w2a16", "w3a16", "w4a16", "w8a16"])
 @pytest.mark.parametrize("implementation", [name for name in IMPLEMENTATIONS if not name.startswith("triton")])
-def test_weight_only(implementation, scheme, zeros, perm):
+def test_weight_only_products_match_the_dequantized_weight(implementation, scheme, zeros, perm):
     module = IMPLEMENTATIONS.load(implementation)
     supported = 0
     for M, N, K, G in SHAPES:
@@ -98,7 +98,7 @@ def test_activation_codes_use_the_whole_range_and_survive_zero_rows():
     assert torch.isfinite(scale).all() and scale[1].item() == pytest.approx(2 / 127)
 
 
-def test_binding_explains_itself():
+def test_binding_records_why_implementations_were_passed_over():
     weight = make("w8a8", 8, 16, 16, zeros=False, perm=False, bias=False)
     no_cpu = frozenset({"cpu"})
     ops = Ops(torch.device("cpu"), torch.float32, excluded=no_cpu)

@@ -106,19 +106,19 @@ def check(case, device, close, window=None, tolerance=None, config=None, split=0
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("lengths", LENGTHS)
-def test_against_float64(lengths, dtype, device, close):
+def test_attention_matches_float64(lengths, dtype, device, close):
     check(Case(LENGTHS[lengths], 8, 2, 32, 16, dtype), device, close)
 
 
 @pytest.mark.parametrize(
     ("heads", "kv_heads", "size", "page"), [(4, 4, 64, 16), (6, 2, 24, 5), (7, 1, 128, 32), (2, 1, 16, 1)]
 )
-def test_shapes(heads, kv_heads, size, page, device, close):
+def test_any_head_count_head_size_and_page_size(heads, kv_heads, size, page, device, close):
     check(Case(LENGTHS["mixed"], heads, kv_heads, size, page, torch.float16), device, close)
 
 
 @pytest.mark.parametrize("window", [1, 16, 33, 500])
-def test_window(window, device, close):
+def test_a_sliding_window_limits_the_context(window, device, close):
     check(Case(LENGTHS["mixed"], 4, 2, 32, 16, torch.float16), device, close, window=window)
 
 
@@ -193,5 +193,5 @@ def test_caches_of_another_type_than_activations(stored, device, close):
 @pytest.mark.parametrize("stored", LARGEST)
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("window", [None, 20])
-def test_eight_bits(dtype, stored, window, device, close):
+def test_eight_bit_caches_match_the_reference(dtype, stored, window, device, close):
     check(Case(LENGTHS["mixed"], 4, 2, 32, 16, dtype, stored), device, close, window=window)

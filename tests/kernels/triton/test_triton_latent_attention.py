@@ -113,7 +113,7 @@ def test_shapes(shape, device, close):
 
 @pytest.mark.parametrize("stored", LARGEST, ids=str)
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_eight_bits(dtype, stored, device, close):
+def test_eight_bit_caches_match_the_reference(dtype, stored, device, close):
     check(LENGTHS["mixed"], SHAPES[0], dtype, device, close, stored)
 
 

@@ -68,7 +68,7 @@ def test_every_width_on_every_path(bits, dtype, path, device, close):
 @pytest.mark.parametrize(
     ("bits", "group"), [(4, 16), (4, 32), (4, 64), (4, 256), (4, 512), (2, 32), (2, 512), (8, 16), (8, 32), (8, 512)]
 )
-def test_every_group(bits, group, scale_first, device, close):
+def test_every_group_size_matches_the_reference(bits, group, scale_first, device, close):
     config = Config(64, 16, 2, 3, 2, scale_first=scale_first)
     for zeros, dtype in itertools.product((None, "codes"), DTYPES):
         check(weight(bits, 70, 512, group, zeros=zeros), dtype, 3, config, device, close)

@@ -89,7 +89,9 @@ def test_caches_of_eight_bits(stored, device, on_triton, tiny_model):
     ("method", "settings"),
     [("gptq", {"group_size": 32}), ("awq", {"group_size": 32}), ("weight_only_int8", {}), ("smooth_quant", {})],
 )
-def test_quantized(method, settings, device, on_triton, tiny_model, tmp_path, monkeypatch):
+def test_quantized_models_give_the_tokens_of_the_cpu(
+    method, settings, device, on_triton, tiny_model, tmp_path, monkeypatch
+):
     out = tmp_path / "out"
     ids = tmp_path / "ids.txt"
     ids.write_text("\n".join(" ".join(str(3 + (7 * row + at) % 300) for at in range(32)) for row in range(8)))

@@ -130,7 +130,7 @@ def test_heads_of_attention_over_latents(device, by_programs):
 
 @pytest.mark.skipif(configs.gpu(torch.device("cpu"))[1] != 1 or torch.cuda.is_available(), reason="for the interpreter")
 def test_two_processes_give_the_bits_of_one(tiny_model, tmp_path, monkeypatch):
-    """A quantized model whose kernels, in ranks that meet through torch.distributed, are Triton's."""
+    """A quantized model whose kernels, in ranks that communicate through torch.distributed, are Triton's."""
     out, ids = tmp_path / "out", tmp_path / "ids.txt"
     ids.write_text("\n".join(" ".join(str(3 + (7 * row + at) % 300) for at in range(32)) for row in range(8)))
     model = tiny_model("LlamaForCausalLM", tie_word_embeddings=True)

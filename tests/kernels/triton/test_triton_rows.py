@@ -54,7 +54,7 @@ def test_norm_with_its_residual(dtype, centered, device, close):
 
 @pytest.mark.parametrize("number", range(7))
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_gates(dtype, number, device, close):
+def test_gate_functions_match_torch(dtype, number, device, close):
     functions = [F.silu, lambda x: F.gelu(x, approximate="tanh"), F.gelu, F.relu]
     functions += [lambda x: F.relu(x).square(), lambda x: x * torch.sigmoid(1.702 * x), torch.sigmoid]
     function = functions[number]

@@ -65,7 +65,7 @@ def test_products_are_exact(name, m, n, device):
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_a_layer(dtype, device, close):
+def test_a_w8a8_layer_matches_quantized_activations(dtype, device, close):
     for given in (False, True):
         w = weight(100, 128, bias=True, given=given)
         state = linear_int8.prepare(w.to(device), w.problem(dtype, device.type))

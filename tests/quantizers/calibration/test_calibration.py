@@ -158,7 +158,7 @@ def test_the_bundled_text_is_the_default(tokenizer: Any) -> None:
     assert samples.digest == again.digest != other.digest
 
 
-def test_texts(tmp_path: Path, tokenizer: Any) -> None:
+def test_calibration_reads_plain_text_and_json_lines(tmp_path: Path, tokenizer: Any) -> None:
     plain = tmp_path / "text.txt"
     plain.write_text("Once upon a time there was a model. " * 50)
     lines = tmp_path / "text.jsonl"

@@ -79,7 +79,7 @@ def test_replay_skips_a_module_only_if_its_output_is_that_of_its_last_linear(
         assert all(torch.equal(a, b) for a, b in zip(got, wanted, strict=True))
     ran.clear()
     with torch.no_grad():
-        replay.run(0, wanted=("attention.v_proj",))
+        replay.run(0, names=("attention.v_proj",))
         assert ran == (["attention.v_proj", "mlp.up"] if scaled else ["attention.v_proj"])
         ran.clear()
         replay.run(0, whole=True)

@@ -111,7 +111,7 @@ def test_ignored_files_are_not_read(tiny_model, tmp_path):
     assert tokens(folder, ignore_patterns=["consolidated*"], model_impl="transformers") == wanted
 
 
-def test_which_kind_of_file_is_read_can_be_said(tiny_model, tmp_path):
+def test_load_format_selects_the_kind_of_file(tiny_model, tmp_path):
     from safetensors.torch import load_file
 
     folder = tmp_path / "model"
@@ -127,12 +127,12 @@ def test_which_kind_of_file_is_read_can_be_said(tiny_model, tmp_path):
     assert refusal(folder, load_format="npcache").id == "bad_option"
 
 
-def test_made_up_weights_are_those_of_the_seed(tiny_model):
+def test_dummy_weights_depend_only_on_the_seed(tiny_model):
     made = [tokens(tiny_model(LLAMA), load_format="dummy", seed=seed) for seed in (1, 1, 2)]
     assert made[0] == made[1] != made[2]
 
 
-def test_gpt_means_gptq(edited):
+def test_gpt_is_an_alias_of_gptq(edited):
     settings = {"quant_method": "gptq", "bits": 4, "group_size": 32, "desc_act": False, "sym": True}
     folder = edited("quantized", quantization_config=settings)
     for name in ("gptq", "gpt", None, "None"):
@@ -156,7 +156,7 @@ def test_the_method_that_quantize_recorded_is_known_and_may_be_expected(edited):
 
 
 @pytest.mark.parametrize("impl", ["aiakq", "transformers"])
-def test_values_over_the_config_are_as_if_written_there(impl, edited, tiny_model):
+def test_hf_overrides_act_as_if_written_in_the_config(impl, edited, tiny_model):
     changes = {"rms_norm_eps": 0.5, "max_position_embeddings": 256}
     plain = tokens(tiny_model(LLAMA), model_impl=impl)
     over = tokens(tiny_model(LLAMA), model_impl=impl, hf_overrides=changes)
@@ -166,7 +166,7 @@ def test_values_over_the_config_are_as_if_written_there(impl, edited, tiny_model
     assert refusal(tiny_model(LLAMA), hf_overrides={"num_hidden_layers": -1}).id == "model_malformed"
 
 
-def test_the_config_may_be_elsewhere(edited, tiny_model, tmp_path):
+def test_hf_config_path_names_another_config(edited, tiny_model, tmp_path):
     there = edited("there", rms_norm_eps=0.5)
     wanted = tokens(there)
     (tmp_path / "config").mkdir()
@@ -213,7 +213,7 @@ def test_a_scaled_context_is_longer_by_the_factor(edited, tiny_model):
     assert "learned" in str(refusal(tiny_model("OPTForCausalLM"), rope_theta=5.0))
 
 
-def test_without_its_window_a_model_ends_where_the_window_does(tiny_model):
+def test_disabling_the_sliding_window_limits_the_context_to_it(tiny_model):
     folder = tiny_model("MistralForCausalLM")
     found = config(folder, disable_sliding_window=True)
     assert found.max_model_len == 24 and set(found.model.sliding_windows) == {None}
@@ -223,7 +223,7 @@ def test_without_its_window_a_model_ends_where_the_window_does(tiny_model):
     assert tokens(folder, prompt, disable_sliding_window=True) == tokens(folder, prompt)
 
 
-def test_the_longest_context_that_fits_into_memory(tiny_model):
+def test_auto_max_model_len_is_the_longest_context_that_fits(tiny_model):
     folder = str(tiny_model(LLAMA))
     for given in ("auto", -1, "-1"):
         limits = LLM(folder, max_model_len=given, num_gpu_blocks_override=9).engine.limits
@@ -255,7 +255,7 @@ def blocks_of(llm: LLM) -> Any:
     return llm.engine.executor.runner.model.blocks
 
 
-def test_where_default_sampling_values_come_from(edited, tmp_path):
+def test_sources_of_default_sampling_values(edited, tmp_path):
     folder = edited("model")
     own = {"temperature": 0.25, "top_k": 7, "eos_token_id": [1, 5], "do_sample": True}
     (folder / "generation_config.json").write_text(json.dumps(own))

@@ -12,7 +12,7 @@ def parallel(model, **arguments):
     return EngineConfig.from_args({"model": str(model), "device": "cpu", **arguments}).parallel
 
 
-def test_what_starts_processes_fits_their_number(example_model):
+def test_executor_backends_match_the_number_of_processes(example_model):
     for backend in (None, "mp", "ray"):
         found = parallel(example_model, tensor_parallel_size=2, distributed_executor_backend=backend)
         assert found.by_ray == (backend == "ray") and found.world_size == 2

@@ -32,7 +32,7 @@ def load(example_model, **arguments) -> LLM:
     return LLM(str(example_model), dtype="float32", num_gpu_blocks_override=64, **arguments)
 
 
-def test_the_slow_way_gives_the_same_text(example_model):
+def test_the_slow_tokenizer_gives_the_same_text(example_model):
     text = "naïve café — 你好, 🙂🙃 end"
     answers = []
     for mode in ("auto", "slow"):

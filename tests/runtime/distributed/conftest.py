@@ -35,7 +35,7 @@ class Steps(NamedTuple):
     """Results of one rank: logits [rows, V] and number of collectives of every step, and its start-up table."""
 
     logits: list[Tensor]
-    meetings: list[int]
+    num_operations: list[int]
     facts: dict[str, str]
 
 
@@ -60,10 +60,10 @@ def compute(config: EngineConfig, collective: TorchCollective | None) -> Steps:
     for batch in batches:
         sequences = running.update(batch, {})
         step = runner.prepare(batch.chunks, sequences, running)
-        before = collective.num_meetings if collective is not None else 0
+        before = collective.num_operations if collective is not None else 0
         logits = runner.forward(step.model_input)[: step.logit_rows[-1].stop]
         found.logits.append(logits.clone())
-        found.meetings.append(0 if collective is None else collective.num_meetings - before)
+        found.num_operations.append(0 if collective is None else collective.num_operations - before)
         for sequence, token in zip(sequences, NEXT, strict=True):
             sequence.token_ids.append(token)
     return found

@@ -20,7 +20,7 @@ import pytest
 from aiakq import LLM, SamplingParams
 from aiakq.errors import AiakqError
 from aiakq.kernels.cpu.gather_sockets import SocketCollective
-from aiakq.runtime.distributed import meeting, ray_cluster, ray_processes
+from aiakq.runtime.distributed import ray_cluster, ray_processes, rendezvous
 from aiakq.runtime.distributed.connections import Listener
 
 ray = pytest.importorskip("ray", reason="ray is not installed: pip install 'aiakq[ray]'")
@@ -82,7 +82,7 @@ def test_settings_of_rank_0_reach_the_others_and_addresses_do_not(ranks, monkeyp
 
 
 def test_ranks_that_share_no_memory_give_the_answers_of_one_process(ranks, alone, monkeypatch):
-    monkeypatch.setattr(meeting, "offer_memory", offer_nothing)
+    monkeypatch.setattr(rendezvous, "offer_memory", offer_nothing)
     llm = ranks()
     assert isinstance(llm.engine.executor._group.collective, SocketCollective)
     assert generate(llm) == alone
@@ -91,12 +91,12 @@ def test_ranks_that_share_no_memory_give_the_answers_of_one_process(ranks, alone
 def offer_nothing(others, size, secret) -> None:
     for other in others:
         other.sendall(bytes(39))
-    meeting._agree(others)
+    rendezvous._agree(others)
 
 
 @pytest.mark.parametrize("stages", [1, 2])
 def test_a_step_that_exhausts_the_memory_of_rank_0_runs_in_parts_over_sockets(ranks, alone, monkeypatch, stages):
-    monkeypatch.setattr(meeting, "offer_memory", offer_nothing)
+    monkeypatch.setattr(rendezvous, "offer_memory", offer_nothing)
     llm = ranks(pipeline_parallel_size=stages)
     original, count = type(llm.engine.executor.runner).forward, [0]
 
@@ -114,7 +114,7 @@ def test_a_step_that_exhausts_the_memory_of_rank_0_runs_in_parts_over_sockets(ra
 @pytest.mark.parametrize("which", [0, 1], ids=["actor", "rank"])
 def test_a_process_that_is_killed_is_named_at_once(ranks, monkeypatch, which, shared):
     if not shared:
-        monkeypatch.setattr(meeting, "offer_memory", offer_nothing)
+        monkeypatch.setattr(rendezvous, "offer_memory", offer_nothing)
     llm = ranks()
     generate(llm)
     (pids,) = pids_of(llm)

@@ -14,9 +14,9 @@ from aiakq.quantizers.pipeline import quantize_checkpoint
 
 FAST = {"tensor_parallel_math": "fast"}
 EXACT = {"tensor_parallel_math": "exact"}
-#: Meetings of a step of two layers besides those of embedding and head: after attention and after the MLP.
+#: Operations of a step of two layers besides those of embedding and head: after attention and after the MLP.
 TWICE = 4
-#: Family -> meetings of a step on two ranks, besides those of the embedding and the head.
+#: Family -> operations of a step on two ranks, besides those of the embedding and the head.
 FAMILIES = {
     "LlamaForCausalLM": TWICE,
     "Qwen3ForCausalLM": TWICE,
@@ -46,7 +46,7 @@ def test_a_layer_of_most_families_needs_two_collectives(architecture, tiny_model
         found = steps(folder, size, **FAST)
         close(found, alone, 2e-5)
         # The tiny head is replicated; the embedding needs one collective.
-        assert found[0].meetings == [FAMILIES[architecture] + 1] * 2, found[0].facts
+        assert found[0].num_operations == [FAMILIES[architecture] + 1] * 2, found[0].facts
         assert all(torch.equal(rank.logits[0], found[0].logits[0]) for rank in found)
         assert "gathered" not in found[0].facts["tensor parallel"]
 
@@ -87,7 +87,7 @@ def test_embedding_and_head_share_one_shard_of_an_odd_vocabulary(size, tiny_mode
     [alone] = steps(folder, 1)
     found = steps(folder, size, **FAST)
     close(found, alone, 2e-5)
-    assert found[0].meetings == [TWICE + 2] * 2
+    assert found[0].num_operations == [TWICE + 2] * 2
 
 
 #: Method -> its settings, and how far logits may be off: those of 8-bit activations are rounded for each rank's part.

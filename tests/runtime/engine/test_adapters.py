@@ -89,7 +89,7 @@ def test_no_more_adapters_run_than_allowed_and_base_sequences_pass_by(kind):
 
 
 @SCHEDULERS
-def test_the_adapter_that_was_not_used_for_longest_makes_room(kind):
+def test_the_least_recently_used_adapter_is_evicted(kind):
     world = World(kind, max_loras=1, max_resident=2)
     for key in ("a", "b", "a", "c"):
         world.add(ref(key), tokens=1)

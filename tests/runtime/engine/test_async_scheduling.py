@@ -243,7 +243,7 @@ def test_a_launched_step_waits_for_nothing(tiny_model, monkeypatch):
     assert not waited
 
 
-def test_one_step_ahead_by_default_on_a_gpu(example_model, monkeypatch):
+def test_async_scheduling_is_the_default_on_a_gpu(example_model, monkeypatch):
     def ahead(**given):
         return EngineConfig.from_args({"model": str(example_model), **given}).scheduler.async_scheduling
 

@@ -17,11 +17,11 @@ from aiakq.runtime.speculation.draft_length import StepCosts
 
 
 @pytest.mark.parametrize(("most", "wanted"), [(1, [1]), (3, [1, 2, 3]), (8, [1, 2, 4, 8]), (70, [*sizes(64), 70])])
-def test_sizes(most, wanted):
+def test_captured_batch_sizes_up_to_a_maximum(most, wanted):
     assert sizes(most) == wanted
 
 
-def test_sizes_end_with_the_most_there_may_be():
+def test_captured_batch_sizes_end_with_the_maximum():
     for most in range(1, 300):
         made = sizes(most)
         assert made == sorted(set(made)) and made[-1] == most
@@ -172,11 +172,11 @@ def test_what_is_asked_for_is_captured():
         ({"cudagraph_capture_sizes": []}, CompilationConfig(enforce_eager=True)),
     ],
 )
-def test_the_compilation_config(given, wanted, example_model):
+def test_compilation_config_values_are_checked(given, wanted, example_model):
     assert EngineConfig.from_args({"model": str(example_model), "compilation_config": given}).compilation == wanted
 
 
-def test_options_that_ask_for_no_graphs(example_model):
+def test_options_that_disable_cuda_graphs(example_model):
     def capture(**given):
         return EngineConfig.from_args({"model": str(example_model), **given}).compilation
 

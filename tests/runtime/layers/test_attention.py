@@ -122,7 +122,7 @@ def test_output_is_that_of_attention_over_the_whole_sequence(case: Case, steps: 
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
-def test_dtypes(dtype: torch.dtype) -> None:
+def test_attention_is_accurate_in_every_dtype(dtype: torch.dtype) -> None:
     case = Case(8, 2, 32, window=9, norms=True, dtype=dtype)
     found, expected = case.run([10, 1, 12]), case.expected()
     assert found.dtype == dtype

@@ -54,7 +54,7 @@ def test_logits_are_those_of_transformers(method, quantized, example_model, held
 
 @pytest.mark.parametrize("dequantize", ["always", "never"])
 @pytest.mark.parametrize("method", METHODS)
-def test_a_request_is_answered_alike_alone_and_in_a_crowd(method, dequantize, quantized, heldout_text):
+def test_outputs_do_not_depend_on_concurrent_requests(method, dequantize, quantized, heldout_text):
     llm = LLM(model=str(quantized(method)), dtype="float32", dequantize=dequantize, num_gpu_blocks_override=60)
     words = heldout_text.split()
     prompts = [" ".join(words[at * 70 : at * 70 + 2 + 9 * at]) for at in range(8)]

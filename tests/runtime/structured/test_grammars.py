@@ -82,7 +82,7 @@ def test_any_texts_can_be_chosen_from(compiler, texts):
         ({"grammar": 'start: "a" DIGIT\nDIGIT: /[0-9]/'}, ["a3"], ["a"]),
     ],
 )
-def test_what_is_accepted(compiler, fields, yes, no):
+def test_grammars_accept_and_reject_the_expected_texts(compiler, fields, yes, no):
     grammar = of(**fields)
     assert [text for text in yes if not accepts(compiler, grammar, text)] == []
     assert [text for text in no if accepts(compiler, grammar, text)] == []

@@ -381,7 +381,7 @@ def test_without_a_tokenizer_there_is_no_grammar(example_model):
         llm.generate([5, 6], params(1))
 
 
-def test_json_without_blanks_by_default(example_model):
+def test_json_output_has_no_whitespace_by_default(example_model):
     config = {"backend": "xgrammar", "disable_any_whitespace": True}
     llm = LLM(model=str(example_model), dtype="float32", structured_outputs_config=config)
     text = llm.generate("Once", params(0), use_tqdm=False)[0].outputs[0].text

@@ -57,7 +57,7 @@ def added_up(chunks: list[dict[str, Any]], index: int = 0) -> dict[str, Any]:
     return message
 
 
-def test_calls_and_reasoning_are_told_apart(reciter):
+def test_tool_calls_and_reasoning_are_separated(reciter):
     answer = chat(reciter, "both", tools=TOOLS)
     [choice] = answer["choices"]
     message = choice["message"]

@@ -64,17 +64,17 @@ def _add_user(turns: Turns, blocks: list[Any], path: str) -> None:
     """Results of calls are messages of their own; text between them is one of the user."""
     texts: list[str] = []
     for number, block in enumerate(blocks):
-        place = f"{path}[{number}]"
-        kind = type_of(block, place)
+        block_path = f"{path}[{number}]"
+        kind = type_of(block, block_path)
         if kind != "tool_result":
-            texts.append(_read_text(block, kind, place))
+            texts.append(_read_text(block, kind, block_path))
             continue
         if texts:
             turns.user("\n".join(texts))
             texts = []
         content = block.get("content")
-        result = "" if content is None else text_of(content, f"{place}.content", _read_text)
-        turns.result(string_of(block, "tool_use_id", place), result)
+        result = "" if content is None else text_of(content, f"{block_path}.content", _read_text)
+        turns.result(string_of(block, "tool_use_id", block_path), result)
     if texts or not blocks:
         turns.user("\n".join(texts))
 
@@ -85,17 +85,17 @@ def _add_assistant(turns: Turns, blocks: list[Any], path: str) -> None:
     thoughts: list[str] = []
     calls: list[tuple[str, str, dict[str, Any]]] = []
     for number, block in enumerate(blocks):
-        place = f"{path}[{number}]"
-        kind = type_of(block, place)
+        block_path = f"{path}[{number}]"
+        kind = type_of(block, block_path)
         if kind == "thinking":
-            thoughts.append(string_of(block, "thinking", place))
+            thoughts.append(string_of(block, "thinking", block_path))
         elif kind == "tool_use":
             arguments = block.get("input")
             if not isinstance(arguments, dict):
-                raise error("invalid_type", param=f"{place}.input", reason="an object is expected")
-            calls.append((string_of(block, "id", place), string_of(block, "name", place), arguments))
+                raise error("invalid_type", param=f"{block_path}.input", reason="an object is expected")
+            calls.append((string_of(block, "id", block_path), string_of(block, "name", block_path), arguments))
         elif kind != "redacted_thinking":
-            texts.append(_read_text(block, kind, place))
+            texts.append(_read_text(block, kind, block_path))
     turns.reasoning("\n".join(thoughts))
     if texts or not calls:
         turns.answer("\n".join(texts))

@@ -86,7 +86,7 @@ class MessagesBuilder(ChatResponseBuilder):
     def __init__(self, service: Service, request: MessagesRequest, *arguments: Any) -> None:
         super().__init__(service, request.chat, *arguments)
         self.content = ContentBlocks()
-        self._begun = False
+        self._has_started = False
         self._stop = StopDelta(None, None)
 
     def response(self, outputs: Sequence[Delta]) -> msgspec.Struct:
@@ -98,8 +98,8 @@ class MessagesBuilder(ChatResponseBuilder):
         events: list[msgspec.Struct] = []
         for _, delta in deltas:
             content = list(self._add(delta, ended=delta.finish_reason is not None))
-            if not self._begun:
-                self._begun = True
+            if not self._has_started:
+                self._has_started = True
                 start = self._message()
                 start.content, start.stop_reason, start.stop_sequence = [], None, None
                 events += [MessageStartEvent(message=start), PingEvent()]

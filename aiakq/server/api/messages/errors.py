@@ -22,7 +22,7 @@ _TYPES = {
 
 
 class MessagesErrorDetail(msgspec.Struct):
-    """What went wrong."""
+    """Type and message of an error."""
 
     type: str
     message: str

@@ -45,15 +45,17 @@ async def count_tokens(service: Service, request: Request) -> Response:
     """The number of tokens of a conversation, as Anthropic's API returns it."""
     body = await read_body(request, service.max_body_bytes, service.max_values)
     await asyncio.sleep(0)  # it may be large
-    given = parse_body(CountTokensRequest, body, service.on_unknown_field)
-    service.model.check_name(given.model)
-    given.check_combinations()
-    given.switch_reasoning(service)
+    payload = parse_body(CountTokensRequest, body, service.on_unknown_field)
+    service.model.check_name(payload.model)
+    payload.check_combinations()
+    payload.switch_reasoning(service)
     try:
-        arguments = given.chat.template_kwargs(service.chat_template)
+        arguments = payload.chat.template_kwargs(service.chat_template)
     except AiakqError as failure:
-        raise given.rename_param(failure) from None
-    text = TextRequest(0, messages=given.chat.conversation(), arguments=arguments, add_special_tokens=False, max_ids=1)
+        raise payload.rename_param(failure) from None
+    text = TextRequest(
+        0, messages=payload.chat.conversation(), arguments=arguments, add_special_tokens=False, max_ids=1
+    )
     reply = await cancel_on_disconnect(request, service.text.run(text))
     return JSONResponse(CountTokensResponse(reply.counts[0]))
 

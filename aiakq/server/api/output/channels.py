@@ -22,7 +22,7 @@ _FUNCTION = re.compile(rf"(?:^|\s)to=functions\.([^\s<]{{1,{MAX_NAME}}})")
 
 
 class _Head(NamedTuple):
-    """What is in front of a text. ``function`` is the tool that it calls."""
+    """Header of a message. ``function`` is the tool that the message calls."""
 
     channel: str
     function: str

@@ -27,13 +27,13 @@ class Marks:
         self._pattern = re.compile("|".join(map(re.escape, texts)))
         self._longest = max(map(len, texts))
 
-    def search(self, text: str, at: int) -> re.Match[str] | None:
-        """The first mark in ``text`` from ``at`` on."""
-        return self._pattern.search(text, at)
+    def search(self, text: str, position: int) -> re.Match[str] | None:
+        """The first mark in ``text`` from ``position`` on."""
+        return self._pattern.search(text, position)
 
-    def held(self, text: str, at: int) -> int:
+    def held(self, text: str, position: int) -> int:
         """Where the end of ``text`` begins that may be the beginning of a mark; its length if there is none."""
-        for start in range(max(at, len(text) - self._longest + 1), len(text)):
+        for start in range(max(position, len(text) - self._longest + 1), len(text)):
             if any(mark.startswith(text[start:]) for mark in self.texts):
                 return start
         return len(text)
@@ -50,18 +50,18 @@ class TextScanner:
         self.ended = False
         self.num_bytes = 0
         self._text = ""
-        self._at = 0
+        self._position = 0
         self._record: list[str] | None = None
 
     @property
     def is_exhausted(self) -> bool:
         """Whether all text there will ever be has been read."""
-        return self.ended and self._at == len(self._text)
+        return self.ended and self._position == len(self._text)
 
     def feed(self, text: str, ended: bool = False) -> None:
         """Add text."""
-        self._text = self._text[self._at :] + text
-        self._at = 0
+        self._text = self._text[self._position :] + text
+        self._position = 0
         self.ended = ended
 
     def record(self, text: str = "") -> None:
@@ -69,24 +69,24 @@ class TextScanner:
         self._record = [text]
 
     def recorded(self) -> str:
-        """What was read since ``record``."""
+        """Return the text that was read since ``record``."""
         record, self._record = self._record, None
         return "".join(record or ())
 
     def peek(self) -> Parsing[str]:
         """The next character, which is not read; "" at the end."""
-        while self._at == len(self._text) and not self.ended:
+        while self._position == len(self._text) and not self.ended:
             yield
-        return self._text[self._at : self._at + 1]
+        return self._text[self._position : self._position + 1]
 
     def take(self) -> str:
         """Read the next character, which ``peek`` has returned."""
-        return self._take(self._at + 1)
+        return self._take(self._position + 1)
 
     def span(self, pattern: re.Pattern[str]) -> str:
         """Read what is there now of a run of characters that ``pattern``, a repeated character class, matches."""
-        found = pattern.match(self._text, self._at)
-        return self._take(found.end()) if found else ""
+        match = pattern.match(self._text, self._position)
+        return self._take(match.end()) if match else ""
 
     def skip_spaces(self) -> Parsing[str]:
         """Read white space up to another character; returns it."""
@@ -99,21 +99,21 @@ class TextScanner:
         """Read the longest of ``texts`` the text goes on with; "" if there is none."""
         ordered = sorted(texts, key=len, reverse=True)
         while True:
-            rest = self._text[self._at : self._at + len(ordered[0])] if ordered else ""
-            found = next((each for each in ordered if rest.startswith(each)), "")
-            longer = [each for each in ordered if len(each) > max(len(found), len(rest)) and each.startswith(rest)]
+            rest = self._text[self._position : self._position + len(ordered[0])] if ordered else ""
+            matched = next((each for each in ordered if rest.startswith(each)), "")
+            longer = [each for each in ordered if len(each) > max(len(matched), len(rest)) and each.startswith(rest)]
             if self.ended or not longer:
-                self._take(self._at + len(found))
-                return found
+                self._take(self._position + len(matched))
+                return matched
             yield
 
     def skip(self, *texts: str) -> Parsing[str]:
         """Read as ``match`` does, at the end also the beginning of one of ``texts``: it was cut off."""
-        found = yield from self.match(*texts)
-        rest = self._text[self._at :] if self.ended and not found else ""
+        matched = yield from self.match(*texts)
+        rest = self._text[self._position :] if self.ended and not matched else ""
         if rest and any(each.startswith(rest) for each in texts):
             self._take(len(self._text))
-        return found
+        return matched
 
     def until(self, marks: Marks, emit: Emit, read_mark: bool = True, keep_rest: bool = True) -> Parsing[str]:
         """Emit the text up to the first of ``marks``, which is read, too, and returned; "" at the end.
@@ -121,22 +121,22 @@ class TextScanner:
         Without ``keep_rest``, the beginning of a mark at the end is not emitted: it was cut off.
         """
         while True:
-            found = marks.search(self._text, self._at)
+            match = marks.search(self._text, self._position)
             keep = self.ended and keep_rest
-            end = found.start() if found else len(self._text) if keep else marks.held(self._text, self._at)
-            if end > self._at:
+            end = match.start() if match else len(self._text) if keep else marks.held(self._text, self._position)
+            if end > self._position:
                 emit(self._take(end))
-            if found:
+            if match:
                 if read_mark:
-                    self._take(found.end())
-                return found[0]
+                    self._take(match.end())
+                return match[0]
             if self.ended:
                 self._take(len(self._text))
                 return ""
             yield
 
     def _take(self, end: int) -> str:
-        text, self._at = self._text[self._at : end], end
+        text, self._position = self._text[self._position : end], end
         self.num_bytes += len(text.encode("utf-8", "surrogatepass"))
         if self._record is not None:
             self._record.append(text)

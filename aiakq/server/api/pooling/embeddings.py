@@ -60,7 +60,7 @@ class EmbeddingRequest(InputFields):
     normalize: bool | None = Field(None, description="Whether embeddings have the length 1; as the model says.")
 
     def params(self) -> PoolingParams:
-        """What becomes of the inputs."""
+        """Return the pooling parameters of the inputs."""
         return PoolingParams(dimensions=self.dimensions, normalize=self.normalize)
 
 
@@ -70,7 +70,7 @@ class PoolingRequest(EmbeddingRequest):
     activation: bool | None = Field(None, description="Whether scores become probabilities; as the model says.")
 
     def params(self) -> PoolingParams:
-        """What becomes of the inputs."""
+        """Return the pooling parameters of the inputs."""
         return PoolingParams(self.dimensions, self.normalize, self.activation)
 
 
@@ -80,7 +80,7 @@ class ClassificationRequest(InputFields):
     activation: bool | None = Field(None, description="Whether scores become probabilities; as the model says.")
 
     def params(self) -> PoolingParams:
-        """What becomes of the inputs."""
+        """Return the pooling parameters of the inputs."""
         return PoolingParams(activation=self.activation)
 
 
@@ -104,7 +104,7 @@ class EmbeddingResponse(msgspec.Struct):
 
 
 class PoolingData(msgspec.Struct):
-    """What one input has become: a vector, a row for each token, or base64 of either."""
+    """Output for one input: a vector, a row for each token, or base64 of either."""
 
     index: int
     data: list[float | list[float]] | str
@@ -112,7 +112,7 @@ class PoolingData(msgspec.Struct):
 
 
 class PoolingResponse(msgspec.Struct):
-    """What the inputs have become, in their order."""
+    """Outputs in the order of the inputs."""
 
     id: str
     created: int
@@ -147,24 +147,24 @@ async def embeddings(service: Service, request: Request) -> Response:
 
     async def respond(call: PoolingCall[EmbeddingRequest]) -> EmbeddingResponse:
         call.limits.check_embeds()
-        given = call.given
-        found = await call.pool(given.inputs(), given.params(), given.add_special_tokens is not False)
-        values = await encoded(found, given.encoding_format or "float", one_row=True)
+        payload = call.payload
+        outputs = await call.pool(payload.inputs(), payload.params(), payload.add_special_tokens is not False)
+        values = await encoded(outputs, payload.encoding_format or "float", one_row=True)
         data = [Embedding(index, value) for index, value in enumerate(values)]
-        return EmbeddingResponse(call.id, int(time.time()), call.model, data, usage_of(found))
+        return EmbeddingResponse(call.id, int(time.time()), call.model, data, usage_of(outputs))
 
     return await answer(service, request, EmbeddingRequest, "embd-", respond)
 
 
 async def pooling(service: Service, request: Request) -> Response:
-    """What the model makes of each text, whatever that is: an embedding, scores, or a row for each token."""
+    """Return the model's output for each text: an embedding, scores, or a row for each token."""
 
     async def respond(call: PoolingCall[PoolingRequest]) -> PoolingResponse:
-        given, one_row = call.given, call.limits.pooling.has_one_row
-        found = await call.pool(given.inputs(), given.params(), given.add_special_tokens is not False)
-        values = await encoded(found, given.encoding_format or "float", one_row)
+        payload, one_row = call.payload, call.limits.pooling.has_one_row
+        outputs = await call.pool(payload.inputs(), payload.params(), payload.add_special_tokens is not False)
+        values = await encoded(outputs, payload.encoding_format or "float", one_row)
         data = [PoolingData(index, value) for index, value in enumerate(values)]
-        return PoolingResponse(call.id, int(time.time()), call.model, data, usage_of(found))
+        return PoolingResponse(call.id, int(time.time()), call.model, data, usage_of(outputs))
 
     return await answer(service, request, PoolingRequest, "pool-", respond)
 
@@ -174,13 +174,13 @@ async def classify(service: Service, request: Request) -> Response:
 
     async def respond(call: PoolingCall[ClassificationRequest]) -> ClassificationResponse:
         call.limits.check_classifies()
-        given, names = call.given, call.limits.labels
-        found = await call.pool(given.inputs(), given.params(), given.add_special_tokens is not False)
+        payload, names = call.payload, call.limits.labels
+        outputs = await call.pool(payload.inputs(), payload.params(), payload.add_special_tokens is not False)
         data = []
-        for index, prompt in enumerate(found):
+        for index, prompt in enumerate(outputs):
             probs = prompt.pooled.vector()
             data.append(Classification(index, names[probs.index(max(probs))], probs, len(probs)))
-        return ClassificationResponse(call.id, int(time.time()), call.model, data, usage_of(found))
+        return ClassificationResponse(call.id, int(time.time()), call.model, data, usage_of(outputs))
 
     return await answer(service, request, ClassificationRequest, "classify-", respond)
 

@@ -67,27 +67,27 @@ class PoolingUsage(msgspec.Struct):
 
 @dataclass(frozen=True)
 class PooledPrompt:
-    """What a prompt of ``num_tokens`` has become."""
+    """Output for a prompt of ``num_tokens`` tokens."""
 
     pooled: Pooled
     num_tokens: int
 
 
-Given = TypeVar("Given", bound=PoolingFields)
+Payload = TypeVar("Payload", bound=PoolingFields)
 Entry = TypeVar("Entry")
 
 
-class PoolingCall(Generic[Given]):
-    """One request, parsed as ``given``.
+class PoolingCall(Generic[Payload]):
+    """One request, parsed as ``payload``.
 
     id      of the response.
     limits  what the server's model makes of prompts.
     """
 
     def __init__(
-        self, service: Service, request: Request, given: Given, id_prefix: str, tracker: RequestTracker
+        self, service: Service, request: Request, payload: Payload, id_prefix: str, tracker: RequestTracker
     ) -> None:
-        self.service, self.given = service, given
+        self.service, self.payload = service, payload
         self.id = id_prefix + (getattr(request.state, "client_request_id", None) or request.state.request_id)
         self.limits: PoolingLimits = service.model.limits.pools()
         self._tracker = tracker
@@ -96,18 +96,18 @@ class PoolingCall(Generic[Given]):
         self._cache_salt = cache_salt_of(getattr(request.state, "owner", ""), None)
         self._client = client_of(request) if service.fair_share else ""
         self._params = SamplingParams(
-            max_tokens=0, detokenize=False, truncate_prompt_tokens=given.truncate_prompt_tokens
+            max_tokens=0, detokenize=False, truncate_prompt_tokens=payload.truncate_prompt_tokens
         )
 
     @property
     def model(self) -> str:
         """The served name that the response has."""
-        return self.service.model.shown_name(self.given.model)
+        return self.service.model.shown_name(self.payload.model)
 
     async def pool(
         self, inputs: Sequence[str | list[int]], params: PoolingParams, add_special_tokens: bool = True
     ) -> list[PooledPrompt]:
-        """What each of ``inputs``, a text or token ids, becomes. Raises what tokenization and the engine raise."""
+        """Pool each of ``inputs``, which are texts or token ids. Raises what tokenization and the engine raise."""
         pooling = self.limits.resolve(params)
 
         async def part(inputs: Sequence[str | list[int]]) -> list[PooledPrompt]:
@@ -117,7 +117,7 @@ class PoolingCall(Generic[Given]):
         return await self._in_parts(inputs, part)
 
     async def pool_pairs(self, pairs: Sequence[tuple[str, str]], params: PoolingParams) -> list[PooledPrompt]:
-        """What each pair of texts becomes as one prompt."""
+        """Pool each pair of texts as one prompt."""
         pooling = self.limits.resolve(params)
 
         async def part(pairs: Sequence[tuple[str, str]]) -> list[PooledPrompt]:
@@ -135,22 +135,22 @@ class PoolingCall(Generic[Given]):
         """``run`` over parts of ``entries``, some at a time; the results in order."""
         if len(entries) > MAX_INPUTS:
             raise error("too_many_prompts", param="input", value=len(entries), limit=MAX_INPUTS)
-        found: list[PooledPrompt] = []
+        outputs: list[PooledPrompt] = []
         running: deque[asyncio.Task[list[PooledPrompt]]] = deque()
         try:
             for start in range(0, len(entries), MAX_PROMPTS):
                 if len(running) == _PARTS_AT_A_TIME:
-                    found += await running[0]
+                    outputs += await running[0]
                     running.popleft()
                 running.append(asyncio.ensure_future(run(entries[start : start + MAX_PROMPTS])))
             while running:
-                found += await running[0]
+                outputs += await running[0]
                 running.popleft()
         finally:
             for task in running:
                 task.cancel()
             await asyncio.gather(*running, return_exceptions=True)
-        return found
+        return outputs
 
     async def _run(self, prompts: list[Prompt], pooling: Pooling) -> list[PooledPrompt]:
         """Have the engine compute ``prompts``."""
@@ -159,14 +159,14 @@ class PoolingCall(Generic[Given]):
         self.limits.check_rows(self._num_rows, "input")
         service.log_request(self.id, prompts, self._params)
         stream = await self._start(prompts, pooling)
-        self._tracker.start(self.id, self._params, self.given, stream)
+        self._tracker.start(self.id, self._params, self.payload, stream)
         try:
-            found: dict[int, Pooled] = {}
+            outputs: dict[int, Pooled] = {}
             async for deltas in stream:
-                found |= {index: delta.pooled for index, delta in deltas if delta.pooled is not None}
+                outputs |= {index: delta.pooled for index, delta in deltas if delta.pooled is not None}
         finally:
             stream.close()
-        return [PooledPrompt(found[index], len(prompt.token_ids)) for index, prompt in enumerate(prompts)]
+        return [PooledPrompt(outputs[index], len(prompt.token_ids)) for index, prompt in enumerate(prompts)]
 
     async def _start(self, prompts: list[Prompt], pooling: Pooling) -> RequestStream:
         """Start a part of the request. Only the first one fails where there is no place or no engine for the moment."""
@@ -182,11 +182,11 @@ class PoolingCall(Generic[Given]):
                     self._params,
                     arrival,
                     final_only=True,
-                    priority=self.given.priority or 0,
+                    priority=self.payload.priority or 0,
                     cache_salt=self._cache_salt,
                     client=self._client,
                     pooling=pooling,
-                    adapter=self.service.model.adapter(self.given.model),
+                    adapter=self.service.model.adapter(self.payload.model),
                 )
             except AiakqError as failure:
                 if failure.id not in _PASSING or self._arrival_time is not None:
@@ -224,9 +224,9 @@ def pooling_route(
 async def answer(
     service: Service,
     request: Request,
-    model: type[Given],
+    model: type[Payload],
     id_prefix: str,
-    respond: Callable[[PoolingCall[Given]], Awaitable[msgspec.Struct]],
+    respond: Callable[[PoolingCall[Payload]], Awaitable[msgspec.Struct]],
 ) -> Response:
     """Run a request with a body of ``model``; ``respond`` makes the response."""
     tracker = RequestTracker(service, request.scope)
@@ -234,9 +234,9 @@ async def answer(
         service.check_available()
         with tracker.record.phase("read_body"):
             body = await read_body(request, service.max_body_bytes, service.max_values)
-        given = parse_body(model, body, service.on_unknown_field)
-        service.model.check_name(given.model)
-        call = PoolingCall(service, request, given, id_prefix, tracker)
+        payload = parse_body(model, body, service.on_unknown_field)
+        service.model.check_name(payload.model)
+        call = PoolingCall(service, request, payload, id_prefix, tracker)
         response = JSONResponse(await cancel_on_disconnect(request, respond(call)))
     except (ClientDisconnected, ClientDisconnect):
         tracker.finish("abort")
@@ -254,19 +254,19 @@ async def answer(
 
 async def encoded(prompts: Sequence[PooledPrompt], encoding: str, one_row: bool) -> list[Any]:
     """The JSON of each result: a list of numbers, one per row, or base64 of them as float32."""
-    found: list[Any] = []
+    values: list[Any] = []
     for prompt in prompts:
         if encoding == "base64":
-            found.append(base64.b64encode(prompt.pooled.data).decode())
+            values.append(base64.b64encode(prompt.pooled.data).decode())
         elif one_row:
-            found.append(msgspec.Raw(msgspec.json.encode(prompt.pooled.vector())))
+            values.append(msgspec.Raw(msgspec.json.encode(prompt.pooled.vector())))
         else:
             rows, parts = prompt.pooled.rows(), []
             at_a_time = max(1, _NUMBERS_AT_A_TIME // prompt.pooled.width)
             for start in range(0, len(rows), at_a_time):
                 await asyncio.sleep(0)
                 parts.append(msgspec.json.encode(rows[start : start + at_a_time])[1:-1])
-            found.append(msgspec.Raw(b"[" + b",".join(parts) + b"]"))
-        if len(found) % _VECTORS_AT_A_TIME == 0:
+            values.append(msgspec.Raw(b"[" + b",".join(parts) + b"]"))
+        if len(values) % _VECTORS_AT_A_TIME == 0:
             await asyncio.sleep(0)
-    return found
+    return values

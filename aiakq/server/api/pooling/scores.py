@@ -42,7 +42,7 @@ class ScoringFields(PoolingFields):
     activation: bool | None = Field(None, description="Whether scores become probabilities; as the model says.")
 
     def params(self) -> PoolingParams:
-        """What becomes of a pair."""
+        """Return the pooling parameters of a pair."""
         return PoolingParams(activation=self.activation)
 
 
@@ -142,30 +142,30 @@ async def _scores(
 ) -> tuple[list[float], list[PooledPrompt]]:
     """The score of each pair, and the prompts they were computed of."""
     call.limits.check_scores()
-    params = call.given.params()
+    params = call.payload.params()
     if call.limits.is_classifier:
-        found = await call.pool_pairs(pairs, params)
-        return [prompt.pooled.vector()[0] for prompt in found], found
+        outputs = await call.pool_pairs(pairs, params)
+        return [prompt.pooled.vector()[0] for prompt in outputs], outputs
     texts = list(dict.fromkeys(text for pair in pairs for text in pair))
-    found = []
+    outputs = []
     for start in range(0, len(texts), MAX_INPUTS):  # a pair has two
-        found += await call.pool(texts[start : start + MAX_INPUTS], params)
-    vectors = {text: prompt.pooled.vector() for text, prompt in zip(texts, found, strict=True)}
+        outputs += await call.pool(texts[start : start + MAX_INPUTS], params)
+    vectors = {text: prompt.pooled.vector() for text, prompt in zip(texts, outputs, strict=True)}
     scores: list[float] = []
     for one, two in pairs:
         if len(scores) % _SCORES_AT_A_TIME == 0:
             await asyncio.sleep(0)
         scores.append(similarity(vectors[one], vectors[two]))
-    return scores, found
+    return scores, outputs
 
 
 async def score(service: Service, request: Request) -> Response:
     """How well two texts go together, for each pair."""
 
     async def respond(call: PoolingCall[ScoreRequest]) -> ScoreResponse:
-        scores, found = await _scores(call, call.given.pairs())
+        scores, outputs = await _scores(call, call.payload.pairs())
         data = [Score(index, value) for index, value in enumerate(scores)]
-        return ScoreResponse(call.id, int(time.time()), call.model, data, usage_of(found))
+        return ScoreResponse(call.id, int(time.time()), call.model, data, usage_of(outputs))
 
     return await answer(service, request, ScoreRequest, "score-", respond)
 
@@ -174,16 +174,16 @@ async def rerank(service: Service, request: Request) -> Response:
     """Documents in the order in which they go together with a query."""
 
     async def respond(call: PoolingCall[RerankRequest]) -> RerankResponse:
-        given = call.given
-        texts = given.texts(service.on_unknown_field)
-        scores, found = await _scores(call, [(given.query, text) for text in texts])
-        order = sorted(range(len(texts)), key=lambda index: -scores[index])[: given.top_n or None]
-        repeats = given.return_documents is not False
+        payload = call.payload
+        texts = payload.texts(service.on_unknown_field)
+        scores, outputs = await _scores(call, [(payload.query, text) for text in texts])
+        order = sorted(range(len(texts)), key=lambda index: -scores[index])[: payload.top_n or None]
+        repeats = payload.return_documents is not False
         results = [
             RankedDocument(index, scores[index], RankedText(texts[index]) if repeats else msgspec.UNSET)
             for index in order
         ]
-        return RerankResponse(call.id, call.model, results, usage_of(found))
+        return RerankResponse(call.id, call.model, results, usage_of(outputs))
 
     return await answer(service, request, RerankRequest, "rerank-", respond)
 

@@ -105,7 +105,7 @@ class ResponsesBuilder(ChatResponseBuilder):
 
     def __init__(self, service: Service, request: ResponsesRequest, *arguments: Any) -> None:
         super().__init__(service, request.chat, *arguments)
-        self.given = request
+        self.payload = request
         encrypts = "reasoning.encrypted_content" in (request.include or ())
         self.output = OutputItems(self.id.removeprefix(self.id_prefix), request.offered.members, encrypts)
         self._fixed_fields = self._repeated()
@@ -174,24 +174,24 @@ class ResponsesBuilder(ChatResponseBuilder):
 
     def _repeated(self) -> dict[str, Any]:
         """The fields of the request that are in the response."""
-        given, params = self.given, self.params
-        offered = given.offered
+        payload, params = self.payload, self.params
+        offered = payload.offered
         format: dict[str, Any] = {"type": "text"}
-        if given.text is not None and given.text.format is not None:
-            format = given.text.format.model_dump(by_alias=True, exclude_unset=True)
-        effort, _ = given.reasoning_effort()
+        if payload.text is not None and payload.text.format is not None:
+            format = payload.text.format.model_dump(by_alias=True, exclude_unset=True)
+        effort, _ = payload.reasoning_effort()
         return {
-            "instructions": given.instructions,
-            "max_output_tokens": given.max_output_tokens,
-            "metadata": given.metadata or {},
-            "parallel_tool_calls": given.parallel_tool_calls is not False,
-            "reasoning": {"effort": effort if given.reasoning_arguments(self.service) else None, "summary": None},
+            "instructions": payload.instructions,
+            "max_output_tokens": payload.max_output_tokens,
+            "metadata": payload.metadata or {},
+            "parallel_tool_calls": payload.parallel_tool_calls is not False,
+            "reasoning": {"effort": effort if payload.reasoning_arguments(self.service) else None, "summary": None},
             "temperature": params.temperature,
             "text": encoded({"format": format}),
-            "tool_choice": encoded(given.tool_choice or "auto"),
-            "tools": encoded(offered.given),
+            "tool_choice": encoded(payload.tool_choice or "auto"),
+            "tools": encoded(offered.definitions),
             "top_p": params.top_p,
-            "truncation": given.truncation or "disabled",
+            "truncation": payload.truncation or "disabled",
         }
 
     def _usage(self) -> ResponseUsage:

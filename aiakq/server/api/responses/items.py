@@ -17,26 +17,26 @@ _REASONING_MARK = "aiakq1."
 _TEXT_PARTS = {"input_text": "text", "output_text": "text", "text": "text", "refusal": "refusal"}
 
 
-def messages_of(instructions: str | None, given: Any) -> list[dict[str, Any]]:
+def messages_of(instructions: str | None, items: Any) -> list[dict[str, Any]]:
     """The messages that ``instructions`` and ``input`` mean.
 
     Raises ``unsupported_parameter``, ``invalid_type``, ``missing_field`` and ``value_out_of_range``.
     """
     turns = Turns()
     turns.system(instructions or "")
-    if isinstance(given, str):
-        turns.user(given)
+    if isinstance(items, str):
+        turns.user(items)
         return turns.messages
-    if not isinstance(given, list):
+    if not isinstance(items, list):
         raise error("invalid_type", param="input", reason="a string or a list of items is expected")
-    for number, item in enumerate(given):
+    for number, item in enumerate(items):
         _add(turns, item, f"input[{number}]")
     return turns.messages
 
 
-def continues(given: Any) -> bool:
+def continues(items: Any) -> bool:
     """Whether the answer continues the last item, a message of the assistant that says it is not complete."""
-    last = given[-1] if isinstance(given, list) and given else None
+    last = items[-1] if isinstance(items, list) and items else None
     if not isinstance(last, dict) or last.get("type", "message") != "message":
         return False
     return last.get("role") == "assistant" and last.get("status") in ("in_progress", "incomplete")
@@ -96,10 +96,10 @@ def _read_part(part: dict[str, Any], kind: str, path: str) -> str:
 def _reasoning_of(item: Mapping[str, Any], path: str) -> str:
     """The text of past reasoning; "" if there is none that can be read, such as that of another server."""
 
-    def read(part: dict[str, Any], kind: str, place: str) -> str:
+    def read(part: dict[str, Any], kind: str, part_path: str) -> str:
         if kind not in ("reasoning_text", "summary_text"):
-            raise error("unsupported_parameter", param=f"{place}.type", reason=f"{kind:.64} is no reasoning")
-        return string_of(part, "text", place)
+            raise error("unsupported_parameter", param=f"{part_path}.type", reason=f"{kind:.64} is no reasoning")
+        return string_of(part, "text", part_path)
 
     if item.get("content"):
         return text_of(item["content"], f"{path}.content", read)

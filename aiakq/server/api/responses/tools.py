@@ -20,26 +20,26 @@ def flat_name(namespace: str, name: str) -> str:
 class OfferedTools:
     """The tools that the model may call.
 
-    tools    as chat has them.
-    choice   ``tool_choice`` of chat.
-    paths    where each tool is in the request.
-    members  namespace and name of the tools in one, by the name that the model uses.
-    given    the tools that are not left out, as they were sent.
+    tools        the tools in the format of chat completions.
+    choice       ``tool_choice`` of chat completions.
+    paths        path of each tool in the request, for error messages.
+    members      namespace and name of the tools inside a namespace, by the name that the model uses.
+    definitions  the tools that are not left out, as they were sent.
     """
 
-    def __init__(self, given: list[Any] | None, choice: Any) -> None:
+    def __init__(self, tools: list[Any] | None, choice: Any) -> None:
         """Raises ``unsupported_parameter``, ``invalid_type``, ``missing_field`` and ``value_out_of_range``."""
         self.tools: list[dict[str, Any]] = []
         self.choice: Any = None
         self.paths: list[str] = []
         self.members: dict[str, tuple[str, str]] = {}
-        self.given: list[Any] = []
-        for number, tool in enumerate(given or ()):
+        self.definitions: list[Any] = []
+        for number, tool in enumerate(tools or ()):
             path = f"tools[{number}]"
             kind = type_of(tool, path)
             if kind in LEFT_OUT:
                 continue
-            self.given.append(tool)
+            self.definitions.append(tool)
             if kind == "namespace":
                 self._add_namespace(tool, path)
             else:
@@ -52,18 +52,18 @@ class OfferedTools:
         if not isinstance(tools, list):
             raise error("invalid_type", param=f"{path}.tools", reason="a list of functions is expected")
         for number, member in enumerate(tools):
-            place = f"{path}.tools[{number}]"
-            self._add(member, type_of(member, place), place, namespace)
+            tool_path = f"{path}.tools[{number}]"
+            self._add(member, type_of(member, tool_path), tool_path, namespace)
 
     def _add(self, tool: dict[str, Any], kind: str, path: str, namespace: str | None) -> None:
         if kind != "function":
             reason = f"{kind:.64}: only functions are called, and those of a namespace"
             raise error("unsupported_parameter", param=f"{path}.type", reason=reason)
         function = {name: value for name, value in tool.items() if name != "type"}
-        own = string_of(tool, "name", path)
+        tool_name = string_of(tool, "name", path)
         if namespace is not None:
-            function["name"] = flat_name(namespace, own)
-            self.members[function["name"]] = (namespace, own)
+            function["name"] = flat_name(namespace, tool_name)
+            self.members[function["name"]] = (namespace, tool_name)
         self.tools.append({"type": "function", "function": function})
         self.paths.append(path)
 
@@ -93,14 +93,14 @@ class OfferedTools:
             value = self.choice[:64]
             raise error("value_out_of_range", param="tool_choice.mode", value=value, allowed="auto or required")
         names = set(self._allowed_names(choice.get("tools")))
-        kept = [number for number, tool in enumerate(self.tools) if tool["function"]["name"] in names]
-        if len(kept) < len(names):
+        indices = [number for number, tool in enumerate(self.tools) if tool["function"]["name"] in names]
+        if len(indices) < len(names):
             known = {tool["function"]["name"] for tool in self.tools}
             unknown = min(names - known, default="")
             allowed = "the name of one of the tools"
             raise error("value_out_of_range", param="tool_choice.tools", value=unknown[:64], allowed=allowed)
-        self.tools = [self.tools[number] for number in kept]
-        self.paths = [self.paths[number] for number in kept]
+        self.tools = [self.tools[number] for number in indices]
+        self.paths = [self.paths[number] for number in indices]
 
     def _allowed_names(self, tools: Any) -> Iterator[str]:
         if not isinstance(tools, list):

@@ -39,28 +39,28 @@ class Property:
     is_required: bool
 
 
-def properties_of(given: Mapping[str, Any]) -> list[Property] | None:
-    """The properties of an object with the JSON schema ``given``; none of them: it has any. None: they are not all."""
-    if not _OF_OBJECTS.issuperset(given) or not _is_well_formed(given) or given.get("additionalProperties"):
+def properties_of(schema: Mapping[str, Any]) -> list[Property] | None:
+    """The properties of an object with the JSON schema ``schema``; none of them: it has any. None: they are not all."""
+    if not _OF_OBJECTS.issuperset(schema) or not _is_well_formed(schema) or schema.get("additionalProperties"):
         return None
-    properties, required = given.get("properties", {}), given.get("required", [])
+    properties, required = schema.get("properties", {}), schema.get("required", [])
     if not properties.keys() >= set(required) or not all(PLAIN_NAME.fullmatch(name) for name in properties):
         return None
-    found = []
+    result = []
     for name, value in properties.items():
-        own = resolved(value, given)
-        if own is None:
+        property_schema = resolved(value, schema)
+        if property_schema is None:
             return None
-        found.append(Property(name, own, name in required))
-    return found
+        result.append(Property(name, property_schema, name in required))
+    return result
 
 
-def takes_anything(given: Mapping[str, Any]) -> bool:
-    """Whether an object with the JSON schema ``given`` may have any properties, and names none."""
+def takes_anything(schema: Mapping[str, Any]) -> bool:
+    """Whether an object with the JSON schema ``schema`` may have any properties, and names none."""
     return (
-        _OF_OBJECTS.issuperset(given)
-        and not given.get("properties")
-        and given.get("additionalProperties", True) is not False
+        _OF_OBJECTS.issuperset(schema)
+        and not schema.get("properties")
+        and schema.get("additionalProperties", True) is not False
     )
 
 
@@ -113,11 +113,11 @@ def resolved(value: Any, root: Mapping[str, Any]) -> Mapping[str, Any] | None:
             continue
         if target is None:
             return _with_definitions(value, root)
-        place = _LOCAL.fullmatch(target) if isinstance(target, str) else None
-        if place is None or not _NOTES.union(("$ref",)).issuperset(value):
+        match = _LOCAL.fullmatch(target) if isinstance(target, str) else None
+        if match is None or not _NOTES.union(("$ref",)).issuperset(value):
             return None
-        definitions = root.get(place[1])
-        value = definitions.get(place[2]) if isinstance(definitions, Mapping) else None
+        definitions = root.get(match[1])
+        value = definitions.get(match[2]) if isinstance(definitions, Mapping) else None
     return None
 
 
@@ -130,54 +130,57 @@ def _with_definitions(value: Mapping[str, Any], root: Mapping[str, Any]) -> Mapp
     return {**{name: root[name] for name in ("$schema", *_DEFINITIONS) if name in root}, **value}
 
 
-def text_value(own: Mapping[str, Any], marks: Collection[str]) -> Format | None:
-    """A value with the JSON schema ``own`` as models write it between tags: strings as they are, all else as JSON.
+def text_value(value_schema: Mapping[str, Any], marks: Collection[str]) -> Format | None:
+    """Return the format of a value between tags, where models write strings as they are and all else as JSON.
 
-    marks  that end it. None: what is read back might not match.
+    value_schema  JSON schema of the value.
+    marks         strings that end the value.
+
+    Returns None if a value read back might not match the schema.
     """
-    keys = own.keys() - _NOTES
+    keys = value_schema.keys() - _NOTES
     if "enum" in keys or "const" in keys:
-        return _one_of(own, marks) if keys <= {"enum", "const", "type"} else None
-    types = _types(own)
+        return _one_of(value_schema, marks) if keys <= {"enum", "const", "type"} else None
+    types = _types(value_schema)
     if types is None:
         return None
     if "string" not in types:
-        return schema(own)
-    if types - {"string", "null"} or not _is_plain(own):
+        return schema(value_schema)
+    if types - {"string", "null"} or not _is_plain(value_schema):
         return None
     if types == {"string"} and keys & {"minLength", "maxLength"}:
-        least, most = own.get("minLength", 0), own.get("maxLength", "")
-        return regex(f"(.|\\n){{{least},{most}}}", excludes=marks)
+        min_length, max_length = value_schema.get("minLength", 0), value_schema.get("maxLength", "")
+        return regex(f"(.|\\n){{{min_length},{max_length}}}", excludes=marks)
     return any_text(excludes=marks)
 
 
-def _types(own: Mapping[str, Any]) -> set[str] | None:
+def _types(schema: Mapping[str, Any]) -> set[str] | None:
     """All types that a value may have; None if the schema does not name them."""
-    given = own.get("type")
-    if given is not None:
-        return {given} if isinstance(given, str) else set(given)
-    found: set[str] = set()
+    kinds = schema.get("type")
+    if kinds is not None:
+        return {kinds} if isinstance(kinds, str) else set(kinds)
+    types: set[str] = set()
     for key in ("anyOf", "oneOf"):
-        for each in own.get(key, ()):
+        for each in schema.get(key, ()):
             if not isinstance(each.get("type"), str):
                 return None
-            found.add(each["type"])
-    return found or None
+            types.add(each["type"])
+    return types or None
 
 
-def _is_plain(own: Mapping[str, Any]) -> bool:
-    """Whether any string matches ``own``, but for its length."""
-    keys = own.keys() - _NOTES
+def _is_plain(schema: Mapping[str, Any]) -> bool:
+    """Whether any string matches ``schema``, but for its length."""
+    keys = schema.keys() - _NOTES
     if "type" in keys:
-        return keys <= ({"type", "minLength", "maxLength"} if own["type"] == "string" else {"type"})
-    parts = [part for key in ("anyOf", "oneOf") for part in own.get(key, ())]
+        return keys <= ({"type", "minLength", "maxLength"} if schema["type"] == "string" else {"type"})
+    parts = [part for key in ("anyOf", "oneOf") for part in schema.get(key, ())]
     return len(keys) == 1 and all(part.keys() - _NOTES == {"type"} for part in parts)
 
 
-def _one_of(own: Mapping[str, Any], marks: Collection[str]) -> Format | None:
+def _one_of(schema: Mapping[str, Any], marks: Collection[str]) -> Format | None:
     """The values that ``enum`` or ``const`` name. Strings among other values are written as JSON."""
-    values = [own["const"]] if "const" in own else own["enum"]
-    are_strings = own.get("type", "string" if "enum" in own else None) == "string"
+    values = [schema["const"]] if "const" in schema else schema["enum"]
+    are_strings = schema.get("type", "string" if "enum" in schema else None) == "string"
     if are_strings and not all(isinstance(value, str) for value in values):
         return None
     texts = [value if are_strings else json.dumps(value, ensure_ascii=False) for value in values]
@@ -187,17 +190,17 @@ def _one_of(own: Mapping[str, Any], marks: Collection[str]) -> Format | None:
 
 
 def tagged_arguments(
-    given: Mapping[str, Any], marks: Collection[str], parameter: Callable[[Format, Format], Format]
+    schema: Mapping[str, Any], marks: Collection[str], parameter: Callable[[Format, Format], Format]
 ) -> Format | None:
-    """Arguments between tags for an object with the JSON schema ``given``, in its order.
+    """Arguments between tags for an object with the JSON schema ``schema``, in its order.
 
     marks      that end a value.
     parameter  what an argument is, of its name and value.
     """
-    if takes_anything(given):
+    if takes_anything(schema):
         one = parameter(regex(PLAIN_NAME.pattern), any_text(excludes=marks))
         return either(_NOTHING, some_tags([tag("", one)], "", only_one=False))
-    properties = properties_of(given)
+    properties = properties_of(schema)
     if properties is None:
         return None
     written = []
@@ -210,12 +213,12 @@ def tagged_arguments(
     return sequence(*written) if written else _NOTHING
 
 
-def keyword_arguments(given: Mapping[str, Any]) -> Format | None:
-    """Keyword arguments of Python for an object with the JSON schema ``given``: what is required comes first."""
-    if takes_anything(given):
+def keyword_arguments(object_schema: Mapping[str, Any]) -> Format | None:
+    """Keyword arguments of Python for an object with the JSON schema ``payload``: what is required comes first."""
+    if takes_anything(object_schema):
         name = regex(PLAIN_NAME.pattern)
         return either(_NOTHING, sequence(name, const("="), schema({})))
-    properties = properties_of(given)
+    properties = properties_of(object_schema)
     if properties is None:
         return None
     written = {one.name: sequence(const(f"{one.name}="), _python_value(one.schema)) for one in properties}
@@ -223,16 +226,16 @@ def keyword_arguments(given: Mapping[str, Any]) -> Format | None:
     others = [written[one.name] for one in properties if not one.is_required]
     if required:
         return sequence(required[0], *(sequence(const(", "), one) for one in required[1:]), *_more(others))
-    begun = [sequence(one, *_more(others[at + 1 :])) for at, one in enumerate(others)]
-    return either(_NOTHING, *begun)
+    alternatives = [sequence(one, *_more(others[at + 1 :])) for at, one in enumerate(others)]
+    return either(_NOTHING, *alternatives)
 
 
 def _more(parts: Sequence[Format]) -> list[Format]:
     return [either(sequence(const(", "), one), _NOTHING) for one in parts]
 
 
-def _python_value(own: Mapping[str, Any]) -> Format:
+def _python_value(value_schema: Mapping[str, Any]) -> Format:
     """JSON, whose strings, numbers and lists are also Python's; truth values are written as Python has them."""
-    if own.keys() - _NOTES == {"type"} and own["type"] == "boolean":
+    if value_schema.keys() - _NOTES == {"type"} and value_schema["type"] == "boolean":
         return either(const("True"), const("False"))
-    return schema(own)
+    return schema(value_schema)

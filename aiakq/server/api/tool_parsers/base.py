@@ -120,21 +120,21 @@ class JsonToolParser(ToolParser):
         text.record(mark)
         yield from text.skip_spaces()
         in_array = mark.endswith("[") or bool((yield from text.match("[")))
-        found = False
+        has_calls = False
         while True:
             yield from text.skip_spaces()
-            if in_array and found and (yield from text.match("]")):
+            if in_array and has_calls and (yield from text.match("]")):
                 text.record()
                 break
-            if found:
+            if has_calls:
                 yield from text.match(",", ";")
                 yield from text.skip_spaces()
             if (yield from text.peek()) != "{" or not (yield from json_call(text, output, accepts=accepts)):
                 break
-            found = True
+            has_calls = True
             text.record()
         output.content(text.recorded())
-        if found and self.ends:
+        if has_calls and self.ends:
             text.record()
             yield from text.skip_spaces()
             end = yield from text.skip(*self.ends)
@@ -165,9 +165,9 @@ class UnquotedToolParser(ToolParser):
         )
 
     @classmethod
-    def arguments_format(cls, given: Mapping[str, Any]) -> Format | None:
-        """The arguments of a call, which have the JSON schema ``given``; None: they cannot be written exactly."""
-        return schema(given)
+    def arguments_format(cls, parameters: Mapping[str, Any]) -> Format | None:
+        """The arguments of a call, which have the JSON schema ``payload``; None: they cannot be written exactly."""
+        return schema(parameters)
 
     @classmethod
     def arguments_formats(cls, schemas: Mapping[str, Any]) -> Iterator[tuple[str, Format]]:

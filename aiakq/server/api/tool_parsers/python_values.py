@@ -93,6 +93,6 @@ def python_value(text: str) -> str | None:
         return None
 
 
-def _known_escape(found: re.Match[str]) -> str:
+def _known_escape(match: re.Match[str]) -> str:
     """An escape sequence; a backslash that begins none stands for itself."""
-    return found[0] if found[1] in "\\'\"abfnrtvxuUN01234567\n" else "\\" + found[0]
+    return match[0] if match[1] in "\\'\"abfnrtvxuUN01234567\n" else "\\" + match[0]

@@ -34,8 +34,8 @@ class PythonicParser(UnquotedToolParser):
     triggers: ClassVar[tuple[str, ...]] = starts
 
     @classmethod
-    def arguments_format(cls, given: Mapping[str, Any]) -> Format | None:
-        return keyword_arguments(given)
+    def arguments_format(cls, parameters: Mapping[str, Any]) -> Format | None:
+        return keyword_arguments(parameters)
 
     @classmethod
     def call_tags(cls, schemas: Mapping[str, Any], only_one: bool) -> list[Format]:
@@ -67,27 +67,31 @@ class PythonicParser(UnquotedToolParser):
 
     def _read_list(self, text: TextScanner, output: EventSink, only_known: bool) -> Parsing[None]:
         """Read the calls of a list. What is none is content, with what was recorded before."""
-        found = False
+        has_calls = False
         in_list = bool((yield from text.match("[")))
         while True:
             yield from text.skip_spaces()
-            if found:
+            if has_calls:
                 if in_list and (yield from text.match("]")):
                     text.record()
                     break
                 yield from text.match(",")
                 yield from text.skip_spaces()
             name = yield from _name(text)
-            if not name or (only_known and not found and name not in self.tools) or not (yield from text.match("(")):
+            if (
+                not name
+                or (only_known and not has_calls and name not in self.tools)
+                or not (yield from text.match("("))
+            ):
                 break
             output.start_call(name)
-            found = True
+            has_calls = True
             if not (yield from _arguments(text, output)):
                 text.record()
                 break
             text.record()
         output.content(text.recorded())
-        if found and self.ends:
+        if has_calls and self.ends:
             yield from text.skip_spaces()
             yield from text.skip(*self.ends)
 

@@ -30,8 +30,8 @@ class Qwen3CoderParser(UnquotedToolParser):
     separator = "\n"
 
     @classmethod
-    def arguments_format(cls, given: Mapping[str, Any]) -> Format | None:
-        return tagged_arguments(given, _BEHIND_VALUE.texts, _parameter)
+    def arguments_format(cls, parameters: Mapping[str, Any]) -> Format | None:
+        return tagged_arguments(parameters, _BEHIND_VALUE.texts, _parameter)
 
     @classmethod
     def call_tags(cls, schemas: Mapping[str, Any], only_one: bool) -> list[Format]:

@@ -44,9 +44,9 @@ class TaggedArguments:
         name = json.dumps(key, ensure_ascii=False)
         self._keys.add(key)
         self._output.arguments(f"{separator}{name}: ")
-        given = self._properties.get(key)
-        own = resolved(given, self._schema) or given
-        return ArgumentText(json_types(own), self._output.arguments, trim_line)
+        declared = self._properties.get(key)
+        schema = resolved(declared, self._schema) or declared
+        return ArgumentText(json_types(schema), self._output.arguments, trim_line)
 
     def end(self) -> None:
         """All arguments are there."""
@@ -123,8 +123,8 @@ def json_types(schema: Any) -> frozenset[str]:
     """The types that a JSON schema names, also in its alternatives; empty if it names none."""
     if not isinstance(schema, Mapping):
         return frozenset()
-    given = schema.get("type")
-    named = [given] if isinstance(given, str) else given if isinstance(given, list) else []
+    declared = schema.get("type")
+    named = [declared] if isinstance(declared, str) else declared if isinstance(declared, list) else []
     types = {name for name in named if isinstance(name, str)}
     for key in ("anyOf", "oneOf"):
         for each in schema.get(key) or () if isinstance(schema.get(key), list) else ():

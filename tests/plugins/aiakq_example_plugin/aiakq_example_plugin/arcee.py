@@ -27,8 +27,8 @@ class ArceeBuilder(LlamaBuilder):
         """up and down, without a gate."""
         D, F, bias = self.config.hidden_size, self.config.intermediate_size, self.mlp_bias
         return PlainMLP(
-            self.weights.linear(self.at(layer, "mlp.up_proj"), F, D, bias=bias),
-            self.weights.linear(self.at(layer, "mlp.down_proj"), D, F, bias=bias),
+            self.weights.linear(self.layer_name(layer, "mlp.up_proj"), F, D, bias=bias),
+            self.weights.linear(self.layer_name(layer, "mlp.down_proj"), D, F, bias=bias),
             SquaredReLU(),
         )
 

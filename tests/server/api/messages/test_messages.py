@@ -162,7 +162,7 @@ def test_the_format_of_the_text_is_enforced(reciter):
     assert set(json.loads(answer["content"][-1]["text"])) <= {1, 2}
 
 
-def test_history_goes_round(reciter):
+def test_responses_can_be_sent_back_as_history(reciter):
     """The content of an answer is a message of the next request, and renders as the same chat conversation."""
     first = send(reciter, "both", tools=OWN)
     weather, clock = first["content"][2:]

@@ -159,7 +159,7 @@ def test_the_format_of_the_text_is_enforced(reciter, strict):
     assert respond(reciter, "plain", **fields)["output"][0]["content"][0]["text"].startswith("{")
 
 
-def test_history_goes_round(reciter):
+def test_responses_can_be_sent_back_as_history(reciter):
     """The output of a response is the input of the next, and renders as the same chat conversation."""
     first = respond(reciter, "both", tools=FLAT, include=["reasoning.encrypted_content"])
     results = [

@@ -11,9 +11,9 @@ import torch
 
 from aiakq.errors import AiakqError
 from aiakq.kernels.cpu.gather_sockets import SocketCollective
-from aiakq.runtime.distributed import meeting
+from aiakq.runtime.distributed import rendezvous
 from aiakq.runtime.distributed.connections import Listener, new_secret
-from aiakq.runtime.distributed.meeting import Connections, Meeting
+from aiakq.runtime.distributed.rendezvous import Connections, Rendezvous
 
 
 @pytest.fixture
@@ -28,7 +28,7 @@ def meet() -> Callable[..., list[Connections | AiakqError]]:
 
         def work(rank: int) -> None:
             try:
-                found[rank] = Meeting(rank, size, addresses, listeners[rank], secret).hold_meeting(10.0)
+                found[rank] = Rendezvous(rank, size, addresses, listeners[rank], secret).connect(10.0)
             except AiakqError as failure:
                 found[rank] = failure
 
@@ -70,7 +70,9 @@ def gather_all(collectives: list) -> None:
 @pytest.mark.parametrize("kind", ["memory", "sockets"])
 def test_ranks_of_a_stage_gather_and_links_connect_the_stages(meet, monkeypatch, size, stages, kind):
     if kind == "sockets":  # as on another machine, where the name does not exist
-        monkeypatch.setattr(meeting, "_receive_memory", lambda *args: (_ for _ in ()).throw(ConnectionRefusedError()))
+        monkeypatch.setattr(
+            rendezvous, "_receive_memory", lambda *args: (_ for _ in ()).throw(ConnectionRefusedError())
+        )
     found = meet(size, stages)
     for stage in range(stages):
         own = found[stage * size : (stage + 1) * size]
@@ -88,19 +90,19 @@ def test_ranks_of_a_stage_gather_and_links_connect_the_stages(meet, monkeypatch,
 
 
 def test_all_ranks_gather_over_sockets_if_one_is_on_another_machine(meet, monkeypatch):
-    original = meeting._receive_memory
+    original = rendezvous._receive_memory
 
     def receive(name, size, secret, rank):
         return original(name.replace("aiakq", "other") if rank == 2 else name, size, secret, rank)
 
-    monkeypatch.setattr(meeting, "_receive_memory", receive)
+    monkeypatch.setattr(rendezvous, "_receive_memory", receive)
     found = meet(3, 1)
     assert all(isinstance(one.collective, SocketCollective) for one in found)
     gather_all([one.collective for one in found])
 
 
 def test_a_missing_rank_is_named(meet, monkeypatch):
-    monkeypatch.setattr(meeting, "MEETING_SECONDS", 0.5)
+    monkeypatch.setattr(rendezvous, "RENDEZVOUS_SECONDS", 0.5)
     found = meet(3, 1, absent=(1,))
     assert isinstance(found[0], AiakqError) and found[0].id == "rank_late"
     assert found[0].message.startswith("Rank 1 timed out after 0.5 s: connecting to rank 0")

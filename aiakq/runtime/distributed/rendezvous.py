@@ -21,7 +21,7 @@ from aiakq.runtime.distributed.connections import ALARM, DATA, LINK, MEMORY, Lis
 from aiakq.system.frames import receive_exactly
 
 #: Time limit of the rendezvous in seconds, once the addresses of all ranks are known.
-MEETING_SECONDS = 30.0
+RENDEZVOUS_SECONDS = 30.0
 #: Length of the name of the socket over which the descriptor of shared memory is passed.
 _NAME_BYTES = 39
 
@@ -40,7 +40,7 @@ class Connections:
     link_out: socket.socket | None
 
 
-class Meeting:
+class Rendezvous:
     """The rendezvous as one rank takes part in it.
 
     addresses  addresses of the listeners of all ranks; ``listener`` is this rank's.
@@ -51,7 +51,7 @@ class Meeting:
         self._addresses, self._listener = addresses, listener
         self._sockets: dict[Peer, socket.socket] = {}
 
-    def hold_meeting(self, time_limit: float) -> Connections:
+    def connect(self, time_limit: float) -> Connections:
         """Connect to the peers of this rank; all ranks call this at the same time.
 
         time_limit  time limit of a step in seconds, for the collective.
@@ -59,7 +59,7 @@ class Meeting:
         Raises ``rank_unreachable``, ``rank_late`` and ``rank_failed``.
         """
         try:
-            self._meet()
+            self._connect_peers()
             collective = self._collective(time_limit) if self._size > 1 else None
         except BaseException:
             for sock in self._sockets.values():
@@ -68,23 +68,25 @@ class Meeting:
         previous, following = Peer(self._rank - self._size, LINK), Peer(self._rank + self._size, LINK)
         return Connections(collective, self._sockets.get(previous), self._sockets.get(following))
 
-    def _meet(self) -> None:
+    def _connect_peers(self) -> None:
         first = self._rank // self._size * self._size
         stage = [rank for rank in range(first, first + self._size) if rank != self._rank]
         wanted = [Peer(rank, purpose) for rank in stage for purpose in (DATA, ALARM)]
         wanted += [Peer(self._rank - self._size, LINK), Peer(self._rank + self._size, LINK)]
         for rank, purpose in wanted:
             if 0 <= rank < self._rank:
-                own = Peer(self._rank, purpose)
-                sock = connect(self._addresses[rank], self._secret, own, rank, MEETING_SECONDS)
+                this_peer = Peer(self._rank, purpose)
+                sock = connect(self._addresses[rank], self._secret, this_peer, rank, RENDEZVOUS_SECONDS)
                 self._sockets[Peer(rank, purpose)] = sock
         missing = {peer for peer in wanted if self._rank < peer.rank < len(self._addresses)}
         while missing:
             try:
-                peer, sock = self._listener.accept(MEETING_SECONDS)
+                peer, sock = self._listener.accept(RENDEZVOUS_SECONDS)
             except TimeoutError:
-                place = f"connecting to rank {self._rank}"
-                raise error("rank_late", rank=min(missing).rank, limit=MEETING_SECONDS, place=place) from None
+                operation = f"connecting to rank {self._rank}"
+                raise error(
+                    "rank_late", rank=min(missing).rank, limit=RENDEZVOUS_SECONDS, operation=operation
+                ) from None
             if peer.rank <= self._rank or peer not in wanted:
                 sock.close()
                 continue
@@ -102,7 +104,7 @@ class Meeting:
         }
         try:
             for stream in streams.values():
-                stream.data.settimeout(MEETING_SECONDS)
+                stream.data.settimeout(RENDEZVOUS_SECONDS)
             if stage_rank:
                 memory = take_memory(streams[0].data, self._size, self._secret, self._rank)
             else:
@@ -180,8 +182,8 @@ def _hand_out(listener: Listener, memory: int, done: threading.Event) -> None:
 
 
 def _receive_memory(name: str, size: int, secret: bytes, rank: int) -> mmap.mmap:
-    with connect_once(name, secret, Peer(rank, MEMORY), MEETING_SECONDS) as sock:
-        sock.settimeout(MEETING_SECONDS)
+    with connect_once(name, secret, Peer(rank, MEMORY), RENDEZVOUS_SECONDS) as sock:
+        sock.settimeout(RENDEZVOUS_SECONDS)
         _, files, _, _ = socket.recv_fds(sock, 1, 1)
     if not files:
         raise OSError("no descriptor was received")
