@@ -7,9 +7,10 @@ from itertools import takewhile
 
 from torch import Tensor
 
-from aiakq.runtime.engine.records import Chunk, ChunkResult, SampledToken
+from aiakq.runtime.engine.records import Chunk, ChunkResult
+from aiakq.runtime.executor.draft_chain import DraftChain
 from aiakq.runtime.executor.runner import Runner
-from aiakq.runtime.executor.sampler import SamplerRow, sample
+from aiakq.runtime.executor.sampler import sample
 from aiakq.runtime.executor.sequences import RunningSequences, SequenceState
 from aiakq.runtime.models.interface import ModelInput, whole_logits
 
@@ -58,7 +59,9 @@ class DraftModel:
         proposing = [draft for draft in drafts if draft.next_chunk.count > 0]
         while proposing:
             self._compute(proposing, running)
-            proposing = [draft for draft in proposing if draft.prepare_next()]
+            proposing = [draft for draft in proposing if draft.wants_more]
+            for draft in proposing:
+                draft.next_chunk = draft.last_chunk()
         for draft in drafts:
             draft.finish()
         for first, sequence in zip(before, sequences, strict=True):
@@ -86,31 +89,21 @@ class DraftModel:
         last = [(draft, rows[-1]) for draft, rows in zip(drafts, step.logit_rows, strict=True) if draft.num_wanted]
         if not last:
             return
-        rows = [SamplerRow(draft.sequence, list(draft.tokens), matcher=draft.matcher) for draft, _ in last]
+        rows = [draft.row() for draft, _ in last]
         sampled = sample(self.runner.model.sampler, logits[[row for _, row in last]], rows).collect()
         for (draft, _), token in zip(last, sampled, strict=True):
             draft.append(token)
 
 
-class _Draft:
-    """The draft tokens of one sequence in the making.
+class _Draft(DraftChain):
+    """The draft tokens of one sequence in the making. The model may have to compute tokens of the sequence first; where
+    that is all, ``num_wanted`` is 0.
 
-    tokens      proposed so far.
-    num_wanted  0: the tokens of the sequence are computed, and nothing is proposed.
-    matcher     of the grammar, behind ``tokens``; None: there is none.
     next_chunk  what the model computes next.
     """
 
     def __init__(self, chunk: Chunk, sequence: SequenceState, result: ChunkResult, num_positions: int) -> None:
-        """num_positions: for whose keys there is memory."""
-        self.sequence, self.matcher = sequence, sequence.matcher
-        self.tokens: list[int] = []
-        self._chunk, self._result = chunk, result
-        self._num_positions = num_positions
-        self._num_known = len(sequence.token_ids)
-        last = result.sampled[-1] if result.sampled else None
-        goes_on = last is not None and last.is_valid and not last.ends and not sequence.modifier.calls_functions
-        self.num_wanted = chunk.num_proposed if goes_on and not result.proposed else 0
+        super().__init__(chunk, sequence, result, num_positions)
         start = sequence.num_drafted
         assert start is not None
         following = sequence.token_ids[start : start + len(sequence.drafted)]
@@ -132,28 +125,10 @@ class _Draft:
             sequence.num_drafted = start + count
         return max(0, count)
 
-    def append(self, sampled: SampledToken) -> None:
-        """The next draft token; there are no more if it is not valid or its grammar cannot be followed."""
-        if not sampled.is_valid:
-            self.num_wanted = len(self.tokens)
-            return
-        self.tokens.append(sampled.token)
-        if self.matcher is not None and len(self.tokens) < self.num_wanted:
-            self.matcher = self.matcher.after(sampled.token)
-            if self.matcher.failure is not None:
-                self.num_wanted = len(self.tokens)
-
-    def prepare_next(self) -> bool:
-        """Whether another draft token is wanted, and there is memory for the keys of the one before."""
-        position = self._num_known + len(self.tokens) - 1
-        self.next_chunk = Chunk(self._chunk.slot, position, 1, [], True, drafts=self.tokens[-1:])
-        return len(self.tokens) < self.num_wanted and position < self._num_positions
-
     def finish(self) -> None:
         """Hand over the draft tokens. The last one was not computed."""
-        if self.tokens:
-            self._result.proposed = self.tokens
-            self.sequence.drafted = self.tokens[:-1]
+        super().finish()
+        self.sequence.drafted = self.tokens[:-1]
 
 
 def _num_leading(values: Iterable[bool]) -> int:

@@ -8,9 +8,10 @@ from torch import Tensor
 
 from aiakq.kernels.ops.sampling import Sampler
 from aiakq.kernels.transfer import on_device
-from aiakq.runtime.engine.records import Chunk, ChunkResult, SampledToken
+from aiakq.runtime.engine.records import Chunk, ChunkResult
+from aiakq.runtime.executor.draft_chain import DraftChain
 from aiakq.runtime.executor.runner import Runner
-from aiakq.runtime.executor.sampler import SamplerRow, sample
+from aiakq.runtime.executor.sampler import sample
 from aiakq.runtime.executor.sequences import RunningSequences, SequenceState
 from aiakq.runtime.models.eagle3 import Eagle3Head
 from aiakq.runtime.models.interface import ModelInput, StageOutput, whole_logits
@@ -67,7 +68,7 @@ class Eagle3Proposer:
             part.sequence.num_drafted = part.end
         while proceeding := [(part, row) for part, row in proposing if part.wants_more]:
             parts_left, rows = zip(*proceeding, strict=True)
-            chunks = [part.next_chunk() for part in parts_left]
+            chunks = [part.last_chunk() for part in parts_left]
             states, proposing = self._compute(parts_left, chunks, states, rows, running)
         for part in parts:
             part.finish()
@@ -93,69 +94,36 @@ class Eagle3Proposer:
         if proposing:
             wanted = logits.index_select(0, on_device([row for _, row in proposing], logits.device))
             whole = self._head.whole_vocabulary(wanted, self._vocab_size)
-            sampler_rows = [SamplerRow(part.sequence, list(part.tokens), matcher=part.matcher) for part, _ in proposing]
+            sampler_rows = [part.row() for part, _ in proposing]
             for (part, _), sampled in zip(proposing, sample(self._sampler, whole, sampler_rows).collect(), strict=True):
                 part.append(sampled)
         return own_states, proposing
 
 
-class Part:
-    """The draft tokens of one sequence in the making.
+class Part(DraftChain):
+    """The draft tokens of one sequence in the making, and what the head computes before the first of them.
 
-    count       positions that the head computes first, up to ``end``.
-    rows        of the target model's hidden states there.
-    num_wanted  draft tokens.
-    tokens      proposed so far.
-    matcher     of the grammar, behind ``tokens``; None: there is none.
+    count  positions, up to ``end``.
+    rows   of the target model's hidden states there.
     """
+
+    shift = 1
 
     def __init__(
         self, chunk: Chunk, sequence: SequenceState, result: ChunkResult, row: int, page_size: int, max_length: int
     ) -> None:
         """row: of the first token of ``chunk`` in the step."""
-        self.sequence, self.matcher = sequence, sequence.matcher
-        self.tokens: list[int] = []
-        self._chunk, self._result = chunk, result
-        self._num_positions = min(len(sequence.pages) * page_size, max_length)
+        super().__init__(chunk, sequence, result, min(len(sequence.pages) * page_size, max_length))
         if sequence.num_drafted is None:
             sequence.num_drafted = chunk.first  # before it is a cached prefix
-        known = len(sequence.token_ids)
         self._first = sequence.num_drafted
         # The last token has no hidden state yet. One that was missed, for lack of memory, cannot be computed later.
-        self.end = min(chunk.first + chunk.count, known - 1, max_length)
+        self.end = min(chunk.first + chunk.count, self._num_known - 1, max_length)
         self.count = self.end - self._first if self._first >= chunk.first else 0
         self.rows = range(row + self._first - chunk.first, row + self.end - chunk.first)
-        last = result.sampled[-1] if result.sampled else None
-        goes_on = last is not None and last.is_valid and not last.ends and not sequence.modifier.calls_functions
-        self.num_wanted = chunk.num_proposed if goes_on and not result.proposed and self.end == known - 1 else 0
-        self._position = self.end  # of the next token that is proposed, less one
+        if self.end != self._num_known - 1:
+            self.num_wanted = 0
 
     def first_chunk(self, samples: bool) -> Chunk:
         """The known tokens; ``samples``: also if no draft token is wanted."""
         return Chunk(self._chunk.slot, self._first, self.count, [], samples or self.num_wanted > 0)
-
-    @property
-    def wants_more(self) -> bool:
-        """Whether another draft token is wanted, and there is room for the keys of the one before."""
-        return len(self.tokens) < self.num_wanted and self._position < self._num_positions
-
-    def next_chunk(self) -> Chunk:
-        """The token proposed last."""
-        self._position += 1
-        return Chunk(self._chunk.slot, self._position - 1, 1, [], True, drafts=self.tokens[-1:])
-
-    def append(self, sampled: SampledToken) -> None:
-        """The next draft token; the last one if it is not valid or the grammar ends with it."""
-        if not sampled.is_valid:
-            self.num_wanted = len(self.tokens)
-            return
-        self.tokens.append(sampled.token)
-        if self.matcher is not None and len(self.tokens) < self.num_wanted:
-            self.matcher = self.matcher.after(sampled.token)
-            if self.matcher.failure is not None:
-                self.num_wanted = len(self.tokens)
-
-    def finish(self) -> None:
-        """Hand over the draft tokens."""
-        if self.tokens:
-            self._result.proposed = self.tokens
