@@ -19,7 +19,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from tiny_models import PLAIN_NORMS, TINY
 
 try:
-    from aiakq.system.threads import spin_briefly
+    from aiakq.system.threads import available_threads, spin_briefly
 except ModuleNotFoundError as failure:
     raise pytest.UsageError("aiakq is not installed: run pip install -e '.[test]' first (see README)") from failure
 
@@ -32,6 +32,12 @@ os.environ.pop("COLUMNS", None)
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
 spin_briefly()
+# Workers of xdist share the processors: with more threads than processors, most of the time would go to waiting.
+# What depends on the number of threads sets it, and a run without workers uses all processors.
+if "PYTEST_XDIST_WORKER_COUNT" in os.environ:
+    share = max(1, available_threads() // int(os.environ["PYTEST_XDIST_WORKER_COUNT"]))
+    os.environ["OMP_NUM_THREADS"] = str(share)
+    torch.set_num_threads(share)
 # A shell starts background jobs with SIGINT ignored, and the programs under test would inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
