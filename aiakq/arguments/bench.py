@@ -10,7 +10,7 @@ from typing import Any
 from aiakq.arguments.argument import argument
 from aiakq.arguments.common import device_argument
 
-#: Limits in milliseconds that others measure against: MLPerf's (inference v5.1, p99), and those of GuideLLM's guide.
+#: Latency limits in milliseconds from MLPerf Inference v5.1 (p99) and from GuideLLM's guide.
 PRESETS: dict[str, dict[str, float]] = {
     "chat": {"ttft": 200, "tpot": 50},
     "completion": {"e2el": 2000},
@@ -23,7 +23,7 @@ _EXAMPLES = "Examples: --shape 4096x14336, --rows 1,16,256"
 
 
 def parse_goodput(entries: Sequence[str]) -> dict[str, float]:
-    """``ttft:200 tpot:50`` (milliseconds) as a mapping. Raises ValueError with the entry that is wrong."""
+    """Parse ``ttft:200 tpot:50`` into a mapping to milliseconds. Raises ValueError with the invalid entry."""
     limits: dict[str, float] = {}
     for text in (part for entry in entries for part in entry.replace(",", " ").split()):
         name, _, value = text.partition(":")
@@ -57,61 +57,63 @@ def _whole_number(text: str, entry: str) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class LatencyArguments:
-    """One batch of equal requests."""
+    """Options of ``bench latency``."""
 
-    input_len: int = argument(32, "Tokens of every random prompt.", low=1)
-    output_len: int = argument(128, "Tokens to generate.", low=1)
+    input_len: int = argument(32, "Number of tokens of every random prompt.", low=1)
+    output_len: int = argument(128, "Number of tokens to generate per request.", low=1)
     batch_size: int = argument(8, "Requests per batch.", low=1)
-    iterations: int = argument(10, "Measured batches.", flags=("--num-iters",), low=1)
-    warmups: int = argument(2, "Runs before the measured ones.", flags=("--num-warmups",), low=0)
+    iterations: int = argument(10, "Number of measured batches.", flags=("--num-iters",), low=1)
+    warmups: int = argument(2, "Number of warm-up batches, which are not measured.", flags=("--num-warmups",), low=0)
     compare_speculation: bool = argument(
-        False, "Run the same requests without draft tokens too, in turns, and report the speed-up."
+        False, "Also run the same requests without draft tokens, alternating, and report the speedup."
     )
     seed: int | None = argument(None, "Seed, to repeat an earlier run; a new one each time if not given.", low=0)
 
 
 @dataclass(frozen=True, kw_only=True)
 class WorkloadArguments:
-    """Which requests are sent."""
+    """Options that select the requests."""
 
-    num_prompts: int | None = argument(None, "Number of requests; 100, or all of the dataset, if not given.", low=1)
-    input_len: int = argument(256, "Tokens of every random prompt.", low=1)
-    output_len: int = argument(128, "Tokens to generate.", low=1)
+    num_prompts: int | None = argument(None, "Number of requests; 100, or the whole dataset, if not given.", low=1)
+    input_len: int = argument(256, "Number of tokens of every random prompt.", low=1)
+    output_len: int = argument(128, "Number of tokens to generate per request.", low=1)
     workload: str | None = argument(
         None,
-        "Where requests come from: random, dataset, prefix, conversation, trace, sharegpt, or one that a package adds.",
+        "Source of requests: random, dataset, prefix, conversation, trace, sharegpt, or one that a plugin adds.",
         metavar="NAME",
     )
     dataset: Path | None = argument(
         None,
-        'Prompts: a line of text or of JSON ({"prompt": ...}) each; or a trace, or a file of ShareGPT.',
+        'File of prompts, one per line, as text or JSON ({"prompt": ...}); or a trace or ShareGPT file.',
         metavar="FILE",
     )
-    prefix_len: int = argument(256, "Tokens of a shared prefix, before --input-len more; workload prefix.", low=1)
-    num_prefixes: int = argument(1, "Number of shared prefixes; workload prefix.", low=1)
-    turns: int = argument(4, "Requests of a conversation; workload conversation.", low=1)
-    trace_speed: float = argument(1.0, "How many times as fast as recorded a trace is sent.", above=0.0)
+    prefix_len: int = argument(
+        256, "Workload prefix: number of tokens of a shared prefix, followed by --input-len other tokens.", low=1
+    )
+    num_prefixes: int = argument(1, "Workload prefix: number of different prefixes.", low=1)
+    turns: int = argument(4, "Workload conversation: number of requests per conversation.", low=1)
+    trace_speed: float = argument(1.0, "Workload trace: factor by which the trace is sped up.", above=0.0)
     ignore_eos: bool | None = argument(None, "Always generate --output-len tokens; the default for random prompts.")
     seed: int | None = argument(None, "Seed, to repeat an earlier run; a new one each time if not given.", low=0)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ThroughputArguments(WorkloadArguments):
-    """Many requests that are all there from the start."""
+    """Options of ``bench throughput``."""
 
-    warmups: int = argument(1, "Runs before the measured ones.", flags=("--num-warmups",), low=0)
+    warmups: int = argument(1, "Number of warm-up runs, which are not measured.", flags=("--num-warmups",), low=0)
     compare_speculation: bool = argument(
-        False, "Run the same requests without draft tokens too, in turns, and report the speed-up."
+        False, "Also run the same requests without draft tokens, alternating, and report the speedup."
     )
 
 
 @dataclass(frozen=True, kw_only=True)
 class ServeArguments(WorkloadArguments):
-    """Load on a server."""
+    """Options of ``bench serve``."""
 
-    base_url: str | None = argument(None, "A running server, like http://127.0.0.1:8000.", metavar="URL")
-    host: str = argument("127.0.0.1", "Instead of --base-url.")
-    port: int = argument(8000, "Instead of --base-url.", low=1, high=65535)
+    base_url: str | None = argument(None, "Address of a running server, like http://127.0.0.1:8000.", metavar="URL")
+    host: str = argument("127.0.0.1", "Host of a running server, if --base-url is not given.")
+    port: int = argument(8000, "Port of a running server, if --base-url is not given.", low=1, high=65535)
     model: str | None = argument(
         None, "Name of the model on the server; the first one listed if not given.", metavar="NAME"
     )
@@ -120,57 +122,58 @@ class ServeArguments(WorkloadArguments):
     )
     burstiness: float = argument(
         1.0,
-        "Burstiness of arrivals: 1 is a Poisson process, less is burstier, more is steadier, inf is constant.",
+        "Burstiness of arrivals: 1 is a Poisson process, lower is burstier, higher is steadier, inf is constant.",
         above=0.0,
         hint="1 is a Poisson process.",
     )
     ramp_up_strategy: str | None = argument(
         None,
-        "Let the rate rise or fall from --ramp-up-start-rps to --ramp-up-end-rps.",
+        "Change the rate from --ramp-up-start-rps to --ramp-up-end-rps over the run.",
         choices=("linear", "exponential"),
     )
-    ramp_up_start_rps: float | None = argument(None, "First rate of a ramp, in requests per second.", above=0.0)
-    ramp_up_end_rps: float | None = argument(None, "Last rate of a ramp.", above=0.0)
+    ramp_up_start_rps: float | None = argument(None, "Initial rate of a ramp, in requests per second.", above=0.0)
+    ramp_up_end_rps: float | None = argument(None, "Final rate of a ramp, in requests per second.", above=0.0)
     duration_s: float | None = argument(
         None,
-        "Seconds to send for, in place of --num-prompts; at a rate of inf, --max-concurrency are kept in flight.",
+        "Seconds to send requests for, instead of --num-prompts; at a rate of inf, --max-concurrency requests are kept "
+        "in flight.",
         flags=("--duration",),
         above=0.0,
     )
     warmup_s: float = argument(
-        0.0, "Seconds at the start of the load that are not measured.", flags=("--warmup-seconds",), low=0.0
+        0.0, "Seconds at the start of the load to exclude from the metrics.", flags=("--warmup-seconds",), low=0.0
     )
     cooldown_s: float = argument(
-        0.0, "Seconds at its end that are not measured.", flags=("--cooldown-seconds",), low=0.0
+        0.0, "Seconds at the end of the load to exclude from the metrics.", flags=("--cooldown-seconds",), low=0.0
     )
     max_concurrency: int | None = argument(None, "Maximum number of concurrent requests.", low=1)
-    max_errors: int | None = argument(None, "End the load when so many requests failed.", low=1)
+    max_errors: int | None = argument(None, "Stop after this many failed requests.", low=1)
     stop_on_overload: bool = argument(
-        False, "End the load when the server falls behind the rate: clearly fewer requests end than become due."
+        False, "Stop if the server falls behind the rate: significantly fewer requests finish than become due."
     )
     client_processes: int = argument(
-        1, "Processes that send, for more streams than one can keep up with.", low=1, high=64
+        1, "Number of client processes, for more streams than one process can handle.", low=1, high=64
     )
     adapters: tuple[str, ...] = argument(
         (),
-        "LoRA adapter, or model, of the server; requests go to those given in turn.",
+        "LoRA adapter (or model) on the server; requests are assigned round-robin.",
         flags=("--adapter",),
         metavar="NAME",
     )
     endpoint: str = argument(
         "/v1/completions",
-        "Route to send to; to chat every prompt goes as a message.",
+        "Route to send requests to; the chat route gets every prompt as a message.",
         choices=("/v1/completions", "/v1/chat/completions"),
     )
     extra_body: Mapping[str, Any] = argument(
         dict,
-        "Further fields of every request as JSON: tools, response_format, sampling parameters.",
+        "Additional fields of every request, as a JSON object: tools, response_format, sampling parameters.",
         type=dict,
     )
     tokenizer: str | None = argument(
         None,
-        "Model folder whose tokenizer counts tokens where the server does not, and makes random prompts for chat; the "
-        "served one's if it is on this machine.",
+        "Model folder whose tokenizer counts tokens if the server sends no usage, and generates random prompts for "
+        "chat; if not given, that of the served model if it is on this machine.",
         metavar="DIR",
     )
     vocab_size: int | None = argument(
@@ -178,7 +181,7 @@ class ServeArguments(WorkloadArguments):
     )
     goodput: Mapping[str, float] = argument(
         dict,
-        "Count the requests within these limits in ms, like 'ttft:200 tpot:50'.",
+        "Limits in milliseconds for goodput, like 'ttft:200 tpot:50'.",
         type=tuple,
         metavar="METRIC:MS",
         convert=parse_goodput,
@@ -186,14 +189,14 @@ class ServeArguments(WorkloadArguments):
         hint="Example: --goodput ttft:200 --goodput tpot:50",
     )
     preset: str | None = argument(
-        None, "Limits of a known kind of use, in place of --goodput.", choices=tuple(PRESETS), metavar="NAME"
+        None, "Predefined limits for a use case, instead of --goodput.", choices=tuple(PRESETS), metavar="NAME"
     )
-    num_warmups: int = argument(1, "Runs before the measured ones.", low=0)
+    num_warmups: int = argument(1, "Number of warm-up requests, which are not measured.", low=0)
     timeout_s: float = argument(
-        600.0, "Seconds without a token until a request counts as failed.", flags=("--timeout",), low=0.1
+        600.0, "Seconds without a token after which a request has failed.", flags=("--timeout",), low=0.1
     )
     api_key: str | None = argument(None, "Bearer token to send.", metavar="KEY")
-    save_detailed: bool = argument(False, "Keep the timings of every request in the JSON.")
+    save_detailed: bool = argument(False, "Include the timings of every request in the JSON.")
     html: Path | None = argument(
         None, "Also write a report with charts to this file; implies --save-detailed.", metavar="FILE"
     )
@@ -201,40 +204,41 @@ class ServeArguments(WorkloadArguments):
 
 @dataclass(frozen=True, kw_only=True)
 class RepeatArguments:
-    """Runs in a row."""
+    """Repetitions of a benchmark."""
 
     repeats: int = argument(
         1,
-        "Number of runs, for means with 95 % intervals. A server that is started for them starts anew each time.",
+        "Number of runs, for means with 95 % confidence intervals. A server started for the benchmark is restarted for "
+        "each run.",
         low=1,
     )
 
 
 @dataclass(frozen=True, kw_only=True)
 class SweepArguments:
-    """Rising load on a server."""
+    """Options of ``bench sweep`` in addition to those of ``bench serve``."""
 
-    levels: int = argument(6, "Rates between one request at a time and saturation.", low=1)
+    levels: int = argument(6, "Number of rates between one request at a time and saturation.", low=1)
     search: str | None = argument(
-        None, "Find the highest rate that keeps the limits of --goodput or --preset.", choices=("goodput",)
+        None, "Find the highest rate that meets the limits of --goodput or --preset.", choices=("goodput",)
     )
-    goodput_share: float = argument(0.99, "Share of requests that has to keep the limits.", above=0.0, high=1.0)
-    precision: float = argument(10.0, "Percent within which the rate is searched.", above=0.0)
+    goodput_share: float = argument(0.99, "Fraction of requests that must meet the limits.", above=0.0, high=1.0)
+    precision: float = argument(10.0, "Precision of the rate found by --search, in percent.", above=0.0)
 
 
 @dataclass(frozen=True, kw_only=True)
 class KernelArguments:
-    """Single kernels."""
+    """Options of ``bench kernels``."""
 
     model: str | None = argument(
         None,
-        "Folder or hub name of a model whose shapes, scheme and heads are used.",
+        "Folder or hub name of a model whose shapes, scheme and attention heads are measured.",
         positional=True,
         metavar="[MODEL]",
     )
     shapes: tuple[tuple[int, int], ...] = argument(
         (),
-        "Shape of a layer: outputs x inputs.",
+        "Shape of a linear layer: outputs x inputs.",
         flags=("--shape",),
         metavar="NxK",
         convert=_shapes,
@@ -244,20 +248,24 @@ class KernelArguments:
     schemes: tuple[str, ...] = argument(
         (), "Scheme, like w4a16, w8a16, w8a8, w16; the model's own if not given.", flags=("--scheme",), metavar="NAME"
     )
-    group_size: int = argument(128, "Inputs per scale, for fewer than 8 bits.", low=1)
+    group_size: int = argument(128, "Group size of schemes with fewer than 8 bits.", low=1)
     rows: tuple[int, ...] = argument(
         (1, 16, 64),
-        "Tokens of a step, or decoding sequences.",
+        "Number of rows: tokens per step, or decoding sequences for attention.",
         metavar="N",
         convert=_row_counts,
         expected="whole numbers above 0",
         hint=_EXAMPLES,
     )
-    context: int = argument(1024, "Tokens of each sequence, for attention.", low=2)
-    dtype: str = argument("auto", "Dtype of activations; auto as for serve.")
-    kv_cache_dtype: str = argument("auto", "Dtype of the KV cache; as for serve.")
+    context: int = argument(1024, "Number of tokens per sequence, for attention.", low=2)
+    dtype: str = argument("auto", "Dtype of activations; auto has the same meaning as for serve.")
+    kv_cache_dtype: str = argument("auto", "Dtype of the KV cache, as for serve.")
     device: str = device_argument()
     tune: bool = argument(
         False, "First find the fastest launch configurations and save them. GPUs only; takes minutes."
     )
-    into: Path | None = argument(None, "Where --tune writes; ~/.config/aiakq/launch, read from then on.", metavar="DIR")
+    into: Path | None = argument(
+        None,
+        "Folder in which --tune saves; ~/.config/aiakq/launch, which is read at startup, if not given.",
+        metavar="DIR",
+    )

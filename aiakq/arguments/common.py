@@ -24,14 +24,14 @@ class ResultArguments:
     fail_if: tuple[str, ...] = argument(
         (),
         "Exit with code 10 if this condition holds, like 'tpot_ms.p50>50': a key of the JSON result, an operator, "
-        "and a number, a share (99%) or a change from --baseline (+5%).",
+        "and a number, a percentage (99%) or a change from --baseline (+5%).",
         metavar="GATE",
     )
     baseline: Path | None = argument(
         None, "JSON of an earlier run of the same command, for --fail-if 'tpot_ms.p50>+5%'.", metavar="FILE"
     )
     strict: bool = argument(
-        False, "Exit with code 10 if the result has a warning, such as that the prefix cache was measured."
+        False, "Exit with code 10 if the result has a warning, for example about prefix-cache hits."
     )
 
 
@@ -41,7 +41,7 @@ class ConfigArguments:
 
     config: Path | None = argument(
         None,
-        "YAML file with values of options, like seed: 1.",
+        "YAML file with option values, like seed: 1.",
         metavar="FILE",
     )
 

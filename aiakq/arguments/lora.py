@@ -12,7 +12,7 @@ from aiakq.arguments.argument import argument
 class LoraModule:
     """An adapter of --lora-modules.
 
-    base  the served model that it changes, if it is said.
+    base  name of the served model it belongs to, or None.
     """
 
     name: str
@@ -21,7 +21,7 @@ class LoraModule:
 
 
 def parse_module(text: str) -> LoraModule:
-    """name=path, or a JSON object of name, path and base_model_name. Raises ValueError."""
+    """Parse ``name=path``, or a JSON object with name, path and base_model_name. Raises ValueError."""
     if not text.lstrip().startswith("{"):
         name, _, path = text.partition("=")
         values = {"name": name, "path": path}
@@ -36,7 +36,7 @@ def parse_module(text: str) -> LoraModule:
 
 
 def checked_modules(given: list[str]) -> list[str]:
-    """``given``, if each is an adapter. Raises ValueError."""
+    """Return ``given`` if every entry is valid. Raises ValueError."""
     for text in given:
         parse_module(text)
     return given
@@ -44,30 +44,33 @@ def checked_modules(given: list[str]) -> list[str]:
 
 @dataclass(frozen=True, kw_only=True)
 class LoraArguments:
-    """Which adapters may be in memory, and in a step."""
+    """LoRA adapters, and how many of them may be in memory and in a step."""
 
     enable_lora: bool = argument(
         False,
-        "Let requests use LoRA adapters that PEFT saved. Those of several requests are computed in the same steps, "
-        "each for its own rows; other rows keep their results to the bit.",
+        "Let requests use LoRA adapters in PEFT's format. A step can combine requests with different adapters; outputs "
+        "of requests without one stay bit-identical.",
     )
-    max_loras: int = argument(1, "Most different adapters in a step; requests with others wait.", low=1, high=4096)
+    max_loras: int = argument(
+        1, "Maximum number of different adapters in a step; requests with others wait.", low=1, high=4096
+    )
     max_lora_rank: int = argument(16, "Adapters with a larger rank are refused.", low=1, high=4096)
     max_cpu_loras: int | None = argument(
         None,
-        "Most adapters in memory; the one that was not used for longest makes room. --max-loras if not given.",
+        "Maximum number of adapters in memory; the least recently used one is evicted. --max-loras if not given.",
         low=1,
         high=65536,
     )
     max_lora_bytes: int | None = argument(
         None,
-        "Most bytes of adapters in memory, as their files count them; if not given, what --max-cpu-loras adapters of "
-        "--max-lora-rank on every linear layer take. So much is kept free when KV pages are counted.",
+        "Maximum size of the adapters in memory in bytes, as stored in their files; if not given, that of "
+        "--max-cpu-loras adapters of rank --max-lora-rank on every linear layer. The KV cache leaves this much memory "
+        "free.",
         low=1,
         suffixes=True,
     )
     lora_dtype: str = argument(
         "auto",
-        "Dtype of adapters in memory; auto: that of their file. Sums are float32 in either.",
+        "Dtype of adapters in memory; auto: that of their files. Sums are accumulated in float32.",
         choices=("auto", "float16", "bfloat16", "float32"),
     )

@@ -109,7 +109,7 @@ class ServerArguments:
         None,
         "Key that requests must send as Authorization: Bearer KEY. Visible in the list of processes: prefer "
         "--api-key-file or the environment variable AIAKQ_API_KEY.",
-        environment=False,  # read beside --api-key and the file, see aiakq/server/http/auth.py
+        environment=False,  # read in addition to --api-key and the file, see aiakq/server/http/auth.py
     )
     api_key_file: str | None = argument(None, "File with one key per line; lines that start with # are ignored.")
     allow_no_key: bool = argument(False, "Allow listening on a public address without a key.")
@@ -196,7 +196,7 @@ class ServerArguments:
     )
     log_format: str = argument(
         "text",
-        "text: plain lines; json: one object per line, also for every finished request, see docs/operations.md.",
+        "text: plain lines; json: one object per line, including one per finished request, see docs/operations.md.",
         choices=("text", "json"),
     )
     otlp_traces_endpoint: str | None = argument(
@@ -261,8 +261,8 @@ ARGUMENTS: tuple[Argument, ...] = ENGINE_ARGUMENTS + SERVER_ARGUMENTS
 def checked(given: Mapping[str, Any], *, server: bool) -> dict[str, Any]:
     """Return all arguments of the engine (and the server) with defaults filled in and every given value validated.
 
-    Arguments without an effect (unsupported.py) are left out. Raises ``usage`` for an unknown name, ``option_refused``
-    for what is not supported, and ``bad_option`` for a wrong type or value.
+    Arguments without effect (unsupported.py) are omitted. Raises ``usage`` for an unknown name, ``option_refused`` for
+    an unsupported argument, and ``bad_option`` for a wrong type or value.
     """
     known = {row.name: row for row in (ARGUMENTS if server else ENGINE_ARGUMENTS)}
     refuse(given)

@@ -1,4 +1,4 @@
-"""When a benchmark sends its requests: constant, Poisson and bursty rates, and rates that rise."""
+"""Arrival times of requests: constant, Poisson and bursty rates, and rates that ramp up."""
 
 from __future__ import annotations
 
@@ -9,27 +9,30 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Ramp:
-    """A rate that goes from ``start`` to ``end`` requests per second, linearly or exponentially over the requests."""
+    """A rate that goes from ``start`` to ``end`` requests per second over the run.
+
+    strategy  "linear" or "exponential".
+    """
 
     strategy: str
     start: float
     end: float
 
-    def rate(self, share: float) -> float:
-        """The rate when this ``share`` of the requests has been sent."""
+    def rate(self, fraction: float) -> float:
+        """Return the rate, in requests per second, after this fraction (0 to 1) of the requests."""
         if self.strategy == "linear":
-            return self.start + (self.end - self.start) * share
-        return self.start * (self.end / self.start) ** share
+            return self.start + (self.end - self.start) * fraction
+        return self.start * (self.end / self.start) ** fraction
 
 
 def arrival_times(
     count: int, per_second: float, burstiness: float, rng: random.Random, ramp: Ramp | None = None
 ) -> list[float]:
-    """Seconds after the start at which each of ``count`` requests is sent; all 0 for an infinite rate.
+    """Return the send time of each of ``count`` requests in seconds after the start; all 0 for an infinite rate.
 
-    Gaps follow a gamma distribution of shape ``burstiness``: 1 is a Poisson process, less is burstier, more is
-    steadier, infinity is constant. They are scaled so that the last request leaves at count / rate, the same for every
-    seed; with a ramp when one without chance would leave.
+    Gaps follow a gamma distribution of shape ``burstiness``: 1 is a Poisson process, lower is burstier, higher is
+    steadier, infinity is a constant rate. They are rescaled so that the last request is sent at the expected time
+    (``count / per_second`` without a ramp), whatever the seed.
     """
     if ramp is None and per_second == float("inf"):
         return [0.0] * count

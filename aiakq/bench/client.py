@@ -1,4 +1,4 @@
-"""HTTP client of ``bench serve``: streamed completions with a time stamp per token, and the server's own metrics."""
+"""HTTP client of ``bench serve``: streamed completions with a timestamp per chunk, and the server's own metrics."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ from aiakq.errors import error
 _SAMPLE = re.compile(r"^(?P<name>[A-Za-z_:][\w:]*)(?:\{.*\})?\s+(?P<value>\S+)")
 _LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
 
-#: What is read of a server's metrics.
+#: Prefixes of the metrics that ``server_counters`` reads.
 _COUNTERS = ("vllm:prefix_cache_", "vllm:spec_decode_num_")
 _POSITION = re.compile(r'position="(\d+)"')
 
-#: Fields of a piece of a chat answer that hold generated tokens.
-_ANSWER = ("content", "reasoning", "reasoning_content", "tool_calls", "refusal")
+#: Fields of a chat delta that carry generated tokens.
+_TOKEN_FIELDS = ("content", "reasoning", "reasoning_content", "tool_calls", "refusal")
 
 
 @dataclass
 class Timing:
-    """The times of one request, in seconds of ``time.perf_counter``, and its result.
+    """Timestamps of one request, in seconds of ``time.perf_counter``, and its result.
 
-    scheduled      when it is due; ``sent`` is later if ``--max-concurrency`` delays it.
-    token_times    arrival of every chunk of the response; the last one may hold only the end.
-    output_tokens  as counted by the server; ``counted`` says whether it did.
-    error          one line; None for a complete response: every choice finished and the stream ended with [DONE].
+    scheduled      when it was due; ``sent`` is later if ``--max-concurrency`` delayed it, and 0 if it was never sent.
+    token_times    arrival of every chunk of the response; the last chunk may carry only the finish reason.
+    output_tokens  from the server's usage if ``counted``.
+    error          one line, or None for a complete response, which has a finish reason and ends with [DONE].
     """
 
     scheduled: float
@@ -50,33 +50,33 @@ class Timing:
 
     @property
     def ttft(self) -> float:
-        """Time to the first token."""
+        """Time to first token, in seconds."""
         return self.token_times[0] - self.sent
 
     @property
     def e2el(self) -> float:
-        """End-to-end latency: up to the last token."""
+        """End-to-end latency up to the last token, in seconds."""
         return self.token_times[-1] - self.sent
 
     @property
     def scheduled_e2el(self) -> float:
-        """The same from the time at which it was due: what a user waits who does not know about slots."""
+        """End-to-end latency from the scheduled time, in seconds, which includes the wait for a free slot."""
         return self.token_times[-1] - self.scheduled
 
     @property
     def tpot(self) -> float | None:
-        """Time per output token after the first; None for an answer of one token."""
+        """Time per output token after the first, in seconds; None for a response of one token."""
         return (self.e2el - self.ttft) / (self.output_tokens - 1) if self.output_tokens > 1 else None
 
     @property
     def itl(self) -> list[float]:
-        """Inter-token latencies: the gap before every chunk but the first."""
+        """Inter-token latencies: the gap in seconds before every chunk but the first."""
         return [later - earlier for earlier, later in zip(self.token_times, self.token_times[1:], strict=False)]
 
 
 @dataclass(frozen=True)
 class ServedModel:
-    """The served model, from ``/v1/models`` and ``/version``; None for what the server does not report."""
+    """The served model, from ``/v1/models`` and ``/version``; None where the server reports nothing."""
 
     name: str
     vocab_size: int | None
@@ -87,10 +87,10 @@ class ServedModel:
 
 @dataclass(frozen=True)
 class Endpoint:
-    """Where requests go, and what every body holds besides the prompt.
+    """The endpoint that requests are sent to, and the fields common to all of them.
 
-    path   /v1/completions, or /v1/chat/completions with the prompt as a user's message.
-    extra  further fields, which replace ours of the same name.
+    path   /v1/completions, or /v1/chat/completions with the prompt as a user message.
+    extra  additional body fields, which override those set here.
     """
 
     path: str
@@ -103,7 +103,7 @@ class Endpoint:
         return self.path.endswith("/chat/completions")
 
     def body(self, request: Request) -> dict[str, Any]:
-        """The JSON body of ``request``."""
+        """Return the JSON body of ``request``."""
         body: dict[str, Any] = {
             "model": request.model or self.model,
             "max_tokens": request.output_len,
@@ -121,7 +121,7 @@ class Endpoint:
 
 
 def open_client(base_url: str, api_key: str | None, timeout_s: float) -> httpx.AsyncClient:
-    """A client without limits of its own. Proxies from the environment are ignored: they would be measured too."""
+    """Return a client without connection limits that ignores proxies of the environment, which would be measured."""
     return httpx.AsyncClient(
         base_url=base_url,
         headers={"Authorization": f"Bearer {api_key}"} if api_key else {},
@@ -132,7 +132,7 @@ def open_client(base_url: str, api_key: str | None, timeout_s: float) -> httpx.A
 
 
 async def served_model(client: httpx.AsyncClient, name: str | None) -> ServedModel:
-    """The model ``name``, or the first that is served.
+    """Return the served model ``name``, or the first one if it is None.
 
     Raises ``server_unreachable``, ``server_key``, ``no_answer`` and ``unknown_model``.
     """
@@ -142,8 +142,8 @@ async def served_model(client: httpx.AsyncClient, name: str | None) -> ServedMod
     except (httpx.HTTPError, httpx.InvalidURL) as problem:
         raise error("server_unreachable", url=url, reason=_one_line(problem)) from None
     if answer.status_code in (401, 403):
-        sent = "accepts no requests with the API key that was sent" if "authorization" in client.headers else None
-        raise error("server_key", url=url, problem=sent or "asks for an API key, and none was sent")
+        sent = "rejects the API key that was sent" if "authorization" in client.headers else None
+        raise error("server_key", url=url, problem=sent or "requires an API key, and none was sent")
     try:
         models = answer.json()["data"]
         names = [model["id"] for model in models]
@@ -168,7 +168,7 @@ async def _server_version(client: httpx.AsyncClient) -> str | None:
 
 
 def _local_vocab_size(root: Any) -> int | None:
-    """The vocabulary of a server that names its model folder and runs on the same machine."""
+    """Return the vocabulary size from the server's model folder, or None if it is not on this machine."""
     try:
         config = Path(root) / "config.json"
         return vocab_size(json.loads(config.read_text(encoding="utf-8")))
@@ -177,7 +177,7 @@ def _local_vocab_size(root: Any) -> int | None:
 
 
 async def server_facts(client: httpx.AsyncClient) -> dict[str, str] | None:
-    """What ``aiakq:build_info`` says of the server: versions, model, device. None for another server."""
+    """Return the labels of ``aiakq:build_info`` (versions, model, device), or None if it is not an aiakq server."""
     try:
         answer = await client.get("/metrics")
     except httpx.HTTPError:
@@ -187,8 +187,9 @@ async def server_facts(client: httpx.AsyncClient) -> dict[str, str] | None:
 
 
 async def server_counters(client: httpx.AsyncClient) -> dict[str, float]:
-    """The server's counters of its prefix cache and of draft tokens since it started, without ``vllm:``; those of
-    positions are ``accepted.0``, ``accepted.1``, ... Empty if not reported.
+    """Return the server's prefix-cache and speculation counters, without ``vllm:``; empty if it has none.
+
+    Counters per draft position are named ``accepted.0``, ``accepted.1``, ...
     """
     try:
         answer = await client.get("/metrics")
@@ -206,37 +207,37 @@ async def server_counters(client: httpx.AsyncClient) -> dict[str, float]:
 
 
 async def complete(client: httpx.AsyncClient, endpoint: Endpoint, request: Request, timing: Timing) -> None:
-    """Stream one greedy answer and fill ``timing``. A failure is written into it, not raised."""
+    """Stream one greedy completion and fill in ``timing``. Failures are stored in ``timing.error``, not raised."""
     body = endpoint.body(request)
-    complete_stream = False
+    stream_done = False
     timing.sent = time.perf_counter()
     try:
-        async with client.stream("POST", endpoint.path, json=body) as answer:
-            if answer.status_code != 200:
-                timing.error = _refusal(answer.status_code, await answer.aread())
+        async with client.stream("POST", endpoint.path, json=body) as response:
+            if response.status_code != 200:
+                timing.error = _http_error(response.status_code, await response.aread())
                 return
-            async for data in _events(answer):
+            async for data in _events(response):
                 now = time.perf_counter()
                 if data == "[DONE]":
-                    complete_stream = True
+                    stream_done = True
                     break
-                _take(json.loads(data), now, timing)
+                _record_event(json.loads(data), now, timing)
     except (httpx.HTTPError, ValueError, KeyError, IndexError, TypeError) as problem:
         timing.error = _one_line(problem)
     finally:
         timing.ended = time.perf_counter()
-    if timing.error is None and not (complete_stream and timing.finish_reason and timing.token_times):
-        timing.error = "the stream ended before the answer was complete"
+    if timing.error is None and not (stream_done and timing.finish_reason and timing.token_times):
+        timing.error = "the stream ended before the response was complete"
 
 
-async def _events(answer: httpx.Response) -> AsyncIterator[str]:
-    """The ``data:`` fields of a server-sent event stream."""
-    async for line in answer.aiter_lines():
+async def _events(response: httpx.Response) -> AsyncIterator[str]:
+    """Yield the ``data:`` fields of a server-sent event stream."""
+    async for line in response.aiter_lines():
         if line.startswith("data:"):
             yield line[5:].strip()
 
 
-def _take(event: dict[str, Any], now: float, timing: Timing) -> None:
+def _record_event(event: dict[str, Any], now: float, timing: Timing) -> None:
     """Add one event of a completion stream to ``timing``."""
     if "error" in event:
         timing.error = _message(event)
@@ -247,16 +248,16 @@ def _take(event: dict[str, Any], now: float, timing: Timing) -> None:
         timing.counted = True
     for choice in event.get("choices") or ():
         delta = choice.get("delta")
-        if delta is not None and not choice.get("finish_reason") and not any(delta.get(name) for name in _ANSWER):
-            continue  # the role, which comes before any token
-        # Also without text: a token may end in the middle of a character, or be the end of the sequence.
+        if delta is not None and not choice.get("finish_reason") and not any(delta.get(name) for name in _TOKEN_FIELDS):
+            continue  # carries only the role
+        # Chunks without text count: a token may be part of a character, or end of sequence.
         timing.token_times.append(now)
         timing.text += _text_of(delta) if delta is not None else choice.get("text") or ""
         timing.finish_reason = choice.get("finish_reason") or timing.finish_reason
 
 
 def _text_of(delta: Mapping[str, Any]) -> str:
-    """The text of a piece of a chat answer, calls of tools included."""
+    """Return the text of a chat delta, including tool calls."""
     text = (delta.get("reasoning") or delta.get("reasoning_content") or "") + (delta.get("content") or "")
     for call in delta.get("tool_calls") or ():
         function = call.get("function") or {}
@@ -264,7 +265,7 @@ def _text_of(delta: Mapping[str, Any]) -> str:
     return text
 
 
-def _refusal(status: int, body: bytes) -> str:
+def _http_error(status: int, body: bytes) -> str:
     try:
         return f"HTTP {status}: {_message(json.loads(body))}"
     except (ValueError, KeyError, TypeError, AttributeError):
@@ -277,6 +278,6 @@ def _message(event: dict[str, Any]) -> str:
 
 
 def _one_line(problem: Exception) -> str:
-    """An exception as one short line; httpx leaves some without any text."""
+    """Return an exception as one short line, or its type if it has no message, as some of httpx do."""
     text = " ".join(str(problem).split()) or type(problem).__name__
     return text.rstrip(".")[:200]

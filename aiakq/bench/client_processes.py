@@ -1,4 +1,4 @@
-"""Several processes that send requests at once, for loads that one event loop cannot keep up with."""
+"""Send requests from several client processes, for loads that one event loop cannot sustain."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import Any, BinaryIO
 
 from aiakq.arguments.bench import WorkloadArguments
 from aiakq.bench.client import Endpoint, Timing, open_client
-from aiakq.bench.load import ClientLoad, Progress, send_at, send_for, watched
+from aiakq.bench.load import ClientLoad, Progress, measure_client, send_at, send_for
 from aiakq.bench.local_tokenizer import open_tokenizer
 from aiakq.bench.request_source import RequestSource
 from aiakq.bench.stopping import StopRule
@@ -23,18 +23,18 @@ from aiakq.bench.workload import Request, open_workload
 from aiakq.errors import error
 from aiakq.system.processes import begin_child, child_command, end_child
 
-#: Seconds between the moment at which all processes are ready and the first request; and between two reports.
-_START_IN, _REPORT_EVERY = 0.1, 0.2
+#: Seconds from when all processes are ready to the first request, and between progress reports of a process.
+_START_DELAY, _REPORT_INTERVAL = 0.1, 0.2
 _CODE = "from aiakq.bench.client_processes import main; main()"
 
 
 @dataclass(frozen=True)
 class ClosedLoop:
-    """A number of requests kept in flight for ``seconds``.
+    """A closed-loop load: a fixed number of requests in flight for ``seconds``.
 
-    workload    options of a workload that makes new prompts; None: the share's own requests are repeated.
-    tokenizer   folders whose tokenizer turns token ids into text for chat: the one given, and the server's.
-    adapters    as of ``RequestSource``.
+    workload   options of a workload that generates new prompts, or None to repeat the partition's requests.
+    tokenizer  arguments of ``open_tokenizer``, used to turn token ids into text for chat.
+    adapters   see ``RequestSource``.
     """
 
     seconds: float
@@ -46,10 +46,12 @@ class ClosedLoop:
 
 
 @dataclass(frozen=True)
-class Share:
-    """What one process sends, and to where. ``indices`` are those of its requests among all.
+class Partition:
+    """The requests that one process sends, and the server it sends them to.
 
-    loop  None: every request is sent once, at its offset.
+    offsets  send times in seconds after the start; empty in a closed loop.
+    indices  positions of ``requests`` in the whole load.
+    loop     closed loop, or None to send every request once, at its offset.
     """
 
     base_url: str
@@ -66,7 +68,7 @@ class Share:
 
 @dataclass
 class Report:
-    """What a process says: that it is ready, how far it is, and in the end its timings."""
+    """Message from a client process: an empty one when it is ready, its progress, and finally its timings."""
 
     done: int = 0
     failed: int = 0
@@ -76,27 +78,29 @@ class Report:
 
 
 async def send_in_processes(
-    whole: Share, processes: int, load: ClientLoad, progress: Progress, rule: StopRule | None = None
+    whole: Partition, processes: int, load: ClientLoad, progress: Progress, rule: StopRule | None = None
 ) -> list[Timing]:
-    """Divide the requests of ``whole`` among so many processes, send them, and return all timings in order.
+    """Send the requests of ``whole`` from up to ``processes`` processes. Returns the timings in request order.
 
-    ``load`` gets what the processes say of themselves. Raises ``bench_failed`` if one of them ends.
+    Adds the event-loop lags and CPU use of the processes to ``load``. Raises ``bench_failed`` if a process exits.
     """
     rule = rule or StopRule()
-    shares = divide(whole, processes)
-    children = [subprocess.Popen(child_command(_CODE), stdin=subprocess.PIPE, stdout=subprocess.PIPE) for _ in shares]
+    partitions = split(whole, processes)
+    children = [
+        subprocess.Popen(child_command(_CODE), stdin=subprocess.PIPE, stdout=subprocess.PIPE) for _ in partitions
+    ]
     total = len(whole.requests) if whole.loop is None else 0
-    latest = [Report() for _ in shares]
+    latest = [Report() for _ in partitions]
     progress(0, total, 0)
 
     def stop() -> None:
         for child, report in zip(children, latest, strict=True):
             if report.timings is None:
-                _put(child, None)
+                _send_to(child, None)
 
     async def follow(index: int) -> None:
         while latest[index].timings is None:
-            latest[index] = report = await asyncio.to_thread(_take, children[index])
+            latest[index] = report = await asyncio.to_thread(_receive_from, children[index])
             failed = sum(each.failed for each in latest)
             progress(sum(each.done for each in latest), total, failed)
             if report.stopped is not None:
@@ -105,15 +109,15 @@ async def send_in_processes(
                 rule.stop(f"{failed} requests failed (--max-errors)")
 
     try:
-        for child, share in zip(children, shares, strict=True):
-            await asyncio.to_thread(_put, child, share)
+        for child, partition in zip(children, partitions, strict=True):
+            await asyncio.to_thread(_send_to, child, partition)
         for child in children:
-            await asyncio.to_thread(_take, child)  # it is ready
-        start = load.started = time.perf_counter() + _START_IN
-        load.lags.clear()  # of this process, while it started the others
+            await asyncio.to_thread(_receive_from, child)  # ready
+        start = load.started = time.perf_counter() + _START_DELAY
+        load.lags.clear()  # lags of this process while it started the others
         rule.on_stop = stop
         for child in children:
-            _put(child, start)
+            _send_to(child, start)
         await asyncio.gather(*(follow(index) for index in range(len(children))))
     finally:
         for child in children:
@@ -125,11 +129,11 @@ async def send_in_processes(
     for report in latest:
         load.lags += report.load.lags
         load.cpu_share = max(load.cpu_share, report.load.cpu_share)
-    return _in_order(shares, [report.timings or [] for report in latest], total)
+    return _merge(partitions, [report.timings or [] for report in latest], total)
 
 
-def divide(whole: Share, processes: int) -> list[Share]:
-    """Parts of about the same size; conversations stay together. Each may have its part of the requests in flight."""
+def split(whole: Partition, processes: int) -> list[Partition]:
+    """Split a load into partitions of about equal size and concurrency; conversations stay together."""
     count = min(processes, sum(request.follows is None for request in whole.requests))
     if whole.loop is not None and whole.max_concurrency is not None:
         count = min(count, whole.max_concurrency)
@@ -141,107 +145,112 @@ def divide(whole: Share, processes: int) -> list[Share]:
             next_part += 1
         else:
             part_of.append(part_of[request.follows])
-    shares = []
+    partitions = []
     for part in range(count):
         indices = [index for index, own in enumerate(part_of) if own == part]
-        place = {index: number for number, index in enumerate(indices)}
+        position = {index: number for number, index in enumerate(indices)}
         requests = [
-            request if request.follows is None else replace(request, follows=place[request.follows])
+            request if request.follows is None else replace(request, follows=position[request.follows])
             for request in (whole.requests[index] for index in indices)
         ]
         total = whole.max_concurrency
         limit = None if total is None else total // count + (part < total % count)
         offsets = [whole.offsets[index] for index in indices] if whole.loop is None else []
         own = None if whole.loop is None else replace(whole.loop, seed=whole.loop.seed + part)
-        shares.append(
+        partitions.append(
             replace(whole, requests=requests, offsets=offsets, indices=indices, max_concurrency=limit, loop=own)
         )
-    return shares
+    return partitions
 
 
-def _in_order(shares: list[Share], found: list[list[Timing]], total: int) -> list[Timing]:
-    """The timings of all shares, in the order of the requests; of a closed loop by their time."""
+def _merge(partitions: list[Partition], results: list[list[Timing]], total: int) -> list[Timing]:
+    """Merge the timings of all partitions in request order; of a closed loop (``total`` 0) by scheduled time."""
     if not total:
-        return sorted((timing for timings in found for timing in timings), key=lambda timing: timing.scheduled)
+        return sorted((timing for timings in results for timing in timings), key=lambda timing: timing.scheduled)
     pairs = [
-        pair for share, timings in zip(shares, found, strict=True) for pair in zip(share.indices, timings, strict=True)
+        pair
+        for partition, timings in zip(partitions, results, strict=True)
+        for pair in zip(partition.indices, timings, strict=True)
     ]
     return [timing for _, timing in sorted(pairs, key=lambda pair: pair[0])]
 
 
-def _put(child: subprocess.Popen[bytes], value: object) -> None:
+def _send_to(child: subprocess.Popen[bytes], value: object) -> None:
     assert child.stdin is not None
     try:
         pickle.dump(value, child.stdin)
         child.stdin.flush()
     except OSError:
-        raise _ended() from None
+        raise _process_exited() from None
 
 
-def _take(child: subprocess.Popen[bytes]) -> Report:
+def _receive_from(child: subprocess.Popen[bytes]) -> Report:
     assert child.stdout is not None
     try:
-        found: Report = pickle.load(child.stdout)
+        report: Report = pickle.load(child.stdout)
     except (EOFError, pickle.UnpicklingError):
-        raise _ended() from None
-    return found
+        raise _process_exited() from None
+    return report
 
 
-def _ended() -> Exception:
-    return error("bench_failed", failed="some", total="all", reason="a process of --client-processes ended")
+def _process_exited() -> Exception:
+    return error("bench_failed", failed="some", total="all", reason="a process of --client-processes exited")
 
 
-# --- in the process ---------------------------------------------------------------------------------------------------
+# --- client process ---------------------------------------------------------------------------------------------------
 
 
 def main() -> None:
-    """Send the share that comes in on stdin, from the moment that follows it; reports go to stdout."""
+    """Read a ``Partition`` and then its start time from stdin, send it, and write ``Report`` objects to stdout.
+
+    All messages are pickled. Any further message on stdin stops the load.
+    """
     begin_child()
-    share: Share = pickle.load(sys.stdin.buffer)
-    answers = sys.stdout.buffer
-    _say(answers, Report())
-    _say(answers, asyncio.run(_send(share, sys.stdin.buffer, answers)))
-    os._exit(0)  # a thread waits for orders
+    partition: Partition = pickle.load(sys.stdin.buffer)
+    output = sys.stdout.buffer
+    _write_report(output, Report())
+    _write_report(output, asyncio.run(_send(partition, sys.stdin.buffer, output)))
+    os._exit(0)  # a thread still blocks on stdin
 
 
-def _say(answers: BinaryIO, report: Report) -> None:
-    pickle.dump(report, answers)
-    answers.flush()
+def _write_report(output: BinaryIO, report: Report) -> None:
+    pickle.dump(report, output)
+    output.flush()
 
 
-async def _send(share: Share, orders: BinaryIO, answers: BinaryIO) -> Report:
-    async with open_client(share.base_url, share.api_key, share.timeout_s) as client:
-        rule = StopRule(on_overload=share.on_overload)
-        start: float = pickle.load(orders)  # of the clock that all processes of a machine share
-        _stop_when_told(rule, orders)
-        told = time.monotonic()
+async def _send(partition: Partition, commands: BinaryIO, output: BinaryIO) -> Report:
+    async with open_client(partition.base_url, partition.api_key, partition.timeout_s) as client:
+        rule = StopRule(on_overload=partition.on_overload)
+        start: float = pickle.load(commands)  # of time.perf_counter, which all processes of a machine have in common
+        _stop_on_command(rule, commands)
+        last_report = time.monotonic()
 
         def progress(done: int, total: int, failed: int) -> None:
-            nonlocal told
-            if time.monotonic() - told > _REPORT_EVERY:
-                told = time.monotonic()
-                _say(answers, Report(done, failed, rule.reason))
+            nonlocal last_report
+            if time.monotonic() - last_report > _REPORT_INTERVAL:
+                last_report = time.monotonic()
+                _write_report(output, Report(done, failed, rule.reason))
 
         common: dict[str, Any] = {"progress": progress, "start": start, "rule": rule}
-        async with watched() as load:
-            if share.loop is None:
-                everything = (share.requests, share.offsets, share.max_concurrency)
-                timings = await send_at(client, share.endpoint, *everything, **common)
+        async with measure_client() as load:
+            if partition.loop is None:
+                everything = (partition.requests, partition.offsets, partition.max_concurrency)
+                timings = await send_at(client, partition.endpoint, *everything, **common)
             else:
-                requests = _source(share, share.loop).endless(share.requests)
-                users = share.max_concurrency or 1
-                timings = await send_for(client, share.endpoint, requests, share.loop.seconds, users, **common)
+                requests = _source(partition, partition.loop).endless(partition.requests)
+                users = partition.max_concurrency or 1
+                timings = await send_for(client, partition.endpoint, requests, partition.loop.seconds, users, **common)
     failed = sum(timing.error is not None for timing in timings)
     return Report(sum(timing.ended > 0 for timing in timings), failed, rule.reason, timings, load)
 
 
-def _stop_when_told(rule: StopRule, orders: BinaryIO) -> None:
-    """End the load when something more comes in on ``orders``."""
+def _stop_on_command(rule: StopRule, commands: BinaryIO) -> None:
+    """Stop the load when another message arrives on ``commands``."""
     loop = asyncio.get_running_loop()
 
     def wait() -> None:
         try:
-            pickle.load(orders)
+            pickle.load(commands)
         except (EOFError, OSError):
             return
         loop.call_soon_threadsafe(rule.stop, "another process ended the load")
@@ -249,9 +258,9 @@ def _stop_when_told(rule: StopRule, orders: BinaryIO) -> None:
     threading.Thread(target=wait, daemon=True).start()
 
 
-def _source(share: Share, loop: ClosedLoop) -> RequestSource:
-    """What follows the requests that the share holds."""
+def _source(partition: Partition, loop: ClosedLoop) -> RequestSource:
+    """Return the source of the requests after those of ``partition``."""
     if loop.workload is None:
-        return RequestSource(share.endpoint)
+        return RequestSource(partition.endpoint)
     workload = open_workload(loop.workload, random.Random(loop.seed))
-    return RequestSource(share.endpoint, workload, loop.vocab_size, open_tokenizer(*loop.tokenizer), loop.adapters)
+    return RequestSource(partition.endpoint, workload, loop.vocab_size, open_tokenizer(*loop.tokenizer), loop.adapters)

@@ -1,7 +1,7 @@
-"""``bench counters``: what the engine does for a fixed load, in numbers without noise that CI can hold to equality.
+"""``bench counters``: deterministic counters of the engine's work for a fixed load, which CI can compare exactly.
 
-The load is the same in every run: prompts from a fixed seed, answers of a fixed length, all requests there from the
-start, one thread. So is every number: steps, tokens computed, pages, operations, bytes.
+The load is the same in every run: seeded prompts, fixed output lengths, all requests submitted at once, one thread. So
+are the counters: steps, scheduled tokens, pages, operations, bytes.
 """
 
 from __future__ import annotations
@@ -21,19 +21,23 @@ from aiakq.bench.counting import Counting, set_threads
 from aiakq.errors import error
 from aiakq.records import Record, environment
 
-#: Engine arguments unless others are given: prompts are computed in chunks, and the pages do not hold every prompt.
+#: Default engine arguments, which force chunked prefill and preemption.
 _ENGINE = {"dtype": "float32", "num_gpu_blocks_override": 33, "max_num_batched_tokens": 128}
-#: Counters of Python functions may grow by so much: nearly every change to the code moves them a little.
+#: Tolerated relative growth of Python call counts, which nearly every code change affects slightly.
 PYTHON_TOLERANCE = 0.02
 
-#: Called with phases done, all phases and the name of the next one.
+#: Progress callback: phases completed, total number of phases, name of the next phase.
 Progress = Callable[[int, int, str], None]
 
 
 @dataclass(frozen=True)
 class CountedPhase:
-    """``requests`` prompts of ``length`` tokens, the first ``shared`` of which are the same in all; ``output`` tokens
-    for each.
+    """One phase of the load.
+
+    requests  number of requests.
+    length    prompt length in tokens.
+    output    output length in tokens.
+    shared    length of the prefix that all prompts have in common, in tokens.
     """
 
     name: str
@@ -55,7 +59,7 @@ PHASES = (
 
 
 def run(options: CounterArguments, engine: Mapping[str, Any], progress: Progress) -> Record:
-    """Count every phase, after a run of all that is not counted and fills what is made at first use."""
+    """Run and count every phase, after an uncounted run of all of them that triggers lazy initialization."""
     from aiakq.runtime.llm import LLM
 
     set_threads()
@@ -80,17 +84,17 @@ def run(options: CounterArguments, engine: Mapping[str, Any], progress: Progress
 
 
 def baseline(record: Mapping[str, Any]) -> dict[str, Any]:
-    """What a later count is compared with: the document without all that changes from run to run, as for a commit."""
+    """Return the parts of the document that do not change from run to run, as a baseline to be committed."""
     where = {key: record["environment"][key] for key in ("python", "torch", "isa")}
     kept = {key: record[key] for key in ("schema_version", "kind", "config", "counters")}
     return {**kept, "environment": {key: _short_version(value) for key, value in where.items()}}
 
 
 def compare(record: Mapping[str, Any], file: Path) -> dict[str, Any]:
-    """The document of a comparison of ``record`` with the one in ``file``.
+    """Compare ``record`` with the baseline in ``file`` and return the comparison document.
 
-    Counters that depend on other versions of Python or torch are left out, with a warning. Raises ``usage`` if the
-    loads differ, and what reading the file raises.
+    Counters that depend on Python, torch or the instruction set are omitted with a warning where these differ. Raises
+    ``usage`` if the loads differ, and the errors of ``read_side``.
     """
     base = read_side(file)
     differing = [key for key in ("engine", "phases") if _load_of(base.settings, key) != _load_of(record["config"], key)]
@@ -102,7 +106,10 @@ def compare(record: Mapping[str, Any], file: Path) -> dict[str, Any]:
     for what, names in (("python", "python_"), ("torch", "torch_"), ("isa", "_bytes")):
         theirs, ours = (_short_version(side.get(what)) for side in (base.machine, here))
         if theirs != ours:
-            warnings.append(f"Counted with {what} {theirs}, here it is {ours}: what depends on it is not compared.")
+            warnings.append(
+                f"The baseline was counted with {what} {theirs}, this run with {ours}: counters that depend on it "
+                "are not compared."
+            )
             before = {name: value for name, value in before.items() if names not in name}
             after = {name: value for name, value in after.items() if names not in name}
     rows = counter_rows(before, after)
@@ -123,18 +130,18 @@ def compare(record: Mapping[str, Any], file: Path) -> dict[str, Any]:
 
 
 def _load_of(config: Mapping[str, Any], key: str) -> Any:
-    found = config.get(key)
-    # Where the model lies does not matter.
-    return {name: value for name, value in found.items() if name != "model"} if isinstance(found, Mapping) else found
+    load = config.get(key)
+    # The path of the model does not affect the counters.
+    return {name: value for name, value in load.items() if name != "model"} if isinstance(load, Mapping) else load
 
 
 def _short_version(version: str | None) -> str | None:
-    """``2.13.0+cpu`` as ``2.13``."""
+    """Return ``2.13`` for ``2.13.0+cpu``."""
     return None if version is None else ".".join(version.split(".")[:2])
 
 
 def _count(llm: Any, phase: CountedPhase) -> tuple[dict[str, int], dict[str, dict[str, int]]]:
-    """The counters of one phase; and for people, which operations and which functions ran how often."""
+    """Run one phase. Returns its counters, and the number of calls of each operation and of the top functions."""
     before, step = llm.engine.stats, llm.engine.step
     pages: list[int] = []
     tokens: list[int] = []
@@ -173,13 +180,13 @@ def _generate(llm: Any, phase: CountedPhase, seed: int) -> None:
         {"prompt_token_ids": shared + [rng.randrange(vocab_size) for _ in range(own)]} for _ in range(phase.requests)
     ]
     params = SamplingParams(temperature=phase.temperature, max_tokens=phase.output, ignore_eos=True, seed=seed)
-    if phase.shared:  # the first one alone: the others find its pages
+    if phase.shared:  # the first request alone fills the prefix cache for the others
         llm.generate(prompts[:1], params, use_tqdm=False)
     llm.generate(prompts[1 if phase.shared else 0 :], params, use_tqdm=False)
 
 
 def _live_storages() -> dict[int, int]:
-    """Address -> bytes of the memory of every tensor of this process."""
+    """Return the address -> size in bytes of the storage of every CPU tensor of this process."""
     import torch
 
     gc.unfreeze()
@@ -187,7 +194,7 @@ def _live_storages() -> dict[int, int]:
     kinds = torch.Tensor, torch.nn.Parameter
     storages: dict[int, int] = {}
     for each in gc.get_objects():
-        # The type, not isinstance: that asks modules that stand for others, which warn. Some subclasses have no memory.
+        # isinstance would trigger warnings of lazily loaded modules and include subclasses without storage.
         if type(each) in kinds and each.device.type == "cpu" and each.layout == torch.strided:
             storage = each.untyped_storage()
             storages[storage.data_ptr()] = storage.nbytes()
@@ -195,7 +202,7 @@ def _live_storages() -> dict[int, int]:
 
 
 def _bytes_beyond(others: Mapping[int, int]) -> int:
-    """Bytes of the memory of all tensors but ``others``, which were there before."""
+    """Return the total bytes of all live tensor storages except ``others``."""
     return sum(size for address, size in _live_storages().items() if others.get(address) != size)
 
 

@@ -1,4 +1,4 @@
-"""Counting: what steps of an engine do, in numbers that are the same in every run of the same code."""
+"""Counting: count operations, bytes and function calls, the same in every run of the same code."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ import aiakq
 from aiakq import kernels
 from aiakq.kernels.cpu.library import OpList
 
-#: Operations of torch that copy a tensor.
+#: Torch operations that copy a tensor.
 _COPIES = ("copy_", "clone", "_to_copy", "contiguous", "cat", "stack", "index_put_", "repeat")
-#: Where functions of ours are: in a checkout the kernels lie beside the package.
+#: Folders whose Python functions are counted. In a checkout, kernels/ is not inside aiakq/.
 _FOLDERS = tuple(str(Path(str(module.__file__)).parent) for module in (aiakq, kernels))
 
 
 class CountingMode(TorchDispatchMode):
-    """Counts torch's operations of this thread, and the bytes of the tensors that they make."""
+    """Counts the torch operations of this thread, except views, and the bytes of the tensors they allocate."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -35,7 +35,7 @@ class CountingMode(TorchDispatchMode):
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """torch asks this; True would make it import its compiler."""
+        """Return False to torch, which would otherwise import its compiler."""
         return False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
@@ -50,11 +50,15 @@ class CountingMode(TorchDispatchMode):
 
 
 class Counting:
-    """Counts what happens in this thread while it is active, as a context manager.
+    """Context manager that counts what this thread does.
 
-    torch_operations  that are not views; ``torch_copies`` those that only copy; ``torch_bytes`` of the tensors made.
-    native_calls      of the native library; ``native_operations`` in them; ``native_rows`` they go over.
-    python_calls      of functions of aiakq, without comprehensions and generators.
+    native_calls       calls into the native library.
+    native_operations  operations in those calls.
+    native_rows        rows that those operations process.
+    torch_operations   torch operations other than views.
+    torch_copies       those of them that only copy.
+    torch_bytes        bytes of the tensors they allocate.
+    python_calls       calls of aiakq's Python functions, excluding comprehensions and generator expressions.
     """
 
     def __init__(self) -> None:
@@ -96,7 +100,7 @@ class Counting:
                 self.by_function[f"{Path(code.co_filename).stem}.{code.co_qualname}"] += 1
 
     def counters(self) -> dict[str, int]:
-        """What was counted."""
+        """Return the counters by name, as listed above."""
         operations = self._mode.operations
         return {
             "native_calls": self._native["native_calls"],
@@ -110,5 +114,5 @@ class Counting:
 
 
 def set_threads() -> None:
-    """One thread: what threads share among themselves is not counted."""
+    """Set torch to one thread, because only this thread is counted."""
     torch.set_num_threads(1)

@@ -1,6 +1,6 @@
 """Gates: conditions such as ``tpot_ms.p50>50`` that make a benchmark or an evaluation fail, for CI.
 
-A limit is a number, a share such as ``99%``, or with a sign a change from a baseline: ``output_throughput<-5%``.
+A limit is a number, a percentage such as ``99%``, or, with a sign, a change from a baseline: ``output_throughput<-5%``.
 """
 
 from __future__ import annotations
@@ -31,9 +31,11 @@ _FORM = re.compile(r"\s*(?P<key>[A-Za-z0-9_.\-/]+)\s*(?P<operator>>=|<=|==|!=|>|
 
 @dataclass(frozen=True)
 class Gate:
-    """Fail if the number under ``key`` (dots lead into nested results) stands in this relation to ``limit``.
+    """A condition that fails the command if it holds.
 
-    relative  the number is the change from the baseline: 0.05 is 5 % more.
+    key       dotted path of the number in the result document.
+    limit     right-hand side of ``operator``.
+    relative  compare the relative change from the baseline instead of the number: 0.05 is 5 % more.
     """
 
     text: str
@@ -45,9 +47,10 @@ class Gate:
 
 @dataclass(frozen=True)
 class Outcome:
-    """The result of a gate. ``value`` is None if nothing was measured, which counts as failed.
+    """The result of a gate.
 
-    baseline  the number that a relative gate compares with.
+    value     the measured number; None, which counts as failed, if it was not measured.
+    baseline  the baseline's number for a relative gate, else None.
     """
 
     gate: Gate
@@ -57,12 +60,12 @@ class Outcome:
 
     def describe(self) -> str:
         if self.value is None:
-            return f"{self.gate.text} (it is not measured)"
+            return f"{self.gate.text} (not measured)"
         change = "" if self.baseline is None else f", {self.value / self.baseline - 1:+.1%} of {self.baseline:.6g}"
-        return f"{self.gate.text} (it is {self.value:.6g}{change})"
+        return f"{self.gate.text} (measured {self.value:.6g}{change})"
 
     def document(self) -> dict[str, Any]:
-        """The outcome as JSON values."""
+        """Return the outcome for the JSON document."""
         gate = self.gate
         return {
             "gate": gate.text,
@@ -77,7 +80,7 @@ class Outcome:
 
 
 def parse(texts: Iterable[str]) -> list[Gate]:
-    """Read gates; one text may hold several with commas between them. Raises ``bad_gate``."""
+    """Parse gates; a text may contain several, separated by commas. Raises ``bad_gate``."""
     return [_parse(part.strip()) for text in texts for part in text.split(",") if part.strip()]
 
 
@@ -97,9 +100,9 @@ def _parse(text: str) -> Gate:
 
 
 def read_baseline(gates: Sequence[Gate], path: Path | None) -> dict[str, Any]:
-    """The record of ``aiakq`` that relative gates compare with; empty if there is none.
+    """Read the baseline record of relative gates; returns an empty one if ``path`` is None.
 
-    Raises ``bad_gate`` for a relative gate without a number to compare with, ``usage`` and ``model_malformed``.
+    Raises ``bad_gate`` for a relative gate whose key the baseline lacks, ``usage`` and ``model_malformed``.
     """
     document: Any = {}
     if path is not None:
@@ -125,9 +128,9 @@ def read_baseline(gates: Sequence[Gate], path: Path | None) -> dict[str, Any]:
 
 
 def check_measurable(gates: Sequence[Gate], unmeasured: Mapping[str, str]) -> None:
-    """Raise ``bad_gate`` for a gate on what this run will not measure.
+    """Raise ``bad_gate`` for a gate on something this run will not measure.
 
-    unmeasured  key, or the name of an object with all its keys -> why.
+    unmeasured  key of a number, or of an object with numbers -> reason.
     """
     for gate in gates:
         for key, reason in unmeasured.items():
@@ -136,16 +139,16 @@ def check_measurable(gates: Sequence[Gate], unmeasured: Mapping[str, str]) -> No
 
 
 def check_keys(gates: Sequence[Gate], document: Mapping[str, Any]) -> None:
-    """Raise ``bad_gate`` for a gate whose key is not a number of ``document``; values are not looked at.
+    """Raise ``bad_gate`` for a gate whose key does not name a number (or null) in ``document``.
 
-    Called with an empty result before the run, so that a misspelled key does not cost a long run.
+    Call it with an empty result before the run, so that a misspelled key fails early.
     """
     keys = list(_numeric_keys(document))
     for gate in gates:
         if gate.key not in keys:
             close = difflib.get_close_matches(gate.key, keys, n=4, cutoff=0.5)
             close += [key for key in keys if key.startswith(gate.key + ".") and key not in close][:4]
-            known = f"close ones are {', '.join(close)}" if close else f"the result holds {', '.join(keys[:12])}, ..."
+            known = f"similar keys: {', '.join(close)}" if close else f"it has {', '.join(keys[:12])}, ..."
             raise error("bad_gate", gate=gate.text, reason=f"the result has no number {gate.key!r}; {known}")
 
 
@@ -165,9 +168,9 @@ def evaluate(
 
 
 def check_machines(baseline: Mapping[str, Any], document: Mapping[str, Any]) -> None:
-    """Raise ``other_machine`` if two records are of machines that are known to differ. Quality is the same on all."""
+    """Raise ``other_machine`` if two records come from different machines, as far as they name them."""
     if document.get("kind") == "eval":
-        return
+        return  # quality does not depend on the machine
     before, after = (record.get("environment") or {} for record in (baseline, document))
     differing = [
         f"{key} {before[key]!r} and {after[key]!r}"
@@ -179,7 +182,7 @@ def check_machines(baseline: Mapping[str, Any], document: Mapping[str, Any]) -> 
 
 
 def failure(outcomes: Sequence[Outcome]) -> AiakqError | None:
-    """The error that ends the command when a gate failed, else None."""
+    """Return the ``gate_failed`` error that the command exits with, or None if every gate passed."""
     failed = [outcome for outcome in outcomes if outcome.failed]
     if not failed:
         return None
@@ -188,7 +191,7 @@ def failure(outcomes: Sequence[Outcome]) -> AiakqError | None:
 
 
 def _number(document: Mapping[str, Any], key: str) -> float | None:
-    """The number under a dotted key; None if there is none."""
+    """Return the number under a dotted key, or None."""
     value: Any = document
     for part in key.split("."):
         value = value.get(part) if isinstance(value, Mapping) else None

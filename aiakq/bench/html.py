@@ -1,4 +1,4 @@
-"""A report of ``bench serve`` or ``bench sweep`` as one HTML file: charts in SVG, nothing loaded from anywhere."""
+"""HTML report of ``bench serve`` or ``bench sweep``: one self-contained file with SVG charts."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 from aiakq.bench.summary import percentile
 
-#: Size of a chart in pixels, and the space around its axes.
+#: Size of a chart and its margins, in pixels.
 _WIDTH, _HEIGHT, _LEFT, _RIGHT, _BOTTOM, _TOP = 640, 270, 64, 30, 40, 24
 _COLOURS = ("#3b78d8", "#dc6b1f", "#2f9e57", "#9b59b6", "#d0453a", "#1a93a0", "#9a8316", "#808080")
 _STYLE = """
@@ -31,14 +31,14 @@ svg text { fill: var(--text); font-size: 12px; }
 svg .rule { stroke: var(--rule); }
 @media (max-width: 600px) { svg text { font-size: 17px; } }
 """
-#: Forbids a browser to load anything, whatever the names of models or settings may hold.
+#: Content security policy that forbids loading anything, whatever names and settings contain.
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 
 Point = tuple[float, float]
 
 
 def page(document: Mapping[str, Any]) -> str:
-    """The report of a record of kind serve or sweep. Distributions and timelines need its ``detailed`` timings."""
+    """Return the report of a record of kind serve or sweep. Distributions and timelines need ``detailed`` timings."""
     levels = document["levels"] if document["kind"] == "sweep" else [{"level": "this run", **document}]
     levels = [{"request_rate": None, **level} for level in levels]
     config = document["config"]
@@ -101,7 +101,7 @@ def _results(levels: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _latency_against_throughput(levels: Sequence[Mapping[str, Any]]) -> str:
-    """A dot for each level; a line through those with a rate, in the order of their rates."""
+    """Plot a dot for each level, and a line through those with a request rate."""
     charts = []
     for name, ranks in (("ttft", ("p50", "p99")), ("tpot", ("p50", "p99"))):
         curves, dots = [], []
@@ -113,7 +113,7 @@ def _latency_against_throughput(levels: Sequence[Mapping[str, Any]]) -> str:
             curves.append((label, [points[id(level)] for level in rated]))
             dots.append([(points[id(level)], f"{level['level']}: {label}") for level in measured])
         charts.append(_chart(curves, "output tokens/s", "ms", dots))
-    note = "Lines join the levels with a rate; dots beside them are closed loops: one at a time, and saturated."
+    note = "Lines connect the levels with a request rate; the other dots are closed loops (one at a time, saturated)."
     return "".join([*charts, f"<p>{note}</p>"])
 
 
@@ -122,23 +122,23 @@ def _milliseconds(level: Mapping[str, Any], key: str) -> list[float]:
 
 
 def _distributions(curves: Sequence[tuple[str, Sequence[float]]]) -> str:
-    """The cumulative share of requests, up to the 99th percentile of the slowest level."""
-    drawn = []
+    """Plot the cumulative distribution of requests up to the 99th percentile."""
+    points = []
     for name, values in curves:
         ranks = [index / 50 * 99 for index in range(51)]
-        drawn.append((name, [(percentile(values, rank), rank) for rank in ranks]))
-    return _chart(drawn, "ms", "% done")
+        points.append((name, [(percentile(values, rank), rank) for rank in ranks]))
+    return _chart(points, "ms", "% done")
 
 
 def _timeline(detailed: Mapping[str, Any]) -> str:
-    """Requests in flight over the run, and output tokens per second."""
+    """Plot requests in flight and output tokens per second over the run."""
     spans = [
         (start, start + latency)
         for start, latency in zip(detailed["start_times"], detailed["latencies"], strict=True)
         if latency is not None
     ]
     if not spans:
-        return "<p>No request was answered.</p>"
+        return "<p>No request was completed.</p>"
     end = max(stop for _, stop in spans)
     moments = [end * index / 120 for index in range(121)]
     running = [(moment, float(sum(start <= moment < stop for start, stop in spans))) for moment in moments]
@@ -163,7 +163,7 @@ def _chart(
     y_name: str,
     dots: Sequence[Sequence[tuple[Point, str]]] = (),
 ) -> str:
-    """A chart of lines as SVG; both axes begin at 0. ``dots`` are named points of each curve."""
+    """Return a line chart as SVG with both axes starting at 0. ``dots`` are labelled points of each curve."""
     points = [point for _, curve in curves for point in curve] + [point for own in dots for point, _ in own]
     if not points:
         return "<p>Not measured.</p>"
@@ -181,19 +181,19 @@ def _chart(
         colour = _COLOURS[index % len(_COLOURS)]
         path = " ".join(map(place, curve))
         lines.append(f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="2"/>')
-        for point, told in dots[index] if dots else ():
+        for point, label in dots[index] if dots else ():
             x_text, _, y_text = place(point).partition(",")
-            tip = f"<title>{_text(told)} {_label(point[1])} {_text(y_name)}</title>"
+            tip = f"<title>{_text(label)} {_label(point[1])} {_text(y_name)}</title>"
             lines.append(f'<circle cx="{x_text}" cy="{y_text}" r="4" fill="{colour}">{tip}</circle>')
         x, y = _LEFT + (index % 3) * 190, _HEIGHT + 10 + 18 * (index // 3)
-        # The mark's colour is a style: a rule for all text would win over an attribute.
+        # The colour is set by style, because the CSS rule for text overrides an attribute.
         mark = f'<tspan style="fill:{colour}">\N{BLACK SQUARE}</tspan>'
         lines.append(f'<text x="{x}" y="{y}">{mark} {_text(name)}</text>')
     return "\n".join([*lines, "</svg>"])
 
 
 def _axes(right: float, top: float, x_name: str, y_name: str) -> list[str]:
-    """Lines, numbers and names of both axes."""
+    """Return the grid lines, tick labels and names of both axes."""
     width, height = _WIDTH - _LEFT - _RIGHT, _HEIGHT - _BOTTOM - _TOP
     lines = []
     for part in range(5):
@@ -208,12 +208,12 @@ def _axes(right: float, top: float, x_name: str, y_name: str) -> list[str]:
 
 
 def _label(value: float) -> str:
-    """A number of an axis: never with an exponent where people read it."""
+    """Format a tick label, without an exponent for large numbers."""
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def _round_up(value: float) -> float:
-    """The next number at or above ``value`` whose quarters are short: 1, 1.2, 1.6, 2, ... times a power of ten."""
+    """Round up to a number whose quarters have few digits: 1, 1.2, 1.6, 2, ... times a power of ten."""
     if value <= 0:
         return 1.0
     power = 10 ** math.floor(math.log10(value))

@@ -1,4 +1,4 @@
-"""``bench kernels``: the time of each kernel on this device, next to its roofline."""
+"""``bench kernels``: measure each kernel on this device against its roofline."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from aiakq.bench.timing import Call
     from aiakq.runtime.config.engine import EngineConfig
 
-#: Schemes by name; groups come from --group-size where weights have some.
+#: Scheme name -> spec; --group-size sets the group size of schemes below 8 bits.
 SCHEMES = {
     "w16": None,
     "w8a8": LayerSpec(8, activation_bits=8),
@@ -30,12 +30,12 @@ SCHEMES = {
     "w2a16": LayerSpec(2),
 }
 
-#: What is measured of a shape unless schemes are named.
-USUAL = ("w16", "w4a16", "w8a16", "w8a8")
+#: Schemes measured for --shape by default.
+DEFAULT_SCHEMES = ("w16", "w4a16", "w8a16", "w8a8")
 
 
 def check(options: KernelArguments) -> None:
-    """Refuse what cannot be measured. Raises ``usage``, ``bad_option``."""
+    """Raise ``usage`` or ``bad_option`` for options that cannot be measured."""
     if options.model is None and not options.shapes:
         hint = "Example: aiakq bench kernels MODEL, or --shape 4096x4096"
         raise error("usage", reason="Neither a model nor a shape is given.", hint=hint)
@@ -46,7 +46,7 @@ def check(options: KernelArguments) -> None:
 
 
 def run(options: KernelArguments, progress: Progress) -> Record:
-    """Time every kernel. Raises ``option_refused`` for --tune without a GPU, and whatever reading the model raises."""
+    """Time every kernel. Raises ``option_refused`` for --tune without a GPU, and the errors of reading the model."""
     import torch
 
     from aiakq.bench.timing import ceilings
@@ -57,7 +57,7 @@ def run(options: KernelArguments, progress: Progress) -> Record:
     written: Path | None = None
     if options.tune:
         if device.type != "cuda":
-            reason = "the kernels for CPUs have no launch configurations; what is measured here is what runs"
+            reason = "CPU kernels have no launch configurations to tune"
             raise error("option_refused", option="--tune", reason=reason)
         from aiakq.bench.tuning import tune
 
@@ -77,7 +77,7 @@ def run(options: KernelArguments, progress: Progress) -> Record:
 
 
 def metrics(ceilings: Mapping[str, float | None], rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """``of_roofline`` is the geometric mean over all rows."""
+    """Return the metrics of the record; ``of_roofline`` is the geometric mean over all rows."""
     return {
         "ceilings": ceilings,
         "rows": rows,
@@ -86,7 +86,7 @@ def metrics(ceilings: Mapping[str, float | None], rows: list[dict[str, Any]]) ->
 
 
 def template() -> dict[str, Any]:
-    """The document of a run without kernels: every key that a gate may name."""
+    """Return the document of a run without kernels, which has every key that a gate may name."""
     nothing = {"gbps": None, "float_tflops": None, "int8_tops": None}
     return Record("kernels", 0, {}, metrics(nothing, []), {}).document()
 
@@ -99,12 +99,12 @@ def _problem(options: KernelArguments) -> Problem:
 
     if options.model is None:
         device = pick_device(options.device)
-        usual = torch.bfloat16 if device.type == "cuda" else torch.float32
-        found = Problem(device, DTYPES.get(options.dtype, usual), [])
+        default = torch.bfloat16 if device.type == "cuda" else torch.float32
+        problem = Problem(device, DTYPES.get(options.dtype, default), [])
     else:
         names = ("model", "dtype", "device", "kv_cache_dtype")
         config = EngineConfig.from_args({name: getattr(options, name) for name in names})
-        found = Problem(config.device.device, config.device.dtype, products_of_model(config), config)
+        problem = Problem(config.device.device, config.device.dtype, products_of_model(config), config)
 
     def of_scheme(name: str, n: int, k: int, scheme: str, count: int = 1) -> Product:
         spec = SCHEMES[scheme]
@@ -113,18 +113,21 @@ def _problem(options: KernelArguments) -> Problem:
         return Product(name, n, k, spec, count)
 
     if options.schemes:
-        found.products = [
-            of_scheme(p.name, p.n, p.k, scheme, p.count) for p in found.products for scheme in options.schemes
+        problem.products = [
+            of_scheme(p.name, p.n, p.k, scheme, p.count) for p in problem.products for scheme in options.schemes
         ]
     for n, k in options.shapes:
-        found.products += [of_scheme("layer", n, k, scheme) for scheme in options.schemes or USUAL]
-    return found
+        problem.products += [of_scheme("layer", n, k, scheme) for scheme in options.schemes or DEFAULT_SCHEMES]
+    return problem
 
 
 def _row(problem: Problem, name: str, kind: str, m: int, us: float, moved: float, work: float, integers: bool) -> dict:
-    """One line of the result: ``moved`` bytes and ``work`` operations, of which the slower is the roofline."""
-    most = problem.ceilings["int8_tops" if integers else "float_tflops"]
-    least = max(moved / problem.ceilings["gbps"] / 1e3, work / most / 1e6)
+    """Return a row of the result for a call that moves ``moved`` bytes and executes ``work`` operations in ``us``.
+
+    Its roofline is the larger of the times that either takes at the device's peak rate.
+    """
+    peak = problem.ceilings["int8_tops" if integers else "float_tflops"]
+    roofline = max(moved / problem.ceilings["gbps"] / 1e3, work / peak / 1e6)
     return {
         "kernel": kind,
         "of": name,
@@ -132,8 +135,8 @@ def _row(problem: Problem, name: str, kind: str, m: int, us: float, moved: float
         "us": round(us, 2),
         "gbps": round(moved / us / 1e3, 1),
         "tflops": round(work / us / 1e6, 3),
-        "roofline_us": round(least, 2),
-        "of_roofline": float(f"{least / us:.3g}"),  # above 0, however slow: see geometric_mean
+        "roofline_us": round(roofline, 2),
+        "of_roofline": float(f"{roofline / us:.3g}"),  # significant digits keep it above 0 for geometric_mean
     }
 
 
@@ -149,17 +152,17 @@ def _product(problem: Problem, product: Product, rows: Sequence[int]) -> list[di
     from aiakq.runtime.loader.dummy_weights import random_weight
 
     device, dtype, n, k, spec = problem.device, problem.dtype, product.n, product.k, product.spec
-    draw = torch.Generator(device).manual_seed(0)
+    generator = torch.Generator(device).manual_seed(0)
     ops = problem.ops()
     bits = 8 * dtype.itemsize if spec is None else spec.bits
     size = n * k * bits / 8
 
-    def made() -> Any:
+    def random_layer() -> Any:
         if spec is None:
-            return ops.dense(torch.randn(n, k, dtype=dtype, device=device, generator=draw))
-        return ops.linear(random_weight(spec, n, k, None, device, draw))
+            return ops.dense(torch.randn(n, k, dtype=dtype, device=device, generator=generator))
+        return ops.linear(random_weight(spec, n, k, None, device, generator))
 
-    layers = [made() for _ in range(timing.copies(device, size))]
+    layers = [random_layer() for _ in range(timing.copies(device, size))]
     implementation = next(iter(ops.bound)).selection.name
     groups = 0 if spec is None else n * (k // spec.group_size if spec.group_size > 0 else 1)
     found = []
@@ -167,7 +170,7 @@ def _product(problem: Problem, product: Product, rows: Sequence[int]) -> list[di
         x = torch.randn(m, k, dtype=dtype, device=device)
         us = timing.microseconds([partial(layer, x) for layer in layers], device)
         moved = size + 4 * groups + m * (n + k) * dtype.itemsize
-        # On a CPU weight-only products are of integers, too (--cpu-math fast).
+        # On a CPU, weight-only layers use integer arithmetic, too (--cpu-math fast).
         integers = spec is not None and (product.kind == "w8a8" or device.type == "cpu")
         row = _row(problem, f"{product.name} {n}x{k}", product.kind, m, us, moved, 2 * m * n * k, integers)
         found.append(row | {"implementation": implementation, "layers": product.count})
@@ -175,14 +178,14 @@ def _product(problem: Problem, product: Product, rows: Sequence[int]) -> list[di
 
 
 def _others(problem: Problem, options: KernelArguments) -> Iterator[Callable[[], list[dict]]]:
-    """Attention, norms and gates of the model, if there is one."""
+    """Yield the measurements of attention, norms and gated activations of the model, if there is one."""
     config = problem.config
     if config is None:
         return
     for m in options.rows:
         yield partial(_attention, problem, config, [(options.context - 1, 1)] * m, f"decode, {options.context} tokens")
-    most = min(options.context, config.scheduler.max_num_batched_tokens)
-    yield partial(_attention, problem, config, [(0, most)], "prefill")
+    prefill_length = min(options.context, config.scheduler.max_num_batched_tokens)
+    yield partial(_attention, problem, config, [(0, prefill_length)], "prefill")
     for m in options.rows:
         yield partial(_rows, problem, config, m)
 
@@ -194,10 +197,10 @@ def _attention(problem: Problem, config: EngineConfig, lengths: list[tuple[int, 
     query, cache, context = sequences(config, lengths, ops)
     call: Call = partial(ops.attention(attention_of(config)).attend, query, cache, context)
     us = timing.microseconds([call], device)
-    held = sum(-(-(old + new) // config.cache.block_size) for old, new in lengths)
-    of_pages = timing.nbytes(*cache) / len(cache[0]) * held
+    num_pages = sum(-(-(old + new) // config.cache.block_size) for old, new in lengths)
+    page_bytes = timing.nbytes(*cache) / len(cache[0]) * num_pages
     pairs = sum(new * old + new * (new + 1) / 2 for old, new in lengths)
-    moved = of_pages + 2 * timing.nbytes(query)
+    moved = page_bytes + 2 * timing.nbytes(query)
     work = 4 * pairs * hf.num_heads * hf.head_dim
     kind = f"attention {str(config.cache.dtype).removeprefix('torch.')}"
     row = _row(problem, name, kind, len(query), us, moved, work, False)
@@ -205,7 +208,7 @@ def _attention(problem: Problem, config: EngineConfig, lengths: list[tuple[int, 
 
 
 def _rows(problem: Problem, config: EngineConfig, m: int) -> list[dict]:
-    """What works on rows of activations: only memory counts."""
+    """Time norm and gated activation over M rows, whose roofline is memory bandwidth."""
     import torch
 
     from aiakq.bench import timing
@@ -217,7 +220,7 @@ def _rows(problem: Problem, config: EngineConfig, m: int) -> list[dict]:
     norm = ops.rms_norm(torch.ones(hf.hidden_size, dtype=dtype, device=device), hf.norm_eps)
     act = activation(hf.activation, ops)
     found = []
-    # Read and written: x; read: the residual; written: the result.
+    # The norm reads and writes x, reads the residual and writes the result.
     for name, operation, call, moved in (
         ("norm with residual", "norm", lambda: norm(x, residual), 4 * timing.nbytes(x)),
         ("gate", "activation", lambda: act.gated(both), 1.5 * timing.nbytes(both)),

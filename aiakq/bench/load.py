@@ -1,4 +1,4 @@
-"""Puts load on a server: sends requests at their times, and measures whether this process kept up."""
+"""Load generator: send requests at their scheduled times, and measure whether this process kept up."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from aiakq.bench.summary import Summary, summarize
 from aiakq.bench.traffic import follow
 from aiakq.bench.workload import Request
 
-#: Called with finished requests, all requests (or 0 if their number is not known) and failed requests.
+#: Progress callback: finished requests, total number of requests (0 if unknown), failed requests.
 Progress = Callable[[int, int, int], None]
 
-#: Seconds between two looks at the event loop, and by how much it may be late until the client is the bottleneck.
-_LOOK_EVERY, MAX_LAG = 0.01, 0.025
+#: Seconds between samples of the event-loop lag, and the lag above which the client counts as the bottleneck.
+_SAMPLE_INTERVAL, MAX_LAG = 0.01, 0.025
 
 
 @dataclass
 class ClientLoad:
-    """What the client itself did while it measured.
+    """Load of the client process itself during the measurement.
 
-    lags         by how many seconds its event loop was late, looked at every few milliseconds.
-    cpu_share    CPU time of this process, as a share of one processor.
-    started      when the load began.
+    lags       samples of the event-loop lag, in seconds.
+    cpu_share  CPU time of the process per second of wall time; 1 is one fully used core.
+    started    start of the load (``time.perf_counter``).
     """
 
     lags: list[float] = field(default_factory=list)
@@ -37,29 +37,29 @@ class ClientLoad:
     started: float = field(default_factory=time.perf_counter)
 
     def summary(self) -> Summary:
-        """The lags in milliseconds."""
+        """Return statistics of the event-loop lag in milliseconds."""
         return summarize([1000 * lag for lag in self.lags])
 
     def warnings(self) -> list[str]:
-        """A sentence if the client was too slow for what it measured."""
+        """Return a warning if the client was the bottleneck."""
         late = self.summary()["p99"]
         if late is None or late <= 1000 * MAX_LAG:
             return []
         return [
-            f"This client was late by {late:.0f} ms (p99 of its event loop, at {self.cpu_share:.0%} of a processor): "
-            "it measured itself. Send less, or from a machine with more time."
+            f"The client was the bottleneck: its event loop lagged by {late:.0f} ms (p99) at {self.cpu_share:.0%} of a "
+            "core. Lower the load, use --client-processes or a faster machine."
         ]
 
 
 @contextlib.asynccontextmanager
-async def watched() -> AsyncIterator[ClientLoad]:
-    """Watches the event loop and the CPU time of this process while it is entered."""
+async def measure_client() -> AsyncIterator[ClientLoad]:
+    """Context manager that measures the event-loop lag and CPU time of this process."""
     load = ClientLoad()
 
     async def watch() -> None:
         while True:
-            due = time.perf_counter() + _LOOK_EVERY
-            await asyncio.sleep(_LOOK_EVERY)
+            due = time.perf_counter() + _SAMPLE_INTERVAL
+            await asyncio.sleep(_SAMPLE_INTERVAL)
             load.lags.append(max(0.0, time.perf_counter() - due))
 
     began, cpu = time.perf_counter(), time.process_time()
@@ -81,14 +81,15 @@ async def send_at(
     start: float | None = None,
     rule: StopRule | None = None,
 ) -> list[Timing]:
-    """Send every request at its offset from ``start`` (now if None) and wait for all.
+    """Send every request at its offset (seconds) from ``start``, by default now, and wait for all responses.
 
-    The timings are in the order of ``requests``. If ``rule`` ends the load, what was not sent has ``sent`` 0.
+    Returns the timings in the order of ``requests``. ``sent`` is 0 for requests not sent because ``rule`` stopped the
+    load.
     """
     free = asyncio.Semaphore(max_concurrency or len(requests))
     start = time.perf_counter() if start is None else start
     timings = [Timing(scheduled=start + offset) for offset in offsets]
-    sent = list(requests)  # as they are sent: with the answers before them
+    sent = list(requests)  # as sent, i.e. with the conversation so far
     answered = [asyncio.Event() for _ in requests]
     rule = rule or StopRule()
     done = failed = 0
@@ -102,7 +103,7 @@ async def send_at(
             before = timings[request.follows]
             timing.scheduled = max(timing.scheduled, before.ended)
             sent[index] = request = follow(request, sent[request.follows], before.text, endpoint.is_chat)
-        # Sleeping until an absolute time: the delays of this loop do not add up and lower the rate.
+        # Sleep until an absolute time, so that delays do not accumulate and lower the rate.
         await asyncio.sleep(max(0.0, timing.scheduled - time.perf_counter()))
         rule.due(time.perf_counter() - start)
         async with free:
@@ -137,9 +138,9 @@ async def send_for(
     start: float | None = None,
     rule: StopRule | None = None,
 ) -> list[Timing]:
-    """Keep ``concurrency`` requests in flight for so many ``seconds`` from ``start``, and wait for the last ones.
+    """Keep ``concurrency`` requests in flight for ``seconds`` from ``start``, and wait for the last responses.
 
-    Each of them sends at least once, also if the time is over before this process gets to it.
+    Each of the concurrent users sends at least one request.
     """
     start = time.perf_counter() if start is None else start
     rule = rule or StopRule()

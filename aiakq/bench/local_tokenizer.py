@@ -1,4 +1,4 @@
-"""A tokenizer beside the server: counts tokens where the server does not, and writes prompts of a length as text."""
+"""Client-side tokenizer: counts tokens if the server sends no usage, and generates text prompts of a given length."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from aiakq.errors import error
 
 
 class LocalTokenizer:
-    """The tokenizer.json of a model folder."""
+    """Tokenizer of a ``tokenizer.json``."""
 
     def __init__(self, folder: Path) -> None:
-        """Raises ``model_malformed``."""
+        """``folder`` is a model folder or the file itself. Raises ``model_malformed``."""
         from tokenizers import Tokenizer
 
         file = folder / "tokenizer.json" if folder.is_dir() else folder
@@ -22,20 +22,24 @@ class LocalTokenizer:
             raise error("model_malformed", file=file, reason=problem) from None
 
     def count(self, text: str) -> int:
-        """Tokens of generated text, which begins with none of its own accord."""
+        """Return the number of tokens of generated text, without special tokens."""
         return len(self._tokenizer.encode(text, add_special_tokens=False).ids)
 
     def text_of(self, ids: list[int]) -> str:
-        """Text of about as many tokens as ``ids``: what they decode to, cut to their number if it has more."""
+        """Decode ``ids`` to text of at most about ``len(ids)`` tokens; truncated if it re-encodes to more."""
         text = self._tokenizer.decode(ids, skip_special_tokens=True)
-        again = self._tokenizer.encode(text, add_special_tokens=False).ids
-        return text if len(again) <= len(ids) else self._tokenizer.decode(again[: len(ids)], skip_special_tokens=True)
+        reencoded = self._tokenizer.encode(text, add_special_tokens=False).ids
+        return (
+            text
+            if len(reencoded) <= len(ids)
+            else self._tokenizer.decode(reencoded[: len(ids)], skip_special_tokens=True)
+        )
 
 
 def open_tokenizer(given: str | None, root: str | None) -> LocalTokenizer | None:
-    """The tokenizer in the folder ``given``, or the one of a server on this machine; None if there is neither.
+    """Open the tokenizer in the folder ``given``, else that of the server's model folder ``root`` if it is local.
 
-    Raises ``model_malformed`` if the one that was given cannot be read.
+    Returns None if there is neither. Raises ``model_malformed`` if the tokenizer cannot be read.
     """
     if given is not None:
         return LocalTokenizer(Path(given))

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Product:
-    """``count`` linear layers of N outputs and K inputs; ``spec`` None where weights are not quantized."""
+    """``count`` linear layers of shape [N, K]; ``spec`` is None if the weights are not quantized."""
 
     name: str
     n: int
@@ -36,7 +36,12 @@ class Product:
 
 @dataclass
 class Problem:
-    """What is measured: where, in what arithmetic, which products, and the model that attention is of, if any."""
+    """What to measure.
+
+    products  linear layers.
+    config    engine configuration of the model to take attention and norms from, or None.
+    ceilings  peak rates of the device, see ``timing.ceilings``.
+    """
 
     device: torch.device
     dtype: torch.dtype
@@ -45,7 +50,7 @@ class Problem:
     ceilings: dict[str, float] = field(default_factory=dict)
 
     def ops(self) -> Ops:
-        """The operations of the device, with arithmetic as ``serve`` uses it by default; nothing is bound yet."""
+        """Return new operations for the device, with the same arithmetic as ``serve`` by default."""
         from aiakq.kernels.ops import Ops
 
         kv_dtype = None if self.config is None else self.config.cache.dtype
@@ -53,7 +58,7 @@ class Problem:
 
 
 def products_of_model(config: EngineConfig) -> list[Product]:
-    """The linear layers that the model of ``config`` runs, equal ones together."""
+    """Return the linear layers of the model of ``config``, grouped by shape and scheme."""
     from aiakq.formats.checkpoint import Checkpoint
     from aiakq.runtime.loader.shapes import linear_shapes
 
@@ -68,7 +73,7 @@ def products_of_model(config: EngineConfig) -> list[Product]:
 
 
 def attention_of(config: EngineConfig) -> AttentionSpec:
-    """The attention of a layer of the model of ``config``, without what comes before it."""
+    """Return the attention of one layer of the model of ``config``, without projections and rotary embedding."""
     from aiakq.kernels.types import AttentionSpec
 
     hf = config.model
@@ -78,7 +83,10 @@ def attention_of(config: EngineConfig) -> AttentionSpec:
 def sequences(
     config: EngineConfig, lengths: list[tuple[int, int]], ops: Ops
 ) -> tuple[torch.Tensor, LayerCache, AttentionContext]:
-    """Queries of sequences of (cached, new) tokens, a cache of pages in no order, and where they are in it."""
+    """Build the inputs of attention over sequences of (cached, new) tokens.
+
+    Returns random queries [T, H, D], a KV cache with randomly ordered pages, and the context that locates them.
+    """
     import torch
 
     from aiakq.kernels.types import AttentionContext
@@ -87,8 +95,8 @@ def sequences(
     page, hf = config.cache.block_size, config.model
     pages = [-(-(old + new) // page) for old, new in lengths]
     cache = ops.new_cache(attention_of(config), sum(pages) + 1, page)
-    draw = torch.Generator().manual_seed(0)
-    order = (torch.randperm(sum(pages), generator=draw) + 1).to(torch.int32).split(pages)
+    generator = torch.Generator().manual_seed(0)
+    order = (torch.randperm(sum(pages), generator=generator) + 1).to(torch.int32).split(pages)
     starts = [0]
     for _, new in lengths:
         starts.append(starts[-1] + new)

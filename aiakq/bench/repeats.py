@@ -1,4 +1,4 @@
-"""Repeats of a benchmark as one record: means over the runs, and intervals from the spread between them."""
+"""Merge repeated runs of a benchmark into one record: means over the runs, with confidence intervals."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from aiakq.records import Record
 
 #: Confidence of the intervals.
 CONFIDENCE = 0.95
-#: What is added up; everything else that is a number is averaged.
+#: Keys that are summed over the runs; all other numbers are averaged.
 _TOTALS = ("completed", "failed", "not_sent", "total_input_tokens", "total_output_tokens")
-#: What has no interval: settings, and what is added up.
+#: Keys without an interval: sums and settings.
 _PLAIN = (*_TOTALS, "request_rate", "burstiness", "max_concurrency", "num_prompts")
-#: What is not kept of the single runs, and what of them is put together.
+#: Key of the per-request lists, which are concatenated over the runs.
 _LISTS = "detailed"
 
 
 def join(records: Sequence[Record]) -> Record:
-    """The record of several runs of one benchmark.
+    """Merge the records of several runs of one benchmark.
 
-    Numbers are means over the runs, those that count requests and tokens are totals. ``intervals`` has the bounds of
-    the mean (Student's t over the runs) under the same keys, ``runs`` the metrics of every run.
+    Numbers are means over the runs; counts of requests and tokens are sums. ``intervals`` has the confidence interval
+    of each mean (Student's t over the runs) under the same keys, ``runs`` the metrics of every run.
     """
     first = records[0]
     runs = [record.metrics for record in records]
-    metrics = _joined(runs)
+    metrics = _merged(runs)
     metrics["intervals"] = _intervals(runs)
     metrics["runs"] = [{"seed": record.seed, **record.metrics} for record in records]
     metrics["first_error"] = next((run["first_error"] for run in runs if run.get("first_error")), None)
@@ -42,38 +42,38 @@ def join(records: Sequence[Record]) -> Record:
 
 
 def template(document: Mapping[str, Any]) -> dict[str, Any]:
-    """``document``, the template of one run, as that of several: with every key of the intervals."""
-    found = {key: value for key, value in document.items() if key not in ("schema_version", "seed")}
-    return {**document, "intervals": _intervals([found, found])}
+    """Extend the template document of one run to that of several, which has every key of ``intervals``."""
+    metrics = {key: value for key, value in document.items() if key not in ("schema_version", "seed")}
+    return {**document, "intervals": _intervals([metrics, metrics])}
 
 
-def _joined(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Key by key: totals or means of numbers, None where a run has none; of all else what the first run has."""
-    found: dict[str, Any] = {}
+def _merged(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Merge metrics key by key: sums or means of numbers, None if a run lacks one; else the first run's value."""
+    merged: dict[str, Any] = {}
     for key, value in runs[0].items():
         values = [run.get(key) for run in runs]
         if key == _LISTS:
             continue
         if isinstance(value, Mapping):
-            found[key] = _joined([each if isinstance(each, Mapping) else {} for each in values])
+            merged[key] = _merged([each if isinstance(each, Mapping) else {} for each in values])
         elif all(isinstance(each, (int, float)) and not isinstance(each, bool) for each in values):
             numbers = [each for each in values if isinstance(each, (int, float))]
-            found[key] = sum(numbers) if key in _TOTALS else numbers[0] if key in _PLAIN else fmean(numbers)
+            merged[key] = sum(numbers) if key in _TOTALS else numbers[0] if key in _PLAIN else fmean(numbers)
         else:
-            found[key] = None if None in values and not isinstance(value, str) else value
-    return found
+            merged[key] = None if None in values and not isinstance(value, str) else value
+    return merged
 
 
 def _intervals(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """``{"ttft_ms": {"p50": {"low": ..., "high": ...}}}``; None where a run has no number."""
-    found: dict[str, Any] = {}
+    """Return intervals like ``{"ttft_ms": {"p50": {"low": ..., "high": ...}}}``; None bounds if a run lacks a value."""
+    intervals: dict[str, Any] = {}
     for key, value in runs[0].items():
         values = [run.get(key) for run in runs]
         if isinstance(value, Mapping) and key != _LISTS:
-            found[key] = _intervals([each if isinstance(each, Mapping) else {} for each in values])
+            intervals[key] = _intervals([each if isinstance(each, Mapping) else {} for each in values])
         elif key not in _PLAIN and (value is None or (isinstance(value, (int, float)) and not isinstance(value, bool))):
-            found[key] = _interval(values)
-    return found
+            intervals[key] = _interval(values)
+    return intervals
 
 
 def _interval(values: Sequence[Any]) -> dict[str, float | None]:

@@ -1,4 +1,4 @@
-"""Metrics of requests that were sent to a server: rates, distributions of times, and the timings one by one."""
+"""Metrics of served requests: throughput, latency distributions, goodput, and per-request timings."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from aiakq.bench.client import Timing
 from aiakq.bench.summary import milliseconds, rate
 
-#: Durations that can have a limit.
+#: Durations that can have a goodput limit.
 LIMITED = ("ttft", "tpot", "e2el")
 
 
@@ -18,20 +18,21 @@ def measure(
     goodput: Mapping[str, float],
     window: tuple[float, float] | None = None,
 ) -> dict[str, Any]:
-    """The metrics of a run of ``duration`` seconds; the same keys for every run, None where nothing was measured.
+    """Return the metrics of a run of ``duration`` seconds. All keys are always present; None means not measured.
 
-    ``queue_ms`` is the wait between a request's scheduled time and its sending (--max-concurrency, a slow client).
+    ``queue_ms`` is the time from a request's scheduled time until it was sent (--max-concurrency, a slow client).
 
-    window  first and last moment that are measured: requests that were due in it, and tokens that arrived in it.
+    goodput  duration ("ttft", "tpot", "e2el") -> limit in milliseconds.
+    window   (start, end): count only requests scheduled, and tokens received, in this interval.
     """
-    every = timings
+    all_timings = timings
     if window is not None:
         timings = [timing for timing in timings if window[0] <= timing.scheduled < window[1]]
     good = [timing for timing in timings if timing.error is None]
     inputs = sum(timing.input_tokens for timing in good)
     outputs: float = sum(timing.output_tokens for timing in good)
     if window is not None:
-        outputs = sum(_tokens_within(timing, window) for timing in every if timing.error is None)
+        outputs = sum(_tokens_within(timing, window) for timing in all_timings if timing.error is None)
     within = sum(_within(timing, goodput) for timing in good) if goodput else None
     metrics: dict[str, Any] = {
         "completed": len(good),
@@ -69,23 +70,23 @@ def _within(timing: Timing, goodput: Mapping[str, float]) -> bool:
 
 
 def _tokens_within(timing: Timing, window: tuple[float, float]) -> float:
-    """The tokens of an answer that arrived in the window; chunks count the same."""
+    """Return the number of output tokens received in the window, spread evenly over the chunks of the response."""
     inside = sum(window[0] <= moment < window[1] for moment in timing.token_times)
     return timing.output_tokens * inside / len(timing.token_times)
 
 
 def _peak_output_tokens(timings: Sequence[Timing]) -> float | None:
-    """The most output tokens that arrived within one second of the run."""
+    """Return the maximum number of output tokens received within one second of the run."""
     if not timings:
         return None
     start = min(timing.sent for timing in timings)
     seconds: dict[int, float] = {}
     for timing in timings:
-        # A chunk may hold several tokens; the tokens of a response are spread evenly over its chunks.
-        share = timing.output_tokens / len(timing.token_times)
+        # A chunk may carry several tokens; spread those of a response evenly over its chunks.
+        tokens_per_chunk = timing.output_tokens / len(timing.token_times)
         for moment in timing.token_times:
             second = int(moment - start)
-            seconds[second] = seconds.get(second, 0.0) + share
+            seconds[second] = seconds.get(second, 0.0) + tokens_per_chunk
     return max(seconds.values())
 
 
@@ -100,7 +101,7 @@ def _peak_concurrency(timings: Sequence[Timing]) -> int:
 
 
 def detailed(timings: Sequence[Timing], started: float) -> dict[str, list[Any]]:
-    """The timings request by request, in seconds, under the names of vLLM's --save-detailed."""
+    """Return per-request timings in seconds, under the names of vLLM's --save-detailed."""
     return {
         "input_lens": [timing.input_tokens for timing in timings],
         "output_lens": [timing.output_tokens for timing in timings],

@@ -1,4 +1,4 @@
-"""RequestSource: the requests of a workload in the form that an endpoint takes, without end."""
+"""RequestSource: an endless supply of a workload's requests in the form that an endpoint accepts."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from aiakq.errors import error
 
 @dataclass(frozen=True)
 class RequestSource:
-    """Requests for ``endpoint``, of a workload or of a list.
+    """Prepares the requests of a workload for ``endpoint``.
 
-    workload    makes requests; None: ``requests`` are repeated.
-    vocab_size  of the model; None where it is not known.
+    workload    generates requests, or None to repeat the requests passed to ``endless``.
+    vocab_size  vocabulary size of the model, or None if unknown.
     tokenizer   turns token ids into text for chat.
-    adapters    names of models; each request goes to one of them, in turn.
+    adapters    model names that requests are assigned to round-robin.
     """
 
     endpoint: Endpoint
@@ -29,23 +29,26 @@ class RequestSource:
     adapters: Sequence[str] = ()
 
     def batch(self) -> list[Request]:
-        """The requests of the workload, once. Raises ``usage`` if something is missing to make them."""
+        """Return one batch of the workload's requests. Raises ``usage`` if they cannot be generated."""
         assert self.workload is not None
         return self.prepared(self.workload.requests(self.vocab_size))
 
     def prepared(self, requests: Sequence[Request]) -> list[Request]:
-        """``requests`` for the endpoint. Raises ``usage`` for chat if no tokenizer can turn token ids into text."""
-        found = _as_text(requests, self.endpoint, self.tokenizer)
+        """Return ``requests`` for the endpoint, with text for chat and adapters assigned.
+
+        Raises ``usage`` if chat needs a tokenizer to turn token ids into text and there is none.
+        """
+        prepared = _as_text(requests, self.endpoint, self.tokenizer)
         if not self.adapters:
-            return found
+            return prepared
         models: list[str] = []
-        for request, name in zip(found, itertools.cycle(self.adapters), strict=False):
-            # A conversation stays with its model.
+        for request, name in zip(prepared, itertools.cycle(self.adapters), strict=False):
+            # A conversation stays on one model.
             models.append(name if request.follows is None else models[request.follows])
-        return [replace(request, model=name) for request, name in zip(found, models, strict=True)]
+        return [replace(request, model=name) for request, name in zip(prepared, models, strict=True)]
 
     def endless(self, first: Sequence[Request]) -> Iterator[Request]:
-        """``first``, then further batches; without a workload ``first`` again and again."""
+        """Yield ``first``, then further batches; without a workload, ``first`` repeatedly."""
         while True:
             yield from first
             if self.workload is not None:
@@ -58,13 +61,13 @@ def _as_text(requests: Sequence[Request], endpoint: Endpoint, tokenizer: LocalTo
     if tokenizer is None:
         raise error(
             "usage",
-            reason="Chat takes no token ids, and the model's tokenizer is not on this machine.",
+            reason="The chat API takes text, not token ids, and the model's tokenizer is not on this machine.",
             hint="Give --tokenizer DIR, or --dataset FILE.",
         )
     return [_with_text(request, tokenizer) for request in requests]
 
 
 def _with_text(request: Request, tokenizer: LocalTokenizer) -> Request:
-    # Of what follows an answer only the new part is sent: the rest are the messages before it.
+    # A later turn of a conversation contributes only its new message; the earlier ones are its history.
     own = request.prompt if request.message is None else request.message
     return replace(request, prompt=tokenizer.text_of(own)) if isinstance(own, list) else request

@@ -1,7 +1,7 @@
-"""``bench serve``: the performance of a running server over HTTP, measured by the client.
+"""``bench serve``: measure the performance of a running server over HTTP, as the client sees it.
 
-Every request is timed as a user sees it: time to first token (TTFT), time per output token after the first (TPOT),
-gaps between tokens (ITL) and end-to-end latency (E2EL). Keys follow vLLM's benchmark, so that comparison scripts work.
+The metrics are time to first token (TTFT), time per output token after the first (TPOT), inter-token latency (ITL) and
+end-to-end latency (E2EL). Keys follow vLLM's benchmark, so that comparison scripts work.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from aiakq.bench import client as http
 from aiakq.bench import workload
 from aiakq.bench.arrivals import Ramp, arrival_times
 from aiakq.bench.client import Endpoint, ServedModel, Timing
-from aiakq.bench.client_processes import ClosedLoop, Share, send_in_processes
+from aiakq.bench.client_processes import ClosedLoop, Partition, send_in_processes
 from aiakq.bench.drafts import draft_metrics
-from aiakq.bench.load import ClientLoad, Progress, send_at, send_for, watched
+from aiakq.bench.load import ClientLoad, Progress, measure_client, send_at, send_for
 from aiakq.bench.local_tokenizer import LocalTokenizer, open_tokenizer
 from aiakq.bench.request_metrics import LIMITED, detailed, measure
 from aiakq.bench.request_source import RequestSource
@@ -36,33 +36,33 @@ from aiakq.records import Record, environment, load_average
 
 @dataclass(frozen=True, kw_only=True)
 class ServeOptions(ServeArguments):
-    """What to send, and how fast.
+    """The options of ``bench serve`` with the server's address.
 
-    base_url         of the server; ``host`` and ``port`` are not used.
-    model            name on the server; None takes the first it lists.
-    num_prompts      None: 100 random ones, or every prompt of the dataset once.
-    request_rate     requests per second; infinity sends all at once.
-    burstiness       shape of the gamma-distributed gaps; 1 is a Poisson process.
-    ignore_eos       None: yes for random prompts, no for a dataset.
-    goodput          metric (ttft, tpot, e2el) -> milliseconds a good request stays within.
-    seed             None: a new one each time.
+    base_url      URL of the server, used instead of ``host`` and ``port``.
+    model         model name on the server; None for the first one listed.
+    num_prompts   number of requests; None for 100 random prompts, or every prompt of the dataset once.
+    request_rate  requests per second; infinity sends all at once.
+    burstiness    shape of the gamma-distributed gaps; 1 is a Poisson process.
+    ignore_eos    None for true with random prompts and false with a dataset.
+    goodput       duration ("ttft", "tpot", "e2el") -> limit in milliseconds.
+    seed          None for a new one each time.
     """
 
     base_url: str
 
 
 def run(options: ServeOptions, progress: Progress, facts: Mapping[str, str] | None = None) -> Record:
-    """Send the workload and measure it. Requests that fail are counted in the record, with the first reason.
+    """Send the workload and return its measurements. Failed requests are counted, with the first error.
 
-    facts  what the server reported when it started, if this process started it; kept in the record.
-    Raises ``server_unreachable``, ``unknown_model``, ``bench_failed`` if a warm-up request fails, and what
-    ``workload`` raises for a dataset.
+    facts  engine facts of a server that this process started, stored in the record.
+    Raises ``server_unreachable``, ``unknown_model``, ``bench_failed`` if a warm-up request fails, and the errors of the
+    workload.
     """
     return asyncio.run(_run(options, progress, facts))
 
 
 def limits_of(options: ServeOptions) -> Mapping[str, float]:
-    """The limits of a good request: those of ``goodput``, or of the preset."""
+    """Return the goodput limits: those of ``goodput``, or of the preset; empty without either."""
     return options.goodput or (PRESETS[options.preset] if options.preset else {})
 
 
@@ -70,23 +70,23 @@ async def _run(options: ServeOptions, progress: Progress, facts: Mapping[str, st
     seed = workload.new_seed() if options.seed is None else options.seed
     rng = random.Random(seed)
     check(options)
-    made = workload.open_workload(options, rng)
+    selected_workload = workload.open_workload(options, rng)
     load_before = load_average()
     async with http.open_client(options.base_url, options.api_key, options.timeout_s) as client:
         model = await http.served_model(client, options.model)
         server = await http.server_facts(client)
-        source = await _source(client, options, made, model)
+        source = await _source(client, options, selected_workload, model)
         first = source.batch()
         await _warm_up(client, source, first[0], options, rng)
         before = await http.server_counters(client)
         rule = StopRule(options.max_errors, options.stop_on_overload)
-        async with watched() as load:
-            every = await _send(client, _Load(options, source, first, rng, seed, model, rule), progress, load)
+        async with measure_client() as load:
+            all_timings = await _send(client, _Load(options, source, first, rng, seed, model, rule), progress, load)
         after = await http.server_counters(client)
-    timings = [timing for timing in every if timing.sent]
+    timings = [timing for timing in all_timings if timing.sent]
     cache, drafts = _server_use(before, after)
-    warnings = workload.cache_warning(made.fresh_prompts, cache["hit_rate"]) + made.warnings()
-    if len(timings) > len(first) and not made.fresh_prompts:
+    warnings = workload.cache_warning(selected_workload.fresh_prompts, cache["hit_rate"]) + selected_workload.warnings()
+    if len(timings) > len(first) and not selected_workload.fresh_prompts:
         warnings.append(workload.REPEATED)
     tokens_from = _count_tokens(timings, source.tokenizer)
     warnings += load.warnings() + _token_warnings(tokens_from) + _connection_warnings(timings)
@@ -94,11 +94,11 @@ async def _run(options: ServeOptions, progress: Progress, facts: Mapping[str, st
         warnings.append(f"The load ended early: {rule.reason}.")
     metrics = _metrics(timings, load.started, options, stopped=rule.reason is not None)
     if not is_scheduled(options) and first[0].at is None:
-        metrics |= milliseconds("scheduled_e2el", [])  # nothing was scheduled: as fast as answers come
+        metrics |= milliseconds("scheduled_e2el", [])  # requests had no scheduled times
     metrics |= {"prefix_cache": cache, "speculation": drafts, "tokens_from": tokens_from, "stopped": rule.reason}
-    metrics |= {"not_sent": len(every) - len(timings), "client_cpu_share": load.cpu_share}
+    metrics |= {"not_sent": len(all_timings) - len(timings), "client_cpu_share": load.cpu_share}
     metrics["client_lag_ms"] = load.summary()
-    config = _config(options, len(every), source, model)
+    config = _config(options, len(all_timings), source, model)
     metrics |= _vllm_settings(config, source.endpoint, options.tokenizer or model.root)
     where = {**environment(), "engine": None if facts is None else dict(facts), "server": server}
     where["load_average"] = [load_before, load_average()]
@@ -106,43 +106,45 @@ async def _run(options: ServeOptions, progress: Progress, facts: Mapping[str, st
 
 
 def _server_use(before: Mapping[str, float], after: Mapping[str, float]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The use of the prefix cache and of draft tokens between two readings of the server's counters."""
-    grown = {name: value - before.get(name, 0.0) for name, value in after.items()}
+    """Return the prefix-cache and speculation metrics between two readings of the server's counters."""
+    increase = {name: value - before.get(name, 0.0) for name, value in after.items()}
     queries, hits = (
-        grown.get(name) if name in before else None
+        increase.get(name) if name in before else None
         for name in ("prefix_cache_queries_total", "prefix_cache_hits_total")
     )
     drafts, tokens, accepted = (
-        grown.get(f"spec_decode_num_{name}_total", 0.0) for name in ("drafts", "draft_tokens", "accepted_tokens")
+        increase.get(f"spec_decode_num_{name}_total", 0.0) for name in ("drafts", "draft_tokens", "accepted_tokens")
     )
     by_position: list[float] = []
-    while (name := f"accepted.{len(by_position)}") in grown:
-        by_position.append(grown[name])
+    while (name := f"accepted.{len(by_position)}") in increase:
+        by_position.append(increase[name])
     cache = {"queries": queries, "hits": hits, "hit_rate": workload.hit_rate(queries, hits)}
     return cache, draft_metrics(drafts, tokens, accepted, by_position)
 
 
 async def _source(
-    client: httpx.AsyncClient, options: ServeOptions, made: Workload, model: ServedModel
+    client: httpx.AsyncClient, options: ServeOptions, selected_workload: Workload, model: ServedModel
 ) -> RequestSource:
-    """Where requests come from. Raises ``unknown_model`` for an adapter that the server does not have."""
+    """Return the source of the requests. Raises ``unknown_model`` for an adapter that the server does not have."""
     for name in options.adapters:
         await http.served_model(client, name)
-    ignore_eos = made.ignore_eos if options.ignore_eos is None else options.ignore_eos
+    ignore_eos = selected_workload.ignore_eos if options.ignore_eos is None else options.ignore_eos
     endpoint = Endpoint(options.endpoint, model.name, ignore_eos, options.extra_body)
     tokenizer = open_tokenizer(options.tokenizer, model.root)
-    return RequestSource(endpoint, made, options.vocab_size or model.vocab_size, tokenizer, options.adapters)
+    return RequestSource(
+        endpoint, selected_workload, options.vocab_size or model.vocab_size, tokenizer, options.adapters
+    )
 
 
 async def _warm_up(
     client: httpx.AsyncClient, source: RequestSource, first: Request, options: ServeOptions, rng: random.Random
 ) -> None:
-    """Send requests that are not measured. Raises ``bench_failed`` if one fails."""
+    """Send the warm-up requests, which are not measured. Raises ``bench_failed`` if one fails."""
     assert source.workload is not None
     total = options.num_warmups
     for number in range(total):
         request = first
-        if source.workload.fresh_prompts:  # a prompt that leaves no prefix of the others in the cache
+        if source.workload.fresh_prompts:  # must not put a prefix of a measured prompt into the cache
             size = workload.known_size(source.vocab_size)
             fresh = workload.random_requests(1, options.input_len, options.output_len, size, rng)
             request = source.prepared(fresh)[0]
@@ -153,7 +155,7 @@ async def _warm_up(
 
 
 def template() -> dict[str, Any]:
-    """The document of a run without requests: every key that a gate may name."""
+    """Return the document of a run without requests, which has every key that a gate may name."""
     metrics = measure([], 0.0, {})
     metrics["prefix_cache"] = {"queries": None, "hits": None, "hit_rate": None}
     metrics["speculation"] = draft_metrics()
@@ -162,24 +164,24 @@ def template() -> dict[str, Any]:
 
 
 def unmeasured(options: ServeOptions) -> dict[str, str]:
-    """Keys of the template that a run with these options leaves empty, and why."""
-    found = {}
+    """Return the keys of the template that a run with these options does not measure -> reason."""
+    reasons = {}
     limits = limits_of(options)
     if not limits:
         reason = "no limits are given (--goodput or --preset)"
-        found = dict.fromkeys(("request_goodput", "goodput_share", "goodput_shares"), reason)
-    found |= {f"goodput_shares.{name}": "it has no limit" for name in LIMITED if limits and name not in limits}
+        reasons = dict.fromkeys(("request_goodput", "goodput_share", "goodput_shares"), reason)
+    reasons |= {f"goodput_shares.{name}": "no limit is given" for name in LIMITED if limits and name not in limits}
     if not is_scheduled(options) and workload.workload_name(options) not in ("trace", *_other_workloads(options)):
-        reason = "requests are sent as fast as answers come (give --request-rate)"
-        found |= dict.fromkeys(_keys_of("scheduled_e2el"), reason)
+        reason = "requests have no scheduled times (give --request-rate)"
+        reasons |= dict.fromkeys(_keys_of("scheduled_e2el"), reason)
     if options.output_len == 1 and workload.workload_name(options) in ("random", "prefix", "conversation"):
         for name in ("tpot", "itl"):
-            found |= dict.fromkeys(_keys_of(name), "answers have one token (--output-len)")
-    return found
+            reasons |= dict.fromkeys(_keys_of(name), "responses have one token (--output-len)")
+    return reasons
 
 
 def _other_workloads(options: ServeOptions) -> tuple[str, ...]:
-    """The workload, if it is one that a package adds: its requests may have times."""
+    """Return the workload's name if it is a trace or a plugin, whose requests may have scheduled times."""
     name = workload.workload_name(options)
     return () if name in ("random", "dataset", "prefix", "conversation", "sharegpt") else (name,)
 
@@ -192,7 +194,7 @@ def _keys_of(duration: str) -> list[str]:
 
 
 def check(options: ServeOptions) -> None:
-    """Raise ``usage`` and ``option_conflict`` for options that do not fit together, before anything is sent."""
+    """Raise ``usage`` and ``option_conflict`` for options that contradict each other."""
     ramp = (options.ramp_up_strategy, options.ramp_up_start_rps, options.ramp_up_end_rps)
     if any(each is not None for each in ramp) and None in ramp:
         raise error(
@@ -204,37 +206,37 @@ def check(options: ServeOptions) -> None:
         reason = "both set limits"
         raise error("option_conflict", option="--preset", other="--goodput", reason=reason, hint="Give one.")
     if options.stop_on_overload and not is_scheduled(options) and workload.workload_name(options) != "trace":
-        reason = "requests are sent as fast as answers come, so the server cannot fall behind"
+        reason = "requests have no scheduled times, so the server cannot fall behind"
         hint = "Give --request-rate."
         raise error("option_conflict", option="--stop-on-overload", other="a rate of inf", reason=reason, hint=hint)
     if options.duration_s is None:
         return
     if options.num_prompts is not None:
-        reason = "both say when to end"
+        reason = "both set the end of the load"
         raise error("option_conflict", option="--duration", other="--num-prompts", reason=reason, hint="Give one.")
     if options.request_rate == math.inf and None in ramp and options.max_concurrency is None:
         raise error(
             "usage",
-            reason="--duration at a rate of inf has no end of requests to send at once.",
-            hint="Give --request-rate, or --max-concurrency for a number that is kept in flight.",
+            reason="--duration at a rate of inf would send requests without end.",
+            hint="Give --request-rate, or --max-concurrency for a fixed number of requests in flight.",
         )
     if workload.workload_name(options) in ("conversation", "trace"):
-        reason = "conversations and traces have an end of their own"
+        reason = "conversations and traces have a fixed number of requests"
         raise error(
             "option_conflict", option="--duration", other="--workload", reason=reason, hint="Give --num-prompts."
         )
     if options.warmup_s + options.cooldown_s >= options.duration_s:
-        raise error("usage", reason="Nothing of the load is measured.", hint="Raise --duration.")
+        raise error("usage", reason="Warm-up and cool-down leave nothing to measure.", hint="Raise --duration.")
 
 
 def is_scheduled(options: ServeOptions) -> bool:
-    """Whether requests are due at times of their own, by a rate or a ramp."""
+    """Whether requests have scheduled times, from a rate or a ramp."""
     return options.request_rate != math.inf or options.ramp_up_strategy is not None
 
 
 @dataclass(frozen=True)
 class _Load:
-    """What is sent: ``first``, and whatever ``source`` has after it, as the options say."""
+    """The load to send: the requests ``first``, followed by further ones of ``source``."""
 
     options: ServeOptions
     source: RequestSource
@@ -244,16 +246,16 @@ class _Load:
     model: ServedModel
     rule: StopRule
 
-    def share(self, requests: Sequence[Request], offsets: Sequence[float]) -> Share:
-        """All of it, for several processes."""
+    def partition(self, requests: Sequence[Request], offsets: Sequence[float]) -> Partition:
+        """Return the load as a single partition, to be split among processes."""
         options, source = self.options, self.source
         server = (options.base_url, options.api_key, options.timeout_s, source.endpoint)
         indices = list(range(len(requests)))
         load = (list(requests), list(offsets), indices, options.max_concurrency)
-        return Share(*server, *load, on_overload=options.stop_on_overload)
+        return Partition(*server, *load, on_overload=options.stop_on_overload)
 
-    def closed_loop(self, seconds: float) -> Share:
-        """A number in flight for so many seconds; every process makes its own prompts if they are to be new."""
+    def closed_loop(self, seconds: float) -> Partition:
+        """Return a closed-loop load of ``seconds``; each process generates its own prompts if they must be new."""
         options, source = self.options, self.source
         assert source.workload is not None
         loop = ClosedLoop(seconds, self.seed)
@@ -262,11 +264,11 @@ class _Load:
             loop = ClosedLoop(
                 seconds, self.seed + 1, replace(options, html=None), source.vocab_size, folders, options.adapters
             )
-        return replace(self.share(self.first, []), loop=loop)
+        return replace(self.partition(self.first, []), loop=loop)
 
 
 async def _send(client: httpx.AsyncClient, load: _Load, progress: Progress, watch: ClientLoad) -> list[Timing]:
-    """Send a number of requests, or for the duration, at the rate of the options or the times of a trace."""
+    """Send the requests as the options say: a number or a duration, at a rate, in a closed loop or as in a trace."""
     options, source, rule = load.options, load.source, load.rule
     seconds, concurrency, processes = options.duration_s, options.max_concurrency, options.client_processes
     ramp, per_second = None, options.request_rate
@@ -290,12 +292,12 @@ async def _send(client: httpx.AsyncClient, load: _Load, progress: Progress, watc
         for index, offset in zip(starting, times, strict=True):
             offsets[index] = offset
     if processes > 1:
-        return await send_in_processes(load.share(chosen, offsets), processes, watch, progress, rule)
+        return await send_in_processes(load.partition(chosen, offsets), processes, watch, progress, rule)
     return await send_at(client, source.endpoint, chosen, offsets, concurrency, progress, rule=rule)
 
 
 def _count_tokens(timings: Sequence[Timing], tokenizer: LocalTokenizer | None) -> str:
-    """Count the tokens of answers that came without usage. Returns what counted: usage, tokenizer or chunks."""
+    """Count the tokens of responses without usage. Returns the source of the counts: usage, tokenizer or chunks."""
     uncounted = [timing for timing in timings if timing.error is None and not timing.counted]
     for timing in uncounted:
         timing.output_tokens = len(timing.token_times) if tokenizer is None else tokenizer.count(timing.text)
@@ -308,17 +310,19 @@ def _token_warnings(tokens_from: str) -> list[str]:
     if tokens_from == "usage":
         return []
     if tokens_from == "tokenizer":
-        return ["The server sent no usage: output tokens were counted with a tokenizer here, prompt tokens not at all."]
+        return [
+            "The server sent no usage: output tokens were counted with the local tokenizer, prompt tokens were not."
+        ]
     return ["The server sent no usage: every chunk was counted as one token. Give --tokenizer DIR to count tokens."]
 
 
 def _connection_warnings(timings: Sequence[Timing]) -> list[str]:
-    """What to do about requests that an aiakq server refused because they all come from one address."""
+    """Return a warning if an aiakq server rejected requests because of its connection limit per address."""
     refused = sum("from one address" in (timing.error or "") for timing in timings)
     if not refused:
         return []
     return [
-        f"The server refused {refused} requests: this client had more connections open than it takes from one address. "
+        f"The server rejected {refused} requests: this client exceeded its limit of connections per address. "
         "Give --max-concurrency here, or raise --max-connections-per-address of aiakq serve."
     ]
 
@@ -328,7 +332,7 @@ def _is_cut(options: ServeOptions) -> bool:
 
 
 def _window(timings: Sequence[Timing], started: float, options: ServeOptions, stopped: bool) -> tuple[float, float]:
-    """The first and the last moment that count. Raises ``usage`` if nothing was due between them."""
+    """Return the start and end of the measured interval. Raises ``usage`` if no request was scheduled in it."""
     if not _is_cut(options):
         return started, max(timing.ended for timing in timings)
     last = max(timing.scheduled for timing in timings)
@@ -336,7 +340,8 @@ def _window(timings: Sequence[Timing], started: float, options: ServeOptions, st
         last = started + options.duration_s
     window = started + options.warmup_s, last - options.cooldown_s
     if not any(window[0] <= timing.scheduled < window[1] for timing in timings):
-        raise error("usage", reason="Nothing of the load is measured.", hint="Send more, or lower --warmup-seconds.")
+        reason = "Warm-up and cool-down leave nothing to measure."
+        raise error("usage", reason=reason, hint="Send more requests, or lower --warmup-seconds.")
     return window
 
 
@@ -349,20 +354,20 @@ def _metrics(timings: Sequence[Timing], started: float, options: ServeOptions, s
 
 
 def _vllm_settings(config: Mapping[str, Any], endpoint: Endpoint, tokenizer: str | None) -> dict[str, Any]:
-    """The settings that vLLM's benchmark writes beside its metrics, which scripts group results by."""
-    named = {key: _named(config[key]) for key in ("request_rate", "burstiness")}
+    """Return the settings that vLLM's benchmark writes along with its metrics, by which scripts group results."""
+    numbers = {key: _json_number(config[key]) for key in ("request_rate", "burstiness")}
     backend = "openai-chat" if endpoint.is_chat else "openai"
     names = {"backend": backend, "model_id": endpoint.model, "tokenizer_id": tokenizer}
-    return {**names, "num_prompts": config["num_prompts"], **named, "max_concurrency": config["max_concurrency"]}
+    return {**names, "num_prompts": config["num_prompts"], **numbers, "max_concurrency": config["max_concurrency"]}
 
 
-def _named(value: float) -> float | str:
-    """A number for JSON that keeps infinity, as vLLM writes it."""
+def _json_number(value: float) -> float | str:
+    """Return a number for JSON, with infinity as a string, as vLLM writes it."""
     return value if math.isfinite(value) else str(value)
 
 
 def _config(options: ServeOptions, count: int, source: RequestSource, model: ServedModel) -> dict[str, Any]:
-    """The options with the values used."""
+    """Return the options with their effective values."""
     name = workload.workload_name(options)
     return {
         **{key: value for key, value in asdict(options).items() if key not in ("api_key", "seed", "host", "port")},

@@ -1,4 +1,4 @@
-"""StopRule: ends a load before its time, after too many errors or when the server falls behind."""
+"""StopRule: stop a load early, after too many errors or when the server falls behind."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ import math
 from collections.abc import Callable
 from statistics import median
 
-#: Overload is looked for after so many seconds, which are also at least so many times an early answer took.
-_MIN_SECONDS, _MIN_ANSWERS = 5.0, 10
-#: Requests that must have been due in the second half of the time, and the share of them without an answer.
+#: Overload is checked after this many seconds and this many times the median latency of the first responses.
+_MIN_SECONDS, _MIN_LATENCIES = 5.0, 10
+#: Minimum number of requests due in the second half of the elapsed time, and maximum fraction of them unfinished.
 _MIN_DUE, _MAX_BEHIND = 30, 0.1
-#: How many of the first answers say how long one takes while the server is not behind.
+#: Number of first responses whose latency is taken as that of a server without a backlog.
 _EARLY = 10
 
 
 class StopRule:
-    """Watches a load and calls ``on_stop`` once, when it has to end. ``reason`` is None until then.
+    """Monitors a load and calls ``on_stop`` once when it must stop. ``reason`` is None until then.
 
-    max_errors   requests that may fail before the load ends; None: any number.
-    on_overload  whether it ends when the server falls behind: in the second half of the time so far, clearly fewer
-                 requests ended than became due (by 10 %, and by three standard deviations of a Poisson process).
+    max_errors   number of failed requests at which to stop, or None for no limit.
+    on_overload  stop when the server falls behind: in the second half of the elapsed time, significantly fewer requests
+                 finished than became due (by 10 %, and by three standard deviations of a Poisson process).
     """
 
     def __init__(self, max_errors: int | None = None, on_overload: bool = False) -> None:
@@ -34,35 +34,35 @@ class StopRule:
         self._errors = 0
 
     def due(self, moment: float) -> None:
-        """A request became due. Moments are seconds since the load began, and do not decrease."""
+        """Record that a request became due ``moment`` seconds after the start. Moments must not decrease."""
         self._due.append(moment)
-        self._look(moment)
+        self._check_overload(moment)
 
     def ended(self, moment: float, latency: float, failed: bool) -> None:
-        """A request that took ``latency`` seconds ended."""
+        """Record that a request finished, ``latency`` seconds after it was sent."""
         self._ended.append(moment)
         self._errors += failed
         if len(self._early) < _EARLY and not failed:
             self._early.append(latency)
         if self.max_errors is not None and self._errors >= self.max_errors:
             self.stop(f"{self._errors} requests failed (--max-errors)")
-        self._look(moment)
+        self._check_overload(moment)
 
     def stop(self, reason: str) -> None:
-        """End the load, unless it has ended already."""
+        """Stop the load for ``reason``, unless it has already been stopped."""
         if self.reason is None:
             self.reason = reason
             self.on_stop()
 
-    def _look(self, now: float) -> None:
+    def _check_overload(self, now: float) -> None:
         if not self.on_overload or self.reason is not None or len(self._early) < _EARLY:
             return
-        if now < max(_MIN_SECONDS, _MIN_ANSWERS * median(self._early)):
+        if now < max(_MIN_SECONDS, _MIN_LATENCIES * median(self._early)):
             return
         due, ended = (len(times) - bisect.bisect_right(times, now / 2) for times in (self._due, self._ended))
         behind = due - ended
         if due >= _MIN_DUE and behind > max(_MAX_BEHIND * due, 3 * math.sqrt(due)):
             self.stop(
-                f"the server fell behind: {due} requests were due between {now / 2:.1f} and {now:.1f} s, {ended} ended "
-                "(--stop-on-overload)"
+                f"the server fell behind: {due} requests were due between {now / 2:.1f} and {now:.1f} s, {ended} "
+                "finished (--stop-on-overload)"
             )

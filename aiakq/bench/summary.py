@@ -1,25 +1,22 @@
-"""Statistics of samples (mean, percentiles), for tables, records and gates; and what timings depend on."""
+"""Summary statistics of samples (mean, percentiles) for tables, records and gates."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 
-#: The percentiles every summary holds.
+#: Percentiles in every summary.
 PERCENTILES = (50, 90, 95, 99)
 
-#: What a timing depends on, of the environment of a record.
+#: Keys of a record's environment that identify the machine for comparisons of timings.
 MACHINE = ("device", "device_name", "cpu_count", "threads")
 
-#: None means that nothing was measured; it is never written as zero.
+#: Statistic -> value. None means not measured.
 Summary = dict[str, float | None]
 
 
 def percentile(ordered: Sequence[float], rank: float) -> float:
-    """The value below which ``rank`` percent of ``ordered`` (ascending, not empty) lies.
-
-    Between two values it is interpolated linearly, as numpy's default does.
-    """
+    """Return the ``rank``-th percentile of ``ordered`` (ascending, not empty), interpolated linearly as in numpy."""
     position = (len(ordered) - 1) * rank / 100
     below = math.floor(position)
     above = min(below + 1, len(ordered) - 1)
@@ -27,14 +24,14 @@ def percentile(ordered: Sequence[float], rank: float) -> float:
 
 
 def geometric_mean(values: Sequence[float]) -> float | None:
-    """Of values above 0; None of none."""
+    """Return the geometric mean of positive values, or None if there are none."""
     return math.exp(math.fsum(map(math.log, values)) / len(values)) if values else None
 
 
 def summarize(values: Sequence[float]) -> Summary:
-    """Mean, median, standard deviation (of the population), smallest, largest and PERCENTILES of ``values``.
+    """Return the mean, median, population standard deviation, minimum, maximum and PERCENTILES of ``values``.
 
-    The same keys always; every value is None when ``values`` is empty.
+    All keys are always present, with None if ``values`` is empty.
     """
     names = ["mean", "median", "std", "min", "max", *(f"p{rank}" for rank in PERCENTILES)]
     if not values:
@@ -54,7 +51,7 @@ def summarize(values: Sequence[float]) -> Summary:
 
 
 def milliseconds(name: str, seconds: Sequence[float]) -> dict[str, float | None | Summary]:
-    """The keys that describe one duration: nested for gates, flat as vLLM's benchmark writes them.
+    """Return the statistics of one duration under two sets of keys: nested, for gates, and flat, as in vLLM.
 
     ``name`` ttft gives ``ttft_ms: {mean, p50, ...}`` and ``mean_ttft_ms``, ``p99_ttft_ms`` and so on.
     """
@@ -66,5 +63,5 @@ def milliseconds(name: str, seconds: Sequence[float]) -> dict[str, float | None 
 
 
 def rate(amount: float, seconds: float) -> float | None:
-    """``amount`` per second; None when no time passed, because nothing ran."""
+    """Return ``amount`` per second, or None if ``seconds`` is 0."""
     return amount / seconds if seconds > 0 else None

@@ -1,4 +1,4 @@
-"""``bench sweep``: a server at rising load, from one request at a time to saturation, or to the end of an objective."""
+"""``bench sweep``: measure a server at increasing load, up to saturation or to the highest rate within limits."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ from aiakq.bench.serve import ServeOptions, limits_of
 from aiakq.errors import error
 from aiakq.records import Record
 
-#: Requests in flight at saturation unless --max-concurrency says otherwise.
+#: Concurrency of the saturated level without --max-concurrency.
 SATURATED = 64
-#: Levels of a search, at most.
-MOST_LEVELS = 20
-#: What is kept of each level's record.
+#: Maximum number of levels of a search.
+MAX_LEVELS = 20
+#: Metrics of each level's record that the sweep's record keeps.
 _KEPT = (
     *("completed", "failed", "first_error", "duration", "request_throughput", "output_throughput"),
     *("total_token_throughput", "request_goodput", "goodput_share", "max_concurrent_requests", "ttft_ms", "tpot_ms"),
     *("itl_ms", "e2el_ms", "scheduled_e2el_ms", "queue_ms", "prefix_cache", "client_lag_ms", "stopped", "detailed"),
 )
 
-#: Called with levels done, all levels (or the most there can be), and the name of the next one.
+#: Progress callback: levels completed, total (or maximum) number of levels, name of the next level.
 Progress = Callable[[int, int, str], None]
 
 
 def run(options: ServeOptions, sweep: SweepArguments, progress: Progress) -> Record:
-    """Measure every level. Raises ``usage`` for a search without limits, and what ``serve.run`` raises."""
+    """Measure every level. Raises ``usage``, ``option_conflict`` and the errors of ``serve.run``."""
     if options.num_prompts is not None or options.request_rate != math.inf:
-        reason = "each level has a rate and a number of its own"
+        reason = "each level has its own rate and number of requests"
         given = "--request-rate" if options.num_prompts is None else "--num-prompts"
-        hint = "Give --duration, the seconds of a level."
+        hint = "Give --duration, the seconds per level."
         raise error("option_conflict", option=given, other="bench sweep", reason=reason, hint=hint)
     if sweep.search == "goodput" and not limits_of(options):
         raise error("usage", reason="A search needs limits.", hint="Example: --goodput ttft:200 --goodput tpot:50")
@@ -56,13 +56,13 @@ def run(options: ServeOptions, sweep: SweepArguments, progress: Progress) -> Rec
 
 
 def template() -> dict[str, Any]:
-    """The document of a sweep without levels: every key that a gate may name."""
+    """Return the document of an empty sweep, which has every key that a gate may name."""
     names = ("completed", "failed", "max_output_throughput", "max_goodput_rate")
     return Record("sweep", 0, {}, dict.fromkeys(names), {}).document()
 
 
 class Levels:
-    """The levels measured so far. ``last`` is the record of the last one."""
+    """Measures levels and keeps their results. ``last`` is the record of the latest level."""
 
     def __init__(self, options: ServeOptions, sweep: SweepArguments, progress: Progress) -> None:
         self.options, self.sweep_options, self.progress = options, sweep, progress
@@ -72,8 +72,9 @@ class Levels:
         self.last: Record | None = None
 
     def sweep(self) -> float | None:
-        """One request at a time, as many as the server takes, and rates between the two. Returns the highest rate that
-        keeps the limits, if there are any.
+        """Measure one request at a time, saturation, and evenly spaced rates between the two throughputs.
+
+        Returns the highest of the rates that meets the limits, or None.
         """
         between = self.sweep_options.levels
         slow = self._closed("one at a time", 1, between + 2)
@@ -86,11 +87,11 @@ class Levels:
         return max((row["request_rate"] for row in self.rows if row["request_rate"] and self.good(row)), default=None)
 
     def search(self) -> float | None:
-        """The highest rate at which enough requests keep the limits: doubled until they do not, then bisected."""
-        start = self._closed("one at a time", 1, MOST_LEVELS)["request_throughput"]
+        """Return the highest rate that meets the limits, or None: double it until it fails, then bisect."""
+        start = self._closed("one at a time", 1, MAX_LEVELS)["request_throughput"]
         rate, best, worst = start or 1.0, 0.0, math.inf
-        while len(self.rows) < MOST_LEVELS and worst / max(best, 1e-9) > 1 + self.sweep_options.precision / 100:
-            if self.good(self._at(rate, MOST_LEVELS)):
+        while len(self.rows) < MAX_LEVELS and worst / max(best, 1e-9) > 1 + self.sweep_options.precision / 100:
+            if self.good(self._at(rate, MAX_LEVELS)):
                 best = rate
                 rate = 2 * rate if worst == math.inf else (best + worst) / 2
             else:
@@ -101,7 +102,7 @@ class Levels:
         return best or None
 
     def good(self, row: Mapping[str, Any]) -> bool:
-        """Whether enough requests of a level kept the limits, and the server kept up. A failed request did not."""
+        """Whether the server kept up with a level and enough requests met the limits; failed requests do not."""
         return row["stopped"] is None and (row["goodput_share"] or 0.0) >= self.sweep_options.goodput_share
 
     def _closed(self, name: str, concurrency: int, total: int) -> dict[str, Any]:
@@ -114,9 +115,9 @@ class Levels:
 
     def _measure(self, name: str, options: ServeOptions, rate: float | None, total: int) -> dict[str, Any]:
         self.progress(len(self.rows), total, name)
-        # Each level has prompts of its own, or the prefix cache would answer them.
+        # New prompts for each level, so that the prefix cache does not serve them.
         seed = None if options.seed is None else options.seed + len(self.rows)
-        self.last = serve.run(replace(options, seed=seed), lambda *known: None)
+        self.last = serve.run(replace(options, seed=seed), lambda *progress: None)
         row = {"level": name, "request_rate": rate, **{key: self.last.metrics.get(key) for key in _KEPT}}
         self.rows.append(row)
         self.warnings += [f"{name}: {text}" for text in self.last.warnings]

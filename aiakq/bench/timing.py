@@ -1,4 +1,4 @@
-"""Timing of calls on a device, and the peak bandwidth and throughput measured on it."""
+"""Time calls on a device, and measure its peak bandwidth and throughput."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from statistics import median
 import torch
 from torch import Tensor
 
-#: Bytes that calls go through before they come to the same again: more than caches hold.
+#: Bytes of distinct weights to cycle through, more than the caches hold.
 ROTATED = {"cuda": 2**29, "cpu": 2**28}
-#: On a CPU: seconds that are measured for, and the fewest and the most rounds.
-SECONDS, FEWEST, MOST = 0.2, 3, 200
+#: On a CPU: seconds to measure for, minimum and maximum number of rounds.
+SECONDS, MIN_ROUNDS, MAX_ROUNDS = 0.2, 3, 200
 
 Call = Callable[[], object]
 
 
 def copies(device: torch.device, nbytes: float) -> int:
-    """How many weights of ``nbytes`` are gone through in turn."""
+    """Return the number of copies of a weight of ``nbytes`` to cycle through, so that each call finds cold caches."""
     return max(1, min(48, int(ROTATED[device.type] / max(nbytes, 1))))
 
 
 def microseconds(calls: Sequence[Call], device: torch.device, repeats: int = 7) -> float:
-    """Of one of ``calls``, the median of rounds of all of them: on a GPU captured in a graph and replayed."""
+    """Return the median microseconds per call over rounds of all ``calls``, which a GPU replays as a CUDA graph."""
     return _on_gpu(calls, repeats) if device.type == "cuda" else _on_cpu(calls)
 
 
@@ -52,7 +52,7 @@ def _on_cpu(calls: Sequence[Call]) -> float:
         call()
     times: list[float] = []
     began = time.perf_counter()
-    while len(times) < FEWEST or (len(times) < MOST and time.perf_counter() - began < SECONDS):
+    while len(times) < MIN_ROUNDS or (len(times) < MAX_ROUNDS and time.perf_counter() - began < SECONDS):
         start = time.perf_counter()
         for call in calls:
             call()
@@ -61,9 +61,9 @@ def _on_cpu(calls: Sequence[Call]) -> float:
 
 
 def ceilings(device: torch.device, dtype: torch.dtype) -> dict[str, float]:
-    """GB/s of memory, TFLOP/s of a large product in ``dtype``, TOP/s of one of int8, as torch reaches them.
+    """Measure memory bandwidth (GB/s) and the TFLOP/s and TOP/s of large matmuls in ``dtype`` and int8 with torch.
 
-    Memory is copied on a GPU and read on a CPU, where weights are only read, too.
+    Bandwidth is that of a copy on a GPU and of a read on a CPU.
     """
     on_gpu = device.type == "cuda"
     large = torch.ones(2**28 if on_gpu else 2**26, device=device)
@@ -82,5 +82,5 @@ def ceilings(device: torch.device, dtype: torch.dtype) -> dict[str, float]:
 
 
 def nbytes(*tensors: Tensor) -> int:
-    """Bytes of tensors."""
+    """Return the total size of tensors in bytes."""
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors)

@@ -1,4 +1,4 @@
-"""Workloads whose requests have something in common: a prefix, a conversation, or the times of a recorded trace."""
+"""Workloads of related requests: shared prefixes, conversations, recorded traces, ShareGPT."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from aiakq.arguments.bench import WorkloadArguments
 from aiakq.bench.workload import NUM_PROMPTS, Request, Workload, known_size
 from aiakq.errors import AiakqError, error
 
-#: Tokens that one hash of a Mooncake trace stands for.
+#: Tokens per block hash of a Mooncake trace.
 _MOONCAKE_BLOCK = 512
 
 
 class PrefixPrompts(Workload):
-    """Random prompts, each of which begins with one of --num-prefixes prefixes of --prefix-len tokens, in turn."""
+    """Random prompts that start with one of --num-prefixes prefixes of --prefix-len tokens, round-robin."""
 
     fresh_prompts = False
 
     def requests(self, vocab_size: int | None) -> list[Request]:
-        """See Workload. Raises ``usage`` if the size of the vocabulary is not known."""
+        """See Workload. Raises ``usage`` if ``vocab_size`` is None."""
         options, size = self.options, known_size(vocab_size)
         count = NUM_PROMPTS if options.num_prompts is None else options.num_prompts
         prefixes = [_tokens(self.rng, options.prefix_len, size) for _ in range(options.num_prefixes)]
@@ -35,15 +35,17 @@ class PrefixPrompts(Workload):
 
 
 class Conversations(Workload):
-    """Conversations of --turns requests; each but the first follows the answer to the one before it.
+    """Conversations of --turns requests, each of which is sent after the response to the previous one.
 
-    To chat it is sent with the answers so far, to completions with as many random tokens in their place.
+    The chat API gets the actual responses as history, the completions API random tokens of the same number.
     """
 
     fresh_prompts = False
 
     def requests(self, vocab_size: int | None) -> list[Request]:
-        """See Workload: --num-prompts requests in all, turn by turn. Raises ``usage`` without a vocabulary's size."""
+        """See Workload. Returns --num-prompts requests in total, turn by turn. Raises ``usage`` if ``vocab_size`` is
+        None.
+        """
         options, size = self.options, known_size(vocab_size)
         count = NUM_PROMPTS if options.num_prompts is None else options.num_prompts
         conversations = -(-count // options.turns)
@@ -61,16 +63,16 @@ class Conversations(Workload):
 
 
 class Trace(Workload):
-    """Requests with the lengths and the times of a recorded trace: BurstGPT (CSV), Mooncake or our own (JSON lines).
+    """Requests with the lengths and times of a recorded trace: BurstGPT (CSV), Mooncake or aiakq (JSON lines).
 
-    Mooncake's hashes become shared blocks of tokens. A line of ours has ``at`` in seconds, and a ``prompt`` or an
-    ``input_length``, and an ``output_length``.
+    Equal block hashes of Mooncake become equal blocks of tokens. A line of aiakq's format has ``at`` in seconds,
+    ``output_length``, and ``prompt`` or ``input_length``.
     """
 
     fresh_prompts = False
 
     def __init__(self, options: WorkloadArguments, rng: random.Random) -> None:
-        """Raises ``usage`` without a file, and ``model_malformed``."""
+        """Raises ``usage`` if there is no file or no request in it, and ``model_malformed``."""
         super().__init__(options, rng)
         path = _file_of(options, "trace")
         read = _read_burstgpt if path.suffix.lower() == ".csv" else _read_json_lines
@@ -82,7 +84,7 @@ class Trace(Workload):
             reason = f"a line lacks {problem}" if isinstance(problem, KeyError) else problem
             raise error("model_malformed", file=path, reason=reason) from None
         if not self._lines:
-            raise error("usage", reason=f"{path} holds no requests.", hint="See docs/bench.md for its form.")
+            raise error("usage", reason=f"{path} contains no requests.", hint="See docs/bench.md for the format.")
 
     def requests(self, vocab_size: int | None) -> list[Request]:
         """See Workload. Times count from the first line, divided by --trace-speed."""
@@ -103,12 +105,12 @@ class Trace(Workload):
 
 
 class ShareGPT(Workload):
-    """First questions of the conversations in a ShareGPT file; the length of the answer in it, in words, is kept."""
+    """First user messages of a ShareGPT file, with output lengths estimated from the replies in it."""
 
     fresh_prompts = False
 
     def __init__(self, options: WorkloadArguments, rng: random.Random) -> None:
-        """Raises ``usage`` without a file, and ``model_malformed``."""
+        """Raises ``usage`` if there is no file or no conversation in it, and ``model_malformed``."""
         super().__init__(options, rng)
         path = _file_of(options, "sharegpt")
         try:
@@ -117,7 +119,9 @@ class ShareGPT(Workload):
         except (OSError, ValueError, TypeError, AttributeError, KeyError) as problem:
             raise error("model_malformed", file=path, reason=problem) from None
         if not found:
-            raise error("usage", reason=f"{path} holds no conversations.", hint="It is a list of ShareGPT's form.")
+            raise error(
+                "usage", reason=f"{path} contains no conversations.", hint="It must be a list in ShareGPT's format."
+            )
         rng.shuffle(found)
         self._requests = found[: options.num_prompts]
 
@@ -126,13 +130,13 @@ class ShareGPT(Workload):
         return self._requests
 
 
-def follow(request: Request, before: Request, answer: str, chat: bool) -> Request:
-    """``request`` with what was said before it: in chat the messages and the ``answer`` to the last one."""
+def follow(request: Request, previous: Request, response: str, chat: bool) -> Request:
+    """Return ``request`` with its history: in chat, the messages of ``previous`` and the ``response`` to it."""
     if not chat:
         return request
-    history: list[dict[str, Any]] = before.messages or [{"role": "user", "content": before.prompt}]
-    said: list[dict[str, Any]] = [{"role": "assistant", "content": answer}, {"role": "user", "content": request.prompt}]
-    return replace(request, messages=[*history, *said])
+    history: list[dict[str, Any]] = previous.messages or [{"role": "user", "content": previous.prompt}]
+    reply, message = {"role": "assistant", "content": response}, {"role": "user", "content": request.prompt}
+    return replace(request, messages=[*history, reply, message])
 
 
 def _tokens(rng: random.Random, count: int, vocab_size: int) -> list[int]:
@@ -146,7 +150,7 @@ def _file_of(options: WorkloadArguments, name: str) -> Path:
 
 
 def _read_burstgpt(path: Path) -> list[dict[str, Any]]:
-    """The requests of a BurstGPT file that were answered; failed ones have no response tokens."""
+    """Read the successful requests of a BurstGPT file; failed ones have no response tokens."""
     with path.open(encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(file))
     lines = []
@@ -158,7 +162,7 @@ def _read_burstgpt(path: Path) -> list[dict[str, Any]]:
 
 
 def _read_json_lines(path: Path) -> list[dict[str, Any]]:
-    """Lines of a Mooncake trace, whose ``timestamp`` is in milliseconds, or of ours."""
+    """Read a Mooncake trace, whose ``timestamp`` is in milliseconds, or a trace in aiakq's format."""
     lines = []
     for text in path.read_text(encoding="utf-8").splitlines():
         if not text.strip():
@@ -172,9 +176,9 @@ def _read_json_lines(path: Path) -> list[dict[str, Any]]:
 
 
 def _first_exchange(entry: dict[str, Any]) -> Request | None:
-    """The first question of a conversation, for an answer about as long as the one it got; None if it has none."""
+    """Return the first message of a conversation with the estimated length of its reply, or None without a reply."""
     turns: Sequence[dict[str, str]] = entry.get("conversations") or ()
     if len(turns) < 2 or not turns[0]["value"].strip() or not turns[1]["value"].strip():
         return None
-    # Four tokens for three words of English, as OpenAI counts.
+    # OpenAI's estimate: four tokens per three English words.
     return Request(turns[0]["value"], max(1, len(turns[1]["value"].split()) * 4 // 3))

@@ -1,4 +1,4 @@
-"""``bench kernels --tune``: the fastest launch configuration of every Triton kernel on this GPU, per number of rows."""
+"""``bench kernels --tune``: find the fastest launch configuration of every Triton kernel, per number of rows."""
 
 from __future__ import annotations
 
@@ -18,23 +18,24 @@ from aiakq.runtime.config.engine import EngineConfig
 from aiakq.runtime.loader.dummy_weights import random_weight
 from aiakq.spec import LayerSpec, QuantSpec
 
-#: Kernel and bits.
+#: (kernel, bits).
 Group = tuple[str, int]
-#: Microseconds for so many rows under an entry of the table; infinity where it cannot be compiled or launched.
+#: (rows, configuration) -> microseconds; infinity if it cannot be compiled or launched.
 Benchmark = Callable[[int, tuning.Entry], float]
 
 
 def tune(problem: Problem, context: int, into: Path | None, progress: Progress) -> Path:
-    """Try every candidate on the quantized products of ``problem``, and on the attention of its model over ``context``
-    tokens; returns the file. Takes minutes.
+    """Time every candidate on the quantized layers of ``problem`` and its model's attention over ``context`` tokens.
+
+    Takes minutes. Returns the file written.
     """
     dtype, device, config = problem.dtype, problem.device, problem.config
     name, _ = configs.gpu(device)
     groups: dict[Group, list[Callable[[], tuple[Benchmark, int]]]] = {}
     for product in problem.products:
         if product.spec is not None:
-            made = partial(_product, product.spec, product, dtype, device)
-            groups.setdefault(_group(product.spec), []).append(made)
+            create = partial(_product, product.spec, product, dtype, device)
+            groups.setdefault(_group(product.spec), []).append(create)
     if config is not None and dtype in DTYPES:
         bits = 8 if config.cache.dtype.itemsize == 1 else 16
         for kernel in ("decode", "prefill"):
@@ -44,7 +45,7 @@ def tune(problem: Problem, context: int, into: Path | None, progress: Progress) 
     done = 0
     with torch.inference_mode():
         for (kernel, bits), members in groups.items():
-            benchmarks = [made() for made in members]
+            benchmarks = [create() for create in members]
 
             def cost(m: int, entry: tuning.Entry, benchmarks: list[tuple[Benchmark, int]] = benchmarks) -> float:
                 nonlocal done
@@ -73,7 +74,7 @@ def _group(spec: LayerSpec | QuantSpec) -> Group:
 
 
 class _LinearBenchmark:
-    """One layer, in as many copies as no cache holds, under any entry of a table."""
+    """Times one linear layer under a configuration, cycling through copies of its weight."""
 
     def __init__(self, spec: LayerSpec | QuantSpec, n: int, k: int, dtype: torch.dtype, device: torch.device) -> None:
         generator = torch.Generator(device).manual_seed(0)
@@ -81,11 +82,11 @@ class _LinearBenchmark:
         self._integers = bool(spec.activation_bits)
         module = linear_int8 if self._integers else linear
 
-        def made() -> object:
+        def prepared_weight() -> object:
             weight: QWeight = random_weight(spec, n, k, None, device, generator)
             return module.prepare(weight, weight.problem(dtype, device.type))
 
-        self.states = [made() for _ in range(timing.copies(device, n * k * spec.bits / 8))]
+        self.states = [prepared_weight() for _ in range(timing.copies(device, n * k * spec.bits / 8))]
 
     def __call__(self, m: int, entry: tuning.Entry) -> float:
         return _microseconds(lambda: self._calls(m, entry), self.device)
@@ -101,36 +102,36 @@ class _LinearBenchmark:
 
 
 class _AttentionBenchmark:
-    """Attention of one layer of a model: sequences of ``context`` tokens that decode, or one prompt."""
+    """Times attention of one layer under a configuration: decoding after ``context`` tokens, or prefill of a prompt."""
 
     def __init__(self, kernel: str, config: EngineConfig, ops: Ops, context: int) -> None:
         self.kernel, self.config, self.ops, self.context = kernel, config, ops, context
-        self._made: tuple[int, list] = (0, [])
+        self._inputs: tuple[int, list] = (0, [])
 
     def __call__(self, m: int, entry: tuning.Entry) -> float:
         return _microseconds(lambda: self._calls(m, entry), self.ops.device)
 
     def _calls(self, m: int, entry: tuning.Entry) -> list[Callable[[], object]]:
-        if self._made[0] != m:
-            self._made = 0, []
+        if self._inputs[0] != m:
+            self._inputs = 0, []
             lengths = [(0, m)]
             if self.kernel == "decode":
                 lengths = [(self.context - 1, 1)] * max(1, m // self.config.model.num_kv_heads)
             first = sequences(self.config, lengths, self.ops)
             more = range(1, timing.copies(self.ops.device, timing.nbytes(*first[1])))
             others = [sequences(self.config, lengths, self.ops) for _ in more]
-            self._made = m, [first, *others]
+            self._inputs = m, [first, *others]
         launch = attention.decode if self.kernel == "decode" else attention.prefill
         width = max(16, 1 << (self.config.model.head_dim - 1).bit_length())
         config = configs.attention_config_of(entry, width)
         return [
             partial(launch, query, torch.empty_like(query), cache, context, attention_of(self.config), config)
-            for query, cache, context in self._made[1]
+            for query, cache, context in self._inputs[1]
         ]
 
 
 def _microseconds(calls: Callable[[], list[Callable[[], object]]], device: torch.device) -> float:
     try:
         return timing.microseconds(calls(), device)
-    except Exception:  # whatever Triton, ptxas or the driver has against it
+    except Exception:  # Triton, ptxas or the driver rejects it
         return float("inf")

@@ -1,6 +1,6 @@
-"""Workloads: the requests that a benchmark sends, and when it sends them. ``WORKLOADS`` lists them by name.
+"""Workloads: the requests that a benchmark sends. ``WORKLOADS`` registers them by name.
 
-A workload is a class with ``requests(vocab_size)``; adding one is a line here or an entry point of a package.
+To add one, subclass ``Workload`` and register it here or as an entry point of a package.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ WORKLOADS = Registry(
     },
 )
 
-#: Requests of a run on random prompts, if --num-prompts is not given.
+#: Default of --num-prompts for random prompts.
 NUM_PROMPTS = 100
-#: A run on random prompts that finds more of its prompt tokens in the prefix cache measures the cache.
+#: Prefix-cache hit rate above which a run on random prompts gets a warning.
 MAX_RANDOM_HIT_RATE = 0.01
 
 
@@ -41,12 +41,13 @@ MAX_RANDOM_HIT_RATE = 0.01
 class Request:
     """One request of a workload.
 
-    prompt    text, or token ids so that no tokenizer changes its length.
-    at        seconds after the start at which it is sent, of a trace; None: the options say.
-    messages  of a chat, in place of the prompt.
-    follows   index of the request whose answer it waits for; it is sent right after it.
-    message   what is new in it after the answer that it follows.
-    model     name of the model or adapter on the server; None: the one that all others go to.
+    prompt      text, or token ids, whose number no tokenizer changes.
+    output_len  number of tokens to generate.
+    at          send time of a trace in seconds after the start, or None.
+    messages    chat messages that replace the prompt.
+    follows     index of the request whose response precedes it in a conversation, or None.
+    message     its part of ``prompt`` after that response.
+    model       name of the model or adapter on the server; None for the default.
     """
 
     prompt: str | list[int]
@@ -59,10 +60,10 @@ class Request:
 
 
 class Workload(ABC):
-    """Which requests a benchmark sends. Made before a model is loaded, so that wrong options cost no time.
+    """Generates the requests of a benchmark. Created before a model is loaded, so that invalid options fail early.
 
-    fresh_prompts  whether prompts are new in every run, so that hits in the prefix cache spoil the measurement.
-    ignore_eos     whether answers have their full length if the user does not say.
+    fresh_prompts  whether prompts are new in every run, so that prefix-cache hits invalidate the measurement.
+    ignore_eos     default of --ignore-eos.
     """
 
     fresh_prompts = True
@@ -74,10 +75,10 @@ class Workload(ABC):
 
     @abstractmethod
     def requests(self, vocab_size: int | None) -> list[Request]:
-        """The requests to measure, for a model of this vocabulary; None where a server does not tell its size."""
+        """Return the requests to measure. ``vocab_size`` is None if the server does not report it."""
 
     def warnings(self) -> list[str]:
-        """Sentences that a reader must see before trusting the numbers."""
+        """Return warnings about the validity of the measurement."""
         return []
 
 
@@ -85,28 +86,28 @@ class RandomPrompts(Workload):
     """Prompts of --input-len random token ids."""
 
     def __init__(self, options: WorkloadArguments, rng: random.Random) -> None:
-        """Raises ``option_conflict`` if there is a dataset, which would not be read."""
+        """Raises ``option_conflict`` if there is a dataset."""
         super().__init__(options, rng)
         if options.dataset is not None:
             hint = "Leave one of them out."
-            reason = "random prompts come from no file"
+            reason = "random prompts are not read from a file"
             raise error("option_conflict", option="--workload random", other="--dataset", reason=reason, hint=hint)
 
     def requests(self, vocab_size: int | None) -> list[Request]:
-        """See Workload. Raises ``usage`` if the size of the vocabulary is not known."""
+        """See Workload. Raises ``usage`` if ``vocab_size`` is None."""
         count = NUM_PROMPTS if self.options.num_prompts is None else self.options.num_prompts
         size = known_size(vocab_size)
         return random_requests(count, self.options.input_len, self.options.output_len, size, self.rng)
 
 
 class Dataset(Workload):
-    """The prompts of --dataset, as ``dataset_requests`` reads them."""
+    """The prompts of --dataset; see ``dataset_requests``."""
 
     fresh_prompts = False
     ignore_eos = False
 
     def __init__(self, options: WorkloadArguments, rng: random.Random) -> None:
-        """Raises ``usage`` without a dataset, and what reading it raises."""
+        """Raises ``usage`` without a dataset, and the errors of ``dataset_requests``."""
         super().__init__(options, rng)
         if options.dataset is None:
             raise error("usage", reason="--workload dataset needs a file of prompts.", hint="Give --dataset FILE.")
@@ -122,14 +123,14 @@ class Dataset(Workload):
 
 
 def workload_name(options: WorkloadArguments) -> str:
-    """The name of the workload that the options mean."""
+    """Return the name of the workload: --workload, or "dataset" or "random" by default."""
     if options.workload is not None:
         return options.workload
     return "random" if options.dataset is None else "dataset"
 
 
 def open_workload(options: WorkloadArguments, rng: random.Random) -> Workload:
-    """The workload that the options name. Raises ``bad_option`` for an unknown name, and what the workload raises."""
+    """Create the workload of the options. Raises ``bad_option`` for an unknown name, and the workload's errors."""
     name = workload_name(options)
     if name not in WORKLOADS:
         expected = f"one of {', '.join(WORKLOADS)}"
@@ -138,31 +139,31 @@ def open_workload(options: WorkloadArguments, rng: random.Random) -> Workload:
 
 
 def known_size(vocab_size: int | None) -> int:
-    """``vocab_size``. Raises ``usage`` if it is None."""
+    """Return ``vocab_size``. Raises ``usage`` if it is None."""
     if vocab_size is None:
         raise error(
             "usage",
-            reason="Random prompts need the size of the vocabulary, which this server does not tell.",
-            hint="Give --vocab-size N (it is in the model's config.json), or --dataset FILE.",
+            reason="Random prompts need the vocabulary size, which this server does not report.",
+            hint="Give --vocab-size N (vocab_size in the model's config.json), or --dataset FILE.",
         )
     return vocab_size
 
 
 def new_seed() -> int:
-    """A seed no earlier run had. Repeating a seed against a warm server measures its prefix cache."""
+    """Return a random seed. Repeating a seed against a warm server would measure its prefix cache."""
     return secrets.randbits(32)
 
 
 def random_requests(count: int, input_len: int, output_len: int, vocab_size: int, rng: random.Random) -> list[Request]:
-    """``count`` requests of exactly ``input_len`` token ids, uniform over the vocabulary."""
+    """Return ``count`` requests of ``input_len`` token ids, uniformly random over the vocabulary."""
     return [Request([rng.randrange(vocab_size) for _ in range(input_len)], output_len) for _ in range(count)]
 
 
 def dataset_requests(path: Path, count: int | None, output_len: int, rng: random.Random) -> tuple[list[Request], bool]:
-    """Requests from a file: one per line, as text or as JSON with ``prompt`` and optionally ``max_tokens``.
+    """Read requests from a file with one per line, as text or as JSON with ``prompt`` and optionally ``max_tokens``.
 
-    ``count`` of them in random order; None takes each once. The second value says whether some had to be repeated.
-    Raises ``usage`` when the file holds no prompts, ``model_malformed`` for a line that is no such JSON.
+    Returns ``count`` requests in random order (None for all of them), and whether some had to be repeated. Raises
+    ``usage`` if the file has no prompts, ``model_malformed`` for invalid JSON.
     """
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
@@ -171,7 +172,7 @@ def dataset_requests(path: Path, count: int | None, output_len: int, rng: random
     found = [_parse_line(path, number, line, output_len) for number, line in enumerate(lines, 1) if line.strip()]
     if not found:
         raise error(
-            "usage", reason=f"{path} holds no prompts.", hint='One per line, as plain text or as {"prompt": "..."}.'
+            "usage", reason=f"{path} contains no prompts.", hint='One per line, as text or as {"prompt": "..."}.'
         )
     rng.shuffle(found)
     total = len(found) if count is None else count
@@ -197,30 +198,30 @@ def _parse_line(path: Path, number: int, line: str, output_len: int) -> Request:
 
 
 def hit_rate(queries: float | None, hits: float | None) -> float | None:
-    """Share of prompt tokens found in the prefix cache; None when nothing was asked or counted."""
+    """Return the fraction of prompt tokens found in the prefix cache, or None if none were looked up or counted."""
     return hits / queries if queries and hits is not None else None
 
 
-def cache_warning(fresh_prompts: bool, share: float | None) -> list[str]:
-    """The sentence that marks a run on new prompts which the prefix cache answered in part."""
-    if not fresh_prompts or share is None or share <= MAX_RANDOM_HIT_RATE:
+def cache_warning(fresh_prompts: bool, rate: float | None) -> list[str]:
+    """Return a warning if a run on new prompts had prefix-cache hits. ``rate`` is the hit rate."""
+    if not fresh_prompts or rate is None or rate <= MAX_RANDOM_HIT_RATE:
         return []
     return [
-        f"{share:.1%} of the prompt tokens came from the prefix cache, so this run does not measure random prompts. "
+        f"{rate:.1%} of the prompt tokens were in the prefix cache, so this run does not measure new prompts. "
         "Use a seed that this server has not seen, or none."
     ]
 
 
-#: The sentence that marks a run on a dataset that was too small.
-REPEATED = "The dataset holds fewer prompts than were sent: the prefix cache answers the repeated ones."
+#: The warning about a dataset with fewer prompts than were sent.
+REPEATED = "The dataset has fewer prompts than were sent: repeated ones hit the prefix cache."
 
 
 def vocab_size(config: Mapping[str, Any]) -> int | None:
-    """The vocabulary size in a config.json, also of models that nest their text part."""
+    """Return the vocabulary size in a config.json, at the top level or in ``text_config``, or None."""
     size = config.get("vocab_size") or (config.get("text_config") or {}).get("vocab_size")
     return size if isinstance(size, int) and size > 0 else None
 
 
 def input_tokens(requests: Sequence[Request]) -> list[int | None]:
-    """Prompt lengths in tokens, None where only a tokenizer could tell."""
+    """Return the prompt lengths in tokens; None for prompts that are text."""
     return [len(request.prompt) if isinstance(request.prompt, list) else None for request in requests]

@@ -1,4 +1,4 @@
-"""``aiakq bench``: the group with all of its commands, which the modules imported here add to it."""
+"""``aiakq bench``: the command group, with its commands registered by importing their modules."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``aiakq bench latency``, ``throughput`` and ``kernels``: a table, a JSON document, and gates on it."""
+"""``aiakq bench latency``, ``throughput`` and ``kernels``, and the output and gates common to all benchmarks."""
 
 from __future__ import annotations
 
@@ -32,13 +32,14 @@ def measure(
     emit: bool = True,
     unmeasured: Mapping[str, str] | None = None,
 ) -> None:
-    """Check gates and output before the run, run, show and write the result with its gates, then fail if one failed.
+    """Validate gates and output paths, run a benchmark, show and write its result, and evaluate its gates.
 
-    template    a document with every key the result will have.
-    emit        whether the document goes to stdout.
-    unmeasured  keys of the template that this run will leave empty, and why.
+    template    a document with every key that the result will have.
+    show        prints the table of the result.
+    emit        whether to write the document to stdout.
+    unmeasured  keys of the template that this run does not measure -> reason.
 
-    Raises ``bad_gate``, ``output_failed``, ``bench_failed`` when a request failed, ``gate_failed``,
+    Raises ``bad_gate``, ``output_failed``, ``bench_failed`` if a request failed, ``gate_failed``,
     ``result_has_warnings`` and ``other_machine``.
     """
     from aiakq.bench import gates
@@ -71,7 +72,7 @@ def measure(
 
 
 def check_engine(engine: dict[str, Any], command: str) -> None:
-    """Refuse wrong engine arguments before anything heavy is imported."""
+    """Validate the engine arguments before any slow import. Raises ``usage`` and the errors of ``checked``."""
     from aiakq.arguments.server import checked
     from aiakq.formats.hub import check_model_name
 
@@ -84,7 +85,7 @@ def check_engine(engine: dict[str, Any], command: str) -> None:
 @bench.command(cls=Command)
 @with_arguments("bench latency")
 def latency(arguments: LatencyArguments, result: ResultArguments, engine: dict[str, Any]) -> None:
-    """Time one batch of equal requests, in this process."""
+    """Measure the latency of a batch of equal requests, in this process."""
     check_engine(engine, "latency")
     from aiakq.bench import latency as measuring
 
@@ -100,7 +101,7 @@ def latency(arguments: LatencyArguments, result: ResultArguments, engine: dict[s
 @bench.command(cls=Command)
 @with_arguments("bench throughput")
 def throughput(arguments: ThroughputArguments, result: ResultArguments, engine: dict[str, Any]) -> None:
-    """Time many requests that are all there from the start, in this process."""
+    """Measure the throughput of many requests submitted at once, in this process."""
     check_engine(engine, "throughput")
     from aiakq.bench import throughput as measuring
 
@@ -116,7 +117,7 @@ def throughput(arguments: ThroughputArguments, result: ResultArguments, engine: 
 @bench.command(cls=Command)
 @with_arguments("bench kernels")
 def kernels(arguments: KernelArguments, result: ResultArguments) -> None:
-    """Time each kernel on this device, beside what its memory and its units would allow."""
+    """Measure each kernel on this device against its roofline."""
     from aiakq.arguments.server import checked
     from aiakq.bench import kernels as measuring
 

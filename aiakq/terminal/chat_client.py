@@ -133,10 +133,10 @@ class ChatServer:
         except (httpx.HTTPError, httpx.InvalidURL) as problem:
             raise self._unreachable(problem) from None
         except ValueError:
-            raise self._failed("it sent what is no JSON.") from None
+            raise self._failed("it sent invalid JSON.") from None
 
     def _check(self, response: httpx.Response) -> None:
-        """Raise ``no_answer`` with the server's message if it refused the request."""
+        """Raise ``no_answer`` with the server's message if it rejected the request."""
         if response.status_code == 200:
             return
         try:
@@ -162,7 +162,7 @@ def events(lines: Iterator[str]) -> Iterator[str]:
         if data == "[DONE]":
             return
         yield data
-    raise httpx.RemoteProtocolError("the stream has no end")
+    raise httpx.RemoteProtocolError("the stream ended without [DONE]")
 
 
 def _message(body: Any) -> str:

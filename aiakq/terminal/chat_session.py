@@ -1,4 +1,4 @@
-"""An interactive chat in the terminal: commands, answers that can be interrupted, two models side by side."""
+"""Interactive chat in the terminal: commands, interruptible answers, two models side by side."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ COMMANDS = {
     "/help": "show this",
     "/system TEXT": "set the system prompt; without a text, show it",
     "/params NAME=VALUE ...": "set sampling fields, like temperature=0; NAME= unsets one; alone, show them",
-    "/retry": "ask the last question again",
-    "/reset": "begin a new conversation",
+    "/retry": "regenerate the last answer",
+    "/reset": "start a new conversation",
     "/save FILE": "write the conversation to a file, as JSON",
-    "/exit": "end; so does Ctrl-D",
+    "/exit": "exit (or press Ctrl-D)",
 }
-_INTRODUCTION = '/help lists commands. """ begins and ends a text of several lines; so does a \\ at the end of a line.'
+_INTRODUCTION = '/help lists commands. Enclose several lines in """, or end a line with \\ to continue it.'
 
 
 class ChatSession:
@@ -97,7 +97,7 @@ class ChatSession:
             if text.strip() in ("/exit", "/quit", "/bye"):
                 return
             try:
-                self._take(text)
+                self._handle_input(text)
             except AiakqError as problem:
                 console.failure(problem)
 
@@ -113,7 +113,7 @@ class ChatSession:
             line = line[:-1] + "\n" + self._read(". ")
         return line
 
-    def _take(self, text: str) -> None:
+    def _handle_input(self, text: str) -> None:
         """Run a command, or answer a question."""
         if not text.strip():
             return
@@ -291,11 +291,11 @@ def difference(one: Answer, two: Answer) -> str:
     same = common_tokens(one, two)
     if same == len(one.tokens) == len(two.tokens):
         return "The answers differ."  # servers without log-probabilities
-    told = [
+    tokens = [
         f"{answer.tokens[same][0]!r} ({answer.tokens[same][1]:.2f})" if same < len(answer.tokens) else "nothing"
         for answer in (one, two)
     ]
-    return f"The first {same} tokens are the same; then A writes {told[0]}, B {told[1]} (log-probability)."
+    return f"The first {same} tokens are the same; then A has {tokens[0]}, B {tokens[1]} (log-probability)."
 
 
 def timing(answer: Answer) -> str:
@@ -303,7 +303,7 @@ def timing(answer: Answer) -> str:
     parts = [f"{answer.num_tokens} tokens" if answer.num_tokens else ""]
     parts.append(f"first after {console.seconds(answer.first)}" if answer.first else "")
     parts.append(f"{answer.tokens_per_second:.1f} tokens/s" if answer.tokens_per_second else "")
-    parts.append("cut off by its limit" if answer.finish_reason == "length" else "")
+    parts.append("truncated" if answer.finish_reason == "length" else "")
     return ", ".join(filter(None, [*parts, "stopped" if answer.stopped else ""])) or "no answer"
 
 

@@ -1,4 +1,4 @@
-"""``aiakq bench compare``, ``ab`` and ``counters``: comparisons, each a table, a document and an exit code."""
+"""``aiakq bench compare``, ``ab`` and ``counters``: comparisons with a table, a JSON document and an exit code."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 @bench.command(cls=Command)
 @with_arguments("bench compare")
 def compare(arguments: CompareArguments, reports: ReportArguments) -> None:
-    """Compare two results metric by metric, with intervals and a verdict on each.
+    """Compare two results metric by metric, with confidence intervals and verdicts.
 
-    Exits with 10 if a metric that decides is worse by more than --margin, with 11 if it cannot be said.
+    Exits with 10 if a gated metric is worse by more than --margin, with 11 if one is undecided.
     """
     from aiakq.bench.comparison import compare as comparing
     from aiakq.bench.comparison.reports import check
@@ -31,10 +31,10 @@ def compare(arguments: CompareArguments, reports: ReportArguments) -> None:
 @bench.command(cls=Command)
 @with_arguments("bench ab")
 def ab(arguments: AlternationArguments, reports: ReportArguments, engine: dict[str, Any]) -> None:
-    """Measure two sides in alternation on this machine, until a verdict is possible.
+    """Measure two sides alternately on this machine, until a verdict is possible.
 
-    Sides are two checkouts, git revisions, wheels, interpreters, models or settings. Exits with 10 if a metric is worse
-    by more than --margin, with 11 if it cannot be said.
+    A side is a checkout, git revision, wheel, interpreter, model or setting. Exits with 10 if a gated metric is worse
+    by more than --margin, with 11 if one is undecided.
     """
     from aiakq.arguments.server import checked
     from aiakq.bench.comparison import alternation
@@ -44,8 +44,8 @@ def ab(arguments: AlternationArguments, reports: ReportArguments, engine: dict[s
     check(reports)
     with console.ProgressBars("bench ab") as bars:
 
-        def progress(done: int, total: int, known: str) -> None:
-            bars.update("rounds", done, total, known)
+        def progress(done: int, total: int, estimates: str) -> None:
+            bars.update("rounds", done, total, estimates)
 
         record = alternation.run(arguments, engine, progress)
     _finish(record.document(), reports, arguments.allow_undecided)
@@ -54,10 +54,9 @@ def ab(arguments: AlternationArguments, reports: ReportArguments, engine: dict[s
 @bench.command(cls=Command)
 @with_arguments("bench counters")
 def counters(arguments: CounterArguments, reports: ReportArguments, engine: dict[str, Any]) -> None:
-    """Count what the engine does for a fixed load on a CPU: steps, tokens, pages, operations, bytes.
+    """Count the work of the engine for a fixed load on a CPU: steps, tokens, pages, operations, bytes.
 
-    With --against FILE it exits with 10 if a counter is not what it was there; --output writes such a file, without
-    what changes from run to run.
+    With --against FILE it exits with 10 if a counter differs from that file, which --output writes.
     """
     check_engine(engine, "counters")
     from aiakq.bench import counters as counting
@@ -78,7 +77,7 @@ def counters(arguments: CounterArguments, reports: ReportArguments, engine: dict
 
 
 def _finish(document: dict[str, Any], reports: ReportArguments, allow_undecided: bool) -> None:
-    """Show and write a comparison. Raises ``got_worse``, ``counters_changed`` and ``undecided``."""
+    """Show and write a comparison, and raise its failure: ``got_worse``, ``counters_changed`` or ``undecided``."""
     from aiakq.bench.comparison.compare import failure
     from aiakq.bench.comparison.reports import write
     from aiakq.records import write_json

@@ -26,17 +26,17 @@ def read_config_file(path: Path, engine: bool = True) -> dict[str, Any]:
             raise _bad(path, "it is larger than 1 MiB")
         document = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as problem:
-        raise _bad(path, getattr(problem, "strerror", None) or "it is no UTF-8 text") from None
+        raise _bad(path, getattr(problem, "strerror", None) or "it is not UTF-8 text") from None
     except (yaml.YAMLError, RecursionError) as problem:
         mark = getattr(problem, "problem_mark", None)
-        raise _bad(path, f"line {mark.line + 1} is no YAML" if mark else "it is no YAML") from None
+        raise _bad(path, f"line {mark.line + 1} is not valid YAML" if mark else "it is not valid YAML") from None
     if document is None:
         return {}
     if not isinstance(document, dict) or not all(isinstance(name, str) for name in document):
-        raise _bad(path, "it holds no names with values")
+        raise _bad(path, "it is not a mapping of option names to values")
     options = {name.lstrip("-").replace("-", "_"): value for name, value in document.items()}
     if len(options) < len(document):
-        raise _bad(path, "a name is there twice")
+        raise _bad(path, "it sets an option twice")
     options = {name: value for name, value in options.items() if value is not None}
     if not engine:
         return options

@@ -1,4 +1,4 @@
-"""``aiakq bench serve`` and ``bench sweep``: load on a server that runs, or on one that is started for it."""
+"""``aiakq bench serve`` and ``bench sweep``: measure a running server, or one that is started for the benchmark."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ if TYPE_CHECKING:
 def serve(
     arguments: ServeArguments, repeating: RepeatArguments, result: ResultArguments, engine: dict[str, Any]
 ) -> None:
-    """Put load on a server and time its answers as clients see them.
+    """Measure a server under load, as its clients see it.
 
-    With MODEL a server is started for it, with the engine options given, and stopped at the end; without, --base-url
-    or --host and --port say where one runs.
+    With MODEL, a server is started with the given engine options and stopped at the end. Otherwise --base-url, or
+    --host and --port, are the address of a running one.
     """
     from aiakq.bench import repeats
     from aiakq.bench import serve as measuring
@@ -61,10 +61,10 @@ def serve(
 def sweep(
     arguments: ServeArguments, sweep_arguments: SweepArguments, result: ResultArguments, engine: dict[str, Any]
 ) -> None:
-    """Put rising load on a server: from one request at a time to saturation, at --levels rates between.
+    """Measure a server at increasing load: one request at a time, --levels rates, and saturation.
 
-    With --search goodput it finds the highest rate that keeps the limits. Each level takes --duration seconds, 10 if
-    not given. The server is that of bench serve.
+    With --search goodput it finds the highest rate that meets the limits. Each level takes --duration seconds, 10 if
+    not given. The server is selected as for bench serve.
     """
     from aiakq.bench import serve as measuring
     from aiakq.bench import sweep as sweeping
@@ -73,7 +73,7 @@ def sweep(
 
     def run() -> Record:
         with console.ProgressBars("bench sweep") as bars, _server(options, engine, bars) as (running, _):
-            return sweeping.run(running, sweep_arguments, lambda *known: bars.update("levels", *known))
+            return sweeping.run(running, sweep_arguments, lambda *progress: bars.update("levels", *progress))
 
     unmeasured = (
         {} if measuring.limits_of(options) else {"max_goodput_rate": "no limits are given (--goodput or --preset)"}
@@ -91,7 +91,7 @@ def sweep(
 def _server(
     options: ServeOptions, engine: dict[str, Any], bars: console.ProgressBars
 ) -> Iterator[tuple[ServeOptions, Mapping[str, str] | None]]:
-    """The options for the running server, or for one that is started with ``engine``; and what that one reported."""
+    """Yield the options with the server's address, and the facts reported by a server that is started here."""
     if "model" not in engine:
         yield options, None
         return
@@ -104,7 +104,7 @@ def _server(
 
 
 def _with_report(options: ServeOptions, run: Callable[[], Record]) -> Record:
-    """The record that ``run`` returns, and its report in HTML if one was asked for. Raises ``output_failed``."""
+    """Return the record of ``run``, after writing its HTML report if --html is given. Raises ``output_failed``."""
     if options.html is None:
         return run()
     from aiakq.bench.html import page
@@ -118,7 +118,7 @@ def _with_report(options: ServeOptions, run: Callable[[], Record]) -> Record:
     return record
 
 
-#: A benchmark measures how requests are served, not how they are refused.
+#: Disables admission limits: a benchmark must not measure rejected requests.
 _NO_ADMISSION_LIMITS = {
     "max_connections": 1 << 16,
     "max_connections_per_address": 1 << 16,
@@ -130,7 +130,7 @@ _NO_ADMISSION_LIMITS = {
 
 
 def _running_server(arguments: ServeArguments, engine: dict[str, Any]) -> str:
-    """The URL of the server to measure; empty when one is to be started. Raises ``option_conflict``, ``usage``."""
+    """Return the URL of the server to measure, or "" to start one. Raises ``option_conflict`` and ``usage``."""
     check_one_server(
         engine,
         "--base-url" if arguments.base_url is not None else None,

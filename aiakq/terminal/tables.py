@@ -26,9 +26,9 @@ _DURATIONS = {
     "tpot_ms": "time per output token",
     "itl_ms": "inter-token latency",
     "e2el_ms": "end-to-end latency",
-    "scheduled_e2el_ms": "the same from its due time",
+    "scheduled_e2el_ms": "latency from scheduled time",
 }
-#: Those that are meaningful only if requests had to wait.
+#: Distributions shown only if requests had to wait.
 _IF_QUEUED = ("queue_ms", "scheduled_e2el_ms")
 _RATES = {
     "request_throughput": "requests/s",
@@ -54,7 +54,7 @@ def bench_result(document: Mapping[str, Any]) -> None:
         rows["requests"] = _requests(document)
     if document.get("duration"):
         rows["duration"] = console.seconds(document["duration"])
-    # The peak is that of whole seconds, which a shorter run does not have.
+    # The peak is per full second, which a shorter run does not have.
     is_short = document.get("duration") is not None and document["duration"] < 1
     for key, name in _RATES.items():
         if document.get(key) is not None and not (is_short and key == "max_output_tokens_per_s"):
@@ -80,7 +80,7 @@ def bench_result(document: Mapping[str, Any]) -> None:
 
 
 def _interval(document: Mapping[str, Any], key: str) -> str:
-    """`` (95 %: 9.1 to 9.7)`` where several runs give an interval."""
+    """Format the interval of several runs, like `` (95 %: 9.1 to 9.7)``; empty if there is none."""
     bounds = (document.get("intervals") or {}).get(key)
     if bounds is None or bounds["low"] is None:
         return ""
@@ -93,7 +93,7 @@ def _half_width(bounds: Mapping[str, float | None]) -> str:
 
 
 def _drafts(drafts: Mapping[str, Any]) -> dict[str, object]:
-    """Rows about draft tokens, if there were any."""
+    """Return rows about draft tokens, if there were any."""
     rows: dict[str, object] = {}
     if drafts.get("num_draft_tokens"):
         by_position = ", ".join(f"{share:.0%}" for share in drafts["acceptance_by_position"])
@@ -101,7 +101,7 @@ def _drafts(drafts: Mapping[str, Any]) -> dict[str, object]:
         rows["tokens per verification"] = number(drafts["acceptance_length"])
     if drafts.get("speedup") is not None:
         without = number(drafts["output_throughput_without"])
-        rows["speed-up by drafts"] = f"{drafts['speedup']:.2f} x; {without} output tokens/s without"
+        rows["speedup from drafts"] = f"{drafts['speedup']:.2f} x; {without} output tokens/s without"
     return rows
 
 
@@ -109,11 +109,11 @@ def sweep_result(document: Mapping[str, Any]) -> None:
     """Print a sweep: one row per level, and the highest rate within the limits."""
     config = document["config"]
     limits = ", ".join(f"{name} {number(limit)} ms" for name, limit in document["limits"].items())
-    rows: dict[str, object] = {"model": config["model"], "seconds of a level": number(config["duration_s"])}
+    rows: dict[str, object] = {"model": config["model"], "seconds per level": number(config["duration_s"])}
     if limits:
         rows["limits"] = f"{limits}, for {config['goodput_share']:.1%} of the requests"
         best = document["max_goodput_rate"]
-        rows["kept up to"] = "no rate that was tried" if best is None else f"{number(best)} requests/s"
+        rows["highest rate"] = "no rate met the limits" if best is None else f"{number(best)} requests/s"
     facts("bench sweep", rows)
     drawn = table("load", "requests/s", "tokens/s", "good", "TTFT p50", "p99", "TPOT p50", "p99")
     for level in document["levels"]:
@@ -132,7 +132,7 @@ def sweep_result(document: Mapping[str, Any]) -> None:
 def kernels_result(document: Mapping[str, Any]) -> None:
     """Print times of kernels, each next to its roofline."""
     environment, ceilings = document["environment"], document["ceilings"]
-    most = (
+    peak = (
         f"{number(ceilings['gbps'])} GB/s, {number(ceilings['float_tflops'], 3)} TFLOP/s, "
         f"{number(ceilings['int8_tops'], 3)} TOP/s of int8"
     )
@@ -140,8 +140,8 @@ def kernels_result(document: Mapping[str, Any]) -> None:
         "bench kernels",
         {
             "device": f"{environment['device_name']}, {environment['threads']} threads, {document['config']['dtype']}",
-            "measured at most": most,
-            "of the roofline": f"{document['of_roofline']:.0%}, the geometric mean",
+            "measured peak": peak,
+            "of the roofline": f"{document['of_roofline']:.0%} (geometric mean)",
         },
     )
     drawn = table("kernel", "of", "runs in", "rows", "us", "GB/s", "roofline, us", "reached", left=(0, 1, 2))
@@ -179,8 +179,8 @@ def comparison(document: Mapping[str, Any]) -> None:
 
     rows: dict[str, object] = {"base": document["base"], "new": document["new"]}
     if document["metrics"]:
-        confidence = f"{100 * document['confidence']:g} % sure of all"
-        rows["verdicts"] = f"{confidence}; worse: by more than {100 * document['margin']:g} %"
+        confidence = f"{100 * document['confidence']:g} % joint confidence"
+        rows["verdicts"] = f"{confidence}; margin {100 * document['margin']:g} %"
     if "rounds" in document:
         rows["rounds"] = f"{document['rounds']} in {console.seconds(document['duration'])}"
     changed = [row for row in document["counters"] if row["verdict"] == "changed"]
@@ -215,14 +215,14 @@ def _load(document: Mapping[str, Any], config: Mapping[str, Any]) -> str:
         text = f"{config['repeats']} runs of {text}"
     if document["kind"] == "serve":
         rate = config["request_rate"]
-        text += ", all at once" if rate == "inf" else f", {number(rate)} a second"
+        text += ", all at once" if rate == "inf" else f", {number(rate)} per second"
         if config["max_concurrency"]:
             text += f", at most {config['max_concurrency']} in flight"
     return text
 
 
 def _requests(document: Mapping[str, Any]) -> str:
-    text = f"{document['completed']} answered"
+    text = f"{document['completed']} completed"
     if document["failed"]:
         text += f", {document['failed']} failed"
     return text + f"; {number(document['total_input_tokens'])} tokens in, {number(document['total_output_tokens'])} out"

@@ -43,20 +43,20 @@ def check_spelling(words: Sequence[str], options: Mapping[str, bool]) -> None:
         if word[:1] not in ("-", *_DASHES) or len(word) < 2:
             continue
         after_option = position > 0 and options.get(words[position - 1], False)
-        if after_option and word[0] == "-" and _meant(word.partition("=")[0], options) is None:
+        if after_option and word[0] == "-" and _intended(word.partition("=")[0], options) is None:
             continue  # a value that begins with a hyphen, as in -sq -1: left to the parser
-        problem = _slip(word, options)
+        problem = _spelling_error(word, options)
         if problem is not None:
             raise problem
 
 
-def _slip(word: str, options: Mapping[str, bool]) -> AiakqError | None:
+def _spelling_error(word: str, options: Mapping[str, bool]) -> AiakqError | None:
     name, equals, value = word.partition("=")
-    meant = _meant(name.translate(_TO_HYPHEN), options)
+    meant = _intended(name.translate(_TO_HYPHEN), options)
     if any(letter in _DASHES for letter in name):
         if meant is None:
             return None
-        reason = f"{word!r} holds a dash that was pasted from a document, not a hyphen."
+        reason = f"{word!r} contains a typographic dash instead of a hyphen."
         return error("usage", reason=reason, hint=f"Write: {_with_value(meant, equals, value)}")
     if name in options:
         # One letter with "=": the parser would use "=bf16" as the value.
@@ -83,7 +83,7 @@ def _with_value(flag: str, equals: str, value: str) -> str:
     return f"{flag} {value}" if equals else flag
 
 
-def _meant(name: str, options: Mapping[str, bool]) -> str | None:
+def _intended(name: str, options: Mapping[str, bool]) -> str | None:
     """Return the option called ``name``, ignoring case, the number of dashes and the difference of "-" and "_"."""
     if name in options:
         return name
@@ -140,7 +140,7 @@ def close_value(problem: AiakqError) -> str:
 
 
 def server_url(option: str, url: str) -> str:
-    """``url`` of a running server without the /v1 that clients' settings end with. Raises ``bad_option``."""
+    """Return the ``url`` of a running server without a trailing /v1. Raises ``bad_option``."""
     if not re.fullmatch(r"https?://[^/\s]+\S*", url):
         hint = "Write it like http://127.0.0.1:8000."
         raise error("bad_option", option=option, value=url, expected="a URL with http:// or https://", hint=hint)
@@ -148,12 +148,13 @@ def server_url(option: str, url: str) -> str:
 
 
 def check_one_server(engine: Mapping[str, Any], url: str | None, *, hint: str, started: str, example: str) -> None:
-    """Check that a command has either a model to start a server with or the URL of a running one, before it starts
-    anything. Raises ``option_conflict``, ``usage`` and what the engine's arguments raise.
+    """Check that a command has either a model to start a server with, or the URL of a running server.
 
-    url      the option that names the running server, if it is given.
+    url      flag of the URL if it is given, else None.
     hint     hint of the error if both are given.
-    started  purpose of the engine's options, and ``example`` of their use, for the error if only they are given.
+    started  what the engine options are for, for the error if they are given without a model.
+    example  hint of that error.
+    Raises ``option_conflict``, ``usage`` and the errors of the engine arguments.
     """
     from aiakq.arguments.server import checked
     from aiakq.formats.hub import check_model_name
@@ -164,7 +165,7 @@ def check_one_server(engine: Mapping[str, Any], url: str | None, *, hint: str, s
                 "option_conflict",
                 option=f"The model {engine['model']!r}",
                 other=url,
-                reason="it would start a server beside the running one",
+                reason="a server would be started in addition to the running one",
                 hint=hint,
             )
         checked(engine, server=False)

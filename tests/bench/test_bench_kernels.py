@@ -21,7 +21,7 @@ from aiakq.spec import LayerSpec
 def quick(monkeypatch, tmp_path):
     """What is measured does not matter here; the user's own files are not looked at."""
     monkeypatch.setattr(timing, "SECONDS", 0.0)
-    monkeypatch.setattr(timing, "FEWEST", 1)
+    monkeypatch.setattr(timing, "MIN_ROUNDS", 1)
     monkeypatch.setattr(timing, "ROTATED", {"cpu": 2**16, "cuda": 2**16})
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     configs.table.cache_clear()
@@ -80,7 +80,7 @@ def test_given_shapes_in_given_schemes(capsys):
         (["--shape", "96x0"], "--shape is '96x0'"),
         (["--shape", "8x8", "--rows", "1,a"], "--rows is 'a'"),
         (["--shape", "8x8", "--scheme", "w5a16"], "--scheme is 'w5a16'"),
-        (["--shape", "8x8", "--device", "cpu", "--tune"], "--tune is not available: the kernels for CPUs"),
+        (["--shape", "8x8", "--device", "cpu", "--tune"], "--tune is not available: CPU kernels have"),
     ],
 )
 def test_what_cannot_be_measured_is_refused_in_one_line(words, said, capsys):

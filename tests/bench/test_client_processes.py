@@ -1,4 +1,4 @@
-"""Several processes that send: how requests are divided, and that together they measure what one does."""
+"""Several client processes: how requests are split, and that they measure the same as one process."""
 
 from __future__ import annotations
 
@@ -6,30 +6,30 @@ import pytest
 
 from aiakq.bench import client_processes, serve
 from aiakq.bench.client import Endpoint
-from aiakq.bench.client_processes import Share, divide
+from aiakq.bench.client_processes import Partition, split
 from aiakq.bench.serve import ServeOptions
 from aiakq.bench.workload import Request
 from aiakq.errors import AiakqError
 
 
-def whole_of(requests: list[Request], max_concurrency: int | None = None) -> Share:
+def whole_of(requests: list[Request], max_concurrency: int | None = None) -> Partition:
     offsets = [float(index) for index in range(len(requests))]
     endpoint = Endpoint("/v1/completions", "m", True)
-    return Share("http://x", None, 1.0, endpoint, requests, offsets, list(range(len(requests))), max_concurrency)
+    return Partition("http://x", None, 1.0, endpoint, requests, offsets, list(range(len(requests))), max_concurrency)
 
 
-def test_requests_are_divided_evenly_and_keep_their_times():
-    shares = divide(whole_of([Request(str(index), 1) for index in range(7)], max_concurrency=5), 3)
-    assert [share.indices for share in shares] == [[0, 3, 6], [1, 4], [2, 5]]
-    assert [share.offsets for share in shares] == [[0, 3, 6], [1, 4], [2, 5]]
-    assert [share.max_concurrency for share in shares] == [2, 2, 1]
+def test_requests_are_split_evenly_and_keep_their_times():
+    partitions = split(whole_of([Request(str(index), 1) for index in range(7)], max_concurrency=5), 3)
+    assert [partition.indices for partition in partitions] == [[0, 3, 6], [1, 4], [2, 5]]
+    assert [partition.offsets for partition in partitions] == [[0, 3, 6], [1, 4], [2, 5]]
+    assert [partition.max_concurrency for partition in partitions] == [2, 2, 1]
 
 
 def test_conversations_stay_together():
     follows = [None, None, 0, 1, 2, 3]
-    shares = divide(whole_of([Request(str(index), 1, follows=before) for index, before in enumerate(follows)]), 4)
-    assert [share.indices for share in shares] == [[0, 2, 4], [1, 3, 5]]
-    assert [request.follows for request in shares[1].requests] == [None, 0, 1]
+    partitions = split(whole_of([Request(str(index), 1, follows=before) for index, before in enumerate(follows)]), 4)
+    assert [partition.indices for partition in partitions] == [[0, 2, 4], [1, 3, 5]]
+    assert [request.follows for request in partitions[1].requests] == [None, 0, 1]
 
 
 def run(url: str, **options) -> dict:
@@ -54,7 +54,7 @@ def test_the_time_that_processes_take_to_start_is_not_measured(bench_server, mon
 
 def test_a_process_that_ends_is_an_error(bench_server, monkeypatch):
     monkeypatch.setattr(client_processes, "_CODE", "raise SystemExit(3)")
-    with pytest.raises(AiakqError, match="a process of --client-processes ended"):
+    with pytest.raises(AiakqError, match="a process of --client-processes exited"):
         run(bench_server.url)
 
 

@@ -53,7 +53,7 @@ def test_several_gates_in_one_text_or_in_many():
     assert [outcome.failed for outcome in outcomes] == [False, False, True]
     problem = gates.failure(outcomes)
     assert problem.exit_code == GATE
-    assert str(problem) == "1 of 3 gates failed: tpot_ms.p50>39 (it is 40)."
+    assert str(problem) == "1 of 3 gates failed: tpot_ms.p50>39 (measured 40)."
     assert gates.failure(outcomes[:2]) is None
 
 

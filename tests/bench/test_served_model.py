@@ -26,7 +26,7 @@ def ask(answer: Callable[[httpx.Request], httpx.Response], **headers: str) -> Ai
 
 @pytest.mark.parametrize(
     ("headers", "said"),
-    [({}, "asks for an API key, and none was sent"), ({"authorization": "Bearer x"}, "the API key that was sent")],
+    [({}, "requires an API key, and none was sent"), ({"authorization": "Bearer x"}, "the API key that was sent")],
 )
 def test_a_key_that_is_missing_or_wrong(headers, said):
     problem = ask(lambda request: httpx.Response(401, json={"error": {"message": "no"}}), **headers)

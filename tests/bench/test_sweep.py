@@ -115,7 +115,7 @@ def test_the_command_sweeps_a_server_and_writes_a_report(bench_server, tmp_path,
     document = json.loads(out)
     assert [level["level"] for level in document["levels"]][:2] == ["one at a time", "saturated"]
     assert document["levels"][1]["max_concurrent_requests"] == 8 and document["limits"] == {"ttft": 200, "tpot": 50}
-    assert "kept up to" in err and "one at a time" in err
+    assert "highest rate" in err and "one at a time" in err
     text = report.read_text()
     links = Links()
     links.feed(text)
@@ -135,7 +135,7 @@ def test_a_report_of_one_run_escapes_what_it_shows(bench_server):
     assert "&lt;b&gt;bold &amp; bad" in text and "<img" not in text and text.count("<svg") == 4
 
 
-def test_a_report_of_a_run_where_nothing_was_answered():
+def test_a_report_of_a_run_where_nothing_was_completed():
     document = serve.template() | {"date": "d", "seed": 1}
     text = page(document)
     assert text.count("<svg") == 0 and "–" in text

@@ -141,5 +141,5 @@ def test_a_trace_is_sent_at_its_times(bench_server, tmp_path):
 
 def test_a_trace_has_no_other_end(bench_server, tmp_path):
     path = lines(tmp_path / "trace.jsonl", [{"at": 0, "input_length": 9, "output_length": 3}])
-    with pytest.raises(AiakqError, match="an end of their own"):
+    with pytest.raises(AiakqError, match="a fixed number of requests"):
         run(bench_server.url, workload="trace", dataset=path, num_prompts=None, duration_s=1.0, request_rate=5.0)

@@ -50,11 +50,11 @@ def test_unsupported_options_get_a_line_or_are_refused(serve):
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ("- a\n- b\n", "no names with values"),
-        ("port: [1\n", "no YAML"),
+        ("- a\n- b\n", "not a mapping of option names"),
+        ("port: [1\n", "not valid YAML"),
         ("port: 1\n--port: 2\n", "twice"),
         ("prt: 1\n", "no engine argument 'prt'"),
-        ("a: !!python/object/apply:os.system [exit]\n", "no YAML"),
+        ("a: !!python/object/apply:os.system [exit]\n", "not valid YAML"),
     ],
 )
 def test_a_file_that_cannot_be_read_as_options_is_refused(serve, text, reason):

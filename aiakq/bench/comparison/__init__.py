@@ -1,1 +1,1 @@
-"""Comparison of benchmark results: statistics, readers of records, two sides measured in alternation, reports."""
+"""Compare benchmark results: statistics, readers of result files, interleaved A/B measurement, reports."""

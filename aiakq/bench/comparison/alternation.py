@@ -1,9 +1,9 @@
-"""``bench ab``: two sides measured in alternation, until the intervals of their ratios allow a verdict.
+"""``bench ab``: measure two sides interleaved until the confidence intervals of their ratios allow a verdict.
 
-The unit is a round: both sides start anew, and then take turns (base, new, new, base, ...) with the same prompts. A
-round gives one ratio per metric, of the lower quartiles of its turns, which what else runs on the machine hardly moves.
-Turns of one process are not independent: where its memory lies makes a side slower by percents until it is started
-again. So intervals come from the spread of the rounds.
+The unit of measurement is a round: both sides start new processes and then take turns (base, new, new, base, ...) on
+the same prompts. A round yields one ratio per metric, computed from the lower quartiles of its turns, which are robust
+against other load on the machine. Turns of one process are not independent, because its memory layout can slow it down
+by a few percent for its whole lifetime, so confidence intervals are computed over rounds.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from aiakq.bench.summary import percentile
 from aiakq.errors import error
 from aiakq.records import Record, environment
 
-#: What each turn measures -> its name there, and what its number is multiplied with: in a process with an engine.
+#: Metrics of a side without ``--serve``: metric name -> (key in the worker's result, factor to the metric's unit).
 METRICS = {
     "prefill_ms": ("prefill_s", 1e3),
     "decode_ms": ("decode_s", 1e3),
     "peak_mb": ("peak_bytes", 1e-6),
     "decode_mean_ms": ("decode_mean_s", 1e3),
 }
-#: The same of a server.
+#: Metrics of a side with ``--serve``, in the same form.
 SERVED_METRICS = {
     "ttft_ms": ("ttft_s", 1e3),
     "tpot_ms": ("tpot_s", 1e3),
@@ -45,22 +45,22 @@ SERVED_METRICS = {
     "peak_mb": ("peak_bytes", 1e-6),
     "cpu_ms": ("cpu_s", 1e3),
 }
-#: Those that decide unless others are chosen.
+#: Metrics that are gated by default, without and with ``--serve``.
 GATED, SERVED_GATED = ("prefill_ms", "decode_ms", "peak_mb"), ("ttft_ms", "tpot_ms", "peak_mb")
-#: Turns of each side that are not measured, and the fewest that are, in a round.
+#: Unmeasured turns per side at the start of a round, and the minimum number of measured turns.
 WARM_UPS, MIN_TURNS = 2, 4
-#: The percentile of a round's turns that stands for them.
+#: Percentile of a round's turns that is the value of the round.
 QUARTILE = 25
 
-#: Called with the rounds done, the most there can be, and what is known so far.
+#: Progress callback: rounds completed, maximum number of rounds, summary of the estimates so far.
 Progress = Callable[[int, int, str], None]
-#: By metric: base and new of one round.
+#: The result of one round: metric name -> (value of base, value of new).
 Round = dict[str, tuple[float, float]]
 
 
 @dataclass
 class Alternation:
-    """The state of a comparison. ``bounds`` are the intervals of the last look."""
+    """The state of a comparison. ``bounds`` holds the intervals of the latest interim analysis."""
 
     options: AlternationArguments
     sides: tuple[Side, Side]
@@ -77,7 +77,7 @@ class Alternation:
         return SequentialPlan(options.min_rounds, options.max_rounds, len(self.gated), 1 - options.confidence / 100)
 
     def measure_round(self) -> None:
-        """Start both sides and let them take turns. Raises ``side_failed``."""
+        """Start both sides, measure them in turns and append the round. Raises ``side_failed``."""
         number, options = len(self.rounds), self.options
         load = {"batch_size": options.batch_size, "input_len": options.input_len, "output_len": options.output_len}
         order = (0, 1) if number % 2 == 0 else (1, 0)
@@ -87,8 +87,8 @@ class Alternation:
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="aiakq-ab-")))
             libraries = fresh_libraries(self.sides, folder)
             for side in order:
-                given = (self.sides[side], load, options.timeout_s, libraries[side])
-                workers[side] = ServedSide(*given) if options.serve else SideProcess(*given)
+                arguments = (self.sides[side], load, options.timeout_s, libraries[side])
+                workers[side] = ServedSide(*arguments) if options.serve else SideProcess(*arguments)
                 stack.enter_context(workers[side])
             loaded = {side: workers[side].ready() for side in order}
             self.facts = {self.sides[side].name: facts for side, facts in loaded.items()}
@@ -105,40 +105,40 @@ class Alternation:
         self._add(turns, loaded)
 
     def _add(self, turns: Sequence[Sequence[Mapping[str, Any]]], loaded: Mapping[int, Mapping[str, Any]]) -> None:
-        found: Round = {"load_s": (loaded[0]["load_s"], loaded[1]["load_s"])}
+        quartiles: Round = {"load_s": (loaded[0]["load_s"], loaded[1]["load_s"])}
         for name, (key, factor) in metrics_of(self.options).items():
             sides = [sorted(factor * turn[key] for turn in each if turn[key] is not None) for each in turns]
             if all(sides) and sides[0][0] > 0 and sides[1][0] > 0:
-                found[name] = (percentile(sides[0], QUARTILE), percentile(sides[1], QUARTILE))
+                quartiles[name] = (percentile(sides[0], QUARTILE), percentile(sides[1], QUARTILE))
         self.same_tokens &= all(one["digest"] == two["digest"] for one, two in zip(*turns, strict=True))
-        self.rounds.append(found)
+        self.rounds.append(quartiles)
 
-    def look(self) -> None:
-        """Find the intervals that the rounds so far give."""
-        for name in self.names():
-            # Metrics that decide nothing get plain intervals: no verdict is promised about them.
-            alpha = self.plan.alpha_of_look if name in self.gated else self.plan.alpha
-            found = statistics.paired_ratio([math.log(each[name][1] / each[name][0]) for each in self.rounds], alpha)
-            self.bounds[name] = found
+    def analyze(self) -> None:
+        """Compute the confidence interval of every metric from the rounds so far (an interim analysis)."""
+        for name in self.metric_names():
+            # Only gated metrics get a verdict, so only their intervals are corrected for multiple comparisons.
+            alpha = self.plan.alpha_per_analysis if name in self.gated else self.plan.alpha
+            log_ratios = [math.log(each[name][1] / each[name][0]) for each in self.rounds]
+            self.bounds[name] = statistics.paired_ratio(log_ratios, alpha)
 
-    def names(self) -> list[str]:
-        """The metrics that every round has."""
+    def metric_names(self) -> list[str]:
+        """Return the metrics that every round has measured."""
         return [name for name in self.rounds[0] if all(name in each for each in self.rounds)]
 
     def verdicts(self) -> dict[str, str]:
-        """The verdict on every gated metric after the last look."""
+        """Return the verdict on every gated metric as of the latest interim analysis."""
         margin = self.options.margin / 100
         return {name: self.bounds[name].verdict(margin) if name in self.bounds else UNDECIDED for name in self.gated}
 
     @property
     def decided(self) -> bool:
-        """Whether no further round is needed: one metric is worse, or none is open."""
+        """Whether no further round is needed: a gated metric is worse, or none is undecided."""
         verdicts = self.verdicts().values()
         return WORSE in verdicts or UNDECIDED not in verdicts
 
     def noise_warnings(self) -> list[str]:
-        """What undecided metrics would need: their intervals are wider than the margin."""
-        margin, found = math.log1p(self.options.margin / 100), []
+        """Return a warning for every undecided metric whose interval is wider than the margin."""
+        margin, warnings = math.log1p(self.options.margin / 100), []
         for name, verdict in self.verdicts().items():
             bound = self.bounds.get(name)
             if verdict != UNDECIDED or bound is None or bound.high is None:
@@ -147,17 +147,17 @@ class Alternation:
             if half > margin:
                 # The width falls with the square root of the number of rounds.
                 rounds = math.ceil(len(self.rounds) * (half / margin) ** 2)
-                found.append(
-                    f"{name} is known to {100 * math.expm1(half):.1f} % after {len(self.rounds)} rounds, which is more "
-                    f"than the margin of {self.options.margin:g} %: with this noise it takes about {rounds} rounds. "
-                    "Use a quieter machine, more rounds and minutes, or a wider --margin."
+                warnings.append(
+                    f"The interval of {name} is ±{100 * math.expm1(half):.1f} % after {len(self.rounds)} rounds, wider "
+                    f"than the margin of {self.options.margin:g} %: at this noise a verdict takes about {rounds} "
+                    "rounds. Use a quieter machine, raise --max-rounds and --max-minutes, or widen --margin."
                 )
-        return found
+        return warnings
 
     def rows(self) -> list[dict[str, Any]]:
-        """The metrics for JSON: geometric means of the rounds, ratios with intervals, verdicts."""
+        """Return the rows of the JSON report: geometric means over rounds, ratios with intervals, verdicts."""
         rows = []
-        for name in self.names():
+        for name in self.metric_names():
             base, new = (math.exp(fmean(math.log(each[name][side]) for each in self.rounds)) for side in (0, 1))
             margin = self.options.margin / 100
             rows.append(metric_row(name, base, new, self.bounds[name], margin, name in self.gated))
@@ -165,12 +165,12 @@ class Alternation:
 
 
 def metrics_of(options: AlternationArguments) -> Mapping[str, tuple[str, float]]:
-    """What is measured: of servers, or of engines in processes of ours."""
+    """Return the metrics of servers (``--serve``) or of engines in worker processes."""
     return SERVED_METRICS if options.serve else METRICS
 
 
 def run(options: AlternationArguments, engine: Mapping[str, Any], progress: Progress) -> Record:
-    """Measure until the comparison is decided, or no rounds or no time are left.
+    """Measure rounds until the comparison is decided or ``max_rounds`` or ``max_minutes`` is reached.
 
     Raises ``usage``, ``bad_option`` and ``side_failed``.
     """
@@ -185,7 +185,7 @@ def run(options: AlternationArguments, engine: Mapping[str, Any], progress: Prog
     seed = workload.new_seed() if options.seed is None else options.seed
     began = time.monotonic()
     with contextlib.ExitStack() as stack:
-        engine = _with_pages(options, engine)
+        engine = _with_fixed_cache_size(options, engine)
         sides = (
             open_side("base", options.base, options.base_set, engine, stack, options.serve),
             open_side("new", options.new, options.new_set, engine, stack, options.serve),
@@ -193,22 +193,23 @@ def run(options: AlternationArguments, engine: Mapping[str, Any], progress: Prog
         state = Alternation(options, sides, seed, options.metrics or (SERVED_GATED if options.serve else GATED))
         longest = 0.0
         while len(state.rounds) < options.max_rounds and not (state.bounds and state.decided):
-            # The rounds of a time that is over end with a look, too: the last of the plan, only earlier.
+            # Running out of time moves the plan's final analysis forward.
             if len(state.rounds) > 1 and time.monotonic() - began + longest > 60 * options.max_minutes:
-                state.look()
+                state.analyze()
                 break
             started = time.monotonic()
             state.measure_round()
             longest = max(longest, time.monotonic() - started)
-            if len(state.rounds) in state.plan.looks:
-                state.look()
-            progress(len(state.rounds), options.max_rounds, _so_far(state))
+            if len(state.rounds) in state.plan.analyses:
+                state.analyze()
+            progress(len(state.rounds), options.max_rounds, _progress_text(state))
     return _record(state, time.monotonic() - began)
 
 
-def _with_pages(options: AlternationArguments, engine: Mapping[str, Any]) -> dict[str, Any]:
-    """``engine`` with a KV cache for eight batches, unless it says how large: the rest of the memory of the machine,
-    which both sides would take, changes from round to round.
+def _with_fixed_cache_size(options: AlternationArguments, engine: Mapping[str, Any]) -> dict[str, Any]:
+    """Return ``engine`` with a KV cache for eight batches unless it sets a size itself.
+
+    By default the cache takes a fraction of the free memory, which differs from round to round.
     """
     if any(name in engine for name in ("num_gpu_blocks_override", "kv_cache_memory_bytes", "gpu_memory_utilization")):
         return dict(engine)
@@ -216,7 +217,7 @@ def _with_pages(options: AlternationArguments, engine: Mapping[str, Any]) -> dic
     return {**engine, "num_gpu_blocks_override": 8 * options.batch_size * pages + 1}
 
 
-def _so_far(state: Alternation) -> str:
+def _progress_text(state: Alternation) -> str:
     parts = []
     for name in state.gated:
         logs = [math.log(each[name][1] / each[name][0]) for each in state.rounds if name in each]
@@ -227,7 +228,7 @@ def _so_far(state: Alternation) -> str:
 
 def _record(state: Alternation, seconds: float) -> Record:
     options = state.options
-    missing = [name for name in state.gated if name not in state.names()]
+    missing = [name for name in state.gated if name not in state.metric_names()]
     if missing:
         raise error("side_failed", side="One side", reason=f"it does not measure {', '.join(missing)}")
     rows = state.rows()
@@ -241,7 +242,7 @@ def _record(state: Alternation, seconds: float) -> Record:
         "metrics": rows,
         "counters": [],
         "same_tokens": state.same_tokens,
-        "by_round": {name: [each[name] for each in state.rounds] for name in state.names()},
+        "by_round": {name: [each[name] for each in state.rounds] for name in state.metric_names()},
     }
     metrics["verdict"] = verdict_of(metrics)
     warnings = [] if state.same_tokens else ["The two sides generated different tokens from the same prompts."]

@@ -1,4 +1,4 @@
-"""``bench compare``: two results metric by metric, with intervals and verdicts; and what an outcome means for CI."""
+"""``bench compare``: two results metric by metric, with confidence intervals, verdicts and an exit code for CI."""
 
 from __future__ import annotations
 
@@ -13,21 +13,22 @@ from aiakq.bench.comparison.statistics import UNDECIDED, WORSE
 from aiakq.errors import AiakqError, error
 from aiakq.records import finite
 
-#: The verdict about a counter that is not what it was.
+#: The verdict on a counter whose value differs from the base.
 CHANGED = "changed"
-#: Settings in which two runs of the same benchmark may differ.
+#: Settings in which two runs of the same benchmark may differ without a warning.
 _FREE_SETTINGS = {"engine", "model", "model_id", "tokenizer_id", "backend", "save_detailed", "dataset", "vocab_size"}
 
 
 def run(options: CompareArguments) -> dict[str, Any]:
-    """Compare two files or folders of results. Raises ``other_machine``, ``nothing_to_compare``, and what reading them
-    raises.
+    """Compare two result files, or folders of them.
+
+    Raises ``other_machine``, ``nothing_to_compare`` and the errors of ``read_side``.
     """
     return compare(read_side(Path(options.base)), read_side(Path(options.new)), options)
 
 
 def compare(base: Result, new: Result, options: CompareArguments) -> dict[str, Any]:
-    """The document of a comparison: every metric and counter that both results have."""
+    """Return the comparison as a JSON document, with every metric and counter that both results have."""
     warnings = _check_machines(base, new, options.across_machines)
     warnings += _differing_settings(base, new)
     common = [name for name in base.metrics if name in new.metrics]
@@ -42,14 +43,14 @@ def compare(base: Result, new: Result, options: CompareArguments) -> dict[str, A
     rows = []
     for name, (before, after) in estimates.items():
         alpha = (1 - options.confidence / 100) / (len(gated) if name in gated else 1)
-        found = statistics.ratio(before, after, alpha)
+        interval = statistics.ratio(before, after, alpha)
         over = before.over if before.over == after.over else ""
-        row = metric_row(name, before.value, after.value, found, options.margin / 100, name in gated)
+        row = metric_row(name, before.value, after.value, interval, options.margin / 100, name in gated)
         rows.append({**row, "over": over or None, "measurements": [before.count, after.count]})
     if any(row["gated"] and row["over"] == "requests" for row in rows) and options.noise == 0:
         warnings.append(
-            "Intervals come from the requests of one run each and do not show how much runs differ: "
-            "compare folders of several runs, give --noise, or use bench ab."
+            "The intervals are computed from the requests of a single run and do not include the variation between "
+            "runs: compare folders of several runs, give --noise, or use bench ab."
         )
     document = {
         "kind": "comparison",
@@ -65,25 +66,25 @@ def compare(base: Result, new: Result, options: CompareArguments) -> dict[str, A
 
 
 def metric_row(
-    name: str, base: float, new: float, found: statistics.Ratio, margin: float, gated: bool
+    name: str, base: float, new: float, interval: statistics.Ratio, margin: float, gated: bool
 ) -> dict[str, Any]:
-    """One metric of a comparison, for JSON."""
+    """Return the row of one metric in the comparison document."""
     higher = name in HIGHER_IS_BETTER
     return {
         "metric": name,
         "higher_is_better": higher,
         "base": finite(base),
         "new": finite(new),
-        "ratio": found.value,
-        "low": found.low,
-        "high": found.high,
-        "verdict": found.verdict(margin, higher),
+        "ratio": interval.value,
+        "low": interval.low,
+        "high": interval.high,
+        "verdict": interval.verdict(margin, higher),
         "gated": gated,
     }
 
 
 def counter_rows(base: Mapping[str, int], new: Mapping[str, int]) -> list[dict[str, Any]]:
-    """Counters that at least one side has. One that only one side has is no change: code that counts it is newer."""
+    """Return the rows of all counters of either side. A counter that one side lacks is new and no change."""
     names = dict.fromkeys([*base, *new])
     return [
         {
@@ -97,37 +98,40 @@ def counter_rows(base: Mapping[str, int], new: Mapping[str, int]) -> list[dict[s
 
 
 def verdict_of(document: Mapping[str, Any]) -> str:
-    """The verdict on all gated metrics and all counters: the worst of them."""
+    """Return the worst verdict among the gated metrics and the counters."""
     verdicts = [row["verdict"] for row in document["metrics"] if row["gated"]]
     verdicts += [row["verdict"] for row in document["counters"]]
-    for bad in (WORSE, CHANGED, UNDECIDED, statistics.NOT_WORSE, statistics.EQUAL):
-        if bad in verdicts:
-            return bad
+    for verdict in (WORSE, CHANGED, UNDECIDED, statistics.NOT_WORSE, statistics.EQUAL):
+        if verdict in verdicts:
+            return verdict
     return statistics.BETTER
 
 
 def failure(document: Mapping[str, Any], allow_undecided: bool) -> AiakqError | None:
-    """The error that ends the command: ``got_worse``, ``counters_changed`` or ``undecided``; None if it succeeded."""
+    """Return the error that the command exits with, or None if it succeeded.
+
+    That is ``got_worse``, ``counters_changed`` or, without ``allow_undecided``, ``undecided``.
+    """
     worse = [row for row in document["metrics"] if row["gated"] and row["verdict"] == WORSE]
     changed = [row for row in document["counters"] if row["verdict"] == CHANGED]
-    open_ones = [row for row in document["metrics"] if row["gated"] and row["verdict"] == UNDECIDED]
+    undecided = [row for row in document["metrics"] if row["gated"] and row["verdict"] == UNDECIDED]
     if worse:
         return error("got_worse", percent=f"{100 * document['margin']:.3g}", metrics=listed(worse))
     if changed:
         each = ", ".join(f"{row['counter']} {row['base']} -> {row['new']}" for row in changed)
         return error("counters_changed", count=len(changed), counters=each)
-    if open_ones and not allow_undecided:
-        return error("undecided", metrics=listed(open_ones))
+    if undecided and not allow_undecided:
+        return error("undecided", metrics=listed(undecided))
     return None
 
 
 def listed(rows: Iterable[Mapping[str, Any]]) -> str:
-    """Metrics with their changes, for a message."""
+    """Return metrics with their changes as text for a message."""
     return ", ".join(f"{row['metric']} {change_text(row)}" for row in rows)
 
 
 def change_text(row: Mapping[str, Any]) -> str:
-    """A change with its interval: ``+5.1 % (+3.9 to +6.2 %)``."""
+    """Return a change and its interval as text: ``+5.1 % (+3.9 to +6.2 %)``."""
     change = f"{percent(row['ratio'])} %"
     if row["low"] is None:
         return change
@@ -135,20 +139,22 @@ def change_text(row: Mapping[str, Any]) -> str:
 
 
 def percent(ratio: float) -> str:
-    """A ratio as a change in percent; beyond a factor of ten only that it is beyond."""
+    """Format a ratio as a change in percent; ``>+900`` from a factor of ten on."""
     return f"{100 * (ratio - 1):+.1f}" if ratio < 10 else ">+900"
 
 
 def _gated(estimates: Mapping[str, Sequence[statistics.Estimate]], chosen: Sequence[str]) -> list[str]:
-    """The metrics that decide: those chosen; else of each duration the median, or the mean if only it has an interval;
-    and throughput if it has one. Raises ``usage`` for a metric that is not there.
+    """Return the gated metrics: ``chosen``, or by default the median of each duration and the throughputs.
+
+    The mean of a duration is taken if only the mean has an interval; a throughput only if it has one. Raises ``usage``
+    for a chosen metric that one of the results lacks.
     """
     if chosen:
         for name in chosen:
             if name not in estimates:
                 raise error(
                     "usage",
-                    reason=f"Not both results have the metric {name!r}.",
+                    reason=f"The results do not both have the metric {name!r}.",
                     hint=f"Both have {', '.join(estimates) or 'none'}.",
                 )
         return list(chosen)
@@ -162,30 +168,30 @@ def _gated(estimates: Mapping[str, Sequence[statistics.Estimate]], chosen: Seque
 
 
 def _check_machines(base: Result, new: Result, across: bool) -> list[str]:
-    """Warnings about machines. Raises ``other_machine`` if they are known to differ and that was not allowed."""
+    """Return warnings about the machines. Raises ``other_machine`` if they differ and ``across`` is false."""
     if not base.metrics:
-        return []  # counters do not depend on it
+        return []  # counters do not depend on the machine
     differing = [
         f"{key} {base.machine[key]!r} and {new.machine[key]!r}"
         for key in base.machine
         if key in new.machine and base.machine[key] != new.machine[key]
     ]
     if differing and not across:
-        remedy = "--across-machines compares them all the same"
+        remedy = "--across-machines compares them anyway"
         raise error("other_machine", differences="; ".join(differing), remedy=remedy)
     if differing:
         return [f"Measured on different machines: {'; '.join(differing)}."]
     unknown = [side.label for side in (base, new) if not side.machine]
-    return [f"{name} does not say on what machine it was measured." for name in dict.fromkeys(unknown)]
+    return [f"{name} does not name the machine it was measured on." for name in dict.fromkeys(unknown)]
 
 
 def _differing_settings(base: Result, new: Result) -> list[str]:
-    """A warning about settings of the load that differ."""
-    found = [
+    """Return a warning if the settings of the two benchmarks differ."""
+    differing = [
         f"{key} {base.settings[key]} and {new.settings[key]}"
         for key in base.settings
         if key in new.settings and key not in _FREE_SETTINGS and base.settings[key] != new.settings[key]
     ]
     if base.kind != new.kind:
-        found.insert(0, f"kind {base.kind} and {new.kind}")
-    return [f"The loads differ: {'; '.join(found)}."] if found else []
+        differing.insert(0, f"kind {base.kind} and {new.kind}")
+    return [f"The benchmark settings differ: {'; '.join(differing)}."] if differing else []

@@ -1,7 +1,7 @@
-"""Readers of benchmark results: records of ours, and JSON files of vLLM's benchmark and of GuideLLM.
+"""Read benchmark results: JSON files of aiakq, of vLLM's benchmarks and of GuideLLM.
 
-A reader turns a document into a ``Result`` whose metrics have our names. ``read_side`` takes a file, or a folder each
-of whose JSON files is a run of the same benchmark.
+A reader converts a document to a ``Result`` with aiakq's metric names. ``read_side`` reads a file, or a folder with one
+JSON file per run of the same benchmark.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from aiakq.bench.comparison.statistics import Estimate, of_mean, of_quantile, of
 from aiakq.bench.summary import MACHINE, PERCENTILES
 from aiakq.errors import error
 
-#: Durations with statistics, by their names without unit, in the order they are shown.
+#: Durations that have statistics, without their unit, in display order.
 DURATIONS = ("latency", "ttft", "tpot", "itl", "e2el", "scheduled_e2el", "queue")
-#: Metrics of which more is better; of all others less is.
+#: Metrics of which a higher value is better. A lower value of any other is.
 HIGHER_IS_BETTER = frozenset(
     {
         *("request_throughput", "request_goodput", "output_throughput", "total_token_throughput", "goodput_share"),
@@ -27,7 +27,7 @@ HIGHER_IS_BETTER = frozenset(
     }
 )
 _RATES = ("request_throughput", "request_goodput", "output_throughput", "total_token_throughput")
-#: GuideLLM's names. Its inter-token latency is a request's time after the first token by its further tokens: our tpot.
+#: GuideLLM's metric -> aiakq's. Its inter-token latency excludes the first token and averages per request: tpot.
 _GUIDELLM = {"time_to_first_token_ms": "ttft", "inter_token_latency_ms": "tpot", "request_latency": "e2el"}
 _GUIDELLM_RATES = {
     "requests_per_second": "request_throughput",
@@ -38,14 +38,15 @@ _GUIDELLM_RATES = {
 
 @dataclass(frozen=True)
 class Result:
-    """What was measured, by one run or by several.
+    """Results of one or several runs of a benchmark.
 
-    tool      aiakq, vllm or guidellm.
-    metrics   by name, as ``ttft_ms.p50``.
-    counters  numbers without noise.
-    machine   what timings depend on; empty where the tool does not say.
-    settings  what was asked for.
-    label     file, with the version or commit if known.
+    tool      "aiakq", "vllm" or "guidellm".
+    kind      which benchmark of the tool.
+    label     file name, with the version or commit if known.
+    metrics   metric name, like ``ttft_ms.p50`` -> estimate.
+    counters  counter name -> value; deterministic.
+    machine   properties of the machine that affect timings; empty if the tool does not record any.
+    settings  options of the benchmark.
     """
 
     tool: str
@@ -58,17 +59,17 @@ class Result:
 
 
 def read_side(path: Path) -> Result:
-    """The result in a file, or the runs in a folder as one. Raises ``model_malformed`` and ``usage``."""
+    """Read a result file, or a folder of runs as one result. Raises ``model_malformed`` and ``usage``."""
     if not path.is_dir():
         return _read_file(path)
     files = sorted(path.glob("*.json"))
     if not files:
-        raise error("usage", reason=f"The folder {path} holds no *.json.", hint="Each file in it is one run.")
+        raise error("usage", reason=f"The folder {path} has no *.json files.", hint="Each file in it is one run.")
     return join_runs(path.name, [_read_file(file) for file in files])
 
 
 def join_runs(label: str, runs: Sequence[Result]) -> Result:
-    """Several runs of one benchmark as one result. Raises ``usage`` if they are of different kinds."""
+    """Merge several runs of one benchmark into one result. Raises ``usage`` if tools or kinds differ."""
     first = runs[0]
     if len(runs) == 1:
         return first
@@ -77,7 +78,7 @@ def join_runs(label: str, runs: Sequence[Result]) -> Result:
             raise error(
                 "usage",
                 reason=f"{first.label} and {run.label} are not runs of the same benchmark.",
-                hint="A folder holds the runs of one benchmark.",
+                hint="A folder must contain runs of one benchmark.",
             )
     common = [name for name in first.metrics if all(name in run.metrics for run in runs)]
     metrics = {name: of_runs([run.metrics[name].value for run in runs]) for name in common}
@@ -93,28 +94,28 @@ def _read_file(path: Path) -> Result:
     try:
         document = json.loads(file.read_text(encoding="utf-8"))
     except OSError as problem:
-        hint = "Give a record of a benchmark, or a folder of them."
+        hint = "Give a benchmark result, or a folder of them."
         raise error("usage", reason=f"{file} cannot be read: {problem.strerror}.", hint=hint) from None
     except ValueError as problem:
         raise error("model_malformed", file=file, reason=problem) from None
-    for is_one, read in _READERS:
-        if isinstance(document, dict) and is_one(document):
+    for matches, read in _READERS:
+        if isinstance(document, dict) and matches(document):
             try:
                 return read(document, str(path), int(number) if number.isdecimal() else None)
             except (KeyError, TypeError, AttributeError, IndexError) as problem:
                 reason = f"it lacks {problem}" if isinstance(problem, KeyError) else problem
                 raise error("model_malformed", file=file, reason=reason) from None
-    known = "a record of aiakq bench, of vllm bench or of guidellm"
+    known = "a result of aiakq bench, vllm bench or guidellm"
     raise error("model_malformed", file=file, reason=f"it is not {known}")
 
 
-# --- ours -----------------------------------------------------------------------------------------------------------
+# --- aiakq ----------------------------------------------------------------------------------------------------------
 
 
-def _read_ours(document: dict[str, Any], label: str, number: int | None) -> Result:
+def _read_aiakq(document: dict[str, Any], label: str, number: int | None) -> Result:
     if document.get("runs"):  # of --repeats
         single = {key: value for key, value in document.items() if key not in ("runs", "intervals")}
-        runs = [_read_ours({**single, **run}, label, number) for run in document["runs"]]
+        runs = [_read_aiakq({**single, **run}, label, number) for run in document["runs"]]
         return join_runs(runs[0].label, runs)
     environment, config = document.get("environment") or {}, document.get("config") or {}
     samples = _samples_of(document)
@@ -140,36 +141,36 @@ def _read_ours(document: dict[str, Any], label: str, number: int | None) -> Resu
 
 
 def _samples_of(document: Mapping[str, Any]) -> dict[str, list[float]]:
-    """Milliseconds request by request, or batch by batch, where the file holds them."""
+    """Return the samples of each duration, one per request or batch, in milliseconds, if the file has them."""
     detailed = document.get("detailed") or document
-    found: dict[str, list[float]] = {}
+    samples: dict[str, list[float]] = {}
     for key, name in (("ttfts", "ttft"), ("latencies", "latency" if "avg_latency" in document else "e2el")):
         values = [1000 * value for value in detailed.get(key) or () if value]
         if values:
-            found[name] = values
+            samples[name] = values
     gaps, lengths = detailed.get("itls"), detailed.get("output_lens")
     if gaps and lengths:
-        found["tpot"] = [
+        samples["tpot"] = [
             1000 * sum(each) / (length - 1) for each, length in zip(gaps, lengths, strict=False) if length > 1 and each
         ]
-    return found
+    return samples
 
 
 def _durations(document: Mapping[str, Any], samples: Mapping[str, Sequence[float]], count: Any) -> dict[str, Estimate]:
-    """Means, medians and percentiles under vLLM's flat names, with errors where the file allows them."""
-    found: dict[str, Estimate] = {}
+    """Return means and percentiles, which both tools store under vLLM's flat keys, with errors where possible."""
+    estimates: dict[str, Estimate] = {}
     for name in DURATIONS:
         mean, deviation = document.get(f"mean_{name}_ms"), document.get(f"std_{name}_ms")
         own = samples.get(name, ())
         if _positive(mean):
             many = len(own) or (count if isinstance(count, int) and name in ("ttft", "tpot", "e2el") else 0)
             known = isinstance(deviation, (int, float)) and many > 1
-            found[f"{name}_ms.mean"] = of_mean(mean, float(deviation or 0), many) if known else Estimate(mean)
+            estimates[f"{name}_ms.mean"] = of_mean(mean, float(deviation or 0), many) if known else Estimate(mean)
         for rank in PERCENTILES:
             value = document.get(f"p{rank}_{name}_ms", document.get(f"median_{name}_ms") if rank == 50 else None)
             if _positive(value):
-                found[f"{name}_ms.p{rank}"] = of_quantile(own, value, rank) if own else Estimate(value)
-    return found
+                estimates[f"{name}_ms.p{rank}"] = of_quantile(own, value, rank) if own else Estimate(value)
+    return estimates
 
 
 def _rates(document: Mapping[str, Any]) -> dict[str, Estimate]:
@@ -205,14 +206,14 @@ def _read_vllm(document: dict[str, Any], label: str, number: int | None) -> Resu
 
 
 def _read_guidellm(document: dict[str, Any], label: str, number: int | None) -> Result:
-    every = document["benchmarks"]
-    if number is None and len(every) > 1:
+    benchmarks = document["benchmarks"]
+    if number is None and len(benchmarks) > 1:
         raise error(
             "usage",
-            reason=f"{label} holds {len(every)} benchmarks.",
-            hint=f"Choose one: {label}#0 to {label}#{len(every) - 1}.",
+            reason=f"{label} contains {len(benchmarks)} benchmarks.",
+            hint=f"Choose one: {label}#0 to {label}#{len(benchmarks) - 1}.",
         )
-    chosen = every[number or 0]
+    chosen = benchmarks[number or 0]
     measured, config = chosen["metrics"], chosen.get("config") or {}
     requests = (measured.get("request_totals") or {}).get("successful")
     confidence = config.get("confidence") or 0.95
@@ -222,7 +223,7 @@ def _read_guidellm(document: dict[str, Any], label: str, number: int | None) -> 
         scale = 1000.0 if theirs == "request_latency" else 1.0
         if not _positive(found.get("mean")):
             continue
-        # Times per token are counted once for each token, but are not independent within a request.
+        # GuideLLM's count of per-token times is that of tokens, which are not independent within a request.
         count = min(found.get("count") or 0, requests or math.inf)
         deviation = scale * (found.get("std_dev") or 0.0)
         metrics[f"{ours}_ms.mean"] = of_mean(scale * found["mean"], deviation, int(count))
@@ -241,7 +242,7 @@ def _read_guidellm(document: dict[str, Any], label: str, number: int | None) -> 
 
 
 def _of_interval(value: float, bounds: Mapping[str, Any] | None, confidence: float, count: int) -> Estimate:
-    """A percentile with the interval that the file gives for it, if it does (GuideLLM 0.8)."""
+    """Return a percentile with the error of the interval that GuideLLM 0.8 and later store for it."""
     low, high = ((bounds or {}).get(key) for key in ("lower", "upper"))
     if not _positive(low) or not _positive(high):
         return Estimate(value)
@@ -250,9 +251,9 @@ def _of_interval(value: float, bounds: Mapping[str, Any] | None, confidence: flo
 
 
 _Reader = Callable[[dict[str, Any], str, int | None], Result]
-#: What tells the documents of a tool, and what reads them.
+#: (whether a document is of a tool, reader for it), first match wins.
 _READERS: list[tuple[Callable[[dict[str, Any]], bool], _Reader]] = [
-    (lambda document: "schema_version" in document and "kind" in document, _read_ours),
+    (lambda document: "schema_version" in document and "kind" in document, _read_aiakq),
     (lambda document: isinstance(document.get("benchmarks"), list) and "metadata" in document, _read_guidellm),
     (
         lambda document: "mean_ttft_ms" in document or "avg_latency" in document or "elapsed_time" in document,

@@ -1,4 +1,4 @@
-"""Comparisons in the forms that other tools read: Markdown, JUnit XML, github-action-benchmark, Bencher."""
+"""Write comparisons for other tools: Markdown, JUnit XML, github-action-benchmark, Bencher."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from aiakq.bench.comparison.compare import CHANGED, change_text
 from aiakq.bench.comparison.statistics import UNDECIDED, WORSE
 from aiakq.errors import error
 
-#: Verdicts in Markdown.
+#: Verdict -> its Markdown.
 _MARKS = {WORSE: "❌ worse", CHANGED: "❌ changed", UNDECIDED: "❔ undecided", "better": "✅ better"}
 _UNITS = {
     "ms": "ms",
@@ -27,14 +27,14 @@ _UNITS = {
 
 
 def check(options: ReportArguments) -> None:
-    """Raise ``output_failed`` for a file whose folder does not exist: before anything is measured."""
+    """Raise ``output_failed`` if the folder of a report does not exist. Call it before measuring."""
     for path in (options.output, options.markdown, options.junit, options.github, options.bencher):
         if path is not None and not path.absolute().parent.is_dir():
             raise error("output_failed", path=path, reason="its folder does not exist")
 
 
 def write(document: Mapping[str, Any], options: ReportArguments) -> None:
-    """Write the reports that were asked for. Raises ``output_failed``."""
+    """Write the reports that ``options`` names. Raises ``output_failed``."""
     for path, text in (
         (options.junit, junit),
         (options.github, github_action_benchmark),
@@ -55,7 +55,7 @@ def _write(path: Path, text: str, mode: str) -> None:
 
 
 def markdown(document: Mapping[str, Any]) -> str:
-    """A heading with the verdict, a table of metrics and one of counters that changed."""
+    """Return a heading with the verdict, a table of the metrics and one of the counters that changed."""
     mark = _MARKS.get(document["verdict"], f"✅ {document['verdict']}")
     lines = [
         f"### aiakq bench: {mark}",
@@ -71,7 +71,7 @@ def markdown(document: Mapping[str, Any]) -> str:
             verdict = _MARKS.get(row["verdict"], row["verdict"]) if row["gated"] else ""
             cells = (row["metric"], _number(row["base"]), _number(row["new"]), change_text(row), verdict)
             lines.append(f"| {' | '.join(map(_cell, cells))} |")
-        lines += ["", f"Worse: by more than {margin:g} % with the confidence of the interval."]
+        lines += ["", f"Worse: by more than {margin:g} % at {confidence:g} % confidence."]
     changed = [row for row in document["counters"] if row["verdict"] == CHANGED]
     if document["counters"]:
         lines += ["", f"Exact counters: {len(changed)} of {len(document['counters'])} changed."]
@@ -91,7 +91,7 @@ def _number(value: float | None) -> str:
 
 
 def junit(document: Mapping[str, Any]) -> str:
-    """JUnit XML: a test case per gated metric and per counter; undecided ones are skipped."""
+    """Return JUnit XML with a test case per gated metric and counter; undecided ones are skipped."""
     cases = [(row["metric"], row["verdict"], change_text(row)) for row in document["metrics"] if row["gated"]]
     cases += [(row["counter"], row["verdict"], f"{row['base']} -> {row['new']}") for row in document["counters"]]
     failed = sum(verdict in (WORSE, CHANGED) for _, verdict, _ in cases)
@@ -111,7 +111,7 @@ def junit(document: Mapping[str, Any]) -> str:
 
 
 def github_action_benchmark(document: Mapping[str, Any]) -> str:
-    """The array of github-action-benchmark's ``customSmallerIsBetter``; of rates the seconds per piece."""
+    """Return a ``customSmallerIsBetter`` array of github-action-benchmark, with the reciprocals of rates."""
     entries = []
     for name, value, row in _values(document):
         higher = row is not None and row["higher_is_better"]
@@ -127,19 +127,19 @@ def github_action_benchmark(document: Mapping[str, Any]) -> str:
 
 
 def bencher(document: Mapping[str, Any]) -> str:
-    """Bencher's metric format: benchmark -> measure -> value and bounds of the new side."""
+    """Return Bencher Metric Format: benchmark -> measure -> value and bounds of the new side."""
     measures: dict[str, dict[str, float]] = {}
     for name, value, row in _values(document):
         measure = {"value": value}
         if row is not None and row["low"] is not None:
-            # The interval is one of the ratio; the base stands for itself.
+            # The interval is that of the ratio, so the bounds are relative to the measured base.
             measure |= {"lower_value": row["base"] * row["low"], "upper_value": row["base"] * row["high"]}
         measures[name] = measure
     return json.dumps({"aiakq bench": measures}, indent=2) + "\n"
 
 
 def _values(document: Mapping[str, Any]) -> Iterable[tuple[str, float, Mapping[str, Any] | None]]:
-    """Name, value and row of every metric of the new side, then of its counters."""
+    """Yield (name, value of the new side, row) of every metric, then (name, value, None) of its counters."""
     yield from ((row["metric"], row["new"], row) for row in document["metrics"])
     yield from ((row["counter"], row["new"], None) for row in document["counters"] if row["new"] is not None)
 

@@ -1,4 +1,4 @@
-"""ServedSide: ``aiakq serve`` of one side of ``bench ab --serve``, measured over HTTP. A start of it is the unit."""
+"""ServedSide: run ``aiakq serve`` for one side of ``bench ab --serve`` and measure it over HTTP."""
 
 from __future__ import annotations
 
@@ -26,18 +26,20 @@ from aiakq.bench.comparison.worker import digest
 from aiakq.bench.workload import Request, known_size, random_requests
 from aiakq.errors import error
 
-#: A comparison measures how requests are served, not how they are refused.
+#: Disables admission limits: a comparison must not measure rejected requests.
 _NO_LIMITS = {"max_num_queued_reqs": 1 << 30, "max_num_queued_tokens": 1 << 40}
-#: Seconds between two questions whether the server is ready.
-_ASK_EVERY = 0.05
+#: Seconds between two readiness checks.
+_POLL_INTERVAL = 0.05
 
 
 class ServedSide:
-    """Starts a server at once; ``ready`` waits. Use as a context manager, which ends it. As ``SideProcess`` otherwise.
+    """Server of one side, with the interface of ``SideProcess``.
+
+    The constructor starts the server, ``ready`` waits until it is healthy, leaving the context kills it.
 
     load     batch_size, input_len and output_len.
-    timeout  seconds that the start or an answer may take.
-    library  a native library in place of the side's own.
+    timeout  maximum seconds for startup and for each response.
+    library  native library to load instead of the side's own, or None.
     """
 
     def __init__(self, side: Side, load: Mapping[str, int], timeout: float, library: Path | None) -> None:
@@ -64,18 +66,21 @@ class ServedSide:
         self._vocab_size = 0
 
     def ready(self) -> dict[str, Any]:
-        """Wait until the server answers. Returns what it says of itself. Raises ``side_failed``."""
+        """Wait until the server is healthy. Returns its load time in seconds, version and build facts.
+
+        Raises ``side_failed``.
+        """
         return self._runner.run(self._ready())
 
     async def _ready(self) -> dict[str, Any]:
-        until = time.monotonic() + self._timeout
+        deadline = time.monotonic() + self._timeout
         while not await self._is_ready():
             if self._process.poll() is not None:
                 raise self._failure()
-            if time.monotonic() > until:
+            if time.monotonic() > deadline:
                 reason = f"it was not ready within {self._timeout:g} s"
                 raise error("side_failed", side=self._side.label, reason=reason)
-            await asyncio.sleep(_ASK_EVERY)
+            await asyncio.sleep(_POLL_INTERVAL)
         loaded = time.perf_counter() - self._began
         model = await http.served_model(self._client, None)
         self._endpoint = Endpoint("/v1/completions", model.name, True)
@@ -89,9 +94,9 @@ class ServedSide:
             return False
 
     def measure(self, seed: int) -> dict[str, Any]:
-        """Send one batch of random prompts at once: means of their times, and what the server used for them.
+        """Send one batch of random prompts concurrently. Raises ``side_failed`` if a request fails.
 
-        Raises ``side_failed`` if a request fails.
+        Returns mean latencies and CPU time in seconds, peak memory in bytes, and a digest of the generated text.
         """
         return self._runner.run(self._measure(seed))
 
@@ -130,22 +135,22 @@ class ServedSide:
     ) -> None:
         self._runner.run(self._client.aclose())
         self._runner.close()
-        # Its processes end when it does; one that waits for its model would hear of it too late.
-        for process in (*self._processes(), self._process.pid):
-            _kill(process)
+        # Child processes exit with the server, but one that is still loading a model would notice too late.
+        for pid in (*self._processes(), self._process.pid):
+            _kill(pid)
         self._process.wait()
         self._stderr.close()
         self._settings.close()
 
     def _processes(self) -> list[int]:
-        """The server's process and all that it started."""
-        found = [self._process.pid]
-        for process in found:
-            found += _children(process)
-        return found
+        """Return the process ids of the server and of all its descendants."""
+        pids = [self._process.pid]
+        for pid in pids:
+            pids += _children(pid)
+        return pids
 
     def _failure(self) -> Exception:
-        """Why the server ended: the last line it wrote."""
+        """Wait for the exited server and return a ``side_failed`` error with its last line of output."""
         code = self._process.wait()
         self._stderr.seek(0)
         lines = self._stderr.read().decode("utf-8", "replace").strip().splitlines()
@@ -159,40 +164,40 @@ def _free_port() -> int:
         return port
 
 
-def _kill(process: int) -> None:
+def _kill(pid: int) -> None:
     try:
-        os.kill(process, 9)
+        os.kill(pid, 9)
     except OSError:
-        pass  # it has ended
+        pass  # it has already exited
 
 
-def _children(process: int) -> list[int]:
-    """Linux only; elsewhere none."""
-    found: list[int] = []
+def _children(pid: int) -> list[int]:
+    """Return the process ids of the children of ``pid``; empty on systems other than Linux."""
+    children: list[int] = []
     try:
-        for task in Path(f"/proc/{process}/task").iterdir():
-            found += map(int, (task / "children").read_text().split())
+        for task in Path(f"/proc/{pid}/task").iterdir():
+            children += map(int, (task / "children").read_text().split())
     except OSError:
         pass
-    return found
+    return children
 
 
-def _cpu_seconds(processes: list[int]) -> float:
-    """Processor time of ``processes`` so far; 0 where the system does not say."""
+def _cpu_seconds(pids: list[int]) -> float:
+    """Return the CPU time of ``pids`` so far in seconds; 0 if the system does not report it."""
     total = 0
-    for process in processes:
+    for pid in pids:
         try:
-            fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
         except OSError:
             continue
         total += int(fields[11]) + int(fields[12])
     return total / os.sysconf("SC_CLK_TCK")
 
 
-def _peak_bytes(process: int) -> int:
-    """The maximum memory that a process has held; 0 where the system does not say."""
+def _peak_bytes(pid: int) -> int:
+    """Return the peak resident memory of a process in bytes; 0 if the system does not report it."""
     try:
-        with open(f"/proc/{process}/status") as status:
+        with open(f"/proc/{pid}/status") as status:
             return next((int(line.split()[1]) * 1024 for line in status if line.startswith("VmHWM:")), 0)
     except OSError:
         return 0

@@ -1,4 +1,4 @@
-"""The two sides of ``bench ab``: checkouts, git revisions, wheels, interpreters, models, and their settings."""
+"""Resolve the sides of ``bench ab``: checkouts, git revisions, wheels, interpreters, models, and their settings."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ from aiakq.arguments.server import ARGUMENTS
 from aiakq.errors import error
 from aiakq.records import finite
 
-#: What the native kernels are built from, in a checkout; and what is built.
+#: Sources of the native kernels and the library built from them, relative to a checkout.
 _NATIVE_SOURCES, _NATIVE = ("kernels/cpu/src", "kernels/cpu/build.py"), "kernels/cpu/_native.so"
-#: The variable that names another native library.
+#: Environment variable with the path of a native library to load instead of the package's own.
 _LIBRARY = "AIAKQ_CPU_LIBRARY"
 
 
 @dataclass(frozen=True)
 class Side:
-    """One side.
+    """One side of a comparison.
 
-    name         base or new.
-    label        what it is, for people.
-    interpreter  the Python that runs it.
-    path         a folder put in front of what is installed there; None: what is installed.
-    engine       keywords of LLM.
+    name         "base" or "new".
+    label        description for reports and messages.
+    interpreter  path of the Python interpreter that runs it.
+    path         folder to put on PYTHONPATH, or None to use the installed package.
+    engine       keyword arguments of ``LLM``.
     """
 
     name: str
@@ -48,28 +48,28 @@ class Side:
     engine: Mapping[str, Any]
 
     def environment(self, library: Path | None = None) -> dict[str, str]:
-        """The variables of its process. ``library`` is read in place of its own native library."""
+        """Return the environment variables of its process, which loads ``library`` if one is given."""
         own = dict(os.environ) if self.path is None else {**os.environ, "PYTHONPATH": str(self.path)}
         return own if library is None else {**own, _LIBRARY: str(library)}
 
     @cached_property
     def library(self) -> Path | None:
-        """Its native library; None if it has none, or a variable names one."""
+        """Path of its native library, or None if it has none or ``AIAKQ_CPU_LIBRARY`` is set."""
         if _LIBRARY in os.environ:
             return None
         code = "from aiakq.kernels.cpu import build; print(build.TARGET)"
-        found = subprocess.run(
+        result = subprocess.run(
             [self.interpreter, "-P", "-c", code], capture_output=True, text=True, env=self.environment(), check=False
         )
-        file = Path(found.stdout.strip() or os.devnull)
+        file = Path(result.stdout.strip() or os.devnull)
         return file if file.is_file() else None
 
 
 def fresh_libraries(sides: Sequence[Side], folder: Path) -> list[Path | None]:
-    """Copies of the native libraries of ``sides`` in ``folder``; sides whose libraries are equal share one.
+    """Copy the native libraries of ``sides`` into ``folder`` and return the copies; identical libraries share one.
 
-    Two equal files differ in speed by a percent or more, for as long as the system has them in memory: it depends on
-    where there. With a new copy for each round that is noise, and not taken for a difference between the sides.
+    The speed of a library depends by a percent or more on its physical pages in the page cache, and so stays the same
+    from process to process. A new copy for each round turns this bias into noise.
     """
     copies: list[Path | None] = []
     for number, side in enumerate(sides):
@@ -89,10 +89,11 @@ def open_side(
     stack: contextlib.ExitStack,
     serve: bool = False,
 ) -> Side:
-    """The side that ``word`` names; None is this installation. What it needs on disk lasts as long as ``stack``.
+    """Return the side that ``word`` names, or this installation if it is None.
 
-    settings  engine arguments of this side only, as ``key=value``; with ``serve`` also the server's.
-    Raises ``usage`` if there is no such thing, ``bad_option``, ``side_failed`` if its kernels cannot be built.
+    settings  ``key=value`` engine arguments of this side only; with ``serve`` also server arguments.
+    stack     removes the temporary folders of the side when it closes.
+    Raises ``usage`` if ``word`` names nothing, ``bad_option``, and ``side_failed`` if its kernels cannot be built.
     """
     own = {**engine, **_parsed(name, settings, ARGUMENTS if serve else ENGINE_ARGUMENTS)}
     label = f"{name}: {word or 'this installation'}" + "".join(f", {setting}" for setting in settings)
@@ -105,7 +106,7 @@ def open_side(
         with zipfile.ZipFile(path) as wheel:
             wheel.extractall(front)
     elif path.is_file() and os.access(path, os.X_OK):
-        interpreter = str(path.absolute())  # not resolved: a virtual environment is found by the link's place
+        interpreter = str(path.absolute())  # not resolved: Python finds its virtual environment from the symlink
     elif (path / "bin" / "python").exists():
         interpreter = str((path / "bin" / "python").absolute())
     elif (path / "aiakq" / "__init__.py").exists():
@@ -117,7 +118,7 @@ def open_side(
         if commit is None:
             raise error(
                 "usage",
-                reason=f"--{name} {word} is no checkout, wheel, interpreter, environment, model or git revision.",
+                reason=f"--{name} {word} is not a checkout, wheel, interpreter, environment, model or git revision.",
                 hint=f"Examples: --{name} HEAD~1, --{name} ../other-checkout, --{name} dist/aiakq-0.1.0.whl",
             )
         label += f" ({commit[:12]})"
@@ -128,20 +129,20 @@ def open_side(
 
 
 def _parsed(name: str, settings: Sequence[str], known: Sequence[Argument]) -> dict[str, Any]:
-    """``key=value`` as arguments. Raises ``usage`` and ``bad_option``."""
+    """Parse ``key=value`` settings into keyword arguments. Raises ``usage`` and ``bad_option``."""
     rows = {row.key: row for row in known}
-    found = {}
+    values = {}
     for setting in settings:
         key, equals, text = setting.partition("=")
         row = rows.get(key.strip().lstrip("-").replace("-", "_"))
         if row is None or not equals:
             raise error(
                 "usage",
-                reason=f"--{name}-set {setting} is not an engine argument and its value.",
+                reason=f"--{name}-set {setting} is not KEY=VALUE of an engine argument.",
                 hint=f"Example: --{name}-set max_num_seqs=8; docs/arguments.md lists them.",
             )
-        found[row.name] = checked_value(row, value_of_text(row, text, f"--{name}-set {key}"))
-    return found
+        values[row.name] = checked_value(row, value_of_text(row, text, f"--{name}-set {key}"))
+    return values
 
 
 def _temporary(stack: contextlib.ExitStack) -> Path:
@@ -149,8 +150,11 @@ def _temporary(stack: contextlib.ExitStack) -> Path:
 
 
 def _linked(checkout: Path, stack: contextlib.ExitStack) -> Path:
-    """A folder that, in front of the import path, makes ``aiakq`` that of ``checkout``, whose kernels lie beside it."""
-    _need_native(checkout)
+    """Return a folder for PYTHONPATH from which ``import aiakq`` imports the package of ``checkout``.
+
+    A checkout has ``kernels/`` next to ``aiakq/``; the folder links it to ``aiakq/kernels``.
+    """
+    _ensure_native(checkout)
     front = _temporary(stack)
     package = front / "aiakq"
     package.mkdir()
@@ -161,12 +165,12 @@ def _linked(checkout: Path, stack: contextlib.ExitStack) -> Path:
     return front
 
 
-def _need_native(checkout: Path) -> None:
-    """Build the native kernels of ``checkout`` unless they are there; those of equal sources are copied."""
+def _ensure_native(checkout: Path) -> None:
+    """Build the native kernels of ``checkout`` if it has none, or copy this installation's if the sources are equal."""
     if (checkout / _NATIVE).exists() or not (checkout / _NATIVE_SOURCES[0]).is_dir():
         return
     ours = Path(aiakq.__file__).resolve().parent.parent
-    if (ours / _NATIVE).exists() and all(_same(ours / name, checkout / name) for name in _NATIVE_SOURCES):
+    if (ours / _NATIVE).exists() and all(_same_contents(ours / name, checkout / name) for name in _NATIVE_SOURCES):
         shutil.copy2(ours / _NATIVE, checkout / _NATIVE)
         return
     built = subprocess.run(
@@ -177,43 +181,44 @@ def _need_native(checkout: Path) -> None:
         raise error("side_failed", side=checkout, reason=f"its kernels cannot be built: {' '.join(reason)}")
 
 
-def _same(one: Path, other: Path) -> bool:
+def _same_contents(first: Path, second: Path) -> bool:
     """Whether two files, or two folders of files, have the same contents."""
-    if not one.is_dir():
-        return one.is_file() and other.is_file() and filecmp.cmp(one, other, shallow=False)
-    names = sorted(path.name for path in one.iterdir())
-    return names == sorted(path.name for path in other.iterdir()) and all(
-        _same(one / name, other / name) for name in names
+    if not first.is_dir():
+        return first.is_file() and second.is_file() and filecmp.cmp(first, second, shallow=False)
+    names = sorted(path.name for path in first.iterdir())
+    return names == sorted(path.name for path in second.iterdir()) and all(
+        _same_contents(first / name, second / name) for name in names
     )
 
 
 def _commit_of(revision: str) -> str | None:
-    """The commit that ``revision`` names in the repository of the current folder."""
-    found = _git("rev-parse", "--verify", "--quiet", "--end-of-options", f"{revision}^{{commit}}")
-    return found.stdout.decode().strip() if found is not None and found.returncode == 0 else None
+    """Return the hash of the commit ``revision`` in the current folder's repository, or None."""
+    result = _git("rev-parse", "--verify", "--quiet", "--end-of-options", f"{revision}^{{commit}}")
+    return result.stdout.decode().strip() if result is not None and result.returncode == 0 else None
 
 
 def _extract(name: str, commit: str, stack: contextlib.ExitStack) -> Path:
-    """The files of ``commit`` in a temporary folder."""
+    """Extract the files of ``commit`` into a temporary folder and return it."""
     folder = _temporary(stack)
     top = _git("rev-parse", "--show-toplevel")
     assert top is not None
     archive = folder / "files.tar"
-    made = _git("-C", top.stdout.decode().strip(), "archive", "--format=tar", f"--output={archive}", commit)
-    if made is None or made.returncode:
-        raise error("side_failed", side=name, reason=made.stderr.decode().strip() if made else "git is not there")
+    result = _git("-C", top.stdout.decode().strip(), "archive", "--format=tar", f"--output={archive}", commit)
+    if result is None or result.returncode:
+        raise error("side_failed", side=name, reason=result.stderr.decode().strip() if result else "git cannot be run")
     with tarfile.open(archive) as files:
         files.extractall(folder, filter="data")
     archive.unlink()
     if not (folder / "aiakq" / "__init__.py").exists():
         raise error(
-            "usage", reason=f"The commit {commit[:12]} holds no aiakq/.", hint="Start it in a checkout of aiakq."
+            "usage", reason=f"The commit {commit[:12]} contains no aiakq/.", hint="Run it in a checkout of aiakq."
         )
     return folder
 
 
-def _git(*words: str) -> subprocess.CompletedProcess[bytes] | None:
+def _git(*arguments: str) -> subprocess.CompletedProcess[bytes] | None:
+    """Run git. Returns None if it cannot be started."""
     try:
-        return subprocess.run(["git", *words], capture_output=True, check=False)
+        return subprocess.run(["git", *arguments], capture_output=True, check=False)
     except OSError:
         return None

@@ -1,7 +1,7 @@
-"""Statistics of comparisons: estimates with standard errors, intervals of ratios, verdicts, and when to look.
+"""Statistics of comparisons: estimates with standard errors, confidence intervals of ratios, verdicts, sequential plan.
 
-Everything is about ratios, so values are compared by their logarithms: a ratio of 1.05 is a difference of 0.049, and so
-are 5 % more milliseconds and 5 % more bytes.
+Errors and intervals are those of logarithms, because changes are relative: a ratio of 1.05 is a difference of 0.049,
+whatever the unit.
 """
 
 from __future__ import annotations
@@ -12,20 +12,20 @@ from dataclasses import dataclass
 from functools import lru_cache
 from statistics import NormalDist, fmean, stdev
 
-#: Verdicts. Not worse: better or equal, and the interval does not say which. Only worse and changed fail a gate.
+#: Verdicts. "not worse" is better or equal where the interval does not tell which.
 BETTER, EQUAL, NOT_WORSE, WORSE, UNDECIDED = "better", "equal", "not worse", "worse", "undecided"
-#: The numbers of rounds after which a comparison in alternation may end.
-LOOKS = (4, 5, 6, 8, 10, 13, 17, 22, 29, 38, 50)
+#: Numbers of rounds after which ``bench ab`` runs an interim analysis and may stop.
+ANALYSES = (4, 5, 6, 8, 10, 13, 17, 22, 29, 38, 50)
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """A measured value above 0 and how well it is known.
+    """A positive measured value with its standard error.
 
-    error    standard error of its logarithm; None where one number is all there is.
-    freedom  degrees of freedom of ``error``; infinite for errors from many requests.
-    count    how many independent measurements it is made of.
-    over     what those are: "runs", "requests", or "" where there is one.
+    error    standard error of the logarithm of ``value``, or None if it is unknown.
+    freedom  degrees of freedom of ``error``; infinite if it is known from many samples.
+    count    number of samples.
+    over     what a sample is: "runs", "requests", or "" for a single number.
     """
 
     value: float
@@ -37,14 +37,14 @@ class Estimate:
 
 @dataclass(frozen=True)
 class Ratio:
-    """New divided by base. ``low`` and ``high`` bound it with the confidence asked for; None where nothing does."""
+    """New divided by base. ``low`` and ``high`` are its confidence interval, or None if the errors are unknown."""
 
     value: float
     low: float | None
     high: float | None
 
     def verdict(self, margin: float, higher_is_better: bool = False) -> str:
-        """What the interval says about a change of more than ``margin`` (0.02 is 2 %)."""
+        """Return the verdict on a change of more than ``margin`` (0.02 is 2 %), one of the constants above."""
         if self.low is None or self.high is None:
             return UNDECIDED
         low, high = (1 / self.high, 1 / self.low) if higher_is_better else (self.low, self.high)
@@ -58,7 +58,7 @@ class Ratio:
 
 
 def of_runs(values: Sequence[float]) -> Estimate:
-    """The geometric mean of the same value of several runs, which are independent of each other."""
+    """Return the geometric mean of a metric over independent runs."""
     logs = [math.log(value) for value in values]
     if len(logs) < 2:
         return Estimate(values[0])
@@ -66,21 +66,21 @@ def of_runs(values: Sequence[float]) -> Estimate:
 
 
 def of_mean(mean: float, deviation: float, count: int) -> Estimate:
-    """A mean over ``count`` requests of one run, with their standard deviation."""
+    """Return the estimate of a mean over ``count`` requests of one run with standard deviation ``deviation``."""
     if count < 2 or mean <= 0:
         return Estimate(mean)
     return Estimate(mean, deviation / mean / math.sqrt(count), count - 1, count, "requests")
 
 
 def of_quantile(samples: Sequence[float], value: float, rank: float) -> Estimate:
-    """``value``, the ``rank``-th percentile of ``samples`` of one run.
+    """Return the estimate of ``value``, the ``rank``-th percentile of ``samples`` of one run.
 
-    Its error comes from the samples on both sides between which the true percentile lies in two of three cases
-    (binomial; no assumption about the distribution). None where there are too few samples on one side.
+    Its error is half the width of the distribution-free (binomial) 68 % interval between order statistics, or None if
+    there are too few samples for that.
     """
-    count, share = len(samples), rank / 100
-    spread = math.sqrt(count * share * (1 - share))
-    low, high = math.floor(count * share - spread) - 1, math.ceil(count * share + spread)
+    count, fraction = len(samples), rank / 100
+    spread = math.sqrt(count * fraction * (1 - fraction))
+    low, high = math.floor(count * fraction - spread) - 1, math.ceil(count * fraction + spread)
     if low < 0 or high >= count or value <= 0:
         return Estimate(value)
     ordered = sorted(samples)
@@ -90,7 +90,7 @@ def of_quantile(samples: Sequence[float], value: float, rank: float) -> Estimate
 
 
 def with_noise(estimate: Estimate, noise: float) -> Estimate:
-    """``estimate`` of a run that differs by a standard deviation of ``noise`` (0.02 is 2 %) from run to run."""
+    """Add a run-to-run standard deviation of ``noise`` (0.02 is 2 %) to an estimate from a single run."""
     if estimate.over == "runs" or noise == 0:
         return estimate
     error = math.hypot(estimate.error or 0.0, noise)
@@ -98,7 +98,7 @@ def with_noise(estimate: Estimate, noise: float) -> Estimate:
 
 
 def ratio(base: Estimate, new: Estimate, alpha: float = 0.05) -> Ratio:
-    """New divided by base of two measurements that do not depend on each other (Welch)."""
+    """Return new divided by base of two independent estimates, with Welch's interval at level ``1 - alpha``."""
     change = new.value / base.value
     if base.error is None or new.error is None:
         return Ratio(change, None, None)
@@ -110,7 +110,10 @@ def ratio(base: Estimate, new: Estimate, alpha: float = 0.05) -> Ratio:
 
 
 def paired_ratio(logs: Sequence[float], alpha: float = 0.05) -> Ratio:
-    """The ratio of which ``logs`` are the logarithms, one of each independent round (Student)."""
+    """Return the geometric mean of ratios with Student's interval at level ``1 - alpha``.
+
+    logs  logarithms of the ratios, one per independent round.
+    """
     middle = fmean(logs)
     if len(logs) < 2:
         return Ratio(math.exp(middle), None, None)
@@ -120,10 +123,10 @@ def paired_ratio(logs: Sequence[float], alpha: float = 0.05) -> Ratio:
 
 @dataclass(frozen=True)
 class SequentialPlan:
-    """When a comparison in alternation is looked at, and how sure each look has to be.
+    """Group-sequential plan of ``bench ab``: when to run an interim analysis, and at what significance level.
 
-    The chance of a wrong verdict is divided by the number of looks and of metrics (Bonferroni), so that ``alpha``
-    bounds it for all of them together, however early the comparison ends.
+    ``alpha`` is divided by the numbers of analyses and metrics (Bonferroni), so it bounds the probability of any wrong
+    verdict whenever the comparison stops.
     """
 
     min_rounds: int
@@ -132,15 +135,15 @@ class SequentialPlan:
     alpha: float
 
     @property
-    def looks(self) -> list[int]:
-        """The numbers of rounds after which the results are looked at."""
-        later = [count for count in LOOKS if self.min_rounds < count < self.max_rounds]
+    def analyses(self) -> list[int]:
+        """Numbers of rounds after which the results are analyzed, ascending."""
+        later = [count for count in ANALYSES if self.min_rounds < count < self.max_rounds]
         return sorted({self.min_rounds, *later, self.max_rounds})
 
     @property
-    def alpha_of_look(self) -> float:
-        """The chance of a wrong interval that one metric has at one look."""
-        return self.alpha / len(self.looks) / max(1, self.metrics)
+    def alpha_per_analysis(self) -> float:
+        """Significance level of one metric at one analysis."""
+        return self.alpha / len(self.analyses) / max(1, self.metrics)
 
 
 # --- Student's distribution ---------------------------------------------------------------------------------------
@@ -148,7 +151,7 @@ class SequentialPlan:
 
 @lru_cache(maxsize=1024)
 def student_t(probability: float, freedom: float) -> float:
-    """The value below which Student's distribution with ``freedom`` degrees lies with ``probability``."""
+    """Return the ``probability`` quantile of Student's t-distribution with ``freedom`` degrees of freedom."""
     if probability < 0.5:
         return -student_t(1 - probability, freedom)
     if freedom > 1e6:
@@ -166,12 +169,12 @@ def student_t(probability: float, freedom: float) -> float:
 
 
 def _cumulative(t: float, freedom: float) -> float:
-    """The chance of a value below ``t`` >= 0."""
+    """Return the cumulative distribution function of Student's t at ``t`` >= 0."""
     return 1 - 0.5 * _incomplete_beta(freedom / (freedom + t * t), freedom / 2, 0.5)
 
 
 def _incomplete_beta(x: float, a: float, b: float) -> float:
-    """The regularized incomplete beta function, by its continued fraction (Abramowitz and Stegun 26.5.8)."""
+    """Regularized incomplete beta function, by its continued fraction (Abramowitz and Stegun 26.5.8)."""
     if x <= 0 or x >= 1:
         return float(x >= 1)
     if x > (a + 1) / (a + b + 2):

@@ -1,10 +1,10 @@
-"""The process of one side of ``bench ab``: loads a model once, then measures a batch whenever it is told to.
+"""Worker process of one side of ``bench ab``: load a model once, then measure one batch per request line.
 
-It is run as a script by the interpreter of that side, so that ``aiakq`` is whatever is installed or put in front there:
-nothing of this package is imported but ``LLM`` and ``SamplingParams``, which older versions have, too.
+The side's interpreter runs this file as a script, so that it measures the side's ``aiakq``. It imports nothing of aiakq
+but ``LLM`` and ``SamplingParams``, which older versions have, too.
 
-A line of JSON comes in, a line of JSON goes out: first what was loaded; then, for ``{"seed": 7}``, the seconds of one
-batch. An empty line ends the process.
+The protocol is one JSON object per line. The worker first writes facts about the loaded engine, or an error; then it
+answers each line ``{"seed": 7}`` with the result of ``measure``. An empty line or end of file ends it.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from typing import Any
 
 
 def main(settings: Mapping[str, Any]) -> None:
-    """Load and answer. ``settings``: engine, batch_size, input_len, output_len."""
-    answers = os.fdopen(os.dup(1), "w", buffering=1)
-    os.dup2(2, 1)  # what libraries print must not mix with the answers
+    """Load the model and answer lines of stdin. ``settings``: engine, batch_size, input_len, output_len."""
+    output = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)  # keeps what libraries print out of the protocol
     started = time.perf_counter()
     try:
         import aiakq
@@ -31,20 +31,20 @@ def main(settings: Mapping[str, Any]) -> None:
         llm = aiakq.LLM(**settings["engine"])
     except Exception as problem:
         text = " ".join(str(problem).split()) or type(problem).__name__
-        answers.write(json.dumps({"error": text[:500]}) + "\n")
+        output.write(json.dumps({"error": text[:500]}) + "\n")
         return
     loaded = time.perf_counter() - started
     step_times = StepEnds(llm.engine)
     facts = dict(getattr(llm.engine, "facts", {}))
-    answers.write(json.dumps({"load_s": loaded, "aiakq": aiakq.__file__, "facts": facts}, default=str) + "\n")
+    output.write(json.dumps({"load_s": loaded, "aiakq": aiakq.__file__, "facts": facts}, default=str) + "\n")
     for line in sys.stdin:
         if not line.strip():
             break
-        answers.write(json.dumps(measure(llm, settings, json.loads(line)["seed"], step_times)) + "\n")
+        output.write(json.dumps(measure(llm, settings, json.loads(line)["seed"], step_times)) + "\n")
 
 
 class StepEnds:
-    """The ends of an engine's steps, by its clock; none for an engine without ``step``."""
+    """Records when each step of an engine ends (``time.monotonic``); records nothing for an engine without ``step``."""
 
     def __init__(self, engine: Any) -> None:
         self._ends: list[float] = []
@@ -60,22 +60,25 @@ class StepEnds:
         engine.step = timed
 
     def clear(self) -> None:
-        """Forget the steps so far."""
+        """Discard the recorded times."""
         self._ends.clear()
 
     def durations(self, first: float, last: float) -> list[float]:
-        """Seconds from each step's end to the next one's, of the steps that ended from ``first`` to ``last``."""
+        """Return the seconds between the ends of successive steps that ended in [``first``, ``last``]."""
         ends = [end for end in self._ends if first <= end <= last]
-        return [end - before for before, end in itertools.pairwise(ends)]
+        return [end - previous for previous, end in itertools.pairwise(ends)]
 
 
 def measure(llm: Any, settings: Mapping[str, Any], seed: int, step_times: StepEnds) -> dict[str, Any]:
-    """One batch of random prompts: seconds until all have their first token, seconds per step after that, peak memory.
+    """Generate one batch of random prompts and return its measurements.
 
-    ``decode_s`` is the lower quartile of the steps: a step takes less than a time slice of the scheduler, so even on a
-    busy machine many are undisturbed. ``decode_mean_s`` is the mean. Time that a thread waits for a processor is not
-    subtracted: the threads share the work, so while one waits, the others take over its part.
-    The digest is of the tokens, which two sides that compute the same have in common.
+    prefill_s      seconds until every request has its first token.
+    decode_s       lower quartile of the seconds per step after that. A step is shorter than a time slice of the OS
+                   scheduler, so even on a busy machine many steps are not preempted.
+    decode_mean_s  mean seconds per step. Time in which a thread waits for a processor is included, because the other
+                   threads take over its work.
+    peak_bytes     peak resident memory of the process so far, or None.
+    digest         hash of the generated tokens, equal for sides that compute the same.
     """
     from aiakq import SamplingParams
 
@@ -101,12 +104,12 @@ def measure(llm: Any, settings: Mapping[str, Any], seed: int, step_times: StepEn
 
 
 def digest(tokens: Sequence[Sequence[int]]) -> str:
-    """A short name of generated tokens."""
+    """Return a 64-bit hash of generated tokens, in hexadecimal."""
     return hashlib.sha256(json.dumps(tokens).encode()).hexdigest()[:16]
 
 
 def peak_bytes() -> int | None:
-    """The most memory this process has held at any time; None where the system does not say."""
+    """Return the peak resident memory of this process in bytes, or None if the system does not report it."""
     try:
         with open("/proc/self/status") as status:
             return next(int(line.split()[1]) * 1024 for line in status if line.startswith("VmHWM:"))

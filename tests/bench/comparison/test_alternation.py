@@ -71,23 +71,23 @@ def compare(checkout: str, new: dict | None = None, base: dict | None = None, **
         side = open_side(name, word, given, engine, stack, serve)
         return Side(side.name, side.label, side.interpreter, side.path, {**side.engine, **engines[name]})
 
-    told: list = []
+    reported: list = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(alternation, "open_side", opened)
-        record = run(options, {"model": "m"}, lambda *known: told.append(known))
-    return record.document(), told
+        record = run(options, {"model": "m"}, lambda *known: reported.append(known))
+    return record.document(), reported
 
 
 def rows_of(document: dict) -> dict[str, dict]:
     return {row["metric"]: row for row in document["metrics"]}
 
 
-def test_five_percent_in_decode_are_found_at_the_first_look(checkout):
-    document, told = compare(checkout, {"speed": 1.05}, min_rounds=3, max_rounds=6)
+def test_five_percent_in_decode_are_found_at_the_first_analysis(checkout):
+    document, reported = compare(checkout, {"speed": 1.05}, min_rounds=3, max_rounds=6)
     rows = rows_of(document)
     assert rows["decode_ms"]["ratio"] == pytest.approx(1.05, abs=1e-6) and rows["decode_ms"]["verdict"] == "worse"
     assert rows["prefill_ms"]["verdict"] == "equal" and document["verdict"] == "worse"
-    assert document["rounds"] == 3 and told[-1][0] == 3 and "decode_ms +5.0 %" in told[-1][2]
+    assert document["rounds"] == 3 and reported[-1][0] == 3 and "decode_ms +5.0 %" in reported[-1][2]
     assert not rows["load_s"]["gated"]
 
 
@@ -117,30 +117,30 @@ def state_of(ratios: list[float], **settings) -> Alternation:
     return state
 
 
-def test_it_goes_on_while_the_interval_holds_the_margin():
+def test_it_continues_while_the_interval_contains_the_margin():
     state = state_of([1.0, 1.05, 0.97])
-    state.look()
+    state.analyze()
     assert not state.decided and state.verdicts() == {"decode_ms": "undecided"}
 
 
 def test_an_undecided_metric_says_what_a_verdict_would_take():
     state = state_of([1.0, 1.05, 0.97])
-    state.look()
+    state.analyze()
     [warning] = state.noise_warnings()
-    assert "decode_ms is known to" in warning and "margin of 2 %" in warning and "rounds" in warning
+    assert "The interval of decode_ms is" in warning and "margin of 2 %" in warning and "rounds" in warning
     state = state_of([1.0, 1.001, 1.0005])
-    state.look()
+    state.analyze()
     assert state.noise_warnings() == []
 
 
-def test_it_stops_when_one_metric_is_worse_or_none_is_open():
+def test_it_stops_when_one_metric_is_worse_or_none_is_undecided():
     for ratios, verdict in (([1.05, 1.051, 1.0505], "worse"), ([1.0, 1.001, 1.0005], "equal")):
         state = state_of(ratios)
-        state.look()
+        state.analyze()
         assert state.decided and state.verdicts() == {"decode_ms": verdict}
 
 
-def test_time_that_is_over_ends_with_a_look(checkout):
+def test_running_out_of_time_ends_with_an_analysis(checkout):
     document, _ = compare(checkout, {"speed": 1.05}, min_rounds=40, max_rounds=50, max_minutes=1e-4)
     assert document["rounds"] == 2 and rows_of(document)["decode_ms"]["low"] is not None
 
@@ -272,13 +272,13 @@ def test_a_model_and_settings_of_one_side(opened, tmp_path):
 @pytest.mark.parametrize(
     ("word", "settings", "text"),
     [
-        ("no/such/thing", (), "is no checkout, wheel"),
-        (None, ("max_num_seqs",), "is not an engine argument and its value"),
-        (None, ("sides=2",), "is not an engine argument"),
+        ("no/such/thing", (), "is not a checkout, wheel"),
+        (None, ("max_num_seqs",), "is not KEY=VALUE of an engine argument"),
+        (None, ("sides=2",), "is not KEY=VALUE of an engine argument"),
         (None, ("max_num_seqs=many",), "max_num_seqs is 'many'"),
     ],
 )
-def test_what_is_no_side_is_refused(opened, word, settings, text):
+def test_words_that_name_no_side_are_refused(opened, word, settings, text):
     with pytest.raises(AiakqError, match=text):
         opened(word, settings)
 

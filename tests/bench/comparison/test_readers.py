@@ -96,7 +96,7 @@ def test_a_file_of_guidellm_in_our_names_and_units(write):
 
 def test_one_of_several_benchmarks_of_guidellm_is_chosen(write):
     path = write(guidellm(1.0, 2.0))
-    with pytest.raises(AiakqError, match="holds 2 benchmarks"):
+    with pytest.raises(AiakqError, match="contains 2 benchmarks"):
         read_side(path)
     assert read_side(path.with_name("a.json#1")).metrics["ttft_ms.mean"].value == 200.0
     with pytest.raises(AiakqError) as caught:
@@ -180,7 +180,7 @@ def test_what_is_no_result_is_refused(tmp_path, content):
 
 
 def test_an_empty_folder_is_refused(tmp_path):
-    with pytest.raises(AiakqError, match=r"holds no \*.json"):
+    with pytest.raises(AiakqError, match=r"has no \*.json"):
         read_side(tmp_path)
 
 

@@ -1,4 +1,4 @@
-"""Statistics of comparisons: known quantiles, coverage of intervals, verdicts, error rates of repeated looks."""
+"""Statistics of comparisons: known quantiles, coverage of intervals, verdicts, error rates of repeated analyses."""
 
 from __future__ import annotations
 
@@ -117,25 +117,25 @@ def test_noise_widens_an_interval_over_requests_and_leaves_one_over_runs():
     assert with_noise(Estimate(3.0), 0) == Estimate(3.0)
 
 
-def test_looks_end_at_the_last_round_and_share_the_chance_of_an_error():
+def test_analyses_end_at_the_last_round_and_split_alpha():
     plan = SequentialPlan(min_rounds=4, max_rounds=16, metrics=3, alpha=0.05)
-    assert plan.looks == [4, 5, 6, 8, 10, 13, 16]
-    assert plan.alpha_of_look == pytest.approx(0.05 / 21)
-    assert SequentialPlan(6, 6, 1, 0.05).looks == [6]
+    assert plan.analyses == [4, 5, 6, 8, 10, 13, 16]
+    assert plan.alpha_per_analysis == pytest.approx(0.05 / 21)
+    assert SequentialPlan(6, 6, 1, 0.05).analyses == [6]
 
 
 def decide(plan: SequentialPlan, effect: float, deviation: float, draws: random.Random) -> tuple[str, int]:
     logs: list[float] = []
     for count in range(1, plan.max_rounds + 1):
         logs.append(draws.gauss(effect, deviation))
-        if count in plan.looks:
-            verdict = paired_ratio(logs, plan.alpha_of_look).verdict(0.02)
+        if count in plan.analyses:
+            verdict = paired_ratio(logs, plan.alpha_per_analysis).verdict(0.02)
             if verdict != "undecided":
                 return verdict, count
     return "undecided", plan.max_rounds
 
 
-def test_looking_again_and_again_raises_no_false_alarms():
+def test_repeated_analyses_raise_no_false_alarms():
     plan, draws = SequentialPlan(4, 50, 3, 0.05), random.Random(7)
     # At the margin itself, the worst case, an alarm is still an error.
     verdicts = [decide(plan, math.log(1.02), 0.02, draws)[0] for _ in range(400)]
