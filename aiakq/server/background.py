@@ -30,14 +30,14 @@ _CODE = "from aiakq.server.background import main; main()"
 
 
 class _Report(msgspec.Struct):
-    """One line from the server's process: an event, or the error that ended it."""
+    """A message from the server's process: an event, or the error that it exited with."""
 
     event: ServerEvent | None = None
     failure: Failed | None = None
 
 
 class RunningServer:
-    """A started server. ``events`` are all events so far; ``ready`` is the one with its address."""
+    """A running server. ``events`` holds all events so far; ``ready`` is the event with the address."""
 
     def __init__(self, process: subprocess.Popen[bytes], sock: socket.socket, on_event: OnEvent | None) -> None:
         self.process = process
@@ -50,12 +50,12 @@ class RunningServer:
 
     @property
     def url(self) -> str:
-        """Its address, like http://127.0.0.1:41234."""
+        """Address of the server, like http://127.0.0.1:41234."""
         assert self.ready is not None, "the server is not ready"
         return self.ready.url
 
     def wait_ready(self, timeout: float) -> None:
-        """Wait until the server is ready. Raises the error that kept it from starting."""
+        """Wait until the server is ready. Raises the error that it failed to start with."""
         try:
             failure = self._outcome.get(timeout=timeout)
         except queue.Empty:
@@ -67,14 +67,14 @@ class RunningServer:
             raise failure
 
     def stop(self, timeout: float = 60.0) -> int:
-        """Shut it down with SIGTERM; returns its exit code."""
+        """Shut the server down with SIGTERM and return its exit code."""
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
         end_child(self.process, timeout)
         return self.process.wait()
 
     def kill(self) -> None:
-        """Kill it."""
+        """Kill the server process."""
         self.process.kill()
 
     def __enter__(self) -> RunningServer:
@@ -87,7 +87,7 @@ class RunningServer:
         self._socket.close()
 
     def _listen(self) -> None:
-        """Read reports until the server ends."""
+        """Read messages until the server exits."""
         has_outcome = False
         with self._socket.makefile("rb") as lines:
             for line in lines:
@@ -112,15 +112,15 @@ class RunningServer:
 def start_in_background(
     args: Mapping[str, Any], on_event: OnEvent | None = None, timeout: float = 600.0
 ) -> RunningServer:
-    """Start ``aiakq serve`` with ``args`` (defaults filled in) and wait until it is ready; use as a context manager.
+    """Context manager: start ``aiakq serve`` with ``args`` (defaults filled in) and wait until it is ready.
 
-    port      0 if not given: any free one.
-    on_event  is called in a thread with the server's events.
-    Raises what ``launch.serve`` raises. The server ends when this process does.
+    port      defaults to 0, any free port.
+    on_event  called with every event, in another thread.
+    Raises the errors of ``launch.serve``. The server exits when this process does.
     """
     checked_args = checked({"port": 0} | dict(args), server=True)
     ours, theirs = socket.socketpair()
-    # The caller, who uses the server too, knows only the keys in ``args``.
+    # The caller also sends requests and knows only the keys in ``args``.
     environment = {name: value for name, value in os.environ.items() if name != API_KEY_VARIABLE}
     with theirs:
         process = subprocess.Popen(
@@ -156,7 +156,7 @@ def main() -> None:
 
 
 def _stop_with_parent() -> None:
-    """Shut down in order; a second signal cuts the drain short."""
+    """Shut down gracefully when the parent exits; a second signal interrupts the drain."""
     os.kill(os.getpid(), signal.SIGTERM)
     time.sleep(1.0)
     os.kill(os.getpid(), signal.SIGTERM)

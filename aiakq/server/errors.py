@@ -6,12 +6,12 @@ from aiakq.errors import AiakqError, error
 
 
 def copy_error(failure: AiakqError) -> AiakqError:
-    """A new instance to raise. One instance raised for many requests would collect all of their tracebacks."""
+    """Return a new instance, because one raised for many requests would accumulate their tracebacks."""
     return error(failure.id, **failure.fields)
 
 
 def as_aiakq_error(exception: BaseException) -> AiakqError:
-    """``exception`` itself if it is an AiakqError, else ``request_failed`` without details."""
+    """Return ``exception`` if it is an AiakqError, else ``request_failed`` without details."""
     if isinstance(exception, AiakqError):
         return exception
     return error("request_failed", reason="an internal error")

@@ -40,13 +40,13 @@ from aiakq.server.telemetry.logs import logging_as_events
 
 
 def serve(args: Mapping[str, Any], on_event: OnEvent) -> int:
-    """Serve until a signal ends it; returns the exit code.
+    """Serve until a signal arrives, and return the exit code.
 
-    args      as ``aiakq.arguments.server.checked(..., server=True)`` makes them.
-    on_event  is called on the event loop with every event, in order.
-    Returns 0 after an orderly shutdown, 130 or 143 when a signal came during loading or a second one interrupted the
-    drain, and 9 when the engine ended too often. Raises the AiakqError that kept the server from starting: no_key,
-    bad_option, option_conflict, port_in_use, engine_start, plugin and all that loading a model raises.
+    args      arguments validated by ``aiakq.arguments.server.checked(..., server=True)``.
+    on_event  called on the event loop with every event, in order.
+    Returns 0 after a graceful shutdown, 130 or 143 if a signal arrived during loading or a second one interrupted the
+    drain, and 9 if the engine exited too often. Raises the AiakqError that the server failed to start with: no_key,
+    bad_option, option_conflict, port_in_use, engine_start, plugin and the errors of loading a model.
     """
     allow_many_connections()
     prometheus_client.disable_created_metrics()
@@ -80,7 +80,7 @@ async def _serve(args: Mapping[str, Any], on_event: OnEvent) -> int:
         try:
             loading = asyncio.create_task(load_service(supervisors, args, on_event))
             if not await signals.wait_or(loading):
-                # It fails because of that, and nobody asks why.
+                # The task fails because of the shutdown; its result is not used.
                 loading.add_done_callback(lambda task: task.cancelled() or task.exception())
                 supervisors.kill()
                 return 128 + signals.received[0]
@@ -112,7 +112,7 @@ async def _serve(args: Mapping[str, Any], on_event: OnEvent) -> int:
 
 
 def _checked_connections(requested: int, on_event: OnEvent) -> int:
-    """Connections that the limit of open files leaves room for, at most ``requested``."""
+    """Return the maximum number of connections that the limit of open files allows, at most ``requested``."""
     fitting = fitting_connections(requested)
     if fitting < requested:
         text = (
@@ -123,7 +123,7 @@ def _checked_connections(requested: int, on_event: OnEvent) -> int:
 
 
 def _result_or_kill(loading: asyncio.Task[Any], supervisors: Supervisors) -> Any:
-    """The result of ``loading``. If it failed, the engines are killed, which may still be reading weights."""
+    """Return the result of ``loading``. If it fails, kill the engines, which may still be reading weights."""
     try:
         return loading.result()
     except BaseException:
@@ -132,7 +132,7 @@ def _result_or_kill(loading: asyncio.Task[Any], supervisors: Supervisors) -> Any
 
 
 def _freeze_garbage_collector() -> None:
-    """Exclude all objects that exist now from collection: they live as long as the process."""
+    """Exclude all current objects from garbage collection, because they live as long as the process."""
     gc.collect()
     gc.freeze()
     gc.collect()  # resets the counts that decide when the next full collection is due
@@ -148,7 +148,7 @@ async def _serve_until_end(
     on_event: OnEvent,
     budget: BodyBudget,
 ) -> int:
-    """Serve until a signal, then finish running requests; or until there is no engine. Returns the exit code."""
+    """Serve until a signal arrives and running requests are finished, or no engine is left. Returns the exit code."""
     tasks = [
         asyncio.create_task(expire_requests(service.manager)),
         asyncio.create_task(release_memory(service, budget)),
@@ -157,7 +157,7 @@ async def _serve_until_end(
         tasks.append(asyncio.create_task(report_stats(service, on_event)))
     try:
         await signals.wait_or(server_task, engine)
-        if server_task.done():  # only a failure ends it; raise it
+        if server_task.done():  # ends only with an exception; raise it
             server_task.result()
         supervisors.closing = True
         timeout = 0 if engine.done() else args["shutdown_timeout"]

@@ -1,4 +1,4 @@
-"""Loads a model to serve: starts the engine process and loads the tokenizer in parallel."""
+"""Load a model to serve: start the engine process and load the tokenizer in parallel."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ MIN_BODY_BYTES = 4 << 20
 async def load_service(
     supervisors: Supervisors, args: Mapping[str, Any], on_event: OnEvent
 ) -> tuple[Service, list[Ready]]:
-    """Wait until the engines are ready and build the service. Also returns the engines' own reports."""
+    """Wait until the engines are ready. Returns the service and the ``Ready`` record of every engine."""
     parsers = ParserOptions(args)
     observers = open_observers(args, on_event)
     reports, configured, text = await _load_engines_and_tokenizer(supervisors, args, on_event, parsers)
@@ -93,7 +93,7 @@ async def load_service(
 
 
 def _manager(reports: Sequence[Ready], text: TextClient, metrics: Metrics, queue: QueueLimits) -> Requests:
-    """The requests of the one engine, or of several."""
+    """Return the request manager for one engine or several."""
     managers = [
         RequestManager(OutputProcessor(text.tokenizer, each.limits), each.limits, metrics.of_engine(number), queue)
         for number, each in enumerate(reports)
@@ -118,7 +118,7 @@ async def _load_engines_and_tokenizer(
         source = (await configured).tokenizer
         start_time = time.monotonic()
         await text.load(source)
-        parsers.message_format(text.loaded.tools_template)  # refused before the engines have read gigabytes
+        parsers.message_format(text.loaded.tools_template)  # rejected before the engines have read gigabytes
         on_event(phase_event("tokenizer", time.monotonic() - start_time, text.describe()))
 
     engine_task = asyncio.create_task(supervisors.load(configured.set_result))
@@ -139,7 +139,7 @@ async def _load_engines_and_tokenizer(
 
 
 def read_chat_template(value: str | None) -> str | None:
-    """The template of --chat-template: the content of a file, or the text itself. Raises ``bad_option``."""
+    """Return the template of --chat-template, which is a file or the text itself. Raises ``bad_option``."""
     if value is None or "{" in value:
         return value
     try:
@@ -167,7 +167,7 @@ def open_observers(args: Mapping[str, Any], on_event: OnEvent) -> list[RequestOb
 
 
 def startup_facts(service: Service, reports: Sequence[Ready]) -> dict[str, str]:
-    """Return the rows of the start-up table besides the phases."""
+    """Return the facts for the start-up table, which are shown below its phases."""
     sampling, facts = service.model.default_sampling, dict(reports[0].facts)
     if len(reports) > 1:
         facts["replicas"] = f"{len(reports)} engines like this one"
@@ -177,7 +177,7 @@ def startup_facts(service: Service, reports: Sequence[Ready]) -> dict[str, str]:
 
 
 def _enable_request_log(args: Mapping[str, Any]) -> float | None:
-    """Show lines about requests, with --enable-log-requests; returns how much of a prompt to log, see ``Service``."""
+    """Enable the request log for --enable-log-requests. Returns ``log_prompts`` of ``Service``."""
     if not args["enable_log_requests"]:
         return None
     request_logger.setLevel(logging.INFO)

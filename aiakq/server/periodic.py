@@ -12,7 +12,7 @@ from aiakq.server.telemetry.events import OnEvent, ServerEvent
 from aiakq.system.memory import release_host_memory
 
 STATS_SECONDS = 10.0
-#: How often, and after how many bytes of request bodies at a time, freed memory is returned.
+#: Interval in seconds, and peak size of request bodies in bytes, after which freed memory is returned.
 RELEASE_SECONDS, RELEASE_ABOVE_BYTES = 2.0, 8 << 20
 
 
@@ -24,7 +24,7 @@ async def expire_requests(manager: Requests) -> None:
 
 
 async def release_memory(service: Service, budget: BodyBudget) -> None:
-    """Return memory to the system once large request bodies are gone and nothing is running."""
+    """Return memory to the system after large request bodies have been freed, while nothing is running."""
     while True:
         await asyncio.sleep(RELEASE_SECONDS)
         if not (budget.num_bytes or service.num_in_flight) and budget.take_max_used() > RELEASE_ABOVE_BYTES:
@@ -32,7 +32,7 @@ async def release_memory(service: Service, budget: BodyBudget) -> None:
 
 
 async def report_stats(service: Service, on_event: OnEvent) -> None:
-    """Every ten seconds, one line of statistics, if anything was generated."""
+    """Report a line of statistics every ten seconds if tokens were generated."""
     while True:
         before = _counters(service.manager)
         await asyncio.sleep(STATS_SECONDS)
@@ -50,6 +50,6 @@ async def report_stats(service: Service, on_event: OnEvent) -> None:
 
 
 def _counters(manager: Requests) -> tuple[int, int, int, int]:
-    """Prompt tokens, generated tokens, prefix cache queries and hits since the start."""
+    """Return the numbers of prompt tokens, generated tokens, prefix cache queries and hits since the start."""
     stats = manager.stats
     return manager.num_prompt_tokens, manager.num_generation_tokens, stats.prefix_queries, stats.prefix_hits

@@ -14,7 +14,7 @@ from aiakq.server.telemetry.events import OnEvent, ServerEvent
 
 
 class Signals:
-    """INT and TERM, recorded in ``received`` instead of acted on. Use as a context manager on the event loop."""
+    """Context manager that records SIGINT and SIGTERM in ``received`` on the event loop."""
 
     def __init__(self) -> None:
         self.received: list[int] = []
@@ -42,7 +42,7 @@ class Signals:
 
 
 async def drain(service: Service, timeout: float, signals: Signals, on_event: OnEvent) -> bool:
-    """Refuse new requests and wait for the running ones. Returns whether a second signal interrupted that."""
+    """Reject new requests and wait for running ones. Returns whether a second signal interrupted the wait."""
     service.closing = error("shutting_down")
     running = service.num_in_flight
     text = f"Shutting down: {running} running requests are finished first, for at most {timeout:g} s."

@@ -28,7 +28,7 @@ class UnloadAdapterRequest(RequestModel):
 
 
 async def load_adapter(service: Service, request: Request) -> Response:
-    """Load a LoRA adapter from the folder of --lora-root. It is checked first; later requests may name it."""
+    """Load a LoRA adapter from a folder inside --lora-root. It is validated; then requests may name it."""
     service.check_available()
     payload = parse_body(LoadAdapterRequest, await read_body(request, service.max_body_bytes))
     model = service.model
@@ -41,7 +41,7 @@ async def load_adapter(service: Service, request: Request) -> Response:
 
 
 async def unload_adapter(service: Service, request: Request) -> Response:
-    """Forget a LoRA adapter: its name is refused at once, requests that use it finish, then its memory is free."""
+    """Unload a LoRA adapter. New requests that name it are rejected; its memory is freed when running ones finish."""
     payload = parse_body(UnloadAdapterRequest, await read_body(request, service.max_body_bytes))
     adapter = service.model.adapters.remove(payload.lora_name)
     service.metrics.adapter_removed(payload.lora_name)

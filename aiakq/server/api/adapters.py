@@ -1,4 +1,4 @@
-"""LoRA adapters as models of requests: those of --lora-modules, and those that routes load and unload."""
+"""LoRA adapters that requests may name as their model: --lora-modules, and those loaded through routes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from aiakq.arguments.lora import parse_module
 from aiakq.errors import error
 from aiakq.runtime.engine.adapters import AdapterRef
 
-#: Checks an adapter: its name, its path, and the folder that has to hold it, or None.
+#: Validates an adapter, given its name, its path, and the folder that must contain it, or None.
 Check = Callable[[str, str, str | None], Awaitable[AdapterRef]]
 
 
@@ -19,7 +19,7 @@ Check = Callable[[str, str, str | None], Awaitable[AdapterRef]]
 class AdapterRegistry:
     """The adapters that requests may name.
 
-    root  folder of adapters that routes may load; None: they may load none.
+    root  folder from which routes may load adapters, or None if they may not.
     """
 
     root: str | None = None
@@ -28,21 +28,21 @@ class AdapterRegistry:
 
     @property
     def names(self) -> list[str]:
-        """The names by which requests may select adapters."""
+        """Names by which requests may select adapters."""
         return list(self._adapters)
 
     def get(self, name: str | None) -> AdapterRef | None:
-        """The adapter of this name; None if there is none."""
+        """Return the adapter with this name, or None."""
         return None if name is None else self._adapters.get(name)
 
     def base(self, name: str) -> str:
-        """The served name of the model that it changes."""
+        """Return the served name of the adapter's base model."""
         return self._bases[name]
 
     async def start(self, args: Mapping[str, Any], names: Sequence[str], check: Check) -> None:
-        """Take over the arguments: the root, and the adapters of --lora-modules; ``names`` are those of the model.
+        """Set the root and load the adapters of --lora-modules. ``names`` are the served names of the model.
 
-        Raises ``bad_option``, ``option_conflict`` without --enable-lora, and what checks raise.
+        Raises ``bad_option``, ``option_conflict`` without --enable-lora, and the errors of the check.
         """
         for name in ("lora_modules", "lora_root"):
             if args[name] and not args["enable_lora"]:
@@ -62,10 +62,10 @@ class AdapterRegistry:
             self._add(await check(module.name, path, None), module.base or names[0])
 
     async def load(self, name: str, path: str, names: Sequence[str], check: Check, replace: bool) -> AdapterRef | None:
-        """Load an adapter from the root folder; returns the one that it replaces, if nothing else names that.
+        """Load an adapter from the root folder. Returns the one that it replaces, if no other name refers to that.
 
-        Raises ``lora_root_missing``, ``adapter_exists`` for a name that is taken, by other contents unless ``replace``,
-        and what the check raises.
+        Raises ``lora_root_missing``, ``adapter_exists`` if the name is that of the model or, without ``replace``, of an
+        adapter, and the errors of the check.
         """
         if self.root is None:
             raise error("lora_root_missing")
@@ -74,13 +74,13 @@ class AdapterRegistry:
         full = str(Path(self.root, path))
         adapter = await check(name, full, self.root)
         before = self._adapters.get(name)
-        if before is not None and not replace:  # meanwhile
+        if before is not None and not replace:  # loaded during the check
             raise error("adapter_exists", param="lora_name", name=name[:64])
         self._add(adapter, names[0])
         return None if before is None or self._is_named(before) else before
 
     def remove(self, name: str) -> AdapterRef | None:
-        """Forget a name; returns the adapter if nothing else names it. Raises ``unknown_adapter``."""
+        """Remove a name. Returns the adapter if no other name refers to it. Raises ``unknown_adapter``."""
         adapter = self._adapters.pop(name, None)
         if adapter is None:
             known = ", ".join(self._adapters) or "none"

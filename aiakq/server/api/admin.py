@@ -22,20 +22,20 @@ class AbortRequest(RequestModel):
 
 
 class AbortResponse(msgspec.Struct):
-    """How many requests were aborted."""
+    """The number of aborted requests."""
 
     aborted: int
 
 
 async def abort_requests(service: Service, request: Request) -> Response:
-    """Abort the requests with the given ids, or all; their clients get an error. Returns how many there were."""
+    """Abort the requests with the given ids, or all requests. Their clients get an error. Returns their number."""
     body = await read_body(request, service.max_body_bytes)
     payload = parse_body(AbortRequest, body) if body else AbortRequest(request_ids=None)
     return JSONResponse(AbortResponse(service.manager.abort(payload.request_ids, error("aborted"))))
 
 
 async def reset_prefix_cache(service: Service, request: Request) -> Response:
-    """Empty the prefix cache: later prompts reuse nothing that was computed before."""
+    """Clear the prefix cache, so that later prompts reuse no cached pages."""
     service.check_available()
     service.manager.reset_prefix_cache()
     return Response()

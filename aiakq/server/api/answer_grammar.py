@@ -1,4 +1,4 @@
-"""What a chat answer has to match: the calls of tools, the format of the response, and the reasoning before both."""
+"""Grammars of chat responses: tool calls, response format, and the reasoning before both."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _BLANKS = regex(r"[ \n\r\t]{0,4}")
 
 
 def tool_parser_of(service: Service, request: Any) -> type[ToolParser] | None:
-    """The parser of calls in the answer to ``request``; None: there are none."""
+    """Return the parser of tool calls for ``request``, or None if it allows no calls."""
     if not calls_tools(request.tools, request.tool_choice):
         return None
     parser = service.message_format.tool_parser
@@ -79,19 +79,19 @@ async def answer_grammar(
 
 @dataclass(frozen=True)
 class Reasoning:
-    """How the answer begins.
+    """How the response begins.
 
-    is_open  whether it begins with reasoning, without its first mark.
+    is_open  whether it begins with reasoning, whose start mark is in the prompt.
     """
 
     parser: type[ReasoningParser]
     is_open: bool
 
     def before(self, answer: Format, param: str, may_end: bool = False) -> Format:
-        """``answer`` where it begins: behind the reasoning, if there is any.
+        """Return a grammar of optional reasoning followed by ``answer``.
 
-        param    of the request that asks for ``answer``.
-        may_end  with the reasoning, without an answer.
+        param    request field that requires ``answer``, for errors.
+        may_end  whether the response may end after the reasoning, without an answer.
         """
         parser = self.parser
         if not parser.has_answer_mark:
@@ -106,17 +106,17 @@ class Reasoning:
 
 
 class _Calls:
-    """The calls that the answer to a request may have.
+    """The tool calls that the response may contain.
 
-    are_enforced  whether there is a grammar for them.
-    is_forced     whether there has to be one.
-    schemas       JSON schemas of the arguments, by the name of the tool.
+    are_enforced  whether a grammar enforces their format.
+    is_forced     whether there must be a call.
+    schemas       tool name -> JSON schema of the arguments.
     """
 
     def __init__(
         self, service: Service, request: Any, parser: type[ToolParser], request_grammar: Grammar | None
     ) -> None:
-        """own: what the message matches if there are none; None: anything."""
+        """own: grammar of a message without calls, or None for any text."""
         self._service, self._parser, self._request_grammar = service, parser, request_grammar
         forced = forced_tools(request.tools, request.tool_choice)
         self._tools = [(number, tool) for number, tool in enumerate(request.tools) if forced is None or tool in forced]
@@ -135,11 +135,11 @@ class _Calls:
             raise error("unsupported_parameter", param=request.grammar_name(), reason=reason)
 
     def format(self, schemas: Mapping[str, Any]) -> Format:
-        """Calls with arguments of these ``schemas``, or what is possible instead of them."""
+        """Return the format of calls with these argument ``schemas``, or of a message without calls if allowed."""
         if not self.is_forced and self._request_grammar is None:
             return self._parser.answer_format(schemas, self._only_one)
         tags = self._parser.call_tags(schemas, self._only_one)
-        # All calls of an array are in one tag.
+        # In an array format, one tag contains all calls.
         calls = some_tags(tags, self._parser.separator, only_one=self._only_one or not self._parser.separator)
         return (
             calls
@@ -148,8 +148,9 @@ class _Calls:
         )
 
     async def enforceable_schemas(self) -> dict[str, Any]:
-        """``schemas``, with any object for those that cannot be enforced. Raises ``grammar_not_enforceable`` for one of
-        them that is strict.
+        """Return ``schemas``, in which any object replaces those that cannot be enforced.
+
+        Raises ``grammar_not_enforceable`` if such a schema is of a strict tool.
         """
         schemas = {}
         for number, tool in self._tools:
@@ -169,7 +170,7 @@ def _parameters(number: int) -> str:
 
 
 def _arguments_schema(number: int, tool: Tool) -> dict[str, Any]:
-    """The JSON schema of the arguments of ``tool``, which are an object. Raises ``value_out_of_range``."""
+    """Return the JSON schema of the arguments of ``tool``, an object. Raises ``value_out_of_range``."""
     schema = tool.function.parameters or {}
     types = schema.get("type")
     if types is not None and "object" not in (types if isinstance(types, list) else [types]):
@@ -184,7 +185,7 @@ def _object_schema(tool: Tool) -> dict[str, Any]:
 
 
 async def _checked(service: Service, part: Format, like: Grammar | None, param: str) -> Grammar:
-    """The grammar of ``part``, with the operator's defaults. Raises ``grammar_not_enforceable``."""
+    """Return the grammar of ``part`` with the operator's defaults. Raises ``grammar_not_enforceable``."""
     grammar = service.model.limits.grammars.apply(tag_grammar_of(part, like))
     await service.text.check_grammar(grammar, param)
     return grammar

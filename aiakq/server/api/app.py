@@ -1,4 +1,4 @@
-"""The ASGI application, built from the table of routes. Every error has the body that its route declares."""
+"""The ASGI application, built from the route table. Every error has the body that its route declares."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from aiakq.server.process.text_client import client_of_request
 
 
 class TrailingSlashes:
-    """Middleware: a path with a slash at its end is the path without it, except that of the page at the root."""
+    """Middleware that removes a trailing slash from paths, except that of the root page."""
 
     def __init__(self, app: ASGIApp, root_path: str = "") -> None:
         self.app = app
@@ -50,9 +50,9 @@ def create_app(
     keyless_paths: frozenset[str] | None = None,
     with_docs: bool = True,
 ) -> FastAPI:
-    """The application that serves ``service`` on ``routes``.
+    """Return the application that serves ``service`` on ``routes``.
 
-    root_path      path under which a proxy offers the server.
+    root_path      path prefix under which a proxy exposes the server.
     keyless_paths  for the OpenAPI document: paths that need no key; None if the server requires no keys. Keys are
                    checked before the application.
     with_docs      whether /openapi.json is served.
@@ -60,7 +60,7 @@ def create_app(
     app = FastAPI(
         title="aiakq",
         version=aiakq.__version__,
-        docs_url=None,  # ours loads nothing from elsewhere, see aiakq/server/playground
+        docs_url=None,  # replaced by a self-contained page, see aiakq/server/playground
         openapi_url="/openapi.json" if with_docs else None,
         redoc_url=None,
         redirect_slashes=False,
@@ -96,7 +96,7 @@ def _endpoint(route: Route, service: Service) -> Callable[[Request], Awaitable[R
 
 
 def count_refusals(service: Service, routes: Sequence[Route], root_path: str) -> OnRefusal:
-    """A callback for access control: requests to generate that it refuses are counted like those a route refuses."""
+    """Return a callback for access control that counts rejected generation requests in the metrics."""
     paths = {route.path for route in routes if route.generates}
 
     def on_refusal(scope: Scope, failure: AiakqError) -> None:
@@ -108,7 +108,7 @@ def count_refusals(service: Service, routes: Sequence[Route], root_path: str) ->
 
 
 def _respond(request: Request, failure: AiakqError, headers: Mapping[str, str] | None = None) -> Response:
-    """The response for ``failure``, in the shape of the route's errors."""
+    """Return the response for ``failure`` in the error format of the route."""
     return error_response(failure, headers, error_body(request.scope, failure))
 
 
@@ -118,7 +118,7 @@ async def _on_aiakq_error(request: Request, failure: Exception) -> Response:
 
 
 async def _on_http_exception(request: Request, failure: Exception) -> Response:
-    """Handle what the router refuses: an unknown path, or a method that a route does not support."""
+    """Handle the errors of the router: unknown paths and unsupported methods."""
     assert isinstance(failure, HTTPException)
     path = request.scope["path"][:64]
     if failure.status_code == 404:
@@ -135,5 +135,5 @@ async def _on_disconnect(request: Request, failure: Exception) -> Response:
 
 
 async def _on_bug(request: Request, failure: Exception) -> Response:
-    """An unexpected exception: clients get no details, and the HTTP server logs it."""
+    """Handle an unexpected exception: clients get no details, and the HTTP server logs it."""
     return _respond(request, as_aiakq_error(failure))

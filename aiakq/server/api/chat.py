@@ -65,7 +65,7 @@ class ChatCompletionRequest(GenerationRequest, ConversationFields):
             raise error("unsupported_parameter", param="top_logprobs", reason="it needs logprobs=true")
 
     def sampling_values(self) -> dict[str, Any]:
-        """Without a limit the text may fill the context, as chat clients expect."""
+        """Return the sampling values. Without a limit, the output may fill the context, as chat clients expect."""
         values = super().sampling_values()
         values["max_tokens"] = self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
         values["logprobs"] = (self.top_logprobs or 0) if self.logprobs else None
@@ -139,7 +139,7 @@ class ChatChunkChoice(ChunkChoice):
 
 
 class ChatCompletionResponse(GenerationResponse[ChatChoice], kw_only=True):
-    """The whole response. What belongs to the prompt is here, as in vLLM: all choices have the same."""
+    """The complete response. Fields about the prompt are here, as in vLLM, because all choices share it."""
 
     object: Literal["chat.completion"] = "chat.completion"
     prompt_token_ids: list[int] | None = None
@@ -171,12 +171,12 @@ class ChatResponseBuilder(OpenAIResponseBuilder):
 
     @property
     def role(self) -> str:
-        """The role of the response: that of the last message if it is not followed by a new one."""
+        """Role of the response: that of the last message if it is continued, else ``response_role``."""
         new = self.request.add_generation_prompt is not False
         return self.service.model.response_role if new else self.request.messages[-1].role
 
     def echoed(self) -> str:
-        """The text of the last message, if it is to be returned."""
+        """Text of the last message, if the request wants it echoed."""
         last = self.request.messages[-1]
         if not self.request.echo or last.role != self.role:
             return ""
@@ -218,7 +218,7 @@ class ChatResponseBuilder(OpenAIResponseBuilder):
 
     def finish(self, delta: Delta) -> dict[str, Any]:
         fields = super().finish(delta)
-        # As OpenAI does it: a call of the function that ``tool_choice`` names ends with "stop".
+        # As in OpenAI's API, a call of the function that ``tool_choice`` names has the finish reason "stop".
         is_named = isinstance(self.request.tool_choice, Mapping)
         if delta.finish_reason == "stop" and self.messages is not None and not is_named:
             if self.messages.has_calls(delta.index):
@@ -250,13 +250,13 @@ class ChatResponseBuilder(OpenAIResponseBuilder):
         return ChatLogprobs(content)
 
     def _token(self, token_id: int, logprob: Logprob) -> tuple[str, float, list[int]]:
-        """Text, log-probability and bytes of a token. Its bytes may be a part of a character."""
+        """Return text, log-probability and bytes of a token. Its bytes may be part of a character."""
         data = list(self.service.tokenizer.token_bytes(token_id))
         return self.token_text(token_id, logprob), finite(logprob.logprob), data
 
 
 async def chat_completions(service: Service, request: Request) -> Response:
-    """Answer a conversation, in the model's chat template. Messages hold text only."""
+    """Generate the next message of a conversation, using the model's chat template. Only text content is supported."""
     return await generate(service, request, ChatCompletionRequest, ChatResponseBuilder)
 
 

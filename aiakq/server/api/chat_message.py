@@ -1,4 +1,4 @@
-"""The messages of chat responses, whole and in pieces, made of the events of a parser."""
+"""Messages of chat responses and their stream deltas, built from parser events."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from aiakq.server.api.output.events import ArgumentsPiece, CallStarted, ContentP
 
 
 class FunctionCall(msgspec.Struct):
-    """The called function and its arguments, the text of a JSON object."""
+    """The called function. ``arguments`` is a JSON object as text."""
 
     name: str
     arguments: str
 
 
 class ToolCall(msgspec.Struct, kw_only=True):
-    """A call of a tool."""
+    """A tool call."""
 
     id: str
     type: Literal["function"] = "function"
@@ -29,8 +29,8 @@ class ToolCall(msgspec.Struct, kw_only=True):
 class ResponseMessage(msgspec.Struct):
     """A generated message.
 
-    ``content`` is null if there are only calls or only reasoning; ``reasoning_content`` and ``reasoning`` are the same
-    text, null without a reasoning parser; ``tool_calls`` is there if there are any.
+    ``content`` is null if there are only calls or only reasoning. ``reasoning_content`` and ``reasoning`` are the same
+    text, null without a reasoning parser. ``tool_calls`` is absent if there are none.
     """
 
     role: str
@@ -42,7 +42,7 @@ class ResponseMessage(msgspec.Struct):
 
 
 class FunctionCallDelta(msgspec.Struct):
-    """The name comes first, then the arguments in pieces, which add up to their JSON."""
+    """Increment of a function call: first the name, then pieces of the arguments' JSON."""
 
     name: str | UnsetType = UNSET
     arguments: str = ""
@@ -68,7 +68,7 @@ class MessageDelta(msgspec.Struct, kw_only=True):
 
 
 def message_of(role: str, events: Iterable[Event], echoed: str = "") -> ResponseMessage:
-    """The whole message; ``echoed`` comes before its content."""
+    """Return the complete message; ``echoed`` is prepended to its content."""
     content, reasoning = [echoed], []
     calls: list[tuple[CallStarted, list[str]]] = []
     for event in events:
@@ -93,7 +93,7 @@ def message_of(role: str, events: Iterable[Event], echoed: str = "") -> Response
 
 
 def deltas_of(events: Iterable[Event]) -> Iterator[MessageDelta]:
-    """The same in pieces."""
+    """Return the deltas of the message for new events."""
     for event in events:
         if isinstance(event, ContentPiece):
             yield MessageDelta(content=event.text)

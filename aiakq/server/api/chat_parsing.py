@@ -1,4 +1,4 @@
-"""The parsers of the choices of one chat request."""
+"""Message parsers of the choices of one chat request."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from aiakq.server.api.service import Service
 from aiakq.server.api.tools import tool_schemas
 from aiakq.server.process.request_stream import Prompt
 
-#: Tokens of a prompt whose text shows whether it ends with reasoning.
+#: Number of tokens at the end of a prompt that are decoded to see whether it ends with a reasoning mark.
 _TAIL_TOKENS = 32
 
 
 class MessageParsers:
     """A parser for each choice.
 
-    special_tokens  that have to stay in the text.
+    special_tokens  special tokens that must be kept in the text.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class MessageParsers:
 
     @staticmethod
     def of(service: Service, request: Any, prompt: Prompt, request_id: str, count: int) -> MessageParsers | None:
-        """Those of ``count`` choices; None if the text of the request is taken as it is."""
+        """Return the parsers of ``count`` choices, or None if the text is returned unparsed."""
         format = service.message_format
         tool_parser = tool_parser_of(service, request)
         if not service.tokenizer.has_text or not (tool_parser is not None or format.reasoning_parser is not None):
@@ -64,7 +64,7 @@ class MessageParsers:
         return MessageParsers(parsers, service, service.kept_special_tokens, leaves_out_reasoning)
 
     def feed(self, index: int, delta: Delta, ended: bool) -> list[Event]:
-        """The events of what was added to a choice."""
+        """Return the events of a choice's new text."""
         self._reasoning_tokens[index].add(delta.token_ids)
         events = self._parsers[index].feed(delta.text, ended)
         if self._leaves_out_reasoning:
@@ -72,24 +72,24 @@ class MessageParsers:
         return events
 
     def has_calls(self, index: int) -> bool:
-        """Whether there are calls in a choice so far."""
+        """Whether a choice contains calls so far."""
         return self._parsers[index].num_calls > 0
 
     @property
     def num_reasoning_tokens(self) -> int:
-        """The tokens so far that are reasoning, those of all choices."""
+        """Return the number of reasoning tokens of all choices so far."""
         return sum(tokens.count for tokens in self._reasoning_tokens)
 
 
 def events_of(messages: MessageParsers | None, index: int, delta: Delta, ended: bool) -> list[Event]:
-    """The events of what was added to a choice; without parsers its text is content."""
+    """Return the events of a choice's new text; without parsers, all of it is content."""
     if messages is not None:
         return messages.feed(index, delta, ended)
     return [ContentPiece(delta.text)] if delta.text else []
 
 
 def reasoning_is_open(service: Service, request: Any, prompt: Prompt) -> bool:
-    """Whether the message begins with reasoning, without its first mark, because ``prompt`` ends with that."""
+    """Whether the message begins with reasoning, because ``prompt`` ends with its start mark."""
     parser = service.message_format.reasoning_parser
     assert parser is not None
     end = service.tokenizer.decode(prompt.token_ids[-_TAIL_TOKENS:], skip_special_tokens=False)
@@ -97,5 +97,5 @@ def reasoning_is_open(service: Service, request: Any, prompt: Prompt) -> bool:
 
 
 def _continued(request: ConversationFields) -> str | None:
-    """The text of the message that the model continues, if there is one."""
+    """Return the text of the message that the model continues; "" if it starts a new one."""
     return join_text_parts(request.messages[-1].content, "messages") if request.continue_final_message else None

@@ -61,14 +61,14 @@ class CompletionRequest(GenerationRequest):
             raise error("unsupported_parameter", param="echo", reason="suffix is given: the text is between two parts")
 
     def sampling_values(self) -> dict[str, Any]:
-        """With ``echo``, ``logprobs`` are also those of the prompt."""
+        """Return the sampling values. With ``echo``, ``logprobs`` also applies to the prompt."""
         values = super().sampling_values()
         if self.echo and self.logprobs is not None:
             values.setdefault("prompt_logprobs", self.logprobs)
         return values
 
     async def tokenize(self, service: Service, params: SamplingParams) -> list[Prompt]:
-        """The tokenized prompts. Raises empty_prompt, invalid_type, too_many_prompts."""
+        """Tokenize the prompts. Raises empty_prompt, invalid_type, too_many_prompts."""
         prompts = split_prompts(self.prompt)
         check_sequence_count(len(prompts), params)  # before any of them is tokenized
         if self.suffix:
@@ -77,7 +77,7 @@ class CompletionRequest(GenerationRequest):
 
 
 def split_prompts(prompt: Any, param: str = "prompt") -> list[str | list[int]]:
-    """The prompts, each as text or token ids, of the four forms of the field ``param``; ``admit`` checks the ids."""
+    """Return the prompts, each as text or token ids, from the four forms of ``param``; ``admit`` validates the ids."""
     if isinstance(prompt, str):
         return [prompt]
     expected = "a string, a list of strings, a list of token ids, or a list of such lists is expected"
@@ -95,7 +95,7 @@ def split_prompts(prompt: Any, param: str = "prompt") -> list[str | list[int]]:
 class CompletionLogprobs(msgspec.Struct):
     """OpenAI's four parallel lists, one entry per token.
 
-    An entry of ``top_logprobs`` holds the chosen token and the most likely ones. Two tokens with the same text (parts
+    An entry of ``top_logprobs`` has the sampled token and the most likely ones. Two tokens with the same text (parts
     of a character) share a key; ``return_tokens_as_token_ids`` keeps them apart.
     """
 
@@ -125,7 +125,7 @@ class CompletionChunkChoice(ChunkChoice):
 
 
 class CompletionResponse(GenerationResponse[CompletionChoice], kw_only=True):
-    """The whole response."""
+    """The complete response."""
 
     object: Literal["text_completion"] = "text_completion"
 
@@ -137,7 +137,7 @@ class CompletionChunk(GenerationChunk[CompletionChunkChoice], kw_only=True):
 
 
 class CompletionResponseBuilder(OpenAIResponseBuilder):
-    """Builds responses of /v1/completions. With ``echo`` every choice starts with its prompt."""
+    """Builds responses of /v1/completions. With ``echo``, every choice starts with its prompt."""
 
     id_prefix = "cmpl-"
     request: CompletionRequest
@@ -169,11 +169,11 @@ class CompletionResponseBuilder(OpenAIResponseBuilder):
         }
 
     def _prompt_text(self, state: ChoiceState) -> str:
-        """The prompt as it was sent; of token ids all the text, special tokens included."""
+        """Return the prompt as sent, or the decoded token ids including special tokens."""
         if state.prompt.text is not None:
             return state.prompt.text
         text = self._prompt_texts.get(id(state.prompt))
-        if text is None:  # once, not for each choice
+        if text is None:  # computed once for all choices
             text = self.service.tokenizer.decode(state.prompt.token_ids, skip_special_tokens=False)
             self._prompt_texts[id(state.prompt)] = text
         return text
@@ -218,10 +218,10 @@ class CompletionResponseBuilder(OpenAIResponseBuilder):
 
 
 def prompt_offsets(tokenizer: Tokenizer, token_ids: Sequence[int], text: str) -> list[int]:
-    """Where each token of a prompt begins in ``text``.
+    """Return the offset in ``text`` of each token of a prompt, in characters.
 
-    Tokens that are not in the text take no room in it: special tokens that the tokenizer has put around it, and the
-    space that some put in front of the first word.
+    Tokens that are not in the text have zero length: special tokens that the tokenizer adds, and the space that some
+    tokenizers put before the first word.
     """
     added = [tokenizer.token_bytes(token_id) for token_id in token_ids]
     if b"".join(added).decode(errors="replace") != text:
@@ -236,7 +236,7 @@ def prompt_offsets(tokenizer: Tokenizer, token_ids: Sequence[int], text: str) ->
 
 
 async def completions(service: Service, request: Request) -> Response:
-    """Continue a text."""
+    """Generate a continuation of each prompt."""
     return await generate(service, request, CompletionRequest, CompletionResponseBuilder)
 
 

@@ -12,7 +12,7 @@ from aiakq.server.api.request_model import FailFastList, OnUnknownField, Request
 from aiakq.server.api.tools import ToolChoice, Tools, calls_tools, check_tools, forced_tools
 from aiakq.server.api.unsupported_fields import UNSUPPORTED_MESSAGE_FIELDS
 
-#: Names that a chat template or its renderer defines.
+#: Template variables that requests must not override.
 RESERVED_TEMPLATE_KWARGS = frozenset(
     {
         "messages",
@@ -62,7 +62,7 @@ class CalledFunction(RequestModel):
 
 
 class PastCall(RequestModel):
-    """A call of a tool in a past message."""
+    """A tool call in a past message."""
 
     open = True
     ignored_fields = frozenset()
@@ -73,7 +73,7 @@ class PastCall(RequestModel):
     function: CalledFunction
 
     def to_dict(self) -> dict[str, Any]:
-        """The call as chat templates take it, but for the form of its arguments."""
+        """Return the call as chat templates expect it, except for the form of its arguments."""
         function = {"name": self.function.name, "arguments": self.function.arguments}
         call: dict[str, Any] = {"type": "function", "function": function}
         return call if self.id is None else {"id": self.id, **call}
@@ -82,10 +82,9 @@ class PastCall(RequestModel):
 class ChatMessage(RequestModel):
     """One message. ``content`` is text, or parts of type text.
 
-    An assistant's message may have ``tool_calls`` and its reasoning, under either name; a message of the role tool has
-    the result of the call ``tool_call_id``.
-
-    Clients send back messages that they received elsewhere with fields of their own, which are ignored.
+    An assistant's message may have ``tool_calls`` and its reasoning, under either name; a message with role tool has
+    the result of the call ``tool_call_id``. Unknown fields are ignored, because clients send back messages that they
+    received from other servers.
     """
 
     open = True
@@ -101,7 +100,7 @@ class ChatMessage(RequestModel):
     reasoning: str | None = None
 
     def to_dict(self, path: str) -> dict[str, Any]:
-        """The message as chat templates take it; see ``message_forms`` for that of calls."""
+        """Return the message as chat templates expect it; see ``message_forms`` for that of calls."""
         self.check_extra_fields(path)
         message: dict[str, Any] = {"role": self.role, "content": join_text_parts(self.content, f"{path}.content")}
         if self.tool_calls:
@@ -141,17 +140,17 @@ class ConversationFields(RequestModel):
 
     @property
     def forces_calls(self) -> bool:
-        """Whether it has to."""
+        """Whether the model must call a tool."""
         return forced_tools(self.tools, self.tool_choice) is not None
 
     def conversation(self) -> list[dict[str, Any]]:
-        """The messages as dicts. Raises ``unsupported_parameter`` for anything but text."""
+        """Return the messages as dicts. Raises ``unsupported_parameter`` for content other than text."""
         return [message.to_dict(f"messages[{i}]") for i, message in enumerate(self.messages)]
 
     def template_kwargs(self, template: str, on_unknown: OnUnknownField | None = None) -> dict[str, Any]:
-        """Keyword arguments for the chat template ``template``. Raises ``unsupported_parameter`` or ``invalid_type``.
+        """Return arguments for the chat template. Raises ``unsupported_parameter`` or ``invalid_type``.
 
-        If ``on_unknown`` is given, it is called with the error for an effort that the template cannot be told, instead.
+        on_unknown  called, instead of raising, with the error for an effort that the template does not support.
         """
         if self.continue_final_message and self.add_generation_prompt:
             raise error(
@@ -185,7 +184,7 @@ class ConversationFields(RequestModel):
 
 
 def join_text_parts(content: Any, path: str) -> str:
-    """The text of a message's content; "" if it is absent."""
+    """Return the text of a message's content; "" if it is absent."""
     if content is None:
         return ""
     if isinstance(content, str):

@@ -10,7 +10,7 @@ from aiakq.formats.model_folder import read_file
 
 
 def fingerprint(name: str, model: Path, dtype: str) -> str:
-    """``aiakq-<version>-<8 hex digits>`` of the model's name, its config.json, the dtype and the version."""
+    """Return ``aiakq-<version>-<8 hex digits of a hash of model name, config.json, dtype and version>``."""
     digest = hashlib.sha256(f"{name}\0{dtype}\0".encode())
     config = model / "config.json"
     if config.is_file():

@@ -41,24 +41,24 @@ class GenerationInput(Protocol):
         """Raise ``unsupported_parameter`` or ``value_out_of_range`` for values that exclude each other."""
 
     def sampling_params(self, defaults: Mapping[str, Any]) -> SamplingParams:
-        """The request's own values over ``defaults``, which come from the model."""
+        """Return the sampling parameters: the request's values, else ``defaults`` from the model."""
 
     async def tokenize(self, service: Service, params: SamplingParams) -> list[Prompt]:
-        """The tokenized prompts."""
+        """Tokenize the prompts."""
 
     def rename_param(self, failure: AiakqError) -> AiakqError:
-        """``failure`` with the client's name of the parameter it is about, if ours is another."""
+        """Return ``failure`` with the request field's name in place of the sampling parameter's."""
 
     async def grammar_of(self, service: Service, prompts: Sequence[Prompt], grammar: Grammar | None) -> Grammar | None:
         """Return the grammar of the response after checking it; ``grammar``: that of the structured output fields."""
 
 
 class ResponseBuilder:
-    """Builds the response to one request, whole or as chunks of a stream. Subclasses define its shape.
+    """Builds the response to one request, complete or as chunks of a stream. Subclasses define its format.
 
-    id             of the request, as the client sees it.
-    end_of_stream  what follows the last chunk of a complete stream.
-    kept_special_tokens  special tokens that it needs in the text.
+    id             request id in the response.
+    end_of_stream  data sent after the last chunk of a complete stream.
+    kept_special_tokens  special tokens that must be kept in the text.
     """
 
     id_prefix = ""
@@ -76,28 +76,28 @@ class ResponseBuilder:
 
     @property
     def finish_reason(self) -> str:
-        """How the request ended, for the metrics: "stop" or "length"."""
+        """Return the finish reason for the metrics: "stop" or "length"."""
         raise NotImplementedError
 
     def response(self, outputs: Sequence[Delta]) -> msgspec.Struct:
-        """The whole response; ``outputs`` are the complete sequences, those of each prompt together."""
+        """Return the complete response; ``outputs`` are the finished sequences, grouped by prompt."""
         raise NotImplementedError
 
     def chunks(self, deltas: RequestDeltas) -> Sequence[msgspec.Struct]:
-        """The chunks for new output."""
+        """Return the chunks for new output."""
         raise NotImplementedError
 
     def final_chunks(self) -> Sequence[msgspec.Struct]:
-        """The chunks after the last output."""
+        """Return the chunks after the last output."""
         return []
 
     def error_chunks(self, failure: AiakqError) -> Sequence[msgspec.Struct]:
-        """The chunks that end a stream that failed."""
+        """Return the chunks that end a failed stream."""
         return [ErrorResponse.from_error(failure)]
 
 
 async def generate(service: Service, request: Request, model: type[Any], builder: type[ResponseBuilder]) -> Response:
-    """Run a request to generate. ``model`` satisfies ``GenerationInput``; ``builder`` shapes the response."""
+    """Run a generation request. ``model`` satisfies ``GenerationInput``; ``builder`` builds the response."""
     tracker = RequestTracker(service, request.scope)
     try:
         service.check_available()
@@ -132,7 +132,7 @@ async def _run(
     except AiakqError as failure:
         raise payload.rename_param(failure) from None
     bad_words = await service.bad_word_ids(params)
-    service.check_available()  # tokenization took a while
+    service.check_available()  # tokenization takes time
     state = request.state
     request_id = getattr(state, "client_request_id", None) or getattr(payload, "request_id", None) or state.request_id
     builder = builder_type(service, payload, request_id, prompts, params)
@@ -164,7 +164,7 @@ async def _run(
         complete = [outputs[index] for index in range(len(prompts) * params.n)]
         if params.prompt_logprobs is None:
             response = JSONResponse(builder.response(complete))
-        else:  # this can take seconds, which others need not wait
+        else:  # can take seconds, so not on the event loop
             response = await asyncio.to_thread(lambda: JSONResponse(builder.response(complete)))
     except BaseException:
         stream.close()
@@ -177,7 +177,7 @@ async def _run(
 async def read_generation_request(
     service: Service, body: bytes, model: type[Any]
 ) -> tuple[GenerationInput, list[Prompt], SamplingParams]:
-    """Parse a body as ``model`` and prepare it: checks, sampling parameters, tokenized prompts."""
+    """Parse a body as ``model``, validate it, and derive sampling parameters and tokenized prompts."""
     payload: GenerationInput = parse_body(model, body, service.on_unknown_field)
     service.model.check_name(payload.model)
     payload.check_combinations()
@@ -193,7 +193,7 @@ async def read_generation_request(
 
 
 async def _first_output(deltas: AsyncIterator[RequestDeltas], seconds: float) -> asyncio.Future[RequestDeltas]:
-    """The first output, if there is one within ``seconds`` (0: whenever it comes); raises the error instead."""
+    """Wait for the first output, at most ``seconds`` (0: no limit). Raises the error of a failed request."""
     first = asyncio.ensure_future(anext(deltas))
     try:
         await asyncio.wait({first}, timeout=seconds or None)
@@ -206,7 +206,7 @@ async def _first_output(deltas: AsyncIterator[RequestDeltas], seconds: float) ->
 
 
 async def _collect(deltas: AsyncIterator[RequestDeltas], n: int) -> dict[int, Delta]:
-    """The complete output, by index of the choice: ``n`` for every prompt."""
+    """Return the complete outputs, ``n`` for every prompt, by choice index."""
     outputs: dict[int, Delta] = {}
     async for batch in deltas:
         for prompt_index, delta in batch:
@@ -243,5 +243,5 @@ def _event_stream(
 
 
 def cache_salt_of(owner: str, salt: str | None) -> str:
-    """Requests share cached pages only if they have the same API key and name the same salt."""
+    """Return the salt of the prefix hashes: requests share pages only with equal API keys and ``cache_salt``."""
     return hashlib.sha256(f"{owner} {salt or ''}".encode()).hexdigest()[:32] if owner or salt else ""

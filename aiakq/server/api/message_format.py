@@ -1,4 +1,4 @@
-"""The parsers that the operator's options name, or that the chat template needs."""
+"""Select tool and reasoning parsers by option or from the chat template."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from aiakq.server.api.tool_parsers.base import ToolParser
 
 
 class ParserOptions:
-    """The options about parsers, checked before the model is loaded.
+    """The parser options, validated before the model is loaded.
 
-    Raises ``bad_option`` for a name that no parser has and for a file that cannot be used, and ``plugin``.
+    Raises ``bad_option`` for an unknown parser or an invalid plugin file, and ``plugin``.
     """
 
     def __init__(self, args: Mapping[str, Any]) -> None:
@@ -31,7 +31,7 @@ class ParserOptions:
             )
 
     def message_format(self, template: str) -> MessageFormat:
-        """The parsers, where none is named those of ``template``. Raises ``bad_option`` if they cannot be told."""
+        """Return the parsers, detected from ``template`` if not named. Raises ``bad_option`` if that fails."""
         return MessageFormat(
             self._tools.parser(template) if self._tools else None,
             self._reasoning.parser(template) if self._reasoning else None,
@@ -40,7 +40,7 @@ class ParserOptions:
 
 
 class _Choice:
-    """One of the parsers of a registry, or of the operator's own file."""
+    """A parser of a registry or of the operator's plugin file."""
 
     def __init__(self, name: str, plugin: str, registry: Any, base: type[Any], args: Mapping[str, Any]) -> None:
         self._option = "--" + name.replace("_", "-")
@@ -75,7 +75,7 @@ class _Choice:
 
 
 def _own_parsers(option: str, path: str, plugin: str, base: type[Any]) -> dict[str, Any]:
-    """The parsers of the operator's own Python file, by name. Raises ``bad_option``."""
+    """Return the parsers of the operator's plugin file, by name. Raises ``bad_option``."""
     table = "TOOL_PARSERS" if plugin.startswith("tool") else "REASONING_PARSERS"
     hint = f"It has to define {table}, a dictionary of names and subclasses of {base.__name__}."
     spec = importlib.util.spec_from_file_location(f"aiakq_{plugin}", path)

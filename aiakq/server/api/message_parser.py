@@ -1,7 +1,6 @@
-"""MessageParser: the text of one generated message, in pieces of any size, as events.
+"""MessageParser: incrementally parse the text of a generated message into events.
 
-Reasoning comes first, then the answer with calls of tools. The same text gives the same reasoning, content and calls
-however it was cut into pieces.
+Reasoning comes first, then the answer with tool calls. The result does not depend on how the text is split into pieces.
 """
 
 from __future__ import annotations
@@ -17,16 +16,16 @@ from aiakq.server.api.output.scanner import Marks, Parsing, TextScanner
 from aiakq.server.api.reasoning_parsers.base import ReasoningParser
 from aiakq.server.api.tool_parsers.base import ToolParser
 
-#: A mark that no text holds: all of it is passed on.
+#: A mark that no text contains, so that all text is passed on.
 _NOTHING = Marks("\ud800")
 
 
 @dataclass(frozen=True)
 class MessageFormat:
-    """How the served model writes reasoning and calls.
+    """The format in which the model writes reasoning and tool calls.
 
-    tool_parser       None: calls are not looked for.
-    reasoning_parser  None: reasoning is not told apart from the answer.
+    tool_parser       parser of tool calls, or None.
+    reasoning_parser  parser of reasoning, or None to leave it in the answer.
     auto_tool_choice  whether the model may decide to call tools.
     """
 
@@ -35,7 +34,7 @@ class MessageFormat:
     auto_tool_choice: bool = False
 
     def special_tokens(self, tokenizer: Tokenizer) -> frozenset[int]:
-        """The special tokens that are, or are part of, marks of the parsers: they have to stay in the text."""
+        """Return the special tokens that are part of a parser's marks and must be kept in the text."""
         marks: list[str] = []
         if self.tool_parser is not None:
             marks += self.tool_parser.marks
@@ -70,7 +69,7 @@ class MessageParser:
 
     @property
     def num_calls(self) -> int:
-        """Calls so far."""
+        """Number of calls so far."""
         return self._output.num_calls
 
     @property
@@ -79,11 +78,11 @@ class MessageParser:
 
     @property
     def reasoning_bytes(self) -> int | None:
-        """UTF-8 bytes of the text up to the end of the reasoning; None if there is none or it has not ended."""
+        """UTF-8 length of the text up to the end of the reasoning; None if it is absent or has not ended."""
         return self._output.reasoning_bytes
 
     def feed(self, text: str, ended: bool = False) -> list[Event]:
-        """The events of more text; with ``ended`` of all that is left."""
+        """Parse more text and return its events; ``ended`` also flushes pending text."""
         self._text.feed(text, ended)
         self._advance()
         if ended:
@@ -91,7 +90,7 @@ class MessageParser:
         return self._output.take()
 
     def _advance(self) -> None:
-        """Parse as far as the text goes."""
+        """Parse the available text."""
         next(self._parsing, None)
 
     def _parse(self) -> Parsing[None]:
@@ -103,7 +102,7 @@ class MessageParser:
 
 
 class ReasoningTokens:
-    """Counts the tokens of a message that are reasoning, from the bytes that each of them adds to the text."""
+    """Counts the reasoning tokens of a message, from the number of bytes that each token adds to the text."""
 
     def __init__(self, parser: MessageParser, bytes_of: Callable[[int], int]) -> None:
         self._parser = parser
@@ -112,14 +111,14 @@ class ReasoningTokens:
         self._end = 0
 
     def add(self, token_ids: Iterable[int]) -> None:
-        """Tokens whose text the parser gets."""
+        """Add tokens whose text is passed to the parser."""
         for token in token_ids:
             self._starts.append(self._end)
             self._end += self._bytes_of(token)
 
     @property
     def count(self) -> int:
-        """The tokens up to the end of the reasoning."""
+        """Return the number of tokens up to the end of the reasoning."""
         if not self._parser.has_reasoning:
             return 0
         end = self._parser.reasoning_bytes

@@ -19,13 +19,13 @@ from aiakq.server.api.fingerprint import fingerprint
 class ModelInfo:
     """The model as clients see it.
 
-    names             what requests may call it; responses use the first.
-    path              as given on the command line.
-    dtype             of its activations.
-    limits            bounds that requests are checked against.
-    default_sampling  sampling values of its generation_config.json.
-    response_role     the role of chat responses.
-    adapters          LoRA adapters, which requests name as a model.
+    names             names accepted in requests; responses use the first.
+    path              model path as given on the command line.
+    dtype             dtype of activations.
+    limits            limits for the validation of requests.
+    default_sampling  sampling values of generation_config.json.
+    response_role     role of chat responses.
+    adapters          LoRA adapters that requests may name as their model.
     """
 
     names: tuple[str, ...]
@@ -37,17 +37,17 @@ class ModelInfo:
     adapters: AdapterRegistry = field(default_factory=AdapterRegistry)
 
     def check_name(self, name: str | None) -> None:
-        """Raise ``unknown_model`` unless ``name`` is served. None means the only model there is."""
+        """Raise ``unknown_model`` unless ``name`` is served. None selects the model itself."""
         if name is not None and name not in self.names and self.adapters.get(name) is None:
             raise error("unknown_model", param="model", name=name[:64], known=", ".join(self.all_names))
 
     @property
     def all_names(self) -> list[str]:
-        """Those of the model, then those of adapters."""
+        """Names of the model, then of its adapters."""
         return [*self.names, *self.adapters.names]
 
     def adapter(self, name: str | None) -> AdapterRef | None:
-        """The adapter that a request for the model ``name`` uses; None for the model itself."""
+        """Return the adapter for requests that name the model ``name``; None for the model itself."""
         return self.adapters.get(name)
 
     def shown_name(self, name: str | None) -> str:
@@ -56,5 +56,5 @@ class ModelInfo:
 
     @cached_property
     def fingerprint(self) -> str:
-        """Equal for equal models, dtypes and versions."""
+        """The system_fingerprint, equal for equal models, dtypes and versions."""
         return fingerprint(self.names[0], Path(self.path), self.dtype)

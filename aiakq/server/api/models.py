@@ -14,9 +14,9 @@ from aiakq.server.http.responses import JSONResponse
 
 
 class ModelCard(msgspec.Struct, kw_only=True):
-    """One served name; with the limits of the model and the default sampling values.
+    """One served name, with the model's limits and default sampling values.
 
-    parent  of an adapter: the name of the model that it changes.
+    parent  for an adapter: name of its base model.
     """
 
     id: str
@@ -31,14 +31,14 @@ class ModelCard(msgspec.Struct, kw_only=True):
 
 
 class ModelList(msgspec.Struct):
-    """The served names."""
+    """All served names."""
 
     data: list[ModelCard]
     object: Literal["list"] = "list"
 
 
 async def list_models(service: Service, request: Request) -> Response:
-    """The served model, once per name, and its LoRA adapters."""
+    """List the served model, once per name, and its LoRA adapters."""
     return JSONResponse(ModelList([_model_card(service, name) for name in service.model.all_names]))
 
 

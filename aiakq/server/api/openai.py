@@ -1,8 +1,8 @@
 """Request and response fields shared by completions and chat completions of the OpenAI API.
 
-Two fields go beyond OpenAI's. Every choice carries ``sentence_length``, the characters of its generated text, and
+Two fields extend OpenAI's. Every choice has ``sentence_length``, the number of characters of its generated text, and
 ``cum_log_probs``, the sum of the log-probabilities of its generated tokens before temperature and penalties. With a
-single choice both are also beside ``choices``. In a stream they come with the chunk that carries the finish_reason.
+single choice, both are also at the top level. In a stream, they are in the chunk with the finish_reason.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from aiakq.server.api.structured_fields import StructuredFields, structured_valu
 from aiakq.server.api.unsupported_fields import IGNORED_STREAM_OPTIONS
 from aiakq.server.process.request_stream import Prompt, RequestDeltas
 
-#: JSON has no infinity; OpenAI's value for tokens that are as good as impossible.
+#: OpenAI's log-probability of impossible tokens, because JSON has no infinity.
 LOWEST_LOGPROB = -9999.0
-#: What a client may name a request: it becomes part of a response header and of log lines.
+#: Pattern of request ids from clients, which are repeated in a response header and in log lines.
 REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
 
 #: The name of a served model.
@@ -47,7 +47,7 @@ _Utf8Decoder = codecs.getincrementaldecoder("utf-8")
 
 
 class StreamOptions(RequestModel):
-    """include_usage: one last chunk with token counts. continuous_usage_stats: counts on every chunk."""
+    """include_usage: a last chunk with token counts. continuous_usage_stats: token counts in every chunk."""
 
     ignored_fields = IGNORED_STREAM_OPTIONS
     unsupported_fields: ClassVar = {}
@@ -94,13 +94,13 @@ class GenerationRequest(SamplingFields, StructuredFields):
             raise error("unsupported_parameter", param="prompt_logprobs", reason="it needs stream=false")
 
     def sampling_values(self) -> dict[str, Any]:
-        """The sampling parameters this request sets."""
+        """Return the sampling parameters that this request sets."""
         values = {name: getattr(self, name) for name in SAMPLING_FIELDS}
         values.update(structured_values(self))
         return {name: value for name, value in values.items() if value is not None}
 
     def sampling_params(self, defaults: Mapping[str, Any]) -> SamplingParams:
-        """The request's own values over ``defaults`` (of the model) over those of ``SamplingParams``."""
+        """Return the sampling parameters: the request's values, else the model's ``defaults``, else the class's."""
         return SamplingParams(**{**defaults, **self.sampling_values()})
 
     async def grammar_of(self, service: Service, prompts: Sequence[Prompt], grammar: Grammar | None) -> Grammar | None:
@@ -110,7 +110,7 @@ class GenerationRequest(SamplingFields, StructuredFields):
         return grammar
 
     def rename_param(self, failure: AiakqError) -> AiakqError:
-        """``failure`` with the client's name of the parameter it is about, if ours is another."""
+        """Return ``failure`` with the request field's name in place of the sampling parameter's."""
         return failure
 
 
@@ -118,19 +118,19 @@ class GenerationRequest(SamplingFields, StructuredFields):
 
 
 class PromptTokensDetails(msgspec.Struct):
-    """``cached_tokens`` were taken from the prefix cache."""
+    """``cached_tokens`` is the number of prompt tokens found in the prefix cache."""
 
     cached_tokens: int
 
 
 class CompletionTokensDetails(msgspec.Struct):
-    """``reasoning_tokens`` come before the answer; 0 without a reasoning parser."""
+    """``reasoning_tokens`` is the number of tokens before the answer; 0 without a reasoning parser."""
 
     reasoning_tokens: int
 
 
 class Usage(msgspec.Struct):
-    """Token counts. A prompt counts once, whatever ``n``."""
+    """Token counts. A prompt is counted once, whatever ``n``."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -154,7 +154,7 @@ PromptLogprobs = list[dict[str, PromptLogprob] | None]
 class Choice(msgspec.Struct, kw_only=True):
     """One generated text or message. Subclasses add their fields without ``kw_only``, so that these come last.
 
-    What was not asked for is null, not absent: clients read it as an attribute.
+    Fields that were not requested are null, not absent, because clients read them as attributes.
     """
 
     finish_reason: FinishReason
@@ -166,7 +166,7 @@ class Choice(msgspec.Struct, kw_only=True):
 
 
 class ChunkChoice(msgspec.Struct, kw_only=True):
-    """The part of a choice that one event of a stream adds; subclasses as of ``Choice``.
+    """Increment of a choice in one event of a stream; for subclasses, see ``Choice``.
 
     The opening event of a message has no ``stop_reason``; only the event with the finish_reason has ``matched_stop``
     and the totals.
@@ -184,7 +184,7 @@ ChoiceT = TypeVar("ChoiceT")
 
 
 class GenerationResponse(msgspec.Struct, Generic[ChoiceT], kw_only=True):
-    """A whole response. ``sentence_length`` and ``cum_log_probs`` are those of the choice, if there is only one."""
+    """A complete response. ``sentence_length`` and ``cum_log_probs`` are those of a single choice."""
 
     id: str
     object: str
@@ -198,7 +198,7 @@ class GenerationResponse(msgspec.Struct, Generic[ChoiceT], kw_only=True):
 
 
 class GenerationChunk(msgspec.Struct, Generic[ChoiceT], kw_only=True):
-    """One event of a stream. ``usage`` is there with include_usage: null but for the last chunk."""
+    """One event of a stream. With include_usage, ``usage`` is null in all chunks but the last."""
 
     id: str
     object: str
@@ -213,9 +213,9 @@ class GenerationChunk(msgspec.Struct, Generic[ChoiceT], kw_only=True):
 
 @dataclass
 class ChoiceState:
-    """One choice so far.
+    """State of one choice.
 
-    offsets  where its tokens begin, counting an echoed prompt too.
+    offsets  text offsets of its tokens, including an echoed prompt.
     """
 
     index: int
@@ -229,14 +229,14 @@ class ChoiceState:
 
 
 class TextOffsets:
-    """Where tokens begin in a text, in characters. A token that continues a character begins where that does."""
+    """Computes text offsets of tokens in characters. A token within a character has the offset of that character."""
 
     def __init__(self, start: int = 0) -> None:
         self._next = start
         self._decoder = _Utf8Decoder("replace")
 
     def add(self, data: bytes) -> int:
-        """The offset of the next token, which adds ``data`` to the text."""
+        """Return the offset of the next token, which adds ``data`` to the text."""
         continues = bool(data) and 0x80 <= data[0] < 0xC0
         if data and not continues:
             self._next += len(self._decoder.decode(b"", final=True))
@@ -246,7 +246,7 @@ class TextOffsets:
 
 
 class OpenAIResponseBuilder(ResponseBuilder):
-    """Builds responses of many choices with usage. Completions and chat supply the choices."""
+    """Builds responses with choices and usage. Subclasses for completions and chat build the choices."""
 
     end_of_stream = b"data: [DONE]\n\n"
     request: GenerationRequest
@@ -278,22 +278,22 @@ class OpenAIResponseBuilder(ResponseBuilder):
     # --- supplied by subclasses
 
     def response_fields(self, outputs: Sequence[Delta]) -> dict[str, Any]:
-        """Further fields of a whole response."""
+        """Return additional fields of a complete response."""
         return {}
 
     def chunk_fields(self) -> dict[str, Any]:
-        """Further fields of the next chunk."""
+        """Return additional fields of the next chunk."""
         return {}
 
     def choice(self, state: ChoiceState, output: Delta, totals: Mapping[str, Any]) -> Any:
-        """One entry of ``choices`` in a whole response."""
+        """Return one entry of ``choices`` in a complete response."""
         raise NotImplementedError
 
     def chunk_choices(self, state: ChoiceState, delta: Delta, totals: Mapping[str, Any]) -> list[Any]:
-        """Entries of ``choices`` in a stream, each in a chunk of its own. ``totals`` is empty before the last delta."""
+        """Return entries of ``choices`` in a stream, each for a separate chunk. ``totals`` is empty before the last."""
         raise NotImplementedError
 
-    # --- whole responses and streams
+    # --- responses and streams
 
     def response(self, outputs: Sequence[Delta]) -> msgspec.Struct:
         choices = []
@@ -316,7 +316,7 @@ class OpenAIResponseBuilder(ResponseBuilder):
                 last = choice is choices[-1]
                 usage: Usage | None | msgspec.UnsetType = msgspec.UNSET
                 if self.continuous_usage:
-                    # The chunks that open a message have no tokens of it.
+                    # The first chunk of a message has no tokens.
                     usage = self.usage() if last else usage_before
                 elif self.include_usage:
                     usage = None
@@ -325,7 +325,7 @@ class OpenAIResponseBuilder(ResponseBuilder):
         return chunks
 
     def final_chunks(self) -> Sequence[msgspec.Struct]:
-        """The chunk with the token counts, if requested."""
+        """Return the chunk with the token counts, if requested."""
         if not self.include_usage:
             return []
         return [self.chunk_type(**self._head(), choices=[], usage=self.usage())]
@@ -334,16 +334,16 @@ class OpenAIResponseBuilder(ResponseBuilder):
 
     @property
     def num_reasoning_tokens(self) -> int:
-        """The completion tokens so far that are reasoning."""
+        """Return the number of reasoning tokens so far."""
         return 0
 
     @property
     def finish_reason(self) -> str:
-        """ "length" if any choice was cut off by its limit."""
+        """Return "length" if any choice reached its token limit, else "stop"."""
         return "length" if any(state.finish_reason == "length" for state in self.states) else "stop"
 
     def usage(self) -> Usage:
-        """Token counts so far."""
+        """Return the token counts so far."""
         prompt = sum(len(prompt.token_ids) for prompt in self.prompts)
         completion = sum(state.num_tokens for state in self.states)
         cached = sum(state.num_cached_tokens for state in self.states[:: self.params.n])
@@ -353,7 +353,7 @@ class OpenAIResponseBuilder(ResponseBuilder):
         )
 
     def token_text(self, token_id: int, entry: Logprob | None = None) -> str:
-        """A token as lists of log-probabilities call it."""
+        """Return the representation of a token in lists of log-probabilities."""
         if self.tokens_as_ids:
             return f"token_id:{token_id}"
         if entry is not None and entry.decoded_token is not None:
@@ -361,20 +361,20 @@ class OpenAIResponseBuilder(ResponseBuilder):
         return self.service.token_text(token_id)
 
     def finish(self, delta: Delta) -> dict[str, Any]:
-        """The fields that say how a choice ended."""
+        """Return the fields about the end of a choice."""
         reason = {"finish_reason": delta.finish_reason, "stop_reason": delta.stop_reason}
         return reason if delta.finish_reason is None else {**reason, "matched_stop": matched_stop(delta)}
 
     def token_ids(self, delta: Delta) -> dict[str, Any]:
-        """The field with the generated token ids, if requested."""
+        """Return the field with the generated token ids, if requested."""
         return {"token_ids": delta.token_ids} if self.return_token_ids else {}
 
     def prompt_token_ids(self, prompt: Prompt) -> dict[str, Any]:
-        """The field with the token ids of a prompt, if requested."""
+        """Return the field with the token ids of a prompt, if requested."""
         return {"prompt_token_ids": prompt.token_ids} if self.return_token_ids else {}
 
     def prompt_logprobs(self, output: Delta) -> PromptLogprobs | None:
-        """The field ``prompt_logprobs``; None if not requested."""
+        """Return the field ``prompt_logprobs``, or None if not requested."""
         return None if self.request.prompt_logprobs is None else format_prompt_logprobs(output.prompt_logprobs)
 
     def _head(self) -> dict[str, Any]:
@@ -392,30 +392,30 @@ class OpenAIResponseBuilder(ResponseBuilder):
         state.finish_reason = delta.finish_reason or state.finish_reason
 
     def _totals(self, state: ChoiceState, delta: Delta) -> dict[str, Any]:
-        """The two fields beyond OpenAI's."""
+        """Return the two fields that extend OpenAI's."""
         return {"sentence_length": state.text_length, "cum_log_probs": finite(delta.cumulative_logprob)}
 
 
 def matched_stop(delta: Delta) -> int | str | None:
-    """SGLang's field: the stop string or token id that ended a text, that of the end of sequence too."""
+    """Return SGLang's field: the stop string or token id, including end of sequence, that ended a text."""
     if delta.finish_reason != "stop" or delta.stop_reason is not None:
         return delta.stop_reason
     return delta.token_ids[-1] if delta.token_ids else None
 
 
 def finite(logprob: float) -> float:
-    """``logprob``, or ``LOWEST_LOGPROB`` if JSON cannot represent it."""
+    """Return ``logprob``, or ``LOWEST_LOGPROB`` if JSON cannot represent it."""
     return logprob if math.isfinite(logprob) else LOWEST_LOGPROB
 
 
 def top_by_rank(position: PositionLogprobs, count: int) -> list[tuple[int, Logprob]]:
-    """The ``count`` most likely tokens of a position, best first."""
+    """Return the ``count`` most likely tokens of a position, best first."""
     ranked = [(token, entry) for token, entry in position.items() if entry.rank is not None and entry.rank <= count]
     return sorted(ranked, key=lambda item: item[1].rank or 0)
 
 
 def format_prompt_logprobs(positions: Sequence[PositionLogprobs | None] | None) -> PromptLogprobs | None:
-    """The field ``prompt_logprobs``. Each position is encoded by itself, so that no long call blocks the server."""
+    """Return the field ``prompt_logprobs``, encoded position by position so that no long call blocks the server."""
     if positions is None:
         return None
     return [
@@ -432,5 +432,5 @@ def format_prompt_logprobs(positions: Sequence[PositionLogprobs | None] | None) 
 
 
 def encoded(value: Any) -> Any:
-    """``value`` as JSON that is copied into the response."""
+    """Return ``value`` as raw JSON for the response."""
     return msgspec.Raw(msgspec.json.encode(value))

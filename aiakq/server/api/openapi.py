@@ -1,4 +1,4 @@
-"""The OpenAPI document, generated from the table of routes, their models and their errors."""
+"""Generate the OpenAPI document from the routes, their models and their errors."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from aiakq.server.api.unsupported_fields import UNSUPPORTED_FIELDS
 
 Schema = dict[str, Any]
 
-#: Errors of every route, and of every route that reads a body.
+#: Errors of every route, and of every route that reads a request body.
 COMMON_ERRORS = (
     *("invalid_http", "headers_too_large", "read_timeout", "host_not_allowed", "origin_not_allowed"),
     *("too_many_connections", "loading", "request_failed"),
@@ -37,9 +37,9 @@ _COMPONENTS = "#/components/schemas/"
 def openapi_document(
     routes: Sequence[Route], model: ModelInfo, keyless_paths: frozenset[str] | None, unknown_fields: bool = False
 ) -> Schema:
-    """The document for ``routes``.
+    """Return the document for ``routes``.
 
-    keyless_paths   paths that need no key; None if the server requires no keys at all.
+    keyless_paths   paths that need no key; None if the server requires no keys.
     unknown_fields  whether requests may have unknown fields.
     """
     response_types: set[Any] = {route.error_body for route in routes}
@@ -92,7 +92,7 @@ def _operation(route: Route, method: str, model: ModelInfo, references: dict[Any
 
 
 def _allow_unknown_fields(node: Any) -> None:
-    """Allow further properties, and all values of those that are hints, in every object schema below ``node``."""
+    """Allow additional properties, and any value of hint fields, in every object schema below ``node``."""
     if isinstance(node, list):
         for entry in node:
             _allow_unknown_fields(entry)
@@ -111,7 +111,7 @@ def _allow_unknown_fields(node: Any) -> None:
 
 
 def request_schema(model: type[RequestModel]) -> Schema:
-    """The JSON schema of a request body, without references; bounds of the loaded model are still ``LIMITED_BY``."""
+    """Return the JSON schema of a request body, with references resolved and ``LIMITED_BY`` for model limits."""
     schema = model.model_json_schema(ref_template=_COMPONENTS + "{model}")
     definitions = schema.pop("$defs", {})
 
@@ -134,7 +134,7 @@ def _token_id(model: ModelInfo) -> Schema:
 
 def _max_tokens(model: ModelInfo) -> Schema:
     limits = model.limits
-    # With a limit of the model's own, larger values are accepted and cut to it.
+    # If the model has its own limit, larger values are accepted and clamped to it.
     return {"minimum": 0, **({"maximum": limits.max_model_len - 1} if limits.max_new_tokens is None else {})}
 
 
@@ -151,7 +151,7 @@ def _model_name(model: ModelInfo) -> Schema:
     return {"enum": list(model.names)}
 
 
-#: What ``LIMITED_BY`` stands for.
+#: Value of ``LIMITED_BY`` -> attribute of the model's limits.
 _LIMITS: dict[str, Callable[[ModelInfo], Schema]] = {
     "token_id": _token_id,
     "max_tokens": _max_tokens,
@@ -162,7 +162,7 @@ _LIMITS: dict[str, Callable[[ModelInfo], Schema]] = {
 
 
 def resolve_limits(node: Any, model: ModelInfo) -> Any:
-    """``node`` with the bounds of ``model`` in the place of ``LIMITED_BY``."""
+    """Return ``node`` with ``LIMITED_BY`` replaced by the limits of ``model``."""
     if isinstance(node, list):
         return [resolve_limits(entry, model) for entry in node]
     if not isinstance(node, dict):
@@ -175,13 +175,13 @@ def resolve_limits(node: Any, model: ModelInfo) -> Any:
 
 
 def response_schemas(types: Iterable[Any]) -> tuple[dict[Any, Schema], Schema]:
-    """Type -> reference to its schema, and all schemas by name, of response models."""
+    """Return (type -> schema reference, schema name -> schema) of response models."""
     ordered = sorted(types, key=lambda type_: type_.__name__)
     references, schemas = msgspec.json.schema_components(ordered, ref_template=_COMPONENTS + "{name}")
     for schema in schemas.values():
         if schema.get("type") == "object" and "properties" in schema:
             schema["additionalProperties"] = False
-            # A field with a default is in every response; only one that may be unset is optional.
+            # Fields with defaults are in every response; only those that may be unset are optional.
             schema["required"] = [
                 name
                 for name in schema["properties"]
@@ -202,7 +202,7 @@ def _success(route: Route, references: dict[Any, Schema]) -> Schema:
 
 
 def _event_schema(route: Route, references: dict[Any, Schema]) -> Schema:
-    """One server-sent event, whose data is JSON in a string: a chunk, or the error that ends the stream."""
+    """Return the schema of a server-sent event, whose data is JSON: a chunk, or the error that ends the stream."""
     data: Schema = {"type": "string"}
     if events := _streamed(route):
         data["contentMediaType"] = "application/json"
@@ -211,14 +211,14 @@ def _event_schema(route: Route, references: dict[Any, Schema]) -> Schema:
 
 
 def _streamed(route: Route) -> tuple[type[Any], ...]:
-    """The types of the JSON in the events of ``route``."""
+    """Return the types of the events of ``route``."""
     if isinstance(route.streams, tuple):
         return route.streams
     return (route.streams,) if isinstance(route.streams, type) else ()
 
 
 def _error_responses(route: Route, references: dict[Any, Schema], needs_key: bool) -> Schema:
-    """Status -> the errors of the route that have it."""
+    """Return status -> description of the errors of the route with this status."""
     by_status: dict[str, list[str]] = defaultdict(list)
     for id in error_ids(route, needs_key):
         by_status[str(REGISTRY[id].http_status)].append(id)
@@ -227,6 +227,6 @@ def _error_responses(route: Route, references: dict[Any, Schema], needs_key: boo
 
 
 def error_ids(route: Route, needs_key: bool) -> tuple[str, ...]:
-    """The ids of all errors a route can return."""
+    """Return the ids of all errors that a route can return."""
     body = BODY_ERRORS if route.request else ()
     return tuple(dict.fromkeys((*COMMON_ERRORS, *body, *route.errors, *(KEY_ERRORS if needs_key else ()))))

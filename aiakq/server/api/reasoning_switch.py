@@ -1,4 +1,4 @@
-"""Whether and how much the model reasons before it answers: what requests say of it, in the words of chat templates."""
+"""Map reasoning effort and switches of requests to the arguments of chat templates."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ import functools
 import re
 from typing import Any, Literal
 
-#: Every value that an API has; templates have their own choice of them.
+#: All effort values of the APIs; a template supports some of them.
 ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
 _TAG = re.compile(r"\{[{%](.*?)[%}]\}", re.DOTALL)
 _TEXT = re.compile(r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"", re.DOTALL)
 _NAME = re.compile(r"(?<![\w.])[A-Za-z_]\w*")
-#: Names that templates give to the switch.
+#: Names of the switch in chat templates.
 _SWITCHES = ("enable_thinking", "thinking")
 
 
 @functools.lru_cache(maxsize=8)
 def template_names(template: str) -> frozenset[str]:
-    """The names in the statements and expressions of a chat template."""
+    """Return the names in the statements and expressions of a chat template."""
     code = " ".join(_TEXT.sub("''", tag) for tag in _TAG.findall(template))
     return frozenset(_NAME.findall(code))
 
@@ -26,10 +26,10 @@ def template_names(template: str) -> frozenset[str]:
 def reasoning_arguments(
     template: str, effort: ReasoningEffort | None = None, thinks: bool | None = None
 ) -> dict[str, Any]:
-    """The arguments of ``template`` that say so; empty if it has none.
+    """Return the arguments of ``template`` that control reasoning; empty if it has none.
 
-    effort  a template that can only switch reasoning on and off is told that.
-    thinks  None: what the effort says.
+    effort  reasoning effort; for templates with only a switch, "none" turns reasoning off.
+    thinks  whether to reason; None to derive it from the effort.
     """
     names = template_names(template)
     arguments: dict[str, Any] = {}

@@ -1,4 +1,4 @@
-"""RequestModel: strict pydantic models of request bodies, with errors from the error registry.
+"""RequestModel: strict pydantic models of request bodies, with errors of the error registry.
 
 Bodies are parsed from raw bytes, so that "1" is not a number, true is not a count and NaN is not a temperature. Fields
 beyond the declared ones are checked against unsupported_fields.py.
@@ -16,22 +16,22 @@ from aiakq.errors import AiakqError, error
 from aiakq.server.api.unsupported_fields import IGNORED_FIELDS, UNSUPPORTED_FIELDS, UnsupportedField
 
 Entry = TypeVar("Entry")
-#: Validation stops at the first wrong entry: a million complaints would cost more than the request.
+#: Makes validation stop at the first invalid entry, because a million errors would cost more than the request.
 FailFastList = Annotated[list[Entry], Field(fail_fast=True)]
 
-#: In a JSON schema, the bounds that depend on the loaded model; openapi.py puts numbers in its place.
+#: JSON schema key for bounds that depend on the loaded model; openapi.py replaces it with numbers.
 LIMITED_BY = "x-limited-by"
 
-#: Called with the error for a field that is accepted all the same.
+#: Callback with the error for an unknown field that is accepted anyway.
 OnUnknownField = Callable[[AiakqError], None]
 
 
 class RequestModel(BaseModel):
-    """A JSON object of a request. No coercion, no NaN.
+    """A JSON object of a request, validated without type coercion or NaN.
 
     open                whether undeclared fields are ignored, unless unsupported_fields names them.
     ignored_fields      undeclared fields that are accepted without effect.
-    unsupported_fields  undeclared fields that are refused unless they ask for nothing.
+    unsupported_fields  undeclared fields that are rejected unless their value is neutral.
     """
 
     model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False, hide_input_in_errors=True)
@@ -47,7 +47,7 @@ class RequestModel(BaseModel):
         """
         for name, value in (self.model_extra or {}).items():
             param = f"{path}.{name:.64}" if path else f"{name:.64}"
-            if name in self.ignored_fields or value is None:  # null is how clients write that a field is not set
+            if name in self.ignored_fields or value is None:  # clients send null for unset fields
                 continue
             unsupported = self.unsupported_fields.get(name)
             if unsupported is None:
@@ -65,7 +65,7 @@ class RequestModel(BaseModel):
 
     @classmethod
     def __get_pydantic_json_schema__(cls, core_schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
-        """The schema with the undeclared fields that are accepted, and their values."""
+        """Return the schema, extended by the undeclared fields that are accepted, with their values."""
         reference = handler(core_schema)
         schema = handler.resolve_ref_schema(reference)
         schema["additionalProperties"] = cls.open
@@ -82,7 +82,7 @@ Model = TypeVar("Model", bound=RequestModel)
 
 
 def parse_body(model: type[Model], body: bytes, on_unknown: OnUnknownField | None = None) -> Model:
-    """A request body as ``model``. ``on_unknown`` accepts unknown fields, see ``RequestModel.check_extra_fields``.
+    """Parse a request body as ``model``. For ``on_unknown``, see ``RequestModel.check_extra_fields``.
 
     Raises invalid_json, missing_field, invalid_type, value_out_of_range, unknown_field or unsupported_parameter. The
     error names the field and repeats nothing the client sent except field names.
@@ -97,7 +97,7 @@ def parse_body(model: type[Model], body: bytes, on_unknown: OnUnknownField | Non
 
 
 def parse_values(model: type[Model], values: Any) -> Model:
-    """``values``, a part of a body, as ``model``. Raises as ``parse_body``, which has to check undeclared fields."""
+    """Validate ``values``, a part of a body, as ``model``. Raises as ``parse_body``, which checks undeclared fields."""
     try:
         return model.model_validate(values)
     except ValidationError as failure:
@@ -105,7 +105,7 @@ def parse_values(model: type[Model], values: Any) -> Model:
 
 
 def check_nested(request: RequestModel, path: str, on_unknown: OnUnknownField | None) -> None:
-    """``RequestModel.check_extra_fields`` of the objects that are fields of ``request``; lists check their own."""
+    """Call ``RequestModel.check_extra_fields`` of the object fields of ``request``; lists check their own entries."""
     for name in type(request).model_fields:
         value = getattr(request, name)
         if isinstance(value, RequestModel):
@@ -115,7 +115,7 @@ def check_nested(request: RequestModel, path: str, on_unknown: OnUnknownField | 
 
 
 def _to_aiakq_error(failure: ValidationError) -> AiakqError:
-    """The first complaint of pydantic as an entry of the error registry."""
+    """Convert pydantic's first error to an entry of the error registry."""
     first = failure.errors(include_url=False, include_context=False, include_input=False)[0]
     kind, location, text = first["type"], first["loc"], first["msg"]
     text = text[:1].lower() + text[1:]
@@ -129,13 +129,13 @@ def _to_aiakq_error(failure: ValidationError) -> AiakqError:
         return error("value_out_of_range", param=param, value="not finite", allowed="a finite number")
     if kind == "too_short":
         return error("value_out_of_range", param=param, value="empty", allowed="at least one entry")
-    if location[0] == "stop":  # a union: pydantic complains once per branch
+    if location[0] == "stop":  # a union, for which pydantic reports an error per branch
         text = "a string or a list of strings is expected"
     return error("invalid_type", param=param, reason=text)
 
 
 def _format_location(location: tuple[int | str, ...]) -> str:
-    """A location of pydantic like ``messages[0].content``. Keys chosen by the client are cut to 64 characters."""
+    """Format a pydantic location like ``messages[0].content``, with keys truncated to 64 characters."""
     if location[0] == "stop":
         return "stop"
     text = ""

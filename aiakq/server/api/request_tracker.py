@@ -1,4 +1,4 @@
-"""RequestTracker: follows one request to generate, for the metrics, the log and traces."""
+"""RequestTracker: track one generation request for metrics, log and traces."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from aiakq.server.http.root_path import route_path
 from aiakq.server.process.request_stream import RequestStream
 from aiakq.server.telemetry.request_records import RequestRecord, SequenceRecord
 
-#: Characters of the hash of a key that the log shows.
+#: Number of characters of a key's hash in the log.
 _KEY_CHARS = 8
 
 
 class RequestTracker:
     """Counts one request in ``num_in_flight`` and the request metrics, and records it for the service's observers.
 
-    arrival_time  when its head was read, on ``time.monotonic``; under load that is well before it is handled.
-    record        what is known of it.
+    arrival_time  when its headers were read (``time.monotonic``); under load, this is well before it is handled.
+    record        its data for observers.
     """
 
     def __init__(self, service: Service, scope: Scope) -> None:
@@ -52,14 +52,14 @@ class RequestTracker:
             state["traceparent"] = self.record.traceparent
 
     def start(self, response_id: str, params: SamplingParams, payload: Any, stream: RequestStream) -> None:
-        """The request is in the queue of the engine; one may have several ``stream``."""
+        """Record that ``stream`` is in the engine's queue; a request may have several streams."""
         record = self.record
         record.response_id, record.params = response_id, params
         record.model = payload.model or self._service.model.names[0]
         self._streams.append(stream)
 
     def finish(self, reason: str, failure: BaseException | None = None) -> None:
-        """The request has ended; ``reason`` is one of ``metrics.FINISH_REASONS``. Later calls do nothing."""
+        """Record the end of the request; ``reason`` is one of ``metrics.FINISH_REASONS``. Later calls do nothing."""
         if not self._open:
             return
         self._open = False

@@ -1,4 +1,4 @@
-"""The table of routes, from which the application, the OpenAPI document, docs/routes.md and route tests are made.
+"""The route table, from which the application, the OpenAPI document, docs/routes.md and route tests are generated.
 
 A module of routes defines ``ROUTES``, a tuple of ``Route``. Other packages add modules as entry points of
 ``aiakq.routes``; see docs/adding.md.
@@ -21,7 +21,7 @@ from aiakq.server.http.responses import ErrorBody, ErrorResponse
 
 Handler = Callable[[Service, Request], Awaitable[Response]]
 
-#: Modules of routes, by name, in the order of the OpenAPI document.
+#: Name -> module of routes, in the order of the OpenAPI document.
 ROUTE_MODULES = Registry(
     "aiakq.routes",
     {
@@ -41,17 +41,17 @@ ROUTE_MODULES = Registry(
 )
 
 # Groups of errors, for ``Route.errors``.
-#: Nothing can be generated: there is no engine, or the server is shutting down.
+#: Nothing can be generated, because there is no engine or the server is shutting down.
 UNAVAILABLE = ("engine_dead", "engine_restarting", "shutting_down")
-#: Between text and token ids.
+#: Tokenization.
 TOKENIZATION = ("no_tokenizer", "no_chat_template", "chat_template", "tokenization", "invalid_token_id")
-#: Of a request that generates, beside those of its fields.
+#: Generation requests, in addition to the errors of their fields.
 GENERATION = (
     *("empty_prompt", "too_many_prompts", "context_length_exceeded", "nothing_left", "overloaded", "queue_timeout"),
     *("time_limit", "numerical_error", "engine_restarted", "engine_timeout", "request_quarantined", "aborted"),
     *("slow_reader", "task_mismatch", "adapter_lost"),
 )
-#: Of a request whose prompt goes to the engine, all the way.
+#: Requests with a prompt, from tokenization to the engine.
 PROMPT_ERRORS = (*TOKENIZATION, *UNAVAILABLE, *GENERATION)
 
 
@@ -60,21 +60,21 @@ class Route:
     """One route.
 
     method         HTTP method, or several: ("GET", "POST").
-    path           as in Starlette: "/v1/models/{name:path}".
-    handler        called with the service and the request; its docstring is the description.
-    tag            the group of routes it belongs to.
-    request        models of the JSON body; several if the body may have one of several forms.
+    path           path as in Starlette: "/v1/models/{name:path}".
+    handler        function of the service and the request; its docstring is the description of the route.
+    tag            group of routes it belongs to.
+    request        model of the JSON body, or several alternatives.
     body_required  whether there must be a body, if there is a request model.
-    response       what 200 returns: a ``msgspec.Struct``, a media type like "text/plain" ("application/json" is any
+    response       body of status 200: a ``msgspec.Struct``, a media type like "text/plain" ("application/json" is any
                    object), or None for an empty body.
-    description    of the response.
-    streams        whether it can return server-sent events instead; one or several ``msgspec.Struct`` are the JSON in
-                   their data.
-    errors         ids of errors it can return, beyond those that every route, and every route with a body, can return.
-    error_body     the shape of its errors.
-    needs_key      whether it needs an API key where the server has any; a string names the option that lifts that.
-    enabled_by     the option without which the route does not exist.
-    disabled_by    the option with which it does not.
+    description    description of the response.
+    streams        whether it can return server-sent events instead; one or several ``msgspec.Struct`` are the types of
+                   their JSON data.
+    errors         ids of errors it can return, in addition to those common to all routes, and to all with a body.
+    error_body     error format.
+    needs_key      whether it needs an API key if the server has any; a string is the option that lifts this.
+    enabled_by     option that the route requires to exist.
+    disabled_by    option that removes the route.
     generates      whether its requests are counted by the request metrics and wait in the engine's queue.
     """
 
@@ -100,7 +100,7 @@ class Route:
 
     @property
     def openapi_path(self) -> str:
-        """The path without converters: /v1/models/{name}."""
+        """The path without converters, like /v1/models/{name}."""
         return self.path.replace(":path}", "}")
 
     @property
@@ -110,7 +110,7 @@ class Route:
 
 
 def load_routes(args: Mapping[str, Any]) -> tuple[Route, ...]:
-    """All routes that exist under the server arguments ``args``. Raises ``plugin`` for two routes with one path."""
+    """Return all routes enabled by the server arguments ``args``. Raises ``plugin`` for duplicate paths."""
     routes = [route for name in ROUTE_MODULES for route in ROUTE_MODULES.load(name).ROUTES]
     paths: set[str] = set()
     for route in routes:
@@ -126,12 +126,12 @@ def load_routes(args: Mapping[str, Any]) -> tuple[Route, ...]:
 
 
 def error_shapes(routes: Iterable[Route]) -> dict[str, type[ErrorBody]]:
-    """The shapes of errors that are not OpenAI's, by path."""
+    """Return path -> error format of the routes whose format is not OpenAI's."""
     return {route.path: route.error_body for route in routes if not issubclass(route.error_body, ErrorResponse)}
 
 
 def keyless_paths(routes: Iterable[Route], args: Mapping[str, Any]) -> frozenset[str]:
-    """The paths that need no API key."""
+    """Return the paths that need no API key."""
     return frozenset(
         route.path
         for route in routes

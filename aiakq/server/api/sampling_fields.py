@@ -1,6 +1,6 @@
 """Sampling fields of requests, derived from ``SamplingParams``.
 
-A parameter added there is a field of every request that generates, with its bounds and its description.
+A parameter added there becomes a field of every generation request, with its bounds and description.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from aiakq.server.api.request_model import LIMITED_BY, RequestModel
 
 
 def _json_type(type_: Any) -> Any:
-    """``type_`` as it arrives in JSON: keys of objects are strings, and lists are validated up to the first error."""
+    """Return ``type_`` for JSON: object keys are strings, and lists are validated up to the first error."""
     origin: Any = get_origin(type_)
     if origin in (Union, UnionType):
         return functools.reduce(operator.or_, map(_json_type, get_args(type_)))
@@ -31,7 +31,7 @@ def _json_type(type_: Any) -> Any:
 
 
 def _keywords(parameter: Parameter, json_type: str) -> dict[str, Any]:
-    """The JSON Schema keywords of ``parameter`` for values of ``json_type``."""
+    """Return the JSON Schema keywords of ``parameter`` for values of ``json_type``."""
     keywords = dict(parameter.schema.get(json_type, {}))
     if json_type in ("integer", "number"):
         if parameter.minimum is not None:
@@ -46,7 +46,7 @@ def _keywords(parameter: Parameter, json_type: str) -> dict[str, Any]:
 
 
 def _field(type_: Any, parameter: Parameter, default: Any) -> Any:
-    """A pydantic field whose JSON schema states default and bounds, which ``SamplingParams`` applies and checks."""
+    """Return a pydantic field whose JSON schema has the default and bounds that ``SamplingParams`` applies."""
 
     def describe(schema: dict[str, Any]) -> None:
         schema["default"] = default
@@ -60,15 +60,15 @@ def _field(type_: Any, parameter: Parameter, default: Any) -> Any:
 _DEFAULTS = SamplingParams()
 _DECLARED = {name: declared for name, declared in parameters().items() if not declared[1].only_local}
 
-#: The names of the fields.
+#: Names of all sampling fields.
 SAMPLING_FIELDS = tuple(_DECLARED)
 
 
 def sampling_model(class_name: str, names: Iterable[str]) -> Any:
-    """A base of requests with the sampling fields ``names``. Every field is optional, absent means the default."""
+    """Return a base class of requests with the sampling fields ``names``, all optional."""
     fields = {name: _field(*_DECLARED[name], getattr(_DEFAULTS, name)) for name in names}
     return create_model(class_name, __base__=RequestModel, **fields)
 
 
-#: The base of requests that generate.
+#: Base class of generation requests.
 SamplingFields: Any = sampling_model("SamplingFields", SAMPLING_FIELDS)

@@ -26,19 +26,19 @@ from aiakq.server.telemetry.logs import request_logger
 from aiakq.server.telemetry.metrics import Metrics
 from aiakq.server.telemetry.request_records import RequestObserver
 
-#: Texts up to this many characters are tokenized even if a context of the longest tokens holds fewer: tokenizers may
-#: leave out characters.
+#: Texts of up to this many characters are tokenized even if a context of the longest tokens is shorter, because
+#: tokenizers may drop characters.
 MIN_PROMPT_CHARS = 1 << 16
 
 
 @dataclass(frozen=True)
 class ResponseOptions:
-    """Settings of the operator for the contents of responses.
+    """Server options for the contents of responses.
 
-    force_include_usage         streams end with token counts.
-    return_tokens_as_token_ids  lists of log-probabilities call tokens token_id:N, unless the request says otherwise.
-    prompt_tokens_details       usage counts the tokens taken from the prefix cache.
-    keep_alive_seconds          streams get a comment after so long without output; 0: never.
+    force_include_usage         every stream ends with token counts.
+    return_tokens_as_token_ids  default of the request field: represent tokens as token_id:N in log-probabilities.
+    prompt_tokens_details       usage includes the number of tokens found in the prefix cache.
+    keep_alive_seconds          seconds without output after which streams send a comment; 0 for never.
     """
 
     force_include_usage: bool = False
@@ -50,20 +50,20 @@ class ResponseOptions:
 class Service:
     """One served model and the server's state.
 
-    options         what responses contain.
-    fingerprint     equal for equal models, dtypes and versions.
-    progress        how far loading is, for /ready.
-    max_body_bytes  limit of a request body.
-    max_values      limit of the values in one, such as token ids.
-    on_unknown_field  accepts unknown fields of requests; None: they are refused.
-    fair_share      the engine is shared between clients, not between requests.
-    message_format  how the model writes reasoning and calls of tools.
-    log_prompts     characters or token ids of a prompt to log; None: requests are not logged.
-    observers       are told of every request to generate.
-    root_path       path under which a proxy offers the server.
+    options         contents of responses.
+    fingerprint     the system_fingerprint, equal for equal models, dtypes and versions.
+    progress        progress of loading, for /ready.
+    max_body_bytes  maximum size of a request body.
+    max_values      maximum number of values in a request body, such as token ids.
+    on_unknown_field  callback for unknown request fields, or None to reject them.
+    fair_share      share the engine fairly between clients instead of requests.
+    message_format  format of the model's reasoning and tool calls.
+    log_prompts     number of characters or token ids of a prompt to log, or None to log no requests.
+    observers       notified of every generation request.
+    root_path       path prefix under which a proxy exposes the server.
     playground_servers  other servers that the playground may send requests to.
-    num_in_flight   requests to generate that are not answered yet.
-    closing         why no new request is accepted; None until shutdown.
+    num_in_flight   number of unfinished generation requests.
+    closing         error for new requests during shutdown, or None.
     """
 
     def __init__(
@@ -106,25 +106,25 @@ class Service:
         self.closing: AiakqError | None = None
 
     async def stop(self, seconds: float) -> None:
-        """The server ends: end the text workers, and give the observers so many ``seconds`` for what they hold."""
+        """Stop the text workers, and give observers up to ``seconds`` to flush."""
         await self.text.stop()
         await asyncio.gather(*(asyncio.to_thread(observer.stop, seconds) for observer in self.observers))
 
     def check_available(self) -> None:
-        """Raise why nothing can be generated now: there is no engine, or the server is shutting down."""
+        """Raise an error if nothing can be generated, because there is no engine or the server is shutting down."""
         failure = self.manager.failure or self.closing
         if failure is not None:
             raise copy_error(failure)
 
     def check_healthy(self) -> None:
-        """``check_available``, and raise ``tokenizer_stuck`` if texts are not tokenized."""
+        """Call ``check_available``, and raise ``tokenizer_stuck`` if the tokenizer does not respond."""
         self.check_available()
         self.text.check()
 
     async def tokenize_prompts(
         self, prompts: Sequence[str | list[int]], add_special_tokens: bool, params: SamplingParams
     ) -> list[Prompt]:
-        """Tokenize the prompts that are text, and truncate those that are to be truncated.
+        """Tokenize the prompts that are text, and apply ``truncate_prompt_tokens``.
 
         Raises context_length_exceeded for a text that cannot fit, no_tokenizer and tokenization.
         """
@@ -142,9 +142,9 @@ class Service:
     async def tokenize_infill(
         self, prefixes: Sequence[str | list[int]], suffix: str, add_special_tokens: bool, params: SamplingParams
     ) -> list[Prompt]:
-        """Prompts for the text between each prefix and ``suffix``; ``params`` get the tokens that end it.
+        """Build fill-in-the-middle prompts from each prefix and ``suffix``, and add their stop tokens to ``params``.
 
-        Raises as ``tokenize_prompts``, and unsupported_parameter for a model that is not made for it.
+        Raises as ``tokenize_prompts``, and unsupported_parameter if the model does not support it.
         """
         infill = self.text.loaded.infill
         if infill is None:
@@ -163,8 +163,9 @@ class Service:
         return self.truncate_prompts(self._prompts([None] * len(pairs), reply, request, params), params)
 
     def check_calls_tools(self, is_forced: bool) -> None:
-        """Raise ``unsupported_parameter`` if the server does not let the model decide to call tools, or its template
-        has none. ``is_forced``: it does not decide.
+        """Raise ``unsupported_parameter`` if the server does not enable tool calls, or the chat template has no tools.
+
+        is_forced  whether the request forces a call, which needs no --enable-auto-tool-choice.
         """
         if not (is_forced or self.message_format.auto_tool_choice):
             reason = "the server was started without --enable-auto-tool-choice, and the model is to decide; "
@@ -176,12 +177,12 @@ class Service:
 
     @property
     def chat_template(self) -> str:
-        """The chat template for conversations with tools; "" if there is none."""
+        """Chat template for conversations with tools; "" if there is none."""
         return self.text.loaded.tools_template
 
     @cached_property
     def kept_special_tokens(self) -> frozenset[int]:
-        """Special tokens that are marks of reasoning or of calls."""
+        """Special tokens that mark reasoning or tool calls."""
         return self.message_format.special_tokens(self.tokenizer)
 
     async def tokenize_chat(
@@ -213,7 +214,7 @@ class Service:
         ]
 
     def _prompt_request(self, params: SamplingParams, **fields: Any) -> TextRequest:
-        """A request for prompts: no more token ids than can be used come back."""
+        """Return the request to tokenize prompts, limited to as many token ids as can be used."""
         limits = self.model.limits
         longest = min(limits.max_model_len, limits.max_kv_tokens)
         request = TextRequest(0, max_ids=longest + 1, **fields)
@@ -222,7 +223,7 @@ class Service:
         return request
 
     def _check_length(self, num_chars: int, request: TextRequest, params: SamplingParams) -> None:
-        """Raise ``context_length_exceeded`` for a text that cannot fit, however it is tokenized."""
+        """Raise ``context_length_exceeded`` for a text that cannot fit into the context, however it is tokenized."""
         if request.max_chars is not None and num_chars > request.max_chars:
             min_tokens = -(-num_chars // self.text.loaded.longest_token)
             raise self._too_long(f"at least {min_tokens}", params)
@@ -244,23 +245,23 @@ class Service:
         return error("context_length_exceeded", param="prompt", prompt=num_tokens, wanted=wanted, limit=longest)
 
     async def bad_word_ids(self, params: SamplingParams) -> list[list[int]] | None:
-        """The token ids of ``params.bad_words``; None if there are none, or no tokenizer."""
+        """Return the token ids of ``params.bad_words``, or None without bad words or tokenizer."""
         if not params.bad_words or not self.tokenizer.has_text:
             return None
         texts = bad_word_texts(params.bad_words)
         return distinct_lists((await self.text.encode(texts, add_special_tokens=False)).token_ids)
 
     async def encode(self, text: str, add_special_tokens: bool) -> list[int]:
-        """Token ids of ``text``."""
+        """Return the token ids of ``text``."""
         return (await self.text.encode([text], add_special_tokens)).token_ids[0]
 
     async def decode(self, token_ids: list[int], skip_special_tokens: bool = False) -> str:
-        """The text of ``token_ids``."""
+        """Return the text of ``token_ids``."""
         request = TextRequest(0, token_ids=token_ids, skip_special_tokens=skip_special_tokens)
         return (await self.text.run(request)).text
 
     def token_text(self, token_id: int) -> str:
-        """The text of a single token."""
+        """Return the text of a single token."""
         return self.tokenizer.token_text(token_id)
 
     def log_request(self, request_id: str, prompts: Sequence[Prompt], params: SamplingParams) -> None:

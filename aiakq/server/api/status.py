@@ -24,7 +24,7 @@ class ReadyResponse(msgspec.Struct):
 
 
 class LoadResponse(msgspec.Struct):
-    """How much work there is."""
+    """The current load."""
 
     server_load: int
     num_requests_running: int
@@ -39,18 +39,18 @@ class VersionResponse(msgspec.Struct):
 
 
 async def live(service: Service, request: Request) -> Response:
-    """200 as long as this process answers, also while it loads, drains or restarts an engine: for liveness probes."""
+    """Return 200 while this process responds, even if it is loading, draining or restarting an engine."""
     return Response()
 
 
 async def health(service: Service, request: Request) -> Response:
-    """200 while requests are answered, else 503 with the reason."""
+    """Return 200 while the server can handle requests, else 503 with the reason."""
     service.check_healthy()
     return Response()
 
 
 async def ready(service: Service, request: Request) -> Response:
-    """200 once the model is loaded. Until then, and while an engine is restarted, 503 with the progress of loading."""
+    """Return 200 once the model is loaded; before that, and while an engine restarts, 503 with the progress."""
     try:
         service.check_healthy()
     except AiakqError as failure:
@@ -59,13 +59,13 @@ async def ready(service: Service, request: Request) -> Response:
 
 
 async def ping(service: Service, request: Request) -> Response:
-    """The same as /health, under the name that some platforms use."""
+    """Same as /health, under the name that some platforms use."""
     service.check_healthy()
     return Response()
 
 
 async def load(service: Service, request: Request) -> Response:
-    """How much work there is: unanswered requests, running and waiting sequences, KV pages in use."""
+    """Return the current load: unfinished requests, running and waiting sequences, KV pages in use."""
     stats = service.manager.stats
     return JSONResponse(LoadResponse(service.num_in_flight, stats.num_running, stats.num_waiting, stats.kv_usage))
 

@@ -1,4 +1,4 @@
-"""Request fields that say what a text has to match: OpenAI's ``response_format``, and both generations of vLLM's."""
+"""Request fields for structured output: OpenAI's ``response_format``, and both generations of vLLM's."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class ResponseFormat(RequestModel):
     format: dict[str, Any] | None = None
 
     def grammar(self) -> Grammar | None:
-        """Return the requested grammar. Raises missing_field and what ``grammar_of`` raises."""
+        """Return the requested grammar. Raises missing_field and the errors of ``grammar_of``."""
         if self.type == "json_object":
             return new_grammar("json_object", "response_format", True)
         if self.type == "json_schema":
@@ -61,7 +61,7 @@ class ResponseFormat(RequestModel):
 
 
 class StructuredFields(RequestModel):
-    """At most one of them asks for something."""
+    """The fields for structured output, at most one of which may be set."""
 
     response_format: ResponseFormat | None = Field(
         None, description="text, json_object, json_schema (enforced whether strict or not) or structural_tag."
@@ -104,7 +104,7 @@ class StructuredFields(RequestModel):
         return present[0] if present else None
 
     def grammar_name(self) -> str:
-        """The field that says what the text has to match."""
+        """Return the name of the field that is set."""
         named_grammar = self.grammar_and_name()
         return "structured_outputs" if named_grammar is None else named_grammar[1]
 
@@ -116,6 +116,6 @@ class StructuredFields(RequestModel):
 
 
 def structured_values(fields: StructuredFields) -> Mapping[str, Any]:
-    """The sampling parameter for what ``fields`` ask for."""
+    """Return the structured-output sampling parameter for ``fields``."""
     named_grammar = fields.grammar_and_name()
     return {} if named_grammar is None else {"structured_outputs": named_grammar[0]}

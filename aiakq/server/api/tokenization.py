@@ -24,7 +24,7 @@ from aiakq.server.process.text_process import TextRequest
 
 
 class TokenizeFields(RequestModel):
-    """The fields of both forms of /tokenize."""
+    """Fields of both forms of /tokenize."""
 
     model: ModelName | None = Field(None, description="A served name.")
     add_special_tokens: bool | None = Field(None, description="True if not given for a prompt, false for messages.")
@@ -66,7 +66,7 @@ class DetokenizeResponse(msgspec.Struct):
 
 
 async def tokenize(service: Service, request: Request) -> Response:
-    """The token ids of a text, or of a conversation in the model's chat template."""
+    """Tokenize a text, or a conversation in the model's chat template."""
     body = await read_body(request, service.max_body_bytes, service.max_values)
     payload: TokenizeRequest | TokenizeChatRequest
     await asyncio.sleep(0)  # it may be large
@@ -85,7 +85,7 @@ async def tokenize(service: Service, request: Request) -> Response:
         text_request = TextRequest(
             0, texts=[payload.prompt], add_special_tokens=payload.add_special_tokens is not False
         )
-    # They may be millions: the worker process writes their JSON.
+    # There may be millions of ids, so the worker process encodes them as JSON.
     text_request.as_json, text_request.with_token_texts = True, bool(payload.return_token_strs)
     reply = await cancel_on_disconnect(request, service.text.run(text_request))
     tokens: Any = msgspec.Raw(reply.ids_json)
@@ -115,7 +115,7 @@ async def tokenizer_info(service: Service, request: Request) -> Response:
 
 
 def _has_messages(body: bytes) -> bool:
-    """Whether ``body`` is the form with messages. What is not an object is left to ``parse_body``."""
+    """Whether ``body`` has messages. Bodies other than objects are left to ``parse_body``."""
     try:
         value = json.loads(body, parse_int=len, parse_float=len)  # numbers need not be converted
     except (ValueError, RecursionError):

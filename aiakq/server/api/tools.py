@@ -1,4 +1,4 @@
-"""Request fields for tools: which there are, and whether the model may call them."""
+"""Request fields for tools: their definitions, and whether the model may call them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from aiakq.errors import error
 from aiakq.server.api.output.json_text import MAX_NAME
 from aiakq.server.api.request_model import FailFastList, RequestModel
 
-#: The most tools of a request.
+#: Maximum number of tools in a request.
 MAX_TOOLS = 1024
 
 _CHOICE_SCHEMA = {
@@ -23,8 +23,10 @@ ToolChoice = Annotated[Any, WithJsonSchema(_CHOICE_SCHEMA)]
 
 
 class ToolFunction(RequestModel):
-    """A function that the model may call. ``parameters`` is the JSON schema of its arguments; with ``strict`` a request
-    is refused if it cannot be enforced.
+    """A function that the model may call.
+
+    parameters  JSON schema of its arguments.
+    strict      reject the request if the schema cannot be enforced.
     """
 
     open = True
@@ -38,7 +40,7 @@ class ToolFunction(RequestModel):
 
 
 class Tool(RequestModel):
-    """A tool, which is a function."""
+    """A tool. Only functions are supported."""
 
     open = True
     ignored_fields = frozenset()
@@ -48,7 +50,7 @@ class Tool(RequestModel):
     function: ToolFunction
 
     def to_dict(self) -> dict[str, Any]:
-        """The tool as chat templates take it: many of them need a description and parameters."""
+        """Return the tool as chat templates expect it, always with description and parameters, which many need."""
         function = {
             "name": self.function.name,
             "description": self.function.description or "",
@@ -61,12 +63,12 @@ Tools = Annotated[FailFastList[Tool], Field(max_length=MAX_TOOLS)]
 
 
 def tool_schemas(tools: Sequence[Tool] | None) -> dict[str, Mapping[str, Any]]:
-    """The JSON schemas of the arguments, by the name of the tool."""
+    """Return tool name -> JSON schema of its arguments."""
     return {tool.function.name: tool.function.parameters or {} for tool in tools or ()}
 
 
 def check_tools(tools: Sequence[Tool] | None, choice: Any) -> None:
-    """Raise ``unsupported_parameter``, ``missing_field``, ``invalid_type`` or ``value_out_of_range`` for tools."""
+    """Raise ``unsupported_parameter``, ``missing_field``, ``invalid_type`` or ``value_out_of_range``."""
     names: set[str] = set()
     for number, tool in enumerate(tools or ()):
         path = f"tools[{number}]"
@@ -98,12 +100,12 @@ def check_tools(tools: Sequence[Tool] | None, choice: Any) -> None:
 
 
 def calls_tools(tools: Sequence[Tool] | None, choice: Any) -> bool:
-    """Whether the model may call tools; then they are in the prompt."""
+    """Whether the model may call tools, which are then in the prompt."""
     return bool(tools) and choice != "none"
 
 
 def forced_tools(tools: Sequence[Tool] | None, choice: Any) -> Sequence[Tool] | None:
-    """The tools of which one has to be called; None: the model decides."""
+    """Return the tools of which one must be called, or None if the model decides."""
     if choice == "required":
         return tools
     if isinstance(choice, Mapping):

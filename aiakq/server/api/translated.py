@@ -1,4 +1,4 @@
-"""Requests of APIs beside OpenAI's chat completions, carried out as the chat request that means the same."""
+"""Requests of other APIs that are executed as the equivalent chat completion request."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from aiakq.server.api.sampling_fields import sampling_model
 from aiakq.server.api.service import Service
 from aiakq.server.process.request_stream import Prompt
 
-#: Sampling fields beyond those that the APIs have themselves, which chat has too.
+#: Sampling fields of chat that these APIs accept in addition to their own.
 _SAMPLING_FIELDS = (
     *("temperature", "top_p", "top_k", "min_p", "seed", "presence_penalty", "frequency_penalty"),
     *("repetition_penalty", "logit_bias", "ignore_eos", "skip_special_tokens"),
 )
-#: A limit of generated tokens. More than the context has room for is allowed.
+#: Maximum number of generated tokens, which may exceed the context.
 TokenLimit = Annotated[int, Field(json_schema_extra={"minimum": 0, "maximum": 2**31})]
 
 _Fields: Any = sampling_model("TranslatedFields", _SAMPLING_FIELDS)
@@ -33,7 +33,7 @@ _Fields: Any = sampling_model("TranslatedFields", _SAMPLING_FIELDS)
 class Translated(RequestModel):
     """A request of another API about a conversation.
 
-    same_fields  those that have the same name and meaning in chat.
+    same_fields  fields with the same name and meaning in chat.
     chat         the chat request, once ``check_combinations`` has been called.
     """
 
@@ -49,24 +49,24 @@ class Translated(RequestModel):
     # --- supplied by subclasses
 
     def chat_fields(self) -> dict[str, Any]:
-        """The fields of the chat request, but for ``same_fields``.
+        """Return the fields of the chat request, except ``same_fields``.
 
         Raises ``unsupported_parameter`` and other errors with this API's names.
         """
         raise NotImplementedError
 
     def own_name(self, param: str) -> str:
-        """This API's name of a parameter of the chat request."""
+        """Return this API's name for a parameter of the chat request."""
         return param
 
     def reasoning_effort(self) -> tuple[ReasoningEffort | None, bool | None]:
-        """How much and whether the model reasons; None: it is not said."""
+        """Return the reasoning effort and whether to reason; None if not specified."""
         return None, None
 
-    # --- what is done with it
+    # --- execution
 
     def check_combinations(self) -> None:
-        """Make ``chat``. Raises what ``ChatCompletionRequest`` and its ``check_combinations`` raise."""
+        """Create ``chat``. Raises the errors of ``ChatCompletionRequest`` and its ``check_combinations``."""
         fields = {name: getattr(self, name) for name in self.same_fields} | self.chat_fields()
         try:
             self._chat = parse_values(ChatCompletionRequest, fields)
@@ -75,22 +75,22 @@ class Translated(RequestModel):
             raise self.rename_param(failure) from None
 
     def reasoning_arguments(self, service: Service) -> dict[str, Any]:
-        """The arguments of the chat template that switch reasoning, as far as it has any."""
+        """Return the chat template arguments that control reasoning, if the template has any."""
         return reasoning_arguments(service.chat_template, *self.reasoning_effort())
 
     def switch_reasoning(self, service: Service) -> None:
-        """Add ``reasoning_arguments`` to those of ``chat``, which take precedence."""
+        """Add ``reasoning_arguments`` to the template arguments of ``chat``, which take precedence."""
         self.chat.chat_template_kwargs = self.reasoning_arguments(service) | (self.chat.chat_template_kwargs or {})
 
     def rename_param(self, failure: AiakqError) -> AiakqError:
-        """``failure`` with this API's name of the parameter it is about."""
+        """Return ``failure`` with this API's name of the parameter."""
         failure = failure if self._chat is None else self._chat.rename_param(failure)
         name = failure.param and self.own_name(failure.param)
         return failure if name == failure.param else error(failure.id, **failure.fields | {"param": name})
 
 
 class TranslatedRequest(_Fields, Translated):
-    """A request of another API to generate one message."""
+    """A request of another API that generates one message."""
 
     same_fields = (
         *_SAMPLING_FIELDS,
@@ -113,11 +113,11 @@ class TranslatedRequest(_Fields, Translated):
     )
 
     def sampling_params(self, defaults: Mapping[str, Any]) -> SamplingParams:
-        """The request's own values over ``defaults``."""
+        """Return the sampling parameters: the request's values, else ``defaults``."""
         return self.chat.sampling_params(defaults)
 
     async def tokenize(self, service: Service, params: SamplingParams) -> list[Prompt]:
-        """The prompt. A limit of tokens beyond the end of the context is that end: agents always send the same one."""
+        """Tokenize the prompt. Clamps the token limit to the context, because agents always send the same limit."""
         self.switch_reasoning(service)
         prompts = await self.chat.tokenize(service, params)
         limits = service.model.limits

@@ -1,4 +1,4 @@
-"""Turns: the messages of a chat request, put together from the smaller parts that other APIs have."""
+"""Turns: build the messages of a chat request from the finer-grained parts of other APIs."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from typing import Any
 
 from aiakq.errors import error
 
-#: Reads the text of one part of a content: the part, its type, and its path.
+#: Returns the text of a content part, given the part, its type and its path.
 ReadPart = Callable[[dict[str, Any], str, str], str]
 
 
 class Turns:
-    """The messages of a conversation. What the assistant wrote in one go is one message."""
+    """The messages of a conversation. Consecutive parts of the assistant become one message."""
 
     def __init__(self) -> None:
         self.messages: list[dict[str, Any]] = []
 
     def system(self, text: str) -> None:
-        """Add instructions. Those at the beginning are one message: many chat templates take only one."""
+        """Add instructions. Initial ones are merged, because many chat templates accept only one system message."""
         if not text:
             return
         if len(self.messages) == 1 and self.messages[0]["role"] == "system":
@@ -30,7 +30,7 @@ class Turns:
         self._add("user", content=text)
 
     def reasoning(self, text: str) -> None:
-        """Add reasoning, which begins a message unless the assistant has just begun one."""
+        """Add reasoning, which starts a new message unless the assistant's last one has no content yet."""
         if text:
             self._assistant("reasoning_content", "content", "tool_calls")["reasoning_content"] = text
 
@@ -42,11 +42,11 @@ class Turns:
         self._assistant().setdefault("tool_calls", []).append(call)
 
     def result(self, call_id: str | None, text: str) -> None:
-        """Add what a call of a tool returned."""
+        """Add the result of a tool call."""
         self._add("tool", content=text, tool_call_id=call_id)
 
     def _assistant(self, *absent: str) -> dict[str, Any]:
-        """The assistant's message at the end if it has none of the fields ``absent``, or a new one."""
+        """Return the last message if it is the assistant's and has none of the fields ``absent``, else a new one."""
         last = self.messages[-1] if self.messages else None
         if last is None or last["role"] != "assistant" or any(name in last for name in absent):
             return self._add("assistant")
@@ -58,7 +58,7 @@ class Turns:
 
 
 def text_of(content: Any, path: str, read: ReadPart) -> str:
-    """The text of a content, which is a text or a list of parts. Raises ``invalid_type``, and what ``read`` raises."""
+    """Return the text of a content, a string or a list of parts. Raises ``invalid_type`` and the errors of ``read``."""
     if isinstance(content, str):
         return content
     if not isinstance(content, list):
@@ -71,7 +71,7 @@ def text_of(content: Any, path: str, read: ReadPart) -> str:
 
 
 def type_of(part: Any, path: str, default: str | None = None) -> str:
-    """The field ``type`` of an object. Raises ``invalid_type`` and ``missing_field``."""
+    """Return the field ``type`` of an object. Raises ``invalid_type`` and ``missing_field``."""
     if not isinstance(part, dict):
         raise error("invalid_type", param=path, reason="an object with a type is expected")
     kind = part.get("type", default)
@@ -83,7 +83,7 @@ def type_of(part: Any, path: str, default: str | None = None) -> str:
 
 
 def string_of(part: dict[str, Any], name: str, path: str) -> str:
-    """A field that is a text. Raises ``missing_field`` and ``invalid_type``."""
+    """Return a string field. Raises ``missing_field`` and ``invalid_type``."""
     value = part.get(name)
     if value is None:
         raise error("missing_field", param=f"{path}.{name}")

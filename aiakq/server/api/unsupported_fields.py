@@ -1,4 +1,4 @@
-"""Request fields that are not implemented: which are ignored and which are refused.
+"""Request fields that are not implemented: which are ignored and which are rejected.
 
 Fields of the OpenAI API and of vLLM that are in no request model are looked up here. Any other field is unknown.
 """
@@ -14,7 +14,7 @@ from aiakq.errors import AiakqError
 
 logger = logging.getLogger("aiakq.server")
 
-#: Names of unknown fields that are logged; clients could send any number of them.
+#: Maximum number of unknown field names to log, since clients could send any number of them.
 MAX_LOGGED_NAMES = 100
 
 
@@ -22,9 +22,9 @@ MAX_LOGGED_NAMES = 100
 class UnsupportedField:
     """A field that would change the response.
 
-    reason   why it is refused.
-    neutral  values that ask for nothing and are accepted; null always is.
-    hint     whether a response without it is still an answer: with --unknown-fields warn every value is accepted.
+    reason   why it is rejected.
+    neutral  values without effect, which are accepted; null always is.
+    hint     whether it is only a hint, of which --unknown-fields warn accepts every value.
     """
 
     reason: str
@@ -32,7 +32,7 @@ class UnsupportedField:
     hint: bool = False
 
     def accepts(self, value: Any) -> bool:
-        """Whether ``value`` asks for nothing. Types are compared too: true is not 1, and 0 is not false."""
+        """Whether ``value`` is neutral. Types are compared, too: true is not 1, and 0 is not false."""
         return value is None or any(type(value) is type(neutral) and value == neutral for neutral in self.neutral)
 
 

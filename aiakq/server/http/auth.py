@@ -158,7 +158,7 @@ class KeyCheck:
 
 
 class HostCheck:
-    """Refuses unknown host names, against DNS rebinding, and requests from web pages of other origins.
+    """Rejects unknown host names, against DNS rebinding, and requests from web pages of other origins.
 
     A web page can make its own host name resolve to 127.0.0.1 to reach a server that only listens there, but its
     requests contain that name. An IP address in the Host header is always accepted, since it cannot be rebound.

@@ -1,1 +1,1 @@
-"""The playground: a page at / that sends requests to this server, and to others beside it."""
+"""The playground: a page at / that sends requests to this server and to others."""

@@ -30,11 +30,11 @@ class PlaygroundSettings(msgspec.Struct):
     """Features that the page can offer.
 
     task            generate, or what the model does instead.
-    chat            whether conversations can be rendered.
+    chat            whether there is a chat template.
     tools           auto, forced (the model may not decide to call them), or none.
-    structured      whether the form of answers can be given.
+    structured      whether structured output is available.
     docs            whether there is /docs.
-    servers         others to compare with.
+    servers         other servers to compare with.
     """
 
     models: list[str]
@@ -52,12 +52,12 @@ class PlaygroundSettings(msgspec.Struct):
 
 
 async def playground(service: Service, request: Request) -> Response:
-    """The playground, a page that sends requests to this server."""
+    """Return the playground, a page that sends requests to this server."""
     return playground_page(service.playground_servers)
 
 
 async def docs(service: Service, request: Request) -> Response:
-    """The description of the API, a page made from /openapi.json."""
+    """Return the API documentation, a page generated from /openapi.json."""
     return page_response("docs.html")
 
 
@@ -85,7 +85,7 @@ async def settings(service: Service, request: Request) -> Response:
 
 
 def _fields(service: Service, request: type[RequestModel]) -> dict[str, dict[str, Any]]:
-    """The schemas of the sampling fields, with the bounds of the model."""
+    """Return the schemas of the sampling fields, with the limits of the model."""
     properties = resolve_limits(request_schema(request), service.model)["properties"]
     return {name: properties[name] for name in SAMPLING_FIELDS if name in properties}
 

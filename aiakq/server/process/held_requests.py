@@ -39,7 +39,7 @@ class HeldRequests:
         return ready
 
     def started(self, request_ids: Iterable[str]) -> None:
-        """The next step runs these requests for the first time, and loads their adapters."""
+        """Record that the next step starts these requests and loads their adapters."""
         if self._needed:
             for request_id in request_ids:
                 self._needed.pop(request_id, None)
@@ -54,14 +54,14 @@ class HeldRequests:
         """Wait briefly if any request is held; return whether one is. The engine is idle."""
         if self._needed:
             held = {spec.request_id for _, spec in self._held}
-            self._forget([request_id for request_id in self._needed if request_id not in held])  # they have ended
+            self._forget([request_id for request_id in self._needed if request_id not in held])  # finished
         if self._held:
             pending = [each for preparing, _ in self._held for each in preparing if not each.done()]
             wait(pending, timeout=_PAUSE, return_when=FIRST_COMPLETED)
         return bool(self._held)
 
     def _prepare(self, spec: RequestSpec) -> list[Future[None]]:
-        """Begin what the request needs; returns what is to be waited for."""
+        """Start the preparations of a request, and return those to wait for."""
         preparing = []
         if spec.grammar is not None:
             preparing.append(self._executor.prepare_grammar(spec.grammar))

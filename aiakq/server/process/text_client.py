@@ -38,18 +38,18 @@ Result = TypeVar("Result")
 _Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 _CODE = "from aiakq.server.process.text_process import main; main()"
-#: Texts processed at a time, and how many of them may be long, so that they do not delay the others.
+#: Number of workers, and maximum number of them that process long texts, so that short ones are not delayed.
 NUM_WORKERS, NUM_LONG = 4, 2
 LONG_CHARS = 1 << 15
 #: Seconds to wait for a reply beyond a worker's own limit, before all workers are restarted.
 _EXTRA_SECONDS = 20.0
-#: How often a worker is asked to drop a request.
+#: Seconds between two ``Drop`` messages for a request.
 _DROP_SECONDS = 0.2
-#: A text that is not long is done after this time, or the tokenizer is stuck.
+#: Seconds after which the tokenizer counts as stuck if a short text is not done.
 STUCK_SECONDS = 10.0
 #: Seconds for a tokenizer to load.
 _LOAD_SECONDS = 300.0
-#: Texts that every tokenizer must be able to take.
+#: Probe texts, which every tokenizer must be able to process.
 _PROBES = (
     "hi",
     "",
@@ -62,7 +62,7 @@ _PROBES = (
     "<é世\U0001f600>\t" * 100,
 )
 
-#: Whose request is handled, by API key or address: clients take turns.
+#: The client of the current request, by API key or address, for round-robin scheduling.
 client_of_request: ContextVar[str] = ContextVar("client_of_request", default="")
 
 
@@ -84,7 +84,7 @@ class _Turn:
 
 
 class WorkerQueue:
-    """Gives free workers to waiting requests: clients in turn, each in order, at most NUM_LONG long ones at a time."""
+    """Assigns free workers to waiting requests: round-robin over clients, at most NUM_LONG long requests at a time."""
 
     def __init__(self) -> None:
         self._free: deque[_Channel] = deque()
@@ -92,7 +92,7 @@ class WorkerQueue:
         self._num_long = 0
 
     async def take(self, client: str, is_long: bool) -> _Channel:
-        """A free worker. Raises ConnectionError if the workers are restarted before there is one."""
+        """Wait for a free worker. Raises ConnectionError if the workers are restarted meanwhile."""
         turn = _Turn(is_long)
         self._waiting.setdefault(client, deque()).append(turn)
         self._serve()
@@ -104,18 +104,18 @@ class WorkerQueue:
             raise
 
     def put(self, channel: _Channel | None, was_long: bool) -> None:
-        """A request is done; ``channel`` is free again, unless it is gone."""
+        """Return ``channel`` after a request, unless its worker is gone."""
         self._num_long -= was_long
         if channel is not None:
             self._free.append(channel)
         self._serve()
 
     def add(self, channel: _Channel) -> None:
-        """A new worker."""
+        """Add a new worker."""
         self.put(channel, was_long=False)
 
     def clear(self) -> None:
-        """The workers are gone: forget those that were free, and fail what waits."""
+        """Discard all workers and fail the waiting requests."""
         self._free.clear()
         for turns in self._waiting.values():
             for turn in turns:
@@ -132,7 +132,7 @@ class WorkerQueue:
         """Remove the first request that may start; its client then comes last."""
         for client in list(self._waiting):
             turns = self._waiting[client]
-            while turns and turns[0].channel.done():  # its client has gone
+            while turns and turns[0].channel.done():  # the client has disconnected
                 turns.popleft()
             at = next((at for at, turn in enumerate(turns) if self._may_start(turn)), None)
             turn = None
@@ -153,10 +153,10 @@ class WorkerQueue:
 
 
 class TextClient:
-    """Texts to token ids, token ids to texts, and conversations to texts, in worker processes.
+    """Tokenization, detokenization and chat template rendering in worker processes.
 
-    loaded     what the process said about the tokenizer.
-    tokenizer  for single tokens and short pieces, in this process; it does not encode.
+    loaded     description of the tokenizer, from the process.
+    tokenizer  tokenizer in this process, used to decode single tokens and short pieces; it does not encode.
     """
 
     def __init__(self, template: str | None, max_chars: int) -> None:
@@ -166,12 +166,12 @@ class TextClient:
         self._is_set_up = False
         self._queue = WorkerQueue()
         self._process: asyncio.subprocess.Process | None = None
-        self._streams: list[_Streams] = []  # to the process itself, and to its workers
+        self._streams: list[_Streams] = []  # connections to the process itself and to its workers
         self._control: asyncio.StreamWriter | None = None
         self._starting = asyncio.Lock()
         self._numbers = itertools.count(1)
         self._dropping: set[asyncio.Future[None]] = set()
-        self._short_since: dict[int, float] = {}  # when the short requests that are not done arrived
+        self._short_since: dict[int, float] = {}  # arrival times of unfinished short requests
 
     @property
     def has_template(self) -> bool:
@@ -189,7 +189,7 @@ class TextClient:
             raise error("tokenizer_stuck", limit=STUCK_SECONDS)
 
     async def load(self, source: TokenizerSource) -> None:
-        """Load the tokenizer and probe it. Raises what ``TokenizerSource.load`` raises."""
+        """Load the tokenizer and probe it. Raises the errors of ``TokenizerSource.load``."""
         self._setup.source = source
         if source.left_out:
             return
@@ -236,7 +236,7 @@ class TextClient:
             raise not_enforceable(param, failure.fields["reason"]) from None
 
     async def run(self, request: TextRequest) -> TextReply:
-        """Give ``request`` to a worker; if the caller is cancelled, its work is dropped.
+        """Run ``request`` on a worker and return the reply. If the caller is cancelled, the request is dropped.
 
         Raises no_tokenizer, no_chat_template, chat_template, tokenization, invalid_type.
         """
@@ -272,7 +272,7 @@ class TextClient:
         return reply
 
     async def start(self) -> None:
-        """Start the process, unless it is running. Raises the error that kept the tokenizer from loading."""
+        """Start the process unless it is running. Raises the error that the tokenizer failed to load with."""
         if self._is_running and not self._starting.locked():
             return
         async with self._starting:
@@ -297,7 +297,7 @@ class TextClient:
         return self._is_set_up and self._process is not None and self._process.returncode is None
 
     async def stop(self) -> None:
-        """End the process and its workers."""
+        """Stop the process and its workers."""
         self._is_set_up = False
         process, self._process = self._process, None
         self._queue.clear()
@@ -309,11 +309,11 @@ class TextClient:
             await process.wait()
 
     async def spawn(self) -> None:
-        """Start the process ahead of ``load``: it imports libraries until it is told which tokenizer to load."""
+        """Start the process before ``load``, so that it can import libraries meanwhile."""
         self._streams, self._process = await _spawn(1 + NUM_WORKERS)
 
     async def _set_up(self) -> None:
-        """Have the process load the tokenizer. Raises the error that it reports."""
+        """Make the process load the tokenizer. Raises the error that it reports."""
         if self._process is None or self._process.returncode is not None:
             await self.spawn()
         (reader, self._control), *workers = self._streams
@@ -322,7 +322,7 @@ class TextClient:
         if loaded.failure is not None:
             id, fields = loaded.failure
             raise error(id, **fields)
-        if self.tokenizer.has_text:  # loaded before
+        if self.tokenizer.has_text:  # already loaded
             loaded.decoder = ""
         self.loaded = loaded
         self._is_set_up = True
@@ -348,12 +348,12 @@ class TextClient:
             dropping.add_done_callback(self._dropping.discard)
             raise
         except (TimeoutError, ConnectionError, asyncio.IncompleteReadError, msgspec.MsgspecError):
-            if self._process is process:  # else another request has found out before
+            if self._process is process:  # else another request has already detected it
                 await self.stop()
             raise
 
     async def _drop(self, channel: _Channel, number: int, exchange: asyncio.Future[TextReply]) -> None:
-        """Ask for a worker's request to be dropped until there is a reply: the worker may not even have begun."""
+        """Send ``Drop`` for a worker's request until a reply arrives, because the worker may not have started on it."""
         control = self._control
         while not exchange.done() and control is not None and not control.is_closing():
             _write(control, Drop(channel.slot, number))
@@ -365,12 +365,12 @@ class TextClient:
         async with asyncio.timeout(seconds):
             while True:
                 reply = msgspec.msgpack.decode(await _read(channel.reader), type=TextReply)
-                if reply.number == number:  # else it is the reply for a worker that died between two requests
+                if reply.number == number:  # else it is the reply for a worker that died while idle
                     return reply
 
 
 async def _spawn(num_sockets: int) -> tuple[list[_Streams], asyncio.subprocess.Process]:
-    """Start the process; returns the connections to it."""
+    """Start the process and return the connections to it."""
     pairs = [socket.socketpair() for _ in range(num_sockets)]
     numbers = [theirs.fileno() for _, theirs in pairs]
     environment = {name: value for name, value in os.environ.items() if name != API_KEY_VARIABLE}
@@ -388,7 +388,7 @@ async def _spawn(num_sockets: int) -> tuple[list[_Streams], asyncio.subprocess.P
 
 
 async def _in_daemon_thread(function: Callable[[], Result]) -> Result:
-    """The result of ``function`` in a thread that does not keep the process from ending."""
+    """Run ``function`` in a thread that does not prevent the process from exiting, and return its result."""
     loop = asyncio.get_running_loop()
     result: asyncio.Future[Result] = loop.create_future()
 
@@ -412,7 +412,7 @@ async def _in_daemon_thread(function: Callable[[], Result]) -> Result:
 
 
 def _size(request: TextRequest) -> int:
-    """About how many characters or ids there are to process."""
+    """Return the approximate number of characters or token ids to process."""
     size = sum(map(len, request.texts)) + sum(map(pair_length, request.pairs)) + len(request.token_ids or ())
     if request.grammar is not None:
         size += len(request.grammar.text)
@@ -424,7 +424,7 @@ def _size(request: TextRequest) -> int:
 
 
 def _frame(request: TextRequest) -> bytes:
-    """``request`` as it is sent. Raises ``invalid_type`` for integers that its encoding does not have."""
+    """Encode ``request``. Raises ``invalid_type`` for integers that MessagePack cannot encode."""
     try:
         return framed(msgspec.msgpack.encode(request))
     except OverflowError:

@@ -1,14 +1,14 @@
 """Worker processes that render chat templates and run the tokenizer, both untrusted, under time and memory limits.
 
-transformers runs templates in a sandbox without access to files, but a template can still loop forever or fill the
-memory, and so can the regular expressions and normalizers of a tokenizer; clients choose the texts that make them do
-so. So this process loads the tokenizer once and forks a worker per socket. A worker sets a timer before each request;
-when it expires, the kernel kills the worker, whatever it is doing, and a new one, forked in a millisecond, replaces it.
+transformers runs templates in a sandbox without access to files, but a template can still loop forever or exhaust
+memory, and so can the regular expressions and normalizers of a tokenizer, on texts that clients choose. So this process
+loads the tokenizer once and forks a worker per socket. A worker sets a timer before each request; when it expires, the
+kernel kills the worker, whatever it is doing, and a new one, forked in a millisecond, replaces it.
 
-Started by ``text_client`` with the numbers of inherited sockets as arguments: the control socket, then one per worker.
-The first frame on the control socket is a ``Setup``, which is answered with ``Loaded``; the others are ``Drop``. A
-frame is a 4-byte big-endian length followed by MessagePack. Requests and replies are numbered. The number of the
-request a worker is working on is also in shared memory, so that its parent can reply if it dies.
+``text_client`` starts it with the numbers of inherited sockets as arguments: the control socket, then one per worker.
+The first frame on the control socket is a ``Setup``, to which the process replies with ``Loaded``; the others are
+``Drop``. A frame is a 4-byte big-endian length followed by MessagePack. Requests and replies are numbered. The number
+of a worker's current request is also in shared memory, so that the parent can reply for a worker that dies.
 """
 
 from __future__ import annotations
@@ -38,16 +38,16 @@ from aiakq.system.frames import framed, receive_frame
 from aiakq.system.memory import trim_heap
 from aiakq.system.processes import begin_child, end_with_parent
 
-#: A worker returns what it freed to the system after a request and reply of more bytes.
+#: Size of request and reply in bytes above which a worker returns freed memory to the system.
 _TRIM_ABOVE_BYTES = 1 << 20
-#: Number of the current request, then which of _PARTS a worker is at.
+#: Number of a worker's current request, and index of its stage in _PARTS.
 _CURRENT = struct.Struct("=QQ")
-#: Processor time to render a conversation, and to tokenize; the latter grows with the text.
+#: Seconds of CPU time to render a conversation, and to tokenize; the latter grows with the text.
 MAX_SECONDS = 1.0
 MAX_SECONDS_PER_CHAR = 1e-5
-#: Bytes a worker may allocate beyond those it starts with: for a template, for a grammar, and for the rest.
+#: Bytes a worker may allocate in addition to its initial size: for a template, a grammar, and anything else.
 MAX_TEMPLATE_BYTES, MAX_GRAMMAR_BYTES, MAX_BYTES = 512 << 20, 512 << 20, 1 << 30
-#: Processor time and bytes to load a tokenizer.
+#: Seconds of CPU time and bytes to load a tokenizer.
 MAX_LOAD_SECONDS, MAX_LOAD_BYTES = 120, 8 << 30
 
 Part = Literal["template", "tokenizer", "grammar"]
@@ -63,19 +63,19 @@ class Setup(msgspec.Struct):
 
 
 class Loaded(msgspec.Struct):
-    """The tokenizer is loaded, or why it is not.
+    """The reply to ``Setup``.
 
-    failure           the error that kept it from loading: an entry of the error registry and its fields.
-    description       for the start-up table.
-    longest_token     most characters of one token; 0 if unknown.
-    decoder           what ``TokenDecoder`` takes; empty if the tokenizer is not compiled.
-    config            what tokenizer_config.json says, see ``Tokenizer.config``, as JSON.
+    failure           error that the tokenizer failed to load with (id in the error registry, fields), or None.
+    description       description for the start-up table.
+    longest_token     maximum number of characters of a token; 0 if unknown.
+    decoder           argument of ``TokenDecoder``; empty if the tokenizer is not compiled.
+    config            contents of tokenizer_config.json as JSON, see ``Tokenizer.config``.
     has_template      whether conversations can be rendered.
     tools_template    the template for conversations with tools.
-    template_failure  why not, if there is a template.
-    vocabulary        what engines make grammars of: an encoded ``Vocabulary``.
-    grammar_failure   why there is none.
-    infill            how the model fills in the middle; None if it does not.
+    template_failure  why the template cannot be used, if there is one.
+    vocabulary        encoded ``Vocabulary`` for compiling grammars.
+    grammar_failure   why there is no vocabulary.
+    infill            tokens for fill-in-the-middle, or None if the model does not support it.
     """
 
     failure: tuple[str, dict[str, Any]] | None = None
@@ -94,16 +94,16 @@ class Loaded(msgspec.Struct):
 class TextRequest(msgspec.Struct):
     """One request; numbers start at 1.
 
-    messages, arguments  a conversation to render with these arguments. Its text is then the only one of ``texts``.
-    texts                to tokenize.
-    pairs                to tokenize instead, each to one list of ids.
+    messages, arguments  conversation to render with these template arguments and tokenize, instead of ``texts``.
+    texts                texts to tokenize.
+    pairs                pairs of texts to tokenize instead, each to one list of ids.
     add_special_tokens   see ``Tokenizer.encode``.
-    max_chars            of a text.
-    max_ids              token ids to return of each text, from its end; None: all of them.
-    as_json              return the ids as JSON, too many for the event loop otherwise, and with ``with_token_texts``
-                         its spelling in the vocabulary.
-    token_ids            to turn into a text; then all else is ignored but ``skip_special_tokens``.
-    grammar              to compile; then all else is ignored.
+    max_chars            maximum number of characters of a text.
+    max_ids              number of token ids to return of each text, from its end; None for all.
+    as_json              return the ids as JSON, because encoding many would block the event loop.
+    with_token_texts     also return the spelling of each token in the vocabulary.
+    token_ids            ids to decode; all other fields but ``skip_special_tokens`` are then ignored.
+    grammar              grammar to compile; all other fields are then ignored.
     """
 
     number: int
@@ -122,7 +122,7 @@ class TextRequest(msgspec.Struct):
 
 
 class TextReply(msgspec.Struct):
-    """The result, or the ``failure`` and what failed. ``counts`` are the tokens of each text, returned or not."""
+    """The result, or the ``failure``. ``counts`` has the total number of tokens of each text."""
 
     number: int
     text: str = ""
@@ -136,7 +136,7 @@ class TextReply(msgspec.Struct):
 
 
 class Drop(msgspec.Struct):
-    """Nobody waits for request ``number``, which the worker on socket ``slot`` may be working on."""
+    """Drop request ``number``, whose client is gone and on which the worker on socket ``slot`` may be working."""
 
     slot: int
     number: int
@@ -146,10 +146,10 @@ def main() -> None:
     """Entry point of the process: fork a worker per socket, and replace workers that die."""
     begin_child()
     control, *sockets = [socket.socket(fileno=int(word)) for word in sys.argv[1:]]
-    from transformers import AutoTokenizer  # noqa: F401  takes seconds, in which the server learns what to load
+    from transformers import AutoTokenizer  # noqa: F401  takes seconds, during which the server determines what to load
 
     body = receive_frame(control)
-    if body is None:  # the server has already ended
+    if body is None:  # the server has already exited
         return
     setup = msgspec.msgpack.decode(body, type=Setup)
     try:
@@ -165,7 +165,7 @@ def main() -> None:
 
 
 def _load(setup: Setup) -> tuple[Tokenizer, str, Loaded]:
-    """The tokenizer, the chat template, and what the server needs to know about them. Raises as ``source.load``."""
+    """Load the tokenizer and the chat template, and describe them for the server. Raises as ``source.load``."""
     _limit_memory(MAX_LOAD_BYTES)
     resource.setrlimit(resource.RLIMIT_CPU, (MAX_LOAD_SECONDS, resource.RLIM_INFINITY))
     signal.signal(signal.SIGXCPU, signal.SIG_DFL)
@@ -194,11 +194,11 @@ def _load(setup: Setup) -> tuple[Tokenizer, str, Loaded]:
 
 
 def _compiler(tokenizer: Tokenizer, loaded: Loaded) -> GrammarCompiler | None:
-    """The compiler that all workers share; fills in the vocabulary of ``loaded``, or why there is none."""
+    """Return the grammar compiler that all workers share. Sets the vocabulary of ``loaded``, or its failure."""
     try:
         vocabulary = Vocabulary.of(tokenizer)
         loaded.vocabulary = msgspec.msgpack.encode(vocabulary)
-        # Which tokens end a text is the engine's business: here only grammars are tried.
+        # End-of-sequence tokens matter only to the engine: this compiler only validates grammars.
         return GrammarCompiler(vocabulary.resized(len(vocabulary.tokens), []))
     except BaseException as failure:  # llguidance is written in Rust, and can panic
         reason = f"its tokenizer cannot be used for it ({one_line(failure)})"
@@ -209,7 +209,7 @@ def _compiler(tokenizer: Tokenizer, loaded: Loaded) -> GrammarCompiler | None:
 
 
 class _WorkerPool:
-    """The workers, by process id, and the request each is working on, in memory shared with them."""
+    """The workers by process id, and the current request of each, in memory shared with them."""
 
     def __init__(self, control: socket.socket, sockets: list[socket.socket], worker: _Worker) -> None:
         self._control = control
@@ -224,7 +224,7 @@ class _WorkerPool:
         self._slots = {self._fork(slot): slot for slot in range(len(sockets))}
 
     def run(self) -> None:
-        """Replace workers that die, until the server is gone."""
+        """Replace workers that die, until the server exits."""
         poll = select.poll()
         poll.register(self._control, select.POLLIN)
         poll.register(self._wake, select.POLLIN)
@@ -246,7 +246,7 @@ class _WorkerPool:
             os.kill(pid, signal.SIGKILL)
 
     def _drop(self, drop: Drop) -> None:
-        """Kill the worker if it is still working on the request; it is stopped first, so that it cannot go on."""
+        """Kill the worker if it is still working on the request; SIGSTOP first, so that it cannot proceed meanwhile."""
         pid = next((pid for pid, slot in self._slots.items() if slot == drop.slot), None)
         if pid is None or self._number(drop.slot) != drop.number:
             return
@@ -261,7 +261,7 @@ class _WorkerPool:
             os.kill(pid, signal.SIGCONT)
 
     def _on_exit(self, pid: int, status: int) -> None:
-        """Reply for a worker that died, and replace it. One that ended by itself has lost its server."""
+        """Reply for a worker that died, and replace it. A worker that exited by itself has lost the server."""
         slot = self._slots.pop(pid)
         if not os.WIFSIGNALED(status) and not os.WEXITSTATUS(status):
             return
@@ -302,7 +302,7 @@ class _WorkerPool:
 
 
 class _Worker:
-    """What a worker does. ``set_current`` publishes the current request, 0 between two, and what is done of it."""
+    """A worker's loop. ``set_current`` publishes the current request (0 if idle) and its stage."""
 
     def __init__(
         self,
@@ -321,7 +321,7 @@ class _Worker:
 
     def run(self, sock: socket.socket, set_current: Callable[[int, Part], None]) -> int:
         """Work until the socket closes."""
-        # Processor time, not wall-clock time: the machine may be busy, and neither part can sleep.
+        # CPU time, not wall-clock time: the machine may be busy, and neither stage can sleep.
         signal.signal(signal.SIGPROF, signal.SIG_DFL)
         while (body := receive_frame(sock)) is not None:
             request = msgspec.msgpack.decode(body, type=TextRequest)
@@ -342,7 +342,7 @@ class _Worker:
                 frame = _frame(TextReply(request.number, failure=first.rstrip(".")[:200], failed=part))
             finally:
                 signal.setitimer(signal.ITIMER_PROF, 0)
-            # From here on the request is not dropped, so that a frame is sent whole or not at all.
+            # From here on the request cannot be dropped, so that no partial frame is sent.
             set_current(0, "template")
             sock.sendall(frame)
             if len(body) + len(frame) > _TRIM_ABOVE_BYTES:
@@ -352,7 +352,7 @@ class _Worker:
         return 0
 
     def _answer(self, request: TextRequest, begin: Callable[[Part, float, int], None]) -> TextReply:
-        """Do what ``request`` asks for. ``begin`` limits the processor time and the bytes of what follows."""
+        """Process ``request``. ``begin`` limits the CPU time and memory of the stage that follows."""
         if request.grammar is not None:
             begin("grammar", MAX_SECONDS, MAX_GRAMMAR_BYTES)
             return self._compile(request.number, request.grammar)
@@ -364,7 +364,7 @@ class _Worker:
         return self._process(request)
 
     def _compile(self, number: int, grammar: Grammar) -> TextReply:
-        """Whether ``grammar`` can be enforced."""
+        """Compile ``grammar`` and reply whether it can be enforced."""
         assert self._compiler is not None, "the server knows that there is none"
         try:
             self._compiler.matcher(grammar)
@@ -384,7 +384,7 @@ class _Worker:
                 break
             except MemoryError:
                 raise
-            except Exception as exception:  # of the first form: the template may refuse all of them for one reason
+            except Exception as exception:  # the first error: all forms may fail for the same reason
                 failure = failure or exception
         else:
             assert failure is not None
@@ -418,12 +418,12 @@ class _Worker:
 
 
 def pair_length(pair: tuple[str, str]) -> int:
-    """Characters of both texts."""
+    """Return the total number of characters of both texts."""
     return len(pair[0]) + len(pair[1])
 
 
 def _set_limits(seconds: float, num_bytes: int) -> None:
-    """Limit the processor time from now on, and what is allocated beyond what is."""
+    """Limit the CPU time from now on, and the memory allocated in addition to the current size."""
     _limit_memory(num_bytes)
     signal.setitimer(signal.ITIMER_PROF, seconds)
 

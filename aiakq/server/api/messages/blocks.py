@@ -1,4 +1,4 @@
-"""The messages and content blocks of a request, as the messages of a chat request."""
+"""Convert the messages and content blocks of a request to the messages of a chat request."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from typing import Any
 from aiakq.errors import error
 from aiakq.server.api.turns import Turns, string_of, text_of, type_of
 
-#: Claude Code begins its system prompt with a block of this, which is another one in every request.
+#: Prefix of the first block of Claude Code's system prompt, which differs in every request.
 _BILLING_MARK = "x-anthropic-billing-header:"
 
 
 def messages_of(system: Any, messages: list[Any]) -> list[dict[str, Any]]:
-    """The messages that ``system`` and ``messages`` mean.
+    """Return the chat messages for ``system`` and ``messages``.
 
     Raises ``unsupported_parameter``, ``invalid_type``, ``missing_field`` and ``value_out_of_range``.
     """
@@ -47,7 +47,7 @@ def _add(turns: Turns, message: dict[str, Any], path: str) -> None:
 
 
 def _system_text(content: Any, path: str) -> str:
-    """The text of a system prompt, without what is another one in every request: no prefix would be cached."""
+    """Return the text of a system prompt, without a block that differs per request and would defeat prefix caching."""
     if isinstance(content, list):
         texts = [part.get("text") if isinstance(part, dict) else None for part in content]
         content = [
@@ -61,7 +61,7 @@ def _system_text(content: Any, path: str) -> str:
 
 
 def _add_user(turns: Turns, blocks: list[Any], path: str) -> None:
-    """Results of calls are messages of their own; text between them is one of the user."""
+    """Add a user turn: each tool result as a separate message, text between them as user messages."""
     texts: list[str] = []
     for number, block in enumerate(blocks):
         block_path = f"{path}[{number}]"
@@ -80,7 +80,7 @@ def _add_user(turns: Turns, blocks: list[Any], path: str) -> None:
 
 
 def _add_assistant(turns: Turns, blocks: list[Any], path: str) -> None:
-    """Thinking that was redacted cannot be read, and is left out."""
+    """Add an assistant turn, without redacted thinking, which cannot be read."""
     texts: list[str] = []
     thoughts: list[str] = []
     calls: list[tuple[str, str, dict[str, Any]]] = []

@@ -1,4 +1,4 @@
-"""Builds the answers of /v1/messages, whole and as events."""
+"""Builds the responses of /v1/messages, complete and as stream events."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"]
 
 
 class MessagesUsage(msgspec.Struct, kw_only=True):
-    """Token counts. Those of the prompt that were taken from the prefix cache are not among ``input_tokens``."""
+    """Token counts. ``input_tokens`` excludes prompt tokens found in the prefix cache."""
 
     input_tokens: int
     cache_creation_input_tokens: Literal[0] = 0
@@ -31,7 +31,7 @@ class MessagesUsage(msgspec.Struct, kw_only=True):
 
 
 class MessagesResponse(msgspec.Struct, kw_only=True):
-    """The whole answer."""
+    """The complete response."""
 
     id: str
     type: Literal["message"] = "message"
@@ -44,27 +44,27 @@ class MessagesResponse(msgspec.Struct, kw_only=True):
 
 
 class MessageStartEvent(NamedEvent, kw_only=True):
-    """The answer begins."""
+    """The start of a response."""
 
     type: Literal["message_start"] = "message_start"
     message: MessagesResponse
 
 
 class PingEvent(NamedEvent, kw_only=True):
-    """Nothing."""
+    """A keep-alive event."""
 
     type: Literal["ping"] = "ping"
 
 
 class StopDelta(msgspec.Struct):
-    """Why the answer ended."""
+    """Why the response ended."""
 
     stop_reason: StopReason | None
     stop_sequence: str | None
 
 
 class MessageDeltaEvent(NamedEvent, kw_only=True):
-    """The answer has ended."""
+    """The end of a response, with its token counts."""
 
     type: Literal["message_delta"] = "message_delta"
     delta: StopDelta
@@ -72,7 +72,7 @@ class MessageDeltaEvent(NamedEvent, kw_only=True):
 
 
 class MessageStopEvent(NamedEvent, kw_only=True):
-    """The last event."""
+    """The last event of a stream."""
 
     type: Literal["message_stop"] = "message_stop"
 
@@ -113,7 +113,7 @@ class MessagesBuilder(ChatResponseBuilder):
         return [MessagesError.from_error(failure)]
 
     def _add(self, delta: Delta, ended: bool) -> Iterator[NamedEvent]:
-        """The events of more output."""
+        """Return the events for more output."""
         state = self.states[0]
         self._update(state, delta)
         yield from self.content.add(events_of(self.messages, 0, delta, ended))

@@ -1,4 +1,4 @@
-"""Errors in Anthropic's shape."""
+"""Errors in Anthropic's format."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import msgspec
 from aiakq.errors import AiakqError
 from aiakq.server.http.streaming import NamedEvent
 
-#: The types by HTTP status, where they are not those of all 4xx and 5xx.
+#: HTTP status -> error type, where it differs from the default for 4xx and 5xx.
 _TYPES = {
     401: "authentication_error",
     403: "permission_error",
@@ -39,6 +39,6 @@ class MessagesError(NamedEvent, kw_only=True):
         status = failure.http_status
         kind = _TYPES.get(status, "invalid_request_error" if status < 500 else "api_error")
         message = str(failure)
-        if failure.id == "context_length_exceeded":  # clients look for Anthropic's words to shorten the conversation
+        if failure.id == "context_length_exceeded":  # clients match Anthropic's wording to compact the conversation
             message = "prompt is too long: {prompt} tokens > {limit} maximum. ".format(**failure.fields) + message
         return cls(error=MessagesErrorDetail(kind, message))

@@ -1,4 +1,4 @@
-"""The content blocks of an answer, and the events of a stream that build them up."""
+"""The content blocks of a response, and the stream events that transmit them."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ class TextBlock(msgspec.Struct, tag="text"):
 
 
 class ThinkingBlock(msgspec.Struct, tag="thinking"):
-    """The reasoning. ``signature`` is a hash of it, which is not checked when it is sent back."""
+    """The reasoning. ``signature`` is its hash, which is not verified when a client sends it back."""
 
     thinking: str
     signature: str
 
 
 class ToolUseBlock(msgspec.Struct, tag="tool_use"):
-    """A call of a tool. Arguments that are not complete, or no object, are the text of the field ``arguments``."""
+    """A tool call. Arguments that are truncated or not an object become the string ``arguments`` in ``input``."""
 
     id: str
     name: str
@@ -53,7 +53,7 @@ class InputJsonDelta(msgspec.Struct, tag="input_json_delta"):
 
 
 class BlockStartEvent(NamedEvent, kw_only=True):
-    """A block begins."""
+    """The start of a block."""
 
     type: Literal["content_block_start"] = "content_block_start"
     index: int
@@ -61,7 +61,7 @@ class BlockStartEvent(NamedEvent, kw_only=True):
 
 
 class BlockDeltaEvent(NamedEvent, kw_only=True):
-    """More of the open block."""
+    """An increment of the open block."""
 
     type: Literal["content_block_delta"] = "content_block_delta"
     index: int
@@ -69,16 +69,16 @@ class BlockDeltaEvent(NamedEvent, kw_only=True):
 
 
 class BlockStopEvent(NamedEvent, kw_only=True):
-    """The open block is complete."""
+    """The end of the open block."""
 
     type: Literal["content_block_stop"] = "content_block_stop"
     index: int
 
 
 class ContentBlocks:
-    """The blocks of one answer, from the events of its message.
+    """Builds the blocks of one response from the events of its message.
 
-    blocks  those that are complete.
+    blocks  complete blocks.
     """
 
     def __init__(self) -> None:
@@ -88,7 +88,7 @@ class ContentBlocks:
         self._texts: list[str] = []
 
     def add(self, events: Iterable[Event]) -> Iterator[NamedEvent]:
-        """The stream events of more events of the message."""
+        """Return the stream events for more events of the message."""
         for event in events:
             if isinstance(event, CallEnded):
                 yield from self.close()
@@ -110,7 +110,7 @@ class ContentBlocks:
                 yield self._more(event.text, TextDelta(event.text))
 
     def close(self) -> Iterator[NamedEvent]:
-        """The stream events of the end of the open block, if there is one."""
+        """Return the stream events that end the open block, if there is one."""
         if self._kind is None:
             return
         block = self._block()
@@ -130,7 +130,7 @@ class ContentBlocks:
         return BlockDeltaEvent(index=len(self.blocks), delta=delta)
 
     def _block(self) -> Block:
-        """The open block with all of its text."""
+        """Return the open block with all of its text."""
         text = "".join(self._texts)
         if self._kind is ContentPiece:
             return TextBlock(text)

@@ -1,4 +1,4 @@
-"""The bodies of POST /v1/messages and its count_tokens, and the chat requests that they mean."""
+"""Bodies of POST /v1/messages and /v1/messages/count_tokens, and their conversion to chat requests."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from aiakq.server.api.translated import TokenLimit, Translated, TranslatedReques
 from aiakq.server.api.unsupported_fields import UnsupportedField
 
 _BLOCKS_SCHEMA = {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "object"}}]}
-#: The names of chat's parameters where they are not the same, without those of tools.
+#: Chat parameter -> this API's name, where they differ, except parameters of tools.
 _NAMES = {
     "stop": "stop_sequences",
     "tool_choice.function.name": "tool_choice.name",
@@ -45,7 +45,7 @@ class MessagesTool(RequestModel):
 
 
 class MessagesToolChoice(RequestModel):
-    """Whether tools are called: auto, any (at least one), tool (that of ``name``) or none."""
+    """Which tools to call: auto, any (at least one), tool (the one named ``name``) or none."""
 
     ignored_fields = frozenset()
     unsupported_fields: ClassVar = {}
@@ -56,7 +56,7 @@ class MessagesToolChoice(RequestModel):
 
 
 class Thinking(RequestModel):
-    """Whether the model reasons, if its chat template has a switch for it. How long it does is not limited."""
+    """Whether the model reasons, if its chat template has a switch. The token budget is not enforced."""
 
     ignored_fields = frozenset({"budget_tokens", "display"})
     unsupported_fields: ClassVar = {}
@@ -65,7 +65,7 @@ class Thinking(RequestModel):
 
 
 class OutputFormat(RequestModel):
-    """The JSON schema of the answer, which is enforced."""
+    """The JSON schema of the response, which is enforced."""
 
     ignored_fields = frozenset()
     unsupported_fields: ClassVar = {}
@@ -75,7 +75,7 @@ class OutputFormat(RequestModel):
 
 
 class OutputConfig(RequestModel):
-    """How much the model reasons, if its chat template has a switch for it, and the format of the answer."""
+    """The reasoning effort, if the chat template supports one, and the response format."""
 
     ignored_fields = frozenset({"task_budget"})
     unsupported_fields: ClassVar = {}
@@ -85,7 +85,7 @@ class OutputConfig(RequestModel):
 
 
 class MessagesFields(Translated):
-    """The fields of both routes."""
+    """Fields of both routes."""
 
     ignored_fields = frozenset(
         {
@@ -115,7 +115,7 @@ class MessagesFields(Translated):
     )
 
     def conversation_fields(self) -> dict[str, Any]:
-        """The fields of the chat request."""
+        """Return the fields of the chat request."""
         messages = messages_of(self.system, self.messages)
         if not messages:
             raise error("value_out_of_range", param="messages", value="empty", allowed="at least one message")
@@ -175,7 +175,7 @@ class CountTokensRequest(MessagesFields):
 
 
 def _chat_tool(tool: MessagesTool, path: str) -> dict[str, Any]:
-    """A tool as chat has it. Raises ``unsupported_parameter`` and ``missing_field``."""
+    """Convert a tool to the chat format. Raises ``unsupported_parameter`` and ``missing_field``."""
     if tool.type not in (None, "custom"):
         reason = f"{tool.type:.64}: only tools of the client are called, which have an input_schema"
         raise error("unsupported_parameter", param=f"{path}.type", reason=reason)

@@ -31,18 +31,18 @@ from aiakq.server.process.text_process import TextRequest
 
 
 class CountTokensResponse(msgspec.Struct):
-    """The tokens of a conversation in the model's chat template."""
+    """The number of tokens of a conversation in the model's chat template."""
 
     input_tokens: int
 
 
 async def messages(service: Service, request: Request) -> Response:
-    """Answer a conversation, as Anthropic's Messages API does."""
+    """Generate the next message of a conversation, as in Anthropic's Messages API."""
     return await generate(service, request, MessagesRequest, MessagesBuilder)
 
 
 async def count_tokens(service: Service, request: Request) -> Response:
-    """The number of tokens of a conversation, as Anthropic's API returns it."""
+    """Count the tokens of a conversation, as in Anthropic's API."""
     body = await read_body(request, service.max_body_bytes, service.max_values)
     await asyncio.sleep(0)  # it may be large
     payload = parse_body(CountTokensRequest, body, service.on_unknown_field)

@@ -1,1 +1,1 @@
-"""Text of a message that arrives in pieces, and the events that parsers make of it."""
+"""Incremental parsing of generated text into events."""

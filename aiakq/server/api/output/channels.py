@@ -1,7 +1,7 @@
-"""The channels of gpt-oss: analysis has the reasoning, final the answer, and commentary the calls of tools.
+"""Channels of gpt-oss: analysis contains the reasoning, final the answer, and commentary the tool calls.
 
 A message is <|channel|>NAME<|message|>text, up to <|end|>, <|return|> or <|call|>; <|start|>assistant comes before the
-next one. A call has a recipient, to=functions.NAME, before or behind the name of its channel, and JSON as its text.
+next one. A call has a recipient, to=functions.NAME, before or after the name of its channel, and JSON as its text.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ class _Head(NamedTuple):
 def read_channels(
     text: TextScanner, output: EventSink, reasoning: Emit, *, in_analysis: bool, finds_calls: bool
 ) -> Parsing[None]:
-    """Read a whole message.
+    """Parse a complete message.
 
-    reasoning    takes what is in the channel analysis.
-    in_analysis  whether the message begins there, without a mark.
-    finds_calls  else they are content.
+    reasoning    receives the text of the channel analysis.
+    in_analysis  whether the message begins in that channel, whose mark is in the prompt.
+    finds_calls  whether to parse tool calls; otherwise they are content.
     """
     head: _Head | None = _Head("analysis" if in_analysis else "final", "")
     if not in_analysis:
         spaces = yield from text.skip_spaces()
         if (yield from text.match("<|channel|>", "<|start|>")):
             head = yield from _read_head(text, output)
-        else:  # no mark: an answer
+        else:  # without a mark, the text is the answer
             output.content(spaces)
     while head is not None:
         is_reasoning = head.channel == "analysis" and not (head.function and finds_calls)
@@ -56,7 +56,7 @@ def read_channels(
 
 
 def _read_head(text: TextScanner, output: EventSink) -> Parsing[_Head | None]:
-    """Read up to the text of the next message; None if there is none."""
+    """Parse the header of the next message; None if there is no further message."""
     before: list[str] = []
     behind: list[str] = []
     mark = yield from text.until(_HEAD, before.append)
@@ -71,7 +71,7 @@ def _read_head(text: TextScanner, output: EventSink) -> Parsing[_Head | None]:
 
 
 def _read_call(text: TextScanner, output: EventSink, function: str) -> Parsing[str]:
-    """Read the arguments of a call, and the mark behind them, which is returned."""
+    """Parse the arguments of a call and the mark after them, which is returned."""
     output.start_call(function)
     yield from text.skip_spaces()
     complete = True

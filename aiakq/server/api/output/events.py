@@ -1,4 +1,4 @@
-"""What a generated message consists of, in order: reasoning, content, and calls of tools with pieces of arguments."""
+"""Parser events of a generated message, in order: reasoning, content, and tool calls with pieces of arguments."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class ReasoningPiece:
 
 @dataclass(frozen=True)
 class CallStarted:
-    """A call of the tool ``name``; calls are numbered from 0."""
+    """The start of a call of the tool ``name``; calls are numbered from 0."""
 
     index: int
     id: str
@@ -33,7 +33,7 @@ class CallStarted:
 
 @dataclass(frozen=True)
 class ArgumentsPiece:
-    """A part of the arguments of a call. The parts joined are its JSON."""
+    """A piece of the arguments of a call; concatenated, the pieces are JSON."""
 
     index: int
     text: str
@@ -41,7 +41,7 @@ class ArgumentsPiece:
 
 @dataclass(frozen=True)
 class CallEnded:
-    """The arguments of a call are complete."""
+    """The end of a call."""
 
     index: int
 
@@ -52,12 +52,12 @@ Event = ContentPiece | ReasoningPiece | CallStarted | ArgumentsPiece | CallEnded
 class EventSink:
     """Collects the events of one message.
 
-    White space around reasoning and beside calls is dropped; all other text is kept as it is.
+    White space around reasoning and calls is dropped; all other text is kept unchanged.
 
-    call_id      the id of a call, from its number.
-    max_calls    calls beyond are dropped, with ``parallel_tool_calls: false``.
-    num_calls    started so far.
-    reasoning_bytes  of the text up to the end of the reasoning; None if there is none or it has not ended.
+    call_id      returns the id of a call for its number.
+    max_calls    maximum number of calls (1 with ``parallel_tool_calls: false``); further calls are dropped.
+    num_calls    number of calls so far.
+    reasoning_bytes  UTF-8 length of the text up to the end of the reasoning; None if absent or not ended.
     """
 
     def __init__(self, call_id: Callable[[int], str], max_calls: int | None = None) -> None:
@@ -82,13 +82,13 @@ class EventSink:
         self._reasoning.add(text)
 
     def end_reasoning(self, num_bytes: int) -> None:
-        """The reasoning ends; so much text has been read."""
+        """End the reasoning after ``num_bytes`` of text."""
         self.reasoning_bytes = num_bytes
         self._reasoning.trim()
         self._content.trim()
 
     def start_call(self, name: str, id: str = "") -> None:
-        """A call begins; ``id`` if the model wrote one."""
+        """Start a call; ``id`` is the one that the model wrote, if any."""
         self._content.trim()
         self._has_arguments = False
         self._dropped = self._max_calls is not None and self.num_calls >= self._max_calls
@@ -103,7 +103,7 @@ class EventSink:
             self._add(ArgumentsPiece(self.num_calls - 1, text))
 
     def end_call(self) -> None:
-        """The current call is complete. Without arguments they are ``{}``."""
+        """End the current call. If no arguments were added, they are ``{}``."""
         if not self._dropped:
             if not self._has_arguments:
                 self.arguments("{}")
@@ -111,12 +111,12 @@ class EventSink:
         self._content.trim()
 
     def finish(self) -> None:
-        """There is no more text."""
+        """End the message."""
         if not self.num_calls:
             self._content.flush()
 
     def take(self) -> list[Event]:
-        """The events since the last call."""
+        """Remove and return the events collected so far."""
         events, self._events = self._events, []
         return events
 
@@ -133,11 +133,11 @@ class EventSink:
 
 
 class _Trimmed:
-    """Passes text on, but for white space at its end, which may have to be dropped."""
+    """Passes text on, but holds back trailing white space, which may have to be dropped."""
 
     def __init__(self, emit: Callable[[str], None], at_start: bool = False) -> None:
         self._emit = emit
-        self._at_start = at_start  # white space is dropped until there is something else
+        self._at_start = at_start  # drop white space until there is other text
         self._spaces: list[str] = []
 
     def add(self, text: str) -> None:
@@ -152,7 +152,7 @@ class _Trimmed:
             self._spaces.append(spaces)
 
     def trim(self) -> None:
-        """Drop the white space here, before and after."""
+        """Drop pending white space and white space that follows."""
         self._spaces.clear()
         self._at_start = True
 

@@ -1,7 +1,7 @@
-"""JSON in generated text: passes values on as they are written, and reads the object of a call.
+"""Incremental JSON parsing in generated text: pass values through, and parse the object of a tool call.
 
-The text of arguments is not made anew: it is emitted as the model wrote it. Only what JSON forbids inside strings and
-models write all the same (line breaks, unknown escapes) is escaped.
+Arguments are not re-serialized but emitted as the model wrote them. Only invalid characters of strings that models do
+write (line breaks, unknown escapes) are escaped.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from collections.abc import Callable, Collection
 from aiakq.server.api.output.events import EventSink
 from aiakq.server.api.output.scanner import Emit, Parsing, TextScanner
 
-#: Most brackets inside each other.
+#: Maximum nesting depth.
 MAX_DEPTH = 256
-#: Most characters of a name or a key.
+#: Maximum number of characters of a name or a key.
 MAX_NAME = 256
 
 _STRING_RUN = re.compile(r'[^"\\\x00-\x1f]+')
@@ -25,7 +25,7 @@ _CLOSING = {"{": "}", "[": "]"}
 
 
 def json_value(text: TextScanner, emit: Emit) -> Parsing[bool]:
-    """Read a value and emit its text in pieces. Returns whether it is complete; reading stops where it is malformed."""
+    """Read a value and emit its text in pieces. Returns whether it is complete; stops at malformed JSON."""
     first = yield from text.peek()
     if first == '"':
         return (yield from json_string(text, emit))
@@ -52,7 +52,7 @@ def json_value(text: TextScanner, emit: Emit) -> Parsing[bool]:
 
 
 def json_string(text: TextScanner, emit: Emit) -> Parsing[bool]:
-    """Read a string, as ``json_value`` does."""
+    """Read a string, like ``json_value``."""
     if (yield from text.peek()) != '"':
         return False
     emit(text.take())
@@ -79,7 +79,7 @@ def json_string(text: TextScanner, emit: Emit) -> Parsing[bool]:
 
 
 def _scalar(text: TextScanner, emit: Emit) -> Parsing[bool]:
-    """Read a number or a word. It ends where another character begins, or with the text."""
+    """Read a number or a literal, up to the first other character or the end."""
     pieces: list[str] = []
     while (character := (yield from text.peek())) and _SCALAR.match(character):
         pieces.append(text.span(_SCALAR))
@@ -91,9 +91,9 @@ _INVALID = object()
 
 
 def decoded(text: str, strict: bool = False) -> object:
-    """The value of a JSON text; a sentinel, see ``is_valid``, if it is none.
+    """Return the value of a JSON text, or a sentinel (see ``is_valid``) if it is invalid.
 
-    Unless ``strict``, strings may have line breaks.
+    Unless ``strict``, strings may contain line breaks.
     """
     try:
         return json.loads(text, strict=strict, parse_constant=_refuse)
@@ -102,7 +102,7 @@ def decoded(text: str, strict: bool = False) -> object:
 
 
 def is_valid(value: object) -> bool:
-    """Whether ``value``, from ``decoded``, is a value."""
+    """Whether ``decoded`` returned a value, not the sentinel."""
     return value is not _INVALID
 
 
@@ -111,7 +111,7 @@ def _refuse(constant: str) -> None:
 
 
 def read_string(text: TextScanner) -> Parsing[str | None]:
-    """Read a string of at most ``MAX_NAME`` characters, and return its value; None if there is none."""
+    """Read a string of at most ``MAX_NAME`` characters and return its value, or None if there is none."""
     pieces: list[str] = []
     if not (yield from json_string(text, pieces.append)):
         return None
@@ -120,7 +120,7 @@ def read_string(text: TextScanner) -> Parsing[str | None]:
 
 
 def arguments_value(text: TextScanner, emit: Emit) -> Parsing[bool]:
-    """Read the arguments of a call and emit them as the text of an object, in pieces; none if they are null.
+    """Read the arguments of a call and emit them in pieces as the text of an object; nothing if they are null.
 
     Some models write the object as a string.
     """
@@ -147,9 +147,9 @@ def json_call(
 ) -> Parsing[bool]:
     """Read an object such as {"name": "f", "arguments": {}} as a call. Returns whether there was one.
 
-    Without a name there is no call. Arguments before the name wait for it. Other keys are ignored.
+    An object without a name is not a call. Arguments before the name are buffered. Other keys are ignored.
 
-    accepts  the name; it has to be first then, or behind ``"type": "function"``.
+    accepts  predicate for the name, which then must be the first key, except for ``"type": "function"``.
     """
     text.take()  # the brace
     name = ""
@@ -186,13 +186,13 @@ def json_call(
     if complete and name and not started:
         output.start_call(name)
         started = True
-    if started and (complete or not text.is_exhausted):  # else the text was cut off
+    if started and (complete or not text.is_exhausted):  # else the text is truncated
         output.end_call()
     return started
 
 
 def _key(text: TextScanner) -> Parsing[str | None]:
-    """Read a key of an object and the colon behind it; None if there is none."""
+    """Read a key of an object and the colon after it; None if there is none."""
     key = yield from read_string(text)
     yield from text.skip_spaces()
     if key is None or not (yield from text.match(":")):

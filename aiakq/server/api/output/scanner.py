@@ -1,7 +1,7 @@
-"""TextScanner: generated text that arrives in pieces, for parsers that are generators.
+"""TextScanner: text that arrives in pieces, for parsers written as generators.
 
-A parser reads through ``yield from``; it is suspended where it needs more text. How the text was cut makes no
-difference to what it reads. What has been read is dropped: the scanner holds no more than the beginning of a mark.
+A parser reads with ``yield from`` and is suspended when it needs more text. What it reads does not depend on how the
+text is split into pieces. Text that has been read is dropped: the scanner buffers at most a partial mark.
 """
 
 from __future__ import annotations
@@ -11,16 +11,16 @@ from collections.abc import Callable, Generator
 from typing import TypeVar
 
 Result = TypeVar("Result")
-#: A part of a parser. It is resumed when there is more text, or none any more.
+#: A generator of a parser, resumed when more text arrives or the text ends.
 Parsing = Generator[None, None, Result]
-#: Takes pieces of text.
+#: Receives pieces of text.
 Emit = Callable[[str], None]
 
 _SPACES = re.compile(r"[ \t\r\n]+")
 
 
 class Marks:
-    """Texts to look for. None may contain another one."""
+    """Strings to search for, none of which may contain another."""
 
     def __init__(self, *texts: str) -> None:
         self.texts = texts
@@ -28,11 +28,11 @@ class Marks:
         self._longest = max(map(len, texts))
 
     def search(self, text: str, position: int) -> re.Match[str] | None:
-        """The first mark in ``text`` from ``position`` on."""
+        """Return the first mark in ``text`` from ``position`` on."""
         return self._pattern.search(text, position)
 
     def held(self, text: str, position: int) -> int:
-        """Where the end of ``text`` begins that may be the beginning of a mark; its length if there is none."""
+        """Return the start of a suffix of ``text`` that may be a partial mark; its length if there is none."""
         for start in range(max(position, len(text) - self._longest + 1), len(text)):
             if any(mark.startswith(text[start:]) for mark in self.texts):
                 return start
@@ -43,7 +43,7 @@ class TextScanner:
     """Text in pieces.
 
     ended      whether no more text will come.
-    num_bytes  of UTF-8 that have been read.
+    num_bytes  number of UTF-8 bytes read.
     """
 
     def __init__(self) -> None:
@@ -55,7 +55,7 @@ class TextScanner:
 
     @property
     def is_exhausted(self) -> bool:
-        """Whether all text there will ever be has been read."""
+        """Whether the text has ended and all of it has been read."""
         return self.ended and self._position == len(self._text)
 
     def feed(self, text: str, ended: bool = False) -> None:
@@ -65,7 +65,7 @@ class TextScanner:
         self.ended = ended
 
     def record(self, text: str = "") -> None:
-        """Remember what is read from now on, behind ``text``, for ``recorded``."""
+        """Record what is read from now on, after ``text``, for ``recorded``."""
         self._record = [text]
 
     def recorded(self) -> str:
@@ -74,29 +74,29 @@ class TextScanner:
         return "".join(record or ())
 
     def peek(self) -> Parsing[str]:
-        """The next character, which is not read; "" at the end."""
+        """Return the next character without reading it; "" at the end."""
         while self._position == len(self._text) and not self.ended:
             yield
         return self._text[self._position : self._position + 1]
 
     def take(self) -> str:
-        """Read the next character, which ``peek`` has returned."""
+        """Read the next character, which ``peek`` must have returned."""
         return self._take(self._position + 1)
 
     def span(self, pattern: re.Pattern[str]) -> str:
-        """Read what is there now of a run of characters that ``pattern``, a repeated character class, matches."""
+        """Read the available part of a run of characters that match ``pattern``, a repeated character class."""
         match = pattern.match(self._text, self._position)
         return self._take(match.end()) if match else ""
 
     def skip_spaces(self) -> Parsing[str]:
-        """Read white space up to another character; returns it."""
+        """Read and return white space up to the next other character."""
         spaces = [self.span(_SPACES)]
         while (yield from self.peek()) in (" ", "\t", "\r", "\n"):
             spaces.append(self.span(_SPACES))
         return "".join(spaces)
 
     def match(self, *texts: str) -> Parsing[str]:
-        """Read the longest of ``texts`` the text goes on with; "" if there is none."""
+        """Read and return the longest of ``texts`` that matches here; "" if none does."""
         ordered = sorted(texts, key=len, reverse=True)
         while True:
             rest = self._text[self._position : self._position + len(ordered[0])] if ordered else ""
@@ -108,7 +108,7 @@ class TextScanner:
             yield
 
     def skip(self, *texts: str) -> Parsing[str]:
-        """Read as ``match`` does, at the end also the beginning of one of ``texts``: it was cut off."""
+        """Read like ``match``; at the end of the text also a truncated one of ``texts``."""
         matched = yield from self.match(*texts)
         rest = self._text[self._position :] if self.ended and not matched else ""
         if rest and any(each.startswith(rest) for each in texts):
@@ -116,9 +116,9 @@ class TextScanner:
         return matched
 
     def until(self, marks: Marks, emit: Emit, read_mark: bool = True, keep_rest: bool = True) -> Parsing[str]:
-        """Emit the text up to the first of ``marks``, which is read, too, and returned; "" at the end.
+        """Emit the text up to the first of ``marks``, and read and return that mark; "" at the end.
 
-        Without ``keep_rest``, the beginning of a mark at the end is not emitted: it was cut off.
+        keep_rest  whether to emit a truncated mark at the end of the text.
         """
         while True:
             match = marks.search(self._text, self._position)

@@ -1,1 +1,1 @@
-"""Routes of models that generate nothing: embeddings, probabilities of labels, and scores."""
+"""Routes of pooling models: embeddings, classification, and scores."""

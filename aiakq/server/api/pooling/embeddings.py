@@ -36,7 +36,7 @@ _INPUT_SCHEMA = {
 
 
 class InputFields(PoolingFields):
-    """The fields of requests with one text per result."""
+    """Fields of requests with one result per text."""
 
     input: Annotated[Any, WithJsonSchema(_INPUT_SCHEMA)] = Field(
         description="A text, a list of texts, a list of token ids, or a list of such lists."
@@ -44,7 +44,7 @@ class InputFields(PoolingFields):
     add_special_tokens: bool | None = Field(None, description="Whether tokenization adds special tokens.")
 
     def inputs(self) -> list[str | list[int]]:
-        """The texts or token ids. Raises ``invalid_type`` and ``empty_prompt``."""
+        """Return the texts or token ids. Raises ``invalid_type`` and ``empty_prompt``."""
         return split_prompts(self.input, "input")
 
 
@@ -85,7 +85,7 @@ class ClassificationRequest(InputFields):
 
 
 class Embedding(msgspec.Struct):
-    """One embedding: numbers, or base64."""
+    """One embedding, as a list of numbers or base64."""
 
     index: int
     embedding: list[float] | str
@@ -93,7 +93,7 @@ class Embedding(msgspec.Struct):
 
 
 class EmbeddingResponse(msgspec.Struct):
-    """The embeddings, in the order of the inputs."""
+    """Embeddings in the order of the inputs."""
 
     id: str
     created: int
@@ -123,7 +123,7 @@ class PoolingResponse(msgspec.Struct):
 
 
 class Classification(msgspec.Struct):
-    """The label that is most likely, and the probability of each."""
+    """The most likely label, and the probability of every label."""
 
     index: int
     label: str
@@ -132,7 +132,7 @@ class Classification(msgspec.Struct):
 
 
 class ClassificationResponse(msgspec.Struct):
-    """The labels of the inputs, in their order."""
+    """Labels in the order of the inputs."""
 
     id: str
     created: int
@@ -143,7 +143,7 @@ class ClassificationResponse(msgspec.Struct):
 
 
 async def embeddings(service: Service, request: Request) -> Response:
-    """An embedding of each text."""
+    """Return an embedding for each text."""
 
     async def respond(call: PoolingCall[EmbeddingRequest]) -> EmbeddingResponse:
         call.limits.check_embeds()
@@ -170,7 +170,7 @@ async def pooling(service: Service, request: Request) -> Response:
 
 
 async def classify(service: Service, request: Request) -> Response:
-    """The probability of each label, of each text."""
+    """Return the probability of each label for each text."""
 
     async def respond(call: PoolingCall[ClassificationRequest]) -> ClassificationResponse:
         call.limits.check_classifies()

@@ -1,7 +1,7 @@
-"""Handling of requests whose prompts are pooled: admission, execution in parts, and errors.
+"""Handling of pooling requests: admission, execution in batches, and errors.
 
-A request may have thousands of texts. They are tokenized and computed a few at a time, so that it holds no more memory
-and no more places in the engine's queue than another one.
+A request may have thousands of texts. They are tokenized and computed in batches, so that it takes no more memory and
+engine queue slots than other requests.
 """
 
 from __future__ import annotations
@@ -35,19 +35,19 @@ from aiakq.server.http.responses import JSONResponse
 from aiakq.server.http.streaming import ClientDisconnected, cancel_on_disconnect
 from aiakq.server.process.request_stream import MAX_PROMPTS, Prompt, RequestStream
 
-#: Texts, or pairs of them, of one request.
+#: Maximum number of texts, or pairs of texts, of one request.
 MAX_INPUTS = 2048
-#: Parts of a request that are computed at a time, so that the engine has the next when one is done.
-_PARTS_AT_A_TIME = 2
-#: Why a part may have to wait, and how often it asks again.
-_PASSING = ("overloaded", "engine_restarting")
+#: Number of concurrent batches of a request, so that the engine has the next when one is done.
+_CONCURRENT_BATCHES = 2
+#: Errors after which a batch is retried, and the seconds between retries.
+_RETRIED_ERRORS = ("overloaded", "engine_restarting")
 _RETRY_SECONDS = 0.05
-#: Numbers of rows, and vectors, that are written before others get their turn.
-_NUMBERS_AT_A_TIME, _VECTORS_AT_A_TIME = 1 << 14, 8
+#: Number of values of rows, and of vectors, to encode before yielding to other tasks.
+_NUMBERS_PER_YIELD, _VECTORS_PER_YIELD = 1 << 14, 8
 
 
 class PoolingFields(RequestModel):
-    """The fields of all requests whose prompts are pooled."""
+    """Fields of all pooling requests."""
 
     model: ModelName | None = Field(None, description="A served name; the only one if not given.")
     truncate_prompt_tokens: Annotated[int, Field(json_schema_extra={"minimum": -1})] | None = Field(
@@ -59,7 +59,7 @@ class PoolingFields(RequestModel):
 
 
 class PoolingUsage(msgspec.Struct):
-    """Tokens of all prompts."""
+    """Number of tokens of all prompts."""
 
     prompt_tokens: int
     total_tokens: int
@@ -80,8 +80,8 @@ Entry = TypeVar("Entry")
 class PoolingCall(Generic[Payload]):
     """One request, parsed as ``payload``.
 
-    id      of the response.
-    limits  what the server's model makes of prompts.
+    id      id of the response.
+    limits  pooling limits of the served model.
     """
 
     def __init__(
@@ -101,20 +101,20 @@ class PoolingCall(Generic[Payload]):
 
     @property
     def model(self) -> str:
-        """The served name that the response has."""
+        """Model name in the response."""
         return self.service.model.shown_name(self.payload.model)
 
     async def pool(
         self, inputs: Sequence[str | list[int]], params: PoolingParams, add_special_tokens: bool = True
     ) -> list[PooledPrompt]:
-        """Pool each of ``inputs``, which are texts or token ids. Raises what tokenization and the engine raise."""
+        """Pool each of ``inputs``, texts or token ids. Raises the errors of tokenization and the engine."""
         pooling = self.limits.resolve(params)
 
         async def part(inputs: Sequence[str | list[int]]) -> list[PooledPrompt]:
             prompts = await self.service.tokenize_prompts(inputs, add_special_tokens, self._params)
             return await self._run(prompts, pooling)
 
-        return await self._in_parts(inputs, part)
+        return await self._in_batches(inputs, part)
 
     async def pool_pairs(self, pairs: Sequence[tuple[str, str]], params: PoolingParams) -> list[PooledPrompt]:
         """Pool each pair of texts as one prompt."""
@@ -127,19 +127,19 @@ class PoolingCall(Generic[Payload]):
                 prompts = await self.service.tokenize_pairs(pairs, self._params)
             return await self._run(prompts, pooling)
 
-        return await self._in_parts(pairs, part)
+        return await self._in_batches(pairs, part)
 
-    async def _in_parts(
+    async def _in_batches(
         self, entries: Sequence[Entry], run: Callable[[Sequence[Entry]], Awaitable[list[PooledPrompt]]]
     ) -> list[PooledPrompt]:
-        """``run`` over parts of ``entries``, some at a time; the results in order."""
+        """Call ``run`` on batches of ``entries``, several concurrently, and return the results in order."""
         if len(entries) > MAX_INPUTS:
             raise error("too_many_prompts", param="input", value=len(entries), limit=MAX_INPUTS)
         outputs: list[PooledPrompt] = []
         running: deque[asyncio.Task[list[PooledPrompt]]] = deque()
         try:
             for start in range(0, len(entries), MAX_PROMPTS):
-                if len(running) == _PARTS_AT_A_TIME:
+                if len(running) == _CONCURRENT_BATCHES:
                     outputs += await running[0]
                     running.popleft()
                 running.append(asyncio.ensure_future(run(entries[start : start + MAX_PROMPTS])))
@@ -153,7 +153,7 @@ class PoolingCall(Generic[Payload]):
         return outputs
 
     async def _run(self, prompts: list[Prompt], pooling: Pooling) -> list[PooledPrompt]:
-        """Have the engine compute ``prompts``."""
+        """Run ``prompts`` on the engine."""
         service = self.service
         self._num_rows += sum(pooling.num_rows(prompt.token_ids) for prompt in prompts)
         self.limits.check_rows(self._num_rows, "input")
@@ -169,7 +169,7 @@ class PoolingCall(Generic[Payload]):
         return [PooledPrompt(outputs[index], len(prompt.token_ids)) for index, prompt in enumerate(prompts)]
 
     async def _start(self, prompts: list[Prompt], pooling: Pooling) -> RequestStream:
-        """Start a part of the request. Only the first one fails where there is no place or no engine for the moment."""
+        """Start a batch. If the queue is full or the engine restarts, the first one fails and later ones wait."""
         service = self.service
         while True:
             if service.closing is not None:
@@ -189,17 +189,17 @@ class PoolingCall(Generic[Payload]):
                     adapter=self.service.model.adapter(self.payload.model),
                 )
             except AiakqError as failure:
-                if failure.id not in _PASSING or self._arrival_time is not None:
+                if failure.id not in _RETRIED_ERRORS or self._arrival_time is not None:
                     raise
             else:
-                # The other parts have not waited since the request arrived.
+                # Later batches have not been waiting since the arrival of the request.
                 self._arrival_time = None
                 return stream
             await asyncio.sleep(_RETRY_SECONDS)
 
 
 def usage_of(prompts: Sequence[PooledPrompt]) -> PoolingUsage:
-    """Tokens of ``prompts``."""
+    """Return the token counts of ``prompts``."""
     count = sum(prompt.num_tokens for prompt in prompts)
     return PoolingUsage(count, count)
 
@@ -207,7 +207,7 @@ def usage_of(prompts: Sequence[PooledPrompt]) -> PoolingUsage:
 def pooling_route(
     path: str, handler: Handler, request: type[PoolingFields], response: type[msgspec.Struct], description: str
 ) -> Route:
-    """A route whose prompts are pooled; ``description`` is that of the response."""
+    """Return a pooling route; ``description`` is that of its response."""
     return Route(
         "POST",
         path,
@@ -228,7 +228,7 @@ async def answer(
     id_prefix: str,
     respond: Callable[[PoolingCall[Payload]], Awaitable[msgspec.Struct]],
 ) -> Response:
-    """Run a request with a body of ``model``; ``respond`` makes the response."""
+    """Run a request with a body of type ``model``; ``respond`` builds the response."""
     tracker = RequestTracker(service, request.scope)
     try:
         service.check_available()
@@ -253,7 +253,7 @@ async def answer(
 
 
 async def encoded(prompts: Sequence[PooledPrompt], encoding: str, one_row: bool) -> list[Any]:
-    """The JSON of each result: a list of numbers, one per row, or base64 of them as float32."""
+    """Encode each result as JSON: a list of numbers, a list of rows, or base64 of float32 values."""
     values: list[Any] = []
     for prompt in prompts:
         if encoding == "base64":
@@ -262,11 +262,11 @@ async def encoded(prompts: Sequence[PooledPrompt], encoding: str, one_row: bool)
             values.append(msgspec.Raw(msgspec.json.encode(prompt.pooled.vector())))
         else:
             rows, parts = prompt.pooled.rows(), []
-            at_a_time = max(1, _NUMBERS_AT_A_TIME // prompt.pooled.width)
+            at_a_time = max(1, _NUMBERS_PER_YIELD // prompt.pooled.width)
             for start in range(0, len(rows), at_a_time):
                 await asyncio.sleep(0)
                 parts.append(msgspec.json.encode(rows[start : start + at_a_time])[1:-1])
             values.append(msgspec.Raw(b"[" + b",".join(parts) + b"]"))
-        if len(values) % _VECTORS_AT_A_TIME == 0:
+        if len(values) % _VECTORS_PER_YIELD == 0:
             await asyncio.sleep(0)
     return values

@@ -1,7 +1,7 @@
 """POST /score and /rerank, each under several paths.
 
-A model with one label scores a pair of texts together. Of a model of embeddings, a score is the cosine of the angle
-between those of the two texts.
+A model with one label is a cross-encoder, which scores a pair of texts. With an embedding model, the score is the
+cosine similarity of the embeddings of both texts.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ from aiakq.server.api.request_model import FailFastList, OnUnknownField, Request
 from aiakq.server.api.service import Service
 
 _Texts = str | Annotated[FailFastList[str], Field(min_length=1, max_length=MAX_INPUTS)]
-#: Scores that are computed of embeddings before others get their turn.
+#: Number of scores to compute from embeddings before yielding to other tasks.
 _SCORES_AT_A_TIME = 16
 
 
 class ScoringFields(PoolingFields):
-    """The fields of both kinds of requests."""
+    """Fields of both kinds of requests."""
 
     activation: bool | None = Field(None, description="Whether scores become probabilities; as the model says.")
 
@@ -55,7 +55,7 @@ class ScoreRequest(ScoringFields):
     documents: _Texts | None = Field(None, description="Another name of text_2.")
 
     def pairs(self) -> list[tuple[str, str]]:
-        """The pairs. Raises ``missing_field``, ``unsupported_parameter``, ``invalid_type``."""
+        """Return the pairs. Raises ``missing_field``, ``unsupported_parameter``, ``invalid_type``."""
         both = []
         for name, other in (("text_1", "queries"), ("text_2", "documents")):
             given = [value for value in (getattr(self, name), getattr(self, other)) if value is not None]
@@ -74,7 +74,7 @@ class RerankDocument(RequestModel):
 
 
 class RerankRequest(ScoringFields):
-    """The body of POST /rerank, as Jina's and Cohere's."""
+    """The body of POST /rerank, as in the APIs of Jina and Cohere."""
 
     query: str = Field(description="The text that documents are compared with.")
     documents: Annotated[FailFastList[str | RerankDocument], Field(min_length=1, max_length=MAX_INPUTS)] = Field(
@@ -86,7 +86,7 @@ class RerankRequest(ScoringFields):
     return_documents: bool | None = Field(None, description="Whether results repeat the documents; true if not given.")
 
     def texts(self, on_unknown: OnUnknownField | None) -> list[str]:
-        """The documents. Raises ``unknown_field`` and ``value_out_of_range``."""
+        """Return the documents. Raises ``unknown_field`` and ``value_out_of_range``."""
         if self.top_n is not None and self.top_n < 0:
             raise error("value_out_of_range", param="top_n", value=self.top_n, allowed="at least 0")
         for index, document in enumerate(self.documents):
@@ -104,7 +104,7 @@ class Score(msgspec.Struct):
 
 
 class ScoreResponse(msgspec.Struct):
-    """The scores, in the order of the pairs."""
+    """Scores in the order of the pairs."""
 
     id: str
     created: int
@@ -121,7 +121,7 @@ class RankedText(msgspec.Struct):
 
 
 class RankedDocument(msgspec.Struct):
-    """A document's place in the request, and its score."""
+    """A document's index in the request, and its score."""
 
     index: int
     relevance_score: float
@@ -140,7 +140,7 @@ class RerankResponse(msgspec.Struct):
 async def _scores(
     call: PoolingCall[ScoreRequest] | PoolingCall[RerankRequest], pairs: Sequence[tuple[str, str]]
 ) -> tuple[list[float], list[PooledPrompt]]:
-    """The score of each pair, and the prompts they were computed of."""
+    """Return the score of each pair, and the pooled prompts."""
     call.limits.check_scores()
     params = call.payload.params()
     if call.limits.is_classifier:
@@ -148,7 +148,7 @@ async def _scores(
         return [prompt.pooled.vector()[0] for prompt in outputs], outputs
     texts = list(dict.fromkeys(text for pair in pairs for text in pair))
     outputs = []
-    for start in range(0, len(texts), MAX_INPUTS):  # a pair has two
+    for start in range(0, len(texts), MAX_INPUTS):  # two prompts per pair
         outputs += await call.pool(texts[start : start + MAX_INPUTS], params)
     vectors = {text: prompt.pooled.vector() for text, prompt in zip(texts, outputs, strict=True)}
     scores: list[float] = []
@@ -160,7 +160,7 @@ async def _scores(
 
 
 async def score(service: Service, request: Request) -> Response:
-    """How well two texts go together, for each pair."""
+    """Return the similarity or relevance score of each pair of texts."""
 
     async def respond(call: PoolingCall[ScoreRequest]) -> ScoreResponse:
         scores, outputs = await _scores(call, call.payload.pairs())
@@ -171,7 +171,7 @@ async def score(service: Service, request: Request) -> Response:
 
 
 async def rerank(service: Service, request: Request) -> Response:
-    """Documents in the order in which they go together with a query."""
+    """Rank documents by their relevance to a query."""
 
     async def respond(call: PoolingCall[RerankRequest]) -> RerankResponse:
         payload = call.payload

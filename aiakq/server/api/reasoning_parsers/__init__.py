@@ -1,4 +1,4 @@
-"""Reasoning parsers, by the names of ``--reasoning-parser``: each finds the reasoning in front of an answer.
+"""Reasoning parsers by the names of ``--reasoning-parser``. Each separates the reasoning from the answer.
 
 Other packages add parsers as entry points of ``aiakq.reasoning_parsers``; see docs/adding.md.
 """
@@ -9,7 +9,7 @@ from aiakq.registry import Registry
 
 _HERE = "aiakq.server.api.reasoning_parsers"
 
-#: Subclasses of ``ReasoningParser``, in the order in which they are tried where the chat template decides.
+#: Name -> subclass of ``ReasoningParser``, in the order in which they are matched with the chat template.
 REASONING_PARSERS = Registry(
     "aiakq.reasoning_parsers",
     {

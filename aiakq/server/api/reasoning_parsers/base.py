@@ -1,4 +1,4 @@
-"""ReasoningParser: finds the reasoning in front of an answer, between two marks."""
+"""ReasoningParser: separate the reasoning before an answer, which is between two marks."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from aiakq.server.api.tool_parsers.base import ToolParser
 
 
 class ReasoningParser:
-    """A parser of one message. Most subclasses have marks only.
+    """A parser of one message. Most subclasses only define marks.
 
-    starts, ends    the marks around the reasoning. Those that are special tokens stay in the text.
-    marks           further ones that are special tokens.
-    has_answer_mark  whether the answer begins behind one of ``ends``.
-    open_default    whether the message begins with reasoning if the prompt does not say.
-    template_marks  a chat template with all of these is one of this format; empty: that cannot be told.
-    is_open         whether this message begins with reasoning, without its first mark.
-    tools           the parser of its calls; None: they are not looked for.
+    starts, ends    marks around the reasoning. Special tokens among them are kept in the text.
+    marks           additional marks that are special tokens.
+    has_answer_mark  whether one of ``ends`` starts the answer.
+    open_default    whether the message begins with reasoning if the prompt does not show it.
+    template_marks  strings that identify a chat template of this format; empty if it cannot be detected.
+    is_open         whether this message begins with reasoning, whose start mark is in the prompt.
+    tools           parser of its tool calls, or None.
     """
 
     tools: ToolParser | None = None
@@ -35,9 +35,9 @@ class ReasoningParser:
 
     @classmethod
     def opened_by(cls, prompt: str, continued: str | None = None) -> bool:
-        """Whether the reasoning is open at the end of ``prompt``, of which the end decides, not its arguments.
+        """Whether ``prompt`` ends within reasoning, so that the message begins with it.
 
-        continued  the text of the message that the model continues, if there is one.
+        continued  text of the message that the model continues, if any.
         """
         if continued is not None:
             last_start = max((continued.rfind(mark) for mark in cls.starts), default=-1)
@@ -48,7 +48,7 @@ class ReasoningParser:
         return end.endswith(cls.starts) or (cls.open_default and not end.endswith(cls.ends))
 
     def parse(self, text: TextScanner, output: EventSink) -> Parsing[None]:
-        """Read ``text`` up to where the answer begins. Reasoning goes to ``output``."""
+        """Read ``text`` up to the start of the answer, and pass reasoning to ``output``."""
         spaces = yield from text.skip_spaces()
         mark = yield from text.match(*self.starts)
         if not mark and not self.is_open:

@@ -1,4 +1,4 @@
-"""deepseek_r1: <think> and </think>, of DeepSeek R1, which leaves out the first mark."""
+"""deepseek_r1: <think> and </think> of DeepSeek R1, which omits the start mark."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from aiakq.server.api.reasoning_parsers.base import ReasoningParser
 
 
 class DeepseekR1ReasoningParser(ReasoningParser):
-    """Open from the beginning."""
+    """Reasoning is open from the beginning."""
 
     open_default = True
     template_marks = ("</think>", "<｜Assistant｜>")

@@ -6,6 +6,6 @@ from aiakq.server.api.reasoning_parsers.base import ReasoningParser
 
 
 class Glm45ReasoningParser(ReasoningParser):
-    """The same marks as those of Qwen3."""
+    """The same marks as Qwen3."""
 
     template_marks = ("</think>", "[gMASK]")

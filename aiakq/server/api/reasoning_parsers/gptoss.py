@@ -10,7 +10,7 @@ from aiakq.server.api.tool_parsers.gptoss import GptossParser
 
 
 class GptossReasoningParser(ReasoningParser):
-    """Reads the whole message: there may be reasoning between two parts of the answer, and between two calls."""
+    """Parses the complete message, because reasoning may come between parts of the answer and between calls."""
 
     starts = ("<|channel|>analysis<|message|>",)
     ends = ("<|end|>", "<|channel|>final<|message|>")

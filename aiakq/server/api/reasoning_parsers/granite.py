@@ -1,4 +1,4 @@
-"""granite: Sentences around the reasoning, of Granite 3.2."""
+"""granite: fixed sentences around the reasoning, of Granite 3.2."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from aiakq.server.api.reasoning_parsers.base import ReasoningParser
 
 
 class GraniteReasoningParser(ReasoningParser):
-    """The marks are text like any other."""
+    """The marks are plain text."""
 
     starts = ("Here is my thought process:", "Here's my thought process:")
     ends = ("Here is my response:", "Here's my response:")

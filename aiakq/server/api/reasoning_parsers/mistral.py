@@ -6,7 +6,7 @@ from aiakq.server.api.reasoning_parsers.base import ReasoningParser
 
 
 class MistralReasoningParser(ReasoningParser):
-    """Marks that are special tokens."""
+    """The marks are special tokens."""
 
     starts = ("[THINK]",)
     ends = ("[/THINK]",)

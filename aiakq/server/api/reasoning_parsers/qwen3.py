@@ -6,6 +6,6 @@ from aiakq.server.api.reasoning_parsers.base import ReasoningParser
 
 
 class Qwen3ReasoningParser(ReasoningParser):
-    """The model writes both marks, or the prompt the first one, or both of them."""
+    """The prompt may contain the start mark, or both; otherwise the model writes them."""
 
     template_marks = ("</think>",)

@@ -1,4 +1,4 @@
-"""Builds the responses of /v1/responses, whole and as events."""
+"""Builds the responses of /v1/responses, complete and as stream events."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ ResponseStatus = Literal["in_progress", "completed", "incomplete", "failed"]
 
 
 class InputTokensDetails(msgspec.Struct):
-    """``cached_tokens`` were taken from the prefix cache."""
+    """``cached_tokens`` is the number of prompt tokens found in the prefix cache."""
 
     cached_tokens: int
 
 
 class OutputTokensDetails(msgspec.Struct):
-    """``reasoning_tokens`` come before the answer; 0 without a reasoning parser."""
+    """``reasoning_tokens`` is the number of tokens before the answer; 0 without a reasoning parser."""
 
     reasoning_tokens: int
 
@@ -54,14 +54,14 @@ class IncompleteDetails(msgspec.Struct):
 
 
 class ResponseFailure(msgspec.Struct):
-    """Why there is no response; ``code`` is the id of the error in docs/errors.md."""
+    """Why a response failed; ``code`` is the id of the error in docs/errors.md."""
 
     code: str
     message: str
 
 
 class ResponsesResponse(msgspec.Struct, kw_only=True):
-    """The whole response. What was asked for is repeated as it took effect; ``store`` is always false."""
+    """The complete response. It repeats the effective request settings; ``store`` is always false."""
 
     id: str
     object: Literal["response"] = "response"
@@ -92,7 +92,7 @@ class ResponsesResponse(msgspec.Struct, kw_only=True):
 
 
 class ResponseEvent(StreamEvent, kw_only=True):
-    """response.created, response.in_progress, response.completed, response.incomplete and response.failed."""
+    """Events response.created, .in_progress, .completed, .incomplete and .failed."""
 
     response: ResponsesResponse
 
@@ -132,7 +132,7 @@ class ResponsesBuilder(ChatResponseBuilder):
         return self._number([ResponseEvent(type="response.failed", response=response)])
 
     def _add(self, delta: Delta, ended: bool) -> Iterator[StreamEvent]:
-        """The events of more output."""
+        """Return the events for more output."""
         state = self.states[0]
         self._update(state, delta)
         yield from self.output.add(events_of(self.messages, 0, delta, ended))
@@ -155,7 +155,7 @@ class ResponsesBuilder(ChatResponseBuilder):
         return numbered
 
     def _response(self, status: ResponseStatus) -> ResponsesResponse:
-        """The response so far."""
+        """Return the response so far."""
         response = ResponsesResponse(
             id=self.id,
             created_at=self.created,
@@ -173,7 +173,7 @@ class ResponsesBuilder(ChatResponseBuilder):
         return response
 
     def _repeated(self) -> dict[str, Any]:
-        """The fields of the request that are in the response."""
+        """Return the request fields that the response repeats."""
         payload, params = self.payload, self.params
         offered = payload.offered
         format: dict[str, Any] = {"type": "text"}

@@ -1,4 +1,4 @@
-"""The items of a request's input, as the messages of a chat request."""
+"""Convert the input items of a request to the messages of a chat request."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from aiakq.errors import error
 from aiakq.server.api.responses.tools import flat_name
 from aiakq.server.api.turns import Turns, string_of, text_of, type_of
 
-#: What reasoning in ``encrypted_content`` begins with: it is ours.
+#: Prefix of reasoning that this server has encoded as ``encrypted_content``.
 _REASONING_MARK = "aiakq1."
-#: Parts of a content that are text, and the field with it.
+#: Type of text content part -> its text field.
 _TEXT_PARTS = {"input_text": "text", "output_text": "text", "text": "text", "refusal": "refusal"}
 
 
 def messages_of(instructions: str | None, items: Any) -> list[dict[str, Any]]:
-    """The messages that ``instructions`` and ``input`` mean.
+    """Return the chat messages for ``instructions`` and ``input``.
 
     Raises ``unsupported_parameter``, ``invalid_type``, ``missing_field`` and ``value_out_of_range``.
     """
@@ -35,7 +35,7 @@ def messages_of(instructions: str | None, items: Any) -> list[dict[str, Any]]:
 
 
 def continues(items: Any) -> bool:
-    """Whether the answer continues the last item, a message of the assistant that says it is not complete."""
+    """Whether the response continues the last item, an assistant message that is marked as incomplete."""
     last = items[-1] if isinstance(items, list) and items else None
     if not isinstance(last, dict) or last.get("type", "message") != "message":
         return False
@@ -43,7 +43,7 @@ def continues(items: Any) -> bool:
 
 
 def encoded_reasoning(text: str) -> str:
-    """Reasoning as ``encrypted_content``. It is not secret, but clients send it back as it is."""
+    """Encode reasoning as ``encrypted_content``. It is not encrypted, but clients send it back unchanged."""
     return _REASONING_MARK + base64.b64encode(text.encode(errors="replace")).decode()
 
 
@@ -94,7 +94,7 @@ def _read_part(part: dict[str, Any], kind: str, path: str) -> str:
 
 
 def _reasoning_of(item: Mapping[str, Any], path: str) -> str:
-    """The text of past reasoning; "" if there is none that can be read, such as that of another server."""
+    """Return the text of past reasoning; "" if it cannot be decoded, for example if it is from another server."""
 
     def read(part: dict[str, Any], kind: str, part_path: str) -> str:
         if kind not in ("reasoning_text", "summary_text"):

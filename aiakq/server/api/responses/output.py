@@ -1,4 +1,4 @@
-"""The output of a response: its items, and the events of a stream that build them up."""
+"""The output items of a response, and the stream events that transmit them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class ReasoningText(msgspec.Struct, tag="reasoning_text"):
 
 
 class OutputMessage(msgspec.Struct, kw_only=True, tag="message"):
-    """The answer."""
+    """The answer message."""
 
     id: str
     role: Literal["assistant"] = "assistant"
@@ -39,7 +39,7 @@ class OutputMessage(msgspec.Struct, kw_only=True, tag="message"):
 
 
 class ReasoningItem(msgspec.Struct, kw_only=True, tag="reasoning"):
-    """The reasoning before the answer. It is not summarized."""
+    """The reasoning before the answer, without a summary."""
 
     id: str
     summary: list[Any] = msgspec.field(default_factory=list)
@@ -49,7 +49,7 @@ class ReasoningItem(msgspec.Struct, kw_only=True, tag="reasoning"):
 
 
 class FunctionCallItem(msgspec.Struct, kw_only=True, tag="function_call"):
-    """A call of a tool; ``arguments`` is the text of a JSON object."""
+    """A tool call; ``arguments`` is a JSON object as text."""
 
     id: str
     call_id: str
@@ -63,20 +63,20 @@ OutputItem = OutputMessage | ReasoningItem | FunctionCallItem
 
 
 class StreamEvent(NamedEvent, kw_only=True):
-    """An event of a stream; they are numbered from 0."""
+    """A stream event; events are numbered from 0."""
 
     sequence_number: int = 0
 
 
 class ItemEvent(StreamEvent, kw_only=True):
-    """response.output_item.added and .done."""
+    """Events response.output_item.added and .done."""
 
     output_index: int
     item: OutputItem
 
 
 class PartEvent(StreamEvent, kw_only=True):
-    """response.content_part.added and .done."""
+    """Events response.content_part.added and .done."""
 
     item_id: str
     output_index: int
@@ -85,7 +85,7 @@ class PartEvent(StreamEvent, kw_only=True):
 
 
 class TextDeltaEvent(StreamEvent, kw_only=True):
-    """response.output_text.delta and response.reasoning_text.delta."""
+    """Events response.output_text.delta and response.reasoning_text.delta."""
 
     item_id: str
     output_index: int
@@ -95,7 +95,7 @@ class TextDeltaEvent(StreamEvent, kw_only=True):
 
 
 class TextDoneEvent(StreamEvent, kw_only=True):
-    """response.output_text.done and response.reasoning_text.done."""
+    """Events response.output_text.done and response.reasoning_text.done."""
 
     item_id: str
     output_index: int
@@ -105,7 +105,7 @@ class TextDoneEvent(StreamEvent, kw_only=True):
 
 
 class ArgumentsDeltaEvent(StreamEvent, kw_only=True):
-    """response.function_call_arguments.delta."""
+    """Event response.function_call_arguments.delta."""
 
     item_id: str
     output_index: int
@@ -113,7 +113,7 @@ class ArgumentsDeltaEvent(StreamEvent, kw_only=True):
 
 
 class ArgumentsDoneEvent(StreamEvent, kw_only=True):
-    """response.function_call_arguments.done."""
+    """Event response.function_call_arguments.done."""
 
     item_id: str
     output_index: int
@@ -122,13 +122,13 @@ class ArgumentsDoneEvent(StreamEvent, kw_only=True):
 
 
 class OutputItems:
-    """The items of one response, from the events of its message.
+    """Builds the items of one response from the events of its message.
 
-    items  those that are complete.
+    items  complete items.
     """
 
     def __init__(self, response_id: str, members: Mapping[str, tuple[str, str]], encrypts_reasoning: bool) -> None:
-        """members: namespace and name of tools, by the name that the model uses."""
+        """members: tool name used by the model -> (namespace, name)."""
         self.items: list[OutputItem] = []
         self._response_id = response_id
         self._members = members
@@ -138,7 +138,7 @@ class OutputItems:
         self._texts: list[str] = []
 
     def add(self, events: Iterable[Event]) -> Iterator[StreamEvent]:
-        """The stream events of more events of the message."""
+        """Return the stream events for more events of the message."""
         for event in events:
             if isinstance(event, CallEnded):
                 yield from self.close("completed")
@@ -159,7 +159,7 @@ class OutputItems:
                 yield TextDeltaEvent(type=name, delta=event.text, **self._place, **self._no_logprobs)
 
     def close(self, status: Status) -> Iterator[StreamEvent]:
-        """The stream events of the end of the open item, if there is one."""
+        """Return the stream events that end the open item, if there is one."""
         if self._kind is None:
             return
         item, text = self._item(status), "".join(self._texts)
@@ -184,7 +184,7 @@ class OutputItems:
             yield PartEvent(type="response.content_part.added", part=part, **self._place)
 
     def _item(self, status: Status) -> OutputItem:
-        """The open item as it is now. Its content is empty until it ends."""
+        """Return the open item in its current state. Its content is empty until it ends."""
         ended, text = status != "in_progress", "".join(self._texts)
         if self._kind is ReasoningPiece:
             encrypted = encoded_reasoning(text) if ended and self._encrypts_reasoning else None

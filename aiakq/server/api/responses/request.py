@@ -1,4 +1,4 @@
-"""The body of POST /v1/responses, and the chat request that it means."""
+"""The body of POST /v1/responses, and its conversion to a chat request."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _CHOICE_SCHEMA = {
     "anyOf": [{"enum": ["none", "auto", "required", None]}, {"type": "object"}],
     "description": "none, auto, required, or an object of type function or allowed_tools.",
 }
-#: The names of chat's parameters where they are not the same, without those of tools.
+#: Chat parameter -> this API's name, where they differ, except parameters of tools.
 _NAMES = {
     "max_tokens": "max_output_tokens",
     "messages": "input",
@@ -47,7 +47,7 @@ Includable = Literal[
 
 
 class TextFormat(RequestModel):
-    """The format of the answer. A JSON schema is enforced whether ``strict`` or not."""
+    """The response format. A JSON schema is enforced whether ``strict`` or not."""
 
     ignored_fields = frozenset({"description"})
     unsupported_fields: ClassVar = {}
@@ -58,7 +58,7 @@ class TextFormat(RequestModel):
     strict: bool | None = None
 
     def response_format(self) -> dict[str, Any]:
-        """The field of chat."""
+        """Return the corresponding chat field."""
         if self.type != "json_schema":
             return {"type": self.type}
         if self.schema_ is None:
@@ -68,7 +68,7 @@ class TextFormat(RequestModel):
 
 
 class TextOptions(RequestModel):
-    """How the answer is written."""
+    """Options for the text of the response."""
 
     ignored_fields = frozenset()
     unsupported_fields = {"verbosity": UNSUPPORTED_FIELDS["verbosity"]}
@@ -77,7 +77,7 @@ class TextOptions(RequestModel):
 
 
 class ReasoningOptions(RequestModel):
-    """How much the model reasons, if its chat template can be told. Reasoning is returned in full, not summarized."""
+    """The reasoning effort, if the chat template supports one. Reasoning is returned in full, without a summary."""
 
     ignored_fields = frozenset({"summary", "generate_summary"})
     unsupported_fields: ClassVar = {}

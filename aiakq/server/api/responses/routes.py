@@ -21,7 +21,7 @@ from aiakq.server.api.service import Service
 
 
 async def responses(service: Service, request: Request) -> Response:
-    """Answer a conversation, as OpenAI's Responses API does. Nothing is stored: each request has all of it."""
+    """Generate the next output of a conversation, as in OpenAI's Responses API. Responses are not stored."""
     return await generate(service, request, ResponsesRequest, ResponsesBuilder)
 
 

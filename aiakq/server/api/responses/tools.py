@@ -1,4 +1,4 @@
-"""The tools of a request to /v1/responses, and which of them are called, as chat has them."""
+"""Convert tools and tool choice of a /v1/responses request to the chat format."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Any
 from aiakq.errors import error
 from aiakq.server.api.turns import string_of, type_of
 
-#: Tools of OpenAI's servers that agents offer whatever the server is. They are left out: the model is not told of them.
+#: OpenAI's server-side tools, which agents send to any server. They are omitted from the prompt.
 LEFT_OUT = frozenset({"web_search", "web_search_preview", "image_generation", "tool_search"})
 
 
 def flat_name(namespace: str, name: str) -> str:
-    """The name by which the model calls the tool ``name`` of a namespace."""
+    """Return the name under which the model sees the tool ``name`` of a namespace."""
     return namespace + name if namespace.endswith("__") else f"{namespace}__{name}"
 
 
@@ -23,8 +23,8 @@ class OfferedTools:
     tools        the tools in the format of chat completions.
     choice       ``tool_choice`` of chat completions.
     paths        path of each tool in the request, for error messages.
-    members      namespace and name of the tools inside a namespace, by the name that the model uses.
-    definitions  the tools that are not left out, as they were sent.
+    members      tool name used by the model -> (namespace, name), for tools inside a namespace.
+    definitions  definitions of the tools as sent, without omitted ones.
     """
 
     def __init__(self, tools: list[Any] | None, choice: Any) -> None:
@@ -68,7 +68,7 @@ class OfferedTools:
         self.paths.append(path)
 
     def _choose(self, choice: Any) -> None:
-        """Set ``choice``; with ``allowed_tools`` there are no others."""
+        """Set ``choice``; ``allowed_tools`` removes all other tools."""
         if choice is None or isinstance(choice, str):
             self.choice = choice
             return

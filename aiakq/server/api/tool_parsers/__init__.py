@@ -1,4 +1,4 @@
-"""Tool parsers, by the names of ``--tool-call-parser``: each finds the calls in the text of one family of models.
+"""Tool parsers by the names of ``--tool-call-parser``. Each parses the tool calls of one family of models.
 
 Other packages add parsers as entry points of ``aiakq.tool_parsers``; see docs/adding.md.
 """
@@ -9,7 +9,7 @@ from aiakq.registry import Registry
 
 _HERE = "aiakq.server.api.tool_parsers"
 
-#: Subclasses of ``ToolParser``, in the order in which they are tried where the chat template decides.
+#: Name -> subclass of ``ToolParser``, in the order in which they are matched with the chat template.
 TOOL_PARSERS = Registry(
     "aiakq.tool_parsers",
     {

@@ -1,7 +1,7 @@
-"""What arguments that are written one by one look like: as text between tags, or as keyword arguments of Python.
+"""Grammars of arguments that are not JSON objects: text between tags, and keyword arguments of Python.
 
-Only objects whose properties are known can be written so, and only values that the parsers of these formats read back
-as what their JSON schema says; ``properties_of`` and ``text_value`` return None for others.
+They support only objects with known properties, and only values that the parsers of these formats read back as a value
+of the JSON schema; ``properties_of`` and ``text_value`` return None for others.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from typing import Any
 from aiakq.runtime.structured.formats import Format, any_text, const, either, regex, schema, sequence, some_tags, tag
 from aiakq.server.api.tool_parsers.base import PLAIN_NAME
 
-#: Keywords beside which ``properties`` says all about an object, and those that say nothing about a value.
+#: Keywords of objects that are fully described by ``properties``, and keywords without effect on values.
 _NOTES = frozenset(
     ("title", "description", "default", "examples", "example", "deprecated", "$comment", "$schema", "strict")
 )
 _DEFINITIONS = ("$defs", "definitions")
 _OF_OBJECTS = _NOTES.union(_DEFINITIONS, ("type", "properties", "required", "additionalProperties"))
 _LOCAL = re.compile(r"#/(\$defs|definitions)/([^/~%]+)")
-#: References that follow one another.
+#: Maximum length of a chain of references.
 _MAX_HOPS = 8
 _NOTHING = const("")
 
@@ -31,7 +31,7 @@ _NOTHING = const("")
 class Property:
     """One property of an object.
 
-    schema  without a reference at its top, and complete in itself.
+    schema  JSON schema without a top-level reference, and self-contained.
     """
 
     name: str
@@ -40,7 +40,7 @@ class Property:
 
 
 def properties_of(schema: Mapping[str, Any]) -> list[Property] | None:
-    """The properties of an object with the JSON schema ``schema``; none of them: it has any. None: they are not all."""
+    """Return the properties of objects with the JSON schema ``schema``, or None if others are possible."""
     if not _OF_OBJECTS.issuperset(schema) or not _is_well_formed(schema) or schema.get("additionalProperties"):
         return None
     properties, required = schema.get("properties", {}), schema.get("required", [])
@@ -56,7 +56,7 @@ def properties_of(schema: Mapping[str, Any]) -> list[Property] | None:
 
 
 def takes_anything(schema: Mapping[str, Any]) -> bool:
-    """Whether an object with the JSON schema ``schema`` may have any properties, and names none."""
+    """Whether objects with the JSON schema ``schema`` may have any properties, and it declares none."""
     return (
         _OF_OBJECTS.issuperset(schema)
         and not schema.get("properties")
@@ -65,7 +65,7 @@ def takes_anything(schema: Mapping[str, Any]) -> bool:
 
 
 def _is_well_formed(schema: Any) -> bool:
-    """Whether the keywords that are read here have values of the types that JSON Schema allows."""
+    """Whether the keywords used here have values of the types that JSON Schema allows."""
     if not isinstance(schema, Mapping):
         return False
     return all(is_right(schema[keyword]) for keyword, is_right in _KEYWORDS.items() if keyword in schema)
@@ -98,7 +98,7 @@ _KEYWORDS: Mapping[str, Callable[[Any], bool]] = {
 
 
 def resolved(value: Any, root: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """A part of the JSON schema ``root`` with what it refers to; None if that is not found."""
+    """Return a part of the JSON schema ``root`` with its references resolved, or None if one is not found."""
     for _ in range(_MAX_HOPS):
         if value is True:
             value = {}
@@ -155,7 +155,7 @@ def text_value(value_schema: Mapping[str, Any], marks: Collection[str]) -> Forma
 
 
 def _types(schema: Mapping[str, Any]) -> set[str] | None:
-    """All types that a value may have; None if the schema does not name them."""
+    """Return all types that a value may have, or None if the schema does not restrict them."""
     kinds = schema.get("type")
     if kinds is not None:
         return {kinds} if isinstance(kinds, str) else set(kinds)
@@ -169,7 +169,7 @@ def _types(schema: Mapping[str, Any]) -> set[str] | None:
 
 
 def _is_plain(schema: Mapping[str, Any]) -> bool:
-    """Whether any string matches ``schema``, but for its length."""
+    """Whether any string matches ``schema``, apart from its length."""
     keys = schema.keys() - _NOTES
     if "type" in keys:
         return keys <= ({"type", "minLength", "maxLength"} if schema["type"] == "string" else {"type"})
@@ -178,7 +178,7 @@ def _is_plain(schema: Mapping[str, Any]) -> bool:
 
 
 def _one_of(schema: Mapping[str, Any], marks: Collection[str]) -> Format | None:
-    """The values that ``enum`` or ``const`` name. Strings among other values are written as JSON."""
+    """Return the values of ``enum`` or ``const``. Strings among values of other types are written as JSON."""
     values = [schema["const"]] if "const" in schema else schema["enum"]
     are_strings = schema.get("type", "string" if "enum" in schema else None) == "string"
     if are_strings and not all(isinstance(value, str) for value in values):
@@ -192,10 +192,10 @@ def _one_of(schema: Mapping[str, Any], marks: Collection[str]) -> Format | None:
 def tagged_arguments(
     schema: Mapping[str, Any], marks: Collection[str], parameter: Callable[[Format, Format], Format]
 ) -> Format | None:
-    """Arguments between tags for an object with the JSON schema ``schema``, in its order.
+    """Return the format of arguments between tags for the JSON schema ``schema``, in the order of its properties.
 
-    marks      that end a value.
-    parameter  what an argument is, of its name and value.
+    marks      strings that end a value.
+    parameter  returns the format of an argument for its name and the format of its value.
     """
     if takes_anything(schema):
         one = parameter(regex(PLAIN_NAME.pattern), any_text(excludes=marks))
@@ -214,7 +214,7 @@ def tagged_arguments(
 
 
 def keyword_arguments(object_schema: Mapping[str, Any]) -> Format | None:
-    """Keyword arguments of Python for an object with the JSON schema ``payload``: what is required comes first."""
+    """Return the format of Python keyword arguments for the JSON schema ``payload``, required ones first."""
     if takes_anything(object_schema):
         name = regex(PLAIN_NAME.pattern)
         return either(_NOTHING, sequence(name, const("="), schema({})))
@@ -235,7 +235,7 @@ def _more(parts: Sequence[Format]) -> list[Format]:
 
 
 def _python_value(value_schema: Mapping[str, Any]) -> Format:
-    """JSON, whose strings, numbers and lists are also Python's; truth values are written as Python has them."""
+    """Return the format of a Python literal: JSON, with Python's True, False and None."""
     if value_schema.keys() - _NOTES == {"type"} and value_schema["type"] == "boolean":
         return either(const("True"), const("False"))
     return schema(value_schema)

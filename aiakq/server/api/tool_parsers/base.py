@@ -1,4 +1,4 @@
-"""ToolParser: finds the calls of tools in generated text. Its subclasses know one format each."""
+"""ToolParser: parse tool calls in generated text. Each subclass implements one format."""
 
 from __future__ import annotations
 
@@ -15,15 +15,16 @@ from aiakq.server.api.output.scanner import Marks, Parsing, TextScanner
 
 
 class ToolParser:
-    """A parser of one message. A subclass has ``marks`` and ``parse``.
+    """A parser of one message. Subclasses define ``marks`` and ``parse``.
 
-    marks           the texts around calls. Those that are special tokens stay in the text for it.
-    template_marks  a chat template with all of these is one of this format; empty: that cannot be told.
-    triggers        a text with one of these in it has a call there; empty: that is not so in this format.
-    separator       what models write between two calls.
-    tools           the JSON schemas of the arguments, by the name of the tool.
+    marks           strings around calls. Special tokens among them are kept in the text.
+    template_marks  strings that identify a chat template of this format; empty if it cannot be detected.
+    triggers        strings that always start a call; empty if the format has none.
+    separator       text between two calls.
+    tools           tool name -> JSON schema of its arguments.
 
-    A parser never raises: what is no call is content. It takes time and memory in proportion to the text.
+    A parser never raises: text that is not a valid call is content. Time and memory are linear in the length of the
+    text.
     """
 
     marks: ClassVar[tuple[str, ...]] = ()
@@ -35,54 +36,54 @@ class ToolParser:
         self.tools = tools
 
     def parse(self, text: TextScanner, output: EventSink) -> Parsing[None]:
-        """Read ``text`` to its end; its calls and everything else go to ``output``."""
+        """Parse ``text`` to its end, and pass calls and other text to ``output``."""
         raise NotImplementedError
 
     @classmethod
     def has_grammar(cls, schemas: Mapping[str, Any]) -> bool:
-        """Whether ``call_tags`` knows what calls look like of tools with these names and JSON schemas of arguments."""
+        """Whether ``call_tags`` supports tools with these names and argument schemas."""
         return False
 
     @classmethod
     def call_tags(cls, schemas: Mapping[str, Any], only_one: bool) -> list[Format]:
-        """Tags with calls of tools, whose arguments have these JSON ``schemas``.
+        """Return tags of calls whose arguments match these JSON ``schemas``.
 
-        only_one  a tag has one call; else it has all calls where the format is an array.
+        only_one  exactly one call per tag; otherwise, in array formats, a tag has all calls.
         """
         raise NotImplementedError
 
     @classmethod
     def answer_format(cls, schemas: Mapping[str, Any], only_one: bool) -> Format:
-        """A message of text and calls, for a format with ``triggers``."""
+        """Return the format of a message of text and calls, for a parser with ``triggers``."""
         return text_with_tags(cls.call_tags(schemas, only_one), cls.triggers, only_one=only_one)
 
     @staticmethod
     def call_id(seed: str) -> str:
-        """The id of a call that the model gave none; equal for equal seeds."""
+        """Return the id of a call for which the model wrote none; equal for equal seeds."""
         return "chatcmpl-tool-" + hashlib.blake2b(seed.encode(), digest_size=16).hexdigest()
 
 
 _BLANKS = regex(r"[ \n]{0,2}")
-#: Names that formats which do not quote them can write.
+#: Tool names that formats without quotes support.
 PLAIN_NAME = re.compile(r"[A-Za-z0-9_.\-]{1,128}")
 
 
 def json_call_tag(name: str, arguments: Any, key: str, before: str = "") -> Format:
-    """A JSON object with the name and the arguments of a call; ``arguments`` is their JSON schema.
+    """Return the tag of a call as a JSON object with name and arguments; ``arguments`` is their JSON schema.
 
-    before  in the object.
+    before  text at the start of the object, before the name.
     """
     begin = const(f'{{{before}"name": {json.dumps(name)}, "{key}": ')
     return tag("", sequence(begin, schema(arguments), const("}")))
 
 
 class JsonToolParser(ToolParser):
-    """Calls that are JSON objects with a name and arguments, behind a mark: one, an array, or several in a row.
+    """Parser of JSON objects with name and arguments after a mark: a single call, an array, or several in a row.
 
     starts         the marks; one may end with the bracket of an array.
-    ends           what may follow the calls.
-    call_begins    what models write before a call, or before all of them and with the bracket of an array.
-    arguments_key  what they call the arguments.
+    ends           text that may follow the calls.
+    call_begins    text that models write before a call, or, with the bracket, before an array of calls.
+    arguments_key  key of the arguments.
     """
 
     starts: ClassVar[Marks]
@@ -112,9 +113,9 @@ class JsonToolParser(ToolParser):
             yield from self.read_calls(text, output, mark)
 
     def read_calls(self, text: TextScanner, output: EventSink, mark: str, only_known: bool = False) -> Parsing[None]:
-        """Read the calls behind ``mark``.
+        """Read the calls after ``mark``.
 
-        only_known  an object is a call only if it begins with the name of a tool of the request.
+        only_known  treat an object as a call only if it begins with the name of a tool of the request.
         """
         accepts = self.tools.__contains__ if only_known else None
         text.record(mark)
@@ -144,7 +145,7 @@ class JsonToolParser(ToolParser):
 
 
 class PlainJsonParser(JsonToolParser):
-    """An array of calls and nothing else: the form of forced calls where no grammar is known for the model's own."""
+    """A bare array of calls, used for forced calls if the model's own format has no grammar."""
 
     call_begins = ("[",)
     arguments_key = "parameters"
@@ -156,7 +157,7 @@ class PlainJsonParser(JsonToolParser):
 
 
 class UnquotedToolParser(ToolParser):
-    """Calls whose names stand without quotes, behind which comes what ``arguments_format`` says."""
+    """Parser of calls with an unquoted name, followed by arguments in the format ``arguments_format``."""
 
     @classmethod
     def has_grammar(cls, schemas: Mapping[str, Any]) -> bool:
@@ -166,12 +167,12 @@ class UnquotedToolParser(ToolParser):
 
     @classmethod
     def arguments_format(cls, parameters: Mapping[str, Any]) -> Format | None:
-        """The arguments of a call, which have the JSON schema ``payload``; None: they cannot be written exactly."""
+        """Return the format of arguments with the JSON schema ``payload``, or None if it cannot be exact."""
         return schema(parameters)
 
     @classmethod
     def arguments_formats(cls, schemas: Mapping[str, Any]) -> Iterator[tuple[str, Format]]:
-        """Each tool's name and the arguments of its calls. There is a grammar for them."""
+        """Return tool name -> format of its arguments. All must be supported."""
         for name, each in schemas.items():
             arguments = cls.arguments_format(each)
             assert arguments is not None, "has_grammar has said so"
@@ -179,10 +180,10 @@ class UnquotedToolParser(ToolParser):
 
 
 class SectionToolParser(UnquotedToolParser):
-    """Calls in a section, each with marks of its own. A subclass has ``call_tag`` and ``read_call``.
+    """Parser of calls with their own marks inside a section. Subclasses define ``call_tag`` and ``read_call``.
 
-    section  the marks around all calls.
-    call     the mark in front of each.
+    section  marks around all calls.
+    call     mark before each call.
     """
 
     section: ClassVar[tuple[str, str]]
@@ -196,7 +197,7 @@ class SectionToolParser(UnquotedToolParser):
 
     @classmethod
     def call_tag(cls, name: str, arguments: Format) -> Format:
-        """A call with its marks."""
+        """Return the tag of a call with its marks."""
         raise NotImplementedError
 
     def parse(self, text: TextScanner, output: EventSink) -> Parsing[None]:
@@ -213,10 +214,10 @@ class SectionToolParser(UnquotedToolParser):
                 output.content(text.recorded())
                 continue
             text.recorded()
-            # Behind a call comes another one or the end; white space between is dropped.
+            # Only white space, which is dropped, may come between calls.
             yield from text.skip_spaces()
             yield from text.skip(end)
 
     def read_call(self, text: TextScanner, output: EventSink) -> Parsing[bool]:
-        """Read a call behind its first mark. Returns whether there was one."""
+        """Read a call after its first mark. Returns whether there was one."""
         raise NotImplementedError

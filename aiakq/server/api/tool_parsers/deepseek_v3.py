@@ -19,7 +19,7 @@ _BEHIND_NAME = Marks("```", "{", _CALL_END, _CALL, _END)
 
 
 class DeepseekV3Parser(SectionToolParser):
-    """Both forms of the calls."""
+    """Parses both forms."""
 
     marks = (_BEGIN, _END, _CALL, _SEPARATOR, _CALL_END)
     template_marks = (_BEGIN,)

@@ -19,12 +19,12 @@ _BEHIND_KEY = Marks("</arg_key>", "</tool_call>")
 _BEHIND_VALUE = Marks("</arg_value>", "</tool_call>")
 
 
-#: GLM-4.5 writes a line for each tag, and later ones do not.
+#: GLM-4.5 writes a line per tag; later models do not.
 _LINE = regex("\n?")
 
 
 class Glm45Parser(UnquotedToolParser):
-    """Values are text. Line breaks between the tags make no difference."""
+    """Values are text. Line breaks between tags are ignored."""
 
     marks = ("<tool_call>", "</tool_call>", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>")
     template_marks = ("<arg_key>",)
@@ -56,7 +56,7 @@ class Glm45Parser(UnquotedToolParser):
             yield from self._read_arguments(text, output, TaggedArguments(self.tools.get(called, {}), output))
 
     def _read_arguments(self, text: TextScanner, output: EventSink, arguments: TaggedArguments) -> Parsing[None]:
-        """Read what is behind the name of a call, to its end."""
+        """Read the arguments after the name of a call, up to its end."""
         while True:
             yield from text.skip_spaces()
             if not (yield from text.skip("<arg_key>")):
@@ -71,7 +71,7 @@ class Glm45Parser(UnquotedToolParser):
             value = arguments.begin("".join(key).strip(), trim_line=False)
             end = yield from value.read(text, _BEHIND_VALUE)
             if not end:
-                return  # cut off
+                return  # truncated
             value.end()
             yield from text.match("</arg_value>")
         if not text.is_exhausted:

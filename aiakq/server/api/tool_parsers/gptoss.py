@@ -9,7 +9,7 @@ from aiakq.server.api.tool_parsers.base import ToolParser
 
 
 class GptossParser(ToolParser):
-    """Reads the whole message where reasoning is not told apart; else the parser of the reasoning does."""
+    """Parses the complete message, unless reasoning is separated; then the reasoning parser does."""
 
     marks = MARKS
     template_marks = ("<|channel|>commentary", "to=", "functions.")

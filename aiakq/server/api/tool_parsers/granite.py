@@ -7,7 +7,7 @@ from aiakq.server.api.tool_parsers.base import JsonToolParser
 
 
 class GraniteParser(JsonToolParser):
-    """All calls in one array: the first mark is that of Granite 3.0, the second that of 3.1."""
+    """All calls are in one array. The first mark is that of Granite 3.0, the second that of 3.1."""
 
     marks = ("<|tool_call|>", "<tool_call>")
     template_marks = ("<|tool_call|>",)

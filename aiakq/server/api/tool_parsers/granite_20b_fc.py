@@ -7,7 +7,7 @@ from aiakq.server.api.tool_parsers.base import JsonToolParser
 
 
 class Granite20bFcParser(JsonToolParser):
-    """A mark per call, without an end."""
+    """Each call has a mark before it and none after it."""
 
     marks = ("<function_call>",)
     template_marks = ("<function_call>",)

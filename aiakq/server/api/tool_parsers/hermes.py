@@ -7,7 +7,7 @@ from aiakq.server.api.tool_parsers.base import JsonToolParser
 
 
 class HermesParser(JsonToolParser):
-    """A tag per call."""
+    """Each call has its own tag."""
 
     marks = ("<tool_call>", "</tool_call>")
     template_marks = ("<tool_call>",)

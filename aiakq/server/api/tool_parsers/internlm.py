@@ -7,7 +7,7 @@ from aiakq.server.api.tool_parsers.base import JsonToolParser
 
 
 class InternlmParser(JsonToolParser):
-    """An action per call."""
+    """Each call is an action."""
 
     marks = ("<|action_start|><|plugin|>", "<|action_start|> <|plugin|>", "<|action_end|>")
     template_marks = ("<|action_start|>",)

@@ -7,7 +7,7 @@ from aiakq.server.api.tool_parsers.base import JsonToolParser
 
 
 class JambaParser(JsonToolParser):
-    """All calls in one array."""
+    """All calls are in one array."""
 
     marks = ("<tool_calls>", "</tool_calls>")
     template_marks = ("<tool_calls>",)

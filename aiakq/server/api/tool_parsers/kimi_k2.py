@@ -1,6 +1,6 @@
 """kimi_k2: calls between <|tool_calls_section_begin|> and <|tool_calls_section_end|>, of Kimi K2.
 
-A call is <|tool_call_begin|>functions.NAME:0<|tool_call_argument_begin|>{...}<|tool_call_end|>; what is in front of the
+A call is <|tool_call_begin|>functions.NAME:0<|tool_call_argument_begin|>{...}<|tool_call_end|>; the text before the
 arguments is its id.
 """
 
@@ -18,7 +18,7 @@ _BEHIND_ID = Marks(_ARGUMENTS, _CALL_END, _CALL, _END)
 
 
 class KimiK2Parser(SectionToolParser):
-    """Calls with ids that the model writes, which its template wants to see again."""
+    """The model writes the ids of calls, which its chat template expects in later requests."""
 
     marks = (_BEGIN, _END, _CALL, _ARGUMENTS, _CALL_END)
     template_marks = (_BEGIN,)

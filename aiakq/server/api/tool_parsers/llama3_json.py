@@ -13,15 +13,15 @@ from aiakq.server.api.output.scanner import Marks, Parsing, TextScanner
 from aiakq.server.api.tool_parsers.base import JsonToolParser, json_call_tag
 
 _TAG = "<|python_tag|>"
-#: What may be in an object before the name of a tool, in a call without the tag.
+#: Text that may precede the tool's name in the object of a call without the tag.
 _BEFORE_NAME = ("", '"type": "function", ')
 
 
 class Llama3JsonParser(JsonToolParser):
-    """Objects, ``; `` between them.
+    """Objects separated by ``; ``.
 
-    Without the tag they are calls only at the beginning of the message, and only if they name a tool of the request,
-    first or behind ``"type": "function"``: an answer may be JSON, too.
+    Without the tag, an object is a call only at the beginning of the message, and only if its first key, except for
+    ``"type": "function"``, names a tool of the request, because an answer may be JSON, too.
     """
 
     marks = (_TAG,)
@@ -40,7 +40,7 @@ class Llama3JsonParser(JsonToolParser):
     def answer_format(cls, schemas: Mapping[str, Any], only_one: bool) -> Format:
         calls = some_tags(cls.call_tags(schemas, only_one), cls.separator, only_one=only_one)
         names = "|".join(re.escape(json.dumps(name, ensure_ascii=False)[1:]) for name in schemas)
-        # However a call is written: nothing that is read as one may be text.
+        # Covers every form of a call, so that the parser does not take text for a call.
         function, name = r'"type"\s*:\s*"function"[\s,]*', r'"name"\s*:\s*'
         call = rf'\s*\{{[\s,]*({function})*({name}"({names}|[^"\\]*\\)|"[^"\\]*\\)'
         text = any_text(not_beginning=call)

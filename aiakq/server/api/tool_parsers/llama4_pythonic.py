@@ -6,7 +6,7 @@ from aiakq.server.api.tool_parsers.pythonic import PythonicParser
 
 
 class Llama4PythonicParser(PythonicParser):
-    """The list of calls between marks, or without them at the beginning of the message."""
+    """The list of calls is between marks, or without marks at the beginning of the message."""
 
     marks = ("<|python_start|>", "<|python_end|>")
     template_marks = ("<|python_start|>",)

@@ -18,7 +18,7 @@ _BEHIND_NAME = Marks("[ARGS]", "[CALL_ID]", "{", "\n")
 
 
 class MistralParser(JsonToolParser):
-    """Both forms of the calls. Ids are 9 letters and digits, as the chat templates demand."""
+    """Parses both forms. Ids are 9 letters and digits, as the chat templates require."""
 
     marks = ("[TOOL_CALLS]", "[ARGS]", "[CALL_ID]")
     template_marks = ("[TOOL_CALLS]",)
@@ -28,7 +28,7 @@ class MistralParser(JsonToolParser):
 
     @classmethod
     def call_tags(cls, schemas: Mapping[str, Any], only_one: bool) -> list[Format]:
-        """The model has been trained on one of the two forms, which it then prefers."""
+        """Allow both forms; the model prefers the one it has been trained on."""
         named = [
             tag("[TOOL_CALLS]", sequence(const(name), const("[ARGS]"), schema(each)))
             for name, each in schemas.items()
@@ -46,7 +46,7 @@ class MistralParser(JsonToolParser):
                 yield from self._read_named(text, output, mark + spaces)
 
     def _read_named(self, text: TextScanner, output: EventSink, mark: str) -> Parsing[None]:
-        """Read a call whose name is in front of its arguments."""
+        """Read a call whose name precedes its arguments."""
         text.record(mark)
         name: list[str] = []
         behind = yield from text.until(_BEHIND_NAME, name.append, read_mark=False)

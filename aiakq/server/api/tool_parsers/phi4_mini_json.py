@@ -7,7 +7,7 @@ from aiakq.server.api.tool_parsers.base import JsonToolParser
 
 
 class Phi4MiniJsonParser(JsonToolParser):
-    """All calls in one array. The word alone is no mark: it is also a Python module."""
+    """All calls are in one array. The mark includes the bracket, because functools is also a Python module."""
 
     marks = ("functools[",)
     template_marks = ("functools",)

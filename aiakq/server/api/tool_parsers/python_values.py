@@ -1,4 +1,4 @@
-"""Literals of Python in generated text: their JSON, without evaluating anything."""
+"""Convert Python literals in generated text to JSON, without evaluating code."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import re
 from aiakq.server.api.output.json_text import decoded, is_valid
 from aiakq.server.api.output.scanner import Emit, Parsing, TextScanner
 
-#: Most characters of a literal, whose syntax tree takes a hundred times as many bytes, and of a string.
+#: Maximum number of characters of a literal, whose syntax tree takes 100 times as many bytes, and of a string.
 MAX_LITERAL = 1 << 16
 MAX_STRING = 1 << 20
-#: Most brackets inside each other.
+#: Maximum nesting depth.
 MAX_DEPTH = 64
 
 _RUN = re.compile(r"[^\"'()\[\]{},\\]+")
@@ -22,7 +22,7 @@ _ESCAPE = re.compile(r"\\(.)", re.DOTALL)
 
 
 def python_literal(text: TextScanner, emit: Emit) -> Parsing[bool]:
-    """Read the text of a literal up to a comma or a bracket that it does not open. Returns whether it is whole."""
+    """Read a literal up to a comma or an unmatched closing bracket. Returns whether it is complete."""
     closing: list[str] = []
     while True:
         if run := text.span(_RUN):
@@ -72,10 +72,10 @@ def _string(text: TextScanner, emit: Emit) -> Parsing[bool]:
 
 
 def python_value(text: str) -> str | None:
-    """The JSON of a literal of Python or JSON; None if it is neither, or has no JSON."""
+    """Return the JSON of a Python or JSON literal, or None if it is neither or has no JSON equivalent."""
     text = text.strip()
     if is_valid(decoded(text, strict=True)):
-        return text  # as it is written: numbers of JSON may be too large for Python's
+        return text  # unchanged, because JSON numbers may be too large for Python
     value = decoded(text)
     if not is_valid(value):
         is_string = text[:1] in ("'", '"')
@@ -83,7 +83,7 @@ def python_value(text: str) -> str | None:
             return None
         text = _ESCAPE.sub(_known_escape, text)
         try:
-            # Line breaks inside strings, which Python forbids, are meant as they stand.
+            # Python forbids line breaks in strings; keep them literally.
             value = ast.literal_eval(text.replace("\n", "\\n") if is_string else text)
         except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
             return None
@@ -94,5 +94,5 @@ def python_value(text: str) -> str | None:
 
 
 def _known_escape(match: re.Match[str]) -> str:
-    """An escape sequence; a backslash that begins none stands for itself."""
+    """Return an escape sequence; a backslash that starts none is escaped."""
     return match[0] if match[1] in "\\'\"abfnrtvxuUN01234567\n" else "\\" + match[0]

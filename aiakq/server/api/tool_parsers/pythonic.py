@@ -19,12 +19,12 @@ _NAME = re.compile(r"[\w.\-]+")
 
 
 class PythonicParser(UnquotedToolParser):
-    """A list of calls in Python, whose arguments are literals.
+    """A Python list of calls, whose arguments are literals.
 
-    The list is the beginning of the message, or stands behind a mark. Without a mark it is one only if it calls a tool
-    of the request first: an answer may begin with a bracket, too.
+    The list is at the beginning of the message or after a mark. Without a mark, its first call must name a tool of the
+    request, because an answer may begin with a bracket, too.
 
-    starts, ends  the marks around the list.
+    starts, ends  marks around the list.
     """
 
     starts: ClassVar[tuple[str, ...]] = ("<|python_tag|>",)
@@ -66,7 +66,7 @@ class PythonicParser(UnquotedToolParser):
             yield from self._read_list(text, output, only_known=False)
 
     def _read_list(self, text: TextScanner, output: EventSink, only_known: bool) -> Parsing[None]:
-        """Read the calls of a list. What is none is content, with what was recorded before."""
+        """Read the calls of a list. Text that is not a call is content, including what was recorded before."""
         has_calls = False
         in_list = bool((yield from text.match("[")))
         while True:
@@ -97,7 +97,7 @@ class PythonicParser(UnquotedToolParser):
 
 
 def _name(text: TextScanner) -> Parsing[str]:
-    """Read a name, which may have dots; "" if there is none."""
+    """Read a name, which may contain dots; "" if there is none."""
     pieces: list[str] = []
     while _NAME.match((yield from text.peek())):
         pieces.append(text.span(_NAME))
@@ -107,7 +107,7 @@ def _name(text: TextScanner) -> Parsing[str]:
 
 
 def _arguments(text: TextScanner, output: EventSink) -> Parsing[bool]:
-    """Read the arguments of a call up to its bracket. Returns whether they were well-formed."""
+    """Read the arguments of a call up to its closing bracket. Returns whether they are well-formed."""
     first = True
     while True:
         yield from text.skip_spaces()
@@ -118,7 +118,7 @@ def _arguments(text: TextScanner, output: EventSink) -> Parsing[bool]:
         if not first and not (yield from text.match(",")):
             break
         yield from text.skip_spaces()
-        if (yield from text.peek()) == ")":  # behind a last comma
+        if (yield from text.peek()) == ")":  # after a trailing comma
             continue
         name = yield from _name(text)
         yield from text.skip_spaces()

@@ -22,7 +22,7 @@ _END = "</function>\n</tool_call>"
 
 
 class Qwen3CoderParser(UnquotedToolParser):
-    """Values are text on lines of their own. Some models leave out the outer tag, or the tag that ends a value."""
+    """Values are text on separate lines. Some models omit the outer tag, or the tag that ends a value."""
 
     marks = ("<tool_call>", "</tool_call>")
     template_marks = ("<function=", "<parameter=")
@@ -67,7 +67,7 @@ class Qwen3CoderParser(UnquotedToolParser):
             yield from self._read_parameters(text, output, TaggedArguments(self.tools.get(called, {}), output))
 
     def _read_parameters(self, text: TextScanner, output: EventSink, arguments: TaggedArguments) -> Parsing[None]:
-        """Read what is behind the name of a call, to its end."""
+        """Read the parameters after the name of a call, up to its end."""
         while True:
             yield from text.skip_spaces()
             if not (yield from text.skip("<parameter=")):

@@ -1,4 +1,4 @@
-"""Arguments that the model writes as text between tags: their JSON, by the types in the tool's schema."""
+"""Convert arguments written as text between tags to JSON, using the types in the tool's schema."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from aiakq.server.api.output.scanner import Emit, Marks, Parsing, TextScanner
 from aiakq.server.api.tool_parsers.argument_formats import resolved
 from aiakq.server.api.tool_parsers.python_values import python_value
 
-#: What begins and ends strings in JSON; an escape sequence, which neither does.
+#: Matches the quotes of JSON strings, and escape sequences.
 _STRING_MARKS = re.compile(r'\\.?|["\n]', re.DOTALL)
 _TYPES: dict[type, tuple[str, ...]] = {
     str: ("string",),
@@ -29,7 +29,7 @@ _TYPES: dict[type, tuple[str, ...]] = {
 class TaggedArguments:
     """Writes the arguments of one call as a JSON object, value by value.
 
-    schema  of the object.
+    schema  JSON schema of the object.
     """
 
     def __init__(self, schema: Mapping[str, Any], output: EventSink) -> None:
@@ -39,7 +39,7 @@ class TaggedArguments:
         self._keys: set[str] = set()
 
     def begin(self, key: str, trim_line: bool) -> ArgumentText:
-        """A value begins; ``trim_line``: a line break at its beginning and its end are not part of it."""
+        """Start a value; ``trim_line`` drops a line break at its beginning and at its end."""
         separator = ", " if self._keys else "{"
         name = json.dumps(key, ensure_ascii=False)
         self._keys.add(key)
@@ -49,14 +49,14 @@ class TaggedArguments:
         return ArgumentText(json_types(schema), self._output.arguments, trim_line)
 
     def end(self) -> None:
-        """All arguments are there."""
+        """End the arguments."""
         if self._keys:
             self._output.arguments("}")
         self._output.end_call()
 
 
 class ArgumentText:
-    """The text of one value: ``read``, then ``end``. A string is passed on while it is written."""
+    """The text of one value: call ``read``, then ``end``. Strings are passed on incrementally."""
 
     def __init__(self, types: frozenset[str], emit: Emit, trim_line: bool) -> None:
         self._types = types
@@ -67,14 +67,14 @@ class ArgumentText:
         self._pieces: list[str] = []
         self._line_break = ""  # held: it may be the last one
         self._is_json = bool(types) and "string" not in types
-        # Whether the text ends within a string in JSON, which may have anything in it but a line break.
+        # Whether the text ends within a JSON string, which may contain anything but a line break.
         self._in_json_string = False
         self._is_escaped = False
         if self._is_string:
             emit('"')
 
     def read(self, text: TextScanner, marks: Marks) -> Parsing[str]:
-        """Add the text up to one of ``marks``, which is returned and not read; "" where the text is cut off."""
+        """Add the text up to one of ``marks``, which is returned but not read; "" if the text is truncated."""
         while True:
             mark = yield from text.until(marks, self.add, read_mark=False, keep_rest=False)
             if not mark or not self._in_json_string:
@@ -82,7 +82,7 @@ class ArgumentText:
             self.add(text.take())
 
     def add(self, text: str) -> None:
-        """Add a piece."""
+        """Add a piece of text."""
         if not self._is_string:
             self._pieces.append(text)
             if self._is_json and text:
@@ -109,7 +109,7 @@ class ArgumentText:
                 self._is_escaped = mark == "\\"  # the last character
 
     def end(self) -> None:
-        """The value is complete."""
+        """End the value."""
         if self._is_string:
             self._emit('"')
             return
@@ -120,7 +120,7 @@ class ArgumentText:
 
 
 def json_types(schema: Any) -> frozenset[str]:
-    """The types that a JSON schema names, also in its alternatives; empty if it names none."""
+    """Return the types that a JSON schema allows, including its alternatives; empty if it does not restrict them."""
     if not isinstance(schema, Mapping):
         return frozenset()
     declared = schema.get("type")
@@ -136,9 +136,9 @@ def json_types(schema: Any) -> frozenset[str]:
 
 
 def json_of(text: str, types: frozenset[str]) -> str:
-    """The JSON of a value written as ``text``: of one of ``types`` if it can be read so, else a string.
+    """Return the JSON of a value written as ``text``: of one of ``types`` if it can be parsed so, else a string.
 
-    Without types it is whatever its text reads as.
+    Without types, it is any JSON value that ``text`` can be parsed as.
     """
     stripped = text.strip()
     value = decoded(stripped, strict=True)
@@ -150,7 +150,7 @@ def json_of(text: str, types: frozenset[str]) -> str:
             return written
         if "boolean" in types and stripped.lower() in ("true", "false"):
             return stripped.lower()
-        if types and stripped in ("", "None", "null"):  # models write an argument that they leave out like this
+        if types and stripped in ("", "None", "null"):  # models write omitted arguments like this
             return "null"
     return json.dumps(text, ensure_ascii=False)
 
