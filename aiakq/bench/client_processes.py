@@ -137,17 +137,17 @@ def split(whole: Partition, processes: int) -> list[Partition]:
     count = min(processes, sum(request.follows is None for request in whole.requests))
     if whole.loop is not None and whole.max_concurrency is not None:
         count = min(count, whole.max_concurrency)
-    part_of: list[int] = []
+    partition_of: list[int] = []
     next_part = 0
     for request in whole.requests:
         if request.follows is None:
-            part_of.append(next_part % count)
+            partition_of.append(next_part % count)
             next_part += 1
         else:
-            part_of.append(part_of[request.follows])
+            partition_of.append(partition_of[request.follows])
     partitions = []
     for part in range(count):
-        indices = [index for index, own in enumerate(part_of) if own == part]
+        indices = [index for index, own in enumerate(partition_of) if own == part]
         position = {index: number for number, index in enumerate(indices)}
         requests = [
             request if request.follows is None else replace(request, follows=position[request.follows])

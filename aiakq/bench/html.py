@@ -170,7 +170,7 @@ def _chart(
     right, top = (_round_up(max(point[axis] for point in points)) for axis in (0, 1))
     width, height = _WIDTH - _LEFT - _RIGHT, _HEIGHT - _BOTTOM - _TOP
 
-    def place(point: Point) -> str:
+    def coordinates(point: Point) -> str:
         return f"{_LEFT + width * point[0] / right:.1f},{_TOP + height * (1 - point[1] / top):.1f}"
 
     legend = 18 * math.ceil(len(curves) / 3)
@@ -179,10 +179,10 @@ def _chart(
     lines = [f'<svg {size} role="img" aria-label="{name}">', *_axes(right, top, x_name, y_name)]
     for index, (name, curve) in enumerate(curves):
         colour = _COLOURS[index % len(_COLOURS)]
-        path = " ".join(map(place, curve))
+        path = " ".join(map(coordinates, curve))
         lines.append(f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="2"/>')
         for point, label in dots[index] if dots else ():
-            x_text, _, y_text = place(point).partition(",")
+            x_text, _, y_text = coordinates(point).partition(",")
             tip = f"<title>{_text(label)} {_label(point[1])} {_text(y_name)}</title>"
             lines.append(f'<circle cx="{x_text}" cy="{y_text}" r="4" fill="{colour}">{tip}</circle>')
         x, y = _LEFT + (index % 3) * 190, _HEIGHT + 10 + 18 * (index // 3)

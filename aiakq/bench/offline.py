@@ -16,14 +16,14 @@ if TYPE_CHECKING:
     from aiakq.runtime.llm import LLM
     from aiakq.runtime.text.outputs import RequestOutput
 
-#: ``(stage, done, total)``
+#: Progress callback: stage, completed steps, total steps.
 Progress = Callable[[str, int, int], None]
 
 
 class MeasuredEngine:
-    """An ``LLM`` whose loading is timed and whose prefix-cache counters are read as differences.
+    """An ``LLM`` with timed loading, whose counters are reported relative to ``reset_counts``.
 
-    arguments  keywords of ``LLM``; ``model`` is one of them.
+    arguments  keyword arguments of ``LLM``, including ``model``.
     """
 
     def __init__(self, arguments: Mapping[str, Any]) -> None:
@@ -41,13 +41,13 @@ class MeasuredEngine:
         return self.llm.engine.limits.vocab_size
 
     def check_speculates(self) -> None:
-        """Raise ``usage`` if there are no draft tokens to compare with."""
+        """Raise ``usage`` if speculative decoding is not enabled, for --compare-speculation."""
         if self.llm.engine.scheduler.config.speculation is None:
             hint = "Example: --speculative-model '[ngram]' --compare-speculation"
             raise error("usage", reason="--compare-speculation needs speculative decoding.", hint=hint)
 
     def generate_without_drafts(self, requests: Sequence[Request], ignore_eos: bool) -> float:
-        """The seconds that ``generate`` takes without draft tokens. Nothing is in the prefix cache before and after."""
+        """Return the seconds that ``generate`` takes without draft tokens; clears the prefix cache before and after."""
         scheduler, before = self.llm.engine.scheduler, self.llm.engine.stats
         self.llm.reset_prefix_cache()
         scheduler.drafts_enabled = False
@@ -56,7 +56,7 @@ class MeasuredEngine:
         finally:
             scheduler.drafts_enabled = True
         self.llm.reset_prefix_cache()
-        # Left out of what is counted.
+        # Exclude this run from the counters.
         stats = self.llm.engine.stats
         self._queries += stats.prefix_queries - before.prefix_queries
         self._hits += stats.prefix_hits - before.prefix_hits
@@ -65,7 +65,7 @@ class MeasuredEngine:
         return seconds
 
     def draft_use(self) -> dict[str, Any]:
-        """Draft tokens since ``reset_counts``, see ``draft_metrics``."""
+        """Return the metrics of draft tokens since ``reset_counts``; see ``draft_metrics``."""
         stats, before = self.llm.engine.stats, self._before
         now, old = stats.drafts, before.drafts
         by_position = [
@@ -82,7 +82,7 @@ class MeasuredEngine:
         )
 
     def generate(self, requests: Sequence[Request], ignore_eos: bool) -> tuple[float, list[RequestOutput]]:
-        """Run all requests greedily. Returns the seconds it took, and the outputs in the order of ``requests``."""
+        """Run all requests greedily. Returns the elapsed seconds, and the outputs in the order of ``requests``."""
         from aiakq.runtime.sampling_params import SamplingParams
 
         prompts = [
@@ -98,19 +98,19 @@ class MeasuredEngine:
         return time.perf_counter() - started, outputs
 
     def reset_counts(self) -> None:
-        """Count the use of the prefix cache and draft tokens from now on."""
+        """Reset the counters of the prefix cache and draft tokens."""
         self._before = stats = self.llm.engine.stats
         self._skipped_tokens = self._skipped_steps = 0
         self._queries, self._hits = stats.prefix_queries, stats.prefix_hits
 
     def cache_use(self) -> dict[str, float | None]:
-        """Prompt tokens looked up and found in the prefix cache since ``reset_counts``."""
+        """Return the numbers of prompt tokens looked up and found in the prefix cache since ``reset_counts``."""
         stats = self.llm.engine.stats
         queries, hits = stats.prefix_queries - self._queries, stats.prefix_hits - self._hits
         return {"queries": queries, "hits": hits, "hit_rate": workload.hit_rate(queries, hits)}
 
     def environment(self) -> dict[str, Any]:
-        """The environment of the run, with the engine's dtype, kernels and pages under ``engine``."""
+        """Return the environment of the run, with the engine's dtype, kernels and pages under ``engine``."""
         import torch
 
         found = environment(str(self.llm.config.device.device), torch.get_num_threads())

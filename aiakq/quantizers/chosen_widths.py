@@ -37,7 +37,7 @@ def quantize_with_chosen_widths(prepared: Prepared, attempt: Attempt, progress: 
     options = prepared.options
     target, limit = options.target_bpw, options.max_kl
     offered = _NARROW if 2 in options.preset.bits and (target or 4) < _NEEDS_NARROW else _WIDE
-    candidates = list(dict.fromkeys(_fitting(layer, prepared) for layer in offered))
+    candidates = list(dict.fromkeys(_fit_group_size(layer, prepared) for layer in offered))
     assert prepared.samples is not None, "gptq and awq have samples"
     if target is not None:  # fail before the long measurement
         kinds = [ModelPart((shape.name,), shape.n * shape.k, shape.k) for shape in prepared.shapes]
@@ -60,10 +60,10 @@ def quantize_with_chosen_widths(prepared: Prepared, attempt: Attempt, progress: 
         choice = allocate(parts, widths, bits=target * sum(part.weights for part in parts))
         return attempt(_spec(prepared, candidates, parts, choice), None)
     assert limit is not None
-    return _within(limit, prepared, attempt, candidates, parts, widths)
+    return _search(limit, prepared, attempt, candidates, parts, widths)
 
 
-def _within(
+def _search(
     limit: float,
     prepared: Prepared,
     attempt: Attempt,
@@ -87,7 +87,7 @@ def _within(
         choice = allocate(parts, widths, kl=allowed)
         if tuple(choice) in tried:
             break
-        measured = _measured(prepared, attempt, _spec(prepared, candidates, parts, choice))
+        measured = _measure_divergence(prepared, attempt, _spec(prepared, candidates, parts, choice))
         tried[tuple(choice)] = measured
         if measured <= limit and (best is None or size(choice) < size(best)):
             best = choice
@@ -98,15 +98,15 @@ def _within(
     if best is None:
         choice = [len(candidates) - 1] * len(parts)
         if tuple(choice) not in tried:
-            tried[tuple(choice)] = _measured(prepared, attempt, _spec(prepared, candidates, parts, choice))
+            tried[tuple(choice)] = _measure_divergence(prepared, attempt, _spec(prepared, candidates, parts, choice))
         if tried[tuple(choice)] > limit:
             raise error("max_kl", wanted=f"{limit:g}", reached=f"{tried[tuple(choice)]:.2g}")
         best = choice
     return attempt(_spec(prepared, candidates, parts, best), None)
 
 
-def _measured(prepared: Prepared, attempt: Attempt, spec: QuantSpec) -> float:
-    """Return the divergence of a model that is quantized, measured and discarded."""
+def _measure_divergence(prepared: Prepared, attempt: Attempt, spec: QuantSpec) -> float:
+    """Quantize, measure and discard a model; return its divergence."""
     try:
         attempt(spec, lambda comparison: False)
     except Rejected as found:
@@ -114,7 +114,7 @@ def _measured(prepared: Prepared, attempt: Attempt, spec: QuantSpec) -> float:
     raise AssertionError("an attempt that is never accepted ends with Rejected")
 
 
-def _fitting(layer: LayerSpec, prepared: Prepared) -> LayerSpec:
+def _fit_group_size(layer: LayerSpec, prepared: Prepared) -> LayerSpec:
     """Adapt ``layer`` to the options and shapes: one group per row if its group size does not divide every shard."""
     tp = prepared.cut.parts
     fits = all(shape.k // (tp if shape.row_parallel else 1) % layer.group_size == 0 for shape in prepared.shapes)

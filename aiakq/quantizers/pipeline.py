@@ -36,19 +36,19 @@ def quantize_checkpoint(
     behind, unless ``options.resume`` asks to keep what can be resumed. ``load_scorer`` loads a folder for the
     comparison with the source; by default the runtime's own loader.
     """
-    tell = progress or (lambda _: None)
+    on_progress = progress or (lambda _: None)
     began = time.monotonic()
-    tell(StageProgress("load", 0, 1, options.input))
+    on_progress(StageProgress("load", 0, 1, options.input))
     prepared = prepare(options)
     check_text(prepared)
-    tell(StageProgress("load", 1, 1))
+    on_progress(StageProgress("load", 1, 1))
     if options.target_bpw is None and options.max_kl is None:
-        return _Run(prepared, prepared.spec, tell, load_scorer, began).run()
+        return _Run(prepared, prepared.spec, on_progress, load_scorer, began).run()
 
     def attempt(spec: QuantSpec, accept: Callable[[Comparison], bool] | None) -> QuantizeReport:
-        return _Run(prepared, spec, tell, load_scorer, began, accept).run()
+        return _Run(prepared, spec, on_progress, load_scorer, began, accept).run()
 
-    return quantize_with_chosen_widths(prepared, attempt, tell)
+    return quantize_with_chosen_widths(prepared, attempt, on_progress)
 
 
 class _Run:

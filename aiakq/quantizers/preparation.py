@@ -18,7 +18,7 @@ from aiakq.quantizers.calibration.samples import Samples, load_samples, load_tok
 from aiakq.quantizers.model.outer_layers import head_name
 from aiakq.quantizers.model.source import SourceModel
 from aiakq.quantizers.options import QuantizeOptions
-from aiakq.quantizers.planning.layers import fit_head, fused_apart, plan_layers
+from aiakq.quantizers.planning.layers import fit_head, fused_scheme_warnings, plan_layers
 from aiakq.quantizers.planning.tensor_parallel import plan_tensor_parallel
 from aiakq.quantizers.prepared import Prepared, remember_files
 from aiakq.quantizers.readers import reader_notes
@@ -66,7 +66,7 @@ def prepare(options: QuantizeOptions) -> Prepared:
     warnings: list[str] = []
     positions = getattr(config, "max_position_embeddings", None)
     samples = _samples(options, tokenizer, config.vocab_size, positions, warnings)
-    warnings += [*reader_notes(model, spec, options.trust_remote_code), *fused_apart(spec, names)]
+    warnings += [*reader_notes(model, spec, options.trust_remote_code), *fused_scheme_warnings(spec, names)]
     budget = options.activation_memory
     return Prepared(
         options=options,
@@ -109,7 +109,7 @@ def _device(name: str) -> torch.device:
         raise error("device", device=name, reason="torch finds no NVIDIA GPU", hint="Use --device cpu.")
     match = re.fullmatch(r"cpu|cuda(:[0-9]{1,3})?", name)
     if match is None:
-        raise error("device", device=name, reason="aiakq computes on no such device", hint="Use auto, cpu or cuda.")
+        raise error("device", device=name, reason="aiakq does not support this device", hint="Use auto, cpu or cuda.")
     if match[1] and int(match[1][1:]) >= torch.cuda.device_count():
         reason = f"torch finds {torch.cuda.device_count()} GPUs, counted from 0"
         raise error("device", device=name, reason=reason, hint="Use --device cuda.")
@@ -129,7 +129,7 @@ def _storage(options: QuantizeOptions, checkpoint: Checkpoint) -> torch.dtype:
         raise error(
             "tensor_mismatch",
             path=str(checkpoint.path),
-            reason=f"its weights are {dtypes}, and -t does not say as what to store them",
+            reason=f"its weights are {dtypes}, and -t does not set the dtype to store them in",
         )
     return _TORCH_DTYPES[commonest]
 

@@ -235,15 +235,15 @@ def _load(registry: Registry, kind: str, component: Component, labels: Mapping[s
     cls = registry.load(component.name)
     known = {item.name for item in fields(cls)}
     hints = typing.get_type_hints(cls)
-    given = dict(component.parameters)
-    for parameter, value in given.items():
+    parameters = dict(component.parameters)
+    for parameter, value in parameters.items():
         if parameter not in known:
             offered = ", ".join(sorted(known)) or "none"
             raise bad(parameter, value, f"a parameter of {component.name}", f"It has: {offered}.")
         if not _fits(value, hints[parameter]):
-            raise bad(parameter, value, _said(hints[parameter]))
+            raise bad(parameter, value, _type_name(hints[parameter]))
     try:
-        return cls(**given)
+        return cls(**parameters)
     except ParameterError as problem:
         raise bad(problem.parameter, problem.value, problem.expected, problem.hint) from None
 
@@ -258,6 +258,6 @@ def _fits(value: Any, hint: Any) -> bool:
     return type(value) in kinds or (type(value) is int and float in kinds)
 
 
-def _said(hint: Any) -> str:
+def _type_name(hint: Any) -> str:
     words = {float: "a number", int: "an integer", bool: "true or false", str: "a word", type(None): "null"}
     return " or ".join(words.get(kind, str(kind)) for kind in _alternatives(hint))

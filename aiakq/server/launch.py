@@ -66,7 +66,7 @@ async def _serve(args: Mapping[str, Any], on_event: OnEvent) -> int:
     url = url_of(listener, args["host"], tls=bool(args["ssl_certfile"]))
     on_event(ServerEvent("listening", f"Listening on {url}; loading the model.", url=url))
     if not keys and not local:
-        text = f"Everyone who reaches {args['host']} can use this server: it asks for no key."
+        text = f"Anyone who can reach {args['host']} can use this server, because it requires no key."
         on_event(ServerEvent("warning", text))
     args = {**args, "max_connections": _checked_connections(args["max_connections"], on_event)}
     routes = load_routes(args)

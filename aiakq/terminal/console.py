@@ -206,14 +206,14 @@ def _write_all(text: str) -> None:
     sys.stdout.flush()
 
 
-def show(drawn: RenderableType) -> None:
+def show(renderable: RenderableType) -> None:
     """Print a rich renderable on stderr; without a terminal, trailing spaces are removed."""
     console = err()
     if _is_terminal(console.file):
-        console.print(drawn)
+        console.print(renderable)
         return
     with console.capture() as captured:
-        console.print(drawn)
+        console.print(renderable)
     console.file.write("\n".join(text.rstrip() for text in captured.get().splitlines()) + "\n")
 
 

@@ -64,17 +64,17 @@ def bench_result(document: Mapping[str, Any]) -> None:
     rows |= _drafts(document.get("speculation") or {})
     rows["seed"] = document["seed"]
     facts(f"bench {document['kind']}", rows)
-    drawn = table("milliseconds", "mean", "p50", "p90", "p95", "p99", "max")
+    grid = table("milliseconds", "mean", "p50", "p90", "p95", "p99", "max")
     for key, name in _DURATIONS.items():
         summary = document.get(key)
         if summary is None or summary["mean"] is None or (key in _IF_QUEUED and document["queue_ms"]["max"] < 1):
             continue
         columns = ("mean", "p50", "p90", "p95", "p99", "max")
-        drawn.add_row(name, *(number(summary[column]) for column in columns))
+        grid.add_row(name, *(number(summary[column]) for column in columns))
         bounds = (document.get("intervals") or {}).get(key)
         if bounds is not None:
-            drawn.add_row("  95 % interval, +-", *(_half_width(bounds[column]) for column in columns))
-    show(drawn)
+            grid.add_row("  95 % interval, +-", *(_half_width(bounds[column]) for column in columns))
+    show(grid)
     for text in document["warnings"]:
         warning(text)
 
@@ -115,16 +115,16 @@ def sweep_result(document: Mapping[str, Any]) -> None:
         best = document["max_goodput_rate"]
         rows["highest rate"] = "no rate met the limits" if best is None else f"{number(best)} requests/s"
     facts("bench sweep", rows)
-    drawn = table("load", "requests/s", "tokens/s", "good", "TTFT p50", "p99", "TPOT p50", "p99")
+    grid = table("load", "requests/s", "tokens/s", "good", "TTFT p50", "p99", "TPOT p50", "p99")
     for level in document["levels"]:
         share, ttft, tpot = level["goodput_share"], level["ttft_ms"], level["tpot_ms"]
-        drawn.add_row(
+        grid.add_row(
             level["level"],
             *(number(level[key], 3) for key in ("request_throughput", "output_throughput")),
             "-" if share is None else f"{share:.0%}",
             *(number(value, 3) for value in (ttft["p50"], ttft["p99"], tpot["p50"], tpot["p99"])),
         )
-    show(drawn)
+    show(grid)
     for text in document["warnings"]:
         warning(text)
 
@@ -144,12 +144,12 @@ def kernels_result(document: Mapping[str, Any]) -> None:
             "of the roofline": f"{document['of_roofline']:.0%} (geometric mean)",
         },
     )
-    drawn = table("kernel", "of", "runs in", "rows", "us", "GB/s", "roofline, us", "reached", left=(0, 1, 2))
+    grid = table("kernel", "of", "runs in", "rows", "us", "GB/s", "roofline, us", "reached", left=(0, 1, 2))
     for row in document["rows"]:
         names = (row["kernel"], row["of"], row["implementation"])
         numbers = (number(row[key]) for key in ("rows", "us", "gbps", "roofline_us"))
-        drawn.add_row(*map(plain, names), *numbers, f"{row['of_roofline']:.0%}")
-    show(drawn)
+        grid.add_row(*map(plain, names), *numbers, f"{row['of_roofline']:.0%}")
+    show(grid)
     for text in document["warnings"]:
         line((plain(text), "dim"))
 
@@ -163,10 +163,10 @@ def counters_result(document: Mapping[str, Any]) -> None:
         "bench counters",
         {f"tensor bytes when {name}": number(counters[f"{name}.tensor_bytes"]) for name in ("loaded", "finished")},
     )
-    drawn = table("counter", *phases)
+    grid = table("counter", *phases)
     for name in names:
-        drawn.add_row(name, *(number(counters[f"{phase}.{name}"]) for phase in phases))
-    show(drawn)
+        grid.add_row(name, *(number(counters[f"{phase}.{name}"]) for phase in phases))
+    show(grid)
 
 
 #: Styles of verdicts.
@@ -188,19 +188,19 @@ def comparison(document: Mapping[str, Any]) -> None:
         rows["counters"] = f"{len(changed)} of {len(document['counters'])} changed"
     facts("comparison", rows)
     if document["metrics"]:
-        drawn = table("metric", "base", "new", "change, %", "interval, %", "verdict", left=(0, 5))
+        grid = table("metric", "base", "new", "change, %", "interval, %", "verdict", left=(0, 5))
         for row in document["metrics"]:
             low, high = row["low"], row["high"]
             interval = "-" if low is None else f"{percent(low)} to {percent(high)}"
             verdict = Text(row["verdict"], _VERDICTS.get(row["verdict"], "")) if row["gated"] else ""
             numbers = (number(row["base"]), number(row["new"]), percent(row["ratio"]), interval)
-            drawn.add_row(plain(row["metric"]), *numbers, verdict)
-        show(drawn)
+            grid.add_row(plain(row["metric"]), *numbers, verdict)
+        show(grid)
     if changed:
-        drawn = table("counter", "base", "new")
+        grid = table("counter", "base", "new")
         for row in changed:
-            drawn.add_row(plain(row["counter"]), number(row["base"]), number(row["new"]))
-        show(drawn)
+            grid.add_row(plain(row["counter"]), number(row["base"]), number(row["new"]))
+        show(grid)
     for text in document["warnings"]:
         warning(text)
 
@@ -312,11 +312,11 @@ def inspection(report: Inspection, layers: Sequence[Layer]) -> None:
             "operations": _operations(report),
         },
     )
-    drawn = table("layer", "scheme", "N x K", "group", "size", "runs on")
+    grid = table("layer", "scheme", "N x K", "group", "size", "runs on")
     narrow = console.err().width < 100
     for layer in layers:
         count = f"{layer.count} x " if layer.count > 1 else ""
-        drawn.add_row(
+        grid.add_row(
             plain(_short(layer.name) if narrow else layer.name),
             layer.scheme,
             f"{count}{layer.n} x {layer.k}",
@@ -324,7 +324,7 @@ def inspection(report: Inspection, layers: Sequence[Layer]) -> None:
             size(layer.nbytes * layer.count),
             layer.implementation or "-",
         )
-    show(drawn)
+    show(grid)
     for text in _reasons(report, layers):
         for part in textwrap.wrap(text, console.err().width):
             line((part, "dim"))
@@ -340,10 +340,10 @@ def _inventory(report: Inspection) -> None:
     if not report.differences:
         line(("inventory: every tensor that the config implies is there, and no other", "dim"))
         return
-    drawn = table("not as the config implies", "found", "expected", "tensors")
+    grid = table("not as the config implies", "found", "expected", "tensors")
     for each, count in collapse_differences(report.differences):
-        drawn.add_row(plain(each.name), each.found, each.expected, number(count))
-    show(drawn)
+        grid.add_row(plain(each.name), each.found, each.expected, number(count))
+    show(grid)
     warning(f"{len(report.differences)} tensors are missing, extra or of another shape; aiakq would not load this")
 
 

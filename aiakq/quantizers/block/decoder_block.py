@@ -247,7 +247,7 @@ class DecoderBlock:
         measured = activations.first_batches(SAMPLE_TOKENS)
         with torch.inference_mode(), errors:
             for batch in measured:
-                activations.hidden[batch] = replay.run(batch, whole=True).to("cpu")
+                activations.hidden[batch] = replay.run(batch, run_all=True).to("cpu")
 
         def run(block: nn.Module, batch: int, device: torch.device) -> Tensor:
             return replay.run(batch, block=block, device=device).to("cpu")

@@ -14,7 +14,7 @@ from aiakq.quantizers.block.result import BlockResult
 from aiakq.quantizers.block.statistics import Seen, Statistic, merge_parts
 from aiakq.quantizers.model.activations import SAMPLE_TOKENS, Activations
 from aiakq.quantizers.model.experts import ExpertTokens, count_tokens, expert_pattern, experts_of
-from aiakq.quantizers.model.groups import watching
+from aiakq.quantizers.model.groups import forward_pre_hooks
 from aiakq.quantizers.model.module_calls import ModuleCall, record_calls
 from aiakq.quantizers.model.replay import Replay
 from aiakq.quantizers.numerics.second_moment import add_second_moment, mirror
@@ -80,7 +80,7 @@ class BlockInputs:
         merged = self._workers.combine(len(self._shards), own, merge_parts(statistics))
         seen = Seen(names)
         totals = seen.unpack(merged)
-        self._note(seen)
+        self._record(seen)
         return {name: (seen.rows[name], totals[name]) for name in names}
 
     def _parts(self, statistics: Mapping[str, Statistic], keep: bool) -> Iterator[list[Value]]:
@@ -134,15 +134,15 @@ class BlockInputs:
 
         chosen = list(range(len(self.activations.hidden)) if batches is None else batches)
         if self._workers.size > 1 and not self._measured.issuperset(chosen):
-            self._take_turns(list(see), chosen, take)
+            self._broadcast_inputs(list(see), chosen, take)
         else:
             run = self._observer(list(see), take, copies=bool(self.activations.others))
             for batch, results in self.activations.spread(self._module, chosen, run):
                 for name, x in results:
                     take(batch, name, x.to(self.activations.device))
-        self._note(seen)
+        self._record(seen)
 
-    def _take_turns(self, names: list[str], batches: Iterable[int], take: _Take) -> None:
+    def _broadcast_inputs(self, names: list[str], batches: Iterable[int], take: _Take) -> None:
         """Let every worker ``take`` the inputs of ``names`` on all ``batches``, sent by the worker that has it."""
         owner = {batch: number % self._workers.size for number, shard in enumerate(self._shards) for batch in shard}
         run = self._observer(names, take, copies=True)
@@ -158,7 +158,7 @@ class BlockInputs:
                 with torch.inference_mode():
                     take(batch, name, x)
 
-    def _note(self, seen: Seen) -> None:
+    def _record(self, seen: Seen) -> None:
         """Record the observations of a pass for the report. Raises ``not_finite``."""
         self._result.magnitudes.first_look(self._groups, seen.sizes)
         self._result.dropped = max(self._result.dropped, *seen.dropped.values())
@@ -196,7 +196,7 @@ class BlockInputs:
                 return show
 
             hooks = {module.get_submodule(name): hook(name) for name in names}
-            with watching(hooks), suppress(_AllSeen):
+            with forward_pre_hooks(hooks), suppress(_AllSeen):
                 self.replay.run(batch, names=tuple(names), block=module, device=device)
             return kept
 

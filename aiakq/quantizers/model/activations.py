@@ -44,7 +44,7 @@ class HiddenStates:
         self.folder = folder
         self.shapes: list[torch.Size] = []
         self._items: list[Tensor | _Spilled | None] = []
-        self._held = 0
+        self._bytes_in_memory = 0
         for tensor in tensors:
             self.append(tensor)
 
@@ -75,7 +75,7 @@ class HiddenStates:
         return item if isinstance(item, Tensor) else item.load()
 
     def __setitem__(self, index: int, tensor: Tensor) -> None:
-        self._held -= _held_bytes(self._items[index])
+        self._bytes_in_memory -= _in_memory_bytes(self._items[index])
         self.shapes[index] = tensor.shape
         self._items[index] = self._placed(tensor)
 
@@ -87,13 +87,13 @@ class HiddenStates:
     def copy(self) -> HiddenStates:
         """Return a copy; files are shared until one of the two replaces them."""
         other = HiddenStates((), self.budget, self.folder)
-        other.shapes, other._items, other._held = list(self.shapes), list(self._items), self._held
+        other.shapes, other._items, other._bytes_in_memory = list(self.shapes), list(self._items), self._bytes_in_memory
         return other
 
     def _placed(self, tensor: Tensor) -> Tensor | _Spilled:
         size = tensor.numel() * tensor.element_size()
-        if self.folder is None or self._held + size <= self.budget:
-            self._held += size
+        if self.folder is None or self._bytes_in_memory + size <= self.budget:
+            self._bytes_in_memory += size
             return tensor
         return _Spilled(tensor, self.folder)
 
@@ -119,7 +119,7 @@ class _Spilled:
         self.path.unlink(missing_ok=True)
 
 
-def _held_bytes(item: Tensor | _Spilled | None) -> int:
+def _in_memory_bytes(item: Tensor | _Spilled | None) -> int:
     return item.numel() * item.element_size() if isinstance(item, Tensor) else 0
 
 
@@ -151,7 +151,9 @@ class Activations:
         device = self.device if device is None else device
         hidden = self.hidden[batch].to(device)
         call = self.calls[tuple(hidden.shape[:2])][index]
-        args, kwargs = (call.args, call.kwargs) if device == self.device else _moved((call.args, call.kwargs), device)
+        args, kwargs = (
+            (call.args, call.kwargs) if device == self.device else _to_device((call.args, call.kwargs), device)
+        )
         out = block(hidden, *args, **kwargs)
         return out[0] if isinstance(out, tuple) else out
 
@@ -271,7 +273,7 @@ def _first_row(value: Any, rows: int) -> Any:
         # A single dimension counts positions, not sequences.
         return tensor[:1] if tensor.dim() > 1 and tensor.shape[0] == rows else tensor
 
-    return _each_tensor(value, cut)
+    return _map_tensors(value, cut)
 
 
 def _first_tokens(value: Any, length: int, tokens: int) -> Any:
@@ -282,28 +284,28 @@ def _first_tokens(value: Any, length: int, tokens: int) -> Any:
             tensor = tensor.narrow(dim, 0, tokens) if size == length else tensor
         return tensor
 
-    return _each_tensor(value, cut)
+    return _map_tensors(value, cut)
 
 
-def _each_tensor(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
+def _map_tensors(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
     """Apply ``change`` to the tensors in dictionaries, tuples and lists inside ``value``."""
     if isinstance(value, Tensor):
         return change(value)
     if isinstance(value, dict):
-        return {key: _each_tensor(item, change) for key, item in value.items()}
+        return {key: _map_tensors(item, change) for key, item in value.items()}
     if type(value) in (tuple, list):
-        return type(value)(_each_tensor(item, change) for item in value)
+        return type(value)(_map_tensors(item, change) for item in value)
     return value
 
 
-def _moved(value: Any, device: torch.device) -> Any:
+def _to_device(value: Any, device: torch.device) -> Any:
     """Move every tensor inside ``value`` to ``device``."""
     if isinstance(value, Tensor):
         return value.to(device)
     if isinstance(value, dict):
-        return {key: _moved(item, device) for key, item in value.items()}
+        return {key: _to_device(item, device) for key, item in value.items()}
     if type(value) in (tuple, list):
-        return type(value)(_moved(item, device) for item in value)
+        return type(value)(_to_device(item, device) for item in value)
     return value
 
 

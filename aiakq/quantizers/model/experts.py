@@ -179,8 +179,8 @@ class FusedSlice:
 
 
 @dataclass
-class Apart:
-    """The changes made by ``take_apart``.
+class UnfusedExperts:
+    """The changes made by ``unfuse_experts``.
 
     fused               the weight of every new linear, by its new full name -> its slice in a fused checkpoint.
     renamed_modules     (new, own) full names of modules that were renamed as in checkpoints.
@@ -199,13 +199,13 @@ class Apart:
         return name
 
 
-def take_apart(blocks: Iterable[tuple[str, nn.Module]], model_type: str) -> Apart:
+def unfuse_experts(blocks: Iterable[tuple[str, nn.Module]], model_type: str) -> UnfusedExperts:
     """Replace the fused experts inside ``blocks`` (full name, module), and rename modules around them as in
     checkpoints.
 
     Experts with any other computation are not changed.
     """
-    apart = Apart()
+    unfused = UnfusedExperts()
     for block_name, block in blocks:
         for fused in fused_experts(block, block_name, model_type):
             parent, _, last = fused.name.removeprefix(f"{block_name}.").rpartition(".")
@@ -213,12 +213,12 @@ def take_apart(blocks: Iterable[tuple[str, nn.Module]], model_type: str) -> Apar
             stored = fused.stored.rpartition(".")[0]
             if stored != f"{block_name}.{parent}":
                 _rename(block, parent, stored.rpartition(".")[2])
-                apart.renamed_modules.add((stored, f"{block_name}.{parent}"))
-            apart.transformers_reads = fused.spelling.transformers_reads
+                unfused.renamed_modules.add((stored, f"{block_name}.{parent}"))
+            unfused.transformers_reads = fused.spelling.transformers_reads
             for number in range(fused.shape[0]):
                 for (name, _, _), (tensor, half) in zip(fused.linears(number), _PLACES, strict=True):
-                    apart.fused[f"{name}.weight"] = FusedSlice(f"{fused.name}.{tensor}", number, half)
-    return apart
+                    unfused.fused[f"{name}.weight"] = FusedSlice(f"{fused.name}.{tensor}", number, half)
+    return unfused
 
 
 #: Slices of the gate, up and down projection: the fused tensor, and the half of its rows.

@@ -50,8 +50,8 @@ def structure(block: nn.Module) -> tuple[Any, ...]:
 
 
 @contextmanager
-def watching(hooks: Mapping[nn.Module, Callable[..., Any]]) -> Iterator[None]:
-    """Call ``hooks[module](module, args)`` before each module's forward, while the context is open."""
+def forward_pre_hooks(hooks: Mapping[nn.Module, Callable[..., Any]]) -> Iterator[None]:
+    """Context manager: call ``hooks[module](module, args)`` before each module's forward."""
     handles = [module.register_forward_pre_hook(hook) for module, hook in hooks.items()]
     try:
         yield
@@ -60,8 +60,8 @@ def watching(hooks: Mapping[nn.Module, Callable[..., Any]]) -> Iterator[None]:
             handle.remove()
 
 
-def same_place(x: Tensor) -> tuple[Any, ...]:
-    """Return a key that is equal for tensors [.., K] that are the same rows in memory, while both are alive."""
+def tensor_key(x: Tensor) -> tuple[Any, ...]:
+    """Return a key that is equal for tensors [.., K] with the same memory and shape, while both are alive."""
     return x.data_ptr(), x.numel(), x.shape[-1], x.stride()[-2:]
 
 
@@ -81,14 +81,14 @@ def trace_groups(block: nn.Module, run: Callable[[], Any]) -> list[tuple[str, ..
             x = args[0]
             if expert is None:
                 kept.append(x)
-            names = seen.setdefault((same_place(x), expert and expert[0]), [])
+            names = seen.setdefault((tensor_key(x), expert and expert[0]), [])
             if name not in names:
                 names.append(name)
 
         return note
 
     linears = block_linears(block)
-    with watching({module: hook(name) for name, module in linears.items()}), torch.inference_mode():
+    with forward_pre_hooks({module: hook(name) for name, module in linears.items()}), torch.inference_mode():
         run()
     return [tuple(names) for names in seen.values()]
 

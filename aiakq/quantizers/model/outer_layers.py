@@ -40,7 +40,7 @@ def capture(
     model.load(model.blocks[0], model.block_prefix(0))
     hidden = HiddenStates() if hidden is None else hidden
     calls: dict[tuple[int, ...], list[Call]] = {}
-    with _recording(model.blocks) as (record, outputs), torch.inference_mode():
+    with _record_calls(model.blocks) as (record, outputs), torch.inference_mode():
         for number, ids in enumerate(batches):
             reached = _run_outside(model, ids, record)[0].args[0]
             if here is None or number in here:
@@ -97,7 +97,7 @@ def finish(model: SourceModel, ids: Tensor, hidden: Tensor, outputs: int) -> Ten
 
     ``load_outside`` must have been called.
     """
-    with _answering(model.blocks, hidden.to(model.device), outputs), torch.inference_mode():
+    with _stub_blocks(model.blocks, hidden.to(model.device), outputs), torch.inference_mode():
         return model.model(input_ids=ids.to(model.device), use_cache=False).logits.float()
 
 
@@ -109,7 +109,7 @@ def _outside(model: SourceModel, part: nn.Module) -> list[tuple[str, nn.Module]]
 
 
 @contextmanager
-def _recording(blocks: nn.ModuleList) -> Iterator[tuple[list[Call], list[int]]]:
+def _record_calls(blocks: nn.ModuleList) -> Iterator[tuple[list[Call], list[int]]]:
     """Record every call of a block and pass its hidden states on; the last block ends the pass.
 
     Only the first block runs, once, to show how many outputs blocks have; it must be loaded.
@@ -138,8 +138,8 @@ def _recording(blocks: nn.ModuleList) -> Iterator[tuple[list[Call], list[int]]]:
 
 
 @contextmanager
-def _answering(blocks: nn.ModuleList, hidden: Tensor, outputs: int) -> Iterator[None]:
-    """Let the blocks return ``hidden`` for any input while the context is open."""
+def _stub_blocks(blocks: nn.ModuleList, hidden: Tensor, outputs: int) -> Iterator[None]:
+    """Context manager: the blocks return ``hidden`` for any input."""
 
     def stand_in(block: nn.Module) -> Callable[..., Any]:
         return lambda *args, **kwargs: _output(hidden, outputs)

@@ -31,47 +31,52 @@ class Replay:
         self.block = block
         self.index = index
         self.inputs = inputs
-        self._kept: dict[str, HiddenStates] = {}
+        self._cached_inputs: dict[str, HiddenStates] = {}
         self._owners: dict[str, tuple[str, bool] | None] = {}
 
     def keep(self, name: str, batch: int, x: Tensor) -> None:
         """Cache the input of the linear ``name`` on one batch; nothing before it may change afterwards."""
-        if name not in self._kept:
+        if name not in self._cached_inputs:
             hidden = self.inputs.hidden
-            kept = sum(states.nbytes for states in self._kept.values())
-            room = min(_IN_MEMORY, hidden.budget - hidden.nbytes) - kept
-            self._kept[name] = HiddenStates((), max(0.0, room), hidden.folder)
-        if not self._kept[name].has(batch):
-            self._kept[name].put(batch, x.detach().to("cpu", copy=True))
+            cached = sum(states.nbytes for states in self._cached_inputs.values())
+            budget = min(_IN_MEMORY, hidden.budget - hidden.nbytes) - cached
+            self._cached_inputs[name] = HiddenStates((), max(0.0, budget), hidden.folder)
+        if not self._cached_inputs[name].has(batch):
+            self._cached_inputs[name].put(batch, x.detach().to("cpu", copy=True))
 
     def run(
         self,
         batch: int,
         names: tuple[str, ...] = (),
-        whole: bool = False,
+        run_all: bool = False,
         block: nn.Module | None = None,
         device: torch.device | None = None,
     ) -> Tensor:
         """Return the output of the block, or of a copy on another device, on one batch.
 
-        Modules that contain a linear of ``names`` are run, others are replaced where possible; ``whole``: all are run.
+        names    linears whose modules must run; other modules are replaced where possible.
+        run_all  run all modules.
         """
         block = self.block if block is None else block
-        known = [name for name, owner in self._owners.items() if owner is not None and not whole]
-        unknown = [name for name in self._kept if name not in self._owners]
-        with self._standing_in(block, known, batch, names), self._learning(block, unknown):
+        known = [name for name, owner in self._owners.items() if owner is not None and not run_all]
+        unknown = [name for name in self._cached_inputs if name not in self._owners]
+        with self._replaced_modules(block, known, batch, names), self._find_owners(block, unknown):
             return self.inputs.run(block, self.index, batch, device)
 
     @contextmanager
-    def _standing_in(self, block: nn.Module, names: list[str], batch: int, wanted: tuple[str, ...]) -> Iterator[None]:
+    def _replaced_modules(
+        self, block: nn.Module, names: list[str], batch: int, required: tuple[str, ...]
+    ) -> Iterator[None]:
         replaced: list[nn.Module] = []
         for name in names:
             owner = self._owners[name]
             assert owner is not None
-            if not self._kept[name].has(batch) or any(f"{other}.".startswith(f"{owner[0]}.") for other in wanted):
+            if not self._cached_inputs[name].has(batch) or any(
+                f"{other}.".startswith(f"{owner[0]}.") for other in required
+            ):
                 continue
             module, linear = block.get_submodule(owner[0]), block.get_submodule(name)
-            module.forward = self._short(linear, self._kept[name], batch, owner[1])
+            module.forward = self._linear_forward(linear, self._cached_inputs[name], batch, owner[1])
             replaced.append(module)
         try:
             yield
@@ -79,15 +84,17 @@ class Replay:
             for module in replaced:
                 del module.forward
 
-    def _short(self, linear: nn.Module, kept: HiddenStates, batch: int, in_tuple: bool) -> Callable[..., Any]:
+    def _linear_forward(
+        self, linear: nn.Module, cached: HiddenStates, batch: int, in_tuple: bool
+    ) -> Callable[..., Any]:
         def forward(*args: Any, **kwargs: Any) -> Any:
-            out = linear(kept[batch].to(next(linear.parameters()).device))
+            out = linear(cached[batch].to(next(linear.parameters()).device))
             return (out, None) if in_tuple else out
 
         return forward
 
     @contextmanager
-    def _learning(self, block: nn.Module, names: list[str]) -> Iterator[None]:
+    def _find_owners(self, block: nn.Module, names: list[str]) -> Iterator[None]:
         """Find, for linears with cached inputs, the outermost module that returns exactly the linear's output."""
         outputs: dict[str, tuple[Tensor, Tensor]] = {}
         handles = []
@@ -99,17 +106,17 @@ class Replay:
             return keep
 
         def compare(owner: str, name: str) -> Callable[..., None]:
-            def look(module: nn.Module, args: Any, output: Any) -> None:
+            def hook(module: nn.Module, args: Any, output: Any) -> None:
                 in_tuple = isinstance(output, tuple) and len(output) == 2 and output[1] is None
                 first = output[0] if in_tuple else output
                 self._owners.setdefault(name, None)
                 if name in outputs and isinstance(first, Tensor):
-                    given, bits = outputs[name]
+                    tensor, bits = outputs[name]
                     # The same tensor, not written to in between.
-                    if first.data_ptr() == given.data_ptr() and torch.equal(first, bits):
+                    if first.data_ptr() == tensor.data_ptr() and torch.equal(first, bits):
                         self._owners[name] = owner, in_tuple
 
-            return look
+            return hook
 
         for name in names:
             handles.append(block.get_submodule(name).register_forward_hook(note(name)))

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from aiakq.errors import error
 from aiakq.quantizers.model.activations import Activations
 from aiakq.quantizers.model.experts import EXPERT, all_experts
-from aiakq.quantizers.model.groups import Heads, SmoothMapping, same_place, structure, trace_groups, watching
+from aiakq.quantizers.model.groups import Heads, SmoothMapping, forward_pre_hooks, structure, tensor_key, trace_groups
 
 #: Maximum relative difference of equal values; unequal ones differ by a half or more.
 TOLERANCE = 1e-4
@@ -75,16 +75,16 @@ class BlockTrace:
 
 @dataclass
 class _Read:
-    """A tensor read by linears or routers: their names in order, a few of its rows [R, K], and its time."""
+    """A tensor read by linears or routers: their names in order, some rows [R, K], and its position among the calls."""
 
     readers: list[str]
     rows: Tensor
-    turn: int
+    position: int
 
 
 @dataclass(frozen=True)
-class _Way:
-    """One way in which the channels of a smooth layer may be laid out in tensors of ``width`` channels."""
+class _Layout:
+    """A possible layout of the channels of a smooth layer in tensors of ``width`` channels."""
 
     width: int
     heads: bool = False
@@ -108,47 +108,51 @@ class _Search:
         self.heads = heads
         self.modules = dict(block.named_modules())
         self.generator = torch.Generator().manual_seed(0)
-        self.turns: dict[str, int] = {}
+        self.call_order: dict[str, int] = {}
         self.reads: list[_Read] = []
-        self.plain = self._watch(note=True)
+        self.plain = self._trace(note=True)
 
     def mappings(self) -> tuple[SmoothMapping, ...]:
-        """Nearest smooth layers first: a tensor belongs to the last module that feeds it."""
+        """Return the mappings. Nearest smooth layers come first: a tensor belongs to the last module that feeds it."""
         chosen: list[SmoothMapping] = []
         self.taken: set[str] = set()
         for family in reversed(self._families()):
-            for way in self._ways(family[0]):
+            for layout in self._layouts(family[0]):
                 mappings = [
                     mapping
-                    for mapping in self._mappings_of(family, way)
+                    for mapping in self._mappings_of(family, layout)
                     if not self.taken & set(mapping.balance_layers)
                 ]
-                if mappings and self._holds(mappings, way):
+                if mappings and self._is_valid(mappings, layout):
                     chosen += mappings
                     self.taken.update(name for mapping in mappings for name in mapping.balance_layers)
                     break
-        return tuple(sorted(chosen, key=lambda mapping: min(self.turns[name] for name in mapping.balance_layers)))
+        return tuple(sorted(chosen, key=lambda mapping: min(self.call_order[name] for name in mapping.balance_layers)))
 
     # --- candidates -----------------------------------------------------------------------------------------------
 
     def _families(self) -> list[list[str]]:
         """Return possible smooth layers in execution order; corresponding layers of all experts form one family."""
         families: dict[str, list[str]] = {}
-        for name in sorted(self.turns, key=self.turns.__getitem__):
+        for name in sorted(self.call_order, key=self.call_order.__getitem__):
             if _is_norm(self.modules[name]) or type(self.modules[name]) is nn.Linear:
                 families.setdefault(re.sub(r"\bexperts\.\d+\b", "experts.*", name), []).append(name)
         return list(families.values())
 
-    def _ways(self, source: str) -> Iterator[_Way]:
+    def _layouts(self, source: str) -> Iterator[_Layout]:
         """Yield the possible layouts of the source's channels in a tensor that is read later, likely ones first."""
         module = self.modules[source]
         n = len(module.weight)
-        later = [read for read in self.reads if read.turn > self.turns[source] and not self.taken & set(read.readers)]
+        later = [
+            read
+            for read in self.reads
+            if read.position > self.call_order[source] and not self.taken & set(read.readers)
+        ]
         widths = sorted({read.rows.shape[1] for read in later})
         if _is_norm(module):
             if n in widths:
-                yield _Way(n)
-                yield _Way(n, plus_one=True)
+                yield _Layout(n)
+                yield _Layout(n, plus_one=True)
             return
         shared = self.heads.q_heads // self.heads.kv_heads
         for width in widths:
@@ -156,36 +160,40 @@ class _Search:
             for tied in ties:
                 length = width // shared if tied else width
                 if n == length:
-                    yield _Way(width, tied)
+                    yield _Layout(width, tied)
                 elif n > length:
-                    yield _Way(width, tied, (1, n - length, length))
+                    yield _Layout(width, tied, (1, n - length, length))
                     kv = self.heads.kv_heads
                     if n % kv == 0 and length % kv == 0 and kv > 1:
-                        yield _Way(width, tied, (kv, (n - length) // kv, length // kv))
-                    yield _Way(width, tied, (1, 0, length))
+                        yield _Layout(width, tied, (kv, (n - length) // kv, length // kv))
+                    yield _Layout(width, tied, (1, 0, length))
 
-    def _mappings_of(self, family: list[str], way: _Way) -> list[SmoothMapping]:
-        """Return a mapping for every member of the family that visibly feeds something in this way."""
-        candidates = {name: SmoothMapping(name, (), "", way.heads, way.part, way.plus_one) for name in family}
+    def _mappings_of(self, family: list[str], layout: _Layout) -> list[SmoothMapping]:
+        """Return a mapping for every member of the family whose channels reach a later tensor in this layout."""
+        candidates = {name: SmoothMapping(name, (), "", layout.heads, layout.part, layout.plus_one) for name in family}
         scales = {name: self._random_scales(mapping) for name, mapping in candidates.items()}
         with self._scaled(list(candidates.values()), scales):
-            before, self_reads = self.reads, self._reads_again()
+            before, after = self.reads, self._repeat_reads()
         mappings = []
         for name, mapping in candidates.items():
-            columns = self.heads.spread(scales[name]) if way.heads else scales[name]
+            columns = self.heads.spread(scales[name]) if layout.heads else scales[name]
             targets: list[str] = []
-            for old, new in zip(before, self_reads, strict=True):
-                near = self.turns[name] < old.turn and old.rows.shape[1] == way.width and _may_feed(name, old.readers)
-                if near and _equal(new.rows, old.rows * columns) and not _equal(new.rows, old.rows):
+            for old, new in zip(before, after, strict=True):
+                is_candidate = (
+                    self.call_order[name] < old.position
+                    and old.rows.shape[1] == layout.width
+                    and _may_feed(name, old.readers)
+                )
+                if is_candidate and _equal(new.rows, old.rows * columns) and not _equal(new.rows, old.rows):
                     targets += old.readers
             if targets:
-                targets.sort(key=lambda target: (type(self.modules[target]) is not nn.Linear, self.turns[target]))
+                targets.sort(key=lambda target: (type(self.modules[target]) is not nn.Linear, self.call_order[target]))
                 mappings.append(replace(mapping, balance_layers=tuple(targets), parent=_parent(targets)))
         return mappings
 
     # --- verification -------------------------------------------------------------------------------------------------
 
-    def _holds(self, mappings: list[SmoothMapping], way: _Way) -> bool:
+    def _is_valid(self, mappings: list[SmoothMapping], layout: _Layout) -> bool:
         """Whether scaling the smooth layers changes the output, and scaling the balance layers as well restores it."""
         scales = {mapping.smooth_layer: self._random_scales(mapping) for mapping in mappings}
         with self._scaled(mappings, scales):
@@ -193,7 +201,7 @@ class _Search:
                 return False
             columns: dict[Any, Tensor] = {}
             for mapping in mappings:
-                by = self.heads.spread(scales[mapping.smooth_layer]) if way.heads else scales[mapping.smooth_layer]
+                by = self.heads.spread(scales[mapping.smooth_layer]) if layout.heads else scales[mapping.smooth_layer]
                 columns |= {self.modules[target].weight: by for target in mapping.balance_layers}
             for weight, by in columns.items():
                 weight.data.div_(by)
@@ -244,44 +252,44 @@ class _Search:
 
     # --- observation --------------------------------------------------------------------------------------------------
 
-    def _watch(self, note: bool) -> Tensor:
+    def _trace(self, note: bool) -> Tensor:
         """Run the block and collect ``reads``; with ``note`` also their readers and the order of all modules."""
-        places: dict[tuple[Any, ...], _Read] = {}
+        by_tensor: dict[tuple[Any, ...], _Read] = {}
         kept: list[Tensor] = []
-        turn = 0
+        position = 0
 
         def hook(name: str, module: nn.Module) -> Callable[..., None]:
-            def look(_: nn.Module, args: tuple[Any, ...]) -> None:
-                nonlocal turn
-                turn += 1
-                self.turns.setdefault(name, turn)
+            def pre_hook(_: nn.Module, args: tuple[Any, ...]) -> None:
+                nonlocal position
+                position += 1
+                self.call_order.setdefault(name, position)
                 if _is_norm(module) or not args or not isinstance(args[0], Tensor):
                     return
                 x = args[0]
                 if x.shape[-1] != module.weight.shape[1]:  # type: ignore[index]
                     return
                 kept.append(x)
-                read = places.get(same_place(x))
+                read = by_tensor.get(tensor_key(x))
                 if read is None:
                     rows = x.reshape(-1, x.shape[-1])
-                    read = places[same_place(x)] = _Read([], _some(rows), turn)
+                    read = by_tensor[tensor_key(x)] = _Read([], _some(rows), position)
                 if name not in read.readers:
                     read.readers.append(name)
 
-            return look
+            return pre_hook
 
-        watched = {m: hook(name, m) for name, m in self.modules.items() if _is_norm(m) or _multiplies(m)}
-        with watching(watched), torch.inference_mode():
+        hooks = {m: hook(name, m) for name, m in self.modules.items() if _is_norm(m) or _multiplies(m)}
+        with forward_pre_hooks(hooks), torch.inference_mode():
             output = self.run()
-        self.reads = list(places.values())
+        self.reads = list(by_tensor.values())
         return output
 
-    def _reads_again(self) -> list[_Read]:
+    def _repeat_reads(self) -> list[_Read]:
         before = self.reads
-        self._watch(note=False)
-        again, self.reads = self.reads, before
-        assert [read.readers for read in again] == [read.readers for read in before], "a block runs in one order"
-        return again
+        self._trace(note=False)
+        repeated, self.reads = self.reads, before
+        assert [read.readers for read in repeated] == [read.readers for read in before], "a block runs in one order"
+        return repeated
 
 
 def _is_norm(module: nn.Module) -> bool:

@@ -22,7 +22,7 @@ from aiakq.formats.model_folder import check_files
 from aiakq.formats.padded_widths import pad
 from aiakq.kernels.ops.linear_reference import dequantize
 from aiakq.kernels.types import QWeight
-from aiakq.quantizers.model.experts import take_apart
+from aiakq.quantizers.model.experts import unfuse_experts
 from aiakq.quantizers.model.groups import block_linears, gates
 from aiakq.quantizers.model.merged_adapter import MergedAdapter, merged_bias, merged_weight
 from aiakq.quantizers.model.shapes import LinearShape
@@ -68,7 +68,7 @@ class SourceModel:
         self.blocks_name, self.blocks = _find_blocks(self.model)
         self._renamed = _renamed(self.model, checkpoint)
         named = [(self.block_prefix(index), block) for index, block in enumerate(self.blocks)]
-        self.experts = take_apart(named, self.config.model_type)
+        self.experts = unfuse_experts(named, self.config.model_type)
         self._quantized = set(checkpoint.quantized_linears())
         # transformers keeps embeddings outside the blocks under names of its own; only blocks must map one to one.
         self._source_names = {name: self._source_name(name) for name, _ in self.model.named_parameters()}

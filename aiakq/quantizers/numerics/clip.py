@@ -20,7 +20,7 @@ NORM = 2.4
 _AT_ONCE = 2**18
 
 
-def shares() -> list[float]:
+def range_fractions() -> list[float]:
     """Return the fractions of the full range that are tried, in descending order."""
     return [1 - step / (2 * RANGE_STEPS) for step in range(RANGE_STEPS)]
 
@@ -35,8 +35,8 @@ def searched_scales(
     low, high = ranges(groups, symmetric)
     best, zeros = scales_for(low, high, bits, symmetric, storage)
     lowest: Tensor | None = None
-    for share in shares():
-        scale, zero = scales_for(low * share, high * share, bits, symmetric, storage)
+    for fraction in range_fractions():
+        scale, zero = scales_for(low * fraction, high * fraction, bits, symmetric, storage)
         gap = codes_for(groups, scale.unsqueeze(-1), zero.unsqueeze(-1), bits)
         gap.sub_(zero.unsqueeze(-1)).mul_(scale.unsqueeze(-1)).sub_(groups)
         loss = (gap.abs_().pow_(NORM) if cost is None else gap.square_().mul_(cost)).sum(-1)
@@ -83,8 +83,8 @@ def best_clip(
         low, high = ranges(groups, symmetric)
         whole = torch.maximum(-low, high)
         largest, lowest = whole, None
-        for share in shares():
-            cut = whole * share
+        for fraction in range_fractions():
+            cut = whole * fraction
             scale, zero = scales_for(torch.maximum(low, -cut), torch.minimum(high, cut), bits, symmetric, storage)
             gap = codes_for(groups, scale.unsqueeze(-1), zero.unsqueeze(-1), bits)
             gap.sub_(zero.unsqueeze(-1)).mul_(scale.unsqueeze(-1)).sub_(groups)

@@ -22,16 +22,16 @@ class OutputErrors:
         self, linears: Mapping[str, nn.Linear], originals: Mapping[str, Tensor], sizes: dict[str, float]
     ) -> None:
         self.linears, self.originals, self.sizes = linears, originals, sizes
-        self._gap = dict.fromkeys(linears, 0.0)
-        self._whole = dict.fromkeys(linears, 0.0)
-        self._given: dict[str, Tensor] = {}
+        self._squared_errors = dict.fromkeys(linears, 0.0)
+        self._squared_norms = dict.fromkeys(linears, 0.0)
+        self._inputs: dict[str, Tensor] = {}
         self._hooks = ExitStack()
 
     def __enter__(self) -> OutputErrors:
         for name, linear in self.linears.items():
             # Before the hook that rounds activations, because the original must see unrounded inputs.
-            self._hooks.enter_context(linear.register_forward_pre_hook(self._before(name), prepend=True))
-            self._hooks.enter_context(linear.register_forward_hook(self._after(name)))
+            self._hooks.enter_context(linear.register_forward_pre_hook(self._input_hook(name), prepend=True))
+            self._hooks.enter_context(linear.register_forward_hook(self._output_hook(name)))
         return self
 
     def __exit__(self, *problem: object) -> None:
@@ -39,23 +39,27 @@ class OutputErrors:
 
     def errors(self) -> dict[str, float]:
         """Return ``||y_q - y|| / ||y||`` without bias, by name; linears with only zero outputs are left out."""
-        return {name: (self._gap[name] / whole) ** 0.5 for name, whole in self._whole.items() if whole > 0}
+        return {
+            name: (self._squared_errors[name] / squared_norm) ** 0.5
+            for name, squared_norm in self._squared_norms.items()
+            if squared_norm > 0
+        }
 
-    def _before(self, name: str) -> Callable[[nn.Module, tuple[Any, ...]], None]:
-        def note(module: nn.Module, args: tuple[Any, ...]) -> None:
-            self._given[name] = args[0]
+    def _input_hook(self, name: str) -> Callable[[nn.Module, tuple[Any, ...]], None]:
+        def hook(module: nn.Module, args: tuple[Any, ...]) -> None:
+            self._inputs[name] = args[0]
             self.sizes[name] = max(self.sizes.get(name, 0.0), largest(args[0]))
 
-        return note
+        return hook
 
-    def _after(self, name: str) -> Callable[[nn.Module, tuple[Any, ...], Tensor], None]:
-        def compare(module: nn.Module, args: tuple[Any, ...], output: Tensor) -> None:
-            wanted = nn.functional.linear(self._given.pop(name), self.originals[name])
+    def _output_hook(self, name: str) -> Callable[[nn.Module, tuple[Any, ...], Tensor], None]:
+        def hook(module: nn.Module, args: tuple[Any, ...], output: Tensor) -> None:
+            expected = nn.functional.linear(self._inputs.pop(name), self.originals[name])
             bias = self.linears[name].bias
-            gap = total(((output if bias is None else output - bias) - wanted).square())
-            whole = total(wanted.square())
-            if gap < float("inf") and whole < float("inf"):
-                self._gap[name] += gap
-                self._whole[name] += whole
+            squared_error = total(((output if bias is None else output - bias) - expected).square())
+            squared_norm = total(expected.square())
+            if squared_error < float("inf") and squared_norm < float("inf"):
+                self._squared_errors[name] += squared_error
+                self._squared_norms[name] += squared_norm
 
-        return compare
+        return hook

@@ -153,7 +153,7 @@ def _matching(glob: str, names: list[str], option: str, head: str | None) -> lis
     return matches
 
 
-def fused_apart(spec: QuantSpec, names: Iterable[str]) -> list[str]:
+def fused_scheme_warnings(spec: QuantSpec, names: Iterable[str]) -> list[str]:
     """Return warnings about linears that vLLM fuses but that have different schemes, at most one per kind."""
     by_parent: dict[str, dict[str, LayerSpec | None]] = {}
     for name in names:

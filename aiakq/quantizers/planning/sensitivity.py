@@ -73,11 +73,11 @@ def measure(
             gaps = []
             for candidate in candidates:
                 with _RoundedLinears(block, names, candidate, storage):
-                    gaps.append(_gap(base, plain, block, index))
+                    gaps.append(_squared_distance(base, plain, block, index))
             part_gaps.append((part, gaps))
         rounded = base.copy()
         with _RoundedLinears(block, [name for names in parts for name in names], candidates[reference], storage):
-            sizes.append(_gap(base, plain, block, index))
+            sizes.append(_squared_distance(base, plain, block, index))
             rounded.advance(block, index)
         for other in others:
             other.advance(block, index)
@@ -127,12 +127,12 @@ class _RoundedLinears:
             linear.weight = weight
 
 
-def _gap(inputs: Activations, wanted: Activations, block: nn.Module, index: int) -> float:
-    """Return the squared distance of the block's outputs from those in ``wanted``."""
+def _squared_distance(inputs: Activations, expected: Activations, block: nn.Module, index: int) -> float:
+    """Return the squared distance of the block's outputs from those in ``expected``."""
     total = 0.0
     with torch.inference_mode():
         for batch in range(len(inputs.hidden)):
-            gap = inputs.run(block, index, batch).to("cpu") - wanted.hidden[batch]
+            gap = inputs.run(block, index, batch).to("cpu") - expected.hidden[batch]
             total += float(gap.square().sum(dtype=torch.float64))
     return total
 

@@ -115,7 +115,7 @@ def plan_tensor_parallel(
             "option_conflict",
             option="--multi-query-mode",
             other="this model",
-            reason=f"each of its {heads} heads has keys and values of its own",
+            reason=f"each of its {heads} heads has its own keys and values",
             hint="Leave it away: shared keys and values are found out from config.json.",
         )
     planner = _Planner(options, spec or options.spec(""), config, linears, heads, kv_heads)
@@ -177,7 +177,7 @@ class _Planner:
             problem = _layout_problem(spec, linear) or _group_problem(spec, linear, linears)
             if problem is not None:
                 return problem
-        reason = _why_not_cut(tp, self.heads, self.kv_heads, spec, linears) if tp > 1 else None
+        reason = _split_problem(tp, self.heads, self.kv_heads, spec, linears) if tp > 1 else None
         return error("tensor_parallel", tp=tp, reason=reason, choices="") if reason else None
 
     def _widths(self, tp: int, spec: QuantSpec) -> dict[str, tuple[int, int]]:
@@ -238,8 +238,8 @@ def _group_problem(spec: QuantSpec, linear: LinearShape, linears: list[LinearSha
     return error("group_size", group_size=own.group_size, k=linear.k, layer=linear.name, choices=choices)
 
 
-def _why_not_cut(tp: int, heads: int, kv_heads: int, spec: QuantSpec, linears: list[LinearShape]) -> str | None:
-    """Return why the model cannot be split ``tp`` ways, or None."""
+def _split_problem(tp: int, heads: int, kv_heads: int, spec: QuantSpec, linears: list[LinearShape]) -> str | None:
+    """Return why the model cannot be split over ``tp`` GPUs, or None."""
     if heads % tp:
         return f"{heads} attention heads"
     if kv_heads and kv_heads % tp and tp % kv_heads:
@@ -270,7 +270,7 @@ def _kernel_note(tp: int, kv_heads: int, spec: QuantSpec, linears: Sequence[Line
     """Return one sentence on linears that vLLM's fast kernels do not support, if there are any."""
     kernel, (n_unit, k_unit) = ("CUTLASS int8", _CUTLASS_INT8) if spec.activation_bits else ("Marlin", _MARLIN)
     misfits: dict[str, str] = {}
-    for name, n, k in _as_vllm_sees(tp, kv_heads, [linear for linear in linears if spec.for_layer(linear.name)]):
+    for name, n, k in _vllm_layers(tp, kv_heads, [linear for linear in linears if spec.for_layer(linear.name)]):
         if n % n_unit or k % k_unit:
             kind = name.rpartition(".")[2]
             misfits.setdefault(kind, f"{kind} ({n} x {k})")
@@ -283,7 +283,7 @@ def _kernel_note(tp: int, kv_heads: int, spec: QuantSpec, linears: Sequence[Line
     ]
 
 
-def _as_vllm_sees(tp: int, kv_heads: int, linears: Sequence[LinearShape]) -> Iterator[tuple[str, int, int]]:
+def _vllm_layers(tp: int, kv_heads: int, linears: Sequence[LinearShape]) -> Iterator[tuple[str, int, int]]:
     """Yield (name, N, K) per GPU, with linears that vLLM merges as one."""
     merged: dict[str, tuple[int, int]] = {}
     for linear in linears:

@@ -178,7 +178,7 @@ def _list(lines: Iterable[str]) -> str:
 # --- plots ------------------------------------------------------------------------------------------------------------
 
 
-def _place(name: str) -> tuple[str, str]:
+def _block_and_kind(name: str) -> tuple[str, str]:
     """Return the block of a layer and its kind; all experts are of one kind."""
     match = _BLOCK.search(name)
     block, inside = (match[1], name[match.end() :]) if match else ("", name)
@@ -186,12 +186,12 @@ def _place(name: str) -> tuple[str, str]:
     return block or "head", kind
 
 
-def _arranged(layers: Sequence[LayerResult]) -> tuple[list[str], list[tuple[str, list[tuple[int, list[LayerResult]]]]]]:
+def _by_block(layers: Sequence[LayerResult]) -> tuple[list[str], list[tuple[str, list[tuple[int, list[LayerResult]]]]]]:
     """Return the kinds of layers, and (block, [(kind, its layers)]) in the order of the model."""
     kinds: dict[str, int] = {}
     blocks: dict[str, dict[int, list[LayerResult]]] = {}
     for layer in layers:
-        block, kind = _place(layer.name)
+        block, kind = _block_and_kind(layer.name)
         number = kinds.setdefault(kind, len(kinds))
         blocks.setdefault(block, {}).setdefault(number, []).append(layer)
     return list(kinds), [(label, list(inside.items())) for label, inside in blocks.items()]
@@ -209,7 +209,7 @@ def _errors(report: QuantizeReport) -> str:
     measured = [layer for layer in report.layers if layer.error is not None]
     if not measured:
         return ""
-    kinds, arranged = _arranged(measured)
+    kinds, arranged = _by_block(measured)
     blocks = []
     for label, inside in arranged:
         marks = []
@@ -233,7 +233,7 @@ def _errors(report: QuantizeReport) -> str:
     )
 
 
-def _moved(layer: LayerResult, what: str) -> bool:
+def _range_changed(layer: LayerResult, what: str) -> bool:
     """Whether the range of a layer changed by more than its last digits."""
     before, after = getattr(layer, f"{what}_before"), getattr(layer, f"{what}_after")
     return before is None or abs(after - before) > 0.005 * max(before, after)
@@ -243,9 +243,9 @@ def _ranges(report: QuantizeReport) -> str:
     parts = []
     for what, (title, about) in _RANGES.items():
         measured = [layer for layer in report.layers if getattr(layer, f"{what}_after") is not None]
-        if not any(_moved(layer, what) for layer in measured):
+        if not any(_range_changed(layer, what) for layer in measured):
             continue
-        kinds, arranged = _arranged(measured)
+        kinds, arranged = _by_block(measured)
         blocks = []
         for label, inside in arranged:
             marks = []

@@ -41,7 +41,7 @@ class BlockMarks:
 def bars(blocks: Sequence[BlockMarks], unit: str) -> str:
     """One bar per mark from zero, with a thin whisker up to ``other``; the axis is in percent of ``unit``."""
     top = max((max(mark.value, mark.other or 0.0) for block in blocks for mark in block.marks), default=0.0) or 1.0
-    step = _nice(top / 4)
+    step = _round_up(top / 4)
     top = math.ceil(top / step - 1e-9) * step
 
     def y(value: float) -> float:
@@ -122,7 +122,7 @@ def _frame(
     return "".join(parts)
 
 
-def _nice(value: float) -> float:
+def _round_up(value: float) -> float:
     """Return the smallest of 1, 2, 5, 10, ... times a power of ten that is at least ``value``."""
     power = 10.0 ** math.floor(math.log10(value))
     return next(step * power for step in (1, 2, 5, 10) if step * power >= value * (1 - 1e-9))

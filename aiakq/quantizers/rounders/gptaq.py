@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from aiakq.quantizers.block.decoder_block import DecoderBlock
 from aiakq.quantizers.block.statistics import Statistic
 from aiakq.quantizers.model.experts import expert_pattern
-from aiakq.quantizers.model.groups import watching
+from aiakq.quantizers.model.groups import forward_pre_hooks
 from aiakq.quantizers.model.replay import Replay
 from aiakq.quantizers.numerics.second_moment import add_second_moment, mirror
 from aiakq.quantizers.rounders.gptq import Gptq, Hessians
@@ -92,7 +92,7 @@ class Drift:
             inputs.append(args[0].reshape(-1, args[0].shape[-1]))
             raise _Seen
 
-        with watching({self.original.block.get_submodule(name): note}), torch.inference_mode():
+        with forward_pre_hooks({self.original.block.get_submodule(name): note}), torch.inference_mode():
             try:
                 self.original.run(batch, names=(name,))
             except _Seen:

@@ -21,9 +21,9 @@ from torch import Tensor, nn
 from aiakq.quantizers.block.decoder_block import BlockPart, DecoderBlock
 from aiakq.quantizers.block.statistics import Statistic
 from aiakq.quantizers.model.activations import SAMPLE_TOKENS
-from aiakq.quantizers.model.groups import SmoothMapping, watching
+from aiakq.quantizers.model.groups import SmoothMapping, forward_pre_hooks
 from aiakq.quantizers.model.module_calls import ModuleCall, output_error, replaced_weights
-from aiakq.quantizers.numerics.clip import shares
+from aiakq.quantizers.numerics.clip import range_fractions
 from aiakq.quantizers.numerics.rounding import round_activations, rounded_weight
 from aiakq.quantizers.recipe import SCALE_SEARCHES, Recipe, Transform
 from aiakq.quantizers.workers.protocol import Task, Value
@@ -214,7 +214,7 @@ def _rounded_inputs(linears: list[nn.Linear], columns: Tensor, scale: Tensor | N
     def see(module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
         return (round_activations(args[0] / columns, scale), *args[1:])
 
-    with watching(dict.fromkeys(linears, see)):
+    with forward_pre_hooks(dict.fromkeys(linears, see)):
         yield
 
 
@@ -235,8 +235,8 @@ def _stored_scales(
 
     def see(name: str) -> Callable[[Tensor], None]:
         def note(x: Tensor) -> None:
-            tried = [((round_activations(x, whole[name] * share) - x).square() @ importance[name]).sum()
-                     for share in shares()]  # fmt: skip
+            tried = [((round_activations(x, whole[name] * fraction) - x).square() @ importance[name]).sum()
+                     for fraction in range_fractions()]  # fmt: skip
             losses[name] = losses.get(name, 0) + torch.stack(tried).double()
 
         return note
@@ -251,9 +251,9 @@ def _stored_scales(
     stored: dict[str, Tensor] = {}
     for group in part.groups:
         name = group[0]
-        share = shares()[int(losses[name].argmin())] if name in losses else 1.0
+        fraction = range_fractions()[int(losses[name].argmin())] if name in losses else 1.0
         for member in group:
-            stored[member] = (whole[name] * share).cpu()
-            block.result.remark(member, input_scale=float(stored[member]), clip=share)
+            stored[member] = (whole[name] * fraction).cpu()
+            block.result.remark(member, input_scale=float(stored[member]), clip=fraction)
     fallback = max(stored.values(), default=torch.tensor(1.0))
     return {name: stored.get(name, fallback) for name in part.linears}

@@ -93,16 +93,19 @@ _decode = msgspec.msgpack.Decoder(Job | Values | WorkerAlive | WorkerFailed).dec
 class WorkerChannel:
     """One end of a stream socket. Several threads may send, one may receive.
 
-    heard  called whenever data has arrived.
-    stuck  called when a send exceeds the socket's time limit; it raises to give up.
+    on_receive       called whenever data has arrived.
+    on_send_timeout  called when a send exceeds the socket's time limit; it raises to give up.
     """
 
     def __init__(
-        self, sock: socket.socket, heard: Callable[[], None] | None = None, stuck: Callable[[], None] | None = None
+        self,
+        sock: socket.socket,
+        on_receive: Callable[[], None] | None = None,
+        on_send_timeout: Callable[[], None] | None = None,
     ) -> None:
         self.socket = sock
-        self._heard = heard or (lambda: None)
-        self._stuck = stuck or (lambda: None)
+        self._on_receive = on_receive or (lambda: None)
+        self._on_send_timeout = on_send_timeout or (lambda: None)
         self._sending = threading.Lock()
 
     def send(self, record: Job | WorkerAlive | WorkerFailed) -> None:
@@ -123,7 +126,7 @@ class WorkerChannel:
         """Return the next message; None if the other end is gone. Raises ValueError for an invalid message."""
         try:
             body = receive_frame(self.socket)
-            self._heard()
+            self._on_receive()
             if body is None:
                 return None
             record = _decode(body)
@@ -138,7 +141,7 @@ class WorkerChannel:
             try:
                 view = view[self.socket.send(view) :]
             except BlockingIOError:
-                self._stuck()
+                self._on_send_timeout()
 
     def _tensor(self, header: TensorHeader) -> Tensor:
         dtype = getattr(torch, header.dtype, None)
@@ -152,7 +155,7 @@ class WorkerChannel:
             count = self.socket.recv_into(view[: 1 << 24])
             if not count:
                 raise EOFError
-            self._heard()
+            self._on_receive()
             view = view[count:]
         return tensor
 

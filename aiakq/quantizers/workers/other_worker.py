@@ -51,7 +51,7 @@ class OtherWorker:
         self._closing = False
         self._last_sign = time.monotonic()
         limit_sending(sock, 1.0)
-        self._channel = WorkerChannel(sock, self._heard, self._check)
+        self._channel = WorkerChannel(sock, self._on_receive, self._check)
         self._reader = threading.Thread(target=self._read, name=f"worker-{job.rank}", daemon=True)
         self._reader.start()
         try:
@@ -93,7 +93,7 @@ class OtherWorker:
         self._reader.join(5.0)
         self._channel.socket.close()
 
-    def _heard(self) -> None:
+    def _on_receive(self) -> None:
         self._last_sign = time.monotonic()
 
     def _check(self) -> None:
@@ -109,14 +109,14 @@ class OtherWorker:
                 if isinstance(message, WorkerFailed):
                     self._failure = error(message.id, **message.fields)
                 elif not isinstance(message, (WorkerAlive, Job)):
-                    self._put(message)
+                    self._enqueue(message)
         except (OSError, ValueError):  # the worker sends unreadable data
             self._process.kill()
         self._has_ended.set()
 
-    def _put(self, values: list[Value]) -> None:
+    def _enqueue(self, values: list[Value]) -> None:
         while not self._closing:
             with contextlib.suppress(queue.Full):
                 self._arrived.put(values, timeout=0.2)
                 break
-        self._heard()
+        self._on_receive()

@@ -168,11 +168,11 @@ class Service:
         is_forced  whether the request forces a call, which needs no --enable-auto-tool-choice.
         """
         if not (is_forced or self.message_format.auto_tool_choice):
-            reason = "the server was started without --enable-auto-tool-choice, and the model is to decide; "
-            reason += "tool_choice 'none', 'required' or a named function is always possible"
+            reason = "the server was started without --enable-auto-tool-choice, so the model cannot decide; "
+            reason += "use tool_choice 'none', 'required' or a named function"
             raise error("unsupported_parameter", param="tools", reason=reason)
         if "tools" not in self.chat_template:
-            reason = "the chat template leaves them out; --chat-template names one that does not"
+            reason = "the chat template does not support tools; set one that does with --chat-template"
             raise error("unsupported_parameter", param="tools", reason=reason)
 
     @property

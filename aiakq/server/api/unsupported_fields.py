@@ -79,7 +79,7 @@ UNSUPPORTED_FIELDS: Mapping[str, UnsupportedField] = {
     "audio": UnsupportedField("only text is produced"),
     "web_search_options": UnsupportedField("nothing is fetched from the web"),
     "reasoning_effort": UnsupportedField("only conversations have a switch for it", ("none",), hint=True),
-    "include_reasoning": UnsupportedField("only chat completions tell reasoning apart", (True,)),
+    "include_reasoning": UnsupportedField("only chat completions separate reasoning", (True,)),
     "verbosity": UnsupportedField("the model cannot be told", ("medium",), hint=True),
     "mm_processor_kwargs": UnsupportedField(_TEXT_ONLY, ({},)),
     "media_io_kwargs": UnsupportedField(_TEXT_ONLY, ({},)),

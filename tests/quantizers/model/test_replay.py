@@ -62,7 +62,7 @@ def test_replay_skips_a_module_only_if_its_output_is_that_of_its_last_linear(
         for batch in range(3):
             handles = [block.get_submodule(name).register_forward_pre_hook(keep(name, batch))
                        for name in ("attention.o_proj", "mlp.down")]  # fmt: skip
-            replay.run(batch, whole=True)
+            replay.run(batch, run_all=True)
             for handle in handles:
                 handle.remove()
         for name in ("attention.o_proj", "mlp.down"):  # rounded since: later runs must see it
@@ -82,7 +82,7 @@ def test_replay_skips_a_module_only_if_its_output_is_that_of_its_last_linear(
         replay.run(0, names=("attention.v_proj",))
         assert ran == (["attention.v_proj", "mlp.up"] if scaled else ["attention.v_proj"])
         ran.clear()
-        replay.run(0, whole=True)
+        replay.run(0, run_all=True)
     assert ran == ["attention.v_proj", "mlp.up"]
 
 
@@ -101,8 +101,8 @@ def test_replay_does_not_change_the_output_bytes(
         return (tmp_path / name / "model.safetensors").read_bytes()
 
     short: list[int] = []
-    stand_in = Replay._short
-    monkeypatch.setattr(Replay, "_short", lambda self, *args: short.append(args[2]) or stand_in(self, *args))
+    forward = Replay._linear_forward
+    monkeypatch.setattr(Replay, "_linear_forward", lambda self, *args: short.append(args[2]) or forward(self, *args))
     got = weights("short")
     assert short
     monkeypatch.setattr(Replay, "keep", lambda *args: None)

@@ -12,7 +12,7 @@ from aiakq.formats import FORMATS, quantization_config
 from aiakq.formats.checkpoint import Checkpoint
 from aiakq.quantizers.options import QuantizeOptions
 from aiakq.quantizers.pipeline import quantize_checkpoint
-from aiakq.quantizers.planning.layers import fit_head, fused_apart, parse_override, plan_layers
+from aiakq.quantizers.planning.layers import fit_head, fused_scheme_warnings, parse_override, plan_layers
 from aiakq.spec import LayerSpec, QuantSpec
 
 NAMES = [
@@ -119,8 +119,8 @@ def test_every_format_can_be_asked_for() -> None:
 
 
 def test_layers_that_servers_fuse_should_be_stored_with_the_same_scheme() -> None:
-    assert fused_apart(plan(layer=("*.0.*=bits:8",)), NAMES) == []
-    (warning,) = fused_apart(plan(layer=("*q_proj=bits:8",)), NAMES)
+    assert fused_scheme_warnings(plan(layer=("*.0.*=bits:8",)), NAMES) == []
+    (warning,) = fused_scheme_warnings(plan(layer=("*q_proj=bits:8",)), NAMES)
     assert "q_proj" in warning and "vLLM" in warning
 
 

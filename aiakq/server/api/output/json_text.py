@@ -153,7 +153,7 @@ def json_call(
     """
     text.take()  # the brace
     name = ""
-    held: list[str] | None = None
+    buffered: list[str] | None = None
     started = complete = malformed = False
     while not malformed:
         yield from text.skip_spaces()
@@ -164,19 +164,19 @@ def json_call(
         if mark:
             continue
         key = yield from _key(text)
-        if key in argument_keys and not started and held is None and (name or accepts is None):
+        if key in argument_keys and not started and buffered is None and (name or accepts is None):
             if name:
                 output.start_call(name)
                 started = True
-            held = []
-            malformed = not (yield from arguments_value(text, output.arguments if name else held.append))
+            buffered = []
+            malformed = not (yield from arguments_value(text, output.arguments if name else buffered.append))
         elif key in name_keys and not name:
             name = (yield from read_string(text)) or ""
             if not name or (accepts is not None and not accepts(name)):
                 return False
-            if held is not None:
+            if buffered is not None:
                 output.start_call(name)
-                output.arguments("".join(held))
+                output.arguments("".join(buffered))
                 started = True
         elif accepts is not None and not name:
             if key != "type" or (yield from read_string(text)) != "function":

@@ -31,7 +31,7 @@ class Marks:
         """Return the first mark in ``text`` from ``position`` on."""
         return self._pattern.search(text, position)
 
-    def held(self, text: str, position: int) -> int:
+    def partial_start(self, text: str, position: int) -> int:
         """Return the start of a suffix of ``text`` that may be a partial mark; its length if there is none."""
         for start in range(max(position, len(text) - self._longest + 1), len(text)):
             if any(mark.startswith(text[start:]) for mark in self.texts):
@@ -123,7 +123,9 @@ class TextScanner:
         while True:
             match = marks.search(self._text, self._position)
             keep = self.ended and keep_rest
-            end = match.start() if match else len(self._text) if keep else marks.held(self._text, self._position)
+            end = (
+                match.start() if match else len(self._text) if keep else marks.partial_start(self._text, self._position)
+            )
             if end > self._position:
                 emit(self._take(end))
             if match:

@@ -149,14 +149,14 @@ class OutputItems:
             elif isinstance(event, ArgumentsPiece):
                 self._texts.append(event.text)
                 name = "response.function_call_arguments.delta"
-                yield ArgumentsDeltaEvent(type=name, delta=event.text, **self._place)
+                yield ArgumentsDeltaEvent(type=name, delta=event.text, **self._position)
             else:
                 if self._kind is not type(event):
                     yield from self.close("completed")
                     yield from self._open(type(event))
                 self._texts.append(event.text)
                 name = f"response.{self._part_name}.delta"
-                yield TextDeltaEvent(type=name, delta=event.text, **self._place, **self._no_logprobs)
+                yield TextDeltaEvent(type=name, delta=event.text, **self._position, **self._no_logprobs)
 
     def close(self, status: Status) -> Iterator[StreamEvent]:
         """Return the stream events that end the open item, if there is one."""
@@ -165,11 +165,11 @@ class OutputItems:
         item, text = self._item(status), "".join(self._texts)
         if isinstance(item, FunctionCallItem):
             name = "response.function_call_arguments.done"
-            yield ArgumentsDoneEvent(type=name, name=item.name, arguments=text, **self._place)
+            yield ArgumentsDoneEvent(type=name, name=item.name, arguments=text, **self._position)
         else:
             name = f"response.{self._part_name}.done"
-            yield TextDoneEvent(type=name, text=text, **self._place, **self._no_logprobs)
-            yield PartEvent(type="response.content_part.done", part=item.content[0], **self._place)
+            yield TextDoneEvent(type=name, text=text, **self._position, **self._no_logprobs)
+            yield PartEvent(type="response.content_part.done", part=item.content[0], **self._position)
         yield ItemEvent(type="response.output_item.done", output_index=len(self.items), item=item)
         self.items.append(item)
         self._kind = None
@@ -181,7 +181,7 @@ class OutputItems:
         yield ItemEvent(type="response.output_item.added", output_index=len(self.items), item=item)
         if not isinstance(item, FunctionCallItem):
             part = OutputText("") if kind is ContentPiece else ReasoningText("")
-            yield PartEvent(type="response.content_part.added", part=part, **self._place)
+            yield PartEvent(type="response.content_part.added", part=part, **self._position)
 
     def _item(self, status: Status) -> OutputItem:
         """Return the open item in its current state. Its content is empty until it ends."""
@@ -209,7 +209,7 @@ class OutputItems:
         return "output_text" if self._kind is ContentPiece else "reasoning_text"
 
     @property
-    def _place(self) -> dict[str, Any]:
+    def _position(self) -> dict[str, Any]:
         return {"item_id": self._id, "output_index": len(self.items)}
 
     @property
