@@ -291,11 +291,13 @@ def difference(one: Answer, two: Answer) -> str:
     same = common_tokens(one, two)
     if same == len(one.tokens) == len(two.tokens):
         return "The answers differ."  # servers without log-probabilities
-    tokens = [
-        f"{answer.tokens[same][0]!r} ({answer.tokens[same][1]:.2f})" if same < len(answer.tokens) else "nothing"
+    following = [
+        f"{answer.tokens[same][0]!r} (log-probability {answer.tokens[same][1]:.2f})"
+        if same < len(answer.tokens)
+        else "none"
         for answer in (one, two)
     ]
-    return f"The first {same} tokens are the same; then A has {tokens[0]}, B {tokens[1]} (log-probability)."
+    return f"Tokens in common: {same}. The next token of A: {following[0]}, of B: {following[1]}."
 
 
 def timing(answer: Answer) -> str:

@@ -230,7 +230,7 @@ def test_differences_in_words():
     one, two = Answer("a", "a b", tokens=[("a", -0.5), (" b", -1.0)]), Answer("b", "a", tokens=[("a", -0.5)])
     assert common_tokens(one, two) == 1
     assert difference(one, two) == (
-        "The first 1 tokens are the same; then A writes ' b' (-1.00), B nothing (log-probability)."
+        "Tokens in common: 1. The next token of A: ' b' (log-probability -1.00), of B: none."
     )
     assert difference(Answer("a", "x"), Answer("b", "y")) == "The answers differ."
     assert timing(Answer("a")) == "no answer"
