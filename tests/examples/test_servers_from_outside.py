@@ -27,6 +27,7 @@ def examples_are_importable(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         ["bench_server.py", "--peers", "no-such-folder"],
         ["lm_eval/compare.py", "--lm-eval", "no-such-program"],
+        ["../tests/server/trace_collector.py", "--phoenix", "no-such-program"],
     ],
 )
 def test_without_the_other_program_one_line_says_so(words: list[str]) -> None:

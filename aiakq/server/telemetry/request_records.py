@@ -107,6 +107,12 @@ class RequestRecord:
         n = self.params.num_sequences if self.params else 1
         return sum(sequence.num_cached_tokens for sequence in self.sequences[::n])
 
+    @property
+    def queue_seconds(self) -> float | None:
+        """Seconds in the engine's queue until the first step, as in the metric; None if there was no step."""
+        arrived, scheduled = self.earliest("arrived"), self.earliest("scheduled")
+        return None if arrived is None or scheduled is None else scheduled - arrived
+
     def earliest(self, name: str) -> float | None:
         """The first time that is recorded in a field of ``RequestTimes``."""
         times = [getattr(sequence.times, name) for sequence in self.sequences if sequence.times]
@@ -151,7 +157,7 @@ def log_fields(record: RequestRecord) -> dict[str, Any]:
         "cached_tokens": record.num_cached_tokens,
         "output_tokens": record.total("num_generated"),
         "preemptions": record.total("num_preemptions"),
-        "queue_ms": milliseconds(record.earliest("scheduled")),
+        "queue_ms": None if record.queue_seconds is None else round(1000 * record.queue_seconds, 2),
         "first_token_ms": milliseconds(record.earliest("first_token")),
         "total_ms": milliseconds(record.end_time),
         "key": record.key,

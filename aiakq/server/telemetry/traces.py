@@ -9,12 +9,16 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import urlsplit
 
 import aiakq
 from aiakq.errors import error
 from aiakq.server.telemetry.request_records import RequestRecord, SequenceRecord
+from aiakq.server.telemetry.span_exporter import ReportingExporter
+
+if TYPE_CHECKING:
+    from opentelemetry.sdk.trace.export import SpanExporter
 
 #: How spans travel, "grpc" or "http/protobuf"; OpenTelemetry's own variable, which vLLM reads too.
 PROTOCOL_VARIABLE = "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL"
@@ -35,7 +39,7 @@ class Tracer:
 
     def __init__(self, endpoint: str, details: Sequence[str] = (), served_name: str = "") -> None:
         """details: those of ``--collect-detailed-traces``. Raises ``traces_missing`` and ``bad_option``."""
-        exporter = _exporter(endpoint)
+        exporter = ReportingExporter(_exporter(endpoint), urlsplit(endpoint).netloc.rpartition("@")[2])
         from opentelemetry import trace
         from opentelemetry.sdk.resources import Resource
         from opentelemetry.sdk.trace import TracerProvider
@@ -46,7 +50,7 @@ class Tracer:
         self._provider = TracerProvider(resource=Resource.create(service), shutdown_on_exit=False)
         self._provider.add_span_processor(
             BatchSpanProcessor(
-                exporter,
+                cast("SpanExporter", exporter),
                 max_queue_size=MAX_QUEUED,
                 max_export_batch_size=BATCH_SIZE,
                 schedule_delay_millis=1000 * DELAY_SECONDS,
@@ -82,7 +86,8 @@ class Tracer:
         span.set_attributes(_last_attributes(record, self._served_name))
         for name, at in _moments(record):
             span.add_event(name, timestamp=record.nanoseconds(at))
-        if record.reason == "error":
+        if record.reason == "error" and record.status not in range(400, 500):
+            # What a client did wrong is no error of this server, in OpenTelemetry's conventions for HTTP.
             span.set_status(self._trace.StatusCode.ERROR, record.error)
         context = self._trace.set_span_in_context(span)
         for name, began, ended, attributes in self._details(record):
@@ -122,6 +127,8 @@ def _exporter(endpoint: str) -> Any:
     if protocol not in (None, "", "grpc", "http/protobuf"):
         raise _bad_endpoint(f"with {PROTOCOL_VARIABLE}={protocol}", "used with grpc or http/protobuf")
     is_grpc = protocol == "grpc" or (not protocol and (parts.scheme.startswith("grpc") or bare))
+    if is_grpc and parts.username is not None:
+        raise _bad_endpoint(endpoint, "without a user for gRPC; set OTEL_EXPORTER_OTLP_TRACES_HEADERS instead")
     try:
         if is_grpc:
             from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter as GrpcExporter
@@ -172,7 +179,7 @@ def _last_attributes(record: RequestRecord, served_name: str) -> dict[str, Any]:
         "gen_ai.usage.num_sequences": len(record.sequences),
         "gen_ai.usage.cache_read.input_tokens": record.num_cached_tokens,
         "gen_ai.latency.e2e": record.end_time - arrival,
-        "gen_ai.latency.time_in_queue": _between(arrival, scheduled),
+        "gen_ai.latency.time_in_queue": record.queue_seconds,
         "gen_ai.latency.time_to_first_token": _between(arrival, first),
         "gen_ai.latency.time_in_model_prefill": _between(scheduled, first),
         "gen_ai.latency.time_in_model_decode": _between(first, last),

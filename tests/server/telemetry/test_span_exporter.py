@@ -1,0 +1,173 @@
+"""What the log says when spans do not arrive at a collector, and when they do again."""
+
+from __future__ import annotations
+
+import logging
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent import futures
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from typing import Any
+
+import pytest
+
+from aiakq.server.telemetry import span_exporter, traces
+from aiakq.server.telemetry.request_records import RequestRecord
+from aiakq.server.telemetry.span_exporter import ReportingExporter
+
+pytest.importorskip("opentelemetry.exporter.otlp.proto.http", reason="pip install 'aiakq[traces]'")
+import grpc
+from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_service_pb2_grpc
+from opentelemetry.sdk.trace.export import SpanExportResult
+
+
+@pytest.fixture
+def lines() -> Iterator[list[str]]:
+    """Everything that is logged by us and by OpenTelemetry."""
+    found: list[str] = []
+
+    class Keeper(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            found.append(record.getMessage())
+
+    keeper = Keeper()
+    loggers = [logging.getLogger(name) for name in ("aiakq", "opentelemetry")]
+    for logger in loggers:
+        logger.addHandler(keeper)
+    yield found
+    for logger in loggers:
+        logger.removeHandler(keeper)
+
+
+class Scripted:
+    """An exporter that logs and answers as it is told."""
+
+    def __init__(self) -> None:
+        self.fails = True
+        self.raises: Exception | None = None
+
+    def export(self, spans: Any) -> SpanExportResult:
+        logger = logging.getLogger("opentelemetry.exporter.otlp.proto.http.trace_exporter")
+        if self.raises is not None:
+            raise self.raises
+        if self.fails:
+            logger.warning("Transient error Pool(host='a'): Max retries (Caused by [Errno 111] Connection refused'))")
+            logger.error("Failed to export span batch due to timeout, max retries or shutdown.")
+        return SpanExportResult.FAILURE if self.fails else SpanExportResult.SUCCESS
+
+    def shutdown(self) -> None:
+        return
+
+    def force_flush(self, timeout_millis: int = 1) -> bool:
+        return True
+
+
+def test_a_collector_that_stays_away_is_one_line_a_minute_and_one_when_it_is_back(lines, monkeypatch):
+    now = 100.0
+    monkeypatch.setattr(span_exporter.time, "monotonic", lambda: now)
+    scripted = Scripted()
+    exporter = ReportingExporter(scripted, "collector:4318")
+    for _ in range(20):
+        assert exporter.export(["span"] * 3) is SpanExportResult.FAILURE
+    now += 61
+    exporter.export(["span"])
+    scripted.fails = False
+    for _ in range(2):
+        assert exporter.export(["span"]) is SpanExportResult.SUCCESS
+    exporter.shutdown()
+    away = (
+        "Traces do not arrive at collector:4318: Connection refused. Spans lost so far: {}. Requests are not affected."
+    )
+    assert lines == [
+        away.format(3),
+        away.format(61),
+        "Traces arrive at collector:4318 again. Spans lost: 61.",
+    ]
+
+
+def test_an_exporter_that_raises_loses_its_batch_only(lines):
+    scripted = Scripted()
+    scripted.raises = OSError("no route")
+    exporter = ReportingExporter(scripted, "c")
+    assert exporter.export(["span"]) is SpanExportResult.FAILURE
+    exporter.shutdown()
+    assert "no route" in lines[0]
+
+
+def test_other_lines_of_opentelemetry_are_left_alone(lines):
+    exporter = ReportingExporter(Scripted(), "c")
+    logging.getLogger("opentelemetry.sdk.trace").warning("Invalid type for attribute")
+    logging.getLogger("opentelemetry.sdk._shared_internal").warning("Queue full, dropping %s.", "Span")
+    exporter.shutdown()
+    logging.getLogger("opentelemetry.exporter.otlp").warning("after the end")
+    assert lines[0] == "Invalid type for attribute" and lines[2] == "after the end"
+    assert "faster than they can be sent. Spans lost so far: 1." in lines[1]
+
+
+@pytest.mark.parametrize("protocol", ["http", "grpc"])
+def test_spans_arrive_once_a_collector_is_there_and_again_after_it_was_gone(lines, monkeypatch, protocol):
+    monkeypatch.setattr(traces, "DELAY_SECONDS", 0.05)
+    monkeypatch.setattr(traces, "EXPORT_SECONDS", 1.5)
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    tracer = traces.Tracer(
+        {"http": f"http://user:secret@127.0.0.1:{port}", "grpc": f"grpc://127.0.0.1:{port}"}[protocol]
+    )
+    got: list[str] = []
+
+    def send_until(text: str, count: int) -> None:
+        deadline = time.monotonic() + 60
+        while sum(text in line for line in lines) < count:
+            assert time.monotonic() < deadline, lines
+            record = RequestRecord("/v1/completions", "1", time.monotonic())
+            tracer.begin(record)
+            record.end("stop", None)
+            tracer.finish(record)
+            time.sleep(0.1)
+
+    for number in (1, 2):
+        send_until("do not arrive", number)
+        stop = {"http": _http_collector, "grpc": _grpc_collector}[protocol](port, got)
+        send_until("again", number)
+        assert got
+        stop()
+    tracer.stop(5)
+    assert {"http": "Connection refused", "grpc": "UNAVAILABLE"}[protocol] in lines[0]
+    assert len(lines) == 4 and not any("secret" in line for line in lines)
+
+
+def _http_collector(port: int, got: list[str]) -> Callable[[], None]:
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            body = self.rfile.read(int(self.headers["content-length"]))
+            got.append(str(trace_service_pb2.ExportTraceServiceRequest.FromString(body)))
+            self.send_response(200)
+            self.end_headers()
+
+        def log_message(self, *args: object) -> None:
+            return
+
+    server = HTTPServer(("127.0.0.1", port), Handler)
+    threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
+
+    def stop() -> None:
+        server.shutdown()
+        server.server_close()
+
+    return stop
+
+
+def _grpc_collector(port: int, got: list[str]) -> Callable[[], None]:
+    class Servicer(trace_service_pb2_grpc.TraceServiceServicer):
+        def Export(self, request: Any, context: Any) -> Any:
+            got.append(str(request))
+            return trace_service_pb2.ExportTraceServiceResponse()
+
+    server = grpc.server(futures.ThreadPoolExecutor(1))
+    trace_service_pb2_grpc.add_TraceServiceServicer_to_server(Servicer(), server)
+    server.add_insecure_port(f"127.0.0.1:{port}")
+    server.start()
+    return lambda: server.stop(0).wait()
