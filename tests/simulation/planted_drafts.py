@@ -43,7 +43,7 @@ def draft_tokens_exceed_max_tokens(patch: Patch) -> None:
     """Draft tokens go beyond the last token of a request."""
     real: Any = Sequence.max_draft_tokens
     patch(Sequence, "max_draft_tokens", property(lambda self: 100 * bool(real.fget(self))))
-    patch(Scheduler, "_max_requested", lambda self, chunk, config: 6)
+    patch(ScheduledChunk, "max_requested_drafts", lambda self, max_model_len: 6)
 
 
 def draft_tokens_preempt(patch: Patch) -> None:

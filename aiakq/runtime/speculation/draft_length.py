@@ -54,8 +54,10 @@ class StepCosts:
 
     def min_acceptance(self, tokens: int, decodes: int, length: int) -> float:
         """Acceptance, to a hundredth, from which on some of up to ``length`` draft tokens of each decode pay in a step
-        of ``tokens``; 1.0 where none pays at MAX_RATE either.
+        of ``tokens``; 1.0 where none pays at MAX_RATE either, or there is no decode.
         """
+        if decodes == 0:
+            return 1.0
         key = tokens, decodes, length
         if key not in self._min_acceptance:
             if len(self._min_acceptance) > 1024:

@@ -41,6 +41,7 @@ def test_lengths_grow_with_acceptance(rates, lengths):
 def test_nothing_is_drafted_where_every_token_takes_its_time():
     assert choose_lengths(COMPUTE_BOUND, 4, 4, [0.98] * 4, [5] * 4, 99) == [0, 0, 0, 0]
     assert COMPUTE_BOUND.min_acceptance(4, 4, 3) == 1.0
+    assert COMPUTE_BOUND.min_acceptance(4, 0, 3) == 1.0, "a step without decodes has no draft tokens"
 
 
 def test_larger_batches_get_shorter_drafts():
