@@ -65,7 +65,7 @@ class LoraArguments:
         None,
         "Maximum size of the adapters in memory in bytes, as stored in their files; if not given, that of "
         "--max-cpu-loras adapters of rank --max-lora-rank on every linear layer. The KV cache leaves this much memory "
-        "free.",
+        "free, and on CPUs also that of a few adapters that are read ahead.",
         low=1,
         suffixes=True,
     )

@@ -42,11 +42,11 @@ class EncodingExecutor:
     def prepare_grammar(self, grammar: Grammar) -> Future[None] | None:
         return self.inner.prepare_grammar(self.crossed(grammar, Grammar))
 
-    def prepare_adapter(self, adapter: AdapterRef) -> Future[None] | None:
-        return self.inner.prepare_adapter(self.crossed(adapter, AdapterRef))
+    def stage_adapter(self, adapter: AdapterRef) -> Future[None]:
+        return self.inner.stage_adapter(self.crossed(adapter, AdapterRef))
 
-    def forget_adapter(self, adapter: AdapterRef) -> None:
-        self.inner.forget_adapter(self.crossed(adapter, AdapterRef))
+    def drop_adapter(self, adapter: AdapterRef) -> None:
+        self.inner.drop_adapter(self.crossed(adapter, AdapterRef))
 
     def crossed(self, record: T, type_: type[T]) -> T:
         encoded = msgspec.msgpack.encode(record)

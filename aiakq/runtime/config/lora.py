@@ -8,6 +8,9 @@ from typing import Any
 
 from aiakq.errors import error
 
+#: Adapters at most that are read ahead of the step that loads them.
+_MAX_STAGED = 4
+
 
 @dataclass(frozen=True, kw_only=True)
 class LoraConfig:
@@ -28,6 +31,11 @@ class LoraConfig:
     def describe(self) -> str:
         """The limits, for the start-up table."""
         return f"up to {self.max_loras} in a step, {self.max_resident} in memory, of rank {self.max_rank} at most"
+
+    @property
+    def max_staged(self) -> int:
+        """How many adapters are read and kept, beside those in memory, before a step loads them."""
+        return min(self.max_loras + 1, _MAX_STAGED)
 
     @staticmethod
     def from_args(args: Mapping[str, Any]) -> LoraConfig | None:

@@ -170,14 +170,14 @@ class PrepareGrammar(msgspec.Struct, tag="grammar"):
     grammar: Grammar
 
 
-class PrepareAdapter(msgspec.Struct, tag="adapter"):
-    """An adapter that a later batch loads: it is read before."""
+class StageAdapter(msgspec.Struct, tag="adapter"):
+    """An adapter to be read while steps run, before a later batch loads it."""
 
     adapter: AdapterRef
 
 
-class ForgetAdapter(msgspec.Struct, tag="forget_adapter"):
-    """An adapter that was to be prepared, and that no request needs any more."""
+class DropAdapter(msgspec.Struct, tag="drop_adapter"):
+    """An adapter that was to be staged, and that no batch loads."""
 
     adapter: AdapterRef
 
@@ -228,8 +228,8 @@ ToRank = (
     | ResetSequences
     | UseVocabulary
     | PrepareGrammar
-    | PrepareAdapter
-    | ForgetAdapter
+    | StageAdapter
+    | DropAdapter
 )
 FromRank = (
     Listening | RankLoaded | PagesCounted | RankReady | Abandoned | Resumed | Results | OutOfMemory | Alive | RankFailed

@@ -1,12 +1,15 @@
 """AdapterPool: which LoRA adapters are in memory and which may run, decided by the scheduler.
 
-An adapter is loaded when the first sequence with it starts, and stays until another one needs its place: the one that
-was not used for longest goes, never one that runs. Executors load what a batch says.
+An adapter is loaded in the step in which the first sequence with it starts. Before that it is staged: the executor
+reads and packs it while steps run, so that no step reads files. It stays in memory until another one needs its place.
+The least recently used adapter is evicted, those of waiting sequences last, and never one that runs; an evicted adapter
+is staged again. Executors load what a batch says.
 """
 
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import msgspec
@@ -58,10 +61,20 @@ class AdapterLimits:
     widths: dict[str, tuple[int, int]] = field(default_factory=dict)
 
 
-class AdapterPool:
-    """Slots of adapters in memory.
+@dataclass
+class _Staged:
+    """An adapter that is not loaded yet; ``is_ready`` once the executor has read it."""
 
-    freed, loaded  slots and adapters for the next batch to the executor; ``changes`` empties them.
+    adapter: AdapterRef
+    is_ready: bool = False
+
+
+class AdapterPool:
+    """Slots of adapters in memory, and adapters that are staged.
+
+    freed, loaded    slots and adapters for the next batch to the executor; ``changes`` empties them.
+    dropped, wanted  adapters that the executor drops from staging, and then those that it stages; ``staging_changes``
+                     empties them.
     """
 
     def __init__(self, config: LoraConfig) -> None:
@@ -75,6 +88,9 @@ class AdapterPool:
         self._num_overtaking = 0
         self.freed: list[int] = []
         self.loaded: list[NewAdapter] = []
+        self._staged: dict[str, _Staged] = {}
+        self.dropped: list[AdapterRef] = []
+        self.wanted: list[AdapterRef] = []
 
     @property
     def num_running(self) -> int:
@@ -96,15 +112,45 @@ class AdapterPool:
         if adapter is not None:
             _decrease(self._live, adapter.key)
             self._drop_unwanted(adapter.key)
+            if adapter.key not in self._live and adapter.key in self._staged:
+                self._unstage(adapter)
 
     def unload(self, key: str) -> None:
         """Drop an adapter from memory once the last sequence with it has ended."""
         self._unwanted.add(key)
         self._drop_unwanted(key)
 
-    def begin_step(self) -> None:
-        """Sequences are about to be chosen, those that come first in their order."""
+    def end_step(self, waiting: Iterable[AdapterRef | None]) -> None:
+        """The sequences of a step have been chosen. Stage the adapters of ``waiting`` ones, in their order, while there
+        is room.
+        """
         self._is_blocked = False
+        if len(self._staged) >= self._config.max_staged:
+            return
+        if all(key in self._resident or key in self._staged for key in self._live):
+            return
+        limit = self._config.max_bytes
+        used = sum(staged.adapter.nbytes for staged in self._staged.values())
+        for adapter in waiting:
+            if adapter is None or adapter.key in self._resident or adapter.key in self._staged:
+                continue
+            used += adapter.nbytes
+            is_too_large = self._staged and limit is not None and used > limit
+            if is_too_large or len(self._staged) >= self._config.max_staged:
+                return
+            self._staged[adapter.key] = _Staged(adapter)
+            self.wanted.append(adapter)
+
+    def set_ready(self, key: str) -> None:
+        """A staged adapter has been read. Ignored if it is no longer staged."""
+        if key in self._staged:
+            self._staged[key].is_ready = True
+
+    def staging_changes(self) -> tuple[list[AdapterRef], list[AdapterRef]]:
+        """``dropped`` and ``wanted`` since the last call."""
+        changed = self.dropped, self.wanted
+        self.dropped, self.wanted = [], []
+        return changed
 
     def admits(self, adapter: AdapterRef | None) -> bool:
         """Whether a sequence with ``adapter`` may start now. If not, only a few of those behind it may."""
@@ -112,6 +158,10 @@ class AdapterPool:
             return True
         if self._is_blocked and self._num_overtaking >= MAX_OVERTAKING:
             return False
+        if adapter.key not in self._resident:
+            staged = self._staged.get(adapter.key)
+            if staged is None or not staged.is_ready:
+                return False
         if adapter.key in self._running or self._has_room(adapter):
             return True
         self._is_blocked = True
@@ -123,8 +173,8 @@ class AdapterPool:
             return
         self._num_overtaking = self._num_overtaking + 1 if self._is_blocked else 0
         self._running[adapter.key] += 1
-        self._unwanted.discard(adapter.key)
         if adapter.key not in self._resident:
+            del self._staged[adapter.key]
             self._make_room(adapter)
             slot = self._free.pop()
             self._resident[adapter.key] = slot, adapter.nbytes
@@ -151,6 +201,11 @@ class AdapterPool:
         assert all(count <= self._live[key] for key, count in self._running.items()), "an adapter's count is wrong"
         limit = self._config.max_bytes
         assert limit is None or sum(size for _, size in self._resident.values()) <= limit, "too many bytes"
+        assert not self._staged.keys() & self._resident.keys(), "an adapter in memory is staged"
+        assert self._staged.keys() <= self._live.keys(), "an adapter is staged that no sequence needs"
+        assert len(self._staged) <= self._config.max_staged, "too many adapters are staged"
+        staged_bytes = sum(staged.adapter.nbytes for staged in self._staged.values())
+        assert limit is None or staged_bytes <= limit, "too many bytes are staged"
 
     def _has_room(self, adapter: AdapterRef) -> bool:
         if len(self._running) >= self._config.max_loras:
@@ -162,12 +217,20 @@ class AdapterPool:
     def _make_room(self, adapter: AdapterRef) -> None:
         limit = self._config.max_bytes
         size = adapter.nbytes + sum(size for _, size in self._resident.values())
-        for key in list(self._resident):
+        idle = [key for key in self._resident if key not in self._running]
+        for key in sorted(idle, key=lambda key: key in self._live):
             if self._free and (limit is None or size <= limit):
                 return
-            if key not in self._running:
-                size -= self._resident[key][1]
-                self._evict(key)
+            size -= self._resident[key][1]
+            self._evict(key)
+
+    def _unstage(self, adapter: AdapterRef) -> None:
+        """Drop an adapter from staging; what the executor has not been asked for yet, it is not asked for."""
+        self._staged.pop(adapter.key, None)
+        wanted = [each for each in self.wanted if each.key != adapter.key]
+        if len(wanted) == len(self.wanted):
+            self.dropped.append(adapter)
+        self.wanted = wanted
 
     def _drop_unwanted(self, key: str) -> None:
         if key in self._unwanted and key not in self._live:
@@ -178,10 +241,12 @@ class AdapterPool:
     def _evict(self, key: str) -> None:
         slot, _ = self._resident.pop(key)
         self._free.append(slot)
-        loaded = [new for new in self.loaded if new.slot != slot]
-        if len(loaded) == len(self.loaded):
+        unseen = [new.adapter for new in self.loaded if new.slot == slot]
+        self.loaded = [new for new in self.loaded if new.slot != slot]
+        if unseen:
+            self.dropped += unseen  # the executor has staged it, but no batch loads it
+        else:
             self.freed.append(slot)
-        self.loaded = loaded
 
 
 def _decrease(counts: Counter[str], key: str) -> None:

@@ -15,12 +15,15 @@ import itertools
 import math
 from collections import deque
 from collections.abc import Callable
+from concurrent.futures import Future
 
 from aiakq.errors import error
 from aiakq.runtime.engine.messages import (
+    ADAPTER_FAILED,
     NOT_FINITE,
     OUT_OF_MEMORY,
     Abort,
+    AdapterStaged,
     EngineStats,
     Inbox,
     ModelLimits,
@@ -58,6 +61,8 @@ class Engine:
     facts   what the start-up table shows: dtype and why, kernels per layer kind, pages.
     stats   after the last step.
     max_pending_steps  steps that may be submitted and not collected; 1 is synchronous.
+    adapter_reads      adapters by key that the executor reads while steps run. The caller puts an ``AdapterStaged``
+                       into the inbox for each that is done.
     on_start           is called with the ids of requests that are scheduled for the first time, before the step runs:
                        it may be the last thing that this process does.
     """
@@ -77,6 +82,7 @@ class Engine:
         self.max_pending_steps = max_pending_steps
         self.on_start: Callable[[list[str]], None] = _ignore
         self.stats = EngineStats(num_pages=scheduler.pool.num_usable, num_free_pages=scheduler.pool.num_free)
+        self.adapter_reads: dict[str, Future[None]] = {}
         self._sequences: dict[str, Sequence] = {}
         self._pending: deque[tuple[list[ScheduledChunk], PendingStep]] = deque()
         self._cleared_pages: list[int] = []
@@ -87,6 +93,10 @@ class Engine:
     def has_work(self) -> bool:
         """Whether a step would compute anything."""
         return bool(self._sequences)
+
+    def awaits_adapters(self) -> bool:
+        """Whether the last step had nothing to compute, because the adapters of all sequences are being read."""
+        return bool(self.adapter_reads) and not self._pending and not self.stats.num_scheduled_tokens
 
     def step(self, now: float, inbox: Inbox) -> StepOutput:
         """Take ``inbox``, submit a step, and return what became of earlier ones. ``now`` is in seconds on the caller's
@@ -103,7 +113,9 @@ class Engine:
             elif isinstance(message, ResetPrefixCache):
                 self.scheduler.reset_prefix_cache()
             elif isinstance(message, UnloadAdapter):
-                self.scheduler.unload_adapter(message.key)
+                self._unload_adapter(message.key)
+            elif isinstance(message, AdapterStaged):
+                self._set_staged(message.key)
             else:
                 self._abort(message, outputs)
         if self._pending and (self.scheduler.may_preempt() or self.scheduler.awaits_results()):
@@ -111,6 +123,7 @@ class Engine:
             # Draft tokens follow tokens that are known.
             self._collect(0, now, outputs)
         chunks = self.scheduler.schedule(now)
+        self._stage_adapters()
         started = [chunk.sequence for chunk in chunks if chunk.sequence.times.scheduled is None]
         for sequence in started:
             sequence.times.scheduled = now
@@ -132,6 +145,7 @@ class Engine:
         self._pending.clear()
         self.scheduler.freed_slots.clear()
         self.executor.reset()
+        self._stage_adapters()
         self._count(0, outputs)
         return outputs
 
@@ -162,6 +176,26 @@ class Engine:
             output = self._output(sequence)
             self._finish(sequence, output, "abort")
             outputs.append(output)
+
+    def _stage_adapters(self) -> None:
+        """Have the executor read the adapters that waiting sequences need, and drop those that none needs any more."""
+        if self.scheduler.adapters is None:
+            return
+        dropped, wanted = self.scheduler.adapters.staging_changes()
+        for adapter in dropped:
+            self.executor.drop_adapter(adapter)
+            self.adapter_reads.pop(adapter.key, None)
+        for adapter in wanted:
+            self.adapter_reads[adapter.key] = self.executor.stage_adapter(adapter)
+
+    def _unload_adapter(self, key: str) -> None:
+        if self.scheduler.adapters is not None:
+            self.scheduler.adapters.unload(key)
+
+    def _set_staged(self, key: str) -> None:
+        """The executor has read an adapter."""
+        if self.scheduler.adapters is not None and self.adapter_reads.pop(key, None) is not None:
+            self.scheduler.adapters.set_ready(key)
 
     def _submit(self, chunks: list[ScheduledChunk]) -> PendingStep:
         """Submit a step, and with it what changed since the one before."""
@@ -255,6 +289,8 @@ class Engine:
             if failure == NOT_FINITE:
                 # Its keys and values may not be finite either: no other sequence may share or inherit them.
                 self._cleared_pages += self.scheduler.pool.evict(sequence.pages)
+            elif failure.startswith(ADAPTER_FAILED) and sequence.spec.adapter is not None:
+                self._unload_adapter(sequence.spec.adapter.key)  # a later request has it read again
             self._fail(sequence, failure, outputs)
             return
         if result.prompt_logprobs is not None:

@@ -21,10 +21,12 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter, deque
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 from aiakq.runtime.config.scheduler import SchedulerConfig
+from aiakq.runtime.engine.adapters import AdapterRef
 from aiakq.runtime.engine.pages import PagePool
 from aiakq.runtime.engine.scheduler import Scheduler
 from aiakq.runtime.engine.sequence import ScheduledChunk, Sequence
@@ -132,6 +134,13 @@ class FairScheduler(Scheduler):
         chunks = super().schedule(now)
         self._steps.append(sum(chunk.count for chunk in chunks))
         return chunks
+
+    def _waiting_adapters(self) -> Iterator[AdapterRef | None]:
+        if len(self._live) < 2:
+            yield from super()._waiting_adapters()
+            return
+        turns = sorted(self.waiting, key=lambda one: (one.order[0], self.counters[one.spec.client], one.order[1]))
+        yield from (sequence.spec.adapter for sequence in turns)
 
     def _choose(self, waited: bool) -> list[ScheduledChunk]:
         if len(self._live) < 2:

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from concurrent.futures import FIRST_COMPLETED, wait
 
 from aiakq.runtime.engine.engine import Engine
-from aiakq.runtime.engine.messages import Inbox, StepOutput
+from aiakq.runtime.engine.messages import AdapterStaged, Inbox, StepOutput
+
+#: Seconds to wait for an adapter before polling for messages again, while nothing can run without one.
+_PAUSE = 0.005
 
 
 def timed_step(engine: Engine, inbox: Inbox) -> StepOutput:
@@ -28,8 +32,13 @@ def run(engine: Engine, receive: Callable[[bool], Inbox | None], deliver: Callab
         busy = engine.has_work()
         # A leak is detected as soon as the engine is idle, before it runs out of pages.
         assert busy or engine.stats.num_free_pages == engine.stats.num_pages, "a page has leaked"
+        if busy and engine.awaits_adapters():
+            wait(engine.adapter_reads.values(), timeout=_PAUSE, return_when=FIRST_COMPLETED)
         inbox = receive(not busy)
         if inbox is None:
             return
+        if engine.adapter_reads:
+            done = [key for key, reading in engine.adapter_reads.items() if reading.done()]
+            inbox = [*inbox, *map(AdapterStaged, done)]
         if busy or inbox:
             deliver(timed_step(engine, inbox))

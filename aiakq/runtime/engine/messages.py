@@ -243,8 +243,15 @@ class UnloadAdapter:
     key: str
 
 
+@dataclass(frozen=True)
+class AdapterStaged:
+    """The executor has read the adapter with this key, or has failed to: a step can load it without reading files."""
+
+    key: str
+
+
 #: The messages that ``Engine.step`` processes, in order.
-Inbox = list[RequestSpec | Abort | ResetPrefixCache | UnloadAdapter]
+Inbox = list[RequestSpec | Abort | ResetPrefixCache | UnloadAdapter | AdapterStaged]
 
 
 class TokenLogprobs(msgspec.Struct):

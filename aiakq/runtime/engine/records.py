@@ -158,8 +158,10 @@ class Executor(Protocol):
     def prepare_grammar(self, grammar: Grammar) -> Future[None] | None:
         """Begin to compile ``grammar`` beside the steps; None if nothing is to be waited for."""
 
-    def prepare_adapter(self, adapter: AdapterRef) -> Future[None] | None:
-        """Begin to read ``adapter`` beside the steps; None if nothing is to be waited for."""
+    def stage_adapter(self, adapter: AdapterRef) -> Future[None]:
+        """Start reading ``adapter`` while steps run. The future is done when a batch can load it without reading files,
+        even if that failed.
+        """
 
-    def forget_adapter(self, adapter: AdapterRef) -> None:
-        """Drop what was read of ``adapter``, if no step has loaded it: no request needs it any more."""
+    def drop_adapter(self, adapter: AdapterRef) -> None:
+        """Drop what ``stage_adapter`` has read of ``adapter``; no batch loads it."""

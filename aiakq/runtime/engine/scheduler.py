@@ -21,11 +21,12 @@ from __future__ import annotations
 
 import bisect
 import itertools
+from collections.abc import Iterator
 from operator import attrgetter
 
 from aiakq.runtime.config.scheduler import SchedulerConfig
 from aiakq.runtime.config.speculation import SpeculationConfig
-from aiakq.runtime.engine.adapters import AdapterPool
+from aiakq.runtime.engine.adapters import AdapterPool, AdapterRef
 from aiakq.runtime.engine.pages import PagePool
 from aiakq.runtime.engine.sequence import ScheduledChunk, Sequence
 from aiakq.runtime.speculation.draft_length import DEFAULT_COSTS, MAX_RATE, AcceptanceRate, choose_lengths
@@ -116,9 +117,9 @@ class Scheduler:
 
         If ``may_preempt``, no step may be pending.
         """
-        if self.adapters is not None:
-            self.adapters.begin_step()
         chosen = self._choose(self._waited(now))
+        if self.adapters is not None:
+            self.adapters.end_step(self._waiting_adapters())
         self._had_prompts = any(chunk.count > 1 for chunk in chosen)
         if self.config.speculation is not None and self.drafts_enabled:
             self._add_drafts(chosen, self.config.speculation)
@@ -129,6 +130,10 @@ class Scheduler:
             sequence.num_pending_tokens += chunk.samples
             sequence.pending_chunks.append(chunk)
         return chosen
+
+    def _waiting_adapters(self) -> Iterator[AdapterRef | None]:
+        """The adapters of waiting sequences, in the order in which they are read."""
+        return (sequence.spec.adapter for sequence in self.waiting)
 
     def awaits_results(self) -> bool:
         """Whether the next step needs the results of pending ones, because it follows draft tokens or may have some."""
@@ -417,11 +422,6 @@ class Scheduler:
             for index in range(sequence.num_inserted_pages, full):
                 self.pool.insert(sequence.pages[index], hashes[index])
             sequence.num_inserted_pages = full
-
-    def unload_adapter(self, key: str) -> None:
-        """See AdapterPool.unload."""
-        if self.adapters is not None:
-            self.adapters.unload(key)
 
     def reset_prefix_cache(self) -> None:
         """Empty the prefix cache; pages that pending steps fill stay out of it too."""

@@ -17,16 +17,16 @@ from aiakq.runtime.distributed.messages import (
     Abandon,
     Abandoned,
     Batch,
-    ForgetAdapter,
+    DropAdapter,
     Launch,
     OutOfMemory,
-    PrepareAdapter,
     PrepareGrammar,
     ResetSequences,
     Results,
     Resume,
     Resumed,
     Sampled,
+    StageAdapter,
     ToRank,
     UseVocabulary,
 )
@@ -132,21 +132,21 @@ class Follower:
         elif isinstance(message, PrepareGrammar):
             if self._sequences.compiler is not None:
                 self._sequences.compiler.prepare(message.grammar)
-        elif isinstance(message, PrepareAdapter | ForgetAdapter):
+        elif isinstance(message, StageAdapter | DropAdapter):
             self._stage_adapter(message)
         elif isinstance(message, ResetSequences):
             self._computed.clear()
             self._sequences.clear()
         return None
 
-    def _stage_adapter(self, message: PrepareAdapter | ForgetAdapter) -> None:
-        """Prepare an adapter as rank 0 does, or drop it."""
+    def _stage_adapter(self, message: StageAdapter | DropAdapter) -> None:
+        """Stage an adapter as rank 0 does, or drop it."""
         adapters = self._runner.adapters
         assert adapters is not None, "rank 0 has no adapters either"
-        if isinstance(message, PrepareAdapter):
-            adapters.prepare(message.adapter)
+        if isinstance(message, StageAdapter):
+            adapters.staging.add(message.adapter)
         else:
-            adapters.forget(message.adapter)
+            adapters.staging.drop(message.adapter.key)
 
     def _change_adapters(self, batch: StepBatch) -> None:
         """Load and free adapters. Raises ``rank_failed`` if this rank fails to load one that rank 0 has loaded."""

@@ -42,14 +42,26 @@ def describe_states(config: EngineConfig, model: Model) -> str:
 
 
 def adapter_bytes(config: EngineConfig, model: Model) -> int:
-    """Return the memory reserved for LoRA adapters in bytes."""
+    """Return the memory reserved for LoRA adapters in bytes.
+
+    That is for those that are loaded and, on a CPU, for those that are staged and for the file that is being read. On a
+    GPU these are in the host's memory.
+    """
     lora = config.scheduler.lora
     if lora is None:
         return 0
-    if lora.max_bytes is not None:
-        return lora.max_bytes
     assert isinstance(model, Decoder) and model.adapters is not None, "only native models have adapters"
-    return lora.max_resident * model.adapters.largest_bytes
+    adapters, max_bytes = model.adapters, lora.max_bytes
+
+    def limited(count: int) -> int:
+        size = count * adapters.largest_bytes
+        return size if max_bytes is None else min(size, max_bytes * adapters.bytes_per_file_byte)
+
+    if config.device.device.type != "cpu":
+        return limited(lora.max_resident)
+    file = config.scheduler.num_stages * adapters.largest_file_bytes  # a stage reads the layers of the others, too
+    file = file if max_bytes is None else min(file, max_bytes)
+    return limited(lora.max_resident) + limited(lora.max_staged) + file
 
 
 def fit_positions(config: EngineConfig) -> EngineConfig:

@@ -141,14 +141,15 @@ class LocalExecutor:
         compiler = self._sequences.compiler
         return None if compiler is None else compiler.prepare(grammar)
 
-    def prepare_adapter(self, adapter: AdapterRef) -> Future[None] | None:
+    def stage_adapter(self, adapter: AdapterRef) -> Future[None]:
         """See ``Executor``."""
-        return None if self.runner.adapters is None else self.runner.adapters.prepare(adapter)
+        assert self.runner.adapters is not None, "the scheduler has no adapters either"
+        return self.runner.adapters.staging.add(adapter)
 
-    def forget_adapter(self, adapter: AdapterRef) -> None:
+    def drop_adapter(self, adapter: AdapterRef) -> None:
         """See ``Executor``."""
-        if self.runner.adapters is not None:
-            self.runner.adapters.forget(adapter)
+        assert self.runner.adapters is not None, "the scheduler has no adapters either"
+        self.runner.adapters.staging.drop(adapter.key)
 
     def register_logits_processors(self, request_id: str, processors: Sequence[LogitsProcessor]) -> None:
         """Apply ``processors`` to the logits of a request that is about to be added to the engine.

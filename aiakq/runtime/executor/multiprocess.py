@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from aiakq.errors import error
 from aiakq.runtime.device_memory import is_out_of_memory
-from aiakq.runtime.distributed.messages import Batch, ForgetAdapter, Launch, PrepareAdapter, ResetSequences, Sampled
+from aiakq.runtime.distributed.messages import Batch, DropAdapter, Launch, ResetSequences, Sampled, StageAdapter
 from aiakq.runtime.distributed.rank_group import RankGroup
 from aiakq.runtime.engine.adapters import AdapterRef
 from aiakq.runtime.engine.records import StepBatch, StepResult
@@ -62,17 +62,15 @@ class MultiprocessExecutor(LocalExecutor):
         super().reset()
         self._group.send(ResetSequences())
 
-    def prepare_adapter(self, adapter: AdapterRef) -> Future[None] | None:
+    def stage_adapter(self, adapter: AdapterRef) -> Future[None]:
         """See ``Executor``. Every rank reads the adapter; the future is that of this one."""
-        preparing = super().prepare_adapter(adapter)
-        if preparing is not None:
-            self._group.send(PrepareAdapter(adapter))
-        return preparing
+        self._group.send(StageAdapter(adapter))
+        return super().stage_adapter(adapter)
 
-    def forget_adapter(self, adapter: AdapterRef) -> None:
+    def drop_adapter(self, adapter: AdapterRef) -> None:
         """See ``Executor``."""
-        super().forget_adapter(adapter)
-        self._group.send(ForgetAdapter(adapter))
+        self._group.send(DropAdapter(adapter))
+        super().drop_adapter(adapter)
 
     def _launch_model(self, step: LocalPendingStep, step_input: StepInput) -> None:
         token_ids, collective = step_input.model_input.token_ids, self._collective

@@ -15,12 +15,12 @@ import torch
 
 from aiakq.runtime.distributed.messages import (
     Batch,
-    ForgetAdapter,
+    DropAdapter,
     Launch,
-    PrepareAdapter,
     PrepareGrammar,
     ResetSequences,
     Sampled,
+    StageAdapter,
     UseVocabulary,
 )
 from aiakq.runtime.distributed.rank_group import RankGroup
@@ -127,19 +127,17 @@ class PipelineExecutor:
             self._group.send(PrepareGrammar(grammar))
         return preparing
 
-    def prepare_adapter(self, adapter: AdapterRef) -> Future[None] | None:
+    def stage_adapter(self, adapter: AdapterRef) -> Future[None]:
         """See ``Executor``. Every stage reads the adapter; the future is that of this one."""
-        adapters = self.runner.adapters
-        preparing = None if adapters is None else adapters.prepare(adapter)
-        if preparing is not None:
-            self._group.send(PrepareAdapter(adapter))
-        return preparing
+        assert self.runner.adapters is not None, "the scheduler has no adapters either"
+        self._group.send(StageAdapter(adapter))
+        return self.runner.adapters.staging.add(adapter)
 
-    def forget_adapter(self, adapter: AdapterRef) -> None:
+    def drop_adapter(self, adapter: AdapterRef) -> None:
         """See ``Executor``."""
-        if self.runner.adapters is not None:
-            self.runner.adapters.forget(adapter)
-            self._group.send(ForgetAdapter(adapter))
+        assert self.runner.adapters is not None, "the scheduler has no adapters either"
+        self._group.send(DropAdapter(adapter))
+        self.runner.adapters.staging.drop(adapter.key)
 
     def _compute(self, step: PipelinedStep, batch: StepBatch) -> None:
         step_input = self.runner.prepare(batch.chunks, step.sequences, self._sequences)

@@ -125,9 +125,22 @@ class AdaptableLayers:
 
     @property
     def largest_bytes(self) -> int:
-        """Bytes of the largest adapter that may be loaded."""
+        """Bytes of the largest adapter that may be loaded: A and B, the bias of B and the factors of DoRA."""
         size = 2 if self.config.dtype in ("float16", "bfloat16") else 4
-        return sum(size * self.config.max_rank * (target.n + target.k) for target in self.targets.values())
+        return sum(
+            size * self.config.max_rank * (target.n + target.k) + 8 * target.n for target in self.targets.values()
+        )
+
+    @property
+    def largest_file_bytes(self) -> int:
+        """Bytes of the tensors of these layers in the largest file of an adapter, in float32."""
+        return sum(4 * self.config.max_rank * (target.n + target.k) + 8 * target.n for target in self.targets.values())
+
+    @property
+    def bytes_per_file_byte(self) -> int:
+        """Bytes that an adapter takes in memory at most for every byte of its tensors in the file."""
+        dtype = self.config.dtype
+        return 2 if dtype == "float32" or (dtype == "auto" and self.base.scales) else 1
 
     def adapted(
         self,
@@ -176,7 +189,7 @@ class AdaptableLayers:
     def prepare(self, weights: Mapping[str, LoraWeights]) -> PreparedAdapter:
         """An adapter as ``load`` takes it; modules of other ranks are left out.
 
-        May run in another thread than the steps, one call at a time.
+        May run in another thread than the steps.
         """
         parts: dict[AdaptedLinear, list[tuple[int, LoraPart]]] = {}
         for name, lora in weights.items():

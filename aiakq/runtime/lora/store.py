@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-import threading
+import traceback
 from collections.abc import Iterable, Sequence
-from concurrent.futures import Future
 
 import msgspec
 import torch
 
-from aiakq.errors import AiakqError, error
+from aiakq.errors import AiakqError, error, one_line
 from aiakq.runtime.engine.adapters import AdapterRef, NewAdapter
 from aiakq.runtime.lora.adapter_folder import LoraWeights, open_adapter
 from aiakq.runtime.lora.layers import AdaptableLayers, PreparedAdapter
@@ -20,7 +19,7 @@ from aiakq.runtime.lora.staging import AdapterStaging
 class AdapterStore:
     """Adapters by slot.
 
-    staging  those that are read before they are loaded: at most as many as may be in memory, of as many bytes.
+    staging  those that are read before a batch loads them.
     nbytes   in memory, by slot.
     """
 
@@ -29,20 +28,12 @@ class AdapterStore:
         self._slots: dict[str, int] = {}
         self._failures: dict[str, str] = {}
         self.nbytes: dict[int, int] = {}
-        limits = layers.config
-        self.staging = AdapterStaging(self._prepare, limits.max_resident, limits.max_bytes)
-        self._preparing = threading.Lock()
-
-    def prepare(self, adapter: AdapterRef) -> Future[None] | None:
-        """Begin to read an adapter in a thread, for the step that loads it; None if it is in memory."""
-        return None if adapter.key in self._slots else self.staging.add(adapter)
-
-    def forget(self, adapter: AdapterRef) -> None:
-        """Drop what ``prepare`` has read, because no request needs it any more."""
-        self.staging.drop(adapter.key)
+        self.staging = AdapterStaging(self._prepare)
 
     def apply(self, freed: Sequence[int], new: Sequence[NewAdapter]) -> list[NewAdapter]:
-        """Drop the adapters of slots, then load ``new`` ones; returns them, with an error where that failed."""
+        """Drop the adapters of slots, then load ``new`` ones, which were staged; returns them, with an error where that
+        failed.
+        """
         for slot in freed:
             self._drop(slot)
         return [self._load(each) for each in new]
@@ -73,8 +64,6 @@ class AdapterStore:
         else:
             try:
                 prepared = self.staging.take(new.adapter.key)
-                if prepared is None:
-                    prepared = self._prepare(new.adapter)
                 self.nbytes[new.slot] = self._layers.load(new.slot, prepared)
             except (AiakqError, MemoryError) as failure:
                 reason = str(failure).strip().splitlines()[0] if str(failure).strip() else "there is no memory for it"
@@ -85,10 +74,16 @@ class AdapterStore:
 
     @torch.inference_mode()
     def _prepare(self, adapter: AdapterRef) -> PreparedAdapter:
-        """Read an adapter, in any thread."""
-        weights = read(adapter)
-        with self._preparing:
-            return self._layers.prepare(weights)
+        """Read and pack an adapter, in the thread of ``staging``."""
+        try:
+            return self._layers.prepare(read(adapter))
+        except (AiakqError, MemoryError):
+            raise
+        except Exception as failure:
+            # Whatever is wrong with the files or the disk: only requests with this adapter fail.
+            if not isinstance(failure, OSError):
+                traceback.print_exc()
+            raise error("adapter_malformed", adapter=adapter.name, reason=one_line(failure).rstrip(".")) from failure
 
     def _drop(self, slot: int) -> None:
         self._layers.unload(slot)

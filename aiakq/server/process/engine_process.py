@@ -156,11 +156,7 @@ def _serve(link: EngineLink, engine: Engine) -> None:
             link.send(checked)
         return inbox + held.ready()
 
-    def on_start(request_ids: list[str]) -> None:
-        held.started(request_ids)
-        link.send(Started(request_ids))
-
-    engine.on_start = on_start
+    engine.on_start = lambda request_ids: link.send(Started(request_ids))
     run(engine, receive, lambda output: link.send(Stepped(output)))
 
 

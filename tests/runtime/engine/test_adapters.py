@@ -1,4 +1,4 @@
-"""The scheduler with LoRA adapters: how many run, who makes room, and that nobody waits forever."""
+"""The scheduler with LoRA adapters: how many run, which are read ahead, and that nobody waits forever."""
 
 from __future__ import annotations
 
@@ -25,12 +25,20 @@ def ref(key: str, nbytes: int = 10) -> AdapterRef:
 
 
 class World:
-    """A scheduler, and the adapters that an executor would have loaded."""
+    """A scheduler, and an executor's adapters: those that are loaded (``slots``), being read, and read.
+
+    reads           keys in the order in which they were staged.
+    reads_per_step  adapters that are read during a step.
+    """
 
     def __init__(self, kind=Scheduler, num_pages: int = 60, max_num_seqs: int = 4, **lora: int) -> None:
         config = SchedulerConfig(max_num_seqs=max_num_seqs, max_num_batched_tokens=16, lora=LoraConfig(**lora))
         self.scheduler = kind(PagePool(num_pages, 4), config)
         self.slots: dict[int, str] = {}
+        self.reading: list[str] = []
+        self.read: set[str] = set()
+        self.reads: list[str] = []
+        self.reads_per_step = 99
         self.count = 0
         self.steps = 0
 
@@ -47,14 +55,30 @@ class World:
     def step(self) -> list[Sequence]:
         """One step; returns the sequences that ran."""
         self.steps += 1
+        pool = self.scheduler.adapters
+        for key in self.reading[: self.reads_per_step]:
+            self.reading.remove(key)
+            self.read.add(key)
+            pool.set_ready(key)
         chunks = self.scheduler.schedule(float(self.steps))
         if chunks:
-            freed, loaded = self.scheduler.adapters.changes()
+            freed, loaded = pool.changes()
             for slot in freed:
                 del self.slots[slot]
             for new in loaded:
                 assert new.slot not in self.slots, "the slot is in use"
+                assert new.adapter.key in self.read, "a step reads an adapter"
+                self.read.remove(new.adapter.key)
                 self.slots[new.slot] = new.adapter.key
+        dropped, wanted = pool.staging_changes()
+        for adapter in dropped:
+            self.read.discard(adapter.key)
+            self.reading = [key for key in self.reading if key != adapter.key]
+        for adapter in wanted:
+            assert adapter.key not in self.read and adapter.key not in self.reading, "it is staged twice"
+            self.reading.append(adapter.key)
+            self.reads.append(adapter.key)
+        assert len(self.reading) + len(self.read) <= self.scheduler.config.lora.max_staged
         for chunk in chunks:
             adapter = chunk.sequence.spec.adapter
             assert adapter is None or adapter.key in self.slots.values(), "an adapter that runs was evicted"
@@ -69,6 +93,14 @@ class World:
         self.scheduler.check()
         return [chunk.sequence for chunk in chunks]
 
+    def read_all(self) -> None:
+        """Step until every adapter is read that has room and that nobody runs with."""
+        while True:
+            count = len(self.reads)
+            self.step()
+            if not self.reading and len(self.reads) == count:
+                return
+
     def drain(self, limit: int = 10_000) -> None:
         for _ in range(limit):
             if not (self.scheduler.running or self.scheduler.waiting):
@@ -82,7 +114,8 @@ def test_no_more_adapters_run_than_allowed_and_base_sequences_pass_by(kind):
     world = World(kind, max_loras=2, max_resident=3)
     a, b, c = (world.add(ref(key)) for key in "abc")
     base, again = world.add(None), world.add(ref("a"))
-    assert world.step() == [a, b, base, again]
+    assert world.step() == [base]
+    assert world.step() == [base, a, b, again]
     assert c in world.scheduler.waiting
     world.drain()
     assert sorted(world.slots.values()) == ["a", "b", "c"]
@@ -102,6 +135,8 @@ def test_bytes_are_limited(kind):
     world = World(kind, max_loras=4, max_resident=4, max_bytes=25)
     for key in "abc":
         world.add(ref(key))
+    world.step()
+    assert world.reading == ["a", "b"], "no more bytes are staged than may be in memory"
     assert len(world.step()) == 2
     world.drain()
     assert sorted(world.slots.values()) == ["b", "c"]
@@ -115,12 +150,13 @@ def test_a_dropped_adapter_leaves_memory_after_its_last_sequence(kind):
     world = World(kind, max_loras=1, max_resident=2)
     world.add(ref("a"), tokens=1)
     world.drain()
-    world.scheduler.unload_adapter("a")
+    world.scheduler.adapters.unload("a")
     assert world.scheduler.adapters.changes() == ([0], [])
     world.slots.clear()
     running, waiting = world.add(ref("b"), tokens=4), world.add(ref("b"), tokens=2, prompt=16)
     world.step()
-    world.scheduler.unload_adapter("b")
+    world.step()
+    world.scheduler.adapters.unload("b")
     world.step()
     assert list(world.slots.values()) == ["b"]
     world.drain()
@@ -128,11 +164,125 @@ def test_a_dropped_adapter_leaves_memory_after_its_last_sequence(kind):
     assert world.scheduler.adapters.changes()[0] and world.scheduler.adapters.num_resident == 0
 
 
+@SCHEDULERS
+def test_others_run_while_an_adapter_is_read(kind):
+    world = World(kind, max_loras=2, max_resident=2)
+    world.add(ref("a"), tokens=1)
+    world.drain()
+    world.reads_per_step = 0
+    held, base, resident = world.add(ref("b")), world.add(None, tokens=40), world.add(ref("a"), tokens=40)
+    for _ in range(40):
+        assert world.step() == [base, resident]
+    world.reads_per_step = 1
+    assert held in world.step()
+
+
+@SCHEDULERS
+def test_an_adapter_that_is_evicted_while_its_sequence_waits_is_staged_again(kind):
+    """The sequence arrives when its adapter is in memory, and starts when it is not any more."""
+    world = World(kind, max_loras=1, max_resident=1, max_num_seqs=1)
+    world.add(ref("a"), tokens=9)
+    world.read_all()
+    world.add(ref("b"), tokens=9)
+    world.read_all()
+    evicted = world.add(ref("a"))
+    assert list(world.slots.values()) == ["a"]
+    world.drain()
+    assert evicted.num_outputs == 3 and world.reads == ["a", "b", "a"]
+
+
+@SCHEDULERS
+def test_the_adapter_of_a_preempted_sequence_is_staged_again(kind):
+    world = World(kind, max_loras=1, max_resident=1)
+    sequence = world.add(ref("a"), tokens=4)
+    world.read_all()
+    world.scheduler.running.remove(sequence)
+    world.scheduler._preempt(sequence)
+    world.scheduler.adapters._evict("a")
+    world.drain()
+    assert sequence.num_outputs == 4 and world.reads == ["a", "a"]
+
+
+@SCHEDULERS
+def test_adapters_that_no_waiting_sequence_needs_are_evicted_first(kind):
+    world = World(kind, max_loras=1, max_resident=2, max_num_seqs=1)
+    for key in "ab":
+        world.add(ref(key), tokens=1)
+        world.drain()
+    world.add(ref("b"), tokens=9)
+    world.step()
+    for key in "ca":
+        world.add(ref(key), tokens=2)
+    world.drain()
+    assert world.reads == ["a", "b", "c"], "a was used before b, but a sequence waits for it"
+
+
+def test_adapters_are_read_in_order_of_arrival():
+    world = World(max_loras=1, max_resident=1)
+    world.reads_per_step = 1
+    for key in "dbacdbe":
+        world.add(ref(key), tokens=2)
+    world.drain()
+    assert world.reads[:5] == list("dbace")
+
+
+def test_adapters_of_one_client_do_not_keep_those_of_another_waiting():
+    world = World(FairScheduler, max_loras=2, max_resident=8, max_num_seqs=8)
+    world.reads_per_step = 1
+    for number in range(20):
+        world.add(ref(f"x{number}"), tokens=2, client="x")
+    for number in range(2):
+        world.add(ref(f"y{number}"), tokens=2, client="y")
+    world.drain()
+    assert {"y0", "y1"} < set(world.reads[:8])
+
+
+@SCHEDULERS
+def test_what_was_read_for_a_sequence_that_ends_is_dropped(kind):
+    world = World(kind, max_loras=1, max_resident=1)
+    runs = world.add(ref("a"), tokens=9)
+    world.read_all()
+    gone, stays, also = world.add(ref("b")), world.add(ref("c")), world.add(ref("c"))
+    world.read_all()
+    assert world.read == {"b", "c"}
+    world.scheduler.remove(gone)
+    world.scheduler.remove(also)
+    world.step()
+    assert world.read == {"c"} and runs in world.scheduler.running
+    world.add(ref("b"))
+    world.drain()
+    assert stays.num_outputs == 3 and world.reads == ["a", "b", "c", "b"]
+
+
+@SCHEDULERS
+def test_an_adapter_that_is_unloaded_while_it_is_read_leaves_memory_with_its_last_sequence(kind):
+    world = World(kind, max_loras=1, max_resident=2)
+    world.reads_per_step = 0
+    sequence = world.add(ref("a"))
+    world.step()
+    world.scheduler.adapters.unload("a")
+    world.reads_per_step = 1
+    world.drain()
+    assert sequence.num_outputs == 3 and world.scheduler.adapters.num_resident == 0
+
+
+@SCHEDULERS
+@pytest.mark.parametrize("bug", ["admits", "_unstage"])
+def test_the_tests_find_adapters_that_are_not_staged(kind, bug, monkeypatch):
+    if bug == "admits":
+        monkeypatch.setattr(AdapterPool, "admits", lambda self, adapter: len(self._running) < 1)
+    else:
+        monkeypatch.setattr(AdapterPool, "_unstage", lambda self, adapter: self._staged.pop(adapter.key))
+    with pytest.raises((AssertionError, KeyError)):
+        test_an_adapter_that_is_evicted_while_its_sequence_waits_is_staged_again(kind)
+        test_what_was_read_for_a_sequence_that_ends_is_dropped(kind)
+
+
 def longest_wait(kind: type[Scheduler], steps: int = 600) -> int:
     """Steps that a sequence waits whose adapter is not running, while others' requests never end."""
     world = World(kind, max_loras=1, max_resident=1, max_num_seqs=3)
     world.add(ref("a"), tokens=5)
-    world.step()
+    world.read_all()
     patient = world.add(ref("b"), tokens=2)
     for waited in range(steps):
         if len(world.scheduler.waiting) < 3:
@@ -163,6 +313,7 @@ def test_random_loads_keep_every_rule(kind, seed):
     world = World(kind, num_pages=draw.choice([12, 40]), **lora)
     keys = {key: ref(key, draw.randint(1, 30)) for key in "abcdef"}
     for _ in range(300):
+        world.reads_per_step = draw.choice([0, 0, 1, 2])
         if draw.random() < 0.5 and len(world.scheduler.waiting) < 12:
             adapter = None if draw.random() < 0.2 else keys[draw.choice("abcdef")]
             world.add(adapter, draw.randint(1, 6), draw.randint(1, 20), draw.choice(["", "x", "y"]))
@@ -171,17 +322,20 @@ def test_random_loads_keep_every_rule(kind, seed):
             if live:
                 world.scheduler.remove(draw.choice(live))
         if draw.random() < 0.05:
-            world.scheduler.unload_adapter(draw.choice("abcdef"))
+            world.scheduler.adapters.unload(draw.choice("abcdef"))
         world.step()
+    world.reads_per_step = 1
     world.drain()
+    assert not world.reading and not world.read
     for key in keys:
-        world.scheduler.unload_adapter(key)
+        world.scheduler.adapters.unload(key)
     assert world.scheduler.adapters.num_resident == world.scheduler.adapters.num_running == 0
 
 
 def test_an_eviction_while_in_use_would_be_found():
     world = World(max_loras=2, max_resident=2)
     world.add(ref("a"), tokens=9)
+    world.step()
     world.step()
     world.scheduler.adapters._evict("a")
     with pytest.raises(AssertionError, match="evicted"):
@@ -192,11 +346,14 @@ def test_an_adapter_loaded_and_evicted_between_batches_is_never_seen():
     pool = AdapterPool(LoraConfig(max_loras=1, max_resident=1))
     for key in "ab":
         pool.add(ref(key))
-        pool.begin_step()
+        pool.end_step([ref(key)])
+        assert not pool.admits(ref(key))
+        pool.set_ready(key)
         assert pool.admits(ref(key))
         pool.start(ref(key))
         pool.stop(ref(key))
     assert [new.adapter.key for new in pool.loaded] == ["b"] and pool.freed == []
+    assert [adapter.key for adapter in pool.dropped] == ["a"], "the executor keeps an adapter that no batch loads"
 
 
 def test_prefixes_of_adapters_differ():

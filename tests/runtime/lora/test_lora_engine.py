@@ -185,21 +185,16 @@ from aiakq.runtime.loader.rank_process import main; main()
 @pytest.mark.parametrize(
     "ranks", [{"tensor_parallel_size": 2}, {"pipeline_parallel_size": 2}], ids=["two ranks", "two stages"]
 )
-def test_every_rank_prepares_adapters_ahead_and_forgets_them(ranks, base, requests, monkeypatch):
+def test_no_rank_reads_adapters_in_a_step(ranks, base, requests, monkeypatch):
     monkeypatch.setattr(child_ranks, "_CODE", READS_AHEAD)
-    llm, single = engine(base, max_loras=1, **ranks), engine(base)
-    executor = llm.engine.executor
-    refs = [llm._adapters.of(each) for each in requests[1:4]]
-    futures = [executor.prepare_adapter(each) for each in refs]
-    futures[0].result(120)
-    executor.forget_adapter(refs[0])
-    futures[1].result(120)
-    prompt = [[5] * 20]
-    assert answers(llm, prompt, [requests[2]]) == answers(single, prompt, [requests[2]])
-    assert executor.prepare_adapter(refs[1]) is None, "it is in memory"
-    futures[2].result(120)
-    assert answers(llm, prompt, [requests[3]]) == answers(single, prompt, [requests[3]])
-    assert executor.runner.adapters.staging.keys == []
+    llm, single = engine(base, max_loras=1, max_num_seqs=2, **ranks), engine(base)
+    given, chosen = [[5 + index] * 20 for index in range(9)], [requests[1 + index % 3] for index in range(9)]
+    assert answers(llm, given, chosen) == answers(single, given, chosen)
+    assert llm.engine.executor.runner.adapters.staging.keys == []
+    dropped = llm._adapters.of(requests[4])
+    llm.engine.executor.stage_adapter(dropped).result(120)
+    llm.engine.executor.drop_adapter(dropped)
+    assert answers(llm, given[:1], [requests[4]]) == answers(single, given[:1], [requests[4]])
 
 
 def test_a_folder_that_a_link_has_replaced_since_the_check_is_not_read(base, requests, tmp_path):
@@ -346,12 +341,32 @@ def test_memory_for_adapters_is_kept_free(base, monkeypatch):
     config = replace(config, cache=replace(config.cache, num_gpu_blocks_override=None))
     monkeypatch.setattr(kv_cache, "free_memory", lambda device: 6 << 20)
     inputs_and_outputs = 2 * (128 * 4 + 128 + 64 * 2 + 128 + 256 * 3 + 128 * 3) + 128 + 320
-    assert kv_cache.adapter_bytes(config, model) == 3 * 4 * 16 * inputs_and_outputs
+    outputs = 2 * (128 + 64 * 2 + 128 + 256 * 2 + 128) + 320
+    largest = 4 * 16 * inputs_and_outputs + 8 * outputs
     scheduler = config.scheduler
+    assert scheduler.lora.max_staged == 2
+    # Three that are loaded, two that are staged, and the file that is being read.
+    assert kv_cache.adapter_bytes(config, model) == (3 + 2 + 1) * largest
+    gpu = replace(config, device=replace(config.device, device=torch.device("cuda")))
+    assert kv_cache.adapter_bytes(gpu, model) == 3 * largest
     without = kv_cache.count_pages(replace(config, scheduler=replace(scheduler, lora=None)), model)
     assert kv_cache.count_pages(config, model) < without
     fixed = replace(config, scheduler=replace(scheduler, lora=replace(scheduler.lora, max_bytes=1000)))
-    assert kv_cache.adapter_bytes(fixed, model) == 1000
+    assert kv_cache.adapter_bytes(fixed, model) == 3 * 1000
+    assert replace(scheduler.lora, max_loras=9).max_staged == 4
+
+
+def test_the_reserve_covers_what_adapters_take(base, requests):
+    """An adapter with DoRA and one of the largest rank."""
+    chosen = [requests[4], requests[5]]
+    for dtype in ("auto", "float32", "float16"):
+        llm = engine(base, max_loras=2, max_lora_rank=13, lora_dtype=dtype)
+        answers(llm, [[5] * 9] * 2, chosen, 1)
+        store = llm.engine.executor.runner.adapters
+        assert len(store.nbytes) == 2
+        assert max(store.nbytes.values()) <= llm.engine.executor.runner.model.adapters.largest_bytes
+        files = [llm._adapters.of(each).nbytes for each in chosen]
+        assert sum(store.nbytes.values()) <= 1.1 * sum(files) * (0.5 if dtype == "float16" else 1)
 
 
 def test_models_whose_layers_were_scaled_by_unknown_factors_are_refused(base, tmp_path):
