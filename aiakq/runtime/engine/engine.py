@@ -18,6 +18,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 
 from aiakq.errors import error
+from aiakq.runtime.engine.adapters import AdapterPool
 from aiakq.runtime.engine.messages import (
     ADAPTER_FAILED,
     NOT_FINITE,
@@ -123,7 +124,8 @@ class Engine:
             # Draft tokens follow tokens that are known.
             self._collect(0, now, outputs)
         chunks = self.scheduler.schedule(now)
-        self._stage_adapters()
+        if self.scheduler.adapters is not None:
+            self._stage_adapters(self.scheduler.adapters)
         started = [chunk.sequence for chunk in chunks if chunk.sequence.times.scheduled is None]
         for sequence in started:
             sequence.times.scheduled = now
@@ -145,7 +147,8 @@ class Engine:
         self._pending.clear()
         self.scheduler.freed_slots.clear()
         self.executor.reset()
-        self._stage_adapters()
+        if self.scheduler.adapters is not None:
+            self._stage_adapters(self.scheduler.adapters)
         self._count(0, outputs)
         return outputs
 
@@ -177,11 +180,9 @@ class Engine:
             self._finish(sequence, output, "abort")
             outputs.append(output)
 
-    def _stage_adapters(self) -> None:
+    def _stage_adapters(self, adapters: AdapterPool) -> None:
         """Have the executor read the adapters that waiting sequences need, and drop those that none needs any more."""
-        if self.scheduler.adapters is None:
-            return
-        dropped, wanted = self.scheduler.adapters.staging_changes()
+        dropped, wanted = adapters.staging_changes()
         for adapter in dropped:
             self.executor.drop_adapter(adapter)
             self.adapter_reads.pop(adapter.key, None)

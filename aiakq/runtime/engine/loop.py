@@ -32,7 +32,7 @@ def run(engine: Engine, receive: Callable[[bool], Inbox | None], deliver: Callab
         busy = engine.has_work()
         # A leak is detected as soon as the engine is idle, before it runs out of pages.
         assert busy or engine.stats.num_free_pages == engine.stats.num_pages, "a page has leaked"
-        if busy and engine.awaits_adapters():
+        if engine.adapter_reads and engine.awaits_adapters():
             wait(engine.adapter_reads.values(), timeout=_PAUSE, return_when=FIRST_COMPLETED)
         inbox = receive(not busy)
         if inbox is None:
