@@ -57,7 +57,7 @@ class MergedAdapter:
         return weights
 
     def _refuse(self, reason: str) -> None:
-        base = self.folder.config.base_model or "no model"
+        base = self.folder.config.base_model or "a model that its config does not name"
         raise error("adapter_mismatch", adapter=self.folder.path, reason=reason, base=base)
 
     def check_unchanged(self) -> None:

@@ -51,14 +51,14 @@ def check_fits(adapter: AdapterFolder, modules: Mapping[str, tuple[int, int]], w
     """
 
     def mismatch(reason: str) -> Exception:
-        base = adapter.config.base_model or "no model"
+        base = adapter.config.base_model or "a model that its config does not name"
         return error("adapter_mismatch", adapter=adapter.path, reason=reason, base=base)
 
     for name, module in adapter.modules.items():
         found = find_module(name, modules)
         if found is None:
             near = difflib.get_close_matches(name, modules, n=3, cutoff=0.0)
-            raise mismatch(f"{name} is not a linear layer that can be adapted; near to it are {', '.join(near)}")
+            raise mismatch(f"{name} is not a linear layer that can be adapted; similar names: {', '.join(near)}")
         if not fits((module.n, module.k), modules[found], widths or {}, found):
             n, k = modules[found]
             raise mismatch(f"{name} has {module.k} inputs and {module.n} outputs there, {k} and {n} in the model")
