@@ -104,7 +104,7 @@ def test_eval_options(aiakq, quantized, tmp_path, heldout_text):
         (["--text", "nowhere.txt"], 3, "error[evaluation_text]"),
         (["--dtype", "int3"], 2, "--dtype"),
         (["--original", "no/such/model"], 3, "error[model_missing]"),
-        (["--fail-if", "kll>1"], 2, "close ones are kl"),
+        (["--fail-if", "kll>1"], 2, "similar keys: kl"),
     ],
 )
 def test_eval_refusals(aiakq, example_model, words, code, text):
