@@ -201,6 +201,16 @@ def test_a_folder_that_is_not_there_is_said(path, tmp_path):
     assert refusal(tmp_path / "x" / path if path else tmp_path).id == "adapter_missing"
 
 
+@pytest.mark.parametrize(("file", "problem"), [(WEIGHTS, "model_malformed"), (CONFIG, "model_malformed")])
+def test_a_header_or_config_of_gigabytes_is_not_read(file, problem, folder):
+    """The file is sparse: reading it would take the memory that it claims."""
+    with (folder / file).open("r+b") as stream:
+        stream.truncate(1 << 40)
+        if file == WEIGHTS:
+            stream.write((1 << 38).to_bytes(8, "little"))
+    assert refusal(folder).id == problem
+
+
 def test_special_files_are_refused(folder):
     (folder / WEIGHTS).unlink()
     os.mkfifo(folder / WEIGHTS)
