@@ -22,8 +22,8 @@ from aiakq import LLM, LoRARequest, SamplingParams
 from aiakq.errors import AiakqError
 from aiakq.runtime.models import ARCHITECTURES
 
-#: Plain and untied; biases and tied; one fused qkv and gate_up; latent attention and experts.
-SHARE = ("LlamaForCausalLM", "Qwen2ForCausalLM", "Phi3ForCausalLM", "DeepseekV3ForCausalLM")
+#: Fused qkv and gate_up; latent attention and experts.
+SHARE = ("Phi3ForCausalLM", "DeepseekV3ForCausalLM")
 VOCABULARY = 320
 LENGTHS = (1, 9, 33)
 NUM_TOKENS = 4
