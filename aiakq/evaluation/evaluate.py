@@ -98,6 +98,14 @@ def _check_pair(options: EvalArguments, model: ScoringModel, original: ScoringMo
         )
 
 
+def unmeasured(options: EvalArguments) -> dict[str, str]:
+    """Return the keys that an evaluation with ``options`` leaves empty, with the reason, for gates."""
+    if options.original is not None:
+        return {}
+    compared = ("perplexity_original", "perplexity_ratio", "kl", "top1_agreement")
+    return dict.fromkeys(compared, "it compares with a model that --original names")
+
+
 def template() -> dict[str, Any]:
     """Return the document of an empty run, with every key that a gate may name."""
     return Record("eval", 0, {}, dict.fromkeys(_KEYS), {}).document()

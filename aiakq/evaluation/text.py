@@ -40,5 +40,5 @@ def load_windows(
         reason = f"the tokenizer made the id {highest}, outside 0..{vocab_size - 1}: it does not belong to this model"
         raise error("evaluation_text", reason=reason)
     if len(ids) < MIN_TOKENS:
-        raise error("evaluation_text", reason=f"{name} has {len(ids)} tokens, and {MIN_TOKENS} are the least")
+        raise error("evaluation_text", reason=f"{name} has {len(ids)} tokens; at least {MIN_TOKENS} are needed")
     return windows(ids, length, max(1, limit // length)), name

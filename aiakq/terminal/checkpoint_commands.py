@@ -33,7 +33,8 @@ def evaluate(arguments: EvalArguments, output: JsonArguments, result: ResultArgu
         with console.ProgressBars("eval") as bars:
             return quality.run(arguments, bars.update)
 
-    measure(quality.template(), result, run, tables.quality_result, emit=output.json)
+    unmeasured = quality.unmeasured(arguments)
+    measure(quality.template(), result, run, tables.quality_result, emit=output.json, unmeasured=unmeasured)
 
 
 @with_arguments("inspect")
