@@ -259,7 +259,7 @@ def quantize_report(report: QuantizeReport) -> None:
         "size": f"{size(report.bytes_before)} before, {size(report.bytes_after)} after",
         "layer error": "not measured" if worst is None else f"{report.mean_error:.2%} mean",
         "worst layer": None if worst is None else f"{worst.error:.2%} {worst.name}",
-        "perplexity": "not measured",
+        "perplexity": "not measured; aiakq eval measures it",
         "of the original": None,
         "calibration": None if report.calibration is None else f"{report.calibration}, {number(report.tokens)} tokens",
         "time": console.seconds(report.seconds),
