@@ -29,7 +29,7 @@ def test_linears_of_experts_have_the_names_of_checkpoints(model_type: str, numbe
     found = list(fused_experts(model, "", model_type))
     assert len(found) == 2 and found[0].shape == (4, 64, 96)
     assert found[0].linears(3)[2] == (stored, 64, 96)
-    assert found[0].spelling.known == (model_type != "granitemoe")
+    assert found[0].spelling.transformers_reads == (model_type != "granitemoe")
 
 
 def test_experts_with_other_arithmetic_are_not_split() -> None:

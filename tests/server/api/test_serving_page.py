@@ -32,4 +32,4 @@ def test_every_metric_is_listed():
 def test_fields_without_effect_are_listed():
     for name in IGNORED_FIELDS:
         assert f"`{name}`" in PAGE, name
-    assert f"At most {MAX_PROMPTS} prompts" in PAGE and f"{MAX_SEQUENCES} sequences" in PAGE
+    assert f"at most {MAX_PROMPTS} prompts" in PAGE and f"{MAX_SEQUENCES} sequences" in PAGE
