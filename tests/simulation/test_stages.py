@@ -5,8 +5,8 @@ from __future__ import annotations
 import random
 
 import pytest
+from scheduler_configs import scheduler_config
 
-from aiakq.runtime.config.scheduler import SchedulerConfig
 from aiakq.runtime.engine.engine import Engine
 from aiakq.runtime.engine.fair_scheduler import FairScheduler
 from aiakq.runtime.engine.messages import ModelLimits, RequestSpec, admit
@@ -56,11 +56,7 @@ class TimedStep:
 
 def stage_use(stages: int, requests: list[tuple[int, int]], clients: int = 1) -> float:
     """The part of the time for which the least busy stage computes, given tokens of prompts and of answers."""
-    config = SchedulerConfig(
-        max_num_seqs=64, max_num_batched_tokens=512, enable_chunked_prefill=True, num_stages=stages,
-        max_num_partial_prefills=1, max_long_partial_prefills=1, long_prefill_token_threshold=0,
-        scheduler_delay_factor=0.0,
-    )  # fmt: skip
+    config = scheduler_config(max_num_seqs=64, max_num_batched_tokens=512, num_stages=stages)
     pool = PagePool(4096, 16, False)
     limits = ModelLimits(100, 8192, pool.num_usable * 16)
     executor = TimedStages(stages)

@@ -96,8 +96,10 @@ class Engine:
         return bool(self._sequences)
 
     def awaits_adapters(self) -> bool:
-        """Whether the last step had nothing to compute, because the adapters of all sequences are being read."""
-        return bool(self.adapter_reads) and not self._pending and not self.stats.num_scheduled_tokens
+        """While there are ``adapter_reads``: whether the last step had nothing to compute, because all sequences await
+        them.
+        """
+        return not self._pending and not self.stats.num_scheduled_tokens
 
     def step(self, now: float, inbox: Inbox) -> StepOutput:
         """Take ``inbox``, submit a step, and return what became of earlier ones. ``now`` is in seconds on the caller's

@@ -6,8 +6,8 @@ import random
 
 import pytest
 from replay_proposer import FREE
+from scheduler_configs import scheduler_config
 
-from aiakq.runtime.config.scheduler import SchedulerConfig
 from aiakq.runtime.config.speculation import SpeculationConfig
 from aiakq.runtime.engine.fair_scheduler import FairScheduler
 from aiakq.runtime.engine.messages import ModelLimits, RequestTimes, admit
@@ -24,16 +24,7 @@ class Steps:
     """A scheduler whose sequences repeat themselves; ``right`` says whether they go on doing so."""
 
     def __init__(self, costs: StepCosts, count: int = 1, pages: int = 99, right: bool = True, **speculation) -> None:
-        config = SchedulerConfig(
-            max_num_seqs=8,
-            max_num_batched_tokens=64,
-            enable_chunked_prefill=True,
-            max_num_partial_prefills=1,
-            max_long_partial_prefills=1,
-            long_prefill_token_threshold=0,
-            scheduler_delay_factor=0.0,
-            speculation=SpeculationConfig(**speculation),
-        )
+        config = scheduler_config(speculation=SpeculationConfig(**speculation))
         self.scheduler = FairScheduler(PagePool(pages, 4, False), config)
         self.scheduler.costs, self._right = costs, right
         self.sequences = []

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
+from scheduler_configs import scheduler_config
 
-from aiakq.runtime.config.scheduler import SchedulerConfig
 from aiakq.runtime.config.speculation import SpeculationConfig
 from aiakq.runtime.loader import bookkeeping_costs
 
@@ -24,16 +24,7 @@ def test_every_other_step_has_rejected_draft_tokens(method, monkeypatch):
 
     monkeypatch.setattr(bookkeeping_costs._Sampled, "collect", collect)
     model = "folder" if method == "draft_model" else None
-    config = SchedulerConfig(
-        max_num_seqs=8,
-        max_num_batched_tokens=64,
-        enable_chunked_prefill=True,
-        max_num_partial_prefills=1,
-        max_long_partial_prefills=1,
-        long_prefill_token_threshold=0,
-        scheduler_delay_factor=0.0,
-        speculation=SpeculationConfig(method=method, model=model),
-    )
+    config = scheduler_config(speculation=SpeculationConfig(method=method, model=model))
     step, drafts = bookkeeping_costs.measure_bookkeeping(config)
     assert step > 0 and drafts >= 0
     assert sum(count > 0 for count, _ in seen) >= 10, "with draft tokens"
