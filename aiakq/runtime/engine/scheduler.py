@@ -25,13 +25,10 @@ from collections.abc import Iterator
 from operator import attrgetter
 
 from aiakq.runtime.config.scheduler import SchedulerConfig
-from aiakq.runtime.config.speculation import SpeculationConfig
 from aiakq.runtime.engine.adapters import AdapterPool, AdapterRef
+from aiakq.runtime.engine.draft_scheduling import DraftScheduling
 from aiakq.runtime.engine.pages import PagePool
 from aiakq.runtime.engine.sequence import ScheduledChunk, Sequence
-from aiakq.runtime.speculation.draft_length import DEFAULT_COSTS, MAX_RATE, AcceptanceRate, choose_lengths
-from aiakq.runtime.speculation.proposers import proposer_of
-from aiakq.runtime.speculation.speculation import Speculation
 
 _ORDER = attrgetter("order")
 #: Tokens of prompts that a step computes at least, although the stages could share them more evenly: fewer do not take
@@ -39,38 +36,25 @@ _ORDER = attrgetter("order")
 _MIN_PIPELINED_TOKENS = 64
 
 
-class Scheduler:
+class Scheduler(DraftScheduling):
     """Waiting and running sequences over one page pool, each list in order.
 
-    proposer     of draft tokens; None: there are none, or the executor proposes them.
-    costs        of steps by their number of tokens, from which draft lengths are chosen.
-    max_rows     rows of logits in a step with draft tokens.
-    drafts_enabled  changed by benchmarks between runs, to compare with the same engine without draft tokens.
     adapters     in memory; None: no sequence has one.
     freed_slots  of sequences that stopped running, for the next batch to the executor; its reader empties it.
     """
 
     def __init__(self, pool: PagePool, config: SchedulerConfig) -> None:
-        self.pool = pool
-        self.proposer = proposer_of(config.speculation)
-        self.costs = DEFAULT_COSTS
-        self.max_rows = config.max_rows
-        self.drafts_enabled = True
+        super().__init__(pool, config)
         self.adapters = None if config.lora is None else AdapterPool(config.lora)
         self.max_num_seqs = config.max_num_seqs
-        self.budget = config.max_num_batched_tokens
-        self.config = config
         self.waiting: list[Sequence] = []
-        self.running: list[Sequence] = []
         self.num_preemptions = 0
         self.prefix_queries = 0
         self.prefix_hits = 0
         self.freed_slots: list[int] = []
         self._free_slots = list(reversed(range(self.max_num_seqs)))
         self._numbers = itertools.count()
-        self._acceptance = AcceptanceRate()
         self._last_step = 0.0
-        self._had_prompts = False
         self._prompt_seconds = 0.0
 
     @property
@@ -82,10 +66,7 @@ class Scheduler:
         """Queue a new sequence behind the waiting ones of its priority."""
         sequence.order = (sequence.spec.priority, next(self._numbers))
         if self.config.speculation is not None:
-            shared = self.proposer
-            proposer = None if shared is None else shared.new_sequence(sequence.scope, sequence.num_prompt)
-            length = self.config.speculation.num_speculative_tokens
-            sequence.speculation = Speculation(proposer, length, self._acceptance)
+            sequence.speculation = self._new_speculation(sequence, self.config.speculation)
         if self.adapters is not None:
             self.adapters.add(sequence.spec.adapter)
         bisect.insort(self.waiting, sequence, key=_ORDER)
@@ -134,106 +115,6 @@ class Scheduler:
     def _waiting_adapters(self) -> Iterator[AdapterRef | None]:
         """The adapters of waiting sequences, in the order in which they are read."""
         return (sequence.spec.adapter for sequence in self.waiting)
-
-    def awaits_results(self) -> bool:
-        """Whether the next step needs the results of pending ones, because it follows draft tokens or may have some."""
-        config = self.config.speculation
-        if config is None or not self.drafts_enabled or self.config.num_stages > 1:
-            return False
-        for sequence in self.running:
-            if any(chunk.drafts or chunk.num_proposed for chunk in sequence.pending_chunks):
-                return True
-        num, length = len(self.running), config.num_speculative_tokens
-        if num >= config.disable_by_batch_size or self.costs.min_acceptance(num, num, length) > MAX_RATE:
-            return False
-        return any(
-            one.num_pending_tokens and one.speculation is not None and one.speculation.expects_drafts
-            for one in self.running
-        )
-
-    def _add_drafts(self, chosen: list[ScheduledChunk], config: SpeculationConfig) -> None:
-        """Append draft tokens to the decodes among ``chosen`` where they pay, while budget, pages and rows of logits
-        last. No sequence is preempted for them.
-        """
-        if len(self.running) >= config.disable_by_batch_size:
-            return
-        due = [chunk for chunk in chosen if chunk.count == 1 and chunk.sequence.may_have_drafts]
-        if due:
-            self._add_proposals(chosen, due, config)
-        has_model = config.model is not None
-        asking = [one for one in chosen if (has_model or one.sequence.spec.grammar is not None) and one.samples]
-        if asking:
-            self._request_drafts(asking, config)
-
-    def _add_proposals(
-        self, chosen: list[ScheduledChunk], due: list[ScheduledChunk], config: SpeculationConfig
-    ) -> None:
-        """Append draft tokens to the chunks of ``due``, decodes among ``chosen``, where they pay."""
-        num_decodes = sum(chunk.count == 1 for chunk in chosen)
-        num_tokens = sum(chunk.count for chunk in chosen)
-        room = min(self.max_rows - sum(chunk.samples for chunk in chosen), self.budget - num_tokens)
-        required = self.costs.min_acceptance(num_tokens, num_decodes, config.num_speculative_tokens)
-        if room <= 0 or required > MAX_RATE:
-            return
-        proposals = self._proposals(due, room, config)
-        rates = [speculation.rate for _, speculation, _ in proposals]
-        lengths = [0] * len(rates)
-        if max(rates, default=0.0) >= required:
-            limits = [len(drafts) for _, _, drafts in proposals]
-            lengths = choose_lengths(self.costs, num_tokens, num_decodes, rates, limits, room)
-        for (chunk, speculation, drafts), length in zip(proposals, lengths, strict=True):
-            if length == 0:
-                speculation.set_aside(chunk.sequence.token_ids, drafts)
-            elif self._grow_for_drafts(chunk.sequence, 1 + length):
-                chunk.add_drafts(drafts[:length])
-
-    def _proposals(
-        self, decodes: list[ScheduledChunk], room: int, config: SpeculationConfig
-    ) -> list[tuple[ScheduledChunk, Speculation, list[int]]]:
-        """The draft tokens that are proposed for ``decodes``, where there are any."""
-        proposals = []
-        for chunk in decodes:
-            sequence, speculation = chunk.sequence, chunk.sequence.speculation
-            assert speculation is not None
-            if sequence.num_pending_tokens:
-                speculation.compare_ahead(sequence.token_ids)
-                continue
-            max_tokens = min(room, sequence.max_draft_tokens, config.max_model_len - chunk.end)
-            drafts = speculation.propose(sequence.token_ids, max_tokens) if max_tokens > 0 else []
-            if drafts:
-                proposals.append((chunk, speculation, drafts))
-        return proposals
-
-    def _request_drafts(self, chunks: list[ScheduledChunk], config: SpeculationConfig) -> None:
-        """Ask the executor to propose draft tokens to follow what ``chunks`` sample: those that a grammar forces, and,
-        where it pays, those of a model.
-        """
-        asked: list[tuple[ScheduledChunk, Speculation, int]] = []
-        for chunk in chunks:
-            speculation, limit = chunk.sequence.speculation, chunk.max_requested_drafts(config.max_model_len)
-            if speculation is not None and limit > 0:
-                if chunk.sequence.spec.grammar is not None:
-                    chunk.num_forced = min(limit, speculation.max_length)
-                asked.append((chunk, speculation, limit))
-        if config.model is None or not asked:
-            return
-        rates = [speculation.proposer_rate for _, speculation, _ in asked]
-        limits = [min(limit, speculation.max_length) for _, speculation, limit in asked]
-        room = self.max_rows - len(chunks)
-        batch = self.costs, len(chunks), len(chunks)
-        lengths = choose_lengths(*batch, rates, limits, room, with_proposals=True)
-        probed = []
-        for (chunk, speculation, _), length in zip(asked, lengths, strict=True):
-            chunk.num_proposed = length
-            if length == 0 and room > 0 and speculation.is_probe_due():
-                probed.append(chunk)
-        # Where draft tokens would not pay if all were accepted, the draft model need not keep up with the sequences.
-        if probed and any(choose_lengths(*batch, [MAX_RATE] * len(asked), limits, room, with_proposals=True)):
-            for chunk in probed:
-                chunk.num_proposed = 1
-        for chunk, _, _ in asked:
-            if chunk.num_proposed:
-                self._grow_for_drafts(chunk.sequence, chunk.count + chunk.num_proposed)  # for keys of the draft model
 
     def _choose(self, waited: bool) -> list[ScheduledChunk]:
         """The chunks of a step, with their pages. ``waited``: whether waiting sequences may start."""
@@ -361,6 +242,7 @@ class Scheduler:
         sequence.slot = self._free_slots.pop()
         sequence.num_computed_tokens = cached
         sequence.num_inserted_pages = len(shared)
+        self._num_idle_steps = 0
         if sequence.num_cached is None:
             sequence.num_cached = cached
             self.prefix_queries += sequence.num_prompt
@@ -376,26 +258,6 @@ class Scheduler:
         full = (len(sequence.token_ids) - 1) // self.pool.page_size
         return self.pool.match(sequence.page_hashes(self.pool.page_size, full))
 
-    def _pages_for(self, tokens: int) -> int:
-        return -(-tokens // self.pool.page_size)
-
-    def _grow(self, sequence: Sequence, count: int) -> bool:
-        """Allocate the pages for ``count`` more tokens of ``sequence``; False if there are not enough."""
-        needed = self._pages_for(sequence.num_computed_tokens + count) - len(sequence.pages)
-        if needed > 0:
-            pages = self.pool.allocate(needed)
-            if pages is None:
-                return False
-            sequence.pages += pages
-        return True
-
-    def _grow_for_drafts(self, sequence: Sequence, count: int) -> bool:
-        """The same for draft tokens, which may not take the last page that a running sequence could need."""
-        needed = self._pages_for(sequence.num_computed_tokens + count) - len(sequence.pages)
-        if needed > 0 and self.pool.num_free - needed < len(self.running):
-            return False
-        return self._grow(sequence, count)
-
     def _preempt(self, sequence: Sequence) -> None:
         self.pool.decref(sequence.reset())
         self._free_slot(sequence)
@@ -404,6 +266,7 @@ class Scheduler:
 
     def _free_slot(self, sequence: Sequence) -> None:
         assert sequence.slot is not None
+        self._num_idle_steps = 0
         if self.adapters is not None:
             self.adapters.stop(sequence.spec.adapter)
         self._free_slots.append(sequence.slot)

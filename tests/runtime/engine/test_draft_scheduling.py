@@ -77,6 +77,49 @@ def test_drafts_come_back_when_the_text_repeats_itself_again():
     assert max(steps.step()[0] for _ in range(40)) >= 3
 
 
+def test_steps_in_which_no_sequence_may_have_draft_tokens_do_not_look_for_any(monkeypatch):
+    """A look costs time in every step of a small model."""
+    looks = []
+    steps = Steps(StepCosts({1: 1.0, 16: 2.0}), count=4, right=False)
+    real = Sequence.may_have_drafts.fget
+    monkeypatch.setattr(Sequence, "may_have_drafts", property(lambda one: looks.append(one) or real(one)))
+    for _ in range(100):
+        steps.step()
+    looks.clear()
+    for _ in range(100):
+        steps.step()
+    assert 0 < len(looks) <= 4 * 100 // 4
+
+
+def test_steps_in_which_no_length_pays_do_not_look_until_the_batch_changes(monkeypatch):
+    looks = []
+    steps = Steps(COMPUTE_BOUND, count=2)
+    real = Sequence.may_have_drafts.fget
+    monkeypatch.setattr(Sequence, "may_have_drafts", property(lambda one: looks.append(one) or real(one)))
+    for _ in range(20):
+        steps.step()
+    assert len(looks) <= 4
+    steps.scheduler.costs = FREE
+    steps.scheduler.remove(steps.sequences[1])
+    assert steps.step() != [0] or steps.step() != [0]
+
+
+def test_a_new_sequence_gets_draft_tokens_while_the_others_pause():
+    steps = Steps(StepCosts({1: 1.0, 16: 1.2}), right=False)
+    for _ in range(60):
+        steps.step()
+    spec = admit("new", [4, 5, 6] * 5, SamplingParams(max_tokens=50), ModelLimits(300, 400, 400))
+    steps.sequences.append(Sequence(spec, RequestTimes(0.0)))
+    steps.scheduler.add(steps.sequences[-1])
+    calls = []
+    proposer = steps.sequences[-1].speculation._proposer
+    inner = proposer.propose
+    proposer.propose = lambda *arguments: calls.append(arguments) or inner(*arguments)
+    for _ in range(3):
+        steps.step()
+    assert calls, "it is not paused with them"
+
+
 @pytest.mark.parametrize(("count", "drafts"), [(3, True), (4, False), (5, False)])
 def test_the_limit_on_requests_is_obeyed_at_its_edge(count, drafts):
     """Row 34: the limit is dead, or everything collapses there. Beyond it a step is one without speculation."""

@@ -7,6 +7,7 @@ import random
 import pytest
 
 from aiakq.runtime.config.speculation import SpeculationConfig
+from aiakq.runtime.speculation import ngram
 from aiakq.runtime.speculation.ngram import NgramProposer, NgramTable
 
 
@@ -36,10 +37,25 @@ def test_ngrams_that_are_too_short_are_not_looked_up():
     assert table(3, 1).propose([1, 2, 3, 2], 1) == [3]
 
 
-def test_a_table_that_grows_finds_what_a_new_one_finds():
+def by_definition(tokens: list[int], longest: int, count: int) -> list[int]:
+    """What followed the last occurrence of the longest n-gram, compared token by token."""
+    for size in range(longest, 0, -1):
+        for end in range(len(tokens) - 1, size - 1, -1):
+            if tokens[end - size : end] == tokens[len(tokens) - size :]:
+                found = tokens[end:]
+                return (found * count)[:count]
+    return []
+
+
+@pytest.mark.parametrize("searched", [5, 8192])
+@pytest.mark.parametrize("num_tokens", [4, 40])
+def test_a_table_that_grows_finds_what_is_there(searched, num_tokens, monkeypatch):
+    """Whether tokens are searched or indexed."""
+    monkeypatch.setattr(ngram, "SEARCHED_TOKENS", searched)
     draw = random.Random(0)
-    tokens = [draw.randrange(4) for _ in range(200)]
+    tokens = [draw.randrange(num_tokens) for _ in range(200)]
     growing, at = table(3), 0
     while at < 190:
         at += draw.randint(1, 9)
-        assert growing.propose(tokens[:at], 5) == table(3).propose(tokens[:at], 5)
+        assert growing.propose(tokens[:at], 5) == by_definition(tokens[:at], 3, 5)
+    assert bool(growing._ends) == (searched < 200)

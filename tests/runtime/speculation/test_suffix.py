@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 
 import pytest
 
 from aiakq.runtime.config.speculation import SpeculationConfig
 from aiakq.runtime.speculation import suffix
-from aiakq.runtime.speculation.suffix import SuffixIndex, SuffixProposer
+from aiakq.runtime.speculation.suffix import SuffixIndex, SuffixProposer, SuffixSettings
 
 
 def proposer(**keys) -> SuffixProposer:
@@ -73,11 +74,69 @@ def test_outputs_of_earlier_requests_are_searched_and_prompts_are_not():
     assert shared.new_sequence(b"", 1).propose([1], 3) == []
 
 
-def test_outputs_are_shared_while_they_are_generated():
+def test_outputs_are_shared_in_parts_while_they_are_generated():
     shared = proposer()
     first, second = shared.new_sequence(b"", 1), shared.new_sequence(b"", 1)
-    first.propose([1, *OUTPUT], 1)
+    output = list(range(11, 11 + suffix.PUBLISHED_TOKENS))
+    first.propose([1, *output[:-1]], 1)
+    assert second.propose([1, 11, 12], 2) == [], "indexing takes time: not in every step"
+    first.propose([1, *output], 1)
     assert second.propose([1, 11, 12], 2) == [13, 14]
+
+
+def test_long_sequences_are_indexed_in_parts_and_found_again(monkeypatch):
+    monkeypatch.setattr(suffix, "SEARCHED_TOKENS", 30)
+    tokens = list(range(200))
+    drafts = proposer(max_cached_requests=0).new_sequence(b"", 5)
+    for count in (50, 100, 200):
+        drafts.propose(tokens[:count], 4)
+    assert len(drafts._text) < 60
+    for first in (3, 66, 101, 168, 190):
+        assert drafts.propose(tokens + tokens[first : first + 4], 4) == tokens[first + 4 : first + 8]
+        tokens = tokens + tokens[first : first + 4]
+
+
+def by_definition(tokens: list[int], depth: int, max_tokens: int) -> list[int]:
+    """The most frequent continuation of the longest suffix, compared token by token."""
+
+    def length(end: int) -> int:
+        pairs = zip(reversed(tokens[:end]), reversed(tokens), strict=False)
+        return sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], itertools.islice(pairs, depth)))
+
+    lengths = {end: length(end) for end in reversed(range(1, len(tokens)))}
+    longest = max(lengths.values())
+    count = min(max_tokens, longest, depth // 2)
+    ends = [end for end in lengths if lengths[end] >= min(longest, depth - count) > 0]
+    found: list[int] = []
+    probability = 1.0
+    while len(found) < count:
+        following = [(tokens + found)[end + len(found)] for end in ends]
+        best = max(following, key=lambda token: (following.count(token), -following.index(token)))
+        probability *= following.count(best) / len(ends)
+        if probability < 0.1:
+            break
+        found.append(best)
+        ends = [end for end, token in zip(ends, following, strict=True) if token == best]
+    return found
+
+
+@pytest.mark.parametrize("searched", [8, 2048])
+@pytest.mark.parametrize("num_tokens", [6, 30, 500])
+def test_proposals_are_those_of_the_definition(searched, num_tokens, monkeypatch):
+    """Whether tokens are searched or indexed."""
+    monkeypatch.setattr(suffix, "SEARCHED_TOKENS", searched)
+    draw = random.Random(3)
+    tokens = [draw.randrange(num_tokens) for _ in range(60)]
+    while len(tokens) < 200:
+        first = draw.randrange(len(tokens))
+        tokens += tokens[first : first + draw.randint(1, 30)]
+        tokens.append(draw.randrange(num_tokens))
+    drafts = proposer(max_cached_requests=0).new_sequence(b"", 5)
+    at = 5
+    while at < 200:
+        assert drafts.propose(tokens[:at], 8) == by_definition(tokens[:at], 24, 8)
+        at += draw.randint(1, 5)
+    assert (drafts._older is not None) == (searched < 200)
 
 
 def test_other_scopes_learn_nothing():
@@ -126,7 +185,7 @@ def test_cached_tokens_are_bounded_and_what_is_evicted_leaves_nothing(monkeypatc
 def test_a_removed_text_leaves_an_index_as_if_it_had_never_been_there():
     draw = random.Random(2)
     texts = [[draw.randrange(5) for _ in range(40)] for _ in range(6)]
-    index, other = (SuffixIndex(24, 1.0, 0.1) for _ in range(2))
+    index, other = (SuffixIndex(SuffixSettings(24, 1.0, 0.1)) for _ in range(2))
     for number, text in enumerate(texts):
         index.append(number, text)
         if number % 2:
