@@ -39,8 +39,11 @@ def write_head(folder: Path, layer: str = "midlayer", embedding: bool = True, **
     dim = hidden // sizes["num_attention_heads"]
     kv = sizes["num_key_value_heads"] * dim
     draft_vocab = config["draft_vocab_size"]
+    num_aux = len(config.get("eagle_aux_hidden_state_layer_ids", "..."))
     shapes = {
-        "fc.weight": (hidden, 3 * target),
+        "fc.weight": (hidden, num_aux * target),
+        **({"input_norm.weight": (num_aux * target,)} if config.get("norm_before_fc") else {}),
+        **({f"fc_norm.{at}.weight": (target,) for at in range(num_aux)} if config.get("fc_norm") else {}),
         f"{layer}.hidden_norm.weight": (hidden,),
         f"{layer}.input_layernorm.weight": (hidden,),
         f"{layer}.post_attention_layernorm.weight": (hidden,),
@@ -70,10 +73,19 @@ def write_head(folder: Path, layer: str = "midlayer", embedding: bool = True, **
 
 
 class ReferenceHead:
-    """The head as its authors describe it, over whole sequences and without a cache."""
+    """The head as its authors describe it, over whole sequences and without a cache.
 
-    def __init__(self, tensors: dict[str, Tensor], layer: str = "midlayer", norm_before_residual: bool = False) -> None:
-        self._tensors, self._layer, self._normed = tensors, layer, norm_before_residual
+    norm_output  whether its own hidden states are those behind its last norm (EAGLE-3.1).
+    """
+
+    def __init__(
+        self,
+        tensors: dict[str, Tensor],
+        layer: str = "midlayer",
+        norm_before_residual: bool = False,
+        norm_output: bool = False,
+    ) -> None:
+        self._tensors, self._layer, self._normed, self._norm_output = tensors, layer, norm_before_residual, norm_output
 
     def _weight(self, name: str) -> Tensor:
         name = f"{name}.weight"
@@ -83,8 +95,13 @@ class ReferenceHead:
         return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-5) * self._weight(name)
 
     def fuse(self, aux: list[Tensor]) -> Tensor:
-        """Hidden states [T, target hidden] of three layers -> [T, hidden]."""
-        return torch.cat(aux, -1) @ self._weight("fc").T
+        """Hidden states [T, target hidden] of the auxiliary layers -> [T, hidden]."""
+        if "fc_norm.0.weight" in self._tensors:
+            aux = [self._norm(states, f"fc_norm.{at}") for at, states in enumerate(aux)]
+        side_by_side = torch.cat(aux, -1)
+        if "input_norm.weight" in self._tensors:
+            side_by_side = self._norm(side_by_side, "input_norm")
+        return side_by_side @ self._weight("fc").T
 
     def step(self, hidden: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
         """hidden [T, hidden] and the tokens [T] behind it -> logits [T, draft vocabulary], own hidden [T, hidden]."""
@@ -104,7 +121,8 @@ class ReferenceHead:
         inner = self._norm(h, "post_attention_layernorm")
         gate, up = (inner @ self._weight(f"mlp.{name}_proj").T for name in ("gate", "up"))
         h = h + (F.silu(gate) * up) @ self._weight("mlp.down_proj").T
-        return self._norm(h, "norm") @ self._weight("lm_head").T, h
+        last = self._norm(h, "norm")
+        return last @ self._weight("lm_head").T, last if self._norm_output else h
 
     def chain(self, aux: list[Tensor], tokens: list[int], count: int) -> tuple[list[int], list[Tensor]]:
         """Greedy draft tokens behind ``tokens``, whose last one has no hidden states in ``aux``, and their logits."""

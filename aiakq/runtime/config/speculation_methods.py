@@ -19,12 +19,19 @@ PROPOSERS = Registry(
     },
 )
 
-#: Parts of the names of other methods and of the architectures of their heads, and why they are refused.
+#: Parts of the names of other methods and of the architectures of their heads, and why they are refused. The first part
+#: that is found in a name counts.
 _REFUSED = {
     "medusa": "Medusa heads predict each position without the draft token before it, and rely on typical acceptance of "
     "a tree of tokens, which changes the output",
     "mlpspeculator": "an MLP speculator reads the last hidden state only, so that fewer of its draft tokens are "
     "accepted than of an EAGLE-3 head's",
+    "lstmspeculator": "an LSTM speculator reads the last hidden state only, so that fewer of its draft tokens are "
+    "accepted than of an EAGLE-3 head's",
+    "peagle": "P-EAGLE heads predict all draft tokens at once from mask tokens, and not one after another",
+    "dflash": "DFlash heads predict a block of draft tokens at once, which attend to each other in both directions",
+    "dspark": "DSpark heads predict a block of draft tokens at once, which attend to each other in both directions",
+    "domino": "Domino heads predict a block of draft tokens at once, which attend to each other in both directions",
     "eagle": "heads of EAGLE-1 and EAGLE-2 predict hidden states and are trained for one draft token only, so that few "
     "tokens of a chain are accepted",
     "mtp": "layers for multi-token prediction belong to the target's checkpoint, and are not loaded",

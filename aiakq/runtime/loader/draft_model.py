@@ -12,9 +12,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from aiakq.errors import error
+from aiakq.errors import AiakqError, error
+from aiakq.formats.checkpoint import Checkpoint
 from aiakq.runtime.config.eagle3 import is_eagle3
 from aiakq.runtime.config.engine import EngineConfig
+from aiakq.runtime.config.speculation_methods import check_supported
 from aiakq.runtime.executor.cpu_program import Bounds
 from aiakq.runtime.executor.draft_model import DraftModel
 from aiakq.runtime.executor.runner import Runner
@@ -43,9 +45,23 @@ def configure(config: EngineConfig, args: Mapping[str, Any]) -> EngineConfig:
 
 
 def load(config: EngineConfig, target: Model) -> Model:
-    """Raises what ``load_within_memory`` raises."""
+    """Raises ``unsupported`` for a head with the config.json of a model, and what ``load_within_memory`` raises."""
     assert config.draft is not None
-    return load_within_memory(config.draft)[0]
+    try:
+        return load_within_memory(config.draft)[0]
+    except AiakqError as problem:
+        if problem.id == "tensor_inventory":
+            _refuse_head(config.draft)
+        raise
+
+
+def _refuse_head(draft: EngineConfig) -> None:
+    """Raise ``unsupported`` if the tensors of ``draft`` are those of a head."""
+    kind = eagle3.kind_of_head(Checkpoint.open(draft.load.path))
+    if kind == "eagle3":
+        hint = "Give --speculative-config with the method eagle3 and this model."
+        raise error("unsupported", what="An EAGLE-3 head as a draft model", hint=hint)
+    check_supported(str(kind))
 
 
 def new_proposer(config: EngineConfig, runner: Runner, target: Model, bounds: Bounds) -> DraftModel:

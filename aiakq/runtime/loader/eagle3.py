@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -10,7 +10,7 @@ from aiakq.errors import AiakqError, error
 from aiakq.formats.checkpoint import Checkpoint
 from aiakq.formats.inventory import RequiredTensors, compare, refusal
 from aiakq.kernels.ops.embedding import EmbeddingLayer
-from aiakq.runtime.config.eagle3 import Eagle3Config, is_eagle3
+from aiakq.runtime.config.eagle3 import Eagle3Config, is_eagle3, quantized_head, unsupported_head
 from aiakq.runtime.config.engine import EngineConfig
 from aiakq.runtime.config.quantization import checked_spec
 from aiakq.runtime.executor.eagle3 import Eagle3Proposer
@@ -22,6 +22,12 @@ from aiakq.runtime.models.decoder import Decoder
 from aiakq.runtime.models.eagle3 import Eagle3Builder, Eagle3Head
 from aiakq.runtime.models.interface import Model
 
+#: Parts of the names of tensors of other heads, and the error for them.
+_OTHER_HEADS: dict[str, Callable[[], AiakqError]] = {
+    "mask_hidden": lambda: unsupported_head("An EAGLE-3 head with parallel drafting (mask_hidden)"),
+    "layers.1.": lambda: unsupported_head("An EAGLE-3 head of several layers", "Take a head of one layer."),
+    **dict.fromkeys((".qweight", ".weight_packed", ".weight_scale", ".quant_state"), quantized_head),
+}
 #: The embedding of the target model, for heads that have none and cannot share the one in memory.
 _EMBEDDING = "model.embed_tokens.weight"
 
@@ -29,7 +35,7 @@ _EMBEDDING = "model.embed_tokens.weight"
 def configure(config: EngineConfig, args: Mapping[str, Any]) -> EngineConfig:
     """With the head of ``args``. Raises ``option_conflict``, ``quantization_mismatch`` and ``unsupported``."""
     load = draft_folder(args)
-    if not is_eagle3(load.path):
+    if not is_eagle3(load.path) and kind_of_head(Checkpoint.open(load.path)) != "eagle3":
         raise _conflict(args, "it is not an EAGLE-3 head", "Give a draft model with the method draft_model.")
     checked_spec(load.path, {}, args["quantization"])
     head = Eagle3Config.from_folder(load.path)
@@ -46,6 +52,13 @@ def configure(config: EngineConfig, args: Mapping[str, Any]) -> EngineConfig:
     return with_draft(config, replace(config, model=model, load=load, spec=None, max_model_len=length), "eagle3")
 
 
+def kind_of_head(checkpoint: Checkpoint) -> str | None:
+    """eagle3 or eagle if the tensors are those of such a head, which some config.json do not say; else None."""
+    if not {"fc.weight", "model.fc.weight"} & checkpoint.inventory.keys():
+        return None
+    return "eagle3" if any(name.endswith("hidden_norm.weight") for name in checkpoint.inventory) else "eagle"
+
+
 def load(config: EngineConfig, target: Model) -> Eagle3Head:
     """The head; ``target`` returns its hidden states from now on. Raises ``unsupported`` and ``tensor_*``."""
     draft = config.draft
@@ -55,6 +68,9 @@ def load(config: EngineConfig, target: Model) -> Eagle3Head:
         raise error("unsupported", what=what, hint=hint)
     head = replace(Eagle3Config.from_folder(draft.load.path), model=draft.model)
     weights = open_weights(draft)
+    for part, found in _OTHER_HEADS.items():
+        if any(part in name for name in weights.checkpoint.inventory):
+            raise found()
     problem = refusal(str(draft.load.path), compare(weights.checkpoint, _required(head, weights.checkpoint)))
     if problem is not None:
         raise problem

@@ -37,14 +37,19 @@ class Eagle3Head(Decoder):
     fc                    from the auxiliary hidden states, side by side, to the width of the head.
     hidden_norm           of the hidden states.
     copy                  a Scaling that changes nothing.
-    norm_before_residual  see Eagle3Config.
+    input_norm            of the auxiliary hidden states side by side, or None (norm_before_fc).
+    aux_norms             of those of each layer, or none (fc_norm).
+    norm_before_residual, norm_output  see Eagle3Config.
     target_ids            [draft vocabulary] int64, the ids of its tokens in the target model; None: they are the same.
     """
 
     fc: LinearLayer
     hidden_norm: Norm
     copy: Scaling
+    input_norm: Norm | None
+    aux_norms: list[Norm]
     norm_before_residual: bool
+    norm_output: bool
     target_ids: Tensor | None
 
     @property
@@ -54,11 +59,16 @@ class Eagle3Head(Decoder):
 
     def fuse(self, aux_hidden_states: list[Tensor]) -> Tensor:
         """Hidden states [T, target hidden] of the target model's auxiliary layers -> [T, hidden], for ``compute``."""
-        return self.fc(torch.cat(aux_hidden_states, dim=1))
+        if self.aux_norms:
+            aux_hidden_states = [
+                _tensor(norm(states)) for norm, states in zip(self.aux_norms, aux_hidden_states, strict=True)
+            ]
+        side_by_side = torch.cat(aux_hidden_states, dim=1)
+        return self.fc(side_by_side if self.input_norm is None else _tensor(self.input_norm(side_by_side)))
 
     def compute(self, step: ModelInput, caches: list[LayerCache]) -> Tensor:
-        """Logits [R, draft vocabulary] in the activation dtype; also adds the head's own hidden states [R, hidden] to
-        ``step.aux_hidden_states``.
+        """Logits [R, draft vocabulary] in the activation dtype; also adds the head's own hidden states [R, hidden],
+        which it reads at the next position, to ``step.aux_hidden_states``.
         """
         assert self.embedding is not None and step.hidden is not None
         [block], [cache] = self.blocks, caches
@@ -76,7 +86,7 @@ class Eagle3Head(Decoder):
         # The norm adds the second to the first, in place.
         x, out = self._select_rows(x, step.logit_rows), self._select_rows(out, step.logit_rows)
         last = _tensor(self.norm(x, out))
-        step.aux_hidden_states.append(x)
+        step.aux_hidden_states.append(last if self.norm_output else x)
         return self.head(last)
 
     def whole_vocabulary(self, logits: Tensor, vocab_size: int) -> Tensor:
@@ -144,6 +154,8 @@ class Eagle3Builder(DecoderBuilder):
     def build(self) -> Eagle3Head:
         """The head."""
         eagle, width = self._eagle, self.config.hidden_size
+        aux_width, num_aux = eagle.target_hidden_size, eagle.num_aux_layers
+        aux_norms = [f"{self._root}fc_norm.{at}" for at in range(num_aux)] if eagle.fc_norm else []
         return Eagle3Head(
             config=self.config,
             ops=self.ops,
@@ -153,10 +165,13 @@ class Eagle3Builder(DecoderBuilder):
             norm=self.norm(f"{self._root}norm"),
             head=self.weights.linear("lm_head", eagle.draft_vocab_size, width),
             output_width=eagle.draft_vocab_size,
-            fc=self.weights.linear(f"{self._root}fc", width, 3 * eagle.target_hidden_size),
+            fc=self.weights.linear(f"{self._root}fc", width, num_aux * aux_width),
             hidden_norm=self.norm(self.layer_name(0, "hidden_norm")),
             copy=self.ops.scaling(),
+            input_norm=self.norm(f"{self._root}input_norm", num_aux * aux_width) if eagle.norm_before_fc else None,
+            aux_norms=[self.norm(name, aux_width) for name in aux_norms],
             norm_before_residual=eagle.norm_before_residual,
+            norm_output=eagle.norm_output,
             target_ids=self.target_ids(),
         )
 

@@ -46,6 +46,10 @@ def test_what_does_not_go_together_is_refused(method, model):
         ("mlp_speculator", "last hidden state"),
         ("deepseek_mtp", "target's checkpoint"),
         ("mtp", "target's checkpoint"),
+        ("peagle", "P-EAGLE"),
+        ("dflash", "DFlash"),
+        ("Qwen3DSparkModel", "DSpark"),
+        ("lstm_speculator", "LSTM"),
     ],
 )
 def test_other_heads_are_refused_by_name_with_the_reason(name, reason):

@@ -104,13 +104,17 @@ def aux_of(target: str, tokens: list[int], layers: list[int]) -> list[torch.Tens
         ({}, [2, 4, 5]),
         ({"eagle_config": {"eagle_aux_hidden_state_layer_ids": [0, 3, 6], "use_aux_hidden_state": True}}, [1, 4, 7]),
         ({**SPECULATORS, "layer": "layers.0"}, [1, 2, 5]),
+        ({**SPECULATORS, "layer": "layers.0", "norm_before_fc": True}, [1, 2, 5]),
+        ({"fc_norm": True, "norm_output": True}, [2, 4, 5]),
+        ({"eagle_aux_hidden_state_layer_ids": [1, 2, 4, 7, 8], "fc_norm": True}, [1, 2, 4, 7, 8]),
     ],
-    ids=["authors", "SpecForge", "speculators"],
+    ids=["authors", "SpecForge", "speculators", "norm before fc", "EAGLE-3.1", "five layers"],
 )
 def test_logits_are_those_of_the_reference(changes, layers, mode, target, tmp_path, monkeypatch):
     tensors = write_head(tmp_path, **changes)
     layer = changes.get("layer", "midlayer")
-    reference = ReferenceHead(tensors, layer, changes.get("norm_before_residual", False))
+    settings = (changes.get(name, False) for name in ("norm_before_residual", "norm_output"))
+    reference = ReferenceHead(tensors, layer, *settings)
     logits = recorded_logits(monkeypatch)
     llm = drafting(target, tmp_path, **MODES[mode])
     params = SamplingParams(temperature=0, max_tokens=30, ignore_eos=True)
@@ -276,6 +280,66 @@ def test_a_head_with_other_tensors_is_refused(tensors, named, target, head, tmp_
         drafting(target, changed(head, tmp_path, **tensors))
     assert caught.value.id in ("tensor_inventory", "tensor_mismatch")
     assert named in str(caught.value) + str(caught.value.fields)
+
+
+@pytest.mark.parametrize(
+    ("name", "named"),
+    [
+        ("mask_hidden", "parallel drafting"),
+        ("layers.1.input_layernorm.weight", "several layers"),
+        ("midlayer.self_attn.q_proj.weight_packed", "quantized"),
+    ],
+)
+def test_a_head_with_tensors_of_another_kind_is_refused_by_name(name, named, target, head, tmp_path):
+    folder = changed(head, tmp_path)
+    save_file({**load_file(folder / "model.safetensors"), name: torch.ones(3)}, folder / "model.safetensors")
+    with pytest.raises(AiakqError, match=named) as caught:
+        drafting(target, folder)
+    assert caught.value.id == "unsupported"
+
+
+@pytest.mark.parametrize("name", ["input_norm.weight", "fc_norm.0.weight"])
+def test_norms_that_the_config_does_not_name_are_refused(name, target, head, tmp_path):
+    folder = changed(head, tmp_path)
+    save_file({**load_file(folder / "model.safetensors"), name: torch.ones(384)}, folder / "model.safetensors")
+    with pytest.raises(AiakqError) as caught:
+        drafting(target, folder)
+    assert caught.value.id == "tensor_inventory" and name in caught.value.fields["table"]
+
+
+def test_heads_whose_config_looks_like_a_models_are_known_by_their_tensors(target, head, tmp_path):
+    """The authors publish EAGLE-1 and EAGLE-2 heads with the config.json of a Llama model of one layer."""
+    like_a_model = {name: value for name, value in CONFIG.items() if name != "draft_vocab_size"}
+    like_a_model["architectures"] = ["LlamaForCausalLM"]
+    kept = load_file(f"{head}/model.safetensors")
+    eagle1 = {
+        name.replace("midlayer", "layers.0"): tensor
+        for name, tensor in kept.items()
+        if not any(part in name for part in ("hidden_norm", "lm_head", "2t", "2d")) and name != "norm.weight"
+    }
+    eagle1["fc.weight"] = torch.ones(128, 256)
+    for name, tensors in (("eagle1", eagle1), ("eagle3", kept)):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text(json.dumps(like_a_model))
+        save_file(tensors, tmp_path / name / "model.safetensors", {"format": "pt"})
+    for name, said in (("eagle1", "EAGLE-1 and EAGLE-2"), ("eagle3", "An EAGLE-3 head as a draft model")):
+        with pytest.raises(AiakqError, match=said) as caught:
+            drafting(target, tmp_path / name)
+        assert caught.value.id == "unsupported"
+
+
+def test_the_method_eagle3_takes_a_head_without_draft_vocab_size(target, tmp_path):
+    """It then proposes every token."""
+    write_head(tmp_path, draft_vocab_size=320)
+    config = {name: value for name, value in CONFIG.items() if name != "draft_vocab_size"}
+    (tmp_path / "config.json").write_text(json.dumps(config | {"architectures": ["LlamaForCausalLM"]}))
+    llm = LLM(target, dtype="float32", speculative_config={"method": "eagle3", "model": str(tmp_path)})
+    assert llm.engine.scheduler.config.speculation.method == "eagle3"
+
+
+def test_the_method_eagle3_refuses_a_model(target):
+    with pytest.raises(AiakqError, match="not an EAGLE-3 head"):
+        LLM(target, dtype="float32", speculative_config={"method": "eagle3", "model": target})
 
 
 def test_models_that_run_through_transformers_cannot_have_a_head(target, head):
