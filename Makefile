@@ -21,6 +21,9 @@ $(BIN)/pip:
 # The native kernels compile while pip downloads; the installation waits for them and links (build.py locks).
 define install
 @echo "Installing aiakq, torch and transformers in $(VENV). Downloads take minutes."
+@if [ -z "$(TORCH_INDEX)" ] && [ "$$(uname)" = Linux ] && ! command -v nvidia-smi > /dev/null; then \
+	echo "No NVIDIA GPU was found. pip's default torch contains CUDA, which takes gigabytes; TORCH_INDEX=URL takes"; \
+	echo "torch from another index, such as PyTorch's index of CPU builds."; fi
 @began=$$(date +%s); $(PYTHON) -P kernels/cpu/build.py > /dev/null 2>&1 & \
 	$(PIP_INSTALL) $(1); code=$$?; wait; \
 	if [ $$code = 0 ]; then echo "Installed after $$(($$(date +%s) - began)) s."; fi; exit $$code

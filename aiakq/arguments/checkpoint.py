@@ -20,6 +20,7 @@ class EvalArguments:
     limit: int = argument(32768, "Maximum number of tokens of the text.", low=2)
     dtype: str = argument("float32", "Dtype of tensors that are not quantized; auto: as for serve.")
     device: str = device_argument()
+    tokenizer: str | None = argument(None, "Tokenizer folder or hub name; the model's own if not given.")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -48,7 +48,7 @@ def page(document: Mapping[str, Any]) -> str:
     parts += ["<h2>Results</h2>", "<p>Times in milliseconds.</p>", _results(levels)]
     if len(levels) > 1:
         parts += ["<h2>Latency against throughput</h2>", _latency_against_throughput(levels)]
-    for key, name in (("ttfts", "Time to first token"), ("latencies", "Whole request")):
+    for key, name in (("ttfts", "Time to first token"), ("latencies", "End-to-end latency")):
         curves = [(level["level"], _milliseconds(level, key)) for level in levels]
         curves = [(name, values) for name, values in curves if len(values) > 1]
         if curves:

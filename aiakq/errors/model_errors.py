@@ -94,8 +94,8 @@ FOLDER_ERRORS = {
     ),
     "tokenizer_missing": ErrorKind(
         "The model folder '{path}' has no tokenizer.",
-        "Copy tokenizer.json and its other files there, name a folder that has them with --tokenizer, or use token ids "
-        "only: --skip-tokenizer-init.",
+        "Copy tokenizer.json and its other files there, or name a folder that has them with --tokenizer. A server "
+        "or LLM for token ids only needs none: --skip-tokenizer-init.",
     ),
     "tokenizer_extension": ErrorKind(
         "The tokenizer extension '{path}' cannot be used: {reason}.",

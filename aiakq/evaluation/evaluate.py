@@ -32,7 +32,7 @@ def run(options: EvalArguments, progress: OnProgress) -> Record:
 
     started = time.perf_counter()
     progress("load", 0, 1, options.model)
-    model = load_for_scoring(options.model, options.dtype, options.device)
+    model = load_for_scoring(options.model, options.dtype, options.device, options.tokenizer)
     windows, source = _windows(options, model)
 
     def on_window(done: int, total: int) -> None:

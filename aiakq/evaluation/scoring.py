@@ -54,10 +54,14 @@ class ScoringModel:
         return whole_logits(self.model.forward(step, caches)).view(B, T, -1)
 
 
-def load_for_scoring(path: str | Path, dtype: str = "float32", device: str = "auto") -> ScoringModel:
-    """Load a checkpoint, quantized or not, to compute the logits of whole texts (perplexity, KL)."""
-    config = EngineConfig.from_args(
-        {"model": str(path), "dtype": dtype, "device": device, "cpu_math": "exact", "task": "generate"}
-    )
+def load_for_scoring(
+    path: str | Path, dtype: str = "float32", device: str = "auto", tokenizer: str | None = None
+) -> ScoringModel:
+    """Load a checkpoint, quantized or not, to compute the logits of whole texts (perplexity, KL).
+
+    ``tokenizer`` is a folder or hub name; the model's own if None.
+    """
+    settings = {"model": str(path), "dtype": dtype, "device": device, "tokenizer": tokenizer}
+    config = EngineConfig.from_args({**settings, "cpu_math": "exact", "task": "generate"})
     model, _ = load_model(config)
     return ScoringModel(model, config)

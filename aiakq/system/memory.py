@@ -15,6 +15,8 @@ from aiakq.system import cgroups
 #: Minimum seconds between two full garbage collections, and the time of the last one.
 _COLLECTION_SECONDS = 5.0
 _last_collection = float("-inf")
+#: Whether freeze_objects was called.
+_are_frozen = False
 
 
 def free_host_memory() -> int:
@@ -54,14 +56,23 @@ def trim_heap() -> None:
 
 def freeze_objects() -> None:
     """Exclude all current objects, which live as long as the process, from garbage collection."""
+    global _are_frozen
     gc.collect()
     gc.freeze()
+    _are_frozen = True
 
 
 @contextmanager
 def gc_frozen() -> Iterator[None]:
-    """Exclude existing objects from garbage collection, since scanning the imported modules takes 0.3 s."""
-    freeze_objects()
+    """Exclude existing objects from garbage collection, since scanning the imported modules takes 0.3 s.
+
+    After ``freeze_objects`` only garbage is collected, and what that froze stays frozen.
+    """
+    gc.collect()
+    if _are_frozen:
+        yield
+        return
+    gc.freeze()
     try:
         yield
     finally:

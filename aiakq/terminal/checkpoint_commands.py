@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @with_arguments("eval")
 def evaluate(arguments: EvalArguments, output: JsonArguments, result: ResultArguments) -> None:
-    """Measure the quality of a model: perplexity, and with --original KL divergence and same top token."""
+    """Measure the quality of a model: perplexity, and with --original KL divergence and top-1 agreement."""
     from aiakq.arguments.server import checked
     from aiakq.evaluation import evaluate as quality
     from aiakq.formats.hub import check_model_name

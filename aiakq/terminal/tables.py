@@ -245,7 +245,7 @@ def quality_result(document: Mapping[str, Any]) -> None:
         rows["of the original"] = number(document["perplexity_original"], 6)
         rows["change"] = None if change is None else f"{change - 1:+.2%}"
         rows["KL divergence"] = f"{number(document['kl'])} nats per token"
-        rows["same top token"] = f"{document['top1_agreement']:.2%} of {number(document['tokens'])} tokens"
+        rows["top-1 agreement"] = f"{document['top1_agreement']:.2%} of {number(document['tokens'])} tokens"
     facts("evaluation", rows)
 
 
@@ -273,7 +273,7 @@ def quantize_report(report: QuantizeReport) -> None:
         )
     if report.kl is not None and report.top1_agreement is not None:
         rows["of the original"] = (
-            f"KL {number(report.kl, 3)} nats per token, same top token {report.top1_agreement:.2%}"
+            f"KL {number(report.kl, 3)} nats per token, top-1 agreement {report.top1_agreement:.2%}"
         )
     facts("quantized", rows)
     for text in report.notes:

@@ -1,12 +1,16 @@
 """Perplexity and comparison against sums written out by hand."""
 
 import math
+import shutil
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from aiakq.arguments.checkpoint import EvalArguments
 from aiakq.errors import AiakqError
+from aiakq.evaluation import evaluate
 from aiakq.evaluation.metrics import compare, perplexity, windows
 from aiakq.evaluation.text import load_windows
 
@@ -41,6 +45,19 @@ def test_a_tokenizer_of_another_model_is_refused(byte_tokenizer: Any) -> None:
     with pytest.raises(AiakqError, match="does not belong to this model") as caught:
         load_windows(None, byte_tokenizer, 64, 50, 640)
     assert caught.value.id == "evaluation_text"
+
+
+def test_a_tokenizer_of_another_folder(example_model: Path, tmp_path: Path) -> None:
+    bare = tmp_path / "model"
+    shutil.copytree(example_model, bare, ignore=shutil.ignore_patterns("*token*"))
+
+    def measured(model: Path, tokenizer: Path | None) -> float:
+        options = EvalArguments(model=str(model), limit=64, tokenizer=tokenizer and str(tokenizer))
+        return evaluate.run(options, lambda *_: None).metrics["perplexity"]
+
+    with pytest.raises(AiakqError, match="has no tokenizer.*--tokenizer"):
+        measured(bare, None)
+    assert measured(bare, example_model) == measured(example_model, None)
 
 
 def test_perplexity_is_the_sum_over_predictions() -> None:

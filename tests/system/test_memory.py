@@ -33,11 +33,19 @@ def test_without_the_files_the_pages_of_the_system_count(files):
     assert memory.free_host_memory() > 0
 
 
-def test_objects_are_collected_again_after_freezing():
-    before = gc.get_freeze_count()
+def test_objects_are_collected_again_after_freezing(monkeypatch):
+    monkeypatch.setattr(memory, "_are_frozen", False)
     with memory.gc_frozen():
-        assert gc.get_freeze_count() > before
+        assert gc.get_freeze_count() > 0
     assert gc.get_freeze_count() == 0
+
+
+def test_what_the_process_froze_stays_frozen():
+    memory.freeze_objects()
+    count = gc.get_freeze_count()
+    with memory.gc_frozen():
+        assert gc.get_freeze_count() == count
+    assert gc.get_freeze_count() == count > 0
 
 
 def test_everything_is_collected_only_now_and_then(monkeypatch):

@@ -80,7 +80,7 @@ def test_eval_agrees_with_the_report_of_quantize(aiakq, quantized, example_model
     assert document["perplexity_original"] == pytest.approx(report["perplexity_before"])
     assert document["tokens"] == report["evaluation_tokens"]
     assert 0 < document["kl"] < 0.01 and 0.9 < document["top1_agreement"] <= 1
-    assert "perplexity" in ended.err and "same top token" in ended.err
+    assert "perplexity" in ended.err and "top-1 agreement" in ended.err
 
 
 def test_eval_options(aiakq, quantized, tmp_path, heldout_text):

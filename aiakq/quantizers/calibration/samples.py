@@ -19,11 +19,12 @@ from torch import Tensor
 
 from aiakq.data.documents import HINT, Document, bad, read_dataset, read_file, read_text, sources
 from aiakq.data.tokens import render_documents, tokenize
-from aiakq.errors import AiakqError, error
+from aiakq.errors import AiakqError
 from aiakq.formats.model_folder import check_files
 from aiakq.quantizers.options import QuantizeOptions
 from aiakq.quantizers.paths import TOKENS_HINT, is_path
 from aiakq.runtime.text.tokenizer import Tokenizer, is_panic
+from aiakq.runtime.text.tokenizer_files import why_unreadable
 
 _SPLIT = re.compile(r"[,\s]+")
 #: Characters read per requested token; a token is about four, so that there is a choice.
@@ -117,8 +118,7 @@ def load_tokenizer(folder: Path, trust_remote_code: bool = False) -> Any:
         if not isinstance(problem, Exception) and not is_panic(problem):
             raise
         # Tokenizer code may raise anything; the model itself may still work with token ids.
-        reason = (str(problem).strip().splitlines() or [type(problem).__name__])[0].rstrip(".")
-        raise error("model_malformed", file="the tokenizer", reason=reason) from problem
+        raise why_unreadable(folder, problem) from problem
 
 
 # --- token ids --------------------------------------------------------------------------------------------------------

@@ -100,7 +100,7 @@ def _quality(report: QuantizeReport) -> str:
     if report.kl is not None:
         rows.append(("KL divergence, nats per token", "0", f"{report.kl:.2g}"))
     if report.top1_agreement is not None:
-        rows.append(("same top token", "100%", f"{report.top1_agreement:.1%}"))
+        rows.append(("top-1 agreement", "100%", f"{report.top1_agreement:.1%}"))
     table = "\n".join(f"| {name} | {old} | {new} |" for name, old, new in rows)
     lines = ["## Quality\n", f"| | original | this model |\n|---|---|---|\n{table}\n"]
     if report.evaluation_text is not None:

@@ -65,13 +65,13 @@ summary { cursor: pointer; color: var(--accent); }
 _RANGES = {
     "input": (
         "Inputs",
-        "The largest magnitude among a layer's calibration inputs. Smoothing lowers it where a few channels are far "
-        "larger than the rest, so that all of them can share a scale.",
+        "Largest absolute input of each layer during calibration. Smoothing lowers it where a few channels are far "
+        "larger than the rest, so that one scale fits all of them.",
     ),
     "weight": (
         "Weights",
-        "The largest magnitude of a layer's weight, in the source and as written. Scales that were moved in raise it; "
-        "ranges that were cut lower it.",
+        "Largest absolute weight of each layer, in the source and after quantization. Folding in scales raises it; "
+        "clipping lowers it.",
     ),
 }
 #: One colour per kind of layer, distinguishable on light and dark backgrounds.
@@ -113,7 +113,7 @@ def _name(path: str) -> str:
 def _subtitle(report: QuantizeReport) -> str:
     parts = [report.scheme, f"{report.format} format", f"{report.dtype} elsewhere"]
     if report.tp > 1:
-        parts.append(f"to be cut over {report.tp} GPUs")
+        parts.append(f"to be sharded over {report.tp} GPUs")
     parts.append(f"aiakq {report.version}")
     if report.created:
         parts.append(report.created)
@@ -140,16 +140,18 @@ def _cards(report: QuantizeReport) -> str:
     if report.kl is not None:
         cards.append(_card("KL divergence", f"{report.kl:.3g}", "nats per token from the original"))
     if report.top1_agreement is not None:
-        cards.append(_card("same top token", f"{report.top1_agreement:.2%}", f"of {report.evaluation_tokens:,} tokens"))
+        cards.append(
+            _card("top-1 agreement", f"{report.top1_agreement:.2%}", f"of {report.evaluation_tokens:,} tokens")
+        )
     worst = report.worst
     if worst is not None and report.mean_error is not None:
         text = f"worst {percent(worst.error)} in {_short(worst.name)}"
-        cards.append(_card("error of layers", percent(report.mean_error), text))
+        cards.append(_card("mean layer error", percent(report.mean_error), text))
     if report.seconds:
-        memory = f"{size(report.peak_memory_bytes)} of memory at most" if report.peak_memory_bytes else ""
+        memory = f"{size(report.peak_memory_bytes)} peak memory" if report.peak_memory_bytes else ""
         cards.append(_card("time", duration(report.seconds), memory))
     if report.verified:
-        cards.append(_card("checked", f"{report.verified} layers", "read back and equal bit for bit"))
+        cards.append(_card("verified", f"{report.verified} layers", "read back, bit-identical"))
     return f'<div class="cards">{"".join(cards)}</div>'
 
 
@@ -223,11 +225,11 @@ def _errors(report: QuantizeReport) -> str:
             marks.append(Mark(kind, text, mean, max(values) if len(layers) > 1 else None))
         blocks.append(BlockMarks(label, tuple(marks)))
     several = (
-        " For experts, the mean, and a line to the worst." if any(m.other for b in blocks for m in b.marks) else ""
+        " For experts: the mean, with a line to the largest." if any(m.other for b in blocks for m in b.marks) else ""
     )
     return (
         "<h2>Error of each layer</h2>"
-        f"<p>How far a layer's output is from the original's, on calibration inputs, relative to its size.{several}</p>"
+        f"<p>Relative error of each layer's output on the calibration inputs.{several}</p>"
         + _legend(kinds)
         + f'<div class="scroll">{bars(blocks, "error of each layer")}</div>'
     )
@@ -287,15 +289,15 @@ def _experts(report: QuantizeReport) -> str:
     head = (
         "mixture",
         "experts",
-        "fewest tokens",
+        "min. tokens",
         "median",
-        "most",
-        "enough is",
+        "max.",
+        "required",
         "calibrated on all",
         "RTN",
     )
     return (
-        "<h2>Experts</h2><p>Calibration tokens that the router gave to each expert. One with too few is calibrated on "
+        "<h2>Experts</h2><p>Calibration tokens routed to each expert. An expert with too few is calibrated on "
         "every token of its block, or quantized with round-to-nearest (RTN) if these are too few.</p>"
         + _rows(head, rows)
     )
@@ -368,9 +370,9 @@ def _serving(report: QuantizeReport) -> str:
     if formats.readers(report.format, {report.scheme}, bool(report.experts)).vllm:
         lines.append(f"vllm serve {folder}{more}")
     return (
-        f"<h2>Serving it</h2><pre>{escape(chr(10).join(lines))}</pre>"
-        '<p class="muted">This page, aiakq_report.json and, because it lists their checksums, aiakq_manifest.json hold '
-        "times. Every other file of the folder comes out with the same bytes when the command is repeated.</p>"
+        f"<h2>Serving</h2><pre>{escape(chr(10).join(lines))}</pre>"
+        '<p class="muted">This page, aiakq_report.json and, because it lists their checksums, aiakq_manifest.json '
+        "contain times. Repeating the command reproduces every other file of the folder byte for byte.</p>"
     )
 
 

@@ -217,6 +217,14 @@ def with_template(example_model: Path, folder: Path, template: str | None) -> An
     return load_tokenizer(folder)
 
 
+def test_a_damaged_tokenizer_is_refused_with_its_file(tmp_path: Path, example_model: Path) -> None:
+    content = (example_model / "tokenizer.json").read_bytes()
+    (tmp_path / "tokenizer.json").write_bytes(content[: len(content) // 2])
+    with pytest.raises(AiakqError, match=r"tokenizer\.json cannot be read: it is not JSON") as caught:
+        load_tokenizer(tmp_path)
+    assert caught.value.id == "model_malformed"
+
+
 def test_conversations_need_a_template(tmp_path: Path, example_model: Path) -> None:
     tokenizer = with_template(example_model, tmp_path / "model", None)
     path = tmp_path / "talk.jsonl"

@@ -115,7 +115,7 @@ def test_the_report_page_is_complete_and_self_contained() -> None:
     assert "url(" not in page and "@import" not in page
     assert page.count("<svg") == 3
     text = " ".join(" ".join(reader.text).split())
-    for said in ("+5.00% from 10", "0.0123", "95.00%", "75 s", "3 GB of memory", "Mind this.", "Chose that.",
+    for said in ("+5.00% from 10", "0.0123", "95.00%", "75 s", "3 GB peak memory", "Mind this.", "Chose that.",
                  "3 samples of 3 to 9 tokens (median 5)", "aiakq quantize -i a", "model.layers.2.mlp.down_proj",
                  "worst 3.00% in block 2"):  # fmt: skip
         assert said in text, said
