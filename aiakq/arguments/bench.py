@@ -65,7 +65,7 @@ class LatencyArguments:
     iterations: int = argument(10, "Number of measured batches.", flags=("--num-iters",), low=1)
     warmups: int = argument(2, "Number of warm-up batches, which are not measured.", flags=("--num-warmups",), low=0)
     compare_speculation: bool = argument(
-        False, "Also run the same requests without draft tokens, alternating, and report the speedup."
+        False, "Also run every batch without draft tokens, before or after in turns, and report the speedup."
     )
     seed: int | None = argument(None, "Seed, to repeat an earlier run; a new one each time if not given.", low=0)
 
@@ -103,8 +103,9 @@ class ThroughputArguments(WorkloadArguments):
 
     warmups: int = argument(1, "Number of warm-up runs, which are not measured.", flags=("--num-warmups",), low=0)
     compare_speculation: bool = argument(
-        False, "Also run the same requests without draft tokens, alternating, and report the speedup."
+        False, "Run the same requests in turns with and without draft tokens, and report the speedup."
     )
+    compare_rounds: int = argument(3, "Rounds of --compare-speculation, each of which runs all requests twice.", low=1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -212,6 +213,12 @@ class RepeatArguments:
         "each run.",
         low=1,
     )
+    compare_speculation: bool = argument(
+        False,
+        "Send the same requests in turns with and without draft tokens, and report the speedup. A running server needs "
+        "--enable-admin-routes.",
+    )
+    compare_rounds: int = argument(3, "Rounds of --compare-speculation, each of which sends all requests twice.", low=1)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -237,7 +237,8 @@ class ServerArguments:
     )
     enable_admin_routes: bool = argument(
         False,
-        "Serve the routes /abort_requests, /reset_prefix_cache, /v1/load_lora_adapter and /v1/unload_lora_adapter.",
+        "Serve the routes /abort_requests, /reset_prefix_cache, /speculation, /v1/load_lora_adapter and "
+        "/v1/unload_lora_adapter.",
     )
     enable_tokenizer_info_endpoint: bool = argument(
         False, "Serve the route /tokenizer_info: the tokenizer's configuration and chat template."

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from statistics import median
 from typing import Any
 
+from aiakq.bench.comparison.statistics import paired_ratio
 from aiakq.bench.summary import rate
 
 
@@ -32,10 +35,28 @@ def draft_metrics(
         "tokens_per_step": num_tokens / num_steps if num_steps else None,
         "output_throughput_without": None,
         "speedup": None,
+        "speedup_interval": {"low": None, "high": None},
+        "speedups": [],
     }
 
 
-def add_speedup(metrics: dict[str, Any], with_drafts: float, without: float, num_tokens: int) -> None:
-    """Fill in what runs of the same requests took, in seconds, with draft tokens and without."""
-    metrics["output_throughput_without"] = rate(num_tokens, without)
-    metrics["speedup"] = without / with_drafts if with_drafts else None
+def add_speedup(
+    metrics: dict[str, Any], with_drafts: Sequence[float], without: Sequence[float], num_tokens: float
+) -> None:
+    """Fill in what rounds of the same requests took, in seconds, with draft tokens and without.
+
+    ``speedup`` is the median of the rounds, ``speedup_interval`` the 95 % confidence interval of their geometric mean.
+
+    num_tokens  generated tokens of a round.
+    """
+    ratios = [plain / drafting for drafting, plain in zip(with_drafts, without, strict=True)]
+    interval = paired_ratio([math.log(ratio) for ratio in ratios])
+    metrics["output_throughput_without"] = rate(num_tokens, median(without))
+    metrics["speedup"] = median(ratios)
+    metrics["speedup_interval"] = {"low": interval.low, "high": interval.high}
+    metrics["speedups"] = ratios
+
+
+def order(number: int) -> tuple[bool, bool]:
+    """Whether the first and the second run of a round have draft tokens: alternating, so that drift cancels out."""
+    return (True, False) if number % 2 == 0 else (False, True)

@@ -27,7 +27,7 @@ def run(options: LatencyOptions, progress: Progress) -> Record:
     """Time ``iterations`` batches after ``warmups`` that are not measured.
 
     Every batch has new random prompts: repeated ones would hit the prefix cache. To compare with no draft tokens, each
-    batch runs a second time without, before or after in turns.
+    batch also runs without, before or after in turns.
     """
     seed = workload.new_seed() if options.seed is None else options.seed
     rng = random.Random(seed)
@@ -36,19 +36,17 @@ def run(options: LatencyOptions, progress: Progress) -> Record:
 
     if options.compare_speculation:
         engine.check_speculates()
-    without = 0.0
+    without: list[float] = []
 
     def batch(number: int, compares: bool = False) -> tuple[float, list[RequestOutput]]:
-        nonlocal without
         requests = workload.random_requests(
             options.batch_size, options.input_len, options.output_len, engine.vocab_size, rng
         )
-        if compares and number % 2:
-            without += engine.generate_without_drafts(requests, ignore_eos=True)
-        found = engine.generate(requests, ignore_eos=True)
-        if compares and not number % 2:
-            without += engine.generate_without_drafts(requests, ignore_eos=True)
-        return found
+        if not compares:
+            return engine.generate(requests, ignore_eos=True)
+        seconds, answers, plain = engine.compare_drafts(requests, True, number)
+        without.append(plain)
+        return seconds, answers
 
     for number in range(options.warmups):
         progress("warm-up", number, options.warmups)
@@ -67,8 +65,7 @@ def run(options: LatencyOptions, progress: Progress) -> Record:
     metrics["prefix_cache"] = engine.cache_use()
     metrics["speculation"] = engine.draft_use()
     if options.compare_speculation:
-        num_tokens = options.iterations * options.batch_size * options.output_len
-        add_speedup(metrics["speculation"], sum(durations), without, num_tokens)
+        add_speedup(metrics["speculation"], durations, without, options.batch_size * options.output_len)
     notes = workload.cache_warning(True, metrics["prefix_cache"]["hit_rate"])
     config = {key: value for key, value in asdict(options).items() if key != "seed"}
     return Record("latency", seed, config, metrics, engine.environment(), tuple(notes))

@@ -7,10 +7,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from aiakq.bench import workload
-from aiakq.bench.drafts import draft_metrics
+from aiakq.bench.drafts import draft_metrics, order
 from aiakq.bench.workload import Request
 from aiakq.errors import error
 from aiakq.records import environment
+from aiakq.runtime.engine.loop import timed_step
+from aiakq.runtime.engine.messages import EnableDrafts, EngineStats
 
 if TYPE_CHECKING:
     from aiakq.runtime.llm import LLM
@@ -46,23 +48,32 @@ class MeasuredEngine:
             hint = "Example: --speculative-model '[ngram]' --compare-speculation"
             raise error("usage", reason="--compare-speculation needs speculative decoding.", hint=hint)
 
-    def generate_without_drafts(self, requests: Sequence[Request], ignore_eos: bool) -> float:
-        """Return the seconds that ``generate`` takes without draft tokens; clears the prefix cache before and after."""
-        scheduler, before = self.llm.engine.scheduler, self.llm.engine.stats
+    def compare_drafts(
+        self, requests: Sequence[Request], ignore_eos: bool, number: int
+    ) -> tuple[float, list[RequestOutput], float]:
+        """Run all requests with draft tokens and without, in the order of round ``number``, each time without anything
+        that is known of earlier requests. Returns what ``generate`` returns with draft tokens, and the seconds without.
+        """
+        for with_drafts in order(number):
+            self.llm.reset_prefix_cache()
+            before = self.llm.engine.stats
+            timed_step(self.llm.engine, [EnableDrafts(with_drafts)])
+            if with_drafts:
+                seconds, outputs = self.generate(requests, ignore_eos)
+            else:
+                without, _ = self.generate(requests, ignore_eos)
+                self._exclude(before)
+        timed_step(self.llm.engine, [EnableDrafts(True)])
         self.llm.reset_prefix_cache()
-        scheduler.drafts_enabled = False
-        try:
-            seconds, _ = self.generate(requests, ignore_eos)
-        finally:
-            scheduler.drafts_enabled = True
-        self.llm.reset_prefix_cache()
-        # Exclude this run from the counters.
+        return seconds, outputs, without
+
+    def _exclude(self, before: EngineStats) -> None:
+        """Exclude what happened since ``before`` from the counters."""
         stats = self.llm.engine.stats
         self._queries += stats.prefix_queries - before.prefix_queries
         self._hits += stats.prefix_hits - before.prefix_hits
         self._skipped_tokens += stats.generation_tokens - before.generation_tokens
         self._skipped_steps += stats.steps - before.steps
-        return seconds
 
     def draft_use(self) -> dict[str, Any]:
         """Return the metrics of draft tokens since ``reset_counts``; see ``draft_metrics``."""

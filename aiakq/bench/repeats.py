@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from itertools import zip_longest
 from statistics import fmean, stdev
 from typing import Any
 
@@ -56,6 +57,8 @@ def _merged(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
             continue
         if isinstance(value, Mapping):
             merged[key] = _merged([each if isinstance(each, Mapping) else {} for each in values])
+        elif key == "acceptance_by_position":
+            merged[key] = [fmean(shares) for shares in zip_longest(*(each or [] for each in values), fillvalue=0.0)]
         elif all(isinstance(each, (int, float)) and not isinstance(each, bool) for each in values):
             numbers = [each for each in values if isinstance(each, (int, float))]
             merged[key] = sum(numbers) if key in _TOTALS else numbers[0] if key in _PLAIN else fmean(numbers)

@@ -25,7 +25,11 @@ class ThroughputOptions(ThroughputArguments):
 
 
 def run(options: ThroughputOptions, progress: Progress) -> Record:
-    """Run all requests at once and time it, after ``warmups`` single requests that are not measured."""
+    """Run all requests at once and time it, after ``warmups`` single requests that are not measured.
+
+    To compare with no draft tokens, they run ``compare_rounds`` times with and without in turns; the metrics are those
+    of the median run with draft tokens, and counters are sums.
+    """
     seed = workload.new_seed() if options.seed is None else options.seed
     rng = random.Random(seed)
     source = workload.open_workload(options, rng)
@@ -41,18 +45,26 @@ def run(options: ThroughputOptions, progress: Progress) -> Record:
             workload.random_requests(1, options.input_len, min(options.output_len, 16), engine.vocab_size, rng), True
         )
     engine.reset_counts()
-    progress("measure", 0, 1)
-    duration, outputs = engine.generate(requests, ignore_eos)
-    progress("measure", 1, 1)
+    runs: list[tuple[float, list[RequestOutput]]] = []
+    without: list[float] = []
+    rounds = options.compare_rounds if options.compare_speculation else 1
+    for number in range(rounds):
+        progress("measure", number, rounds)
+        if options.compare_speculation:
+            seconds, outputs, plain = engine.compare_drafts(requests, ignore_eos, number)
+            without.append(plain)
+        else:
+            seconds, outputs = engine.generate(requests, ignore_eos)
+        runs.append((seconds, outputs))
+    progress("measure", rounds, rounds)
+    duration, outputs = sorted(runs, key=lambda run: run[0])[(rounds - 1) // 2]
     metrics = measure(duration, outputs)
     metrics["load_s"] = engine.load_s
     metrics["prefix_cache"] = engine.cache_use()
     metrics["speculation"] = engine.draft_use()
     if options.compare_speculation:
-        progress("without drafts", 0, 1)
-        without = engine.generate_without_drafts(requests, ignore_eos)
-        add_speedup(metrics["speculation"], duration, without, metrics["total_output_tokens"])
-        progress("without drafts", 1, 1)
+        with_drafts = [seconds for seconds, _ in runs]
+        add_speedup(metrics["speculation"], with_drafts, without, metrics["total_output_tokens"])
     warnings = workload.cache_warning(source.fresh_prompts, metrics["prefix_cache"]["hit_rate"]) + source.warnings()
     name = workload.workload_name(options)
     config = {

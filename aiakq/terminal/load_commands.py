@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from aiakq.errors import error
 from aiakq.terminal import console, tables
 from aiakq.terminal.bench_commands import bench, measure
+from aiakq.terminal.benchmarked_server import address, running_server
 from aiakq.terminal.help import Command
 from aiakq.terminal.options import with_arguments
-from aiakq.terminal.usage_errors import check_one_server, server_url
 
 if TYPE_CHECKING:
     from aiakq.arguments.bench import RepeatArguments, ServeArguments, SweepArguments
@@ -31,29 +30,45 @@ def serve(
     With MODEL, a server is started with the given engine options and stopped at the end. Otherwise --base-url, or
     --host and --port, are the address of a running one.
     """
-    from aiakq.bench import repeats
+    from aiakq.bench import repeats, served_drafts
     from aiakq.bench import serve as measuring
 
-    options = measuring.ServeOptions(**vars(arguments) | {"base_url": _running_server(arguments, engine)})
+    options = measuring.ServeOptions(**vars(arguments) | {"base_url": address(arguments, engine)})
     measuring.check(options)
-    count = repeating.repeats
+    count, rounds = repeating.repeats, repeating.compare_rounds
+    if repeating.compare_speculation and count > 1:
+        reason, hint = "both repeat the load", "Give --compare-rounds."
+        raise error("option_conflict", option="--compare-speculation", other="--repeats", reason=reason, hint=hint)
+
+    def compare() -> Record:
+        with console.ProgressBars("bench serve") as bars, running_server(options, engine, bars) as (running, facts):
+            return served_drafts.run(running, rounds, lambda stage: _progress(bars, stage), facts)
 
     def once(number: int) -> Record:
         seed = None if options.seed is None else options.seed + number
         stage = "requests" if count == 1 else f"run {number + 1} of {count}"
-        with console.ProgressBars("bench serve") as bars, _server(options, engine, bars) as (running, facts):
-
-            def progress(done: int, total: int, failed: int) -> None:
-                bars.update(stage, done, total, f"{failed} failed" if failed else "")
-
-            return measuring.run(replace(running, seed=seed), progress, facts)
+        with console.ProgressBars("bench serve") as bars, running_server(options, engine, bars) as (running, facts):
+            return measuring.run(replace(running, seed=seed), _progress(bars, stage), facts)
 
     def run() -> Record:
+        if repeating.compare_speculation:
+            return compare()
         return once(0) if count == 1 else repeats.join([once(number) for number in range(count)])
 
     template = measuring.template() if count == 1 else repeats.template(measuring.template())
+    if repeating.compare_speculation:
+        template = served_drafts.template(rounds)
     unmeasured = measuring.unmeasured(options)
     measure(template, result, lambda: _with_report(options, run), unmeasured=unmeasured)
+
+
+def _progress(bars: console.ProgressBars, stage: str) -> Callable[[int, int, int], None]:
+    """Return a progress callback of a load, for the bar ``stage``."""
+
+    def update(done: int, total: int, failed: int) -> None:
+        bars.update(stage, done, total, f"{failed} failed" if failed else "")
+
+    return update
 
 
 @bench.command(cls=Command)
@@ -69,10 +84,10 @@ def sweep(
     from aiakq.bench import serve as measuring
     from aiakq.bench import sweep as sweeping
 
-    options = measuring.ServeOptions(**vars(arguments) | {"base_url": _running_server(arguments, engine)})
+    options = measuring.ServeOptions(**vars(arguments) | {"base_url": address(arguments, engine)})
 
     def run() -> Record:
-        with console.ProgressBars("bench sweep") as bars, _server(options, engine, bars) as (running, _):
+        with console.ProgressBars("bench sweep") as bars, running_server(options, engine, bars) as (running, _):
             return sweeping.run(running, sweep_arguments, lambda *progress: bars.update("levels", *progress))
 
     unmeasured = (
@@ -85,22 +100,6 @@ def sweep(
         tables.sweep_result,
         unmeasured=unmeasured,
     )
-
-
-@contextlib.contextmanager
-def _server(
-    options: ServeOptions, engine: dict[str, Any], bars: console.ProgressBars
-) -> Iterator[tuple[ServeOptions, Mapping[str, str] | None]]:
-    """Yield the options with the server's address, and the facts reported by a server that is started here."""
-    if "model" not in engine:
-        yield options, None
-        return
-    from aiakq.server.background import start_in_background
-
-    bars.update("start", 0, 1)
-    with start_in_background(engine | _NO_ADMISSION_LIMITS) as started:
-        assert started.ready is not None
-        yield replace(options, base_url=started.url), started.ready.facts
 
 
 def _with_report(options: ServeOptions, run: Callable[[], Record]) -> Record:
@@ -116,31 +115,3 @@ def _with_report(options: ServeOptions, run: Callable[[], Record]) -> Record:
     except OSError as problem:
         raise error("output_failed", path=options.html, reason=problem.strerror or problem) from None
     return record
-
-
-#: Disables admission limits: a benchmark must not measure rejected requests.
-_NO_ADMISSION_LIMITS = {
-    "max_connections": 1 << 16,
-    "max_connections_per_address": 1 << 16,
-    "max_num_queued_reqs": 1 << 30,
-    "max_num_queued_tokens": 1 << 40,
-    "max_queue_seconds": 1e6,
-    "max_request_seconds": 1e6,
-}
-
-
-def _running_server(arguments: ServeArguments, engine: dict[str, Any]) -> str:
-    """Return the URL of the server to measure, or "" to start one. Raises ``option_conflict`` and ``usage``."""
-    check_one_server(
-        engine,
-        "--base-url" if arguments.base_url is not None else None,
-        hint="Give one. The name of a model on a running server is --model.",
-        started="server that is started",
-        example="Name its model: aiakq bench serve MODEL",
-    )
-    if "model" in engine:
-        return ""
-    host = arguments.host
-    if arguments.base_url is not None:
-        return server_url("--base-url", arguments.base_url)
-    return f"http://{f'[{host}]' if ':' in host else host}:{arguments.port}"

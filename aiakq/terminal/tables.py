@@ -100,8 +100,13 @@ def _drafts(drafts: Mapping[str, Any]) -> dict[str, object]:
         rows["draft tokens"] = f"{drafts['acceptance_rate']:.1%} accepted; by position {by_position}"
         rows["tokens per verification"] = number(drafts["acceptance_length"])
     if drafts.get("speedup") is not None:
-        without = number(drafts["output_throughput_without"])
-        rows["speedup from drafts"] = f"{drafts['speedup']:.2f} x; {without} output tokens/s without"
+        without, bounds = number(drafts["output_throughput_without"]), drafts["speedup_interval"]
+        rounds = len(drafts["speedups"])
+        interval = "" if bounds["low"] is None else f" (95 %: {bounds['low']:.2f} to {bounds['high']:.2f})"
+        rows["speedup from drafts"] = f"{drafts['speedup']:.2f} x{interval}, {rounds} rounds in turns"
+        if drafts.get("tpot_speedup") is not None:
+            rows["speedup of TPOT"] = f"{drafts['tpot_speedup']:.2f} x"
+        rows["output tokens/s without"] = without
     return rows
 
 

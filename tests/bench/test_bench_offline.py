@@ -8,6 +8,8 @@ import pytest
 from replay_proposer import FREE
 
 from aiakq.bench import latency, throughput
+from aiakq.bench.offline import MeasuredEngine
+from aiakq.bench.workload import Request
 from aiakq.cli import main
 from aiakq.runtime.loader import step_costs
 
@@ -108,12 +110,67 @@ def test_a_run_tells_acceptance_and_the_speed_up_against_no_drafts(drafting):
     assert sum(found["acceptance_by_position"]) == pytest.approx(found["acceptance_length"] - 1)
     assert 0 < found["tokens_per_step"] <= 4 * 5
     assert found["speedup"] > 0 and found["output_throughput_without"] > 0
-    assert found["speedup"] == pytest.approx(document["output_throughput"] / found["output_throughput_without"])
+    assert len(found["speedups"]) == 2 and found["speedup"] == pytest.approx(sum(found["speedups"]) / 2)
+    assert found["speedup_interval"]["low"] < found["speedup"] < found["speedup_interval"]["high"]
     assert document["prefix_cache"]["hits"] == 0
 
-    options = throughput.ThroughputOptions(drafting, num_prompts=6, output_len=300, compare_speculation=True, seed=0)
-    found = throughput.run(options, told([])).document()["speculation"]
-    assert found["num_draft_tokens"] > 0 and found["speedup"] > 0
+
+@pytest.fixture
+def runs(monkeypatch) -> list:
+    """Of each measured run: whether draft tokens were enabled, and the proposer."""
+    found: list = []
+    inner = MeasuredEngine.generate
+
+    def generate(self, *arguments):
+        scheduler = self.llm.engine.scheduler
+        found.append((scheduler.drafts_enabled, scheduler.proposer))
+        return inner(self, *arguments)
+
+    monkeypatch.setattr(MeasuredEngine, "generate", generate)
+    return found
+
+
+def test_throughput_with_and_without_drafts_alternates_over_rounds(drafting, runs):
+    def run(rounds: int) -> dict:
+        options = throughput.ThroughputOptions(
+            drafting | {"speculative_model": "[suffix]"}, num_prompts=4, output_len=200, warmups=0, seed=0,
+            compare_speculation=True, compare_rounds=rounds,
+        )  # fmt: skip
+        return throughput.run(options, told([])).document()
+
+    document = run(3)
+    assert [enabled for enabled, _ in runs] == [True, False, False, True, True, False]
+    # Every round begins with a proposer that knows no outputs, and without cached prefixes.
+    assert len({id(proposer) for _, proposer in runs}) == 6 and document["prefix_cache"]["hits"] == 0
+    found = document["speculation"]
+    assert len(found["speedups"]) == 3 and found["speedup"] == sorted(found["speedups"])[1]
+    assert found["speedup_interval"]["low"] < found["speedup_interval"]["high"]
+    assert document["total_output_tokens"] == 4 * 200 and document["completed"] == 4
+    assert found["output_throughput_without"] > 0 and 0 < found["acceptance_by_position"][0] <= 1
+    single = run(1)["speculation"]
+    assert single["speedup_interval"] == {"low": None, "high": None} and len(single["speedups"]) == 1
+    assert found["num_draft_tokens"] > single["num_draft_tokens"] > 0
+
+
+def test_the_table_shows_acceptance_by_position_and_the_speedup(drafting, capsys):
+    words = ["--input-len", "8", "--output-len", "200", "--dtype", "float32", "--speculative-model", "[ngram]"]
+    assert main(["bench", "throughput", drafting["model"], *words, "--num-prompts", "2", "--compare-speculation"]) == 0
+    err = capsys.readouterr().err
+    assert "by position" in err and "3 rounds in turns" in err and "95 %" in err
+
+
+def test_a_draft_model_computes_nothing_in_runs_without_drafts(drafting):
+    """Not even the prompts."""
+    arguments = {**drafting, "speculative_model": drafting["model"]}
+    measured = MeasuredEngine(arguments)
+    steps: list[int] = []
+    runner = measured.llm.engine.executor.proposer.runner
+    inner = runner.forward
+    runner.forward = lambda step: (steps.append(measured.llm.engine.scheduler.drafts_enabled), inner(step))[1]
+    requests = [Request([5, 6, 7, 8] * 4, 20), Request([9, 8, 7] * 4, 20)]
+    for number in range(2):
+        measured.compare_drafts(requests, True, number)
+    assert steps and all(steps)
 
 
 def test_without_drafts_there_is_nothing_to_compare(engine, capsys):

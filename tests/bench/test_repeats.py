@@ -33,3 +33,8 @@ def test_timings_are_put_together_and_kept_once():
     joined = repeats.join([record(9.0, 1, detailed={"ttfts": [1]}), record(9.0, 1, detailed={"ttfts": [2]})])
     assert joined.metrics["detailed"] == {"ttfts": [1, 2]}
     assert all("detailed" not in run for run in joined.metrics["runs"])
+
+
+def test_acceptance_by_position_is_a_mean_where_runs_have_fewer_positions():
+    runs = [record(1.0, 1, speculation={"acceptance_by_position": shares}) for shares in ([0.8, 0.4], [0.6])]
+    assert repeats.join(runs).metrics["speculation"]["acceptance_by_position"] == pytest.approx([0.7, 0.2])

@@ -25,6 +25,7 @@ from aiakq.runtime.engine.messages import (
     OUT_OF_MEMORY,
     Abort,
     AdapterStaged,
+    EnableDrafts,
     EngineStats,
     Inbox,
     ModelLimits,
@@ -48,6 +49,7 @@ from aiakq.runtime.engine.scheduler import Scheduler
 from aiakq.runtime.engine.sequence import ScheduledChunk, Sequence
 from aiakq.runtime.pooling_params import Pooling
 from aiakq.runtime.sampling_params import SamplingParams
+from aiakq.runtime.speculation.proposers import proposer_of
 from aiakq.runtime.speculation.speculation import DraftCounts
 from aiakq.runtime.structured.vocabulary import Vocabulary
 
@@ -115,6 +117,11 @@ class Engine:
                 self._add(message, now)
             elif isinstance(message, ResetPrefixCache):
                 self.scheduler.reset_prefix_cache()
+            elif isinstance(message, EnableDrafts):
+                self._collect(0, now, outputs)  # pending steps may have draft tokens
+                self.scheduler.drafts_enabled = message.enabled
+                self.scheduler.proposer = proposer_of(self.scheduler.config.speculation)
+                self.executor.enable_drafts(message.enabled)
             elif isinstance(message, UnloadAdapter):
                 self._unload_adapter(message.key)
             elif isinstance(message, AdapterStaged):

@@ -237,6 +237,15 @@ class ResetPrefixCache:
 
 
 @dataclass(frozen=True)
+class EnableDrafts:
+    """Propose draft tokens from now on, or propose none, to measure what they bring. Proposers start anew, and know no
+    outputs of earlier requests.
+    """
+
+    enabled: bool
+
+
+@dataclass(frozen=True)
 class UnloadAdapter:
     """Unload the adapter with this key as soon as no request uses it."""
 
@@ -251,7 +260,7 @@ class AdapterStaged:
 
 
 #: The messages that ``Engine.step`` processes, in order.
-Inbox = list[RequestSpec | Abort | ResetPrefixCache | UnloadAdapter | AdapterStaged]
+Inbox = list[RequestSpec | Abort | ResetPrefixCache | EnableDrafts | UnloadAdapter | AdapterStaged]
 
 
 class TokenLogprobs(msgspec.Struct):

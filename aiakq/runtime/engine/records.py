@@ -152,6 +152,9 @@ class Executor(Protocol):
     def reset(self) -> None:
         """Drop every pending step and every sequence."""
 
+    def enable_drafts(self, enabled: bool) -> None:
+        """Whether a model proposes draft tokens; if not, its prompts are not computed either. No step is pending."""
+
     def set_vocabulary(self, vocabulary: Vocabulary) -> None:
         """Set the vocabulary for grammars. Called before the first sequence with a grammar."""
 

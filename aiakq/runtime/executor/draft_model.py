@@ -37,6 +37,10 @@ class DraftModel:
     def observe(self, step: ModelInput) -> None:
         """Nothing: it reads tokens."""
 
+    def forget_pages(self) -> None:
+        """See ``ModelProposer``."""
+        self._pages.clear()
+
     def propose(
         self,
         chunks: list[Chunk],

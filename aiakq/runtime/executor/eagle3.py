@@ -39,6 +39,9 @@ class Eagle3Proposer:
         """The hidden states of the target model [T, hidden] as the head reads them."""
         return self._head.fuse(step.aux_hidden_states)
 
+    def forget_pages(self) -> None:
+        """See ``ModelProposer``: it takes every cached page for its own, and proposes worse where one is not."""
+
     def propose(
         self,
         chunks: list[Chunk],

@@ -66,6 +66,7 @@ class LocalExecutor:
     def __init__(self, runner: Runner, num_slots: int, max_pages: int, proposer: ModelProposer | None = None) -> None:
         self.runner = runner
         self.proposer = proposer
+        self._drafts_enabled = True
         self._sampler = runner.model.sampler
         self._sequences = RunningSequences(num_slots, max_pages, runner.projection)
         self._pending: deque[LocalPendingStep] = deque()
@@ -108,7 +109,7 @@ class LocalExecutor:
 
     def _launch_model(self, step: LocalPendingStep, step_input: StepInput) -> None:
         step.launch_model(self.runner, step_input)
-        if self.proposer is not None:
+        if self.proposer is not None and self._drafts_enabled:
             step.observed = self.proposer.observe(step_input.model_input)
 
     @torch.inference_mode()
@@ -119,7 +120,7 @@ class LocalExecutor:
         if step.out_of_memory:
             return StepResult(out_of_memory=True)
         result = step.results()
-        if (proposer := self.proposer) is not None:
+        if (proposer := self.proposer) is not None and self._drafts_enabled:
             # Without memory for it there are no draft tokens.
             fits(lambda: proposer.propose(step.chunks, step.sequences, result.chunks, self._sequences, step.observed))
         if self._pending and not self._pending[0].out_of_memory:
@@ -131,6 +132,12 @@ class LocalExecutor:
         """See ``Executor``."""
         self._pending.clear()
         self._sequences.clear()
+
+    def enable_drafts(self, enabled: bool) -> None:
+        """See ``Executor``."""
+        if self.proposer is not None and enabled and not self._drafts_enabled:
+            self.proposer.forget_pages()
+        self._drafts_enabled = enabled
 
     def set_vocabulary(self, vocabulary: Vocabulary) -> None:
         """See ``Executor``."""

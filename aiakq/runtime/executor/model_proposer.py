@@ -23,6 +23,9 @@ class ModelProposer(Protocol):
     def observe(self, step: ModelInput) -> Tensor | None:
         """What is kept for ``propose`` of a step that was just launched: [T, ...], or None."""
 
+    def forget_pages(self) -> None:
+        """Pages may have been written without this model: forget which of them hold its keys."""
+
     def propose(
         self,
         chunks: list[Chunk],

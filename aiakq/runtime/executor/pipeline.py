@@ -113,6 +113,9 @@ class PipelineExecutor:
         self._sequences.clear()
         self._group.send(ResetSequences())
 
+    def enable_drafts(self, enabled: bool) -> None:
+        """See ``Executor``: there is no model that proposes any."""
+
     def set_vocabulary(self, vocabulary: Vocabulary) -> None:
         """See ``Executor``. The vocabulary also goes to the last stage, which samples."""
         self._group.send(UseVocabulary(vocabulary))

@@ -41,6 +41,22 @@ async def reset_prefix_cache(service: Service, request: Request) -> Response:
     return Response()
 
 
+class SpeculationRequest(RequestModel):
+    """The body of POST /speculation."""
+
+    enabled: bool = Field(description="Whether draft tokens are proposed.")
+
+
+async def set_speculation(service: Service, request: Request) -> Response:
+    """Switch draft tokens off, or on again, to measure what they bring. Outputs do not change. Proposers start anew and
+    know no outputs of earlier requests. Without speculative decoding there are none.
+    """
+    service.check_available()
+    body = await read_body(request, service.max_body_bytes)
+    service.manager.enable_drafts(parse_body(SpeculationRequest, body).enabled)
+    return Response()
+
+
 ROUTES = (
     Route(
         "POST",
@@ -58,6 +74,15 @@ ROUTES = (
         "/reset_prefix_cache",
         reset_prefix_cache,
         "admin",
+        errors=UNAVAILABLE,
+        enabled_by="enable_admin_routes",
+    ),
+    Route(
+        "POST",
+        "/speculation",
+        set_speculation,
+        "admin",
+        request=(SpeculationRequest,),
         errors=UNAVAILABLE,
         enabled_by="enable_admin_routes",
     ),

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from aiakq.errors import WORKER, AiakqError, error, one_line
 from aiakq.runtime.engine.loop import run
-from aiakq.runtime.engine.messages import Abort, Inbox, ResetPrefixCache, UnloadAdapter
+from aiakq.runtime.engine.messages import Abort, EnableDrafts, Inbox, ResetPrefixCache, UnloadAdapter
 from aiakq.server.process.adapter_checks import AdapterChecks
 from aiakq.server.process.held_requests import HeldRequests
 from aiakq.server.process.ipc import (
@@ -28,6 +28,7 @@ from aiakq.server.process.ipc import (
     Loading,
     Ready,
     Reset,
+    SetDrafts,
     Start,
     Started,
     Stepped,
@@ -146,6 +147,8 @@ def _serve(link: EngineLink, engine: Engine) -> None:
                 inbox.extend(Abort(request_id) for request_id in record.request_ids)
             elif isinstance(record, Reset):
                 inbox.append(ResetPrefixCache())
+            elif isinstance(record, SetDrafts):
+                inbox.append(EnableDrafts(record.enabled))
             elif isinstance(record, GiveVocabulary):
                 engine.set_vocabulary(record.vocabulary())
             elif isinstance(record, CheckAdapter):

@@ -128,6 +128,12 @@ class Reset(msgspec.Struct, tag="reset"):
     """Clear the prefix cache."""
 
 
+class SetDrafts(msgspec.Struct, tag="set_drafts"):
+    """Propose draft tokens from now on, or propose none."""
+
+    enabled: bool
+
+
 class CheckAdapter(msgspec.Struct, tag="check_adapter"):
     """Request to check the LoRA adapter in the folder ``path``, which must be inside ``root`` if that is given.
 
@@ -204,7 +210,7 @@ class Stepped(msgspec.Struct, tag="stepped"):
     output: StepOutput
 
 
-ToEngine = Start | Submit | Cancel | Reset | GiveVocabulary | CheckAdapter | Unload
+ToEngine = Start | Submit | Cancel | Reset | SetDrafts | GiveVocabulary | CheckAdapter | Unload
 FromEngine = Configured | Loading | Ready | Failed | AdapterChecked | Started | Stepped
 
 _encoder = msgspec.msgpack.Encoder()

@@ -150,6 +150,11 @@ class Replicas:
         for manager in self.managers:
             manager.reset_prefix_cache()
 
+    def enable_drafts(self, enabled: bool) -> None:
+        """See RequestManager."""
+        for manager in self.managers:
+            manager.enable_drafts(enabled)
+
     def expire(self, now: float) -> None:
         """See RequestManager."""
         for manager in self.managers:

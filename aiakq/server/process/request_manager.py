@@ -24,7 +24,7 @@ from aiakq.runtime.sampling_params import SamplingParams
 from aiakq.runtime.text.output_processor import Delta, OutputProcessor
 from aiakq.server.errors import copy_error
 from aiakq.server.process.adapter_calls import AdapterCalls
-from aiakq.server.process.ipc import Cancel, GiveVocabulary, Reset, Submit, ToEngine
+from aiakq.server.process.ipc import Cancel, GiveVocabulary, Reset, SetDrafts, Submit, ToEngine
 from aiakq.server.process.request_stream import (
     Prompt,
     RequestStream,
@@ -191,6 +191,10 @@ class RequestManager:
     def reset_prefix_cache(self) -> None:
         """Clear the prefix cache."""
         self._send(Reset())
+
+    def enable_drafts(self, enabled: bool) -> None:
+        """Propose draft tokens from now on, or propose none; a restarted engine proposes them."""
+        self._send(SetDrafts(enabled))
 
     def _on_close(self, stream: RequestStream) -> None:
         """Handle the end of a request: cancel its unfinished sequences."""

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 from replay_proposer import FREE
 
 from aiakq import LLM, SamplingParams
+from aiakq.runtime.engine.messages import EnableDrafts
 from aiakq.runtime.loader import step_costs
 from aiakq.runtime.speculation.draft_length import StepCosts
 
@@ -86,3 +89,35 @@ def test_a_sequence_catches_up_in_one_chunk(llm, computed):
     long = [chunk for chunk in computed if chunk[1] > 5]
     assert len(long) == 3 and all(first == 0 and count > 85 for first, count in long)
     assert llm.engine.stats.drafts.accepted > 10
+
+
+def test_while_draft_tokens_are_disabled_nothing_is_computed_and_no_page_counts_as_computed(llm, computed):
+    wanted = generate(llm)
+    computed.clear()
+    llm.engine.step(0.0, [EnableDrafts(False)])
+    num_drafts = llm.engine.stats.drafts.drafts
+    assert generate(llm) == wanted and computed == [] and llm.engine.stats.drafts.drafts == num_drafts
+    llm.engine.step(0.0, [EnableDrafts(True)])
+    assert generate(llm) == wanted
+    assert max(count for _, count in computed) > 60, "cached pages may have been written without the draft model"
+    drafts = llm.engine.stats.drafts
+    assert drafts.accepted == drafts.drafts > num_drafts
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+def test_draft_tokens_can_be_switched_at_any_step(llm, ahead):
+    """Also while a step with draft tokens is pending."""
+    wanted = generate(llm, max_tokens=40)
+    engine = llm.engine
+    engine.max_pending_steps = 2 if ahead else 1
+    inner, numbers = engine.step, itertools.count()
+
+    def step(now, inbox):
+        number = next(numbers)
+        return inner(now, [*inbox, EnableDrafts(number % 6 < 3)] if number % 3 == 0 else inbox)
+
+    engine.step = step
+    before = engine.stats.drafts.accepted
+    assert generate(llm, max_tokens=40) == wanted
+    assert engine.stats.drafts.accepted > before
+    engine.check()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import random
 from collections.abc import Callable
@@ -19,6 +20,7 @@ from aiakq import LLM, SamplingParams
 from aiakq.errors import AiakqError
 from aiakq.quantizers.options import QuantizeOptions
 from aiakq.quantizers.pipeline import quantize_checkpoint
+from aiakq.runtime.engine.messages import EnableDrafts
 from aiakq.runtime.engine.records import SampledToken
 from aiakq.runtime.executor.eagle3 import Part
 from aiakq.runtime.loader import step_costs
@@ -345,3 +347,17 @@ def test_the_method_eagle3_refuses_a_model(target):
 def test_models_that_run_through_transformers_cannot_have_a_head(target, head):
     with pytest.raises(AiakqError, match="through transformers"):
         drafting(target, head, model_impl="transformers")
+
+
+def test_a_head_can_be_switched_off_and_on_between_steps(target, head, expected, knows_answers):
+    knows_answers(expected)
+    llm = drafting(target, head)
+    inner, numbers = llm.engine.step, itertools.count()
+
+    def step(now, inbox):
+        number = next(numbers)
+        return inner(now, [*inbox, EnableDrafts(number % 20 < 15)] if number % 5 == 0 else inbox)
+
+    llm.engine.step = step
+    assert answers(llm) == expected
+    assert llm.engine.stats.drafts.accepted > 0

@@ -81,7 +81,7 @@ def test_bodies_are_limited_in_size_and_type(guarded, route):
     text = guarded.post(url(route), headers=KEY | {"content-type": "text/plain"}, content=b"{}")
     check(text, route, 415, "unsupported_media_type")
     values = {"prompt": "a", "messages": [{"role": "user", "content": "a"}], "tokens": [1], "input": "a"}
-    values |= {"max_tokens": 1, "query": "a", "documents": ["a"], "lora_name": "a", "lora_path": "a"}
+    values |= {"max_tokens": 1, "query": "a", "documents": ["a"], "lora_name": "a", "lora_path": "a", "enabled": True}
     required = {name: values[name] for name, field in route.request[0].model_fields.items() if field.is_required()}
     unknown = guarded.post(url(route), headers=KEY, json={**required, "no_such_field": 1})
     check(unknown, route, 400, "unknown_field", param="no_such_field")
@@ -106,6 +106,7 @@ def test_routes_that_no_option_enables_do_not_exist():
     assert {route.path for route in ROUTES} - {route.path for route in load_routes(args)} == {
         "/abort_requests",
         "/reset_prefix_cache",
+        "/speculation",
         "/v1/load_lora_adapter",
         "/v1/unload_lora_adapter",
     }
