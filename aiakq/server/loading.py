@@ -110,7 +110,8 @@ async def _load_engines_and_tokenizer(
     chat_template = read_chat_template(args["chat_template"])
     configured: asyncio.Future[Configured] = asyncio.get_running_loop().create_future()
 
-    text = TextClient(chat_template, 4 * (args["max_body_bytes"] or MIN_BODY_BYTES))
+    runs_code = args["trust_remote_code"] or args["tokenizer_extension_path"] is not None
+    text = TextClient(chat_template, 4 * (args["max_body_bytes"] or MIN_BODY_BYTES), with_torch=runs_code)
 
     async def load_tokenizer() -> None:
         if not args["skip_tokenizer_init"]:

@@ -24,6 +24,7 @@ from aiakq.runtime.text.tokenizer import NoTokenizer, TokenDecoder, Tokenizer, T
 from aiakq.server.process.text_process import (
     MAX_SECONDS,
     MAX_SECONDS_PER_CHAR,
+    WITHOUT_TORCH,
     Drop,
     Loaded,
     Setup,
@@ -155,11 +156,13 @@ class WorkerQueue:
 class TextClient:
     """Tokenization, detokenization and chat template rendering in worker processes.
 
-    loaded     description of the tokenizer, from the process.
-    tokenizer  tokenizer in this process, used to decode single tokens and short pieces; it does not encode.
+    loaded      description of the tokenizer, from the process.
+    tokenizer   tokenizer in this process, used to decode single tokens and short pieces; it does not encode.
+    with_torch  whether the process may import torch, for tokenizers with code of their own.
     """
 
-    def __init__(self, template: str | None, max_chars: int) -> None:
+    def __init__(self, template: str | None, max_chars: int, with_torch: bool = False) -> None:
+        self.with_torch = with_torch
         self.loaded = Loaded()
         self.tokenizer: Tokenizer = NoTokenizer()
         self._setup = Setup(TokenizerSource("", left_out=True), template, max_chars)
@@ -310,7 +313,7 @@ class TextClient:
 
     async def spawn(self) -> None:
         """Start the process before ``load``, so that it can import libraries meanwhile."""
-        self._streams, self._process = await _spawn(1 + NUM_WORKERS)
+        self._streams, self._process = await _spawn(1 + NUM_WORKERS, self.with_torch)
 
     async def _set_up(self) -> None:
         """Make the process load the tokenizer. Raises the error that it reports."""
@@ -369,16 +372,19 @@ class TextClient:
                     return reply
 
 
-async def _spawn(num_sockets: int) -> tuple[list[_Streams], asyncio.subprocess.Process]:
+async def _spawn(num_sockets: int, with_torch: bool) -> tuple[list[_Streams], asyncio.subprocess.Process]:
     """Start the process and return the connections to it."""
     pairs = [socket.socketpair() for _ in range(num_sockets)]
     numbers = [theirs.fileno() for _, theirs in pairs]
     environment = {name: value for name, value in os.environ.items() if name != API_KEY_VARIABLE}
+    environment["TOKENIZERS_PARALLELISM"] = "false"  # threads would not survive a fork
+    if not with_torch:
+        environment["TRANSFORMERS_NO_ADVISORY_WARNINGS"] = "1"  # that models need torch
     try:
         process = await asyncio.create_subprocess_exec(
-            *child_command(_CODE, *numbers),
+            *child_command(_CODE, *([] if with_torch else [WITHOUT_TORCH]), *numbers),
             pass_fds=numbers,
-            env=environment | {"TOKENIZERS_PARALLELISM": "false"},  # threads would not survive a fork
+            env=environment,
             **CHILD_OPTIONS,
         )
     finally:

@@ -6,6 +6,8 @@ loads the tokenizer once and forks a worker per socket. A worker sets a timer be
 kernel kills the worker, whatever it is doing, and a new one, forked in a millisecond, replaces it.
 
 ``text_client`` starts it with the numbers of inherited sockets as arguments: the control socket, then one per worker.
+Before them, ``--without-torch`` keeps transformers from importing torch, which takes seconds and 200 MB, and which only
+tokenizers with code of their own may need.
 The first frame on the control socket is a ``Setup``, to which the process replies with ``Loaded``; the others are
 ``Drop``. A frame is a 4-byte big-endian length followed by MessagePack. Requests and replies are numbered. The number
 of a worker's current request is also in shared memory, so that the parent can reply for a worker that dies.
@@ -38,6 +40,7 @@ from aiakq.system.frames import framed, receive_frame
 from aiakq.system.memory import trim_heap
 from aiakq.system.processes import begin_child, end_with_parent
 
+WITHOUT_TORCH = "--without-torch"
 #: Size of request and reply in bytes above which a worker returns freed memory to the system.
 _TRIM_ABOVE_BYTES = 1 << 20
 #: Number of a worker's current request, and index of its stage in _PARTS.
@@ -145,7 +148,11 @@ class Drop(msgspec.Struct):
 def main() -> None:
     """Entry point of the process: fork a worker per socket, and replace workers that die."""
     begin_child()
-    control, *sockets = [socket.socket(fileno=int(word)) for word in sys.argv[1:]]
+    numbers = sys.argv[1:]
+    if numbers[0] == WITHOUT_TORCH:
+        del numbers[0]
+        sys.modules["torch"] = None  # type: ignore[assignment]  # to transformers, torch is not installed then
+    control, *sockets = [socket.socket(fileno=int(number)) for number in numbers]
     from transformers import AutoTokenizer  # noqa: F401  takes seconds, during which the server determines what to load
 
     body = receive_frame(control)

@@ -83,6 +83,22 @@ async def ids_of(client: TextClient, text: str) -> list[int]:
     return (await client.encode([text])).token_ids[0]
 
 
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
+@pytest.mark.parametrize("with_torch", [False, True])
+def test_torch_is_imported_only_for_code_of_a_tokenizer(example_model, with_torch):
+    async def whole() -> None:
+        client = TextClient(None, 1 << 20, with_torch)
+        try:
+            await client.load(TokenizerSource(str(example_model)))
+            ids = await ids_of(client, "It was a dark night")
+            assert ids == Tokenizer.load(example_model).encode("It was a dark night")
+            assert ("libtorch" in Path(f"/proc/{client._process.pid}/maps").read_text()) == with_torch
+        finally:
+            await client.stop()
+
+    asyncio.run(whole())
+
+
 @pytest.mark.parametrize(
     "changes", [split("(?:a|a){18,}b"), swell("a"), swell(" ")], ids=["regex", "swelling", "swelling blanks"]
 )
