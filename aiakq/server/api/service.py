@@ -21,7 +21,7 @@ from aiakq.server.http.body import MAX_VALUES
 from aiakq.server.process.replicas import Requests
 from aiakq.server.process.request_stream import Prompt
 from aiakq.server.process.text_client import TextClient
-from aiakq.server.process.text_process import TextReply, TextRequest
+from aiakq.server.process.text_messages import TextReply, TextRequest
 from aiakq.server.telemetry.logs import request_logger
 from aiakq.server.telemetry.metrics import Metrics
 from aiakq.server.telemetry.request_records import RequestObserver

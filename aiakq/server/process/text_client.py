@@ -21,17 +21,8 @@ from aiakq.arguments.server import API_KEY_VARIABLE
 from aiakq.errors import AiakqError, error
 from aiakq.runtime.structured.grammars import Grammar, not_enforceable
 from aiakq.runtime.text.tokenizer import NoTokenizer, TokenDecoder, Tokenizer, TokenizerSource
-from aiakq.server.process.text_process import (
-    MAX_SECONDS,
-    MAX_SECONDS_PER_CHAR,
-    WITHOUT_TORCH,
-    Drop,
-    Loaded,
-    Setup,
-    TextReply,
-    TextRequest,
-    pair_length,
-)
+from aiakq.server.process.text_messages import Drop, Loaded, Setup, TextReply, TextRequest
+from aiakq.server.process.text_process import MAX_SECONDS, MAX_SECONDS_PER_CHAR, WITHOUT_TORCH, pair_length
 from aiakq.system.frames import LENGTH, framed
 from aiakq.system.processes import CHILD_OPTIONS, child_command
 

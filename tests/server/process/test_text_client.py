@@ -25,7 +25,7 @@ from aiakq.errors import AiakqError
 from aiakq.runtime.text.tokenizer import Tokenizer, TokenizerSource
 from aiakq.server.process import text_client
 from aiakq.server.process.text_client import NUM_LONG, NUM_WORKERS, TextClient, WorkerQueue
-from aiakq.server.process.text_process import TextRequest
+from aiakq.server.process.text_messages import TextRequest
 
 PADDING = {
     "strategy": {"Fixed": 2**30},

@@ -27,7 +27,7 @@ from aiakq.server.api.service import Service
 from aiakq.server.http.body import read_body
 from aiakq.server.http.responses import JSONResponse
 from aiakq.server.http.streaming import cancel_on_disconnect
-from aiakq.server.process.text_process import TextRequest
+from aiakq.server.process.text_messages import TextRequest
 
 
 class CountTokensResponse(msgspec.Struct):
