@@ -26,10 +26,18 @@ def matches(pattern: str, name: str) -> bool:
     if is_plain(pattern):
         return pattern == name
     text = pattern[3:] if pattern.startswith("re:") else glob_to_regex(pattern)
+    return match_regex(text, name) is not None
+
+
+def match_regex(text: str, name: str) -> Any:
+    """Match a regular expression at the beginning of ``name``; returns its match object, or None.
+
+    Raises ``format_unsupported`` for an expression that is too long, malformed or too costly.
+    """
     if len(name) > MAX_NAME:
         raise _refused(text, f"a name has {len(name)} characters, at most {MAX_NAME} are read")
     try:
-        return _compiled(text).match(name, timeout=_TIMEOUT) is not None
+        return _compiled(text).match(name, timeout=_TIMEOUT)
     except TimeoutError:
         raise _refused(text, "it takes too long to match") from None
 

@@ -21,6 +21,11 @@ ADAPTER_ERRORS = {
         "The adapter '{adapter}' sets {field}, which is not supported: {reason}.",
         "Merge the adapter into its model with PEFT's merge_and_unload, or train one without it.",
     ),
+    "adapter_contradiction": ErrorKind(
+        "The adapter '{adapter}' has tensors of {module}, which {field} in its adapter_config.json does not select, so"
+        " PEFT ignores them.",
+        "Correct {field}, or remove the tensors.",
+    ),
     "adapter_mismatch": ErrorKind(
         "The adapter '{adapter}' does not fit the model: {reason}.", "It was trained for {base}.", USAGE
     ),

@@ -40,7 +40,7 @@ def write_adapters(folder: Path, modules: dict[str, tuple[int, int]], rank: int,
                 values = torch.randn(shape, generator=generator) * 0.02
                 tensors[f"base_model.model.{name}.{part}.weight"] = values.to(torch.bfloat16)
         save_file(tensors, path / "adapter_model.safetensors")
-        config = {"peft_type": "LORA", "r": rank, "lora_alpha": rank}
+        config = {"peft_type": "LORA", "r": rank, "lora_alpha": rank, "target_modules": list(modules)}
         (path / "adapter_config.json").write_text(json.dumps(config))
         requests.append(LoRARequest(f"adapter {number}", number + 1, str(path)))
     return requests

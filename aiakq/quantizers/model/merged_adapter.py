@@ -35,16 +35,21 @@ class MergedAdapter:
         return self.folder.path.name
 
     def layers(
-        self, modules: Mapping[str, tuple[int, int]], biased: Collection[str], shared: Mapping[str, str]
+        self,
+        modules: Mapping[str, tuple[int, int]],
+        model_type: str,
+        biased: Collection[str],
+        shared: Mapping[str, str],
     ) -> dict[str, LoraWeights]:
         """Return the adapter's weights for each linear layer, by the model's names.
 
-        modules  name -> outputs N and inputs K of every linear layer; ``biased`` ones have a bias.
-        shared   name -> other modules with the same weight, which the adapter would change too.
+        modules     name -> outputs N and inputs K of every linear layer; ``biased`` ones have a bias.
+        model_type  that of the model, as in config.json.
+        shared      name -> other modules with the same weight, which the adapter would change too.
 
-        Raises ``adapter_mismatch``.
+        Raises ``adapter_mismatch``, ``adapter_contradiction``.
         """
-        check_fits(self.folder, modules)
+        check_fits(self.folder, modules, model_type)
         weights: dict[str, LoraWeights] = {}
         for name, lora in self._weights.items():
             own = find_module(name, modules)

@@ -83,7 +83,7 @@ class SourceModel:
     def merge(self, folder: str | Path | None) -> None:
         """Merge the LoRA adapter in a folder into weights read from now on, in float32; None: without an adapter.
 
-        Raises ``adapter_mismatch`` and what ``open_adapter`` raises.
+        Raises ``adapter_mismatch``, ``adapter_contradiction`` and what ``open_adapter`` raises.
         """
         if folder is None:
             return
@@ -104,7 +104,7 @@ class SourceModel:
                 n, k = sizes[::-1] if weight in self._transposed else sizes
                 modules[name] = (n, k)
         biased = {name for name in modules if self.model.get_submodule(name).bias is not None}
-        self._adapted = adapter.layers(modules, biased, shared)
+        self._adapted = adapter.layers(modules, self.config.model_type, biased, shared)
         self.adapter = adapter
 
     def _source_name(self, name: str) -> str | None:

@@ -49,9 +49,10 @@ class NewAdapter(msgspec.Struct, frozen=True):
 class AdapterLimits:
     """Limits and layer sizes against which the adapters of requests are checked.
 
-    max_loras  different ones in a step.
-    modules    the linear layers of the model that may be adapted: name -> outputs N and inputs K.
-    widths     MLP widths that were padded since adapters were trained: key of config.json -> before and after.
+    max_loras   different ones in a step.
+    modules     the linear layers of the model that may be adapted: name -> outputs N and inputs K.
+    widths      MLP widths that were padded since adapters were trained: key of config.json -> before and after.
+    model_type  of config.json, of its text part if it has one.
     """
 
     max_rank: int
@@ -59,6 +60,7 @@ class AdapterLimits:
     max_loras: int = 1
     modules: dict[str, tuple[int, int]] = field(default_factory=dict)
     widths: dict[str, tuple[int, int]] = field(default_factory=dict)
+    model_type: str = ""
 
 
 @dataclass

@@ -48,7 +48,14 @@ def _adapter_limits(config: EngineConfig, model: Model) -> AdapterLimits | None:
     modules = model.adapters.modules
     if not (model.stage.is_first and model.stage.is_last) and config.load.load_format != "dummy":
         modules = adaptable_modules(config.model, open_weights(config).checkpoint)
-    return AdapterLimits(lora.max_rank, lora.max_bytes, lora.max_loras, modules, dict(model.adapters.base.widths))
+    return AdapterLimits(
+        max_rank=lora.max_rank,
+        max_bytes=lora.max_bytes,
+        max_loras=lora.max_loras,
+        modules=modules,
+        widths=dict(model.adapters.base.widths),
+        model_type=str(config.model.raw.get("model_type", "")),
+    )
 
 
 def _pooling_limits(config: EngineConfig, model: Model) -> PoolingLimits | None:

@@ -1,8 +1,7 @@
 """AdapterConfig: what PEFT's ``adapter_config.json`` says about the function of a LoRA adapter.
 
 Every field that changes the function is honoured or refused by its name; a field that PEFT may add later is refused
-unless it is null, false or empty. Which modules are adapted follows from the names of the tensors, so fields that only
-choose modules for training do not matter.
+unless it is null, false or empty. The adapted modules are those that have tensors; the config must select each of them.
 """
 
 from __future__ import annotations
@@ -14,19 +13,20 @@ from typing import Any
 
 from aiakq.errors import AiakqError, error
 from aiakq.patterns import matches
+from aiakq.runtime.lora.target_modules import TargetModules, parse_targets
 
-#: Fields that change nothing in a trained adapter: bookkeeping, training, and the choice of modules, which the names
-#: of the tensors tell. ``fan_in_fan_out`` is how the base weight is stored; A and B do not depend on it.
+#: Fields that do not affect a trained adapter. ``fan_in_fan_out`` is how the base weight is stored; A and B do not
+#: depend on it.
 _WITHOUT_EFFECT = frozenset(
     {
         *("auto_mapping", "base_model_name_or_path", "corda_config", "ensure_weight_tying", "eva_config"),
-        *("exclude_modules", "fan_in_fan_out", "inference_mode", "layers_pattern", "layers_to_transform"),
-        *("lora_dropout", "lora_ga_config", "megatron_core", "peft_version", "qalora_group_size", "revision"),
-        *("runtime_config", "target_modules", "task_type"),
+        *("fan_in_fan_out", "inference_mode", "lora_dropout", "lora_ga_config", "megatron_core", "peft_version"),
+        *("qalora_group_size", "revision", "runtime_config", "task_type"),
     }
 )
 _READ = frozenset({"peft_type", "r", "lora_alpha", "rank_pattern", "alpha_pattern", "use_rslora", "use_dora"}) | {
-    *("lora_bias", "bias", "init_lora_weights", "modules_to_save")
+    *("lora_bias", "bias", "init_lora_weights", "modules_to_save"),
+    *("target_modules", "exclude_modules", "layers_to_transform", "layers_pattern"),
 }
 #: Why other fields are refused.
 _REFUSED = {
@@ -56,6 +56,7 @@ class AdapterConfig:
     rank_pattern, alpha_pattern  regular expressions that match the ends of modules' names, and their rank and alpha;
                     the first one that matches counts.
     lora_bias, dora whether B has a bias; whether rows are scaled to a magnitude (DoRA, arXiv:2402.09353).
+    targets         which modules are selected for adaptation.
     base_model      what the adapter was trained for, as text; nothing is fetched.
     """
 
@@ -66,6 +67,7 @@ class AdapterConfig:
     rank_stabilized: bool = False
     lora_bias: bool = False
     dora: bool = False
+    targets: TargetModules = TargetModules()
     base_model: str = ""
 
     def rank_of(self, module: str) -> int:
@@ -111,6 +113,7 @@ def parse_config(values: Mapping[str, Any], adapter: str) -> AdapterConfig:
         rank_stabilized=reader.switch("use_rslora"),
         lora_bias=reader.switch("lora_bias"),
         dora=reader.switch("use_dora"),
+        targets=parse_targets(values, reader.bad),
         base_model=base[:200] if isinstance(base, str) else "",
     )
     if config.dora and config.lora_bias:

@@ -44,11 +44,19 @@ def find_module(name: str, modules: Collection[str]) -> str | None:
     return found[0] if len(found) == 1 else None
 
 
-def check_fits(adapter: AdapterFolder, modules: Mapping[str, tuple[int, int]], widths: Widths | None = None) -> None:
-    """Raise ``adapter_mismatch`` unless every module of ``adapter`` is one of ``modules``: name -> N and K.
+def check_fits(
+    adapter: AdapterFolder,
+    modules: Mapping[str, tuple[int, int]],
+    model_type: str,
+    widths: Widths | None = None,
+) -> None:
+    """Raise ``adapter_mismatch`` unless every module of ``adapter`` is one of ``modules``: name -> N and K, and
+    ``adapter_contradiction`` unless the adapter's config selects it, by its name in the adapter or in the model.
 
-    widths  those that were padded since the adapter was trained.
+    model_type  that of the model, as in config.json.
+    widths      those that were padded since the adapter was trained.
     """
+    targets = adapter.config.targets
 
     def mismatch(reason: str) -> Exception:
         base = adapter.config.base_model or "a model that its config does not name"
@@ -62,6 +70,9 @@ def check_fits(adapter: AdapterFolder, modules: Mapping[str, tuple[int, int]], w
         if not fits((module.n, module.k), modules[found], widths or {}, found):
             n, k = modules[found]
             raise mismatch(f"{name} has {module.k} inputs and {module.n} outputs there, {k} and {n} in the model")
+        field = targets.deselecting_field(name, model_type)
+        if field is not None and (found == name or targets.deselecting_field(found, model_type) is not None):
+            raise error("adapter_contradiction", adapter=adapter.path, module=name, field=field)
 
 
 @dataclass(frozen=True)

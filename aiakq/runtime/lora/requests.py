@@ -33,12 +33,12 @@ def check_adapter(
     """The adapter in the folder ``path``, checked against what was loaded, from its headers, and hashed.
 
     root  the folder has to be inside it.
-    Raises ``lora_disabled``, ``adapter_mismatch``, ``adapter_size``, and what ``open_adapter`` raises.
+    Raises ``lora_disabled``, ``adapter_size``, and what ``open_adapter`` and ``check_fits`` raise.
     """
     if limits is None:
         raise error("lora_disabled")
     adapter = open_adapter(path, root, limits.max_rank)
-    check_fits(adapter, limits.modules, limits.widths)
+    check_fits(adapter, limits.modules, limits.model_type, limits.widths)
     if limits.max_bytes is not None and adapter.nbytes > limits.max_bytes:
         raise error("adapter_size", adapter=name, size=adapter.nbytes, limit=limits.max_bytes)
     return AdapterRef(adapter.digest(), name, str(adapter.path), adapter.nbytes)
