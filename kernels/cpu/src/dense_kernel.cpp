@@ -12,9 +12,10 @@ namespace aiakq {
 namespace ISA {
 namespace {
 
-// Rows per register block, limited by the number of accumulators that fit into registers.
+// Rows per register block, limited by the number of accumulators that fit into registers. Every further block reads the
+// tile again, so that there is one for each of the small numbers of rows of a verification of draft tokens.
 #if defined(__AVX512F__)
-using RowBlocks = Blocks<12, 4, 2, 1>;
+using RowBlocks = Blocks<12, 8, 6, 5, 4, 3, 2, 1>;
 #elif defined(__AVX2__)
 using RowBlocks = Blocks<4, 2, 1>;
 #else

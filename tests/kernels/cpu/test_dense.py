@@ -45,7 +45,7 @@ def test_a_row_does_not_depend_on_the_other_rows(isa, stored):
         layer = Ops(torch.device("cpu"), torch.float32).dense(random(70, k).to(stored))
         x = random(41, k, seed=2)
         together = layer(x)
-        for count in (1, 2, 3, 4, 5, 7, 11, 12, 13, 16, 25):
+        for count in (*range(1, 14), 16, 25):
             rows = torch.randperm(41, generator=torch.Generator().manual_seed(count))[:count]
             assert torch.equal(layer(x[rows].contiguous()), together[rows]), (k, count)
 
