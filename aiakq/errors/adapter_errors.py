@@ -29,6 +29,10 @@ ADAPTER_ERRORS = {
     "adapter_mismatch": ErrorKind(
         "The adapter '{adapter}' does not fit the model: {reason}.", "It was trained for {base}.", USAGE
     ),
+    "adapter_unmergeable": ErrorKind(
+        "The adapter '{adapter}' cannot be merged: {reason}.",
+        "Serve it on the quantized model with --enable-lora, or remove those tensors.",
+    ),
     "adapter_changed": ErrorKind(
         "The files of the adapter '{adapter}' have changed since they were checked.", "Load it again.", USAGE
     ),

@@ -45,25 +45,24 @@ class MergedAdapter:
 
         modules     name -> outputs N and inputs K of every linear layer; ``biased`` ones have a bias.
         model_type  that of the model, as in config.json.
-        shared      name -> other modules with the same weight, which the adapter would change too.
+        shared      name -> other module with the same weight, which merging would change too.
 
-        Raises ``adapter_mismatch``, ``adapter_contradiction``.
+        Raises ``adapter_mismatch``, ``adapter_contradiction``, ``adapter_unmergeable``.
         """
         check_fits(self.folder, modules, model_type)
         weights: dict[str, LoraWeights] = {}
         for name, lora in self._weights.items():
             own = find_module(name, modules)
             assert own is not None, name
+            reason = None
             if own in shared:
-                self._refuse(f"{name} has the weight of {shared[own]}, which the adapter does not change")
-            if lora.bias is not None and own not in biased:
-                self._refuse(f"its lora_B of {name} has a bias, and the layer has none to add it to")
+                reason = f"{name} shares its weight with {shared[own]}, which the adapter does not change"
+            elif lora.bias is not None and own not in biased:
+                reason = f"its lora_B of {name} has a bias, and the layer has none to add it to"
+            if reason is not None:
+                raise error("adapter_unmergeable", adapter=self.folder.path, reason=reason)
             weights[own] = lora
         return weights
-
-    def _refuse(self, reason: str) -> None:
-        base = self.folder.config.base_model or "a model that its config does not name"
-        raise error("adapter_mismatch", adapter=self.folder.path, reason=reason, base=base)
 
     def check_unchanged(self) -> None:
         """Raise ``source_changed`` unless the files are still those that were read."""

@@ -83,7 +83,7 @@ class SourceModel:
     def merge(self, folder: str | Path | None) -> None:
         """Merge the LoRA adapter in a folder into weights read from now on, in float32; None: without an adapter.
 
-        Raises ``adapter_mismatch``, ``adapter_contradiction`` and what ``open_adapter`` raises.
+        Raises what ``open_adapter`` and ``MergedAdapter.layers`` raise.
         """
         if folder is None:
             return

@@ -43,6 +43,19 @@ def equal(one, other):
     return [name for name in first if not torch.equal(first[name], second[name])] == []
 
 
+def without_saved_layers(adapter):
+    """Remove the whole layers that PEFT saves beside an adapter of the embedding or the output layer."""
+    weights = adapter / "adapter_model.safetensors"
+    save_file({name: tensor for name, tensor in load_file(weights).items() if ".lora_" in name}, weights)
+
+
+def refusal(quantize, source, adapter, path):
+    with pytest.raises(AiakqError) as caught:
+        quantize(source, path / "out", "weight_only_int8", lora=str(adapter))
+    assert not (path / "out").exists()
+    return caught.value
+
+
 @pytest.mark.parametrize("fields", FIELDS)
 def test_every_field_gives_the_weights_that_peft_merges(fields, tiny_model, quantize, tmp_path):
     source = tiny_model("LlamaForCausalLM", attention_bias=True, mlp_bias=True)
@@ -96,25 +109,52 @@ def test_the_merged_model_is_what_it_is_measured_against(tiny_model, quantize, t
     assert one.kl == pytest.approx(other.kl, rel=0.05)
 
 
-def test_what_cannot_be_merged_is_refused(tiny_model, quantize, tmp_path):
-    def refusal(source, **fields):
-        adapter, _ = adapter_of(source, tmp_path, **fields)
-        weights = adapter / "adapter_model.safetensors"
-        # PEFT saves the output layer too; without it the adapter says that the layer stays as it is.
-        save_file({name: tensor for name, tensor in load_file(weights).items() if ".lora_" in name}, weights)
-        with pytest.raises(AiakqError) as caught:
-            quantize(source, tmp_path / "out", "weight_only_int8", lora=str(adapter))
-        assert not (tmp_path / "out").exists()
-        return str(caught.value)
+@pytest.mark.parametrize("arguments", [{}, {"lm_head": 8}], ids=["floats", "quantized"])
+def test_an_output_layer_of_its_own_is_merged(arguments, tiny_model, quantize, tmp_path):
+    source = tiny_model("LlamaForCausalLM", tie_word_embeddings=False)
+    adapter, merged = adapter_of(source, tmp_path, target_modules=["q_proj", "lm_head"], **FIELDS["DoRA"])
+    without_saved_layers(adapter)
+    quantize(source, tmp_path / "one", "weight_only_int8", lora=str(adapter), **arguments)
+    quantize(merged, tmp_path / "other", "weight_only_int8", **arguments)
+    quantize(source, tmp_path / "without", "weight_only_int8", **arguments)
+    assert equal(tmp_path / "one", tmp_path / "other")
+    one, without = tensors(tmp_path / "one"), tensors(tmp_path / "without")
+    assert {name for name in one if "lm_head" in name and not torch.equal(one[name], without[name])}
+    assert torch.equal(one["model.embed_tokens.weight"], without["model.embed_tokens.weight"])
 
-    tied = tiny_model("LlamaForCausalLM", tie_word_embeddings=True)
-    assert "lm_head has the weight of" in refusal(tied, target_modules=["q_proj", "lm_head"])
+
+def test_an_output_layer_that_is_the_embedding_is_refused(tiny_model, quantize, tmp_path):
+    """PEFT's merged model has the changed weight as its embedding too, and other outputs than its adapter."""
+    source = tiny_model("LlamaForCausalLM", tie_word_embeddings=True)
+    adapter, merged = adapter_of(source, tmp_path, target_modules=["q_proj", "lm_head"])
+    before, after = tensors(source), tensors(merged)
+    assert not torch.equal(before["model.embed_tokens.weight"], after["model.embed_tokens.weight"])
+    without_saved_layers(adapter)
+    refused = refusal(quantize, source, adapter, tmp_path)
+    assert refused.id == "adapter_unmergeable" and "lm_head shares its weight with the embedding" in str(refused)
+    assert "--enable-lora" in str(refused)
+
+
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("ensure_weight_tying", [False, True])
+def test_embeddings_are_refused(tied, ensure_weight_tying, tiny_model, quantize, tmp_path):
+    source = tiny_model("LlamaForCausalLM", tie_word_embeddings=tied)
+    targets = ["q_proj", "embed_tokens"]
+    adapter, _ = adapter_of(source, tmp_path, target_modules=targets, ensure_weight_tying=ensure_weight_tying)
+    for _ in range(2):
+        refused = refusal(quantize, source, adapter, tmp_path)
+        assert refused.id == "adapter_unsupported" and "embed" in str(refused)
+        without_saved_layers(adapter)
+
+
+def test_what_cannot_be_merged_is_refused(tiny_model, quantize, tmp_path):
     plain, other = tiny_model("LlamaForCausalLM"), tiny_model("LlamaForCausalLM", intermediate_size=128)
     adapter, _ = adapter_of(other, tmp_path / "wide")
-    with pytest.raises(AiakqError, match="inputs and .* outputs there"):
-        quantize(plain, tmp_path / "out", "weight_only_int8", lora=str(adapter))
-    with pytest.raises(AiakqError, match="There is no adapter"):
-        quantize(plain, tmp_path / "out", "weight_only_int8", lora=str(tmp_path / "nowhere"))
+    assert "outputs there" in str(refusal(quantize, plain, adapter, tmp_path))
+    assert "There is no adapter" in str(refusal(quantize, plain, tmp_path / "nowhere", tmp_path))
+    biased = save_adapter(adapted(load(plain), **FIELDS["bias of B"]), tmp_path / "biased")
+    refused = refusal(quantize, plain, biased, tmp_path)
+    assert refused.id == "adapter_unmergeable" and "has a bias, and the layer has none" in str(refused)
 
 
 def test_an_adapter_that_changes_meanwhile(tiny_model, quantize, tmp_path, monkeypatch):
