@@ -71,8 +71,8 @@ def decoding_speed(llm: LLM, adapters: list[LoRARequest], num_requests: int, tok
 
 
 def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
-    most = max(options.adapters)
-    resident = max(most, options.batch)
+    num_adapters = max(options.adapters)
+    resident = max(num_adapters, options.batch)
     arguments: dict[str, Any] = {
         "model": options.model,
         "load_format": options.load_format,
@@ -88,7 +88,7 @@ def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     limits = lora.engine.limits.adapters
     assert limits is not None
     modules = {name: shape for name, shape in limits.modules.items() if ".layers." in name}
-    requests = write_adapters(folder, modules, options.rank, most)
+    requests = write_adapters(folder, modules, options.rank, num_adapters)
     for llm, adapters in ((base, []), (lora, requests)):  # loads every adapter
         decoding_speed(llm, adapters, max(options.batch, len(adapters)), 2)
     speeds: dict[str, list[float]] = {"base": [], **{str(count): [] for count in options.adapters}}

@@ -34,7 +34,7 @@ IMPLEMENTATIONS = Registry(
 class LoraProblem:
     """Adapters of a linear layer with N outputs and K inputs; ``dtype`` is that of the activations.
 
-    slots     adapters in memory at most.
+    slots     maximum number of adapters in memory.
     max_rank  of all parts of one adapter together.
     """
 

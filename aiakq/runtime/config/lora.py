@@ -1,4 +1,4 @@
-"""LoraConfig: how many LoRA adapters there may be. Standard library only, like the scheduler's."""
+"""LoraConfig: limits on LoRA adapters. Standard library only."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from aiakq.errors import error
 
-#: Adapters at most that are read ahead of the step that loads them.
+#: Maximum number of adapters that are read ahead of the step that loads them.
 _MAX_STAGED = 4
 
 
@@ -16,10 +16,11 @@ _MAX_STAGED = 4
 class LoraConfig:
     """Limits on LoRA adapters.
 
-    max_loras      different ones in a step.
-    max_resident   in memory; ``max_bytes``: their files' bytes, None: no limit.
-    max_rank       of each.
-    dtype          in memory; auto: that of the file.
+    max_loras     different adapters in a step.
+    max_resident  adapters in memory.
+    max_bytes     bytes of their files; None: no limit.
+    max_rank      rank of an adapter.
+    dtype         dtype in memory; auto: that of the file.
     """
 
     max_loras: int = 1
@@ -29,27 +30,27 @@ class LoraConfig:
     dtype: str = "auto"
 
     def describe(self) -> str:
-        """The limits, for the start-up table."""
-        return f"up to {self.max_loras} in a step, {self.max_resident} in memory, of rank {self.max_rank} at most"
+        """Return the limits as text for the start-up table."""
+        return f"up to {self.max_loras} in a step, {self.max_resident} in memory, of rank up to {self.max_rank}"
 
     @property
     def max_staged(self) -> int:
-        """How many adapters are read and kept, beside those in memory, before a step loads them."""
+        """Return how many adapters are read ahead, in addition to those in memory."""
         return min(self.max_loras + 1, _MAX_STAGED)
 
     @staticmethod
     def from_args(args: Mapping[str, Any]) -> LoraConfig | None:
-        """None without adapters. Raises ``option_conflict``."""
+        """Return the limits; None without ``--enable-lora``. Raises ``option_conflict``."""
         if not args["enable_lora"]:
             return None
-        most, resident = args["max_loras"], args["max_cpu_loras"]
-        if resident is not None and resident < most:
+        max_loras, resident = args["max_loras"], args["max_cpu_loras"]
+        if resident is not None and resident < max_loras:
             raise error(
                 "option_conflict",
                 option=f"--max-cpu-loras {resident}",
-                other=f"--max-loras {most}",
-                reason="adapters of a step are in memory",
-                hint=f"At least {most} is possible.",
+                other=f"--max-loras {max_loras}",
+                reason="the adapters of a step must be in memory",
+                hint=f"Use at least {max_loras}.",
             )
         if args["model_impl"] == "transformers":
             reason = "adapters are computed beside the linear layers of aiakq's own models"
@@ -65,8 +66,8 @@ class LoraConfig:
                 hint="Use --tensor-parallel-math exact.",
             )
         return LoraConfig(
-            max_loras=most,
-            max_resident=resident or most,
+            max_loras=max_loras,
+            max_resident=resident or max_loras,
             max_bytes=args["max_lora_bytes"],
             max_rank=args["max_lora_rank"],
             dtype=args["lora_dtype"],

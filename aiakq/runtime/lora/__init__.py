@@ -1,1 +1,1 @@
-"""LoRA adapters: files as PEFT writes them, and their weights beside those of a loaded model."""
+"""LoRA adapters: reading what PEFT saves, and loading it for the linear layers of a model."""

@@ -1,7 +1,8 @@
-"""AdapterConfig: what PEFT's ``adapter_config.json`` says about the function of a LoRA adapter.
+"""AdapterConfig: the fields of PEFT's ``adapter_config.json`` that determine what a LoRA adapter computes.
 
-Every field that changes the function is honoured or refused by its name; a field that PEFT may add later is refused
-unless it is null, false or empty. The adapted modules are those that have tensors; the config must select each of them.
+Every field that changes the result is applied or refused by name; an unknown field, which a later PEFT may write, is
+refused unless it is null, false or empty. The adapted modules are those that have tensors; the config must select each
+of them.
 """
 
 from __future__ import annotations
@@ -43,21 +44,22 @@ _REFUSED = {
     "use_qalora": "it averages inputs by groups",
     "velora_config": "it is another product",
 }
-#: Ways to initialize an adapter that leave the weights of its base as they are.
+#: Initializations of an adapter that do not change the weights of its base model.
 _INITIALIZATIONS = ("true", "false", "none", "gaussian", "eva", "orthogonal", "mica")
 _MAX_PATTERNS = 4096
 
 
 @dataclass(frozen=True)
 class AdapterConfig:
-    """The fields that change the function.
+    """The fields that change the result.
 
-    alpha           over the rank, or with ``rank_stabilized`` over its root, is the scale of the product.
-    rank_pattern, alpha_pattern  regular expressions that match the ends of modules' names, and their rank and alpha;
-                    the first one that matches counts.
+    rank, alpha     of modules that no pattern matches.
+    rank_pattern, alpha_pattern  pairs of a regular expression, matched with the end of a module name, and the rank or
+                    alpha of the module; the first match counts.
+    rank_stabilized whether the scale is alpha over the square root of the rank (rsLoRA) instead of over the rank.
     lora_bias, dora whether B has a bias; whether rows are scaled to a magnitude (DoRA, arXiv:2402.09353).
     targets         which modules are selected for adaptation.
-    base_model      what the adapter was trained for, as text; nothing is fetched.
+    base_model      name of the model that the adapter was trained on, for messages only.
     """
 
     rank: int = 8
@@ -71,17 +73,17 @@ class AdapterConfig:
     base_model: str = ""
 
     def rank_of(self, module: str) -> int:
-        """The rank that the config gives a module."""
+        """Return the rank of a module. Raises ``format_unsupported`` for a pattern that cannot be matched."""
         return int(_first(self.rank_pattern, module, self.rank))
 
     def scale(self, module: str, rank: int) -> float:
-        """What B(Ax) is multiplied by in a module of this rank."""
+        """Return the factor of B(Ax) in a module of this rank. Raises ``format_unsupported``."""
         alpha = _first(self.alpha_pattern, module, self.alpha)
         return alpha / (math.sqrt(rank) if self.rank_stabilized else rank)
 
 
 def parse_config(values: Mapping[str, Any], adapter: str) -> AdapterConfig:
-    """The config of an adapter that messages call ``adapter``.
+    """Validate the contents of adapter_config.json; messages call the adapter ``adapter``.
 
     Raises ``adapter_unsupported``, ``adapter_malformed``.
     """
@@ -163,7 +165,7 @@ def _is_number(value: Any, whole: bool) -> bool:
 
 
 def _first(pattern: tuple[tuple[str, float], ...], module: str, default: float) -> float:
-    """The number of the first key that matches ``module`` as PEFT matches (utils/other.py, get_pattern_key)."""
+    """Return the number of the first key that matches ``module``, as PEFT does (utils/other.py, get_pattern_key)."""
     for key, number in pattern:
         if matches(rf"re:(.*\.)?({key})$", module):
             return number

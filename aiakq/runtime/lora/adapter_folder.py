@@ -1,7 +1,7 @@
-"""AdapterFolder: a LoRA adapter as PEFT saves it, checked from its headers; and the tensors of its modules.
+"""AdapterFolder: a LoRA adapter as PEFT saves it, checked by its headers before any tensor is read.
 
-Nothing of the folder is executed, pickles are not opened, no path leads out of it, and no memory is taken for a tensor
-before its shape and its rank are known to be right.
+Nothing in the folder is executed, pickles are not opened, links out of it are refused, and no memory is allocated for
+a tensor before its shape and rank are checked.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from aiakq.runtime.lora.adapter_config import AdapterConfig, parse_config
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 _MAX_CONFIG_BYTES = 1 << 20
-#: The parts of a module's adapter by the ends of their tensors' names.
+#: Suffix of a tensor name -> the part of a module's adapter that it is.
 _PARTS = {
     "lora_A.weight": "a",
     "lora_B.weight": "b",
@@ -38,12 +38,12 @@ _DTYPES = ("F32", "F16", "BF16")
 
 @dataclass(frozen=True)
 class AdaptedModule:
-    """One adapted linear layer [N, K] and its tensors' headers.
+    """An adapted linear layer [N, K] and the names of its tensors.
 
-    scale      what B(Ax) is multiplied by.
-    a, b       [rank, K] and [N, rank].
-    bias       [N] of B, or None.
-    magnitude  [N] of DoRA, or None.
+    scale      factor of B(Ax).
+    a, b       names of the tensors A [rank, K] and B [N, rank].
+    bias       name of the bias of B [N], or None.
+    magnitude  name of DoRA's magnitude [N], or None.
     """
 
     n: int
@@ -72,9 +72,10 @@ class LoraWeights:
 
 
 class AdapterFolder:
-    """An adapter that was opened; ``modules`` are its linear layers by their names in the base model.
+    """An adapter whose config and headers were checked.
 
-    nbytes  of all tensors.
+    modules  its linear layers by module name.
+    nbytes   size of all tensors in the file.
     """
 
     def __init__(self, path: Path, config: AdapterConfig, raw_config: bytes, tensors: dict[str, TensorInfo]) -> None:
@@ -85,11 +86,11 @@ class AdapterFolder:
 
     @property
     def max_rank(self) -> int:
-        """The largest rank of a module."""
+        """Return the largest rank of a module."""
         return max(module.rank for module in self.modules.values())
 
     def digest(self) -> str:
-        """What identifies the adapter: a hash of its config and its weights, 32 hexadecimal digits."""
+        """Return the hash of config and weights that identifies the adapter: 32 hexadecimal digits."""
         digest = self._new_digest()
         with open_file(self.path, WEIGHTS) as stream:
             for chunk in iter(lambda: stream.read(1 << 20), b""):
@@ -97,8 +98,10 @@ class AdapterFolder:
         return digest.hexdigest()
 
     def read(self) -> tuple[str, dict[str, LoraWeights]]:
-        """The digest of what was read, and the weights by module. Raises ``adapter_malformed`` for numbers that are not
-        finite, ``model_malformed`` for a file that is cut off meanwhile.
+        """Return the digest of what was read, and the weights by module.
+
+        Raises ``adapter_malformed`` for values that are not finite, ``model_malformed`` for a file that was truncated
+        since it was opened.
         """
         digest = self._new_digest()
         read: dict[str, Tensor] = {}
@@ -110,9 +113,7 @@ class AdapterFolder:
                 if tensor.numel():
                     digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
                 if not torch.isfinite(tensor).all():
-                    raise error(
-                        "adapter_malformed", adapter=self.path, reason=f"{name} holds numbers that are not finite"
-                    )
+                    raise error("adapter_malformed", adapter=self.path, reason=f"{name} has values that are not finite")
                 read[name] = tensor
         return digest.hexdigest(), {
             name: LoraWeights(
@@ -133,7 +134,7 @@ class AdapterFolder:
 
 
 def open_adapter(path: str | Path, root: str | Path | None = None, max_rank: int | None = None) -> AdapterFolder:
-    """The adapter in a folder, which is inside ``root`` if that is given; only headers are read.
+    """Open the adapter in a folder, which must be inside ``root`` if that is given; reads config and headers only.
 
     Raises ``adapter_missing``, ``adapter_outside_root``, ``path_outside_model``, ``adapter_malformed``,
     ``adapter_unsupported``, ``adapter_rank``, ``model_malformed``.
@@ -151,7 +152,7 @@ def open_adapter(path: str | Path, root: str | Path | None = None, max_rank: int
     config = parse_config(values, str(path))
     if not os.path.lexists(folder / WEIGHTS):
         pickled = os.path.lexists(folder / "adapter_model.bin")
-        reason = f"it holds no {WEIGHTS}" + (", and adapter_model.bin is a pickle, which could run code" * pickled)
+        reason = f"it has no {WEIGHTS}" + (", and adapter_model.bin is a pickle, which could run code" * pickled)
         raise error("adapter_malformed", adapter=path, reason=reason)
     adapter = AdapterFolder(folder, config, raw, read_header(real_path(folder, WEIGHTS), WEIGHTS))
     if max_rank is not None and adapter.max_rank > max_rank:
@@ -160,7 +161,7 @@ def open_adapter(path: str | Path, root: str | Path | None = None, max_rank: int
 
 
 def _resolved(path: str | Path, root: str | Path | None) -> Path:
-    """The real path of the folder."""
+    """Return the real path of the folder. Raises ``adapter_missing``, ``adapter_outside_root``."""
     try:
         folder = Path(os.path.realpath(path))
     except (OSError, ValueError):  # a loop of links, a zero byte
@@ -175,7 +176,7 @@ def _resolved(path: str | Path, root: str | Path | None) -> Path:
 def _modules(
     adapter: str, config: AdapterConfig, tensors: dict[str, TensorInfo]
 ) -> Iterator[tuple[str, AdaptedModule]]:
-    """The modules that the tensors' names tell, each checked. Raises ``adapter_malformed``, ``adapter_unsupported``."""
+    """Yield the modules that the tensor names determine. Raises ``adapter_malformed``, ``adapter_unsupported``."""
 
     def bad(reason: str) -> AiakqError:
         return error("adapter_malformed", adapter=adapter, reason=reason)
@@ -192,7 +193,7 @@ def _modules(
             raise bad(f"{found[1]} has a {found[2]} twice")
         part[_PARTS[found[2]]] = name
     if not parts:
-        raise bad("it holds no tensors")
+        raise bad("it has no tensors")
     for module, part in parts.items():
         if "a" not in part or "b" not in part:
             raise bad(f"{module} has no {'lora_B' if 'a' in part else 'lora_A'}")
@@ -210,14 +211,14 @@ def _module(
     part: dict[str, str],
     shapes: dict[str, tuple[int, ...]],
 ) -> AdaptedModule:
-    """One module, if its shapes fit together."""
+    """Return a module whose tensors have these shapes. Raises the error that ``bad`` returns if they do not match."""
     a, b = shapes["a"], shapes["b"]
     if len(a) != 2 or len(b) != 2 or 0 in a + b:
-        raise bad(f"{module} has lora_A {list(a)} and lora_B {list(b)}, which are no matrices (a shard of ZeRO-3?)")
+        raise bad(f"{module} has lora_A {list(a)} and lora_B {list(b)}, which are not matrices (a shard of ZeRO-3?)")
     rank, k = a
     n = b[0]
     if b[1] != rank or rank != config.rank_of(module):
-        raise bad(f"{module} has lora_A {list(a)} and lora_B {list(b)}, and its rank is {config.rank_of(module)}")
+        raise bad(f"{module} has lora_A {list(a)} and lora_B {list(b)}, but its rank is {config.rank_of(module)}")
     for kind in ("bias", "magnitude"):
         if shapes.get(kind, (n,)) != (n,):
             raise bad(f"the {kind} of {module} is {list(shapes[kind])}, not [{n}]")
@@ -226,7 +227,7 @@ def _module(
 
 
 def _unknown(adapter: str, name: str) -> AiakqError:
-    """The error for a tensor that is not of a linear layer's adapter."""
+    """Return the error for a tensor that does not belong to the adapter of a linear layer."""
     if "lora_embedding_" in name:
         return error("adapter_unsupported", adapter=adapter, field=name, reason="it adapts an embedding")
     if name.startswith("base_model.model.") and ".lora_" not in name:

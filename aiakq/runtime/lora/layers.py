@@ -1,4 +1,4 @@
-"""AdaptableLayers: the linear layers of a loaded model that adapters may change, by the names of their modules."""
+"""AdaptableLayers: the linear layers of a loaded model that can have adapters, by module name."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ from aiakq.runtime.lora.adapter_folder import AdapterFolder, LoraWeights
 from aiakq.runtime.lora.quantized_base import QuantizedBase, dora_factors, fits, fitted
 
 _EXPERT = re.compile(r"\.experts\.\d+\.")
-#: What follows the words before a layer's number, which models with other parts around them spell differently.
+#: The part of a module name from the list of layers on; what precedes it depends on the model around the layers.
 _IN_LAYER = re.compile(r"(?:^|\.)((?:layers|h|blocks)\.\d+\..+)$")
 _DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
 
 
 def is_adaptable(name: str) -> bool:
-    """Whether a linear layer of this name may have adapters: not one of several experts."""
+    """Whether a linear layer of this name can have adapters: it is not part of an expert."""
     return not _EXPERT.search(name)
 
 
 def find_module(name: str, modules: Collection[str]) -> str | None:
-    """What the model calls the module that an adapter calls ``name``; None if it has none."""
+    """Return the name in ``modules`` of the module that an adapter calls ``name``; None if there is none."""
     if name in modules:
         return name
     inside = _IN_LAYER.search(name)
@@ -69,7 +69,9 @@ def check_fits(
             raise mismatch(f"{name} is not a linear layer that can be adapted; similar names: {', '.join(near)}")
         if not fits((module.n, module.k), modules[found], widths or {}, found):
             n, k = modules[found]
-            raise mismatch(f"{name} has {module.k} inputs and {module.n} outputs there, {k} and {n} in the model")
+            raise mismatch(
+                f"{name} has {module.k} inputs and {module.n} outputs in the adapter, {k} and {n} in the model"
+            )
         field = targets.deselecting_field(name, model_type)
         if field is not None and (found == name or targets.deselecting_field(found, model_type) is not None):
             raise error("adapter_contradiction", adapter=adapter.path, module=name, field=field)
@@ -79,10 +81,10 @@ def check_fits(
 class AdapterTarget:
     """The linear layer ``name`` [N, K] of the checkpoint, which is a range of the outputs of ``layer``.
 
-    order   a number of the target within its layer.
-    first   its first output there.
+    order   index of the target among those of ``layer``.
+    first   its first output in ``layer``.
     rows    [N] int64: output i of the layer is row rows[i] of the stored weight; None: in order.
-    weight  gives the stored weight [N, K] in floats.
+    weight  returns the stored weight [N, K], dequantized.
     scales  what was folded into it.
     """
 
@@ -97,7 +99,7 @@ class AdapterTarget:
     scales: LinearScales
 
 
-#: An adapter by layer, as the layers' products have packed it.
+#: The tensors of an adapter by layer, as packed by the LoRA product of the layer.
 PreparedAdapter = dict[AdaptedLinear, Any]
 
 
@@ -106,7 +108,8 @@ class AdaptableLayers:
     """The layers of one rank.
 
     base                what quantization changed in them.
-    tokens, logit_rows  which rows of a step's tokens, and of its logits, have which adapter.
+    tokens, logit_rows  the adapter of each row of a step's tokens, and of its logits.
+    targets             by module name.
     """
 
     config: LoraConfig
@@ -127,7 +130,7 @@ class AdaptableLayers:
 
     @contextmanager
     def for_any_rows(self) -> Iterator[None]:
-        """While open, what is recorded holds for other rows than those of the current step."""
+        """While open, record operations for any rows, not only for those of the current step."""
         self.tokens.any_rows = self.logit_rows.any_rows = True
         try:
             yield
@@ -136,7 +139,7 @@ class AdaptableLayers:
 
     @property
     def largest_bytes(self) -> int:
-        """Bytes of the largest adapter that may be loaded: A and B, the bias of B and the factors of DoRA."""
+        """Return the bytes of the largest adapter that can be loaded: A, B, the bias of B and the factors of DoRA."""
         size = 2 if self.config.dtype in ("float16", "bfloat16") else 4
         return sum(
             size * self.config.max_rank * (target.n + target.k) + 8 * target.n for target in self.targets.values()
@@ -144,12 +147,12 @@ class AdaptableLayers:
 
     @property
     def largest_file_bytes(self) -> int:
-        """Bytes of the tensors of these layers in the largest file of an adapter, in float32."""
+        """Return the bytes of these layers' tensors in the largest adapter file, in float32."""
         return sum(4 * self.config.max_rank * (target.n + target.k) + 8 * target.n for target in self.targets.values())
 
     @property
     def bytes_per_file_byte(self) -> int:
-        """Bytes that an adapter takes in memory at most for every byte of its tensors in the file."""
+        """Return the largest ratio of an adapter's size in memory to that of its tensors in the file."""
         dtype = self.config.dtype
         return 2 if dtype == "float32" or (dtype == "auto" and self.base.scales) else 1
 
@@ -163,10 +166,10 @@ class AdaptableLayers:
         rows: Tensor | None,
         weight_of: Callable[[str, int], Tensor],
     ) -> LinearLayer:
-        """``base`` with adapters: the layers ``parts`` (name, N) side by side, with K inputs and the bias [sum of N].
+        """Return ``base`` with adapters: the concatenated layers ``parts`` (name, N) with K inputs and bias [sum of N].
 
         rows       of the only part; see AdapterTarget.
-        weight_of  gives the stored weight [N, K] of a part in floats.
+        weight_of  returns the stored weight [N, K] of a part, dequantized.
 
         Raises ``model_malformed`` for folded scales of another size.
         """
@@ -191,16 +194,16 @@ class AdaptableLayers:
         return layer
 
     def _scales(self, name: str, n: int, k: int) -> LinearScales:
-        """What was folded into the linear layer ``name`` [N, K]."""
+        """Return what was folded into the linear layer ``name`` [N, K]. Raises ``model_malformed`` for other sizes."""
         recorded = find_module(name, self.base.scales)
         scales = LinearScales() if recorded is None else self.base.scales[recorded]
         scales.check(name, n, k)
         return scales
 
     def prepare(self, weights: Mapping[str, LoraWeights]) -> PreparedAdapter:
-        """An adapter as ``load`` takes it; modules of other ranks are left out.
+        """Pack an adapter for ``load``, without the modules of other ranks.
 
-        May run in another thread than the steps.
+        Thread-safe beside steps. Raises ``adapter_malformed`` for values that overflow the dtype.
         """
         parts: dict[AdaptedLinear, list[tuple[int, LoraPart]]] = {}
         for name, lora in weights.items():
@@ -214,7 +217,7 @@ class AdaptableLayers:
         }
 
     def load(self, slot: int, prepared: PreparedAdapter) -> int:
-        """Put an adapter into a slot. Returns its bytes."""
+        """Load an adapter into a slot; returns its bytes."""
         try:
             return sum(layer.product.load(slot, packed) for layer, packed in prepared.items())
         except BaseException:
@@ -222,7 +225,7 @@ class AdaptableLayers:
             raise
 
     def unload(self, slot: int) -> None:
-        """Drop the adapter of a slot."""
+        """Free a slot, if it has an adapter."""
         for layer in {target.layer for target in self.targets.values()}:
             layer.product.unload(slot)
 
@@ -233,7 +236,7 @@ class AdaptableLayers:
         dtype = _DTYPES.get(self.config.dtype, lora.a.dtype)
         a, b, bias = lora.a.to(dtype), lora.b.to(dtype), lora.bias
         if dtype != lora.a.dtype and not (a.isfinite().all() and b.isfinite().all()):
-            reason = f"{target.name} holds numbers that are too large for {self.config.dtype} (--lora-dtype)"
+            reason = f"{target.name} has values that are too large for {self.config.dtype} (--lora-dtype)"
             raise error("adapter_malformed", adapter=target.name, reason=reason)
         if target.rows is not None:
             rows = target.rows.to(b.device)

@@ -1,8 +1,9 @@
-"""QuantizedBase: what quantization changed in the layers of a model, and adapters of the original model changed alike.
+"""QuantizedBase: what quantization changed in the layers of a model, and how adapters of the original model follow it.
 
 With inputs divided by c and outputs by r, a layer computes y' = W' x' with x' = x / c, y' = y / r and
 W' = diag(1 / r) W diag(c). An adapter of W becomes one of W' by A' = A diag(c) and B' = diag(1 / r) B. DoRA's factors
-of rows stay, and are made from the norms of W. Layers that were padded with zeros get adapters padded with zeros.
+of rows do not change; they are computed from the norms of W. Layers that were padded with zeros get adapters
+padded with zeros.
 """
 
 from __future__ import annotations
@@ -24,10 +25,10 @@ _UNCHANGED = LinearScales()
 
 @dataclass(frozen=True)
 class QuantizedBase:
-    """The changes of a checkpoint's layers; none by default.
+    """Changes of the layers of a checkpoint; none by default.
 
-    scales  linear layer -> what was folded into it.
-    widths  MLP widths that were padded.
+    scales  name of a linear layer -> what was folded into it.
+    widths  MLP widths that were padded: key of config.json -> before and after.
     """
 
     scales: Mapping[str, LinearScales] = field(default_factory=dict)
@@ -35,20 +36,21 @@ class QuantizedBase:
 
     @classmethod
     def read(cls, folder: Path, config: Mapping[str, Any]) -> QuantizedBase:
-        """That of a checkpoint with this config.json. Raises ``model_incomplete``, ``model_malformed``."""
+        """Read them from a checkpoint with this config.json. Raises ``model_incomplete``, ``model_malformed``."""
         return cls(read_scales(folder, config), read_widths(config))
 
 
 def fits(sizes: tuple[int, int], layer: tuple[int, int], widths: Widths, name: str) -> bool:
-    """Whether an adapter of a layer with ``sizes`` N and K is one of ``layer``, which may have been padded since."""
+    """Whether an adapter of a layer with ``sizes`` N and K fits one of sizes ``layer``, which may have been padded."""
     return all(
         have == want or pads_to(have, want, widths, name) is not None for have, want in zip(sizes, layer, strict=True)
     )
 
 
 def fitted(lora: LoraWeights, scales: LinearScales, n: int, k: int, widths: Widths, name: str) -> LoraWeights:
-    """``lora`` for the layer ``name`` [N, K] of the checkpoint, whose original model it was trained on. Its tensors are
-    float32 where factors were folded, so that nothing is rounded.
+    """Return ``lora``, trained on the original model, for the layer ``name`` [N, K] of the checkpoint.
+
+    Where scales were folded its tensors become float32, so that nothing is rounded.
     """
     a, b, bias, magnitude = lora.a, lora.b, lora.bias, lora.magnitude
     if (len(b), a.shape[1]) != (n, k):
@@ -63,8 +65,10 @@ def fitted(lora: LoraWeights, scales: LinearScales, n: int, k: int, widths: Widt
 
 
 def dora_factors(weight: Tensor, lora: LoraWeights, scales: LinearScales = _UNCHANGED) -> Tensor:
-    """[N] float32, the magnitude of every row over the norm of what the adapter makes of it (Liu et al. 2024,
-    arXiv:2402.09353); weight [N, K] and ``lora`` have the folds of ``scales``. A row of padding keeps factor 1.
+    """Return DoRA's factors of rows [N] float32: magnitude over the norm of the merged row (Liu et al. 2024,
+    arXiv:2402.09353).
+
+    ``weight`` [N, K] and ``lora`` have ``scales`` folded into them. A row of padding has factor 1.
     """
     assert lora.magnitude is not None
     merged = weight.float() + lora.scale * (lora.b.float() @ lora.a.float())

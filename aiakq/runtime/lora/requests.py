@@ -1,4 +1,4 @@
-"""LoRARequest: how a caller names an adapter; and the check of its folder against the loaded model."""
+"""LoRARequest: how a caller names an adapter; and checks of its folder against the loaded model."""
 
 from __future__ import annotations
 
@@ -17,8 +17,9 @@ from aiakq.runtime.lora.layers import check_fits
 class LoRARequest:
     """An adapter of ``LLM.generate``, with vLLM's fields.
 
-    lora_int_id  is not used: an adapter is known by the contents of its files.
-    lora_path    folder that PEFT saved it to.
+    lora_int_id      not used: an adapter is identified by the contents of its files.
+    lora_path        folder that PEFT saved it to.
+    base_model_name  not used.
     """
 
     lora_name: str
@@ -30,9 +31,9 @@ class LoRARequest:
 def check_adapter(
     name: str, path: str | Path, limits: AdapterLimits | None, root: str | Path | None = None
 ) -> AdapterRef:
-    """The adapter in the folder ``path``, checked against what was loaded, from its headers, and hashed.
+    """Check the adapter in the folder ``path`` against the loaded model, by its headers, and hash it.
 
-    root  the folder has to be inside it.
+    root  folder that ``path`` must be inside.
     Raises ``lora_disabled``, ``adapter_size``, and what ``open_adapter`` and ``check_fits`` raise.
     """
     if limits is None:
@@ -45,14 +46,14 @@ def check_adapter(
 
 
 class CheckedAdapters:
-    """Adapters that were checked, until their files change."""
+    """Cache of checked adapters; one whose files have changed is checked again."""
 
     def __init__(self, limits: AdapterLimits | None) -> None:
         self._limits = limits
         self._checked: dict[tuple[str, str], tuple[object, AdapterRef]] = {}
 
     def of(self, request: LoRARequest) -> AdapterRef:
-        """The adapter of ``request``. Raises what ``check_adapter`` raises."""
+        """Return the adapter of ``request``. Raises what ``check_adapter`` raises."""
         key, folder = (request.lora_name, request.lora_path), Path(request.lora_path)
         identity = [file_identity(folder / name) for name in (CONFIG, WEIGHTS)]
         known = self._checked.get(key)

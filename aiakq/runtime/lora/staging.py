@@ -14,7 +14,9 @@ T = TypeVar("T")
 class _Staged(Generic[T]):
     """An adapter that waits to be loaded.
 
-    ready    done when it is prepared or has failed.
+    ready     done when ``prepared`` or ``failure`` is set, or the adapter was dropped before its turn.
+    prepared  what ``prepare`` returned.
+    failure   what ``prepare`` raised.
     """
 
     def __init__(self, adapter: AdapterRef) -> None:
@@ -26,7 +28,7 @@ class _Staged(Generic[T]):
 
 
 class AdapterStaging(Generic[T]):
-    """Adapters by key, as ``prepare`` returns them, in the order in which they are added.
+    """Adapters by key, prepared by one thread in the order in which they are added.
 
     Their number is limited by ``AdapterPool``. All methods are called by one thread.
     """
@@ -38,11 +40,11 @@ class AdapterStaging(Generic[T]):
 
     @property
     def keys(self) -> list[str]:
-        """Keys of the adapters, the oldest first."""
+        """Return the keys of the adapters, the oldest first."""
         return list(self._staged)
 
     def add(self, adapter: AdapterRef) -> Future[None]:
-        """Prepare an adapter, unless that has begun; the future is done when it can be taken, even if it failed."""
+        """Queue an adapter, unless it is there already; the future is done when it can be taken, even if it failed."""
         staged = self._staged.get(adapter.key)
         if staged is None:
             staged = self._staged[adapter.key] = _Staged(adapter)
@@ -61,7 +63,7 @@ class AdapterStaging(Generic[T]):
         return staged.prepared
 
     def drop(self, key: str) -> None:
-        """Remove an adapter, if it is there."""
+        """Remove an adapter, if it is there; it is not prepared if that has not begun."""
         staged = self._staged.pop(key, None)
         if staged is not None:
             staged.is_dropped = True

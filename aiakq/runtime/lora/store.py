@@ -1,4 +1,4 @@
-"""AdapterStore: the adapters in the memory of one rank, loaded into the slots that batches name."""
+"""AdapterStore: the adapters in the memory of one rank, in the slots that the scheduler assigns."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from aiakq.runtime.lora.staging import AdapterStaging
 class AdapterStore:
     """Adapters by slot.
 
-    staging  those that are read before a batch loads them.
-    nbytes   in memory, by slot.
+    staging  adapters that are read before a batch loads them.
+    nbytes   slot -> bytes of its adapter in memory.
     """
 
     def __init__(self, layers: AdaptableLayers) -> None:
@@ -31,19 +31,20 @@ class AdapterStore:
         self.staging = AdapterStaging(self._prepare)
 
     def apply(self, freed: Sequence[int], new: Sequence[NewAdapter]) -> list[NewAdapter]:
-        """Drop the adapters of slots, then load ``new`` ones, which were staged; returns them, with an error where that
-        failed.
+        """Free slots, then load ``new`` adapters, which were staged.
+
+        Returns ``new``, with an error where loading failed.
         """
         for slot in freed:
             self._drop(slot)
         return [self._load(each) for each in new]
 
     def failure(self, adapter: AdapterRef) -> str | None:
-        """Why an adapter that a batch named is not there; None if it is."""
+        """Return why an adapter of a batch could not be loaded; None if it was."""
         return self._failures.get(adapter.key)
 
     def assign(self, rows: Iterable[tuple[AdapterRef, range, range]]) -> None:
-        """The rows of the next step's tokens and of its logits that have an adapter."""
+        """Set the rows of the next step's tokens and logits that have an adapter."""
         tokens: dict[int, list[int]] = {}
         logit_rows: dict[int, list[int]] = {}
         for adapter, own_tokens, own_logits in rows:
@@ -94,8 +95,10 @@ class AdapterStore:
 
 
 def read(adapter: AdapterRef) -> dict[str, LoraWeights]:
-    """The weights of an adapter by module. Raises what ``open_adapter`` raises, and ``adapter_changed``, also where a
-    link has replaced a folder of its path, which had none.
+    """Read the weights of an adapter by module.
+
+    Raises what ``open_adapter`` raises, and ``adapter_changed`` if its files are not those that were checked, or if a
+    folder of its path has been replaced by a link.
     """
     if os.path.realpath(adapter.path) != adapter.path:
         raise error("adapter_changed", adapter=adapter.name)

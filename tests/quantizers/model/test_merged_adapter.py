@@ -150,7 +150,7 @@ def test_embeddings_are_refused(tied, ensure_weight_tying, tiny_model, quantize,
 def test_what_cannot_be_merged_is_refused(tiny_model, quantize, tmp_path):
     plain, other = tiny_model("LlamaForCausalLM"), tiny_model("LlamaForCausalLM", intermediate_size=128)
     adapter, _ = adapter_of(other, tmp_path / "wide")
-    assert "outputs there" in str(refusal(quantize, plain, adapter, tmp_path))
+    assert "outputs in the adapter" in str(refusal(quantize, plain, adapter, tmp_path))
     assert "There is no adapter" in str(refusal(quantize, plain, tmp_path / "nowhere", tmp_path))
     biased = save_adapter(adapted(load(plain), **FIELDS["bias of B"]), tmp_path / "biased")
     refused = refusal(quantize, plain, biased, tmp_path)

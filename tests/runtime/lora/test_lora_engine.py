@@ -396,7 +396,7 @@ def test_adapters_that_torch_computes_are_not_recorded(base, requests, monkeypat
 
 
 def test_the_start_up_table_names_the_limits(base):
-    assert engine(base).engine.facts["LoRA adapters"] == "up to 1 in a step, 1 in memory, of rank 16 at most"
+    assert engine(base).engine.facts["LoRA adapters"] == "up to 1 in a step, 1 in memory, of rank up to 16"
 
 
 @pytest.mark.parametrize("method", ["weight_only_int8", "gptq"])
