@@ -1,7 +1,7 @@
 """What LoRA adapters cost: tokens per second while decoding with 0, 1, 4, 16 and 64 adapters, measured in turns.
 
     python examples/lora/lora_cost.py MODEL --rank 16 --batch 16 --rounds 5
-    python examples/lora/lora_cost.py --shape w4
+    python examples/lora/lora_cost.py --shape w4 --tokens 12
 
 The second one takes the 1.04 B shape of ``make bench-cpu`` with random weights: w4, w8, w8a8, or source for bfloat16.
 Adapters are random, on every linear layer of the blocks. With more adapters than ``--batch``, requests of all of them
@@ -12,6 +12,7 @@ without adapters, the median over rounds of pairs that were measured next to eac
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import math
 import statistics
@@ -125,10 +126,13 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--adapters", type=int, nargs="+", default=[0, 1, 4, 16, 64])
+    parser.add_argument("--keep", help="a new folder in which adapters and shape are left, for lora_cost_vllm.py")
     options = parser.parse_args()
     if (options.model is None) == (options.shape is None):
         parser.error("give a model, or --shape")
-    with tempfile.TemporaryDirectory() as folder:
+    kept = None if options.keep is None else contextlib.nullcontext(options.keep)
+    with kept or tempfile.TemporaryDirectory() as folder:
+        Path(folder).mkdir(parents=True, exist_ok=True)
         if options.shape is not None:
             options.model, options.load_format = shape_folder(options.shape, Path(folder)), "dummy"
         print(json.dumps(measure(options, Path(folder)), indent=2))
