@@ -38,6 +38,15 @@ WITH_BF16 INLINE F dot2_bf16(F acc, I w, I x) { return {_mm512_dpbf16_ps(acc.v, 
 INLINE F dot2_bf16(F acc, I, I) { return acc; }
 #endif
 
+// Prefetch distance for weights, see tiles.h. With AVX-512 it pays from two rows on.
+INLINE int64_t prefetch_from_two_rows(int64_t m, bool first) {
+#if defined(__AVX512F__)
+  return first && m > 1 ? 4096 : 0;
+#else
+  return prefetch_distance(m, first);
+#endif
+}
+
 // R rows and H halves of a tile from ``half`` on. Weights are prefetched ``ahead`` bytes ahead, unless that is 0.
 template <int TYPE, int R, int H>
 void multiply(const Dense& op, const Source& x, int64_t row, int64_t tile, int half, int64_t ahead) {
@@ -113,14 +122,14 @@ template <int TYPE> void multiply_rows(const Dense& op, const Source& x, int64_t
   RowBlocks::for_each(first, stop, [&](auto rows, int64_t row) {
     constexpr int R = decltype(rows)::value, H = HALVES<R>;
     // With float32 weights, prefetching makes a single row slower (docs/log.md).
-    const int64_t ahead = TYPE == FLOAT32 && R == 1 ? 0 : prefetch_distance(op.m, row == first);
+    const int64_t ahead = TYPE == FLOAT32 && R == 1 ? 0 : prefetch_from_two_rows(op.m, row == first);
     for (int half = 0; half < 2; half += H) multiply<TYPE, R, H>(op, x, row, tile, half, ahead);
   });
 }
 
 void multiply_rows_bf16(const Dense& op, int64_t first, int64_t stop, int64_t tile) {
   RowBlocks::for_each(first, stop, [&](auto rows, int64_t row) {
-    multiply_bf16<decltype(rows)::value>(op, row, tile, prefetch_distance(op.m, row == first));
+    multiply_bf16<decltype(rows)::value>(op, row, tile, prefetch_from_two_rows(op.m, row == first));
   });
 }
 
