@@ -6,6 +6,7 @@ from aiakq.runtime.config.scheduler import SchedulerConfig
 from aiakq.runtime.config.speculation import SpeculationConfig
 from aiakq.runtime.engine.pages import PagePool
 from aiakq.runtime.engine.sequence import ScheduledChunk, Sequence
+from aiakq.runtime.speculation.draft_budget import DraftBudget
 from aiakq.runtime.speculation.draft_length import DEFAULT_COSTS, MAX_RATE, AcceptanceRate, choose_lengths
 from aiakq.runtime.speculation.proposers import proposer_of
 from aiakq.runtime.speculation.speculation import Speculation
@@ -35,13 +36,15 @@ class DraftScheduling:
         self.running: list[Sequence] = []
         self._had_prompts = False
         self._acceptance = AcceptanceRate()
+        self._draft_budget = DraftBudget()
+        self._num_steps = 0  # since the budget earned last
         self._num_idle_steps = 0  # how many of the next steps of the same sequences need not look for draft tokens
 
     def _new_speculation(self, sequence: Sequence, config: SpeculationConfig) -> Speculation:
         """The draft tokens of a new sequence."""
         shared = self.proposer
         proposer = None if shared is None else shared.new_sequence(sequence.scope, sequence.num_prompt)
-        return Speculation(proposer, config.num_speculative_tokens, self._acceptance)
+        return Speculation(proposer, config.num_speculative_tokens, self._acceptance, self._draft_budget)
 
     def awaits_results(self) -> bool:
         """Whether the next step needs the results of pending ones, because it follows draft tokens or may have some."""
@@ -65,6 +68,7 @@ class DraftScheduling:
         """
         if len(self.running) >= config.disable_by_batch_size:
             return
+        self._num_steps += 1
         is_complete = len(chosen) == len(self.running)
         if self._num_idle_steps > 0 and is_complete:
             self._num_idle_steps -= 1
@@ -86,7 +90,7 @@ class DraftScheduling:
             (one.speculation.due_at - len(one.token_ids) for one in self.running if one.speculation is not None),
             default=0,
         )
-        return max(0, first - 1)
+        return max(0, first - 1, self._draft_budget.num_steps_until_earned - 1)
 
     def _add_proposals(
         self, chosen: list[ScheduledChunk], due: list[ScheduledChunk], config: SpeculationConfig
@@ -100,6 +104,11 @@ class DraftScheduling:
         required = self.costs.min_acceptance(num_tokens, num_decodes, config.num_speculative_tokens)
         if room <= 0 or required > MAX_RATE:
             return room <= 0
+        costs, budget = self.costs, self._draft_budget
+        budget.earn(self._num_steps, costs.step(num_decodes), num_decodes)
+        self._num_steps = 0
+        if budget.is_spent and self.proposer is not None:
+            due = [one for one in due if one.sequence.speculation is not None and one.sequence.speculation.has_received]
         proposals = self._proposals(due, room, config)
         rates = [speculation.rate for _, speculation, _ in proposals]
         lengths = [0] * len(rates)
@@ -111,6 +120,8 @@ class DraftScheduling:
                 speculation.set_aside(chunk.sequence.token_ids, drafts)
             elif self._grow_for_drafts(chunk.sequence, 1 + length):
                 chunk.add_drafts(drafts[:length])
+        verification = costs.step(num_tokens + sum(lengths)) - costs.step(num_tokens)
+        budget.charge(verification + len(due) * costs.bookkeeping)
         return True
 
     def _proposals(

@@ -16,6 +16,9 @@ from aiakq.runtime.speculation.draft_length import StepCosts
 
 #: Tokens of the steps that are measured, each of which verifies one token less.
 SIZES = (1, 2, 4, 8, 16)
+#: The same where a round over all sizes is no longer than ``_SECONDS``. Kernels compute several rows at a time, so that
+#: a step of 3 tokens may take longer than one of 4.
+ALL_SIZES = (1, 2, 3, 4, 5, 6, 7, 8, 12, 16)
 #: Rounds over all sizes: at least so many, and more within the first limit in seconds; none begins after the second.
 _ROUNDS, _QUICK_SECONDS, _SECONDS = 7, 0.3, 2.0
 #: Draft tokens of a proposal that is measured.
@@ -51,7 +54,7 @@ def measure_step_costs(
     None where the model fails: the first request will tell.
     """
     length = min(max_tokens, limits.max_model_len - _PROPOSED - 1, pool.num_usable * pool.page_size - _PROPOSED)
-    sizes = [size for size in SIZES if size <= length]
+    sizes = [size for size in ALL_SIZES if size <= length]
     pages = pool.allocate(-(-(max(sizes, default=0) + _PROPOSED) // pool.page_size)) if sizes else None
     if pages is None:
         return None
@@ -68,13 +71,15 @@ def measure_step_costs(
                     return None
                 if round_number:  # the first one allocates memory
                     seconds[case].append(took)
+            if round_number == 0 and time.monotonic() - started > _SECONDS:
+                cases = [case for case in cases if case[0] in SIZES]
             if round_number and time.monotonic() - started > _SECONDS:
                 break
     finally:
         pool.decref(pages)
-    times = {case: min(values) for case, values in seconds.items()}
+    times = {case: min(seconds[case]) for case in cases}
     draft = (times[1, _PROPOSED] - times[1, 0]) / _PROPOSED if has_draft_model else 0.0
-    return StepCosts({size: times[size, 0] for size in sizes}, max(0.0, draft))
+    return StepCosts({size: took for (size, proposed), took in times.items() if not proposed}, max(0.0, draft))
 
 
 def _measured_step(
@@ -94,6 +99,6 @@ def _measured_step(
 
 def describe_costs(costs: StepCosts) -> str:
     """For the start-up table."""
-    times = ", ".join(f"{size}: {1000 * costs.step(size):.3g}" for size in SIZES)
+    times = ", ".join(f"{size}: {1000 * costs.step(size):.3g}" for size in ALL_SIZES)
     proposal = costs.proposal(1)
     return f"ms of a step by tokens {times}" + (f"; of a draft token {1000 * proposal:.3g}" if proposal else "")

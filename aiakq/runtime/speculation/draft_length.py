@@ -17,17 +17,14 @@ _PRIOR_TOKENS = 2.0
 class StepCosts:
     """The time of a step by its number of tokens, interpolated between measurements, and extrapolated beyond them.
 
-    seconds        by number of tokens, 1 among them; made non-decreasing.
+    seconds        by number of tokens, 1 among them. More tokens may take less time than fewer, as
+                   kernels compute several rows at a time, but not less than one.
     draft_seconds  that a model takes to propose one draft token for one sequence; 0: proposals cost nothing.
     bookkeeping    seconds that the engine takes longer for a sequence with draft tokens.
     """
 
     def __init__(self, seconds: Mapping[int, float], draft_seconds: float = 0.0, bookkeeping: float = 0.0) -> None:
-        self._known: list[tuple[int, float]] = []
-        longest = 0.0
-        for tokens in sorted(seconds):
-            longest = max(longest, seconds[tokens])
-            self._known.append((tokens, longest))
+        self._known = [(tokens, max(seconds[tokens], seconds.get(1, 0.0))) for tokens in sorted(seconds)]
         if self._known[0][0] != 1:
             raise ValueError("the time of a step with one token is missing")
         self._draft = draft_seconds / (self._known[0][1] or 1.0)
@@ -79,8 +76,9 @@ class StepCosts:
                 return short + (long - short) * (tokens - fewer) / (more - fewer)
         if len(known) == 1:
             return known[0][1]
-        (fewer, short), (more, long) = known[-2:]
-        return long + (long - short) * (tokens - more) / (more - fewer)
+        more, long = known[-1]
+        fewer, short = next(one for one in reversed(known) if one[0] <= more // 2)
+        return long + max(0.0, long - short) * (tokens - more) / (more - fewer)
 
 
 #: Where nothing was measured: a step that is bound by memory bandwidth up to a few tokens.

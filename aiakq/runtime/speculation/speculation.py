@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from itertools import zip_longest
 
+from aiakq.runtime.speculation.draft_budget import DraftBudget
 from aiakq.runtime.speculation.draft_length import AcceptanceRate
 from aiakq.runtime.speculation.proposers import SequenceProposer
 
@@ -27,11 +28,19 @@ class Speculation:
     proposer                its own; None: the executor proposes, if anything does.
     num_speculative_tokens  maximum number of draft tokens in a step.
     overall                 acceptance of all sequences, with which a new one starts.
+    budget                  of the engine, which is credited for accepted draft tokens.
     due_at                  number of tokens from which on ``propose`` is worth a call: where nothing is proposed or
                             accepted, the pauses between proposals double.
     """
 
-    def __init__(self, proposer: SequenceProposer | None, num_speculative_tokens: int, overall: AcceptanceRate) -> None:
+    def __init__(
+        self,
+        proposer: SequenceProposer | None,
+        num_speculative_tokens: int,
+        overall: AcceptanceRate,
+        budget: DraftBudget | None = None,
+    ) -> None:
+        self._budget = budget or DraftBudget()
         self._proposer = proposer
         self.max_length = num_speculative_tokens
         self._overall = overall
@@ -49,6 +58,11 @@ class Speculation:
     def rate(self) -> float:
         """Acceptance of the tokens that ``propose`` returned last."""
         return self._current.value
+
+    @property
+    def has_received(self) -> bool:
+        """Whether the executor proposed what ``propose`` will return: it takes no search."""
+        return self._received is not None
 
     @property
     def proposer_rate(self) -> float:
@@ -107,7 +121,7 @@ class Speculation:
             count += 1
         if following:
             self._current = self._rate
-            self.observe(len(following), count)
+            self._observe(len(following), count)
         if not count:
             self._pause = min(2 * self._pause + 2 * _COMPARED_TOKENS, _MAX_PAUSE)
 
@@ -138,7 +152,11 @@ class Speculation:
             self._proposer.finish(token_ids)
 
     def observe(self, num_drafts: int, num_accepted: int) -> None:
-        """``num_accepted`` of the last ``num_drafts`` draft tokens were accepted."""
+        """``num_accepted`` of the last ``num_drafts`` draft tokens were accepted in a verification."""
+        self._budget.credit(num_accepted)
+        self._observe(num_drafts, num_accepted)
+
+    def _observe(self, num_drafts: int, num_accepted: int) -> None:
         self._current.observe(num_drafts, num_accepted)
         if self._current is self._rate:
             self._overall.observe(num_drafts, num_accepted, 0.95)

@@ -69,6 +69,30 @@ def test_rejected_drafts_cost_few_steps():
     assert sum(steps.step()[0] for _ in range(100)) <= 12
 
 
+def test_where_the_engine_itself_takes_long_rejected_drafts_are_neither_sought_nor_verified():
+    """A search takes half a step: one in fifty steps, after those that the budget of the start pays for."""
+    costs = StepCosts({1: 1.0, 16: 1.1}, bookkeeping=0.5)
+    steps = Steps(costs, right=False)
+    calls = []
+    proposer = steps.sequences[0].speculation._proposer
+    inner = proposer.propose
+    proposer.propose = lambda *arguments: calls.append(arguments) or inner(*arguments)
+    for _ in range(250):
+        steps.step()
+    assert 5 <= len(calls) <= 4 / 0.5 + 250 / 50 + 1
+
+
+def test_drafts_that_the_executor_proposed_are_verified_although_the_budget_is_spent():
+    """Forced tokens of a grammar take no search."""
+    steps = Steps(StepCosts({1: 1.0, 16: 1.1}, bookkeeping=0.01), right=False)
+    steps.step()
+    steps.step()
+    steps.scheduler._draft_budget.charge(100.0)
+    (sequence,) = steps.sequences
+    sequence.speculation.receive(len(sequence.token_ids), [7, 8], is_forced=True, is_late=False)
+    assert steps.step() == [2]
+
+
 def test_drafts_come_back_when_the_text_repeats_itself_again():
     steps = Steps(StepCosts({1: 1.0, 16: 2.0}), right=False)
     for _ in range(60):

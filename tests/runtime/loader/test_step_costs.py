@@ -28,7 +28,7 @@ def measured(monkeypatch) -> list[tuple[int, int]]:
 @pytest.mark.parametrize("ranks", [{}, {"tensor_parallel_size": 2}, {"pipeline_parallel_size": 2}], ids=str)
 def test_steps_of_every_size_are_measured(ranks, tiny_model, measured):
     llm = LLM(str(tiny_model("LlamaForCausalLM")), dtype="float32", speculative_config=NGRAM, **ranks)
-    assert set(measured) == {(size, 0) for size in (1, 2, 4, 8, 16)}
+    assert set(measured) == {(size, 0) for size in (1, 2, 3, 4, 5, 6, 7, 8, 12, 16)}
     costs = llm.engine.scheduler.costs
     assert costs is not DEFAULT_COSTS and 0 < costs.step(1) <= costs.step(16) and costs.proposal(1) == 0
     assert "ms of a step" in llm.engine.facts["speculation"]
@@ -53,7 +53,14 @@ def test_steps_are_no_larger_than_the_engine_runs_them(tiny_model, measured):
         max_num_batched_tokens=13,
         max_model_len=11,
     )
-    assert set(measured) == {(1, 0), (2, 0), (4, 0)}
+    assert set(measured) == {(size, 0) for size in range(1, 6)}
+
+
+def test_of_slow_models_fewer_sizes_are_measured(tiny_model, measured, monkeypatch):
+    monkeypatch.setattr(step_costs, "_SECONDS", 0.0)
+    llm = LLM(str(tiny_model("LlamaForCausalLM")), dtype="float32", speculative_config=NGRAM)
+    assert measured[10:] == [(1, 0), (2, 0), (4, 0), (8, 0), (16, 0)]
+    assert llm.engine.scheduler.costs is not DEFAULT_COSTS
 
 
 @pytest.mark.parametrize("arguments", [{}, {"speculative_config": NGRAM, "load_format": "dummy"}], ids=str)
