@@ -156,21 +156,38 @@ class DraftScheduling:
             return
         rates = [speculation.proposer_rate for _, speculation, _ in asked]
         limits = [min(limit, speculation.max_length) for _, speculation, limit in asked]
-        room = self.max_rows - len(chunks)
-        batch = self.costs, len(chunks), len(chunks)
-        lengths = choose_lengths(*batch, rates, limits, room, with_proposals=True)
-        probed = []
+        lengths = self._proposed_lengths(len(chunks), rates, limits, config)
         for (chunk, speculation, _), length in zip(asked, lengths, strict=True):
             chunk.num_proposed = length
-            if length == 0 and room > 0 and speculation.is_probe_due():
-                probed.append(chunk)
-        # Where draft tokens would not pay if all were accepted, the draft model need not keep up with the sequences.
-        if probed and any(choose_lengths(*batch, [MAX_RATE] * len(asked), limits, room, with_proposals=True)):
-            for chunk in probed:
-                chunk.num_proposed = 1
-        for chunk, _, _ in asked:
-            if chunk.num_proposed:
-                self._grow_for_drafts(chunk.sequence, chunk.count + chunk.num_proposed)  # for keys of the draft model
+            if length:
+                self._grow_for_drafts(chunk.sequence, chunk.count + length)  # for keys of the draft model
+                num_missed = speculation.model_read(chunk.end, chunk.sequence.num_prompt)
+                self._draft_budget.charge(self.costs.proposal(1 + num_missed) - self.costs.proposal(1))
+            else:
+                speculation.expect_none()
+
+    def _proposed_lengths(
+        self, num_decodes: int, rates: list[float], limits: list[int], config: SpeculationConfig
+    ) -> list[int]:
+        """How many tokens a draft model proposes for each sequence: as many as pay, or one to see whether they would.
+        None while the budget is spent, or where they would not pay although all were accepted.
+        """
+        costs, budget = self.costs, self._draft_budget
+        budget.earn(self._num_steps, costs.step(num_decodes), num_decodes)
+        self._num_steps = 0
+        required = costs.min_acceptance(num_decodes, num_decodes, config.num_speculative_tokens, with_proposals=True)
+        room = self.max_rows - num_decodes
+        if budget.is_spent or room <= 0 or required > MAX_RATE:
+            return [0] * len(rates)
+        lengths = choose_lengths(costs, num_decodes, num_decodes, rates, limits, room, with_proposals=True)
+        room -= sum(lengths)
+        for index, limit in enumerate(limits):
+            if not lengths[index] and limit and room > 0:
+                lengths[index] = 1
+                room -= 1
+        steps = (sum(length > depth for length in lengths) for depth in range(max(lengths)))
+        budget.charge(sum(map(costs.proposal, steps)))
+        return lengths
 
     def _pages_for(self, tokens: int) -> int:
         return -(-tokens // self.pool.page_size)

@@ -30,7 +30,7 @@ class StepCosts:
         self._draft = draft_seconds / (self._known[0][1] or 1.0)
         self.bookkeeping = bookkeeping
         self._table = [0.0]
-        self._min_acceptance: dict[tuple[int, int, int], float] = {}
+        self._min_acceptance: dict[tuple[int, int, int, bool], float] = {}
 
     def with_bookkeeping(self, step: float, drafts: float) -> StepCosts:
         """The same with what the engine itself takes: seconds in every step, and more for a sequence with drafts."""
@@ -49,13 +49,13 @@ class StepCosts:
         """
         return self._draft * self.step(sequences) if self._draft else 0.0
 
-    def min_acceptance(self, tokens: int, decodes: int, length: int) -> float:
+    def min_acceptance(self, tokens: int, decodes: int, length: int, with_proposals: bool = False) -> float:
         """Acceptance, to a hundredth, from which on some of up to ``length`` draft tokens of each decode pay in a step
-        of ``tokens``; 1.0 where none pays at MAX_RATE either, or there is no decode.
+        of ``tokens``; 1.0 where none pays at MAX_RATE either, or there is no decode. See ``choose_lengths``.
         """
         if decodes == 0:
             return 1.0
-        key = tokens, decodes, length
+        key = tokens, decodes, length, with_proposals
         if key not in self._min_acceptance:
             if len(self._min_acceptance) > 1024:
                 self._min_acceptance.clear()
@@ -63,7 +63,7 @@ class StepCosts:
 
             def pays(hundredths: int) -> bool:
                 rates = [hundredths / 100] * decodes
-                return any(choose_lengths(self, tokens, decodes, rates, limits, length * decodes))
+                return any(choose_lengths(self, tokens, decodes, rates, limits, length * decodes, with_proposals))
 
             found = bisect.bisect_left(range(round(100 * MAX_RATE) + 1), True, key=pays)
             self._min_acceptance[key] = found / 100 if found <= 100 * MAX_RATE else 1.0

@@ -15,8 +15,6 @@ _COMPARED_TOKENS = 4
 _MAX_PAUSE = 24
 #: A number of tokens that no sequence has.
 _NEVER = 2**62
-#: The first number of steps after which a model proposes a token again although that does not pay; it doubles.
-_PROBE_STEPS = 128
 #: Expected accepted tokens per step from which on steps wait for the tokens that draft tokens follow.
 _MIN_EXPECTED = 0.25
 _EXPECTED_WEIGHT = 0.1
@@ -51,8 +49,8 @@ class Speculation:
         self._unverified: tuple[int, list[int]] | None = None  # number of tokens before a proposal, and the proposal
         self.due_at = _NEVER if proposer is None else 0
         self._pause = 0
-        self._num_idle, self._probe_steps = 0, _PROBE_STEPS
         self._expected = 2 * _MIN_EXPECTED
+        self._num_read = 0  # tokens that a draft model has read
 
     @property
     def rate(self) -> float:
@@ -125,14 +123,17 @@ class Speculation:
         if not count:
             self._pause = min(2 * self._pause + 2 * _COMPARED_TOKENS, _MAX_PAUSE)
 
-    def is_probe_due(self) -> bool:
-        """Whether a model should propose a token although that does not pay; called once a step."""
+    def model_read(self, num_tokens: int, num_prompt: int) -> int:
+        """A draft model reads the sequence up to ``num_tokens``. Returns how many of its outputs it had missed, because
+        it did not propose anything meanwhile.
+        """
+        num_missed = max(0, num_tokens - max(self._num_read, num_prompt) - 1 - self.max_length)
+        self._num_read = num_tokens
+        return num_missed
+
+    def expect_none(self) -> None:
+        """A model proposes nothing in this step."""
         self._expect(0)
-        self._num_idle += 1
-        if self._num_idle < self._probe_steps:
-            return False
-        self._num_idle, self._probe_steps = 0, 2 * self._probe_steps
-        return True
 
     def receive(self, num_tokens: int, drafts: list[int], is_forced: bool, is_late: bool) -> None:
         """Take the draft tokens that the executor proposed to follow the first ``num_tokens``, perhaps none.
@@ -163,7 +164,6 @@ class Speculation:
         self._expect(num_accepted)
         if num_accepted:
             self._pause = 0
-            self._num_idle, self._probe_steps = 0, _PROBE_STEPS
 
     def _expect(self, num_accepted: float) -> None:
         self._expected += _EXPECTED_WEIGHT * (num_accepted - self._expected)

@@ -93,6 +93,52 @@ def test_drafts_that_the_executor_proposed_are_verified_although_the_budget_is_s
     assert steps.step() == [2]
 
 
+def speedup_with_model(acceptance: float, num_tokens: int, draft_seconds: float, count: int = 1) -> float:
+    """Speed-up by a draft model whose tokens are accepted with this probability; a step takes a second."""
+    costs = StepCosts({1: 1.0, 5: 1.05, 16: 1.6}, draft_seconds)
+    steps = Steps(costs, count, model="draft", num_speculative_tokens=4)
+    draw, seconds, num_steps = random.Random(1), 0.0, 0
+    while min(one.num_outputs for one in steps.sequences) < num_tokens:
+        chunks = steps.scheduler.schedule()
+        proposed = [chunk.num_proposed for chunk in chunks]
+        at_depth = (sum(length > depth for length in proposed) for depth in range(max(proposed)))
+        seconds += costs.step(sum(1 + len(chunk.drafts) for chunk in chunks)) + sum(map(costs.proposal, at_depth))
+        num_steps += 1
+        for chunk in chunks:
+            sequence, accepted = chunk.sequence, 0
+            sequence.collected(chunk)
+            while accepted < len(chunk.drafts) and draw.random() < acceptance:
+                accepted += 1
+            if chunk.drafts:
+                sequence.speculation.observe(len(chunk.drafts), accepted)
+                chunk.accept(accepted)
+            sequence.token_ids += [7] * (accepted + 1)
+            if chunk.num_proposed:
+                sequence.speculation.receive(len(sequence.token_ids), [7] * chunk.num_proposed, False, False)
+    return sum(one.num_outputs for one in steps.sequences) / count / seconds
+
+
+@pytest.mark.parametrize(
+    ("acceptance", "draft_seconds", "least"),
+    [
+        (0.9, 0.3, 1.7),
+        (0.8, 0.3, 1.4),
+        (0.9, 0.5, 1.3),
+        (0.8, 0.5, 1.1),
+        (0.5, 0.5, 0.96),
+        (0.1, 0.3, 0.96),
+        (0.0, 0.5, 0.96),
+    ],
+)
+def test_a_draft_model_that_pays_is_used_and_one_that_does_not_costs_little(acceptance, draft_seconds, least):
+    """Also where the acceptance that a sequence begins with would not pay."""
+    assert speedup_with_model(acceptance, 250, draft_seconds) >= least
+
+
+def test_a_draft_model_that_cannot_pay_is_not_asked():
+    assert speedup_with_model(1.0, 100, draft_seconds=1.0) == 1.0
+
+
 def test_drafts_come_back_when_the_text_repeats_itself_again():
     steps = Steps(StepCosts({1: 1.0, 16: 2.0}), right=False)
     for _ in range(60):

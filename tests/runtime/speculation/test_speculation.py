@@ -107,12 +107,11 @@ def test_forced_tokens_have_an_acceptance_of_their_own():
     assert one.rate > 0.8 and one.proposer_rate < 0.2
 
 
-def test_a_model_is_tried_again_ever_more_rarely():
+def test_a_model_reads_the_outputs_that_it_missed():
     one = speculation()
-    due = [step for step in range(2000) if one.is_probe_due()]
-    assert due == [127, 383, 895, 1919]
-    one.observe(1, 1)
-    assert [step for step in range(130) if one.is_probe_due()] == [127]
+    assert one.model_read(40, num_prompt=39) == 0, "prompts are not missed"
+    assert one.model_read(42, num_prompt=39) == 0
+    assert one.model_read(80, num_prompt=39) == 80 - 42 - 1 - one.max_length
 
 
 def test_steps_wait_for_tokens_only_while_drafts_are_accepted():
