@@ -43,9 +43,7 @@ def main() -> None:
     serving = [serve(name, path) for name, path in models.items()]
     results = {"latency": latency, "serving": serving}
     (OUT / "benchmark.json").write_text(json.dumps(results, indent=1))
-    file = ROOT / "docs" / "performance.md"
-    others = "\n\n".join(filter(None, (sections.get(file, name) for name in ("bench-cpu", "triton"))))
-    file.write_text(page(results) + (f"\n{others}\n" if others else ""), encoding="utf-8")
+    sections.put(ROOT / "docs" / "performance.md", "bench", section(results))
 
 
 def aiakq(*words: str) -> dict:
@@ -95,15 +93,10 @@ def serve(name: str, path: str) -> dict:
     return {"model": name, **{key: result[key] for key in keys}, "ttft": result["ttft_ms"], "tpot": result["tpot_ms"]}
 
 
-def page(results: dict) -> str:
-    """docs/performance.md."""
+def section(results: dict) -> str:
+    """The two tables of docs/performance.md, and the machine."""
     environment = results["latency"][0]["environment"]
     lines = [
-        "# Performance",
-        "",
-        "The first two tables are written by `make bench`, all their rows in one run. The example model has 5.8 M",
-        "parameters, so most of a step is overhead; a larger shape follows, where it has been measured.",
-        "",
         f"Machine: {environment['device_name']}, {environment['threads']} threads, torch {environment['torch']}, "
         f"transformers {environment['transformers']}, commit {environment['commit']}.",
         "",
@@ -127,7 +120,6 @@ def page(results: dict) -> str:
         lines.append(
             f"| {row['model']} | {row['output_throughput']:.0f} | {row['request_throughput']:.1f} | {first} | {per} |"
         )
-    lines += ["", "None of these figures was measured on a GPU."]
     return "\n".join(lines) + "\n"
 
 
