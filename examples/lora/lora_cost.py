@@ -15,14 +15,13 @@ import argparse
 import contextlib
 import json
 import math
-import statistics
 import sys
 import tempfile
-import time
 from pathlib import Path
 from typing import Any
 
 import torch
+from lora_rounds import compare, decoding_speed, sampling
 from safetensors.torch import save_file
 
 from aiakq import LLM, LoRARequest, SamplingParams
@@ -61,16 +60,6 @@ def shape_folder(kind: str, folder: Path) -> str:
     return str(made)
 
 
-def decoding_speed(llm: LLM, adapters: list[LoRARequest], num_requests: int, tokens: int) -> float:
-    """Tokens per second of requests that go through the adapters in turn."""
-    prompts = [{"prompt_token_ids": [5 + number % 50] * 8} for number in range(num_requests)]
-    chosen = [adapters[number % len(adapters)] for number in range(num_requests)] if adapters else None
-    params = SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True)
-    started = time.perf_counter()
-    llm.generate(prompts, params, use_tqdm=False, lora_request=chosen)
-    return num_requests * tokens / (time.perf_counter() - started)
-
-
 def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     num_adapters = max(options.adapters)
     resident = max(num_adapters, options.batch)
@@ -90,18 +79,9 @@ def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     assert limits is not None
     modules = {name: shape for name, shape in limits.modules.items() if ".layers." in name}
     requests = write_adapters(folder, modules, options.rank, num_adapters)
+    params, warm_up = (SamplingParams(**sampling(tokens)) for tokens in (options.tokens, 2))
     for llm, adapters in ((base, []), (lora, requests)):  # loads every adapter
-        decoding_speed(llm, adapters, max(options.batch, len(adapters)), 2)
-    speeds: dict[str, list[float]] = {"base": [], **{str(count): [] for count in options.adapters}}
-    ratios: dict[str, list[float]] = {str(count): [] for count in options.adapters}
-    for _ in range(options.rounds):
-        for count in options.adapters:
-            num_requests = max(options.batch, count)
-            before = decoding_speed(base, [], num_requests, options.tokens)
-            found = decoding_speed(lora, requests[:count], num_requests, options.tokens)
-            speeds["base"].append(before)
-            speeds[str(count)].append(found)
-            ratios[str(count)].append(found / before)
+        decoding_speed(llm, warm_up, adapters, max(options.batch, len(adapters)))
     return {
         "model": options.model,
         "rank": options.rank,
@@ -110,9 +90,7 @@ def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "adapter_bytes": sum(2 * options.rank * (n + k) for n, k in modules.values()),
         "facts": dict(lora.engine.facts),
-        "tokens_per_second": {name: statistics.median(values) for name, values in speeds.items()},
-        "ratio": {name: statistics.median(values) for name, values in ratios.items()},
-        "ratios": ratios,
+        **compare(base, lora, params, requests, options.adapters, options.batch, options.rounds),
     }
 
 

@@ -12,22 +12,14 @@ from aiakq.bench import served_drafts
 from aiakq.bench.serve import ServeOptions
 from aiakq.cli import main
 from aiakq.errors import AiakqError
-from aiakq.server.background import RunningServer, start_in_background
+from aiakq.server.background import RunningServer
 
 LOAD = {"num_prompts": 3, "input_len": 24, "output_len": 120, "num_warmups": 0}
 
 
 @pytest.fixture(scope="module")
-def drafting_server(example_model) -> Iterator[RunningServer]:
-    arguments = {
-        "model": str(example_model),
-        "dtype": "float32",
-        "num_gpu_blocks_override": 257,
-        "served_model_name": ["tinybooks"],
-        "speculative_model": "[ngram]",
-        "enable_admin_routes": True,
-    }
-    with start_in_background(arguments, timeout=120) as running:
+def drafting_server(start_bench_server) -> Iterator[RunningServer]:
+    with start_bench_server(speculative_model="[ngram]", enable_admin_routes=True) as running:
         yield running
 
 
