@@ -52,7 +52,7 @@ class Eagle3Config:
         _check_supported(path, raw, layer, nested)
         model = ModelConfig.from_hf(_layer_config(raw, layer))
         norm_before_fc, fc_norm, norm_output = (
-            bool(nested.get(name, raw.get(name))) for name in ("norm_before_fc", "fc_norm", "norm_output")
+            _switch(name, False, nested, raw) for name in ("norm_before_fc", "fc_norm", "norm_output")
         )
         if norm_before_fc and fc_norm:
             raise error("model_malformed", file="config.json", reason="norm_before_fc and fc_norm exclude each other")
@@ -61,7 +61,7 @@ class Eagle3Config:
             draft_vocab_size=_number(raw, "draft_vocab_size", model.vocab_size),
             target_hidden_size=_number(raw, "target_hidden_size", model.hidden_size),
             aux_layers=_aux_layers(raw, nested),
-            norm_before_residual=bool(raw.get("norm_before_residual", bool(layer))),
+            norm_before_residual=_switch("norm_before_residual", bool(layer), raw),
             norm_before_fc=norm_before_fc,
             fc_norm=fc_norm,
             norm_output=norm_output,
@@ -169,6 +169,14 @@ def _aux_layers(raw: Mapping[str, Any], nested: Mapping[str, Any]) -> tuple[int,
 def _object(raw: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     value = raw.get(name) or {}
     if not isinstance(value, Mapping):
+        raise error("model_malformed", file="config.json", reason=f"{name} is {value!r:.64}")
+    return value
+
+
+def _switch(name: str, default: bool, *parts: Mapping[str, Any]) -> bool:
+    """The setting ``name`` in the first of ``parts`` that has it."""
+    value = next((part[name] for part in parts if part.get(name) is not None), default)
+    if type(value) is not bool:
         raise error("model_malformed", file="config.json", reason=f"{name} is {value!r:.64}")
     return value
 

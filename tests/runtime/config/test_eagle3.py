@@ -77,6 +77,8 @@ def test_a_target_of_few_layers_needs_a_head_that_says_which(tmp_path):
         ({"architectures": ["Eagle3DeepseekV2ForCausalLM"]}, "Eagle3DeepseekV2ForCausalLM"),
         ({"rope_scaling": {"type": "mrope", "mrope_section": [1]}, "logit_scale": 0.5}, "logit_scale"),
         ({"draft_vocab_size": "many"}, "draft_vocab_size"),
+        ({"norm_before_fc": "false"}, "norm_before_fc is 'false'"),
+        ({"norm_before_residual": 1}, "norm_before_residual is 1"),
         ({"eagle_aux_hidden_state_layer_ids": [1, "2", 3]}, "eagle_aux_hidden_state_layer_ids"),
         ({"eagle_aux_hidden_state_layer_ids": [1, 2], "num_aux_hidden_states": 3}, "num_aux_hidden_states"),
         ({"transformer_layer_config": 3}, "transformer_layer_config"),
@@ -105,6 +107,11 @@ def test_norms_of_later_variants_are_read(tmp_path):
     assert norms(norm_before_fc=True, norm_output=False) == (True, False, False)
     assert norms(fc_norm=True, norm_output=True) == (False, True, True)
     assert norms(eagle_config={"norm_before_fc": True}) == (True, False, False)
+
+
+def test_a_null_in_eagle_config_leaves_the_setting_to_the_config(tmp_path):
+    config = Eagle3Config.from_folder(written(tmp_path, fc_norm=True, eagle_config={"fc_norm": None}))
+    assert config.fc_norm
 
 
 def test_the_layer_is_llamas_also_in_a_copy_of_another_familys_config(tmp_path):
