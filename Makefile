@@ -22,8 +22,8 @@ $(BIN)/pip:
 define install
 @echo "Installing aiakq, torch and transformers in $(VENV). Downloads take minutes."
 @if [ -z "$(TORCH_INDEX)" ] && [ "$$(uname)" = Linux ] && ! command -v nvidia-smi > /dev/null; then \
-	echo "No NVIDIA GPU was found. pip's default torch contains CUDA, which takes gigabytes; TORCH_INDEX=URL takes"; \
-	echo "torch from another index, such as PyTorch's index of CPU builds."; fi
+	echo "No NVIDIA GPU was found. pip's default torch contains CUDA and is gigabytes;"; \
+	echo "TORCH_INDEX=URL takes torch from an index of CPU builds."; fi
 @began=$$(date +%s); $(PYTHON) -P kernels/cpu/build.py > /dev/null 2>&1 & \
 	$(PIP_INSTALL) $(1); code=$$?; wait; \
 	if [ $$code = 0 ]; then echo "Installed after $$(($$(date +%s) - began)) s."; fi; exit $$code
