@@ -19,6 +19,7 @@ from aiakq import formats
 from aiakq.errors import AiakqError, error
 from aiakq.formats import quantization_config
 from aiakq.formats.checks import derive_group_size
+from aiakq.formats.config_values import unsupported
 from aiakq.formats.headers import Dimensions
 from aiakq.formats.hub import resolve_model
 from aiakq.formats.model_folder import (
@@ -33,6 +34,7 @@ from aiakq.formats.model_folder import (
 )
 from aiakq.formats.safetensors_file import TensorInfo, read_header, read_tensor
 from aiakq.formats.torch_file import describe, read_torch_file
+from aiakq.kernels import hadamard
 from aiakq.kernels.types import QWeight
 from aiakq.spec import QuantSpec
 
@@ -126,7 +128,24 @@ class Checkpoint:
     @cached_property
     def spec(self) -> QuantSpec | None:
         """Return how the checkpoint is quantized, or None. Raises ``format_unsupported``."""
-        return quantization_config.read_spec(self.path, self.config)
+        spec = quantization_config.read_spec(self.path, self.config)
+        if spec is not None and spec.rotated:
+            self._check_rotated(spec)
+        return spec
+
+    def _check_rotated(self, spec: QuantSpec) -> None:
+        """Raise ``format_unsupported`` if the inputs of some linear cannot be rotated."""
+        named = {name.rpartition(".")[0] for name in self.inventory}
+        linears = sorted(name for name in named if spec.rotates(name))
+        for name in linears:
+            headers = self._headers(name)
+            if "qweight" not in headers or not formats.layout_of(headers, spec.format).startswith("gptq"):
+                raise unsupported(f"rotation, and {name:.200} is not quantized as GPTQ")
+            k = formats.load(spec.format).dimensions(headers, spec.for_layer(name) or spec).k
+            if hadamard.factors(k) is None:
+                raise unsupported(f"rotation of {k} inputs ({name:.200}), for which it defines no Hadamard matrix")
+        if not linears:
+            raise unsupported("rotation, and no linear layer is called mlp.down_proj")
 
     def tensor(self, name: str) -> Tensor:
         """Read one tensor to the CPU. Raises KeyError for a name outside the inventory.

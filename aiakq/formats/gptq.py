@@ -177,6 +177,7 @@ def from_config(config: Mapping[str, Any]) -> QuantSpec | None:
         desc_act=bool(config.get("desc_act", False)),
         ignore=() if config.get("lm_head") else ("lm_head",),
         layers=tuple(_dynamic(read_object(config.get("dynamic"), "dynamic"), base)),
+        rotated=_rotated(config),
         notes=_quantizer_note(config),
     )
 
@@ -186,6 +187,19 @@ def _dynamic(dynamic: Mapping[str, Any], base: LayerSpec) -> Iterable[tuple[str,
     for key, values in dynamic.items():
         layer = None if key.startswith("-:") else layer_override(values, base)
         yield "re:" + key.removeprefix("+:").removeprefix("-:"), layer
+
+
+def _rotated(config: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return patterns of the linears whose inputs GPTQModel rotates online; its other rotations are in the weights.
+
+    The key holds the kind of the matrix, which GPTQModel does not store; only Hadamard's can be computed again.
+    """
+    rotation = config.get("rotation")
+    if not rotation:
+        return ()
+    if rotation != "hadamard":
+        raise unsupported(f"GPTQ with rotation {rotation!r:.40}, a matrix that the files do not hold")
+    return (r"re:(.*\.)?mlp\.down_proj$",)
 
 
 def _quantizer_note(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -287,6 +301,7 @@ def read(tensors: Mapping[str, Tensor], spec: QuantSpec, name: str = "linear") -
         perm=perm,
         bias=read_bias(tensors, n, name),
         group_size=group_size,
+        rotated=spec.rotates(name),
     )
 
 
