@@ -322,7 +322,7 @@ def _writer(checkpoint: Checkpoint) -> str | None:
             return f"aiakq {read_json(checkpoint.path / MANIFEST, MANIFEST).get('aiakq', '')}".strip()
     except AiakqError:
         pass
-    writer = quantization_config.writer(checkpoint.config.get("quantization_config") or {})
+    writer = quantization_config.writer(quantization_config.stored_config(checkpoint.config) or {})
     if writer is not None:
         return writer
     version = checkpoint.config.get("transformers_version")
