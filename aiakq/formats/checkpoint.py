@@ -17,7 +17,7 @@ from torch import Tensor
 
 from aiakq import formats
 from aiakq.errors import AiakqError, error
-from aiakq.formats import quantization_config
+from aiakq.formats import quantization_config, unread_formats
 from aiakq.formats.checks import derive_group_size
 from aiakq.formats.config_values import unsupported
 from aiakq.formats.headers import Dimensions
@@ -129,6 +129,11 @@ class Checkpoint:
     def spec(self) -> QuantSpec | None:
         """Return how the checkpoint is quantized, or None. Raises ``format_unsupported``."""
         spec = quantization_config.read_spec(self.path, self.config)
+        named = unread_formats.of_tensors(
+            {name: self.inventory[name] for name in self.inventory.keys() - self.beside_text}
+        )
+        if named is not None:
+            raise unsupported(named)
         if spec is not None and spec.rotated:
             self._check_rotated(spec)
         return spec

@@ -58,7 +58,7 @@ def of_config(config: Mapping[str, object]) -> str | None:
 
 def of_tensors(inventory: Mapping[str, TensorInfo]) -> str | None:
     """Return the format of tensors that no format of aiakq has, with one of their names, or None."""
-    for name, info in inventory.items():
+    for name, info in sorted(inventory.items()):
         found = _of_tensor(name, info, inventory)
         if found is not None:
             return f"{found} ({name:.200})"

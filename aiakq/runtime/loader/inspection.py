@@ -74,6 +74,7 @@ class Inspection:
     differences   tensors that are missing, unexpected or of another shape than the config implies; None for an
                   architecture without a native model.
     kv_bytes_per_token  bytes per token in the KV cache over all layers; None like ``differences``.
+    left_out      tensors that aiakq does not use, see ``formats.left_out``.
     """
 
     path: str
@@ -91,6 +92,7 @@ class Inspection:
     operations: tuple[Operation, ...] = ()
     differences: tuple[Difference, ...] | None = None
     kv_bytes_per_token: int | None = None
+    left_out: tuple[str, ...] = ()
 
     @property
     def nbytes(self) -> int:
@@ -142,6 +144,7 @@ class Inspection:
                 "mixed": spec.mixed,
                 "layers": {name: None if layer is None else vars(layer) for name, layer in spec.layers},
             },
+            "left_out": list(self.left_out),
             "inventory": None if self.differences is None else [_difference_document(d) for d in self.differences],
             "layers": [_layer_document(layer) for layer in self.layers],
             "operations": {
@@ -217,6 +220,7 @@ def inspect_checkpoint(
         operations=tuple(Operation(name, each.name, each.passed_over) for name, each in planned.selected),
         differences=planned.differences,
         kv_bytes_per_token=planned.kv_bytes_per_token,
+        left_out=planned.left_out,
     )
 
 

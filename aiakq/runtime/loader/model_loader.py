@@ -6,6 +6,7 @@ from collections.abc import Collection
 from pathlib import Path
 
 from aiakq.errors import error
+from aiakq.formats.left_out import describe
 from aiakq.kernels.ops.sharded import ShardedOps
 from aiakq.runtime.config.engine import EngineConfig
 from aiakq.runtime.device_memory import is_out_of_memory
@@ -72,6 +73,8 @@ def load_model(config: EngineConfig, share: ModelShare | None = None) -> tuple[M
     facts["linear layers"] = "; ".join([facts["linear layers"], *weights.remarks])
     if isinstance(weights, CheckpointWeights) and weights.checkpoint.beside_text:
         facts["model part"] = _text_part_only(weights.checkpoint.beside_text)
+    if isinstance(weights, CheckpointWeights) and weights.left_out:
+        facts["left out"] = "; ".join(describe(weights.left_out))
     return model, facts
 
 
