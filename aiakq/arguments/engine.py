@@ -39,6 +39,7 @@ class ModelArguments:
         "Access token for hub models; if not given, the hub client's own, if any (HF_TOKEN or its login). Without a "
         "value, or empty: the hub client's own, which must exist.",
         environment=False,
+        bare="",
     )
     hf_config_path: str | None = argument(None, "Folder or hub name of the config.json to use instead of the model's.")
     hf_overrides: dict[str, Any] | None = argument(

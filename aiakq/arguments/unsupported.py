@@ -6,14 +6,12 @@ has no effect or, if ignoring it would change results, refused. Standard library
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from aiakq.errors import error
-
-_BOOLEANS = {"true": True, "false": False}
+from aiakq.arguments.argument import BOOLEANS
+from aiakq.errors import error, short_repr
 
 
 @dataclass(frozen=True)
@@ -24,6 +22,7 @@ class Unsupported:
     defaults  values that change nothing, besides None, False, and empty values.
     refused   whether other values are refused; else they are accepted with a notice.
     switch    whether it is a flag without a value, or with "true" or "false" as the next word.
+    many      whether its value is a list, of which each entry is a word of a command line.
     """
 
     name: str
@@ -31,6 +30,7 @@ class Unsupported:
     defaults: tuple[Any, ...] = ()
     refused: bool = False
     switch: bool = False
+    many: bool = False
     short: str | None = None
 
     @property
@@ -38,14 +38,22 @@ class Unsupported:
         return "--" + self.name.replace("_", "-")
 
     @property
+    def flags(self) -> tuple[str, ...]:
+        return (self.flag,) if self.short is None else (self.flag, self.short)
+
+    @property
     def status(self) -> str:
         return "refused" if self.refused else "no effect"
 
     def is_default(self, value: Any) -> bool:
         """Whether ``value`` is equivalent to not giving the argument."""
-        if self.switch and str(value).lower() in _BOOLEANS:
-            value = _BOOLEANS[str(value).lower()]
-        return value is None or value is False or str(value) in ("", "{}", "[]", *map(str, self.defaults))
+        if self.switch and isinstance(value, str):
+            value = BOOLEANS.get(value.strip().lower(), value)
+        return (
+            value is None
+            or value is False
+            or short_repr(value).strip("'") in ("", "{}", "[]", *map(str, self.defaults))
+        )
 
 
 _EXACT_DRAFTS = "a draft token is accepted only if it equals the sampled token, so that the output never changes"
@@ -146,34 +154,6 @@ UNSUPPORTED: tuple[Unsupported, ...] = (
 )
 
 BY_NAME = {row.name: row for row in UNSUPPORTED}
-
-
-def split_words(words: Sequence[str]) -> tuple[list[str], dict[str, Any]]:
-    """Return the words of a command line without these arguments, and the values given for them.
-
-    The parser does not know them: eighty more options would double the start-up time of the command line.
-    """
-    names = {row.flag: row for row in UNSUPPORTED} | {row.short: row for row in UNSUPPORTED if row.short}
-    kept: list[str] = []
-    given: dict[str, Any] = {}
-    rest = deque(words)
-    while rest:
-        word = rest.popleft()
-        if word == "--":
-            return [*kept, word, *rest], given
-        name, has_value, value = word.partition("=")
-        off = name.startswith("--no-") and name not in names
-        row = names.get("--" + name.removeprefix("--no-") if off else name)
-        if row is None or (off and not row.switch):
-            kept.append(word)
-        elif has_value:
-            given[row.name] = value
-        elif row.switch:
-            has_word = not off and bool(rest) and rest[0].lower() in _BOOLEANS
-            given[row.name] = _BOOLEANS[rest.popleft().lower()] if has_word else not off
-        else:
-            given[row.name] = rest.popleft() if rest else None
-    return kept, given
 
 
 def refuse(given: Mapping[str, Any]) -> None:
