@@ -14,6 +14,7 @@ from typing import Any
 from aiakq.arguments.argument import Argument, argument, checked_value, rows_of
 from aiakq.arguments.engine import ENGINE_ARGUMENTS
 from aiakq.arguments.lora import checked_modules
+from aiakq.arguments.server_compatibility import CompatibleServerArguments
 from aiakq.arguments.spelling import plain_keys
 from aiakq.arguments.unsupported import BY_NAME as UNSUPPORTED
 from aiakq.arguments.unsupported import refuse
@@ -257,14 +258,24 @@ class ServerArguments:
     disable_log_stats: bool = argument(False, "Do not log statistics every ten seconds.")
 
 
-SERVER_ARGUMENTS: tuple[Argument, ...] = rows_of(ServerArguments, "server")
+SERVER_ARGUMENTS: tuple[Argument, ...] = (
+    *rows_of(ServerArguments, "server"),
+    *rows_of(CompatibleServerArguments, "server"),
+)
 ARGUMENTS: tuple[Argument, ...] = ENGINE_ARGUMENTS + SERVER_ARGUMENTS
 
 
 def keywords(given: Mapping[str, Any]) -> dict[str, Any]:
     """Return keyword arguments with the names that ``checked`` knows, from any spelling of the command line."""
-    objects = {row.name for row in ARGUMENTS if row.type is dict} | UNSUPPORTED.keys()
-    return plain_keys(given, objects.__contains__)
+    names = {key: row.name for row in ARGUMENTS for key in row.keys}
+    objects = {key for row in ARGUMENTS if row.type is dict for key in row.keys} | UNSUPPORTED.keys()
+    values: dict[str, Any] = {}
+    for key, value in plain_keys(given, objects.__contains__).items():
+        name = names.get(key, key)
+        if name in values:
+            raise error("usage", reason=f"{name} is given twice.", hint="Give it once.")
+        values[name] = value
+    return values
 
 
 def checked(given: Mapping[str, Any], *, server: bool) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from aiakq.arguments.argument import BOOLEANS, Argument, parse_number
-from aiakq.arguments.unsupported import Unsupported
+from aiakq.arguments.unsupported_row import Unsupported
 from aiakq.errors import AiakqError, error, short_repr
 
 

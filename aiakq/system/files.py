@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import stat
 from collections.abc import Callable
 from pathlib import Path
 from typing import BinaryIO
 
-from aiakq.errors import AiakqError, error
-
+#: Returns the exception for a reason like ``it is a folder``.
+Bad = Callable[[str], Exception]
 #: What a path can name instead of a file.
 _KINDS = (
     (stat.S_ISDIR, "it is a folder"),
@@ -21,14 +20,12 @@ _KINDS = (
 )
 
 
-def open_named(path: Path, bad: Callable[[str], AiakqError]) -> BinaryIO:
-    """Open a regular file, also through links. Raises ``bad(reason)`` for anything else, and ``open_files``."""
+def open_named(path: Path, bad: Bad) -> BinaryIO:
+    """Open a regular file, also through links. Raises ``bad(reason)`` for anything else."""
     try:
         # O_NONBLOCK: opening a named pipe must not wait for a writer.
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as problem:
-        if problem.errno in (errno.EMFILE, errno.ENFILE):
-            raise error("open_files") from None
         raise bad(problem.strerror or str(problem)) from None
     except ValueError:  # a zero byte in the name
         raise bad("no file can have this name") from None
@@ -39,12 +36,12 @@ def open_named(path: Path, bad: Callable[[str], AiakqError]) -> BinaryIO:
     return os.fdopen(descriptor, "rb")
 
 
-def check_named(path: Path, bad: Callable[[str], AiakqError]) -> None:
+def check_named(path: Path, bad: Bad) -> None:
     """Check that a library can open a regular file of this name. Raises as ``open_named``."""
     open_named(path, bad).close()
 
 
-def read_named(path: Path, limit: int, bad: Callable[[str], AiakqError]) -> bytes:
+def read_named(path: Path, limit: int, bad: Bad) -> bytes:
     """Return the content of a regular file of at most ``limit`` bytes. Raises as ``open_named``."""
     with open_named(path, bad) as stream:
         try:
@@ -57,7 +54,7 @@ def read_named(path: Path, limit: int, bad: Callable[[str], AiakqError]) -> byte
     return content
 
 
-def read_named_text(path: Path, limit: int, bad: Callable[[str], AiakqError]) -> str:
+def read_named_text(path: Path, limit: int, bad: Bad) -> str:
     """Return the text of a regular UTF-8 file of at most ``limit`` bytes. Raises as ``open_named``."""
     try:
         return read_named(path, limit, bad).decode("utf-8-sig")
