@@ -29,10 +29,10 @@ from aiakq.terminal.chat_command import chat
 from aiakq.terminal.checkpoint_commands import collect_env, evaluate, inspect
 from aiakq.terminal.completion import completion, words_with_options
 from aiakq.terminal.help import Command, Group, PlainCommand
-from aiakq.terminal.options import add_options, split_lists
+from aiakq.terminal.options import add_options, has_table, rewrite_words
 from aiakq.terminal.quantize_command import quantize
 from aiakq.terminal.serve_command import serve
-from aiakq.terminal.usage_errors import check_spelling, close_names, usage_error
+from aiakq.terminal.usage_errors import check_unknown, close_names, usage_error
 
 #: What a shell reports for a program that a signal ended: 128 + SIGINT, 128 + SIGPIPE.
 INTERRUPTED, CLOSED_PIPE = 130, 141
@@ -91,7 +91,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         words.remove("--debug")
         debug = True
     try:
-        return _run(_without_unsupported(words), debug)
+        return _run(words, debug)
     except KeyboardInterrupt:
         console.note("aiakq: interrupted")
         return INTERRUPTED
@@ -113,19 +113,18 @@ def main(argv: Sequence[str] | None = None) -> int:
         _settle_stdout()
 
 
-def _without_unsupported(words: list[str]) -> list[str]:
-    """``words`` without unsupported options, about each of which a line is shown. Raises ``option_refused``."""
-    if not words or words[0] not in ("serve", "bench"):
-        return words
+def _rewritten(name: str, words: Sequence[str]) -> list[str]:
+    """The words of a command in the spellings that the parser knows, without unsupported options.
+
+    Shows a line about each option that has no effect or is given twice. Raises ``usage`` and ``option_refused``.
+    """
     from aiakq.arguments import unsupported
 
-    if words[0] == "serve":
-        words = split_lists(words)
-    words, given = unsupported.split_words(words)
-    unsupported.refuse(given)
-    for line in unsupported.notices(given):
+    rewritten = rewrite_words(name, words)
+    unsupported.refuse(rewritten.unsupported)
+    for line in (*rewritten.warnings, *unsupported.notices(rewritten.unsupported)):
         console.warning(line)
-    return words
+    return rewritten.words
 
 
 def _run(words: list[str], debug: bool) -> int:
@@ -142,7 +141,11 @@ def _run(words: list[str], debug: bool) -> int:
         elif not rest[0].startswith("-"):
             hint = close_names(rest[0], command.commands) or f"There are {', '.join(command.commands)}."
             raise error("usage", reason=f"There is no command {' '.join([name, rest[0]]).strip()!r}.", hint=hint)
-    check_spelling(rest, _options(command))
+    if has_table(name):
+        words = [*name.split(), *_rewritten(name, rest)]
+    else:
+        for word in rest:
+            check_unknown(word, _options(command))
     with contextlib.ExitStack() as around:
         around.enter_context(_unwinding_on_signals())
         if not debug and name != "serve":  # whose log lines are part of its output

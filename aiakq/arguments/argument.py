@@ -36,7 +36,8 @@ _IN_WORDS: dict[type, str] = {
     Path: "a path",
 }
 _TYPES: dict[str, type] = {kind.__name__: kind for kind in (str, int, float, bool, list, tuple, dict, Path)}
-_BOOLEANS = {"true": True, "1": True, "false": False, "0": False}
+#: Words for the values of a switch.
+BOOLEANS = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
 #: Prefix of the environment variables of options.
 PREFIX = "AIAKQ_"
 
@@ -60,6 +61,7 @@ class Argument:
     automatic    whether ``auto`` (for an integer also -1) is a valid value that lets the program choose.
     levels       whether an integer is accepted in place of a JSON object.
     paths        whether a string may also be given as a Path.
+    bare         value on a command line that gives the option without one; None: it needs one.
     separator    separates the entries of a list on the command line and in the environment.
     environment  whether there is an environment variable; False if the program reads that variable itself.
     convert      converts a given value to the one that the program uses; raises ValueError with the invalid part.
@@ -85,6 +87,7 @@ class Argument:
     automatic: bool = False
     levels: bool = False
     paths: bool = False
+    bare: str | None = None
     separator: str = ","
     environment: bool = True
     convert: Callable[[Any], Any] | None = None
@@ -118,9 +121,20 @@ class Argument:
         return self.name if self.positional else self.long_flag.removeprefix("--").replace("-", "_")
 
     @property
+    def keys(self) -> tuple[str, ...]:
+        """All names in configuration files: ``key``, the keyword, and the other flags."""
+        flags = (flag.lstrip("-").replace("-", "_") for flag in (() if self.positional else self.all_flags))
+        return tuple(dict.fromkeys((self.key, self.name, *flags)))
+
+    @property
     def variable(self) -> str | None:
         """The environment variable."""
         return PREFIX + self.key.upper() if self.environment else None
+
+    @property
+    def variables(self) -> tuple[str, ...]:
+        """All names of the environment variable; ``variable`` first, then those of the other flags."""
+        return tuple(PREFIX + key.upper() for key in self.keys if len(key) > 1) if self.environment else ()
 
     @property
     def parsed(self) -> bool:
@@ -200,8 +214,8 @@ def checked_value(argument: Argument, value: Any, source: str | None = None) -> 
 
 
 def _is_auto(argument: Argument, value: Any) -> bool:
-    text = str(value).strip().lower()
-    return text == "auto" or (argument.type is int and text == "-1")
+    text = value.strip().lower() if isinstance(value, str) else value
+    return text == "auto" or (argument.type is int and text in ("-1", -1) and not isinstance(value, bool))
 
 
 def _check_type(argument: Argument, value: Any, source: str | None) -> None:
@@ -239,7 +253,7 @@ def _parse(argument: Argument, text: str, source: str | None) -> Any:
         if argument.type is dict:
             return json.loads(text)
         if argument.type is bool:
-            return _BOOLEANS[text.strip().lower()]
+            return BOOLEANS[text.strip().lower()]
         if argument.type is float:
             return float(text)
         if argument.type is int:

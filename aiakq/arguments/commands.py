@@ -28,6 +28,8 @@ from aiakq.arguments.comparison import AlternationArguments, CompareArguments, C
 from aiakq.arguments.engine import ENGINE_ARGUMENTS
 from aiakq.arguments.quantize import QuantizeArguments
 from aiakq.arguments.server import ARGUMENTS
+from aiakq.arguments.spelling import Options
+from aiakq.arguments.unsupported import UNSUPPORTED
 from aiakq.errors import error
 
 #: The option that names a configuration file; every command has it.
@@ -62,6 +64,14 @@ class CommandArguments:
     @property
     def rows(self) -> tuple[Argument, ...]:
         return (*self.own_rows, *self.engine_rows)
+
+    @property
+    def options(self) -> Options:
+        """All options as the words of a command line may spell them."""
+        # Those of the engine take several words, as vLLM's do; others only if no positional argument could follow.
+        lists = self.engine_rows if any(row.positional for row in self.own_rows) else self.rows
+        several = {row.name for row in lists if row.type in (list, tuple)}
+        return Options((*self.rows, CONFIG), UNSUPPORTED if self.engine else (), several)
 
     def values(
         self,
@@ -125,7 +135,7 @@ def given_values(
     values = {}
     for row in rows:
         word = words.get(row.name)
-        variable = environment.get(row.variable) if row.variable else None
+        variable = next((name for name in row.variables if environment.get(name)), None)
         if isinstance(word, list):
             values[row.name] = checked_value(row, [part for text in word for part in split_list(row, text)])
         elif isinstance(word, str):
@@ -133,10 +143,18 @@ def given_values(
         elif word is not None:
             values[row.name] = checked_value(row, word)
         elif variable:
-            values[row.name] = value_of_text(row, variable, row.variable)
+            values[row.name] = value_of_text(row, environment[variable], variable)
         elif config.get(row.key) is not None:
-            values[row.name] = checked_value(row, config[row.key], file and f"{row.flag}{_in_file(file)}")
+            source = f"{row.flag}{_in_file(file)}" if file else None
+            values[row.name] = _configured(row, config[row.key], source)
     return values
+
+
+def _configured(row: Argument, value: Any, source: str | None) -> Any:
+    """Return a validated value of a configuration file; text in place of a number or a switch is parsed."""
+    if isinstance(value, str) and row.type in (int, float, bool):
+        return value_of_text(row, value, source)
+    return checked_value(row, value, source)
 
 
 _MODEL = "The same as --model."

@@ -39,6 +39,7 @@ class ModelArguments:
         "Access token for hub models; if not given, the hub client's own, if any (HF_TOKEN or its login). Without a "
         "value, or empty: the hub client's own, which must exist.",
         environment=False,
+        bare="",
     )
     hf_config_path: str | None = argument(None, "Folder or hub name of the config.json to use instead of the model's.")
     hf_overrides: dict[str, Any] | None = argument(
@@ -70,16 +71,36 @@ class ModelArguments:
         "the model's files.",
         choices=("auto", "generate", "embed", "embedding", "classify", "score", "reward"),
     )
+    runner: str = argument(
+        "auto",
+        "vLLM's newer name for --task. generate: --task generate; pooling: the task of the model's files, or embed; "
+        "auto: --task decides.",
+        choices=("auto", "generate", "pooling"),
+    )
+    convert: str = argument(
+        "auto",
+        "vLLM's newer name for --task of a model that pools. embed: --task embed; classify: --task classify, or score "
+        "for a model with one label; auto and none: --task or --runner decides.",
+        choices=("auto", "none", "embed", "classify"),
+    )
     override_pooler_config: dict[str, Any] | None = argument(
         None,
         "Overrides of the model's pooling settings for embeddings or scores, as a JSON object with pooling_type (LAST, "
-        "CLS, MEAN, ALL, STEP), normalize, softmax and step_tag_id.",
+        "CLS, MEAN, ALL, STEP), normalize, softmax, use_activation and step_tag_id.",
+        flags=("--override-pooler-config", "--pooler-config"),
     )
     max_logprobs: int = argument(
         20,
         "Maximum number of log-probabilities per position that a request may ask for; -1: the whole vocabulary.",
         group="scheduling",
         low=-1,
+    )
+    logprobs_mode: str = argument(
+        "raw_logprobs",
+        "Which log-probabilities are returned: those of the model, before temperature, penalties and masks.",
+        group="scheduling",
+        choices=("raw_logprobs",),
+        hint="Log-probabilities and logits after sampling parameters are not available.",
     )
     quantization: str | None = argument(
         None,
@@ -200,8 +221,20 @@ class CompilationArguments:
         "default), or JSON with mode (the level), cudagraph_mode, cudagraph_capture_sizes (batch sizes; larger "
         "batches run without a graph) and max_cudagraph_capture_size. Models are not compiled. On a CPU only 0 "
         "has an effect.",
-        flags=("--compilation-config", "-O"),
+        flags=("--compilation-config", "-O", "-cc"),
         levels=True,
+    )
+    optimization_level: int | None = argument(
+        None,
+        "vLLM's optimization level. 0: --enforce-eager; 1 to 3: the default.",
+        low=0,
+        high=3,
+    )
+    cudagraph_capture_sizes: list[str] | None = argument(
+        None, "Batch sizes that are captured as CUDA graphs, as in --compilation-config.", metavar="N"
+    )
+    max_cudagraph_capture_size: int | None = argument(
+        None, "Maximum batch size that is captured as a CUDA graph, as in --compilation-config.", low=0
     )
     max_seq_len_to_capture: int | None = argument(
         None,
@@ -252,6 +285,7 @@ class CacheArguments:
     gpu_memory_utilization: float = argument(
         0.9,
         "Fraction of the device's free memory (on a CPU: of free RAM) to use for weights and KV cache together.",
+        flags=("--gpu-memory-utilization", "--device-memory-utilization"),
         low=0.01,
         high=1.0,
     )
@@ -264,6 +298,12 @@ class CacheArguments:
     )
     num_gpu_blocks_override: int | None = argument(
         None, "Number of KV cache pages, overriding the one computed from free memory.", low=2
+    )
+    kv_cache_memory_bytes: int | None = argument(
+        None,
+        "Size of the KV cache in bytes, like 4G, of each rank; --gpu-memory-utilization then has no effect on it.",
+        low=1,
+        suffixes=True,
     )
     enable_prefix_caching: bool = argument(True, "Reuse KV cache pages of shared prompt prefixes.")
 
@@ -335,18 +375,24 @@ class SpeculationArguments:
         "model, quantization, num_speculative_tokens, prompt_lookup_max, prompt_lookup_min, suffix_decoding_*, "
         "disable_by_batch_size, max_model_len. "
         "The output is bit-identical to that without.",
+        flags=("--speculative-config", "-sc"),
     )
     speculative_model: str | None = argument(
         None,
         "Proposer of draft tokens: [ngram] for n-gram lookup in the prompt and output, [suffix] for suffix decoding, "
         "also over earlier outputs, or the folder or hub name of an EAGLE-3 head, or of a draft model with the same "
         "vocabulary, such as a quantized version of this model.",
+        flags=("--speculative-model", "--spec-model"),
     )
+    spec_method: str | None = argument(None, "Method of speculative decoding, as in --speculative-config.")
     speculative_model_quantization: str | None = argument(
         None, "Expected quantization method of the draft model, like --quantization."
     )
     num_speculative_tokens: int | None = argument(
-        None, "Maximum number of draft tokens of a sequence in a step; 4 if not given.", low=1
+        None,
+        "Maximum number of draft tokens of a sequence in a step; 4 if not given.",
+        flags=("--num-speculative-tokens", "--spec-tokens"),
+        low=1,
     )
     ngram_prompt_lookup_max: int | None = argument(
         None,

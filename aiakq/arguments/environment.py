@@ -31,7 +31,7 @@ _KUBERNETES = re.compile(r"_SERVICE_(HOST|PORT)(_|$)|_PORT(_\d+_(TCP|UDP|SCTP)(_
 def known_variables() -> set[str]:
     """Return all variables that any command reads."""
     rows = (CONFIG, *(row for command in COMMANDS.values() for row in command.rows))
-    return {row.variable for row in rows if row.variable} | SETTINGS.keys()
+    return {name for row in rows for name in row.variables} | SETTINGS.keys()
 
 
 def unknown_variables(names: Iterable[str]) -> list[str]:

@@ -5,6 +5,7 @@ Standard library only.
 
 from __future__ import annotations
 
+import difflib
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,9 +14,11 @@ from typing import Any
 from aiakq.arguments.argument import Argument, argument, checked_value, rows_of
 from aiakq.arguments.engine import ENGINE_ARGUMENTS
 from aiakq.arguments.lora import checked_modules
+from aiakq.arguments.server_compatibility import CompatibleServerArguments
+from aiakq.arguments.spelling import plain_keys
 from aiakq.arguments.unsupported import BY_NAME as UNSUPPORTED
 from aiakq.arguments.unsupported import refuse
-from aiakq.errors import error
+from aiakq.errors import error, short_repr
 
 #: Environment variable with API keys of the server, separated by commas.
 API_KEY_VARIABLE = "AIAKQ_API_KEY"
@@ -255,8 +258,24 @@ class ServerArguments:
     disable_log_stats: bool = argument(False, "Do not log statistics every ten seconds.")
 
 
-SERVER_ARGUMENTS: tuple[Argument, ...] = rows_of(ServerArguments, "server")
+SERVER_ARGUMENTS: tuple[Argument, ...] = (
+    *rows_of(ServerArguments, "server"),
+    *rows_of(CompatibleServerArguments, "server"),
+)
 ARGUMENTS: tuple[Argument, ...] = ENGINE_ARGUMENTS + SERVER_ARGUMENTS
+
+
+def keywords(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return keyword arguments with the names that ``checked`` knows, from any spelling of the command line."""
+    names = {key: row.name for row in ARGUMENTS for key in row.keys}
+    objects = {key for row in ARGUMENTS if row.type is dict for key in row.keys} | UNSUPPORTED.keys()
+    values: dict[str, Any] = {}
+    for key, value in plain_keys(given, objects.__contains__).items():
+        name = names.get(key, key)
+        if name in values:
+            raise error("usage", reason=f"{name} is given twice.", hint="Give it once.")
+        values[name] = value
+    return values
 
 
 def checked(given: Mapping[str, Any], *, server: bool) -> dict[str, Any]:
@@ -269,5 +288,7 @@ def checked(given: Mapping[str, Any], *, server: bool) -> dict[str, Any]:
     refuse(given)
     for name in given:
         if name not in known and name not in UNSUPPORTED:
-            raise error("usage", reason=f"There is no engine argument {name!r}.", hint="aiakq serve --help lists them.")
+            close = difflib.get_close_matches(name, [*known, *UNSUPPORTED], n=1, cutoff=0.7)
+            hint = f"Did you mean {close[0]}?" if close else "aiakq serve --help lists them."
+            raise error("usage", reason=f"There is no engine argument {short_repr(name)}.", hint=hint)
     return {name: checked_value(row, given.get(name, row.default)) for name, row in known.items()}

@@ -6,57 +6,20 @@ has no effect or, if ignoring it would change results, refused. Standard library
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import Any
 
+from aiakq.arguments.unsupported_newer import NEWER
+from aiakq.arguments.unsupported_row import Unsupported
 from aiakq.errors import error
-
-_BOOLEANS = {"true": True, "false": False}
-
-
-@dataclass(frozen=True)
-class Unsupported:
-    """One argument.
-
-    reason    a sentence without the full stop: what replaces it, or what is missing.
-    defaults  values that change nothing, besides None, False, and empty values.
-    refused   whether other values are refused; else they are accepted with a notice.
-    switch    whether it is a flag without a value, or with "true" or "false" as the next word.
-    """
-
-    name: str
-    reason: str
-    defaults: tuple[Any, ...] = ()
-    refused: bool = False
-    switch: bool = False
-    short: str | None = None
-
-    @property
-    def flag(self) -> str:
-        return "--" + self.name.replace("_", "-")
-
-    @property
-    def status(self) -> str:
-        return "refused" if self.refused else "no effect"
-
-    def is_default(self, value: Any) -> bool:
-        """Whether ``value`` is equivalent to not giving the argument."""
-        if self.switch and str(value).lower() in _BOOLEANS:
-            value = _BOOLEANS[str(value).lower()]
-        return value is None or value is False or str(value) in ("", "{}", "[]", *map(str, self.defaults))
-
 
 _EXACT_DRAFTS = "a draft token is accepted only if it equals the sampled token, so that the output never changes"
 _NO_IMAGES = "models accept text only"
 _NO_PROMPT_ADAPTERS = "prompt adapters are not supported"
 _TEXT_PROCESS = "detokenization runs in the HTTP process, concurrently with the engine"
 
-UNSUPPORTED: tuple[Unsupported, ...] = (
+_OLDER: tuple[Unsupported, ...] = (
     # --- loading ------------------------------------------------------------------------------------------------
-    Unsupported("runner", "--task says what a model is for", ("auto", "generate"), refused=True),
-    Unsupported("convert", "--task says what a model is for", ("auto", "none"), refused=True),
     Unsupported("config_format", "models are read from config.json", ("auto", "hf"), refused=True),
     Unsupported("code_revision", "code of a model is taken from the revision of the model", refused=True),
     Unsupported("model_loader_extra_config", "no loader has extra settings", refused=True),
@@ -80,8 +43,12 @@ UNSUPPORTED: tuple[Unsupported, ...] = (
     Unsupported("worker_use_ray", "it is called --distributed-executor-backend ray now", refused=True, switch=True),
     Unsupported("engine_use_ray", "the engine runs in its own process without Ray", switch=True),
     Unsupported("ray_workers_use_nsight", "it profiles GPUs, but ranks started by Ray run on CPUs", switch=True),
-    Unsupported("enable_expert_parallel", "with -tp, experts are always distributed whole", switch=True),
-    Unsupported("disable_custom_all_reduce", "ranks gather and never reduce", switch=True),
+    Unsupported("enable_expert_parallel", "with -tp, experts are always distributed whole", switch=True, short="-ep"),
+    Unsupported(
+        "disable_custom_all_reduce",
+        "GPUs reduce with NCCL, and processors in shared memory: there is no kernel of our own to disable",
+        switch=True,
+    ),
     Unsupported("worker_cls", "there are no plug-ins for workers", ("auto",), refused=True),
     Unsupported("worker_extension_cls", "there are no plug-ins for workers", refused=True),
     Unsupported("kv_transfer_config", "prefill and decoding are not disaggregated", refused=True),
@@ -145,35 +112,8 @@ UNSUPPORTED: tuple[Unsupported, ...] = (
     Unsupported("show_hidden_metrics_for_version", "no metric is hidden"),
 )
 
+UNSUPPORTED: tuple[Unsupported, ...] = (*_OLDER, *NEWER)
 BY_NAME = {row.name: row for row in UNSUPPORTED}
-
-
-def split_words(words: Sequence[str]) -> tuple[list[str], dict[str, Any]]:
-    """Return the words of a command line without these arguments, and the values given for them.
-
-    The parser does not know them: eighty more options would double the start-up time of the command line.
-    """
-    names = {row.flag: row for row in UNSUPPORTED} | {row.short: row for row in UNSUPPORTED if row.short}
-    kept: list[str] = []
-    given: dict[str, Any] = {}
-    rest = deque(words)
-    while rest:
-        word = rest.popleft()
-        if word == "--":
-            return [*kept, word, *rest], given
-        name, has_value, value = word.partition("=")
-        off = name.startswith("--no-") and name not in names
-        row = names.get("--" + name.removeprefix("--no-") if off else name)
-        if row is None or (off and not row.switch):
-            kept.append(word)
-        elif has_value:
-            given[row.name] = value
-        elif row.switch:
-            has_word = not off and bool(rest) and rest[0].lower() in _BOOLEANS
-            given[row.name] = _BOOLEANS[rest.popleft().lower()] if has_word else not off
-        else:
-            given[row.name] = rest.popleft() if rest else None
-    return kept, given
 
 
 def refuse(given: Mapping[str, Any]) -> None:

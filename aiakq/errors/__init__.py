@@ -28,6 +28,7 @@ from aiakq.errors.kind import (
 )
 from aiakq.errors.model_errors import COMMAND_ERRORS, FOLDER_ERRORS, QUANTIZE_ERRORS
 from aiakq.errors.serving_errors import CONNECTION_ERRORS, RANK_ERRORS, REQUEST_ERRORS, RUNTIME_ERRORS
+from aiakq.errors.values import MessageFormatter, as_text, short_repr
 
 __all__ = [
     "BAD_INPUT",
@@ -47,7 +48,10 @@ __all__ = [
     "ErrorKind",
     "error",
     "one_line",
+    "short_repr",
 ]
+
+_FORMATTER = MessageFormatter()
 
 #: Every error by its id.
 REGISTRY: dict[str, ErrorKind] = {
@@ -73,11 +77,11 @@ class AiakqError(Exception):
         self.kind = kind
         self.fields = fields
         self.param: str | None = fields.get("param")
-        self.message = kind.message.format(**fields)
-        self.remedy = kind.remedy.format(**fields)
+        self.message = _FORMATTER.vformat(kind.message, (), fields)
+        self.remedy = _FORMATTER.vformat(kind.remedy, (), fields)
         self.exit_code = kind.exit_code
         self.http_status = kind.http_status
-        self.details = kind.details.format(**fields)
+        self.details = _FORMATTER.vformat(kind.details, (), fields)
         super().__init__(f"{self.message} {self.remedy}\n{self.details}".rstrip())
 
     @property
@@ -91,7 +95,7 @@ class AiakqError(Exception):
     def plain_fields(self) -> dict[str, Any]:
         """The fields, with values that MessagePack cannot encode as text, to rebuild the error in another process."""
         plain = (str, int, float, bool, type(None))
-        return {name: value if isinstance(value, plain) else str(value) for name, value in self.fields.items()}
+        return {name: value if isinstance(value, plain) else as_text(value) for name, value in self.fields.items()}
 
     def body(self) -> dict[str, Any]:
         """Return the JSON body of an HTTP response, in the format that OpenAI clients parse."""

@@ -112,6 +112,14 @@ class QuantizeOptions(QuantizeArguments):
         transforms, rounder = _with_components(self, list(self.preset.transforms), self.preset.rounder)
         return _with_parameters(self, transforms, rounder)
 
+    @property
+    def warnings(self) -> list[str]:
+        """Sentences about options without an effect, which scripts pass to every method."""
+        smooths = "smooth_quant" in [transform.name for transform in self.preset.transforms]
+        if self.smooth_alpha is None or smooths:
+            return []
+        return [f"-sq has no effect with -quant_type {self.method}: only smooth_quant smooths."]
+
     def spec(self, version: str, ignore: Iterable[str] = ("lm_head",)) -> QuantSpec:
         """Return the QuantSpec for these options; ``ignore`` names the linears that stay unquantized."""
         preset = self.preset
@@ -186,8 +194,6 @@ def _with_parameters(options: QuantizeOptions, transforms: list[Component], roun
         elif given != "none":
             _conflict(option, method, reason, "Leave it away, or use -quant_type gptq.")
     if options.smooth_alpha is not None:
-        if "smooth_quant" not in [transform.name for transform in transforms]:
-            _conflict("-sq", method, "only smooth_quant smooths", "Leave -sq away, or use -quant_type smooth_quant.")
         transforms = [
             component.with_parameters(alpha=options.smooth_alpha) if component.name == "smooth_quant" else component
             for component in transforms

@@ -63,7 +63,7 @@ def prepare(options: QuantizeOptions) -> Prepared:
     if quantized_head is not None:
         spec = fit_head(spec, quantized_head, model.model.get_output_embeddings().in_features)
     tokenizer = load_tokenizer(source, options.trust_remote_code)
-    warnings: list[str] = []
+    warnings = options.warnings
     positions = getattr(config, "max_position_embeddings", None)
     samples = _samples(options, tokenizer, config.vocab_size, positions, warnings)
     warnings += [*reader_notes(model, spec, options.trust_remote_code), *fused_scheme_warnings(spec, names)]

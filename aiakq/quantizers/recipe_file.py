@@ -22,9 +22,11 @@ from typing import Any
 from aiakq.arguments.argument import Argument, checked_value
 from aiakq.arguments.quantize import QUANTIZE_ARGUMENTS, QuantizeArguments
 from aiakq.errors import AiakqError, error
+from aiakq.formats.yaml_text import InvalidYaml, parse_yaml
 from aiakq.quantizers import METHODS
 from aiakq.quantizers.recipe import Component, Method, Recipe, load_rounder, load_transform
 from aiakq.spec import canonical_method
+from aiakq.system.files import read_named_text
 
 _MAX_BYTES = 1 << 26
 #: Options of a single run, which a recipe does not contain.
@@ -107,30 +109,28 @@ def recipe_document(options: QuantizeArguments, recipe: Recipe, activation_bits:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    import yaml
-
     hint = "Write a key per line, like bits: 4; docs/quantize.md has an example."
 
     def unreadable(reason: str) -> AiakqError:
         return _bad("--recipe", str(path), f"a readable recipe ({reason})", hint)
 
+    text = read_named_text(path, _MAX_BYTES, unreadable)
     try:
-        if path.stat().st_size > _MAX_BYTES:
-            raise unreadable("it is larger than 64 MiB")
-        text = path.read_text(encoding="utf-8")
-        recipe = json.loads(text)["recipe"] if path.suffix == ".json" else yaml.safe_load(text)
-    except (OSError, UnicodeDecodeError) as problem:
-        raise unreadable(getattr(problem, "strerror", None) or "it is no UTF-8 text") from None
-    except yaml.YAMLError as problem:
-        mark = getattr(problem, "problem_mark", None)
-        raise unreadable(f"line {mark.line + 1} is no YAML" if mark else "it is no YAML") from None
+        recipe = json.loads(text)["recipe"] if path.suffix == ".json" else parse_yaml(text)
+    except InvalidYaml as problem:
+        raise unreadable(str(problem)) from None
     except (ValueError, KeyError, TypeError, RecursionError):
         raise unreadable("it is no report with a recipe") from None
     if not isinstance(recipe, dict) or not all(isinstance(key, str) for key in recipe):
         raise unreadable("it holds no keys with values")
-    keys = {key.lstrip("-").replace("-", "_"): value for key, value in recipe.items()}
-    if len(keys) < len(recipe):
-        raise unreadable("a key is there twice")
+    names = {name: row.key for row in QUANTIZE_ARGUMENTS for name in row.keys}
+    keys: dict[str, Any] = {}
+    for spelled, value in recipe.items():
+        name = spelled.lstrip("-").replace("-", "_")
+        key = names.get(name, name)
+        if key in keys:
+            raise unreadable(f"it sets {key} twice")
+        keys[key] = value
     return keys
 
 

@@ -36,7 +36,7 @@ from aiakq.server.periodic import expire_requests, release_memory, report_stats
 from aiakq.server.process.replicas import Supervisors
 from aiakq.server.shutdown import Signals, drain
 from aiakq.server.telemetry.events import OnEvent, ServerEvent
-from aiakq.server.telemetry.logs import logging_as_events
+from aiakq.server.telemetry.logs import configure_logging, logging_as_events
 
 
 def serve(args: Mapping[str, Any], on_event: OnEvent) -> int:
@@ -51,6 +51,8 @@ def serve(args: Mapping[str, Any], on_event: OnEvent) -> int:
     allow_many_connections()
     prometheus_client.disable_created_metrics()
     with logging_as_events(on_event):
+        if args["log_config_file"] is not None:
+            configure_logging(args["log_config_file"])
         return asyncio.run(_serve(args, on_event))
 
 

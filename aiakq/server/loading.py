@@ -10,8 +10,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from aiakq.errors import error
+from aiakq.errors import AiakqError, error
 from aiakq.runtime.text.output_processor import OutputProcessor
+from aiakq.server.api.conversation import RESERVED_TEMPLATE_KWARGS
 from aiakq.server.api.message_format import ParserOptions
 from aiakq.server.api.model_info import ModelInfo
 from aiakq.server.api.service import ResponseOptions, Service
@@ -25,9 +26,12 @@ from aiakq.server.telemetry.metrics import Metrics
 from aiakq.server.telemetry.process_metrics import add_process_metrics
 from aiakq.server.telemetry.request_records import RequestObserver
 from aiakq.server.telemetry.traces import Tracer
+from aiakq.system.files import read_named_text
 
 #: Smallest default limit of a request body; models with long contexts have a larger one.
 MIN_BODY_BYTES = 4 << 20
+#: Maximum size of the file of --chat-template.
+MAX_TEMPLATE_BYTES = 4 << 20
 
 
 async def load_service(
@@ -64,7 +68,7 @@ async def load_service(
             response_role=args["response_role"],
         ),
         text,
-        _manager(reports, text, metrics, queue),
+        _manager(reports, text, metrics, queue, args),
         metrics,
         max_body_bytes=args["max_body_bytes"] or max(MIN_BODY_BYTES, 8 * ready.limits.max_model_len),
         progress=lambda: supervisors.progress.as_dict(),
@@ -82,6 +86,7 @@ async def load_service(
         root_path=args["root_path"],
         playground_servers=args["playground_servers"] or (),
     )
+    service.default_template_kwargs = template_defaults(args["default_chat_template_kwargs"])
     generates = service.model.limits.pooling is None
     if generates and text.tokenizer.has_text and not text.has_template:
         warning = "The model has no chat template: chat requests are refused. --chat-template FILE gives it one."
@@ -92,7 +97,9 @@ async def load_service(
     return service, reports
 
 
-def _manager(reports: Sequence[Ready], text: TextClient, metrics: Metrics, queue: QueueLimits) -> Requests:
+def _manager(
+    reports: Sequence[Ready], text: TextClient, metrics: Metrics, queue: QueueLimits, args: Mapping[str, Any]
+) -> Requests:
     """Return the request manager for one engine or several."""
     managers = [
         RequestManager(OutputProcessor(text.tokenizer, each.limits), each.limits, metrics.of_engine(number), queue)
@@ -100,6 +107,8 @@ def _manager(reports: Sequence[Ready], text: TextClient, metrics: Metrics, queue
     ]
     for manager in managers:
         manager.vocabulary = text.loaded.vocabulary
+        manager.stream_interval = args["stream_interval"]
+        manager.log_outputs = args["enable_log_outputs"]
     return managers[0] if len(managers) == 1 else Replicas(managers, int(reports[0].settings["block_size"]))
 
 
@@ -144,11 +153,27 @@ def read_chat_template(value: str | None) -> str | None:
     if value is None or "{" in value:
         return value
     try:
-        return Path(value).expanduser().read_text(encoding="utf-8")
-    except (OSError, ValueError):
-        expected = "a readable file or a template (which would hold a brace)"
+        path = Path(value).expanduser()
+    except RuntimeError:  # no home folder
+        path = Path(value)
+
+    def bad(reason: str) -> AiakqError:
+        expected = f"a readable file or a template, which would hold a brace ({reason})"
         hint = "Give the path of a Jinja file."
-        raise error("bad_option", option="--chat-template", value=value, expected=expected, hint=hint) from None
+        return error("bad_option", option="--chat-template", value=value, expected=expected, hint=hint)
+
+    return read_named_text(path, MAX_TEMPLATE_BYTES, bad)
+
+
+def template_defaults(given: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Return the arguments of --default-chat-template-kwargs. Raises ``bad_option`` for a name that is taken."""
+    for name in given or {}:
+        if name in RESERVED_TEMPLATE_KWARGS or not name.isidentifier():
+            expected = "a name of a template's own argument"
+            hint = "enable_thinking is one, for example."
+            option = "A key of --default-chat-template-kwargs"
+            raise error("bad_option", option=option, value=name, expected=expected, hint=hint)
+    return dict(given or {})
 
 
 def open_observers(args: Mapping[str, Any], on_event: OnEvent) -> list[RequestObserver]:
@@ -180,6 +205,10 @@ def startup_facts(service: Service, reports: Sequence[Ready]) -> dict[str, str]:
 def _enable_request_log(args: Mapping[str, Any]) -> float | None:
     """Enable the request log for --enable-log-requests. Returns ``log_prompts`` of ``Service``."""
     if not args["enable_log_requests"]:
+        if args["enable_log_outputs"]:
+            other, reason = "no --enable-log-requests", "outputs are logged with their requests"
+            hint = "Give both."
+            raise error("option_conflict", option="--enable-log-outputs", other=other, reason=reason, hint=hint)
         return None
     request_logger.setLevel(logging.INFO)
     return math.inf if args["max_log_len"] is None else args["max_log_len"]

@@ -2,42 +2,52 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from aiakq.arguments import unsupported
+from aiakq.arguments.spelling import plain_keys
 from aiakq.errors import AiakqError, error
+from aiakq.system.files import read_named_text
 from aiakq.terminal import console
+
+if TYPE_CHECKING:
+    from aiakq.arguments.argument import Argument
 
 _MAX_BYTES = 1 << 20
 
 
-def read_config_file(path: Path, engine: bool = True) -> dict[str, Any]:
-    """Return the options of a YAML file by their keys; dashes and underscores are equivalent.
+def read_config_file(path: Path, rows: Iterable[Argument] = (), engine: bool = True) -> dict[str, Any]:
+    """Return the options of a YAML file by their keys, in any spelling that the command line accepts, without dashes.
 
+    rows    the options of the command.
     engine  whether the command takes the engine's arguments: unsupported ones are then dropped, with a notice.
 
     Raises ``bad_option`` for a file that cannot be read as options, and ``option_refused``.
     """
-    import yaml
+    from aiakq.formats.yaml_text import InvalidYaml, parse_yaml
 
     try:
-        if path.stat().st_size > _MAX_BYTES:
-            raise _bad(path, "it is larger than 1 MiB")
-        document = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as problem:
-        raise _bad(path, getattr(problem, "strerror", None) or "it is not UTF-8 text") from None
-    except (yaml.YAMLError, RecursionError) as problem:
-        mark = getattr(problem, "problem_mark", None)
-        raise _bad(path, f"line {mark.line + 1} is not valid YAML" if mark else "it is not valid YAML") from None
+        document = parse_yaml(read_named_text(path, _MAX_BYTES, lambda reason: _bad(path, reason)))
+    except InvalidYaml as problem:
+        raise _bad(path, str(problem)) from None
     if document is None:
         return {}
     if not isinstance(document, dict) or not all(isinstance(name, str) for name in document):
         raise _bad(path, "it is not a mapping of option names to values")
-    options = {name.lstrip("-").replace("-", "_"): value for name, value in document.items()}
-    if len(options) < len(document):
-        raise _bad(path, "it sets an option twice")
-    options = {name: value for name, value in options.items() if value is not None}
+    keys = {name: row for row in rows for name in row.keys}
+    objects = {name for name, row in keys.items() if row.type is dict}
+    if engine:
+        objects |= {row.name for row in unsupported.UNSUPPORTED}
+    given = plain_keys(document, objects.__contains__, lambda name: _bad(path, f"it sets {name} twice"))
+    options: dict[str, Any] = {}
+    for name, value in given.items():
+        key = keys[name].key if name in keys else name
+        if key in options:
+            raise _bad(path, f"it sets {key} twice")
+        if value is not None:
+            options[key] = value
     if not engine:
         return options
     unsupported.refuse(options)

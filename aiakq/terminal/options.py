@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -19,6 +19,7 @@ from aiakq.terminal.usage_errors import missing_option
 if TYPE_CHECKING:
     from aiakq.arguments.argument import Argument
     from aiakq.arguments.commands import CommandArguments
+    from aiakq.arguments.spelling import Rewritten
 
 _METAVARS: dict[type, str] = {
     int: "N",
@@ -65,6 +66,11 @@ def with_arguments(name: str) -> Callable[[Callable[..., Any]], Any]:
 _LATE: dict[str, Callable[[], None]] = {}
 
 
+def has_table(name: str) -> bool:
+    """Whether the options of the command ``name`` come from the tables of aiakq/arguments."""
+    return name in _LATE
+
+
 def add_options(words: Iterable[str]) -> None:
     """Add the options of those commands whose names are among ``words``, before Typer parses them."""
     present = set(words)
@@ -73,35 +79,22 @@ def add_options(words: Iterable[str]) -> None:
             sign()
 
 
-def split_lists(words: list[str]) -> list[str]:
-    """Rewrite list options of ``aiakq serve`` in vLLM's form, like ``--served-model-name a b``, as repeated options.
+def rewrite_words(name: str, words: Sequence[str]) -> Rewritten:
+    """Rewrite the words after the command ``name`` to the spellings that Typer knows. Raises ``usage``."""
+    from aiakq.arguments.commands import COMMANDS
+    from aiakq.arguments.spelling import rewrite
+    from aiakq.terminal.usage_errors import check_unknown
 
-    If nothing else names the model, the last of several such words does, as after any option. ``--hf-token`` alone gets
-    an empty value.
-    """
-    from aiakq.arguments.server import ARGUMENTS
-
-    lists = {flag for row in ARGUMENTS if row.type in (list, tuple) for flag in row.all_flags}
-    has_model = bool(os.environ.get("AIAKQ_MODEL")) or any(word.partition("=")[0] == "--model" for word in words)
-    has_model = has_model or (len(words) > 1 and not words[1].startswith("-"))
-    split: list[str] = []
-    at = 0
-    while at < len(words):
-        flag, at = words[at], at + 1
-        if flag == "--":
-            return [*split, flag, *words[at:]]
-        if flag == "--hf-token" and (at == len(words) or words[at].startswith("-")):
-            split += [flag, ""]
-            continue
-        if flag not in lists:
-            split.append(flag)
-            continue
-        end = next((end for end in range(at, len(words)) if words[end].startswith("-")), len(words))
-        last = end if has_model or end - at < 2 else end - 1
-        split += [word for value in words[at:last] for word in (flag, value)] or [flag]
-        split += words[last:end]
-        at = end
-    return split
+    arguments = COMMANDS[name]
+    options = arguments.options
+    has_model = arguments.model_help is None or bool(os.environ.get("AIAKQ_MODEL"))
+    has_model = has_model or any(word.partition("=")[0] == "--model" for word in words)
+    return rewrite(
+        words,
+        options,
+        has_model=has_model or not words or not words[0].startswith("-"),
+        check_unknown=lambda word: check_unknown(word, options.takes_value),
+    )
 
 
 def _values(name: str, words: dict[str, Any]) -> list[Any]:
@@ -125,7 +118,7 @@ def _values(name: str, words: dict[str, Any]) -> list[Any]:
             hint="Give one.",
         )
     file = words.pop(CONFIG.name) or os.environ.get(str(CONFIG.variable))
-    config: Mapping[str, Any] = read_config_file(Path(file), engine=bool(arguments.engine)) if file else {}
+    config: Mapping[str, Any] = read_config_file(Path(file), arguments.rows, bool(arguments.engine)) if file else {}
     recipe = words.get("recipe") or os.environ.get("AIAKQ_RECIPE") or config.get("recipe") if "recipe" in own else None
     if recipe is not None:
         config = {**_recipe_options(arguments, recipe), **config}

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from aiakq.errors import AiakqError, error
@@ -32,51 +32,38 @@ _EXAMPLES = {
 }
 
 
-def check_spelling(words: Sequence[str], options: Mapping[str, bool]) -> None:
-    """Raise ``usage`` with the correct spelling for obvious slips, before the parser misinterprets them.
+def check_unknown(word: str, options: Mapping[str, bool]) -> None:
+    """Raise ``usage`` with the correct spelling for a word that is obviously meant as an option, before the parser
+    misinterprets it.
 
-    ``options`` maps every option of the command to whether it takes a value.
+    ``options`` maps every flag of the command to whether it takes a value.
     """
-    for position, word in enumerate(words):
-        if word == "--":
-            return
-        if word[:1] not in ("-", *_DASHES) or len(word) < 2:
-            continue
-        after_option = position > 0 and options.get(words[position - 1], False)
-        if after_option and word[0] == "-" and _intended(word.partition("=")[0], options) is None:
-            continue  # a value that begins with a hyphen, as in -sq -1: left to the parser
-        problem = _spelling_error(word, options)
-        if problem is not None:
-            raise problem
-
-
-def _spelling_error(word: str, options: Mapping[str, bool]) -> AiakqError | None:
+    if len(word) < 2 or word[0] not in ("-", *_DASHES) or word == "--":
+        return
     name, equals, value = word.partition("=")
+    if name in options:
+        return
     meant = _intended(name.translate(_TO_HYPHEN), options)
     if any(letter in _DASHES for letter in name):
-        if meant is None:
-            return None
-        reason = f"{word!r} contains a typographic dash instead of a hyphen."
-        return error("usage", reason=reason, hint=f"Write: {_with_value(meant, equals, value)}")
-    if name in options:
-        # One letter with "=": the parser would use "=bf16" as the value.
-        if equals and len(name) == 2 and options[name]:
-            return error("usage", reason=f"{word!r} cannot be read.", hint=f"Write: {name} {value}")
-        return None
+        if meant is not None:
+            reason = f"{word!r} contains a typographic dash instead of a hyphen."
+            raise error("usage", reason=reason, hint=f"Write: {_with_value(meant, equals, value)}")
+        return
     if meant is not None:
-        return error("usage", reason=f"There is no option {name}.", hint=f"Write: {_with_value(meant, equals, value)}")
-    # -tp4: the parser would interpret it as -t with the value "p4".
+        hint = f"Write: {_with_value(meant, equals, value)}"
+        raise error("usage", reason=f"There is no option {name}.", hint=hint)
+    # -tpfour: the parser would interpret it as -t with the value "pfour".
     glued = [flag for flag in options if len(flag) > 2 and flag[1] != "-" and word.startswith(flag) and options[flag]]
     if glued:
         flag = max(glued, key=len)
-        return error("usage", reason=f"{word!r} cannot be read.", hint=f"Write: {flag} {word.removeprefix(flag)}")
+        hint = f"Write: {flag} {word.removeprefix(flag)}"
+        raise error("usage", reason=f"{word!r} cannot be read.", hint=hint)
     # -quanttype: the parser would read a -q with the value "uanttype".
     if re.fullmatch(r"-[A-Za-z][\w-]{3,}", name):
         by_name = {flag.lstrip("-").replace("-", "_"): flag for flag in options if len(flag) > 3}
         close = difflib.get_close_matches(name[1:].replace("-", "_"), by_name, n=1, cutoff=0.8)
         if close:
-            return error("usage", reason=f"There is no option {name}.", hint=f"Did you mean {by_name[close[0]]}?")
-    return None
+            raise error("usage", reason=f"There is no option {name}.", hint=f"Did you mean {by_name[close[0]]}?")
 
 
 def _with_value(flag: str, equals: str, value: str) -> str:
@@ -85,8 +72,6 @@ def _with_value(flag: str, equals: str, value: str) -> str:
 
 def _intended(name: str, options: Mapping[str, bool]) -> str | None:
     """Return the option called ``name``, ignoring case, the number of dashes and the difference of "-" and "_"."""
-    if name in options:
-        return name
 
     def plain(text: str) -> str:
         return text.lstrip("-").replace("_", "-").lower()

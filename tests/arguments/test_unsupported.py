@@ -35,8 +35,10 @@ def test_a_row_is_accepted_with_a_line_or_refused(name):
 
 
 def test_an_unknown_name_is_still_refused():
-    with pytest.raises(AiakqError, match="swap_spaces"):
+    with pytest.raises(AiakqError, match="swap_spaces.*Did you mean swap_space?"):
         checked({"swap_spaces": 3}, server=True)
+    with pytest.raises(AiakqError, match="max_modellen.*Did you mean max_model_len?"):
+        checked({"max_modellen": 3}, server=True)
 
 
 def test_the_python_api_warns_once_each(tiny_model):
@@ -48,29 +50,3 @@ def test_the_python_api_warns_once_each(tiny_model):
         LLM(folder, swap_space=4, use_v2_block_manager=False, runner="generate")
     with pytest.raises(AiakqError, match="LongLoRA"):
         LLM(folder, long_lora_scaling_factors="4.0")
-
-
-def test_they_are_removed_from_a_command_line():
-    words = [
-        "serve",
-        "m",
-        "--swap-space",
-        "8",
-        "--port=1",
-        "--enable-lora-bias",
-        "--no-use-v2-block-manager",
-    ]
-    kept, given = unsupported.split_words(
-        [*words, "--lora-extra-vocab-size=2", "--no-enable-prefix-caching", "--", "--task", "x"]
-    )
-    assert kept == ["serve", "m", "--port=1", "--no-enable-prefix-caching", "--", "--task", "x"]
-    assert given == {
-        "swap_space": "8",
-        "enable_lora_bias": True,
-        "use_v2_block_manager": False,
-        "lora_extra_vocab_size": "2",
-    }
-    words = ["serve", "--enable-lora-bias", "false", "m", "--enable-expert-parallel", "n"]
-    kept, given = unsupported.split_words(words)
-    assert kept == ["serve", "m", "n"] and given == {"enable_lora_bias": False, "enable_expert_parallel": True}
-    assert unsupported.split_words(["serve", "--runner"]) == (["serve"], {"runner": None})

@@ -121,7 +121,7 @@ def test_a_config_file_overrides_the_recipe(aiakq: Callable[..., Any], tmp_path:
         ("bits: 4\n", ["quant_type in"]),
         ("quant_type: gptq\nbitz: 4\n", ["'bitz' in"]),
         ("quant_type: gptq\noutput: there\n", ["'output' in"]),
-        ("quant_type: awq\nsmooth_alpha: 0.5\n", ["smooth_alpha in", "recipe.yaml", "only smooth_quant smooths"]),
+        ("bits: &a 4\nskip: [*a]\n", ["line 2 has an alias"]),
         ("quant_type: gptq\ntransforms: awq\n", ["transforms in", "a list"]),
         ("quant_type: gptq\ntransforms: [rotate]\n", ["transforms[1] in", "rotate"]),
         ("quant_type: gptq\ntransforms: [{name: awq, clap: true}]\n", ["transforms[1].clap in", "It has: clip"]),
@@ -129,7 +129,7 @@ def test_a_config_file_overrides_the_recipe(aiakq: Callable[..., Any], tmp_path:
         ("rounder: {name: gptq, damp: 2.0}\n", ["rounder.damp in", "at most 1"]),
         ("rounder: 7\n", ["rounder in", "a name"]),
         ("rounder: rtn\nactivation_bits: 4\n", ["activation_bits in"]),
-        ("bits: [\n", ["no YAML"]),
+        ("bits: [\n", ["line 2 is not valid YAML"]),
         ("- bits\n", ["no keys with values"]),
     ],
 )

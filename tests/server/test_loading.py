@@ -8,7 +8,7 @@ import shutil
 import pytest
 
 from aiakq.errors import AiakqError
-from aiakq.server.loading import read_chat_template
+from aiakq.server.loading import read_chat_template, template_defaults
 
 
 def test_chat_template_is_a_file_or_the_text(tmp_path):
@@ -19,6 +19,20 @@ def test_chat_template_is_a_file_or_the_text(tmp_path):
     assert read_chat_template("{% if x %}y{% endif %}") == "{% if x %}y{% endif %}"
     with pytest.raises(AiakqError, match="readable file"):
         read_chat_template(str(tmp_path))
+
+
+def test_a_chat_template_is_neither_waited_for_nor_read_without_end(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    for path, reason in ((tmp_path / "pipe", "named pipe"), ("/dev/zero", "a device"), (tmp_path, "a folder")):
+        with pytest.raises(AiakqError, match=reason):
+            read_chat_template(str(path))
+
+
+def test_default_template_arguments_are_checked_at_the_start():
+    assert template_defaults(None) == {} and template_defaults({"enable_thinking": False}) == {"enable_thinking": False}
+    for name in ("tools", "messages", "not a name"):
+        with pytest.raises(AiakqError, match="A key of --default-chat-template-kwargs"):
+            template_defaults({name: 1})
 
 
 @pytest.mark.parametrize("kind", ["pipe", "zeros", "elsewhere"])

@@ -10,8 +10,6 @@ import subprocess
 import httpx
 import pytest
 
-from aiakq.terminal.options import split_lists
-
 
 @pytest.fixture(scope="module")
 def quantized(program, example_model, tmp_path_factory):
@@ -151,28 +149,3 @@ def test_serve_shows_one_table_and_a_curl_that_works(program, example_model):
 def test_serve_of_a_missing_model_is_one_line(process, tmp_path):
     ended = process("serve", tmp_path / "none", "--port", "0")
     assert ended.code == 3 and ended.err.count("\n") == 1 and "error[model_missing]" in ended.err
-
-
-@pytest.mark.parametrize(
-    ("words", "expected"),
-    [
-        (["serve"], ["serve"]),
-        (["serve", "m", "--served-model-name", "a", "b", "--port", "1"], "serve m {}=a {}=b --port 1"),
-        (["serve", "--served-model-name", "a", "b", "--model", "m"], "serve {}=a {}=b --model m"),
-        (["serve", "--served-model-name", "a", "m"], "serve {}=a m"),
-        (["serve", "--served-model-name", "m"], "serve {}=m"),
-        (["serve", "m", "--served-model-name"], "serve m --served-model-name"),
-        (["serve", "m", "--served-model-name=a", "--", "b"], "serve m --served-model-name=a -- b"),
-    ],
-)
-def test_several_words_after_a_list_option_are_its_entries(words, expected, monkeypatch):
-    monkeypatch.delenv("AIAKQ_MODEL", raising=False)
-    text = expected if isinstance(expected, str) else " ".join(expected)
-    wanted = [part for word in text.split() for part in word.replace("{}=", "--served-model-name ").split()]
-    assert split_lists(words) == wanted
-
-
-def test_hf_token_without_a_value_stands_for_the_stored_one():
-    assert split_lists(["serve", "m", "--hf-token", "--port", "1"]) == ["serve", "m", "--hf-token", "", "--port", "1"]
-    assert split_lists(["serve", "m", "--hf-token"]) == ["serve", "m", "--hf-token", ""]
-    assert split_lists(["serve", "m", "--hf-token", "secret"]) == ["serve", "m", "--hf-token", "secret"]

@@ -41,6 +41,13 @@ def test_values_have_their_types(serve):
     assert "serve.yaml is 1" in serve("model: m\nenforce-eager: 1\n").err
 
 
+def test_a_file_takes_the_spellings_of_the_command_line(serve):
+    text = "model: ./not-here\n-tp: 1\nmax-model_len: '64'\nenforce-eager: 'False'\nhf-overrides.rope_theta: 5.0\n"
+    assert "error[model_missing]" in serve(text + "hf-overrides: {a: 1}\n").err
+    assert "it sets tensor_parallel_size twice" in serve("model: m\ntp: 1\ntensor-parallel-size: 2\n").err
+    assert "it sets hf_overrides.a twice" in serve("hf-overrides.a: 1\nhf_overrides.a: 2\n").err
+
+
 def test_unsupported_options_get_a_line_or_are_refused(serve):
     done = serve("model: ./not-here\nswap-space: 9\ntask: generate\n")
     assert "--swap-space does nothing here" in done.err and "error[model_missing]" in done.err
@@ -54,6 +61,7 @@ def test_unsupported_options_get_a_line_or_are_refused(serve):
         ("port: [1\n", "not valid YAML"),
         ("port: 1\n--port: 2\n", "twice"),
         ("prt: 1\n", "no engine argument 'prt'"),
+        ("a: &x [1]\nb: *x\n", "line 2 has an alias"),
         ("a: !!python/object/apply:os.system [exit]\n", "not valid YAML"),
     ],
 )

@@ -45,6 +45,7 @@ class CompilationConfig:
         """
         config = args["compilation_config"]
         values = dict(config) if isinstance(config, Mapping) else {} if config is None else {"mode": config}
+        values = _with_flags(args, values)
         older = {old: new for new, old in KEYS.items() if old}
         unknown = values.keys() - KEYS.keys() - older.keys()
         if unknown:
@@ -67,6 +68,21 @@ class CompilationConfig:
             max_cudagraph_capture_size=largest,
             max_seq_len_to_capture=args["max_seq_len_to_capture"],
         )
+
+
+def _with_flags(args: Mapping[str, Any], values: dict[str, Any]) -> dict[str, Any]:
+    """Return ``values`` with those that have an option of their own. Raises ``bad_option``."""
+    sizes = args["cudagraph_capture_sizes"]
+    if sizes is not None:
+        if not all(size.strip().isdecimal() for size in sizes):
+            expected = "a list of batch sizes"
+            raise error("bad_option", option="--cudagraph-capture-sizes", value=sizes, expected=expected, hint="")
+        values["cudagraph_capture_sizes"] = [int(size) for size in sizes]
+    if args["max_cudagraph_capture_size"] is not None:
+        values["max_cudagraph_capture_size"] = args["max_cudagraph_capture_size"]
+    if args["optimization_level"] is not None and "mode" not in values and "level" not in values:
+        values["mode"] = args["optimization_level"]
+    return values
 
 
 def _whole(value: Any, minimum: int) -> bool:

@@ -61,11 +61,15 @@ class PoolingConfig:
         Raises ``bad_option``, ``option_conflict``, ``model_unsupported``, ``unsupported``, ``model_malformed``.
         """
         architecture = first_architecture(raw)
-        task = _RENAMED.get(args["task"], args["task"])
+        task = _requested_task(args)
+        pools = task == _POOLS
+        if pools:
+            task = "auto"
         embeds = task in ("auto", "embed", "reward") and not architecture.endswith(_CLASSIFIER)
         modules = read_modules(folder) if embeds else None
         if task == "auto":
             task = _task_of(architecture, raw, modules)
+            task = "embed" if pools and task == "generate" else task
         if task == "generate":
             _check_generates(architecture)
             if args["override_pooler_config"]:
@@ -80,6 +84,30 @@ class PoolingConfig:
     def model_config(self, raw: Mapping[str, Any]) -> dict[str, Any]:
         """Return config.json with the generative class of the same layers as architecture."""
         return {**raw, "architectures": [self.architecture]}
+
+
+#: The task of --runner pooling: that of the model's files, but not generate.
+_POOLS = "pooling"
+
+
+def _requested_task(args: Mapping[str, Any]) -> str:
+    """Return the task that --task, --runner and --convert select: one of --task, or ``_POOLS``.
+
+    Raises ``option_conflict`` if they contradict each other.
+    """
+    task, runner, convert = _RENAMED.get(args["task"], args["task"]), args["runner"], args["convert"]
+    wanted = {"auto": "auto", "generate": "generate", "pooling": _POOLS}[runner]
+    flag = f"--runner {runner}"
+    if convert in ("embed", "classify"):
+        if runner == "generate":
+            raise _conflict(f"--convert {convert}", "--runner generate", "a generative model does not pool")
+        # Whether a classifier gives a score or classes is in its files.
+        wanted, flag = "embed" if convert == "embed" else _POOLS, f"--convert {convert}"
+    if "auto" in (task, wanted):
+        return wanted if task == "auto" else str(task)
+    if task == wanted or (wanted == _POOLS and task != "generate" and not (convert == "classify" and task == "embed")):
+        return str(task)
+    raise _conflict(flag, f"--task {task}", "they name different tasks", "Give one of them.")
 
 
 def _task_of(architecture: str, raw: Mapping[str, Any], modules: SentenceTransformer | None) -> str:
@@ -142,7 +170,7 @@ def _pooled(
     tokens = _label_tokens(folder, raw) if is_classifier else None
     head = OutputHead(len(labels), tokens)
     pairs = read_cross_encoder(folder) if is_classifier and tokens is None else CrossEncoder()
-    pooling = _override(_default(task, raw, modules, pairs, head), override)
+    pooling = _override(_default(task, raw, modules, pairs, head), override, bool(head.num_labels))
     dense = () if modules is None or task != "embed" else modules.dense
     return PoolingConfig(
         limits=PoolingLimits(
@@ -174,12 +202,15 @@ def _default(
     return Pooling(modules.pooling, normalize=modules.normalize)
 
 
-def _override(pooling: Pooling, override: Mapping[str, Any]) -> Pooling:
+def _override(pooling: Pooling, override: Mapping[str, Any], has_scores: bool) -> Pooling:
     """Return ``pooling`` with --override-pooler-config applied. Raises ``bad_option``."""
     known: dict[str, tuple[type, ...]] = {
         "pooling_type": (str,),
         "normalize": (bool,),
         "softmax": (bool,),
+        "use_activation": (bool,),
+        "seq_pooling_type": (str,),
+        "tok_pooling_type": (str,),
         "step_tag_id": (int,),
     }
     for name, value in override.items():
@@ -188,6 +219,7 @@ def _override(pooling: Pooling, override: Mapping[str, Any]) -> Pooling:
             raise _bad_override(name, reason)
         if value is not None and type(value) not in known[name]:
             raise _bad_override(f"{name}: {value!r:.64}", f"a value of type {known[name][0].__name__}")
+    override = _older_keys(override, has_scores)
     kind = str(override.get("pooling_type") or pooling.kind).upper()
     if kind not in POOLING_TYPES:
         raise _bad_override(f"pooling_type: {kind:.64}", "one of " + ", ".join(POOLING_TYPES))
@@ -202,6 +234,27 @@ def _override(pooling: Pooling, override: Mapping[str, Any]) -> Pooling:
     if override.get("normalize") is not None:
         normalize = override["normalize"]
     return Pooling(kind, normalize, activation, step_tag_id=step)
+
+
+def _older_keys(override: Mapping[str, Any], has_scores: bool) -> dict[str, Any]:
+    """Return the settings with the newer keys of vLLM replaced by the older ones. Raises ``bad_option``.
+
+    ``use_activation`` is ``normalize`` for embeddings. For scores, true keeps the model's own activation.
+    """
+    values = {name: value for name, value in override.items() if value is not None}
+    for newer, older in (
+        ("seq_pooling_type", "pooling_type"),
+        ("tok_pooling_type", "pooling_type"),
+        ("use_activation", "softmax" if has_scores else "normalize"),
+    ):
+        if newer not in values:
+            continue
+        value = values.pop(newer)
+        if older == "softmax" and value:
+            continue
+        if values.setdefault(older, value) != value:
+            raise _bad_override(f"{newer}: {value!r:.64}, {older}: {values[older]!r:.64}", "one of the two")
+    return values
 
 
 def _bad_override(value: str, expected: str) -> AiakqError:

@@ -15,6 +15,7 @@ _ROWS = {row.name: row for row in rows_of(SpeculationArguments, "scheduling")}
 
 #: The argument that corresponds to each key of --speculative-config, and defines its range.
 _FLAGS = {
+    "spec_method": "method",
     "speculative_model": "model",
     "speculative_model_quantization": "quantization",
     "num_speculative_tokens": "num_speculative_tokens",
@@ -114,7 +115,7 @@ def _given(args: Mapping[str, Any]) -> dict[str, Any]:
         name = next(name for name in _FLAGS if args[name] is not None).replace("_", "-")
         reason = "both configure speculative decoding"
         raise error("option_conflict", option=option, other=f"--{name}", reason=reason, hint="Give one of them.")
-    rows = {key: _ROWS[name] for name, key in _FLAGS.items()} | _SUFFIX_ROWS
+    rows = {key: _ROWS[name] for name, key in _FLAGS.items() if key != "method"} | _SUFFIX_ROWS
     given = {key: value for key, value in config.items() if value is not None}
     for key, value in given.items():
         if key in rows:

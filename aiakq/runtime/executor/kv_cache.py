@@ -89,6 +89,14 @@ def fit_positions(config: EngineConfig) -> EngineConfig:
     return replace(config, model=replace(model, num_positions=max(1, positions)))
 
 
+def _checked_bytes(given: int, free: int) -> int:
+    """Return the size of --kv-cache-memory-bytes. Raises ``bad_option`` if it exceeds the free memory."""
+    if given > free:
+        expected = f"at most {free}, the free memory after the weights are loaded"
+        raise error("bad_option", option="--kv-cache-memory-bytes", value=given, expected=expected, hint="")
+    return given
+
+
 def count_pages(config: EngineConfig, model: Model, host_ranks: int = 1, draft_bytes: int = 0) -> int:
     """Return the number of pages for max_num_seqs sequences of full length, or fewer if memory is short.
 
@@ -113,6 +121,8 @@ def count_pages(config: EngineConfig, model: Model, host_ranks: int = 1, draft_b
         config.model.vocab_size * 16
     )
     remaining = free * cache.gpu_memory_utilization - activations - states - adapter_bytes(config, model)
+    if cache.kv_cache_memory_bytes is not None:
+        remaining = _checked_bytes(cache.kv_cache_memory_bytes, free)
     fitting = int(remaining // page_bytes) if page_bytes else max_pages if remaining >= 0 else 0
     if fitting < (1 if config.fit_model_len else per_sequence) + 1:
         raise error(

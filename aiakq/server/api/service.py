@@ -104,6 +104,7 @@ class Service:
         self.max_values = max(MAX_VALUES, 2 * model.limits.max_model_len)
         self.num_in_flight = 0
         self.closing: AiakqError | None = None
+        self.default_template_kwargs: Mapping[str, Any] = {}  # of chat templates, below those of a request
 
     async def stop(self, seconds: float) -> None:
         """Stop the text workers, and give observers up to ``seconds`` to flush."""
@@ -197,7 +198,10 @@ class Service:
         Raises also no_chat_template and chat_template.
         """
         request = self._prompt_request(
-            params, messages=messages, arguments=dict(template_kwargs), add_special_tokens=add_special_tokens
+            params,
+            messages=messages,
+            arguments={**self.default_template_kwargs, **template_kwargs},
+            add_special_tokens=add_special_tokens,
         )
         reply = await self.text.run(request)
         self._check_length(reply.num_chars, request, params)

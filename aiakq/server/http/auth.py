@@ -26,6 +26,7 @@ from aiakq.server.http.error_shapes import error_body
 from aiakq.server.http.listener import is_loopback
 from aiakq.server.http.responses import error_response
 from aiakq.server.http.root_path import route_path
+from aiakq.system.files import read_named_text
 
 #: Callback for every refused request.
 OnRefusal = Callable[[Scope, AiakqError], None]
@@ -53,10 +54,7 @@ def read_keys(args: Mapping[str, Any], environment: Mapping[str, str]) -> Keys:
     keys = list(args["api_key"] or ())
     keys += [key for key in environment.get(API_KEY_VARIABLE, "").split(",") if key]
     if args["api_key_file"] is not None:
-        try:
-            lines = Path(args["api_key_file"]).expanduser().read_text(encoding="utf-8").splitlines()
-        except (OSError, ValueError):
-            raise _bad_keys("--api-key-file", args["api_key_file"], "a readable file") from None
+        lines = read_named_text(Path(args["api_key_file"]).expanduser(), 1 << 20, _bad_file(args)).splitlines()
         file_keys = [line.strip() for line in lines if line.strip() and not line.startswith("#")]
         if not file_keys:
             raise _bad_keys("--api-key-file", args["api_key_file"], "a file with at least one key")
@@ -65,6 +63,10 @@ def read_keys(args: Mapping[str, Any], environment: Mapping[str, str]) -> Keys:
         if not _KEY.fullmatch(key):
             raise _bad_keys("An API key", "...", "printable characters without spaces")
     return Keys(keys)
+
+
+def _bad_file(args: Mapping[str, Any]) -> Callable[[str], AiakqError]:
+    return lambda reason: _bad_keys("--api-key-file", args["api_key_file"], f"a readable file ({reason})")
 
 
 def _bad_keys(option: str, value: str, expected: str) -> AiakqError:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import logging
 import math
 import socket
 import ssl
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Any, cast
 
 import uvicorn
@@ -25,6 +27,8 @@ from aiakq.server.http.request_ids import RequestIds
 from aiakq.server.http.responses import ErrorBody, error_response, not_ready_response
 from aiakq.server.http.root_path import route_path
 from aiakq.server.http.tls import CertificateFiles
+from aiakq.server.telemetry.logs import WithoutPaths
+from aiakq.system.files import check_named
 
 #: Seconds to flush responses that are already written.
 FLUSH_SECONDS = 2
@@ -150,7 +154,10 @@ def start_http(
         ssl_certfile=args["ssl_certfile"],
         ssl_ca_certs=args["ssl_ca_certs"],
         ssl_cert_reqs=args["ssl_cert_reqs"],
+        ssl_ciphers=args["ssl_ciphers"] or "TLSv1",  # uvicorn's default
     )
+    if args["disable_access_log_for_endpoints"]:
+        logging.getLogger("uvicorn.access").addFilter(WithoutPaths(args["disable_access_log_for_endpoints"]))
     try:
         config.load()
     except (OSError, ValueError) as failure:
@@ -163,7 +170,7 @@ def check_tls(args: Mapping[str, Any]) -> None:
     """Raise ``option_conflict`` for TLS options without effect, or that prevent all clients from connecting."""
     hint = "Give --ssl-certfile FILE and --ssl-keyfile FILE."
     if not args["ssl_certfile"]:
-        for option in ("ssl_keyfile", "ssl_ca_certs", "ssl_cert_reqs", "enable_ssl_refresh"):
+        for option in ("ssl_keyfile", "ssl_ca_certs", "ssl_cert_reqs", "ssl_ciphers", "enable_ssl_refresh"):
             if args[option]:
                 flag = "--" + option.replace("_", "-")
                 reason = "TLS needs a certificate"
@@ -172,6 +179,25 @@ def check_tls(args: Mapping[str, Any]) -> None:
         reason = "client certificates could not be verified"
         hint = "Give --ssl-ca-certs FILE."
         raise error("option_conflict", option="--ssl-cert-reqs", other="no --ssl-ca-certs", reason=reason, hint=hint)
+    for option in ("ssl_certfile", "ssl_keyfile", "ssl_ca_certs"):
+        if args[option]:
+            _check_readable("--" + option.replace("_", "-"), args[option])
+    if args["ssl_ciphers"]:
+        try:
+            ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).set_ciphers(args["ssl_ciphers"])
+        except ssl.SSLError:
+            expected = "a list of cipher suites as openssl ciphers takes it"
+            value = args["ssl_ciphers"]
+            raise error("bad_option", option="--ssl-ciphers", value=value, expected=expected, hint="") from None
+
+
+def _check_readable(option: str, path: str) -> None:
+    """Raise ``bad_option`` for what is no file: a named pipe would be waited for."""
+
+    def bad(reason: str) -> AiakqError:
+        return error("bad_option", option=option, value=path, expected=f"a readable file ({reason})", hint="")
+
+    check_named(Path(path), bad)
 
 
 def _bad_certificate(args: Mapping[str, Any], failure: Exception) -> AiakqError:

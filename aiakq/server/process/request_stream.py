@@ -14,6 +14,7 @@ from aiakq.runtime.pooling_params import Pooling
 from aiakq.runtime.sampling_params import SamplingParams
 from aiakq.runtime.text.output_processor import Delta
 from aiakq.server.errors import copy_error
+from aiakq.server.telemetry.logs import OutputLog
 
 #: Maximum numbers of prompts and sequences of one HTTP request.
 MAX_PROMPTS = 32
@@ -137,6 +138,8 @@ class RequestStream:
         self.num_engine_ends = 0
         self.restarting = False
         self.failure: AiakqError | None = None
+        self.interval = 1  # tokens of a sequence per output, except the first and the last
+        self.output_log: OutputLog | None = None
         self._on_close = on_close
         self._unread: dict[tuple[int, int], Delta] = {}
         self._num_unread_bytes = 0
@@ -178,13 +181,21 @@ class RequestStream:
         """Add output from the engine."""
         key = (prompt_index, delta.index)
         waiting = self._unread.get(key)
+        if self.output_log is not None:
+            self.output_log.put(prompt_index, delta)
         self._unread[key] = delta if waiting is None else merge_deltas(waiting, delta)
-        if not self.final_only or self.is_complete:
+        if self.is_complete or not (self.final_only or self._is_early(self._unread[key])):
             self._wake.set()
         if not self.final_only:
             self._num_unread_bytes += estimate_size(delta)
             if self._num_unread_bytes > MAX_UNREAD_BYTES:
                 self.fail(error("slow_reader", limit=MAX_UNREAD_BYTES))
+
+    def _is_early(self, delta: Delta) -> bool:
+        """Whether unread output waits for more tokens of its sequence, with --stream-interval."""
+        if self.interval == 1 or not self.consumed or delta.finish_reason is not None:
+            return False
+        return len(delta.token_ids) < self.interval
 
     def fail(self, failure: AiakqError) -> None:
         """Abort the request and raise ``failure`` to the reader."""
@@ -196,6 +207,8 @@ class RequestStream:
         """Discard all output, to restart on a new engine. Only possible while the reader has received nothing."""
         assert not self.consumed
         self._unread.clear()
+        if self.output_log is not None:
+            self.output_log.clear()
         self.num_unfinished = 0
         self.restarting = True
         for group in self.sequences:

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
+import logging.config
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
+from pathlib import Path
 
+from aiakq.errors import AiakqError, error
+from aiakq.runtime.text.output_processor import Delta
 from aiakq.server.telemetry.events import OnEvent, ServerEvent
 from aiakq.server.telemetry.request_records import RequestRecord, log_fields
+from aiakq.system.files import read_named_text
 
 #: Lines about single requests, with --enable-log-requests; a logger of its own, so that it has its own level.
 request_logger = logging.getLogger("aiakq.requests")
@@ -63,6 +69,54 @@ class EventLogHandler(logging.Handler):
         self._counts[kind] += 1
         if self._counts[kind] <= MAX_LINES or record.name in ("uvicorn.access", request_logger.name):
             self._on_event(ServerEvent("log", self.format(record), name=record.name, detail=record.levelname.lower()))
+
+
+class OutputLog:
+    """Logs the text of every sequence of a request when it ends, for --enable-log-outputs."""
+
+    def __init__(self, request_id: str) -> None:
+        self._request_id = request_id
+        self._texts: dict[tuple[int, int], list[str]] = {}
+
+    def clear(self) -> None:
+        """Discard all text: the request starts again."""
+        self._texts.clear()
+
+    def put(self, prompt_index: int, delta: Delta) -> None:
+        """Add output of a sequence."""
+        texts = self._texts.setdefault((prompt_index, delta.index), [])
+        texts.append(delta.text)
+        if delta.finish_reason is not None:
+            text, which = "".join(texts), f"{prompt_index}.{delta.index}"
+            request_logger.info(
+                "request %s: output %s %r, finish_reason %s", self._request_id, which, text, delta.finish_reason
+            )
+
+
+class WithoutPaths(logging.Filter):
+    """Drops lines of the access log about paths of --disable-access-log-for-endpoints."""
+
+    def __init__(self, paths: Collection[str]) -> None:
+        super().__init__()
+        self._paths = frozenset(paths)
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        args = record.args
+        return not isinstance(args, tuple) or len(args) < 3 or str(args[2]).partition("?")[0] not in self._paths
+
+
+def configure_logging(file: str) -> None:
+    """Apply the file of --log-config-file. Raises ``bad_option``."""
+
+    def bad(reason: str) -> AiakqError:
+        expected = f"a JSON file with a configuration of logging ({reason})"
+        return error("bad_option", option="--log-config-file", value=file, expected=expected, hint="")
+
+    text = read_named_text(Path(file), 1 << 20, bad)
+    try:
+        logging.config.dictConfig({"disable_existing_loggers": False, **json.loads(text)})
+    except (ValueError, TypeError, AttributeError, ImportError, RecursionError, OSError) as problem:
+        raise bad(" ".join(str(problem.__cause__ or problem).split())[:200]) from None
 
 
 @contextlib.contextmanager

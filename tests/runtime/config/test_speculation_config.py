@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 
 from aiakq.arguments import unsupported
-from aiakq.arguments.commands import given_values
+from aiakq.arguments.commands import COMMANDS, given_values
 from aiakq.arguments.engine import ENGINE_ARGUMENTS
 from aiakq.arguments.server import checked
+from aiakq.arguments.spelling import rewrite
 from aiakq.errors import AiakqError
 from aiakq.runtime.config.engine import EngineConfig
 from aiakq.runtime.config.speculation import SpeculationConfig
@@ -78,7 +79,8 @@ FLAGS: list[tuple[str, dict[str, object] | str]] = [
 
 @pytest.mark.parametrize(("flag", "meaning"), FLAGS, ids=[flag for flag, _ in FLAGS])
 def test_flags_of_vllm_are_taken_or_remarked_upon(flag, meaning):
-    words, without_effect = unsupported.split_words(flag.split())
+    done = rewrite(flag.split(), COMMANDS["serve"].options)
+    words, without_effect = done.words, done.unsupported
     values = {
         name.removeprefix("--").replace("-", "_"): text for name, text in zip(words[::2], words[1::2], strict=True)
     }

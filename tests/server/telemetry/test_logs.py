@@ -10,8 +10,17 @@ import sys
 import time
 
 import httpx
+import pytest
 
-from aiakq.server.telemetry.logs import EventLogHandler
+from aiakq.errors import AiakqError
+from aiakq.runtime.text.output_processor import Delta
+from aiakq.server.telemetry.logs import (
+    EventLogHandler,
+    OutputLog,
+    WithoutPaths,
+    configure_logging,
+    request_logger,
+)
 
 
 def test_the_http_log_has_the_configured_level(start_server, server):
@@ -159,3 +168,40 @@ def test_embeddings_have_their_line(start_server):
         [line] = requests_of(server, 1)
     assert (line["route"], line["reason"], line["status"]) == ("/v1/embeddings", "stop", 200)
     assert line["prompt_tokens"] == answer["usage"]["prompt_tokens"] and line["output_tokens"] == 0
+
+
+def test_an_output_is_logged_when_it_ends(caplog):
+    log = OutputLog("cmpl-1")
+    with caplog.at_level(logging.INFO, request_logger.name):
+        log.put(0, Delta("r", 0, "lost", [1], None, 0.0))
+        log.clear()
+        log.put(0, Delta("r", 0, "one", [1], None, 0.0))
+        log.put(0, Delta("r", 1, "other", [1], None, 0.0))
+        log.put(0, Delta("r", 0, " two", [2], None, 0.0, "stop"))
+    assert caplog.messages == ["request cmpl-1: output 0.0 'one two', finish_reason stop"]
+
+
+def test_the_access_log_leaves_out_paths():
+    kept = WithoutPaths(["/health"])
+
+    def is_kept(path: str) -> bool:
+        line = ("127.0.0.1:1", "GET", path, "1.1", 200)
+        return kept.filter(logging.LogRecord("uvicorn.access", logging.INFO, "f", 1, "%s", line, None))
+
+    assert [is_kept(path) for path in ("/health", "/health?x=1", "/healthz", "/v1/models")] == [
+        False, False, True, True,
+    ]  # fmt: skip
+
+
+def test_a_logging_configuration_is_applied_or_refused(tmp_path):
+    file, target = tmp_path / "logging.json", tmp_path / "requests.log"
+    handlers = {"to_file": {"class": "logging.FileHandler", "filename": str(target)}}
+    loggers = {"aiakq.test_config": {"handlers": ["to_file"], "level": "INFO"}}
+    file.write_text(json.dumps({"version": 1, "handlers": handlers, "loggers": loggers}))
+    configure_logging(str(file))
+    logging.getLogger("aiakq.test_config").info("hello")
+    assert target.read_text() == "hello\n"
+    for text in ("{", "[]", '{"version": 2}', '{"version": 1, "handlers": {"x": {"class": "no.Such"}}}'):
+        file.write_text(text)
+        with pytest.raises(AiakqError, match="--log-config-file is .*logging.json"):
+            configure_logging(str(file))

@@ -1,0 +1,43 @@
+"""Values in error messages: formatted in a bounded time and length, whatever was given."""
+
+from __future__ import annotations
+
+import reprlib
+import string
+from typing import Any
+
+
+class _ShortRepr(reprlib.Repr):
+    """Five entries per container, four levels of them, and 200 characters of a string or any other value."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.maxlevel = 4
+        self.maxlist = self.maxtuple = self.maxset = self.maxfrozenset = self.maxdeque = self.maxarray = 5
+        self.maxdict = 5
+        self.maxstring = self.maxother = 200
+        self.maxlong = 60
+
+
+_SHORT = _ShortRepr()
+
+
+def short_repr(value: object) -> str:
+    """Return ``repr(value)``, shortened: a value of a file can be larger than memory once all of it is spelled out."""
+    return _SHORT.repr(value)
+
+
+def as_text(value: object) -> str:
+    """Return ``str(value)``; containers are shortened."""
+    return short_repr(value) if isinstance(value, (dict, list, tuple, set, frozenset)) else str(value)
+
+
+class MessageFormatter(string.Formatter):
+    """``str.format`` for messages: ``{value!r}``, and values that are neither text nor numbers, are shortened."""
+
+    def convert_field(self, value: Any, conversion: Any) -> Any:
+        if conversion == "r":
+            return short_repr(value)
+        if isinstance(value, (dict, list, tuple, set, frozenset)):
+            return as_text(value)
+        return super().convert_field(value, conversion)

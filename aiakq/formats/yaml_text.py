@@ -1,0 +1,30 @@
+"""YAML of files that a user or a model brings: plain values without aliases, which could stand for any amount."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+class InvalidYaml(Exception):
+    """Raised for text that is not YAML, with the reason, like ``line 3 is not valid YAML``."""
+
+
+def parse_yaml(text: str) -> Any:
+    """Return the value of a YAML document. Raises InvalidYaml, also for aliases."""
+    import yaml
+
+    class Loader(yaml.SafeLoader):
+        """The safe loader without aliases."""
+
+        def compose_node(self, parent: Any, index: Any) -> Any:
+            if self.check_event(yaml.AliasEvent):
+                raise InvalidYaml(f"line {self.peek_event().start_mark.line + 1} has an alias, which is not allowed")
+            return super().compose_node(parent, index)
+
+    try:
+        return yaml.load(text, Loader=Loader)
+    except yaml.YAMLError as problem:
+        mark = getattr(problem, "problem_mark", None)
+        raise InvalidYaml(f"line {mark.line + 1} is not valid YAML" if mark else "it is not valid YAML") from None
+    except (RecursionError, ValueError, TypeError):
+        raise InvalidYaml("it is not valid YAML") from None

@@ -1,0 +1,31 @@
+"""Values in messages: shortened before they are spelled out, whatever their size."""
+
+from __future__ import annotations
+
+import pytest
+
+from aiakq.arguments.argument import checked_value
+from aiakq.arguments.commands import COMMANDS
+from aiakq.errors import AiakqError, error, short_repr
+
+
+def nested(levels: int) -> list:
+    value: list = ["x"]
+    for _ in range(levels):
+        value = [value] * 10
+    return value
+
+
+def test_a_value_that_would_fill_memory_is_shortened():
+    row = next(row for row in COMMANDS["quantize"].rows if row.name == "bits")
+    with pytest.raises(AiakqError) as caught:
+        checked_value(row, nested(12))
+    assert len(str(caught.value)) < 4000 and "--bits is [[[" in caught.value.message
+    assert len(short_repr("x" * 10**6)) < 250 and len(short_repr({n: n for n in range(1000)})) < 100
+    problem = error("usage", reason=nested(12), hint="")
+    assert len(problem.message) < 4000 and len(str(problem.plain_fields)) < 4000
+
+
+@pytest.mark.parametrize("value", [1, 1.5, True, None, "text", "it's", [1, "a"], {"a": 1}])
+def test_short_values_are_spelled_as_they_are(value):
+    assert short_repr(value) == repr(value)
