@@ -81,11 +81,13 @@ async def answer_grammar(
 class Reasoning:
     """How the response begins.
 
-    is_open  whether it begins with reasoning, whose start mark is in the prompt.
+    is_open    whether it begins with reasoning, whose start mark is in the prompt.
+    is_closed  whether the prompt has ended the reasoning, so that the response begins with the answer.
     """
 
     parser: type[ReasoningParser]
     is_open: bool
+    is_closed: bool = False
 
     def before(self, answer: Format, param: str, may_end: bool = False) -> Format:
         """Return a grammar of optional reasoning followed by ``answer``.
@@ -97,6 +99,8 @@ class Reasoning:
         if not parser.has_answer_mark:
             reason = "the text of this model is in channels, in which it cannot be enforced"
             raise error("unsupported_parameter", param=param, reason=reason)
+        if self.is_closed:
+            return answer
         rest = sequence(_BLANKS, answer)
         if self.is_open:
             ended = [sequence(text_up_to(end), rest) for end in parser.ends]

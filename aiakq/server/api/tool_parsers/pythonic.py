@@ -61,9 +61,23 @@ class PythonicParser(UnquotedToolParser):
             output.content(text.recorded())
         marks = Marks(*self.starts)
         while mark := (yield from text.until(marks, output.content)):
-            text.record(mark)
-            yield from text.skip_spaces()
-            yield from self._read_list(text, output, only_known=False)
+            yield from self._read_marked(mark, text, output)
+
+    def parse_thought(self, text: TextScanner, output: EventSink) -> Parsing[None]:
+        marks = Marks("[", *self.starts)
+        while mark := (yield from text.until(marks, output.content, read_mark=False)):
+            if mark == "[":
+                text.record()
+                yield from self._read_list(text, output, only_known=True)
+            else:
+                yield from text.match(mark)
+                yield from self._read_marked(mark, text, output)
+
+    def _read_marked(self, mark: str, text: TextScanner, output: EventSink) -> Parsing[None]:
+        """Read the list after ``mark``."""
+        text.record(mark)
+        yield from text.skip_spaces()
+        yield from self._read_list(text, output, only_known=False)
 
     def _read_list(self, text: TextScanner, output: EventSink, only_known: bool) -> Parsing[None]:
         """Read the calls of a list. Text that is not a call is content, including what was recorded before."""
@@ -87,6 +101,8 @@ class PythonicParser(UnquotedToolParser):
             output.start_call(name)
             has_calls = True
             if not (yield from _arguments(text, output)):
+                if text.is_exhausted:
+                    return
                 text.record()
                 break
             text.record()
@@ -129,11 +145,13 @@ def _arguments(text: TextScanner, output: EventSink) -> Parsing[bool]:
         if not complete and text.is_exhausted:
             break
         written = "".join(pieces).strip()
+        if not written:
+            break
         value = python_value(written)
         value = json.dumps(written, ensure_ascii=False) if value is None else value
         output.arguments(("{" if first else ", ") + f"{json.dumps(name, ensure_ascii=False)}: {value}")
         first = False
     if not text.is_exhausted:
         output.arguments("" if first else "}")
-        output.end_call()
+        output.end_call(is_complete=False)
     return False
