@@ -140,8 +140,10 @@ class _Rules:
             prefix = "(" + self._rule(f"{text} {_one_of(other_ids)}") + ")*"
         head = ""  # text up to the first special token
         if first_text and prefix:
+            filled = self._free(between | {"not_beginning_with": not_first, "is_blank": False})
             allowed = other_ids - {self._special_ids[mark] for mark in not_first if mark in self._special_ids}
-            head = self._rule(f"{first_text} {_one_of(allowed)}") if allowed else ""
+            heads = [f"{filled} {_one_of(other_ids)}", *([f"{first_text} {_one_of(allowed)}"] if allowed else [])]
+            head = self._rule(" | ".join(heads))
 
         def add(trigger: str, rest: str) -> None:
             in_text.append(self._rule(f"{prefix} {self._until(text, trigger)} {rest}"))
@@ -233,6 +235,8 @@ class _Rules:
             marks = "|".join(re.escape(one) for one in _list(part, "not_beginning_with", str))
             beginning = rf"[ \n\r\t]*({marks}){_ANY}"
             body += f" & ~/{_escaped(beginning)}/"
+        if part.get("is_blank") is False:
+            body += r" & ~/[ \n\r\t]*/"
         return self._terminal(body)
 
     def _terminal(self, body: str) -> str:

@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from aiakq.runtime.structured.formats import Format, any_text, either, some_tags, tag, text_with_tags
+from aiakq.runtime.structured.formats import Format, any_text, const, either, sequence, some_tags, tag, text_with_tags
 from aiakq.server.api.output.events import EventSink
 from aiakq.server.api.output.json_text import MAX_NAME
 from aiakq.server.api.output.scanner import Marks, Parsing, TextScanner
@@ -49,7 +49,16 @@ class PythonicParser(UnquotedToolParser):
         text = any_text(not_beginning=rf"\s*\[\s*({names})\(")
         marked = [tag(start, calls, "".join(cls.ends)) for start in cls.starts]
         rest = text_with_tags(marked, cls.starts, only_one=only_one, text=text)
-        return either(calls, rest)
+        return either(cls._unmarked_calls(schemas, only_one), rest)
+
+    @classmethod
+    def _unmarked_calls(cls, schemas: Mapping[str, Any], only_one: bool) -> Format:
+        """Return the format of a list at the beginning of a message, where any other text is allowed up to its name."""
+        arguments = list(cls.arguments_formats(schemas))
+        more = [tag(f", {name}(", each, ")") for name, each in arguments]
+        others = {"type": "tags_with_separator", "tags": more, "separator": ""}
+        end = [const("]")] if only_one else [others, const("]")]
+        return either(*(sequence(tag(f"[{name}(", each, ")"), *end) for name, each in arguments))
 
     def parse(self, text: TextScanner, output: EventSink) -> Parsing[None]:
         text.record()
