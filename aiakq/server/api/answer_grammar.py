@@ -8,16 +8,13 @@ from typing import Any
 
 from aiakq.errors import AiakqError, error
 from aiakq.runtime.structured.formats import (
-    ANY_TEXT,
     Format,
+    after_thought,
     either,
     format_of,
-    regex,
     schema,
-    sequence,
     some_tags,
     tag_grammar_of,
-    text_up_to,
 )
 from aiakq.runtime.structured.grammars import Grammar, closed_schema, object_schema
 from aiakq.server.api.reasoning_parsers.base import ReasoningParser
@@ -26,7 +23,6 @@ from aiakq.server.api.tool_parsers.base import PlainJsonParser, ToolParser
 from aiakq.server.api.tools import Tool, calls_tools, forced_tools
 
 _NO_ARGUMENTS = {"type": "object", "properties": {}, "additionalProperties": False}
-_BLANKS = regex(r"[ \n\r\t]{0,4}")
 
 
 def tool_parser_of(service: Service, request: Any) -> type[ToolParser] | None:
@@ -81,28 +77,27 @@ async def answer_grammar(
 class Reasoning:
     """How the response begins.
 
-    is_open  whether it begins with reasoning, whose start mark is in the prompt.
+    is_open    whether it begins with reasoning, whose start mark is in the prompt.
+    is_closed  whether the prompt has ended the reasoning, so that the response begins with the answer.
     """
 
     parser: type[ReasoningParser]
     is_open: bool
+    is_closed: bool = False
 
     def before(self, answer: Format, param: str, may_end: bool = False) -> Format:
-        """Return a grammar of optional reasoning followed by ``answer``.
+        """Return a grammar of optional reasoning followed by ``answer``; nothing is enforced in the reasoning.
 
         param    request field that requires ``answer``, for errors.
-        may_end  whether the response may end after the reasoning, without an answer.
+        may_end  whether the response may end within the reasoning, without an answer.
         """
         parser = self.parser
         if not parser.has_answer_mark:
             reason = "the text of this model is in channels, in which it cannot be enforced"
             raise error("unsupported_parameter", param=param, reason=reason)
-        rest = sequence(_BLANKS, answer)
-        if self.is_open:
-            ended = [sequence(text_up_to(end), rest) for end in parser.ends]
-            return either(*ended, *([ANY_TEXT] if may_end else []))
-        alternatives = [sequence(text_up_to(end, start), rest) for start in parser.starts for end in parser.ends]
-        return either(answer, *alternatives)
+        if self.is_closed:
+            return answer
+        return after_thought(answer, parser.starts, parser.ends, is_open=self.is_open, may_end=may_end)
 
 
 class _Calls:

@@ -17,7 +17,7 @@ from aiakq.runtime.text.output_processor import Delta
 from aiakq.runtime.text.outputs import Logprob
 from aiakq.server.api.answer_grammar import Reasoning, answer_grammar
 from aiakq.server.api.chat_message import MessageDelta, ResponseMessage, deltas_of, message_of
-from aiakq.server.api.chat_parsing import MessageParsers, reasoning_is_open
+from aiakq.server.api.chat_parsing import MessageParsers, reasoning_state
 from aiakq.server.api.conversation import ConversationFields, join_text_parts
 from aiakq.server.api.generation import generate
 from aiakq.server.api.openai import (
@@ -94,7 +94,7 @@ class ChatCompletionRequest(GenerationRequest, ConversationFields):
         parser = service.message_format.reasoning_parser
         if grammar is None and not self.may_call:
             return None
-        reasoning = None if parser is None else Reasoning(parser, reasoning_is_open(service, self, prompts[0]))
+        reasoning = None if parser is None else Reasoning(parser, *reasoning_state(service, self, prompts[0]))
         return await answer_grammar(service, self, grammar, reasoning)
 
 
@@ -221,7 +221,7 @@ class ChatResponseBuilder(OpenAIResponseBuilder):
         # As in OpenAI's API, a call of the function that ``tool_choice`` names has the finish reason "stop".
         is_named = isinstance(self.request.tool_choice, Mapping)
         if delta.finish_reason == "stop" and self.messages is not None and not is_named:
-            if self.messages.has_calls(delta.index):
+            if self.messages.has_valid_calls(delta.index):
                 fields["finish_reason"] = "tool_calls"
         return fields
 

@@ -141,7 +141,7 @@ class OutputItems:
         """Return the stream events for more events of the message."""
         for event in events:
             if isinstance(event, CallEnded):
-                yield from self.close("completed")
+                yield from self.close("completed" if event.is_valid else "incomplete")
             elif isinstance(event, CallStarted):
                 yield from self.close("completed")
                 self._call = event
