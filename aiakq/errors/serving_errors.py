@@ -179,6 +179,16 @@ REQUEST_ERRORS = {
         USAGE,
     ),
     "chat_template": ErrorKind("The chat template refused the messages: {reason}.", ""),
+    "template_loses": ErrorKind(
+        "The chat template has no place for {what}, so that the model would not see them.",
+        "Leave them out, or start the server with another --chat-template.",
+    ),
+    "template_unusable": ErrorKind(
+        "The chat template {source} cannot be used: {reason}.",
+        "Start the server with another one: --chat-template FILE.",
+        http_status=500,
+        type="server_error",
+    ),
     "tokenization": ErrorKind("The text could not be tokenized: {reason}.", "Send another text.", USAGE),
     "tokenizer_stuck": ErrorKind(
         "A text has waited {limit:g} s to be tokenized.",

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -77,7 +77,7 @@ async def load_service(
             keep_alive_seconds=args["sse_keep_alive_interval"],
         ),
         fair_share=args["fair_share"],
-        message_format=parsers.message_format(text.loaded.tools_template),
+        message_format=parsers.message_format(text.loaded.tools_template, text.loaded.template_facts.takes_tools),
         observers=observers,
         root_path=args["root_path"],
         playground_servers=args["playground_servers"] or (),
@@ -86,10 +86,22 @@ async def load_service(
     if generates and text.tokenizer.has_text and not text.has_template:
         warning = "The model has no chat template: chat requests are refused. --chat-template FILE gives it one."
         on_event(ServerEvent("warning", warning))
+    for warning in _template_warnings(text) if generates else ():
+        on_event(ServerEvent("warning", warning))
     if generates and text.loaded.grammar_failure:
         warning = f"Structured output is refused: {text.loaded.grammar_failure}."
         on_event(ServerEvent("warning", warning))
     return service, reports
+
+
+def _template_warnings(text: TextClient) -> Iterator[str]:
+    """Yield what operators should know about the chat template."""
+    if failure := text.loaded.template_failure:
+        problem = f"The chat template {failure['source']} cannot be used: {failure['reason']}."
+        yield f"{problem} Chat requests are refused. --chat-template FILE gives another one."
+    facts = text.loaded.template_facts
+    if facts.forms.get("assistant") == []:
+        yield "The chat template leaves out messages of the assistant: conversations with them are refused."
 
 
 def _manager(reports: Sequence[Ready], text: TextClient, metrics: Metrics, queue: QueueLimits) -> Requests:
@@ -111,7 +123,13 @@ async def _load_engines_and_tokenizer(
     configured: asyncio.Future[Configured] = asyncio.get_running_loop().create_future()
 
     runs_code = args["trust_remote_code"] or args["tokenizer_extension_path"] is not None
-    text = TextClient(chat_template, 4 * (args["max_body_bytes"] or MIN_BODY_BYTES), with_torch=runs_code)
+    text = TextClient(
+        chat_template,
+        4 * (args["max_body_bytes"] or MIN_BODY_BYTES),
+        with_torch=runs_code,
+        content_format=args["chat_template_content_format"],
+        template_source=_template_source(args["chat_template"]),
+    )
 
     async def load_tokenizer() -> None:
         if not args["skip_tokenizer_init"]:
@@ -119,7 +137,10 @@ async def _load_engines_and_tokenizer(
         source = (await configured).tokenizer
         start_time = time.monotonic()
         await text.load(source)
-        parsers.message_format(text.loaded.tools_template)  # rejected before the engines have read gigabytes
+        facts = text.loaded.template_facts
+        parsers.message_format(
+            text.loaded.tools_template, facts.takes_tools
+        )  # rejected before the engines have read gigabytes
         on_event(phase_event("tokenizer", time.monotonic() - start_time, text.describe()))
 
     engine_task = asyncio.create_task(supervisors.load(configured.set_result))
@@ -149,6 +170,11 @@ def read_chat_template(value: str | None) -> str | None:
         expected = "a readable file or a template (which would hold a brace)"
         hint = "Give the path of a Jinja file."
         raise error("bad_option", option="--chat-template", value=value, expected=expected, hint=hint) from None
+
+
+def _template_source(value: str | None) -> str:
+    """Return how errors refer to the template of --chat-template."""
+    return f"'{value}' of --chat-template" if value is not None and "{" not in value else "of --chat-template"
 
 
 def open_observers(args: Mapping[str, Any], on_event: OnEvent) -> list[RequestObserver]:

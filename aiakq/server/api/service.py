@@ -13,6 +13,8 @@ from typing import Any
 from aiakq.errors import AiakqError, error
 from aiakq.runtime.sampling_params import SamplingParams
 from aiakq.runtime.text.output_processor import bad_word_texts, distinct_lists, truncated
+from aiakq.runtime.text.tools_in_text import CallSyntax
+from aiakq.server.api.message_format import call_syntax_of
 from aiakq.server.api.message_parser import MessageFormat
 from aiakq.server.api.model_info import ModelInfo
 from aiakq.server.api.unsupported_fields import UnknownFieldLog
@@ -163,7 +165,7 @@ class Service:
         return self.truncate_prompts(self._prompts([None] * len(pairs), reply, request, params), params)
 
     def check_calls_tools(self, is_forced: bool) -> None:
-        """Raise ``unsupported_parameter`` if the server does not enable tool calls, or the chat template has no tools.
+        """Raise ``unsupported_parameter`` if the server does not enable tool calls.
 
         is_forced  whether the request forces a call, which needs no --enable-auto-tool-choice.
         """
@@ -171,14 +173,16 @@ class Service:
             reason = "the server was started without --enable-auto-tool-choice, so the model cannot decide; "
             reason += "use tool_choice 'none', 'required' or a named function"
             raise error("unsupported_parameter", param="tools", reason=reason)
-        if "tools" not in self.chat_template:
-            reason = "the chat template does not support tools; set one that does with --chat-template"
-            raise error("unsupported_parameter", param="tools", reason=reason)
 
     @property
     def chat_template(self) -> str:
         """Chat template for conversations with tools; "" if there is none."""
         return self.text.loaded.tools_template
+
+    @cached_property
+    def call_syntax(self) -> CallSyntax:
+        """How calls are written in the prompt if the chat template has no place for tools."""
+        return call_syntax_of(self.message_format.tool_parser) or CallSyntax()
 
     @cached_property
     def kept_special_tokens(self) -> frozenset[int]:
@@ -197,7 +201,11 @@ class Service:
         Raises also no_chat_template and chat_template.
         """
         request = self._prompt_request(
-            params, messages=messages, arguments=dict(template_kwargs), add_special_tokens=add_special_tokens
+            params,
+            messages=messages,
+            arguments=dict(template_kwargs),
+            call_syntax=self.call_syntax,
+            add_special_tokens=add_special_tokens,
         )
         reply = await self.text.run(request)
         self._check_length(reply.num_chars, request, params)
