@@ -183,6 +183,12 @@ REQUEST_ERRORS = {
         "The chat template has no place for {what}, so that the model would not see them.",
         "Leave them out, or start the server with another --chat-template.",
     ),
+    "template_loses_users": ErrorKind(
+        "The chat template {source} {reason}.",
+        "Give another template with --chat-template FILE.",
+        http_status=500,
+        type="server_error",
+    ),
     "template_unusable": ErrorKind(
         "The chat template {source} cannot be used: {reason}.",
         "Start the server with another one: --chat-template FILE.",

@@ -77,7 +77,7 @@ async def load_service(
             keep_alive_seconds=args["sse_keep_alive_interval"],
         ),
         fair_share=args["fair_share"],
-        message_format=parsers.message_format(text.loaded.tools_template, text.loaded.template_facts.takes_tools),
+        message_format=parsers.message_format(text.loaded.tools_template, text.loaded.facts.takes_tools),
         observers=observers,
         root_path=args["root_path"],
         playground_servers=args["playground_servers"] or (),
@@ -95,11 +95,14 @@ async def load_service(
 
 
 def _template_warnings(text: TextClient) -> Iterator[str]:
-    """Yield what operators should know about the chat template."""
-    if failure := text.loaded.template_failure:
-        problem = f"The chat template {failure['source']} cannot be used: {failure['reason']}."
-        yield f"{problem} Chat requests are refused. --chat-template FILE gives another one."
-    facts = text.loaded.template_facts
+    """Yield what operators should know about the chat template. Raises ``template_loses_users``."""
+    if text.loaded.template_failure is not None:
+        id, fields = text.loaded.template_failure
+        failure = error(id, **fields)
+        if failure.id == "template_loses_users":
+            raise failure
+        yield f"{failure.message} Chat requests are refused. --chat-template FILE gives another one."
+    facts = text.loaded.facts
     if facts.forms.get("assistant") == []:
         yield "The chat template leaves out messages of the assistant: conversations with them are refused."
 
@@ -137,7 +140,7 @@ async def _load_engines_and_tokenizer(
         source = (await configured).tokenizer
         start_time = time.monotonic()
         await text.load(source)
-        facts = text.loaded.template_facts
+        facts = text.loaded.facts
         parsers.message_format(
             text.loaded.tools_template, facts.takes_tools
         )  # rejected before the engines have read gigabytes

@@ -46,9 +46,10 @@ class ChatTemplate:
     def checked(
         cls, text: str, special_tokens: Mapping[str, Any], content_format: str = "auto", source: str = "of the model"
     ) -> ChatTemplate:
-        """Compile a template and find out what it does. Raises ``template_unusable``, which names ``source``.
+        """Compile a template and find out what it does. Raises ``template_unusable`` and ``template_loses_users``.
 
         content_format  one of CONTENT_FORMATS.
+        source          how errors refer to the template.
         """
         check_compiles(text, source)
         template = cls(text, special_tokens, TemplateFacts())
@@ -63,8 +64,8 @@ class ChatTemplate:
             forms = {role: chosen if known else known for role, known in facts.forms.items()}
             facts = msgspec.structs.replace(facts, forms={"user": chosen} | forms)
         if facts.loses_user_text:
-            reason = "it leaves out the text of users, both as a string and as a list of parts"
-            raise error("template_unusable", source=source, reason=reason)
+            reason = "leaves out the text of users, both as a string and as a list of parts"
+            raise error("template_loses_users", source=source, reason=reason)
         template.facts = facts
         return template
 
@@ -87,7 +88,7 @@ class ChatTemplate:
             for form in message_forms(messages, self.facts.call_form):
                 try:
                     return well_formed(self._rendered([self._in_form(message) for message in form], **given))
-                except MemoryError:
+                except (MemoryError, TimeoutError):
                     raise
                 except Exception as exception:  # the first error: all forms may fail for the same reason
                     failure = failure or exception

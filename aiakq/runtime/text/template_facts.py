@@ -122,17 +122,17 @@ class _Probe:
         """Return whether calls are shown, true if the template raises for all; and the form in which they look best."""
         result = {"role": "tool", "tool_call_id": "call00001", "name": "f"}
         result["content"] = _content("1", _first(known, "tool"))
-        raised, found = True, []
+        raised = True
+        found: list[tuple[int, CallForm]] = []
         for form in _PREFERENCE:
             for asked, arguments in itertools.product(_plain_conversations(known), ({}, {"tools": [_FILLER_TOOL]})):
                 for rest in ([result], [], [result, asked[-1]]):
                     [conversation] = itertools.islice(message_forms([*asked, _ASKING, *rest], form), 1)
                     text = self._text(conversation, **arguments)
                     raised = raised and text is None
-                    if text is not None and _WORD in text and _OTHER in text:
+                    if text is not None and (_WORD in text or _OTHER in text):
                         found.append((_flaws(text), form))
-                        break
-            if found and found[-1] == (0, form):
+            if found and found[-1][0] == 0:
                 break
         best = min(found, key=lambda each: each[0], default=(0, CALL_FORMS[0]))[1]
         return bool(found) or raised, best
@@ -142,7 +142,7 @@ class _Probe:
         for extra in _EXTRAS:
             try:
                 return self._render(conversation, add_generation_prompt=False, **(extra | arguments)).lower()
-            except MemoryError:
+            except (MemoryError, TimeoutError):
                 raise
             except Exception:  # templates raise anything
                 continue
@@ -150,8 +150,9 @@ class _Probe:
 
 
 def _flaws(text: str) -> int:
-    """Return how much of a rendered call looks wrong: a content of "None", or arguments in another form."""
-    return text.count("none") + sum(map(text.count, _WRONG_ARGUMENTS))
+    """Return how much of a rendered call looks wrong: a content of "None", arguments in another form, or no name."""
+    missing = [word for word in (_WORD, _OTHER) if word not in text]
+    return text.count("none") + sum(map(text.count, _WRONG_ARGUMENTS)) + len(missing)
 
 
 def _first(known: dict[str, list[Form]], role: str) -> Form:

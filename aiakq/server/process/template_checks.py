@@ -23,10 +23,10 @@ _CHEAP_SECONDS, _CHEAP_BYTES = 1.0, 64 << 20
 
 
 class _Result(msgspec.Struct):
-    """What the process found: facts, or the fields of ``template_unusable``, and whether compiling is cheap."""
+    """What the process found: facts, or an error of the registry, and whether compiling is cheap."""
 
     facts: TemplateFacts | None = None
-    failure: dict[str, str] = {}
+    failure: tuple[str, dict[str, str]] | None = None
     is_cheap: bool = False
 
 
@@ -35,15 +35,16 @@ def checked_template(
 ) -> ChatTemplate:
     """Return ``text`` as a template, compiled for all processes forked later if that is cheap.
 
-    Raises ``template_unusable``.
+    Raises ``template_unusable`` and ``template_loses_users``.
 
     limit_memory  called in the process that runs the template.
     """
     from transformers.utils import chat_template_utils  # noqa: F401  imported once, for all processes
 
     result = _in_child(lambda: _check(text, special_tokens, content_format, source), limit_memory)
-    if result.failure:
-        raise error("template_unusable", source=result.failure["source"], reason=result.failure["reason"])
+    if result.failure is not None:
+        id, fields = result.failure
+        raise error(id, **fields)
     facts = result.facts
     if result.is_cheap:
         check_compiles(text, source)
@@ -62,7 +63,7 @@ def _check(text: str, special_tokens: Mapping[str, Any], content_format: str, so
         is_cheap = is_cheap and (after.ru_maxrss - before.ru_maxrss) << 10 < _CHEAP_BYTES
         return _Result(ChatTemplate.checked(text, special_tokens, content_format, source).facts, is_cheap=is_cheap)
     except AiakqError as failure:
-        return _Result(failure={name: str(value) for name, value in failure.fields.items()})
+        return _Result(failure=(failure.id, {name: str(value) for name, value in failure.fields.items()}))
 
 
 def _in_child(function: Callable[[], _Result], limit_memory: Callable[[], None]) -> _Result:

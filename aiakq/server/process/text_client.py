@@ -248,8 +248,9 @@ class TextClient:
         if request.messages is not None:
             if not self.loaded.has_template:
                 raise error("no_chat_template")
-            if failure := self.loaded.template_failure:
-                raise error("template_unusable", source=failure["source"], reason=failure["reason"])
+            if self.loaded.template_failure is not None:
+                id, fields = self.loaded.template_failure
+                raise error(id, **fields)
         request.number = next(self._numbers)
         frame = _frame(request)
         size = _size(request)
@@ -331,6 +332,7 @@ class TextClient:
         if self.tokenizer.has_text:  # already loaded
             loaded.decoder = ""
         self.loaded = loaded
+        self._setup.template_facts = loaded.template_facts
         self._is_set_up = True
         for slot, (worker_reader, worker_writer) in enumerate(workers):
             self._queue.add(_Channel(slot, worker_reader, worker_writer))

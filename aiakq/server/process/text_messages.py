@@ -23,6 +23,7 @@ class Setup(msgspec.Struct):
     max_chars        maximum length of a rendered conversation.
     content_format   one of ``CONTENT_FORMATS``.
     template_source  how errors refer to ``chat_template``.
+    template_facts   those of a ``Loaded`` before, with which the templates need not be probed again.
     """
 
     source: TokenizerSource
@@ -30,6 +31,7 @@ class Setup(msgspec.Struct):
     max_chars: int
     content_format: str = "auto"
     template_source: str = "of --chat-template"
+    template_facts: list[TemplateFacts] = []
 
 
 class Loaded(msgspec.Struct):
@@ -42,8 +44,8 @@ class Loaded(msgspec.Struct):
     config            contents of tokenizer_config.json as JSON, see ``Tokenizer.config``.
     has_template      whether conversations can be rendered.
     tools_template    the template for conversations with tools.
-    template_failure  why the model's own template cannot be used: fields of ``template_unusable``.
-    template_facts    what the template for conversations with tools does.
+    template_failure  why the model's own template cannot be used, if there is one, like ``failure``.
+    template_facts    what the templates for conversations without and with tools do; empty if there are none.
     vocabulary        encoded ``Vocabulary`` for compiling grammars.
     grammar_failure   why there is no vocabulary.
     infill            tokens for fill-in-the-middle, or None if the model does not support it.
@@ -56,11 +58,16 @@ class Loaded(msgspec.Struct):
     config: bytes = b"{}"
     has_template: bool = False
     tools_template: str = ""
-    template_failure: dict[str, str] = {}
-    template_facts: TemplateFacts = TemplateFacts()
+    template_failure: tuple[str, dict[str, str]] | None = None
+    template_facts: list[TemplateFacts] = []
     vocabulary: bytes = b""
     grammar_failure: str = ""
     infill: Infill | None = None
+
+    @property
+    def facts(self) -> TemplateFacts:
+        """What the template for conversations with tools does."""
+        return self.template_facts[-1] if self.template_facts else TemplateFacts()
 
 
 class TextRequest(msgspec.Struct):

@@ -87,7 +87,7 @@ def main() -> None:
 def _load(setup: Setup) -> tuple[Tokenizer, _Templates, Loaded]:
     """Load the tokenizer and the chat templates, and describe them for the server.
 
-    Raises as ``source.load``, and ``template_unusable`` for a template of the operator.
+    Raises as ``source.load`` and ``_load_templates``.
     """
     _limit_memory(MAX_LOAD_BYTES)
     resource.setrlimit(resource.RLIMIT_CPU, (MAX_LOAD_SECONDS, resource.RLIM_INFINITY))
@@ -118,17 +118,22 @@ class _Templates:
 
 
 def _load_templates(setup: Setup, tokenizer: Tokenizer, loaded: Loaded) -> _Templates:
-    """Load the chat templates. Raises ``template_unusable`` unless it is the model's own that does not compile."""
+    """Load the chat templates. Raises ``template_unusable`` and ``template_loses_users`` for one of the operator."""
     special_tokens = dict(getattr(tokenizer.hf, "special_tokens_map", {}))
     source = setup.template_source if setup.chat_template else f"in '{setup.source.folder}'"
     loaded.has_template = True
     try:
         get_template = tokenizer.hf.get_chat_template
         texts = [get_template(setup.chat_template), get_template(setup.chat_template, tools=[{}])]
+        if setup.template_facts:  # the process was restarted
+            plain, with_tools = map(ChatTemplate, texts, [special_tokens] * 2, setup.template_facts)
+            return _loaded(_Templates(plain, with_tools), loaded)
+
+        def limit_memory() -> None:
+            _limit_memory(MAX_TEMPLATE_BYTES)
+
         templates = {
-            text: checked_template(
-                text, special_tokens, setup.content_format, source, lambda: _limit_memory(MAX_TEMPLATE_BYTES)
-            )
+            text: checked_template(text, special_tokens, setup.content_format, source, limit_memory)
             for text in dict.fromkeys(texts)
         }
     except ValueError as failure:  # several templates, none of them the default
@@ -136,12 +141,19 @@ def _load_templates(setup: Setup, tokenizer: Tokenizer, loaded: Loaded) -> _Temp
     except AiakqError as failure:
         problem = failure
     else:
-        loaded.tools_template, loaded.template_facts = texts[1], templates[texts[1]].facts
-        return _Templates(*(templates[text] for text in texts))
+        return _loaded(_Templates(*(templates[text] for text in texts)), loaded)
     if setup.chat_template:
         raise problem
-    loaded.template_failure = {name: str(value) for name, value in problem.fields.items()}
+    loaded.template_failure = (problem.id, {name: str(value) for name, value in problem.fields.items()})
     return _Templates()
+
+
+def _loaded(templates: _Templates, loaded: Loaded) -> _Templates:
+    """Describe ``templates`` in ``loaded``."""
+    assert templates.plain is not None and templates.with_tools is not None
+    loaded.tools_template = templates.with_tools.text
+    loaded.template_facts = [templates.plain.facts, templates.with_tools.facts]
+    return templates
 
 
 def _compiler(tokenizer: Tokenizer, loaded: Loaded) -> GrammarCompiler | None:

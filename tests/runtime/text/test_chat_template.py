@@ -89,9 +89,9 @@ def test_parts_are_passed_as_they_are_or_joined():
 
 @pytest.mark.parametrize("text", ["{{ 'Hello' }}", each(""), each("{{ m.text }}"), each("{{ m.content[0].value }}")])
 def test_a_template_that_loses_the_text_of_users_is_refused(text):
-    with pytest.raises(AiakqError, match="of the test cannot be used: it leaves out the text of users") as caught:
+    with pytest.raises(AiakqError, match="of the test leaves out the text of users") as caught:
         checked(text)
-    assert caught.value.id == "template_unusable" and caught.value.http_status == 500
+    assert caught.value.id == "template_loses_users" and caught.value.http_status == 500
 
 
 def test_the_operator_may_choose_the_form():
