@@ -96,8 +96,10 @@ class _Probe:
     def shows_text(self, role: str, form: Form, known: dict[str, list[Form]]) -> bool | None:
         """Whether content of this form is shown; None if the template raises for every conversation with it."""
         raised = True
-        for conversation in _conversations(role, form, known):
-            text = self._text(conversation)
+        # Some templates show results only beside tools.
+        arguments: tuple[dict[str, Any], ...] = ({}, {"tools": [_FILLER_TOOL]}) if role == "tool" else ({},)
+        for conversation, given in itertools.product(_conversations(role, form, known), arguments):
+            text = self._text(conversation, **given)
             if text is None:
                 continue
             raised = False
