@@ -13,7 +13,7 @@ import msgspec
 
 from aiakq.errors import AiakqError, error
 from aiakq.runtime.text.message_forms import joined_text, message_forms, without_leading_systems
-from aiakq.runtime.text.template_facts import FORMS, Messages, TemplateFacts, find_facts
+from aiakq.runtime.text.template_facts import FORMS, ROLES, Messages, TemplateFacts, find_facts
 from aiakq.runtime.text.tools_in_text import DEFAULT_SYNTAX, CallSyntax, without_tools
 from aiakq.runtime.text.unicode_text import well_formed
 
@@ -80,6 +80,8 @@ class ChatTemplate:
         self._check_shown(messages, arguments)
         listed = [] if self.facts.takes_tools else arguments.pop("tools", None) or []
         messages = without_tools(messages, listed, self.facts, syntax)
+        if self.facts.lacks("developer"):
+            messages = [each | {"role": "system"} if each.get("role") == "developer" else each for each in messages]
         if self.facts.forms.get("system") == [] and messages and messages[0].get("role") == "system":
             messages = without_leading_systems(messages)
         failure: Exception | None = None
@@ -87,7 +89,11 @@ class ChatTemplate:
             given = arguments if tools is None else {**arguments, "tools": tools}
             for form in message_forms(messages, self.facts.call_form):
                 try:
-                    return well_formed(self._rendered([self._in_form(message) for message in form], **given))
+                    text = well_formed(self._rendered([self._in_form(message) for message in form], **given))
+                    _check_other_roles(messages, text)
+                    return text
+                except AiakqError:
+                    raise
                 except (MemoryError, TimeoutError):
                     raise
                 except Exception as exception:  # the first error: all forms may fail for the same reason
@@ -135,6 +141,14 @@ def check_compiles(text: str, source: str) -> None:
     except (RecursionError, SyntaxError, ValueError, TypeError, OverflowError) as failure:
         reason = f"it does not compile ({type(failure).__name__})"
         raise error("template_unusable", source=source, reason=reason) from None
+
+
+def _check_other_roles(messages: Messages, text: str) -> None:
+    """Raise ``template_loses`` for a message whose text is not in ``text``, of a role that is not in ``ROLES``."""
+    for number, message in enumerate(messages):
+        role, words = message.get("role"), joined_text(message.get("content")).split()
+        if role not in ROLES and words and words[0].lower() not in text.lower():
+            raise error("template_loses", param=f"messages[{number}].role", what=f"messages of the role {role!r:.64}")
 
 
 def as_template_error(failure: Exception) -> AiakqError:

@@ -19,6 +19,8 @@ from aiakq.runtime.text.message_forms import CALL_FORMS, CallForm, message_forms
 #: Forms of a message's content: a string, or a list of parts with type and text.
 Form = Literal["string", "openai"]
 FORMS: tuple[Form, ...] = ("string", "openai")
+#: Roles whose messages are probed.
+ROLES = ("user", "assistant", "system", "developer", "tool")
 Messages = list[dict[str, Any]]
 #: Renders a conversation with the given arguments; may raise anything.
 Render = Callable[..., str]
@@ -27,6 +29,7 @@ Render = Callable[..., str]
 _WORD, _OTHER = "qzprobewordqz", "qzotherwordqz"
 _PARAMETERS = {"type": "object", "properties": {"a": {"type": "string", "description": "b"}}, "required": ["a"]}
 _TOOL = {"type": "function", "function": {"name": _WORD, "description": _WORD, "parameters": _PARAMETERS}}
+_INSTRUCTING = ("system", "developer")
 #: For templates that show calls only beside tools.
 _FILLER_TOOL = {"type": "function", "function": {"name": "f", "description": "c", "parameters": _PARAMETERS}}
 _CALLED = {"name": _WORD, "arguments": json.dumps({_OTHER: "1"})}
@@ -73,7 +76,7 @@ def find_facts(render: Render) -> TemplateFacts:
     """Find out what a template does. ``render(messages, **arguments)`` renders it."""
     probe = _Probe(render)
     forms: dict[str, list[Form]] = {}
-    for role in ("user", "assistant", "system", "tool"):
+    for role in ROLES:
         shown = [probe.shows_text(role, form, forms) for form in FORMS]
         if any(each is not None for each in shown):
             forms[role] = [form for form, is_shown in zip(FORMS, shown, strict=True) if is_shown]
@@ -104,7 +107,7 @@ class _Probe:
                 continue
             raised = False
             # A template that shows only the first message would lose the user's text after a system message.
-            is_shown = _WORD in text and (role != "system" or _OTHER in text)
+            is_shown = _WORD in text and (role not in _INSTRUCTING or _OTHER in text)
             if is_shown and not (form == "openai" and any(mark in text for mark in _PRINTED_LIST)):
                 return True
         return None if raised else False
@@ -180,7 +183,7 @@ def _conversations(role: str, form: Form, known: dict[str, list[Form]]) -> Itera
     message: dict[str, Any] = {"role": role, "content": _content(_WORD, form)}
 
     def filler(name: str, fill: Form) -> dict[str, Any]:
-        text = _OTHER if role == "system" and name == "user" else "a"
+        text = _OTHER if role in _INSTRUCTING and name == "user" else "a"
         return {"role": name, "content": _content(text, (known[name] or [fill])[0] if name in known else fill)}
 
     for fill in (form, *(each for each in FORMS if each != form)):
@@ -189,7 +192,7 @@ def _conversations(role: str, form: Form, known: dict[str, list[Form]]) -> Itera
             yield from ([message], [system, message], [user, answer, message], [message, answer, user])
         elif role == "assistant":
             yield from ([user, message, user], [user, message], [system, user, message, user])
-        elif role == "system":
+        elif role in _INSTRUCTING:
             yield from ([message, user], [message, user, answer, user])
         else:
             call = {"id": "call00001", "type": "function", "function": {"name": "f", "arguments": {"a": "1"}}}

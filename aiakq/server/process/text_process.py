@@ -136,10 +136,10 @@ def _load_templates(setup: Setup, tokenizer: Tokenizer, loaded: Loaded) -> _Temp
             text: checked_template(text, special_tokens, setup.content_format, source, limit_memory)
             for text in dict.fromkeys(texts)
         }
-    except ValueError as failure:  # several templates, none of them the default
-        problem = error("template_unusable", source=source, reason=str(failure).rstrip(".")[:200])
     except AiakqError as failure:
         problem = failure
+    except ValueError as failure:  # several templates, none of them the default
+        problem = error("template_unusable", source=source, reason=str(failure).rstrip(".")[:200])
     else:
         return _loaded(_Templates(*(templates[text] for text in texts)), loaded)
     if setup.chat_template:

@@ -137,6 +137,16 @@ def test_answers_that_a_template_leaves_out_are_refused():
     assert caught.value.id == "template_loses" and caught.value.param == "messages[1]"
 
 
+def test_instructions_of_developers_are_those_of_the_system_unless_the_template_knows_them():
+    known = "{% if m.role in ('user', 'system', 'assistant') %}{{ m.content }}{% endif %}"
+    messages = [said("developer", "Be brief."), said("user", "Hi")]
+    assert checked(each(known)).render(messages) == "[system]Be brief.[user]Hi"
+    assert checked(each("{{ m.content }}")).render(messages) == "[developer]Be brief.[user]Hi"
+    with pytest.raises(AiakqError, match="no place for messages of the role 'critic'"):
+        checked(each(known)).render([said("user", "Hi"), said("critic", "Hmm")])
+    assert checked(each("{{ m.content }}")).render([said("critic", "Hmm")]) == "[critic]Hmm"
+
+
 def test_documents_reach_the_template_or_are_refused():
     documents = [{"title": "T", "text": "x"}]
     template = checked("{% for d in documents or [] %}<{{ d.title }}>{% endfor %}" + each("{{ m.content }}"))
