@@ -196,6 +196,12 @@ REQUEST_ERRORS = {
         type="server_error",
     ),
     "tokenization": ErrorKind("The text could not be tokenized: {reason}.", "Send another text.", USAGE),
+    "tokenizer_mismatch": ErrorKind(
+        "The tokenizer has {token!r} with the id {token_id}, but the model's vocabulary ends with the id {last}.",
+        "Start the server with the tokenizer of the model: --tokenizer NAME.",
+        http_status=500,
+        type="server_error",
+    ),
     "tokenizer_stuck": ErrorKind(
         "A text has waited {limit:g} s to be tokenized.",
         "Wait until the tokenizer's processes are restarted.",

@@ -82,6 +82,8 @@ async def load_service(
         root_path=args["root_path"],
         playground_servers=args["playground_servers"] or (),
     )
+    if warning := _vocabulary_warning(text, ready.limits.vocab_size):
+        on_event(ServerEvent("warning", warning))
     generates = service.model.limits.pooling is None
     if generates and text.tokenizer.has_text and not text.has_template:
         warning = "The model has no chat template: chat requests are refused. --chat-template FILE gives it one."
@@ -92,6 +94,16 @@ async def load_service(
         warning = f"Structured output is refused: {text.loaded.grammar_failure}."
         on_event(ServerEvent("warning", warning))
     return service, reports
+
+
+def _vocabulary_warning(text: TextClient, vocab_size: int) -> str:
+    """Return a warning if the tokenizer has tokens beyond the model's vocabulary, else ""."""
+    size = text.tokenizer.vocab_size if text.tokenizer.has_text else 0
+    if size <= vocab_size:
+        return ""
+    shown = ", ".join(f"{token!r}" for token in text.tokenizer.raw_tokens(range(vocab_size, min(size, vocab_size + 4))))
+    where = f"The tokenizer has {size} tokens, but the model's vocabulary {vocab_size}"
+    return f"{where}: texts with {shown}{', ...' if size > vocab_size + 4 else ''} are refused."
 
 
 def _template_warnings(text: TextClient) -> Iterator[str]:

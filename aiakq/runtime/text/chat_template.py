@@ -13,6 +13,7 @@ import msgspec
 
 from aiakq.errors import AiakqError, error
 from aiakq.runtime.text.message_forms import joined_text, message_forms, without_leading_systems
+from aiakq.runtime.text.message_parts import as_parts
 from aiakq.runtime.text.template_facts import FORMS, ROLES, Messages, TemplateFacts, find_facts
 from aiakq.runtime.text.tools_in_text import DEFAULT_SYNTAX, CallSyntax, without_tools
 from aiakq.runtime.text.unicode_text import well_formed
@@ -56,7 +57,10 @@ class ChatTemplate:
         facts = find_facts(template._rendered)
         if content_format != "auto":
             chosen = [form for form in FORMS if form == content_format]
-            if "user" in facts.forms and content_format not in facts.forms["user"]:
+            user = facts.forms.get("user", chosen)
+            if content_format == "openai" and "part" in user:
+                chosen = ["part"]
+            if chosen[0] not in user:
                 reason = (
                     f"it does not show the text of users as --chat-template-content-format {content_format} gives it"
                 )
@@ -111,11 +115,11 @@ class ChatTemplate:
         """Return a message with its content in the form that the template takes for its role."""
         content = message.get("content")
         forms = self.facts.forms.get(str(message.get("role"))) or self.facts.forms.get("user") or FORMS[:1]
-        if isinstance(content, str) and "string" not in forms:
-            return {**message, "content": [{"type": "text", "text": content}]}
         if isinstance(content, list) and "openai" not in forms:
-            return {**message, "content": joined_text(content)}
-        return message
+            content = joined_text(content)
+        if isinstance(content, str) and "string" not in forms:
+            content = as_parts([content])
+        return {**message, "content": content} if "content" in message else message
 
     def _check_shown(self, messages: Messages, arguments: Mapping[str, Any]) -> None:
         if arguments.get("documents") and not self.facts.takes_documents:

@@ -16,9 +16,9 @@ import msgspec
 
 from aiakq.runtime.text.message_forms import CALL_FORMS, CallForm, message_forms
 
-#: Forms of a message's content: a string, or a list of parts with type and text.
-Form = Literal["string", "openai"]
-FORMS: tuple[Form, ...] = ("string", "openai")
+#: Forms of a message's content: a string, a list of parts with type and text, or a list of exactly one part.
+Form = Literal["string", "openai", "part"]
+FORMS: tuple[Form, ...] = ("string", "openai", "part")
 #: Roles whose messages are probed.
 ROLES = ("user", "assistant", "system", "developer", "tool")
 Messages = list[dict[str, Any]]
@@ -80,6 +80,8 @@ def find_facts(render: Render) -> TemplateFacts:
         shown = [probe.shows_text(role, form, forms) for form in FORMS]
         if any(each is not None for each in shown):
             forms[role] = [form for form, is_shown in zip(FORMS, shown, strict=True) if is_shown]
+            if {"openai", "part"} <= set(forms[role]):
+                forms[role].remove("part")
     takes_calls, call_form = probe.calls(forms)
     return TemplateFacts(
         forms=forms,
@@ -108,7 +110,7 @@ class _Probe:
             raised = False
             # A template that shows only the first message would lose the user's text after a system message.
             is_shown = _WORD in text and (role not in _INSTRUCTING or _OTHER in text)
-            if is_shown and not (form == "openai" and any(mark in text for mark in _PRINTED_LIST)):
+            if is_shown and not (form != "string" and any(mark in text for mark in _PRINTED_LIST)):
                 return True
         return None if raised else False
 
@@ -165,7 +167,10 @@ def _first(known: dict[str, list[Form]], role: str) -> Form:
 
 
 def _content(text: str, form: Form) -> Any:
-    return text if form == "string" else [{"type": "text", "text": text}]
+    if form == "string":
+        return text
+    part = {"type": "text", "text": text}
+    return [part] if form == "part" else [{"type": "text", "text": "a"}, part]
 
 
 def _plain_conversations(known: dict[str, list[Form]]) -> Iterator[Messages]:

@@ -46,7 +46,7 @@ UNAVAILABLE = ("engine_dead", "engine_restarting", "shutting_down")
 #: Tokenization.
 TOKENIZATION = (
     *("no_tokenizer", "no_chat_template", "chat_template", "template_loses", "template_unusable"),
-    *("template_loses_users", "tokenization", "invalid_token_id"),
+    *("template_loses_users", "tokenization", "tokenizer_mismatch", "invalid_token_id"),
 )
 #: Generation requests, in addition to the errors of their fields.
 GENERATION = (

@@ -243,8 +243,23 @@ class Service:
         for text, count, token_ids in zip(texts, reply.counts, reply.token_ids, strict=True):
             if count > len(token_ids) and params.truncate_prompt_tokens is None:
                 raise self._too_long(count, params)
+            if self._has_unknown_tokens:
+                self._check_known(token_ids)
             prompts.append(Prompt(text if count == len(token_ids) else None, token_ids))
         return prompts
+
+    @cached_property
+    def _has_unknown_tokens(self) -> bool:
+        """Whether the tokenizer has tokens beyond the model's vocabulary."""
+        return self.tokenizer.vocab_size > self.model.limits.vocab_size
+
+    def _check_known(self, token_ids: list[int]) -> None:
+        """Raise ``tokenizer_mismatch`` for a token of a text that the model does not have."""
+        last = self.model.limits.vocab_size - 1
+        unknown = next((id for id in token_ids if id > last), None)
+        if unknown is not None:
+            [token] = self.tokenizer.raw_tokens([unknown])
+            raise error("tokenizer_mismatch", token=token[:64], token_id=unknown, last=last)
 
     def _too_long(self, num_tokens: int | str, params: SamplingParams) -> AiakqError:
         limits = self.model.limits

@@ -35,7 +35,7 @@ FORMS = {
     "string": (each("{{ m.content }}"), ["string"]),
     "parts": (each(PARTS), ["openai"]),
     "both": (each(BOTH), ["string", "openai"]),
-    "first part": (each("{{ m['content'][0]['text'] }}"), ["openai"]),
+    "first part": (each("{{ m['content'][0]['text'] }}"), ["part"]),
     "parts by a macro": (
         "{% macro show(c) %}{% for p in c %}{{ p.text }}{% endfor %}{% endmacro %}" + each("{{ show(m.content) }}"),
         ["openai"],
@@ -85,6 +85,7 @@ def test_parts_are_passed_as_they_are_or_joined():
     content = [part("One"), part("Two")]
     assert checked(each("{{ m.content }}")).render([said("user", content)]) == "[user]One\nTwo"
     assert checked(each(BOTH)).render([said("user", content)]) == "[user]OneTwo"
+    assert checked(each("{{ m.content[0].text }}")).render([said("user", content)]) == "[user]One\nTwo"
 
 
 @pytest.mark.parametrize("text", ["{{ 'Hello' }}", each(""), each("{{ m.text }}"), each("{{ m.content[0].value }}")])
