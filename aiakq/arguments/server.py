@@ -84,6 +84,12 @@ class ServerArguments:
         None,
         "Jinja template, as a file or a single line; the tokenizer's own if not given.",
     )
+    chat_template_content_format: str = argument(
+        "auto",
+        "How the content of messages is passed to the chat template: string, openai (a list of parts), or auto, which "
+        "finds out what the template takes.",
+        choices=("auto", "string", "openai"),
+    )
     response_role: str = argument("assistant", "Role of chat responses.")
     enable_auto_tool_choice: bool = argument(
         False, "Let the model decide whether to call tools: requests may contain tools with tool_choice auto."

@@ -17,7 +17,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from aiakq.errors import error
+from aiakq.errors import AiakqError, error
 
 #: Time limit in seconds for one conversation, and for starting the process.
 _SECONDS = 10
@@ -90,8 +90,12 @@ def _main() -> None:
     import transformers
     from transformers.utils import chat_template_utils
 
-    tokenizer = transformers.AutoTokenizer.from_pretrained(
-        order["folder"], local_files_only=True, trust_remote_code=order["remote_code"]
+    from aiakq.runtime.text.tokenizer import Tokenizer
+
+    tokenizer = Tokenizer(
+        transformers.AutoTokenizer.from_pretrained(
+            order["folder"], local_files_only=True, trust_remote_code=order["remote_code"]
+        )
     )
     with open("/proc/self/statm") as stream:
         size = int(stream.read().split()[0]) * resource.getpagesize()
@@ -109,11 +113,12 @@ def _main() -> None:
         # For loops inside one long operation, which no signal handler interrupts.
         faulthandler.dump_traceback_later(2 * order["seconds"], exit=True)
         try:
-            text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=False)
+            text = tokenizer.chat_prompt(messages, add_generation_prompt=False)
             answer = _checked(text, messages)
         except Exception as problem:
             # A template may raise anything.
-            first = (str(problem).strip().splitlines() or [type(problem).__name__])[0]
+            message = problem.message if isinstance(problem, AiakqError) else str(problem)
+            first = (message.strip().splitlines() or [type(problem).__name__])[0]
             answer["problem"] = first.rstrip(".")[:300]
         finally:
             signal.setitimer(signal.ITIMER_REAL, 0)

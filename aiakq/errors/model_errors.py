@@ -74,6 +74,11 @@ FOLDER_ERRORS = {
     "model_malformed": ErrorKind(
         "{file} cannot be read: {reason}.", "The file is damaged or not what its name says; fetch it again."
     ),
+    "generation_config": ErrorKind(
+        "{file} sets {key} to {value}, which is not {allowed}.",
+        "Correct the file, override the value with --override-generation-config, or ignore the file with "
+        "--generation-config vllm.",
+    ),
     "model_unsupported": ErrorKind(
         "The architecture {architecture} is not supported: {reason}.",
         "Native families: {known}; other decoder-only models work through --model-impl transformers if "

@@ -179,7 +179,29 @@ REQUEST_ERRORS = {
         USAGE,
     ),
     "chat_template": ErrorKind("The chat template refused the messages: {reason}.", ""),
+    "template_loses": ErrorKind(
+        "The chat template has no place for {what}, so that the model would not see them.",
+        "Leave them out, or start the server with another --chat-template.",
+    ),
+    "template_loses_users": ErrorKind(
+        "The chat template {source} {reason}.",
+        "Give another template with --chat-template FILE.",
+        http_status=500,
+        type="server_error",
+    ),
+    "template_unusable": ErrorKind(
+        "The chat template {source} cannot be used: {reason}.",
+        "Start the server with another one: --chat-template FILE.",
+        http_status=500,
+        type="server_error",
+    ),
     "tokenization": ErrorKind("The text could not be tokenized: {reason}.", "Send another text.", USAGE),
+    "tokenizer_mismatch": ErrorKind(
+        "The tokenizer has {token!r} with the id {token_id}, but the model's vocabulary ends with the id {last}.",
+        "Start the server with the tokenizer of the model: --tokenizer NAME.",
+        http_status=500,
+        type="server_error",
+    ),
     "tokenizer_stuck": ErrorKind(
         "A text has waited {limit:g} s to be tokenized.",
         "Wait until the tokenizer's processes are restarted.",

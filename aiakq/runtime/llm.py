@@ -20,6 +20,7 @@ from aiakq.runtime.pooling_params import Pooling, PoolingParams
 from aiakq.runtime.sampling_params import SamplingParams
 from aiakq.runtime.structured.compiler import GrammarCompiler
 from aiakq.runtime.structured.vocabulary import Vocabulary
+from aiakq.runtime.text.chat_template import CONTENT_FORMATS, RESERVED_TEMPLATE_KWARGS
 from aiakq.runtime.text.output_processor import Delta, OutputProcessor, truncated
 from aiakq.runtime.text.outputs import CompletionOutput, RequestMetrics, RequestOutput
 from aiakq.runtime.text.tokenizer import is_panic
@@ -111,6 +112,7 @@ class LLM(PoolingMethods):
         continue_final_message: bool = False,
         tools: list[dict[str, Any]] | None = None,
         lora_request: LoRARequest | Sequence[LoRARequest | None] | None = None,
+        chat_template_content_format: str = "auto",
     ) -> list[RequestOutput]:
         """Generate the next message of one or more conversations, with the model's chat template.
 
@@ -118,12 +120,15 @@ class LLM(PoolingMethods):
         tools                   functions that the model may call, as in a chat request. The output text contains the
                                 calls as the model writes them; ``structured_outputs`` can enforce a format.
         lora_request            as in ``generate``.
-        Raises ``usage``, ``no_chat_template``, ``chat_template``, and as ``generate`` does.
+        chat_template_content_format  auto, or string or openai (a list of parts) to pass the content of messages to the
+                                      template in this form.
+        Raises ``usage``, the errors of ``Tokenizer.chat_prompt``, and as ``generate`` does.
         """
         self.engine.limits.check_generates()
         if continue_final_message and add_generation_prompt:
             hint = "Set add_generation_prompt=False."
             raise error("usage", reason="continue_final_message goes without a generation prompt.", hint=hint)
+        _check_chat_arguments(chat_template_content_format, chat_template_kwargs or {})
         conversations: Any = [messages] if messages and isinstance(messages[0], dict) else messages
         prompts = [
             self.tokenizer.chat_prompt(
@@ -131,7 +136,8 @@ class LLM(PoolingMethods):
                 chat_template,
                 tools,
                 add_generation_prompt,
-                continue_final_message=continue_final_message,
+                chat_template_content_format,
+                **({"continue_final_message": True} if continue_final_message else {}),
                 **(chat_template_kwargs or {}),
             )
             for conversation in conversations
@@ -276,6 +282,17 @@ class LLM(PoolingMethods):
                         bar.update(result.finished)
 
             run(self.engine, receive, deliver)
+
+
+def _check_chat_arguments(content_format: str, kwargs: dict[str, Any]) -> None:
+    """Raise ``value_out_of_range`` or ``unsupported_parameter`` for arguments of ``chat`` that cannot be used."""
+    if content_format not in CONTENT_FORMATS:
+        allowed, param = ", ".join(CONTENT_FORMATS), "chat_template_content_format"
+        raise error("value_out_of_range", param=param, value=str(content_format)[:64], allowed=allowed)
+    for name in kwargs:
+        if name in RESERVED_TEMPLATE_KWARGS:
+            param = f"chat_template_kwargs.{name:.64}"
+            raise error("unsupported_parameter", param=param, reason="the name is taken")
 
 
 def _empty(request_id: str, prompt: str | None, ids: list[int], params: SamplingParams) -> RequestOutput:

@@ -11,6 +11,7 @@ from typing import Any, get_args, get_type_hints
 
 from aiakq.errors import error
 from aiakq.runtime.structured.grammars import Grammar, grammar_of
+from aiakq.runtime.text.unicode_text import well_formed
 
 #: Temperatures below this are greedy, since dividing logits by them would overflow (see docs/serving.md).
 GREEDY_BELOW = 1e-5
@@ -191,6 +192,7 @@ class SamplingParams:
 
     def __post_init__(self) -> None:
         self._check_numbers()
+        self.stop, self.bad_words = _well_formed(self.stop), _well_formed(self.bad_words)
         self._check_stops()
         self._check_words()
         self._check_grammar()
@@ -303,6 +305,20 @@ class SamplingParams:
             if not word.strip() or len(word) > MAX_STOP_CHARS:
                 allowed = f"words of 1 to {MAX_STOP_CHARS} characters"
                 raise error("value_out_of_range", param="bad_words", value=word[:64], allowed=allowed)
+
+
+def allowed_values(name: str) -> str:
+    """Return the valid values of a numeric parameter, in words."""
+    type_, parameter = parameters()[name]
+    kind = "an integer" if type_ is int else "a number"
+    return f"{kind}: {parameter.allowed}"
+
+
+def _well_formed(texts: Any) -> Any:
+    """Return a string or a list of strings with U+FFFD for lone surrogates; anything else unchanged."""
+    if isinstance(texts, str):
+        return well_formed(texts)
+    return list(map(_well_formed, texts)) if isinstance(texts, (list, tuple)) else texts
 
 
 def _distinct_ids(param: str, ids: list[int]) -> dict[int, None]:

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -81,20 +81,47 @@ async def load_service(
             keep_alive_seconds=args["sse_keep_alive_interval"],
         ),
         fair_share=args["fair_share"],
-        message_format=parsers.message_format(text.loaded.tools_template),
+        message_format=parsers.message_format(text.loaded.tools_template, text.loaded.facts.takes_tools),
         observers=observers,
         root_path=args["root_path"],
         playground_servers=args["playground_servers"] or (),
     )
     service.default_template_kwargs = template_defaults(args["default_chat_template_kwargs"])
+    if warning := _vocabulary_warning(text, ready.limits.vocab_size):
+        on_event(ServerEvent("warning", warning))
     generates = service.model.limits.pooling is None
     if generates and text.tokenizer.has_text and not text.has_template:
         warning = "The model has no chat template: chat requests are refused. --chat-template FILE gives it one."
+        on_event(ServerEvent("warning", warning))
+    for warning in _template_warnings(text) if generates else ():
         on_event(ServerEvent("warning", warning))
     if generates and text.loaded.grammar_failure:
         warning = f"Structured output is refused: {text.loaded.grammar_failure}."
         on_event(ServerEvent("warning", warning))
     return service, reports
+
+
+def _vocabulary_warning(text: TextClient, vocab_size: int) -> str:
+    """Return a warning if the tokenizer has tokens beyond the model's vocabulary, else ""."""
+    size = text.tokenizer.vocab_size if text.tokenizer.has_text else 0
+    if size <= vocab_size:
+        return ""
+    shown = ", ".join(f"{token!r}" for token in text.tokenizer.raw_tokens(range(vocab_size, min(size, vocab_size + 4))))
+    where = f"The tokenizer has {size} tokens, but the model's vocabulary {vocab_size}"
+    return f"{where}: texts with {shown}{', ...' if size > vocab_size + 4 else ''} are refused."
+
+
+def _template_warnings(text: TextClient) -> Iterator[str]:
+    """Yield what operators should know about the chat template. Raises ``template_loses_users``."""
+    if text.loaded.template_failure is not None:
+        id, fields = text.loaded.template_failure
+        failure = error(id, **fields)
+        if failure.id == "template_loses_users":
+            raise failure
+        yield f"{failure.message} Chat requests are refused. --chat-template FILE gives another one."
+    facts = text.loaded.facts
+    if facts.forms.get("assistant") == []:
+        yield "The chat template leaves out messages of the assistant: conversations with them are refused."
 
 
 def _manager(
@@ -120,7 +147,13 @@ async def _load_engines_and_tokenizer(
     configured: asyncio.Future[Configured] = asyncio.get_running_loop().create_future()
 
     runs_code = args["trust_remote_code"] or args["tokenizer_extension_path"] is not None
-    text = TextClient(chat_template, 4 * (args["max_body_bytes"] or MIN_BODY_BYTES), with_torch=runs_code)
+    text = TextClient(
+        chat_template,
+        4 * (args["max_body_bytes"] or MIN_BODY_BYTES),
+        with_torch=runs_code,
+        content_format=args["chat_template_content_format"],
+        template_source=_template_source(args["chat_template"]),
+    )
 
     async def load_tokenizer() -> None:
         if not args["skip_tokenizer_init"]:
@@ -128,7 +161,10 @@ async def _load_engines_and_tokenizer(
         source = (await configured).tokenizer
         start_time = time.monotonic()
         await text.load(source)
-        parsers.message_format(text.loaded.tools_template)  # rejected before the engines have read gigabytes
+        facts = text.loaded.facts
+        parsers.message_format(
+            text.loaded.tools_template, facts.takes_tools
+        )  # rejected before the engines have read gigabytes
         on_event(phase_event("tokenizer", time.monotonic() - start_time, text.describe()))
 
     engine_task = asyncio.create_task(supervisors.load(configured.set_result))
@@ -174,6 +210,11 @@ def template_defaults(given: Mapping[str, Any] | None) -> dict[str, Any]:
             option = "A key of --default-chat-template-kwargs"
             raise error("bad_option", option=option, value=name, expected=expected, hint=hint)
     return dict(given or {})
+
+
+def _template_source(value: str | None) -> str:
+    """Return how errors refer to the template of --chat-template."""
+    return f"'{value}' of --chat-template" if value is not None and "{" not in value else "of --chat-template"
 
 
 def open_observers(args: Mapping[str, Any], on_event: OnEvent) -> list[RequestObserver]:

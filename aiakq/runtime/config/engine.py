@@ -88,7 +88,7 @@ class EngineConfig:
             scheduler=SchedulerConfig.from_args(args, max_model_len, device.device.type == "cpu", model.is_recurrent),
             parallel=ParallelConfig.from_args(args, given, device.device.type),
             compilation=CompilationConfig.from_args(args),
-            generation=GenerationConfig.from_args(load.path, args, raw),
+            generation=GenerationConfig.from_args(load.path, args, raw, model.vocab_size),
             max_model_len=max_model_len,
             fit_model_len=args["max_model_len"] == "auto",
             max_logprobs=model.vocab_size if args["max_logprobs"] == -1 else args["max_logprobs"],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +11,10 @@ from typing import Any
 from aiakq.errors import AiakqError, error
 from aiakq.formats.hub import resolve_model
 from aiakq.formats.model_folder import read_json
+from aiakq.runtime.sampling_params import SamplingParams, allowed_values
 from aiakq.runtime.structured.grammars import GrammarDefaults
+
+logger = logging.getLogger("aiakq.runtime")
 
 #: Architectures with learned positions, which have no rotary embedding.
 _LEARNED_POSITIONS = frozenset({"OPTForCausalLM", "GPT2LMHeadModel", "GPTBigCodeForCausalLM"})
@@ -106,7 +110,35 @@ def generation_config(folder: Path, args: Mapping[str, Any]) -> dict[str, Any]:
     unknown = [name for name in over if name not in _GENERATION]
     if unknown:
         raise _bad("--override-generation-config", unknown[0], "one of " + ", ".join(_GENERATION))
+    for name in over:
+        _check_default(name, over[name], None)
+    for name in _GENERATION:
+        if name not in over:
+            _check_default(name, config.get(name), "generation_config.json")
     return {name: value for name, value in (config | over).items() if name in _GENERATION and value is not None}
+
+
+def _check_default(name: str, value: Any, file: str | None) -> None:
+    """Raise ``generation_config`` for a value that no request could have, or ``bad_option`` if it is not of a file."""
+    if value is None:
+        return
+    try:
+        if name == "eos_token_id":
+            allowed = "a token id or a list of token ids"
+            ids = value if isinstance(value, list) else [value]
+            if not all(type(id) is int for id in ids):
+                raise error("invalid_type", param=name, reason=f"{allowed} is expected")
+        elif name == "max_new_tokens":
+            allowed = "a number of tokens, 1 or more"
+            if type(value) is not int or value < 1:
+                raise error("value_out_of_range", param=name, value=value, allowed=allowed)
+        else:
+            allowed = allowed_values(name)
+            SamplingParams(**{name: value})
+    except AiakqError:
+        if file is None:
+            raise _bad("--override-generation-config", f"{name}: {value!r:.64}", allowed) from None
+        raise error("generation_config", file=file, key=name, value=f"{value!r:.64}", allowed=allowed) from None
 
 
 @dataclass(frozen=True)
@@ -124,27 +156,31 @@ class GenerationConfig:
     grammars: GrammarDefaults = GrammarDefaults()
 
     @staticmethod
-    def from_args(folder: Path, args: Mapping[str, Any], raw: Mapping[str, Any]) -> GenerationConfig:
+    def from_args(folder: Path, args: Mapping[str, Any], raw: Mapping[str, Any], vocab_size: int) -> GenerationConfig:
         """Create it from the model folder, --generation-config and its override; ``raw`` is config.json.
 
-        Raises ``bad_option`` and what reading the files raises.
+        Logs a warning for end-of-sequence tokens beyond the vocabulary, which are left out. Raises ``bad_option``,
+        ``generation_config`` and what reading the files raises.
         """
         values = generation_config(folder, args)
-        eos = values.get("eos_token_id", raw.get("eos_token_id"))
-        eos_token_ids = () if eos is None else tuple(eos) if isinstance(eos, list) else (eos,)
-        if not all(type(id) is int for id in eos_token_ids):
-            raise error("model_malformed", file="generation_config.json", reason=f"eos_token_id is {eos!r:.64}")
+        _check_default("eos_token_id", raw.get("eos_token_id"), "config.json")
+        eos_token_ids = _known_ids("the generation config", values.get("eos_token_id"), vocab_size)
+        if not eos_token_ids:
+            eos_token_ids = _known_ids("config.json", raw.get("eos_token_id"), vocab_size)
         sampling = {name: values[name] for name in _SAMPLING if name in values}
         grammars = GrammarDefaults.from_args(args["structured_outputs_config"] or {})
-        return GenerationConfig(eos_token_ids, sampling, max_new_tokens_of(values), grammars)
+        return GenerationConfig(eos_token_ids, sampling, values.get("max_new_tokens"), grammars)
 
 
-def max_new_tokens_of(generation: Mapping[str, Any]) -> int | None:
-    """Return the limit on generated tokens of every request, or None. Raises ``bad_option`` for an invalid one."""
-    limit = generation.get("max_new_tokens")
-    if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int) or limit < 1):
-        raise _bad("max_new_tokens of the generation config", limit, "a number of tokens")
-    return limit
+def _known_ids(source: str, ids: Any, vocab_size: int) -> tuple[int, ...]:
+    """Return the distinct end-of-sequence tokens that the model can generate, and warn about others."""
+    given = dict.fromkeys(ids if isinstance(ids, list) else [] if ids is None else [ids])
+    unknown = [id for id in given if not 0 <= id < vocab_size]
+    if unknown:
+        shown = ", ".join(map(str, unknown[:8]))
+        message = "eos_token_id %s of %s is left out: the model's vocabulary has the ids 0 to %d"
+        logger.warning(message, shown, source, vocab_size - 1)
+    return tuple(id for id in given if id not in unknown)
 
 
 def _bad(option: str, value: Any, expected: str) -> AiakqError:

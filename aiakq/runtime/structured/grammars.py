@@ -11,6 +11,7 @@ from typing import Any, Literal
 import msgspec
 
 from aiakq.errors import AiakqError, error
+from aiakq.runtime.text.unicode_text import has_surrogates, well_formed
 
 Kind = Literal["json", "regex", "choice", "grammar", "structural_tag"]
 
@@ -167,6 +168,7 @@ def json_grammar(param: str, schema: Any, whitespace: str | None = None, closed:
     if not isinstance(schema, (dict, bool)):
         raise error("invalid_type", param=param, reason="a JSON schema is expected, as an object or a string of JSON")
     _check_depth(param, schema)
+    _check_keys(param, schema)
     return Grammar("json", _checked_text(param, json.dumps(schema, ensure_ascii=False)), whitespace, closed)
 
 
@@ -177,7 +179,7 @@ def _regex_grammar(param: str, pattern: Any, whitespace: str | None, closed: boo
 def _choice_grammar(param: str, texts: Any, whitespace: str | None, closed: bool) -> Grammar:
     if not isinstance(texts, (list, tuple)) or not all(isinstance(text, str) for text in texts):
         raise error("invalid_type", param=param, reason="a list of strings is expected")
-    distinct = list(dict.fromkeys(texts))
+    distinct = list(dict.fromkeys(map(well_formed, texts)))
     if not distinct or len(distinct) > MAX_CHOICES or sum(map(len, distinct)) > MAX_CHOICE_CHARS:
         allowed = f"1 to {MAX_CHOICES} strings with at most {MAX_CHOICE_CHARS} characters in total"
         raise error("value_out_of_range", param=param, value=f"{len(distinct)} strings", allowed=allowed)
@@ -212,7 +214,7 @@ _MAKERS: dict[str, Callable[[str, Any, str | None, bool], Grammar]] = {
 
 
 def parse_json(param: str, text: str) -> Any:
-    """``text`` as JSON. Raises ``invalid_type``."""
+    """``text`` as JSON, in which lone surrogates may remain. Raises ``invalid_type``."""
     try:
         return json.loads(_checked_text(param, text))
     except (ValueError, RecursionError) as failure:
@@ -228,8 +230,23 @@ def _checked_text(param: str, text: Any) -> str:
     _check_type(param, text, str, "a string is expected")
     if not text or len(text) > MAX_CHARS or "\0" in text:
         allowed = f"a string of 1 to {MAX_CHARS} characters without NUL"
-        raise error("value_out_of_range", param=param, value=f"{text[:32]}", allowed=allowed)
-    return text
+        raise error("value_out_of_range", param=param, value=well_formed(text[:32]), allowed=allowed)
+    return well_formed(text)
+
+
+def _check_keys(param: str, schema: Any) -> None:
+    """Raise ``invalid_type`` for a key with a lone surrogate, which no JSON in UTF-8 has."""
+    values = [schema]
+    while values:
+        value = values.pop()
+        if isinstance(value, dict):
+            for key in value:
+                if isinstance(key, str) and has_surrogates(key):
+                    reason = "a key of the schema has half of a character (a lone surrogate)"
+                    raise error("invalid_type", param=param, reason=reason)
+            values += value.values()
+        elif isinstance(value, list):
+            values += value
 
 
 def _check_depth(param: str, schema: Any) -> None:

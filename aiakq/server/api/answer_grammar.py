@@ -114,7 +114,7 @@ class _Calls:
         """own: grammar of a message without calls, or None for any text."""
         self._service, self._parser, self._request_grammar = service, parser, request_grammar
         forced = forced_tools(request.tools, request.tool_choice)
-        self._tools = [(number, tool) for number, tool in enumerate(request.tools) if forced is None or tool in forced]
+        self._tools = [(tool.number, tool) for tool in request.tools if forced is None or tool in forced]
         self.is_forced = forced is not None
         self._only_one = isinstance(request.tool_choice, Mapping) or request.parallel_tool_calls is False
         self.schemas = {tool.function.name: _arguments_schema(number, tool) for number, tool in self._tools}

@@ -13,12 +13,13 @@ from starlette.responses import Response
 from aiakq.errors import AiakqError, error
 from aiakq.runtime.sampling_params import SamplingParams
 from aiakq.runtime.structured.grammars import Grammar
+from aiakq.runtime.text.message_parts import join_text_parts
 from aiakq.runtime.text.output_processor import Delta
 from aiakq.runtime.text.outputs import Logprob
 from aiakq.server.api.answer_grammar import Reasoning, answer_grammar
 from aiakq.server.api.chat_message import MessageDelta, ResponseMessage, deltas_of, message_of
 from aiakq.server.api.chat_parsing import MessageParsers, reasoning_state
-from aiakq.server.api.conversation import ConversationFields, join_text_parts
+from aiakq.server.api.conversation import ConversationFields
 from aiakq.server.api.generation import generate
 from aiakq.server.api.openai import (
     Choice,

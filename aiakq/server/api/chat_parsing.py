@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from aiakq.runtime.text.message_parts import join_text_parts
 from aiakq.runtime.text.output_processor import Delta
 from aiakq.server.api.answer_grammar import tool_parser_of
-from aiakq.server.api.conversation import ConversationFields, join_text_parts
+from aiakq.server.api.conversation import ConversationFields
 from aiakq.server.api.message_parser import MessageParser, ReasoningTokens
 from aiakq.server.api.output.events import ContentPiece, Event, ReasoningPiece
 from aiakq.server.api.service import Service

@@ -14,6 +14,7 @@ from pydantic_core import CoreSchema
 
 from aiakq.errors import AiakqError, error
 from aiakq.server.api.unsupported_fields import IGNORED_FIELDS, UNSUPPORTED_FIELDS, UnsupportedField
+from aiakq.server.http.json_surrogates import mended_json
 
 Entry = TypeVar("Entry")
 #: Makes validation stop at the first invalid entry, because a million errors would cost more than the request.
@@ -84,16 +85,29 @@ Model = TypeVar("Model", bound=RequestModel)
 def parse_body(model: type[Model], body: bytes, on_unknown: OnUnknownField | None = None) -> Model:
     """Parse a request body as ``model``. For ``on_unknown``, see ``RequestModel.check_extra_fields``.
 
-    Raises invalid_json, missing_field, invalid_type, value_out_of_range, unknown_field or unsupported_parameter. The
-    error names the field and repeats nothing the client sent except field names.
+    In texts, lone surrogates become U+FFFD. Raises invalid_json, missing_field, invalid_type, value_out_of_range,
+    unknown_field or unsupported_parameter. The error names the field and repeats nothing the client sent except names.
     """
     try:
-        request = model.model_validate_json(body)
+        request = _parsed(model, body)
     except ValidationError as failure:
         raise _to_aiakq_error(failure) from None
     request.check_extra_fields(on_unknown=on_unknown)
     check_nested(request, "", on_unknown)
     return request
+
+
+def _parsed(model: type[Model], body: bytes) -> Model:
+    """Parse a body as ``model``, without lone surrogates. Raises ValidationError, and as ``mended_json``."""
+    try:
+        return model.model_validate_json(body)
+    except ValidationError as failure:
+        if failure.errors(include_url=False, include_context=False, include_input=False)[0]["type"] != "json_invalid":
+            raise
+        mended = mended_json(body)
+        if mended is None:
+            raise
+    return model.model_validate_json(mended)
 
 
 def parse_values(model: type[Model], values: Any) -> Model:

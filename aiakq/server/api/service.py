@@ -13,6 +13,8 @@ from typing import Any
 from aiakq.errors import AiakqError, error
 from aiakq.runtime.sampling_params import SamplingParams
 from aiakq.runtime.text.output_processor import bad_word_texts, distinct_lists, truncated
+from aiakq.runtime.text.tools_in_text import CallSyntax
+from aiakq.server.api.message_format import call_syntax_of
 from aiakq.server.api.message_parser import MessageFormat
 from aiakq.server.api.model_info import ModelInfo
 from aiakq.server.api.unsupported_fields import UnknownFieldLog
@@ -164,7 +166,7 @@ class Service:
         return self.truncate_prompts(self._prompts([None] * len(pairs), reply, request, params), params)
 
     def check_calls_tools(self, is_forced: bool) -> None:
-        """Raise ``unsupported_parameter`` if the server does not enable tool calls, or the chat template has no tools.
+        """Raise ``unsupported_parameter`` if the server does not enable tool calls.
 
         is_forced  whether the request forces a call, which needs no --enable-auto-tool-choice.
         """
@@ -172,14 +174,16 @@ class Service:
             reason = "the server was started without --enable-auto-tool-choice, so the model cannot decide; "
             reason += "use tool_choice 'none', 'required' or a named function"
             raise error("unsupported_parameter", param="tools", reason=reason)
-        if "tools" not in self.chat_template:
-            reason = "the chat template does not support tools; set one that does with --chat-template"
-            raise error("unsupported_parameter", param="tools", reason=reason)
 
     @property
     def chat_template(self) -> str:
         """Chat template for conversations with tools; "" if there is none."""
         return self.text.loaded.tools_template
+
+    @cached_property
+    def call_syntax(self) -> CallSyntax:
+        """How calls are written in the prompt if the chat template has no place for tools."""
+        return call_syntax_of(self.message_format.tool_parser) or CallSyntax()
 
     @cached_property
     def kept_special_tokens(self) -> frozenset[int]:
@@ -201,6 +205,7 @@ class Service:
             params,
             messages=messages,
             arguments={**self.default_template_kwargs, **template_kwargs},
+            call_syntax=self.call_syntax,
             add_special_tokens=add_special_tokens,
         )
         reply = await self.text.run(request)
@@ -239,8 +244,23 @@ class Service:
         for text, count, token_ids in zip(texts, reply.counts, reply.token_ids, strict=True):
             if count > len(token_ids) and params.truncate_prompt_tokens is None:
                 raise self._too_long(count, params)
+            if self._has_unknown_tokens:
+                self._check_known(token_ids)
             prompts.append(Prompt(text if count == len(token_ids) else None, token_ids))
         return prompts
+
+    @cached_property
+    def _has_unknown_tokens(self) -> bool:
+        """Whether the tokenizer has tokens beyond the model's vocabulary."""
+        return self.tokenizer.vocab_size > self.model.limits.vocab_size
+
+    def _check_known(self, token_ids: list[int]) -> None:
+        """Raise ``tokenizer_mismatch`` for a token of a text that the model does not have."""
+        last = self.model.limits.vocab_size - 1
+        unknown = next((id for id in token_ids if id > last), None)
+        if unknown is not None:
+            [token] = self.tokenizer.raw_tokens([unknown])
+            raise error("tokenizer_mismatch", token=token[:64], token_id=unknown, last=last)
 
     def _too_long(self, num_tokens: int | str, params: SamplingParams) -> AiakqError:
         limits = self.model.limits

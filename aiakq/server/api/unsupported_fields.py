@@ -84,7 +84,7 @@ UNSUPPORTED_FIELDS: Mapping[str, UnsupportedField] = {
     "mm_processor_kwargs": UnsupportedField(_TEXT_ONLY, ({},)),
     "media_io_kwargs": UnsupportedField(_TEXT_ONLY, ({},)),
     "kv_transfer_params": UnsupportedField("prompts and answers are computed in one place", ({},)),
-    "documents": UnsupportedField("templates get no documents", ([],)),
+    "documents": UnsupportedField("only conversations have a template, which shows them", ([],)),
     "chat_template": UnsupportedField("templates are chosen by the operator, with --chat-template"),
     "use_beam_search": UnsupportedField("beam search is not built", (False,)),
     "length_penalty": UnsupportedField("it belongs to beam search", (1, 1.0)),
@@ -92,6 +92,5 @@ UNSUPPORTED_FIELDS: Mapping[str, UnsupportedField] = {
     "prompt_embeds": UnsupportedField("prompts are text or token ids"),
 }
 UNSUPPORTED_MESSAGE_FIELDS: Mapping[str, UnsupportedField] = {
-    "function_call": UnsupportedField("past calls are in tool_calls"),
     "audio": UnsupportedField(_TEXT_ONLY),
 }

@@ -152,11 +152,19 @@ class TextClient:
     with_torch  whether the process may import torch, for tokenizers with code of their own.
     """
 
-    def __init__(self, template: str | None, max_chars: int, with_torch: bool = False) -> None:
+    def __init__(
+        self,
+        template: str | None,
+        max_chars: int,
+        with_torch: bool = False,
+        content_format: str = "auto",
+        template_source: str = "of --chat-template",
+    ) -> None:
+        """For the last two, see ``Setup``."""
         self.with_torch = with_torch
         self.loaded = Loaded()
         self.tokenizer: Tokenizer = NoTokenizer()
-        self._setup = Setup(TokenizerSource("", left_out=True), template, max_chars)
+        self._setup = Setup(TokenizerSource("", left_out=True), template, max_chars, content_format, template_source)
         self._is_set_up = False
         self._queue = WorkerQueue()
         self._process: asyncio.subprocess.Process | None = None
@@ -232,18 +240,20 @@ class TextClient:
     async def run(self, request: TextRequest) -> TextReply:
         """Run ``request`` on a worker and return the reply. If the caller is cancelled, the request is dropped.
 
-        Raises no_tokenizer, no_chat_template, chat_template, tokenization, invalid_type.
+        Raises no_tokenizer, no_chat_template, chat_template, template_loses, template_unusable, tokenization,
+        invalid_type.
         """
         if self._setup.source.left_out:
             raise error("no_tokenizer")
         if request.messages is not None:
             if not self.loaded.has_template:
                 raise error("no_chat_template")
-            if self.loaded.template_failure:
-                raise error("chat_template", reason=self.loaded.template_failure)
-        size = _size(request)
+            if self.loaded.template_failure is not None:
+                id, fields = self.loaded.template_failure
+                raise error(id, **fields)
         request.number = next(self._numbers)
         frame = _frame(request)
+        size = _size(request)
         try:
             if size <= LONG_CHARS:
                 self._short_since[request.number] = time.monotonic()
@@ -257,6 +267,9 @@ class TextClient:
                 reply.failed = "grammar"
         finally:
             self._short_since.pop(request.number, None)
+        if reply.error is not None:
+            id, fields = reply.error
+            raise error(id, **fields)
         if reply.failure and reply.failed == "template":
             raise error("chat_template", reason=reply.failure)
         if reply.failure and reply.failed == "grammar":
@@ -319,6 +332,7 @@ class TextClient:
         if self.tokenizer.has_text:  # already loaded
             loaded.decoder = ""
         self.loaded = loaded
+        self._setup.template_facts = loaded.template_facts
         self._is_set_up = True
         for slot, (worker_reader, worker_writer) in enumerate(workers):
             self._queue.add(_Channel(slot, worker_reader, worker_writer))
@@ -414,10 +428,13 @@ def _size(request: TextRequest) -> int:
     if request.grammar is not None:
         size += len(request.grammar.text)
     for message in request.messages or ():
-        size += len(message.get("content") or "") + 16
+        content = message.get("content") or ""
+        size += 16 + (len(content) if isinstance(content, str) else sum(len(part["text"]) for part in content))
         if len(message) > 2:
             size += len(msgspec.json.encode([message.get("tool_calls"), message.get("reasoning")]))
-    return size + (len(msgspec.json.encode(request.arguments["tools"])) if "tools" in request.arguments else 0)
+    if len(request.arguments) > 1:  # beside add_generation_prompt
+        size += len(msgspec.json.encode(request.arguments))
+    return size
 
 
 def _frame(request: TextRequest) -> bytes:
@@ -425,13 +442,20 @@ def _frame(request: TextRequest) -> bytes:
     try:
         return framed(msgspec.msgpack.encode(request))
     except OverflowError:
-        try:
-            msgspec.msgpack.encode(request.messages)
-            part = "tools"
-        except OverflowError:
-            part = "messages"
+        part = "messages"
+        for name, value in {"chat_template_kwargs": request.arguments, "tools": request.arguments.get("tools")}.items():
+            if _overflows(value):
+                part = name
         reason = "it has an integer of more than 64 bits"
         raise error("invalid_type", param=part, reason=reason) from None
+
+
+def _overflows(value: object) -> bool:
+    try:
+        msgspec.msgpack.encode(value)
+    except OverflowError:
+        return True
+    return False
 
 
 def _write(writer: asyncio.StreamWriter, record: msgspec.Struct) -> None:

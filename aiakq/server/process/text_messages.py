@@ -8,18 +8,30 @@ import msgspec
 
 from aiakq.runtime.structured.grammars import Grammar
 from aiakq.runtime.text.infill import Infill
+from aiakq.runtime.text.template_facts import TemplateFacts
 from aiakq.runtime.text.tokenizer import TokenizerSource
+from aiakq.runtime.text.tools_in_text import CallSyntax
 
 #: The stages of a request.
 Part = Literal["template", "tokenizer", "grammar"]
 
 
 class Setup(msgspec.Struct):
-    """The tokenizer, the template that replaces its own, and the maximum length of a rendered conversation."""
+    """How texts are tokenized and conversations rendered.
+
+    chat_template    the template that replaces the tokenizer's own.
+    max_chars        maximum length of a rendered conversation.
+    content_format   one of ``CONTENT_FORMATS``.
+    template_source  how errors refer to ``chat_template``.
+    template_facts   those of a ``Loaded`` before, with which the templates need not be probed again.
+    """
 
     source: TokenizerSource
     chat_template: str | None
     max_chars: int
+    content_format: str = "auto"
+    template_source: str = "of --chat-template"
+    template_facts: list[TemplateFacts] = []
 
 
 class Loaded(msgspec.Struct):
@@ -32,7 +44,8 @@ class Loaded(msgspec.Struct):
     config            contents of tokenizer_config.json as JSON, see ``Tokenizer.config``.
     has_template      whether conversations can be rendered.
     tools_template    the template for conversations with tools.
-    template_failure  why the template cannot be used, if there is one.
+    template_failure  why the model's own template cannot be used, if there is one, like ``failure``.
+    template_facts    what the templates for conversations without and with tools do; empty if there are none.
     vocabulary        encoded ``Vocabulary`` for compiling grammars.
     grammar_failure   why there is no vocabulary.
     infill            tokens for fill-in-the-middle, or None if the model does not support it.
@@ -45,16 +58,23 @@ class Loaded(msgspec.Struct):
     config: bytes = b"{}"
     has_template: bool = False
     tools_template: str = ""
-    template_failure: str = ""
+    template_failure: tuple[str, dict[str, str]] | None = None
+    template_facts: list[TemplateFacts] = []
     vocabulary: bytes = b""
     grammar_failure: str = ""
     infill: Infill | None = None
+
+    @property
+    def facts(self) -> TemplateFacts:
+        """What the template for conversations with tools does."""
+        return self.template_facts[-1] if self.template_facts else TemplateFacts()
 
 
 class TextRequest(msgspec.Struct):
     """One request; numbers start at 1.
 
     messages, arguments  conversation to render with these template arguments and tokenize, instead of ``texts``.
+    call_syntax          how calls are written if the template has no place for tools.
     texts                texts to tokenize.
     pairs                pairs of texts to tokenize instead, each to one list of ids.
     add_special_tokens   see ``Tokenizer.encode``.
@@ -69,6 +89,7 @@ class TextRequest(msgspec.Struct):
     number: int
     messages: list[dict[str, Any]] | None = None
     arguments: dict[str, Any] = {}
+    call_syntax: CallSyntax = CallSyntax()
     texts: list[str] = []
     pairs: list[tuple[str, str]] = []
     add_special_tokens: bool = True
@@ -82,7 +103,10 @@ class TextRequest(msgspec.Struct):
 
 
 class TextReply(msgspec.Struct):
-    """The result, or the ``failure``. ``counts`` has the total number of tokens of each text."""
+    """The result, or the ``failure``. ``counts`` has the total number of tokens of each text.
+
+    error  the failure, if it is in the error registry: id and fields.
+    """
 
     number: int
     text: str = ""
@@ -93,6 +117,7 @@ class TextReply(msgspec.Struct):
     num_chars: int = 0
     failure: str = ""
     failed: Part = "tokenizer"
+    error: tuple[str, dict[str, str]] | None = None
 
 
 class Drop(msgspec.Struct):

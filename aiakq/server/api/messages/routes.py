@@ -54,7 +54,12 @@ async def count_tokens(service: Service, request: Request) -> Response:
     except AiakqError as failure:
         raise payload.rename_param(failure) from None
     text = TextRequest(
-        0, messages=payload.chat.conversation(), arguments=arguments, add_special_tokens=False, max_ids=1
+        0,
+        messages=payload.chat.conversation(),
+        arguments=arguments,
+        call_syntax=service.call_syntax,
+        add_special_tokens=False,
+        max_ids=1,
     )
     reply = await cancel_on_disconnect(request, service.text.run(text))
     return JSONResponse(CountTokensResponse(reply.counts[0]))
