@@ -230,10 +230,11 @@ class ServerArguments:
         False, "Represent tokens as token_id:N in lists of log-probabilities, unless a request overrides it."
     )
     unknown_fields: str = argument(
-        "refuse",
-        "Handling of unknown request fields. refuse: status 400; warn: ignore them, and also hints such as "
-        "reasoning_effort, with one log line per name.",
-        choices=("refuse", "warn"),
+        "ignore",
+        "Handling of unknown request fields. ignore: refuse misspelled ones, and those of other servers that would "
+        "change the answer; ignore the others, and name them in the response header x-ignored-fields. warn: also "
+        "ignore misspelled ones, with one log line per name. refuse: status 400 for all.",
+        choices=("ignore", "warn", "refuse"),
     )
     enable_admin_routes: bool = argument(
         False,

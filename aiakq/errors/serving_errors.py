@@ -138,7 +138,7 @@ REQUEST_ERRORS = {
     "missing_field": ErrorKind("The request field {param} is missing.", "", USAGE),
     "unknown_field": ErrorKind(
         "The request field {param} is not known.",
-        "Remove it, or check its spelling; a server with --unknown-fields warn ignores it.",
+        "{hint}",
         USAGE,
     ),
     "unsupported_parameter": ErrorKind("{param} is not supported: {reason}.", "", USAGE),

@@ -17,6 +17,7 @@ from aiakq.server.api.openapi import openapi_document
 from aiakq.server.api.request_tracker import RequestTracker
 from aiakq.server.api.routes import Route
 from aiakq.server.api.service import Service
+from aiakq.server.api.unknown_fields import IgnoredFields, ignored_fields
 from aiakq.server.errors import as_aiakq_error
 from aiakq.server.http.auth import OnRefusal
 from aiakq.server.http.error_shapes import error_body
@@ -77,7 +78,7 @@ def create_app(
 
     def openapi() -> dict[str, Any]:
         if app.openapi_schema is None:
-            accepts_unknown = service.on_unknown_field is not None
+            accepts_unknown = not service.unknown_fields.refuses
             app.openapi_schema = openapi_document(routes, service.model, keyless_paths, accepts_unknown)
         return app.openapi_schema
 
@@ -89,6 +90,8 @@ def _endpoint(route: Route, service: Service) -> Callable[[Request], Awaitable[R
     async def endpoint(request: Request) -> Response:
         request.state.error_body = route.error_body
         client = request.client
+        request.state.ignored_fields = names = IgnoredFields()
+        ignored_fields.set(names)
         client_of_request.set(getattr(request.state, "owner", "") or (client.host if client else ""))
         return await route.handler(service, request)
 

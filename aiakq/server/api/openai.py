@@ -23,8 +23,9 @@ from aiakq.runtime.sampling_params import SamplingParams
 from aiakq.runtime.structured.grammars import Grammar
 from aiakq.runtime.text.output_processor import Delta
 from aiakq.runtime.text.outputs import Logprob, PositionLogprobs
+from aiakq.server.api.foreign_fields import GENERATION_FIELDS
 from aiakq.server.api.generation import ResponseBuilder
-from aiakq.server.api.request_model import LIMITED_BY, RequestModel
+from aiakq.server.api.request_model import LIMITED_BY, Integer, RequestModel
 from aiakq.server.api.sampling_fields import SAMPLING_FIELDS, SamplingFields
 from aiakq.server.api.service import Service
 from aiakq.server.api.structured_fields import StructuredFields, structured_values
@@ -59,10 +60,12 @@ class StreamOptions(RequestModel):
 class GenerationRequest(SamplingFields, StructuredFields):
     """The fields of completions and chat; names and meaning as in the OpenAI API and vLLM."""
 
+    foreign_fields = GENERATION_FIELDS
+
     model: ModelName | None = Field(None, description="A served name; the first one if not given.")
     stream: bool | None = Field(None, description="Return the text as server-sent events while it is generated.")
     stream_options: StreamOptions | None = Field(None, description="include_usage, continuous_usage_stats.")
-    priority: Annotated[int, Field(json_schema_extra={LIMITED_BY: "priority"})] | None = Field(
+    priority: Annotated[Integer, Field(json_schema_extra={LIMITED_BY: "priority"})] | None = Field(
         None, description="Lower ones are scheduled first, with --scheduling-policy priority."
     )
     cache_salt: Annotated[str, Field(json_schema_extra={"minLength": 1})] | None = Field(

@@ -14,7 +14,7 @@ from typing import Annotated, Any, Union, get_args, get_origin
 from pydantic import Field, create_model
 
 from aiakq.runtime.sampling_params import Parameter, SamplingParams, parameters
-from aiakq.server.api.request_model import LIMITED_BY, RequestModel
+from aiakq.server.api.request_model import LIMITED_BY, Integer, RequestModel
 
 
 def _json_type(type_: Any) -> Any:
@@ -24,10 +24,11 @@ def _json_type(type_: Any) -> Any:
         return functools.reduce(operator.or_, map(_json_type, get_args(type_)))
     if origin is dict:
         _, value = get_args(type_)
-        return origin[str, value]
+        return origin[str, _json_type(value)]
     if origin is list:
-        return Annotated[type_, Field(fail_fast=True)]
-    return type_
+        [entry] = get_args(type_)
+        return Annotated[origin[_json_type(entry)], Field(fail_fast=True)]
+    return Integer if type_ is int else type_
 
 
 def _keywords(parameter: Parameter, json_type: str) -> dict[str, Any]:

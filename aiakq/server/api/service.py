@@ -15,7 +15,7 @@ from aiakq.runtime.sampling_params import SamplingParams
 from aiakq.runtime.text.output_processor import bad_word_texts, distinct_lists, truncated
 from aiakq.server.api.message_parser import MessageFormat
 from aiakq.server.api.model_info import ModelInfo
-from aiakq.server.api.unsupported_fields import UnknownFieldLog
+from aiakq.server.api.unknown_fields import UnknownFields
 from aiakq.server.errors import copy_error
 from aiakq.server.http.body import MAX_VALUES
 from aiakq.server.process.replicas import Requests
@@ -55,7 +55,7 @@ class Service:
     progress        progress of loading, for /ready.
     max_body_bytes  maximum size of a request body.
     max_values      maximum number of values in a request body, such as token ids.
-    on_unknown_field  callback for unknown request fields, or None to reject them.
+    unknown_fields  handling of unknown request fields.
     fair_share      share the engine fairly between clients instead of requests.
     message_format  format of the model's reasoning and tool calls.
     log_prompts     number of characters or token ids of a prompt to log, or None to log no requests.
@@ -76,7 +76,7 @@ class Service:
         max_body_bytes: int,
         progress: Callable[[], dict[str, Any]],
         log_prompts: float | None = None,
-        accept_unknown_fields: bool = False,
+        unknown_fields: str = "refuse",
         options: ResponseOptions | None = None,
         fair_share: bool = False,
         message_format: MessageFormat | None = None,
@@ -91,7 +91,7 @@ class Service:
         self.metrics = metrics
         self.progress = progress
         self.log_prompts = log_prompts
-        self.on_unknown_field = UnknownFieldLog() if accept_unknown_fields else None
+        self.unknown_fields = UnknownFields(unknown_fields, metrics.ignored_fields.inc)
         self.options = options or ResponseOptions()
         self.fair_share = fair_share
         self.message_format = message_format or MessageFormat()

@@ -30,6 +30,7 @@ class ToolFunction(RequestModel):
     """
 
     open = True
+    passes_on = True
     ignored_fields = frozenset()
     unsupported_fields: ClassVar = {}
 
@@ -43,6 +44,7 @@ class Tool(RequestModel):
     """A tool. Only functions are supported."""
 
     open = True
+    passes_on = True
     ignored_fields = frozenset()
     unsupported_fields: ClassVar = {}
 
@@ -72,7 +74,6 @@ def check_tools(tools: Sequence[Tool] | None, choice: Any) -> None:
     names: set[str] = set()
     for number, tool in enumerate(tools or ()):
         path = f"tools[{number}]"
-        tool.check_extra_fields(path)
         if tool.type != "function":
             raise error("unsupported_parameter", param=f"{path}.type", reason="only tools of type function are called")
         if tool.function.name in names:

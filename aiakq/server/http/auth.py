@@ -86,7 +86,7 @@ def add_access_control(
             allow_methods=parse_list(args["allowed_methods"]) or ["*"],
             allow_headers=parse_list(args["allowed_headers"]) or ["*"],
             allow_credentials=args["allow_credentials"],
-            expose_headers=["x-request-id"],
+            expose_headers=["x-request-id", "x-ignored-fields"],
         )
     hosts = parse_list(args["allowed_hosts"])
     # No host check on a Unix domain socket: web pages cannot reach it, and its clients may send any host.

@@ -89,14 +89,13 @@ COMPLETIONS = [
     ({"logprobs": True}, 400, "invalid_type", "logprobs"),
     ({"prompt_logprobs": 1, "stream": True}, 400, "unsupported_parameter", "prompt_logprobs"),
     ({"stream_options": {"include_usage": True}}, 400, "unsupported_parameter", "stream_options"),
-    ({"stream": True, "stream_options": {"usage": 1}}, 400, "unknown_field", "stream_options.usage"),
+    ({"stream": True, "stream_options": {"includeUsage": 1}}, 400, "unknown_field", "stream_options.includeUsage"),
     ({"stream": "yes"}, 400, "invalid_type", "stream"),
     ({"suffix": "end"}, 400, "unsupported_parameter", "suffix"),
     ({"guided_json": {"not": {}}}, 400, "grammar_not_enforceable", "guided_json"),
     ({"response_format": {"type": "xml"}}, 400, "invalid_type", "response_format.type"),
     ({"use_beam_search": True}, 400, "unsupported_parameter", "use_beam_search"),
     ({"temprature": 0}, 400, "unknown_field", "temprature"),
-    ({"x" * 5000: 0}, 400, "unknown_field", "x" * 64),
 ]
 
 CHATS = [

@@ -104,7 +104,10 @@ class ResponsesRequest(TranslatedRequest):
         "moderation": UnsupportedField("nothing is moderated"),
     }
 
+    own_names = {"max_tokens": "max_output_tokens"}
+
     input: Annotated[Any, WithJsonSchema(_INPUT_SCHEMA)]
+    stop: str | FailFastList[str] | None = Field(None, description="The text ends before one of these.")
     instructions: str | None = Field(None, description="Comes first, as a system message.")
     max_output_tokens: TokenLimit | None = Field(
         None,
@@ -146,6 +149,7 @@ class ResponsesRequest(TranslatedRequest):
         return {
             "messages": messages,
             "max_tokens": self.max_output_tokens,
+            "stop": self.stop,
             "tools": offered.tools or None,
             "tool_choice": offered.choice,
             "parallel_tool_calls": self.parallel_tool_calls,
