@@ -130,7 +130,10 @@ async def _on_http_exception(request: Request, failure: Exception) -> Response:
         refusal = error("method_not_allowed", path=path, method=request.method[:16])
     else:
         refusal = error("request_failed", reason=f"HTTP status {failure.status_code}")
-    return _respond(request, refusal, failure.headers)
+    headers = dict(failure.headers or {})
+    if "GET" in headers.get("Allow", "").split(", "):
+        headers["Allow"] += ", HEAD"
+    return _respond(request, refusal, headers)
 
 
 async def _on_disconnect(request: Request, failure: Exception) -> Response:

@@ -8,6 +8,7 @@ happens to the others. Integers may be written with a fraction of zero, like 4.0
 from __future__ import annotations
 
 import functools
+import json
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, TypeVar
 
@@ -181,9 +182,20 @@ def parse_body(model: type[Model], body: bytes, unknown: UnknownFields = REFUSE)
         request = model.model_validate_json(body)
     except ValidationError as failure:
         raise _to_aiakq_error(failure) from None
+    if b"NaN" in body or b"Infinity" in body:
+        _check_constants(body)
     request.check_extra_fields("", unknown)
     _check_nested(request, "", unknown)
     return request
+
+
+def _check_constants(body: bytes) -> None:
+    """Raise ``invalid_json`` for NaN and Infinity outside strings, which the parser accepts in fields of any type."""
+
+    def refuse(name: str) -> None:
+        raise error("invalid_json", reason=f"it has the value {name}")
+
+    json.loads(body, parse_constant=refuse, parse_int=len, parse_float=len)
 
 
 def parse_values(model: type[Model], values: Any) -> Model:
