@@ -97,6 +97,13 @@ CONNECTION_ERRORS = {
     "invalid_api_key": ErrorKind(
         "The request has no valid API key.", "Send it as Authorization: Bearer KEY.", USAGE, 401, "authentication_error"
     ),
+    "admin_key_required": ErrorKind(
+        "This route needs a key to administrate the server.",
+        "Send one of --admin-api-key as Authorization: Bearer KEY.",
+        USAGE,
+        403,
+        "permission_error",
+    ),
     "host_not_allowed": ErrorKind(
         "This server does not accept the name in the Host header.",
         "The operator adds names with --allowed-hosts.",

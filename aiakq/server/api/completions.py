@@ -198,14 +198,8 @@ class CompletionResponseBuilder(OpenAIResponseBuilder):
             logprobs.text_offset += prompt_offsets(self.service.tokenizer, state.prompt.token_ids, text)
             state.offsets = TextOffsets(len(text))
         self._extend(logprobs, delta.token_ids, delta.logprobs or [])
-        logprobs.text_offset += [state.offsets.add(self._bytes_in_text(token_id)) for token_id in delta.token_ids]
+        logprobs.text_offset += [state.offsets.add(self.bytes_in_text(token_id)) for token_id in delta.token_ids]
         return logprobs
-
-    def _bytes_in_text(self, token_id: int) -> bytes:
-        """Return the bytes that a generated token adds to the text."""
-        tokenizer = self.service.tokenizer
-        skipped = self.params.skip_special_tokens and token_id in tokenizer.special_ids
-        return b"" if skipped else tokenizer.token_bytes(token_id)
 
     def _extend(
         self,

@@ -26,7 +26,7 @@ from aiakq.runtime.text.outputs import Logprob, PositionLogprobs
 from aiakq.server.api.foreign_fields import GENERATION_FIELDS
 from aiakq.server.api.generation import ResponseBuilder
 from aiakq.server.api.request_model import LIMITED_BY, Integer, RequestModel
-from aiakq.server.api.sampling_fields import SAMPLING_FIELDS, SamplingFields
+from aiakq.server.api.sampling_fields import SAMPLING_FIELDS, SamplingFields, check_http_maximums
 from aiakq.server.api.service import Service
 from aiakq.server.api.structured_fields import StructuredFields, structured_values
 from aiakq.server.api.unsupported_fields import IGNORED_STREAM_OPTIONS
@@ -82,6 +82,7 @@ class GenerationRequest(SamplingFields, StructuredFields):
 
     def check_combinations(self) -> None:
         """Raise ``unsupported_parameter`` or ``value_out_of_range`` for values that exclude each other."""
+        check_http_maximums(self)
         if self.cache_salt == "":
             raise error("value_out_of_range", param="cache_salt", value="", allowed="a text that is not empty")
         if self.request_id is not None and not REQUEST_ID.fullmatch(self.request_id):
@@ -270,7 +271,8 @@ class OpenAIResponseBuilder(ResponseBuilder):
         self.tokens_as_ids = self._asks_for_tokens_as_ids() or not service.tokenizer.has_text
         options = request.stream_options
         self.include_usage = bool(options and options.include_usage) or service.options.force_include_usage
-        self.continuous_usage = self.include_usage and bool(options and options.continuous_usage_stats)
+        continuous = service.options.force_include_usage or bool(options and options.continuous_usage_stats)
+        self.continuous_usage = self.include_usage and continuous
         self.created = int(time.time())
         self.states = [ChoiceState(index, prompts[index // params.n]) for index in range(len(prompts) * params.n)]
 
@@ -362,6 +364,12 @@ class OpenAIResponseBuilder(ResponseBuilder):
         if entry is not None and entry.decoded_token is not None:
             return entry.decoded_token
         return self.service.token_text(token_id)
+
+    def bytes_in_text(self, token_id: int) -> bytes:
+        """Return the bytes that a generated token adds to the text."""
+        tokenizer = self.service.tokenizer
+        kept = token_id not in tokenizer.special_ids or token_id in self.kept_special_tokens
+        return tokenizer.token_bytes(token_id) if kept or not self.params.skip_special_tokens else b""
 
     def finish(self, delta: Delta) -> dict[str, Any]:
         """Return the fields about the end of a choice."""

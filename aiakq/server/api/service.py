@@ -35,7 +35,7 @@ MIN_PROMPT_CHARS = 1 << 16
 class ResponseOptions:
     """Server options for the contents of responses.
 
-    force_include_usage         every stream ends with token counts.
+    force_include_usage         every chunk of a stream has token counts.
     return_tokens_as_token_ids  default of the request field: represent tokens as token_id:N in log-probabilities.
     prompt_tokens_details       usage includes the number of tokens found in the prefix cache.
     keep_alive_seconds          seconds without output after which streams send a comment; 0 for never.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import concurrent.futures
+import json
 
 import httpx
 import pytest
@@ -226,13 +227,36 @@ def test_the_operator_sets_what_responses_contain(start_server, http):
 
 
 def check_responses(other: httpx.Client, http: httpx.Client) -> None:
-    lines = other.post("/v1/completions", json=PLAIN | {"stream": True}).text.splitlines()
-    assert '"choices":[]' in lines[-4] and '"completion_tokens":8' in lines[-4]
+    messages = [{"role": "user", "content": "Hi"}]
+    limits = {"max_tokens": 8, "min_tokens": 8, "stream": True}
+    for path, body in (
+        ("/v1/completions", PLAIN | limits),
+        ("/v1/completions", PLAIN | limits | {"stream_options": {"include_usage": False}}),
+        ("/v1/chat/completions", {"messages": messages, **limits}),
+        ("/v1/chat/completions", {"messages": messages, **limits, "n": 2}),
+    ):
+        lines = other.post(path, json=body).text.splitlines()
+        chunks = [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
+        counts = [chunk["usage"]["completion_tokens"] for chunk in chunks]
+        assert counts == sorted(counts) and counts[-1] == 8 * body.get("n", 1) and chunks[-1]["choices"] == [], path
+        assert all(chunk["usage"]["prompt_tokens"] > 0 for chunk in chunks)
     found = post(other, logprobs=1)
     assert all(token.startswith("token_id:") for token in found["choices"][0]["logprobs"]["tokens"])
     assert found["usage"]["prompt_tokens_details"] is None
     asked = post(other, logprobs=1, return_tokens_as_token_ids=False)["choices"][0]["logprobs"]["tokens"]
     assert asked == post(http, logprobs=1)["choices"][0]["logprobs"]["tokens"]
+
+
+def test_a_request_may_have_128_sequences(http):
+    for path, body in (
+        ("/v1/completions", {"prompt": "Once", "max_tokens": 1, "n": 128}),
+        ("/v1/completions", {"prompt": "Once", "max_tokens": 1, "n": 2, "best_of": 128}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1, "n": 128}),
+    ):
+        answer = http.post(path, json=body)
+        assert answer.status_code == 200 and len(answer.json()["choices"]) == body["n"], answer.text
+    failure = refused(http, n=129)
+    assert (failure["code"], failure["param"]) == ("value_out_of_range", "n")
 
 
 def test_reset_prefix_cache_empties_the_cache(managed):

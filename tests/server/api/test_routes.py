@@ -156,3 +156,27 @@ def test_a_route_can_have_errors_of_another_shape():
     document = asyncio.run(get("/openapi.json")).json()
     responses = document["paths"]["/other"]["get"]["responses"]
     assert responses["404"]["content"]["application/json"]["schema"] == {"$ref": "#/components/schemas/OtherError"}
+
+
+def test_a_request_that_is_cancelled_at_the_end_of_the_server_is_told_so():
+    """An admin request, for which nobody waits before the server ends."""
+    service = SimpleNamespace(closing=None)
+
+    async def wait_for_ever(service, request):
+        await asyncio.sleep(60)
+
+    app = create_app(service, [Route("GET", "/other", wait_for_ever, "other")])
+
+    async def ask(closing) -> httpx.Response:
+        service.closing = None
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://a") as client:
+            task = asyncio.create_task(client.get("/other"))
+            await asyncio.sleep(0.05)
+            service.closing = closing
+            task.cancel()
+            return await task
+
+    answer = asyncio.run(ask(error("shutting_down")))
+    assert (answer.status_code, answer.json()["error"]["code"]) == (503, "shutting_down")
+    with pytest.raises(asyncio.CancelledError):
+        asyncio.run(ask(None))

@@ -364,3 +364,36 @@ def test_a_request_of_codex_is_answered(reciter):
     reasoning, message, called = final["response"]["output"]
     assert reasoning["encrypted_content"] and message["content"][0]["text"] == "Let me look."
     assert called["name"] == "get_weather" and "namespace" not in called
+
+
+def tokens_of(logprobs: list[dict[str, Any]]) -> str:
+    return "".join(one["token"] for one in logprobs)
+
+
+@pytest.mark.parametrize("script", ["both", "plain", "broken"])
+def test_log_probabilities_are_those_of_the_answer_whole_and_streamed(reciter, script):
+    fields = {"tools": FLAT, "include": ["message.output_text.logprobs"], "top_logprobs": 2}
+    answer = respond(reciter, script, **fields)
+    events = streamed(reciter, script, **fields)
+    assert answer["top_logprobs"] == 2
+    parts = [part for item in answer["output"] if item["type"] == "message" for part in item["content"]]
+    deltas = [event for event in events if event["type"] == "response.output_text.delta"]
+    assert len(parts) == 1 and deltas
+    assert tokens_of(parts[0]["logprobs"]).strip() == parts[0]["text"].strip()
+    assert [one for event in deltas for one in event["logprobs"]] == parts[0]["logprobs"]
+    done = next(event for event in events if event["type"] == "response.output_text.done")
+    final = next(
+        event for event in events if event["type"] == "response.content_part.done" and "logprobs" in event["part"]
+    )
+    assert done["logprobs"] == final["part"]["logprobs"] == parts[0]["logprobs"]
+    for one in parts[0]["logprobs"]:
+        assert len(one["top_logprobs"]) == 2 and one["logprob"] <= one["top_logprobs"][0]["logprob"] <= 0
+    assert (
+        respond(reciter, script, tools=FLAT, top_logprobs=2)["output"][-1].get("content", [{}])[0].get("logprobs", [])
+        == []
+    )
+
+
+def test_top_log_probabilities_are_bounded(reciter):
+    failure = refusal(reciter, include=["message.output_text.logprobs"], top_logprobs=21)
+    assert (failure["code"], failure["param"]) == ("value_out_of_range", "top_logprobs")
