@@ -150,7 +150,7 @@ def test_invalid_chat_requests_are_refused(http, change, status, code, param):
         b"null",
         b'"text"',
         b"\xff\xfe",
-        '{"prompt": "a"}'.encode("utf-16"),
+        '{"prompt": "a"}'.encode("utf-16-le"),
         b'{"prompt": "\\ud800"}',
         b'{"prompt": ' + b"[" * 5000,
         b'{"prompt": ' + b"1" * 5000 + b"}",

@@ -34,7 +34,7 @@ def test_best_of_returns_the_most_likely(http):
     assert post(http, best_of=1, stream=False)["choices"]
     assert refused(http, best_of=1, n=2)["param"] == "best_of"
     assert refused(http, best_of=4, stream=True)["code"] == "unsupported_parameter"
-    assert refused(http, best_of=16, prompt=["a"] * 5)["param"] == "best_of"
+    assert refused(http, best_of=32, prompt=["a"] * 5)["param"] == "best_of"
 
 
 def test_every_sequence_of_best_of_is_counted(http, metrics_of, server):

@@ -141,8 +141,13 @@ class ResponsesBuilder(ChatResponseBuilder):
         self._update(state, delta)
         logprobs = self._logprobs(delta)
         if logprobs is not None:
-            starts = [state.offsets.add(self.bytes_in_text(token_id)) for token_id in delta.token_ids]
-            self.logprobs.add(delta.text, starts, logprobs.content)
+            starts, entries = [], []
+            for token_id, entry in zip(delta.token_ids, logprobs.content, strict=True):
+                data = self.bytes_in_text(token_id)
+                if data:  # it is not a special token that is left out
+                    starts.append(state.offsets.add(data))
+                    entries.append(entry)
+            self.logprobs.add(delta.text, starts, entries)
         yield from self.output.add(events_of(self.messages, 0, delta, ended))
         if ended:
             yield from self.output.close("incomplete" if state.finish_reason == "length" else "completed")

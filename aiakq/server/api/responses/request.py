@@ -9,7 +9,7 @@ from pydantic import Field, PrivateAttr, WithJsonSchema
 
 from aiakq.errors import error
 from aiakq.server.api.reasoning_switch import ReasoningEffort
-from aiakq.server.api.request_model import LIMITED_BY, FailFastList, Integer, RequestModel
+from aiakq.server.api.request_model import FailFastList, Integer, RequestModel
 from aiakq.server.api.responses.items import continues, messages_of
 from aiakq.server.api.responses.tools import OfferedTools
 from aiakq.server.api.tools import MAX_TOOLS
@@ -129,7 +129,7 @@ class ResponsesRequest(TranslatedRequest):
         description="message.output_text.logprobs, reasoning.encrypted_content; the others are of tools and inputs "
         "that there are not.",
     )
-    top_logprobs: Annotated[Integer, Field(json_schema_extra={LIMITED_BY: "logprobs"})] | None = Field(
+    top_logprobs: Integer | None = Field(
         None, description="The most likely tokens per position, where include asks for log-probabilities."
     )
     truncation: Literal["auto", "disabled"] | None = Field(
