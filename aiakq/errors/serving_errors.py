@@ -97,6 +97,13 @@ CONNECTION_ERRORS = {
     "invalid_api_key": ErrorKind(
         "The request has no valid API key.", "Send it as Authorization: Bearer KEY.", USAGE, 401, "authentication_error"
     ),
+    "admin_key_required": ErrorKind(
+        "This route needs a key to administrate the server.",
+        "Send one of --admin-api-key as Authorization: Bearer KEY.",
+        USAGE,
+        403,
+        "permission_error",
+    ),
     "host_not_allowed": ErrorKind(
         "This server does not accept the name in the Host header.",
         "The operator adds names with --allowed-hosts.",
@@ -138,7 +145,7 @@ REQUEST_ERRORS = {
     "missing_field": ErrorKind("The request field {param} is missing.", "", USAGE),
     "unknown_field": ErrorKind(
         "The request field {param} is not known.",
-        "Remove it, or check its spelling; a server with --unknown-fields warn ignores it.",
+        "{hint}",
         USAGE,
     ),
     "unsupported_parameter": ErrorKind("{param} is not supported: {reason}.", "", USAGE),

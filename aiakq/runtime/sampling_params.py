@@ -39,6 +39,7 @@ class Parameter:
     schema         JSON Schema keywords for values that are not numbers, by JSON type.
     limited_by     bound that depends on the loaded model: "max_tokens", "logprobs" or "token_id".
     only_local     whether only ``LLM`` accepts it, and HTTP requests do not.
+    http_maximum   upper bound of HTTP requests, if that is lower.
     """
 
     help: str
@@ -49,6 +50,7 @@ class Parameter:
     schema: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     limited_by: str = ""
     only_local: bool = False
+    http_maximum: int | None = None
 
 
 def _param(default: Any, help: str, **declared: Any) -> Any:
@@ -72,13 +74,16 @@ class SamplingParams:
     OpenAPI document and docs/routes.md are derived from them.
     """
 
-    n: int = _count(1, "Sequences returned for the prompt.", 1, 16, "1 to 16")
-    best_of: int | None = _count(
+    n: int = _param(
+        1, "Sequences returned for the prompt.", minimum=1, maximum=2**31, allowed="1 or more", http_maximum=128
+    )
+    best_of: int | None = _param(
         None,
         "Sequences generated, of which the n with the highest cumulative log-probability are returned.",
-        1,
-        16,
-        "1 to 16",
+        minimum=1,
+        maximum=2**31,
+        allowed="1 or more",
+        http_maximum=128,
     )
     presence_penalty: float = _param(
         0.0,

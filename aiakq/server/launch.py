@@ -20,7 +20,7 @@ from aiakq.errors import WORKER, AiakqError, error
 from aiakq.server.api.app import count_refusals, create_app
 from aiakq.server.api.routes import error_shapes, keyless_paths, load_routes
 from aiakq.server.api.service import Service
-from aiakq.server.http.auth import read_keys
+from aiakq.server.http.auth import read_admin_keys, read_keys
 from aiakq.server.http.body_budget import BodyBudget
 from aiakq.server.http.http_server import FLUSH_SECONDS, Gateway, check_tls, start_http
 from aiakq.server.http.listener import (
@@ -69,6 +69,14 @@ async def _serve(args: Mapping[str, Any], on_event: OnEvent) -> int:
     on_event(ServerEvent("listening", f"Listening on {url}; loading the model.", url=url))
     if not keys and not local:
         text = f"Anyone who can reach {args['host']} can use this server, because it requires no key."
+        on_event(ServerEvent("warning", text))
+    admin_keys = read_admin_keys(args)
+    if admin_keys and not args["enable_admin_routes"]:
+        reason, hint = "there is nothing to administrate", "Give --enable-admin-routes too."
+        other = "no --enable-admin-routes"
+        raise error("option_conflict", option="--admin-api-key", other=other, reason=reason, hint=hint)
+    if keys and args["enable_admin_routes"] and not admin_keys:
+        text = "Every API key can administrate this server: --admin-api-key gives administration a key of its own."
         on_event(ServerEvent("warning", text))
     args = {**args, "max_connections": _checked_connections(args["max_connections"], on_event)}
     routes = load_routes(args)

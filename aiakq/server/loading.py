@@ -73,7 +73,7 @@ async def load_service(
         max_body_bytes=args["max_body_bytes"] or max(MIN_BODY_BYTES, 8 * ready.limits.max_model_len),
         progress=lambda: supervisors.progress.as_dict(),
         log_prompts=_enable_request_log(args),
-        accept_unknown_fields=args["unknown_fields"] == "warn",
+        unknown_fields=args["unknown_fields"],
         options=ResponseOptions(
             force_include_usage=args["enable_force_include_usage"],
             return_tokens_as_token_ids=args["return_tokens_as_token_ids"],

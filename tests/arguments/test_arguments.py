@@ -119,7 +119,7 @@ SHOWN_BY = {
     "hf_token": "test_the_hub_gets_the_access_token",
     "uds": "test_a_unix_socket_instead_of_a_port",
     "fair_share": "test_clients_with_different_keys_share_the_engine",
-    "unknown_fields": "test_unknown_fields_can_be_ignored_with_a_warning",
+    "unknown_fields": "test_misspelled_fields_can_be_ignored_with_a_warning",
     "enable_force_include_usage": "test_the_operator_sets_what_responses_contain",
     "enable_prompt_tokens_details": "test_the_operator_sets_what_responses_contain",
     "return_tokens_as_token_ids": "test_the_operator_sets_what_responses_contain",

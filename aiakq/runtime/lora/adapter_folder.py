@@ -24,6 +24,7 @@ from aiakq.runtime.lora.adapter_config import AdapterConfig, parse_config
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 _MAX_CONFIG_BYTES = 1 << 20
+_MAX_SHOWN_PATH = 256
 #: Suffix of a tensor name -> the part of a module's adapter that it is.
 _PARTS = {
     "lora_A.weight": "a",
@@ -162,14 +163,15 @@ def open_adapter(path: str | Path, root: str | Path | None = None, max_rank: int
 
 def _resolved(path: str | Path, root: str | Path | None) -> Path:
     """Return the real path of the folder. Raises ``adapter_missing``, ``adapter_outside_root``."""
+    shown = str(path)[:_MAX_SHOWN_PATH]
     try:
         folder = Path(os.path.realpath(path))
     except (OSError, ValueError):  # a loop of links, a zero byte
-        raise error("adapter_missing", path=repr(path)) from None
+        raise error("adapter_missing", path=repr(shown)) from None
     if root is not None and not folder.is_relative_to(os.path.realpath(root)):
-        raise error("adapter_outside_root", path=path, root=root)
-    if not folder.is_dir():
-        raise error("adapter_missing", path=path)
+        raise error("adapter_outside_root", path=shown, root=root)
+    if not os.path.isdir(folder):  # also for names that are too long
+        raise error("adapter_missing", path=shown)
     return folder
 
 

@@ -6,7 +6,7 @@ from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
-from aiakq.server.api.request_model import RequestModel, parse_body
+from aiakq.server.api.request_model import Integer, RequestModel, parse_body
 from aiakq.server.api.routes import UNAVAILABLE, Route
 from aiakq.server.api.service import Service
 from aiakq.server.http.body import read_body
@@ -24,7 +24,7 @@ class UnloadAdapterRequest(RequestModel):
     """The body of POST /v1/unload_lora_adapter."""
 
     lora_name: str = Field(description="What requests call it.", max_length=256)
-    lora_int_id: int | None = Field(None, description="Not used.")
+    lora_int_id: Integer | None = Field(None, description="Not used.")
 
 
 async def load_adapter(service: Service, request: Request) -> Response:

@@ -33,7 +33,7 @@ from aiakq.server.api.openai import (
     finite,
     top_by_rank,
 )
-from aiakq.server.api.request_model import LIMITED_BY
+from aiakq.server.api.request_model import LIMITED_BY, Integer
 from aiakq.server.api.routes import PROMPT_ERRORS, Route
 from aiakq.server.api.service import Service
 from aiakq.server.process.request_stream import Prompt
@@ -43,13 +43,13 @@ class ChatCompletionRequest(GenerationRequest, ConversationFields):
     """The body of POST /v1/chat/completions. ``logprobs`` and ``top_logprobs`` are OpenAI's form of ``logprobs``."""
 
     logprobs: bool | None = Field(None, description="Return the log-probability of every token.")
-    top_logprobs: Annotated[int, Field(json_schema_extra={LIMITED_BY: "logprobs"})] | None = Field(
+    top_logprobs: Annotated[Integer, Field(json_schema_extra={LIMITED_BY: "logprobs"})] | None = Field(
         None, description="Return this many of the most likely tokens per position; needs logprobs=true."
     )
-    max_tokens: Annotated[int, Field(json_schema_extra={LIMITED_BY: "max_tokens"})] | None = Field(
+    max_tokens: Annotated[Integer, Field(json_schema_extra={LIMITED_BY: "max_tokens"})] | None = Field(
         None, description="Tokens to generate at most; up to the end of the context if not given."
     )
-    max_completion_tokens: Annotated[int, Field(json_schema_extra={LIMITED_BY: "max_tokens"})] | None = Field(
+    max_completion_tokens: Annotated[Integer, Field(json_schema_extra={LIMITED_BY: "max_tokens"})] | None = Field(
         None, description="The newer name of max_tokens, which it overrides."
     )
     parallel_tool_calls: bool | None = Field(
@@ -81,7 +81,7 @@ class ChatCompletionRequest(GenerationRequest, ConversationFields):
         return error(failure.id, **failure.fields | {"param": names[failure.param]})
 
     async def tokenize(self, service: Service, params: SamplingParams) -> list[Prompt]:
-        kwargs = self.template_kwargs(service.chat_template, service.on_unknown_field)
+        kwargs = self.template_kwargs(service.chat_template, service.unknown_fields)
         if "tools" in kwargs:
             service.check_calls_tools(is_forced=self.forces_calls)
         if self.include_reasoning is False and service.message_format.reasoning_parser is None:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from typing import Annotated, Any, ClassVar
 
-from pydantic import Field, WithJsonSchema
+from pydantic import Field, PrivateAttr, WithJsonSchema
 
 from aiakq.errors import error
 from aiakq.runtime.text.chat_template import RESERVED_TEMPLATE_KWARGS
 from aiakq.runtime.text.message_parts import read_message
+from aiakq.server.api.foreign_fields import CALL_FIELDS, MESSAGE_FIELDS, ForeignField
 from aiakq.server.api.reasoning_switch import ReasoningEffort, reasoning_arguments
-from aiakq.server.api.request_model import FailFastList, OnUnknownField, RequestModel
+from aiakq.server.api.request_model import FailFastList, RequestModel
 from aiakq.server.api.tools import AsSent, ToolChoice, Tools, allowed_tools, calls_tools, check_tools, forced_tools
+from aiakq.server.api.unknown_fields import REFUSE, UnknownFields
 from aiakq.server.api.unsupported_fields import UNSUPPORTED_FIELDS, UNSUPPORTED_MESSAGE_FIELDS, UnsupportedField
 
 _TEXT_PART = {"anyOf": [{"type": "string"}, {"type": "object", "properties": {"type": {"type": "string"}}}]}
@@ -28,6 +30,7 @@ class CalledFunction(RequestModel):
     open = True
     ignored_fields = frozenset()
     unsupported_fields: ClassVar = {}
+    foreign_fields = CALL_FIELDS
 
     name: str
     arguments: str | dict[str, Any] | None = None
@@ -35,6 +38,8 @@ class CalledFunction(RequestModel):
 
 class PastCall(AsSent):
     """A tool call in a past message."""
+
+    foreign_fields = CALL_FIELDS
 
     id: str | None = None
     type: str | None = None
@@ -55,8 +60,10 @@ class ChatMessage(RequestModel):
     """
 
     open = True
+    passes_on = True
     ignored_fields = frozenset()
     unsupported_fields = UNSUPPORTED_MESSAGE_FIELDS
+    foreign_fields = MESSAGE_FIELDS
 
     role: str
     content: Annotated[Any, WithJsonSchema(_CONTENT_SCHEMA)] = None
@@ -71,7 +78,6 @@ class ChatMessage(RequestModel):
 
         Raises the errors of ``read_message``. See ``message_forms`` for the form of calls.
         """
-        self.check_extra_fields(path)
         message: dict[str, Any] = {"role": self.role, "content": self.content}
         if self.tool_calls:
             message["tool_calls"] = [call.to_dict() for call in self.tool_calls]
@@ -110,6 +116,9 @@ class ConversationFields(RequestModel):
     tools: Tools | None = Field(None, description="Functions that the model may call.")
     tool_choice: ToolChoice = None
 
+    _thinks: bool | None = PrivateAttr(None)
+    _thinks_param: str = PrivateAttr("")
+
     @property
     def may_call(self) -> bool:
         """Whether the model may call tools."""
@@ -125,10 +134,10 @@ class ConversationFields(RequestModel):
         numbered = enumerate(self.messages)
         return [each for number, message in numbered for each in message.to_dicts(f"messages[{number}]")]
 
-    def template_kwargs(self, template: str, on_unknown: OnUnknownField | None = None) -> dict[str, Any]:
+    def template_kwargs(self, template: str, unknown: UnknownFields = REFUSE) -> dict[str, Any]:
         """Return arguments for the chat template. Raises ``unsupported_parameter`` or ``invalid_type``.
 
-        on_unknown  called, instead of raising, with the error for an effort that the template does not support.
+        unknown  says what happens to an effort or a switch that the template does not support.
         """
         if self.continue_final_message and self.add_generation_prompt:
             raise error(
@@ -138,15 +147,7 @@ class ConversationFields(RequestModel):
         kwargs: dict[str, Any] = {"add_generation_prompt": generation_prompt}
         if self.continue_final_message:
             kwargs["continue_final_message"] = True
-        if self.reasoning_effort is not None:
-            arguments = reasoning_arguments(template, self.reasoning_effort)
-            if not arguments and self.reasoning_effort != "none":
-                reason = "the chat template has no switch for it; a server with --unknown-fields warn ignores it"
-                refusal = error("unsupported_parameter", param="reasoning_effort", reason=reason)
-                if on_unknown is None:
-                    raise refusal
-                on_unknown(refusal)
-            kwargs.update(arguments)
+        kwargs.update(self._reasoning_arguments(template, unknown))
         for name, value in (self.chat_template_kwargs or {}).items():
             param = f"chat_template_kwargs.{name:.64}"
             if name in RESERVED_TEMPLATE_KWARGS or not name.isidentifier():
@@ -163,6 +164,27 @@ class ConversationFields(RequestModel):
         if self.may_call:
             kwargs["tools"] = [tool.as_sent for tool in self.tools or ()]
         return kwargs
+
+    def take(self, name: str, value: Any, param: str, field: ForeignField, unknown: UnknownFields) -> None:
+        if name == "thinks":
+            self._thinks, self._thinks_param = value, param
+        else:
+            super().take(name, value, param, field, unknown)
+
+    def _reasoning_arguments(self, template: str, unknown: UnknownFields) -> dict[str, Any]:
+        """Return the template arguments for the reasoning effort, or a switch of another server."""
+        effort, thinks = self.reasoning_effort, self._thinks
+        if effort is None and thinks is None:
+            return {}
+        arguments = reasoning_arguments(template, effort, thinks)
+        if not arguments and (thinks is not None or effort != "none"):
+            reason = "the chat template has no switch for it; a server with --unknown-fields ignore ignores it"
+            param = "reasoning_effort" if effort is not None else self._thinks_param
+            refusal = error("unsupported_parameter", param=param, reason=reason)
+            if unknown.refuses:
+                raise refusal
+            unknown.ignore(refusal)
+        return arguments
 
 
 def _check_documents(documents: Any, param: str) -> None:

@@ -23,9 +23,10 @@ from aiakq.runtime.sampling_params import SamplingParams
 from aiakq.runtime.structured.grammars import Grammar
 from aiakq.runtime.text.output_processor import Delta
 from aiakq.runtime.text.outputs import Logprob, PositionLogprobs
+from aiakq.server.api.foreign_fields import GENERATION_FIELDS
 from aiakq.server.api.generation import ResponseBuilder
-from aiakq.server.api.request_model import LIMITED_BY, RequestModel
-from aiakq.server.api.sampling_fields import SAMPLING_FIELDS, SamplingFields
+from aiakq.server.api.request_model import LIMITED_BY, Integer, RequestModel
+from aiakq.server.api.sampling_fields import SAMPLING_FIELDS, SamplingFields, check_http_maximums
 from aiakq.server.api.service import Service
 from aiakq.server.api.structured_fields import StructuredFields, structured_values
 from aiakq.server.api.unsupported_fields import IGNORED_STREAM_OPTIONS
@@ -59,10 +60,12 @@ class StreamOptions(RequestModel):
 class GenerationRequest(SamplingFields, StructuredFields):
     """The fields of completions and chat; names and meaning as in the OpenAI API and vLLM."""
 
+    foreign_fields = GENERATION_FIELDS
+
     model: ModelName | None = Field(None, description="A served name; the first one if not given.")
     stream: bool | None = Field(None, description="Return the text as server-sent events while it is generated.")
     stream_options: StreamOptions | None = Field(None, description="include_usage, continuous_usage_stats.")
-    priority: Annotated[int, Field(json_schema_extra={LIMITED_BY: "priority"})] | None = Field(
+    priority: Annotated[Integer, Field(json_schema_extra={LIMITED_BY: "priority"})] | None = Field(
         None, description="Lower ones are scheduled first, with --scheduling-policy priority."
     )
     cache_salt: Annotated[str, Field(json_schema_extra={"minLength": 1})] | None = Field(
@@ -79,6 +82,7 @@ class GenerationRequest(SamplingFields, StructuredFields):
 
     def check_combinations(self) -> None:
         """Raise ``unsupported_parameter`` or ``value_out_of_range`` for values that exclude each other."""
+        check_http_maximums(self)
         if self.cache_salt == "":
             raise error("value_out_of_range", param="cache_salt", value="", allowed="a text that is not empty")
         if self.request_id is not None and not REQUEST_ID.fullmatch(self.request_id):
@@ -267,7 +271,8 @@ class OpenAIResponseBuilder(ResponseBuilder):
         self.tokens_as_ids = self._asks_for_tokens_as_ids() or not service.tokenizer.has_text
         options = request.stream_options
         self.include_usage = bool(options and options.include_usage) or service.options.force_include_usage
-        self.continuous_usage = self.include_usage and bool(options and options.continuous_usage_stats)
+        continuous = service.options.force_include_usage or bool(options and options.continuous_usage_stats)
+        self.continuous_usage = self.include_usage and continuous
         self.created = int(time.time())
         self.states = [ChoiceState(index, prompts[index // params.n]) for index in range(len(prompts) * params.n)]
 
@@ -359,6 +364,12 @@ class OpenAIResponseBuilder(ResponseBuilder):
         if entry is not None and entry.decoded_token is not None:
             return entry.decoded_token
         return self.service.token_text(token_id)
+
+    def bytes_in_text(self, token_id: int) -> bytes:
+        """Return the bytes that a generated token adds to the text."""
+        tokenizer = self.service.tokenizer
+        kept = token_id not in tokenizer.special_ids or token_id in self.kept_special_tokens
+        return tokenizer.token_bytes(token_id) if kept or not self.params.skip_special_tokens else b""
 
     def finish(self, delta: Delta) -> dict[str, Any]:
         """Return the fields about the end of a choice."""

@@ -102,6 +102,11 @@ class Route:
         return (self.method,) if isinstance(self.method, str) else self.method
 
     @property
+    def administrates(self) -> bool:
+        """Whether it needs a key of --admin-api-key, if the server has any."""
+        return self.tag == "admin"
+
+    @property
     def openapi_path(self) -> str:
         """The path without converters, like /v1/models/{name}."""
         return self.path.replace(":path}", "}")

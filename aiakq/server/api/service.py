@@ -17,7 +17,7 @@ from aiakq.runtime.text.tools_in_text import CallSyntax
 from aiakq.server.api.message_format import call_syntax_of
 from aiakq.server.api.message_parser import MessageFormat
 from aiakq.server.api.model_info import ModelInfo
-from aiakq.server.api.unsupported_fields import UnknownFieldLog
+from aiakq.server.api.unknown_fields import UnknownFields
 from aiakq.server.errors import copy_error
 from aiakq.server.http.body import MAX_VALUES
 from aiakq.server.process.replicas import Requests
@@ -37,7 +37,7 @@ MIN_PROMPT_CHARS = 1 << 16
 class ResponseOptions:
     """Server options for the contents of responses.
 
-    force_include_usage         every stream ends with token counts.
+    force_include_usage         every chunk of a stream has token counts.
     return_tokens_as_token_ids  default of the request field: represent tokens as token_id:N in log-probabilities.
     prompt_tokens_details       usage includes the number of tokens found in the prefix cache.
     keep_alive_seconds          seconds without output after which streams send a comment; 0 for never.
@@ -57,7 +57,7 @@ class Service:
     progress        progress of loading, for /ready.
     max_body_bytes  maximum size of a request body.
     max_values      maximum number of values in a request body, such as token ids.
-    on_unknown_field  callback for unknown request fields, or None to reject them.
+    unknown_fields  handling of unknown request fields.
     fair_share      share the engine fairly between clients instead of requests.
     message_format  format of the model's reasoning and tool calls.
     log_prompts     number of characters or token ids of a prompt to log, or None to log no requests.
@@ -78,7 +78,7 @@ class Service:
         max_body_bytes: int,
         progress: Callable[[], dict[str, Any]],
         log_prompts: float | None = None,
-        accept_unknown_fields: bool = False,
+        unknown_fields: str = "refuse",
         options: ResponseOptions | None = None,
         fair_share: bool = False,
         message_format: MessageFormat | None = None,
@@ -93,7 +93,7 @@ class Service:
         self.metrics = metrics
         self.progress = progress
         self.log_prompts = log_prompts
-        self.on_unknown_field = UnknownFieldLog() if accept_unknown_fields else None
+        self.unknown_fields = UnknownFields(unknown_fields, metrics.ignored_fields.inc)
         self.options = options or ResponseOptions()
         self.fair_share = fair_share
         self.message_format = message_format or MessageFormat()

@@ -27,6 +27,7 @@ class AsSent(RequestModel):
     """An object that is passed to chat templates with its keys and their order as the client sent them."""
 
     open = True
+    passes_on = True
     ignored_fields = frozenset()
     unsupported_fields: ClassVar = {}
 
@@ -53,6 +54,7 @@ class ToolFunction(RequestModel):
     """
 
     open = True
+    passes_on = True
     ignored_fields = frozenset()
     unsupported_fields: ClassVar = {}
 
@@ -103,7 +105,6 @@ def check_tools(tools: Sequence[Tool] | None, choice: Any) -> None:
     for number, tool in enumerate(tools or ()):
         path = f"tools[{number}]"
         tool._number = number
-        tool.check_extra_fields(path)
         if tool.type != "function":
             reason = f"{tool.type:.64}: only tools of type function are called"
             raise error("unsupported_parameter", param=f"{path}.type", reason=reason)

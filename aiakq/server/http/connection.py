@@ -32,6 +32,11 @@ _END_OF_HEAD = re.compile(rb"\n\r?\n")
 #: A bare line feed, or a header continued on the next line, which servers interpret differently.
 _AMBIGUOUS = re.compile(rb"(?<!\r)\n|\n[ \t]")
 _LINE_ENDS = "its lines do not end as they must"
+_SCHEME = re.compile(rb"[A-Za-z][A-Za-z0-9+.-]*")
+_END_OF_AUTHORITY = re.compile(rb"[/?#]")
+_AUTHORITY = re.compile(rb"(?:[A-Za-z0-9._~%-]+|\[[0-9A-Fa-f:.]+\])(?::[0-9]{0,5})?")
+#: Empty lines that may come before a request; some clients send one after a body.
+MAX_EMPTY_LINES = 4
 
 
 @dataclass
@@ -103,6 +108,7 @@ class StrictParser(h11.Connection):
         self.num_requests = 0
         self._head = bytearray()  # bytes since the last request, up to the end of the next head
         self._num_chunks = 0
+        self._num_empty_lines = 0
 
     @property
     def is_idle(self) -> bool:
@@ -121,8 +127,11 @@ class StrictParser(h11.Connection):
         super().start_next_cycle()
         self._head = bytearray(self.trailing_data[0])
         self._num_chunks = 0
+        self._num_empty_lines = 0
 
     def next_event(self) -> Any:
+        if self.is_idle and self._head[:1] == b"\r" and not self._skip_empty_lines():
+            return h11.NEED_DATA
         try:
             event = super().next_event()
         except h11.RemoteProtocolError as failure:
@@ -132,6 +141,7 @@ class StrictParser(h11.Connection):
             self.num_requests += 1
             self.state["arrival_time"] = time.monotonic()
             self._check_head(event)
+            return self._in_origin_form(event)
         elif isinstance(event, h11.EndOfMessage) and self._strict_buffer.ambiguous:
             self._refuse(_invalid(_LINE_ENDS))
         elif isinstance(event, h11.Data) and event.chunk_start:
@@ -147,6 +157,32 @@ class StrictParser(h11.Connection):
             # the connection before the client has read this.
             return head.removesuffix(b"\r\n") + b"connection: close\r\n\r\n"
         return head
+
+    def _skip_empty_lines(self) -> bool:
+        """Discard empty lines before a request; whether it is known that there are no more."""
+        while self._head[:2] == b"\r\n" and self._num_empty_lines < MAX_EMPTY_LINES:
+            self._num_empty_lines += 1
+            self._strict_buffer.maybe_extract_at_most(2)
+            del self._head[:2]
+        return self._head != b"\r"
+
+    def _in_origin_form(self, request: h11.Request) -> h11.Request:
+        """Return ``request`` with path and Host of a target like http://host/path, whose host takes precedence."""
+        if request.target[:1] == b"/":
+            return request
+        try:
+            target, host = split_absolute(request.target)
+        except ValueError:
+            self._refuse(_invalid("its target is no address of this server"))
+        if host is None:
+            return request
+        headers = [(name, value) for name, value in request.headers.raw_items() if name.lower() != b"host"]
+        return h11.Request(
+            method=request.method,
+            target=target,
+            headers=[(b"Host", host), *headers],
+            http_version=request.http_version,
+        )
 
     def _check_head(self, request: h11.Request) -> None:
         end = _END_OF_HEAD.search(self._head)
@@ -168,6 +204,22 @@ class StrictParser(h11.Connection):
     def _refuse(self, refusal: AiakqError) -> None:
         self.refusal = refusal
         raise h11.RemoteProtocolError(refusal.id, error_status_hint=refusal.http_status)
+
+
+def split_absolute(target: bytes) -> tuple[bytes, bytes | None]:
+    """Return path with query, and host with port, of a request target in absolute form (RFC 9112, 3.2.2).
+
+    The host is None for targets of other forms, such as * and host:port. Raises ValueError for a scheme other than http
+    and https, and for a host with a user name or characters that hosts do not have.
+    """
+    scheme, separator, rest = target.partition(b"://")
+    if not separator or not _SCHEME.fullmatch(scheme):
+        return target, None
+    end = _END_OF_AUTHORITY.search(rest)
+    host, path = (rest, b"") if end is None else (rest[: end.start()], rest[end.start() :])
+    if scheme.lower() not in (b"http", b"https") or not _AUTHORITY.fullmatch(host):
+        raise ValueError(target)
+    return (path if path[:1] == b"/" else b"/" + path), host
 
 
 #: Phases of a connection without a request.

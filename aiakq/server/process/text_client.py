@@ -17,7 +17,7 @@ from typing import TypeVar, cast
 
 import msgspec
 
-from aiakq.arguments.server import API_KEY_VARIABLE
+from aiakq.arguments.server import KEY_VARIABLES
 from aiakq.errors import AiakqError, error
 from aiakq.runtime.structured.grammars import Grammar, not_enforceable
 from aiakq.runtime.text.tokenizer import NoTokenizer, TokenDecoder, Tokenizer, TokenizerSource
@@ -381,7 +381,7 @@ async def _spawn(num_sockets: int, with_torch: bool) -> tuple[list[_Streams], as
     """Start the process and return the connections to it."""
     pairs = [socket.socketpair() for _ in range(num_sockets)]
     numbers = [theirs.fileno() for _, theirs in pairs]
-    environment = {name: value for name, value in os.environ.items() if name != API_KEY_VARIABLE}
+    environment = {name: value for name, value in os.environ.items() if name not in KEY_VARIABLES}
     environment["TOKENIZERS_PARALLELISM"] = "false"  # threads would not survive a fork
     if not with_torch:
         environment["TRANSFORMERS_NO_ADVISORY_WARNINGS"] = "1"  # that models need torch

@@ -142,6 +142,9 @@ class Metrics:
             "When the adapters of running and of waiting requests were these, in seconds since 1970.",
             ["max_lora", "running_lora_adapters", "waiting_lora_adapters"],
         )
+        self.ignored_fields = self._family(
+            Counter, "aiakq:ignored_request_fields_total", "Unknown fields of requests that were ignored.", []
+        )
         self.rejections = self._counters(
             "admission_rejections_total",
             "Requests refused because too much was waiting.",

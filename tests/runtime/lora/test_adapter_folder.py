@@ -243,3 +243,10 @@ def test_the_digest_tells_adapters_apart(folder):
     tensors = load_file(folder / WEIGHTS)
     save_file({name: tensor + 1 for name, tensor in tensors.items()}, folder / WEIGHTS)
     assert len({first, second, open_adapter(folder).digest()}) == 3
+
+
+def test_a_path_that_is_too_long_is_missing(tmp_path):
+    for path in ("a" * 4000, "a/" * 2000, f"{tmp_path}/{'b' * 300}"):
+        with pytest.raises(AiakqError) as caught:
+            open_adapter(tmp_path / path, tmp_path)
+        assert caught.value.id == "adapter_missing" and len(str(caught.value)) < 500

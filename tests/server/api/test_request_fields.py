@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import concurrent.futures
+import json
 
 import httpx
 import pytest
@@ -33,7 +34,7 @@ def test_best_of_returns_the_most_likely(http):
     assert post(http, best_of=1, stream=False)["choices"]
     assert refused(http, best_of=1, n=2)["param"] == "best_of"
     assert refused(http, best_of=4, stream=True)["code"] == "unsupported_parameter"
-    assert refused(http, best_of=16, prompt=["a"] * 5)["param"] == "best_of"
+    assert refused(http, best_of=32, prompt=["a"] * 5)["param"] == "best_of"
 
 
 def test_every_sequence_of_best_of_is_counted(http, metrics_of, server):
@@ -133,17 +134,34 @@ def test_fields_that_ask_for_nothing_are_accepted(http, field):
     assert http.post("/v1/chat/completions", json=body | field).status_code == 200
 
 
-def test_unknown_fields_can_be_ignored_with_a_warning(http, start_server):
-    assert refused(http, no_such_field=1)["code"] == "unknown_field"
-    assert refused(http, reasoning_effort="low")["param"] == "reasoning_effort"
+def test_ignored_fields_are_named_in_a_header_and_counted(http, metrics_of, server):
+    before = metrics_of(server.url)["aiakq:ignored_request_fields_total"]
+    options = {"include_usage": True, "no_such_option": 1}
+    body = PLAIN | {"no_such_field": 1, "verbosity": "high", "user": "me", "num_ctx": 9}
+    answer = http.post("/v1/completions", json=body)
+    assert answer.headers["x-ignored-fields"] == "no_such_field, verbosity"
+    assert answer.json()["choices"] == post(http)["choices"]
+    streamed = http.post("/v1/completions", json=PLAIN | {"stream": True, "stream_options": options})
+    assert streamed.headers["x-ignored-fields"] == "stream_options.no_such_option"
+    for path, body in (
+        ("/tokenize", {"prompt": "a", "no_such_field": 1}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a", "no_such_field": 1}] * 2}),
+        ("/v1/responses", {"input": "a", "no_such_field": 1}),
+        ("/v1/messages", {"messages": [{"role": "user", "content": "a"}], "max_tokens": 1, "no_such_field": 1}),
+    ):
+        answer = http.post(path, json=body)
+        name = "messages[].no_such_field" if "chat" in path else "no_such_field"
+        assert (answer.status_code, answer.headers["x-ignored-fields"]) == (200, name), path
+    assert metrics_of(server.url)["aiakq:ignored_request_fields_total"] == before + 7
+    assert "x-ignored-fields" not in http.post("/v1/completions", json=PLAIN).headers
+    assert http.post("/v1/completions", json=PLAIN | {"temprature": 0}).status_code == 400
+
+
+def test_misspelled_fields_can_be_ignored_with_a_warning(http, start_server):
     with start_server(unknown_fields="warn") as server, httpx.Client(base_url=server.url, timeout=60) as other:
         for _ in range(2):
-            found = post(other, no_such_field=1, reasoning_effort="low", verbosity="high")
+            found = post(other, no_such_field=1, reasoning_effort="low", temprature=0)
         assert found["choices"] == post(http)["choices"]
-        options = {"include_usage": True, "no_such_option": 1}
-        streamed = other.post("/v1/completions", json=PLAIN | {"stream": True, "stream_options": options})
-        assert streamed.status_code == 200
-        assert other.post("/tokenize", json={"prompt": "a", "no_such_field": 1}).status_code == 200
         assert refused(other, tools=[{}])["code"] == "unsupported_parameter"
         for number in range(150):
             other.post("/detokenize", json={"tokens": [5], f"name\n{number}": 1})
@@ -151,7 +169,7 @@ def test_unknown_fields_can_be_ignored_with_a_warning(http, start_server):
         schema = description["paths"]["/v1/completions"]["post"]["requestBody"]["content"]["application/json"]["schema"]
         assert schema["additionalProperties"] is True and "enum" not in schema["properties"]["reasoning_effort"]
         lines = [event.message for event in server.events if "ignored in requests" in event.message]
-    for name in ("no_such_field", "reasoning_effort", "verbosity", "stream_options.no_such_option"):
+    for name in ("no_such_field", "reasoning_effort", "temprature"):
         assert sum(f" {name} " in line for line in lines) <= 1
     assert " no_such_field " in lines[0] and len(lines) <= 100 and not any("\n" in line for line in lines)
 
@@ -209,13 +227,36 @@ def test_the_operator_sets_what_responses_contain(start_server, http):
 
 
 def check_responses(other: httpx.Client, http: httpx.Client) -> None:
-    lines = other.post("/v1/completions", json=PLAIN | {"stream": True}).text.splitlines()
-    assert '"choices":[]' in lines[-4] and '"completion_tokens":8' in lines[-4]
+    messages = [{"role": "user", "content": "Hi"}]
+    limits = {"max_tokens": 8, "min_tokens": 8, "stream": True}
+    for path, body in (
+        ("/v1/completions", PLAIN | limits),
+        ("/v1/completions", PLAIN | limits | {"stream_options": {"include_usage": False}}),
+        ("/v1/chat/completions", {"messages": messages, **limits}),
+        ("/v1/chat/completions", {"messages": messages, **limits, "n": 2}),
+    ):
+        lines = other.post(path, json=body).text.splitlines()
+        chunks = [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
+        counts = [chunk["usage"]["completion_tokens"] for chunk in chunks]
+        assert counts == sorted(counts) and counts[-1] == 8 * body.get("n", 1) and chunks[-1]["choices"] == [], path
+        assert all(chunk["usage"]["prompt_tokens"] > 0 for chunk in chunks)
     found = post(other, logprobs=1)
     assert all(token.startswith("token_id:") for token in found["choices"][0]["logprobs"]["tokens"])
     assert found["usage"]["prompt_tokens_details"] is None
     asked = post(other, logprobs=1, return_tokens_as_token_ids=False)["choices"][0]["logprobs"]["tokens"]
     assert asked == post(http, logprobs=1)["choices"][0]["logprobs"]["tokens"]
+
+
+def test_a_request_may_have_128_sequences(http):
+    for path, body in (
+        ("/v1/completions", {"prompt": "Once", "max_tokens": 1, "n": 128}),
+        ("/v1/completions", {"prompt": "Once", "max_tokens": 1, "n": 2, "best_of": 128}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1, "n": 128}),
+    ):
+        answer = http.post(path, json=body)
+        assert answer.status_code == 200 and len(answer.json()["choices"]) == body["n"], answer.text
+    failure = refused(http, n=129)
+    assert (failure["code"], failure["param"]) == ("value_out_of_range", "n")
 
 
 def test_reset_prefix_cache_empties_the_cache(managed):

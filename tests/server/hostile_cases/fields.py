@@ -27,7 +27,7 @@ from hostile_cases.requests import (
 VALUES: dict[str, tuple[Any, ...]] = {
     "bool": (True, False),
     "int": (0, 1, -1, 7),
-    "float": (0.5, 1.0, -2.5, 1e300),
+    "float": (0.5, 1.25, -2.5, 1e300),
     "str": ("1", "", "true", "x", "null"),
     "list": ([], [1], ["a"], [[]], [None]),
     "dict": ({}, {"a": 1}),

@@ -148,6 +148,7 @@ class MessagesFields(Translated):
 class MessagesRequest(MessagesFields, TranslatedRequest):
     """The body of POST /v1/messages."""
 
+    own_names = {"stop": "stop_sequences"}
     ignored_fields = MessagesFields.ignored_fields
     unsupported_fields = MessagesFields.unsupported_fields
 

@@ -45,7 +45,7 @@ async def count_tokens(service: Service, request: Request) -> Response:
     """Count the tokens of a conversation, as in Anthropic's API."""
     body = await read_body(request, service.max_body_bytes, service.max_values)
     await asyncio.sleep(0)  # it may be large
-    payload = parse_body(CountTokensRequest, body, service.on_unknown_field)
+    payload = parse_body(CountTokensRequest, body, service.unknown_fields)
     service.model.check_name(payload.model)
     payload.check_combinations()
     payload.switch_reasoning(service)

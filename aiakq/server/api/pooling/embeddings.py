@@ -22,6 +22,7 @@ from aiakq.server.api.pooling.pooled_request import (
     pooling_route,
     usage_of,
 )
+from aiakq.server.api.request_model import Integer
 from aiakq.server.api.service import Service
 
 _TOKEN_IDS = {"type": "array", "items": {"type": "integer"}, "minItems": 1}
@@ -54,7 +55,7 @@ class EmbeddingRequest(InputFields):
     encoding_format: Literal["float", "base64"] | None = Field(
         None, description="float: lists of numbers; base64: those of float32 in little-endian order."
     )
-    dimensions: int | None = Field(
+    dimensions: Integer | None = Field(
         None, description="The first numbers of each embedding, of models that were trained for it (Matryoshka)."
     )
     normalize: bool | None = Field(None, description="Whether embeddings have the length 1; as the model says.")

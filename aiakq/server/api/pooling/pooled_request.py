@@ -22,9 +22,10 @@ from starlette.responses import Response
 from aiakq.errors import AiakqError, error
 from aiakq.runtime.pooling_params import Pooled, Pooling, PoolingLimits, PoolingParams
 from aiakq.runtime.sampling_params import SamplingParams
+from aiakq.server.api.foreign_fields import POOLING_FIELDS
 from aiakq.server.api.generation import cache_salt_of
 from aiakq.server.api.openai import ModelName
-from aiakq.server.api.request_model import LIMITED_BY, RequestModel, parse_body
+from aiakq.server.api.request_model import LIMITED_BY, Integer, RequestModel, parse_body
 from aiakq.server.api.request_tracker import RequestTracker
 from aiakq.server.api.routes import PROMPT_ERRORS, Handler, Route
 from aiakq.server.api.service import Service
@@ -49,11 +50,13 @@ _NUMBERS_PER_YIELD, _VECTORS_PER_YIELD = 1 << 14, 8
 class PoolingFields(RequestModel):
     """Fields of all pooling requests."""
 
+    foreign_fields = POOLING_FIELDS
+
     model: ModelName | None = Field(None, description="A served name; the only one if not given.")
-    truncate_prompt_tokens: Annotated[int, Field(json_schema_extra={"minimum": -1})] | None = Field(
+    truncate_prompt_tokens: Annotated[Integer, Field(json_schema_extra={"minimum": -1})] | None = Field(
         None, description="Tokens of a prompt to keep, the last ones; -1: as many as the model takes."
     )
-    priority: Annotated[int, Field(json_schema_extra={LIMITED_BY: "priority"})] | None = Field(
+    priority: Annotated[Integer, Field(json_schema_extra={LIMITED_BY: "priority"})] | None = Field(
         None, description="Lower ones are scheduled first, with --scheduling-policy priority."
     )
 
@@ -234,7 +237,7 @@ async def answer(
         service.check_available()
         with tracker.record.phase("read_body"):
             body = await read_body(request, service.max_body_bytes, service.max_values)
-        payload = parse_body(model, body, service.on_unknown_field)
+        payload = parse_body(model, body, service.unknown_fields)
         service.model.check_name(payload.model)
         call = PoolingCall(service, request, payload, id_prefix, tracker)
         response = JSONResponse(await cancel_on_disconnect(request, respond(call)))

@@ -28,7 +28,7 @@ from aiakq.server.api.pooling.pooled_request import (
     pooling_route,
     usage_of,
 )
-from aiakq.server.api.request_model import FailFastList, OnUnknownField, RequestModel
+from aiakq.server.api.request_model import FailFastList, Integer, RequestModel
 from aiakq.server.api.service import Service
 
 _Texts = str | Annotated[FailFastList[str], Field(min_length=1, max_length=MAX_INPUTS)]
@@ -80,18 +80,15 @@ class RerankRequest(ScoringFields):
     documents: Annotated[FailFastList[str | RerankDocument], Field(min_length=1, max_length=MAX_INPUTS)] = Field(
         description="The texts, or objects with a text."
     )
-    top_n: Annotated[int, Field(json_schema_extra={"minimum": 0})] | None = Field(
+    top_n: Annotated[Integer, Field(json_schema_extra={"minimum": 0})] | None = Field(
         None, description="The best so many; all if not given, or 0."
     )
     return_documents: bool | None = Field(None, description="Whether results repeat the documents; true if not given.")
 
-    def texts(self, on_unknown: OnUnknownField | None) -> list[str]:
-        """Return the documents. Raises ``unknown_field`` and ``value_out_of_range``."""
+    def texts(self) -> list[str]:
+        """Return the documents. Raises ``value_out_of_range``."""
         if self.top_n is not None and self.top_n < 0:
             raise error("value_out_of_range", param="top_n", value=self.top_n, allowed="at least 0")
-        for index, document in enumerate(self.documents):
-            if isinstance(document, RerankDocument):
-                document.check_extra_fields(f"documents[{index}]", on_unknown)
         return [document if isinstance(document, str) else document.text for document in self.documents]
 
 
@@ -175,7 +172,7 @@ async def rerank(service: Service, request: Request) -> Response:
 
     async def respond(call: PoolingCall[RerankRequest]) -> RerankResponse:
         payload = call.payload
-        texts = payload.texts(service.on_unknown_field)
+        texts = payload.texts()
         scores, outputs = await _scores(call, [(payload.query, text) for text in texts])
         order = sorted(range(len(texts)), key=lambda index: -scores[index])[: payload.top_n or None]
         repeats = payload.return_documents is not False

@@ -117,7 +117,7 @@ def test_texts_are_truncated_on_request(embed_http):
         ("/v1/embeddings", {"input": "x", "dimensions": 129}, "value_out_of_range", "dimensions"),
         ("/v1/embeddings", {"input": "x", "dimensions": 0}, "value_out_of_range", "dimensions"),
         ("/v1/embeddings", {"input": "x", "encoding_format": "hex"}, "invalid_type", "encoding_format"),
-        ("/v1/embeddings", {"input": "x", "temperature": 1}, "unknown_field", "temperature"),
+        ("/v1/embeddings", {"input": "x", "dimension": 1}, "unknown_field", "dimension"),
         ("/v1/embeddings", {"input": "x", "truncate_prompt_tokens": 0}, "value_out_of_range", "truncate_prompt_tokens"),
         ("/v1/embeddings", {"input": "x", "model": "other"}, "unknown_model", "model"),
         ("/v1/embeddings", {"input": ["x"] * (MAX_INPUTS + 1)}, "too_many_prompts", "input"),

@@ -76,7 +76,12 @@ def test_embeddings_are_compared(embed_http):
         ("/score", {"text_1": "x" * 100, "text_2": "y" * 100}, "context_length_exceeded", "input"),
         ("/rerank", {"query": "x", "documents": []}, "value_out_of_range", "documents"),
         ("/rerank", {"query": "x", "documents": ["y"], "top_n": -1}, "value_out_of_range", "top_n"),
-        ("/rerank", {"query": "x", "documents": [{"text": "y", "title": "z"}]}, "unknown_field", "documents[0].title"),
+        (
+            "/rerank",
+            {"query": "x", "documents": [{"text": "y", "texts": "z"}]},
+            "unknown_field",
+            "documents[0].texts",
+        ),
         ("/v1/embeddings", {"input": "x"}, "task_mismatch", None),
     ],
 )
