@@ -366,24 +366,20 @@ class TextClient:
         try:
             done, _ = await asyncio.wait({exchange}, timeout=seconds + _EXTRA_SECONDS)
             if not done:  # its worker is replaced; if that fails too, the whole process is
-                dropping = self._start_drop(channel, request.number, exchange)
+                if self._control is not None:
+                    _write(self._control, Drop(channel.slot, request.number, is_late=True))
                 await asyncio.wait({exchange}, timeout=_REPLACE_SECONDS)
                 if not exchange.done():
-                    dropping.cancel()
                     raise TimeoutError
             return exchange.result()
         except asyncio.CancelledError:
-            self._start_drop(channel, request.number, exchange)
+            self._dropping.add(dropping := asyncio.ensure_future(self._drop(channel, request.number, exchange)))
+            dropping.add_done_callback(self._dropping.discard)
             raise
         except (TimeoutError, ConnectionError, asyncio.IncompleteReadError, msgspec.MsgspecError):
             if self._process is process:  # else another request has already detected it
                 await self.stop()
             raise
-
-    def _start_drop(self, channel: _Channel, number: int, exchange: asyncio.Future[TextReply]) -> asyncio.Future[None]:
-        self._dropping.add(dropping := asyncio.ensure_future(self._drop(channel, number, exchange)))
-        dropping.add_done_callback(self._dropping.discard)
-        return dropping
 
     async def _drop(self, channel: _Channel, number: int, exchange: asyncio.Future[TextReply]) -> None:
         """Send ``Drop`` for a worker's request until a reply arrives, because the worker may not have started on it."""

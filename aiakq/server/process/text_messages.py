@@ -109,7 +109,11 @@ class TextReply(msgspec.Struct):
 
 
 class Drop(msgspec.Struct):
-    """Drop request ``number``, whose client is gone and on which the worker on socket ``slot`` may be working."""
+    """Drop request ``number``, whose client is gone and on which the worker on socket ``slot`` may be working.
+
+    is_late  replace the worker, which does not reply.
+    """
 
     slot: int
     number: int
+    is_late: bool = False

@@ -169,6 +169,10 @@ class _WorkerPool:
     def _drop(self, drop: Drop) -> None:
         """Kill the worker if it is still working on the request; SIGSTOP first, so that it cannot proceed meanwhile."""
         pid = next((pid for pid, slot in self._slots.items() if slot == drop.slot), None)
+        if pid is not None and drop.is_late:
+            os.kill(pid, signal.SIGKILL)
+            self._on_exit(*os.waitpid(pid, 0))
+            return
         if pid is None or self._number(drop.slot) != drop.number:
             return
         os.kill(pid, signal.SIGSTOP)
