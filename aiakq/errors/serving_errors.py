@@ -216,6 +216,13 @@ REQUEST_ERRORS = {
         503,
         "service_unavailable_error",
     ),
+    "worker_lost": ErrorKind(
+        "The processes that prepare requests ended twice while they worked on this one.",
+        "Try again in a moment; if it happens again, the machine is short of memory or overloaded.",
+        WORKER,
+        503,
+        "service_unavailable_error",
+    ),
     "request_too_large": ErrorKind("The request body is larger than {limit} bytes.", "Split it.", USAGE, 413),
     "bodies_too_large": ErrorKind(
         "The bodies of all requests, or those of one client, are too large: at most {limit} bytes are allowed, "

@@ -102,7 +102,9 @@ def stored_config(config: Mapping[str, Any]) -> Any:
     """Return the quantization_config of a config.json, from wherever programs write it; None if there is none."""
     parts = (config, config.get("text_config"), config.get("llm_config"))
     for part in parts:
-        for key in _KEYS if isinstance(part, Mapping) else ():
+        if not isinstance(part, Mapping):
+            continue
+        for key in _KEYS:
             quantization = part.get(key)
             if quantization:
                 return _unnested(quantization)

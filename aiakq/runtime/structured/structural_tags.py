@@ -91,6 +91,10 @@ class _Rules:
             return self._other(_text(part, "grammar"))
         if kind == "sequence":
             return self._rule(" ".join(map(self.of, _list(part, "elements", dict))))
+        if kind == "or" and (texts := self._constants(part)):
+            name, lines = f"rule_{len(self._lines)}", choice_rules(f"rule_{len(self._lines)}", texts)
+            self._lines += lines
+            return name
         if kind == "or":
             return self._rule(" | ".join(map(self.of, _list(part, "elements", dict))))
         if kind == "tag":
@@ -110,6 +114,15 @@ class _Rules:
         if kind == "after_thought":
             return thought_rule(self, part)
         raise not_enforceable(_PARAM, f"the format {str(kind)[:64]!r} is unknown")
+
+    def _constants(self, part: Mapping[str, Any]) -> list[str]:
+        """The texts of which ``part`` is one, without special tokens; none if it is something else."""
+        elements = _list(part, "elements", dict)
+        texts = [each["value"] for each in elements if each.get("type") == "const_string" and "value" in each]
+        is_plain = len(texts) == len(elements) and all(
+            isinstance(text, str) and self._parts(text) in ([], [quoted(text)]) for text in texts
+        )
+        return texts if is_plain else []
 
     def triggered(
         self,
@@ -257,6 +270,15 @@ class _Rules:
 
 def _one_of(ids: Iterable[int]) -> str:
     return f"<[{','.join(map(str, sorted(ids)))}]>"
+
+
+def choice_rules(name: str, texts: Collection[str]) -> list[str]:
+    """The rule ``name`` of a Lark grammar for one of ``texts``, as one terminal, however many they are."""
+    terminal = f"{name.upper()}_TEXT"
+    spelled = " | ".join(quoted(text) for text in texts if text)
+    if not spelled:
+        return [f'{name}: ""']
+    return [f"{name}: {terminal}{'?' if '' in texts else ''}", f"{terminal}: {spelled}"]
 
 
 def quoted(text: str) -> str:

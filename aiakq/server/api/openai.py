@@ -110,8 +110,8 @@ class GenerationRequest(SamplingFields, StructuredFields):
     async def grammar_of(self, service: Service, prompts: Sequence[Prompt], grammar: Grammar | None) -> Grammar | None:
         """Return the grammar of the response after checking it; ``grammar``: that of the structured output fields."""
         if grammar is not None:
-            await service.text.check_grammar(grammar, self.grammar_name())
-        return grammar
+            return await service.text.check_grammar(grammar, self.grammar_name())
+        return None
 
     def rename_param(self, failure: AiakqError) -> AiakqError:
         """Return ``failure`` with the request field's name in place of the sampling parameter's."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import json
 import os
 import socket
 import threading
@@ -13,7 +14,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import msgspec
 
@@ -33,8 +34,10 @@ _CODE = "from aiakq.server.process.text_process import main; main()"
 #: Number of workers, and maximum number of them that process long texts, so that short ones are not delayed.
 NUM_WORKERS, NUM_LONG = 4, 2
 LONG_CHARS = 1 << 15
-#: Seconds to wait for a reply beyond a worker's own limit, before all workers are restarted.
-_EXTRA_SECONDS = 20.0
+#: Seconds to wait for a reply beyond a worker's own limit, before it is replaced, and for that, before all workers are.
+_EXTRA_SECONDS, _REPLACE_SECONDS = 20.0, 5.0
+#: Grammars that are known to be enforceable: maximum number, and maximum characters of each.
+_MAX_KEPT_GRAMMARS, _MAX_KEPT_CHARS = 512, 1 << 15
 #: Seconds between two ``Drop`` messages for a request.
 _DROP_SECONDS = 0.2
 #: Seconds after which the tokenizer counts as stuck if a short text is not done.
@@ -172,6 +175,7 @@ class TextClient:
         self._control: asyncio.StreamWriter | None = None
         self._starting = asyncio.Lock()
         self._numbers = itertools.count(1)
+        self._checked_grammars: dict[Grammar, int] = {}  # their sizes
         self._dropping: set[asyncio.Future[None]] = set()
         self._short_since: dict[int, float] = {}  # arrival times of unfinished short requests
 
@@ -224,24 +228,45 @@ class TextClient:
         )
         return await self.run(request)
 
-    async def check_grammar(self, grammar: Grammar, param: str) -> None:
-        """Raise ``grammar_not_enforceable`` for a grammar that cannot be enforced, or not within limits."""
+    async def check_grammar(self, grammar: Grammar, param: str) -> Grammar:
+        """Return ``grammar`` with its client, and the memory that it takes.
+
+        Raises ``grammar_not_enforceable`` for a grammar that cannot be enforced, or not within limits.
+        """
+        reply = await self.compile_grammar(grammar)
+        if reply.failure:
+            raise not_enforceable(param, reply.failure)
+        return msgspec.structs.replace(grammar, num_bytes=reply.num_bytes, client=client_of_request.get())
+
+    async def compile_grammar(self, grammar: Grammar) -> TextReply:
+        """Compile ``grammar`` in a worker; the reply has a ``failure`` if it cannot be enforced."""
+        num_bytes = self._checked_grammars.get(grammar)
+        if num_bytes is not None:
+            return TextReply(0, num_bytes=num_bytes)
+        reply = await self._run_grammar(TextRequest(0, grammar=grammar))
+        if not reply.failure and len(grammar.text) <= _MAX_KEPT_CHARS:
+            self._checked_grammars[grammar] = reply.num_bytes
+            if len(self._checked_grammars) > _MAX_KEPT_GRAMMARS:
+                del self._checked_grammars[next(iter(self._checked_grammars))]
+        return reply
+
+    async def relax_schema(self, schema: Any, grammar: Grammar) -> TextReply:
+        """Make ``schema`` enforceable, with the options of ``grammar``; see ``TextRequest.relaxed_schema``."""
+        options = msgspec.structs.replace(grammar, kind="json", text="")
+        return await self._run_grammar(TextRequest(0, grammar=options, relaxed_schema=json.dumps(schema)))
+
+    async def _run_grammar(self, request: TextRequest) -> TextReply:
         if self._setup.source.left_out:
             raise error("no_tokenizer")
         if self.loaded.grammar_failure:
-            raise not_enforceable(param, self.loaded.grammar_failure)
-        try:
-            await self.run(TextRequest(0, grammar=grammar))
-        except AiakqError as failure:
-            if failure.id != "grammar_not_enforceable":
-                raise
-            raise not_enforceable(param, failure.fields["reason"]) from None
+            return TextReply(0, failure=self.loaded.grammar_failure, failed="grammar")
+        return await self._replied(request)
 
     async def run(self, request: TextRequest) -> TextReply:
         """Run ``request`` on a worker and return the reply. If the caller is cancelled, the request is dropped.
 
         Raises no_tokenizer, no_chat_template, chat_template, template_loses, template_unusable, tokenization,
-        invalid_type.
+        invalid_type, worker_lost.
         """
         if self._setup.source.left_out:
             raise error("no_tokenizer")
@@ -251,32 +276,34 @@ class TextClient:
             if self.loaded.template_failure is not None:
                 id, fields = self.loaded.template_failure
                 raise error(id, **fields)
-        request.number = next(self._numbers)
-        frame = _frame(request)
-        size = _size(request)
-        try:
-            if size <= LONG_CHARS:
-                self._short_since[request.number] = time.monotonic()
-            await self.start()
-            reply = await self._request(request, frame, size)
-        except (TimeoutError, ConnectionError, asyncio.IncompleteReadError, msgspec.MsgspecError):
-            reply = TextReply(request.number, failure="its process ended")
-            if request.messages is not None:
-                reply.failed = "template"
-            elif request.grammar is not None:
-                reply.failed = "grammar"
-        finally:
-            self._short_since.pop(request.number, None)
+        reply = await self._replied(request)
         if reply.error is not None:
             id, fields = reply.error
             raise error(id, **fields)
         if reply.failure and reply.failed == "template":
             raise error("chat_template", reason=reply.failure)
-        if reply.failure and reply.failed == "grammar":
-            raise not_enforceable("grammar", reply.failure)
         if reply.failure:
             raise error("tokenization", reason=reply.failure)
         return reply
+
+    async def _replied(self, request: TextRequest) -> TextReply:
+        """Return the reply to ``request``, which is repeated once if its worker is lost. Raises ``worker_lost``."""
+        size = _size(request)
+        for _ in range(2):
+            request.number = next(self._numbers)
+            frame = _frame(request)
+            try:
+                if size <= LONG_CHARS and request.grammar is None:
+                    self._short_since[request.number] = time.monotonic()
+                await self.start()
+                reply = await self._request(request, frame, size)
+            except (TimeoutError, ConnectionError, asyncio.IncompleteReadError, msgspec.MsgspecError):
+                continue
+            finally:
+                self._short_since.pop(request.number, None)
+            if not reply.is_lost:
+                return reply
+        raise error("worker_lost")
 
     async def start(self) -> None:
         """Start the process unless it is running. Raises the error that the tokenizer failed to load with."""
@@ -338,11 +365,12 @@ class TextClient:
             self._queue.add(_Channel(slot, worker_reader, worker_writer))
 
     async def _request(self, request: TextRequest, frame: bytes, size: int) -> TextReply:
-        is_long = size > LONG_CHARS
+        # A grammar may take a second, however short it is.
+        is_long = size > LONG_CHARS or request.grammar is not None
         process = self._process
         channel = await self._queue.take(client_of_request.get(), is_long)
         seconds = 2 * MAX_SECONDS + MAX_SECONDS_PER_CHAR * max(size, self._setup.max_chars if request.messages else 0)
-        exchange = asyncio.ensure_future(self._exchange(channel, request.number, frame, seconds + _EXTRA_SECONDS))
+        exchange = asyncio.ensure_future(self._exchange(channel, request.number, frame))
 
         def on_done(exchange: asyncio.Future[TextReply]) -> None:
             failed = exchange.cancelled() or exchange.exception() is not None
@@ -350,7 +378,14 @@ class TextClient:
 
         exchange.add_done_callback(on_done)
         try:
-            return await asyncio.shield(exchange)
+            done, _ = await asyncio.wait({exchange}, timeout=seconds + _EXTRA_SECONDS)
+            if not done:  # its worker is replaced; if that fails too, the whole process is
+                if self._control is not None:
+                    _write(self._control, Drop(channel.slot, request.number, is_late=True))
+                await asyncio.wait({exchange}, timeout=_REPLACE_SECONDS)
+                if not exchange.done():
+                    raise TimeoutError
+            return exchange.result()
         except asyncio.CancelledError:
             self._dropping.add(dropping := asyncio.ensure_future(self._drop(channel, request.number, exchange)))
             dropping.add_done_callback(self._dropping.discard)
@@ -367,14 +402,13 @@ class TextClient:
             _write(control, Drop(channel.slot, number))
             await asyncio.wait({exchange}, timeout=_DROP_SECONDS)
 
-    async def _exchange(self, channel: _Channel, number: int, frame: bytes, seconds: float) -> TextReply:
+    async def _exchange(self, channel: _Channel, number: int, frame: bytes) -> TextReply:
         """Send a request and wait for its reply. Must not be cancelled."""
         channel.writer.write(frame)
-        async with asyncio.timeout(seconds):
-            while True:
-                reply = msgspec.msgpack.decode(await _read(channel.reader), type=TextReply)
-                if reply.number == number:  # else it is the reply for a worker that died while idle
-                    return reply
+        while True:
+            reply = msgspec.msgpack.decode(await _read(channel.reader), type=TextReply)
+            if reply.number == number:  # else it is the reply for a worker that died while idle
+                return reply
 
 
 async def _spawn(num_sockets: int, with_torch: bool) -> tuple[list[_Streams], asyncio.subprocess.Process]:
@@ -426,7 +460,7 @@ def _size(request: TextRequest) -> int:
     """Return the approximate number of characters or token ids to process."""
     size = sum(map(len, request.texts)) + sum(map(pair_length, request.pairs)) + len(request.token_ids or ())
     if request.grammar is not None:
-        size += len(request.grammar.text)
+        size += len(request.grammar.text) + len(request.relaxed_schema)
     for message in request.messages or ():
         content = message.get("content") or ""
         size += 16 + (len(content) if isinstance(content, str) else sum(len(part["text"]) for part in content))

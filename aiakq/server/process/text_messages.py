@@ -83,7 +83,8 @@ class TextRequest(msgspec.Struct):
     as_json              return the ids as JSON, because encoding many would block the event loop.
     with_token_texts     also return the spelling of each token in the vocabulary.
     token_ids            ids to decode; all other fields but ``skip_special_tokens`` are then ignored.
-    grammar              grammar to compile; all other fields are then ignored.
+    grammar              grammar to compile; all other fields but the next are then ignored.
+    relaxed_schema       JSON schema of ``grammar``, as JSON, from which to drop what cannot be enforced.
     """
 
     number: int
@@ -100,12 +101,18 @@ class TextRequest(msgspec.Struct):
     token_ids: list[int] | None = None
     skip_special_tokens: bool = False
     grammar: Grammar | None = None
+    relaxed_schema: str = ""
 
 
 class TextReply(msgspec.Struct):
-    """The result, or the ``failure``. ``counts`` has the total number of tokens of each text.
+    """The result, or the ``failure``.
 
-    error  the failure, if it is in the error registry: id and fields.
+    error      the failure, if it is in the error registry: id and fields.
+    counts     total number of tokens of each text.
+    dropped    what is not enforced of the relaxed schema, which is the ``text``.
+    seconds    CPU time of compiling a grammar.
+    num_bytes  memory that the compiled grammar takes.
+    is_lost    whether the worker was lost for a reason that is not in the request.
     """
 
     number: int
@@ -118,10 +125,18 @@ class TextReply(msgspec.Struct):
     failure: str = ""
     failed: Part = "tokenizer"
     error: tuple[str, dict[str, str]] | None = None
+    dropped: list[str] = []
+    seconds: float = 0.0
+    num_bytes: int = 0
+    is_lost: bool = False
 
 
 class Drop(msgspec.Struct):
-    """Drop request ``number``, whose client is gone and on which the worker on socket ``slot`` may be working."""
+    """Drop request ``number``, whose client is gone and on which the worker on socket ``slot`` may be working.
+
+    is_late  replace the worker, which does not reply.
+    """
 
     slot: int
     number: int
+    is_late: bool = False

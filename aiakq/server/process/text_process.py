@@ -24,14 +24,17 @@ import signal
 import socket
 import struct
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import msgspec
 
 from aiakq.errors import AiakqError, error, one_line
+from aiakq.runtime.structured.compiled import MAX_GRAMMAR_HELD
 from aiakq.runtime.structured.compiler import GrammarCompiler
-from aiakq.runtime.structured.grammars import Grammar
+from aiakq.runtime.structured.relaxed_schemas import relaxed_schema
 from aiakq.runtime.structured.vocabulary import Vocabulary
 from aiakq.runtime.text.chat_template import ChatTemplate
 from aiakq.runtime.text.infill import find_infill
@@ -39,7 +42,7 @@ from aiakq.runtime.text.tokenizer import Tokenizer
 from aiakq.server.process.template_checks import checked_template
 from aiakq.server.process.text_messages import Drop, Loaded, Part, Setup, TextReply, TextRequest
 from aiakq.system.frames import framed, receive_frame
-from aiakq.system.memory import trim_heap
+from aiakq.system.memory import heap_bytes, trim_heap
 from aiakq.system.processes import begin_child, end_with_parent
 
 WITHOUT_TORCH = "--without-torch"
@@ -211,6 +214,10 @@ class _WorkerPool:
     def _drop(self, drop: Drop) -> None:
         """Kill the worker if it is still working on the request; SIGSTOP first, so that it cannot proceed meanwhile."""
         pid = next((pid for pid, slot in self._slots.items() if slot == drop.slot), None)
+        if pid is not None and drop.is_late:
+            os.kill(pid, signal.SIGKILL)
+            self._on_exit(*os.waitpid(pid, 0))
+            return
         if pid is None or self._number(drop.slot) != drop.number:
             return
         os.kill(pid, signal.SIGSTOP)
@@ -230,13 +237,18 @@ class _WorkerPool:
             return
         number, at = _CURRENT.unpack_from(self._current, slot * _CURRENT.size)
         failed = _PARTS[at]
-        timed_out = os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGPROF
+        killer = os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
+        timed_out = killer == signal.SIGPROF
         reason = "it ended its process; is it too large?"
         if timed_out:
             reason = "it took too long" if failed == "tokenizer" else f"it took longer than {MAX_SECONDS:g} s"
         try:
             if number:
-                send(self._sockets[slot], TextReply(number, failure=reason, failed=failed))
+                seconds = MAX_SECONDS if timed_out else 0.0
+                # Nothing in a request sends these signals: the system was short of memory, or an operator did.
+                is_lost = killer in (signal.SIGKILL, signal.SIGTERM, signal.SIGINT)
+                reply = TextReply(number, failure=reason, failed=failed, seconds=seconds, is_lost=is_lost)
+                send(self._sockets[slot], reply)
         except OSError:  # the server is gone
             return
         self._slots[self._fork(slot)] = slot
@@ -318,7 +330,10 @@ class _Worker:
         """Process ``request``. ``begin`` limits the CPU time and memory of the stage that follows."""
         if request.grammar is not None:
             begin("grammar", MAX_SECONDS, MAX_GRAMMAR_BYTES)
-            return self._compile(request.number, request.grammar)
+            began = time.process_time()
+            reply = self._compile(request)
+            reply.seconds = time.process_time() - began
+            return reply
         if request.messages is not None:
             begin("template", MAX_SECONDS, MAX_TEMPLATE_BYTES)
             request.texts = [self._render(request)]
@@ -326,14 +341,27 @@ class _Worker:
         begin("tokenizer", MAX_SECONDS + MAX_SECONDS_PER_CHAR * size, MAX_BYTES)
         return self._process(request)
 
-    def _compile(self, number: int, grammar: Grammar) -> TextReply:
-        """Compile ``grammar`` and reply whether it can be enforced."""
-        assert self._compiler is not None, "the server knows that there is none"
-        try:
-            self._compiler.matcher(grammar)
-        except AiakqError as problem:
-            return TextReply(number, failure=str(problem.fields["reason"]), failed="grammar")
-        return TextReply(number)
+    def _compile(self, request: TextRequest) -> TextReply:
+        """Compile a grammar and reply whether it can be enforced, or make a schema enforceable."""
+        compiler, grammar, reply = self._compiler, request.grammar, TextReply(request.number)
+        assert compiler is not None and grammar is not None, "the server knows that there is none"
+        if request.relaxed_schema:
+
+            def compiles(schema: Any) -> bool:
+                return not compiler.trial(msgspec.structs.replace(grammar, text=json.dumps(schema)))[0]
+
+            schema, reply.dropped = relaxed_schema(json.loads(request.relaxed_schema), compiles)
+            reply.text = json.dumps(schema, ensure_ascii=False)
+            return reply
+        before = heap_bytes()
+        reply.failure, prototype = compiler.trial(grammar)
+        reply.num_bytes = max(0, heap_bytes() - before)
+        if not reply.failure and reply.num_bytes > MAX_GRAMMAR_HELD:
+            reply.failure = f"it is too large: compiled, it takes {reply.num_bytes >> 20} MiB of at most "
+            reply.failure += f"{MAX_GRAMMAR_HELD >> 20}"
+        if reply.failure:
+            reply.failed = "grammar"
+        return reply
 
     def _render(self, request: TextRequest) -> str:
         template = self._templates.with_tools if "tools" in request.arguments else self._templates.plain
