@@ -74,6 +74,10 @@ FOLDER_ERRORS = {
     "model_malformed": ErrorKind(
         "{file} cannot be read: {reason}.", "The file is damaged or not what its name says; fetch it again."
     ),
+    "config_key_unsupported": ErrorKind(
+        "config.json has {key} = {value}, which is not supported: {reason}.",
+        "If it has no effect on the answers, --hf-overrides '{{\"{key}\": null}}' leaves it out.",
+    ),
     "model_unsupported": ErrorKind(
         "The architecture {architecture} is not supported: {reason}.",
         "Native families: {known}; other decoder-only models work through --model-impl transformers if "

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import re
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -89,12 +91,18 @@ class AdapterFolder:
         """Return the largest rank of a module."""
         return max(module.rank for module in self.modules.values())
 
-    def digest(self) -> str:
-        """Return the hash of config and weights that identifies the adapter: 32 hexadecimal digits."""
-        digest = self._new_digest()
+    def digest(self, seconds: float = math.inf) -> str:
+        """Return the hash of config and weights that identifies the adapter: 32 hexadecimal digits.
+
+        Raises ``adapter_malformed`` if reading the file takes longer than ``seconds``.
+        """
+        digest, until = self._new_digest(), time.monotonic() + seconds
         with open_file(self.path, WEIGHTS) as stream:
             for chunk in iter(lambda: stream.read(1 << 20), b""):
                 digest.update(chunk)
+                if time.monotonic() > until:
+                    reason = f"{WEIGHTS} cannot be read within {seconds:.0f} s"
+                    raise error("adapter_malformed", adapter=self.path, reason=reason)
         return digest.hexdigest()
 
     def read(self) -> tuple[str, dict[str, LoraWeights]]:
