@@ -22,7 +22,7 @@ from aiakq.server.api.routes import error_shapes, keyless_paths, load_routes
 from aiakq.server.api.service import Service
 from aiakq.server.http.auth import read_keys
 from aiakq.server.http.body_budget import BodyBudget
-from aiakq.server.http.http_server import FLUSH_SECONDS, Gateway, check_tls, start_http
+from aiakq.server.http.http_server import FLUSH_SECONDS, Gateway, start_http
 from aiakq.server.http.listener import (
     allow_many_connections,
     bind,
@@ -35,6 +35,7 @@ from aiakq.server.loading import load_service, startup_facts
 from aiakq.server.periodic import expire_requests, release_memory, report_stats
 from aiakq.server.process.replicas import Supervisors
 from aiakq.server.shutdown import Signals, drain
+from aiakq.server.start_checks import check_named_files
 from aiakq.server.telemetry.events import OnEvent, ServerEvent
 from aiakq.server.telemetry.logs import logging_as_events
 
@@ -61,7 +62,7 @@ async def _serve(args: Mapping[str, Any], on_event: OnEvent) -> int:
     local = args["uds"] is not None or is_loopback(args["host"])
     if not keys and not local and not args["allow_no_key"]:
         raise error("no_key", host=args["host"])
-    check_tls(args)
+    check_named_files(args)
     listener = bind(args["host"], args["port"]) if args["uds"] is None else bind_unix(args["uds"])
     url = url_of(listener, args["host"], tls=bool(args["ssl_certfile"]))
     on_event(ServerEvent("listening", f"Listening on {url}; loading the model.", url=url))
@@ -87,7 +88,7 @@ async def _serve(args: Mapping[str, Any], on_event: OnEvent) -> int:
             service, ready = _result_or_kill(loading, supervisors)
             engine = asyncio.create_task(supervisors.run(service.manager, ready))
             await asyncio.sleep(0)  # until the manager has the engine
-            await service.model.adapters.start(args, service.model.names, service.manager.adapters.check)
+            await _load_adapters(service, args, engine)
             gateway.on_refusal = count_refusals(service, routes, args["root_path"])
             app = create_app(
                 service,
@@ -128,6 +129,15 @@ def _result_or_kill(loading: asyncio.Task[Any], supervisors: Supervisors) -> Any
         return loading.result()
     except BaseException:
         supervisors.kill()
+        raise
+
+
+async def _load_adapters(service: Service, args: Mapping[str, Any], engine: asyncio.Task[AiakqError]) -> None:
+    """Load the adapters of --lora-modules. If one fails, the end of the engine is no failure of its own."""
+    try:
+        await service.model.adapters.start(args, service.model.names, service.manager.adapters.check)
+    except BaseException:
+        engine.cancel()
         raise
 
 

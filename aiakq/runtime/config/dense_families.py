@@ -220,7 +220,8 @@ DENSE: dict[str, Family] = {
             original_max_position_embeddings=4096,
             rms_norm_eps=1e-5,
             sliding_window=None,
-        )
+        ),
+        fixed={"full_attn_mod": (1,)},
     ),
     "phi": Family(
         llama_keys(
@@ -229,7 +230,8 @@ DENSE: dict[str, Family] = {
             hidden_act="gelu_new",
             layer_norm_eps=1e-5,
             qk_layernorm=False,
-        )
+        ),
+        unread=frozenset({"activation_function"}),
     ),
     "olmo2": Family(llama_keys(rms_norm_eps=1e-5, **ATTENTION_BIAS)),
     "olmo3": Family(llama_keys(rms_norm_eps=1e-5, **ATTENTION_BIAS, **WINDOW)),
@@ -267,6 +269,7 @@ DENSE: dict[str, Family] = {
             tie_word_embeddings=True,
         ),
         fixed={"mlp_type": ("default",), "norm_type": ("layer_norm",)},
+        unread=frozenset({"activation_function"}),
     ),
     "gpt2": Family(
         {**_GPT2, "scale_attn_by_inverse_layer_idx": False},
@@ -276,6 +279,7 @@ DENSE: dict[str, Family] = {
     "gpt_bigcode": Family(
         {**_GPT2, "activation_function": "gelu_pytorch_tanh", "multi_query": True},
         aliases=_GPT2_ALIASES,
+        unread=frozenset({"inference_runner", "pad_key_length", "pre_allocate_kv_cache", "validate_runner_input"}),
         rotary=False,
     ),
 }

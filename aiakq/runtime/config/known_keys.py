@@ -65,7 +65,18 @@ WITHOUT_EFFECT: Mapping[str, tuple[str, ...]] = {
     "it says where the file comes from": (
         *("_name_or_path", "name_or_path", "model_name", "base_model*", "_commit_hash", "*version", "transformers.js*"),
         *("license*", "unsloth*", "_unsloth*", "finetuning_task", "task_specific_params", "custom_pipelines"),
-        *("_from_model_config", "_diffusers*", "language", "languages", "lang", "tags", "datasets", "hub_*", "author*"),
+        *(
+            "is_llama_config",
+            "_from_model_config",
+            "_diffusers*",
+            "language",
+            "languages",
+            "lang",
+            "tags",
+            "datasets",
+            "hub_*",
+            "author*",
+        ),
         *("description", "prefix", "comment*", "_comment*", "note*", "merge*", "mergekit*", "organization", "url"),
     ),
     "it is used in training only": (
@@ -127,7 +138,15 @@ WITHOUT_EFFECT: Mapping[str, tuple[str, ...]] = {
     ),
     "the context length is max_position_embeddings": (
         *("max_seq_len*", "max_sequence_length", "model_max_length", "n_ctx", "max_model_len", "n_positions"),
-        *("max_position", "max_context*", "context_length", "initial_context_length", "max_seq_length"),
+        *(
+            "max_position",
+            "max_context*",
+            "context_length",
+            "context_window_size",
+            "initial_context_length",
+            "runner_max_sequence_length",
+            "max_seq_length",
+        ),
     ),
 }
 #: Unknown keys that do something when they are false.

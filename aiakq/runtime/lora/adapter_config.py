@@ -17,6 +17,8 @@ from aiakq.errors import AiakqError, error
 from aiakq.patterns import matches
 from aiakq.runtime.lora.target_modules import TargetModules, parse_targets
 
+#: Name and largest size of the file.
+CONFIG, MAX_CONFIG_BYTES = "adapter_config.json", 1 << 20
 #: Fields that do not affect a trained adapter. ``fan_in_fan_out`` is how the base weight is stored; A and B do not
 #: depend on it.
 _WITHOUT_EFFECT = frozenset(

@@ -22,10 +22,10 @@ from torch import Tensor
 from aiakq.errors import AiakqError, error
 from aiakq.formats.model_folder import open_file, read_file, real_path
 from aiakq.formats.safetensors_file import TensorInfo, read_header, read_tensor
-from aiakq.runtime.lora.adapter_config import AdapterConfig, parse_config
+from aiakq.runtime.lora.adapter_config import CONFIG as CONFIG
+from aiakq.runtime.lora.adapter_config import MAX_CONFIG_BYTES, AdapterConfig, parse_config
 
-CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
-_MAX_CONFIG_BYTES = 1 << 20
+WEIGHTS = "adapter_model.safetensors"
 #: Suffix of a tensor name -> the part of a module's adapter that it is.
 _PARTS = {
     "lora_A.weight": "a",
@@ -150,7 +150,7 @@ def open_adapter(path: str | Path, root: str | Path | None = None, max_rank: int
     folder = _resolved(path, root)
     if not os.path.lexists(folder / CONFIG):
         raise error("adapter_missing", path=path)
-    raw = read_file(folder, CONFIG, limit=_MAX_CONFIG_BYTES)
+    raw = read_file(folder, CONFIG, limit=MAX_CONFIG_BYTES)
     try:
         values = json.loads(raw)
     except (ValueError, RecursionError):
