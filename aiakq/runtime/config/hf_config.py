@@ -10,6 +10,7 @@ from typing import Any
 from aiakq.errors import AiakqError, error
 from aiakq.formats.hub import resolve_model
 from aiakq.formats.model_folder import read_json
+from aiakq.runtime.config.generation_keys import APPLIED, SAMPLING, describe, not_applied, of_model_config
 from aiakq.runtime.structured.grammars import GrammarDefaults
 
 #: Architectures with learned positions, which have no rotary embedding.
@@ -17,9 +18,6 @@ _LEARNED_POSITIONS = frozenset({"OPTForCausalLM", "GPT2LMHeadModel", "GPTBigCode
 #: Rotary parameters that do not belong to scaling, and scaling types that do not extend the context.
 _NO_SCALING = frozenset({"rope_theta", "partial_rotary_factor"})
 _SAME_CONTEXT = frozenset({"default", "llama3", "longrope"})
-#: Supported keys of generation_config.json; all but the last two are also names of SamplingParams.
-_SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
-_GENERATION = (*_SAMPLING, "max_new_tokens", "eos_token_id")
 
 
 def read_config(path: Path, name: str, missing_ok: bool = False) -> dict[str, Any]:
@@ -88,14 +86,15 @@ def _with_longer_context(raw: dict[str, Any], scaling: Mapping[str, Any]) -> tup
     return raw if kind in _SAME_CONTEXT else raw | {"max_position_embeddings": int(trained * factor)}, scaled
 
 
-def generation_config(folder: Path, args: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the supported values of generation_config.json, after --generation-config and its override.
+def generation_config(folder: Path, args: Mapping[str, Any], raw: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the contents of generation_config.json, after --generation-config and its override.
 
-    The EOS tokens are the model's, unless a folder is given. Raises ``bad_option``.
+    The EOS tokens are the model's, unless a folder is given. Without the file, config.json ``raw`` may have the values,
+    as in old checkpoints. Raises ``bad_option``.
     """
     source = args["generation_config"]
     if source in ("auto", "vllm"):
-        config = read_config(folder, "generation_config.json", missing_ok=True)
+        config = read_config(folder, "generation_config.json", missing_ok=True) or of_model_config(raw)
         if source == "vllm":
             config = {name: value for name, value in config.items() if name == "eos_token_id"}
     elif not (Path(source).expanduser() / "generation_config.json").is_file():
@@ -103,10 +102,10 @@ def generation_config(folder: Path, args: Mapping[str, Any]) -> dict[str, Any]:
     else:
         config = read_config(Path(source).expanduser(), "generation_config.json")
     over = args["override_generation_config"] or {}
-    unknown = [name for name in over if name not in _GENERATION]
+    unknown = [name for name in over if name not in APPLIED]
     if unknown:
-        raise _bad("--override-generation-config", unknown[0], "one of " + ", ".join(_GENERATION))
-    return {name: value for name, value in (config | over).items() if name in _GENERATION and value is not None}
+        raise _bad("--override-generation-config", unknown[0], "one of " + ", ".join(APPLIED))
+    return {name: value for name, value in (config | over).items() if value is not None}
 
 
 @dataclass(frozen=True)
@@ -116,12 +115,14 @@ class GenerationConfig:
     sampling        default values of SamplingParams.
     max_new_tokens  limit on generated tokens of every request; None for no limit.
     grammars        defaults of structured output.
+    remark          which keys of the file are not applied; empty if none.
     """
 
     eos_token_ids: tuple[int, ...]
     sampling: Mapping[str, Any]
     max_new_tokens: int | None
     grammars: GrammarDefaults = GrammarDefaults()
+    remark: str = ""
 
     @staticmethod
     def from_args(folder: Path, args: Mapping[str, Any], raw: Mapping[str, Any]) -> GenerationConfig:
@@ -129,14 +130,16 @@ class GenerationConfig:
 
         Raises ``bad_option`` and what reading the files raises.
         """
-        values = generation_config(folder, args)
+        values = generation_config(folder, args, raw)
         eos = values.get("eos_token_id", raw.get("eos_token_id"))
         eos_token_ids = () if eos is None else tuple(eos) if isinstance(eos, list) else (eos,)
         if not all(type(id) is int for id in eos_token_ids):
             raise error("model_malformed", file="generation_config.json", reason=f"eos_token_id is {eos!r:.64}")
-        sampling = {name: values[name] for name in _SAMPLING if name in values}
+        sampling = {name: values[name] for name in SAMPLING if name in values}
         grammars = GrammarDefaults.from_args(args["structured_outputs_config"] or {})
-        return GenerationConfig(eos_token_ids, sampling, max_new_tokens_of(values), grammars)
+        unapplied = not_applied(values)
+        remark = describe(unapplied) if unapplied else ""
+        return GenerationConfig(eos_token_ids, sampling, max_new_tokens_of(values), grammars, remark)
 
 
 def max_new_tokens_of(generation: Mapping[str, Any]) -> int | None:

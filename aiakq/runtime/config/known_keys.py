@@ -209,7 +209,8 @@ def model_type_of(raw: Mapping[str, Any], architecture: str) -> str:
 
 
 def completed(raw: Mapping[str, Any], architecture: str) -> dict[str, Any]:
-    """Return the contents of config.json with one spelling of each key and the defaults of its family.
+    """Return the contents of config.json with one spelling of each key and the defaults of its family that do not
+    follow from other keys.
 
     The configs of other families than the native ones are returned as they are.
 
@@ -223,7 +224,8 @@ def completed(raw: Mapping[str, Any], architecture: str) -> dict[str, Any]:
     config = _one_spelling(raw, family)
     for key, value in config.items():
         _check(key, value, family, kind)
-    return {**family.defaults, **config, "model_type": kind}
+    stated = {key: value for key, value in family.defaults.items() if value is not None}
+    return {**stated, **config, "model_type": kind}
 
 
 def _one_spelling(raw: Mapping[str, Any], family: Family) -> dict[str, Any]:
