@@ -15,12 +15,11 @@ from typing import Any
 
 import prometheus_client
 
-from aiakq.arguments.server import API_KEY_VARIABLE
 from aiakq.errors import WORKER, AiakqError, error
 from aiakq.server.api.app import count_refusals, create_app
 from aiakq.server.api.routes import error_shapes, keyless_paths, load_routes
 from aiakq.server.api.service import Service
-from aiakq.server.http.auth import read_keys
+from aiakq.server.http.auth import CURL_KEY, read_keys
 from aiakq.server.http.body_budget import BodyBudget
 from aiakq.server.http.http_server import FLUSH_SECONDS, Gateway, start_http
 from aiakq.server.http.listener import (
@@ -186,7 +185,7 @@ def _ready_event(
     service: Service, facts: dict[str, str], url: str, asks_for_key: bool, seconds: float, engine_pid: int
 ) -> ServerEvent:
     body = json.dumps({"model": service.model.names[0], "prompt": "Once upon a time", "max_tokens": 16})
-    key = f' -H "Authorization: Bearer ${API_KEY_VARIABLE}"' if asks_for_key else ""
+    key = CURL_KEY if asks_for_key else ""
     # Over a Unix domain socket the host of the address does not matter.
     address = f"--unix-socket {url.removeprefix('unix:')} http://localhost" if url.startswith("unix:") else url
     curl = f"curl {address}/v1/completions{key} -H 'Content-Type: application/json' -d {shlex.quote(body)}"
