@@ -79,6 +79,10 @@ FOLDER_ERRORS = {
         "Correct the file, override the value with --override-generation-config, or ignore the file with "
         "--generation-config vllm.",
     ),
+    "config_key_unsupported": ErrorKind(
+        "config.json has {key} = {value}, which is not supported: {reason}.",
+        "If it has no effect on the answers, --hf-overrides '{{\"{key}\": null}}' leaves it out.",
+    ),
     "model_unsupported": ErrorKind(
         "The architecture {architecture} is not supported: {reason}.",
         "Native families: {known}; other decoder-only models work through --model-impl transformers if "

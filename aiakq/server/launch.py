@@ -15,14 +15,13 @@ from typing import Any
 
 import prometheus_client
 
-from aiakq.arguments.server import API_KEY_VARIABLE
 from aiakq.errors import WORKER, AiakqError, error
 from aiakq.server.api.app import count_refusals, create_app
 from aiakq.server.api.routes import error_shapes, keyless_paths, load_routes
 from aiakq.server.api.service import Service
-from aiakq.server.http.auth import read_admin_keys, read_keys
+from aiakq.server.http.auth import CURL_KEY, read_admin_keys, read_keys
 from aiakq.server.http.body_budget import BodyBudget
-from aiakq.server.http.http_server import FLUSH_SECONDS, Gateway, check_tls, start_http
+from aiakq.server.http.http_server import FLUSH_SECONDS, Gateway, start_http
 from aiakq.server.http.listener import (
     allow_many_connections,
     bind,
@@ -35,6 +34,7 @@ from aiakq.server.loading import load_service, startup_facts
 from aiakq.server.periodic import expire_requests, release_memory, report_stats
 from aiakq.server.process.replicas import Supervisors
 from aiakq.server.shutdown import Signals, drain
+from aiakq.server.start_checks import check_named_files
 from aiakq.server.telemetry.events import OnEvent, ServerEvent
 from aiakq.server.telemetry.logs import configure_logging, logging_as_events
 
@@ -63,7 +63,7 @@ async def _serve(args: Mapping[str, Any], on_event: OnEvent) -> int:
     local = args["uds"] is not None or is_loopback(args["host"])
     if not keys and not local and not args["allow_no_key"]:
         raise error("no_key", host=args["host"])
-    check_tls(args)
+    check_named_files(args)
     listener = bind(args["host"], args["port"]) if args["uds"] is None else bind_unix(args["uds"])
     url = url_of(listener, args["host"], tls=bool(args["ssl_certfile"]))
     on_event(ServerEvent("listening", f"Listening on {url}; loading the model.", url=url))
@@ -97,7 +97,7 @@ async def _serve(args: Mapping[str, Any], on_event: OnEvent) -> int:
             service, ready = _result_or_kill(loading, supervisors)
             engine = asyncio.create_task(supervisors.run(service.manager, ready))
             await asyncio.sleep(0)  # until the manager has the engine
-            await service.model.adapters.start(args, service.model.names, service.manager.adapters.check)
+            await _load_adapters(service, args, engine)
             gateway.on_refusal = count_refusals(service, routes, args["root_path"])
             app = create_app(
                 service,
@@ -138,6 +138,15 @@ def _result_or_kill(loading: asyncio.Task[Any], supervisors: Supervisors) -> Any
         return loading.result()
     except BaseException:
         supervisors.kill()
+        raise
+
+
+async def _load_adapters(service: Service, args: Mapping[str, Any], engine: asyncio.Task[AiakqError]) -> None:
+    """Load the adapters of --lora-modules. If one fails, the end of the engine is no failure of its own."""
+    try:
+        await service.model.adapters.start(args, service.model.names, service.manager.adapters.check)
+    except BaseException:
+        engine.cancel()
         raise
 
 
@@ -186,7 +195,7 @@ def _ready_event(
     service: Service, facts: dict[str, str], url: str, asks_for_key: bool, seconds: float, engine_pid: int
 ) -> ServerEvent:
     body = json.dumps({"model": service.model.names[0], "prompt": "Once upon a time", "max_tokens": 16})
-    key = f' -H "Authorization: Bearer ${API_KEY_VARIABLE}"' if asks_for_key else ""
+    key = CURL_KEY if asks_for_key else ""
     # Over a Unix domain socket the host of the address does not matter.
     address = f"--unix-socket {url.removeprefix('unix:')} http://localhost" if url.startswith("unix:") else url
     curl = f"curl {address}/v1/completions{key} -H 'Content-Type: application/json' -d {shlex.quote(body)}"

@@ -11,6 +11,7 @@ from typing import Any
 from aiakq.errors import AiakqError, error
 from aiakq.formats.hub import resolve_model
 from aiakq.formats.model_folder import read_json
+from aiakq.runtime.config.generation_keys import APPLIED, SAMPLING, describe, not_applied, of_model_config
 from aiakq.runtime.sampling_params import SamplingParams, allowed_values
 from aiakq.runtime.structured.grammars import GrammarDefaults
 
@@ -21,9 +22,6 @@ _LEARNED_POSITIONS = frozenset({"OPTForCausalLM", "GPT2LMHeadModel", "GPTBigCode
 #: Rotary parameters that do not belong to scaling, and scaling types that do not extend the context.
 _NO_SCALING = frozenset({"rope_theta", "partial_rotary_factor"})
 _SAME_CONTEXT = frozenset({"default", "llama3", "longrope"})
-#: Supported keys of generation_config.json; all but the last two are also names of SamplingParams.
-_SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
-_GENERATION = (*_SAMPLING, "max_new_tokens", "eos_token_id")
 
 
 def read_config(path: Path, name: str, missing_ok: bool = False) -> dict[str, Any]:
@@ -92,14 +90,15 @@ def _with_longer_context(raw: dict[str, Any], scaling: Mapping[str, Any]) -> tup
     return raw if kind in _SAME_CONTEXT else raw | {"max_position_embeddings": int(trained * factor)}, scaled
 
 
-def generation_config(folder: Path, args: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the supported values of generation_config.json, after --generation-config and its override.
+def generation_config(folder: Path, args: Mapping[str, Any], raw: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the contents of generation_config.json, after --generation-config and its override.
 
-    The EOS tokens are the model's, unless a folder is given. Raises ``bad_option``.
+    The EOS tokens are the model's, unless a folder is given. Without the file, config.json ``raw`` may have the values,
+    as in old checkpoints. Raises ``bad_option``.
     """
     source = args["generation_config"]
     if source in ("auto", "vllm"):
-        config = read_config(folder, "generation_config.json", missing_ok=True)
+        config = read_config(folder, "generation_config.json", missing_ok=True) or of_model_config(raw)
         if source == "vllm":
             config = {name: value for name, value in config.items() if name == "eos_token_id"}
     elif not (Path(source).expanduser() / "generation_config.json").is_file():
@@ -107,15 +106,15 @@ def generation_config(folder: Path, args: Mapping[str, Any]) -> dict[str, Any]:
     else:
         config = read_config(Path(source).expanduser(), "generation_config.json")
     over = args["override_generation_config"] or {}
-    unknown = [name for name in over if name not in _GENERATION]
+    unknown = [name for name in over if name not in APPLIED]
     if unknown:
-        raise _bad("--override-generation-config", unknown[0], "one of " + ", ".join(_GENERATION))
+        raise _bad("--override-generation-config", unknown[0], "one of " + ", ".join(APPLIED))
     for name in over:
         _check_default(name, over[name], None)
-    for name in _GENERATION:
+    for name in APPLIED:
         if name not in over:
             _check_default(name, config.get(name), "generation_config.json")
-    return {name: value for name, value in (config | over).items() if name in _GENERATION and value is not None}
+    return {name: value for name, value in (config | over).items() if value is not None}
 
 
 def _check_default(name: str, value: Any, file: str | None) -> None:
@@ -148,12 +147,14 @@ class GenerationConfig:
     sampling        default values of SamplingParams.
     max_new_tokens  limit on generated tokens of every request; None for no limit.
     grammars        defaults of structured output.
+    remark          which keys of the file are not applied; empty if none.
     """
 
     eos_token_ids: tuple[int, ...]
     sampling: Mapping[str, Any]
     max_new_tokens: int | None
     grammars: GrammarDefaults = GrammarDefaults()
+    remark: str = ""
 
     @staticmethod
     def from_args(folder: Path, args: Mapping[str, Any], raw: Mapping[str, Any], vocab_size: int) -> GenerationConfig:
@@ -162,14 +163,16 @@ class GenerationConfig:
         Logs a warning for end-of-sequence tokens beyond the vocabulary, which are left out. Raises ``bad_option``,
         ``generation_config`` and what reading the files raises.
         """
-        values = generation_config(folder, args)
+        values = generation_config(folder, args, raw)
         _check_default("eos_token_id", raw.get("eos_token_id"), "config.json")
         eos_token_ids = _known_ids("the generation config", values.get("eos_token_id"), vocab_size)
         if not eos_token_ids:
             eos_token_ids = _known_ids("config.json", raw.get("eos_token_id"), vocab_size)
-        sampling = {name: values[name] for name in _SAMPLING if name in values}
+        sampling = {name: values[name] for name in SAMPLING if name in values}
         grammars = GrammarDefaults.from_args(args["structured_outputs_config"] or {})
-        return GenerationConfig(eos_token_ids, sampling, values.get("max_new_tokens"), grammars)
+        unapplied = not_applied(values)
+        remark = describe(unapplied) if unapplied else ""
+        return GenerationConfig(eos_token_ids, sampling, values.get("max_new_tokens"), grammars, remark)
 
 
 def _known_ids(source: str, ids: Any, vocab_size: int) -> tuple[int, ...]:

@@ -89,7 +89,7 @@ def dequantized(blocks: Tensor, scales: Tensor, dtype: torch.dtype) -> Tensor:
 def build(config: ModelConfig, weights: Weights) -> Decoder:
     """GptOssForCausalLM from ``weights``. Raises ``unsupported`` for another clamp."""
     raw = config.raw
-    limits = float(raw.get("swiglu_limit") or 7.0), float(raw.get("swiglu_alpha") or 1.702)
+    limits = float(raw["swiglu_limit"]), float(raw["swiglu_alpha"])
     if limits != (7.0, 1.702):
         reason = f"its SwiGLU has the limit {limits[0]} and the factor {limits[1]}"
         raise unsupported(config, reason)

@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 
 import torch
 
+from aiakq.errors import error
 from aiakq.runtime.config.model import ModelConfig
 from aiakq.runtime.layers.experts import Routing, SigmoidRouting
 from aiakq.runtime.models.builder import DecoderBuilder
@@ -32,7 +33,7 @@ class SharedExpertsBuilder(DecoderBuilder):
         config, raw, prefix = self.config, self.raw, self.layer_name(layer, "mlp")
         if layer < raw["first_k_dense_replace"]:
             return super().mlp(layer)
-        count, width = size(raw, "n_routed_experts", "num_local_experts"), size(raw, "moe_intermediate_size")
+        count, width = size(raw, "n_routed_experts"), size(raw, "moe_intermediate_size")
         names = ("gate_proj", "up_proj", "down_proj")
         sparse = Mixture(prefix, prefix, names, count, width, self.routing(f"{prefix}.gate", count)).build(
             config, self.weights
@@ -56,5 +57,15 @@ class SharedExpertsBuilder(DecoderBuilder):
 
     @property
     def groups(self) -> tuple[int, int]:
-        """Number of expert groups, and number of groups that a token's experts may be in."""
-        return self.raw.get("n_group") or 1, self.raw.get("topk_group") or 1
+        """Number of expert groups, and number of groups that a token's experts may be in.
+
+        Raises ``model_malformed``.
+        """
+        count = size(self.raw, "n_routed_experts")
+        groups, chosen = (
+            1 if self.raw.get(name) is None else size(self.raw, name) for name in ("n_group", "topk_group")
+        )
+        if count % groups or chosen > groups:
+            reason = f"n_group is {groups} and topk_group is {chosen}, with {count} experts"
+            raise error("model_malformed", file="config.json", reason=reason)
+        return groups, chosen

@@ -32,6 +32,8 @@ from aiakq.system.files import read_named_text
 OnRefusal = Callable[[Scope, AiakqError], None]
 #: Characters that a header can contain without quoting.
 _KEY = re.compile(r"[\x21-\x7e]+")
+#: The argument of curl that sends a key.
+CURL_KEY = f' -H "Authorization: Bearer ${API_KEY_VARIABLE}"'
 
 
 class Keys:
