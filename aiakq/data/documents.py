@@ -22,6 +22,8 @@ HINT = (
 )
 #: Maximum bytes read: far more than any calibration uses.
 _MAX_BYTES = 1 << 30
+#: Rows of a Parquet file in memory at a time.
+_BATCH_ROWS = 32
 _TEXT_KEYS = ("text", "content", "sentence", "document")
 #: Column names that data sets use for a question and its answer.
 _PAIRS = (
@@ -134,7 +136,12 @@ def _rows(path: Path) -> Iterator[dict[str, Any]]:
 
         try:
             with pyarrow.parquet.ParquetFile(path) as file:
-                for batch in file.iter_batches(1024):
+                # A few bytes can stand for gigabytes: values are repeated by reference.
+                read = 0
+                for batch in file.iter_batches(_BATCH_ROWS):
+                    read += batch.nbytes
+                    if read > _MAX_BYTES:
+                        raise bad(path.name, "its rows hold more than 1 GiB", "A few megabytes are plenty.")
                     yield from batch.to_pylist()
         except (pyarrow.ArrowException, OSError) as problem:
             first = (str(problem).strip().splitlines() or [type(problem).__name__])[0]
