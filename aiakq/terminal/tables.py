@@ -338,9 +338,12 @@ def inspection(report: Inspection, layers: Sequence[Layer]) -> None:
 
 def _inventory(report: Inspection) -> None:
     """Print the tensors that are missing, extra or of another shape, if any."""
+    from aiakq.formats import separate_head
     from aiakq.formats.left_out import describe
     from aiakq.runtime.loader.inspection import collapse_differences
 
+    if report.stored_head:
+        warning(separate_head.remark(report.stored_head))
     for left_out in describe(report.left_out):
         line((f"left out: {left_out}", "dim"))
     if report.differences is None:

@@ -74,7 +74,7 @@ class EngineConfig:
         stated, raw = raw, dict(model.raw)
         max_model_len = _max_model_len(args, model, None if pooling is None else pooling.max_length)
         model = replace(model, context=max_model_len, num_positions=max_model_len)
-        model = replace(model, head=None if pooling is None else pooling.head)
+        model = load.with_stored_head(replace(model, head=None if pooling is None else pooling.head), raw)
         if args["disable_sliding_window"]:
             model = replace(model, sliding_windows=(None,) * model.num_layers)
         device = DeviceConfig.from_args(args, raw)

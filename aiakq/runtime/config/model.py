@@ -84,6 +84,7 @@ class ModelConfig:
     rope             rotary parameters (rope_type, rope_theta, ...), or kind of layer -> rotary parameters.
     raw              config.json, for settings of single families; for a multimodal model, its text part.
     head             output instead of logits; None for logits.
+    stored_head      name of an output layer that is stored and used although config.json ties it to the embedding.
     """
 
     architecture: str
@@ -105,6 +106,7 @@ class ModelConfig:
     raw: Mapping[str, Any] = field(repr=False)
     num_positions: int = 0
     head: OutputHead | None = None
+    stored_head: str = ""
 
     @staticmethod
     def from_hf(raw: Mapping[str, Any]) -> ModelConfig:

@@ -75,6 +75,7 @@ class Inspection:
                   architecture without a native model.
     kv_bytes_per_token  bytes per token in the KV cache over all layers; None like ``differences``.
     left_out      tensors that aiakq does not use, see ``formats.left_out``.
+    stored_head   see ModelConfig.
     """
 
     path: str
@@ -93,6 +94,7 @@ class Inspection:
     differences: tuple[Difference, ...] | None = None
     kv_bytes_per_token: int | None = None
     left_out: tuple[str, ...] = ()
+    stored_head: str = ""
 
     @property
     def nbytes(self) -> int:
@@ -144,6 +146,7 @@ class Inspection:
                 "mixed": spec.mixed,
                 "layers": {name: None if layer is None else vars(layer) for name, layer in spec.layers},
             },
+            "stored_head": self.stored_head or None,
             "left_out": list(self.left_out),
             "inventory": None if self.differences is None else [_difference_document(d) for d in self.differences],
             "layers": [_layer_document(layer) for layer in self.layers],
@@ -204,6 +207,7 @@ def inspect_checkpoint(
         context = text.get("max_position_embeddings")
     planned = plan(checkpoint, target.ops, target.model)
     architecture = first_architecture(checkpoint.config)
+    head = "" if target.model is None else target.model.stored_head
     return Inspection(
         path=str(checkpoint.path),
         architecture=architecture,
@@ -211,7 +215,8 @@ def inspect_checkpoint(
         writer=_writer(checkpoint),
         spec=checkpoint.spec,
         context=context if isinstance(context, int) else None,
-        tied_embeddings=bool(checkpoint.config.get("tie_word_embeddings")),
+        tied_embeddings=bool(checkpoint.config.get("tie_word_embeddings")) and not head,
+        stored_head=head,
         files=len({info.file for info in checkpoint.inventory.values()}),
         device=target.ops.device_type,
         dtype=str(target.ops.dtype).removeprefix("torch."),

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Collection
 from pathlib import Path
 
 from aiakq.errors import error
+from aiakq.formats import separate_head
 from aiakq.formats.left_out import describe
 from aiakq.kernels.ops.sharded import ShardedOps
 from aiakq.runtime.config.engine import EngineConfig
@@ -20,6 +22,8 @@ from aiakq.runtime.models import ARCHITECTURES, FAMILIES
 from aiakq.runtime.models.interface import Model
 from aiakq.runtime.models.stage import whole_model
 
+logger = logging.getLogger("aiakq.runtime")
+
 
 def load_model(config: EngineConfig, share: ModelShare | None = None) -> tuple[Model, dict[str, str]]:
     """Load the model of ``config``, or one rank's ``share`` of it.
@@ -29,6 +33,8 @@ def load_model(config: EngineConfig, share: ModelShare | None = None) -> tuple[M
     Raises AiakqError: model_unsupported, ranks_unavailable, tensor_inventory, tensor_mismatch, not_finite, model_*.
     """
     share = share or ModelShare()
+    if config.model.stored_head and share.stage == 0 and (share.collective is None or share.collective.rank == 0):
+        logger.warning("%s", separate_head.remark(config.model.stored_head))
     architecture = config.model.architecture
     native = architecture in ARCHITECTURES
     if config.pooling is not None and not native:
