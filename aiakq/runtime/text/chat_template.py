@@ -51,16 +51,24 @@ class ChatTemplate:
 
     @classmethod
     def checked(
-        cls, text: str, special_tokens: Mapping[str, Any], content_format: str = "auto", source: str = "of the model"
+        cls,
+        text: str,
+        special_tokens: Mapping[str, Any],
+        content_format: str = "auto",
+        source: str = "of the model",
+        with_tools: bool = False,
     ) -> ChatTemplate:
         """Compile a template and find out what it does. Raises ``template_unusable`` and ``template_loses_users``.
 
         content_format  one of CONTENT_FORMATS.
         source          how errors refer to the template.
+        with_tools      whether it is for conversations with tools.
         """
         check_compiles(text, source)
         template = cls(text, special_tokens, TemplateFacts())
-        facts = find_facts(template._rendered)
+        facts = find_facts(template._rendered, with_tools)
+        if with_tools and (not facts.forms or facts.loses_user_text):
+            facts = find_facts(template._rendered)
         if content_format != "auto":
             chosen = [form for form in FORMS if form == content_format]
             user = facts.forms.get("user", chosen)
