@@ -7,6 +7,7 @@ form that the template takes, it is the text of transformers' ``apply_chat_templ
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from functools import cached_property
 from typing import Any
 
 import msgspec
@@ -43,18 +44,31 @@ class ChatTemplate:
         self.facts = facts
         self._special_tokens = special_tokens
 
+    @cached_property
+    def _takes_strings(self) -> frozenset[str]:
+        """Roles whose messages may have strings as content."""
+        return frozenset(role for role, forms in self.facts.forms.items() if "string" in forms)
+
     @classmethod
     def checked(
-        cls, text: str, special_tokens: Mapping[str, Any], content_format: str = "auto", source: str = "of the model"
+        cls,
+        text: str,
+        special_tokens: Mapping[str, Any],
+        content_format: str = "auto",
+        source: str = "of the model",
+        with_tools: bool = False,
     ) -> ChatTemplate:
         """Compile a template and find out what it does. Raises ``template_unusable`` and ``template_loses_users``.
 
         content_format  one of CONTENT_FORMATS.
         source          how errors refer to the template.
+        with_tools      whether it is for conversations with tools.
         """
         check_compiles(text, source)
         template = cls(text, special_tokens, TemplateFacts())
-        facts = find_facts(template._rendered)
+        facts = find_facts(template._rendered, with_tools)
+        if with_tools and (not facts.forms or facts.loses_user_text):
+            facts = find_facts(template._rendered)
         if content_format != "auto":
             chosen = [form for form in FORMS if form == content_format]
             user = facts.forms.get("user", chosen)
@@ -70,8 +84,7 @@ class ChatTemplate:
         if facts.loses_user_text:
             reason = "leaves out the text of users, both as a string and as a list of parts"
             raise error("template_loses_users", source=source, reason=reason)
-        template.facts = facts
-        return template
+        return cls(text, special_tokens, facts)
 
     def render(self, messages: Messages, syntax: CallSyntax = DEFAULT_SYNTAX, /, **arguments: Any) -> str:
         """Return the text of a conversation; ``arguments`` are variables of the template, such as ``tools``.
@@ -114,6 +127,8 @@ class ChatTemplate:
     def _in_form(self, message: dict[str, Any]) -> dict[str, Any]:
         """Return a message with its content in the form that the template takes for its role."""
         content = message.get("content")
+        if isinstance(content, str) and message.get("role") in self._takes_strings:
+            return message
         forms = self.facts.forms.get(str(message.get("role"))) or self.facts.forms.get("user") or FORMS[:1]
         if isinstance(content, list) and "openai" not in forms:
             content = joined_text(content)
@@ -150,8 +165,11 @@ def check_compiles(text: str, source: str) -> None:
 def _check_other_roles(messages: Messages, text: str) -> None:
     """Raise ``template_loses`` for a message whose text is not in ``text``, of a role that is not in ``ROLES``."""
     for number, message in enumerate(messages):
-        role, words = message.get("role"), joined_text(message.get("content")).split()
-        if role not in ROLES and words and words[0].lower() not in text.lower():
+        role = message.get("role")
+        if role in ROLES:
+            continue
+        words = joined_text(message.get("content")).split()
+        if words and words[0].lower() not in text.lower():
             raise error("template_loses", param=f"messages[{number}].role", what=f"messages of the role {role!r:.64}")
 
 

@@ -19,6 +19,8 @@ _REASONING_PARTS = {
     "reasoning_text": ("text",),
     "summary_text": ("text",),
 }
+#: Keys of messages that are already in the form of ``read_message``.
+_PLAIN = frozenset({"role", "content", "name", "tool_call_id"})
 #: Reasoning that only the server that wrote it can read.
 _UNREADABLE = ("redacted_thinking", "redacted_reasoning")
 
@@ -81,6 +83,8 @@ def read_message(message: dict[str, Any], path: str) -> list[dict[str, Any]]:
     Reasoning becomes ``reasoning_content``, and parts with calls ``tool_calls``. Parts with results become messages
     of role tool. The deprecated fields and roles of OpenAI's API become the current ones. Raises as ``read_content``.
     """
+    if isinstance(message.get("content"), str) and message.get("role") != "function" and _PLAIN.issuperset(message):
+        return [message]
     content = read_content(message.get("content"), f"{path}.content")
     read = {name: value for name, value in message.items() if name not in ("content", "refusal", "function_call")}
     read = {"role": read.pop("role", None), "content": content.value, **read}

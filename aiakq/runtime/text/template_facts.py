@@ -72,9 +72,12 @@ class TemplateFacts(msgspec.Struct, frozen=True):
         return not self.forms.get(role)
 
 
-def find_facts(render: Render) -> TemplateFacts:
-    """Find out what a template does. ``render(messages, **arguments)`` renders it."""
-    probe = _Probe(render)
+def find_facts(render: Render, with_tools: bool = False) -> TemplateFacts:
+    """Find out what a template does. ``render(messages, **arguments)`` renders it.
+
+    with_tools  whether to probe conversations with tools, in which some templates show other parts.
+    """
+    probe = _Probe(render, {"tools": [_FILLER_TOOL]} if with_tools else {})
     forms: dict[str, list[Form]] = {}
     for role in ROLES:
         shown = [probe.shows_text(role, form, forms) for form in FORMS]
@@ -95,8 +98,10 @@ def find_facts(render: Render) -> TemplateFacts:
 class _Probe:
     """Renders probes."""
 
-    def __init__(self, render: Render) -> None:
+    def __init__(self, render: Render, arguments: dict[str, Any]) -> None:
+        """``arguments``: those of every probe."""
         self._render = render
+        self._arguments = arguments
 
     def shows_text(self, role: str, form: Form, known: dict[str, list[Form]]) -> bool | None:
         """Whether content of this form is shown; None if the template raises for every conversation with it."""
@@ -148,7 +153,9 @@ class _Probe:
         """Return the rendered text in lower case, or None if the template raises with and without documents."""
         for extra in _EXTRAS:
             try:
-                return self._render(conversation, add_generation_prompt=False, **(extra | arguments)).lower()
+                return self._render(
+                    conversation, add_generation_prompt=False, **(extra | self._arguments | arguments)
+                ).lower()
             except (MemoryError, TimeoutError):
                 raise
             except Exception:  # templates raise anything

@@ -82,7 +82,7 @@ class Tokenizer:
             self._backend.no_padding()
             self._backend.no_truncation()
         self._token_bytes: dict[int, bytes] = {}
-        self._chat_templates: dict[tuple[str, str], ChatTemplate] = {}
+        self._chat_templates: dict[tuple[str, str, bool], ChatTemplate] = {}
 
     @staticmethod
     def load(path: str | Path, trust_remote_code: bool = False, mode: str = "auto") -> Tokenizer:
@@ -277,10 +277,10 @@ class Tokenizer:
             text = self.hf.get_chat_template(given, tools=[{}] if with_tools else None)
         except ValueError as failure:  # several templates, none of them the default
             raise error("template_unusable", source=source, reason=str(failure).rstrip(".")[:200]) from None
-        key = (text, content_format)
+        key = (text, content_format, with_tools)
         if key not in self._chat_templates:
             special_tokens = dict(self.hf.special_tokens_map)
-            self._chat_templates[key] = ChatTemplate.checked(text, special_tokens, content_format, source)
+            self._chat_templates[key] = ChatTemplate.checked(text, special_tokens, content_format, source, with_tools)
         return self._chat_templates[key]
 
 

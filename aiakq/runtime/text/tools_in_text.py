@@ -36,9 +36,9 @@ def without_tools(
     tools  listed in a system message, or in the first message of the user if the template takes no system messages;
            empty if there are none, or the template has a place for them.
     """
-    if not facts.takes_calls:
+    if not facts.takes_calls and any("tool_calls" in message for message in messages):
         messages = [_with_calls_as_text(message, syntax) for message in messages]
-    if facts.lacks("tool"):
+    if facts.lacks("tool") and any(message.get("role") == "tool" for message in messages):
         messages = _with_results_of_users(messages)
     if not tools:
         return messages

@@ -84,8 +84,10 @@ class ChatMessage(RequestModel):
         for name in ("reasoning_content", "reasoning", "name", "tool_call_id"):
             if getattr(self, name) is not None:
                 message[name] = getattr(self, name)
-        others = {name: value for name, value in (self.model_extra or {}).items() if value is not None}
-        return read_message(message | others, path)
+        for name, value in (self.model_extra or {}).items():
+            if value is not None:
+                message[name] = value
+        return read_message(message, path)
 
 
 class ConversationFields(RequestModel):

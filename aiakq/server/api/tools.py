@@ -36,10 +36,15 @@ class AsSent(RequestModel):
     @model_validator(mode="wrap")
     @classmethod
     def _keep(cls, value: Any, handler: Any) -> Any:
-        model = handler(value)
+        model = handler(cls._completed(value) if isinstance(value, dict) else value)
         if isinstance(value, dict):
             model._sent = value
         return model
+
+    @classmethod
+    def _completed(cls, value: dict[str, Any]) -> dict[str, Any]:
+        """Return the object to validate."""
+        return value
 
     @property
     def as_sent(self) -> dict[str, Any]:
@@ -79,12 +84,10 @@ class Tool(AsSent):
     #: Position in the request, for error messages.
     _number: int = PrivateAttr(0)
 
-    @model_validator(mode="before")
     @classmethod
-    def _of_another_type(cls, value: Any) -> Any:
-        if isinstance(value, dict) and isinstance(value.get("type"), str) and value["type"] != "function":
-            return value | {"function": _OtherTool()}
-        return value
+    def _completed(cls, value: dict[str, Any]) -> dict[str, Any]:
+        is_other = isinstance(value.get("type"), str) and value["type"] != "function"
+        return value | {"function": _OtherTool()} if is_other else value
 
     @property
     def number(self) -> int:

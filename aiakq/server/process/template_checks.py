@@ -31,7 +31,12 @@ class _Result(msgspec.Struct):
 
 
 def checked_template(
-    text: str, special_tokens: Mapping[str, Any], content_format: str, source: str, limit_memory: Callable[[], None]
+    text: str,
+    special_tokens: Mapping[str, Any],
+    content_format: str,
+    source: str,
+    limit_memory: Callable[[], None],
+    with_tools: bool = False,
 ) -> ChatTemplate:
     """Return ``text`` as a template, compiled for all processes forked later if that is cheap.
 
@@ -41,7 +46,7 @@ def checked_template(
     """
     from transformers.utils import chat_template_utils  # noqa: F401  imported once, for all processes
 
-    result = _in_child(lambda: _check(text, special_tokens, content_format, source), limit_memory)
+    result = _in_child(lambda: _check(text, special_tokens, content_format, source, with_tools), limit_memory)
     if result.failure is not None:
         id, fields = result.failure
         raise error(id, **fields)
@@ -54,14 +59,15 @@ def checked_template(
     return ChatTemplate(text, special_tokens, facts or TemplateFacts())
 
 
-def _check(text: str, special_tokens: Mapping[str, Any], content_format: str, source: str) -> _Result:
+def _check(text: str, special_tokens: Mapping[str, Any], content_format: str, source: str, with_tools: bool) -> _Result:
     try:
         before = resource.getrusage(resource.RUSAGE_SELF)
         check_compiles(text, source)
         after = resource.getrusage(resource.RUSAGE_SELF)
         is_cheap = after.ru_utime - before.ru_utime < _CHEAP_SECONDS
         is_cheap = is_cheap and (after.ru_maxrss - before.ru_maxrss) << 10 < _CHEAP_BYTES
-        return _Result(ChatTemplate.checked(text, special_tokens, content_format, source).facts, is_cheap=is_cheap)
+        template = ChatTemplate.checked(text, special_tokens, content_format, source, with_tools)
+        return _Result(template.facts, is_cheap=is_cheap)
     except AiakqError as failure:
         return _Result(failure=(failure.id, {name: str(value) for name, value in failure.fields.items()}))
 

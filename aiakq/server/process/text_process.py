@@ -135,16 +135,16 @@ def _load_templates(setup: Setup, tokenizer: Tokenizer, loaded: Loaded) -> _Temp
         def limit_memory() -> None:
             _limit_memory(MAX_TEMPLATE_BYTES)
 
-        templates = {
-            text: checked_template(text, special_tokens, setup.content_format, source, limit_memory)
-            for text in dict.fromkeys(texts)
-        }
+        plain, with_tools = (
+            checked_template(text, special_tokens, setup.content_format, source, limit_memory, with_tools)
+            for text, with_tools in zip(texts, (False, True), strict=True)
+        )
     except AiakqError as failure:
         problem = failure
     except ValueError as failure:  # several templates, none of them the default
         problem = error("template_unusable", source=source, reason=str(failure).rstrip(".")[:200])
     else:
-        return _loaded(_Templates(*(templates[text] for text in texts)), loaded)
+        return _loaded(_Templates(plain, with_tools), loaded)
     if setup.chat_template:
         raise problem
     loaded.template_failure = (problem.id, {name: str(value) for name, value in problem.fields.items()})

@@ -130,6 +130,15 @@ def test_system_text_that_a_template_leaves_out_goes_to_the_user():
     assert template.render([said("system", "Be brief."), said("user", "Hi")]) == "[user]Be brief.\n\nHi"
 
 
+def test_a_template_may_show_the_system_message_only_beside_tools():
+    shown = "{% if tools %}{{ tools | tojson }}{% if m.role == 'system' %}{{ m.content }}{% endif %}{% endif %}"
+    text = each(shown + "{% if m.role == 'user' %}{{ m.content }}{% endif %}")
+    messages = [said("system", "Be brief."), said("user", "Hi")]
+    assert checked(text).render(messages) == "[user]Be brief.\n\nHi"
+    with_tools = ChatTemplate.checked(text, {}, with_tools=True)
+    assert with_tools.render(messages, tools=[{}]) == "[system][{}]Be brief.[user][{}]Hi"
+
+
 def test_answers_that_a_template_leaves_out_are_refused():
     template = checked("{% for m in messages if m.role == 'user' %}{{ m.content }}{% endfor %}")
     assert template.render([said("user", "Hi")]) == "Hi"
