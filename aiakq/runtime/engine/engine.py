@@ -341,7 +341,8 @@ class Engine:
         if times.first_token is None:
             times.first_token = now
         times.last_token = now
-        reason = stop_reason = None
+        reason: str | None = None
+        stop_reason: int | str | None = None
         count = 0
         while reason is None and count < len(tokens):
             sequence.token_ids.append(tokens[count].token)

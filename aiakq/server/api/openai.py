@@ -39,7 +39,7 @@ REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
 
 #: The name of a served model.
 ModelName = Annotated[str, Field(json_schema_extra={LIMITED_BY: "model"})]
-FinishReason = Literal["stop", "length", "tool_calls"]
+FinishReason = Literal["stop", "length", "tool_calls", "repetition"]
 
 _Utf8Decoder = codecs.getincrementaldecoder("utf-8")
 
@@ -94,6 +94,8 @@ class GenerationRequest(SamplingFields, StructuredFields):
             )
         if self.stream_options is not None and not self.stream:
             raise error("unsupported_parameter", param="stream_options", reason="it needs stream=true")
+        if self.logprob_token_ids is not None and not self.logprobs and self.logprobs != 0:
+            raise error("unsupported_parameter", param="logprob_token_ids", reason="it needs logprobs")
         if self.stream and self.prompt_logprobs is not None:
             raise error("unsupported_parameter", param="prompt_logprobs", reason="it needs stream=false")
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from aiakq.errors import AiakqError, error
 from aiakq.runtime.sampling_params import SamplingParams
-from aiakq.runtime.text.output_processor import bad_word_texts, distinct_lists, truncated
+from aiakq.runtime.text.output_processor import bad_word_texts, check_truncation, distinct_lists, truncated
 from aiakq.server.api.message_parser import MessageFormat
 from aiakq.server.api.model_info import ModelInfo
 from aiakq.server.api.unknown_fields import UnknownFields
@@ -217,7 +217,8 @@ class Service:
         """Return the request to tokenize prompts, limited to as many token ids as can be used."""
         limits = self.model.limits
         longest = min(limits.max_model_len, limits.max_kv_tokens)
-        request = TextRequest(0, max_ids=longest + 1, **fields)
+        check_truncation(params, limits)
+        request = TextRequest(0, max_ids=longest + 1, from_start=params.truncation_side == "right", **fields)
         if params.truncate_prompt_tokens is None and self.text.loaded.longest_token:
             request.max_chars = max(MIN_PROMPT_CHARS, longest * self.text.loaded.longest_token)
         return request

@@ -58,6 +58,54 @@ def test_truncate_prompt_tokens_keeps_the_end_of_the_prompt(http):
     assert found["choices"][0]["text"] == end + wanted["choices"][0]["text"]
 
 
+def test_the_beginning_of_a_prompt_can_be_kept(http):
+    ids = http.post("/tokenize", json={"prompt": PLAIN["prompt"]}).json()["tokens"]
+    found = post(http, truncate_prompt_tokens=2, truncation_side="right", return_token_ids=True)
+    assert found["choices"][0]["prompt_token_ids"] == ids[:2]
+    long = post(http, prompt="word " * 3000, truncate_prompt_tokens=2, truncation_side="right", return_token_ids=True)
+    assert (
+        long["choices"][0]["prompt_token_ids"]
+        == http.post("/tokenize", json={"prompt": "word word"}).json()["tokens"][:2]
+    )
+    assert refused(http, truncate_prompt_tokens=5, truncation_side="middle")["param"] == "truncation_side"
+
+
+def test_truncating_to_more_than_the_context_is_refused(http):
+    for prompt in ("Once", [5, 6]):
+        failure = refused(http, prompt=prompt, truncate_prompt_tokens=1025)
+        assert (failure["code"], failure["param"]) == ("value_out_of_range", "truncate_prompt_tokens")
+    assert post(http, truncate_prompt_tokens=-1)["choices"]
+
+
+def test_log_probabilities_of_given_tokens(http):
+    wanted = post(http, logprobs=20, return_tokens_as_token_ids=True)["choices"][0]["logprobs"]
+    third = list(wanted["top_logprobs"][0])[3]
+    ids = [int(third.removeprefix("token_id:")), 7]
+    fields = {"logprob_token_ids": ids, "return_tokens_as_token_ids": True}
+    found = post(http, logprobs=0, **fields)["choices"][0]["logprobs"]
+    assert [set(each) for each in found["top_logprobs"]] == [{token, third, "token_id:7"} for token in found["tokens"]]
+    assert found["top_logprobs"][0][third] == pytest.approx(wanted["top_logprobs"][0][third], abs=1e-5)
+    body = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2, "logprobs": True, **fields}
+    chat = http.post("/v1/chat/completions", json=body).json()["choices"][0]["logprobs"]["content"]
+    assert all([each["token"] for each in one["top_logprobs"]][1:] == [third, "token_id:7"] for one in chat)
+    assert refused(http, **fields)["param"] == "logprob_token_ids"
+    assert refused(http, logprobs=1, logprob_token_ids=[10**6])["code"] == "invalid_token_id"
+    assert refused(http, logprobs=1, logprob_token_ids=list(range(129)))["code"] == "value_out_of_range"
+
+
+def test_a_text_that_repeats_itself_ends(http):
+    fields = {"allowed_token_ids": [41], "max_tokens": 30, "ignore_eos": True}
+    detection = {"max_pattern_size": 3, "min_count": 4}
+    choice = post(http, repetition_detection=detection, **fields, return_token_ids=True)["choices"][0]
+    assert (choice["finish_reason"], choice["stop_reason"]) == ("repetition", "repetition_detected")
+    assert choice["token_ids"] == [41] * 4
+    late = post(http, repetition_detection=detection, min_tokens=9, **fields)
+    assert late["usage"]["completion_tokens"] == 9
+    assert post(http, repetition_detection={"max_pattern_size": 0}, **fields)["choices"][0]["finish_reason"] == "length"
+    assert refused(http, repetition_detection={"max_pattern_size": 3})["param"] == "repetition_detection.min_count"
+    assert refused(http, repetition_detection={"pattern": 3})["param"] == "repetition_detection.pattern"
+
+
 def test_cache_salts_separate_cached_pages(http):
     def cached(**changes) -> int:
         usage = post(http, prompt="The miller and the mill were old friends. " * 8, **changes)["usage"]

@@ -6,7 +6,6 @@ import time
 
 import pytest
 
-from aiakq.errors import AiakqError
 from aiakq.runtime.engine.messages import ModelLimits
 from aiakq.runtime.lora import requests
 from aiakq.server.process.adapter_checks import AdapterChecks
