@@ -401,6 +401,7 @@ class Engine:
         self.stats = EngineStats(
             num_running=len(scheduler.running),
             num_waiting=len(scheduler.waiting),
+            num_deferred=scheduler.num_deferred,
             num_pages=scheduler.pool.num_usable,
             num_free_pages=scheduler.pool.num_free,
             num_scheduled_tokens=num_scheduled,

@@ -324,6 +324,7 @@ class EngineStats:
 
     num_running: int = 0
     num_waiting: int = 0
+    num_deferred: int = 0
     num_pages: int = 0
     num_free_pages: int = 0
     num_scheduled_tokens: int = 0

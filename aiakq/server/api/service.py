@@ -38,12 +38,14 @@ class ResponseOptions:
     force_include_usage         every chunk of a stream has token counts.
     return_tokens_as_token_ids  default of the request field: represent tokens as token_id:N in log-probabilities.
     prompt_tokens_details       usage includes the number of tokens found in the prefix cache.
+    per_request_metrics         responses with one sequence have the times of the request.
     keep_alive_seconds          seconds without output after which streams send a comment; 0 for never.
     """
 
     force_include_usage: bool = False
     return_tokens_as_token_ids: bool = False
     prompt_tokens_details: bool = True
+    per_request_metrics: bool = False
     keep_alive_seconds: float = 0.0
 
 

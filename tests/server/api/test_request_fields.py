@@ -269,6 +269,7 @@ def test_the_operator_sets_what_responses_contain(start_server, http):
         "enable_force_include_usage": True,
         "return_tokens_as_token_ids": True,
         "enable_prompt_tokens_details": False,
+        "enable_per_request_metrics": True,
     }
     with start_server(**options) as server, httpx.Client(base_url=server.url, timeout=60) as other:
         check_responses(other, http)
@@ -288,11 +289,25 @@ def check_responses(other: httpx.Client, http: httpx.Client) -> None:
         counts = [chunk["usage"]["completion_tokens"] for chunk in chunks]
         assert counts == sorted(counts) and counts[-1] == 8 * body.get("n", 1) and chunks[-1]["choices"] == [], path
         assert all(chunk["usage"]["prompt_tokens"] > 0 for chunk in chunks)
+        assert ["metrics" in chunk for chunk in chunks] == [*[False] * (len(chunks) - 1), body.get("n", 1) == 1]
+    timings = post(other)["metrics"]
+    assert min(timings.values()) >= 0 and timings["tokens_per_second"] > 0 and "metrics" not in post(other, n=2)
+    assert "metrics" not in post(http)
     found = post(other, logprobs=1)
     assert all(token.startswith("token_id:") for token in found["choices"][0]["logprobs"]["tokens"])
     assert found["usage"]["prompt_tokens_details"] is None
     asked = post(other, logprobs=1, return_tokens_as_token_ids=False)["choices"][0]["logprobs"]["tokens"]
     assert asked == post(http, logprobs=1)["choices"][0]["logprobs"]["tokens"]
+
+
+def test_responses_report_the_load_if_asked(http):
+    for format, start in (("TEXT", "TEXT named_metrics.kv_cache_usage_perc="), ("json", 'JSON {"named_metrics": {')):
+        for body in (PLAIN, PLAIN | {"stream": True}):
+            answer = http.post("/v1/completions", json=body, headers={"endpoint-load-metrics-format": format})
+            assert answer.headers["endpoint-load-metrics"].startswith(start)
+    for format in ("", "BIN", "a\tb"):
+        answer = http.post("/v1/completions", json=PLAIN, headers={"endpoint-load-metrics-format": format})
+        assert answer.status_code == 200 and "endpoint-load-metrics" not in answer.headers
 
 
 def test_a_request_may_have_128_sequences(http):
