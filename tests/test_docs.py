@@ -61,9 +61,8 @@ def test_every_curl_command_that_sends_json_says_so():
     commands = []
     for page in pages:
         text = page.read_text().replace("\\\n", " ")
-        commands += [
-            (page.name, line) for line in re.findall(r"\bcurl\b[^\n`]*", text) if re.search(r" (-d|--data\S*) ", line)
-        ]
+        lines = re.findall(r"\bcurl\b[^\n`]*", text)
+        commands += [(page.name, line) for line in lines if re.search(r" (-d|--data\S*) ", line)]
     assert commands
     for name, line in commands:
         assert re.search(r"content-type: application/json", line, re.IGNORECASE), (name, line)

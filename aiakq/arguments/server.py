@@ -240,6 +240,11 @@ class ServerArguments:
     enable_prompt_tokens_details: bool = argument(
         True, "Report the prompt tokens taken from the prefix cache in usage.prompt_tokens_details."
     )
+    enable_per_request_metrics: bool = argument(
+        False,
+        "Return the times of a completion or chat request with one sequence in the field metrics; in streams, in the "
+        "chunk with the token counts.",
+    )
     enable_request_id_headers: bool = argument(
         False, "Use the header X-Request-Id as the id of a request. If off, the server generates all ids."
     )

@@ -6,7 +6,7 @@ import functools
 import math
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, get_args, get_type_hints
 
 from aiakq.errors import error
@@ -23,6 +23,11 @@ MAX_STOP_STRINGS = 16
 MAX_STOP_CHARS = 256
 MAX_LOGIT_BIAS = 1024
 MAX_BAD_WORDS = 128
+#: Maximum number of token ids whose log-probabilities are returned per position.
+MAX_LOGPROB_TOKEN_IDS = 128
+#: Fields of ``repetition_detection``, and the largest pattern and the largest count, which bound the time per token.
+REPETITION_FIELDS = ("max_pattern_size", "min_pattern_size", "min_count")
+MAX_PATTERN_SIZE, MAX_PATTERN_COUNT = 256, 256
 MAX_STOP_TOKEN_IDS = 128
 #: A token id as a JSON key, in canonical form, so that no two keys mean the same token.
 TOKEN_KEY = re.compile(r"^(0|-?[1-9][0-9]{0,39})$")
@@ -64,6 +69,15 @@ def _count(default: int | None, help: str, minimum: int, maximum: int, allowed: 
 
 _TEXT = {"type": "string", "minLength": 1, "maxLength": MAX_STOP_CHARS}
 _LOGPROBS = (-1, 2**31, "0 or more, or -1 for the whole vocabulary", "logprobs")
+
+
+@dataclass
+class RepetitionDetectionParams:
+    """vLLM's class for ``SamplingParams.repetition_detection``."""
+
+    max_pattern_size: int = 0
+    min_pattern_size: int = 0
+    min_count: int = 0
 
 
 @dataclass
@@ -182,11 +196,28 @@ class SamplingParams:
     )
     truncate_prompt_tokens: int | None = _param(
         None,
-        "Keep this many tokens of the end of the prompt; -1: as many as leave room for max_tokens.",
+        "Keep this many tokens of the prompt, at most the context; -1: as many as leave room for max_tokens.",
         minimum=-1,
         maximum=2**31,
         allowed="1 or more, or -1 for what fits",
         schema={"integer": {"not": {"const": 0}}},
+    )
+    truncation_side: str | None = _param(
+        None,
+        "Which side truncate_prompt_tokens cuts: left keeps the end of the prompt, right its beginning.",
+        schema={"string": {"enum": ["left", "right"]}},
+    )
+    logprob_token_ids: list[int] | None = _param(
+        None,
+        "Return the log-probabilities of these token ids per position, instead of the most likely ones.",
+        schema={"array": {"minItems": 1, "maxItems": MAX_LOGPROB_TOKEN_IDS}},
+        limited_by="token_id",
+    )
+    repetition_detection: dict[str, int] | None = _param(
+        None,
+        "Ends the text when its last tokens repeat a pattern of min_pattern_size (1 if not given) to max_pattern_size "
+        "tokens min_count times.",
+        schema={"object": {"propertyNames": {"enum": list(REPETITION_FIELDS)}}},
     )
     guided_decoding: Any = _param(None, "Older name of structured_outputs: a GuidedDecodingParams.", only_local=True)
     structured_outputs: Any = _param(
@@ -203,6 +234,10 @@ class SamplingParams:
         self._check_grammar()
         if any(not callable(each) for each in self.logits_processors or ()):
             raise error("invalid_type", param="logits_processors", reason="functions are expected")
+        self._check_repetition()
+        if self.truncation_side not in (None, "left", "right"):
+            value = str(self.truncation_side)[:64]
+            raise error("value_out_of_range", param="truncation_side", value=value, allowed="left or right")
         if self.truncate_prompt_tokens == 0:
             raise error(
                 "value_out_of_range", param="truncate_prompt_tokens", value=0, allowed="1 or more, or -1 for what fits"
@@ -289,6 +324,13 @@ class SamplingParams:
 
     def _check_ids(self) -> None:
         """Replace ``allowed_token_ids`` by its sorted distinct ids, and ``stop_token_ids`` by its distinct ids."""
+        if self.logprob_token_ids is not None:
+            self.logprob_token_ids = list(_distinct_ids("logprob_token_ids", self.logprob_token_ids))
+            if not 1 <= len(self.logprob_token_ids) <= MAX_LOGPROB_TOKEN_IDS:
+                given, allowed = f"{len(self.logprob_token_ids)} ids", f"1 to {MAX_LOGPROB_TOKEN_IDS}"
+                raise error("value_out_of_range", param="logprob_token_ids", value=given, allowed=allowed)
+            if self.logprobs is None:
+                self.logprobs = 0
         if self.allowed_token_ids is not None:
             self.allowed_token_ids = sorted(_distinct_ids("allowed_token_ids", self.allowed_token_ids))
             if not self.allowed_token_ids:
@@ -298,6 +340,31 @@ class SamplingParams:
             if len(self.stop_token_ids) > MAX_STOP_TOKEN_IDS:
                 given, allowed = f"{len(self.stop_token_ids)} ids", f"at most {MAX_STOP_TOKEN_IDS}"
                 raise error("value_out_of_range", param="stop_token_ids", value=given, allowed=allowed)
+
+    def _check_repetition(self) -> None:
+        """Replace ``repetition_detection`` by a dict. Raises ``value_out_of_range`` and ``invalid_type``."""
+        given = self.repetition_detection
+        if given is None:
+            return
+        if isinstance(given, RepetitionDetectionParams):
+            given = self.repetition_detection = asdict(given)
+        if not isinstance(given, dict) or not all(type(value) is int for value in given.values()):
+            reason = "an object with " + ", ".join(REPETITION_FIELDS) + " is expected"
+            raise error("invalid_type", param="repetition_detection", reason=reason)
+        for name in given:
+            if name not in REPETITION_FIELDS:
+                hint = f"Known: {', '.join(REPETITION_FIELDS)}."
+                raise error("unknown_field", param=f"repetition_detection.{name[:64]}", hint=hint)
+        least, most = given.get("min_pattern_size", 0), given.get("max_pattern_size", 0)
+        bounds = {
+            "max_pattern_size": (most, 0, MAX_PATTERN_SIZE),
+            "min_pattern_size": (least, 0, most),
+            "min_count": (given.get("min_count", 0), 2 if most else 0, MAX_PATTERN_COUNT),
+        }
+        for name, (value, low, high) in bounds.items():
+            if not low <= value <= high:
+                allowed = f"{low} to {high}"
+                raise error("value_out_of_range", param=f"repetition_detection.{name}", value=value, allowed=allowed)
 
     def _check_words(self) -> None:
         words = self.bad_words or []

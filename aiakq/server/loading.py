@@ -77,6 +77,7 @@ async def load_service(
         options=ResponseOptions(
             force_include_usage=args["enable_force_include_usage"],
             return_tokens_as_token_ids=args["return_tokens_as_token_ids"],
+            per_request_metrics=args["enable_per_request_metrics"],
             prompt_tokens_details=args["enable_prompt_tokens_details"],
             keep_alive_seconds=args["sse_keep_alive_interval"],
         ),

@@ -38,8 +38,8 @@ class Delta:
 
     text               new text; text that may be the start of a stop string is held back.
     cumulative_logprob sum of the log-probabilities of all tokens so far.
-    finish_reason      with the last delta: "stop", "length", "abort" or "error".
-    stop_reason        the stop string or stop token id; None for an EOS token.
+    finish_reason      with the last delta: "stop", "length", "repetition", "abort" or "error".
+    stop_reason        the stop string or stop token id, or "repetition_detected"; None for an EOS token.
     pooled             the pooled prompt, with the last delta.
     """
 
@@ -259,7 +259,8 @@ class OutputProcessor:
         for index, (token, logprob) in enumerate(zip(position.token_ids, position.logprobs, strict=True)):
             if token not in named:
                 text = self.tokenizer.token_text(token) if stream.params.detokenize else None
-                named[token] = Logprob(logprob, position.chosen_rank if index == 0 else index, text)
+                rank = position.chosen_rank if index == 0 else index if position.is_ranked else None
+                named[token] = Logprob(logprob, rank, text)
         return named
 
 
@@ -278,12 +279,22 @@ def distinct_lists(lists: Iterable[list[int]]) -> list[list[int]]:
     return [list(each) for each in dict.fromkeys(map(tuple, lists)) if each]
 
 
+def check_truncation(params: SamplingParams, limits: ModelLimits) -> None:
+    """Raise ``value_out_of_range`` if ``truncate_prompt_tokens`` keeps more than the context holds."""
+    keep = params.truncate_prompt_tokens
+    longest = min(limits.max_model_len, limits.max_kv_tokens)
+    if keep is not None and keep > longest:
+        allowed = f"at most {longest}, the context, or -1 for what fits"
+        raise error("value_out_of_range", param="truncate_prompt_tokens", value=keep, allowed=allowed)
+
+
 def truncated(prompt_token_ids: list[int], params: SamplingParams, limits: ModelLimits) -> list[int]:
-    """Return the end of a prompt according to ``truncate_prompt_tokens``."""
+    """Return the part of a prompt that ``truncate_prompt_tokens`` keeps. Raises as ``check_truncation``."""
     keep = params.truncate_prompt_tokens
     if keep is None:
         return prompt_token_ids
+    check_truncation(params, limits)
     if keep == -1:
         num_new = 1 if params.max_tokens is None else params.max_tokens
         keep = max(1, min(limits.max_model_len, limits.max_kv_tokens) - num_new)
-    return prompt_token_ids[-keep:]
+    return prompt_token_ids[:keep] if params.truncation_side == "right" else prompt_token_ids[-keep:]

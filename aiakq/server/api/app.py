@@ -26,6 +26,7 @@ from aiakq.server.http.responses import NoResponse, error_response
 from aiakq.server.http.root_path import route_path
 from aiakq.server.http.streaming import ClientDisconnected
 from aiakq.server.process.text_client import client_of_request
+from aiakq.server.telemetry.load_report import FORMAT_HEADER, REPORT_HEADER, load_report
 
 
 class RoutePaths:
@@ -96,7 +97,10 @@ def _endpoint(route: Route, service: Service) -> Callable[[Request], Awaitable[R
         ignored_fields.set(names)
         client_of_request.set(getattr(request.state, "owner", "") or (client.host if client else ""))
         try:
-            return await route.handler(service, request)
+            response = await route.handler(service, request)
+            if route.generates and FORMAT_HEADER in request.headers:
+                _report_load(service, request.headers[FORMAT_HEADER], response)
+            return response
         except asyncio.CancelledError:
             # The server is ending, and has waited long enough. Generation requests have failed before.
             if service.closing is None:
@@ -104,6 +108,15 @@ def _endpoint(route: Route, service: Service) -> Callable[[Request], Awaitable[R
             raise copy_error(service.closing) from None
 
     return endpoint
+
+
+def _report_load(service: Service, format: str, response: Response) -> None:
+    """Add the load of the server to the headers of ``response``."""
+    stats = service.manager.stats
+    loads = {"kv_cache_usage_perc": stats.kv_usage, "num_requests_waiting": stats.num_waiting}
+    report = load_report(format, loads)
+    if report is not None:
+        response.headers[REPORT_HEADER] = report
 
 
 def count_refusals(service: Service, routes: Sequence[Route], root_path: str) -> OnRefusal:

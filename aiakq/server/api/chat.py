@@ -246,6 +246,8 @@ class ChatResponseBuilder(OpenAIResponseBuilder):
         content = []
         for token_id, position in zip(delta.token_ids, delta.logprobs or [], strict=True):
             best = top_by_rank(position, self.request.top_logprobs or 0)
+            if self.request.logprob_token_ids is not None:
+                best = list(position.items())
             top_logprobs = [TopLogprob(*self._token(token, logprob)) for token, logprob in best]
             content.append(TokenLogprob(*self._token(token_id, position[token_id]), top_logprobs))
         return ChatLogprobs(content)

@@ -158,6 +158,7 @@ _SAMPLING: dict[str, ForeignField] = {
 
 # --- answers
 
+_NO_BUDGET = "reasoning cannot be ended after a number of tokens; use max_tokens"
 _ELSEWHERE = "requests to this route have no such field"
 
 
@@ -219,6 +220,8 @@ _ANSWERS: dict[str, ForeignField] = {
     **_refused(_ELSEWHERE, "messages prompt inputs input_ids text instructions response_format structured_outputs", ""),
     **_refused(_ELSEWHERE, "input system template raw context", "", [], False),
     **_refused(_ELSEWHERE, "guided_json guided_regex guided_choice guided_grammar structural_tag top_logprobs", 0),
+    **_refused(_ELSEWHERE, "logprob_token_ids truncate_prompt_tokens truncation_side"),
+    **_refused(_NO_BUDGET, "thinking_token_budget", -1),
     **_refused(_ELSEWHERE, "n best_of num_return_sequences", 1),
     **_refused(_ELSEWHERE, "logprobs prompt_logprobs echo", False),
 }
@@ -233,7 +236,7 @@ def _thinking(value: Any, sent: Sent) -> Fields:
         if value.get("type") not in ("enabled", "disabled", "adaptive", "auto", None):
             _refuse("its type is enabled, disabled or adaptive")
         if fields["thinks"] and value.get("budget_tokens") is not None:
-            fields["thinking_token_budget"] = value["budget_tokens"]
+            _refuse(_NO_BUDGET)
         return fields
     return _think(value, sent)
 
@@ -255,7 +258,7 @@ def _reasoning(value: Any, sent: Sent) -> Fields:
     if isinstance(value.get("enabled"), bool):
         fields["thinks"] = value["enabled"]
     if value.get("max_tokens") is not None:
-        fields["thinking_token_budget"] = value["max_tokens"]
+        _refuse(_NO_BUDGET)
     if value.get("exclude") is True:
         fields["include_reasoning"] = False
     return fields
@@ -270,7 +273,7 @@ _REASONING: dict[str, ForeignField] = {
     "thinking": ForeignField(_thinking, hint=True),
     "think": ForeignField(_think, hint=True),
     "reasoning": ForeignField(_reasoning, hint=True),
-    **dict.fromkeys(("thinking_budget", "reasoning_budget"), renamed("thinking_token_budget", -1)),
+    **_refused(_NO_BUDGET, "thinking_budget reasoning_budget", -1),
 }
 
 # --- bookkeeping, routing and settings of the server

@@ -19,6 +19,7 @@ import msgspec
 from pydantic import Field
 
 from aiakq.errors import AiakqError, error
+from aiakq.runtime.engine.messages import RequestTimes
 from aiakq.runtime.sampling_params import SamplingParams
 from aiakq.runtime.structured.grammars import Grammar
 from aiakq.runtime.text.output_processor import Delta
@@ -39,7 +40,7 @@ REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
 
 #: The name of a served model.
 ModelName = Annotated[str, Field(json_schema_extra={LIMITED_BY: "model"})]
-FinishReason = Literal["stop", "length", "tool_calls"]
+FinishReason = Literal["stop", "length", "tool_calls", "repetition"]
 
 _Utf8Decoder = codecs.getincrementaldecoder("utf-8")
 
@@ -94,6 +95,8 @@ class GenerationRequest(SamplingFields, StructuredFields):
             )
         if self.stream_options is not None and not self.stream:
             raise error("unsupported_parameter", param="stream_options", reason="it needs stream=true")
+        if self.logprob_token_ids is not None and not self.logprobs and self.logprobs != 0:
+            raise error("unsupported_parameter", param="logprob_token_ids", reason="it needs logprobs")
         if self.stream and self.prompt_logprobs is not None:
             raise error("unsupported_parameter", param="prompt_logprobs", reason="it needs stream=false")
 
@@ -187,6 +190,40 @@ class ChunkChoice(msgspec.Struct, kw_only=True):
 ChoiceT = TypeVar("ChoiceT")
 
 
+class RequestTimings(msgspec.Struct):
+    """Times of a request with one sequence, as vLLM defines them; null where there was no such phase.
+
+    time_to_first_token_ms  from the first step to the first token.
+    generation_time_ms      from the first token to the last.
+    queue_time_ms           from the arrival in the engine to the first step.
+    mean_itl_ms             mean time between two tokens.
+    tokens_per_second       generated tokens per second from the first step to the last token.
+    """
+
+    time_to_first_token_ms: float | None = None
+    generation_time_ms: float | None = None
+    queue_time_ms: float | None = None
+    mean_itl_ms: float | None = None
+    tokens_per_second: float | None = None
+
+    @staticmethod
+    def of(times: RequestTimes | None, num_tokens: int) -> RequestTimings:
+        """Return the timings for the engine's times."""
+        timings = RequestTimings()
+        if times is None or times.scheduled is None:
+            return timings
+        timings.queue_time_ms = 1000 * (times.scheduled - times.arrived)
+        if times.first_token is None or times.last_token is None:
+            return timings
+        timings.time_to_first_token_ms = 1000 * (times.first_token - times.scheduled)
+        timings.generation_time_ms = 1000 * (times.last_token - times.first_token)
+        if num_tokens > 1:
+            timings.mean_itl_ms = timings.generation_time_ms / (num_tokens - 1)
+        if times.last_token > times.scheduled:
+            timings.tokens_per_second = num_tokens / (times.last_token - times.scheduled)
+        return timings
+
+
 class GenerationResponse(msgspec.Struct, Generic[ChoiceT], kw_only=True):
     """A complete response. ``sentence_length`` and ``cum_log_probs`` are those of a single choice."""
 
@@ -197,6 +234,7 @@ class GenerationResponse(msgspec.Struct, Generic[ChoiceT], kw_only=True):
     system_fingerprint: str
     choices: list[ChoiceT]
     usage: Usage
+    metrics: RequestTimings | msgspec.UnsetType = msgspec.UNSET
     sentence_length: int | msgspec.UnsetType = msgspec.UNSET
     cum_log_probs: float | msgspec.UnsetType = msgspec.UNSET
 
@@ -211,6 +249,7 @@ class GenerationChunk(msgspec.Struct, Generic[ChoiceT], kw_only=True):
     system_fingerprint: str
     choices: list[ChoiceT]
     usage: Usage | None | msgspec.UnsetType = msgspec.UNSET
+    metrics: RequestTimings | msgspec.UnsetType = msgspec.UNSET
     sentence_length: int | msgspec.UnsetType = msgspec.UNSET
     cum_log_probs: float | msgspec.UnsetType = msgspec.UNSET
 
@@ -229,6 +268,7 @@ class ChoiceState:
     num_tokens: int = 0
     num_cached_tokens: int = 0
     text_length: int = 0
+    times: RequestTimes | None = None
     offsets: TextOffsets = field(default_factory=lambda: TextOffsets())
 
 
@@ -306,7 +346,7 @@ class OpenAIResponseBuilder(ResponseBuilder):
             self._update(state, output)
             choices.append(self.choice(state, output, self._totals(state, output)))
         totals = self._totals(self.states[0], outputs[0]) if len(choices) == 1 else {}
-        fields = totals | self.response_fields(outputs)
+        fields = totals | self._timings() | self.response_fields(outputs)
         return self.response_type(**self._head(), choices=choices, usage=self.usage(), **fields)
 
     def chunks(self, deltas: RequestDeltas) -> Sequence[msgspec.Struct]:
@@ -333,7 +373,7 @@ class OpenAIResponseBuilder(ResponseBuilder):
         """Return the chunk with the token counts, if requested."""
         if not self.include_usage:
             return []
-        return [self.chunk_type(**self._head(), choices=[], usage=self.usage())]
+        return [self.chunk_type(**self._head(), choices=[], usage=self.usage(), **self._timings())]
 
     # --- parts
 
@@ -401,6 +441,13 @@ class OpenAIResponseBuilder(ResponseBuilder):
         state.num_cached_tokens = max(state.num_cached_tokens, delta.num_cached_tokens)
         state.text_length += len(delta.text)
         state.finish_reason = delta.finish_reason or state.finish_reason
+        state.times = delta.times or state.times
+
+    def _timings(self) -> dict[str, Any]:
+        """Return the field with the times of the request, if the server returns them."""
+        if not self.service.options.per_request_metrics or len(self.states) > 1:
+            return {}
+        return {"metrics": RequestTimings.of(self.states[0].times, self.states[0].num_tokens)}
 
     def _totals(self, state: ChoiceState, delta: Delta) -> dict[str, Any]:
         """Return the two fields that extend OpenAI's."""

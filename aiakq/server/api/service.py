@@ -12,7 +12,7 @@ from typing import Any
 
 from aiakq.errors import AiakqError, error
 from aiakq.runtime.sampling_params import SamplingParams
-from aiakq.runtime.text.output_processor import bad_word_texts, distinct_lists, truncated
+from aiakq.runtime.text.output_processor import bad_word_texts, check_truncation, distinct_lists, truncated
 from aiakq.runtime.text.tools_in_text import CallSyntax
 from aiakq.server.api.message_format import call_syntax_of
 from aiakq.server.api.message_parser import MessageFormat
@@ -40,12 +40,14 @@ class ResponseOptions:
     force_include_usage         every chunk of a stream has token counts.
     return_tokens_as_token_ids  default of the request field: represent tokens as token_id:N in log-probabilities.
     prompt_tokens_details       usage includes the number of tokens found in the prefix cache.
+    per_request_metrics         responses with one sequence have the times of the request.
     keep_alive_seconds          seconds without output after which streams send a comment; 0 for never.
     """
 
     force_include_usage: bool = False
     return_tokens_as_token_ids: bool = False
     prompt_tokens_details: bool = True
+    per_request_metrics: bool = False
     keep_alive_seconds: float = 0.0
 
 
@@ -226,7 +228,8 @@ class Service:
         """Return the request to tokenize prompts, limited to as many token ids as can be used."""
         limits = self.model.limits
         longest = min(limits.max_model_len, limits.max_kv_tokens)
-        request = TextRequest(0, max_ids=longest + 1, **fields)
+        check_truncation(params, limits)
+        request = TextRequest(0, max_ids=longest + 1, from_start=params.truncation_side == "right", **fields)
         if params.truncate_prompt_tokens is None and self.text.loaded.longest_token:
             request.max_chars = max(MIN_PROMPT_CHARS, longest * self.text.loaded.longest_token)
         return request

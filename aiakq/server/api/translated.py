@@ -26,6 +26,7 @@ _SAMPLING_FIELDS = (
     *("temperature", "top_p", "top_k", "min_p", "seed", "presence_penalty", "frequency_penalty"),
     *("repetition_penalty", "logit_bias", "ignore_eos", "skip_special_tokens", "spaces_between_special_tokens"),
     *("min_tokens", "stop_token_ids", "include_stop_str_in_output", "allowed_token_ids", "bad_words"),
+    "repetition_detection",
 )
 #: Maximum number of generated tokens, which may exceed the context.
 TokenLimit = Annotated[Integer, Field(json_schema_extra={"minimum": 0, "maximum": 2**31})]

@@ -79,7 +79,8 @@ class TextRequest(msgspec.Struct):
     pairs                pairs of texts to tokenize instead, each to one list of ids.
     add_special_tokens   see ``Tokenizer.encode``.
     max_chars            maximum number of characters of a text.
-    max_ids              number of token ids to return of each text, from its end; None for all.
+    max_ids              number of token ids to return of each text; None for all.
+    from_start           whether they are those at its start, instead of its end.
     as_json              return the ids as JSON, because encoding many would block the event loop.
     with_token_texts     also return the spelling of each token in the vocabulary.
     token_ids            ids to decode; all other fields but ``skip_special_tokens`` are then ignored.
@@ -96,6 +97,7 @@ class TextRequest(msgspec.Struct):
     add_special_tokens: bool = True
     max_chars: int | None = None
     max_ids: int | None = None
+    from_start: bool = False
     as_json: bool = False
     with_token_texts: bool = False
     token_ids: list[int] | None = None

@@ -391,8 +391,15 @@ class _Worker:
             if request.with_token_texts:
                 reply.token_texts_json = msgspec.json.encode(tokenizer.raw_tokens(ids[0]))
         else:
-            reply.token_ids = [each if request.max_ids is None else each[-request.max_ids :] for each in ids]
+            reply.token_ids = [_limited(each, request) for each in ids]
         return reply
+
+
+def _limited(ids: list[int], request: TextRequest) -> list[int]:
+    """Return as many ids as ``request`` asks for."""
+    if request.max_ids is None:
+        return ids
+    return ids[: request.max_ids] if request.from_start else ids[-request.max_ids :]
 
 
 def pair_length(pair: tuple[str, str]) -> int:

@@ -58,6 +58,54 @@ def test_truncate_prompt_tokens_keeps_the_end_of_the_prompt(http):
     assert found["choices"][0]["text"] == end + wanted["choices"][0]["text"]
 
 
+def test_the_beginning_of_a_prompt_can_be_kept(http):
+    ids = http.post("/tokenize", json={"prompt": PLAIN["prompt"]}).json()["tokens"]
+    found = post(http, truncate_prompt_tokens=2, truncation_side="right", return_token_ids=True)
+    assert found["choices"][0]["prompt_token_ids"] == ids[:2]
+    long = post(http, prompt="word " * 3000, truncate_prompt_tokens=2, truncation_side="right", return_token_ids=True)
+    assert (
+        long["choices"][0]["prompt_token_ids"]
+        == http.post("/tokenize", json={"prompt": "word word"}).json()["tokens"][:2]
+    )
+    assert refused(http, truncate_prompt_tokens=5, truncation_side="middle")["param"] == "truncation_side"
+
+
+def test_truncating_to_more_than_the_context_is_refused(http):
+    for prompt in ("Once", [5, 6]):
+        failure = refused(http, prompt=prompt, truncate_prompt_tokens=1025)
+        assert (failure["code"], failure["param"]) == ("value_out_of_range", "truncate_prompt_tokens")
+    assert post(http, truncate_prompt_tokens=-1)["choices"]
+
+
+def test_log_probabilities_of_given_tokens(http):
+    wanted = post(http, logprobs=20, return_tokens_as_token_ids=True)["choices"][0]["logprobs"]
+    third = list(wanted["top_logprobs"][0])[3]
+    ids = [int(third.removeprefix("token_id:")), 7]
+    fields = {"logprob_token_ids": ids, "return_tokens_as_token_ids": True}
+    found = post(http, logprobs=0, **fields)["choices"][0]["logprobs"]
+    assert [set(each) for each in found["top_logprobs"]] == [{token, third, "token_id:7"} for token in found["tokens"]]
+    assert found["top_logprobs"][0][third] == pytest.approx(wanted["top_logprobs"][0][third], abs=1e-5)
+    body = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2, "logprobs": True, **fields}
+    chat = http.post("/v1/chat/completions", json=body).json()["choices"][0]["logprobs"]["content"]
+    assert all([each["token"] for each in one["top_logprobs"]][1:] == [third, "token_id:7"] for one in chat)
+    assert refused(http, **fields)["param"] == "logprob_token_ids"
+    assert refused(http, logprobs=1, logprob_token_ids=[10**6])["code"] == "invalid_token_id"
+    assert refused(http, logprobs=1, logprob_token_ids=list(range(129)))["code"] == "value_out_of_range"
+
+
+def test_a_text_that_repeats_itself_ends(http):
+    fields = {"allowed_token_ids": [41], "max_tokens": 30, "ignore_eos": True}
+    detection = {"max_pattern_size": 3, "min_count": 4}
+    choice = post(http, repetition_detection=detection, **fields, return_token_ids=True)["choices"][0]
+    assert (choice["finish_reason"], choice["stop_reason"]) == ("repetition", "repetition_detected")
+    assert choice["token_ids"] == [41] * 4
+    late = post(http, repetition_detection=detection, min_tokens=9, **fields)
+    assert late["usage"]["completion_tokens"] == 9
+    assert post(http, repetition_detection={"max_pattern_size": 0}, **fields)["choices"][0]["finish_reason"] == "length"
+    assert refused(http, repetition_detection={"max_pattern_size": 3})["param"] == "repetition_detection.min_count"
+    assert refused(http, repetition_detection={"pattern": 3})["param"] == "repetition_detection.pattern"
+
+
 def test_cache_salts_separate_cached_pages(http):
     def cached(**changes) -> int:
         usage = post(http, prompt="The miller and the mill were old friends. " * 8, **changes)["usage"]
@@ -221,6 +269,7 @@ def test_the_operator_sets_what_responses_contain(start_server, http):
         "enable_force_include_usage": True,
         "return_tokens_as_token_ids": True,
         "enable_prompt_tokens_details": False,
+        "enable_per_request_metrics": True,
     }
     with start_server(**options) as server, httpx.Client(base_url=server.url, timeout=60) as other:
         check_responses(other, http)
@@ -240,11 +289,25 @@ def check_responses(other: httpx.Client, http: httpx.Client) -> None:
         counts = [chunk["usage"]["completion_tokens"] for chunk in chunks]
         assert counts == sorted(counts) and counts[-1] == 8 * body.get("n", 1) and chunks[-1]["choices"] == [], path
         assert all(chunk["usage"]["prompt_tokens"] > 0 for chunk in chunks)
+        assert ["metrics" in chunk for chunk in chunks] == [*[False] * (len(chunks) - 1), body.get("n", 1) == 1]
+    timings = post(other)["metrics"]
+    assert min(timings.values()) >= 0 and timings["tokens_per_second"] > 0 and "metrics" not in post(other, n=2)
+    assert "metrics" not in post(http)
     found = post(other, logprobs=1)
     assert all(token.startswith("token_id:") for token in found["choices"][0]["logprobs"]["tokens"])
     assert found["usage"]["prompt_tokens_details"] is None
     asked = post(other, logprobs=1, return_tokens_as_token_ids=False)["choices"][0]["logprobs"]["tokens"]
     assert asked == post(http, logprobs=1)["choices"][0]["logprobs"]["tokens"]
+
+
+def test_responses_report_the_load_if_asked(http):
+    for format, start in (("TEXT", "TEXT named_metrics.kv_cache_usage_perc="), ("json", 'JSON {"named_metrics": {')):
+        for body in (PLAIN, PLAIN | {"stream": True}):
+            answer = http.post("/v1/completions", json=body, headers={"endpoint-load-metrics-format": format})
+            assert answer.headers["endpoint-load-metrics"].startswith(start)
+    for format in ("", "BIN", "a\tb"):
+        answer = http.post("/v1/completions", json=PLAIN, headers={"endpoint-load-metrics-format": format})
+        assert answer.status_code == 200 and "endpoint-load-metrics" not in answer.headers
 
 
 def test_a_request_may_have_128_sequences(http):

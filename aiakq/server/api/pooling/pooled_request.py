@@ -12,7 +12,7 @@ import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Generic, TypeVar
+from typing import Annotated, Any, Generic, Literal, TypeVar
 
 import msgspec
 from pydantic import Field
@@ -22,9 +22,11 @@ from starlette.responses import Response
 from aiakq.errors import AiakqError, error
 from aiakq.runtime.pooling_params import Pooled, Pooling, PoolingLimits, PoolingParams
 from aiakq.runtime.sampling_params import SamplingParams
+from aiakq.server.api.conversation import ConversationFields
 from aiakq.server.api.foreign_fields import POOLING_FIELDS
 from aiakq.server.api.generation import cache_salt_of
 from aiakq.server.api.openai import ModelName
+from aiakq.server.api.pooling.number_encoding import NumberEncoding
 from aiakq.server.api.request_model import LIMITED_BY, Integer, RequestModel, parse_body
 from aiakq.server.api.request_tracker import RequestTracker
 from aiakq.server.api.routes import PROMPT_ERRORS, Handler, Route
@@ -54,7 +56,13 @@ class PoolingFields(RequestModel):
 
     model: ModelName | None = Field(None, description="A served name; the only one if not given.")
     truncate_prompt_tokens: Annotated[Integer, Field(json_schema_extra={"minimum": -1})] | None = Field(
-        None, description="Tokens of a prompt to keep, the last ones; -1: as many as the model takes."
+        None, description="Tokens of a prompt to keep; -1: as many as the model takes."
+    )
+    truncation_side: Literal["left", "right"] | None = Field(
+        None, description="Which side is cut: left, the default, keeps the end of a prompt, right its beginning."
+    )
+    padding: Literal["do_not_pad", "max_length"] | None = Field(
+        None, description="do_not_pad; max_length is refused, since prompts are not padded."
     )
     priority: Annotated[Integer, Field(json_schema_extra={LIMITED_BY: "priority"})] | None = Field(
         None, description="Lower ones are scheduled first, with --scheduling-policy priority."
@@ -99,8 +107,13 @@ class PoolingCall(Generic[Payload]):
         self._cache_salt = cache_salt_of(getattr(request.state, "owner", ""), None)
         self._client = client_of(request) if service.fair_share else ""
         self._params = SamplingParams(
-            max_tokens=0, detokenize=False, truncate_prompt_tokens=payload.truncate_prompt_tokens
+            max_tokens=0,
+            detokenize=False,
+            truncate_prompt_tokens=payload.truncate_prompt_tokens,
+            truncation_side=payload.truncation_side,
         )
+        if payload.padding == "max_length":
+            raise error("unsupported_parameter", param="padding", reason="prompts are not padded")
 
     @property
     def model(self) -> str:
@@ -118,6 +131,13 @@ class PoolingCall(Generic[Payload]):
             return await self._run(prompts, pooling)
 
         return await self._in_batches(inputs, part)
+
+    async def tokenize_chat(self, conversation: ConversationFields, add_special_tokens: bool) -> list[int]:
+        """Return the token ids of a conversation in the model's chat template."""
+        service = self.service
+        arguments = conversation.template_kwargs(service.chat_template, service.unknown_fields)
+        messages = conversation.conversation()
+        return (await service.tokenize_chat(messages, arguments, add_special_tokens, self._params)).token_ids
 
     async def pool_pairs(self, pairs: Sequence[tuple[str, str]], params: PoolingParams) -> list[PooledPrompt]:
         """Pool each pair of texts as one prompt."""
@@ -201,6 +221,14 @@ class PoolingCall(Generic[Payload]):
             await asyncio.sleep(_RETRY_SECONDS)
 
 
+def same(request: RequestModel, name: str, other: str) -> Any:
+    """Return the value of a field with two names. Raises ``unsupported_parameter`` for two values."""
+    value, again = getattr(request, name), getattr(request, other)
+    if value is not None and again is not None and value != again:
+        raise error("unsupported_parameter", param=other, reason=f"{name} is given too, with another value")
+    return again if value is None else value
+
+
 def usage_of(prompts: Sequence[PooledPrompt]) -> PoolingUsage:
     """Return the token counts of ``prompts``."""
     count = sum(prompt.num_tokens for prompt in prompts)
@@ -229,9 +257,9 @@ async def answer(
     request: Request,
     model: type[Payload],
     id_prefix: str,
-    respond: Callable[[PoolingCall[Payload]], Awaitable[msgspec.Struct]],
+    respond: Callable[[PoolingCall[Payload]], Awaitable[msgspec.Struct | Response]],
 ) -> Response:
-    """Run a request with a body of type ``model``; ``respond`` builds the response."""
+    """Run a request with a body of type ``model``; ``respond`` returns the response, or its JSON body."""
     tracker = RequestTracker(service, request.scope)
     try:
         service.check_available()
@@ -240,7 +268,8 @@ async def answer(
         payload = parse_body(model, body, service.unknown_fields)
         service.model.check_name(payload.model)
         call = PoolingCall(service, request, payload, id_prefix, tracker)
-        response = JSONResponse(await cancel_on_disconnect(request, respond(call)))
+        answered = await cancel_on_disconnect(request, respond(call))
+        response = answered if isinstance(answered, Response) else JSONResponse(answered)
     except (ClientDisconnected, ClientDisconnect):
         tracker.finish("abort")
         raise
@@ -255,12 +284,12 @@ async def answer(
     return response
 
 
-async def encoded(prompts: Sequence[PooledPrompt], encoding: str, one_row: bool) -> list[Any]:
-    """Encode each result as JSON: a list of numbers, a list of rows, or base64 of float32 values."""
+async def encoded(prompts: Sequence[PooledPrompt], encoding: NumberEncoding, one_row: bool) -> list[Any]:
+    """Encode each result as JSON: a list of numbers, a list of rows, or base64 of the values."""
     values: list[Any] = []
     for prompt in prompts:
-        if encoding == "base64":
-            values.append(base64.b64encode(prompt.pooled.data).decode())
+        if encoding.format == "base64":
+            values.append(base64.b64encode(encoding.encode(prompt.pooled.data)).decode())
         elif one_row:
             values.append(msgspec.Raw(msgspec.json.encode(prompt.pooled.vector())))
         else:
