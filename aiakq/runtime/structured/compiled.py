@@ -81,10 +81,20 @@ class CompiledGrammars:
         if num_bytes <= _SMALL:
             return True
         with self._lock:
-            while self._kept and self.num_bytes + num_bytes > MAX_HELD:
-                self._kept.popitem(last=False)
-            own = self._of_client[grammar.client]
-            return own == 0 or (own + num_bytes <= MAX_HELD // 2 and self.num_bytes + num_bytes <= MAX_HELD)
+            self._drop_kept(lambda kept: kept.client == grammar.client and self._is_too_much(kept.client, num_bytes))
+            self._drop_kept(lambda kept: self.num_bytes + num_bytes > MAX_HELD)
+            if self._of_client[grammar.client] == 0:
+                return True
+            return not self._is_too_much(grammar.client, num_bytes) and self.num_bytes + num_bytes <= MAX_HELD
+
+    def _is_too_much(self, client: str, num_bytes: int) -> bool:
+        return self._of_client[client] + num_bytes > MAX_HELD // 2
+
+    def _drop_kept(self, is_dropped: Callable[[Grammar], bool]) -> None:
+        """Drop grammars that nobody uses, the one used least recently first."""
+        for kept in list(self._kept):
+            if is_dropped(kept):
+                del self._kept[kept]
 
     def grow(self, size: list[int], num_bytes: int) -> None:
         """Count that a grammar of ``size`` takes ``num_bytes`` more."""

@@ -9,7 +9,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from functools import partial
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from typing import Any, cast
 
 from aiakq.errors import AiakqError
@@ -28,6 +28,8 @@ MAX_TOKEN_BYTES = 1000
 STEP_MAX_ITEMS = 1000
 #: Maximum states that a grammar adds while it is used, of about a kilobyte each.
 MAX_LEXER_STATES = 1 << 15
+#: Seconds after which a grammar that waits for memory is tried again: requests end without a notice.
+_RETRY_SECONDS = 0.1
 #: Reasons of llguidance that are only names.
 _STOP_REASONS = {"NoExtensionBias": "no text matches it", "NoExtension": "no text matches it"}
 
@@ -115,6 +117,11 @@ class GrammarCompiler:
                 weakref.finalize(self, self._wake.put, False).atexit = False
         self._wake.put(True)
         return future
+
+    @property
+    def has_waiting(self) -> bool:
+        """Whether a grammar waits to be compiled."""
+        return len(self._queue) > 0
 
     def compile_next(self) -> bool:
         """Compile the next grammar in the queue; return whether there was one that could be."""
@@ -228,11 +235,19 @@ def json_schema(grammar: Grammar, schema: Any) -> dict[str, Any]:
 
 
 def _compile_all(compiler: weakref.ref[GrammarCompiler], wake: SimpleQueue[bool]) -> None:
-    """Compile what is waiting whenever ``wake`` says True, until it says False."""
-    while wake.get():
+    """Compile what is waiting whenever ``wake`` says True, until it says False; retry what waits for memory."""
+    goes_on = True
+    while goes_on:
+        is_waiting = False
         while (alive := compiler()) is not None and alive.compile_next():
             del alive
+        if alive is not None:
+            is_waiting = alive.has_waiting
         del alive
+        try:
+            goes_on = wake.get(timeout=_RETRY_SECONDS if is_waiting else None)
+        except Empty:
+            pass
 
 
 def _first_token(mask: bytes) -> int:

@@ -98,5 +98,4 @@ def test_large_grammars_of_a_client_wait_for_its_others_and_delay_no_small_one(c
     assert all(held) and not second.done()
     del held, first
     gc.collect()
-    compiler.compiled._kept.clear()
-    assert second.result(timeout=20) is not None
+    assert second.result(timeout=20) is not None  # what is kept without use makes room for it
