@@ -153,6 +153,12 @@ class QuantizeArguments:
         metavar="DATA",
         group="calibration",
     )
+    calibration_column: str | None = argument(
+        None,
+        "Column of --calibration with texts or conversations; detected if not given.",
+        metavar="NAME",
+        group="calibration",
+    )
     samples: int = argument(128, "Number of calibration samples.", low=1, hint="", group="calibration")
     seqlen: int = argument(512, "Number of tokens per sample.", low=2, hint="", group="calibration")
     seed: int = argument(

@@ -1,13 +1,17 @@
 """Documents for calibration and evaluation, from a file, a saved data set or the Hugging Face Hub.
 
 The columns are detected: ``messages`` (role, content), ``conversations`` (from, value), ``text``, or a question and its
-answer under one of their usual names.
+answer under one of their usual names; ``Rows.column`` names another one. Rows without text are left out.
 """
 
 from __future__ import annotations
 
+import codecs
+import gzip
+import io
 import json
 import re
+import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +19,7 @@ from typing import Any
 
 from aiakq.data.chat import Message
 from aiakq.errors import AiakqError, error
+from aiakq.system.files import read_named
 
 HINT = (
     "Give a UTF-8 text file; .jsonl, .json, .csv or .parquet with text or messages; or a data set of the hub "
@@ -24,7 +29,9 @@ HINT = (
 _MAX_BYTES = 1 << 30
 #: Rows of a Parquet file in memory at a time.
 _BATCH_ROWS = 32
-_TEXT_KEYS = ("text", "content", "sentence", "document")
+_TEXT_KEYS = ("text", "content", "sentence", "document", "article", "passage", "code", "body", "story", "markdown")
+#: Columns with a conversation.
+_TALKS = ("messages", "conversations", "conversation")
 #: Column names that data sets use for a question and its answer.
 _PAIRS = (
     ("prompt", "completion"),
@@ -33,6 +40,10 @@ _PAIRS = (
     ("instruction", "response"),
     ("question", "answer"),
     ("query", "response"),
+    ("question", "response"),
+    ("inputs", "targets"),
+    ("input", "output"),
+    ("prompt", "chosen"),
 )
 #: ShareGPT's names of roles, and the usual ones.
 _ROLES = {"human": "user", "gpt": "assistant", "chatgpt": "assistant", "bing": "assistant", "function": "tool"}
@@ -65,31 +76,109 @@ def sources(given: str | Path | None) -> list[str | None]:
     return [name.strip() for name in str(given).split(",") if name.strip()]
 
 
-def read_file(path: Path) -> Iterator[Document]:
+#: Suffixes of files that are tables of rows.
+TABLES = (".csv", ".tsv", ".parquet", ".arrow")
+
+
+@dataclass
+class Rows:
+    """How rows become documents.
+
+    column     the column to read; None detects it.
+    num_empty  rows without text that were left out.
+    """
+
+    column: str | None = None
+    num_empty: int = 0
+
+
+def file_kind(path: Path) -> str:
+    """Return the suffix that says what a file contains, without that of compression."""
+    suffixes = [suffix.lower() for suffix in path.suffixes]
+    if suffixes[-1:] == [".gz"]:
+        suffixes.pop()
+    return suffixes[-1] if suffixes else ""
+
+
+def read_file(path: Path, rows: Rows | None = None) -> Iterator[Document]:
     """Read the documents of a file, by its suffix; other files are one text. Raises ``calibration``, naming the line or
     row.
     """
-    name = path.name
-    match path.suffix.lower():
-        case ".jsonl" | ".ndjson":
-            for number, line in enumerate(read_text(path, HINT).split("\n"), 1):
-                if line.strip():
-                    yield _document(_json(line, name, f"line {number}"), name, f"line {number}")
-        case ".json":
-            value = _json(read_text(path, HINT), name, "it")
-            if not isinstance(value, list):
-                raise bad(name, "it is no JSON list of texts or conversations")
-            for number, item in enumerate(value, 1):
-                yield _document(item, name, f"item {number}")
-        case ".csv" | ".tsv" | ".parquet":
-            _check_size(path)
-            for number, row in enumerate(_rows(path), 1):
-                yield _document(row, name, f"row {number}")
-        case _:
-            yield Document("it", read_text(path, HINT))
+    name, rows, kind = path.name, rows or Rows(), file_kind(path)
+    if kind in (".jsonl", ".ndjson", ".json"):
+        values = _json_values(read_text(path, HINT), name, lines=kind != ".json")
+    elif kind in TABLES:
+        values = ((row, f"row {number}") for number, row in enumerate(read_rows(path, HINT), 1))
+    else:
+        yield Document("it", read_text(path, HINT))
+        return
+    for value, where in values:
+        document = _document(value, name, where, rows)
+        if document is not None:
+            yield document
 
 
-def read_dataset(name: str, characters: int, seed: int) -> Iterator[Document]:
+def _json_values(text: str, name: str, lines: bool) -> Iterator[tuple[Any, str]]:
+    """Yield the values of a JSON document or of JSON lines, and their places.
+
+    ``lines`` is what the suffix says; a file of the other kind is recognized.
+    """
+    stripped = text.strip()
+    starts_list = stripped.startswith("[")
+    whole = _as_json(stripped) if stripped and (not lines or starts_list or stripped.startswith("{")) else None
+    if whole is None and not lines and "\n" not in stripped:
+        raise bad(name, "it is no JSON")
+    if whole is not None:
+        yield from _json_items(whole, name)
+        return
+    for number, line in enumerate(text.split("\n"), 1):
+        if line.strip():
+            value = _json(line, name, f"line {number}")
+            if isinstance(value, list) and not _is_conversation(value):
+                yield from ((item, f"line {number}, item {at}") for at, item in enumerate(value, 1))
+            else:
+                yield value, f"line {number}"
+
+
+def _json_items(whole: Any, name: str) -> Iterator[tuple[Any, str]]:
+    """Yield the items of a JSON document: a list, an object that wraps one, or an object of columns."""
+    if isinstance(whole, Mapping):
+        whole = _table(whole)
+    if isinstance(whole, Mapping):
+        yield whole, "line 1"
+    elif isinstance(whole, list) and _is_conversation(whole):
+        yield whole, "it"
+    elif isinstance(whole, list):
+        for number, item in enumerate(whole, 1):
+            # The dataset viewer of the hub wraps each row.
+            row = item.get("row") if isinstance(item, Mapping) else None
+            yield row if isinstance(row, Mapping) else item, f"item {number}"
+    else:
+        raise bad(name, "it is no JSON list of texts or conversations")
+
+
+def _is_conversation(value: list[Any]) -> bool:
+    """Whether a list is one conversation rather than several documents."""
+    return bool(value) and all(isinstance(item, Mapping) and ("role" in item or "from" in item) for item in value)
+
+
+def _table(value: Mapping[str, Any]) -> Any:
+    """Return the rows of an object of columns or of one that wraps a list of rows; any other object as it is."""
+    lists = {key: column for key, column in value.items() if isinstance(column, list)}
+    if any(key in lists and not all(isinstance(talk, list) for talk in lists[key]) for key in _TALKS):
+        return value
+    rows = [column for column in lists.values() if not _is_conversation(column)]
+    for column in rows:
+        if len(rows) == 1 and column and all(isinstance(item, Mapping) for item in column):
+            return column
+    if lists and len(lists) == len(value) and len(rows) == len(lists):
+        sizes = {len(column) for column in lists.values()}
+        if len(sizes) == 1:
+            return [dict(zip(lists, entries, strict=True)) for entries in zip(*lists.values(), strict=True)]
+    return value
+
+
+def read_dataset(name: str, characters: int, seed: int, rows: Rows | None = None) -> Iterator[Document]:
     """Read documents of a data set until they have about ``characters`` characters.
 
     ``name`` is ``org/name[:config][:split]`` on the hub, read from the start; or a folder saved by ``datasets``
@@ -97,9 +186,10 @@ def read_dataset(name: str, characters: int, seed: int) -> Iterator[Document]:
     """
     import datasets
 
+    options = rows or Rows()
     folder, _, part = name.rpartition(":") if not Path(name).is_dir() else (name, "", "")
     try:
-        rows: Iterable[Mapping[str, Any]]
+        found: Iterable[Mapping[str, Any]]
         if Path(folder).is_dir():
             saved = datasets.load_from_disk(folder)
             if isinstance(saved, datasets.DatasetDict):
@@ -107,15 +197,17 @@ def read_dataset(name: str, characters: int, seed: int) -> Iterator[Document]:
                 if split not in saved:
                     raise bad(name, f"it has no split {split!r}, only {', '.join(saved)}")
                 saved = saved[split]
-            rows = saved.shuffle(seed=seed, keep_in_memory=True)
+            found = saved.shuffle(seed=seed, keep_in_memory=True)
         else:
             if not _HUB_NAME.fullmatch(name):
                 raise bad(name, "there is no such file")
             path, *rest = name.split(":")
             config = rest[0] if len(rest) == 2 else None
-            rows = datasets.load_dataset(path, config, split=rest[-1] if rest else "train", streaming=True)
-        for number, row in enumerate(rows, 1):
-            document = _document(row, name, f"row {number}")
+            found = datasets.load_dataset(path, config, split=rest[-1] if rest else "train", streaming=True)
+        for number, row in enumerate(found, 1):
+            document = _document(row, name, f"row {number}", options)
+            if document is None:
+                continue
             yield document
             characters -= document.size
             if characters <= 0:
@@ -128,62 +220,115 @@ def read_dataset(name: str, characters: int, seed: int) -> Iterator[Document]:
         raise bad(name, f"it is no file, and datasets cannot read it ({reason[:200]})") from problem
 
 
-def _rows(path: Path) -> Iterator[dict[str, Any]]:
-    """Return the rows of a table."""
-    if path.suffix.lower() == ".parquet":
+def read_rows(path: Path, hint: str) -> Iterator[dict[str, Any]]:
+    """Return the rows of a table. Raises ``calibration``."""
+    kind = file_kind(path)
+    if kind in (".parquet", ".arrow"):
         import pyarrow
-        import pyarrow.parquet
 
+        content = pyarrow.BufferReader(read_bytes(path, hint))
         try:
-            with pyarrow.parquet.ParquetFile(path) as file:
+            read = 0
+            for batch in _batches(content, kind):
                 # A few bytes can stand for gigabytes: values are repeated by reference.
-                read = 0
-                for batch in file.iter_batches(_BATCH_ROWS):
-                    read += batch.nbytes
-                    if read > _MAX_BYTES:
-                        raise bad(path.name, "its rows hold more than 1 GiB", "A few megabytes are plenty.")
-                    yield from batch.to_pylist()
+                read += batch.nbytes
+                if read > _MAX_BYTES:
+                    raise bad(path.name, "its rows hold more than 1 GiB", "A few megabytes are plenty.")
+                for first_row in range(0, batch.num_rows, _BATCH_ROWS):
+                    yield from batch.slice(first_row, _BATCH_ROWS).to_pylist()
         except (pyarrow.ArrowException, OSError) as problem:
             first = (str(problem).strip().splitlines() or [type(problem).__name__])[0]
-            raise bad(path.name, f"it is no Parquet file ({first[:200].rstrip('.')})") from None
+            title = "Parquet" if kind == ".parquet" else "Arrow"
+            raise bad(path.name, f"it is no {title} file ({first[:200].rstrip('.')})", hint) from None
     else:
         import csv
-        import io
 
         csv.field_size_limit(_MAX_BYTES)
-        stream = io.StringIO(read_text(path, HINT), newline="")
+        stream = io.StringIO(read_text(path, hint), newline="")
         try:
-            yield from csv.DictReader(stream, delimiter="\t" if path.suffix.lower() == ".tsv" else ",")
+            yield from csv.DictReader(stream, delimiter="\t" if kind == ".tsv" else ",")
         except csv.Error as problem:
-            raise bad(path.name, f"it is no table ({problem})") from None
+            raise bad(path.name, f"it is no table ({problem})", hint) from None
+
+
+def _batches(content: Any, kind: str) -> Iterator[Any]:
+    """Yield the record batches of a Parquet file or of an Arrow file or stream, as ``datasets`` writes them."""
+    import pyarrow
+    import pyarrow.parquet
+
+    if kind == ".parquet":
+        yield from pyarrow.parquet.ParquetFile(content).iter_batches(_BATCH_ROWS)
+        return
+    try:
+        reader = pyarrow.ipc.open_stream(content)
+    except pyarrow.ArrowInvalid:
+        content.seek(0)
+        file = pyarrow.ipc.open_file(content)
+        yield from (file.get_batch(number) for number in range(file.num_record_batches))
+        return
+    yield from reader
 
 
 # --- one document -----------------------------------------------------------------------------------------------------
 
 
-def _document(value: Any, source: str, where: str) -> Document:
-    """Convert a line, item or row to a document. Raises ``calibration`` if its structure is unknown."""
+def _document(value: Any, source: str, where: str, rows: Rows) -> Document | None:
+    """Convert a line, item or row to a document; None for one without text, which is counted.
+
+    Raises ``calibration`` if its structure is unknown.
+    """
+    if isinstance(value, Mapping):
+        value = _cell(value, source, where, rows.column)
+    if value is None or (isinstance(value, (str, list)) and not value) or (isinstance(value, str) and value.isspace()):
+        rows.num_empty += 1
+        return None
     if isinstance(value, str):
         return Document(where, _sound(value, source, where))
+    if isinstance(value, tuple):
+        return Document(where, messages=value)
     if isinstance(value, list):
         return Document(where, messages=_messages(value, source, where))
-    if not isinstance(value, Mapping):
-        raise bad(source, f"{where} is neither a text nor a JSON object")
-    for key in ("messages", "conversations", "conversation"):
-        talk = value.get(key)
-        if isinstance(talk, Mapping) and talk and all(isinstance(column, list) for column in talk.values()):
-            # Some data sets store a list of records as one list per field.
-            talk = [dict(zip(talk, entries, strict=False)) for entries in zip(*talk.values(), strict=False)]
+    raise bad(source, f"{where} is neither a text nor a JSON object")
+
+
+def _cell(value: Mapping[str, Any], source: str, where: str, column: str | None) -> Any:
+    """Return what a row contains: a text, a list or tuple of messages, or None if it is empty.
+
+    Raises ``calibration`` for a row without a known column.
+    """
+    if column is not None:
+        if column not in value:
+            has = ", ".join(sorted(map(str, value))[:6]) or "nothing"
+            raise bad(source, f"{where} has no column {column!r} (it has {has})", "Give one of them.")
+        return _talk(value[column])
+    for key in _TALKS:
+        talk = _talk(value.get(key))
         if isinstance(talk, list):
-            return Document(where, messages=_messages(talk, source, where))
+            return talk
     for key in _TEXT_KEYS:
         if isinstance(value.get(key), str):
-            return Document(where, _sound(value[key], source, where))
+            return value[key]
     for ask, answer in _PAIRS:
         if value.get(ask) is not None and value.get(answer) is not None:
-            return Document(where, messages=_pair(value, ask, answer, source, where))
+            return _pair(value, ask, answer, source, where)
+    if isinstance(value.get("chosen"), (list, str)):
+        return value["chosen"]
+    known = {*_TEXT_KEYS, *(name for pair in _PAIRS for name in pair), *_TALKS}
+    if any(name in value for name in known) and not any(value.get(name) for name in known):
+        return None
+    texts = [each for each in value.values() if isinstance(each, str) and len(each.split()) > 1]
+    if len(texts) == 1:
+        return texts[0]
     fields = ", ".join(sorted(map(str, value))[:6]) or "nothing"
-    raise bad(source, f"{where} has no text, messages, or question with an answer (it has {fields})")
+    reason = f"{where} has no text, messages, or question with an answer (it has {fields})"
+    raise bad(source, reason, "Name the column with --calibration-column.")
+
+
+def _talk(value: Any) -> Any:
+    """Return a conversation that is stored as one list per field as a list of messages; anything else as it is."""
+    if isinstance(value, Mapping) and value and all(isinstance(column, list) for column in value.values()):
+        return [dict(zip(value, entries, strict=False)) for entries in zip(*value.values(), strict=False)]
+    return value
 
 
 def _sound(text: str, source: str, where: str) -> str:
@@ -244,28 +389,47 @@ def _messages(value: list[Any], source: str, where: str) -> tuple[Message, ...]:
 
 
 def read_text(path: Path, hint: str) -> str:
-    """Return the text of a UTF-8 file of limited size. Raises ``calibration``."""
-    _check_size(path, hint)
+    """Return the text of a file in UTF-8 or, with a byte order mark, UTF-16. Raises ``calibration``."""
+    content = read_bytes(path, hint)
+    is_utf16 = content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
     try:
-        return path.read_text(encoding="utf-8-sig")
-    except OSError as problem:
-        raise bad(str(path), problem.strerror or str(problem), hint) from None
-    except UnicodeDecodeError:
-        raise bad(path.name, "it is not UTF-8 text", hint) from None
+        text = content.decode("utf-16" if is_utf16 else "utf-8-sig")
+    except UnicodeDecodeError as problem:
+        line = content.count(b"\n", 0, problem.start) + 1
+        raise bad(path.name, f"it is not UTF-8 text (line {line})", hint) from None
+    return text.replace("\r\n", "\n").replace("\r", "\n")
 
 
-def _check_size(path: Path, hint: str = HINT) -> None:
+def read_bytes(path: Path, hint: str) -> bytes:
+    """Return the content of a file of limited size, decompressed if its suffix is .gz. Raises ``calibration``."""
+    if not path.exists():
+        raise bad(str(path), "there is no such file", hint)
+
+    def unreadable(reason: str) -> AiakqError:
+        return bad(path.name, reason, "A few megabytes are plenty." if "larger" in reason else hint)
+
+    content = read_named(path, _MAX_BYTES, unreadable)
+    if path.suffix.lower() != ".gz":
+        return content
     try:
-        if not path.is_file():
-            raise bad(str(path), "it is no regular file" if path.exists() else "there is no such file", hint)
-        if path.stat().st_size > _MAX_BYTES:
-            raise bad(path.name, "it is larger than 1 GiB", "A few megabytes are plenty.")
-    except OSError as problem:
-        raise bad(str(path), problem.strerror or str(problem), hint) from None
+        with gzip.GzipFile(fileobj=io.BytesIO(content)) as stream:
+            content = stream.read(_MAX_BYTES + 1)
+    except (OSError, EOFError, zlib.error):
+        raise bad(path.name, "it is no gzip file", hint) from None
+    if len(content) > _MAX_BYTES:
+        raise unreadable("it is larger than 1 GiB")
+    return content
 
 
 def _json(text: str, source: str, where: str) -> Any:
+    value = _as_json(text)
+    if value is None and text.strip() != "null":
+        raise bad(source, f"{where} is no JSON")
+    return value
+
+
+def _as_json(text: str) -> Any:
     try:
         return json.loads(text)
     except (ValueError, RecursionError):
-        raise bad(source, f"{where} is no JSON") from None
+        return None

@@ -80,6 +80,10 @@ class QuantizeOptions(QuantizeArguments):
             _conflict("--asymmetric", method, "its format is symmetric", "Leave it away, or use awq or gptq.")
         if self.token_ids is not None and self.calibration is not None:
             _conflict("-token", "--calibration", "both say what to calibrate on", "Give one of them.")
+        if self.calibration_column is not None and self.calibration is None:
+            _conflict(
+                "--calibration-column", "no --calibration", "it is a column of that data", "Give --calibration DATA."
+            )
         if self.target_bpw is not None and self.max_kl is not None:
             _conflict("--target-bpw", "--max-kl", "both choose the bits", "Give one of them.")
         if chosen and len(preset.bits) == 1:

@@ -12,7 +12,7 @@ from aiakq.formats.hub import check_model_name
 #: What a file of token ids looks like.
 TOKENS_HINT = "One sample per line: token ids separated by commas or spaces; or a JSON list of lists of ids."
 _MISSING = "there is no such file"
-_SUFFIXES = (".txt", ".md", ".json", ".jsonl", ".ndjson", ".csv", ".tsv", ".parquet")
+_SUFFIXES = (".txt", ".md", ".json", ".jsonl", ".ndjson", ".csv", ".tsv", ".parquet", ".arrow", ".gz")
 
 
 def check_paths(options: QuantizeArguments) -> None:

@@ -66,7 +66,7 @@ def prepare(options: QuantizeOptions) -> Prepared:
     tokenizer = load_tokenizer(source, options.trust_remote_code)
     warnings = [*options.warnings, *([separate_head.remark(model.separate_head)] if model.separate_head else [])]
     positions = getattr(config, "max_position_embeddings", None)
-    samples = _samples(options, tokenizer, config.vocab_size, positions, warnings)
+    samples = _samples(options, tokenizer, config, warnings)
     warnings += [*reader_notes(model, spec, options.trust_remote_code), *fused_scheme_warnings(spec, names)]
     budget = options.activation_memory
     return Prepared(
@@ -135,15 +135,15 @@ def _storage(options: QuantizeOptions, checkpoint: Checkpoint) -> torch.dtype:
     return _TORCH_DTYPES[commonest]
 
 
-def _samples(
-    options: QuantizeOptions, tokenizer: Any, vocab_size: int, positions: int | None, warnings: list[str]
-) -> Samples | None:
+def _samples(options: QuantizeOptions, tokenizer: Any, config: Any, warnings: list[str]) -> Samples | None:
     """Return calibration samples; None if they would only serve for measurement and are not available."""
+    positions = getattr(config, "max_position_embeddings", None)
+    vocab_size, pad_token_id = config.vocab_size, getattr(config, "pad_token_id", None)
     if positions is not None and positions < options.seqlen:
         warnings.append(f"Calibration samples have {positions} tokens: the model has no more positions.")
         options = replace(options, seqlen=positions)
     try:
-        samples = load_samples(options, tokenizer, vocab_size)
+        samples = load_samples(options, tokenizer, vocab_size, pad_token_id)
     except AiakqError as problem:
         asked = options.token_ids is not None or options.calibration is not None
         if options.resolved_recipe.needs_inputs or asked:

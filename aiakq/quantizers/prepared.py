@@ -25,6 +25,7 @@ from aiakq.quantizers.model.source import SourceModel
 from aiakq.quantizers.options import QuantizeOptions
 from aiakq.quantizers.planning.tensor_parallel import TensorParallelPlan
 from aiakq.quantizers.recipe import Recipe
+from aiakq.runtime.text.tokenizer_files import vocabulary_files
 from aiakq.spec import QuantSpec
 
 DTYPE_WORDS = {torch.float16: "float16", torch.bfloat16: "bfloat16", torch.float32: "float32"}
@@ -151,6 +152,7 @@ class Prepared:
     def verbatim_files(self) -> list[str]:
         """Return files of the source that are copied to the output unchanged."""
         names = [name for name in VERBATIM_FILES if (self.source / name).is_file()] + module_files(self.source)
+        names += [name for name in vocabulary_files(self.source) if name not in names]
         code = sorted(path.name for path in self.source.glob("*.py")) if self.options.trust_remote_code else []
         return names + code
 
@@ -163,5 +165,10 @@ def block_plan(spec: QuantSpec, storage: torch.dtype, model: SourceModel) -> Blo
 def remember_files(checkpoint: Checkpoint) -> None:
     """Record which files the output will copy, before any is read, for ``Prepared.check_unchanged``."""
     checkpoint.remember(
-        [*VERBATIM_FILES, *module_files(checkpoint.path), *(path.name for path in checkpoint.path.glob("*.py"))]
+        [
+            *VERBATIM_FILES,
+            *module_files(checkpoint.path),
+            *vocabulary_files(checkpoint.path),
+            *(path.name for path in checkpoint.path.glob("*.py")),
+        ]
     )

@@ -1,14 +1,13 @@
 """Calibration samples: sequences of token ids from files, data sets or the bundled text.
 
-Nothing is padded or dropped: long texts and long samples are cut into pieces of ``seqlen``. The choice of pieces
-depends on the seed and on the content of the data, not on the order of its lines.
+Nothing is padded, and only padding and empty rows are left out: long texts and long samples are cut into pieces of
+``seqlen``. The choice of pieces depends on the seed and on the content of the data, not on the order of its lines.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import re
 import statistics
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -17,16 +16,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from aiakq.data.documents import HINT, Document, bad, read_dataset, read_file, read_text, sources
+from aiakq.data.documents import HINT, Document, Rows, bad, read_dataset, read_file, sources
 from aiakq.data.tokens import render_documents, tokenize
 from aiakq.errors import AiakqError
 from aiakq.formats.model_folder import check_files
+from aiakq.quantizers.calibration.token_ids import PaddingIds, read_token_file, read_token_ids
 from aiakq.quantizers.options import QuantizeOptions
 from aiakq.quantizers.paths import TOKENS_HINT, is_path
 from aiakq.runtime.text.tokenizer import Tokenizer, is_panic
-from aiakq.runtime.text.tokenizer_files import why_unreadable
+from aiakq.runtime.text.tokenizer_files import has_tokenizer, why_unreadable
 
-_SPLIT = re.compile(r"[,\s]+")
+__all__ = ["Samples", "load_samples", "load_tokenizer", "pick", "read_token_ids", "title_of"]
+
 #: Characters read per requested token; a token is about four, so that there is a choice.
 _CHARACTERS = 16
 
@@ -63,16 +64,21 @@ class Samples:
         return sizes[0], statistics.median_low(sizes), sizes[-1]
 
 
-def load_samples(options: QuantizeOptions, tokenizer: Any, vocab_size: int) -> Samples:
+def load_samples(options: QuantizeOptions, tokenizer: Any, vocab_size: int, pad_token_id: int | None = None) -> Samples:
     """Load the calibration samples that the options specify.
 
-    ``tokenizer`` is a transformers tokenizer, or None if the model folder has none (then only ids work). Raises
-    ``calibration`` for anything unusable in the data, with the line.
+    tokenizer     a transformers tokenizer, or None if the model folder has none (then only ids work).
+    pad_token_id  the id of padding in the model's config, if any.
+    Raises ``calibration`` for anything unusable in the data, with the line.
     """
+    warnings: list[str] = []
     if options.token_ids is not None:
         path = Path(options.token_ids)
         source = f"token ids of {path.name}"
-        lines = sorted(read_token_ids(path, vocab_size), key=lambda ids: _rank(json.dumps(ids), options.seed))
+        padding = PaddingIds.of(tokenizer, pad_token_id)
+        found = read_token_file(path, vocab_size, padding)
+        warnings += found.warnings(path.name, padding)
+        lines = sorted(found.samples, key=lambda ids: _rank(json.dumps(ids), options.seed))
         pieces = [piece for ids in lines for piece in _cut(ids, options.seqlen)]
         chosen = pick(pieces, options.samples, options.seed)
     else:
@@ -82,11 +88,11 @@ def load_samples(options: QuantizeOptions, tokenizer: Any, vocab_size: int) -> S
         for number, name in enumerate(names):
             share = options.samples // len(names) + (number < options.samples % len(names))
             if share:
-                chosen += _from_texts(name, replace(options, samples=share), tokenizer, vocab_size)
+                chosen += _from_texts(name, replace(options, samples=share), tokenizer, vocab_size, warnings)
         source = " and ".join("the bundled text" if name is None else title_of(name) for name in names)
     if not chosen:
         raise bad(source, "it holds no token", TOKENS_HINT if options.token_ids is not None else HINT)
-    samples = Samples([torch.tensor(sample, dtype=torch.int64) for sample in chosen], source)
+    samples = Samples([torch.tensor(sample, dtype=torch.int64) for sample in chosen], source, warnings)
     wanted = options.samples * options.seqlen
     if samples.tokens < wanted // 2:
         samples.warnings.append(
@@ -102,9 +108,7 @@ def load_tokenizer(folder: Path, trust_remote_code: bool = False) -> Any:
 
     check_files(folder)
 
-    if not any(
-        (folder / name).exists() for name in ("tokenizer.json", "tokenizer.model", "vocab.json", "spiece.model")
-    ):
+    if not has_tokenizer(folder):
         return None
     try:
         tokenizer = transformers.AutoTokenizer.from_pretrained(
@@ -121,71 +125,6 @@ def load_tokenizer(folder: Path, trust_remote_code: bool = False) -> Any:
         raise why_unreadable(folder, problem) from problem
 
 
-# --- token ids --------------------------------------------------------------------------------------------------------
-
-
-def read_token_ids(path: Path, vocab_size: int) -> list[list[int]]:
-    """Read samples from a file of token ids, detecting its format.
-
-    Lines of integers separated by commas or white space, each optionally in brackets, ``#`` starting a comment; or a
-    JSON list of lists; or JSON lines, each a list or an object with ``input_ids``. Raises ``calibration``.
-    """
-    text = read_text(path, TOKENS_HINT)
-    whole = _as_json(text) if text.lstrip().startswith("[") else None
-    samples: list[list[int]] = []
-    if whole is not None and isinstance(whole, list) and any(isinstance(item, list) for item in whole):
-        for number, item in enumerate(whole, 1):
-            samples.append(_ids(item, f"sample {number}", path, vocab_size))
-    else:
-        for number, line in enumerate(text.splitlines(), 1):
-            content = line.strip()
-            if not content.startswith("{"):
-                content = content.partition("#")[0].strip()
-            if content:
-                samples.append(_ids(_line(content, number, path), f"line {number}", path, vocab_size))
-    samples = [sample for sample in samples if sample]
-    if not samples:
-        raise bad(path.name, "it holds no sample", TOKENS_HINT)
-    return samples
-
-
-def _line(content: str, number: int, path: Path) -> Any:
-    if content.startswith("{"):
-        value = _as_json(content)
-        if not isinstance(value, dict) or not isinstance(value.get("input_ids"), list):
-            raise bad(path.name, f"line {number} is no JSON object with a list 'input_ids'", TOKENS_HINT)
-        return value["input_ids"]
-    if content.startswith("["):
-        content = content[1:].rstrip(", ").removesuffix("]")
-    words = [word for word in _SPLIT.split(content) if word]
-    for word in words:
-        if not re.fullmatch(r"[+-]?[0-9]{1,18}", word):
-            raise bad(path.name, f"line {number} holds {word[:40]!r}, which is no integer", TOKENS_HINT)
-    return [int(word) for word in words]
-
-
-def _ids(value: Any, where: str, path: Path, vocab_size: int) -> list[int]:
-    if not isinstance(value, list):
-        raise bad(path.name, f"{where} is no list of ids", TOKENS_HINT)
-    for item in value:
-        if type(item) is not int:
-            raise bad(path.name, f"{where} holds {str(item)[:40]!r}, which is no integer", TOKENS_HINT)
-        if not 0 <= item < vocab_size:
-            raise bad(
-                path.name,
-                f"{where} holds the id {item}, outside 0..{vocab_size - 1}",
-                "Make the ids with this model's own tokenizer.",
-            )
-    return value
-
-
-def _as_json(text: str) -> Any:
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
-        return None
-
-
 # --- text -------------------------------------------------------------------------------------------------------------
 
 
@@ -197,11 +136,16 @@ def title_of(name: str) -> str:
     return Path(name).name if Path(name).exists() else name
 
 
-def _from_texts(name: str | None, options: QuantizeOptions, tokenizer: Any, vocab_size: int) -> list[list[int]]:
-    """Return selected windows of one source."""
+def _from_texts(
+    name: str | None, options: QuantizeOptions, tokenizer: Any, vocab_size: int, warnings: list[str]
+) -> list[list[int]]:
+    """Return selected windows of one source; sentences about rows that were left out are added to ``warnings``."""
     start = _bos(tokenizer)
     wanted = options.samples * options.seqlen * _CHARACTERS
-    documents = _documents(name, wanted, options.seed)
+    rows = Rows(options.calibration_column)
+    documents = _documents(name, wanted, options.seed, rows)
+    if rows.num_empty:
+        warnings.append(f"{rows.num_empty} rows of {title_of(str(name))} were left out: they have no text.")
     ranks = [_rank(document.text or json.dumps(document.messages), options.seed) for document in documents]
     enough: list[int] = []
     for number in sorted(range(len(documents)), key=ranks.__getitem__):
@@ -223,7 +167,7 @@ def _from_texts(name: str | None, options: QuantizeOptions, tokenizer: Any, voca
     return _windows(ids, options, start)
 
 
-def _documents(name: str | None, characters: int, seed: int) -> list[Document]:
+def _documents(name: str | None, characters: int, seed: int, rows: Rows) -> list[Document]:
     """Read the documents of a source; of a data set about as many characters as needed."""
     if name is None:
         import aiakq.data
@@ -231,10 +175,10 @@ def _documents(name: str | None, characters: int, seed: int) -> list[Document]:
         return [Document("it", aiakq.data.text("calibration"))]
     path = Path(name)
     if path.is_file():
-        return list(read_file(path))
+        return list(read_file(path, rows))
     if not path.is_dir() and is_path(name):
         raise bad(name, "there is no such file")
-    return list(read_dataset(name, characters, seed))
+    return list(read_dataset(name, characters, seed, rows))
 
 
 def _rank(content: str, seed: int) -> bytes:

@@ -106,13 +106,31 @@ def has_tokenizer(folder: Path) -> bool:
     """Whether a model folder has files of a tokenizer."""
     if any((folder / name).is_file() for name in (*_VOCABULARIES, "tokenizer_config.json")):
         return True
-    return any(folder.glob("*.model")) or any(folder.glob("*.tiktoken"))
+    return bool(vocabulary_files(folder))
+
+
+def vocabulary_files(folder: Path) -> list[str]:
+    """Return the names of vocabulary files that a tokenizer's own code may read, like qwen.tiktoken, sorted."""
+    return sorted(path.name for pattern in ("*.model", "*.tiktoken") for path in folder.glob(pattern))
+
+
+def _is_code(folder: Path) -> bool:
+    """Whether tokenizer_config.json names Python code of the model folder."""
+    try:
+        return bool(read_json(folder / "tokenizer_config.json", "tokenizer_config.json").get("auto_map"))
+    except AiakqError:
+        return False
 
 
 def why_unreadable(folder: Path, failure: BaseException) -> AiakqError:
-    """The error for a tokenizer that transformers failed to read: ``tokenizer_missing`` or ``model_malformed``."""
+    """The error for a tokenizer that transformers failed to read.
+
+    It is ``tokenizer_missing``, ``remote_code`` or ``model_malformed``.
+    """
     if not has_tokenizer(folder):
         return error("tokenizer_missing", path=str(folder))
+    if _is_code(folder) and "trust_remote_code" in str(failure):
+        return error("remote_code", path=str(folder))
     for name in _JSON:
         if (folder / name).is_file():
             try:
