@@ -232,6 +232,14 @@ def completed(raw: Mapping[str, Any], architecture: str) -> dict[str, Any]:
     return {**stated, **config, "model_type": kind}
 
 
+def check_keys(raw: Mapping[str, Any]) -> None:
+    """Raise what ``completed`` raises for config.json ``raw``, or its text part, without completing it."""
+    text, names = raw.get("text_config"), raw.get("architectures")
+    if isinstance(text, Mapping):
+        raw, names = text, None
+    completed(raw, str(names[0]) if isinstance(names, list) and names else "")
+
+
 def _one_spelling(raw: Mapping[str, Any], family: Family) -> dict[str, Any]:
     """Return ``raw`` with aliases replaced. Raises ``model_malformed`` if two spellings have different values."""
     config = dict(raw)
