@@ -81,7 +81,7 @@ FOLDER_ERRORS = {
     ),
     "config_key_unsupported": ErrorKind(
         "config.json has {key} = {value}, which is not supported: {reason}.",
-        "If it has no effect on the answers, --hf-overrides '{{\"{key}\": null}}' leaves it out.",
+        "If it has no effect on the answers, remove it from the file, or use --hf-overrides '{{\"{key}\": null}}'.",
     ),
     "model_unsupported": ErrorKind(
         "The architecture {architecture} is not supported: {reason}.",

@@ -46,11 +46,16 @@ LLAMA: dict[str, Any] = {
     "rms_norm_eps": 1e-6,
     "tie_word_embeddings": False,
 }
-ATTENTION_BIAS = {"attention_bias": False}
-WINDOW = {"sliding_window": 4096, "layer_types": None}
+ATTENTION_BIAS: dict[str, Any] = {"attention_bias": False}
+WINDOW: dict[str, Any] = {"sliding_window": 4096, "layer_types": None}
 #: Qwen's windows, which are off unless use_sliding_window is on.
-QWEN_WINDOW = {"use_sliding_window": False, "sliding_window": 4096, "layer_types": None, "max_window_layers": 28}
-MULTIPLIERS = {
+QWEN_WINDOW: dict[str, Any] = {
+    "use_sliding_window": False,
+    "sliding_window": 4096,
+    "layer_types": None,
+    "max_window_layers": 28,
+}
+MULTIPLIERS: dict[str, Any] = {
     "embedding_multiplier": 1.0,
     "logits_scaling": 1.0,
     "residual_multiplier": 1.0,

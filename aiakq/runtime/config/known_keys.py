@@ -40,7 +40,7 @@ _ALWAYS = frozenset(
     {
         *("architectures", "model_type", "dtype", "torch_dtype", "quantization_config", "aiakq", "seq_length"),
         *("num_labels", "problem_type", "classifier_from_token", "sentence_transformers"),
-        *("is_matryoshka", "matryoshka_dimensions", "auto_map"),
+        *("is_matryoshka", "matryoshka_dimensions", "auto_map", "max_window_layers"),
     }
 )
 _ROTARY = frozenset({"rope_parameters", "rope_scaling", "rope_theta", "partial_rotary_factor"}) | {
@@ -59,6 +59,8 @@ _FIXED: Mapping[str, tuple[Any, ...]] = {
     "norm_type": ("rms_norm", "rmsnorm", "RMSNorm"),
     "chunk_size_feed_forward": (0,),
     "text_config": (),
+    "decoder_sparse_step": (1,),
+    "moe_layer_freq": (1,),
 }
 #: Patterns of keys without effect on the answers -> why.
 WITHOUT_EFFECT: Mapping[str, tuple[str, ...]] = {
@@ -191,6 +193,8 @@ _POSITIVE = frozenset(
         *("attention_chunk_size", "num_experts_per_tok", "max_position_embeddings", "intermediate_size"),
     }
 )
+#: Taps of convolutions, which need a state: with one there is none.
+_TAPS = frozenset({"conv_L_cache", "conv_kernel", "linear_conv_kernel_dim", "mamba_d_conv"})
 _OFF: tuple[Any, ...] = (None, False, 0, "", [], {})
 
 
@@ -228,6 +232,14 @@ def completed(raw: Mapping[str, Any], architecture: str) -> dict[str, Any]:
     return {**stated, **config, "model_type": kind}
 
 
+def check_keys(raw: Mapping[str, Any]) -> None:
+    """Raise what ``completed`` raises for config.json ``raw``, or its text part, without completing it."""
+    text, names = raw.get("text_config"), raw.get("architectures")
+    if isinstance(text, Mapping):
+        raw, names = text, None
+    completed(raw, str(names[0]) if isinstance(names, list) and names else "")
+
+
 def _one_spelling(raw: Mapping[str, Any], family: Family) -> dict[str, Any]:
     """Return ``raw`` with aliases replaced. Raises ``model_malformed`` if two spellings have different values."""
     config = dict(raw)
@@ -255,6 +267,15 @@ def _check(key: str, value: Any, family: Family, kind: str) -> None:
         or _is_off(key, value)
         or without_effect(key)
     ):
+        raise _refused(key, value, f"transformers' {kind} models have no such key")
+
+
+def check_unknown(key: str, value: Any, kind: str) -> None:
+    """Raise ``config_key_unsupported`` for a key that no code of the family ``kind`` reads, unless it has no effect."""
+    allowed = _FIXED.get(key)
+    if allowed is not None and value is not None and value not in allowed:
+        raise _refused(key, value, _only(allowed, kind))
+    if allowed is None and key not in _ALWAYS | _ROTARY and not _is_off(key, value) and not without_effect(key):
         raise _refused(key, value, f"transformers' {kind} models have no such key")
 
 
@@ -289,7 +310,7 @@ def _check_type(key: str, value: Any, default: Any) -> None:
         right = isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**31
     else:  # checked where it is read
         return
-    if not right or (key in _POSITIVE and value <= 0):
+    if not right or (key in _POSITIVE and value <= 0) or (key in _TAPS and value < 2):
         raise error("model_malformed", file="config.json", reason=f"{key} is {value!r:.64}")
 
 

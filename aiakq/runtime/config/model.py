@@ -277,7 +277,7 @@ def _layer_kinds(raw: Mapping[str, Any], layers: int) -> tuple[str, ...]:
     if first is not None and (type(first) is not int or first < 0):
         raise _malformed("max_window_layers", first)
     if kinds:
-        return _stated_kinds([_RENAMED.get(kind, kind) for kind in kinds[:layers]], raw)
+        return _stated_kinds([_RENAMED.get(str(kind), str(kind)) for kind in kinds[:layers]], raw)
     recurrent = _recurrent_kinds(raw, layers)
     if recurrent:
         return recurrent

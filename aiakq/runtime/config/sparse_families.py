@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 from aiakq.runtime.config.family_keys import ATTENTION_BIAS, MULTIPLIERS, QWEN_WINDOW, Family, llama_keys
 
-_QWEN_EXPERTS = {
+_QWEN_EXPERTS: dict[str, Any] = {
     "decoder_sparse_step": 1,
     "moe_intermediate_size": 1408,
     "num_experts_per_tok": 4,
@@ -14,7 +15,7 @@ _QWEN_EXPERTS = {
     "norm_topk_prob": False,
     "mlp_only_layers": None,
 }
-_LATENT = {
+_LATENT: dict[str, Any] = {
     "attention_bias": False,
     "kv_lora_rank": 512,
     "q_lora_rank": 1536,
@@ -22,7 +23,7 @@ _LATENT = {
     "qk_rope_head_dim": 64,
     "v_head_dim": 128,
 }
-_MAMBA = {
+_MAMBA: dict[str, Any] = {
     "mamba_n_heads": 128,
     "mamba_d_head": "auto",
     "mamba_n_groups": 1,

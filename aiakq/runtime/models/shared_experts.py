@@ -43,8 +43,11 @@ class SharedExpertsBuilder(DecoderBuilder):
         return sparse
 
     def routing(self, router: str, count: int) -> Routing:
-        """Return the routing of the module ``router`` over ``count`` experts."""
-        raw = self.raw
+        """Return the routing of the module ``router`` over ``count`` experts. Raises ``model_malformed``."""
+        raw, groups = self.raw, self.groups
+        if count // groups[0] < 2:  # a group's score is that of its two best experts
+            reason = f"n_group is {groups[0]}, with {count} experts"
+            raise error("model_malformed", file="config.json", reason=reason)
         correction = f"{router}.e_score_correction_bias"
         return SigmoidRouting(
             top_k=size(raw, "num_experts_per_tok"),
@@ -52,7 +55,7 @@ class SharedExpertsBuilder(DecoderBuilder):
             scale=float(raw.get("routed_scaling_factor", 1.0)),
             sigmoid=self.ops.activation("sigmoid"),
             correction=self.weights.tensor(correction, count, dtype=torch.float32),
-            groups=self.groups,
+            groups=groups,
         )
 
     @property
