@@ -72,35 +72,42 @@ class _Channel:
 
 @dataclass
 class _Turn:
-    """A request that waits for a worker."""
+    """A request that waits for a worker. ``alone`` is its client, if that may have one such request at a time."""
 
     is_long: bool
+    alone: str | None = None
     channel: asyncio.Future[_Channel] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
 
 
 class WorkerQueue:
-    """Assigns free workers to waiting requests: round-robin over clients, at most NUM_LONG long requests at a time."""
+    """Assigns free workers to waiting requests: round-robin over clients, at most NUM_LONG long requests at a time.
+
+    Of long requests that are alone, a client has one at a time, so that it cannot delay those of another.
+    """
 
     def __init__(self) -> None:
         self._free: deque[_Channel] = deque()
         self._waiting: dict[str, deque[_Turn]] = {}  # the next client first
         self._num_long = 0
+        self._alone: set[str] = set()  # clients that have such a request
 
-    async def take(self, client: str, is_long: bool) -> _Channel:
+    async def take(self, client: str, is_long: bool, is_alone: bool = False) -> _Channel:
         """Wait for a free worker. Raises ConnectionError if the workers are restarted meanwhile."""
-        turn = _Turn(is_long)
+        turn = _Turn(is_long, client if is_alone else None)
         self._waiting.setdefault(client, deque()).append(turn)
         self._serve()
         try:
             return await turn.channel
         except asyncio.CancelledError:
             if turn.channel.done() and not turn.channel.cancelled() and not turn.channel.exception():
-                self.put(turn.channel.result(), is_long)
+                self.put(turn.channel.result(), is_long, turn.alone)
             raise
 
-    def put(self, channel: _Channel | None, was_long: bool) -> None:
-        """Return ``channel`` after a request, unless its worker is gone."""
+    def put(self, channel: _Channel | None, was_long: bool, alone: str | None = None) -> None:
+        """Return ``channel`` after a request, unless its worker is gone. ``alone``: the client, if it was alone."""
         self._num_long -= was_long
+        if alone is not None:
+            self._alone.discard(alone)
         if channel is not None:
             self._free.append(channel)
         self._serve()
@@ -121,6 +128,8 @@ class WorkerQueue:
     def _serve(self) -> None:
         while self._free and (next_task := self._next()) is not None:
             self._num_long += next_task.is_long
+            if next_task.alone is not None:
+                self._alone.add(next_task.alone)
             next_task.channel.set_result(self._free.popleft())
 
     def _next(self) -> _Turn | None:
@@ -144,7 +153,9 @@ class WorkerQueue:
         return None
 
     def _may_start(self, turn: _Turn) -> bool:
-        return not turn.channel.done() and not (turn.is_long and self._num_long >= NUM_LONG)
+        if turn.channel.done() or (turn.alone is not None and turn.alone in self._alone):
+            return False
+        return not (turn.is_long and self._num_long >= NUM_LONG)
 
 
 class TextClient:
@@ -366,15 +377,17 @@ class TextClient:
 
     async def _request(self, request: TextRequest, frame: bytes, size: int) -> TextReply:
         # A grammar may take a second, however short it is.
-        is_long = size > LONG_CHARS or request.grammar is not None
-        process = self._process
-        channel = await self._queue.take(client_of_request.get(), is_long)
+        is_alone = request.grammar is not None
+        is_long = size > LONG_CHARS or is_alone
+        process, client = self._process, client_of_request.get()
+        channel = await self._queue.take(client, is_long, is_alone)
         seconds = 2 * MAX_SECONDS + MAX_SECONDS_PER_CHAR * max(size, self._setup.max_chars if request.messages else 0)
         exchange = asyncio.ensure_future(self._exchange(channel, request.number, frame))
 
         def on_done(exchange: asyncio.Future[TextReply]) -> None:
             failed = exchange.cancelled() or exchange.exception() is not None
-            self._queue.put(None if failed or self._process is not process else channel, is_long)
+            gone = failed or self._process is not process
+            self._queue.put(None if gone else channel, is_long, client if is_alone else None)
 
         exchange.add_done_callback(on_done)
         try:

@@ -25,7 +25,7 @@ from aiakq.errors import AiakqError
 from aiakq.runtime.structured.grammars import Grammar
 from aiakq.runtime.text.tokenizer import Tokenizer, TokenizerSource
 from aiakq.server.process import text_client
-from aiakq.server.process.text_client import NUM_LONG, NUM_WORKERS, TextClient, WorkerQueue
+from aiakq.server.process.text_client import NUM_LONG, NUM_WORKERS, TextClient, WorkerQueue, client_of_request
 from aiakq.server.process.text_messages import TextRequest
 
 PADDING = {
@@ -248,8 +248,11 @@ def test_checks_of_grammars_leave_workers_to_others(source_with):
         slow = [Grammar("json", json.dumps({"type": "integer", "multipleOf": 99991 + at})) for at in range(8)]
         checks = [asyncio.ensure_future(client.compile_grammar(grammar)) for grammar in slow]
         await asyncio.sleep(0.1)
-        assert client._queue._num_long == NUM_LONG
+        assert client._queue._num_long == 1 < NUM_LONG  # one of a client at a time
         assert await ids_of(client, "hi") and not all(check.done() for check in checks)
+        client_of_request.set("another")
+        assert not (await client.compile_grammar(Grammar("regex", "[a-z]"))).failure
+        assert sum(check.done() for check in checks) < 4
         client.check()
         replies = await asyncio.gather(*checks)
         assert all(reply.num_bytes > 1 << 20 for reply in replies if not reply.failure)
