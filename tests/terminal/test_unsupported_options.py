@@ -22,7 +22,8 @@ def test_what_is_not_supported_is_refused_in_one_line(process):
 
 def test_options_of_newer_servers_are_known(process):
     """What vLLM 0.11's scripts pass: accepted with the reason why it has no effect, or silently as the default."""
-    options = """--runner generate --attention-backend X --stream-interval 4 --attention-config.backend Y --convert auto --api-server-count 2 --enable-server-load-tracking
+    options = """--runner generate --attention-backend X --stream-interval 4 --attention-config.backend Y
+        --convert auto --api-server-count 2 --enable-server-load-tracking
         --disable-hybrid-kv-cache-manager --disable-cascade-attn --prefix-caching-hash-algo builtin
         --chat-template-content-format openai --mm-processor-cache-gb 0 --disable-frontend-multiprocessing
         --disable-uvicorn-access-log --disable-fastapi-docs"""
