@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +52,7 @@ class Prepared:
     spec               how linears are stored, according to the options alone.
     head               name of the output layer if it is quantized, else None; ``head_weights`` is its size.
     activation_budget  bytes of hidden states held in memory.
+    card_entries       entries of the source's model card that the output's inherits.
     """
 
     options: QuantizeOptions
@@ -71,6 +72,7 @@ class Prepared:
     max_positions: int | None
     activation_budget: float
     warnings: tuple[str, ...]
+    card_entries: dict[str, Any] = field(default_factory=dict)
 
     def plan(self, spec: QuantSpec) -> BlockPlan:
         """Return the settings shared by all blocks, with linears stored as in ``spec``."""

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import datetime
+from collections.abc import Callable
 
 import aiakq
+from aiakq.errors import one_line
 from aiakq.formats.checkpoint_writer import CheckpointWriter
 from aiakq.formats.steps import CommittedStep
 from aiakq.quantizers.model.experts import ExpertTokens, expert_warnings
@@ -86,10 +88,23 @@ def _adapter_note(prepared: Prepared) -> list[str]:
 
 
 def write_report(writer: CheckpointWriter, report: QuantizeReport, prepared: Prepared) -> None:
-    """Add the report as JSON and as a page, and the model card, to the output."""
+    """Add the report as JSON and as a page, and the model card, to the output.
+
+    A page or a card that cannot be made becomes a warning: the weights are done, and are published without it.
+    """
+    pages: dict[str, Callable[[], str]] = {
+        PAGE_FILE: lambda: html_page(report),
+        card.CARD_FILE: lambda: card.text(report, prepared.options, prepared.source, prepared.card_entries),
+    }
+    for name, make in pages.items():
+        try:
+            text = make()
+        except Exception as problem:
+            # Whatever it is, hours of work do not depend on it.
+            report.warnings.append(f"{name} was not written: {one_line(problem)}.")
+            continue
+        writer.add_text(name, text)
     writer.add_json(REPORT_FILE, report.document())
-    writer.add_text(PAGE_FILE, html_page(report))
-    writer.add_text(card.CARD_FILE, card.text(report, prepared.options, prepared.source))
 
 
 def _smooth_alpha(recipe: Recipe) -> float | None:

@@ -74,7 +74,8 @@ class LLM(PoolingMethods):
         sampling_params  one for all, or one per prompt; defaults to ``get_default_sampling_params``.
         use_tqdm         show a progress bar on stderr.
         prompt_token_ids prompts as ids, instead of ``prompts``.
-        priority         one for all, or one per prompt, lowest first; needs scheduling_policy="priority".
+        priority         one for all, or one per prompt, lowest first; without an effect unless
+                         scheduling_policy="priority".
         lora_request     one adapter for all, or one or None per prompt; needs enable_lora=True.
         If ``max_tokens`` exceeds the context, the text ends there with finish_reason "length".
         Raises AiakqError (also a ValueError) for an invalid prompt, before anything is generated.
@@ -82,7 +83,7 @@ class LLM(PoolingMethods):
         self.engine.limits.check_generates()
         listed = listed_prompts(prompts if prompts is not None else prompt_token_ids)
         params = self._params_for(listed, sampling_params)
-        priorities = self._one_for_each("priority", listed, 0 if priority is None else priority)
+        priorities = self._priorities(listed, priority)
         salts = [str(one.get("cache_salt") or "") if isinstance(one, dict) else "" for one in listed]
         adapters = None if lora_request is None else self._one_for_each("lora_request", listed, lora_request)
         return self._run([self._read(prompt) for prompt in listed], params, priorities, salts, use_tqdm, adapters)
@@ -113,15 +114,17 @@ class LLM(PoolingMethods):
         tools: list[dict[str, Any]] | None = None,
         lora_request: LoRARequest | Sequence[LoRARequest | None] | None = None,
         chat_template_content_format: str = "auto",
+        priority: int | Sequence[int] | None = None,
     ) -> list[RequestOutput]:
         """Generate the next message of one or more conversations, with the model's chat template.
 
         continue_final_message  continue the last message; add_generation_prompt must be False.
         tools                   functions that the model may call, as in a chat request. The output text contains the
                                 calls as the model writes them; ``structured_outputs`` can enforce a format.
-        lora_request            as in ``generate``.
+        lora_request, priority  as in ``generate``.
         chat_template_content_format  auto, or string or openai (a list of parts) to pass the content of messages to the
                                       template in this form.
+
         Raises ``usage``, the errors of ``Tokenizer.chat_prompt``, and as ``generate`` does.
         """
         self.engine.limits.check_generates()
@@ -144,9 +147,9 @@ class LLM(PoolingMethods):
         ]
         # The template already contains the special tokens.
         read = [self._encoded(prompt, add_special_tokens=False) for prompt in prompts]
-        params, count = self._params_for(prompts, sampling_params), len(read)
+        params, priorities = self._params_for(prompts, sampling_params), self._priorities(read, priority)
         adapters = None if lora_request is None else self._one_for_each("lora_request", read, lora_request)
-        return self._run(read, params, [0] * count, [""] * count, use_tqdm, adapters)
+        return self._run(read, params, priorities, [""] * len(read), use_tqdm, adapters)
 
     def _params_for(
         self, prompts: Any, params: SamplingParams | Sequence[SamplingParams] | None
@@ -154,6 +157,13 @@ class LLM(PoolingMethods):
         if params is None:
             params = self.get_default_sampling_params()
         return self._one_for_each("sampling_params", prompts, params)
+
+    def _priorities(self, prompts: Any, priority: int | Sequence[int] | None) -> list[int]:
+        """Return the priority of each prompt; 0 for all if the scheduler does not use priorities."""
+        given = self._one_for_each("priority", prompts, 0 if priority is None else priority)
+        if self.engine.limits.by_priority or not all(type(each) is int for each in given):
+            return given
+        return [0] * len(given)
 
     @staticmethod
     def _one_for_each(name: str, prompts: Any, values: Any) -> list[Any]:

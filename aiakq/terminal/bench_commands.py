@@ -21,7 +21,9 @@ if TYPE_CHECKING:
     from aiakq.arguments.common import ResultArguments
     from aiakq.records import Record
 
-bench = typer.Typer(name="bench", cls=Group, help="Measure: a table on stderr, one JSON document on stdout.")
+bench = typer.Typer(
+    name="bench", cls=Group, help="Measure: a table on a terminal; otherwise JSON on stdout and the table on stderr."
+)
 
 
 def measure(
@@ -29,14 +31,14 @@ def measure(
     result: ResultArguments,
     run: Callable[[], Record],
     show: Callable[[dict[str, Any]], None] = tables.bench_result,
-    emit: bool = True,
+    emit: bool | None = None,
     unmeasured: Mapping[str, str] | None = None,
 ) -> None:
     """Validate gates and output paths, run a benchmark, show and write its result, and evaluate its gates.
 
     template    a document with every key that the result will have.
     show        prints the table of the result.
-    emit        whether to write the document to stdout.
+    emit        whether to write the document to stdout instead of the table; None: unless it is a terminal.
     unmeasured  keys of the template that this run does not measure -> reason.
 
     Raises ``bad_gate``, ``output_failed``, ``bench_failed`` if a request failed, ``gate_failed``,
@@ -54,7 +56,9 @@ def measure(
     document = run().document()
     outcomes = gates.evaluate(conditions, document, baseline)
     document["gates"] = [outcome.document() for outcome in outcomes]
-    show(document)
+    emit = not console.stdout_is_terminal() if emit is None else emit
+    with console.results_on_stdout(not emit):
+        show(document)
     if result.output is not None:
         write_json(document, result.output)
     if emit:
@@ -64,7 +68,8 @@ def measure(
         raise error("bench_failed", failed=document["failed"], total=total, reason=document["first_error"])
     if baseline:
         gates.check_machines(baseline, document)
-    tables.gate_outcomes(outcomes)
+    with console.results_on_stdout(not emit):
+        tables.gate_outcomes(outcomes)
     if (problem := gates.failure(outcomes)) is not None:
         raise problem
     if result.strict and document["warnings"]:

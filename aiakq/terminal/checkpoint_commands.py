@@ -48,7 +48,8 @@ def inspect(arguments: InspectArguments, output: JsonArguments) -> None:
 
     checked({name: getattr(arguments, name) for name in ("model", "dtype", "device")}, server=False)
     inspection = inspect_checkpoint(arguments.model, arguments.revision, arguments.device, arguments.dtype)
-    tables.inspection(inspection, inspection.layers if arguments.all else collapse(inspection.layers))
+    with console.results_on_stdout(not output.json):
+        tables.inspection(inspection, inspection.layers if arguments.all else collapse(inspection.layers))
     if output.json:
         console.emit(inspection.document())
 

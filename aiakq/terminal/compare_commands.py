@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -70,10 +71,18 @@ def counters(arguments: CounterArguments, reports: ReportArguments, engine: dict
     if reports.output is not None:
         write_json(counting.baseline(document), reports.output)
     if arguments.against is None:
-        tables.counters_result(document)
-        console.emit(document)
+        _show(document, tables.counters_result)
     else:
         _finish(counting.compare(document, arguments.against), replace(reports, output=None), allow_undecided=False)
+
+
+def _show(document: dict[str, Any], table: Callable[[dict[str, Any]], None]) -> None:
+    """Print a table on a terminal; otherwise the JSON document on stdout and the table on stderr."""
+    is_terminal = console.stdout_is_terminal()
+    with console.results_on_stdout(is_terminal):
+        table(document)
+    if not is_terminal:
+        console.emit(document)
 
 
 def _finish(document: dict[str, Any], reports: ReportArguments, allow_undecided: bool) -> None:
@@ -82,10 +91,9 @@ def _finish(document: dict[str, Any], reports: ReportArguments, allow_undecided:
     from aiakq.bench.comparison.reports import write
     from aiakq.records import write_json
 
-    tables.comparison(document)
+    _show(document, tables.comparison)
     if reports.output is not None:
         write_json(document, reports.output)
     write(document, reports)
-    console.emit(document)
     if (problem := failure(document, allow_undecided)) is not None:
         raise problem

@@ -1,5 +1,5 @@
-"""The console: styled output, progress bars and error messages (rich). Messages, tables and progress go to stderr, JSON
-documents to stdout.
+"""The console: styled output, progress bars and error messages (rich). Messages and progress go to stderr, JSON
+documents to stdout; tables of results to stdout (``results_on_stdout``) unless a JSON document goes there.
 
 Only this module and cli.py print. Colours, bars and widths adapt: without a terminal the same text is printed as plain
 lines. See ``wants_colour`` for the variables that control colours.
@@ -110,6 +110,26 @@ def out() -> Console:
     return _console(sys.stdout)
 
 
+#: Whether tables are results that go to stdout.
+_on_stdout = False
+
+
+@contextlib.contextmanager
+def results_on_stdout(applies: bool = True) -> Iterator[None]:
+    """Print tables and the lines beside them on stdout while the context is open; not if ``applies`` is False."""
+    global _on_stdout
+    before, _on_stdout = _on_stdout, applies
+    try:
+        yield
+    finally:
+        _on_stdout = before
+
+
+def stdout_is_terminal() -> bool:
+    """Whether a person rather than a program reads stdout."""
+    return _is_terminal(sys.stdout)
+
+
 @contextlib.contextmanager
 def waiting(text: str) -> Iterator[None]:
     """Show an animated line on stderr while the context is open; without a terminal, a plain line."""
@@ -133,6 +153,17 @@ def _visible(text: str) -> str:
 def line(*parts: str | tuple[str, str]) -> None:
     """Print one line on stderr; a part is text, or text with a style. It is never wrapped, for the sake of logs."""
     err().print(Text.assemble(*parts), soft_wrap=True)
+
+
+def result_line(*parts: str | tuple[str, str]) -> None:
+    """Print one line beside a table of results, like ``line``."""
+    if not _on_stdout:
+        line(*parts)
+        return
+    console = out()
+    with console.capture() as captured:
+        console.print(Text.assemble(*parts), soft_wrap=True)
+    write(captured.get())
 
 
 def failure(problem: AiakqError) -> None:
@@ -207,14 +238,17 @@ def _write_all(text: str) -> None:
 
 
 def show(renderable: RenderableType) -> None:
-    """Print a rich renderable on stderr; without a terminal, trailing spaces are removed."""
-    console = err()
-    if _is_terminal(console.file):
-        console.print(renderable)
-        return
+    """Print a table of results; without a terminal, trailing spaces are removed."""
+    console = _console(sys.stdout, PIPE_WIDTH) if _on_stdout else err()
     with console.capture() as captured:
         console.print(renderable)
-    console.file.write("\n".join(text.rstrip() for text in captured.get().splitlines()) + "\n")
+    text = captured.get()
+    if not _is_terminal(console.file):
+        text = "\n".join(row.rstrip() for row in text.splitlines()) + "\n"
+    if _on_stdout:
+        write(text)
+    else:
+        console.file.write(text)
 
 
 def table(*columns: str, left: Sequence[int] = (0,)) -> Table:
@@ -237,7 +271,7 @@ def facts(title: str, rows: Mapping[str, object]) -> None:
     for name, value in rows.items():
         if value is not None:
             grid.add_row(Text(name), Text(plain(value)))
-    line((title, "bold"))
+    result_line((title, "bold"))
     show(grid)
 
 

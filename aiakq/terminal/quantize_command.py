@@ -25,6 +25,7 @@ def quantize(arguments: QuantizeArguments, output: JsonArguments) -> None:
 
     with console.ProgressBars("quantize") as bars:
         report = quantize_checkpoint(options, lambda p: bars.update(p.stage, p.done, p.total, p.detail))
-    tables.quantize_report(report)
+    with console.results_on_stdout(not output.json):
+        tables.quantize_report(report)
     if output.json:
         console.emit({"schema_version": 1, "kind": "quantize", **report.document()})

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from rich.text import Text
 
 from aiakq.terminal import console
-from aiakq.terminal.console import facts, line, number, plain, show, size, table, warning
+from aiakq.terminal.console import facts, number, plain, result_line, show, size, table, warning
 
 if TYPE_CHECKING:
     from aiakq.bench.gates import Outcome
@@ -156,7 +156,7 @@ def kernels_result(document: Mapping[str, Any]) -> None:
         grid.add_row(*map(plain, names), *numbers, f"{row['of_roofline']:.0%}")
     show(grid)
     for text in document["warnings"]:
-        line((plain(text), "dim"))
+        result_line((plain(text), "dim"))
 
 
 def counters_result(document: Mapping[str, Any]) -> None:
@@ -282,21 +282,21 @@ def quantize_report(report: QuantizeReport) -> None:
         )
     facts("quantized", rows)
     for text in report.notes:
-        line((plain(text), "dim"))
+        result_line((plain(text), "dim"))
     for text in report.warnings:
         warning(text)
-    line("")
+    result_line("")
     from aiakq.runtime.text.tokenizer_files import has_tokenizer
 
     serve = f"aiakq serve {shlex.quote(plain(report.output))}"
-    line("next: ", (serve if has_tokenizer(Path(report.output)) else f"{serve} --tokenizer DIR", "bold"))
+    result_line("next: ", (serve if has_tokenizer(Path(report.output)) else f"{serve} --tokenizer DIR", "bold"))
 
 
 def gate_outcomes(outcomes: Sequence[Outcome]) -> None:
     """Print one line per gate."""
     for outcome in outcomes:
         verdict = ("failed", "bold red") if outcome.failed else ("passed", "green")
-        line("gate ", verdict, "  ", plain(outcome.describe()))
+        result_line("gate ", verdict, "  ", plain(outcome.describe()))
 
 
 def inspection(report: Inspection, layers: Sequence[Layer]) -> None:
@@ -332,7 +332,7 @@ def inspection(report: Inspection, layers: Sequence[Layer]) -> None:
     show(grid)
     for text in _reasons(report, layers):
         for part in textwrap.wrap(text, console.err().width):
-            line((part, "dim"))
+            result_line((part, "dim"))
     _inventory(report)
 
 
@@ -349,7 +349,7 @@ def _inventory(report: Inspection) -> None:
     if report.differences is None:
         return
     if not report.differences:
-        line(("inventory: every tensor that the config implies is there, and no other", "dim"))
+        result_line(("inventory: every tensor that the config implies is there, and no other", "dim"))
         return
     grid = table("not as the config implies", "found", "expected", "tensors")
     for each, count in collapse_differences(report.differences):

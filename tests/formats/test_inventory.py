@@ -199,7 +199,7 @@ def test_inspect_shows_differences_by_kind(tmp_path, capsys):
     }
     assert main(["inspect", str(folder)]) == 0
     shown = capsys.readouterr()
-    assert "{0-1}.input_layernorm.weight" in shown.err and "missing" in shown.err
+    assert "{0-1}.input_layernorm.weight" in shown.out and "missing" in shown.err
     with pytest.raises(AiakqError) as caught:
         load_model(EngineConfig.from_args({"model": str(folder), "device": "cpu"}))
     console.failure(caught.value)

@@ -6,6 +6,7 @@ It contains nothing specific to this machine and no time, so that two runs write
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from aiakq import formats
 from aiakq.errors import AiakqError
 from aiakq.formats.compatibility import Readers
 from aiakq.formats.model_folder import open_file
+from aiakq.formats.yaml_text import InvalidYaml, parse_yaml
 from aiakq.quantizers.calibration.samples import sources, title_of
 from aiakq.quantizers.options import QuantizeOptions
 from aiakq.quantizers.report.page import percent, size
@@ -23,15 +25,21 @@ CARD_FILE = "README.md"
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 #: Entries that a quantized model inherits from the card of its source.
 _INHERITED = ("license", "license_name", "license_link", "language")
-_MAX_BYTES = 1 << 20
+#: Maximum bytes of a card that are read; front matter that does not end within them is ignored.
+_MAX_BYTES = 1 << 16
 
 
-def text(report: QuantizeReport, options: QuantizeOptions, source: Path) -> str:
-    """Return the card. ``source`` is the folder of the original, whose license it inherits."""
+def text(
+    report: QuantizeReport, options: QuantizeOptions, source: Path, inherited: Mapping[str, Any] | None = None
+) -> str:
+    """Return the card.
+
+    source     the folder of the original.
+    inherited  entries of its card that this one inherits, see ``inherited_entries``.
+    """
     hub = _HUB_NAME.fullmatch(options.input) is not None and not Path(options.input).exists()
     name = options.input.rpartition("/")[2] if hub else source.resolve().name
-    front: dict[str, Any] = {key: value for key, value in front_matter(source).items() if key in _INHERITED}
-    front = {key: value for key, value in front.items() if _short(value)}
+    front: dict[str, Any] = dict(inherited or {})
     if hub:
         front |= {"base_model": options.input, "base_model_relation": "quantized"}
     front |= {"library_name": "transformers", "pipeline_tag": "text-generation"}
@@ -51,23 +59,29 @@ def text(report: QuantizeReport, options: QuantizeOptions, source: Path) -> str:
     return "\n".join(part for part in parts if part)
 
 
-def front_matter(folder: Path) -> dict[str, Any]:
-    """Return the YAML between the two ``---`` at the top of a model card; empty if it cannot be read."""
+def inherited_entries(folder: Path) -> dict[str, Any]:
+    """Return the entries of the model card in ``folder`` that a quantized model inherits; empty if it has none.
+
+    The front matter is the YAML between a line ``---`` at the top and the next one.
+    """
     try:
         with open_file(folder, CARD_FILE) as stream:
-            card = stream.read(_MAX_BYTES).decode()
-    except (AiakqError, OSError, UnicodeDecodeError):
+            top = stream.read(_MAX_BYTES)
+    except (AiakqError, OSError):
         return {}
-    match = re.match(r"---\s*\n(.*?)\n---\s*(\n|$)", card, re.DOTALL)
-    if match is None:
+    first, *rest = top.decode("utf-8-sig", "replace").splitlines() or [""]
+    if first.rstrip() != "---":
         return {}
-    import yaml
-
+    end = next((number for number, line in enumerate(rest) if line.rstrip() == "---"), None)
+    if end is None:
+        return {}
     try:
-        value = yaml.safe_load(match[1])
-    except (yaml.YAMLError, RecursionError):
+        entries = parse_yaml("\n".join(rest[:end]))
+    except InvalidYaml:
         return {}
-    return value if isinstance(value, dict) else {}
+    if not isinstance(entries, dict):
+        return {}
+    return {key: value for key, value in entries.items() if key in _INHERITED and _short(value)}
 
 
 def _short(value: Any) -> bool:

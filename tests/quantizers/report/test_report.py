@@ -3,16 +3,19 @@
 import json
 import re
 import shlex
+import time
 from collections.abc import Callable
 from dataclasses import fields, replace
 from html.parser import HTMLParser
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from xml.etree import ElementTree
 
 import pytest
 import yaml
 
+from aiakq.quantizers import run_report
 from aiakq.quantizers.model.experts import ExpertTokens
 from aiakq.quantizers.options import QuantizeOptions
 from aiakq.quantizers.pipeline import quantize_checkpoint
@@ -247,7 +250,7 @@ def front(card: str) -> dict[str, Any]:
 
 def card_of(source: Path, **changes: Any) -> str:
     options = QuantizeOptions(str(source), "/somewhere/out", "awq", overwrite=True)
-    return model_card.text(report(**changes), options, source)
+    return model_card.text(report(**changes), options, source, model_card.inherited_entries(source))
 
 
 def test_a_card_inherits_the_license(tmp_path: Path) -> None:
@@ -329,3 +332,39 @@ def test_an_output_has_both_reports_and_a_model_card(tiny_model: Callable[..., P
             layer.name for layer in found.layers if layer.input_after != pytest.approx(layer.input_before, rel=0.05)
         ]
         assert len(moved) > 8 if method == "smooth_quant" else not moved
+
+
+def test_a_card_of_blank_lines_takes_no_time(tmp_path):
+    (tmp_path / "README.md").write_text("---" + "\n" * (1 << 20))
+    started = time.process_time()
+    assert model_card.inherited_entries(tmp_path) == {}
+    assert time.process_time() - started < 1.0
+
+
+@pytest.mark.parametrize(
+    ("card", "entries"),
+    [
+        ("---\nlicense: mit\n---\ntext", {"license": "mit"}),
+        ("\ufeff--- \r\nlicense: mit\r\n---\r\n", {"license": "mit"}),
+        ("---\nlicense: &a mit\nlanguage: *a\n---\n", {}),
+        ("---\nlicense: mit\n" + "x" * (1 << 16) + "\n---\n", {}),
+        ("---\nlicense: [\n---\n", {}),
+        ("---\nlicense: mit\n", {}),
+        ("license: mit\n---\n", {}),
+        ("", {}),
+    ],
+)
+def test_the_front_matter_of_a_card_is_read_in_one_pass(tmp_path, card, entries):
+    (tmp_path / "README.md").write_text(card)
+    assert model_card.inherited_entries(tmp_path) == entries
+
+
+def test_a_page_that_cannot_be_made_does_not_prevent_publication(monkeypatch):
+    written = {}
+    writer = SimpleNamespace(add_text=written.__setitem__, add_json=written.__setitem__)
+    prepared = SimpleNamespace(options=None, source=None, card_entries={})
+    result = report()
+    monkeypatch.setattr(run_report, "html_page", lambda report: "page")
+    run_report.write_report(writer, result, prepared)  # the card fails: there are no options
+    assert set(written) == {run_report.PAGE_FILE, run_report.REPORT_FILE}
+    assert "README.md was not written" in str(written[run_report.REPORT_FILE]["warnings"])

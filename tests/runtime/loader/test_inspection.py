@@ -134,8 +134,8 @@ def test_experts_are_joined_over_both_numbers():
 def test_command_joins_equal_layers_and_all_lists_each(aiakq, example_model):
     joined = aiakq("inspect", example_model)
     assert joined.code == 0
-    assert "{0-5}.mlp.down_proj" in joined.err and "model.layers.3.mlp.down_proj" not in joined.err
-    assert "model.layers.3.mlp.down_proj" in aiakq("inspect", example_model, "--all").err
+    assert "{0-5}.mlp.down_proj" in joined.out and "model.layers.3.mlp.down_proj" not in joined.out
+    assert "model.layers.3.mlp.down_proj" in aiakq("inspect", example_model, "--all").out
 
 
 def test_command_fits_80_columns(aiakq, example_model, monkeypatch):
