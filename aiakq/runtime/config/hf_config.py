@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +12,8 @@ from aiakq.errors import AiakqError, error
 from aiakq.formats.hub import resolve_model
 from aiakq.formats.model_folder import read_json
 from aiakq.runtime.structured.grammars import GrammarDefaults
+
+logger = logging.getLogger("aiakq.runtime")
 
 #: Architectures with learned positions, which have no rotary embedding.
 _LEARNED_POSITIONS = frozenset({"OPTForCausalLM", "GPT2LMHeadModel", "GPTBigCodeForCausalLM"})
@@ -95,7 +98,7 @@ def generation_config(folder: Path, args: Mapping[str, Any]) -> dict[str, Any]:
     """
     source = args["generation_config"]
     if source in ("auto", "vllm"):
-        config = read_config(folder, "generation_config.json", missing_ok=True)
+        config = _own_generation_config(folder)
         if source == "vllm":
             config = {name: value for name, value in config.items() if name == "eos_token_id"}
     elif not (Path(source).expanduser() / "generation_config.json").is_file():
@@ -107,6 +110,17 @@ def generation_config(folder: Path, args: Mapping[str, Any]) -> dict[str, Any]:
     if unknown:
         raise _bad("--override-generation-config", unknown[0], "one of " + ", ".join(_GENERATION))
     return {name: value for name, value in (config | over).items() if name in _GENERATION and value is not None}
+
+
+def _own_generation_config(folder: Path) -> dict[str, Any]:
+    """Return the model's generation_config.json; without one, or if it is empty or damaged, {}, as in transformers."""
+    try:
+        return read_config(folder, "generation_config.json", missing_ok=True)
+    except AiakqError as problem:
+        if not str(problem.fields.get("reason")).startswith(("it is not JSON", "it is not a JSON object")):
+            raise
+        logger.warning("generation_config.json is ignored: %s", problem.fields["reason"])
+        return {}
 
 
 @dataclass(frozen=True)
