@@ -127,7 +127,8 @@ FOLDER_ERRORS = {
     ),
     "path_outside_model": ErrorKind(
         "The model folder '{path}' names a file outside itself: {file!r}.",
-        "Do not trust this folder; fetch the model again from its source.",
+        "If you made this link, copy what it points to: cp -rL {path} COPY. If not, do not trust this folder; fetch "
+        "the model again from its source.",
         UNSAFE,
     ),
     "format_unsupported": ErrorKind(

@@ -12,7 +12,6 @@ import torch
 import aiakq
 from aiakq.arguments.quantize import DTYPES
 from aiakq.errors import AiakqError, error
-from aiakq.formats import separate_head
 from aiakq.formats.checkpoint import Checkpoint
 from aiakq.formats.output_folder import check_output
 from aiakq.quantizers.calibration.samples import Samples, load_samples, load_tokenizer
@@ -24,6 +23,7 @@ from aiakq.quantizers.planning.tensor_parallel import plan_tensor_parallel
 from aiakq.quantizers.prepared import Prepared, remember_files
 from aiakq.quantizers.readers import reader_notes
 from aiakq.quantizers.report.card import inherited_entries
+from aiakq.quantizers.source_inventory import check_source
 from aiakq.runtime.device_memory import free_memory
 from aiakq.runtime.models import ARCHITECTURES
 
@@ -65,8 +65,7 @@ def prepare(options: QuantizeOptions) -> Prepared:
     if quantized_head is not None:
         spec = fit_head(spec, quantized_head, model.model.get_output_embeddings().in_features)
     tokenizer = load_tokenizer(source, options.trust_remote_code)
-    warnings = [*options.warnings, *([separate_head.remark(model.separate_head)] if model.separate_head else [])]
-    positions = getattr(config, "max_position_embeddings", None)
+    warnings = [*options.warnings, *check_source(model)]
     samples = _samples(options, tokenizer, config, warnings)
     warnings += [*reader_notes(model, spec, options.trust_remote_code), *fused_scheme_warnings(spec, names)]
     budget = options.activation_memory

@@ -342,10 +342,12 @@ def _inventory(report: Inspection) -> None:
     from aiakq.formats.left_out import describe
     from aiakq.runtime.loader.inspection import collapse_differences
 
+    for remark in report.remarks:
+        warning(remark)
     if report.stored_head:
         warning(separate_head.remark(report.stored_head))
     for left_out in describe(report.left_out):
-        line((f"left out: {left_out}", "dim"))
+        result_line((f"left out: {left_out}", "dim"))
     if report.differences is None:
         return
     if not report.differences:

@@ -98,7 +98,7 @@ def generation_config(folder: Path, args: Mapping[str, Any], raw: Mapping[str, A
     """
     source = args["generation_config"]
     if source in ("auto", "vllm"):
-        config = read_config(folder, "generation_config.json", missing_ok=True) or of_model_config(raw)
+        config = _own_generation_config(folder) or of_model_config(raw)
         if source == "vllm":
             config = {name: value for name, value in config.items() if name == "eos_token_id"}
     elif not (Path(source).expanduser() / "generation_config.json").is_file():
@@ -138,6 +138,17 @@ def _check_default(name: str, value: Any, file: str | None) -> None:
         if file is None:
             raise _bad("--override-generation-config", f"{name}: {value!r:.64}", allowed) from None
         raise error("generation_config", file=file, key=name, value=f"{value!r:.64}", allowed=allowed) from None
+
+
+def _own_generation_config(folder: Path) -> dict[str, Any]:
+    """Return the model's generation_config.json; without one, or if it is empty or damaged, {}, as in transformers."""
+    try:
+        return read_config(folder, "generation_config.json", missing_ok=True)
+    except AiakqError as problem:
+        if not str(problem.fields.get("reason")).startswith(("it is not JSON", "it is not a JSON object")):
+            raise
+        logger.warning("generation_config.json is ignored: %s", problem.fields["reason"])
+        return {}
 
 
 @dataclass(frozen=True)

@@ -76,6 +76,7 @@ class Inspection:
     kv_bytes_per_token  bytes per token in the KV cache over all layers; None like ``differences``.
     left_out      tensors that aiakq does not use, see ``formats.left_out``.
     stored_head   see ModelConfig.
+    remarks       see Checkpoint.
     """
 
     path: str
@@ -95,6 +96,7 @@ class Inspection:
     kv_bytes_per_token: int | None = None
     left_out: tuple[str, ...] = ()
     stored_head: str = ""
+    remarks: tuple[str, ...] = ()
 
     @property
     def nbytes(self) -> int:
@@ -147,6 +149,7 @@ class Inspection:
                 "layers": {name: None if layer is None else vars(layer) for name, layer in spec.layers},
             },
             "stored_head": self.stored_head or None,
+            "remarks": list(self.remarks),
             "left_out": list(self.left_out),
             "inventory": None if self.differences is None else [_difference_document(d) for d in self.differences],
             "layers": [_layer_document(layer) for layer in self.layers],
@@ -217,6 +220,7 @@ def inspect_checkpoint(
         context=context if isinstance(context, int) else None,
         tied_embeddings=bool(checkpoint.config.get("tie_word_embeddings")) and not head,
         stored_head=head,
+        remarks=tuple(checkpoint.remarks),
         files=len({info.file for info in checkpoint.inventory.values()}),
         device=target.ops.device_type,
         dtype=str(target.ops.dtype).removeprefix("torch."),

@@ -33,7 +33,8 @@ def load_model(config: EngineConfig, share: ModelShare | None = None) -> tuple[M
     Raises AiakqError: model_unsupported, ranks_unavailable, tensor_inventory, tensor_mismatch, not_finite, model_*.
     """
     share = share or ModelShare()
-    if config.model.stored_head and share.stage == 0 and (share.collective is None or share.collective.rank == 0):
+    first = share.stage == 0 and (share.collective is None or share.collective.rank == 0)
+    if config.model.stored_head and first:
         logger.warning("%s", separate_head.remark(config.model.stored_head))
     architecture = config.model.architecture
     native = architecture in ARCHITECTURES
@@ -58,6 +59,8 @@ def load_model(config: EngineConfig, share: ModelShare | None = None) -> tuple[M
             raise error("model_unsupported", architecture=architecture, reason=reason, known=FAMILIES)
         return load_transformers_model(config)
     weights = weights_for(config, share.collective)
+    for remark in weights.checkpoint.remarks if first and isinstance(weights, CheckpointWeights) else ():
+        logger.warning("%s: %s", config.load.path, remark)
     if config.scheduler.lora is not None:
         base = QuantizedBase()
         if isinstance(weights, CheckpointWeights):
