@@ -198,6 +198,14 @@ def note(text: str) -> None:
     line((plain(text), "dim"))
 
 
+def note_missing_folder(model: str) -> None:
+    """Say at once that a model is looked for on the hub, which may take a while, and what is here instead."""
+    from aiakq.formats.hub import what_is_here
+
+    if (sentence := what_is_here(model)) is not None:
+        note(sentence)
+
+
 def emit(document: Mapping[str, Any]) -> None:
     """Write one JSON document to stdout. Raises ClosedOutput if its reader has gone, ``output_failed`` otherwise."""
     from aiakq.records import finite, to_json

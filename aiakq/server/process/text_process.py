@@ -38,7 +38,7 @@ from aiakq.runtime.text.message_forms import message_forms
 from aiakq.runtime.text.tokenizer import Tokenizer
 from aiakq.server.process.text_messages import Drop, Loaded, Part, Setup, TextReply, TextRequest
 from aiakq.system.frames import framed, receive_frame
-from aiakq.system.memory import trim_heap
+from aiakq.system.memory import limit_more_memory, trim_heap
 from aiakq.system.processes import begin_child, end_with_parent
 
 WITHOUT_TORCH = "--without-torch"
@@ -85,7 +85,7 @@ def main() -> None:
 
 def _load(setup: Setup) -> tuple[Tokenizer, str, Loaded]:
     """Load the tokenizer and the chat template, and describe them for the server. Raises as ``source.load``."""
-    _limit_memory(MAX_LOAD_BYTES)
+    limit_more_memory(MAX_LOAD_BYTES)
     resource.setrlimit(resource.RLIMIT_CPU, (MAX_LOAD_SECONDS, resource.RLIM_INFINITY))
     signal.signal(signal.SIGXCPU, signal.SIG_DFL)
     tokenizer = setup.source.load()
@@ -343,16 +343,8 @@ def pair_length(pair: tuple[str, str]) -> int:
 
 def _set_limits(seconds: float, num_bytes: int) -> None:
     """Limit the CPU time from now on, and the memory allocated in addition to the current size."""
-    _limit_memory(num_bytes)
+    limit_more_memory(num_bytes)
     signal.setitimer(signal.ITIMER_PROF, seconds)
-
-
-def _limit_memory(num_bytes: int) -> None:
-    with open("/proc/self/statm") as stream:
-        size = int(stream.read().split()[0]) * resource.getpagesize()
-    _, hard = resource.getrlimit(resource.RLIMIT_AS)
-    wanted = size + num_bytes
-    resource.setrlimit(resource.RLIMIT_AS, (wanted if hard == resource.RLIM_INFINITY else min(wanted, hard), hard))
 
 
 def _frame(record: msgspec.Struct) -> bytes:

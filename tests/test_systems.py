@@ -1,0 +1,44 @@
+"""Other systems than Linux: what does not work says so in a sentence, what can work does."""
+
+from __future__ import annotations
+
+import resource
+import sys
+
+import pytest
+
+from aiakq.system import memory
+
+
+def test_windows_gets_one_sentence(aiakq, monkeypatch):
+    monkeypatch.setattr("aiakq.cli.WINDOWS", True)
+    ended = aiakq("serve", "model")
+    assert ended.code == 7 and ended.err.count("\n") == 1
+    assert "aiakq does not run on Windows. Use Linux; on Windows, that is WSL 2." in ended.err
+
+
+@pytest.mark.parametrize("name", ["resource", "fcntl"])
+def test_a_missing_module_of_posix_is_no_bug(aiakq, monkeypatch, name):
+    def run(words, debug):
+        raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+    monkeypatch.setattr("aiakq.cli._run", run)
+    ended = aiakq("serve", "model")
+    assert ended.code == 7 and "error[system_unsupported]" in ended.err and "bug" not in ended.err
+
+
+def test_without_proc_memory_is_not_limited_instead_of_failing(monkeypatch):
+    limits = []
+    monkeypatch.setattr(resource, "setrlimit", lambda *limit: limits.append(limit))
+    monkeypatch.setattr(memory, "_lines", lambda path: [])
+    assert memory.limit_more_memory(1 << 30) is False and limits == []
+    monkeypatch.setattr(memory, "_lines", lambda path: ["100 50 0 0 0 0 0"])
+    assert memory.limit_more_memory(1 << 30) is True and len(limits) == 1
+
+
+def test_peak_memory_is_in_bytes_everywhere(monkeypatch):
+    usage = type("Usage", (), {"ru_maxrss": 2048})
+    monkeypatch.setattr(resource, "getrusage", lambda who: usage)
+    assert memory.peak_memory_bytes() == 2048 * 1024
+    monkeypatch.setattr(sys, "platform", "darwin")
+    assert memory.peak_memory_bytes() == 2048
