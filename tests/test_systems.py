@@ -7,7 +7,9 @@ import sys
 
 import pytest
 
+from aiakq.kernels.cpu import build
 from aiakq.system import memory
+from aiakq.terminal import console
 
 
 def test_windows_gets_one_sentence(aiakq, monkeypatch):
@@ -42,3 +44,12 @@ def test_peak_memory_is_in_bytes_everywhere(monkeypatch):
     assert memory.peak_memory_bytes() == 2048 * 1024
     monkeypatch.setattr(sys, "platform", "darwin")
     assert memory.peak_memory_bytes() == 2048
+
+
+def test_missing_native_kernels_are_named_once(monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(build, "TARGET", tmp_path / "absent.so")
+    environment = {"XDG_CACHE_HOME": str(tmp_path / "cache")}
+    console.note_missing_kernels(environment)
+    console.note_missing_kernels(environment)
+    console.note_missing_kernels({"AIAKQ_CPU_LIBRARY": "other.so"})
+    assert capsys.readouterr().err.count("No native CPU kernels were built at installation") == 1

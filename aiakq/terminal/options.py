@@ -106,6 +106,8 @@ def _values(name: str, words: dict[str, Any]) -> list[Any]:
     from aiakq.terminal.config_file import read_config_file
 
     hub.announce = console.note
+    if name != "serve":  # whose start-up table names the kernels
+        console.note_missing_kernels(os.environ)
     for sentence in unknown_variables(os.environ):
         console.warning(sentence)
     arguments = COMMANDS[name]
