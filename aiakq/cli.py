@@ -34,6 +34,7 @@ from aiakq.terminal.quantize_command import quantize
 from aiakq.terminal.serve_command import serve
 from aiakq.terminal.usage_errors import check_unknown, close_names, usage_error
 
+WINDOWS = sys.platform == "win32"
 #: What a shell reports for a program that a signal ended: 128 + SIGINT, 128 + SIGPIPE.
 INTERRUPTED, CLOSED_PIPE = 130, 141
 
@@ -91,6 +92,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         words.remove("--debug")
         debug = True
     try:
+        if WINDOWS:
+            raise error("system_unsupported", system="Windows")
         return _run(words, debug)
     except KeyboardInterrupt:
         console.note("aiakq: interrupted")
@@ -223,6 +226,8 @@ def _known(problem: Exception) -> AiakqError | None:
     """Failures that no single place can foresee (memory, disk, a kernel from a plugin), as errors of the registry."""
     if isinstance(problem, PluginError):
         return error("plugin", reason=str(problem))
+    if isinstance(problem, ModuleNotFoundError) and problem.name in ("resource", "fcntl", "termios"):
+        return error("system_unsupported", system=f"this system, which is not POSIX: Python has no {problem.name}")
     if isinstance(problem, MemoryError) or type(problem).__name__ == "OutOfMemoryError":
         first = str(problem).strip().splitlines()[:1]
         return error("out_of_memory", reason=first[0].rstrip(".") if first else "an allocation failed")

@@ -20,6 +20,8 @@ from aiakq.errors import error
 
 #: Raised when a key changes its meaning or goes away; new keys do not raise it.
 SCHEMA_VERSION = 1
+#: Maximum size of a file with a result.
+MAX_RESULT_BYTES = 1 << 28
 
 
 @dataclass(frozen=True)

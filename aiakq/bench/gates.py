@@ -17,6 +17,8 @@ from typing import Any
 
 from aiakq.bench.summary import MACHINE
 from aiakq.errors import AiakqError, error
+from aiakq.records import MAX_RESULT_BYTES
+from aiakq.system.files import read_named_text
 
 _OPERATORS: dict[str, Callable[[float, float], bool]] = {
     ">=": operator.ge,
@@ -99,6 +101,11 @@ def _parse(text: str) -> Gate:
     return Gate(text, match["key"], match["operator"], limit / 100 if percent else limit, relative)
 
 
+def _unreadable(path: Path, reason: str) -> AiakqError:
+    hint = "Give the JSON of an earlier run."
+    return error("usage", reason=f"The baseline {path} cannot be read: {reason}.", hint=hint)
+
+
 def read_baseline(gates: Sequence[Gate], path: Path | None) -> dict[str, Any]:
     """Read the baseline record of relative gates; returns an empty one if ``path`` is None.
 
@@ -107,14 +114,11 @@ def read_baseline(gates: Sequence[Gate], path: Path | None) -> dict[str, Any]:
     document: Any = {}
     if path is not None:
         try:
-            document = json.loads(path.read_text(encoding="utf-8"))
-        except OSError as problem:
-            reason = f"The baseline {path} cannot be read: {problem.strerror}."
-            raise error("usage", reason=reason, hint="Give the JSON of an earlier run.") from None
-        except ValueError as problem:
-            raise error("model_malformed", file=path, reason=problem) from None
+            document = json.loads(read_named_text(path, MAX_RESULT_BYTES, lambda reason: _unreadable(path, reason)))
+        except (ValueError, RecursionError) as problem:
+            raise error("no_result", file=path, reason=f"it is no JSON ({problem})") from None
         if not isinstance(document, dict) or "schema_version" not in document:
-            raise error("model_malformed", file=path, reason="it is not a record of aiakq")
+            raise error("no_result", file=path, reason="it is not a record of aiakq")
     for gate in gates:
         if not gate.relative:
             continue

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
 import random
 from collections.abc import Sequence
@@ -11,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from aiakq.arguments.bench import WorkloadArguments
-from aiakq.bench.workload import NUM_PROMPTS, Request, Workload, known_size
+from aiakq.bench.workload import NUM_PROMPTS, Request, Workload, known_size, read_data
 from aiakq.errors import AiakqError, error
 
 #: Tokens per block hash of a Mooncake trace.
@@ -114,7 +115,7 @@ class ShareGPT(Workload):
         super().__init__(options, rng)
         path = _file_of(options, "sharegpt")
         try:
-            entries = json.loads(path.read_text(encoding="utf-8"))
+            entries = json.loads(read_data(path))
             found = [each for each in map(_first_exchange, entries) if each is not None]
         except (OSError, ValueError, TypeError, AttributeError, KeyError) as problem:
             raise error("model_malformed", file=path, reason=problem) from None
@@ -151,8 +152,7 @@ def _file_of(options: WorkloadArguments, name: str) -> Path:
 
 def _read_burstgpt(path: Path) -> list[dict[str, Any]]:
     """Read the successful requests of a BurstGPT file; failed ones have no response tokens."""
-    with path.open(encoding="utf-8", newline="") as file:
-        rows = list(csv.DictReader(file))
+    rows = list(csv.DictReader(io.StringIO(read_data(path), newline="")))
     lines = []
     for row in rows:
         lengths = {"input_length": int(row["Request tokens"]), "output_length": int(row["Response tokens"])}
@@ -164,7 +164,7 @@ def _read_burstgpt(path: Path) -> list[dict[str, Any]]:
 def _read_json_lines(path: Path) -> list[dict[str, Any]]:
     """Read a Mooncake trace, whose ``timestamp`` is in milliseconds, or a trace in aiakq's format."""
     lines = []
-    for text in path.read_text(encoding="utf-8").splitlines():
+    for text in read_data(path).splitlines():
         if not text.strip():
             continue
         line = json.loads(text)

@@ -17,6 +17,7 @@ from typing import Any
 from aiakq.arguments.bench import WorkloadArguments
 from aiakq.errors import error
 from aiakq.registry import Registry
+from aiakq.system.files import read_named_text
 
 #: Name -> a subclass of ``Workload``.
 WORKLOADS = Registry(
@@ -35,6 +36,9 @@ WORKLOADS = Registry(
 NUM_PROMPTS = 100
 #: Prefix-cache hit rate above which a run on random prompts gets a warning.
 MAX_RANDOM_HIT_RATE = 0.01
+
+#: Maximum size of a file of requests.
+_MAX_BYTES = 1 << 30
 
 
 @dataclass(frozen=True)
@@ -159,16 +163,18 @@ def random_requests(count: int, input_len: int, output_len: int, vocab_size: int
     return [Request([rng.randrange(vocab_size) for _ in range(input_len)], output_len) for _ in range(count)]
 
 
+def read_data(path: Path) -> str:
+    """Return the text of a file of requests. Raises ``model_malformed`` for anything but a regular UTF-8 file."""
+    return read_named_text(path, _MAX_BYTES, lambda reason: error("model_malformed", file=path, reason=reason))
+
+
 def dataset_requests(path: Path, count: int | None, output_len: int, rng: random.Random) -> tuple[list[Request], bool]:
     """Read requests from a file with one per line, as text or as JSON with ``prompt`` and optionally ``max_tokens``.
 
     Returns ``count`` requests in random order (None for all of them), and whether some had to be repeated. Raises
     ``usage`` if the file has no prompts, ``model_malformed`` for invalid JSON.
     """
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as problem:
-        raise error("model_malformed", file=path, reason=problem) from None
+    lines = read_data(path).splitlines()
     found = [_parse_line(path, number, line, output_len) for number, line in enumerate(lines, 1) if line.strip()]
     if not found:
         raise error(

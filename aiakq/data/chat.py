@@ -10,7 +10,6 @@ from __future__ import annotations
 import datetime
 import faulthandler
 import json
-import resource
 import signal
 import subprocess
 import sys
@@ -18,6 +17,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from aiakq.errors import AiakqError, error
+from aiakq.system.memory import limit_more_memory
 
 #: Time limit in seconds for one conversation, and for starting the process.
 _SECONDS = 10
@@ -97,9 +97,7 @@ def _main() -> None:
             order["folder"], local_files_only=True, trust_remote_code=order["remote_code"]
         )
     )
-    with open("/proc/self/statm") as stream:
-        size = int(stream.read().split()[0]) * resource.getpagesize()
-    resource.setrlimit(resource.RLIMIT_AS, (size + _MEMORY, size + _MEMORY))
+    limit_more_memory(_MEMORY)
     # transformers' strftime_now looks the clock up here; it cannot be passed in.
     chat_template_utils.__dict__["datetime"] = _SameDay
 

@@ -19,6 +19,7 @@ from typing import Any
 
 from aiakq.data.chat import Message
 from aiakq.errors import AiakqError, error
+from aiakq.formats.hub import hub_answers
 from aiakq.system.files import read_named
 
 HINT = (
@@ -201,6 +202,8 @@ def read_dataset(name: str, characters: int, seed: int, rows: Rows | None = None
         else:
             if not _HUB_NAME.fullmatch(name):
                 raise bad(name, "there is no such file")
+            if not hub_answers():
+                raise bad(name, "it is no file or folder here, and the hub does not answer")
             path, *rest = name.split(":")
             config = rest[0] if len(rest) == 2 else None
             found = datasets.load_dataset(path, config, split=rest[-1] if rest else "train", streaming=True)

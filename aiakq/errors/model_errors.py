@@ -18,6 +18,9 @@ from aiakq.errors.kind import (
 COMMAND_ERRORS = {
     # --- the command line ------------------------------------------------------------------------------------------
     "usage": ErrorKind("{reason}", "{hint}", USAGE),
+    "system_unsupported": ErrorKind(
+        "aiakq does not run on {system}.", "Use Linux; on Windows, that is WSL 2.", ENVIRONMENT
+    ),
     "option_refused": ErrorKind("{option} is not available: {reason}.", "Leave it out.", USAGE),
     "bad_option": ErrorKind("{option} is {value!r}, which is not {expected}.", "{hint}", USAGE),
     "no_parser": ErrorKind("No parser matches the model's chat template.", "Set {option} to one of {names}.", USAGE),
@@ -40,6 +43,11 @@ COMMAND_ERRORS = {
         "The server at {url} {problem}.", "Give its key with --api-key, or in the variable AIAKQ_API_KEY.", ENVIRONMENT
     ),
     "no_answer": ErrorKind("{server} does not respond: {reason}", "", WORKER),
+    "request_refused": ErrorKind("{server} refused the request: {reason}", "", WORKER),
+    "no_result": ErrorKind(
+        "{file} is no benchmark result: {reason}.",
+        "Give the JSON that aiakq bench, vllm bench or guidellm wrote, or a folder of such files.",
+    ),
     "bench_failed": ErrorKind("{failed} of {total} requests failed; the first: {reason}.", "", WORKER),
     "got_worse": ErrorKind("Worse by more than {percent} %: {metrics}.", "", GATE),
     "counters_changed": ErrorKind(

@@ -103,7 +103,7 @@ def unmeasured(options: EvalArguments) -> dict[str, str]:
     if options.original is not None:
         return {}
     compared = ("perplexity_original", "perplexity_ratio", "kl", "top1_agreement")
-    return dict.fromkeys(compared, "it compares with a model that --original names")
+    return dict.fromkeys(compared, "it compares with the original model; add --original MODEL")
 
 
 def template() -> dict[str, Any]:

@@ -5,7 +5,10 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Sequence
+import socket
+import urllib.parse
+import urllib.request
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +24,17 @@ _TORCH = ["pytorch_model*.bin"]
 _MODULES = ("[0-9]*_Pooling", "[0-9]*_Dense", "[0-9]*_Normalize")
 _MODULE_FILES = ("config.json", "model.safetensors", "pytorch_model.bin")
 _COMMIT = re.compile(r"[0-9a-f]{40}")
+#: Seconds to connect to the hub.
+_CONNECT_SECONDS = 5.0
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
+
+
+def _silent(sentence: str) -> None:
+    """Say nothing."""
+
+
+#: Called with a sentence before the hub is asked, which may take a while. The command line sets it.
+announce: Callable[[str], None] = _silent
 
 
 def check_model_name(name: str) -> None:
@@ -83,8 +96,13 @@ def resolve_model(
         return path
     import huggingface_hub
 
+    if (sentence := what_is_here(name)) is not None:
+        announce(sentence)
     access = True if token == "" else token
     options: dict[str, Any] = {"revision": revision, "cache_dir": cache, "token": access}
+    if not hub_answers():  # what is in the cache can still be used
+        options["local_files_only"] = True
+        weights = weights if weights in ("none", "safetensors", "pt") else "safetensors"
     try:
         folder = huggingface_hub.snapshot_download(
             name,
@@ -98,10 +116,44 @@ def resolve_model(
             huggingface_hub.snapshot_download(name, allow_patterns=inside, **options)
     except Exception as problem:
         # The hub client raises many kinds (HTTP, offline, validation, disk); the first line tells which.
+        if options.get("local_files_only"):
+            reason = "it does not answer, and the model is not in the cache"
+            raise error("model_hub", name=name, reason=reason) from None
         lines = str(problem).strip().splitlines()
         reason = (lines[0] if lines else type(problem).__name__).rstrip(".")
         raise error("model_hub", name=name, reason=reason) from problem
     return Path(folder)
+
+
+def hub_answers() -> bool:
+    """Whether a connection to the hub can be opened; asked once, because the hub client retries for minutes.
+
+    True if the client is offline anyway, and with a proxy, through which only it can tell.
+    """
+    from huggingface_hub import constants
+
+    if constants.HF_HUB_OFFLINE or urllib.request.getproxies():
+        return True
+    address = urllib.parse.urlsplit(constants.ENDPOINT)
+    port = address.port or (443 if address.scheme == "https" else 80)
+    try:
+        socket.create_connection((address.hostname or "", port), timeout=_CONNECT_SECONDS).close()
+    except OSError:
+        return False
+    return True
+
+
+def what_is_here(name: str) -> str | None:
+    """Return a sentence about a model name that is no folder here, with what is beside it; None for a folder."""
+    path = Path(name).expanduser()
+    if os.path.isdir(path):
+        return None
+    beside = path.parent
+    if beside != Path(".") and os.path.isdir(beside):
+        names = sorted(each.name for each in beside.iterdir() if not each.name.startswith("."))
+        listed = ", ".join(names[:8]) + (", ..." if len(names) > 8 else "")
+        return f"There is no folder {path} here; {beside} contains {listed or 'nothing'}. Looking on the hub."
+    return f"There is no folder {path} here. Looking on the hub."
 
 
 def _files_in_folders(folder: Path) -> list[str]:

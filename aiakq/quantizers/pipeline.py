@@ -6,7 +6,6 @@ Every finished block is written immediately, so that an interrupted run can be r
 
 from __future__ import annotations
 
-import resource
 import time
 from collections.abc import Callable
 
@@ -24,7 +23,7 @@ from aiakq.quantizers.quality import check_text, record_quality
 from aiakq.quantizers.report.records import QuantizeReport
 from aiakq.quantizers.run_report import build_report, write_report
 from aiakq.spec import QuantSpec
-from aiakq.system.memory import gc_frozen
+from aiakq.system.memory import gc_frozen, peak_memory_bytes
 
 
 def quantize_checkpoint(
@@ -94,7 +93,7 @@ class _Run:
             if options.evaluate:
                 self._evaluate(writer, report)
             report.seconds = round(time.monotonic() - self.started_at, 2)
-            report.peak_memory_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+            report.peak_memory_bytes = peak_memory_bytes()
             write_report(writer, report, prepared)
             self.progress(StageProgress("publish", 0, 1, options.output))
             prepared.check_unchanged()

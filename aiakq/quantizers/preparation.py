@@ -84,7 +84,7 @@ def prepare(options: QuantizeOptions) -> Prepared:
         head_weights=model.model.get_output_embeddings().weight.numel() if quantized_head else 0,
         tokenizer=tokenizer,
         samples=samples,
-        max_positions=positions,
+        max_positions=getattr(config, "max_position_embeddings", None),
         activation_budget=free_memory(torch.device("cpu")) / 4 if budget is None else budget * 1e9,
         warnings=tuple(warnings),
         card_entries=inherited_entries(source),

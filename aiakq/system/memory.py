@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import gc
 import os
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -29,6 +30,31 @@ def free_host_memory() -> int:
             available = int(line.split()[1]) * 1024
     limit = cgroups.available_memory()
     return max(available if limit is None else min(available, limit), 0)
+
+
+def limit_more_memory(num_bytes: int) -> bool:
+    """Limit the memory that this process may allocate in addition to its current size.
+
+    Returns whether a limit was set: only Linux tells the size of a process, and enforces a limit on it.
+    """
+    import resource
+
+    statm = _lines("/proc/self/statm")
+    if not statm:
+        return False
+    _, hard = resource.getrlimit(resource.RLIMIT_AS)
+    wanted = int(statm[0].split()[0]) * resource.getpagesize() + num_bytes
+    resource.setrlimit(resource.RLIMIT_AS, (wanted if hard == resource.RLIM_INFINITY else min(wanted, hard), hard))
+    return True
+
+
+def peak_memory_bytes() -> int:
+    """Return the largest amount of RAM that this process has used."""
+    import resource
+
+    # macOS counts in bytes, Linux in KiB.
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
 
 
 def release_host_memory() -> None:

@@ -136,14 +136,14 @@ class ChatServer:
             raise self._failed("it sent invalid JSON.") from None
 
     def _check(self, response: httpx.Response) -> None:
-        """Raise ``no_answer`` with the server's message if it rejected the request."""
+        """Raise ``request_refused`` with the server's message if it rejected the request."""
         if response.status_code == 200:
             return
         try:
             reason = _message(response.json())
         except ValueError:
             reason = f"status {response.status_code}."
-        raise self._failed(reason)
+        raise error("request_refused", server=self.url, reason=reason)
 
     def _failed(self, reason: str) -> AiakqError:
         return error("no_answer", server=self.url, reason=reason)

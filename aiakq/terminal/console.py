@@ -12,6 +12,7 @@ import os
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 
@@ -196,6 +197,30 @@ def warning(text: str) -> None:
 
 def note(text: str) -> None:
     line((plain(text), "dim"))
+
+
+def note_missing_kernels(environment: Mapping[str, str]) -> None:
+    """Say in the first command of an installation that it has no native CPU kernels; pip hides what its build says."""
+    from aiakq.kernels.cpu import build
+
+    if build.TARGET.exists() or environment.get("AIAKQ_CPU_LIBRARY"):
+        return
+    cache = Path(environment.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    told = cache / "aiakq" / "no_native_kernels"
+    if told.exists():
+        return
+    with contextlib.suppress(OSError):
+        told.parent.mkdir(parents=True, exist_ok=True)
+        told.touch()
+    note(f"No native CPU kernels were built at installation: install g++ or clang++, then run '{build.COMMAND}'.")
+
+
+def note_missing_folder(model: str) -> None:
+    """Say at once that a model is looked for on the hub, which may take a while, and what is here instead."""
+    from aiakq.formats.hub import what_is_here
+
+    if (sentence := what_is_here(model)) is not None:
+        note(sentence)
 
 
 def emit(document: Mapping[str, Any]) -> None:

@@ -101,9 +101,13 @@ def _values(name: str, words: dict[str, Any]) -> list[Any]:
     """Return the command's parts and the engine's arguments; see ``CommandArguments.values``."""
     from aiakq.arguments.commands import COMMANDS, CONFIG, MissingArgument
     from aiakq.arguments.environment import unknown_variables
+    from aiakq.formats import hub
     from aiakq.terminal import console
     from aiakq.terminal.config_file import read_config_file
 
+    hub.announce = console.note
+    if name != "serve":  # whose start-up table names the kernels
+        console.note_missing_kernels(os.environ)
     for sentence in unknown_variables(os.environ):
         console.warning(sentence)
     arguments = COMMANDS[name]

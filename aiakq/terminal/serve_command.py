@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from aiakq.errors import AiakqError, error
+from aiakq.terminal import console
 from aiakq.terminal.json_log import JsonLog
 from aiakq.terminal.options import with_arguments
 from aiakq.terminal.server_log import ServerLog
@@ -21,6 +22,8 @@ def serve(engine: dict[str, Any]) -> int:
     from aiakq.formats.hub import check_model_name
 
     check_model_name(arguments["model"])
+    if arguments["log_format"] != "json":
+        console.note_missing_folder(arguments["model"])
     from aiakq.server.launch import serve as launch
 
     if arguments["log_format"] == "json":

@@ -15,7 +15,9 @@ from typing import Any, TypeGuard
 
 from aiakq.bench.comparison.statistics import Estimate, of_mean, of_quantile, of_runs, student_t
 from aiakq.bench.summary import MACHINE, PERCENTILES
-from aiakq.errors import error
+from aiakq.errors import AiakqError, error
+from aiakq.records import MAX_RESULT_BYTES
+from aiakq.system.files import read_named_text
 
 #: Durations that have statistics, without their unit, in display order.
 DURATIONS = ("latency", "ttft", "tpot", "itl", "e2el", "scheduled_e2el", "queue")
@@ -91,22 +93,24 @@ def join_runs(label: str, runs: Sequence[Result]) -> Result:
 def _read_file(path: Path) -> Result:
     name, _, number = path.name.partition("#")
     file = path.with_name(name)
-    try:
-        document = json.loads(file.read_text(encoding="utf-8"))
-    except OSError as problem:
+
+    def unreadable(reason: str) -> AiakqError:
         hint = "Give a benchmark result, or a folder of them."
-        raise error("usage", reason=f"{file} cannot be read: {problem.strerror}.", hint=hint) from None
-    except ValueError as problem:
-        raise error("model_malformed", file=file, reason=problem) from None
+        return error("usage", reason=f"{file} cannot be read: {reason}.", hint=hint)
+
+    text = read_named_text(file, MAX_RESULT_BYTES, unreadable)
+    try:
+        document = json.loads(text)
+    except (ValueError, RecursionError) as problem:
+        raise error("no_result", file=file, reason=f"it is no JSON ({problem})") from None
     for matches, read in _READERS:
         if isinstance(document, dict) and matches(document):
             try:
                 return read(document, str(path), int(number) if number.isdecimal() else None)
             except (KeyError, TypeError, AttributeError, IndexError) as problem:
                 reason = f"it lacks {problem}" if isinstance(problem, KeyError) else problem
-                raise error("model_malformed", file=file, reason=reason) from None
-    known = "a result of aiakq bench, vllm bench or guidellm"
-    raise error("model_malformed", file=file, reason=f"it is not {known}")
+                raise error("no_result", file=file, reason=reason) from None
+    raise error("no_result", file=file, reason="it lacks the keys of one")
 
 
 # --- aiakq ----------------------------------------------------------------------------------------------------------

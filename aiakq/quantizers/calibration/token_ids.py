@@ -19,7 +19,7 @@ from aiakq.quantizers.paths import TOKENS_HINT
 
 _SPLIT = re.compile(r"[,\s]+")
 #: Names of the column with token ids, and of that with masks.
-_IDS = ("input_ids", "token_ids", "tokens", "ids", "prompt_token_ids")
+_IDS = ("input_ids", "token_ids", "prompt_token_ids")
 _MASK = "attention_mask"
 
 
@@ -105,7 +105,7 @@ def _records(path: Path) -> Iterator[tuple[str, Any, Any]]:
     text = read_text(path, TOKENS_HINT)
     whole = _as_json(text) if text.lstrip()[:1] in ("[", "{") else None
     if isinstance(whole, Mapping):
-        yield _columns(whole, "it", path)
+        yield _columns(whole, "line 1" if "\n" not in text.strip() else "it", path)
     elif isinstance(whole, list) and any(isinstance(item, (list, Mapping)) for item in whole):
         for number, item in enumerate(whole, 1):
             yield _record(item, f"sample {number}", path)

@@ -327,9 +327,9 @@ class TextClient:
             try:
                 async with asyncio.timeout(_LOAD_SECONDS):
                     await self._set_up()
-            except (TimeoutError, ConnectionError, asyncio.IncompleteReadError):
-                late = self._process is not None and self._process.returncode is None
+            except (TimeoutError, ConnectionError, asyncio.IncompleteReadError) as failure:
                 await self.stop()
+                late = isinstance(failure, TimeoutError)
                 reason = f"it took longer than {_LOAD_SECONDS:g} s to load" if late else "it ended the process"
                 file = f"the tokenizer in '{self._setup.source.folder}'"
                 raise error("model_malformed", file=file, reason=reason) from None

@@ -42,7 +42,7 @@ from aiakq.runtime.text.tokenizer import Tokenizer
 from aiakq.server.process.template_checks import checked_template
 from aiakq.server.process.text_messages import Drop, Loaded, Part, Setup, TextReply, TextRequest
 from aiakq.system.frames import framed, receive_frame
-from aiakq.system.memory import heap_bytes, trim_heap
+from aiakq.system.memory import heap_bytes, limit_more_memory, trim_heap
 from aiakq.system.processes import begin_child, end_with_parent
 
 WITHOUT_TORCH = "--without-torch"
@@ -92,7 +92,7 @@ def _load(setup: Setup) -> tuple[Tokenizer, _Templates, Loaded]:
 
     Raises as ``source.load`` and ``_load_templates``.
     """
-    _limit_memory(MAX_LOAD_BYTES)
+    limit_more_memory(MAX_LOAD_BYTES)
     resource.setrlimit(resource.RLIMIT_CPU, (MAX_LOAD_SECONDS, resource.RLIM_INFINITY))
     signal.signal(signal.SIGXCPU, signal.SIG_DFL)
     tokenizer = setup.source.load()
@@ -133,7 +133,7 @@ def _load_templates(setup: Setup, tokenizer: Tokenizer, loaded: Loaded) -> _Temp
             return _loaded(_Templates(plain, with_tools), loaded)
 
         def limit_memory() -> None:
-            _limit_memory(MAX_TEMPLATE_BYTES)
+            limit_more_memory(MAX_TEMPLATE_BYTES)
 
         plain, with_tools = (
             checked_template(text, special_tokens, setup.content_format, source, limit_memory, with_tools)
@@ -409,16 +409,8 @@ def pair_length(pair: tuple[str, str]) -> int:
 
 def _set_limits(seconds: float, num_bytes: int) -> None:
     """Limit the CPU time from now on, and the memory allocated in addition to the current size."""
-    _limit_memory(num_bytes)
+    limit_more_memory(num_bytes)
     signal.setitimer(signal.ITIMER_PROF, seconds)
-
-
-def _limit_memory(num_bytes: int) -> None:
-    with open("/proc/self/statm") as stream:
-        size = int(stream.read().split()[0]) * resource.getpagesize()
-    _, hard = resource.getrlimit(resource.RLIMIT_AS)
-    wanted = size + num_bytes
-    resource.setrlimit(resource.RLIMIT_AS, (wanted if hard == resource.RLIM_INFINITY else min(wanted, hard), hard))
 
 
 def _frame(record: msgspec.Struct) -> bytes:

@@ -101,7 +101,7 @@ def test_one_of_several_benchmarks_of_guidellm_is_chosen(write):
     assert read_side(path.with_name("a.json#1")).metrics["ttft_ms.mean"].value == 200.0
     with pytest.raises(AiakqError) as caught:
         read_side(path.with_name("a.json#2"))
-    assert caught.value.id == "model_malformed"
+    assert caught.value.id == "no_result"
 
 
 def test_a_record_that_guidellm_wrote():
@@ -176,7 +176,7 @@ def test_what_is_no_result_is_refused(tmp_path, content):
     path.write_text(content)
     with pytest.raises(AiakqError) as caught:
         read_side(path)
-    assert caught.value.id == "model_malformed"
+    assert caught.value.id == "no_result"
 
 
 def test_an_empty_folder_is_refused(tmp_path):

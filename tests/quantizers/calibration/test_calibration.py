@@ -67,7 +67,7 @@ def test_one_list_is_one_sample(tmp_path: Path) -> None:
         ("[[1, 2], 3]", "sample 2 is no list"),
         ('{"ids": [1]}', "line 1"),
         ('{"input_ids": [1, "2"]}', "line 1 holds '2'"),
-        (b"\xff\xfe\x00\x01", "UTF-8"),
+        (b"\xff\x00\x01", "UTF-8"),
         (b"1 2\x00 3", "line 1 holds '2\\x00'"),
         (b"\x7fELF\x02\x01\x01" + bytes(range(128)), "line 1"),
         ("\ufeff", "no sample"),
@@ -105,10 +105,10 @@ def test_calibration_files_that_are_no_files(tmp_path: Path, name: str, tokenize
     refused("no sample|no token|no Parquet")
     path.unlink()
     os.mkfifo(path)
-    refused("no regular file|there is no such file")
+    refused("named pipe|there is no such file")
     path.unlink()
     path.symlink_to("/dev/zero")
-    refused("no regular file|there is no such file")
+    refused("named pipe|there is no such file")
     path.unlink()
     path.symlink_to(tmp_path / "nothing")
     refused("there is no such file")
