@@ -35,11 +35,15 @@ class _Thought:
     """Builds the rules.
 
     others  special tokens that may be in a thought: all but those that end it, or the message.
+    first   the answer without a thought. White space may come before a thought only if it may begin this answer, or the
+            model could no longer answer without a thought.
     """
 
     def __init__(self, rules: Rules, part: Mapping[str, Any]) -> None:
         self._rules, self._part = rules, part
         self._starts, self._ends = part["starts"], part["ends"]
+        self._first = _not_beginning_with(part["answer"], self._starts)
+        self._has_blanks = self._first != part["answer"]
         self._others = rules.special_except(self._ends)
         self._text = rules.free(_ANY_TEXT)
         more = f"({self._text} {self._others})*" if self._others else ""
@@ -55,7 +59,7 @@ class _Thought:
             ways += [f"{opened} {self._unclosed}" for opened in thoughts]
         if not self._part["is_open"]:
             ways += self._spelled_start(behind)
-            ways.append(self._rules.of(_not_beginning_with(answer, self._starts)))
+            ways.append(self._rules.of(self._first))
         return self._rules.rule(" | ".join(ways))
 
     def _closing(self, text: str) -> list[str]:
@@ -68,12 +72,13 @@ class _Thought:
     def _opening(self) -> list[str]:
         """Return the special tokens that open a thought."""
         marks = [self._rules.parts(mark) for mark in self._starts]
-        blanks = self._rules.free(_BLANKS)
+        blanks = self._rules.free(_BLANKS) if self._has_blanks else ""
         return [" ".join([blanks, *parts]) for parts in marks if parts[0].startswith("<[")]
 
     def _spelled_start(self, behind: str) -> list[str]:
         """Return thoughts that begin with a mark as text, which cannot be told from other text token by token."""
-        pattern = rf"[ \n\r\t]*({'|'.join(map(re.escape, self._starts))})(.|\n)*"
+        blanks = r"[ \n\r\t]*" if self._has_blanks else ""
+        pattern = rf"{blanks}({'|'.join(map(re.escape, self._starts))})(.|\n)*"
         begin = self._rules.free({"type": "regex", "pattern": pattern})
         ways = [f"{end} {behind}" for end in self._closing(begin)]
         ways += [f"{begin} {self._others} {self._closed} {behind}"] if self._others else []

@@ -400,3 +400,11 @@ def test_a_call_without_a_mark_may_follow_a_thought(name):
         assert after(vocab, part, f"<think>{call}!</think>{call}!") is None
         assert after(vocab, part, f"<think>{call}!") is True
     assert after(vocab, part, f"{call}{close}") is True and after(vocab, part, f"{call}!") is None
+
+
+def test_white_space_does_not_lead_into_a_thought_where_text_may_not_begin_with_it():
+    vocab, parser = Vocab(Thinking, True), REASONING_PARSERS.load("qwen3")
+    calls = some_tags(HermesParser.call_tags(SCHEMAS, True), "", only_one=True)
+    for answer in (schema({"type": "object"}), calls):
+        part = Reasoning(parser, False).before(answer, "tools")
+        assert after(vocab, part, "<think>") is False and after(vocab, part, "\n") is None

@@ -8,12 +8,11 @@ from such a call on is held back until the thought is closed or the message ends
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
 
-from aiakq.server.api.output.events import EventSink, NoCall
-from aiakq.server.api.output.json_text import decoded
+from aiakq.server.api.output.checked_calls import CheckedCalls
+from aiakq.server.api.output.events import EventSink
 from aiakq.server.api.output.scanner import TextScanner
-from aiakq.server.api.output.schema_check import Budget, matches
+from aiakq.server.api.output.schema_check import Budget
 from aiakq.server.api.tool_parsers.base import ToolParser, read_message
 
 #: Maximum number of characters that are held back. Beyond it, they are reasoning, also if they contain calls.
@@ -64,7 +63,7 @@ class Thought:
         """Start to look for calls in the text that is added from now on."""
         self._scanner = TextScanner()
         self._scanner.keep_parts()
-        self._calls = _CallsInThought(self._tools, self._scanner, self._budget)
+        self._calls = CheckedCalls(self._tools.tools, self._scanner, self._budget)
         self._parsing = read_message(self._tools, self._scanner, self._calls, in_thought=True)
         self._num_passed = 0  # characters of the scanner's text that were passed on
 
@@ -86,59 +85,3 @@ class Thought:
                 self._offset = 0
             self._num_bytes += len(piece.encode("utf-8", "surrogatepass"))
             self._output.reasoning(piece)
-
-
-class _CallsInThought(EventSink):
-    """Collects the calls in a thought that may have ended it.
-
-    found             the first call and everything after it, as functions that add it to another sink.
-    num_chars_before  number of characters that are not part of it.
-    """
-
-    def __init__(self, tools: ToolParser, text: TextScanner, budget: Budget) -> None:
-        super().__init__(str, text=text)
-        self._tools, self._budget = tools, budget
-        self.holds_calls = True
-        self.found: list[Callable[[EventSink], None]] = []
-        self.num_chars_before = 0
-
-    def content(self, text: str) -> None:
-        if text:
-            self._text.begin_part()
-        if self.found:
-            self.found.append(lambda sink: sink.content(text))
-        else:
-            self.num_chars_before = self._text.num_chars
-
-    #: The text of other channels.
-    reasoning = content
-
-    def end_reasoning(self, num_bytes: int) -> None:
-        pass
-
-    def start_call(self, name: str, id: str = "") -> None:
-        super().start_call(name, id)
-        if name not in self._tools.tools:
-            self._call = None
-            raise NoCall
-
-    def end_call(self, is_complete: bool = True) -> None:
-        call, self._call = self._call, None
-        if call is None:
-            return
-        arguments = "".join(call.arguments) or "{}"
-        value = decoded(arguments, strict=True)
-        if (
-            not is_complete
-            or not isinstance(value, dict)
-            or not matches(value, self._tools.tools[call.name], self._budget)
-        ):
-            raise NoCall
-
-        def replay(sink: EventSink) -> None:
-            sink.start_call(call.name, call.id)
-            sink.arguments(arguments)
-            sink.end_call()
-
-        self.found.append(replay)
-        self._text.begin_part()
