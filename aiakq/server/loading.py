@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from aiakq.errors import error
+from aiakq.runtime.engine.messages import ModelLimits
 from aiakq.runtime.text.output_processor import OutputProcessor
 from aiakq.server.api.message_format import ParserOptions
 from aiakq.server.api.model_info import ModelInfo
@@ -82,18 +83,22 @@ async def load_service(
         root_path=args["root_path"],
         playground_servers=args["playground_servers"] or (),
     )
-    if warning := _vocabulary_warning(text, ready.limits.vocab_size):
-        on_event(ServerEvent("warning", warning))
-    generates = service.model.limits.pooling is None
-    if generates and text.tokenizer.has_text and not text.has_template:
-        warning = "The model has no chat template: chat requests are refused. --chat-template FILE gives it one."
-        on_event(ServerEvent("warning", warning))
-    for warning in _template_warnings(text) if generates else ():
-        on_event(ServerEvent("warning", warning))
-    if generates and text.loaded.grammar_failure:
-        warning = f"Structured output is refused: {text.loaded.grammar_failure}."
+    for warning in _warnings(text, service.model.limits):
         on_event(ServerEvent("warning", warning))
     return service, reports
+
+
+def _warnings(text: TextClient, limits: ModelLimits) -> Iterator[str]:
+    """Yield what operators should know about the model's files. Raises ``template_loses_users``."""
+    if warning := _vocabulary_warning(text, limits.vocab_size):
+        yield warning
+    if limits.pooling is not None:
+        return
+    if text.tokenizer.has_text and not text.has_template:
+        yield "The model has no chat template: chat requests are refused. --chat-template FILE gives it one."
+    yield from _template_warnings(text)
+    if text.loaded.grammar_failure:
+        yield f"Structured output is refused: {text.loaded.grammar_failure}."
 
 
 def _vocabulary_warning(text: TextClient, vocab_size: int) -> str:

@@ -14,7 +14,12 @@ from typing import Any
 from aiakq.errors import AiakqError, error
 from aiakq.formats.hub import resolve_model
 from aiakq.formats.model_folder import check_files, read_json
-from aiakq.runtime.text.chat_template import ChatTemplate, as_template_error
+from aiakq.runtime.text.chat_template import (
+    CONTENT_FORMATS,
+    RESERVED_TEMPLATE_KWARGS,
+    ChatTemplate,
+    as_template_error,
+)
 from aiakq.runtime.text.message_parts import read_message
 from aiakq.runtime.text.spelling import TokenSpelling
 from aiakq.runtime.text.tokenizer_files import check_settings, why_unreadable
@@ -282,6 +287,17 @@ class Tokenizer:
             special_tokens = dict(self.hf.special_tokens_map)
             self._chat_templates[key] = ChatTemplate.checked(text, special_tokens, content_format, source, with_tools)
         return self._chat_templates[key]
+
+
+def check_chat_arguments(content_format: str, kwargs: dict[str, Any]) -> None:
+    """Raise ``value_out_of_range`` or ``unsupported_parameter`` for arguments of ``LLM.chat`` that cannot be used."""
+    if content_format not in CONTENT_FORMATS:
+        allowed, param = ", ".join(CONTENT_FORMATS), "chat_template_content_format"
+        raise error("value_out_of_range", param=param, value=str(content_format)[:64], allowed=allowed)
+    for name in kwargs:
+        if name in RESERVED_TEMPLATE_KWARGS:
+            param = f"chat_template_kwargs.{name:.64}"
+            raise error("unsupported_parameter", param=param, reason="the name is taken")
 
 
 def _renders_as_transformers(hf: Any) -> bool:

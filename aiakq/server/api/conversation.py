@@ -8,7 +8,7 @@ from pydantic import Field, WithJsonSchema
 
 from aiakq.errors import error
 from aiakq.runtime.text.chat_template import RESERVED_TEMPLATE_KWARGS
-from aiakq.runtime.text.message_parts import read_message
+from aiakq.runtime.text.message_parts import join_text_parts, read_message
 from aiakq.server.api.reasoning_switch import ReasoningEffort, reasoning_arguments
 from aiakq.server.api.request_model import FailFastList, OnUnknownField, RequestModel
 from aiakq.server.api.tools import AsSent, ToolChoice, Tools, allowed_tools, calls_tools, check_tools, forced_tools
@@ -65,6 +65,11 @@ class ChatMessage(RequestModel):
     tool_call_id: str | None = None
     reasoning_content: str | None = None
     reasoning: str | None = None
+
+    @property
+    def text(self) -> str:
+        """The text of the content."""
+        return join_text_parts(self.content, "messages")
 
     def to_dicts(self, path: str) -> list[dict[str, Any]]:
         """Return the message as chat templates expect it; several if it has results of calls among its parts.

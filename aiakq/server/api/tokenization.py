@@ -77,7 +77,7 @@ async def tokenize(service: Service, request: Request) -> Response:
             0,
             messages=payload.conversation(),
             arguments=payload.template_kwargs(service.chat_template, service.on_unknown_field),
-            call_syntax=service.call_syntax,
+            call_syntax=service.message_format.call_syntax,
             add_special_tokens=bool(payload.add_special_tokens),
         )
     else:

@@ -57,7 +57,7 @@ async def count_tokens(service: Service, request: Request) -> Response:
         0,
         messages=payload.chat.conversation(),
         arguments=arguments,
-        call_syntax=service.call_syntax,
+        call_syntax=service.message_format.call_syntax,
         add_special_tokens=False,
         max_ids=1,
     )
