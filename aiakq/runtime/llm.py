@@ -21,7 +21,7 @@ from aiakq.runtime.structured.compiler import GrammarCompiler
 from aiakq.runtime.structured.vocabulary import Vocabulary
 from aiakq.runtime.text.output_processor import Delta, OutputProcessor, truncated
 from aiakq.runtime.text.outputs import CompletionOutput, RequestMetrics, RequestOutput
-from aiakq.runtime.text.tokenizer import check_chat_arguments, is_panic
+from aiakq.runtime.text.tokenizer import is_panic
 
 
 class LLM(PoolingMethods):
@@ -125,7 +125,6 @@ class LLM(PoolingMethods):
         if continue_final_message and add_generation_prompt:
             hint = "Set add_generation_prompt=False."
             raise error("usage", reason="continue_final_message goes without a generation prompt.", hint=hint)
-        check_chat_arguments(chat_template_content_format, chat_template_kwargs or {})
         conversations: Any = [messages] if messages and isinstance(messages[0], dict) else messages
         prompts = [
             self.tokenizer.chat_prompt(
@@ -134,8 +133,8 @@ class LLM(PoolingMethods):
                 tools,
                 add_generation_prompt,
                 chat_template_content_format,
-                **({"continue_final_message": True} if continue_final_message else {}),
-                **(chat_template_kwargs or {}),
+                continue_final_message,
+                chat_template_kwargs,
             )
             for conversation in conversations
         ]

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from aiakq.errors import error
-from aiakq.runtime.engine.messages import ModelLimits
 from aiakq.runtime.text.output_processor import OutputProcessor
 from aiakq.server.api.message_format import ParserOptions
 from aiakq.server.api.model_info import ModelInfo
@@ -83,16 +82,16 @@ async def load_service(
         root_path=args["root_path"],
         playground_servers=args["playground_servers"] or (),
     )
-    for warning in _warnings(text, service.model.limits):
+    for warning in _warnings(text, service.model):
         on_event(ServerEvent("warning", warning))
     return service, reports
 
 
-def _warnings(text: TextClient, limits: ModelLimits) -> Iterator[str]:
+def _warnings(text: TextClient, model: ModelInfo) -> Iterator[str]:
     """Yield what operators should know about the model's files. Raises ``template_loses_users``."""
-    if warning := _vocabulary_warning(text, limits.vocab_size):
+    if warning := _vocabulary_warning(text, model.limits.vocab_size):
         yield warning
-    if limits.pooling is not None:
+    if model.limits.pooling is not None:
         return
     if text.tokenizer.has_text and not text.has_template:
         yield "The model has no chat template: chat requests are refused. --chat-template FILE gives it one."
