@@ -88,18 +88,22 @@ async def load_service(
         playground_servers=args["playground_servers"] or (),
     )
     service.default_template_kwargs = template_defaults(args["default_chat_template_kwargs"])
-    if warning := _vocabulary_warning(text, ready.limits.vocab_size):
-        on_event(ServerEvent("warning", warning))
-    generates = service.model.limits.pooling is None
-    if generates and text.tokenizer.has_text and not text.has_template:
-        warning = "The model has no chat template: chat requests are refused. --chat-template FILE gives it one."
-        on_event(ServerEvent("warning", warning))
-    for warning in _template_warnings(text) if generates else ():
-        on_event(ServerEvent("warning", warning))
-    if generates and text.loaded.grammar_failure:
-        warning = f"Structured output is refused: {text.loaded.grammar_failure}."
+    for warning in _warnings(text, service.model):
         on_event(ServerEvent("warning", warning))
     return service, reports
+
+
+def _warnings(text: TextClient, model: ModelInfo) -> Iterator[str]:
+    """Yield what operators should know about the model's files. Raises ``template_loses_users``."""
+    if warning := _vocabulary_warning(text, model.limits.vocab_size):
+        yield warning
+    if model.limits.pooling is not None:
+        return
+    if text.tokenizer.has_text and not text.has_template:
+        yield "The model has no chat template: chat requests are refused. --chat-template FILE gives it one."
+    yield from _template_warnings(text)
+    if text.loaded.grammar_failure:
+        yield f"Structured output is refused: {text.loaded.grammar_failure}."
 
 
 def _vocabulary_warning(text: TextClient, vocab_size: int) -> str:

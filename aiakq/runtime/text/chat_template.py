@@ -173,10 +173,19 @@ def _check_other_roles(messages: Messages, text: str) -> None:
             raise error("template_loses", param=f"messages[{number}].role", what=f"messages of the role {role!r:.64}")
 
 
+def check_chat_arguments(content_format: str, kwargs: Mapping[str, Any]) -> None:
+    """Raise ``value_out_of_range`` or ``unsupported_parameter`` for arguments of ``LLM.chat`` that cannot be used."""
+    if content_format not in CONTENT_FORMATS:
+        allowed, param = ", ".join(CONTENT_FORMATS), "chat_template_content_format"
+        raise error("value_out_of_range", param=param, value=str(content_format)[:64], allowed=allowed)
+    for name in kwargs:
+        if name in RESERVED_TEMPLATE_KWARGS:
+            param = f"chat_template_kwargs.{name:.64}"
+            raise error("unsupported_parameter", param=param, reason="the name is taken")
+
+
 def as_template_error(failure: Exception) -> AiakqError:
-    """Return what a template raised as the error ``chat_template``, unless it is an error of the registry."""
-    if isinstance(failure, AiakqError):
-        return failure
+    """Return what a template raised as the error ``chat_template``."""
     reason = (str(failure).strip().splitlines() or [type(failure).__name__])[0].rstrip(".")
     return error("chat_template", reason=reason[:200])
 

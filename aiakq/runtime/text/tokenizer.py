@@ -14,7 +14,11 @@ from typing import Any
 from aiakq.errors import AiakqError, error
 from aiakq.formats.hub import resolve_model
 from aiakq.formats.model_folder import check_files, read_json
-from aiakq.runtime.text.chat_template import ChatTemplate, as_template_error
+from aiakq.runtime.text.chat_template import (
+    ChatTemplate,
+    as_template_error,
+    check_chat_arguments,
+)
 from aiakq.runtime.text.message_parts import read_message
 from aiakq.runtime.text.spelling import TokenSpelling
 from aiakq.runtime.text.tokenizer_files import check_settings, why_unreadable
@@ -249,24 +253,30 @@ class Tokenizer:
         tools: list[dict[str, Any]] | None = None,
         add_generation_prompt: bool = True,
         content_format: str = "auto",
-        **values: Any,
+        continue_final_message: bool = False,
+        arguments: Mapping[str, Any] | None = None,
     ) -> str:
         """Render a conversation to the prompt text; ``template`` replaces the model's own.
 
         Content may be parts of other APIs, see ``read_message``; for ``content_format``, see ``ChatTemplate.checked``.
-        Raises ``no_chat_template``, ``template_unusable``, ``template_loses``, ``chat_template`` when the template
-        rejects the messages, and the errors of ``read_message``.
+        ``arguments`` are further variables of the template. Raises ``no_chat_template``, ``chat_template`` when the
+        template rejects the messages, and as ``check_chat_arguments``, ``read_message`` and ``ChatTemplate`` do.
         """
         if template is None and not self.has_chat_template:
             raise error("no_chat_template")
         read = [
             each for number, message in enumerate(messages) for each in read_message(message, f"messages[{number}]")
         ]
-        values |= {"add_generation_prompt": add_generation_prompt} | ({"tools": tools} if tools else {})
+        check_chat_arguments(content_format, arguments or {})
+        values = {**(arguments or {}), "add_generation_prompt": add_generation_prompt}
+        values |= {"continue_final_message": True} if continue_final_message else {}
+        values |= {"tools": tools} if tools else {}
         try:
             if _renders_as_transformers(self.hf):
                 return self._chat_template(template, bool(tools), content_format).render(read, **values)
             return self.hf.apply_chat_template(read, tokenize=False, chat_template=template, **values)
+        except AiakqError:
+            raise
         except Exception as failure:
             raise as_template_error(failure) from failure
 
@@ -286,7 +296,10 @@ class Tokenizer:
 
 def _renders_as_transformers(hf: Any) -> bool:
     """Whether a tokenizer renders conversations with transformers' method, not one of its own."""
-    return getattr(type(hf).apply_chat_template, "__module__", "") == "transformers.tokenization_utils_base"
+    return (
+        getattr(getattr(type(hf), "apply_chat_template", None), "__module__", "")
+        == "transformers.tokenization_utils_base"
+    )
 
 
 #: Keys that transformers adds to a tokenizer's configuration, with the location of its files.

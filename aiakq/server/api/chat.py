@@ -13,7 +13,6 @@ from starlette.responses import Response
 from aiakq.errors import AiakqError, error
 from aiakq.runtime.sampling_params import SamplingParams
 from aiakq.runtime.structured.grammars import Grammar
-from aiakq.runtime.text.message_parts import join_text_parts
 from aiakq.runtime.text.output_processor import Delta
 from aiakq.runtime.text.outputs import Logprob
 from aiakq.server.api.answer_grammar import Reasoning, answer_grammar
@@ -181,7 +180,7 @@ class ChatResponseBuilder(OpenAIResponseBuilder):
         last = self.request.messages[-1]
         if not self.request.echo or last.role != self.role:
             return ""
-        return join_text_parts(last.content, f"messages[{len(self.request.messages) - 1}].content")
+        return last.text
 
     def response_fields(self, outputs: Sequence[Delta]) -> dict[str, Any]:
         return {**self.prompt_token_ids(self.prompts[0]), "prompt_logprobs": self.prompt_logprobs(outputs[0])}

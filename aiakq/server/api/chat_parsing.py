@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from aiakq.runtime.text.message_parts import join_text_parts
 from aiakq.runtime.text.output_processor import Delta
 from aiakq.server.api.answer_grammar import tool_parser_of
 from aiakq.server.api.conversation import ConversationFields
@@ -102,4 +101,4 @@ def reasoning_state(service: Service, request: Any, prompt: Prompt) -> tuple[boo
 
 def _continued(request: ConversationFields) -> str | None:
     """Return the text of the message that the model continues; "" if it starts a new one."""
-    return join_text_parts(request.messages[-1].content, "messages") if request.continue_final_message else None
+    return request.messages[-1].text if request.continue_final_message else None

@@ -8,7 +8,7 @@ from pydantic import Field, PrivateAttr, WithJsonSchema
 
 from aiakq.errors import error
 from aiakq.runtime.text.chat_template import RESERVED_TEMPLATE_KWARGS
-from aiakq.runtime.text.message_parts import read_message
+from aiakq.runtime.text.message_parts import join_text_parts, read_message
 from aiakq.server.api.foreign_fields import CALL_FIELDS, MESSAGE_FIELDS, ForeignField
 from aiakq.server.api.reasoning_switch import ReasoningEffort, reasoning_arguments
 from aiakq.server.api.request_model import FailFastList, RequestModel
@@ -72,6 +72,11 @@ class ChatMessage(RequestModel):
     tool_call_id: str | None = None
     reasoning_content: str | None = None
     reasoning: str | None = None
+
+    @property
+    def text(self) -> str:
+        """The text of the content."""
+        return join_text_parts(self.content, "messages")
 
     def to_dicts(self, path: str) -> list[dict[str, Any]]:
         """Return the message as chat templates expect it; several if it has results of calls among its parts.

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from aiakq.errors import error
-from aiakq.runtime.text.tools_in_text import CallSyntax
+from aiakq.runtime.text.tools_in_text import DEFAULT_SYNTAX, CallSyntax
 from aiakq.server.api.message_parser import MessageFormat
 from aiakq.server.api.reasoning_parsers import REASONING_PARSERS
 from aiakq.server.api.reasoning_parsers.base import ReasoningParser
@@ -38,10 +38,12 @@ class ParserOptions:
         takes_tools  whether the template has a place for tools. Otherwise the prompt says how to write calls, so that
                      the parser is one for which it can say so.
         """
+        tool_parser = self._tool_parser(template, takes_tools)
         return MessageFormat(
-            self._tool_parser(template, takes_tools),
+            tool_parser,
             self._reasoning.parser(template) if self._reasoning else None,
             self._auto_tool_choice,
+            call_syntax_of(tool_parser) or DEFAULT_SYNTAX,
         )
 
     def _tool_parser(self, template: str, takes_tools: bool) -> Any:

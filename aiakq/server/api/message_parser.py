@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from aiakq.runtime.text.tokenizer import Tokenizer
+from aiakq.runtime.text.tools_in_text import DEFAULT_SYNTAX, CallSyntax
 from aiakq.server.api.output.events import Event, EventSink
 from aiakq.server.api.output.scanner import Parsing, TextScanner
 from aiakq.server.api.reasoning_parsers.base import ReasoningParser
@@ -24,11 +25,13 @@ class MessageFormat:
     tool_parser       parser of tool calls, or None.
     reasoning_parser  parser of reasoning, or None to leave it in the answer.
     auto_tool_choice  whether the model may decide to call tools.
+    call_syntax       how the prompt says to write calls if the chat template has no place for tools.
     """
 
     tool_parser: type[ToolParser] | None = None
     reasoning_parser: type[ReasoningParser] | None = None
     auto_tool_choice: bool = False
+    call_syntax: CallSyntax = DEFAULT_SYNTAX
 
     def special_tokens(self, tokenizer: Tokenizer) -> frozenset[int]:
         """Return the special tokens that are part of a parser's marks and must be kept in the text."""

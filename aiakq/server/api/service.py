@@ -13,8 +13,6 @@ from typing import Any
 from aiakq.errors import AiakqError, error
 from aiakq.runtime.sampling_params import SamplingParams
 from aiakq.runtime.text.output_processor import bad_word_texts, check_truncation, distinct_lists, truncated
-from aiakq.runtime.text.tools_in_text import CallSyntax
-from aiakq.server.api.message_format import call_syntax_of
 from aiakq.server.api.message_parser import MessageFormat
 from aiakq.server.api.model_info import ModelInfo
 from aiakq.server.api.unknown_fields import UnknownFields
@@ -183,14 +181,13 @@ class Service:
         return self.text.loaded.tools_template
 
     @cached_property
-    def call_syntax(self) -> CallSyntax:
-        """How calls are written in the prompt if the chat template has no place for tools."""
-        return call_syntax_of(self.message_format.tool_parser) or CallSyntax()
-
-    @cached_property
     def kept_special_tokens(self) -> frozenset[int]:
         """Special tokens that mark reasoning or tool calls."""
         return self.message_format.special_tokens(self.tokenizer)
+
+    def template_arguments(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the arguments of the chat template that a request has ``given``, with the operator's defaults."""
+        return {**self.default_template_kwargs, **given}
 
     async def tokenize_chat(
         self,
@@ -206,8 +203,8 @@ class Service:
         request = self._prompt_request(
             params,
             messages=messages,
-            arguments={**self.default_template_kwargs, **template_kwargs},
-            call_syntax=self.call_syntax,
+            arguments=self.template_arguments(template_kwargs),
+            call_syntax=self.message_format.call_syntax,
             add_special_tokens=add_special_tokens,
         )
         reply = await self.text.run(request)

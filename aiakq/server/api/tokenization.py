@@ -76,8 +76,10 @@ async def tokenize(service: Service, request: Request) -> Response:
         text_request = TextRequest(
             0,
             messages=payload.conversation(),
-            arguments=payload.template_kwargs(service.chat_template, service.unknown_fields),
-            call_syntax=service.call_syntax,
+            arguments=service.template_arguments(
+                payload.template_kwargs(service.chat_template, service.unknown_fields)
+            ),
+            call_syntax=service.message_format.call_syntax,
             add_special_tokens=bool(payload.add_special_tokens),
         )
     else:

@@ -22,8 +22,8 @@ from aiakq.arguments.server import KEY_VARIABLES
 from aiakq.errors import AiakqError, error
 from aiakq.runtime.structured.grammars import Grammar, not_enforceable
 from aiakq.runtime.text.tokenizer import NoTokenizer, TokenDecoder, Tokenizer, TokenizerSource
-from aiakq.server.process.text_messages import Drop, Loaded, Setup, TextReply, TextRequest
-from aiakq.server.process.text_process import MAX_SECONDS, MAX_SECONDS_PER_CHAR, WITHOUT_TORCH, pair_length
+from aiakq.server.process.text_messages import Drop, Loaded, Setup, TextReply, TextRequest, frame_of, size_of
+from aiakq.server.process.text_process import MAX_SECONDS, MAX_SECONDS_PER_CHAR, WITHOUT_TORCH
 from aiakq.system.frames import LENGTH, framed
 from aiakq.system.processes import CHILD_OPTIONS, child_command
 
@@ -299,10 +299,10 @@ class TextClient:
 
     async def _replied(self, request: TextRequest) -> TextReply:
         """Return the reply to ``request``, which is repeated once if its worker is lost. Raises ``worker_lost``."""
-        size = _size(request)
+        size = size_of(request)
         for _ in range(2):
             request.number = next(self._numbers)
-            frame = _frame(request)
+            frame = frame_of(request)
             try:
                 if size <= LONG_CHARS and request.grammar is None:
                     self._short_since[request.number] = time.monotonic()
@@ -467,42 +467,6 @@ async def _in_daemon_thread(function: Callable[[], Result]) -> Result:
 
     threading.Thread(target=run, daemon=True).start()
     return await result
-
-
-def _size(request: TextRequest) -> int:
-    """Return the approximate number of characters or token ids to process."""
-    size = sum(map(len, request.texts)) + sum(map(pair_length, request.pairs)) + len(request.token_ids or ())
-    if request.grammar is not None:
-        size += len(request.grammar.text) + len(request.relaxed_schema)
-    for message in request.messages or ():
-        content = message.get("content") or ""
-        size += 16 + (len(content) if isinstance(content, str) else sum(len(part["text"]) for part in content))
-        if len(message) > 2:
-            size += len(msgspec.json.encode([message.get("tool_calls"), message.get("reasoning")]))
-    if len(request.arguments) > 1:  # beside add_generation_prompt
-        size += len(msgspec.json.encode(request.arguments))
-    return size
-
-
-def _frame(request: TextRequest) -> bytes:
-    """Encode ``request``. Raises ``invalid_type`` for integers that MessagePack cannot encode."""
-    try:
-        return framed(msgspec.msgpack.encode(request))
-    except OverflowError:
-        part = "messages"
-        for name, value in {"chat_template_kwargs": request.arguments, "tools": request.arguments.get("tools")}.items():
-            if _overflows(value):
-                part = name
-        reason = "it has an integer of more than 64 bits"
-        raise error("invalid_type", param=part, reason=reason) from None
-
-
-def _overflows(value: object) -> bool:
-    try:
-        msgspec.msgpack.encode(value)
-    except OverflowError:
-        return True
-    return False
 
 
 def _write(writer: asyncio.StreamWriter, record: msgspec.Struct) -> None:

@@ -6,11 +6,13 @@ from typing import Any, Literal
 
 import msgspec
 
+from aiakq.errors import error
 from aiakq.runtime.structured.grammars import Grammar
 from aiakq.runtime.text.infill import Infill
 from aiakq.runtime.text.template_facts import TemplateFacts
 from aiakq.runtime.text.tokenizer import TokenizerSource
 from aiakq.runtime.text.tools_in_text import CallSyntax
+from aiakq.system.frames import framed
 
 #: The stages of a request.
 Part = Literal["template", "tokenizer", "grammar"]
@@ -142,3 +144,44 @@ class Drop(msgspec.Struct):
     slot: int
     number: int
     is_late: bool = False
+
+
+def pair_length(pair: tuple[str, str]) -> int:
+    """Return the total number of characters of both texts."""
+    return len(pair[0]) + len(pair[1])
+
+
+def size_of(request: TextRequest) -> int:
+    """Return the approximate number of characters or token ids to process."""
+    size = sum(map(len, request.texts)) + sum(map(pair_length, request.pairs)) + len(request.token_ids or ())
+    if request.grammar is not None:
+        size += len(request.grammar.text) + len(request.relaxed_schema)
+    for message in request.messages or ():
+        content = message.get("content") or ""
+        size += 16 + (len(content) if isinstance(content, str) else sum(len(part["text"]) for part in content))
+        if len(message) > 2:
+            size += len(msgspec.json.encode([message.get("tool_calls"), message.get("reasoning")]))
+    if len(request.arguments) > 1:  # beside add_generation_prompt
+        size += len(msgspec.json.encode(request.arguments))
+    return size
+
+
+def frame_of(request: TextRequest) -> bytes:
+    """Encode ``request``. Raises ``invalid_type`` for integers that MessagePack cannot encode."""
+    try:
+        return framed(msgspec.msgpack.encode(request))
+    except OverflowError:
+        part = "messages"
+        for name, value in {"chat_template_kwargs": request.arguments, "tools": request.arguments.get("tools")}.items():
+            if _overflows(value):
+                part = name
+        reason = "it has an integer of more than 64 bits"
+        raise error("invalid_type", param=part, reason=reason) from None
+
+
+def _overflows(value: object) -> bool:
+    try:
+        msgspec.msgpack.encode(value)
+    except OverflowError:
+        return True
+    return False

@@ -40,7 +40,7 @@ from aiakq.runtime.text.chat_template import ChatTemplate
 from aiakq.runtime.text.infill import find_infill
 from aiakq.runtime.text.tokenizer import Tokenizer
 from aiakq.server.process.template_checks import checked_template
-from aiakq.server.process.text_messages import Drop, Loaded, Part, Setup, TextReply, TextRequest
+from aiakq.server.process.text_messages import Drop, Loaded, Part, Setup, TextReply, TextRequest, pair_length
 from aiakq.system.frames import framed, receive_frame
 from aiakq.system.memory import heap_bytes, limit_more_memory, trim_heap
 from aiakq.system.processes import begin_child, end_with_parent
@@ -400,11 +400,6 @@ def _limited(ids: list[int], request: TextRequest) -> list[int]:
     if request.max_ids is None:
         return ids
     return ids[: request.max_ids] if request.from_start else ids[-request.max_ids :]
-
-
-def pair_length(pair: tuple[str, str]) -> int:
-    """Return the total number of characters of both texts."""
-    return len(pair[0]) + len(pair[1])
 
 
 def _set_limits(seconds: float, num_bytes: int) -> None:

@@ -50,14 +50,14 @@ async def count_tokens(service: Service, request: Request) -> Response:
     payload.check_combinations()
     payload.switch_reasoning(service)
     try:
-        arguments = payload.chat.template_kwargs(service.chat_template)
+        arguments = service.template_arguments(payload.chat.template_kwargs(service.chat_template))
     except AiakqError as failure:
         raise payload.rename_param(failure) from None
     text = TextRequest(
         0,
         messages=payload.chat.conversation(),
         arguments=arguments,
-        call_syntax=service.call_syntax,
+        call_syntax=service.message_format.call_syntax,
         add_special_tokens=False,
         max_ids=1,
     )
