@@ -105,7 +105,7 @@ class RequestModel(BaseModel):
                 return
             raise error("unsupported_parameter", param=param, reason=f"requests to this route have no {own}")
         given = getattr(self, own)
-        if given is not None and given != value and not field.overrides:
+        if given is not None and given != value and not field.replaces:
             raise error("unsupported_parameter", param=param, reason=f"{own} is given too, with another value")
         try:
             self.__pydantic_validator__.validate_assignment(self, own, value)
@@ -131,14 +131,14 @@ class RequestModel(BaseModel):
                     raise failure
                 unknown.ignore(failure)
             return
-        foreign = None if unknown.refuses else self.foreign_fields.get(name)
-        if foreign is not None:
+        translated_field = None if unknown.refuses else self.foreign_fields.get(name)
+        if translated_field is not None:
             try:
-                translated = foreign.translate(value, self)
+                translated = translated_field.translate(value, self)
             except NotSupported as reason:
                 raise error("unsupported_parameter", param=param, reason=str(reason)) from None
             for target, entry in translated.items():
-                self.take(target, entry, param, foreign, unknown)
+                self.take(target, entry, param, translated_field, unknown)
             return
         if self.open and unknown.refuses:
             return
