@@ -70,14 +70,7 @@ async def _serve(args: Mapping[str, Any], on_event: OnEvent) -> int:
     if not keys and not local:
         text = f"Anyone who can reach {args['host']} can use this server, because it requires no key."
         on_event(ServerEvent("warning", text))
-    admin_keys = read_admin_keys(args)
-    if admin_keys and not args["enable_admin_routes"]:
-        reason, hint = "there is nothing to administrate", "Give --enable-admin-routes too."
-        other = "no --enable-admin-routes"
-        raise error("option_conflict", option="--admin-api-key", other=other, reason=reason, hint=hint)
-    if keys and args["enable_admin_routes"] and not admin_keys:
-        text = "Every API key can administrate this server: --admin-api-key gives administration a key of its own."
-        on_event(ServerEvent("warning", text))
+    _check_admin_keys(args, bool(keys), on_event)
     args = {**args, "max_connections": _checked_connections(args["max_connections"], on_event)}
     routes = load_routes(args)
     open_paths = keyless_paths(routes, args)
@@ -119,6 +112,18 @@ async def _serve(args: Mapping[str, Any], on_event: OnEvent) -> int:
             await asyncio.gather(supervisors.stop(), server_task, return_exceptions=True)
             if args["uds"] is not None:
                 Path(args["uds"]).unlink(missing_ok=True)
+
+
+def _check_admin_keys(args: Mapping[str, Any], asks_for_key: bool, on_event: OnEvent) -> None:
+    """Warn if every key administrates. Raises ``option_conflict`` for keys to administrate without routes for it."""
+    admin_keys = read_admin_keys(args)
+    if admin_keys and not args["enable_admin_routes"]:
+        reason, hint = "there is nothing to administrate", "Give --enable-admin-routes too."
+        other = "no --enable-admin-routes"
+        raise error("option_conflict", option="--admin-api-key", other=other, reason=reason, hint=hint)
+    if asks_for_key and args["enable_admin_routes"] and not admin_keys:
+        text = "Every API key can administrate this server: --admin-api-key gives administration a key of its own."
+        on_event(ServerEvent("warning", text))
 
 
 def _checked_connections(requested: int, on_event: OnEvent) -> int:

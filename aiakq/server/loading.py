@@ -74,13 +74,7 @@ async def load_service(
         progress=lambda: supervisors.progress.as_dict(),
         log_prompts=_enable_request_log(args),
         unknown_fields=args["unknown_fields"],
-        options=ResponseOptions(
-            force_include_usage=args["enable_force_include_usage"],
-            return_tokens_as_token_ids=args["return_tokens_as_token_ids"],
-            per_request_metrics=args["enable_per_request_metrics"],
-            prompt_tokens_details=args["enable_prompt_tokens_details"],
-            keep_alive_seconds=args["sse_keep_alive_interval"],
-        ),
+        options=_response_options(args),
         fair_share=args["fair_share"],
         message_format=parsers.message_format(text.loaded.tools_template, text.loaded.facts.takes_tools),
         observers=observers,
@@ -91,6 +85,17 @@ async def load_service(
     for warning in _warnings(text, service.model):
         on_event(ServerEvent("warning", warning))
     return service, reports
+
+
+def _response_options(args: Mapping[str, Any]) -> ResponseOptions:
+    """Return the options for the contents of responses."""
+    return ResponseOptions(
+        force_include_usage=args["enable_force_include_usage"],
+        return_tokens_as_token_ids=args["return_tokens_as_token_ids"],
+        per_request_metrics=args["enable_per_request_metrics"],
+        prompt_tokens_details=args["enable_prompt_tokens_details"],
+        keep_alive_seconds=args["sse_keep_alive_interval"],
+    )
 
 
 def _warnings(text: TextClient, model: ModelInfo) -> Iterator[str]:

@@ -25,12 +25,12 @@ from aiakq.server.api.openai import (
     GenerationResponse,
     OpenAIResponseBuilder,
     PromptLogprobs,
-    TextOffsets,
     encoded,
     finite,
 )
 from aiakq.server.api.routes import PROMPT_ERRORS, Route
 from aiakq.server.api.service import Service
+from aiakq.server.api.text_offsets import TextOffsets
 from aiakq.server.process.request_stream import MAX_PROMPTS, Prompt, check_sequence_count
 
 _TOKEN_IDS = {"type": "array", "items": {"type": "integer"}, "minItems": 1}

@@ -36,12 +36,12 @@ class ForeignField:
     """A field of another server.
 
     translate  returns the fields of this server for a value, or raises ``NotSupported``.
-    overrides  whether they replace fields that the request sets.
+    replaces   whether they replace fields that the request sets.
     hint       whether it is ignored by name if the request has no such field.
     """
 
     translate: Callable[[Any, Sent], Fields]
-    overrides: bool = False
+    replaces: bool = False
     hint: bool = False
 
 
@@ -114,7 +114,7 @@ def _stops(value: Any, sent: Sent) -> Fields:
 
 
 _SAMPLING: dict[str, ForeignField] = {
-    "do_sample": ForeignField(_do_sample, overrides=True),
+    "do_sample": ForeignField(_do_sample, replaces=True),
     **dict.fromkeys(
         ("num_predict", "n_predict", "max_new_tokens", "max_gen_len", "max_tokens_to_sample", "max_output_tokens"),
         ForeignField(_token_limit),
@@ -339,6 +339,6 @@ def _schema_of_format(value: Any, sent: Sent) -> Fields:
 
 
 FORMAT_FIELDS: Mapping[str, ForeignField] = {
-    "schema": ForeignField(_schema_of_format, overrides=True),
+    "schema": ForeignField(_schema_of_format, replaces=True),
     **_ignored("name description strict"),
 }

@@ -7,7 +7,6 @@ single choice, both are also at the top level. In a stream, they are in the chun
 
 from __future__ import annotations
 
-import codecs
 import math
 import re
 import time
@@ -19,7 +18,6 @@ import msgspec
 from pydantic import Field
 
 from aiakq.errors import AiakqError, error
-from aiakq.runtime.engine.messages import RequestTimes
 from aiakq.runtime.sampling_params import SamplingParams
 from aiakq.runtime.structured.grammars import Grammar
 from aiakq.runtime.text.output_processor import Delta
@@ -27,9 +25,11 @@ from aiakq.runtime.text.outputs import Logprob, PositionLogprobs
 from aiakq.server.api.foreign_fields import GENERATION_FIELDS
 from aiakq.server.api.generation import ResponseBuilder
 from aiakq.server.api.request_model import LIMITED_BY, Integer, RequestModel
+from aiakq.server.api.request_timings import RequestTimings
 from aiakq.server.api.sampling_fields import SAMPLING_FIELDS, SamplingFields, check_http_maximums
 from aiakq.server.api.service import Service
 from aiakq.server.api.structured_fields import StructuredFields, structured_values
+from aiakq.server.api.text_offsets import TextOffsets
 from aiakq.server.api.unsupported_fields import IGNORED_STREAM_OPTIONS
 from aiakq.server.process.request_stream import Prompt, RequestDeltas
 
@@ -41,9 +41,6 @@ REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
 #: The name of a served model.
 ModelName = Annotated[str, Field(json_schema_extra={LIMITED_BY: "model"})]
 FinishReason = Literal["stop", "length", "tool_calls", "repetition"]
-
-_Utf8Decoder = codecs.getincrementaldecoder("utf-8")
-
 
 # --- requests
 
@@ -190,40 +187,6 @@ class ChunkChoice(msgspec.Struct, kw_only=True):
 ChoiceT = TypeVar("ChoiceT")
 
 
-class RequestTimings(msgspec.Struct):
-    """Times of a request with one sequence, as vLLM defines them; null where there was no such phase.
-
-    time_to_first_token_ms  from the first step to the first token.
-    generation_time_ms      from the first token to the last.
-    queue_time_ms           from the arrival in the engine to the first step.
-    mean_itl_ms             mean time between two tokens.
-    tokens_per_second       generated tokens per second from the first step to the last token.
-    """
-
-    time_to_first_token_ms: float | None = None
-    generation_time_ms: float | None = None
-    queue_time_ms: float | None = None
-    mean_itl_ms: float | None = None
-    tokens_per_second: float | None = None
-
-    @staticmethod
-    def of(times: RequestTimes | None, num_tokens: int) -> RequestTimings:
-        """Return the timings for the engine's times."""
-        timings = RequestTimings()
-        if times is None or times.scheduled is None:
-            return timings
-        timings.queue_time_ms = 1000 * (times.scheduled - times.arrived)
-        if times.first_token is None or times.last_token is None:
-            return timings
-        timings.time_to_first_token_ms = 1000 * (times.first_token - times.scheduled)
-        timings.generation_time_ms = 1000 * (times.last_token - times.first_token)
-        if num_tokens > 1:
-            timings.mean_itl_ms = timings.generation_time_ms / (num_tokens - 1)
-        if times.last_token > times.scheduled:
-            timings.tokens_per_second = num_tokens / (times.last_token - times.scheduled)
-        return timings
-
-
 class GenerationResponse(msgspec.Struct, Generic[ChoiceT], kw_only=True):
     """A complete response. ``sentence_length`` and ``cum_log_probs`` are those of a single choice."""
 
@@ -268,25 +231,8 @@ class ChoiceState:
     num_tokens: int = 0
     num_cached_tokens: int = 0
     text_length: int = 0
-    times: RequestTimes | None = None
+    timings: RequestTimings | None = None
     offsets: TextOffsets = field(default_factory=lambda: TextOffsets())
-
-
-class TextOffsets:
-    """Computes text offsets of tokens in characters. A token within a character has the offset of that character."""
-
-    def __init__(self, start: int = 0) -> None:
-        self._next = start
-        self._decoder = _Utf8Decoder("replace")
-
-    def add(self, data: bytes) -> int:
-        """Return the offset of the next token, which adds ``data`` to the text."""
-        continues = bool(data) and 0x80 <= data[0] < 0xC0
-        if data and not continues:
-            self._next += len(self._decoder.decode(b"", final=True))
-        offset = self._next
-        self._next += len(self._decoder.decode(data))
-        return offset
 
 
 class OpenAIResponseBuilder(ResponseBuilder):
@@ -441,13 +387,14 @@ class OpenAIResponseBuilder(ResponseBuilder):
         state.num_cached_tokens = max(state.num_cached_tokens, delta.num_cached_tokens)
         state.text_length += len(delta.text)
         state.finish_reason = delta.finish_reason or state.finish_reason
-        state.times = delta.times or state.times
+        if delta.finish_reason is not None:
+            state.timings = RequestTimings.of(delta.times, state.num_tokens)
 
     def _timings(self) -> dict[str, Any]:
         """Return the field with the times of the request, if the server returns them."""
         if not self.service.options.per_request_metrics or len(self.states) > 1:
             return {}
-        return {"metrics": RequestTimings.of(self.states[0].times, self.states[0].num_tokens)}
+        return {"metrics": self.states[0].timings or RequestTimings()}
 
     def _totals(self, state: ChoiceState, delta: Delta) -> dict[str, Any]:
         """Return the two fields that extend OpenAI's."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import json
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, TypeVar
+from typing import Annotated, Any, ClassVar, TypeVar, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler, GetJsonSchemaHandler, ValidationError
 from pydantic_core import CoreSchema, core_schema
@@ -106,7 +106,7 @@ class RequestModel(BaseModel):
                 return
             raise error("unsupported_parameter", param=param, reason=f"requests to this route have no {own}")
         given = getattr(self, own)
-        if given is not None and given != value and not field.overrides:
+        if given is not None and given != value and not field.replaces:
             raise error("unsupported_parameter", param=param, reason=f"{own} is given too, with another value")
         try:
             self.__pydantic_validator__.validate_assignment(self, own, value)
@@ -132,20 +132,26 @@ class RequestModel(BaseModel):
                     raise failure
                 unknown.ignore(failure)
             return
-        foreign = None if unknown.refuses else self.foreign_fields.get(name)
-        if foreign is not None:
+        translated_field = None if unknown.refuses else self.foreign_fields.get(name)
+        if translated_field is not None:
             try:
-                translated = foreign.translate(value, self)
+                translated = translated_field.translate(value, self)
             except NotSupported as reason:
                 raise error("unsupported_parameter", param=param, reason=str(reason)) from None
             for target, entry in translated.items():
-                self.take(target, entry, param, foreign, unknown)
+                self.take(target, entry, param, translated_field, unknown)
             return
         if self.open and unknown.refuses:
             return
         unknown.check(param, name, self._known_names())
         if not self.passes_on:
             unknown.ignore(error("unknown_field", param=param, hint="It was ignored."))
+
+    @classmethod
+    @functools.cache
+    def _nested_fields(cls) -> tuple[str, ...]:
+        """Return the names of the fields that can hold objects."""
+        return tuple(name for name, field in cls.model_fields.items() if _holds_model(field.annotation))
 
     @classmethod
     @functools.cache
@@ -222,19 +228,28 @@ def parse_values(model: type[Model], values: Any) -> Model:
 
 def _check_nested(request: RequestModel, path: str, unknown: UnknownFields) -> None:
     """Call ``RequestModel.check_extra_fields`` of the objects in ``request`` and in its lists."""
-    for name in type(request).model_fields:
+    for name in type(request)._nested_fields():
         value = getattr(request, name)
         if isinstance(value, RequestModel):
             _check_object(value, f"{path}{name.rstrip('_')}", unknown)
-        elif isinstance(value, list) and value and not isinstance(value[0], int):  # there may be many token ids
+        elif isinstance(value, list):
             for index, entry in enumerate(value):
                 if isinstance(entry, RequestModel):
                     _check_object(entry, f"{path}{name}[{index}]", unknown)
 
 
+def _holds_model(annotation: Any) -> bool:
+    """Whether a value of a type can be, or hold in a list, an object of a request."""
+    if isinstance(annotation, type) and issubclass(annotation, RequestModel):
+        return True
+    return any(map(_holds_model, get_args(annotation)))
+
+
 def _check_object(value: RequestModel, path: str, unknown: UnknownFields) -> None:
-    value.check_extra_fields(path, unknown)
-    _check_nested(value, f"{path}.", unknown)
+    if value.model_extra:
+        value.check_extra_fields(path, unknown)
+    if type(value)._nested_fields():
+        _check_nested(value, f"{path}.", unknown)
 
 
 def _to_aiakq_error(failure: ValidationError) -> AiakqError:

@@ -23,6 +23,7 @@ from h11._receivebuffer import ReceiveBuffer
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from aiakq.errors import AiakqError, error
+from aiakq.server.http.request_target import split_absolute
 
 #: Seconds that a refused client gets to read the response before the connection is closed.
 LINGER_SECONDS = 2.0
@@ -32,9 +33,6 @@ _END_OF_HEAD = re.compile(rb"\n\r?\n")
 #: A bare line feed, or a header continued on the next line, which servers interpret differently.
 _AMBIGUOUS = re.compile(rb"(?<!\r)\n|\n[ \t]")
 _LINE_ENDS = "its lines do not end as they must"
-_SCHEME = re.compile(rb"[A-Za-z][A-Za-z0-9+.-]*")
-_END_OF_AUTHORITY = re.compile(rb"[/?#]")
-_AUTHORITY = re.compile(rb"(?:[A-Za-z0-9._~%-]+|\[[0-9A-Fa-f:.]+\])(?::[0-9]{0,5})?")
 #: Empty lines that may come before a request; some clients send one after a body.
 MAX_EMPTY_LINES = 4
 
@@ -204,22 +202,6 @@ class StrictParser(h11.Connection):
     def _refuse(self, refusal: AiakqError) -> None:
         self.refusal = refusal
         raise h11.RemoteProtocolError(refusal.id, error_status_hint=refusal.http_status)
-
-
-def split_absolute(target: bytes) -> tuple[bytes, bytes | None]:
-    """Return path with query, and host with port, of a request target in absolute form (RFC 9112, 3.2.2).
-
-    The host is None for targets of other forms, such as * and host:port. Raises ValueError for a scheme other than http
-    and https, and for a host with a user name or characters that hosts do not have.
-    """
-    scheme, separator, rest = target.partition(b"://")
-    if not separator or not _SCHEME.fullmatch(scheme):
-        return target, None
-    end = _END_OF_AUTHORITY.search(rest)
-    host, path = (rest, b"") if end is None else (rest[: end.start()], rest[end.start() :])
-    if scheme.lower() not in (b"http", b"https") or not _AUTHORITY.fullmatch(host):
-        raise ValueError(target)
-    return (path if path[:1] == b"/" else b"/" + path), host
 
 
 #: Phases of a connection without a request.

@@ -20,7 +20,7 @@ from starlette.responses import Response
 from uvicorn.server import ServerState
 
 from aiakq.server.background import RunningServer
-from aiakq.server.http.connection import GuardedConnection, Limits, split_absolute
+from aiakq.server.http.connection import GuardedConnection, Limits
 
 TIMES = {"header_timeout": 1.0, "body_timeout": 1.5, "idle_timeout": 2.0, "write_timeout": 1.0}
 HEAD = b"POST /v1/completions HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: application/json\r\n"
@@ -113,39 +113,6 @@ REFUSED = [
 ]
 
 
-ABSOLUTE = [
-    (b"http://127.0.0.1:8000/v1/models?x=http://a", (b"/v1/models?x=http://a", b"127.0.0.1:8000")),
-    (b"HTTPS://Localhost/a", (b"/a", b"Localhost")),
-    (b"http://[::1]:80", (b"/", b"[::1]:80")),
-    (b"http://a?b=c", (b"/?b=c", b"a")),
-    (b"/http://a/b", (b"/http://a/b", None)),
-    (b"*", (b"*", None)),
-    (b"a:80", (b"a:80", None)),
-]
-
-
-@pytest.mark.parametrize(("target", "expected"), ABSOLUTE)
-def test_absolute_targets_are_split_into_path_and_host(target, expected):
-    assert split_absolute(target) == expected
-
-
-@pytest.mark.parametrize(
-    "target",
-    [b"http:///a", b"http://a@b/c", b"ftp://a/b", b"http://a:b/c", b"http://a\\b/", b"http://a:1:2/", b"http://[a/"],
-)
-def test_absolute_targets_with_a_host_that_is_none_are_refused(dial, target):
-    with pytest.raises(ValueError):
-        split_absolute(target)
-    check(send(dial(), b"GET %b HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n" % target), 400, "invalid_http")
-
-
-def test_the_host_of_an_absolute_target_takes_precedence(dial):
-    line = b"GET http://%b/version HTTP/1.1\r\nhost: %b\r\nconnection: close\r\n\r\n"
-    assert send(dial(), line % (b"127.0.0.1", b"evil.example")).startswith(b"HTTP/1.1 200")
-    assert send(dial(), line % (b"evil.example", b"127.0.0.1")).startswith(b"HTTP/1.1 421")
-    assert send(dial(), line.replace(b"host: %b\r\n", b"") % b"127.0.0.1").startswith(b"HTTP/1.1 400")
-
-
 def test_a_few_empty_lines_before_a_request_are_skipped(dial):
     get = b"GET /version HTTP/1.1\r\nhost: 127.0.0.1\r\n%b\r\n"
     last = get % b"connection: close\r\n"
@@ -165,19 +132,6 @@ def test_empty_lines_do_not_extend_the_time_for_a_request(dial):
     connection = dial()
     connection.sendall(b"\r\n")
     closes_within(connection, 0.9, TIMES["header_timeout"], began)
-
-
-def test_head_is_answered_like_get_without_a_body(dial, strict):
-    for path in ("/health", "/live", "/ready", "/ping", "/version", "/v1/models", "/", "/metrics", "/docs", "/nothing"):
-        line = b"%b " + path.encode() + b" HTTP/1.1\r\nhost: 127.0.0.1\r\nconnection: close\r\n\r\n"
-        head, _, body = send(dial(), line % b"HEAD").partition(b"\r\n\r\n")
-        wanted, _, content = send(dial(), line % b"GET").partition(b"\r\n\r\n")
-        assert head.split(b"\r\n")[0] == wanted.split(b"\r\n")[0] and body == b"", path
-        if path not in ("/metrics", "/nothing"):
-            assert b"content-length: %d" % len(content) in head, path
-    answer = httpx.head(f"{strict.url}/v1/completions", trust_env=False)
-    assert (answer.status_code, answer.headers["allow"]) == (405, "POST")
-    assert set(httpx.post(f"{strict.url}/version", trust_env=False).headers["allow"].split(", ")) == {"GET", "HEAD"}
 
 
 @pytest.mark.parametrize(("request_", "status", "code"), [row[1:] for row in REFUSED], ids=[row[0] for row in REFUSED])

@@ -20,20 +20,19 @@ from aiakq.server.api.pooling.number_encoding import (
     EncodingFormat,
     Endianness,
     NumberEncoding,
+    encoded,
     metadata_header,
 )
 from aiakq.server.api.pooling.pooled_request import (
     MAX_INPUTS,
     PooledPrompt,
     PoolingCall,
-    PoolingFields,
     PoolingUsage,
     answer,
-    encoded,
     pooling_route,
-    same,
     usage_of,
 )
+from aiakq.server.api.pooling.pooling_fields import PoolingFields, same
 from aiakq.server.api.request_model import FailFastList, Integer
 from aiakq.server.api.service import Service
 
@@ -82,7 +81,10 @@ class InputFields(PoolingFields):
             continue_final_message=self.continue_final_message,
             chat_template_kwargs=self.chat_template_kwargs,
         )
-        return [await call.tokenize_chat(conversation, bool(self.add_special_tokens))]
+        service = call.service
+        arguments = conversation.template_kwargs(service.chat_template, service.unknown_fields)
+        messages, adds = conversation.conversation(), bool(self.add_special_tokens)
+        return [(await service.tokenize_chat(messages, arguments, adds, call.params)).token_ids]
 
     async def pool(self, call: PoolingCall[Any]) -> list[PooledPrompt]:
         """Return the pooled prompts."""
@@ -231,7 +233,7 @@ async def embeddings(service: Service, request: Request) -> Response:
         outputs = await call.payload.pool(call)
         if encoding.format in ("bytes", "bytes_only"):
             return _bytes_response(call, encoding, outputs, one_row=True)
-        values = await encoded(outputs, encoding, one_row=True)
+        values = await encoded([each.pooled for each in outputs], encoding, one_row=True)
         data = [Embedding(index, value) for index, value in enumerate(values)]
         return EmbeddingResponse(call.id, int(time.time()), call.model, data, usage_of(outputs))
 
@@ -247,7 +249,7 @@ async def pooling(service: Service, request: Request) -> Response:
         outputs = await call.pool(await payload.inputs(call), params, payload.add_special_tokens is not False)
         if encoding.format in ("bytes", "bytes_only"):
             return _bytes_response(call, encoding, outputs, one_row)
-        values = await encoded(outputs, encoding, one_row)
+        values = await encoded([each.pooled for each in outputs], encoding, one_row)
         data = [PoolingData(index, value) for index, value in enumerate(values)]
         return PoolingResponse(call.id, int(time.time()), call.model, data, usage_of(outputs))
 

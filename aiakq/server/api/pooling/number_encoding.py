@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
+import base64
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
 from aiakq.errors import error
+from aiakq.runtime.pooling_params import Pooled
 
 #: Number, position, shape and number format of a vector.
 Place = dict[str, object]
@@ -17,6 +20,8 @@ EncodingFormat = Literal["float", "base64", "bytes", "bytes_only"]
 EmbedDtype = Literal["float32", "float16", "bfloat16", "fp8_e4m3", "fp8_e5m2"]
 Endianness = Literal["native", "little", "big"]
 
+#: Number of values of rows, and of vectors, to encode before yielding to other tasks.
+_NUMBERS_PER_YIELD, _VECTORS_PER_YIELD = 1 << 14, 8
 #: Maximum size in bytes of the header with the positions of the vectors, since many programs limit headers.
 MAX_HEADER_BYTES = 16 << 10
 
@@ -74,3 +79,23 @@ def metadata_header(metadata: dict[str, object]) -> str:
         reason = "the header with the positions of so many vectors would be too long; use bytes_only or base64"
         raise error("unsupported_parameter", param="encoding_format", reason=reason)
     return text
+
+
+async def encoded(prompts: Sequence[Pooled], encoding: NumberEncoding, one_row: bool) -> list[Any]:
+    """Encode each result as JSON: a list of numbers, a list of rows, or base64 of the values."""
+    values: list[Any] = []
+    for pooled in prompts:
+        if encoding.format == "base64":
+            values.append(base64.b64encode(encoding.encode(pooled.data)).decode())
+        elif one_row:
+            values.append(msgspec.Raw(msgspec.json.encode(pooled.vector())))
+        else:
+            rows, parts = pooled.rows(), []
+            at_a_time = max(1, _NUMBERS_PER_YIELD // pooled.width)
+            for start in range(0, len(rows), at_a_time):
+                await asyncio.sleep(0)
+                parts.append(msgspec.json.encode(rows[start : start + at_a_time])[1:-1])
+            values.append(msgspec.Raw(b"[" + b",".join(parts) + b"]"))
+        if len(values) % _VECTORS_PER_YIELD == 0:
+            await asyncio.sleep(0)
+    return values

@@ -22,13 +22,12 @@ from aiakq.server.api.pooling.pooled_request import (
     MAX_INPUTS,
     PooledPrompt,
     PoolingCall,
-    PoolingFields,
     PoolingUsage,
     answer,
     pooling_route,
-    same,
     usage_of,
 )
+from aiakq.server.api.pooling.pooling_fields import PoolingFields, same
 from aiakq.server.api.request_model import FailFastList, Integer, RequestModel
 from aiakq.server.api.service import Service
 
