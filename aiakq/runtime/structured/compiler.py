@@ -138,7 +138,7 @@ class GrammarCompiler:
             return True
         began = time.thread_time()
         if compiled is None:
-            failure, prototype = self.trial(grammar)
+            failure, prototype = self.try_compile(grammar)
             compiled = None if failure else self.compiled.add(grammar, prototype)
         with self._lock:
             self._queue.charge(client, time.thread_time() - began)
@@ -159,7 +159,7 @@ class GrammarCompiler:
         """A matcher of ``grammar`` after the tokens ``outputs``. Raises ``grammar_not_enforceable``."""
         compiled = self.compiled.get(grammar)
         if compiled is None:
-            failure, prototype = self.trial(grammar)
+            failure, prototype = self.try_compile(grammar)
             if failure:
                 raise not_enforceable(param, failure)
             compiled = self.compiled.add(grammar, prototype)
@@ -178,7 +178,7 @@ class GrammarCompiler:
             failed.failure = str(problem.fields["reason"])
             return failed
 
-    def trial(self, grammar: Grammar) -> tuple[str, Any]:
+    def try_compile(self, grammar: Grammar) -> tuple[str, Any]:
         """Compile ``grammar``: why it cannot be enforced, and a matcher in its initial state.
 
         The first masks are computed, because some grammars fail only there.

@@ -63,7 +63,7 @@ class Target:
     base: Base
 
 
-class Document:
+class SchemaDocument:
     """A JSON schema with everything in it that has an identifier or an anchor."""
 
     def __init__(self, root: Any) -> None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
 
 from aiakq.runtime.structured.ecma_patterns import from_ecma
 from aiakq.runtime.structured.schema_documents import Base
+from aiakq.runtime.structured.schema_parts import any_order, both, names_in, objects_only, pattern_of
 from aiakq.runtime.structured.schema_values import (
     ALL_TYPES,
     KEYWORDS_OF_TYPE,
@@ -21,9 +22,6 @@ from aiakq.runtime.structured.schema_values import (
 )
 from aiakq.runtime.structured.string_formats import HOSTNAME_UP_TO_6, PATTERNS
 
-if TYPE_CHECKING:
-    from aiakq.runtime.structured.schemas import SchemaCleaner
-
 #: Keywords whose schemas apply to the same value.
 _IN_PLACE = ("$ref", "$dynamicRef", "$recursiveRef", "allOf", "anyOf", "oneOf", "if", "not", "dependentSchemas")
 #: Maximum number of dependencies between properties in a schema: each of them doubles its alternatives.
@@ -34,13 +32,29 @@ _BASE64 = "^(?:[A-Za-z0-9+/]{4})*(?:[A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?$"
 _MAX_OPTIONAL, _MAX_ALTERNATIVES, _ARRAY = 248, 1000, 6
 
 
+class Cleaner(Protocol):
+    """What a schema needs of the document that it is in; see ``SchemaCleaner``."""
+
+    closed: bool
+
+    def refuse(self, *keywords: str, reason: str = "cannot be enforced") -> None: ...
+
+    def schema(self, value: Any, base: Base, closed: bool) -> Schema: ...
+
+    def reference(self, reference: str, base: Base, closed: bool) -> Schema: ...
+
+    def dynamic_reference(self, keyword: str, reference: str, base: Base, closed: bool) -> Schema: ...
+
+    def one_of(self, parts: list[Schema]) -> Schema: ...
+
+
 class SchemaNode:
     """The keywords ``given`` of one schema.
 
     closed  its objects have only the properties that it names.
     """
 
-    def __init__(self, cleaner: SchemaCleaner, given: dict[str, Any], base: Base, closed: bool) -> None:
+    def __init__(self, cleaner: Cleaner, given: dict[str, Any], base: Base, closed: bool) -> None:
         self._cleaner, self._given, self._base, self._closed = cleaner, given, base, closed
         self._out: dict[str, Any] = {}
         self._parts: list[Schema] = []  # schemas that hold too
@@ -189,7 +203,7 @@ class SchemaNode:
                 self._cleaner.refuse(*(name for name in ("if", "then", "else") if name in given))
                 return
             pairs = [(condition, then), (other, otherwise)]
-            self._parts.append(self._any_of([_both(*pair) for pair in pairs]))
+            self._parts.append(self._any_of([both(*pair) for pair in pairs]))
 
     # --- strings and numbers
 
@@ -327,7 +341,7 @@ class SchemaNode:
     def _has_more_names(self, properties: Mapping[str, Any]) -> bool:
         """Whether schemas of the same objects name other properties, so that these are not all."""
         parts = [part for part in self._parts if isinstance(part, dict)]
-        return any("$ref" in part or not _names_in(part) <= set(properties) for part in parts)
+        return any("$ref" in part or not names_in(part) <= set(properties) for part in parts)
 
     def _dependencies(self) -> None:
         given, out = self._given, self._out
@@ -340,10 +354,10 @@ class SchemaNode:
             else:
                 part = self._same(value, False)
             if part != {} and out.get("properties", {}).get(name) is not False:
-                found[name] = part if name not in found else _both(found[name], part)
+                found[name] = part if name not in found else both(found[name], part)
         for name in [name for name in found if name in out.get("required", ())]:
             part = found.pop(name)
-            self._parts.append(_both({"type": "object"}, part) if self._types == ["object"] else _objects_only(part))
+            self._parts.append(both({"type": "object"}, part) if self._types == ["object"] else objects_only(part))
         if len(found) > _MAX_DEPENDENCIES:
             keywords = ("dependentRequired", "dependentSchemas", "dependencies")
             self._cleaner.refuse(*(keyword for keyword in keywords if given.get(keyword)))
@@ -351,7 +365,7 @@ class SchemaNode:
         for name, part in found.items():
             absent = {"type": "object", "properties": {name: False}}
             trigger = {"type": "object", "required": [name]}
-            present = _any_order(part, trigger, out.get("properties", {}))
+            present = any_order(part, trigger, out.get("properties", {}))
             others = {"type": [kind for kind in ALL_TYPES if kind != "object"]}
             self._parts.append(self._any_of([absent, *present, *([] if self._types == ["object"] else [others])]))
 
@@ -376,49 +390,9 @@ class SchemaNode:
             out["properties"] |= {name: rest for name in allowed if name not in properties}
             out["additionalProperties"] = False
             return
-        pattern = _pattern_of(names)
+        pattern = pattern_of(names)
         if pattern is None or "properties" in out or "patternProperties" in out or "required" in out:
             self._cleaner.refuse("propertyNames")
             return
         out["patternProperties"] = {pattern: rest}
         out["additionalProperties"] = False
-
-
-def _both(one: Schema, two: Schema) -> Schema:
-    parts = [part for part in (one, two) if part != {}]
-    if False in parts:
-        return False
-    return {"allOf": parts} if len(parts) > 1 else parts[0] if parts else {}
-
-
-def _any_order(one: Schema, two: Schema, declared: Collection[str]) -> list[Schema]:
-    """Both schemas of objects, whose names may come in any order where none is ``declared``."""
-    names = {name for part in (one, two) if isinstance(part, dict) for name in part.get("required", ())}
-    return [_both(one, two)] if names <= set(declared) else [_both(one, two), _both(two, one)]
-
-
-def _objects_only(schema: Schema) -> Schema:
-    """``schema`` for objects, and any other value."""
-    others = {"type": [kind for kind in ALL_TYPES if kind != "object"]}
-    found = _both({"type": "object"}, schema)
-    return others if found is False else {"anyOf": [found, others]}
-
-
-def _pattern_of(names: Mapping[str, Any]) -> str | None:
-    """The regular expression of strings of the schema ``names``; None: it has other keywords."""
-    if set(names) == {"pattern"}:
-        return str(names["pattern"])
-    if set(names) <= {"minLength", "maxLength"}:
-        return f"^[\\x{{0}}-\\x{{10FFFF}}]{{{names.get('minLength', 0)},{names.get('maxLength', '')}}}$"
-    return None
-
-
-def _names_in(schema: Schema) -> set[str]:
-    """Names of the properties that ``schema`` declares for the same value."""
-    if not isinstance(schema, dict):
-        return set()
-    found = set(schema.get("properties", ()))
-    for keyword in ("allOf", "anyOf", "oneOf"):
-        for part in schema.get(keyword, ()):
-            found |= _names_in(part)
-    return found

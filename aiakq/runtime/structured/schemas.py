@@ -9,9 +9,12 @@ from __future__ import annotations
 from typing import Any
 
 from aiakq.runtime.structured.grammars import not_enforceable
-from aiakq.runtime.structured.schema_documents import Base, Document, Target
+from aiakq.runtime.structured.schema_documents import Base, SchemaDocument, Target
 from aiakq.runtime.structured.schema_node import SchemaNode
 from aiakq.runtime.structured.schema_values import Schema, are_disjoint, is_well_formed
+
+#: Keywords that may exclude every value.
+_EMPTYING = ("not", "enum", "const", "oneOf", "anyOf", "allOf")
 
 
 def clean_schema(
@@ -26,7 +29,7 @@ def clean_schema(
     Raises ``grammar_not_enforceable`` without a parameter.
     """
     try:
-        cleaner = SchemaCleaner(Document(schema), closed, lenient)
+        cleaner = SchemaCleaner(SchemaDocument(schema), closed, lenient)
         root = cleaner.root(only_objects)
     except RecursionError:
         raise not_enforceable("", "the schema is nested too deeply") from None
@@ -40,7 +43,7 @@ class SchemaCleaner:
     dropped  what is not enforced.
     """
 
-    def __init__(self, document: Document, closed: bool, lenient: bool) -> None:
+    def __init__(self, document: SchemaDocument, closed: bool, lenient: bool) -> None:
         self.closed = closed
         self.dropped: list[str] = []
         self._document, self._lenient = document, lenient
@@ -66,7 +69,10 @@ class SchemaCleaner:
             self._finish_one_of(part)
         if not isinstance(result, dict):
             if not self._lenient:
-                raise not_enforceable("", "the schema allows no value")
+                named = next(
+                    (f'"{keyword}" in ' for keyword in _EMPTYING if isinstance(root, dict) and keyword in root), ""
+                )
+                raise not_enforceable("", f"{named}the schema allows no value")
             self.dropped.append("a schema that allows no value")
             result = {"type": "object"} if only_objects else {}
         return {**result, "$defs": self._definitions} if self._definitions else result

@@ -20,7 +20,7 @@ from aiakq.runtime.structured.grammars import Grammar
 from aiakq.server.api.reasoning_parsers.base import ReasoningParser
 from aiakq.server.api.service import Service
 from aiakq.server.api.tool_parsers.base import PlainJsonParser, ToolParser
-from aiakq.server.api.tool_schemas import ToolSchemaChecks, arguments_schema
+from aiakq.server.api.tool_schemas import ToolSchemaChecks, arguments_schema, writable_schemas
 from aiakq.server.api.tools import calls_tools, forced_tools
 from aiakq.server.process.text_messages import TextReply
 
@@ -126,6 +126,8 @@ class _Calls:
         self.is_forced = forced is not None
         self._only_one = isinstance(request.tool_choice, Mapping) or request.parallel_tool_calls is False
         self.schemas = {tool.function.name: arguments_schema(number, tool) for number, tool in self._tools}
+        if not self.is_forced and parser.triggers and not parser.has_grammar(self.schemas):
+            self.schemas = writable_schemas(self._tools, self.schemas, parser.has_grammar)
         self.are_enforced = self.is_forced or (bool(parser.triggers) and parser.has_grammar(self.schemas))
         if self.are_enforced:
             return

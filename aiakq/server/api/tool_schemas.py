@@ -74,6 +74,24 @@ def warn(name: str, dropped: Sequence[str]) -> None:
         _warn(name, "; ".join(dropped[:5]))
 
 
+def writable_schemas(
+    tools: Sequence[tuple[int, Tool]], schemas: dict[str, Any], has_grammar: Callable[[dict[str, Any]], bool]
+) -> dict[str, Any]:
+    """Return ``schemas`` with those loosened that a format of calls cannot enforce: of tools that are not strict.
+
+    has_grammar  whether the format has a grammar for tools with these schemas.
+    """
+    found = dict(schemas)
+    for _, tool in tools:
+        name = tool.function.name
+        if not tool.function.strict and not has_grammar({name: found[name]}):
+            loosest, dropped = loosest_schema(found[name])
+            if has_grammar({name: loosest}):
+                found[name] = loosest
+                warn(name, dropped)
+    return found
+
+
 class ToolSchemaChecks:
     """Checks which schemas of ``tools`` can be enforced, within the limits above for all together.
 

@@ -10,10 +10,8 @@ import os
 import socket
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar
-from dataclasses import dataclass, field
 from typing import Any, TypeVar, cast
 
 import msgspec
@@ -24,6 +22,7 @@ from aiakq.runtime.structured.grammars import Grammar, not_enforceable
 from aiakq.runtime.text.tokenizer import NoTokenizer, TokenDecoder, Tokenizer, TokenizerSource
 from aiakq.server.process.text_messages import Drop, Loaded, Setup, TextReply, TextRequest, frame_of, size_of
 from aiakq.server.process.text_process import MAX_SECONDS, MAX_SECONDS_PER_CHAR, WITHOUT_TORCH
+from aiakq.server.process.worker_queue import TextWorkerChannel, WorkerQueue
 from aiakq.system.frames import LENGTH, framed
 from aiakq.system.processes import CHILD_OPTIONS, child_command
 
@@ -31,8 +30,8 @@ Result = TypeVar("Result")
 _Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 _CODE = "from aiakq.server.process.text_process import main; main()"
-#: Number of workers, and maximum number of them that process long texts, so that short ones are not delayed.
-NUM_WORKERS, NUM_LONG = 4, 2
+#: Number of workers.
+NUM_WORKERS = 4
 LONG_CHARS = 1 << 15
 #: Seconds to wait for a reply beyond a worker's own limit, before it is replaced, and for that, before all workers are.
 _EXTRA_SECONDS, _REPLACE_SECONDS = 20.0, 5.0
@@ -59,103 +58,6 @@ _PROBES = (
 
 #: The client of the current request, by API key or address, for round-robin scheduling.
 client_of_request: ContextVar[str] = ContextVar("client_of_request", default="")
-
-
-@dataclass
-class _Channel:
-    """The connection to one worker."""
-
-    slot: int
-    reader: asyncio.StreamReader
-    writer: asyncio.StreamWriter
-
-
-@dataclass
-class _Turn:
-    """A request that waits for a worker. ``alone`` is its client, if that may have one such request at a time."""
-
-    is_long: bool
-    alone: str | None = None
-    channel: asyncio.Future[_Channel] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
-
-
-class WorkerQueue:
-    """Assigns free workers to waiting requests: round-robin over clients, at most NUM_LONG long requests at a time.
-
-    Of long requests that are alone, a client has one at a time, so that it cannot delay those of another.
-    """
-
-    def __init__(self) -> None:
-        self._free: deque[_Channel] = deque()
-        self._waiting: dict[str, deque[_Turn]] = {}  # the next client first
-        self._num_long = 0
-        self._alone: set[str] = set()  # clients that have such a request
-
-    async def take(self, client: str, is_long: bool, is_alone: bool = False) -> _Channel:
-        """Wait for a free worker. Raises ConnectionError if the workers are restarted meanwhile."""
-        turn = _Turn(is_long, client if is_alone else None)
-        self._waiting.setdefault(client, deque()).append(turn)
-        self._serve()
-        try:
-            return await turn.channel
-        except asyncio.CancelledError:
-            if turn.channel.done() and not turn.channel.cancelled() and not turn.channel.exception():
-                self.put(turn.channel.result(), is_long, turn.alone)
-            raise
-
-    def put(self, channel: _Channel | None, was_long: bool, alone: str | None = None) -> None:
-        """Return ``channel`` after a request, unless its worker is gone. ``alone``: the client, if it was alone."""
-        self._num_long -= was_long
-        if alone is not None:
-            self._alone.discard(alone)
-        if channel is not None:
-            self._free.append(channel)
-        self._serve()
-
-    def add(self, channel: _Channel) -> None:
-        """Add a new worker."""
-        self.put(channel, was_long=False)
-
-    def clear(self) -> None:
-        """Discard all workers and fail the waiting requests."""
-        self._free.clear()
-        for turns in self._waiting.values():
-            for turn in turns:
-                if not turn.channel.done():
-                    turn.channel.set_exception(ConnectionError("the workers ended"))
-        self._waiting.clear()
-
-    def _serve(self) -> None:
-        while self._free and (next_task := self._next()) is not None:
-            self._num_long += next_task.is_long
-            if next_task.alone is not None:
-                self._alone.add(next_task.alone)
-            next_task.channel.set_result(self._free.popleft())
-
-    def _next(self) -> _Turn | None:
-        """Remove the first request that may start; its client then comes last."""
-        for client in list(self._waiting):
-            turns = self._waiting[client]
-            while turns and turns[0].channel.done():  # the client has disconnected
-                turns.popleft()
-            at = next((at for at, turn in enumerate(turns) if self._may_start(turn)), None)
-            turn = None
-            if at is not None:
-                turn = turns[at]
-                del turns[at]
-                del self._waiting[client]
-                if turns:
-                    self._waiting[client] = turns
-            elif not turns:
-                del self._waiting[client]
-            if turn is not None:
-                return turn
-        return None
-
-    def _may_start(self, turn: _Turn) -> bool:
-        if turn.channel.done() or (turn.alone is not None and turn.alone in self._alone):
-            return False
-        return not (turn.is_long and self._num_long >= NUM_LONG)
 
 
 class TextClient:
@@ -373,7 +275,7 @@ class TextClient:
         self._setup.template_facts = loaded.template_facts
         self._is_set_up = True
         for slot, (worker_reader, worker_writer) in enumerate(workers):
-            self._queue.add(_Channel(slot, worker_reader, worker_writer))
+            self._queue.add(TextWorkerChannel(slot, worker_reader, worker_writer))
 
     async def _request(self, request: TextRequest, frame: bytes, size: int) -> TextReply:
         # A grammar may take a second, however short it is.
@@ -408,14 +310,14 @@ class TextClient:
                 await self.stop()
             raise
 
-    async def _drop(self, channel: _Channel, number: int, exchange: asyncio.Future[TextReply]) -> None:
+    async def _drop(self, channel: TextWorkerChannel, number: int, exchange: asyncio.Future[TextReply]) -> None:
         """Send ``Drop`` for a worker's request until a reply arrives, because the worker may not have started on it."""
         control = self._control
         while not exchange.done() and control is not None and not control.is_closing():
             _write(control, Drop(channel.slot, number))
             await asyncio.wait({exchange}, timeout=_DROP_SECONDS)
 
-    async def _exchange(self, channel: _Channel, number: int, frame: bytes) -> TextReply:
+    async def _exchange(self, channel: TextWorkerChannel, number: int, frame: bytes) -> TextReply:
         """Send a request and wait for its reply. Must not be cancelled."""
         channel.writer.write(frame)
         while True:

@@ -348,13 +348,13 @@ class _Worker:
         if request.relaxed_schema:
 
             def compiles(schema: Any) -> bool:
-                return not compiler.trial(msgspec.structs.replace(grammar, text=json.dumps(schema)))[0]
+                return not compiler.try_compile(msgspec.structs.replace(grammar, text=json.dumps(schema)))[0]
 
             schema, reply.dropped = relaxed_schema(json.loads(request.relaxed_schema), compiles)
             reply.text = json.dumps(schema, ensure_ascii=False)
             return reply
         before = heap_bytes()
-        reply.failure, prototype = compiler.trial(grammar)
+        reply.failure, prototype = compiler.try_compile(grammar)
         reply.num_bytes = max(0, heap_bytes() - before)
         if not reply.failure and reply.num_bytes > MAX_GRAMMAR_HELD:
             reply.failure = f"it is too large: compiled, it takes {reply.num_bytes >> 20} MiB of at most "

@@ -23,14 +23,14 @@ def compiler(monkeypatch) -> GrammarCompiler:
     """A compiler that waits for ``compiler.go``, and notes what it compiles in ``compiler.order``."""
     made: Any = GrammarCompiler(Vocabulary(TOKENS, [256]).resized(257, [256]))
     made.go, made.order = threading.Semaphore(0), []
-    trial = made.trial
+    try_compile = made.try_compile
 
     def wait(grammar: Grammar) -> Any:
         made.go.acquire()
         made.order.append(grammar.client + grammar.text)
-        return trial(grammar)
+        return try_compile(grammar)
 
-    monkeypatch.setattr(made, "trial", wait)
+    monkeypatch.setattr(made, "try_compile", wait)
     return made
 
 

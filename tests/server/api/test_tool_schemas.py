@@ -13,7 +13,8 @@ import pytest
 from aiakq.errors import AiakqError
 from aiakq.runtime.structured.relaxed_schemas import relaxed_schema
 from aiakq.server.api import tool_schemas
-from aiakq.server.api.tool_schemas import MAX_CHECKS, ToolSchemaChecks, arguments_schema
+from aiakq.server.api.tool_parsers import TOOL_PARSERS
+from aiakq.server.api.tool_schemas import MAX_CHECKS, ToolSchemaChecks, arguments_schema, writable_schemas
 from aiakq.server.api.tools import Tool
 from aiakq.server.process.text_messages import TextReply
 
@@ -115,3 +116,16 @@ def test_whatever_does_not_compile_required_names_and_types_remain():
     assert relaxed["properties"]["a"] == {"type": "object"} and relaxed["required"] == ["a", "b"] and dropped
     relaxed, _ = relaxed_schema(schema, lambda each: "anyOf" not in json.dumps(each) and not bad(each))
     assert relaxed["properties"]["b"] == {"type": ["string", "null"]}
+
+
+def test_a_format_that_cannot_write_patterns_still_enforces_names_and_types():
+    has_grammar = TOOL_PARSERS.load("qwen3_coder").has_grammar
+    parameters = object_with(a={"type": "string", "pattern": "^a+$"}, b={"type": "integer", "minimum": 3})
+    tools = [(0, tool("f", parameters)), (1, tool("g", object_with(c={"type": "boolean"})))]
+    schemas = {each.function.name: arguments_schema(at, each) for at, each in tools}
+    assert not has_grammar(schemas)
+    loosened = writable_schemas(tools, schemas, has_grammar)
+    assert has_grammar(loosened) and loosened["g"] == schemas["g"]
+    assert loosened["f"]["required"] == ["a", "b"] and loosened["f"]["properties"]["b"] == {"type": "integer"}
+    strict = [(0, tool("f", parameters, strict=True))]
+    assert writable_schemas(strict, {"f": schemas["f"]}, has_grammar)["f"] == schemas["f"]

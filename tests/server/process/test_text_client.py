@@ -25,8 +25,9 @@ from aiakq.errors import AiakqError
 from aiakq.runtime.structured.grammars import Grammar
 from aiakq.runtime.text.tokenizer import Tokenizer, TokenizerSource
 from aiakq.server.process import text_client
-from aiakq.server.process.text_client import NUM_LONG, NUM_WORKERS, TextClient, WorkerQueue, client_of_request
+from aiakq.server.process.text_client import NUM_WORKERS, TextClient, client_of_request
 from aiakq.server.process.text_messages import TextRequest
+from aiakq.server.process.worker_queue import NUM_LONG, WorkerQueue
 
 PADDING = {
     "strategy": {"Fixed": 2**30},
