@@ -194,7 +194,11 @@ DENSE: dict[str, Family] = {
             "tie_word_embeddings": True,
         },
         aliases={"num_attention_heads": "n_heads", "hidden_size": "d_model", "num_hidden_layers": "n_layers"},
-        fixed={"logit_scale": (), "embedding_fraction": (1.0,)},
+        fixed={
+            "logit_scale": (),
+            "embedding_fraction": (1.0,),
+            "norm_type": ("low_precision_layernorm", "layernorm"),
+        },
         rotary=False,
     ),
     "falcon": Family(

@@ -46,6 +46,36 @@ _ALWAYS = frozenset(
 _ROTARY = frozenset({"rope_parameters", "rope_scaling", "rope_theta", "partial_rotary_factor"}) | {
     "original_max_position_embeddings"
 }
+#: Keys of rotary parameters that are computed with; several positions of a token (mrope) are the same in text.
+_ROTARY_PARAMETERS = frozenset(
+    {
+        *("rope_type", "type", "rope_theta", "partial_rotary_factor", "factor", "original_max_position_embeddings"),
+        *("low_freq_factor", "high_freq_factor", "beta_fast", "beta_slow", "attention_factor", "mscale", "truncate"),
+        *("mscale_all_dim", "short_factor", "long_factor", "short_mscale", "long_mscale", "grows_from"),
+        *("mrope_section", "mrope_interleaved", "finetuned"),
+    }
+)
+#: Those that are numbers.
+_ROTARY_NUMBERS = frozenset(
+    {
+        *("rope_theta", "partial_rotary_factor", "factor", "original_max_position_embeddings", "low_freq_factor"),
+        *("high_freq_factor", "beta_fast", "beta_slow", "attention_factor", "mscale", "mscale_all_dim", "grows_from"),
+        *("short_mscale", "long_mscale"),
+    }
+)
+#: Keys of MPT's attention that are computed with, refused by its model, or read by no model of transformers.
+_MPT_ATTENTION = frozenset(
+    {
+        *("attn_type", "clip_qkv", "softmax_scale", "prefix_lm", "qk_ln", "alibi", "alibi_bias_max"),
+        *("attn_impl", "attn_pdrop", "attn_uses_sequence_id", "model_type"),
+    }
+)
+#: Keys with objects -> the keys that these may have.
+_NESTED: Mapping[str, frozenset[str]] = {
+    "rope_parameters": _ROTARY_PARAMETERS,
+    "rope_scaling": _ROTARY_PARAMETERS,
+    "attn_config": _MPT_ATTENTION,
+}
 #: Keys of any family -> the only values that are supported.
 _FIXED: Mapping[str, tuple[Any, ...]] = {
     "is_causal": (True,),
@@ -228,6 +258,10 @@ def completed(raw: Mapping[str, Any], architecture: str) -> dict[str, Any]:
     config = _one_spelling(raw, family)
     for key, value in config.items():
         _check(key, value, family, kind)
+        if family.rotary:
+            _check_rotary(key, value)
+        if key in _NESTED and isinstance(value, Mapping):
+            _check_nested(key, value, kind)
     stated = {key: value for key, value in family.defaults.items() if value is not None}
     return {**stated, **config, "model_type": kind}
 
@@ -268,6 +302,28 @@ def _check(key: str, value: Any, family: Family, kind: str) -> None:
         or without_effect(key)
     ):
         raise _refused(key, value, f"transformers' {kind} models have no such key")
+
+
+def _check_nested(key: str, values: Mapping[str, Any], kind: str) -> None:
+    """Raise ``config_key_unsupported`` for a key of an object in config.json that is not understood."""
+    for name, value in values.items():
+        _check_rotary(name, value)
+        if name in _NESTED[key] or _is_off(name, value) or without_effect(name):
+            continue
+        if isinstance(value, Mapping):  # parameters of a kind of layers
+            _check_nested(key, value, kind)
+        else:
+            reason = f"aiakq's {kind} models do not compute with {name}"
+            raise error("config_key_unsupported", key=key, value=f"{{{name!r:.64}: {value!r:.64}}}", reason=reason)
+
+
+def _check_rotary(name: str, value: Any) -> None:
+    """Raise ``model_malformed`` for a rotary parameter that is not the number it should be."""
+    if name not in _ROTARY_NUMBERS or value is None:
+        return
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not is_number or not -(2**31) < value < 2**31:  # also for NaN
+        raise error("model_malformed", file="config.json", reason=f"{name} is {value!r:.64}")
 
 
 def check_unknown(key: str, value: Any, kind: str) -> None:

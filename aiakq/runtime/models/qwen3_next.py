@@ -65,7 +65,7 @@ class Qwen3NextBuilder(Qwen2MoeBuilder):
             reason = f"{heads} value heads cannot share {key_heads} key heads"
             raise error("model_malformed", file="config.json", reason=reason)
         if config.activation not in ("silu", "swish"):
-            raise unsupported(config, f"its activation function is {config.activation}")
+            raise unsupported(config, f"its activation function is {config.activation:.64}")
         shared = heads // key_heads
         mixed = rows_by_part(key_heads, key_dim, key_dim, shared * value_dim, shared * value_dim)
         gates = rows_by_part(key_heads, shared, shared)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from typing import Any
 
 import pytest
@@ -204,3 +205,29 @@ def test_what_transformers_saves_is_understood(architecture: str) -> None:
     kind, values = TINY[architecture]
     saved = json.loads(CONFIG_MAPPING[kind](**values).to_json_string(use_diff=False))
     assert ModelConfig.from_hf({**saved, "architectures": [architecture]}).architecture == architecture
+
+
+def test_keys_of_rotary_parameters_and_of_attention_are_refused_too() -> None:
+    for key in ("rope_scaling", "rope_parameters"):
+        problem = refused(**{key: {"rope_type": "dynamic", "factor": 2.0, "alpha": 1000.0}})
+        assert problem.id == "config_key_unsupported" and "alpha" in str(problem) and key in str(problem)
+    read(rope_scaling={"rope_type": "linear", "factor": 2.0, "alpha": None, "finetuned": True})
+    mpt = {"architectures": ["MptForCausalLM"], "d_model": 64, "n_heads": 4, "n_layers": 2, "vocab_size": 9}
+    ModelConfig.from_hf({**mpt, "attn_config": {"attn_impl": "triton", "alibi": True, "kv_n_heads": None}})
+    with pytest.raises(AiakqError, match="kv_n_heads"):
+        ModelConfig.from_hf({**mpt, "attn_config": {"alibi": True, "kv_n_heads": 1}})
+
+
+@pytest.mark.parametrize("architecture", [name for name in ARCHITECTURES if name in TINY])
+def test_hostile_values_are_named(architecture: str) -> None:
+    """Every key of every family, with values of every wrong kind: read, or refused in one line."""
+    kind, values = TINY[architecture]
+    config = {"architectures": [architecture], "model_type": kind, **values}
+    keys = {*FAMILIES[kind].defaults, *FAMILIES[kind].aliases, *values, "rope_parameters", "rope_scaling", "rope_theta"}
+    hostile = [math.nan, math.inf, -1, 2**70, 10**400, "7", True, [], [[1]], {"a": [None]}, -0.5, "x" * 10_000, None]
+    for key in sorted(keys):
+        for value in hostile:
+            try:
+                ModelConfig.from_hf({**config, key: value})
+            except AiakqError as problem:
+                assert len(str(problem)) < 600 and "\n" not in str(problem), (key, value)
