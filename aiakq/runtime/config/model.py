@@ -183,12 +183,10 @@ def _model_config(raw: Mapping[str, Any]) -> ModelConfig:
     if layers > _MAX_LAYERS:
         raise error("model_malformed", file="config.json", reason=f"it claims {layers} layers")
     kv_heads = _kv_heads(raw, number("num_key_value_heads", "num_kv_heads", default=heads), heads)
-    if heads % kv_heads:
-        raise error(
-            "model_malformed",
-            file="config.json",
-            reason=f"{heads} attention heads cannot share {kv_heads} key-value heads",
-        )
+    head_dim = number("head_dim", default=hidden // heads)
+    if heads % kv_heads or not head_dim:
+        shared = f"{kv_heads} key-value heads" if head_dim else f"hidden_size {hidden}"
+        raise error("model_malformed", file="config.json", reason=f"{heads} attention heads cannot share {shared}")
     kinds, rope = _layer_kinds(raw, layers), rope_parameters(raw)
     max_position = number("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", default=2048)
     return ModelConfig(
@@ -199,7 +197,7 @@ def _model_config(raw: Mapping[str, Any]) -> ModelConfig:
         num_layers=layers,
         num_heads=heads,
         num_kv_heads=kv_heads,
-        head_dim=number("head_dim", default=hidden // heads),
+        head_dim=head_dim,
         max_position=max_position,
         context=longest_context(rope, max_position),
         num_positions=longest_context(rope, max_position),

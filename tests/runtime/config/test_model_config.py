@@ -59,6 +59,13 @@ def test_other_values_are_of_their_type(key: str, values: list[Any]) -> None:
         assert problem.id == "model_malformed", value
 
 
+def test_more_heads_than_hidden_size_need_a_head_dim() -> None:
+    """Also in the config of an EAGLE-3 head, which ended the start with a traceback."""
+    heads = {"num_attention_heads": 128, "num_key_value_heads": 128}
+    assert "128 attention heads cannot share hidden_size 64" in str(refused(**heads))
+    assert ModelConfig.from_hf({**LLAMA, **heads, "head_dim": 8}).head_dim == 8
+
+
 def test_windows_are_per_layer() -> None:
     def windows(model: str = "Qwen2", **values: Any) -> tuple[int | None, ...]:
         return ModelConfig.from_hf({**QWEN2, "architectures": [f"{model}ForCausalLM"], **values}).sliding_windows
