@@ -8,7 +8,7 @@ import shutil
 import pytest
 
 from aiakq.errors import AiakqError
-from aiakq.server.loading import read_chat_template, template_defaults
+from aiakq.server.api.message_format import read_chat_template, template_defaults
 
 
 def test_chat_template_is_a_file_or_the_text(tmp_path):
