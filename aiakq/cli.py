@@ -122,10 +122,11 @@ def _rewritten(name: str, words: Sequence[str]) -> list[str]:
     Shows a line about each option that has no effect or is given twice. Raises ``usage`` and ``option_refused``.
     """
     from aiakq.arguments import unsupported
+    from aiakq.arguments.commands import COMMANDS
 
-    rewritten = rewrite_words(name, words)
-    unsupported.refuse(rewritten.unsupported)
-    for line in (*rewritten.warnings, *unsupported.notices(rewritten.unsupported)):
+    rewritten, rows = rewrite_words(name, words), COMMANDS[name].unsupported
+    unsupported.refuse(rewritten.unsupported, rows)
+    for line in (*rewritten.warnings, *unsupported.notices(rewritten.unsupported, rows)):
         console.warning(line)
     return rewritten.words
 

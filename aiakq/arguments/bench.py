@@ -63,7 +63,9 @@ class LatencyArguments:
     output_len: int = argument(128, "Number of tokens to generate per request.", low=1)
     batch_size: int = argument(8, "Requests per batch.", low=1)
     iterations: int = argument(10, "Number of measured batches.", flags=("--num-iters",), low=1)
-    warmups: int = argument(2, "Number of warm-up batches, which are not measured.", flags=("--num-warmups",), low=0)
+    warmups: int = argument(
+        2, "Number of warm-up batches, which are not measured.", flags=("--num-warmups", "--num-iters-warmup"), low=0
+    )
     compare_speculation: bool = argument(
         False, "Also run every batch without draft tokens, before or after in turns, and report the speedup."
     )
@@ -75,8 +77,15 @@ class WorkloadArguments:
     """Options that select the requests."""
 
     num_prompts: int | None = argument(None, "Number of requests; 100, or the whole dataset, if not given.", low=1)
-    input_len: int = argument(256, "Number of tokens of every random prompt.", low=1)
-    output_len: int = argument(128, "Number of tokens to generate per request.", low=1)
+    input_len: int = argument(
+        256, "Number of tokens of every random prompt.", flags=("--input-len", "--random-input-len"), low=1
+    )
+    output_len: int = argument(
+        128,
+        "Number of tokens to generate per request.",
+        flags=("--output-len", "--random-output-len", "--prefix-repetition-output-len"),
+        low=1,
+    )
     workload: str | None = argument(
         None,
         "Source of requests: random, dataset, prefix, conversation, trace, sharegpt, or one that a plugin adds.",
@@ -85,12 +94,21 @@ class WorkloadArguments:
     dataset: Path | None = argument(
         None,
         'File of prompts, one per line, as text or JSON ({"prompt": ...}); or a trace or ShareGPT file.',
+        flags=("--dataset", "--dataset-path"),
         metavar="FILE",
     )
     prefix_len: int = argument(
-        256, "Workload prefix: number of tokens of a shared prefix, followed by --input-len other tokens.", low=1
+        256,
+        "Workload prefix: number of tokens of a shared prefix, followed by --input-len other tokens.",
+        flags=("--prefix-len", "--prefix-repetition-prefix-len"),
+        low=1,
     )
-    num_prefixes: int = argument(1, "Workload prefix: number of different prefixes.", low=1)
+    num_prefixes: int = argument(
+        1,
+        "Workload prefix: number of different prefixes.",
+        flags=("--num-prefixes", "--prefix-repetition-num-prefixes"),
+        low=1,
+    )
     turns: int = argument(4, "Workload conversation: number of requests per conversation.", low=1)
     trace_speed: float = argument(1.0, "Workload trace: factor by which the trace is sped up.", above=0.0)
     ignore_eos: bool | None = argument(None, "Always generate --output-len tokens; the default for random prompts.")

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+from aiakq.arguments import unsupported_bench
 from aiakq.arguments.argument import Argument, checked_value, part_of, rows_of, split_list, value_of_text
 from aiakq.arguments.bench import (
     KernelArguments,
@@ -30,6 +31,7 @@ from aiakq.arguments.quantize import QuantizeArguments
 from aiakq.arguments.server import ARGUMENTS
 from aiakq.arguments.spelling import Options
 from aiakq.arguments.unsupported import UNSUPPORTED
+from aiakq.arguments.unsupported_row import Unsupported
 from aiakq.errors import error
 
 #: The option that names a configuration file; every command has it.
@@ -44,12 +46,14 @@ class CommandArguments:
     engine      arguments of the engine and the server; the command receives a mapping of those that were given.
     model_help  help of the positional argument that names the engine's model; None: there is none.
     external    whether it can also use an external engine; the environment then sets none of ``engine``.
+    also        options of vLLM's command of this name that do not apply, besides those of the engine.
     """
 
     parts: tuple[type, ...] = ()
     engine: tuple[Argument, ...] = ()
     model_help: str | None = None
     external: bool = False
+    also: tuple[Unsupported, ...] = ()
 
     @cached_property
     def own_rows(self) -> tuple[Argument, ...]:
@@ -71,7 +75,13 @@ class CommandArguments:
         # Those of the engine take several words, as vLLM's do; others only if no positional argument could follow.
         lists = self.engine_rows if any(row.positional for row in self.own_rows) else self.rows
         several = {row.name for row in lists if row.type in (list, tuple)}
-        return Options((*self.rows, CONFIG), UNSUPPORTED if self.engine else (), several)
+        return Options((*self.rows, CONFIG), self.unsupported.values(), several)
+
+    @cached_property
+    def unsupported(self) -> dict[str, Unsupported]:
+        """Options that are accepted without an effect or refused, by name."""
+        rows = (*(UNSUPPORTED if self.engine else ()), *self.also)
+        return {row.name: row for row in rows}
 
     def values(
         self,
@@ -169,13 +179,18 @@ COMMANDS: dict[str, CommandArguments] = {
     ),
     "eval": CommandArguments((EvalArguments, JsonArguments, ResultArguments)),
     "inspect": CommandArguments((InspectArguments, JsonArguments)),
-    "bench latency": CommandArguments((LatencyArguments, ResultArguments), ENGINE_ARGUMENTS, _MODEL),
-    "bench throughput": CommandArguments((ThroughputArguments, ResultArguments), ENGINE_ARGUMENTS, _MODEL),
+    "bench latency": CommandArguments(
+        (LatencyArguments, ResultArguments), ENGINE_ARGUMENTS, _MODEL, also=unsupported_bench.LATENCY
+    ),
+    "bench throughput": CommandArguments(
+        (ThroughputArguments, ResultArguments), ENGINE_ARGUMENTS, _MODEL, also=unsupported_bench.THROUGHPUT
+    ),
     "bench serve": CommandArguments(
         (ServeArguments, RepeatArguments, ResultArguments),
         ENGINE_ARGUMENTS,
         "Folder or hub name of a model to start a server for.",
         external=True,
+        also=unsupported_bench.SERVE,
     ),
     "bench sweep": CommandArguments(
         (ServeArguments, SweepArguments, ResultArguments),

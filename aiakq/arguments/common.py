@@ -20,7 +20,9 @@ class JsonArguments:
 class ResultArguments:
     """Options for the result of a measurement."""
 
-    output: Path | None = argument(None, "Also write the JSON to this file, atomically.", metavar="FILE")
+    output: Path | None = argument(
+        None, "Also write the JSON to this file, atomically.", flags=("--output", "--output-json"), metavar="FILE"
+    )
     fail_if: tuple[str, ...] = argument(
         (),
         "Exit with code 10 if this condition holds, like 'tpot_ms.p50>50': a key of the JSON result, an operator, "

@@ -17,8 +17,10 @@ from aiakq.arguments.lora import checked_modules
 from aiakq.arguments.server_compatibility import CompatibleServerArguments
 from aiakq.arguments.spelling import plain_keys
 from aiakq.arguments.unsupported import BY_NAME as UNSUPPORTED
-from aiakq.arguments.unsupported import refuse
+from aiakq.arguments.unsupported import notices, refuse
 from aiakq.errors import error, short_repr
+
+__all__ = ["ARGUMENTS", "SERVER_ARGUMENTS", "ServerArguments", "checked", "keywords", "notices"]
 
 #: Environment variable with API keys of the server, separated by commas.
 API_KEY_VARIABLE = "AIAKQ_API_KEY"

@@ -115,18 +115,18 @@ UNSUPPORTED: tuple[Unsupported, ...] = (*_OLDER, *NEWER)
 BY_NAME = {row.name: row for row in UNSUPPORTED}
 
 
-def refuse(given: Mapping[str, Any]) -> None:
+def refuse(given: Mapping[str, Any], rows: Mapping[str, Unsupported] = BY_NAME) -> None:
     """Raise ``option_refused`` for the first argument that is not supported."""
     for name, value in given.items():
-        row = BY_NAME.get(name)
+        row = rows.get(name)
         if row is not None and row.refused and not row.is_default(value):
             option = row.flag if row.switch else f"{row.flag} {value}"
             raise error("option_refused", option=option, reason=row.reason)
 
 
-def notices(given: Mapping[str, Any]) -> list[str]:
+def notices(given: Mapping[str, Any], by_name: Mapping[str, Unsupported] = BY_NAME) -> list[str]:
     """Return a line for each argument that is accepted without an effect."""
-    rows = [(BY_NAME[name], value) for name, value in given.items() if name in BY_NAME]
+    rows = [(by_name[name], value) for name, value in given.items() if name in by_name]
     return [
         f"{row.flag} does nothing here: {row.reason}."
         for row, value in rows

@@ -5,20 +5,20 @@ from __future__ import annotations
 from aiakq.arguments.unsupported_row import Unsupported
 
 
-def _no_effect(reason: str, *names: str, many: bool = False) -> tuple[Unsupported, ...]:
+def no_effect(reason: str, *names: str, many: bool = False) -> tuple[Unsupported, ...]:
     """Return rows of options with values. ``name=value`` gives the default, which is accepted silently."""
     return tuple(_row(name, reason, many=many) for name in names)
 
 
-def _no_effect_switch(reason: str, *names: str) -> tuple[Unsupported, ...]:
+def no_effect_switch(reason: str, *names: str) -> tuple[Unsupported, ...]:
     return tuple(_row(name, reason, switch=True) for name in names)
 
 
-def _refused(reason: str, *names: str, many: bool = False) -> tuple[Unsupported, ...]:
+def refused(reason: str, *names: str, many: bool = False) -> tuple[Unsupported, ...]:
     return tuple(_row(name, reason, refused=True, many=many) for name in names)
 
 
-def _refused_switch(reason: str, *names: str) -> tuple[Unsupported, ...]:
+def refused_switch(reason: str, *names: str) -> tuple[Unsupported, ...]:
     return tuple(_row(name, reason, refused=True, switch=True) for name in names)
 
 
@@ -52,55 +52,55 @@ _DISAGGREGATED = "prefill and decoding are not disaggregated"
 
 NEWER: tuple[Unsupported, ...] = (
     # --- loading ------------------------------------------------------------------------------------------------
-    *_no_effect(
+    *no_effect(
         _READING,
         "safetensors_load_strategy =lazy",
         "safetensors_prefetch_num_threads",
         "safetensors_prefetch_block_size",
         "pt_load_map_location =cpu",
     ),
-    *_no_effect_switch(_READING, "enable_ep_weight_filter"),
-    *_refused("quantize the model with aiakq quantize first", "quantization_config"),
-    *_no_effect_switch("no method is deprecated", "allow_deprecated_quantization"),
-    *_refused(_PLUGINS, "model_class_overrides", "io_processor_plugin"),
-    *_refused(_PLUGINS, "logits_processors", many=True),
-    *_refused("the weights of a running server do not change", "weight_transfer_config"),
-    *_refused("models with n-gram embeddings are not supported", "engram_config"),
-    *_refused("diffusion models are not supported", "diffusion_config -dc"),
-    *_no_effect_switch("there is no list of environment variables of vLLM", "fail_on_environ_validation"),
+    *no_effect_switch(_READING, "enable_ep_weight_filter"),
+    *refused("quantize the model with aiakq quantize first", "quantization_config"),
+    *no_effect_switch("no method is deprecated", "allow_deprecated_quantization"),
+    *refused(_PLUGINS, "model_class_overrides", "io_processor_plugin"),
+    *refused(_PLUGINS, "logits_processors", many=True),
+    *refused("the weights of a running server do not change", "weight_transfer_config"),
+    *refused("models with n-gram embeddings are not supported", "engram_config"),
+    *refused("diffusion models are not supported", "diffusion_config -dc"),
+    *no_effect_switch("there is no list of environment variables of vLLM", "fail_on_environ_validation"),
     # --- outputs ------------------------------------------------------------------------------------------------
-    *_refused_switch(
+    *refused_switch(
         "responses have no field for it",
         "enable_return_routed_experts",
         "return_sampling_mask",
         "enable_trace_replay",
     ),
-    *_refused_switch("responses have no field for it; /metrics has all times", "enable_per_request_metrics"),
-    *_refused("responses have no field for it", "aux_output_config", "per_request_spec_decode_metrics =none"),
-    *_no_effect_switch(
+    *refused_switch("responses have no field for it; /metrics has all times", "enable_per_request_metrics"),
+    *refused("responses have no field for it", "aux_output_config", "per_request_spec_decode_metrics =none"),
+    *no_effect_switch(
         "random numbers of sampling depend on the seed, the sequence and the position only", "use_fp64_gumbel"
     ),
-    *_refused_switch("prompts are text or token ids", "enable_prompt_embeds"),
-    *_refused("outputs have no watermark", "watermark_config"),
-    *_no_effect("the marks of reasoning are those of --reasoning-parser", "reasoning_config"),
-    *_refused("--chat-template can rewrite the effort", "reasoning_effort_map"),
-    *_refused("a tool's own field strict decides", "tool_strict_level =auto"),
-    *_refused("the server runs no tools", "tool_server"),
-    *_refused("the field thinking of a request decides", "anthropic_disabled_thinking_effort =auto"),
-    *_no_effect_switch("there is no route of Cohere", "cohere_is_reasoning_model =True"),
-    *_no_effect("there is no route of Cohere", "cohere_format =cmd4|cmd3"),
-    *_no_effect("it is a hash of the model, its dtype and the version", "fingerprint_mode =full", "fingerprint_value"),
-    *_refused_switch("a template of a request could run for any time", "trust_request_chat_template"),
-    *_no_effect_switch(_NO_IMAGES, "trust_request_mm_kwargs"),
+    *refused_switch("prompts are text or token ids", "enable_prompt_embeds"),
+    *refused("outputs have no watermark", "watermark_config"),
+    *no_effect("the marks of reasoning are those of --reasoning-parser", "reasoning_config"),
+    *refused("--chat-template can rewrite the effort", "reasoning_effort_map"),
+    *refused("a tool's own field strict decides", "tool_strict_level =auto"),
+    *refused("the server runs no tools", "tool_server"),
+    *refused("the field thinking of a request decides", "anthropic_disabled_thinking_effort =auto"),
+    *no_effect_switch("there is no route of Cohere", "cohere_is_reasoning_model =True"),
+    *no_effect("there is no route of Cohere", "cohere_format =cmd4|cmd3"),
+    *no_effect("it is a hash of the model, its dtype and the version", "fingerprint_mode =full", "fingerprint_value"),
+    *refused_switch("a template of a request could run for any time", "trust_request_chat_template"),
+    *no_effect_switch(_NO_IMAGES, "trust_request_mm_kwargs"),
     # --- several devices ----------------------------------------------------------------------------------------
-    *_refused(_ONE_NODE, "nnodes -n =1", "node_rank -r =0"),
-    *_refused_switch(_ONE_NODE, "headless"),
-    *_no_effect(_ONE_NODE, "master_addr =127.0.0.1", "master_port =29501"),
-    *_no_effect("--distributed-timeout-seconds applies to all groups", "cpu_distributed_timeout_seconds"),
-    *_no_effect_switch("ranks are bound to their NUMA nodes", "numa_bind"),
-    *_no_effect("ranks are bound to their NUMA nodes", "numa_bind_nodes", "numa_bind_cpus", many=True),
-    *_refused("the variable CUDA_VISIBLE_DEVICES selects GPUs", "device_ids"),
-    *_no_effect(
+    *refused(_ONE_NODE, "nnodes -n =1", "node_rank -r =0"),
+    *refused_switch(_ONE_NODE, "headless"),
+    *no_effect(_ONE_NODE, "master_addr =127.0.0.1", "master_port =29501"),
+    *no_effect("--distributed-timeout-seconds applies to all groups", "cpu_distributed_timeout_seconds"),
+    *no_effect_switch("ranks are bound to their NUMA nodes", "numa_bind"),
+    *no_effect("ranks are bound to their NUMA nodes", "numa_bind_nodes", "numa_bind_cpus", many=True),
+    *refused("the variable CUDA_VISIBLE_DEVICES selects GPUs", "device_ids"),
+    *no_effect(
         _CONTEXT_PARALLEL,
         "decode_context_parallel_size -dcp =1",
         "prefill_context_parallel_size -pcp =1",
@@ -108,8 +108,8 @@ NEWER: tuple[Unsupported, ...] = (
         "dcp_kv_cache_interleave_size =1",
         "cp_kv_cache_interleave_size =1",
     ),
-    *_no_effect_switch(_CONTEXT_PARALLEL, "dcp_q_replicate"),
-    *_refused(
+    *no_effect_switch(_CONTEXT_PARALLEL, "dcp_q_replicate"),
+    *refused(
         _REPLICAS,
         "data_parallel_rank -dpn",
         "data_parallel_start_rank -dpr",
@@ -118,9 +118,9 @@ NEWER: tuple[Unsupported, ...] = (
         "data_parallel_rpc_port -dpp",
         "data_parallel_backend -dpb =mp",
     ),
-    *_refused_switch(_REPLICAS, "data_parallel_hybrid_lb -dph", "data_parallel_external_lb -dpe"),
-    *_refused_switch(_REPLICAS, "data_parallel_multi_port_external_lb -dpm"),
-    *_no_effect(
+    *refused_switch(_REPLICAS, "data_parallel_hybrid_lb -dph", "data_parallel_external_lb -dpe"),
+    *refused_switch(_REPLICAS, "data_parallel_multi_port_external_lb -dpm"),
+    *no_effect(
         _REPLICAS,
         "data_parallel_supervisor_port =9256",
         "dp_supervisor_probe_interval_s =5.0",
@@ -128,43 +128,43 @@ NEWER: tuple[Unsupported, ...] = (
         "dp_supervisor_probe_failure_threshold =3",
         "dp_sync_interval =16",
     ),
-    *_no_effect_switch(_REPLICAS, "disable_nccl_for_dp_synchronization"),
-    *_no_effect_switch(
+    *no_effect_switch(_REPLICAS, "disable_nccl_for_dp_synchronization"),
+    *no_effect_switch(
         "ranks share the work of a layer as --tensor-parallel-math says",
         "enable_hc_sp",
         "enable_batch_sharded_sampling",
         "enable_shm_tensor_arena",
         "enable_cumem_allocator",
     ),
-    *_no_effect(
+    *no_effect(
         _EXPERTS,
         "all2all_backend =allgather_reducescatter",
         "eplb_config",
         "expert_placement_strategy =linear",
         "elastic_ep_max_dp_size",
     ),
-    *_no_effect_switch(_EXPERTS, "enable_eplb", "enable_elastic_ep"),
-    *_no_effect_switch(_OVERLAP, "enable_dbo"),
-    *_no_effect(_OVERLAP, "ubatch_size =0", "dbo_decode_token_threshold =32", "dbo_prefill_token_threshold =512"),
-    *_no_effect_switch("the server restarts an engine that ends, see --max-engine-restarts", "enable_fault_tolerance"),
-    *_no_effect("the server restarts an engine that ends, see --max-engine-restarts", "fault_tolerance_config"),
-    *_no_effect("--step-timeout watches the engine", "watchdog_config"),
+    *no_effect_switch(_EXPERTS, "enable_eplb", "enable_elastic_ep"),
+    *no_effect_switch(_OVERLAP, "enable_dbo"),
+    *no_effect(_OVERLAP, "ubatch_size =0", "dbo_decode_token_threshold =32", "dbo_prefill_token_threshold =512"),
+    *no_effect_switch("the server restarts an engine that ends, see --max-engine-restarts", "enable_fault_tolerance"),
+    *no_effect("the server restarts an engine that ends, see --max-engine-restarts", "fault_tolerance_config"),
+    *no_effect("--step-timeout watches the engine", "watchdog_config"),
     # --- memory and steps ---------------------------------------------------------------------------------------
-    *_no_effect(_NO_SLEEP, "sleep_mode_backend =cumem"),
-    *_no_effect_switch(_NO_SLEEP, "sleep_mode_offload_cudagraph", "enable_nccl_comm_suspend"),
-    *_no_effect(_NO_SLEEP, "sleep_preserve_parameter_names", many=True),
-    *_no_effect(
+    *no_effect(_NO_SLEEP, "sleep_mode_backend =cumem"),
+    *no_effect_switch(_NO_SLEEP, "sleep_mode_offload_cudagraph", "enable_nccl_comm_suspend"),
+    *no_effect(_NO_SLEEP, "sleep_preserve_parameter_names", many=True),
+    *no_effect(
         "all full pages are kept until memory is needed", "prefix_cache_retention_interval", "prefix_match_unit"
     ),
-    *_refused("--kv-cache-dtype applies to all layers", "kv_cache_dtype_skip_layers", many=True),
-    *_no_effect_switch("every layer computes all tokens of a prompt", "kv_sharing_fast_prefill"),
-    *_no_effect_switch("pages of all layers are cached together", "swa_bounded_replay =True"),
-    *_refused(_STATES, "mamba_cache_dtype =auto|float32", "mamba_ssm_cache_dtype =auto|float32"),
-    *_no_effect(_STATES, "mamba_block_size", "mamba_cache_mode =none", "replayssm_buffer_len =16"),
-    *_no_effect_switch(_STATES, "enable_mamba_shared_prefix_checkpoint", "use_replayssm"),
-    *_refused_switch(_STATES, "enable_mamba_cache_stochastic_rounding"),
-    *_no_effect(_STATES, "mamba_cache_philox_rounds =0"),
-    *_no_effect(
+    *refused("--kv-cache-dtype applies to all layers", "kv_cache_dtype_skip_layers", many=True),
+    *no_effect_switch("every layer computes all tokens of a prompt", "kv_sharing_fast_prefill"),
+    *no_effect_switch("pages of all layers are cached together", "swa_bounded_replay =True"),
+    *refused(_STATES, "mamba_cache_dtype =auto|float32", "mamba_ssm_cache_dtype =auto|float32"),
+    *no_effect(_STATES, "mamba_block_size", "mamba_cache_mode =none", "replayssm_buffer_len =16"),
+    *no_effect_switch(_STATES, "enable_mamba_shared_prefix_checkpoint", "use_replayssm"),
+    *refused_switch(_STATES, "enable_mamba_cache_stochastic_rounding"),
+    *no_effect(_STATES, "mamba_cache_philox_rounds =0"),
+    *no_effect(
         _OFFLOADING,
         "kv_offloading_size",
         "kv_offloading_backend =native",
@@ -173,20 +173,20 @@ NEWER: tuple[Unsupported, ...] = (
         "offload_num_in_group =1",
         "offload_prefetch_step =1",
     ),
-    *_no_effect(_OFFLOADING, "cpu_offload_params", "offload_params", many=True),
-    *_refused(_DISAGGREGATED, "kv_events_config", "ec_transfer_config"),
-    *_no_effect(_NO_IMAGES, "ec_manager_config"),
-    *_no_effect("--max-num-batched-tokens limits the tokens of a step", "max_num_scheduled_tokens"),
-    *_no_effect("--max-num-seqs limits the sequences of a step", "max_num_active_seqs"),
-    *_no_effect_switch("--long-prefill-token-threshold is a fixed number", "long_prefill_token_threshold_adaptive"),
-    *_no_effect_switch(
+    *no_effect(_OFFLOADING, "cpu_offload_params", "offload_params", many=True),
+    *refused(_DISAGGREGATED, "kv_events_config", "ec_transfer_config"),
+    *no_effect(_NO_IMAGES, "ec_manager_config"),
+    *no_effect("--max-num-batched-tokens limits the tokens of a step", "max_num_scheduled_tokens"),
+    *no_effect("--max-num-seqs limits the sequences of a step", "max_num_active_seqs"),
+    *no_effect_switch("--long-prefill-token-threshold is a fixed number", "long_prefill_token_threshold_adaptive"),
+    *no_effect_switch(
         "a prompt gets pages for what is computed next, and is preempted when none are left",
         "scheduler_reserve_full_isl =True",
     ),
-    *_no_effect("a prompt gets pages for what is computed next, and is preempted when none are left", "watermark =0.0"),
-    *_no_effect("prompts are admitted in every step", "prefill_schedule_interval =1"),
+    *no_effect("a prompt gets pages for what is computed next, and is preempted when none are left", "watermark =0.0"),
+    *no_effect("prompts are admitted in every step", "prefill_schedule_interval =1"),
     # --- kernels ------------------------------------------------------------------------------------------------
-    *_no_effect(
+    *no_effect(
         _KERNELS,
         "attention_backend =auto",
         "attention_config -ac",
@@ -201,11 +201,11 @@ NEWER: tuple[Unsupported, ...] = (
         "kda_decode_backend",
         "ir_op_priority",
     ),
-    *_no_effect_switch(_KERNELS, "enable_flashinfer_autotune =True", "monokernel"),
-    *_no_effect(_GRAPHS, "performance_mode =balanced", "jit_monitor_mode =warn"),
-    *_no_effect_switch(_GRAPHS, "jit_monitor_verbose"),
+    *no_effect_switch(_KERNELS, "enable_flashinfer_autotune =True", "monokernel"),
+    *no_effect(_GRAPHS, "performance_mode =balanced", "jit_monitor_mode =warn"),
+    *no_effect_switch(_GRAPHS, "jit_monitor_verbose"),
     # --- images and sound ---------------------------------------------------------------------------------------
-    *_no_effect(
+    *no_effect(
         _NO_IMAGES,
         "media_io_kwargs",
         "mm_processor_cache_type =lru",
@@ -224,8 +224,8 @@ NEWER: tuple[Unsupported, ...] = (
         "mm_ipc_gpu_memory_gb =0",
         "default_mm_loras",
     ),
-    *_no_effect(_NO_IMAGES, "allowed_media_domains", many=True),
-    *_no_effect_switch(
+    *no_effect(_NO_IMAGES, "allowed_media_domains", many=True),
+    *no_effect_switch(
         _NO_IMAGES,
         "language_model_only",
         "enable_mm_embeds",
@@ -235,38 +235,38 @@ NEWER: tuple[Unsupported, ...] = (
         "enable_tower_connector_lora",
         "disable_chunked_mm_input",
     ),
-    *_refused_switch("there are no separate encoders", "mm_encoder_only"),
+    *refused_switch("there are no separate encoders", "mm_encoder_only"),
     # --- adapters -----------------------------------------------------------------------------------------------
-    *_refused("an adapter changes the modules that its file names", "lora_target_modules", many=True),
-    *_no_effect_switch(
+    *refused("an adapter changes the modules that its file names", "lora_target_modules", many=True),
+    *no_effect_switch(
         "one kernel computes all adapters of a step", "specialize_active_lora", "enable_mixed_moe_lora_format"
     ),
-    *_refused_switch("adapters of experts have one pair of matrices per expert", "enable_moe_shared_loras"),
-    *_no_effect("adapters have no classification heads", "max_lora_cls_labels"),
+    *refused_switch("adapters of experts have one pair of matrices per expert", "enable_moe_shared_loras"),
+    *no_effect("adapters have no classification heads", "max_lora_cls_labels"),
     # --- logs and HTTP ------------------------------------------------------------------------------------------
-    *_no_effect("--uvicorn-log-level and --log-format set up the log", "logging_config", "log_level =info"),
-    *_no_effect_switch("--enable-log-outputs writes whole outputs", "enable_log_deltas =True"),
-    *_no_effect_switch("tracebacks of internal errors are always in the log", "log_error_stack"),
-    *_no_effect_switch(
+    *no_effect("--uvicorn-log-level and --log-format set up the log", "logging_config", "log_level =info"),
+    *no_effect_switch("--enable-log-outputs writes whole outputs", "enable_log_deltas =True"),
+    *no_effect_switch("tracebacks of internal errors are always in the log", "log_error_stack"),
+    *no_effect_switch(
         _METRICS, "kv_cache_metrics", "cudagraph_metrics", "enable_mfu_metrics", "enable_logging_iteration_details"
     ),
-    *_no_effect(_METRICS, "kv_cache_metrics_sample =0.01", "custom_histogram_buckets"),
-    *_no_effect_switch("statistics are those of all engines together", "aggregate_engine_logging"),
-    *_no_effect(_PROFILING, "profiler_config"),
-    *_no_effect_switch(_PROFILING, "enable_layerwise_nvtx_tracing"),
-    *_no_effect("one process renders templates and tokenizes, with several threads", "renderer_num_workers =1"),
-    *_refused_switch("the server speaks HTTP only", "grpc"),
-    *_refused("the server speaks HTTP only", "grpc_port"),
-    *_refused_switch("there are no such routes", "tokens_only", "enable_scale_out"),
-    *_no_effect(
+    *no_effect(_METRICS, "kv_cache_metrics_sample =0.01", "custom_histogram_buckets"),
+    *no_effect_switch("statistics are those of all engines together", "aggregate_engine_logging"),
+    *no_effect(_PROFILING, "profiler_config"),
+    *no_effect_switch(_PROFILING, "enable_layerwise_nvtx_tracing"),
+    *no_effect("one process renders templates and tokenizes, with several threads", "renderer_num_workers =1"),
+    *refused_switch("the server speaks HTTP only", "grpc"),
+    *refused("the server speaks HTTP only", "grpc_port"),
+    *refused_switch("there are no such routes", "tokens_only", "enable_scale_out"),
+    *no_effect(
         "headers have fixed limits, and --max-body-bytes limits bodies",
         "h11_max_incomplete_event_size",
         "h11_max_header_count",
     ),
-    *_no_effect_switch(
+    *no_effect_switch(
         "/docs needs no network, and is served unless --disable-fastapi-docs is given",
         "enable_offline_docs",
         "enable_fastapi_docs",
     ),
-    *_no_effect_switch("scores are computed from single vectors", "enable_flash_late_interaction =True"),
+    *no_effect_switch("scores are computed from single vectors", "enable_flash_late_interaction =True"),
 )

@@ -1,7 +1,7 @@
 """Documents for calibration and evaluation, from a file, a saved data set or the Hugging Face Hub.
 
 The columns are detected: ``messages`` (role, content), ``conversations`` (from, value), ``text``, or a question and its
-answer under one of their usual names; ``Rows.column`` names another one. Rows without text are left out.
+answer under one of their usual names; ``RowOptions.column`` names another one. RowOptions without text are left out.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from typing import Any
 
 from aiakq.data.chat import Message
 from aiakq.errors import AiakqError, error
-from aiakq.formats.hub import hub_answers
 from aiakq.system.files import read_named
+from aiakq.system.network import answers
 
 HINT = (
     "Give a UTF-8 text file; .jsonl, .json, .csv or .parquet with text or messages; or a data set of the hub "
@@ -82,7 +82,7 @@ TABLES = (".csv", ".tsv", ".parquet", ".arrow")
 
 
 @dataclass
-class Rows:
+class RowOptions:
     """How rows become documents.
 
     column     the column to read; None detects it.
@@ -101,11 +101,11 @@ def file_kind(path: Path) -> str:
     return suffixes[-1] if suffixes else ""
 
 
-def read_file(path: Path, rows: Rows | None = None) -> Iterator[Document]:
+def read_file(path: Path, rows: RowOptions | None = None) -> Iterator[Document]:
     """Read the documents of a file, by its suffix; other files are one text. Raises ``calibration``, naming the line or
     row.
     """
-    name, rows, kind = path.name, rows or Rows(), file_kind(path)
+    name, rows, kind = path.name, rows or RowOptions(), file_kind(path)
     if kind in (".jsonl", ".ndjson", ".json"):
         values = _json_values(read_text(path, HINT), name, lines=kind != ".json")
     elif kind in TABLES:
@@ -179,15 +179,16 @@ def _table(value: Mapping[str, Any]) -> Any:
     return value
 
 
-def read_dataset(name: str, characters: int, seed: int, rows: Rows | None = None) -> Iterator[Document]:
+def read_dataset(name: str, characters: int, seed: int, rows: RowOptions | None = None) -> Iterator[Document]:
     """Read documents of a data set until they have about ``characters`` characters.
 
     ``name`` is ``org/name[:config][:split]`` on the hub, read from the start; or a folder saved by ``datasets``
     (``folder[:split]``), whose rows are taken in an order that depends on the seed.
     """
     import datasets
+    from huggingface_hub import constants
 
-    options = rows or Rows()
+    options = rows or RowOptions()
     folder, _, part = name.rpartition(":") if not Path(name).is_dir() else (name, "", "")
     try:
         found: Iterable[Mapping[str, Any]]
@@ -202,7 +203,7 @@ def read_dataset(name: str, characters: int, seed: int, rows: Rows | None = None
         else:
             if not _HUB_NAME.fullmatch(name):
                 raise bad(name, "there is no such file")
-            if not hub_answers():
+            if not constants.HF_HUB_OFFLINE and not answers(constants.ENDPOINT):
                 raise bad(name, "it is no file or folder here, and the hub does not answer")
             path, *rest = name.split(":")
             config = rest[0] if len(rest) == 2 else None
@@ -275,7 +276,7 @@ def _batches(content: Any, kind: str) -> Iterator[Any]:
 # --- one document -----------------------------------------------------------------------------------------------------
 
 
-def _document(value: Any, source: str, where: str, rows: Rows) -> Document | None:
+def _document(value: Any, source: str, where: str, rows: RowOptions) -> Document | None:
     """Convert a line, item or row to a document; None for one without text, which is counted.
 
     Raises ``calibration`` if its structure is unknown.

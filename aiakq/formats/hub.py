@@ -5,15 +5,13 @@ from __future__ import annotations
 import json
 import os
 import re
-import socket
-import urllib.parse
-import urllib.request
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from aiakq.errors import error
 from aiakq.formats.model_folder import FOLDED_SCALES, FOLDED_SCALES_KEY
+from aiakq.system.network import answers
 
 #: Files to download besides weights: config, tokenizer, templates.
 _OTHER_FILES = ["*.json", "*.jinja", "*.txt", "*.model", "*.tiktoken", "*.py"]
@@ -24,8 +22,6 @@ _TORCH = ["pytorch_model*.bin"]
 _MODULES = ("[0-9]*_Pooling", "[0-9]*_Dense", "[0-9]*_Normalize")
 _MODULE_FILES = ("config.json", "model.safetensors", "pytorch_model.bin")
 _COMMIT = re.compile(r"[0-9a-f]{40}")
-#: Seconds to connect to the hub.
-_CONNECT_SECONDS = 5.0
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 
 
@@ -132,15 +128,7 @@ def hub_answers() -> bool:
     """
     from huggingface_hub import constants
 
-    if constants.HF_HUB_OFFLINE or urllib.request.getproxies():
-        return True
-    address = urllib.parse.urlsplit(constants.ENDPOINT)
-    port = address.port or (443 if address.scheme == "https" else 80)
-    try:
-        socket.create_connection((address.hostname or "", port), timeout=_CONNECT_SECONDS).close()
-    except OSError:
-        return False
-    return True
+    return bool(constants.HF_HUB_OFFLINE) or answers(constants.ENDPOINT)
 
 
 def what_is_here(name: str) -> str | None:

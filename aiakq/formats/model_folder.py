@@ -208,6 +208,11 @@ def module_files(folder: Path) -> list[str]:
     return [name for name in files if (folder / name).is_file()]
 
 
+def vocabulary_files(folder: Path) -> list[str]:
+    """Return the names of vocabulary files that a tokenizer's own code may read, like qwen.tiktoken, sorted."""
+    return sorted(path.name for pattern in ("*.model", "*.tiktoken") for path in folder.glob(pattern))
+
+
 def check_files(folder: str | Path) -> None:
     """Check every file that transformers may open in a model folder, and those that ``quantize`` copies.
 

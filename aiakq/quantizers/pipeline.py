@@ -21,7 +21,7 @@ from aiakq.quantizers.prepared import Prepared
 from aiakq.quantizers.progress import OnProgress, Rejected, StageProgress
 from aiakq.quantizers.quality import check_text, record_quality
 from aiakq.quantizers.report.records import QuantizeReport
-from aiakq.quantizers.run_report import build_report, write_report
+from aiakq.quantizers.run_report import build_report, inherited_entries, write_report
 from aiakq.spec import QuantSpec
 from aiakq.system.memory import gc_frozen, peak_memory_bytes
 
@@ -81,7 +81,7 @@ class _Run:
             resume=options.resume,
             beside=FOLDED_SCALES if prepared.recipe.folds else None,
         ) as writer:
-            resumed = len(writer.steps)
+            resumed, entries = len(writer.steps), inherited_entries(prepared.source)
             with gc_frozen(), start_workers(prepared, self.plan, writer) as workers:
                 loop = block_loop(prepared, self.plan, writer, workers, self.progress)
                 loop.run()
@@ -94,7 +94,7 @@ class _Run:
                 self._evaluate(writer, report)
             report.seconds = round(time.monotonic() - self.started_at, 2)
             report.peak_memory_bytes = peak_memory_bytes()
-            write_report(writer, report, prepared)
+            write_report(writer, report, prepared, entries)
             self.progress(StageProgress("publish", 0, 1, options.output))
             prepared.check_unchanged()
             writer.publish()

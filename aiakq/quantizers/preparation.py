@@ -22,7 +22,6 @@ from aiakq.quantizers.planning.layers import fit_head, fused_scheme_warnings, pl
 from aiakq.quantizers.planning.tensor_parallel import plan_tensor_parallel
 from aiakq.quantizers.prepared import Prepared, remember_files
 from aiakq.quantizers.readers import reader_notes
-from aiakq.quantizers.report.card import inherited_entries
 from aiakq.quantizers.source_inventory import check_source
 from aiakq.runtime.device_memory import free_memory
 from aiakq.runtime.models import ARCHITECTURES
@@ -87,7 +86,6 @@ def prepare(options: QuantizeOptions) -> Prepared:
         max_positions=getattr(config, "max_position_embeddings", None),
         activation_budget=free_memory(torch.device("cpu")) / 4 if budget is None else budget * 1e9,
         warnings=tuple(warnings),
-        card_entries=inherited_entries(source),
     )
 
 

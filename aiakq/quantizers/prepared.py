@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,14 @@ import aiakq
 from aiakq import formats
 from aiakq.errors import error
 from aiakq.formats.checkpoint import Checkpoint
-from aiakq.formats.model_folder import FOLDED_SCALES, FOLDED_SCALES_KEY, VERBATIM_FILES, module_files, some_of
+from aiakq.formats.model_folder import (
+    FOLDED_SCALES,
+    FOLDED_SCALES_KEY,
+    VERBATIM_FILES,
+    module_files,
+    some_of,
+    vocabulary_files,
+)
 from aiakq.quantizers.block.decoder_block import BlockPlan
 from aiakq.quantizers.calibration.samples import Samples
 from aiakq.quantizers.model.groups import Heads
@@ -25,7 +32,6 @@ from aiakq.quantizers.model.source import SourceModel
 from aiakq.quantizers.options import QuantizeOptions
 from aiakq.quantizers.planning.tensor_parallel import TensorParallelPlan
 from aiakq.quantizers.recipe import Recipe
-from aiakq.runtime.text.tokenizer_files import vocabulary_files
 from aiakq.spec import QuantSpec
 
 DTYPE_WORDS = {torch.float16: "float16", torch.bfloat16: "bfloat16", torch.float32: "float32"}
@@ -52,7 +58,6 @@ class Prepared:
     spec               how linears are stored, according to the options alone.
     head               name of the output layer if it is quantized, else None; ``head_weights`` is its size.
     activation_budget  bytes of hidden states held in memory.
-    card_entries       entries of the source's model card that the output's inherits.
     """
 
     options: QuantizeOptions
@@ -72,7 +77,6 @@ class Prepared:
     max_positions: int | None
     activation_budget: float
     warnings: tuple[str, ...]
-    card_entries: dict[str, Any] = field(default_factory=dict)
 
     def plan(self, spec: QuantSpec) -> BlockPlan:
         """Return the settings shared by all blocks, with linears stored as in ``spec``."""

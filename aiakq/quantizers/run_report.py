@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import datetime
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import aiakq
 from aiakq.errors import one_line
@@ -87,14 +88,19 @@ def _adapter_note(prepared: Prepared) -> list[str]:
     ]
 
 
-def write_report(writer: CheckpointWriter, report: QuantizeReport, prepared: Prepared) -> None:
-    """Add the report as JSON and as a page, and the model card, to the output.
+inherited_entries = card.inherited_entries
+
+
+def write_report(
+    writer: CheckpointWriter, report: QuantizeReport, prepared: Prepared, inherited: Mapping[str, Any]
+) -> None:
+    """Add the report as JSON and as a page, and the model card with the entries ``inherited``, to the output.
 
     A page or a card that cannot be made becomes a warning: the weights are done, and are published without it.
     """
     pages: dict[str, Callable[[], str]] = {
         PAGE_FILE: lambda: html_page(report),
-        card.CARD_FILE: lambda: card.text(report, prepared.options, prepared.source, prepared.card_entries),
+        card.CARD_FILE: lambda: card.text(report, prepared.options, prepared.source, inherited),
     }
     for name, make in pages.items():
         try:

@@ -7,8 +7,7 @@ import warnings
 from collections.abc import Sequence
 from typing import Any
 
-from aiakq.arguments import unsupported
-from aiakq.arguments.server import keywords
+from aiakq.arguments.server import keywords, notices
 from aiakq.errors import AiakqError, error
 from aiakq.runtime.config.engine import EngineConfig
 from aiakq.runtime.engine.loop import run, timed_step
@@ -34,7 +33,7 @@ class LLM(PoolingMethods):
     def __init__(self, model: str, **arguments: Any) -> None:
         arguments = keywords(arguments)
         self.config = EngineConfig.from_args({"model": model, **arguments})
-        for line in unsupported.notices(arguments):
+        for line in notices(arguments):
             warnings.warn(line, stacklevel=2)
         self.tokenizer = self.config.tokenizer.load()
         self.tokenizer.check_growth()

@@ -7,13 +7,11 @@ import logging
 import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
-from aiakq.errors import AiakqError, error
+from aiakq.errors import error
 from aiakq.runtime.text.output_processor import OutputProcessor
-from aiakq.server.api.conversation import RESERVED_TEMPLATE_KWARGS
-from aiakq.server.api.message_format import ParserOptions
+from aiakq.server.api.message_format import ParserOptions, read_chat_template, template_defaults
 from aiakq.server.api.model_info import ModelInfo
 from aiakq.server.api.service import ResponseOptions, Service
 from aiakq.server.process.ipc import Configured, Ready
@@ -26,12 +24,9 @@ from aiakq.server.telemetry.metrics import Metrics
 from aiakq.server.telemetry.process_metrics import add_process_metrics
 from aiakq.server.telemetry.request_records import RequestObserver
 from aiakq.server.telemetry.traces import Tracer
-from aiakq.system.files import read_named_text
 
 #: Smallest default limit of a request body; models with long contexts have a larger one.
 MIN_BODY_BYTES = 4 << 20
-#: Maximum size of the file of --chat-template.
-MAX_TEMPLATE_BYTES = 4 << 20
 
 
 async def load_service(
@@ -39,7 +34,7 @@ async def load_service(
 ) -> tuple[Service, list[Ready]]:
     """Wait until the engines are ready. Returns the service and the ``Ready`` record of every engine."""
     parsers = ParserOptions(args)
-    observers = open_observers(args, on_event)
+    observers, defaults = open_observers(args, on_event), template_defaults(args["default_chat_template_kwargs"])
     reports, configured, text = await _load_engines_and_tokenizer(supervisors, args, on_event, parsers)
     ready = reports[0]
     names = args["served_model_name"] or [args["model"]]
@@ -68,7 +63,7 @@ async def load_service(
             response_role=args["response_role"],
         ),
         text,
-        _manager(reports, text, metrics, queue, args),
+        _manager(reports, text, metrics, queue),
         metrics,
         max_body_bytes=args["max_body_bytes"] or max(MIN_BODY_BYTES, 8 * ready.limits.max_model_len),
         progress=lambda: supervisors.progress.as_dict(),
@@ -81,7 +76,8 @@ async def load_service(
         root_path=args["root_path"],
         playground_servers=args["playground_servers"] or (),
     )
-    service.default_template_kwargs = template_defaults(args["default_chat_template_kwargs"])
+    service.stream_interval, service.log_outputs = args["stream_interval"], args["enable_log_outputs"]
+    service.default_template_kwargs = defaults
     for warning in _warnings(text, service.model):
         on_event(ServerEvent("warning", warning))
     return service, reports
@@ -134,9 +130,7 @@ def _template_warnings(text: TextClient) -> Iterator[str]:
         yield "The chat template leaves out messages of the assistant: conversations with them are refused."
 
 
-def _manager(
-    reports: Sequence[Ready], text: TextClient, metrics: Metrics, queue: QueueLimits, args: Mapping[str, Any]
-) -> Requests:
+def _manager(reports: Sequence[Ready], text: TextClient, metrics: Metrics, queue: QueueLimits) -> Requests:
     """Return the request manager for one engine or several."""
     managers = [
         RequestManager(OutputProcessor(text.tokenizer, each.limits), each.limits, metrics.of_engine(number), queue)
@@ -144,8 +138,6 @@ def _manager(
     ]
     for manager in managers:
         manager.vocabulary = text.loaded.vocabulary
-        manager.stream_interval = args["stream_interval"]
-        manager.log_outputs = args["enable_log_outputs"]
     return managers[0] if len(managers) == 1 else Replicas(managers, int(reports[0].settings["block_size"]))
 
 
@@ -192,34 +184,6 @@ async def _load_engines_and_tokenizer(
         await asyncio.gather(*tasks, return_exceptions=True)
         await text.stop()
         raise
-
-
-def read_chat_template(value: str | None) -> str | None:
-    """Return the template of --chat-template, which is a file or the text itself. Raises ``bad_option``."""
-    if value is None or "{" in value:
-        return value
-    try:
-        path = Path(value).expanduser()
-    except RuntimeError:  # no home folder
-        path = Path(value)
-
-    def bad(reason: str) -> AiakqError:
-        expected = f"a readable file or a template, which would hold a brace ({reason})"
-        hint = "Give the path of a Jinja file."
-        return error("bad_option", option="--chat-template", value=value, expected=expected, hint=hint)
-
-    return read_named_text(path, MAX_TEMPLATE_BYTES, bad)
-
-
-def template_defaults(given: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Return the arguments of --default-chat-template-kwargs. Raises ``bad_option`` for a name that is taken."""
-    for name in given or {}:
-        if name in RESERVED_TEMPLATE_KWARGS or not name.isidentifier():
-            expected = "a name of a template's own argument"
-            hint = "enable_thinking is one, for example."
-            option = "A key of --default-chat-template-kwargs"
-            raise error("bad_option", option=option, value=name, expected=expected, hint=hint)
-    return dict(given or {})
 
 
 def _template_source(value: str | None) -> str:

@@ -49,7 +49,9 @@ def read_named(path: Path, limit: int, bad: Bad) -> bytes:
         except OSError as problem:
             raise bad(problem.strerror or str(problem)) from None
     if len(content) > limit:
-        unit, shift = next((unit, shift) for unit, shift in (("GiB", 30), ("MiB", 20), ("KiB", 10)) if limit >> shift)
+        unit, shift = next(
+            (unit, shift) for unit, shift in (("GiB", 30), ("MiB", 20), ("KiB", 10), ("B", 0)) if limit >> shift
+        )
         size = f"{limit >> shift} {unit}"
         raise bad(f"it is larger than {size}")
     return content

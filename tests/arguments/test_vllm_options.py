@@ -1,4 +1,4 @@
-"""Every option of vLLM's ``serve`` is known: it works, has no effect for a stated reason, or is refused by name."""
+"""Every option of vLLM's ``serve`` and ``bench`` is known: it works, has no effect, or is refused by name."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from aiakq.runtime.config.pooling import PoolingConfig, _override
 from aiakq.runtime.config.speculation import SpeculationConfig
 from aiakq.runtime.pooling_params import Pooling
 
-#: The names of all options, by the version of vLLM.
-NAMES = json.loads((Path(__file__).parent / "vllm_serve_options.json").read_text())
+#: The names of all options, by command and version of vLLM.
+NAMES = json.loads((Path(__file__).parent / "vllm_options.json").read_text())
 
 
-@pytest.mark.parametrize("version", NAMES)
-def test_no_option_is_unknown(version):
-    options = COMMANDS["serve"].options
-    assert [name for name in NAMES[version] if options.find(name) is None] == []
+@pytest.mark.parametrize("command", NAMES)
+def test_no_option_is_unknown(command):
+    options = COMMANDS[command.rpartition(" ")[0]].options
+    assert [name for name in NAMES[command] if options.find(name) is None] == []
 
 
 @pytest.mark.parametrize("row", UNSUPPORTED, ids=lambda row: row.name)

@@ -8,7 +8,7 @@ import os
 
 import pytest
 
-from aiakq.data.documents import Rows, read_file
+from aiakq.data.documents import RowOptions, read_file
 from aiakq.errors import AiakqError
 
 TEXT = "The quick brown fox."
@@ -23,7 +23,7 @@ def read(tmp_path):
             path.write_bytes(content)
         else:
             path.write_text(content if isinstance(content, str) else json.dumps(content))
-        rows = Rows(column)
+        rows = RowOptions(column)
         return list(read_file(path, rows)), rows
 
     return run

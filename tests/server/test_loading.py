@@ -10,8 +10,9 @@ import pytest
 
 from aiakq import SamplingParams
 from aiakq.errors import AiakqError
+from aiakq.server.api.message_format import read_chat_template, template_defaults
 from aiakq.server.api.service import Service
-from aiakq.server.loading import _vocabulary_warning, read_chat_template, template_defaults
+from aiakq.server.loading import _vocabulary_warning
 from aiakq.server.process.text_messages import TextReply, TextRequest
 
 

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from aiakq.data.documents import HINT, Document, Rows, bad, read_dataset, read_file, sources
+from aiakq.data.documents import HINT, Document, RowOptions, bad, read_dataset, read_file, sources
 from aiakq.data.tokens import render_documents, tokenize
 from aiakq.errors import AiakqError
 from aiakq.formats.model_folder import check_files
@@ -142,7 +142,7 @@ def _from_texts(
     """Return selected windows of one source; sentences about rows that were left out are added to ``warnings``."""
     start = _bos(tokenizer)
     wanted = options.samples * options.seqlen * _CHARACTERS
-    rows = Rows(options.calibration_column)
+    rows = RowOptions(options.calibration_column)
     documents = _documents(name, wanted, options.seed, rows)
     if rows.num_empty:
         warnings.append(f"{rows.num_empty} rows of {title_of(str(name))} were left out: they have no text.")
@@ -167,7 +167,7 @@ def _from_texts(
     return _windows(ids, options, start)
 
 
-def _documents(name: str | None, characters: int, seed: int, rows: Rows) -> list[Document]:
+def _documents(name: str | None, characters: int, seed: int, rows: RowOptions) -> list[Document]:
     """Read the documents of a source; of a data set about as many characters as needed."""
     if name is None:
         import aiakq.data

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from aiakq.errors import AiakqError, error
-from aiakq.formats.model_folder import read_json
+from aiakq.formats.model_folder import read_json, vocabulary_files
 
 #: Any of these may be all that a tokenizer has.
 _VOCABULARIES = (
@@ -107,11 +107,6 @@ def has_tokenizer(folder: Path) -> bool:
     if any((folder / name).is_file() for name in (*_VOCABULARIES, "tokenizer_config.json")):
         return True
     return bool(vocabulary_files(folder))
-
-
-def vocabulary_files(folder: Path) -> list[str]:
-    """Return the names of vocabulary files that a tokenizer's own code may read, like qwen.tiktoken, sorted."""
-    return sorted(path.name for pattern in ("*.model", "*.tiktoken") for path in folder.glob(pattern))
 
 
 def _is_code(folder: Path) -> bool:

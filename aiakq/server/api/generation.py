@@ -153,6 +153,7 @@ async def _run(
         )
     except AiakqError as failure:
         raise payload.rename_param(failure) from None
+    service.configure_stream(stream)
     tracker.start(builder.id, params, payload, stream)
     deltas = aiter(stream)
     try:

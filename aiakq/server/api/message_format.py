@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
-from aiakq.errors import error
+from aiakq.errors import AiakqError, error
+from aiakq.runtime.text.chat_template import RESERVED_TEMPLATE_KWARGS
 from aiakq.runtime.text.tools_in_text import DEFAULT_SYNTAX, CallSyntax
 from aiakq.server.api.message_parser import MessageFormat
 from aiakq.server.api.reasoning_parsers import REASONING_PARSERS
@@ -14,6 +16,10 @@ from aiakq.server.api.reasoning_parsers.base import ReasoningParser
 from aiakq.server.api.tool_parsers import TOOL_PARSERS
 from aiakq.server.api.tool_parsers.base import JsonToolParser, ToolParser
 from aiakq.server.api.tool_parsers.hermes import HermesParser
+from aiakq.system.files import check_named, read_named_text
+
+#: Maximum size of the file of --chat-template.
+MAX_TEMPLATE_BYTES = 4 << 20
 
 
 class ParserOptions:
@@ -106,6 +112,10 @@ def _own_parsers(option: str, path: str, plugin: str, base: type[Any]) -> dict[s
     """Return the parsers of the operator's plugin file, by name. Raises ``bad_option``."""
     table = "TOOL_PARSERS" if plugin.startswith("tool") else "REASONING_PARSERS"
     hint = f"It has to define {table}, a dictionary of names and subclasses of {base.__name__}."
+    check_named(
+        Path(path),
+        lambda reason: error("bad_option", option=option, value=path, expected=f"a Python file ({reason})", hint=hint),
+    )
     spec = importlib.util.spec_from_file_location(f"aiakq_{plugin}", path)
     if spec is None or spec.loader is None:
         raise error("bad_option", option=option, value=path, expected="a Python file", hint=hint)
@@ -117,3 +127,31 @@ def _own_parsers(option: str, path: str, plugin: str, base: type[Any]) -> dict[s
         reason = f"{type(failure).__name__}: {failure}".splitlines()[0].rstrip(".")
         expected = f"a file of parsers ({reason})"
         raise error("bad_option", option=option, value=path, expected=expected, hint=hint) from failure
+
+
+def read_chat_template(value: str | None) -> str | None:
+    """Return the template of --chat-template, which is a file or the text itself. Raises ``bad_option``."""
+    if value is None or "{" in value:
+        return value
+    try:
+        path = Path(value).expanduser()
+    except RuntimeError:  # no home folder
+        path = Path(value)
+
+    def bad(reason: str) -> AiakqError:
+        expected = f"a readable file or a template, which would hold a brace ({reason})"
+        hint = "Give the path of a Jinja file."
+        return error("bad_option", option="--chat-template", value=value, expected=expected, hint=hint)
+
+    return read_named_text(path, MAX_TEMPLATE_BYTES, bad)
+
+
+def template_defaults(given: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Return the arguments of --default-chat-template-kwargs. Raises ``bad_option`` for a name that is taken."""
+    for name in given or {}:
+        if name in RESERVED_TEMPLATE_KWARGS or not name.isidentifier():
+            expected = "a name of a template's own argument"
+            hint = "enable_thinking is one, for example."
+            option = "A key of --default-chat-template-kwargs"
+            raise error("bad_option", option=option, value=name, expected=expected, hint=hint)
+    return dict(given or {})

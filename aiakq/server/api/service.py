@@ -19,10 +19,10 @@ from aiakq.server.api.unknown_fields import UnknownFields
 from aiakq.server.errors import copy_error
 from aiakq.server.http.body import MAX_VALUES
 from aiakq.server.process.replicas import Requests
-from aiakq.server.process.request_stream import Prompt
+from aiakq.server.process.request_stream import Prompt, RequestStream
 from aiakq.server.process.text_client import TextClient
 from aiakq.server.process.text_messages import TextReply, TextRequest
-from aiakq.server.telemetry.logs import request_logger
+from aiakq.server.telemetry.logs import OutputLog, request_logger
 from aiakq.server.telemetry.metrics import Metrics
 from aiakq.server.telemetry.request_records import RequestObserver
 
@@ -107,6 +107,8 @@ class Service:
         self.num_in_flight = 0
         self.closing: AiakqError | None = None
         self.default_template_kwargs: Mapping[str, Any] = {}  # of chat templates, below those of a request
+        self.stream_interval = 1  # tokens per chunk of a stream
+        self.log_outputs = False
 
     async def stop(self, seconds: float) -> None:
         """Stop the text workers, and give observers up to ``seconds`` to flush."""
@@ -287,6 +289,12 @@ class Service:
     def token_text(self, token_id: int) -> str:
         """Return the text of a single token."""
         return self.tokenizer.token_text(token_id)
+
+    def configure_stream(self, stream: RequestStream) -> None:
+        """Apply --stream-interval and --enable-log-outputs to a request that has just started."""
+        stream.interval = self.stream_interval
+        if self.log_outputs:
+            stream.output_log = OutputLog(stream.id)
 
     def log_request(self, request_id: str, prompts: Sequence[Prompt], params: SamplingParams) -> None:
         """Log a request that is about to start, with --enable-log-requests."""

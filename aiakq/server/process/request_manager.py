@@ -33,7 +33,6 @@ from aiakq.server.process.request_stream import (
     check_sequence_count,
     merge_deltas,
 )
-from aiakq.server.telemetry.logs import OutputLog
 from aiakq.server.telemetry.metrics import Metrics
 
 logger = logging.getLogger("aiakq.server")
@@ -90,8 +89,6 @@ class RequestManager:
         self.failure: AiakqError | None = error("loading")
         self.num_unfinished = 0
         self.vocabulary = b""
-        self.stream_interval = 1
-        self.log_outputs = False
         self._processor = processor
         self._limits = limits
         self._metrics = metrics
@@ -152,9 +149,6 @@ class RequestManager:
             pooling=pooling,
             adapter=adapter,
         )
-        stream.interval = self.stream_interval
-        if self.log_outputs:
-            stream.output_log = OutputLog(request_id)
         specs = self._add(stream)
         self._streams[stream] = None
         self._metrics.params_n.observe(params.n)

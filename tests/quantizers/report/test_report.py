@@ -362,9 +362,9 @@ def test_the_front_matter_of_a_card_is_read_in_one_pass(tmp_path, card, entries)
 def test_a_page_that_cannot_be_made_does_not_prevent_publication(monkeypatch):
     written = {}
     writer = SimpleNamespace(add_text=written.__setitem__, add_json=written.__setitem__)
-    prepared = SimpleNamespace(options=None, source=None, card_entries={})
+    prepared = SimpleNamespace(options=None, source=None)
     result = report()
     monkeypatch.setattr(run_report, "html_page", lambda report: "page")
-    run_report.write_report(writer, result, prepared)  # the card fails: there are no options
+    run_report.write_report(writer, result, prepared, {})  # the card fails: there are no options
     assert set(written) == {run_report.PAGE_FILE, run_report.REPORT_FILE}
     assert "README.md was not written" in str(written[run_report.REPORT_FILE]["warnings"])

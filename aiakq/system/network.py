@@ -1,0 +1,23 @@
+"""Whether another machine answers. Standard library only."""
+
+from __future__ import annotations
+
+import socket
+import urllib.parse
+import urllib.request
+
+#: Seconds to connect.
+_CONNECT_SECONDS = 5.0
+
+
+def answers(url: str) -> bool:
+    """Whether a connection to the server of ``url`` can be opened. True with a proxy, which hides that."""
+    if urllib.request.getproxies():
+        return True
+    address = urllib.parse.urlsplit(url)
+    port = address.port or (443 if address.scheme == "https" else 80)
+    try:
+        socket.create_connection((address.hostname or "", port), timeout=_CONNECT_SECONDS).close()
+    except OSError:
+        return False
+    return True
