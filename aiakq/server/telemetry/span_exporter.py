@@ -13,7 +13,9 @@ logger = logging.getLogger("aiakq.traces")
 #: Seconds between lines about a collector that stays away.
 REPORT_SECONDS = 60.0
 #: The part of a message of OpenTelemetry that says why spans were not taken.
-_REASON = re.compile(r"\[Errno -?\d+\] ([\w ]+)|StatusCode\.(\w+)|code: (\d+, reason: [\w ]+)|([Rr]ead timed out)")
+_REASON = re.compile(
+    r"\[Errno -?\d+\] ([\w ]+)|StatusCode\.(\w+)|code: (\d+, reason: [\w ]+)|([Rr]ead timed out)|(it redirects [\w ]+)"
+)
 
 
 class ReportingExporter:

@@ -137,9 +137,14 @@ def _exporter(endpoint: str) -> Any:
             return GrpcExporter(endpoint=endpoint, insecure=insecure, timeout=EXPORT_SECONDS)
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter as HttpExporter
 
+        from aiakq.server.telemetry.collector_session import CollectorSession
+
         scheme = parts.scheme.replace("grpc", "http")
         path = parts.path if parts.path not in ("", "/") else "/v1/traces"
-        return HttpExporter(endpoint=parts._replace(scheme=scheme, path=path).geturl(), timeout=EXPORT_SECONDS)
+        address = parts._replace(scheme=scheme, path=path).geturl()
+        # A session of OpenTelemetry's own plugins goes first.
+        session = None if any("_CREDENTIAL_PROVIDER" in name for name in os.environ) else CollectorSession()
+        return HttpExporter(endpoint=address, timeout=EXPORT_SECONDS, session=session)
     except ImportError as failure:
         raise error("traces_missing", package=failure.name or "opentelemetry") from None
 

@@ -144,6 +144,77 @@ def test_spans_arrive_once_a_collector_is_there_and_again_after_it_was_gone(line
     assert len(lines) == 4 and not any("secret" in line for line in lines)
 
 
+@pytest.fixture
+def hostile() -> Iterator[Callable[[bytes, int], tuple[str, list[int]]]]:
+    """``hostile(answer, repeats)``: the address of a collector that answers so, and the bytes that it could send."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    stopped = threading.Event()
+
+    def start(answer: bytes, repeats: int) -> tuple[str, list[int]]:
+        sent: list[int] = []
+
+        def serve() -> None:
+            while not stopped.is_set():
+                try:
+                    connection = listener.accept()[0]
+                except OSError:
+                    return
+                with connection:
+                    connection.recv(65536)
+                    sent.append(connection.send(answer))
+                    try:
+                        for _ in range(repeats):
+                            sent[-1] += connection.send(b"a" * 65536)
+                    except OSError:
+                        pass
+
+        threading.Thread(target=serve, daemon=True).start()
+        return f"http://127.0.0.1:{listener.getsockname()[1]}", sent
+
+    yield start
+    stopped.set()
+    listener.close()
+
+
+def exported(address: str) -> SpanExportResult:
+    """What becomes of one span sent to ``address``."""
+    from opentelemetry.sdk.trace import TracerProvider
+
+    span = TracerProvider().get_tracer("aiakq").start_span("request")
+    span.end()
+    exporter = ReportingExporter(traces._exporter(address), "collector")
+    try:
+        return exporter.export([span])
+    finally:
+        exporter.shutdown()
+
+
+@pytest.mark.parametrize("length", [b"", b"Content-Length: 99999999999\r\n", b"Content-Encoding: gzip\r\n"])
+def test_a_collector_that_answers_without_end_fills_no_memory(hostile, length):
+    address, sent = hostile(b"HTTP/1.1 200 OK\r\n" + length + b"\r\n", 3000)
+    assert exported(address) is SpanExportResult.SUCCESS
+    deadline = time.monotonic() + 20
+    while len(sent) < 1 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    time.sleep(0.2)
+    assert sent[0] < 50_000_000, "what fits into the buffers of the sockets"
+
+
+def test_a_redirect_of_a_collector_is_not_followed(hostile, lines):
+    """Neither spans nor the keys in the headers go elsewhere, and the spans are reported as lost."""
+    other, reached = hostile(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n", 0)
+    with socket.create_server(("127.0.0.1", 0)) as first:
+
+        def redirect() -> None:
+            with first.accept()[0] as connection:
+                connection.recv(65536)
+                connection.send(b"HTTP/1.1 307 No\r\nLocation: %s/\r\nContent-Length: 0\r\n\r\n" % other.encode())
+
+        threading.Thread(target=redirect, daemon=True).start()
+        assert exported(f"http://127.0.0.1:{first.getsockname()[1]}") is SpanExportResult.FAILURE
+    assert reached == [] and "do not arrive at collector: it redirects with status 307" in lines[-1]
+
+
 def _http_collector(port: int, got: list[str]) -> Callable[[], None]:
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
