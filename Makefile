@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 # Two at a time: many tests wait for servers.
 PYTEST := $(BIN)/pytest -q -n 2 --dist loadfile $(PYTEST_ARGS)
 
-.PHONY: help image release quickstart test test-elsewhere check format docs frameworks models soak hostile quality large bench bench-cpu counters ab kernels sanitize gpu clean
+.PHONY: help image release quickstart test test-elsewhere check format docs frameworks models soak hostile quality large bench bench-cpu counters ab kernels sanitize triton resolve gpu clean
 
 help:  ## these lines
 	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 14
@@ -115,6 +115,18 @@ kernels: | $(BIN)/pip  ## compile the native CPU kernels again; needs a C++ comp
 
 sanitize: $(VENV)/.test  ## tests of the native kernels under checks of memory, undefined behaviour and threads; needs g++
 	$(BIN)/python tests/kernels/cpu/sanitize.py $(ONLY)
+
+# TRITON=3.6.0 takes that version; COMPILE=quick compiles every kernel, but not every configuration.
+TRITON ?=
+COMPILE ?= all
+triton: $(VENV)/.test  ## compile the GPU kernels with the newest Triton of the index, or with version $(TRITON)
+	rm -rf $(VENV)/triton
+	$(BIN)/pip install -qq --disable-pip-version-check --no-deps --target $(VENV)/triton triton$(addprefix ==,$(TRITON))
+	PYTHONPATH=$(VENV)/triton AIAKQ_COMPILE=$(COMPILE) $(BIN)/pytest -q tests/kernels/triton/test_triton_compiled.py
+
+resolve: | $(BIN)/pip  ## whether pip can resolve what the GPU image installs; downloads metadata, or wheels where there is none
+	$(PYTHON) examples/deploy/requirements.py --device gpu > $(VENV)/gpu.txt
+	$(BIN)/pip install --dry-run --ignore-installed -qq --disable-pip-version-check -c constraints.txt -r $(VENV)/gpu.txt
 
 gpu:  ## everything that needs an NVIDIA GPU, in one go; results under $$OUT (default out/gpu)
 	$(PYTHON) examples/gpu/gpu.py

@@ -6,8 +6,12 @@ transformers needs anyway, matches like ``re`` and has a timeout.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import re
+import time
+from collections.abc import Iterator
+from contextvars import ContextVar
 from typing import Any
 
 from aiakq.errors import AiakqError, error
@@ -16,6 +20,21 @@ MAX_PATTERN = 8192
 MAX_NAME = 1024
 #: Seconds for one name; real patterns need microseconds.
 _TIMEOUT = 0.5
+#: Seconds of processor time left for all patterns of a file; None without a limit.
+_left: ContextVar[float | None] = ContextVar("left", default=None)
+
+
+@contextlib.contextmanager
+def time_limit(seconds: float) -> Iterator[None]:
+    """Limit the processor time of all patterns that are compiled and matched inside, together.
+
+    ``match_regex`` then raises ``format_unsupported`` for the pattern that exceeds it.
+    """
+    token = _left.set(seconds)
+    try:
+        yield
+    finally:
+        _left.reset(token)
 
 
 def matches(pattern: str, name: str) -> bool:
@@ -36,10 +55,17 @@ def match_regex(text: str, name: str) -> Any:
     """
     if len(name) > MAX_NAME:
         raise _refused(text, f"a name has {len(name)} characters, at most {MAX_NAME} are read")
+    left = _left.get()
+    if left is not None and left <= 0:
+        raise _refused(text, "the patterns of this file take too long to match")
+    started = time.thread_time()
     try:
         return _compiled(text).match(name, timeout=_TIMEOUT)
     except TimeoutError:
         raise _refused(text, "it takes too long to match") from None
+    finally:
+        if left is not None:
+            _left.set(left - (time.thread_time() - started))
 
 
 def is_plain(pattern: str) -> bool:

@@ -50,6 +50,7 @@ class QuantSpec:
     desc_act         the file stores the group index of every input, in no order (GPTQ act-order).
     ignore           names or patterns (aiakq/patterns.py) of modules that are not quantized.
     layers           (module name or pattern, its LayerSpec); the first match counts. None means not quantized.
+    rotated          names or patterns of linears whose weights multiply inputs rotated by a Hadamard matrix.
     notes            what the writer recorded about itself; other programs ignore it.
     """
 
@@ -63,6 +64,7 @@ class QuantSpec:
     desc_act: bool = False
     ignore: tuple[str, ...] = ("lm_head",)
     layers: tuple[tuple[str, LayerSpec | None], ...] = ()
+    rotated: tuple[str, ...] = ()
     notes: Mapping[str, Any] = field(default_factory=dict)
 
     def for_layer(self, name: str) -> QuantSpec | None:
@@ -115,7 +117,12 @@ class QuantSpec:
         """One phrase for tables, like ``w4a16 g128 asym``."""
         group = "channel" if self.group_size == -1 else f"g{self.group_size}"
         others = ", some layers differ" if self.mixed else ""
-        return f"{self.scheme} {group} {'sym' if self.symmetric else 'asym'}{others}"
+        rotated = ", some inputs rotated" if self.rotated else ""
+        return f"{self.scheme} {group} {'sym' if self.symmetric else 'asym'}{others}{rotated}"
+
+    def rotates(self, name: str) -> bool:
+        """Whether the weight of the linear ``name`` multiplies rotated inputs."""
+        return any(matches(pattern, name) for pattern in self.rotated)
 
 
 def _indexed(patterns: Sequence[str]) -> tuple[dict[str, int], list[tuple[int, str]]]:

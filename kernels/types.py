@@ -39,6 +39,7 @@ class QWeight:
     bias        [N] float or None.
     group_size  G; equal to K for one scale per row.
     input_scale scalar float32, the static activation scale (w8a8 only); None means one dynamic scale per token.
+    rotated     whether W multiplies inputs rotated by a Hadamard matrix (hadamard.py), instead of the inputs.
     """
 
     scheme: str
@@ -49,6 +50,7 @@ class QWeight:
     bias: Tensor | None = None
     group_size: int = 0
     input_scale: Tensor | None = None
+    rotated: bool = False
 
     def __post_init__(self) -> None:
         if self.group_size <= 0:
@@ -90,6 +92,7 @@ class QWeight:
 
         If a group straddles a boundary, all groups are split into smaller ones with repeated scales.
         """
+        assert not self.rotated, "every rotated input depends on all inputs"
         group = self.group_size
         if group >= self.k:
             return replace(self, codes=self.codes[:, first:end].contiguous(), perm=None, group_size=end - first)

@@ -53,3 +53,16 @@ def test_paths_in_the_structure_page_exist():
     assert len(paths) > 30
     for path in paths:
         assert (ROOT / path).exists() or (ROOT / "aiakq" / path).exists(), path
+
+
+def test_every_curl_command_that_sends_json_says_so():
+    """Without a Content-Type, curl sends that of a form, which the server refuses."""
+    pages = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "examples").rglob("*.md"))]
+    commands = []
+    for page in pages:
+        text = page.read_text().replace("\\\n", " ")
+        lines = re.findall(r"\bcurl\b[^\n`]*", text)
+        commands += [(page.name, line) for line in lines if re.search(r" (-d|--data\S*) ", line)]
+    assert commands
+    for name, line in commands:
+        assert re.search(r"content-type: application/json", line, re.IGNORECASE), (name, line)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import importlib.util
 import os
 import re
@@ -10,16 +11,39 @@ import subprocess
 import sys
 import tomllib
 import zipfile
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 from other_programs import check_schema
+from packaging.requirements import Requirement
 
 ROOT = Path(__file__).resolve().parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
+PINS = dict(
+    line.strip().split("==") for line in (ROOT / "constraints.txt").read_text().splitlines() if not line.startswith("#")
+)
+#: Version of torch, and what its wheels with CUDA require on Linux, as their metadata says. Those without require less.
+TORCH_FOR_CUDA = "2.13.0"
+CUDA_REQUIREMENTS = """
+filelock
+typing-extensions>=4.10.0
+setuptools>=77.0.3
+sympy>=1.13.3
+networkx>=2.5.1
+jinja2
+fsspec>=0.8.5
+cuda-toolkit==13.0.3
+cuda-bindings<14,>=13.0.3
+nvidia-cudnn-cu13==9.20.0.48
+nvidia-cusparselt-cu13==0.8.1
+nvidia-nccl-cu13==2.29.7
+nvidia-nvshmem-cu13==3.4.5
+triton==3.7.1
+"""
 NAME = "aiakq-0.1.0-py3-none-manylinux_2_28_x86_64.whl"
 
 
@@ -122,6 +146,32 @@ def test_the_man_page_is_clean():
     words = ["groff", "-man", "-ww", "-z", "-Tutf8", str(ROOT / "docs" / "aiakq.1")]
     done = subprocess.run(words, capture_output=True, text=True)
     assert done.returncode == 0 and done.stderr == ""
+
+
+def unmet(requirements: Iterable[str]) -> list[str]:
+    """The requirements that apply here and that the pins of constraints.txt do not meet."""
+    pins = {re.sub(r"[-_.]+", "-", name).lower(): version for name, version in PINS.items()}
+    found = [Requirement(requirement) for requirement in requirements]
+    return [
+        f"{requirement}, but it is pinned to {pins[name]}"
+        for requirement in found
+        if (requirement.marker is None or requirement.marker.evaluate({"extra": ""}))
+        and (name := re.sub(r"[-_.]+", "-", requirement.name).lower()) in pins
+        and not requirement.specifier.contains(pins[name], prereleases=True)
+    ]
+
+
+def test_pins_are_those_that_torch_with_cuda_requires():
+    assert PINS["torch"] == TORCH_FOR_CUDA, "record what the wheels of this torch with CUDA require"
+    assert unmet(CUDA_REQUIREMENTS.split()) == []
+
+
+def test_pins_fit_each_other():
+    installed = {d.name: d for d in importlib.metadata.distributions()}
+    compared = [name for name, version in PINS.items() if name in installed and installed[name].version == version]
+    assert len(compared) > 40
+    problems = {name: unmet(installed[name].requires or []) for name in compared}
+    assert {name: problem for name, problem in problems.items() if problem} == {}
 
 
 def test_the_pythons_of_the_workflow_are_those_that_the_package_names():

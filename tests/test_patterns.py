@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aiakq.errors import AiakqError
-from aiakq.patterns import is_plain, matches
+from aiakq.patterns import is_plain, matches, time_limit
 
 NAMES = [
     "lm_head",
@@ -109,3 +109,14 @@ def test_what_is_not_understood_is_refused(pattern):
     with pytest.raises(AiakqError) as caught:
         matches(f"re:{pattern}", "aaa")
     assert caught.value.id == "format_unsupported" and "\n" not in str(caught.value)
+
+
+def test_all_patterns_of_a_file_have_one_time_limit_together():
+    names = ["a" * 24 + f"{number}!" for number in range(10_000)]
+    started = time.process_time()
+    with pytest.raises(AiakqError, match="the patterns of this file take too long to match"), time_limit(0.2):
+        for name in names:
+            matches(r"re:(?:a|aa){1,12}$", name)
+            matches(r"re:(.*.*.*.*)x$", name)
+    assert time.process_time() - started < 3
+    assert not matches(r"re:(a|aa)+$", "ab"), "without a limit outside"

@@ -24,6 +24,8 @@ __all__ = ["ARGUMENTS", "SERVER_ARGUMENTS", "ServerArguments", "checked", "keywo
 
 #: Environment variable with API keys of the server, separated by commas.
 API_KEY_VARIABLE = "AIAKQ_API_KEY"
+#: Variables with keys, which are not passed to the processes of the server.
+KEY_VARIABLES = frozenset({API_KEY_VARIABLE, "AIAKQ_ADMIN_API_KEY"})
 
 
 def _trace_details(given: list[str]) -> list[str]:
@@ -86,6 +88,12 @@ class ServerArguments:
         None,
         "Jinja template, as a file or a single line; the tokenizer's own if not given.",
     )
+    chat_template_content_format: str = argument(
+        "auto",
+        "How the content of messages is passed to the chat template: string, openai (a list of parts), or auto, which "
+        "finds out what the template takes.",
+        choices=("auto", "string", "openai"),
+    )
     response_role: str = argument("assistant", "Role of chat responses.")
     enable_auto_tool_choice: bool = argument(
         False, "Let the model decide whether to call tools: requests may contain tools with tool_choice auto."
@@ -117,6 +125,12 @@ class ServerArguments:
         environment=False,  # read in addition to --api-key and the file, see aiakq/server/http/auth.py
     )
     api_key_file: str | None = argument(None, "File with one key per line; lines that start with # are ignored.")
+    admin_api_key: list[str] | None = argument(
+        None,
+        "Key for the routes of --enable-admin-routes, which then accept no other. It is valid on all routes. Prefer "
+        "--admin-api-key-file or the environment variable AIAKQ_ADMIN_API_KEY, which lists of processes do not show.",
+    )
+    admin_api_key_file: str | None = argument(None, "File with one such key per line, as --api-key-file.")
     allow_no_key: bool = argument(False, "Allow listening on a public address without a key.")
     metrics_without_key: bool = argument(False, "Serve /metrics without a key.")
     allowed_hosts: list[str] | None = argument(
@@ -223,10 +237,15 @@ class ServerArguments:
         low=0,
     )
     enable_force_include_usage: bool = argument(
-        False, "End every stream with a chunk of token counts, as if the request had set include_usage."
+        False, "Send the token counts so far in every chunk of a stream, and a last chunk with the totals."
     )
     enable_prompt_tokens_details: bool = argument(
         True, "Report the prompt tokens taken from the prefix cache in usage.prompt_tokens_details."
+    )
+    enable_per_request_metrics: bool = argument(
+        False,
+        "Return the times of a completion or chat request with one sequence in the field metrics; in streams, in the "
+        "chunk with the token counts.",
     )
     enable_request_id_headers: bool = argument(
         False, "Use the header X-Request-Id as the id of a request. If off, the server generates all ids."
@@ -235,10 +254,11 @@ class ServerArguments:
         False, "Represent tokens as token_id:N in lists of log-probabilities, unless a request overrides it."
     )
     unknown_fields: str = argument(
-        "refuse",
-        "Handling of unknown request fields. refuse: status 400; warn: ignore them, and also hints such as "
-        "reasoning_effort, with one log line per name.",
-        choices=("refuse", "warn"),
+        "ignore",
+        "Handling of unknown request fields. ignore: refuse misspelled ones, and those of other servers that would "
+        "change the answer; ignore the others, and name them in the response header x-ignored-fields. warn: also "
+        "ignore misspelled ones, with one log line per name. refuse: status 400 for all.",
+        choices=("ignore", "warn", "refuse"),
     )
     enable_admin_routes: bool = argument(
         False,

@@ -78,7 +78,6 @@ _OLDER: tuple[Unsupported, ...] = (
     Unsupported("tokenizer_pool_size", _TEXT_PROCESS, (0,)),
     Unsupported("tokenizer_pool_type", _TEXT_PROCESS, ("ray",)),
     Unsupported("tokenizer_pool_extra_config", _TEXT_PROCESS),
-    Unsupported("chat_template_content_format", "templates get the content of messages as text", ("auto", "string")),
     Unsupported("guided_decoding_backend", "one library, llguidance, enforces every grammar", ("auto", "guidance")),
     Unsupported("logits_processor_pattern", "a request that names Python functions could run anything", refused=True),
     Unsupported("exclude_tools_when_tool_choice_none", "they are always left out", switch=True),

@@ -30,7 +30,7 @@ def tune(problem: Problem, context: int, into: Path | None, progress: Progress) 
     Takes minutes. Returns the file written.
     """
     dtype, device, config = problem.dtype, problem.device, problem.config
-    name, _ = configs.gpu(device)
+    name = configs.gpu(device).name
     groups: dict[Group, list[Callable[[], tuple[Benchmark, int]]]] = {}
     for product in problem.products:
         if product.spec is not None:

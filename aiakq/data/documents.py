@@ -28,6 +28,8 @@ HINT = (
 )
 #: Maximum bytes read: far more than any calibration uses.
 _MAX_BYTES = 1 << 30
+#: Rows of a Parquet file in memory at a time.
+_BATCH_ROWS = 32
 _TEXT_KEYS = ("text", "content", "sentence", "document", "article", "passage", "code", "body", "story", "markdown")
 #: Columns with a conversation.
 _TALKS = ("messages", "conversations", "conversation")
@@ -230,8 +232,14 @@ def read_rows(path: Path, hint: str) -> Iterator[dict[str, Any]]:
 
         content = pyarrow.BufferReader(read_bytes(path, hint))
         try:
+            read = 0
             for batch in _batches(content, kind):
-                yield from batch.to_pylist()
+                # A few bytes can stand for gigabytes: values are repeated by reference.
+                read += batch.nbytes
+                if read > _MAX_BYTES:
+                    raise bad(path.name, "its rows hold more than 1 GiB", "A few megabytes are plenty.")
+                for first_row in range(0, batch.num_rows, _BATCH_ROWS):
+                    yield from batch.slice(first_row, _BATCH_ROWS).to_pylist()
         except (pyarrow.ArrowException, OSError) as problem:
             first = (str(problem).strip().splitlines() or [type(problem).__name__])[0]
             title = "Parquet" if kind == ".parquet" else "Arrow"
@@ -253,7 +261,7 @@ def _batches(content: Any, kind: str) -> Iterator[Any]:
     import pyarrow.parquet
 
     if kind == ".parquet":
-        yield from pyarrow.parquet.ParquetFile(content).iter_batches(1024)
+        yield from pyarrow.parquet.ParquetFile(content).iter_batches(_BATCH_ROWS)
         return
     try:
         reader = pyarrow.ipc.open_stream(content)

@@ -82,6 +82,15 @@ FOLDER_ERRORS = {
     "model_malformed": ErrorKind(
         "{file} cannot be read: {reason}.", "The file is damaged or not what its name says; fetch it again."
     ),
+    "generation_config": ErrorKind(
+        "{file} sets {key} to {value}, which is not {allowed}.",
+        "Correct the file, override the value with --override-generation-config, or ignore the file with "
+        "--generation-config vllm.",
+    ),
+    "config_key_unsupported": ErrorKind(
+        "config.json has {key} = {value}, which is not supported: {reason}.",
+        "If it has no effect on the answers, remove it from the file, or use --hf-overrides '{{\"{key}\": null}}'.",
+    ),
     "model_unsupported": ErrorKind(
         "The architecture {architecture} is not supported: {reason}.",
         "Native families: {known}; other decoder-only models work through --model-impl transformers if "
@@ -126,7 +135,8 @@ FOLDER_ERRORS = {
     ),
     "path_outside_model": ErrorKind(
         "The model folder '{path}' names a file outside itself: {file!r}.",
-        "Do not trust this folder; fetch the model again from its source.",
+        "If you made this link, copy what it points to: cp -rL {path} COPY. If not, do not trust this folder; fetch "
+        "the model again from its source.",
         UNSAFE,
     ),
     "format_unsupported": ErrorKind(

@@ -97,6 +97,13 @@ CONNECTION_ERRORS = {
     "invalid_api_key": ErrorKind(
         "The request has no valid API key.", "Send it as Authorization: Bearer KEY.", USAGE, 401, "authentication_error"
     ),
+    "admin_key_required": ErrorKind(
+        "This route needs a key to administrate the server.",
+        "Send one of --admin-api-key as Authorization: Bearer KEY.",
+        USAGE,
+        403,
+        "permission_error",
+    ),
     "host_not_allowed": ErrorKind(
         "This server does not accept the name in the Host header.",
         "The operator adds names with --allowed-hosts.",
@@ -138,7 +145,7 @@ REQUEST_ERRORS = {
     "missing_field": ErrorKind("The request field {param} is missing.", "", USAGE),
     "unknown_field": ErrorKind(
         "The request field {param} is not known.",
-        "Remove it, or check its spelling; a server with --unknown-fields warn ignores it.",
+        "{hint}",
         USAGE,
     ),
     "unsupported_parameter": ErrorKind("{param} is not supported: {reason}.", "", USAGE),
@@ -179,10 +186,39 @@ REQUEST_ERRORS = {
         USAGE,
     ),
     "chat_template": ErrorKind("The chat template refused the messages: {reason}.", ""),
+    "template_loses": ErrorKind(
+        "The chat template has no place for {what}, so that the model would not see them.",
+        "Leave them out, or start the server with another --chat-template.",
+    ),
+    "template_loses_users": ErrorKind(
+        "The chat template {source} {reason}.",
+        "Give another template with --chat-template FILE.",
+        http_status=500,
+        type="server_error",
+    ),
+    "template_unusable": ErrorKind(
+        "The chat template {source} cannot be used: {reason}.",
+        "Start the server with another one: --chat-template FILE.",
+        http_status=500,
+        type="server_error",
+    ),
     "tokenization": ErrorKind("The text could not be tokenized: {reason}.", "Send another text.", USAGE),
+    "tokenizer_mismatch": ErrorKind(
+        "The tokenizer has {token!r} with the id {token_id}, but the model's vocabulary ends with the id {last}.",
+        "Start the server with the tokenizer of the model: --tokenizer NAME.",
+        http_status=500,
+        type="server_error",
+    ),
     "tokenizer_stuck": ErrorKind(
         "A text has waited {limit:g} s to be tokenized.",
         "Wait until the tokenizer's processes are restarted.",
+        WORKER,
+        503,
+        "service_unavailable_error",
+    ),
+    "worker_lost": ErrorKind(
+        "The processes that prepare requests ended twice while they worked on this one.",
+        "Try again in a moment; if it happens again, the machine is short of memory or overloaded.",
         WORKER,
         503,
         "service_unavailable_error",

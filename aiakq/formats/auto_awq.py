@@ -7,8 +7,18 @@ from typing import Any
 
 from aiakq.errors import error
 from aiakq.formats.compatibility import experts_note
-from aiakq.formats.config_values import first_of, read_group_size, read_names, read_word, unsupported
-from aiakq.spec import QuantSpec
+from aiakq.formats.config_keys import layer_override
+from aiakq.formats.config_values import (
+    first_of,
+    read_bits,
+    read_flag,
+    read_group_size,
+    read_names,
+    read_object,
+    read_word,
+    unsupported,
+)
+from aiakq.spec import LayerSpec, QuantSpec
 
 #: GPTQModel exports AWQ's layouts under its own method name.
 QUANT_METHODS = ("awq", "gptq")
@@ -20,18 +30,25 @@ def from_config(config: Mapping[str, Any], format: str, versions: Sequence[str])
     Raises ``format_unsupported``.
     """
     if str(config.get("quant_method", "")).lower() == "gptq":
-        if config.get("is_marlin_format"):
+        if read_flag(config.get("is_marlin_format"), "is_marlin_format"):
             return None
         version = read_word(config, "checkpoint_format", "format", default="gptq")
-        symmetric = bool(config.get("sym", False))
+        symmetric = read_flag(config.get("sym"), "sym")
     else:
         version = read_word(config, "version", "checkpoint_format", default="gemm")
-        symmetric = not config.get("zero_point", True)
+        symmetric = not read_flag(first_of(config, "zero_point", default=True), "zero_point")
     if version not in versions:
         return None
     bits = first_of(config, "bits", "w_bit")
-    if bits != 4:
+    if read_bits(bits, f"AWQ version {version!r}") != 4:
         raise unsupported(f"AWQ version {version!r} with {bits!r:.40} bits")
+    if config.get("rotation"):
+        raise unsupported(f"AWQ version {version!r} with rotation {config['rotation']!r:.40}")
+    base = LayerSpec(4, symmetric=symmetric)
+    for key, values in read_object(config.get("dynamic"), "dynamic").items():
+        layer = None if key.startswith("-:") else layer_override(values, base)
+        if layer is not None and layer.bits != 4:
+            raise unsupported(f"AWQ version {version!r} with {layer.bits} bits for {key!r:.40}")
     listed = read_names(config.get("modules_to_not_convert"), "modules_to_not_convert") or ("lm_head",)
     return QuantSpec(
         method="awq",

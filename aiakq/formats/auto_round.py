@@ -11,7 +11,8 @@ from dataclasses import replace
 from typing import Any
 
 from aiakq.formats import quantization_config
-from aiakq.formats.config_values import layer_override, read_object, read_word, unsupported
+from aiakq.formats.config_keys import layer_override
+from aiakq.formats.config_values import read_flag, read_object, read_word, unsupported
 from aiakq.spec import QuantSpec
 
 
@@ -28,9 +29,16 @@ def from_config(config: Mapping[str, Any]) -> QuantSpec:
 def _translated(config: Mapping[str, Any]) -> dict[str, Any]:
     """Translate the config to that of the format named by ``packing_format``."""
     packing = read_word(config, "packing_format", "backend", default="auto_round:auto_gptq")
+    config = {key: value for key, value in config.items() if key not in ("packing_format", "extra_config")}
     if "awq" in packing:
-        asymmetric = not config.get("sym", False)
+        asymmetric = not read_flag(config.get("sym"), "sym")
         return {"zero_point": asymmetric, **config, "quant_method": "awq", "version": "gemm"}
-    if "gptq" in packing or packing in ("auto", "auto_round", "auto_round:exllamav2", "auto_round:triton"):
+    if "gptq" in packing or packing in (
+        "auto",
+        "auto_round",
+        "auto_round:exllamav2",
+        "auto_round:triton",
+        "auto_round:auto_round",
+    ):
         return {**config, "quant_method": "gptq", "checkpoint_format": "gptq"}
     raise unsupported(f"auto-round packing_format {packing!r:.40}")

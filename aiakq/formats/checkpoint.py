@@ -6,7 +6,7 @@ models without safetensors.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -17,8 +17,9 @@ from torch import Tensor
 
 from aiakq import formats
 from aiakq.errors import AiakqError, error
-from aiakq.formats import quantization_config
+from aiakq.formats import quantization_config, unread_formats
 from aiakq.formats.checks import derive_group_size
+from aiakq.formats.config_values import unsupported
 from aiakq.formats.headers import Dimensions
 from aiakq.formats.hub import resolve_model
 from aiakq.formats.model_folder import (
@@ -32,7 +33,8 @@ from aiakq.formats.model_folder import (
     some_of,
 )
 from aiakq.formats.safetensors_file import TensorInfo, read_header, read_tensor
-from aiakq.formats.torch_file import describe, read_torch_file
+from aiakq.formats.torch_file import read_torch_file
+from aiakq.kernels import hadamard
 from aiakq.kernels.types import QWeight
 from aiakq.spec import QuantSpec
 
@@ -49,17 +51,18 @@ class Checkpoint:
     path       the folder.
     config     its config.json.
     inventory  name -> header of every tensor.
-    mapped     whether tensors are memory-mapped: loading is a tenth faster, but truncating a shard in the meantime
-               kills the process with SIGBUS.
+    remarks    what the user should know about the files.
+    mapped     whether tensors of safetensors files are memory-mapped: loading is a tenth faster, but truncating a
+               shard in the meantime kills the process with SIGBUS.
     """
 
     def __init__(self, path: Path, config: dict[str, Any]) -> None:
         self.path = path
         self.config = config
         self.inventory: dict[str, TensorInfo] = {}
+        self.remarks: list[str] = []
         self.mapped = False
         self._mappings: dict[str, Any] = {}
-        self._torch_files: dict[str, dict[str, Tensor]] = {}
         self._streams: dict[str, BinaryIO] = {}
         self._layouts: dict[str, str] = {}
         self._identities: dict[str, tuple[int, int, int, int] | None] = {}
@@ -100,33 +103,71 @@ class Checkpoint:
         check_manifest(folder, config)
         checkpoint = cls(folder, dict(config))
         checkpoint._identities["config.json"] = before
-        inventory = checkpoint.inventory
         for file, listed in shards.items():
             checkpoint.remember([file])
-            headers = checkpoint._header(file)
-            for name, info in headers.items():
-                # A tensor may be in several shards; the index determines which one counts.
-                if listed is None or name in listed:
-                    if name in inventory:
-                        raise error("model_malformed", file=file, reason=f"tensor {name} is in two files")
-                    inventory[name] = info
-            if len(inventory) > _MAX_TENSORS:
-                raise error("model_malformed", file=file, reason=f"the shards hold more than {_MAX_TENSORS} tensors")
-            absent = sorted(set(listed or ()) - set(headers))
-            if absent:
-                raise error(
-                    "model_incomplete",
-                    path=str(path),
-                    missing=f"{file} does not hold {some_of(absent)} as its index says",
-                )
-        if not inventory:
+            checkpoint._add_shard(file, listed, shards)
+        if not checkpoint.inventory:
             raise error("model_incomplete", path=str(path), missing="it holds no tensor")
+        checkpoint._compare_index(shards)
         return checkpoint
+
+    def _add_shard(
+        self, file: str, listed: Collection[str] | None, shards: Mapping[str, Collection[str] | None]
+    ) -> None:
+        """Add the tensors of a shard to the inventory: those that it holds, whatever the index says.
+
+        The index decides only which one counts if a tensor is in several shards.
+        """
+        for name, info in self._header(file).items():
+            known = self.inventory.get(name)
+            if known is not None:
+                before, here = name in (shards[known.file] or ()), name in (listed or ())
+                if before == here:
+                    raise error("model_malformed", file=file, reason=f"tensor {name} is in two files")
+                if before:
+                    continue
+            self.inventory[name] = info
+        if len(self.inventory) > _MAX_TENSORS:
+            raise error("model_malformed", file=file, reason=f"the shards hold more than {_MAX_TENSORS} tensors")
+
+    def _compare_index(self, shards: Mapping[str, Collection[str] | None]) -> None:
+        """Note names under which the index and the shards differ; transformers takes only file names from an index."""
+        said = {name: file for file, listed in shards.items() for name in listed or ()}
+        if not said:
+            return
+        held = {name: info.file for name, info in self.inventory.items()}
+        wrong = sorted(name for name in said.keys() | held.keys() if said.get(name) != held.get(name))
+        if wrong:
+            self.remarks.append(
+                f"the index of the shards is not exact, and only its file names are used: {some_of(wrong)}"
+            )
 
     @cached_property
     def spec(self) -> QuantSpec | None:
         """Return how the checkpoint is quantized, or None. Raises ``format_unsupported``."""
-        return quantization_config.read_spec(self.path, self.config)
+        spec = quantization_config.read_spec(self.path, self.config)
+        named = unread_formats.of_tensors(
+            {name: self.inventory[name] for name in self.inventory.keys() - self.beside_text}
+        )
+        if named is not None:
+            raise unsupported(named)
+        if spec is not None and spec.rotated:
+            self._check_rotated(spec)
+        return spec
+
+    def _check_rotated(self, spec: QuantSpec) -> None:
+        """Raise ``format_unsupported`` if the inputs of some linear cannot be rotated."""
+        named = {name.rpartition(".")[0] for name in self.inventory}
+        linears = sorted(name for name in named if spec.rotates(name))
+        for name in linears:
+            headers = self._headers(name)
+            if "qweight" not in headers or not formats.layout_of(headers, spec.format).startswith("gptq"):
+                raise unsupported(f"rotation, and {name:.200} is not quantized as GPTQ")
+            k = formats.load(spec.format).dimensions(headers, spec.for_layer(name) or spec).k
+            if hadamard.factors(k) is None:
+                raise unsupported(f"rotation of {k} inputs ({name:.200}), for which it defines no Hadamard matrix")
+        if not linears:
+            raise unsupported("rotation, and no linear layer is called mlp.down_proj")
 
     def tensor(self, name: str) -> Tensor:
         """Read one tensor to the CPU. Raises KeyError for a name outside the inventory.
@@ -134,12 +175,7 @@ class Checkpoint:
         Raises ``model_malformed`` if the file has changed since its header was read.
         """
         info = self.inventory[name]
-        if info.file.endswith(".bin"):
-            tensors = self._torch_files.get(info.file) or self._torch_file(info.file)
-            self._check_unchanged(info.file, self.path / info.file)
-            tensor = tensors[name].clone()  # copy out of the mapping, which is valid only while the file is intact
-            self._check_unchanged(info.file, self.path / info.file)
-        elif self.mapped:
+        if self.mapped and not info.file.endswith(".bin"):
             mapping = self._mappings.get(info.file) or self._map(info.file)
             self._check_unchanged(info.file, self.path / info.file)
             tensor = mapping.get_tensor(name)
@@ -155,17 +191,11 @@ class Checkpoint:
 
     def _header(self, file: str) -> dict[str, TensorInfo]:
         """Return name -> header of the tensors of one file."""
-        if not file.endswith(".bin"):
-            return read_header(real_path(self.path, file), file)
-        return describe(self._torch_file(file), file)
-
-    def _torch_file(self, file: str) -> dict[str, Tensor]:
-        """Return the tensors of one of torch's files, memory-mapped."""
-        tensors = self._torch_files[file] = read_torch_file(real_path(self.path, file), file)
-        return tensors
+        read = read_torch_file if file.endswith(".bin") else read_header
+        return read(real_path(self.path, file), file)
 
     def _open(self, file: str) -> BinaryIO:
-        """Open a safetensors file; if too many are open, the one that has been open longest is closed."""
+        """Open a file of weights; if too many are open, the one that has been open longest is closed."""
 
         def bad(reason: str) -> AiakqError:
             return error("model_malformed", file=file, reason=reason)
@@ -299,7 +329,6 @@ class Checkpoint:
         for stream in self._streams.values():
             stream.close()
         self._streams.clear()
-        self._torch_files.clear()
         self._mappings.clear()
 
 

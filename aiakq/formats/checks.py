@@ -70,6 +70,8 @@ def read_bias(tensors: Mapping[str, Tensor], n: int, name: str) -> Tensor | None
     bias = tensors.get("bias")
     if bias is None:
         return None
+    if not bias.is_floating_point():
+        raise mismatch(name, f"bias is {str(bias.dtype).removeprefix('torch.')}, not a float")
     return finite(shaped(bias, (n,), "bias", name), "bias", name)
 
 

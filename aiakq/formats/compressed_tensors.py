@@ -3,13 +3,13 @@
 For one linear with N outputs, K inputs, b bits and ng groups (one for per-channel scales):
 
     pack-quantized   weight_packed      [N, ceil(K*b/32)] int32, packed along K, code + 2**(b-1)
-                     weight_scale       [N, ng] or [1] float
+                     weight_scale       [N, ng], [N] or [1] float
                      weight_shape       [2] int64: N, K
                      weight_zero_point  [ceil(N*b/32), ng] int32, packed along N, or [N, ng] int8; asymmetric only
                      weight_g_idx       [K] int32, act-order by group only
     int-quantized    weight             [N, K] int8           (``naive-quantized`` is the same on disk)
-                     weight_scale       [N, 1] or [1] float
-                     weight_zero_point  [N, 1] int8, asymmetric only
+                     weight_scale       [N, 1], [N] or [1] float
+                     weight_zero_point  [N, 1] or [N] int8, asymmetric only
                      input_scale        [1] float, static activations only
     both             bias               [N], optional
 
@@ -82,8 +82,8 @@ def packed_shapes(headers: Headers, spec: QuantSpec, n: int, k: int) -> Shapes:
     """Return suffix -> shape for a linear with N outputs and K inputs."""
     num_groups = expected_groups(spec, k)
     groups = stored_size(headers, ("weight_scale", "weight_zero_point"), 1, num_groups, lambda size: k % size == 0)
-    one = "weight_scale" in headers and headers["weight_scale"].shape == (1,)
-    scale = (1,) if one else (n, groups)
+    stored = headers["weight_scale"].shape if "weight_scale" in headers else (n, groups)
+    scale = stored if stored == (1,) or (stored in ((), (n,)) and groups == 1) else (n, groups)
     if "weight_packed" not in headers:
         shapes: Shapes = {"weight": (n, k), "weight_scale": scale}
         if spec.static_input:
@@ -99,7 +99,8 @@ def packed_shapes(headers: Headers, spec: QuantSpec, n: int, k: int) -> Shapes:
         rows = n if zero is not None and zero.dtype == "I8" else words_for(n, bits)
         if zero is not None and words != words_for(k, bits):
             rows = _gapped_words(n, bits)
-        shapes["weight_zero_point"] = (rows, groups)
+        flat = zero is not None and zero.dtype == "I8" and zero.shape == (n,) and groups == 1
+        shapes["weight_zero_point"] = (n,) if flat else (rows, groups)
     return shapes
 
 
@@ -203,6 +204,9 @@ def _read_packed(tensors: Mapping[str, Tensor], spec: QuantSpec, name: str) -> Q
             codes = codes[:, perm].contiguous()
     zeros = None
     if "weight_zero_point" in tensors:
+        point = tensors["weight_zero_point"]
+        if point.dtype == torch.int8 and point.shape == (n,):
+            tensors = {**tensors, "weight_zero_point": point.unsqueeze(1)}
         zeros = _read_zeros(need(tensors, "weight_zero_point", name, 2, torch.int32, torch.int8), n, groups, bits, name)
     elif not spec.symmetric:
         raise mismatch(name, "weight_zero_point is missing")
@@ -256,6 +260,8 @@ def _rows(scales: Tensor, n: int, name: str) -> Tensor:
     """Return scales [N, ng]; a single number is repeated for all."""
     if scales.numel() == 1:
         scales = scales.reshape(1, 1).expand(n, 1).contiguous()
+    elif scales.shape == (n,):
+        scales = scales.unsqueeze(1)
     if scales.dim() != 2:
         raise mismatch(name, f"weight_scale has shape {list(scales.shape)}, not 2 dimensions")
     return finite(shaped(scales, (n, scales.shape[1]), "weight_scale", name), "weight_scale", name)
@@ -274,6 +280,7 @@ def _read_int8(tensors: Mapping[str, Tensor], spec: QuantSpec, name: str) -> QWe
     if "weight_zero_point" in tensors:
         point = need(tensors, "weight_zero_point", name, tensors["weight_zero_point"].dim(), torch.int8)
         point = point.reshape(1, 1).expand(n, 1) if point.numel() == 1 else point
+        point = point.unsqueeze(1) if point.shape == (n,) else point
         zeros = _read_zeros(point, n, groups, 8, name)
     if spec.activation_bits and (zeros is not None or groups != 1):
         reason = f"{name} has 8-bit activations, and weights that are asymmetric or in groups"

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from aiakq.formats.config_values import read_bits, read_group_size, read_names, read_object, unsupported
+from aiakq.formats.config_keys import ARGUMENTS, GROUP, check_keys
+from aiakq.formats.config_values import read_bits, read_flag, read_group_size, read_names, read_object, unsupported
 from aiakq.patterns import glob_to_regex, is_plain
 from aiakq.spec import LayerSpec, QuantSpec
 
@@ -19,6 +20,7 @@ def from_config(config: Mapping[str, Any]) -> QuantSpec:
     transforms = read_object(config.get("transform_config"), "transform_config")
     if transforms.get("config_groups"):
         raise unsupported("compressed-tensors with rotations of its activations (transform_config)")
+    check_keys(transforms, ("config_groups",), "transform_config of compressed-tensors")
     sparsity = read_object(config.get("sparsity_config"), "sparsity_config").get("format", "dense")
     if sparsity != "dense":
         raise unsupported(f"compressed-tensors with sparse weights ({sparsity!r:.40})")
@@ -56,21 +58,41 @@ def _read_group(group: Mapping[str, Any], shared_format: Any) -> LayerSpec:
     weights = read_object(group.get("weights"), "weights")
     inputs = read_object(group.get("input_activations"), "input_activations")
     layout = group.get("format") or shared_format
-    if weights.get("type") != "int":
-        raise unsupported(f"compressed-tensors weights of type {weights.get('type')!r:.40}")
+    check_keys(group, GROUP, "a config group of compressed-tensors")
+    for arguments, of in ((weights, "weights"), (inputs, "activations")):
+        check_keys(arguments, ARGUMENTS, f"compressed-tensors {of}")
+    if not weights:
+        raise unsupported("compressed-tensors with a config group without weights")
+    if weights.get("type", "int") != "int":
+        kind = f"compressed-tensors weights of type {weights['type']!r:.40}"
+        raise unsupported(f"{kind} in the format {layout!r:.40}")
     if layout not in ("pack-quantized", "int-quantized", "naive-quantized", "mixed-precision"):
         raise unsupported(f"compressed-tensors format {layout!r:.40}")
     if weights.get("strategy") not in (None, "tensor", "channel", "group"):
         raise unsupported(f"compressed-tensors weights with strategy {weights['strategy']!r:.40}")
-    if inputs and (inputs.get("num_bits") != 8 or inputs.get("type") != "int" or not inputs.get("symmetric", True)):
-        raise unsupported("activations other than symmetric 8-bit integers")
+    if weights.get("dynamic") or weights.get("block_structure"):
+        raise unsupported("compressed-tensors weights that are quantized at run time, or in blocks")
+    dynamic = inputs.get("dynamic", False)
+    if inputs:
+        _check_inputs(inputs, dynamic)
     return LayerSpec(
-        bits=read_bits(weights.get("num_bits"), "compressed-tensors"),
+        bits=read_bits(weights.get("num_bits", 8), "compressed-tensors"),
         group_size=read_group_size(weights.get("group_size")),
-        symmetric=bool(weights.get("symmetric", True)),
+        symmetric=read_flag(weights.get("symmetric", True), "symmetric"),
         activation_bits=8 if inputs else None,
-        static_input=bool(inputs) and not inputs.get("dynamic", False),
+        static_input=bool(inputs) and not dynamic,
     )
+
+
+def _check_inputs(inputs: Mapping[str, Any], dynamic: Any) -> None:
+    """Raise ``format_unsupported`` for activations other than 8-bit integers with one scale per token, or stored."""
+    symmetric = read_flag(inputs.get("symmetric", True), "symmetric")
+    if inputs.get("num_bits", 8) != 8 or inputs.get("type", "int") != "int" or not symmetric:
+        raise unsupported("activations other than symmetric 8-bit integers")
+    strategy = inputs.get("strategy") or ("group" if inputs.get("group_size") else "tensor")
+    if dynamic not in (True, False) or strategy != ("token" if dynamic else "tensor"):
+        when = "computed" if dynamic else "stored"
+        raise unsupported(f"activations with {when} scales and the strategy {strategy!r:.40}")
 
 
 def to_config(spec: QuantSpec) -> dict[str, Any]:

@@ -5,12 +5,11 @@ All functions raise ``format_unsupported`` for a value they cannot accept.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 from aiakq.errors import AiakqError, error
-from aiakq.spec import LayerSpec
 
 
 def unsupported(reason: str) -> AiakqError:
@@ -32,7 +31,11 @@ def read_word(config: Mapping[str, Any], *names: str, default: str) -> str:
 
 
 def read_integer(value: Any, what: str) -> int:
-    """Validate a plain integer from -1 to 2**31 - 1."""
+    """Validate an integer from -1 to 2**31 - 1; some tools write it as text or as a float."""
+    if isinstance(value, str) and re.fullmatch(r"-?[0-9]{1,10}", value.strip()):
+        value = int(value)
+    elif isinstance(value, float) and value.is_integer():
+        value = int(value)
     if isinstance(value, bool) or not isinstance(value, int) or not -1 <= value < 2**31:
         raise unsupported(f"{what} is {value!r:.40}")
     return value
@@ -46,9 +49,23 @@ def read_group_size(value: Any) -> int:
 
 def read_bits(value: Any, what: str) -> int:
     """Validate a bit width: 2, 3, 4 or 8."""
-    if isinstance(value, bool) or value not in (2, 3, 4, 8):
+    try:
+        bits = read_integer(value, "bits")
+    except AiakqError:
+        bits = 0
+    if bits not in (2, 3, 4, 8):
         raise unsupported(f"{what} with {value!r:.40} bits")
-    return int(value)
+    return bits
+
+
+def read_flag(value: Any, what: str) -> bool:
+    """Validate a boolean, which some tools write as a number or as text."""
+    word = value.strip().lower() if isinstance(value, str) else value
+    if word in (True, "true", "1"):
+        return True
+    if word in (False, None, "false", "0", ""):
+        return False
+    raise unsupported(f"{what} is {value!r:.40}")
 
 
 def read_names(value: Any, what: str) -> tuple[str, ...]:
@@ -65,18 +82,3 @@ def read_object(value: Any, what: str) -> Mapping[str, Any]:
     if not isinstance(document, Mapping):
         raise unsupported(f"{what} is not an object")
     return document
-
-
-def layer_override(values: Any, base: LayerSpec) -> LayerSpec | None:
-    """Return ``base`` with the config's values for one layer; None if they are 16 bits or more."""
-    entry = read_object(values, "the entry of a layer")
-    bits = read_integer(first_of(entry, "bits", "w_bit", default=base.bits), "bits")
-    if bits >= 16:
-        return None
-    size = first_of(entry, "group_size", "q_group_size", default=base.group_size)
-    return replace(
-        base,
-        bits=read_bits(bits, "a layer"),
-        group_size=read_group_size(size),
-        symmetric=bool(entry.get("sym", base.symmetric)),
-    )

@@ -33,10 +33,11 @@ from aiakq.formats.checks import (
     shaped,
 )
 from aiakq.formats.compatibility import EXPERTS_NOT_FOUND, Readers, experts_note
+from aiakq.formats.config_keys import layer_override
 from aiakq.formats.config_values import (
     first_of,
-    layer_override,
     read_bits,
+    read_flag,
     read_group_size,
     read_object,
     read_word,
@@ -161,24 +162,32 @@ def readers(format: str, schemes: Collection[str], experts: bool) -> Readers:
 def from_config(config: Mapping[str, Any]) -> QuantSpec | None:
     """Return the spec of a config, or None if it describes another layout. Raises ``format_unsupported``."""
     layout = read_word(config, "checkpoint_format", "format", default="gptq")
-    if config.get("is_marlin_format") or layout not in ("gptq", "gptq_v2"):
+    if read_flag(config.get("is_marlin_format"), "is_marlin_format") or layout not in ("gptq", "gptq_v2"):
         return None
-    if config.get("pack_dtype", "int32") != "int32":
-        raise unsupported(f"GPTQ codes packed into {config['pack_dtype']!r:.40}")
+    packed = str(first_of(config, "pack_dtype", default="int32")).removeprefix("torch.")
+    if packed != "int32":
+        raise unsupported(f"GPTQ codes packed into {packed!r:.40}")
     base = LayerSpec(
         bits=read_bits(first_of(config, "bits", "w_bit", "wbits"), "GPTQ"),
         group_size=read_group_size(first_of(config, "group_size", "q_group_size")),
-        symmetric=bool(first_of(config, "sym", default=not config.get("zero_point", False))),
+        symmetric=_symmetric(config),
     )
     return QuantSpec(
         method="gptq",
         format=layout,
         **vars(base),
-        desc_act=bool(config.get("desc_act", False)),
-        ignore=() if config.get("lm_head") else ("lm_head",),
+        desc_act=read_flag(config.get("desc_act"), "desc_act"),
+        ignore=() if read_flag(config.get("lm_head"), "lm_head") else ("lm_head",),
         layers=tuple(_dynamic(read_object(config.get("dynamic"), "dynamic"), base)),
+        rotated=_rotated(config),
         notes=_quantizer_note(config),
     )
+
+
+def _symmetric(config: Mapping[str, Any]) -> bool:
+    if config.get("sym") is not None:
+        return read_flag(config["sym"], "sym")
+    return not read_flag(config.get("zero_point"), "zero_point")
 
 
 def _dynamic(dynamic: Mapping[str, Any], base: LayerSpec) -> Iterable[tuple[str, LayerSpec | None]]:
@@ -186,6 +195,19 @@ def _dynamic(dynamic: Mapping[str, Any], base: LayerSpec) -> Iterable[tuple[str,
     for key, values in dynamic.items():
         layer = None if key.startswith("-:") else layer_override(values, base)
         yield "re:" + key.removeprefix("+:").removeprefix("-:"), layer
+
+
+def _rotated(config: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return patterns of the linears whose inputs GPTQModel rotates online; its other rotations are in the weights.
+
+    The key holds the kind of the matrix, which GPTQModel does not store; only Hadamard's can be computed again.
+    """
+    rotation = config.get("rotation")
+    if not rotation:
+        return ()
+    if rotation != "hadamard":
+        raise unsupported(f"GPTQ with rotation {rotation!r:.40}, a matrix that the files do not hold")
+    return (r"re:(.*\.)?mlp\.down_proj$",)
 
 
 def _quantizer_note(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -287,6 +309,7 @@ def read(tensors: Mapping[str, Tensor], spec: QuantSpec, name: str = "linear") -
         perm=perm,
         bias=read_bias(tensors, n, name),
         group_size=group_size,
+        rotated=spec.rotates(name),
     )
 
 

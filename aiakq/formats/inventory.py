@@ -9,11 +9,10 @@ from aiakq import formats
 from aiakq.errors import AiakqError, error
 from aiakq.formats.checkpoint import Checkpoint
 from aiakq.formats.headers import BIAS
+from aiakq.formats.left_out import COMPUTED, beside_model, is_cache_scale
 
 #: Maximum number of rows of the table in an error.
 MAX_ROWS = 20
-#: Suffixes of tensors that files may contain but models compute themselves.
-COMPUTED = ("rotary_emb.inv_freq", ".attention.bias", ".attention.masked_bias", "decoder.version", "act.scales")
 _FLOATS = ("F16", "BF16", "F32", "F64")
 
 
@@ -22,12 +21,14 @@ class RequiredTensors:
     """The tensors that a model needs.
 
     tensors   name -> shape of all tensors outside linear layers.
+    integers  those of ``tensors`` that hold integers; all others hold floats.
     linears   module name -> (N, K, whether it has a bias).
     optional  tensors that may be absent: the output layer, which may be tied to the embedding.
     unused    prefixes of ignored names: layers for multi-token prediction (DeepSeek-V3).
     """
 
     tensors: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    integers: set[str] = field(default_factory=set)
     linears: dict[str, tuple[int, int, bool]] = field(default_factory=dict)
     optional: tuple[str, ...] = ("lm_head.weight",)
     unused: tuple[str, ...] = ()
@@ -35,7 +36,10 @@ class RequiredTensors:
 
 @dataclass(frozen=True)
 class Difference:
-    """A tensor that is missing, extra or misshapen. ``found`` and ``expected`` are shapes as text, "-" for none."""
+    """A tensor that is missing, extra, misshapen or of another dtype.
+
+    found, expected  shapes as text, "-" for none; ``found`` starts with the dtype if that is wrong.
+    """
 
     name: str
     found: str
@@ -43,8 +47,10 @@ class Difference:
 
     @property
     def kind(self) -> str:
-        """missing, extra or shape."""
-        return "missing" if self.found == "-" else "extra" if self.expected == "-" else "shape"
+        """missing, extra, dtype or shape."""
+        if "-" in (self.found, self.expected):
+            return "missing" if self.found == "-" else "extra"
+        return "shape" if self.found.startswith("[") else "dtype"
 
 
 def compare(checkpoint: Checkpoint, required: RequiredTensors) -> list[Difference]:
@@ -56,14 +62,26 @@ def compare(checkpoint: Checkpoint, required: RequiredTensors) -> list[Differenc
     return _Comparison(checkpoint, required).run()
 
 
+def comparison(checkpoint: Checkpoint, required: RequiredTensors) -> tuple[list[Difference], set[str]]:
+    """Return what ``compare`` returns, and the tensors that are left out: scales of KV caches, heads for training."""
+    made = _Comparison(checkpoint, required)
+    return made.run(), made.left_out
+
+
 def refusal(path: str, differences: Sequence[Difference]) -> AiakqError | None:
     """Return all differences as one ``tensor_inventory`` error with a table, or None."""
     if not differences:
         return None
     counts = {
-        kind: sum(difference.kind == kind for difference in differences) for kind in ("missing", "shape", "extra")
+        kind: sum(difference.kind == kind for difference in differences)
+        for kind in ("missing", "shape", "dtype", "extra")
     }
-    words = {"missing": "missing", "shape": "of another shape", "extra": "without a place in the model"}
+    words = {
+        "missing": "missing",
+        "shape": "of another shape",
+        "dtype": "of another dtype",
+        "extra": "without a place in the model",
+    }
     summary = ", ".join(f"{count} {words[kind]}" for kind, count in counts.items() if count)
     plural = "tensor" if len(differences) == 1 else "tensors"
     return error(
@@ -92,29 +110,42 @@ class _Comparison:
         self.inventory = checkpoint.inventory
         self.quantized = set(checkpoint.quantized_linears())
         self.used: set[str] = set()
+        self.left_out: set[str] = set()
         self.found: list[Difference] = []
 
     def run(self) -> list[Difference]:
         for name, shape in self.required.tensors.items():
-            self._tensor(name, shape)
+            self._tensor(name, shape, integers=name in self.required.integers)
         for name, (n, k, bias) in self.required.linears.items():
             self._linear(name, n, k, bias)
-        for name, info in self.inventory.items():
-            if name in self.used or name.endswith((*COMPUTED, *self.required.optional)):
-                continue
-            if name in self.checkpoint.beside_text or name.startswith(self.required.unused):
-                continue
-            self.found.append(Difference(name, _shape(info.shape), "-"))
+        others = [name for name in self.inventory if not self._has_place(name)]
+        self.left_out = beside_model(others, {*self.required.tensors, *self.required.linears, *self.used})
+        self.left_out |= {name for name in others if is_cache_scale(name)}
+        for name in others:
+            if name not in self.left_out:
+                self.found.append(Difference(name, _shape(self.inventory[name].shape), "-"))
         return self.found
 
-    def _tensor(self, name: str, shape: Sequence[int]) -> None:
+    def _has_place(self, name: str) -> bool:
+        return (
+            name in self.used
+            or name.endswith((*COMPUTED, *self.required.optional))
+            or name in self.checkpoint.beside_text
+            or name.startswith(self.required.unused)
+        )
+
+    def _tensor(self, name: str, shape: Sequence[int], integers: bool = False) -> None:
         source = self.checkpoint.locate(name)
         if source is None:
             self.found.append(Difference(name, "-", _shape(shape)))
             return
         self.used.add(source)
-        if tuple(self.inventory[source].shape) != tuple(shape):
-            self.found.append(Difference(source, _shape(self.inventory[source].shape), _shape(shape)))
+        info = self.inventory[source]
+        if (info.dtype in _FLOATS) == integers:
+            without = "" if integers else " without a scale"
+            self.found.append(Difference(source, f"{info.dtype} {_shape(info.shape)}{without}", _shape(shape)))
+        elif tuple(info.shape) != tuple(shape):
+            self.found.append(Difference(source, _shape(info.shape), _shape(shape)))
 
     def _linear(self, name: str, n: int, k: int, bias: bool) -> None:
         source = self.checkpoint.locate_linear(name)
@@ -125,9 +156,6 @@ class _Comparison:
                 self.found.append(Difference(name, "-", f"{_shape((n, k))} as {spec.scheme}"))
                 return
             self._tensor(f"{name}.weight", (n, k))
-            if plain is not None and self.inventory[plain].dtype not in _FLOATS:
-                stored = f"{self.inventory[plain].dtype} {_shape(self.inventory[plain].shape)} without a scale"
-                self.found.append(Difference(plain, stored, _shape((n, k))))
             if bias:
                 self._tensor(f"{name}.{BIAS}", (n,))
             return
@@ -142,6 +170,9 @@ class _Comparison:
             info = headers.get(suffix)
             if info is None:
                 self.found.append(Difference(f"{source}.{suffix}", "-", _shape(shape)))
+            elif suffix == BIAS and info.dtype not in _FLOATS:
+                stored = f"{info.dtype} {_shape(info.shape)} without a scale"
+                self.found.append(Difference(f"{source}.{suffix}", stored, _shape(shape)))
             elif tuple(info.shape) != shape:
                 self.found.append(Difference(f"{source}.{suffix}", _shape(info.shape), _shape(shape)))
 

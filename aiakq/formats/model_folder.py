@@ -75,22 +75,35 @@ _MODEL_FOLDERS = ("additional_chat_templates", "aiakq", ".cache")
 _TEMPLATE_FOLDER = "additional_chat_templates"
 #: Names of torch's files that contain weights rather than a trainer's state.
 _TORCH_FILES = ("pytorch_model*.bin", "gptq_model*.bin")
+#: Names of files in a hub cache: SHA-1 of git, or SHA-256 of large files.
+_BLOB = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 
 
 def real_path(folder: Path, file: str) -> Path:
-    """Return the real path of a file, which must stay in the folder or in the hub cache that it belongs to."""
+    """Return the real path of a file, which must stay in the folder, or be a file of a hub cache.
+
+    A hub cache stores files as ``models--<name>/blobs/<hash>``. Its own snapshots link to them, and folders that ``hf
+    download`` made before huggingface_hub 0.23.
+    """
     try:
         real = Path(os.path.realpath(folder / file))
     except (OSError, ValueError):  # a loop of links, a zero byte
         raise error("path_outside_model", path=str(folder), file=file) from None
-    roots = [Path(os.path.realpath(folder))]
-    # The hub cache links snapshots/<revision>/<file> to blobs/<hash>.
-    if roots[0].parent.name == "snapshots":
-        roots.append(roots[0].parent.parent / "blobs")
-    if not any(real.is_relative_to(root) for root in roots):
-        raise error("path_outside_model", path=str(folder), file=file)
+    root = Path(os.path.realpath(folder))
+    inside = real.is_relative_to(root)
+    if root.parent.name == "snapshots":
+        inside = inside or real.is_relative_to(root.parent.parent / "blobs")
+    if not inside and not _is_blob(real):
+        linked = os.path.islink(folder / file)
+        raise error("path_outside_model", path=str(folder), file=f"{file} -> {real}" if linked else file)
     return real
+
+
+def _is_blob(path: Path) -> bool:
+    """Whether ``path``, without links, is a file of a hub cache."""
+    repository = path.parent.parent.name
+    return path.parent.name == "blobs" and repository.startswith("models--") and _BLOB.fullmatch(path.name) is not None
 
 
 def open_regular(path: Path, bad: Callable[[str], AiakqError]) -> BinaryIO:
@@ -245,7 +258,10 @@ def _check_named_files(folder: Path) -> None:
 
 
 def shard_files(folder: Path, weights: str, ignore: Sequence[str]) -> dict[str, frozenset[str] | None]:
-    """Return shard file -> its tensors according to the index, or None for a single file without an index."""
+    """Return shard file -> its tensors according to the index, or None for a single file without an index.
+
+    As in transformers, a file of the whole model precedes an index.
+    """
 
     def files(*patterns: str) -> list[str]:
         names = [path.name for pattern in patterns for path in sorted(folder.glob(pattern))]
@@ -254,10 +270,10 @@ def shard_files(folder: Path, weights: str, ignore: Sequence[str]) -> dict[str, 
     if weights != "pt":
         indexes = [INDEX] if (folder / INDEX).exists() else files("*.safetensors.index.json")
         shards = files("*.safetensors")
-        if len(indexes) == 1:
-            return _indexed_files(folder, indexes[0], ".safetensors", ignore)
         if "model.safetensors" in shards:
             return {"model.safetensors": None}
+        if len(indexes) == 1:
+            return _indexed_files(folder, indexes[0], ".safetensors", ignore)
         if len(shards) == 1:
             return {shards[0]: None}
         if shards:
@@ -265,11 +281,11 @@ def shard_files(folder: Path, weights: str, ignore: Sequence[str]) -> dict[str, 
             raise error("model_incomplete", path=str(folder), missing=missing)
         if weights == "safetensors":
             raise error("model_incomplete", path=str(folder), missing="it holds no *.safetensors")
-    if (folder / _TORCH_INDEX).exists():
+    if (folder / _TORCH_INDEX).exists() and "pytorch_model.bin" not in files(*_TORCH_FILES):
         return _indexed_files(folder, _TORCH_INDEX, ".bin", ignore)
     shards = files(*_TORCH_FILES)
-    if len(shards) == 1:
-        return {shards[0]: None}
+    if len(shards) == 1 or "pytorch_model.bin" in shards:
+        return {"pytorch_model.bin" if len(shards) > 1 else shards[0]: None}
     if len(shards) > 1:
         missing = f"{_TORCH_INDEX}, which says what its {len(shards)} shards hold"
         raise error("model_incomplete", path=str(folder), missing=missing)

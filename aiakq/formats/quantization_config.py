@@ -16,7 +16,9 @@ from typing import Any
 
 from aiakq import formats
 from aiakq.errors import AiakqError
-from aiakq.formats.config_values import unsupported
+from aiakq.formats import unread_formats
+from aiakq.formats.config_keys import APPLIED, check_keys
+from aiakq.formats.config_values import read_flag, unsupported
 from aiakq.formats.model_folder import read_json
 from aiakq.registry import Registry
 from aiakq.spec import QuantSpec
@@ -24,20 +26,35 @@ from aiakq.spec import QuantSpec
 #: ``quant_method`` -> module.
 DIALECTS = Registry(
     "aiakq.config_dialects",
-    {"auto-round": "aiakq.formats.auto_round", "intel/auto-round": "aiakq.formats.auto_round"},
+    {"auto-round": "aiakq.formats.auto_round"},
 )
 
 #: Valid names of methods. The file is untrusted, and the name is displayed.
 _METHOD = re.compile(r"[A-Za-z0-9_.+-]{1,64}")
+#: Config files of ModelOpt and AutoRound.
+_MODELOPT_FILE = "hf_quant_config.json"
+_AUTO_ROUND_FILE = "quantization_config.json"
 
-#: Layouts for a single kernel, which nothing else can read -> the message about them.
-_KERNEL_LAYOUTS = {
-    "marlin": "its weights are repacked for the Marlin kernel; use the checkpoint from before that",
-    "bitblas": "its weights are repacked for BitBLAS; use the checkpoint from before that",
-    "exl2": "its weights are packed for ExLlamaV2",
-    "exl3": "its weights are packed for ExLlamaV3",
-    "gptq_p": "its weights are cut into bit planes (gptq_p); export it as gptq or gptq_v2",
+#: Other names of the same files, among them vLLM's names of kernels -> the name that the readers list.
+_ALIASES = {
+    "gptq_marlin": "gptq",
+    "auto_gptq": "gptq",
+    "autogptq": "gptq",
+    "gptqmodel": "gptq",
+    "gptq_v2": "gptq",
+    "awq_marlin": "awq",
+    "auto_awq": "awq",
+    "autoawq": "awq",
+    "auto_round": "auto-round",
+    "autoround": "auto-round",
+    "intel/auto_round": "auto-round",
+    "inc": "auto-round",
+    "compressed_tensors": "compressed-tensors",
+    "sparseml": "compressed-tensors",
+    "gpt_oss_mxfp4": "mxfp4",
 }
+#: Keys of config.json that hold a quantization_config; the second is that of early releases of compressed-tensors.
+_KEYS = ("quantization_config", "compression_config")
 
 
 def write(spec: QuantSpec) -> dict[str, Any]:
@@ -49,23 +66,58 @@ def write(spec: QuantSpec) -> dict[str, Any]:
     return config
 
 
+def method_of(config: Mapping[str, Any]) -> str:
+    """Return the ``quant_method`` of a config as the readers spell it, "" if it has none."""
+    method = str(config.get("quant_method") or "").strip().lower()
+    if not method and isinstance(config.get("config_groups"), Mapping):
+        return "compressed-tensors"
+    return _ALIASES.get(method.replace("-", "_"), method)
+
+
 def read(config: Mapping[str, Any]) -> QuantSpec:
     """Return the spec of a ``quantization_config`` written by any tool. Raises ``format_unsupported``."""
     if not isinstance(config, Mapping):
         raise unsupported("quantization_config is not an object")
-    method = str(config.get("quant_method", "")).lower()
+    method = method_of(config)
+    config = {**config, "quant_method": method}
     readers = list(_readers(method))
     for reader in readers:
         spec: QuantSpec | None = reader.from_config(config)
         if spec is not None:
+            if method in APPLIED:
+                check_keys(config, APPLIED[method], "quantization_config")
             return spec
     if not readers:
-        raise unsupported(_KERNEL_LAYOUTS.get(method) or f"quant_method is {method or 'missing'!r:.80}")
+        named = unread_formats.METHODS.get(method)
+        described = f"{named} (quant_method {method})" if named else f"quant_method is {method or 'missing'!r:.80}"
+        raise unsupported(described)
     raise _unknown_layout(config, method)
 
 
 #: Methods without a format here that a model family reads as floats (aiakq/runtime/models/gpt_oss.py).
-DEQUANTIZED_AT_LOAD = frozenset({"mxfp4"})
+DEQUANTIZED_AT_LOAD = {"mxfp4": "GptOssForCausalLM"}
+
+
+def stored_config(config: Mapping[str, Any]) -> Any:
+    """Return the quantization_config of a config.json, from wherever programs write it; None if there is none."""
+    parts = (config, config.get("text_config"), config.get("llm_config"))
+    for part in parts:
+        if not isinstance(part, Mapping):
+            continue
+        for key in _KEYS:
+            quantization = part.get(key)
+            if quantization:
+                return _unnested(quantization)
+    return None
+
+
+def _unnested(quantization: Any) -> Any:
+    """Return a config without the one around it: transformers once wrote it inside itself."""
+    inner = quantization.get("quantization_config") if isinstance(quantization, Mapping) else None
+    if not isinstance(inner, Mapping):
+        return quantization
+    outer = {key: value for key, value in quantization.items() if key != "quantization_config"}
+    return {**outer, **inner}
 
 
 def read_spec(folder: Path, config: Mapping[str, Any]) -> QuantSpec | None:
@@ -74,19 +126,42 @@ def read_spec(folder: Path, config: Mapping[str, Any]) -> QuantSpec | None:
     Its method is the one that aiakq recorded in config.json, if any: formats record few methods, or none. Raises
     ``format_unsupported`` and ``model_malformed``.
     """
-    quantization = config.get("quantization_config")
+    quantization = stored_config(config)
     if quantization is None:
-        for format in formats.modules():
-            file = getattr(format, "CONFIG_FILE", None)
-            if file is not None and (folder / file).is_file():
-                quantization = {"quant_method": format.QUANT_METHODS[0], **read_json(folder / file, file)}
-                break
-    if not quantization or (
-        isinstance(quantization, Mapping) and str(quantization.get("quant_method")) in DEQUANTIZED_AT_LOAD
-    ):
+        quantization = _config_file(folder)
+    if not quantization:
+        named = unread_formats.of_config(config)
+        if named is not None:
+            raise unsupported(named)
         return None
-    spec, method = read(quantization), _recorded_method(config)
-    return spec if method is None else replace(spec, method=method)
+    if isinstance(quantization, Mapping):
+        method = method_of(quantization)
+        if not method and (named := unread_formats.of_config(config)):
+            raise unsupported(named)
+        if method in DEQUANTIZED_AT_LOAD and DEQUANTIZED_AT_LOAD[method] in _families(config):
+            check_keys(quantization, APPLIED[method], "quantization_config")
+            return None
+    spec, recorded = read(quantization), _recorded_method(config)
+    return spec if recorded is None else replace(spec, method=recorded)
+
+
+def _families(config: Mapping[str, Any]) -> set[str]:
+    """Return the names by which a config.json says what kind of model it is."""
+    architectures = config.get("architectures")
+    return {str(config.get("model_type")), *map(str, architectures if isinstance(architectures, list) else ())}
+
+
+def _config_file(folder: Path) -> Mapping[str, Any] | None:
+    """Return the config that is stored in a file of its own, or None."""
+    for format in formats.modules():
+        file = getattr(format, "CONFIG_FILE", None)
+        if file is not None and (folder / file).is_file():
+            return {"quant_method": format.QUANT_METHODS[0], **read_json(folder / file, file)}
+    if (folder / _MODELOPT_FILE).is_file():
+        raise unsupported(f"{unread_formats.METHODS['modelopt']} ({_MODELOPT_FILE})")
+    if (folder / _AUTO_ROUND_FILE).is_file():
+        return {"quant_method": "auto-round", **read_json(folder / _AUTO_ROUND_FILE, _AUTO_ROUND_FILE)}
+    return None
 
 
 def _recorded_method(config: Mapping[str, Any]) -> str | None:
@@ -101,7 +176,7 @@ def writer(config: Mapping[str, Any]) -> str | None:
     quantizer = meta.get("quantizer") if isinstance(meta, Mapping) else None
     if quantizer:
         return ", ".join(map(str, quantizer)) if isinstance(quantizer, list) else str(quantizer)
-    hooks = (getattr(reader, "writer", None) for reader in _readers(str(config.get("quant_method", "")).lower()))
+    hooks = (getattr(reader, "writer", None) for reader in _readers(method_of(config)))
     return next((name for hook in hooks if hook is not None and (name := hook(config))), None)
 
 
@@ -115,6 +190,9 @@ def _readers(method: str) -> Iterable[ModuleType]:
 def _unknown_layout(config: Mapping[str, Any], method: str) -> AiakqError:
     """Return the error for a config with a known method but an unknown layout."""
     details = [config[key] for key in ("checkpoint_format", "format", "version") if config.get(key) is not None]
-    named = ["marlin" if config.get("is_marlin_format") else "", *(str(value).lower() for value in details)]
-    known = next((_KERNEL_LAYOUTS[name] for name in named if name in _KERNEL_LAYOUTS), None)
+    named = [
+        "marlin" if read_flag(config.get("is_marlin_format"), "is_marlin_format") else "",
+        *(str(value).lower() for value in details),
+    ]
+    known = next((unread_formats.METHODS[name] for name in named if name in unread_formats.METHODS), None)
     return unsupported(known or f"quant_method {method} with the layout {' '.join(map(repr, details)):.80}")

@@ -69,13 +69,15 @@ MAX_TENSORS = 100_000
 class TensorInfo:
     """The header entry of one tensor; ``file`` is the name of the shard inside the folder.
 
-    offset  position of its first byte in a safetensors file.
+    offset   position of its first byte in the file.
+    strides  strides in elements, for a tensor of torch's files that is not contiguous; else None.
     """
 
     dtype: str
     shape: tuple[int, ...]
     file: str
     offset: int = field(default=0, compare=False)
+    strides: tuple[int, ...] | None = field(default=None, compare=False)
 
     @property
     def nbytes(self) -> int:
@@ -146,6 +148,10 @@ def read_header(path: Path, file: str) -> dict[str, TensorInfo]:
 
 def read_tensor(stream: BinaryIO, info: TensorInfo) -> Tensor:
     """Read one tensor into newly allocated CPU memory. Raises ``model_malformed`` if its bytes are missing."""
+    if info.strides is not None:
+        span = 1 + sum((n - 1) * step for n, step in zip(info.shape, info.strides, strict=True))
+        flat = read_tensor(stream, TensorInfo(info.dtype, (span,), info.file, info.offset))
+        return flat.as_strided(info.shape, info.strides).contiguous()
     tensor = torch.empty(info.shape, dtype=DTYPES[info.dtype])
     data = tensor.reshape(-1).view(torch.uint8).numpy().data if info.nbytes else memoryview(b"")
     done = 0

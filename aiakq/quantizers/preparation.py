@@ -22,6 +22,7 @@ from aiakq.quantizers.planning.layers import fit_head, fused_scheme_warnings, pl
 from aiakq.quantizers.planning.tensor_parallel import plan_tensor_parallel
 from aiakq.quantizers.prepared import Prepared, remember_files
 from aiakq.quantizers.readers import reader_notes
+from aiakq.quantizers.source_inventory import check_source
 from aiakq.runtime.device_memory import free_memory
 from aiakq.runtime.models import ARCHITECTURES
 
@@ -63,8 +64,7 @@ def prepare(options: QuantizeOptions) -> Prepared:
     if quantized_head is not None:
         spec = fit_head(spec, quantized_head, model.model.get_output_embeddings().in_features)
     tokenizer = load_tokenizer(source, options.trust_remote_code)
-    warnings = options.warnings
-    positions = getattr(config, "max_position_embeddings", None)
+    warnings = [*options.warnings, *check_source(model)]
     samples = _samples(options, tokenizer, config, warnings)
     warnings += [*reader_notes(model, spec, options.trust_remote_code), *fused_scheme_warnings(spec, names)]
     budget = options.activation_memory
@@ -83,7 +83,7 @@ def prepare(options: QuantizeOptions) -> Prepared:
         head_weights=model.model.get_output_embeddings().weight.numel() if quantized_head else 0,
         tokenizer=tokenizer,
         samples=samples,
-        max_positions=positions,
+        max_positions=getattr(config, "max_position_embeddings", None),
         activation_budget=free_memory(torch.device("cpu")) / 4 if budget is None else budget * 1e9,
         warnings=tuple(warnings),
     )

@@ -120,8 +120,8 @@ class Prepared:
 
     @property
     def tied(self) -> bool:
-        """Whether the output layer is tied to the embedding."""
-        return bool(self.checkpoint.config.get("tie_word_embeddings"))
+        """Whether the output layer is tied to the embedding; one that is stored and differs from it is not."""
+        return bool(self.checkpoint.config.get("tie_word_embeddings")) and not self.model.separate_head
 
     def not_copied(self) -> set[str]:
         """Return tensors outside the blocks that are not copied to the output unchanged."""
@@ -136,7 +136,7 @@ class Prepared:
         config["dtype"] = word
         if "torch_dtype" in config:  # read by transformers before 4.56
             config["torch_dtype"] = word
-        if self.head is not None:
+        if self.head is not None or self.model.separate_head:
             config["tie_word_embeddings"] = False
         config["quantization_config"] = quantization
         self.cut.write_widths(config)

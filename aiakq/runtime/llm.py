@@ -111,6 +111,7 @@ class LLM(PoolingMethods):
         continue_final_message: bool = False,
         tools: list[dict[str, Any]] | None = None,
         lora_request: LoRARequest | Sequence[LoRARequest | None] | None = None,
+        chat_template_content_format: str = "auto",
         priority: int | Sequence[int] | None = None,
     ) -> list[RequestOutput]:
         """Generate the next message of one or more conversations, with the model's chat template.
@@ -119,7 +120,10 @@ class LLM(PoolingMethods):
         tools                   functions that the model may call, as in a chat request. The output text contains the
                                 calls as the model writes them; ``structured_outputs`` can enforce a format.
         lora_request, priority  as in ``generate``.
-        Raises ``usage``, ``no_chat_template``, ``chat_template``, and as ``generate`` does.
+        chat_template_content_format  auto, or string or openai (a list of parts) to pass the content of messages to the
+                                      template in this form.
+
+        Raises ``usage``, the errors of ``Tokenizer.chat_prompt``, and as ``generate`` does.
         """
         self.engine.limits.check_generates()
         if continue_final_message and add_generation_prompt:
@@ -132,8 +136,9 @@ class LLM(PoolingMethods):
                 chat_template,
                 tools,
                 add_generation_prompt,
-                continue_final_message=continue_final_message,
-                **(chat_template_kwargs or {}),
+                chat_template_content_format,
+                continue_final_message,
+                chat_template_kwargs,
             )
             for conversation in conversations
         ]

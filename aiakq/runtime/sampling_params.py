@@ -6,11 +6,12 @@ import functools
 import math
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, get_args, get_type_hints
 
 from aiakq.errors import error
 from aiakq.runtime.structured.grammars import Grammar, grammar_of
+from aiakq.runtime.text.unicode_text import well_formed
 
 #: Temperatures below this are greedy, since dividing logits by them would overflow (see docs/serving.md).
 GREEDY_BELOW = 1e-5
@@ -22,6 +23,11 @@ MAX_STOP_STRINGS = 16
 MAX_STOP_CHARS = 256
 MAX_LOGIT_BIAS = 1024
 MAX_BAD_WORDS = 128
+#: Maximum number of token ids whose log-probabilities are returned per position.
+MAX_LOGPROB_TOKEN_IDS = 128
+#: Fields of ``repetition_detection``, and the largest pattern and the largest count, which bound the time per token.
+REPETITION_FIELDS = ("max_pattern_size", "min_pattern_size", "min_count")
+MAX_PATTERN_SIZE, MAX_PATTERN_COUNT = 256, 256
 MAX_STOP_TOKEN_IDS = 128
 #: A token id as a JSON key, in canonical form, so that no two keys mean the same token.
 TOKEN_KEY = re.compile(r"^(0|-?[1-9][0-9]{0,39})$")
@@ -38,6 +44,7 @@ class Parameter:
     schema         JSON Schema keywords for values that are not numbers, by JSON type.
     limited_by     bound that depends on the loaded model: "max_tokens", "logprobs" or "token_id".
     only_local     whether only ``LLM`` accepts it, and HTTP requests do not.
+    http_maximum   upper bound of HTTP requests, if that is lower.
     """
 
     help: str
@@ -48,6 +55,7 @@ class Parameter:
     schema: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     limited_by: str = ""
     only_local: bool = False
+    http_maximum: int | None = None
 
 
 def _param(default: Any, help: str, **declared: Any) -> Any:
@@ -64,6 +72,15 @@ _LOGPROBS = (-1, 2**31, "0 or more, or -1 for the whole vocabulary", "logprobs")
 
 
 @dataclass
+class RepetitionDetectionParams:
+    """vLLM's class for ``SamplingParams.repetition_detection``."""
+
+    max_pattern_size: int = 0
+    min_pattern_size: int = 0
+    min_count: int = 0
+
+
+@dataclass
 class SamplingParams:
     """Sampling parameters of a request, with vLLM's names, defaults and semantics.
 
@@ -71,13 +88,16 @@ class SamplingParams:
     OpenAPI document and docs/routes.md are derived from them.
     """
 
-    n: int = _count(1, "Sequences returned for the prompt.", 1, 16, "1 to 16")
-    best_of: int | None = _count(
+    n: int = _param(
+        1, "Sequences returned for the prompt.", minimum=1, maximum=2**31, allowed="1 or more", http_maximum=128
+    )
+    best_of: int | None = _param(
         None,
         "Sequences generated, of which the n with the highest cumulative log-probability are returned.",
-        1,
-        16,
-        "1 to 16",
+        minimum=1,
+        maximum=2**31,
+        allowed="1 or more",
+        http_maximum=128,
     )
     presence_penalty: float = _param(
         0.0,
@@ -176,11 +196,28 @@ class SamplingParams:
     )
     truncate_prompt_tokens: int | None = _param(
         None,
-        "Keep this many tokens of the end of the prompt; -1: as many as leave room for max_tokens.",
+        "Keep this many tokens of the prompt, at most the context; -1: as many as leave room for max_tokens.",
         minimum=-1,
         maximum=2**31,
         allowed="1 or more, or -1 for what fits",
         schema={"integer": {"not": {"const": 0}}},
+    )
+    truncation_side: str | None = _param(
+        None,
+        "Which side truncate_prompt_tokens cuts: left keeps the end of the prompt, right its beginning.",
+        schema={"string": {"enum": ["left", "right"]}},
+    )
+    logprob_token_ids: list[int] | None = _param(
+        None,
+        "Return the log-probabilities of these token ids per position, instead of the most likely ones.",
+        schema={"array": {"minItems": 1, "maxItems": MAX_LOGPROB_TOKEN_IDS}},
+        limited_by="token_id",
+    )
+    repetition_detection: dict[str, int] | None = _param(
+        None,
+        "Ends the text when its last tokens repeat a pattern of min_pattern_size (1 if not given) to max_pattern_size "
+        "tokens min_count times.",
+        schema={"object": {"propertyNames": {"enum": list(REPETITION_FIELDS)}}},
     )
     guided_decoding: Any = _param(None, "Older name of structured_outputs: a GuidedDecodingParams.", only_local=True)
     structured_outputs: Any = _param(
@@ -191,11 +228,16 @@ class SamplingParams:
 
     def __post_init__(self) -> None:
         self._check_numbers()
+        self.stop, self.bad_words = _well_formed(self.stop), _well_formed(self.bad_words)
         self._check_stops()
         self._check_words()
         self._check_grammar()
         if any(not callable(each) for each in self.logits_processors or ()):
             raise error("invalid_type", param="logits_processors", reason="functions are expected")
+        self._check_repetition()
+        if self.truncation_side not in (None, "left", "right"):
+            value = str(self.truncation_side)[:64]
+            raise error("value_out_of_range", param="truncation_side", value=value, allowed="left or right")
         if self.truncate_prompt_tokens == 0:
             raise error(
                 "value_out_of_range", param="truncate_prompt_tokens", value=0, allowed="1 or more, or -1 for what fits"
@@ -282,6 +324,13 @@ class SamplingParams:
 
     def _check_ids(self) -> None:
         """Replace ``allowed_token_ids`` by its sorted distinct ids, and ``stop_token_ids`` by its distinct ids."""
+        if self.logprob_token_ids is not None:
+            self.logprob_token_ids = list(_distinct_ids("logprob_token_ids", self.logprob_token_ids))
+            if not 1 <= len(self.logprob_token_ids) <= MAX_LOGPROB_TOKEN_IDS:
+                given, allowed = f"{len(self.logprob_token_ids)} ids", f"1 to {MAX_LOGPROB_TOKEN_IDS}"
+                raise error("value_out_of_range", param="logprob_token_ids", value=given, allowed=allowed)
+            if self.logprobs is None:
+                self.logprobs = 0
         if self.allowed_token_ids is not None:
             self.allowed_token_ids = sorted(_distinct_ids("allowed_token_ids", self.allowed_token_ids))
             if not self.allowed_token_ids:
@@ -291,6 +340,31 @@ class SamplingParams:
             if len(self.stop_token_ids) > MAX_STOP_TOKEN_IDS:
                 given, allowed = f"{len(self.stop_token_ids)} ids", f"at most {MAX_STOP_TOKEN_IDS}"
                 raise error("value_out_of_range", param="stop_token_ids", value=given, allowed=allowed)
+
+    def _check_repetition(self) -> None:
+        """Replace ``repetition_detection`` by a dict. Raises ``value_out_of_range`` and ``invalid_type``."""
+        given = self.repetition_detection
+        if given is None:
+            return
+        if isinstance(given, RepetitionDetectionParams):
+            given = self.repetition_detection = asdict(given)
+        if not isinstance(given, dict) or not all(type(value) is int for value in given.values()):
+            reason = "an object with " + ", ".join(REPETITION_FIELDS) + " is expected"
+            raise error("invalid_type", param="repetition_detection", reason=reason)
+        for name in given:
+            if name not in REPETITION_FIELDS:
+                hint = f"Known: {', '.join(REPETITION_FIELDS)}."
+                raise error("unknown_field", param=f"repetition_detection.{name[:64]}", hint=hint)
+        least, most = given.get("min_pattern_size", 0), given.get("max_pattern_size", 0)
+        bounds = {
+            "max_pattern_size": (most, 0, MAX_PATTERN_SIZE),
+            "min_pattern_size": (least, 0, most),
+            "min_count": (given.get("min_count", 0), 2 if most else 0, MAX_PATTERN_COUNT),
+        }
+        for name, (value, low, high) in bounds.items():
+            if not low <= value <= high:
+                allowed = f"{low} to {high}"
+                raise error("value_out_of_range", param=f"repetition_detection.{name}", value=value, allowed=allowed)
 
     def _check_words(self) -> None:
         words = self.bad_words or []
@@ -303,6 +377,20 @@ class SamplingParams:
             if not word.strip() or len(word) > MAX_STOP_CHARS:
                 allowed = f"words of 1 to {MAX_STOP_CHARS} characters"
                 raise error("value_out_of_range", param="bad_words", value=word[:64], allowed=allowed)
+
+
+def allowed_values(name: str) -> str:
+    """Return the valid values of a numeric parameter, in words."""
+    type_, parameter = parameters()[name]
+    kind = "an integer" if type_ is int else "a number"
+    return f"{kind}: {parameter.allowed}"
+
+
+def _well_formed(texts: Any) -> Any:
+    """Return a string or a list of strings with U+FFFD for lone surrogates; anything else unchanged."""
+    if isinstance(texts, str):
+        return well_formed(texts)
+    return list(map(_well_formed, texts)) if isinstance(texts, (list, tuple)) else texts
 
 
 def _distinct_ids(param: str, ids: list[int]) -> dict[int, None]:

@@ -20,7 +20,7 @@ from typing import Any
 
 import msgspec
 
-from aiakq.arguments.server import API_KEY_VARIABLE, checked
+from aiakq.arguments.server import KEY_VARIABLES, checked
 from aiakq.errors import AiakqError, error
 from aiakq.server.process.ipc import Failed, call_on_hangup, decode_error, encode_error
 from aiakq.server.telemetry.events import OnEvent, ServerEvent
@@ -121,7 +121,7 @@ def start_in_background(
     checked_args = checked({"port": 0} | dict(args), server=True)
     ours, theirs = socket.socketpair()
     # The caller also sends requests and knows only the keys in ``args``.
-    environment = {name: value for name, value in os.environ.items() if name != API_KEY_VARIABLE}
+    environment = {name: value for name, value in os.environ.items() if name not in KEY_VARIABLES}
     with theirs:
         process = subprocess.Popen(
             child_command(_CODE, theirs.fileno()), env=environment, pass_fds=(theirs.fileno(),), **CHILD_OPTIONS

@@ -15,14 +15,13 @@ from typing import Any
 
 import prometheus_client
 
-from aiakq.arguments.server import API_KEY_VARIABLE
 from aiakq.errors import WORKER, AiakqError, error
 from aiakq.server.api.app import count_refusals, create_app
 from aiakq.server.api.routes import error_shapes, keyless_paths, load_routes
 from aiakq.server.api.service import Service
-from aiakq.server.http.auth import read_keys
+from aiakq.server.http.auth import CURL_KEY, read_admin_keys, read_keys
 from aiakq.server.http.body_budget import BodyBudget
-from aiakq.server.http.http_server import FLUSH_SECONDS, Gateway, check_tls, start_http
+from aiakq.server.http.http_server import FLUSH_SECONDS, Gateway, start_http
 from aiakq.server.http.listener import (
     allow_many_connections,
     bind,
@@ -35,6 +34,7 @@ from aiakq.server.loading import load_service, startup_facts
 from aiakq.server.periodic import expire_requests, release_memory, report_stats
 from aiakq.server.process.replicas import Supervisors
 from aiakq.server.shutdown import Signals, drain
+from aiakq.server.start_checks import check_named_files
 from aiakq.server.telemetry.events import OnEvent, ServerEvent
 from aiakq.server.telemetry.logs import configure_logging, logging_as_events
 
@@ -63,13 +63,14 @@ async def _serve(args: Mapping[str, Any], on_event: OnEvent) -> int:
     local = args["uds"] is not None or is_loopback(args["host"])
     if not keys and not local and not args["allow_no_key"]:
         raise error("no_key", host=args["host"])
-    check_tls(args)
+    check_named_files(args)
     listener = bind(args["host"], args["port"]) if args["uds"] is None else bind_unix(args["uds"])
     url = url_of(listener, args["host"], tls=bool(args["ssl_certfile"]))
     on_event(ServerEvent("listening", f"Listening on {url}; loading the model.", url=url))
     if not keys and not local:
         text = f"Anyone who can reach {args['host']} can use this server, because it requires no key."
         on_event(ServerEvent("warning", text))
+    _check_admin_keys(args, bool(keys), on_event)
     args = {**args, "max_connections": _checked_connections(args["max_connections"], on_event)}
     routes = load_routes(args)
     open_paths = keyless_paths(routes, args)
@@ -89,7 +90,7 @@ async def _serve(args: Mapping[str, Any], on_event: OnEvent) -> int:
             service, ready = _result_or_kill(loading, supervisors)
             engine = asyncio.create_task(supervisors.run(service.manager, ready))
             await asyncio.sleep(0)  # until the manager has the engine
-            await service.model.adapters.start(args, service.model.names, service.manager.adapters.check)
+            await _load_adapters(service, args, engine)
             gateway.on_refusal = count_refusals(service, routes, args["root_path"])
             app = create_app(
                 service,
@@ -113,6 +114,18 @@ async def _serve(args: Mapping[str, Any], on_event: OnEvent) -> int:
                 Path(args["uds"]).unlink(missing_ok=True)
 
 
+def _check_admin_keys(args: Mapping[str, Any], asks_for_key: bool, on_event: OnEvent) -> None:
+    """Warn if every key administrates. Raises ``option_conflict`` for keys to administrate without routes for it."""
+    admin_keys = read_admin_keys(args)
+    if admin_keys and not args["enable_admin_routes"]:
+        reason, hint = "there is nothing to administrate", "Give --enable-admin-routes too."
+        other = "no --enable-admin-routes"
+        raise error("option_conflict", option="--admin-api-key", other=other, reason=reason, hint=hint)
+    if asks_for_key and args["enable_admin_routes"] and not admin_keys:
+        text = "Every API key can administrate this server: --admin-api-key gives administration a key of its own."
+        on_event(ServerEvent("warning", text))
+
+
 def _checked_connections(requested: int, on_event: OnEvent) -> int:
     """Return the maximum number of connections that the limit of open files allows, at most ``requested``."""
     fitting = fitting_connections(requested)
@@ -130,6 +143,15 @@ def _result_or_kill(loading: asyncio.Task[Any], supervisors: Supervisors) -> Any
         return loading.result()
     except BaseException:
         supervisors.kill()
+        raise
+
+
+async def _load_adapters(service: Service, args: Mapping[str, Any], engine: asyncio.Task[AiakqError]) -> None:
+    """Load the adapters of --lora-modules. If one fails, the end of the engine is no failure of its own."""
+    try:
+        await service.model.adapters.start(args, service.model.names, service.manager.adapters.check)
+    except BaseException:
+        engine.cancel()
         raise
 
 
@@ -178,7 +200,7 @@ def _ready_event(
     service: Service, facts: dict[str, str], url: str, asks_for_key: bool, seconds: float, engine_pid: int
 ) -> ServerEvent:
     body = json.dumps({"model": service.model.names[0], "prompt": "Once upon a time", "max_tokens": 16})
-    key = f' -H "Authorization: Bearer ${API_KEY_VARIABLE}"' if asks_for_key else ""
+    key = CURL_KEY if asks_for_key else ""
     # Over a Unix domain socket the host of the address does not matter.
     address = f"--unix-socket {url.removeprefix('unix:')} http://localhost" if url.startswith("unix:") else url
     curl = f"curl {address}/v1/completions{key} -H 'Content-Type: application/json' -d {shlex.quote(body)}"

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from aiakq.errors import error
@@ -68,34 +68,66 @@ async def load_service(
         max_body_bytes=args["max_body_bytes"] or max(MIN_BODY_BYTES, 8 * ready.limits.max_model_len),
         progress=lambda: supervisors.progress.as_dict(),
         log_prompts=_enable_request_log(args),
-        accept_unknown_fields=args["unknown_fields"] == "warn",
-        options=ResponseOptions(
-            force_include_usage=args["enable_force_include_usage"],
-            return_tokens_as_token_ids=args["return_tokens_as_token_ids"],
-            prompt_tokens_details=args["enable_prompt_tokens_details"],
-            keep_alive_seconds=args["sse_keep_alive_interval"],
-        ),
+        unknown_fields=args["unknown_fields"],
+        options=_response_options(args),
         fair_share=args["fair_share"],
-        message_format=parsers.message_format(text.loaded.tools_template),
+        message_format=parsers.message_format(text.loaded.tools_template, text.loaded.facts.takes_tools),
         observers=observers,
         root_path=args["root_path"],
         playground_servers=args["playground_servers"] or (),
     )
     service.stream_interval, service.log_outputs = args["stream_interval"], args["enable_log_outputs"]
     service.default_template_kwargs = defaults
-    _warn(service, text, on_event)
+    for warning in _warnings(text, service.model):
+        on_event(ServerEvent("warning", warning))
     return service, reports
 
 
-def _warn(service: Service, text: TextClient, on_event: OnEvent) -> None:
-    """Report what requests will not be able to use."""
-    generates = service.model.limits.pooling is None
-    if generates and text.tokenizer.has_text and not text.has_template:
-        warning = "The model has no chat template: chat requests are refused. --chat-template FILE gives it one."
-        on_event(ServerEvent("warning", warning))
-    if generates and text.loaded.grammar_failure:
-        warning = f"Structured output is refused: {text.loaded.grammar_failure}."
-        on_event(ServerEvent("warning", warning))
+def _response_options(args: Mapping[str, Any]) -> ResponseOptions:
+    """Return the options for the contents of responses."""
+    return ResponseOptions(
+        force_include_usage=args["enable_force_include_usage"],
+        return_tokens_as_token_ids=args["return_tokens_as_token_ids"],
+        per_request_metrics=args["enable_per_request_metrics"],
+        prompt_tokens_details=args["enable_prompt_tokens_details"],
+        keep_alive_seconds=args["sse_keep_alive_interval"],
+    )
+
+
+def _warnings(text: TextClient, model: ModelInfo) -> Iterator[str]:
+    """Yield what operators should know about the model's files. Raises ``template_loses_users``."""
+    if warning := _vocabulary_warning(text, model.limits.vocab_size):
+        yield warning
+    if model.limits.pooling is not None:
+        return
+    if text.tokenizer.has_text and not text.has_template:
+        yield "The model has no chat template: chat requests are refused. --chat-template FILE gives it one."
+    yield from _template_warnings(text)
+    if text.loaded.grammar_failure:
+        yield f"Structured output is refused: {text.loaded.grammar_failure}."
+
+
+def _vocabulary_warning(text: TextClient, vocab_size: int) -> str:
+    """Return a warning if the tokenizer has tokens beyond the model's vocabulary, else ""."""
+    size = text.tokenizer.vocab_size if text.tokenizer.has_text else 0
+    if size <= vocab_size:
+        return ""
+    shown = ", ".join(f"{token!r}" for token in text.tokenizer.raw_tokens(range(vocab_size, min(size, vocab_size + 4))))
+    where = f"The tokenizer has {size} tokens, but the model's vocabulary {vocab_size}"
+    return f"{where}: texts with {shown}{', ...' if size > vocab_size + 4 else ''} are refused."
+
+
+def _template_warnings(text: TextClient) -> Iterator[str]:
+    """Yield what operators should know about the chat template. Raises ``template_loses_users``."""
+    if text.loaded.template_failure is not None:
+        id, fields = text.loaded.template_failure
+        failure = error(id, **fields)
+        if failure.id == "template_loses_users":
+            raise failure
+        yield f"{failure.message} Chat requests are refused. --chat-template FILE gives another one."
+    facts = text.loaded.facts
+    if facts.forms.get("assistant") == []:
+        yield "The chat template leaves out messages of the assistant: conversations with them are refused."
 
 
 def _manager(reports: Sequence[Ready], text: TextClient, metrics: Metrics, queue: QueueLimits) -> Requests:
@@ -117,7 +149,13 @@ async def _load_engines_and_tokenizer(
     configured: asyncio.Future[Configured] = asyncio.get_running_loop().create_future()
 
     runs_code = args["trust_remote_code"] or args["tokenizer_extension_path"] is not None
-    text = TextClient(chat_template, 4 * (args["max_body_bytes"] or MIN_BODY_BYTES), with_torch=runs_code)
+    text = TextClient(
+        chat_template,
+        4 * (args["max_body_bytes"] or MIN_BODY_BYTES),
+        with_torch=runs_code,
+        content_format=args["chat_template_content_format"],
+        template_source=_template_source(args["chat_template"]),
+    )
 
     async def load_tokenizer() -> None:
         if not args["skip_tokenizer_init"]:
@@ -125,7 +163,10 @@ async def _load_engines_and_tokenizer(
         source = (await configured).tokenizer
         start_time = time.monotonic()
         await text.load(source)
-        parsers.message_format(text.loaded.tools_template)  # rejected before the engines have read gigabytes
+        facts = text.loaded.facts
+        parsers.message_format(
+            text.loaded.tools_template, facts.takes_tools
+        )  # rejected before the engines have read gigabytes
         on_event(phase_event("tokenizer", time.monotonic() - start_time, text.describe()))
 
     engine_task = asyncio.create_task(supervisors.load(configured.set_result))
@@ -143,6 +184,11 @@ async def _load_engines_and_tokenizer(
         await asyncio.gather(*tasks, return_exceptions=True)
         await text.stop()
         raise
+
+
+def _template_source(value: str | None) -> str:
+    """Return how errors refer to the template of --chat-template."""
+    return f"'{value}' of --chat-template" if value is not None and "{" not in value else "of --chat-template"
 
 
 def open_observers(args: Mapping[str, Any], on_event: OnEvent) -> list[RequestObserver]:

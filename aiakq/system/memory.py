@@ -80,6 +80,26 @@ def trim_heap() -> None:
         trim(0)
 
 
+class _HeapInfo(ctypes.Structure):
+    """``struct mallinfo2`` of glibc."""
+
+    _fields_ = [
+        *((name, ctypes.c_size_t) for name in ("arena", "ordblks", "smblks", "hblks", "hblkhd")),
+        *((name, ctypes.c_size_t) for name in ("usmblks", "fsmblks", "uordblks", "fordblks", "keepcost")),
+    ]
+
+
+def heap_bytes() -> int:
+    """Return the bytes allocated in the heap of the main thread; without glibc 2.33, the memory of the process."""
+    heap_info = getattr(ctypes.CDLL(None), "mallinfo2", None)
+    if heap_info is None:
+        lines = _lines("/proc/self/statm")
+        return int(next(iter(lines)).split()[1]) * os.sysconf("SC_PAGE_SIZE") if lines else 0
+    heap_info.restype = _HeapInfo
+    info = heap_info()
+    return int(info.uordblks + info.hblkhd)
+
+
 def freeze_objects() -> None:
     """Exclude all current objects, which live as long as the process, from garbage collection."""
     global _are_frozen

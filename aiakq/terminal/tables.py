@@ -338,8 +338,16 @@ def inspection(report: Inspection, layers: Sequence[Layer]) -> None:
 
 def _inventory(report: Inspection) -> None:
     """Print the tensors that are missing, extra or of another shape, if any."""
+    from aiakq.formats import separate_head
+    from aiakq.formats.left_out import describe
     from aiakq.runtime.loader.inspection import collapse_differences
 
+    for remark in report.remarks:
+        warning(remark)
+    if report.stored_head:
+        warning(separate_head.remark(report.stored_head))
+    for left_out in describe(report.left_out):
+        result_line((f"left out: {left_out}", "dim"))
     if report.differences is None:
         return
     if not report.differences:
@@ -349,7 +357,9 @@ def _inventory(report: Inspection) -> None:
     for each, count in collapse_differences(report.differences):
         grid.add_row(plain(each.name), each.found, each.expected, number(count))
     show(grid)
-    warning(f"{len(report.differences)} tensors are missing, extra or of another shape; aiakq would not load this")
+    warning(
+        f"{len(report.differences)} tensors are missing, extra, or of another shape or dtype; aiakq would not load this"
+    )
 
 
 def _bits(report: Inspection) -> str | None:

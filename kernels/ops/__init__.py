@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import ModuleType
 from typing import Any
 
@@ -34,7 +34,7 @@ from aiakq.kernels.ops.batched import BatchedLinear
 from aiakq.kernels.ops.dense import DenseLayer
 from aiakq.kernels.ops.embedding import EmbeddingLayer, RowSelection
 from aiakq.kernels.ops.experts import ExpertLayers, GroupedExperts
-from aiakq.kernels.ops.linear import LinearLayer
+from aiakq.kernels.ops.linear import LinearLayer, RotatedLinear
 from aiakq.kernels.ops.lora import AdapterRows, LoraProblem, LoraProduct
 from aiakq.kernels.ops.norm import Norm
 from aiakq.kernels.ops.recurrent import RECURRENT, RecurrentOps
@@ -118,6 +118,8 @@ class Ops(RecurrentOps):
 
     def _linear(self, weight: QWeight, count: int, uncut_n: int) -> LinearLayer:
         """Bind a weight [N, K], which is a whole layer with ``uncut_n`` outputs or a rank's shard of one."""
+        if weight.rotated:
+            return RotatedLinear(self._linear(replace(weight, rotated=False), count, uncut_n))
         problem = weight.problem(self.dtype, self.device_type, self.exact, uncut_n if self.uniform else 0)
         module = self._bind("linear", problem, weight.scheme, count)
         layer: LinearLayer = module.prepare(weight.to(self.device), problem)

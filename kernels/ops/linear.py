@@ -16,6 +16,7 @@ from types import ModuleType
 
 from torch import Tensor
 
+from aiakq.kernels.hadamard import rotate
 from aiakq.kernels.registry import Registry
 from aiakq.kernels.selection import Selection, select
 from aiakq.kernels.types import ActivationLayout, LinearInput, LinearProblem
@@ -54,6 +55,18 @@ class LinearLayer:
         """Declare, when the model is built, that ``other`` is the only consumer of this layer's output, after an
         elementwise function of its ``parts`` equal parts. Ranks then need not exchange the intermediate result.
         """
+
+
+class RotatedLinear(LinearLayer):
+    """A linear layer whose weight was quantized for rotated inputs: rotates its input, then applies ``inner``."""
+
+    def __init__(self, inner: LinearLayer) -> None:
+        self._inner = inner
+
+    def __call__(self, x: LinearInput) -> Tensor:
+        """x [M, K], a Tensor -> [M, N]."""
+        assert isinstance(x, Tensor)
+        return self._inner(rotate(x))
 
 
 def explain(problem: LinearProblem, exclude: Collection[str] = ()) -> Selection:

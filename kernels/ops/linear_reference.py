@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from aiakq.kernels import packing
+from aiakq.kernels.hadamard import rotate
 from aiakq.kernels.ops.linear import LinearLayer
 from aiakq.kernels.types import LinearInput, LinearProblem, QWeight
 
@@ -23,8 +24,10 @@ def supports(problem: LinearProblem) -> str | None:
 
 
 def dequantize(weight: QWeight, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Return the float weight [N, K] in the natural input order (``perm`` undone), computed in float32."""
-    return _scaled(weight.codes, weight.scales, weight.zeros, weight.perm, weight.group_size, weight.bits).to(dtype)
+    """Return the float weight [N, K] in the natural input order (``perm`` and ``rotated`` undone), computed in
+    float32."""
+    w = _scaled(weight.codes, weight.scales, weight.zeros, weight.perm, weight.group_size, weight.bits)
+    return (rotate(w, inverse=True) if weight.rotated else w).to(dtype)
 
 
 def _scaled(

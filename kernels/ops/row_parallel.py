@@ -258,6 +258,8 @@ def _multiple(weight: QWeight | DenseWeight, size: int) -> int:
 
 def _straddles(weight: QWeight | DenseWeight, bounds: Sequence[int]) -> str | None:
     """Return why a weight cannot be sharded along its inputs at ``bounds``, or None."""
+    if weight.rotated:
+        return "its inputs are rotated together"
     group = weight.group_size
     if group == 1 or group >= weight.k or math.gcd(group, *bounds[:-1]) == group:
         return None

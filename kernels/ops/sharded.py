@@ -90,6 +90,7 @@ class DenseWeight:
     """The parameters of an unquantized linear layer: a float weight [N, K] and bias [N]."""
 
     perm: ClassVar[None] = None
+    rotated: ClassVar[bool] = False
     group_size: ClassVar[int] = 1
 
     weight: Tensor

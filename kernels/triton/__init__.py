@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 from functools import lru_cache
 
 import torch
 
 from aiakq.kernels.selection import OtherDevice
+
+# Products and sums are fused as in every Triton so far; from 3.10 on the default is not to fuse them.
+os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")
 
 DTYPES = (torch.float16, torch.bfloat16)
 

@@ -147,7 +147,7 @@ def prefill(
     tokens = max(1, chosen.share // group)
     blocks = query_blocks(context, tokens, query.device)
     scales = tuple(cache[2:]) or (out, out)
-    warps = chosen.warps or prefill_warps(torch.cuda.get_device_capability(query.device)[0] if query.is_cuda else 9)
+    warps = chosen.warps or prefill_warps(configs.gpu(query.device).generation)
     prefill_kernel[(len(blocks), spec.num_kv_heads)](
         query, cache[0], cache[1], *scales, context.page_table, context.kv_len, context.query_start, blocks, out,
         _given(spec.alibi, out), _given(spec.sinks, out),

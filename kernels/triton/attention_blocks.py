@@ -16,9 +16,9 @@ def power_of_two(size: int) -> int:
 
 def splits(device: torch.device, programs: int, share: int) -> int:
     """Return the number of splits per sequence that gives about ``share`` programs per multiprocessor."""
-    if device.type != "cuda":
+    processors = configs.gpu(device).processors
+    if processors == 1:  # the interpreter
         return 2
-    _, processors = configs.gpu(device)
     return max(1, min(64, -(-share * processors // programs)))
 
 

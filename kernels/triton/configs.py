@@ -15,6 +15,7 @@ import re
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -49,6 +50,19 @@ class Config:
     plain: bool = False
 
 
+class Gpu(NamedTuple):
+    """The properties of a GPU that launches depend on.
+
+    name        of its configuration file.
+    processors  number of multiprocessors.
+    generation  the first part of its compute capability: 8 for Ampere and Ada, 9 for Hopper.
+    """
+
+    name: str
+    processors: int
+    generation: int
+
+
 @dataclass(frozen=True)
 class AttentionConfig:
     """The configuration of one launch of attention.
@@ -67,8 +81,7 @@ class AttentionConfig:
 
 def attention_config(kernel: str, device: torch.device, itemsize: int, width: int, m: int) -> AttentionConfig:
     """Return the configuration of ``decode`` or ``prefill`` for ``itemsize``-byte elements and heads of ``width``."""
-    name, _ = gpu(device)
-    return attention_config_of(entry_for(name, kernel, 8 if itemsize == 1 else 16, m), width)
+    return attention_config_of(entry_for(gpu(device).name, kernel, 8 if itemsize == 1 else 16, m), width)
 
 
 def attention_config_of(entry: list | str, width: int) -> AttentionConfig:
@@ -82,7 +95,7 @@ def choose(kernel: str, device: torch.device, bits: int, n: int, steps: int, m: 
 
     dense  whether torch may multiply; its sums depend on ``n``.
     """
-    name, _ = gpu(device)
+    name = gpu(device).name
     entry = entry_for(name, kernel, bits, m)
     if isinstance(entry, str) and not dense:
         entry = [entry for entry in table(name)[kernel][str(bits)].values() if not isinstance(entry, str)][-1]
@@ -91,12 +104,11 @@ def choose(kernel: str, device: torch.device, bits: int, n: int, steps: int, m: 
 
 def config_of(entry: list | str, device: torch.device, n: int, steps: int, m: int) -> Config:
     """Convert a table ``entry`` for such a product; programs share an output (split-K) if there are too few of them."""
-    _, processors = gpu(device)
     if isinstance(entry, str):
         return Config(64, 64, 4, 3, 1, dense=True)
     bn, bm, warps, stages, *words = entry
     tiles = -(-n // bn) * -(-m // bm)
-    split = max(1, min(PER_PROCESSOR * processors // tiles, steps // FEWEST_STEPS)) if m <= 64 else 1
+    split = max(1, min(PER_PROCESSOR * gpu(device).processors // tiles, steps // FEWEST_STEPS)) if m <= 64 else 1
     return Config(bn, bm, warps, stages, split, **dict.fromkeys(words, True))
 
 
@@ -120,13 +132,24 @@ def table(name: str) -> dict:
     return json.loads(default.read_text()) | json.loads(path.read_text())
 
 
+_other = Gpu("default", 1, 9)
+
+
 @lru_cache
-def gpu(device: torch.device) -> tuple[str, int]:
-    """Return the name of its configuration file, and its number of multiprocessors."""
+def gpu(device: torch.device) -> Gpu:
+    """Return the properties of ``device``; without a GPU, those of a Hopper with one multiprocessor, or as assumed."""
     if device.type != "cuda":
-        return "default", 1
+        return _other
     properties = torch.cuda.get_device_properties(device)
-    return re.sub(r"\W+", "-", properties.name.lower()).strip("-"), properties.multi_processor_count
+    name = re.sub(r"\W+", "-", properties.name.lower()).strip("-")
+    return Gpu(name, properties.multi_processor_count, properties.major)
+
+
+def assume(other: Gpu) -> None:
+    """Use the properties of this GPU for devices that are not GPUs, to compile for one that is not present."""
+    global _other
+    _other = other
+    gpu.cache_clear()
 
 
 _counters: dict[torch.device, Tensor] = {}

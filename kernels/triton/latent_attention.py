@@ -59,7 +59,9 @@ def config_of(generation: int, num_heads: int, decoding: bool, bits: int) -> Lat
 
 
 def _config(query: Tensor, cache: LayerCache, spec: AttentionSpec, decoding: bool) -> LatentConfig:
-    generation = torch.cuda.get_device_capability(query.device)[0] if query.is_cuda else 9
+    from aiakq.kernels.triton import configs
+
+    generation = configs.gpu(query.device).generation
     return config_of(generation, spec.uncut_heads[0], decoding, 8 if cache[0].itemsize == 1 else 16)
 
 

@@ -89,12 +89,14 @@ def recurrence_kernel(
     gates_ptr += start * gates_stride + head
     y_ptr += start * (H * DV) + value_at
     query_ptr, key_ptr, value_ptr = _places(x_ptr, head // (H // HK) * DK + k, value_at, H, HK, DK, DV, DELTA)
-    begin = 0
     first = tl.load(firsts_ptr + sequence)
     last = tl.load(firsts_ptr + sequence + 1)
-    # Advance from each saved state to the next, and finally to the end.
+    # Advance from each saved state to the next, and finally to the end. The first token is loaded, not carried over
+    # from the previous iteration: Triton (3.2 to 3.9) removes carried values that only bound an inner loop, which would
+    # then start at token 0 every time.
     for number in range(first, last + 1):
         keeps = number < last
+        begin = tl.load(saves_ptr + 3 * number - 2, mask=number > first, other=-1) + 1
         end = tl.load(saves_ptr + 3 * number + 1, mask=keeps, other=count - 1) + 1
         for token in tl.range(begin, end, num_stages=3):
             line = tl.cast(token, tl.int64)
@@ -109,4 +111,3 @@ def recurrence_kernel(
             tl.store(y_ptr + line * (H * DV), y.to(y_ptr.dtype.element_ty), mask=value_there)
         row = tl.load(saves_ptr + 3 * number + 2, mask=keeps, other=0).to(tl.int64)
         tl.store(states_ptr + (row * H + head) * (DK * DV) + inside, state, mask=mask & keeps)
-        begin = end

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from transformers import AutoTokenizer
 
+from aiakq.data import documents
 from aiakq.data.tokens import read_documents, tokenize
 from aiakq.errors import AiakqError
 
@@ -47,6 +48,21 @@ def test_forms_of_texts(tmp_path: Path, name: str, content: str) -> None:
 
 def test_a_line_end_inside_a_text_is_no_line_end(tmp_path: Path) -> None:
     assert documents_of(tmp_path, "a.jsonl", '{"text": "One.\u2028More."}\n') == ["One.\u2028More."]
+
+
+def test_a_small_parquet_file_that_holds_gigabytes_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One value, repeated by reference: a few hundred bytes."""
+    import pyarrow
+    import pyarrow.parquet
+
+    monkeypatch.setattr(documents, "_MAX_BYTES", 1 << 20)
+    values = pyarrow.array(["a" * 10_000]).take(pyarrow.array([0] * 1000))
+    pyarrow.parquet.write_table(pyarrow.table({"text": values}), tmp_path / "a.parquet", compression="zstd")
+    assert (tmp_path / "a.parquet").stat().st_size < 10_000
+    rows = documents.read_file(tmp_path / "a.parquet")
+    with pytest.raises(AiakqError, match="its rows hold more than 1 GiB"):
+        for read, _ in enumerate(rows, 1):
+            assert read <= 128
 
 
 def test_tables_of_parquet(tmp_path: Path) -> None:

@@ -103,7 +103,7 @@ def test_a_shard_that_changes_while_it_is_read_is_an_error(tmp_path: Path, kind:
             os.utime(stream.fileno())
     else:
         os.truncate(file, file.stat().st_size // 8 if what == "cut off" else 0)
-    if (kind, what, when) == ("safetensors", "replaced", "between"):
+    if (what, when) == ("replaced", "between"):
         assert torch.equal(checkpoint.tensor("b"), tensors["b"]), "the old one is open and whole"
         assert checkpoint.changed_files() == [file.name]
     else:
@@ -164,14 +164,47 @@ def test_checkpoints_with_missing_files_are_refused(folder: Path, tmp_path: Path
     problem = refused(folder)
     assert problem.id == "model_incomplete"
     assert shard.name in str(problem)
-    save_file({"d.weight": torch.ones(1)}, shard)
-    problem = refused(folder)
-    assert problem.id == "model_incomplete"
-    assert "c.weight" in str(problem)
+    (tmp_path / "kept").rename(shard)
     (folder / INDEX).unlink()
     assert "index" in str(refused(folder))
     (folder / "config.json").unlink()
     assert refused(folder).id == "model_incomplete"
+
+
+@pytest.mark.parametrize("change", ["left out", "too many", "another file"])
+def test_an_index_that_is_not_exact_is_noted_and_its_files_are_read(folder: Path, change: str) -> None:
+    index = json.loads((folder / INDEX).read_text())
+    names = index["weight_map"]
+    if change == "left out":
+        del names["b.weight"]
+    elif change == "too many":
+        names["d.weight"] = names["a.weight"]
+    else:
+        names["a.weight"] = names["c.weight"]
+    (folder / INDEX).write_text(json.dumps(index))
+    checkpoint = Checkpoint.open(folder)
+    assert set(checkpoint.inventory) == {"a.weight", "b.weight", "c.weight"}
+    assert torch.equal(checkpoint.tensor("a.weight"), torch.ones(2, 3))
+    [remark] = checkpoint.remarks
+    assert "index" in remark and {"left out": "b", "too many": "d", "another file": "a"}[change] + ".weight" in remark
+
+
+def test_the_index_decides_between_two_tensors_of_one_name(folder: Path) -> None:
+    second = "model-00002-of-00002.safetensors"
+    save_file({"c.weight": torch.arange(5), "a.weight": torch.zeros(2, 3)}, folder / second)
+    assert torch.equal(Checkpoint.open(folder).tensor("a.weight"), torch.ones(2, 3))
+    index = json.loads((folder / INDEX).read_text())
+    index["weight_map"]["a.weight"] = second
+    (folder / INDEX).write_text(json.dumps(index))
+    assert torch.equal(Checkpoint.open(folder).tensor("a.weight"), torch.zeros(2, 3))
+    del index["weight_map"]["a.weight"]
+    (folder / INDEX).write_text(json.dumps(index))
+    assert "a.weight is in two files" in str(refused(folder))
+
+
+def test_a_file_of_the_whole_model_precedes_an_index(folder: Path) -> None:
+    save_file({"whole": torch.ones(1)}, folder / "model.safetensors")
+    assert list(Checkpoint.open(folder).inventory) == ["whole"]
 
 
 def test_pickles_are_refused(tmp_path: Path) -> None:

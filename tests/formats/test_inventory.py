@@ -205,3 +205,82 @@ def test_inspect_shows_differences_by_kind(tmp_path, capsys):
     console.failure(caught.value)
     lines = capsys.readouterr().err.splitlines()
     assert "error[tensor_inventory]" in lines[-1] and any("[256]" in line for line in lines[:-1])
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.uint8, torch.int32, torch.bool, torch.float8_e4m3fn], ids=str)
+@pytest.mark.parametrize("name", ["model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"])
+def test_integers_where_floats_belong_are_refused_by_name(tiny_model, tmp_path, name, dtype):
+    def change(tensors: dict[str, torch.Tensor]) -> None:
+        tensors[name] = tensors[name].to(dtype)
+
+    folder = changed(tiny_model("LlamaForCausalLM"), tmp_path / "model", change)
+    with pytest.raises(AiakqError) as caught:
+        load_model(EngineConfig.from_args({"model": str(folder), "device": "cpu"}))
+    assert name in f"{caught.value} {caught.value.details}"
+    assert caught.value.id in ("tensor_inventory", "format_unsupported")
+
+
+@pytest.mark.parametrize(
+    ("architecture", "part"),
+    [
+        ("Qwen2ForCausalLM", "layers.0.self_attn.q_proj.bias"),
+        ("Qwen3MoeForCausalLM", "layers.0.mlp.gate.weight"),
+        ("Mamba2ForCausalLM", "layers.0.mixer.A_log"),
+        ("Mamba2ForCausalLM", "layers.0.mixer.conv1d.weight"),
+        ("OPTForCausalLM", "embed_positions.weight"),
+    ],
+)
+def test_integers_are_refused_in_every_kind_of_tensor(tiny_model, tmp_path, architecture, part):
+    found = []
+
+    def change(tensors: dict[str, torch.Tensor]) -> None:
+        [name] = [each for each in tensors if each.endswith(part)]
+        found.append(name)
+        tensors[name] = tensors[name].to(torch.int8)
+
+    [difference] = differences(changed(tiny_model(architecture), tmp_path / "model", change))
+    assert difference.name == found[0] and difference.kind == "dtype" and difference.found.startswith("I8")
+
+
+def test_scales_of_a_cache_and_heads_for_training_are_left_out_with_a_note(tiny_model, tmp_path):
+    def change(tensors: dict[str, torch.Tensor]) -> None:
+        tensors["model.layers.0.self_attn.k_scale"] = torch.tensor([0.5])
+        tensors["v_head.summary.weight"] = torch.zeros(1, 128)
+
+    folder = changed(tiny_model("LlamaForCausalLM"), tmp_path / "model", change)
+    _, facts = load_model(EngineConfig.from_args({"model": str(folder), "device": "cpu"}))
+    assert "scales of a quantized KV cache" in facts["left out"] and "v_head" in facts["left out"]
+    report = inspect_checkpoint(str(folder))
+    assert report.left_out == ("model.layers.0.self_attn.k_scale", "v_head.summary.weight") and not report.differences
+
+
+@pytest.mark.parametrize(
+    ("tensors", "said"),
+    [
+        ({"weight._data": torch.int8, "weight._scale": torch.float16}, "quanto"),
+        ({"weight": torch.uint32, "scales": torch.float16, "biases": torch.float16}, "MLX"),
+        ({"weight": torch.uint8, "weight.absmax": torch.float32, "weight.quant_map": torch.float32}, "bitsandbytes"),
+        ({"weight": torch.int8, "SCB": torch.float32}, "bitsandbytes"),
+        ({"weight": torch.float8_e4m3fn, "weight_scale_inv": torch.float32}, "FP8"),
+        ({"weight_packed": torch.uint8, "weight_scale": torch.float8_e4m3fn}, "NVFP4"),
+        ({"weight_packed": torch.uint8, "weight_scale": torch.uint8}, "MXFP4"),
+        ({"weight": torch.uint8, "weight_scale": torch.float8_e4m3fn, "weight_scale_2": torch.float32}, "ModelOpt"),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+@pytest.mark.parametrize("module", ["model.layers.0.mlp.up_proj", "model.embed_tokens"])
+def test_formats_that_config_json_does_not_name_are_named_from_their_tensors(tmp_path, module, tensors, said):
+    stored = {f"{module}.{name}": torch.zeros(8, 4).to(dtype) for name, dtype in tensors.items()}
+    save_file(stored, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(AiakqError, match=said) as caught:
+        _ = Checkpoint.open(tmp_path).spec
+    assert caught.value.id == "format_unsupported"
+
+
+def test_a_quantized_embedding_of_compressed_tensors_is_named(tmp_path):
+    stored = {"weight_packed": torch.zeros(8, 4, dtype=torch.int32), "weight_scale": torch.zeros(8, 1)}
+    save_file({f"model.embed_tokens.{name}": each for name, each in stored.items()}, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(AiakqError, match="quantized embedding"):
+        _ = Checkpoint.open(tmp_path).spec

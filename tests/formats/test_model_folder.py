@@ -13,6 +13,7 @@ import pytest
 
 from aiakq.errors import BAD_INPUT, UNSAFE, AiakqError
 from aiakq.formats import model_folder
+from aiakq.formats.checkpoint import Checkpoint
 from aiakq.formats.hub import resolve_model
 from aiakq.formats.model_folder import check_files, open_file, read_file, read_json
 from aiakq.quantizers.options import QuantizeOptions
@@ -117,6 +118,7 @@ def test_a_link_that_appears_later_is_not_copied(folder: Path, tmp_path: Path) -
     with CheckpointWriter(tmp_path / "out") as writer:
         problem = refused(lambda: writer.copy_file(folder, "NOTICE"))
     assert problem.id == "path_outside_model"
+    assert "'NOTICE -> /" in problem.message and f"cp -rL {folder} COPY" in str(problem)
 
 
 def test_a_hub_cache_is_read_through_its_links(example_model: Path, tmp_path: Path) -> None:
@@ -139,6 +141,18 @@ def test_a_hub_cache_is_read_through_its_links(example_model: Path, tmp_path: Pa
     quantize_checkpoint(options)
     for name in ("tokenizer.json", "generation_config.json"):
         assert (tmp_path / "out" / name).read_bytes() == (example_model / name).read_bytes()
+
+    old = tmp_path / "local"  # as ``hf download --local-dir`` made it before huggingface_hub 0.23
+    old.mkdir()
+    elsewhere = tmp_path / "hub" / "models--a--b" / "blobs"
+    elsewhere.mkdir(parents=True)
+    for number, path in enumerate(sorted(each for each in example_model.iterdir() if each.is_file())):
+        blob = elsewhere / f"{number:040x}"
+        blob.write_bytes(path.read_bytes())
+        (old / path.name).symlink_to(blob)
+    check_files(old)
+    Tokenizer.load(old)
+    assert Checkpoint.open(old).inventory
 
     other = tmp_path / "models--org--other" / "blobs"
     other.mkdir(parents=True)

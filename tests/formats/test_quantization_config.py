@@ -37,7 +37,7 @@ def group(bits: int) -> dict[str, Any]:
         ({"quant_method": "gptq", "bits": 4, "dynamic": {"x": {"bits": 5}}}, "5 bits"),
         ({"quant_method": "gptq", "bits": 4, "dynamic": ["x"]}, "dynamic"),
         ({"quant_method": "gptq", "bits": [4]}, "bits"),
-        ({"quant_method": "gptq", "bits": 4, "group_size": "32"}, "group_size"),
+        ({"quant_method": "gptq", "bits": 4, "group_size": "32x"}, "group_size"),
         ({"quant_method": "awq", "bits": 4, "modules_to_not_convert": "lm_head"}, "modules_to_not_convert"),
         ({"quant_method": "compressed-tensors", "format": "pack-quantized"}, "target"),
         (
@@ -92,3 +92,170 @@ def test_the_layout_comes_from_the_tensors(tmp_path, random_weight):
             (folder / "config.json").write_text(json.dumps({"quantization_config": config}))
             read = Checkpoint.open(folder).read_linear("x")
             assert torch.equal(read.codes, weight.codes) and read.zeros is None
+
+
+GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 32}
+CT = {"quant_method": "compressed-tensors", "format": "pack-quantized", "config_groups": {"a": group(4)}}
+
+
+@pytest.mark.parametrize(
+    ("config", "key"),
+    [
+        ({**GPTQ, "activation": {"mode": "w4a_nvfp4"}}, "activation"),
+        ({**GPTQ, "adapter": {"name": "lora", "path": "eora", "rank": 32}}, "adapter"),
+        ({**GPTQ, "act_bits": 8}, "act_bits"),
+        ({**GPTQ, "meta": {"rotation": "hadamard"}}, "rotation"),
+        ({**GPTQ, "dynamic": {"+:.*": {"bits": 4, "act_bits": 8}}}, "act_bits"),
+        ({**GPTQ, "something_of_next_year": 1}, "something_of_next_year"),
+        ({**GPTQ, "checkpoint_format": "gemm", "rotation": "hadamard"}, "rotation"),
+        ({"quant_method": "awq", "bits": 4, "pre_scale": True}, "pre_scale"),
+        ({"quant_method": "auto-round", "bits": 4, "act_bits": 8, "act_data_type": "int"}, "act_bits"),
+        ({"quant_method": "auto-round", "bits": 4, "data_type": "mx_fp"}, "data_type"),
+        ({"quant_method": "auto-round", "bits": 4, "super_bits": 6}, "super_bits"),
+        (
+            {"quant_method": "auto-round", "bits": 4, "rotation_config": {"hadamard_type": "hadamard"}},
+            "rotation_config",
+        ),
+        ({"quant_method": "auto-round", "bits": 4, "extra_config": {"x": {"bits": 8, "act_bits": 8}}}, "act_bits"),
+        ({**CT, "transform_config": {"expert_substitution": {"a": 1}}}, "expert_substitution"),
+        ({**CT, "moe_sparsity_config": {"method": "prune", "num_experts": [4]}}, "moe_sparsity_config"),
+        ({**CT, "config_groups": {"a": {**group(4), "output_activations": {"num_bits": 8}}}}, "output_activations"),
+        ({**CT, "config_groups": {"a": {**group(4), "weights": {**group(4)["weights"], "dynamic": True}}}}, "run time"),
+        ({**CT, "config_groups": {"a": {**group(4), "weights": {**group(4)["weights"], "codebook": "x"}}}}, "codebook"),
+        (
+            {**CT, "config_groups": {"a": {**group(8), "input_activations": {"dynamic": True, "strategy": "tensor"}}}},
+            "tensor",
+        ),
+    ],
+    ids=lambda value: str(value)[:60],
+)
+def test_a_key_that_may_change_the_arithmetic_is_refused_by_name(config, key):
+    with pytest.raises(AiakqError) as caught:
+        quantization_config.read(config)
+    assert caught.value.id == "format_unsupported" and key in str(caught.value) and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        # AutoGPTQ, optimum, GPTQModel of three years, with the keys that they write.
+        {**GPTQ, "damp_percent": 0.01, "desc_act": True, "static_groups": False, "sym": True, "true_sequential": True}
+        | {"model_name_or_path": None, "model_file_base_name": "model"},
+        {**GPTQ, "batch_size": 1, "block_name_to_quantize": None, "cache_block_outputs": True, "dataset": "c4"}
+        | {
+            "exllama_config": {"version": 1},
+            "use_exllama": True,
+            "use_cuda_fp16": False,
+            "tokenizer": None,
+            "sym": True,
+        }
+        | {"model_seqlen": 4096, "module_name_preceding_first_block": ["model.embed_tokens"], "max_input_length": 1},
+        {**GPTQ, "method": "gptq", "format": "gptq", "pack_dtype": "int32", "lm_head": False, "activation": None}
+        | {"meta": {"quantizer": ["gptqmodel:7.6.0"], "mse": 2.0, "vram_strategy": "exclusive"}, "rotation": None},
+        {**GPTQ, "dynamic": {"-:.*down.*": {}, "+:.*up.*": {"bits": 8, "mse": 2.4, "desc_act": False}, "x": False}},
+        {
+            **GPTQ,
+            "provider": "auto-round",
+            "autoround_version": "0.16.1",
+            "amp": False,
+            "iters": 20,
+            "data_type": "int",
+        },
+        {"quant_method": "awq", "bits": 4, "group_size": 32, "zero_point": True, "version": "gemm", "do_fuse": False}
+        | {"modules_to_not_convert": None, "exllama_config": None, "fuse_max_seq_len": None, "modules_to_fuse": None},
+        {"quant_method": "auto-round", "bits": 4, "group_size": 32, "sym": True, "act_bits": 16, "act_dynamic": True}
+        | {"packing_format": "auto_round:auto_gptq", "block_name_to_quantize": "model.layers", "nsamples": 512}
+        | {
+            "extra_config": {"lm_head": {"bits": 16, "data_type": "float", "act_bits": 16}},
+            "scale_dtype": "torch.float16",
+        },
+        {
+            **CT,
+            "kv_cache_scheme": {"num_bits": 8, "type": "float"},
+            "version": "0.19.0",
+            "global_compression_ratio": 1.2,
+        }
+        | {"sparsity_config": {}, "transform_config": {}, "ignore": ["lm_head"], "quantization_status": "compressed"},
+    ],
+    ids=lambda value: str(value)[:60],
+)
+def test_keys_that_other_tools_write_are_known(config):
+    assert quantization_config.read(config).bits == 4
+
+
+@pytest.mark.parametrize(
+    ("changes", "symmetric"),
+    [
+        ({"sym": "false"}, False),
+        ({"sym": "True"}, True),
+        ({"sym": 0}, False),
+        ({"bits": "4", "group_size": "32"}, True),
+    ],
+)
+def test_numbers_and_flags_may_be_text(changes, symmetric):
+    spec = quantization_config.read({**GPTQ, **changes})
+    assert (spec.bits, spec.group_size, spec.symmetric) == (4, 32, symmetric)
+    with pytest.raises(AiakqError, match="sym is 'perhaps'"):
+        quantization_config.read({**GPTQ, "sym": "perhaps"})
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "gptq_marlin",
+        "auto_gptq",
+        "gptqmodel",
+        "GPTQ",
+        "auto_round",
+        "inc",
+        "intel/auto-round",
+        "awq_marlin",
+        "auto_awq",
+    ],
+)
+def test_other_names_of_the_same_files_are_known(name):
+    assert quantization_config.read({**GPTQ, "quant_method": name}).bits == 4
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"compression_config": CT},
+        {"compression_config": {key: value for key, value in CT.items() if key != "quant_method"}},
+        {
+            "quantization_config": {
+                "quant_method": "compressed-tensors",
+                "quantization_config": CT,
+                "sparsity_config": {},
+            }
+        },
+        {"text_config": {"quantization_config": CT}},
+        {"quantization_config": {**CT, "quant_method": "compressed_tensors"}},
+    ],
+    ids=lambda value: str(value)[:60],
+)
+def test_a_config_is_found_wherever_programs_write_it(config, tmp_path):
+    spec = quantization_config.read_spec(tmp_path, config)
+    assert spec is not None and spec.format == "compressed-tensors" and spec.bits == 4
+
+
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        ({"quantization_config": {"quant_method": "bitsandbytes", "load_in_4bit": True}}, "bitsandbytes"),
+        ({"quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]}}, "FP8"),
+        ({"quantization_config": {"quant_method": "modelopt", "quant_algo": "NVFP4"}}, "ModelOpt"),
+        ({"quantization_config": {"quant_method": "quark"}}, "Quark"),
+        ({"quantization_config": {"quant_method": "mxfp4"}, "model_type": "llama"}, "GPT-OSS only"),
+        ({"quantization": {"group_size": 64, "bits": 4}}, "MLX"),
+        (
+            {"quantization": {"group_size": 64, "bits": 4}, "quantization_config": {"group_size": 64, "bits": 4}},
+            "MLX",
+        ),
+    ],
+    ids=lambda value: str(value)[:60],
+)
+def test_formats_that_are_not_read_are_named(config, said, tmp_path):
+    with pytest.raises(AiakqError, match=said) as caught:
+        quantization_config.read_spec(tmp_path, config)
+    assert caught.value.id == "format_unsupported"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import pickle
 import shutil
 import types
@@ -66,7 +67,21 @@ def test_shards_with_an_index(folder: Path) -> None:
     index.write_text(json.dumps({"weight_map": {"a": "../x.bin"}}))
     assert refused(folder).id == "path_outside_model"
     index.write_text(json.dumps({"weight_map": {**files, "c": files["a"]}}))
-    assert refused(folder).id == "model_incomplete"
+    assert "c" in Checkpoint.open(folder).remarks[0]
+    torch.save({"whole": torch.ones(3)}, folder / "pytorch_model.bin")
+    assert list(Checkpoint.open(folder).inventory) == ["whole"]
+
+
+def test_a_file_truncated_while_it_is_read_raises_an_error(folder: Path) -> None:
+    file = folder / "pytorch_model.bin"
+    torch.save({"a": torch.ones(1 << 20), "b": torch.ones(1 << 20)}, file)
+    checkpoint = Checkpoint.open(folder)
+    checkpoint.mapped = True  # which has no effect on torch's files
+    assert torch.equal(checkpoint.tensor("a"), torch.ones(1 << 20))
+    os.truncate(file, 4096)
+    with pytest.raises(AiakqError) as caught:
+        checkpoint.tensor("b")
+    assert caught.value.id == "model_malformed"
 
 
 def test_safetensors_come_first(folder: Path) -> None:

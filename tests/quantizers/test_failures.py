@@ -81,6 +81,17 @@ def test_an_invalid_model_config_is_refused(
     assert caught.value.id == ("unsupported" if key == "hidden_size" else "model_malformed")
 
 
+def test_a_key_of_the_config_that_the_result_could_not_be_served_with_is_refused(
+    example_model: Path, tmp_path: Path, quantize: Callable[..., Any]
+) -> None:
+    source = shutil.copytree(example_model, tmp_path / "in")
+    config = json.loads((source / "config.json").read_text())
+    (source / "config.json").write_text(json.dumps({**config, "residual_multiplier": 0.22}))
+    with pytest.raises(AiakqError, match="residual_multiplier = 0.22"):
+        quantize(source, tmp_path / "out", "weight_only_int8")
+    assert not (tmp_path / "out").exists()
+
+
 def test_the_evaluation_text_is_read_before_quantization_starts(
     tmp_path: Path, example_model: Path, quantize: Callable[..., Any]
 ) -> None:

@@ -271,3 +271,36 @@ def test_missing_and_half_written_models(example_model, tmp_path):
     with pytest.raises(AiakqError) as caught:
         LLM(model=str(folder))
     assert caught.value.id == "model_malformed"
+
+
+def test_chat_reads_parts_in_the_form_of_the_template(llm):
+    options = {"sampling_params": SamplingParams(max_tokens=1), "use_tqdm": False}
+    parts = "{% for m in messages %}{% for part in m.content %}<{{ part.text }}>{% endfor %}{% endfor %}"
+    both = "{% for m in messages %}{% if m.content is string %}{{ m.content }}{% else %}parts{% endif %}{% endfor %}"
+
+    def prompt(content, template, **more):
+        messages = [{"role": "user", "content": content}]
+        return llm.chat(messages, chat_template=template, **options, **more)[0].prompt
+
+    assert prompt("Hi", parts) == "<Hi>"
+    assert prompt(["Hi", {"type": "input_text", "text": "there"}], parts) == "<Hi><there>"
+    assert prompt(["Hi", "there"], both, chat_template_content_format="string") == "Hi\nthere"
+    assert prompt("cut \ud83c", both) == "cut \ufffd"
+    for template, says in (("{{ 'Hello' }}", "leaves out the text of users"), ("{% if %}", "line 1: ")):
+        with pytest.raises(AiakqError, match=says):
+            prompt("Hi", template)
+    with pytest.raises(AiakqError, match="auto, string, openai"):
+        prompt("Hi", parts, chat_template_content_format="parts")
+    with pytest.raises(AiakqError, match="chat_template_kwargs.messages"):
+        prompt("Hi", parts, chat_template_kwargs={"messages": []})
+    with pytest.raises(AiakqError, match="only text is read"):
+        prompt([{"type": "image_url", "image_url": {}}], parts)
+
+
+def test_chat_lists_tools_where_the_template_has_no_place(llm):
+    tool = {"type": "function", "function": {"name": "f", "strict": True}}
+    options = {"sampling_params": SamplingParams(max_tokens=1), "use_tqdm": False}
+    template = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}"
+    [result] = llm.chat([{"role": "user", "content": "Hi"}], tools=[tool], chat_template=template, **options)
+    assert result.prompt.startswith("[system]") and json.dumps(tool) in result.prompt
+    assert result.prompt.endswith("[user]Hi")

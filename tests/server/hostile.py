@@ -40,6 +40,7 @@ CHAT_TEMPLATE = """{% if tools %}{{ tools | tojson }}{% endif -%}
 {% endif %}"""
 SERVED = {
     "model": str(MODEL),
+    "unknown_fields": "refuse",
     "served_model_name": ["tinybooks"],
     "dtype": "float32",
     "num_gpu_blocks_override": 1025,

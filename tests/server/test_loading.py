@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import os
 import shutil
+from types import SimpleNamespace
 
 import pytest
 
+from aiakq import SamplingParams
 from aiakq.errors import AiakqError
 from aiakq.server.api.message_format import read_chat_template, template_defaults
+from aiakq.server.api.service import Service
+from aiakq.server.loading import _vocabulary_warning
+from aiakq.server.process.text_messages import TextReply, TextRequest
 
 
 def test_chat_template_is_a_file_or_the_text(tmp_path):
@@ -48,3 +53,22 @@ def test_a_model_with_something_else_in_place_of_a_file_is_refused(kind, example
     ended = process("serve", "--model", folder, "--port", "0")
     assert ended.code == (3 if kind == "pipe" else 4)
     assert "tokenizer_config.json" in ended.last and "Traceback" not in ended.err
+
+
+def test_tokens_beyond_the_vocabulary_are_a_fault_of_the_operator():
+    class Tokens:
+        has_text, vocab_size = True, 12
+
+        def raw_tokens(self, ids):
+            return [f"<{id}>" for id in ids]
+
+    text = SimpleNamespace(tokenizer=Tokens())
+    assert _vocabulary_warning(text, 12) == ""
+    warning = _vocabulary_warning(text, 10)
+    assert warning.endswith("the model's vocabulary 10: texts with '<10>', '<11>' are refused.")
+    service = Service.__new__(Service)
+    service.tokenizer, service.model = Tokens(), SimpleNamespace(limits=SimpleNamespace(vocab_size=10))
+    reply = TextReply(1, counts=[2], token_ids=[[3, 11]])
+    with pytest.raises(AiakqError, match="The tokenizer has '<11>' with the id 11") as caught:
+        service._prompts(["a"], reply, TextRequest(0), SamplingParams())
+    assert caught.value.http_status == 500 and caught.value.param is None

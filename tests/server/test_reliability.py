@@ -115,8 +115,8 @@ def test_empty_prompts_are_refused(ask, prompt):
 @pytest.mark.parametrize(
     "body",
     [
-        b'{"prompt": "\\ud800"}',
-        b'{"prompt": "\\udc00\\ud800"}',
+        b'{"model": "\\ud800", "prompt": "a"}',
+        b'{"prompt": "a", "\\udc00\\ud800": 1}',
         b'{"prompt": "\xff\xfe"}',
         b'{"prompt": "\xc0\xaf"}',
         json.dumps({"prompt": "a"}).encode("utf-16"),
@@ -130,6 +130,20 @@ def test_bodies_that_are_not_utf_8_are_refused(ask, path, body):
     answer = ask(path, body)
     assert answer.status_code == 400, answer.text
     assert set(answer.json()["error"]) == {"message", "type", "param", "code"}
+
+
+@pytest.mark.parametrize("path", [COMPLETIONS, "/tokenize"])
+def test_half_a_character_in_a_text_is_replaced(ask, path):
+    answer = ask(
+        path,
+        b'{"prompt": "cut \\ud800", "return_token_ids": true, "max_tokens": 1}'
+        if path == COMPLETIONS
+        else b'{"prompt": "cut \\ud800"}',
+    )
+    assert answer.status_code == 200, answer.text
+    found = answer.json()
+    ids = found["choices"][0]["prompt_token_ids"] if path == COMPLETIONS else found["tokens"]
+    assert ask("/detokenize", {"tokens": ids}).json()["prompt"].endswith("cut \ufffd")
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,7 @@ from aiakq.errors import error
 from aiakq.formats.checkpoint import Checkpoint
 from aiakq.formats.model_folder import check_files
 from aiakq.formats.padded_widths import pad
+from aiakq.formats.separate_head import separate_head
 from aiakq.kernels.ops.linear_reference import dequantize
 from aiakq.kernels.types import QWeight
 from aiakq.quantizers.model.experts import unfuse_experts
@@ -27,6 +28,7 @@ from aiakq.quantizers.model.groups import block_linears, gates
 from aiakq.quantizers.model.merged_adapter import MergedAdapter, merged_bias, merged_weight
 from aiakq.quantizers.model.shapes import LinearShape
 from aiakq.quantizers.numerics.rounding import round_activations
+from aiakq.runtime.config.known_keys import check_keys
 from aiakq.runtime.config.model import check_sizes
 from aiakq.runtime.loader.tensor_names import TensorNames
 from aiakq.runtime.lora.adapter_folder import LoraWeights
@@ -58,7 +60,9 @@ class SourceModel:
         self.device = device
         self.others = others
         self.widths = dict(widths or {})
-        self.model = _skeleton(checkpoint, trust_remote_code, self.widths)
+        #: Name of an output layer that is stored and counts although config.json ties it to the embedding.
+        self.separate_head = separate_head(checkpoint) if _says_tied(checkpoint.config) else ""
+        self.model = _skeleton(checkpoint, trust_remote_code, self.widths, tied=not self.separate_head)
         #: Whether it has linears of a custom class, which other programs do not replace by quantized ones.
         own = (module for module in self.model.modules() if isinstance(module, nn.Linear))
         self.has_own_linears = any(type(module) is not nn.Linear for module in own)
@@ -300,14 +304,25 @@ def cast(tensor: Tensor, name: str, dtype: torch.dtype | None) -> Tensor:
     return result
 
 
-def _skeleton(checkpoint: Checkpoint, trust_remote_code: bool, widths: Mapping[str, tuple[int, int]]) -> Any:
-    """Create the model's class with meta weights and real buffers, its MLPs padded to ``widths``."""
+def _says_tied(config: Mapping[str, Any]) -> bool:
+    """Whether config.json may tie the output layer to the embedding; some families do so without saying it."""
+    return config.get("tie_word_embeddings") is not False
+
+
+def _skeleton(
+    checkpoint: Checkpoint, trust_remote_code: bool, widths: Mapping[str, tuple[int, int]], tied: bool
+) -> Any:
+    """Create the model's class with meta weights and real buffers, its MLPs padded to ``widths``.
+
+    tied  False if the output layer is not tied to the embedding, whatever the config says.
+    """
     import transformers
     from accelerate import init_empty_weights
 
     check_files(checkpoint.path)
     config_json = checkpoint.config
     check_sizes(config_json, len(checkpoint.inventory))
+    check_keys(config_json)
     known = str(config_json.get("model_type")) in transformers.CONFIG_MAPPING
     if not known and not trust_remote_code:
         if config_json.get("auto_map"):
@@ -317,6 +332,8 @@ def _skeleton(checkpoint: Checkpoint, trust_remote_code: bool, widths: Mapping[s
         config = transformers.AutoConfig.from_pretrained(
             checkpoint.path, trust_remote_code=trust_remote_code, local_files_only=True
         )
+        if not tied:
+            config.tie_word_embeddings = config.get_text_config().tie_word_embeddings = False
         for key, (_, new) in widths.items():
             setattr(config.get_text_config(), key, new)
         with init_empty_weights(include_buffers=False):

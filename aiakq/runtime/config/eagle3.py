@@ -145,7 +145,7 @@ def _layer_config(raw: Mapping[str, Any], layer: Mapping[str, Any]) -> dict[str,
     The layer is Llama's, whatever family config.json names: it is often a copy of the target's config. Only
     ``layer_types`` say whether it has a sliding window.
     """
-    config = {**raw, **layer, "architectures": raw.get("architectures"), "num_hidden_layers": 1, "model_type": "llama"}
+    config = {**raw, **layer, "architectures": raw.get("architectures"), "num_hidden_layers": 1, "model_type": "eagle3"}
     if not config.get("layer_types"):
         config["sliding_window"] = None
     return config

@@ -74,7 +74,7 @@ class EngineConfig:
         stated, raw = raw, dict(model.raw)
         max_model_len = _max_model_len(args, model, None if pooling is None else pooling.max_length)
         model = replace(model, context=max_model_len, num_positions=max_model_len)
-        model = replace(model, head=None if pooling is None else pooling.head)
+        model = load.with_stored_head(replace(model, head=None if pooling is None else pooling.head), raw)
         if args["disable_sliding_window"]:
             model = replace(model, sliding_windows=(None,) * model.num_layers)
         device = DeviceConfig.from_args(args, raw)
@@ -88,7 +88,7 @@ class EngineConfig:
             scheduler=SchedulerConfig.from_args(args, max_model_len, device.device.type == "cpu", model.is_recurrent),
             parallel=ParallelConfig.from_args(args, given, device.device.type),
             compilation=CompilationConfig.from_args(args),
-            generation=GenerationConfig.from_args(load.path, args, raw),
+            generation=GenerationConfig.from_args(load.path, args, raw, model.vocab_size),
             max_model_len=max_model_len,
             fit_model_len=args["max_model_len"] == "auto",
             max_logprobs=model.vocab_size if args["max_logprobs"] == -1 else args["max_logprobs"],

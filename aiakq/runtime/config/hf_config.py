@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,16 +11,17 @@ from typing import Any
 from aiakq.errors import AiakqError, error
 from aiakq.formats.hub import resolve_model
 from aiakq.formats.model_folder import read_json
+from aiakq.runtime.config.generation_keys import APPLIED, SAMPLING, describe, not_applied, of_model_config
+from aiakq.runtime.sampling_params import SamplingParams, allowed_values
 from aiakq.runtime.structured.grammars import GrammarDefaults
+
+logger = logging.getLogger("aiakq.runtime")
 
 #: Architectures with learned positions, which have no rotary embedding.
 _LEARNED_POSITIONS = frozenset({"OPTForCausalLM", "GPT2LMHeadModel", "GPTBigCodeForCausalLM"})
 #: Rotary parameters that do not belong to scaling, and scaling types that do not extend the context.
 _NO_SCALING = frozenset({"rope_theta", "partial_rotary_factor"})
 _SAME_CONTEXT = frozenset({"default", "llama3", "longrope"})
-#: Supported keys of generation_config.json; all but the last two are also names of SamplingParams.
-_SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
-_GENERATION = (*_SAMPLING, "max_new_tokens", "eos_token_id")
 
 
 def read_config(path: Path, name: str, missing_ok: bool = False) -> dict[str, Any]:
@@ -88,14 +90,15 @@ def _with_longer_context(raw: dict[str, Any], scaling: Mapping[str, Any]) -> tup
     return raw if kind in _SAME_CONTEXT else raw | {"max_position_embeddings": int(trained * factor)}, scaled
 
 
-def generation_config(folder: Path, args: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the supported values of generation_config.json, after --generation-config and its override.
+def generation_config(folder: Path, args: Mapping[str, Any], raw: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the contents of generation_config.json, after --generation-config and its override.
 
-    The EOS tokens are the model's, unless a folder is given. Raises ``bad_option``.
+    The EOS tokens are the model's, unless a folder is given. Without the file, config.json ``raw`` may have the values,
+    as in old checkpoints. Raises ``bad_option``.
     """
     source = args["generation_config"]
     if source in ("auto", "vllm"):
-        config = read_config(folder, "generation_config.json", missing_ok=True)
+        config = _own_generation_config(folder) or of_model_config(raw)
         if source == "vllm":
             config = {name: value for name, value in config.items() if name == "eos_token_id"}
     elif not (Path(source).expanduser() / "generation_config.json").is_file():
@@ -103,10 +106,49 @@ def generation_config(folder: Path, args: Mapping[str, Any]) -> dict[str, Any]:
     else:
         config = read_config(Path(source).expanduser(), "generation_config.json")
     over = args["override_generation_config"] or {}
-    unknown = [name for name in over if name not in _GENERATION]
+    unknown = [name for name in over if name not in APPLIED]
     if unknown:
-        raise _bad("--override-generation-config", unknown[0], "one of " + ", ".join(_GENERATION))
-    return {name: value for name, value in (config | over).items() if name in _GENERATION and value is not None}
+        raise _bad("--override-generation-config", unknown[0], "one of " + ", ".join(APPLIED))
+    for name in over:
+        _check_default(name, over[name], None)
+    for name in APPLIED:
+        if name not in over:
+            _check_default(name, config.get(name), "generation_config.json")
+    return {name: value for name, value in (config | over).items() if value is not None}
+
+
+def _check_default(name: str, value: Any, file: str | None) -> None:
+    """Raise ``generation_config`` for a value that no request could have, or ``bad_option`` if it is not of a file."""
+    if value is None:
+        return
+    try:
+        if name == "eos_token_id":
+            allowed = "a token id or a list of token ids"
+            ids = value if isinstance(value, list) else [value]
+            if not all(type(id) is int for id in ids):
+                raise error("invalid_type", param=name, reason=f"{allowed} is expected")
+        elif name == "max_new_tokens":
+            allowed = "a number of tokens, 1 or more"
+            if type(value) is not int or value < 1:
+                raise error("value_out_of_range", param=name, value=value, allowed=allowed)
+        else:
+            allowed = allowed_values(name)
+            SamplingParams(**{name: value})
+    except AiakqError:
+        if file is None:
+            raise _bad("--override-generation-config", f"{name}: {value!r:.64}", allowed) from None
+        raise error("generation_config", file=file, key=name, value=f"{value!r:.64}", allowed=allowed) from None
+
+
+def _own_generation_config(folder: Path) -> dict[str, Any]:
+    """Return the model's generation_config.json; without one, or if it is empty or damaged, {}, as in transformers."""
+    try:
+        return read_config(folder, "generation_config.json", missing_ok=True)
+    except AiakqError as problem:
+        if not str(problem.fields.get("reason")).startswith(("it is not JSON", "it is not a JSON object")):
+            raise
+        logger.warning("generation_config.json is ignored: %s", problem.fields["reason"])
+        return {}
 
 
 @dataclass(frozen=True)
@@ -116,35 +158,43 @@ class GenerationConfig:
     sampling        default values of SamplingParams.
     max_new_tokens  limit on generated tokens of every request; None for no limit.
     grammars        defaults of structured output.
+    remark          which keys of the file are not applied; empty if none.
     """
 
     eos_token_ids: tuple[int, ...]
     sampling: Mapping[str, Any]
     max_new_tokens: int | None
     grammars: GrammarDefaults = GrammarDefaults()
+    remark: str = ""
 
     @staticmethod
-    def from_args(folder: Path, args: Mapping[str, Any], raw: Mapping[str, Any]) -> GenerationConfig:
+    def from_args(folder: Path, args: Mapping[str, Any], raw: Mapping[str, Any], vocab_size: int) -> GenerationConfig:
         """Create it from the model folder, --generation-config and its override; ``raw`` is config.json.
 
-        Raises ``bad_option`` and what reading the files raises.
+        Logs a warning for end-of-sequence tokens beyond the vocabulary, which are left out. Raises ``bad_option``,
+        ``generation_config`` and what reading the files raises.
         """
-        values = generation_config(folder, args)
-        eos = values.get("eos_token_id", raw.get("eos_token_id"))
-        eos_token_ids = () if eos is None else tuple(eos) if isinstance(eos, list) else (eos,)
-        if not all(type(id) is int for id in eos_token_ids):
-            raise error("model_malformed", file="generation_config.json", reason=f"eos_token_id is {eos!r:.64}")
-        sampling = {name: values[name] for name in _SAMPLING if name in values}
+        values = generation_config(folder, args, raw)
+        _check_default("eos_token_id", raw.get("eos_token_id"), "config.json")
+        eos_token_ids = _known_ids("the generation config", values.get("eos_token_id"), vocab_size)
+        if not eos_token_ids:
+            eos_token_ids = _known_ids("config.json", raw.get("eos_token_id"), vocab_size)
+        sampling = {name: values[name] for name in SAMPLING if name in values}
         grammars = GrammarDefaults.from_args(args["structured_outputs_config"] or {})
-        return GenerationConfig(eos_token_ids, sampling, max_new_tokens_of(values), grammars)
+        unapplied = not_applied(values)
+        remark = describe(unapplied) if unapplied else ""
+        return GenerationConfig(eos_token_ids, sampling, values.get("max_new_tokens"), grammars, remark)
 
 
-def max_new_tokens_of(generation: Mapping[str, Any]) -> int | None:
-    """Return the limit on generated tokens of every request, or None. Raises ``bad_option`` for an invalid one."""
-    limit = generation.get("max_new_tokens")
-    if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int) or limit < 1):
-        raise _bad("max_new_tokens of the generation config", limit, "a number of tokens")
-    return limit
+def _known_ids(source: str, ids: Any, vocab_size: int) -> tuple[int, ...]:
+    """Return the distinct end-of-sequence tokens that the model can generate, and warn about others."""
+    given = dict.fromkeys(ids if isinstance(ids, list) else [] if ids is None else [ids])
+    unknown = [id for id in given if not 0 <= id < vocab_size]
+    if unknown:
+        shown = ", ".join(map(str, unknown[:8]))
+        message = "eos_token_id %s of %s is left out: the model's vocabulary has the ids 0 to %d"
+        logger.warning(message, shown, source, vocab_size - 1)
+    return tuple(id for id in given if id not in unknown)
 
 
 def _bad(option: str, value: Any, expected: str) -> AiakqError:

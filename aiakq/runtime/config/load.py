@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from aiakq.arguments.argument import part_of
 from aiakq.arguments.engine import LoadArguments
+from aiakq.errors import AiakqError
+from aiakq.formats.checkpoint import Checkpoint
 from aiakq.formats.hub import resolve_model
 from aiakq.formats.model_folder import check_files
+from aiakq.formats.separate_head import separate_head
+from aiakq.runtime.config.model import ModelConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,3 +31,16 @@ class LoadConfig(LoadArguments):
         path = resolve_model(args["model"], args["revision"], cache, weights, ignore, args["hf_token"])
         check_files(path)
         return LoadConfig(**part_of(LoadConfig, args) | {"path": path})
+
+    def with_stored_head(self, model: ModelConfig, raw: Mapping[str, Any]) -> ModelConfig:
+        """Return ``model`` with an output layer of its own, if one is stored that differs from the embedding.
+
+        raw  config.json.
+        """
+        if not model.tie_word_embeddings or self.load_format == "dummy":
+            return model
+        try:
+            head = separate_head(Checkpoint.open(self.path, self.load_format, self.ignore_patterns, raw))
+        except AiakqError:
+            return model  # whoever loads the folder says what is wrong with it
+        return replace(model, tie_word_embeddings=False, stored_head=head) if head else model

@@ -10,16 +10,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from aiakq.errors import AiakqError, error
-from aiakq.runtime.config.rope import is_nested, longest_context, rope_parameters
+from aiakq.runtime.config.known_keys import FAMILIES, completed
+from aiakq.runtime.config.rope import is_nested, longest_context, rope_parameters, rotated_layers
 from aiakq.runtime.config.text_part import text_part
 
 #: Maximum number of layers, ten times more than any model has: an untrusted config must not exhaust memory.
 _MAX_LAYERS = 10_000
-#: Families with tied embeddings unless config.json says otherwise.
-_TIED = frozenset(
-    {"bloom", "cohere", "cohere2", "falcon", "gemma", "gemma2", "gemma3_text", "gpt2", "gpt_bigcode", "mpt", "opt"}
-    | {"lfm2", "smollm3", "starcoder2"}
-)
 #: Aliases of kinds of layers.
 _RENAMED = {"mamba": "linear_attention", "attention": "full_attention"}
 #: Kinds of layers with a recurrent state instead of keys and values.
@@ -27,6 +23,14 @@ _RECURRENT = frozenset({"conv", "linear_attention"})
 #: Families with a sliding window in all but every n-th layer, unless config.json says otherwise.
 _PATTERNS = {"gemma2": 2, "gemma3_text": 6, "cohere2": 4, "olmo3": 4, "gpt_oss": 2}
 
+
+#: Kinds of layers of native families, besides full attention.
+_KINDS: Mapping[str, frozenset[str]] = {
+    **dict.fromkeys(("bamba", "granitemoehybrid", "mamba2", "qwen3_next"), frozenset({"linear_attention"})),
+    "lfm2": frozenset({"conv"}),
+    "llama4_text": frozenset({"chunked_attention"}),
+}
+_WINDOWED = frozenset({"sliding_attention"})
 
 #: Keys of sizes in the configs of all kinds of models.
 _LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
@@ -80,6 +84,7 @@ class ModelConfig:
     rope             rotary parameters (rope_type, rope_theta, ...), or kind of layer -> rotary parameters.
     raw              config.json, for settings of single families; for a multimodal model, its text part.
     head             output instead of logits; None for logits.
+    stored_head      name of an output layer that is stored and used although config.json ties it to the embedding.
     """
 
     architecture: str
@@ -101,6 +106,7 @@ class ModelConfig:
     raw: Mapping[str, Any] = field(repr=False)
     num_positions: int = 0
     head: OutputHead | None = None
+    stored_head: str = ""
 
     @staticmethod
     def from_hf(raw: Mapping[str, Any]) -> ModelConfig:
@@ -109,7 +115,8 @@ class ModelConfig:
         Raises ``model_malformed`` for invalid values, ``architecture_unsupported`` for missing ones.
         """
         try:
-            return _model_config(_with_floats(text_part(raw)))
+            config = _with_floats(text_part(raw))
+            return _model_config(completed(config, first_architecture(config)))
         except (
             TypeError,
             ValueError,
@@ -176,12 +183,10 @@ def _model_config(raw: Mapping[str, Any]) -> ModelConfig:
     if layers > _MAX_LAYERS:
         raise error("model_malformed", file="config.json", reason=f"it claims {layers} layers")
     kv_heads = _kv_heads(raw, number("num_key_value_heads", "num_kv_heads", default=heads), heads)
-    if heads % kv_heads:
-        raise error(
-            "model_malformed",
-            file="config.json",
-            reason=f"{heads} attention heads cannot share {kv_heads} key-value heads",
-        )
+    head_dim = number("head_dim", default=hidden // heads)
+    if heads % kv_heads or not head_dim:
+        shared = f"{kv_heads} key-value heads" if head_dim else f"hidden_size {hidden}"
+        raise error("model_malformed", file="config.json", reason=f"{heads} attention heads cannot share {shared}")
     kinds, rope = _layer_kinds(raw, layers), rope_parameters(raw)
     max_position = number("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", default=2048)
     return ModelConfig(
@@ -192,13 +197,13 @@ def _model_config(raw: Mapping[str, Any]) -> ModelConfig:
         num_layers=layers,
         num_heads=heads,
         num_kv_heads=kv_heads,
-        head_dim=number("head_dim", default=hidden // heads),
+        head_dim=head_dim,
         max_position=max_position,
         context=longest_context(rope, max_position),
         num_positions=longest_context(rope, max_position),
         norm_eps=_norm_eps(raw),
         activation=str(_first(raw, "hidden_activation", "hidden_act", "activation_function", "activation") or "silu"),
-        tie_word_embeddings=_tied(raw, architecture),
+        tie_word_embeddings=bool(raw.get("tie_word_embeddings")),
         layer_kinds=kinds,
         sliding_windows=_sliding_windows(raw, kinds),
         rope=rope,
@@ -243,11 +248,6 @@ def _first(raw: Mapping[str, Any], *names: str) -> Any:
     return next((raw[name] for name in names if raw.get(name)), None)
 
 
-def _tied(raw: Mapping[str, Any], architecture: str) -> bool:
-    implied = raw.get("model_type") in _TIED or architecture == "OPTForCausalLM"
-    return bool(raw.get("tie_word_embeddings", raw.get("tie_embedding", implied)))
-
-
 #: Model types for which transformers always uses one key-value head per query head.
 _UNSHARED_HEADS = frozenset({"bloom", "gpt2", "gptj", "mpt", "opt"})
 
@@ -275,21 +275,43 @@ def _layer_kinds(raw: Mapping[str, Any], layers: int) -> tuple[str, ...]:
     if first is not None and (type(first) is not int or first < 0):
         raise _malformed("max_window_layers", first)
     if kinds:
-        return tuple(_RENAMED.get(str(kind), str(kind)) for kind in kinds[:layers])
+        return _stated_kinds([_RENAMED.get(str(kind), str(kind)) for kind in kinds[:layers]], raw)
     recurrent = _recurrent_kinds(raw, layers)
     if recurrent:
         return recurrent
-    if not raw.get("sliding_window") or raw.get("use_sliding_window") is False:
+    if raw.get("sliding_window") is None or raw.get("use_sliding_window") is False:
         return ("full_attention",) * layers
-    pattern = raw.get("sliding_window_pattern") or _PATTERNS.get(str(raw.get("model_type")))
+    if raw.get("model_type") == "smollm3":
+        return tuple("full_attention" if each else "sliding_attention" for each in rotated_layers(raw, layers))
+    pattern = raw.get("sliding_window_pattern")
+    if pattern is None:
+        pattern = _PATTERNS.get(str(raw.get("model_type")))
     if isinstance(pattern, str):  # like LLLG
         pattern = len(pattern)
+    if pattern is not None and (type(pattern) is not int or pattern < 1):
+        raise _malformed("sliding_window_pattern", pattern)
+    family = FAMILIES.get(str(raw.get("model_type")))
     # Qwen2 and Qwen3 have windows only from max_window_layers on.
-    start = (first or 0) if "use_sliding_window" in raw else 0
+    start = (first or 0) if family is not None and "max_window_layers" in family.defaults else 0
     return tuple(
         "full_attention" if layer < start or (pattern and (layer + 1) % pattern == 0) else "sliding_attention"
         for layer in range(layers)
     )
+
+
+def _stated_kinds(kinds: list[str], raw: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the kinds that ``layer_types`` lists. Raises ``config_key_unsupported`` for others than the family's."""
+    family = str(raw.get("model_type"))
+    for kind in kinds:
+        if family in FAMILIES and kind not in _KINDS.get(family, _WINDOWED) | {"full_attention"}:
+            reason = f"aiakq's {family} models have no such layers"
+            raise error("config_key_unsupported", key="layer_types", value=f"{kind!r:.64}", reason=reason)
+    if family == "llama4_text":
+        rotated = rotated_layers(raw, len(kinds))
+        if any(each != (kind == "chunked_attention") for each, kind in zip(rotated, kinds, strict=True)):
+            reason = "no_rope_layers names other layers"
+            raise error("config_key_unsupported", key="layer_types", value=f"{kinds!r:.64}", reason=reason)
+    return tuple(kinds)
 
 
 def _recurrent_kinds(raw: Mapping[str, Any], layers: int) -> tuple[str, ...]:
@@ -313,6 +335,8 @@ def _sliding_windows(raw: Mapping[str, Any], kinds: tuple[str, ...]) -> tuple[in
     window = raw.get("sliding_window")
     if window is not None and (type(window) not in (int, bool) or not 0 <= window < 2**31 or window is True):
         raise _malformed("sliding_window", window)
-    if not window or raw.get("use_sliding_window") is False:
+    if raw.get("use_sliding_window") is False or ("sliding_attention" not in kinds and not window):
         return (None,) * len(kinds)
+    if not window and "sliding_attention" in kinds:
+        raise _malformed("sliding_window", window)
     return tuple(window if kind == "sliding_attention" else None for kind in kinds)

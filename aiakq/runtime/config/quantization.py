@@ -9,7 +9,7 @@ from typing import Any
 from aiakq.errors import error
 from aiakq.formats import records_method
 from aiakq.formats.folded_scales import records_scales
-from aiakq.formats.quantization_config import read, read_spec
+from aiakq.formats.quantization_config import read, read_spec, stored_config
 from aiakq.registry import Registry
 from aiakq.spec import QuantSpec, canonical_method
 
@@ -41,7 +41,8 @@ def check_quantization(expected: str | None, spec: QuantSpec | None, raw: Mappin
     stored = spec.method if spec else "unquantized weights"
     # The method implied by quantization_config is accepted too, since other tools record no more. Some formats do not
     # record the method: awq and gptq then both match 4-bit weights.
-    stated = read(raw["quantization_config"]).method if spec and raw.get("quantization_config") else stored
+    quantization = stored_config(raw)
+    stated = read(quantization).method if spec and quantization else stored
     same_weights = spec is not None and not records_method(spec.format) and {stated, method} <= _INT4
     if method in (stored, stated) or same_weights:
         return

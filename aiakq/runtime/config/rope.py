@@ -15,6 +15,19 @@ _BASES = {
     "cohere": 5e5, "gemma3_text": 1e6, "gpt_oss": 1.5e5, "lfm2": 1e6, "llama4_text": 5e5, "mixtral": 1e6, "olmo3": 5e5,
     "phimoe": 1e6, "smollm3": 2e6,
 }  # fmt: skip
+#: Parts of each head that families rotate by default, if not the whole.
+_PARTS = {"bamba": 0.5, "glm": 0.5, "glm4": 0.5, "glm4_moe": 0.5, "phi": 0.5, "qwen3_next": 0.25}
+#: Scaling of a family whose config.json has none.
+_SCALINGS: Mapping[str, Mapping[str, Any]] = {
+    "gpt_oss": {
+        "rope_type": "yarn",
+        "factor": 32.0,
+        "beta_fast": 32.0,
+        "beta_slow": 1.0,
+        "truncate": False,
+        "original_max_position_embeddings": 4096,
+    }
+}
 #: Scaling types that depend on the number of positions a model was trained for.
 _FROM_ORIGINAL = frozenset({"llama3", "yarn", "longrope"})
 
@@ -29,8 +42,8 @@ def rope_parameters(raw: Mapping[str, Any]) -> dict[str, Any]:
         if is_nested(given):
             return {kind: _complete(raw, part or {}) for kind, part in given.items() if isinstance(part, dict)}
         return _complete(raw, given)
-    scaling = raw.get("rope_scaling") or {}
     family = raw.get("model_type")
+    scaling = raw.get("rope_scaling") or _SCALINGS.get(str(family), {})
     local = raw.get("rope_local_base_freq", 10000.0 if family == "gemma3_text" else None)
     kinds = family == "olmo3" and scaling
     if local is None and not kinds:
@@ -38,6 +51,22 @@ def rope_parameters(raw: Mapping[str, Any]) -> dict[str, Any]:
     # Gemma 3 and OLMo 3 apply scaling only to layers without a sliding window.
     plain = {} if local is None else {"rope_theta": local}
     return {"full_attention": _complete(raw, scaling), "sliding_attention": _complete(raw, plain)}
+
+
+def rotated_layers(raw: Mapping[str, Any], layers: int) -> list[bool]:
+    """Return which layers have rotary embedding in families where some have none (SmolLM3, Llama 4).
+
+    Raises ``model_malformed``.
+    """
+    named, every = raw.get("no_rope_layers"), raw.get("no_rope_layer_interval", 4)
+    if named:  # 1 for rotary embedding, despite the name
+        if len(named) < layers:
+            reason = f"no_rope_layers has {len(named)} entries, but the model has {layers} layers"
+            raise error("model_malformed", file="config.json", reason=reason)
+        return [bool(each) for each in named[:layers]]
+    if type(every) is not int or every < 1:
+        raise error("model_malformed", file="config.json", reason=f"no_rope_layer_interval is {every!r:.64}")
+    return [(layer + 1) % every != 0 for layer in range(layers)]
 
 
 def is_nested(rope: Mapping[str, Any]) -> bool:
@@ -69,6 +98,8 @@ def _complete(raw: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any
     if not 0 < rope["rope_theta"] < math.inf:
         raise error("model_malformed", file="config.json", reason=f"rope_theta is {rope['rope_theta']!r:.64}")
     part = raw.get("partial_rotary_factor", raw.get("rotary_pct"))
+    if part is None or raw.get("model_type") == "bamba":  # whose class has it fixed
+        part = _PARTS.get(str(raw.get("model_type")))
     if part is not None:
         rope.setdefault("partial_rotary_factor", part)
     original = raw.get("original_max_position_embeddings")

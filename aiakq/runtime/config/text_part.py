@@ -45,8 +45,9 @@ def text_part(raw: Mapping[str, Any]) -> dict[str, Any]:
     text |= {name: raw[name] for name in _SHARED if raw.get(name) is not None and text.get(name) is None}
     if "tie_word_embeddings" not in inside and "tie_word_embeddings" in raw:
         text["tie_word_embeddings"] = raw["tie_word_embeddings"]
-    if raw.get("quantization_config"):
-        text["quantization_config"] = raw["quantization_config"]
+    for key in ("quantization_config", "compression_config"):
+        if raw.get(key):
+            text[key] = raw[key]
     architectures = raw.get("architectures")
     text["architectures"] = [_TEXT_MODELS[kind]] if kind in _TEXT_MODELS else architectures
     return text

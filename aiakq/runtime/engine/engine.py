@@ -341,7 +341,8 @@ class Engine:
         if times.first_token is None:
             times.first_token = now
         times.last_token = now
-        reason = stop_reason = None
+        reason: str | None = None
+        stop_reason: int | str | None = None
         count = 0
         while reason is None and count < len(tokens):
             sequence.token_ids.append(tokens[count].token)
@@ -400,6 +401,7 @@ class Engine:
         self.stats = EngineStats(
             num_running=len(scheduler.running),
             num_waiting=len(scheduler.waiting),
+            num_deferred=scheduler.num_deferred,
             num_pages=scheduler.pool.num_usable,
             num_free_pages=scheduler.pool.num_free,
             num_scheduled_tokens=num_scheduled,

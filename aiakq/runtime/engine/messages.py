@@ -207,6 +207,7 @@ def _check_priority(priority: int, limits: ModelLimits) -> None:
 
 def _check_ids_of_parameters(params: SamplingParams, bad_word_ids: Sequence[list[int]], vocab_size: int) -> None:
     _check_ids("stop_token_ids", params.stop_token_ids or (), vocab_size)
+    _check_ids("logprob_token_ids", params.logprob_token_ids or (), vocab_size)
     ascending = params.allowed_token_ids or []  # may be the whole vocabulary, so only the extremes are checked
     _check_ids("allowed_token_ids", ascending[:1] + ascending[-1:], vocab_size)
     _check_ids("logit_bias", params.logit_bias or (), vocab_size)
@@ -264,11 +265,15 @@ Inbox = list[RequestSpec | Abort | ResetPrefixCache | EnableDrafts | UnloadAdapt
 
 
 class TokenLogprobs(msgspec.Struct):
-    """Log-probabilities at one position: the chosen token first, then the most likely ones, best first."""
+    """Log-probabilities at one position: the chosen token first, then the most likely ones, best first.
+
+    is_ranked  false: the others are those of ``logprob_token_ids``.
+    """
 
     token_ids: list[int]
     logprobs: list[float]
     chosen_rank: int
+    is_ranked: bool = True
 
 
 @dataclass
@@ -291,7 +296,7 @@ class TokenOutput:
     prompt_logprobs    log-probabilities of the whole prompt, with the first output if requested; its first entry is
                        None.
     finish_reason      "stop", "length", "abort" or "error" with the last output, else None.
-    stop_reason        the stop token id that ended the sequence; None for an EOS token.
+    stop_reason        the stop token id that ended the sequence, or "repetition_detected"; None for an EOS token.
     num_cached_tokens  number of prompt tokens taken from the prefix cache.
     num_preemptions    number of times the sequence was preempted.
     times              timestamps of the request.
@@ -305,7 +310,7 @@ class TokenOutput:
     logprobs: list[TokenLogprobs] | None = None
     prompt_logprobs: list[TokenLogprobs | None] | None = None
     finish_reason: str | None = None
-    stop_reason: int | None = None
+    stop_reason: int | str | None = None
     num_cached_tokens: int = 0
     num_preemptions: int = 0
     times: RequestTimes | None = None
@@ -319,6 +324,7 @@ class EngineStats:
 
     num_running: int = 0
     num_waiting: int = 0
+    num_deferred: int = 0
     num_pages: int = 0
     num_free_pages: int = 0
     num_scheduled_tokens: int = 0

@@ -9,7 +9,7 @@ and its page table under a slot number, and a step names only what is new (docs/
 from __future__ import annotations
 
 from concurrent.futures import Future
-from typing import Protocol
+from typing import Any, Protocol
 
 import msgspec
 
@@ -158,8 +158,10 @@ class Executor(Protocol):
     def set_vocabulary(self, vocabulary: Vocabulary) -> None:
         """Set the vocabulary for grammars. Called before the first sequence with a grammar."""
 
-    def prepare_grammar(self, grammar: Grammar) -> Future[None] | None:
-        """Begin to compile ``grammar`` beside the steps; None if nothing is to be waited for."""
+    def prepare_grammar(self, grammar: Grammar) -> Future[Any] | None:
+        """Begin to compile ``grammar`` beside the steps; None if nothing is to be waited for. While the future exists,
+        the compiled grammar stays in memory; if it is cancelled, nobody waits for the grammar any more.
+        """
 
     def stage_adapter(self, adapter: AdapterRef) -> Future[None]:
         """Start reading ``adapter`` while steps run. The future is done when a batch can load it without reading files,

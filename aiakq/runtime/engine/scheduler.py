@@ -112,6 +112,13 @@ class Scheduler(DraftScheduling):
             sequence.pending_chunks.append(chunk)
         return chosen
 
+    @property
+    def num_deferred(self) -> int:
+        """Waiting sequences whose adapter is not ready, or has no room."""
+        if self.adapters is None:
+            return 0
+        return sum(not self.adapters.admits(sequence.spec.adapter) for sequence in self.waiting)
+
     def _waiting_adapters(self) -> Iterator[AdapterRef | None]:
         """The adapters of waiting sequences, in the order in which they are read."""
         return (sequence.spec.adapter for sequence in self.waiting)

@@ -54,6 +54,7 @@ class Sequence:
         self.num_prompt = len(self.token_ids)
         self.stop_ids = frozenset(self.spec.sampling.stop_token_ids or ())
         self.eos_ids = frozenset(self.spec.eos_token_ids)
+        self._repetition = self.spec.sampling.repetition_detection
         # The keys and values of the last token are never needed.
         self._num_needed_tokens = self.num_prompt + max(self.spec.max_tokens - 1, 0)
 
@@ -140,7 +141,7 @@ class Sequence:
         self.num_computed_tokens = len(self.token_ids) - 1
         self.resamples = True
 
-    def finish_reason(self, token: int, is_complete: bool = False) -> tuple[str | None, int | None]:
+    def finish_reason(self, token: int, is_complete: bool = False) -> tuple[str | None, int | str | None]:
         """Whether the sequence ends with ``token`` just appended: (finish_reason, stop_reason).
 
         is_complete  whether its grammar allows nothing more.
@@ -154,6 +155,9 @@ class Sequence:
             return "stop", None
         if self.num_outputs >= self.spec.max_tokens:
             return "length", None
+        if self._repetition is not None and self.num_outputs >= self.spec.sampling.min_tokens:
+            if repeats(self.token_ids, self.num_outputs, self._repetition):
+                return "repetition", "repetition_detected"
         return None, None
 
 
@@ -226,3 +230,16 @@ class ScheduledChunk:
             self.num_proposed,
             self.num_forced,
         )
+
+
+def repeats(token_ids: list[int], num_outputs: int, detection: dict[str, int]) -> bool:
+    """Whether the last of ``num_outputs`` generated tokens repeat a pattern, see ``repetition_detection``."""
+    count = detection.get("min_count", 0)
+    for size in range(detection.get("min_pattern_size", 0) or 1, detection.get("max_pattern_size", 0) + 1):
+        if size * count > num_outputs:
+            return False
+        # Every token but the first ``size`` equals the one that is ``size`` tokens before it.
+        end = len(token_ids)
+        if all(token_ids[at] == token_ids[at - size] for at in range(end - 1, end - 1 - size * (count - 1), -1)):
+            return True
+    return False

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -143,7 +144,7 @@ class LocalExecutor:
         """See ``Executor``."""
         self._sequences.compiler = GrammarCompiler(vocabulary)
 
-    def prepare_grammar(self, grammar: Grammar) -> Future[None] | None:
+    def prepare_grammar(self, grammar: Grammar) -> Future[Any] | None:
         """See ``Executor``."""
         compiler = self._sequences.compiler
         return None if compiler is None else compiler.prepare(grammar)

@@ -10,6 +10,7 @@ import itertools
 import weakref
 from collections import deque
 from concurrent.futures import Future
+from typing import Any
 
 import torch
 
@@ -121,12 +122,12 @@ class PipelineExecutor:
         self._group.send(UseVocabulary(vocabulary))
         self._compiler = GrammarCompiler(vocabulary)
 
-    def prepare_grammar(self, grammar: Grammar) -> Future[None] | None:
+    def prepare_grammar(self, grammar: Grammar) -> Future[Any] | None:
         """See ``Executor``. The last stage compiles the grammar, and so does this one, to know how long that takes."""
         if self._compiler is None:
             return None
         preparing = self._compiler.prepare(grammar)
-        if preparing is not None:
+        if not preparing.done():
             self._group.send(PrepareGrammar(grammar))
         return preparing
 

@@ -65,6 +65,9 @@ def _load(folder: Path, module: DenseModule) -> _Dense:
         if actual != list(shape):
             reason = f"{name} of {module.path} has the shape {actual}, its config.json says {list(shape)}"
             raise error("tensor_mismatch", path=folder, reason=reason)
+        if not tensors[name].is_floating_point():
+            reason = f"{name} of {module.path} holds {str(tensors[name].dtype).removeprefix('torch.')} without a scale"
+            raise error("tensor_mismatch", path=folder, reason=reason)
     bias = tensors["linear.bias"].float() if module.bias else None
     return _Dense(tensors["linear.weight"].float(), bias, _ACTIVATIONS[module.activation])
 
@@ -74,7 +77,7 @@ def _tensors(folder: Path, module: str) -> dict[str, Tensor]:
     file = f"{module}/model.safetensors"
     if not (folder / file).exists():
         file = f"{module}/pytorch_model.bin"
-        return read_torch_file(real_path(folder, file), file)
-    header = read_header(real_path(folder, file), file)
+    read = read_torch_file if file.endswith(".bin") else read_header
+    header = read(real_path(folder, file), file)
     with open_file(folder, file) as stream:
         return {name: read_tensor(stream, info) for name, info in header.items()}

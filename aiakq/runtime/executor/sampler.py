@@ -61,6 +61,8 @@ class SamplerRow:
         """What is asked of the row's ``vocab`` logits."""
         params = self.sampling
         count = vocab if params.logprobs == -1 else params.logprobs
+        if params.logprob_token_ids is not None:
+            count = 0  # these instead of the most likely ones
         if params.greedy:
             return SampleRow(num_logprobs=count)
         uniform = uniform_at(self.sequence.spec.seed, self.position)
@@ -72,8 +74,10 @@ class SamplerRow:
 class SamplerOutput:
     """Rows whose sampling was launched."""
 
-    def __init__(self, pending: PendingSamples) -> None:
+    def __init__(self, pending: PendingSamples, asked: dict[int, tuple[list[int], Tensor]]) -> None:
+        """``asked``: row -> the ids of ``logprob_token_ids`` and their log-probabilities on the device."""
         self._pending = pending
+        self._asked = asked
 
     @property
     def tokens(self) -> Tensor:
@@ -82,7 +86,14 @@ class SamplerOutput:
 
     def collect(self) -> list[SampledToken]:
         """Wait for the results."""
-        return [_sampled(result) for result in self._pending.collect()]
+        tokens = [_sampled(result) for result in self._pending.collect()]
+        for row, (token_ids, scores) in self._asked.items():
+            found = tokens[row].logprobs
+            if found is not None:
+                found.token_ids += token_ids
+                found.logprobs += scores.tolist()
+                found.is_ranked = False
+        return tokens
 
 
 def _sampled(result: SampleResult) -> SampledToken:
@@ -109,7 +120,19 @@ def sample(sampler: Sampler, logits: Tensor, rows: list[SamplerRow]) -> SamplerO
         modified = ModifiedLogits(changed, logits.index_select(0, on_device(changed, logits.device)))
         for values, index in zip(modified.logits, changed, strict=True):
             rows[index].sequence.modifier.apply(values, rows[index].sequence.token_ids, rows[index].drafts)
-    return SamplerOutput(sampler(logits, [row.request(vocab) for row in rows], modified, _masks(rows)))
+    asked = _asked_logprobs(logits, rows)
+    return SamplerOutput(sampler(logits, [row.request(vocab) for row in rows], modified, _masks(rows)), asked)
+
+
+def _asked_logprobs(logits: Tensor, rows: list[SamplerRow]) -> dict[int, tuple[list[int], Tensor]]:
+    """The log-probabilities of ``logprob_token_ids`` by row, with their ids."""
+    asked = {}
+    for index, row in enumerate(rows):
+        token_ids = row.sampling.logprob_token_ids
+        if token_ids is not None:
+            scores = torch.log_softmax(logits[index], dim=-1)
+            asked[index] = (token_ids, scores.index_select(0, on_device(token_ids, logits.device)))
+    return asked
 
 
 def _masks(rows: list[SamplerRow]) -> TokenMasks | None:

@@ -24,7 +24,7 @@ _FUNCTIONS = {
 def activation(name: str, ops: Ops) -> Activation:
     """Return the activation function for the name used in config.json. Raises ``unsupported``."""
     if name not in _FUNCTIONS:
-        what = f"The activation function {name!r} (in config.json)"
+        what = f"The activation function {name!r:.64} (in config.json)"
         hint = f"Supported: {', '.join(_FUNCTIONS)}; or use --model-impl transformers."
         raise error("unsupported", what=what, hint=hint)
     return ops.activation(_FUNCTIONS[name])

@@ -49,7 +49,7 @@ def rotary_tables(
         raise
     except (KeyError, TypeError, ValueError, ArithmeticError) as problem:
         missing = f"{problem.args[0]} is missing" if isinstance(problem, KeyError) else str(problem)
-        reason = f"{missing} in the parameters of rope_type {rope.get('rope_type')}"
+        reason = f"{missing} in the parameters of rope_type {rope.get('rope_type')!s:.64}"
         raise error("model_malformed", file="config.json", reason=reason) from problem
     freqs = torch.outer(torch.arange(rows, dtype=torch.float32), inv_freq)
     # In place, because the tables of very long contexts take gigabytes.
@@ -83,7 +83,7 @@ def _inverse_frequencies(rope: Mapping[str, Any], dim: int, lengths: _Lengths) -
         return _longrope(rope, base, dim, lengths)
     raise error(
         "unsupported",
-        what=f"The rotary scaling {kind!r} (rope_type in config.json)",
+        what=f"The rotary scaling {kind!r:.64} (rope_type in config.json)",
         hint="Supported: default, linear, dynamic, llama3, yarn and longrope.",
     )
 

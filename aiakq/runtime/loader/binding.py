@@ -89,7 +89,8 @@ def same_scheme(weight: QWeight, other: QWeight) -> bool:
     """Whether two weights can be concatenated: all but codes, scales, zero points and biases are equal."""
     pairs = [(weight.perm, other.perm), (weight.input_scale, other.input_scale)]
     return (
-        (weight.scheme, weight.k, weight.group_size) == (other.scheme, other.k, other.group_size)
+        (weight.scheme, weight.k, weight.group_size, weight.rotated)
+        == (other.scheme, other.k, other.group_size, other.rotated)
         and weight.scales.dtype == other.scales.dtype
         and (weight.zeros is None) == (other.zeros is None)
         and (weight.zeros is None or other.zeros is None or weight.zeros.dtype == other.zeros.dtype)
@@ -118,6 +119,7 @@ def concatenate(weights: Sequence[QWeight]) -> QWeight | None:
         bias=joined("bias"),
         group_size=first.group_size,
         input_scale=first.input_scale,
+        rotated=first.rotated,
     )
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from aiakq.errors import AiakqError
 from aiakq.formats.checkpoint import Checkpoint
-from aiakq.formats.inventory import Difference, compare
+from aiakq.formats.inventory import Difference, comparison
 from aiakq.kernels.ops import Ops, PlannedOps
 from aiakq.kernels.selection import Selection
 from aiakq.kernels.types import AttentionSpec
@@ -68,21 +68,25 @@ class Plan:
     selected              selections of operations other than linear layers; empty if the config is not supported.
     kv_bytes_per_token    bytes per token in the KV cache over all layers; None for an architecture without a native
                           model.
+    left_out              tensors of the checkpoint that the model does not use.
     """
 
     differences: tuple[Difference, ...] | None = None
     selected: tuple[tuple[str, Selection], ...] = ()
     kv_bytes_per_token: int | None = None
+    left_out: tuple[str, ...] = ()
 
 
 def plan(checkpoint: Checkpoint, ops: PlannedOps, config: ModelConfig | None = None) -> Plan:
     """Plan the loading of a checkpoint from its headers alone; ``config`` is made from its config.json."""
     differences = kv_bytes = None
+    unused: set[str] = set()
     try:
         config = config or ModelConfig.from_hf(checkpoint.config)
         if config.architecture in ARCHITECTURES:
             required, model = build_without_weights(config, checkpoint, ops)
-            differences = tuple(compare(checkpoint, required))
+            found, unused = comparison(checkpoint, required)
+            differences = tuple(found)
             kv_bytes = None if model is None else model.kv_bytes_per_token(ops.kv_dtype or ops.dtype)
         else:  # through transformers
             scale = config.head_dim**-0.5
@@ -91,4 +95,4 @@ def plan(checkpoint: Checkpoint, ops: PlannedOps, config: ModelConfig | None = N
     except AiakqError:
         return Plan()
     selected = ((name, each) for name, selected_for in selections(ops).items() for each in dict.fromkeys(selected_for))
-    return Plan(differences, tuple(selected), kv_bytes)
+    return Plan(differences, tuple(selected), kv_bytes, tuple(sorted(unused)))

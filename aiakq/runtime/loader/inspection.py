@@ -74,6 +74,9 @@ class Inspection:
     differences   tensors that are missing, unexpected or of another shape than the config implies; None for an
                   architecture without a native model.
     kv_bytes_per_token  bytes per token in the KV cache over all layers; None like ``differences``.
+    left_out      tensors that aiakq does not use, see ``formats.left_out``.
+    stored_head   see ModelConfig.
+    remarks       see Checkpoint.
     """
 
     path: str
@@ -91,6 +94,9 @@ class Inspection:
     operations: tuple[Operation, ...] = ()
     differences: tuple[Difference, ...] | None = None
     kv_bytes_per_token: int | None = None
+    left_out: tuple[str, ...] = ()
+    stored_head: str = ""
+    remarks: tuple[str, ...] = ()
 
     @property
     def nbytes(self) -> int:
@@ -142,6 +148,9 @@ class Inspection:
                 "mixed": spec.mixed,
                 "layers": {name: None if layer is None else vars(layer) for name, layer in spec.layers},
             },
+            "stored_head": self.stored_head or None,
+            "remarks": list(self.remarks),
+            "left_out": list(self.left_out),
             "inventory": None if self.differences is None else [_difference_document(d) for d in self.differences],
             "layers": [_layer_document(layer) for layer in self.layers],
             "operations": {
@@ -201,6 +210,7 @@ def inspect_checkpoint(
         context = text.get("max_position_embeddings")
     planned = plan(checkpoint, target.ops, target.model)
     architecture = first_architecture(checkpoint.config)
+    head = "" if target.model is None else target.model.stored_head
     return Inspection(
         path=str(checkpoint.path),
         architecture=architecture,
@@ -208,7 +218,9 @@ def inspect_checkpoint(
         writer=_writer(checkpoint),
         spec=checkpoint.spec,
         context=context if isinstance(context, int) else None,
-        tied_embeddings=bool(checkpoint.config.get("tie_word_embeddings")),
+        tied_embeddings=bool(checkpoint.config.get("tie_word_embeddings")) and not head,
+        stored_head=head,
+        remarks=tuple(checkpoint.remarks),
         files=len({info.file for info in checkpoint.inventory.values()}),
         device=target.ops.device_type,
         dtype=str(target.ops.dtype).removeprefix("torch."),
@@ -217,6 +229,7 @@ def inspect_checkpoint(
         operations=tuple(Operation(name, each.name, each.passed_over) for name, each in planned.selected),
         differences=planned.differences,
         kv_bytes_per_token=planned.kv_bytes_per_token,
+        left_out=planned.left_out,
     )
 
 
@@ -322,7 +335,7 @@ def _writer(checkpoint: Checkpoint) -> str | None:
             return f"aiakq {read_json(checkpoint.path / MANIFEST, MANIFEST).get('aiakq', '')}".strip()
     except AiakqError:
         pass
-    writer = quantization_config.writer(checkpoint.config.get("quantization_config") or {})
+    writer = quantization_config.writer(quantization_config.stored_config(checkpoint.config) or {})
     if writer is not None:
         return writer
     version = checkpoint.config.get("transformers_version")

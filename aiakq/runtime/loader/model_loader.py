@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Collection
 from pathlib import Path
 
 from aiakq.errors import error
+from aiakq.formats import separate_head
+from aiakq.formats.left_out import describe
 from aiakq.kernels.ops.sharded import ShardedOps
 from aiakq.runtime.config.engine import EngineConfig
 from aiakq.runtime.device_memory import is_out_of_memory
@@ -19,6 +22,8 @@ from aiakq.runtime.models import ARCHITECTURES, FAMILIES
 from aiakq.runtime.models.interface import Model
 from aiakq.runtime.models.stage import whole_model
 
+logger = logging.getLogger("aiakq.runtime")
+
 
 def load_model(config: EngineConfig, share: ModelShare | None = None) -> tuple[Model, dict[str, str]]:
     """Load the model of ``config``, or one rank's ``share`` of it.
@@ -28,6 +33,9 @@ def load_model(config: EngineConfig, share: ModelShare | None = None) -> tuple[M
     Raises AiakqError: model_unsupported, ranks_unavailable, tensor_inventory, tensor_mismatch, not_finite, model_*.
     """
     share = share or ModelShare()
+    first = share.stage == 0 and (share.collective is None or share.collective.rank == 0)
+    if config.model.stored_head and first:
+        logger.warning("%s", separate_head.remark(config.model.stored_head))
     architecture = config.model.architecture
     native = architecture in ARCHITECTURES
     if config.pooling is not None and not native:
@@ -51,6 +59,8 @@ def load_model(config: EngineConfig, share: ModelShare | None = None) -> tuple[M
             raise error("model_unsupported", architecture=architecture, reason=reason, known=FAMILIES)
         return load_transformers_model(config)
     weights = weights_for(config, share.collective)
+    for remark in weights.checkpoint.remarks if first and isinstance(weights, CheckpointWeights) else ():
+        logger.warning("%s: %s", config.load.path, remark)
     if config.scheduler.lora is not None:
         base = QuantizedBase()
         if isinstance(weights, CheckpointWeights):
@@ -72,6 +82,8 @@ def load_model(config: EngineConfig, share: ModelShare | None = None) -> tuple[M
     facts["linear layers"] = "; ".join([facts["linear layers"], *weights.remarks])
     if isinstance(weights, CheckpointWeights) and weights.checkpoint.beside_text:
         facts["model part"] = _text_part_only(weights.checkpoint.beside_text)
+    if isinstance(weights, CheckpointWeights) and weights.left_out:
+        facts["left out"] = "; ".join(describe(weights.left_out))
     return model, facts
 
 

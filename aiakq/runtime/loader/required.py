@@ -10,7 +10,7 @@ from torch import Tensor
 
 from aiakq.errors import AiakqError, error
 from aiakq.formats.checkpoint import Checkpoint
-from aiakq.formats.inventory import RequiredTensors, compare, refusal
+from aiakq.formats.inventory import RequiredTensors, comparison, refusal
 from aiakq.kernels.ops import Ops, PlannedOps
 from aiakq.kernels.ops.dense import TorchDense
 from aiakq.kernels.ops.embedding import EmbeddingLayer
@@ -52,6 +52,8 @@ class RequiredWeights:
     def tensor(self, name: str, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
         """Return a meta tensor [*shape] in the activation dtype, whatever ``dtype`` is. Raises LimitExceeded."""
         self.required.tensors[name] = shape
+        if dtype is not None and not dtype.is_floating_point:
+            self.required.integers.add(name)
         self._count()
         if max(shape) >= 2**31 or (len(shape) > 2 and shape[0] > self.limit):
             raise LimitExceeded
@@ -147,8 +149,13 @@ def adaptable_modules(config: ModelConfig, checkpoint: Checkpoint) -> dict[str, 
     return weights.modules
 
 
-def check_inventory(config: ModelConfig, checkpoint: Checkpoint) -> None:
-    """Compare a checkpoint's tensors with its config before any weight is read. Raises ``tensor_inventory``."""
-    problem = refusal(str(checkpoint.path), compare(checkpoint, required_tensors(config, checkpoint)))
+def check_inventory(config: ModelConfig, checkpoint: Checkpoint) -> set[str]:
+    """Compare a checkpoint's tensors with its config before any weight is read; return those that are left out.
+
+    Raises ``tensor_inventory``.
+    """
+    differences, unused = comparison(checkpoint, required_tensors(config, checkpoint))
+    problem = refusal(str(checkpoint.path), differences)
     if problem is not None:
         raise problem
+    return unused

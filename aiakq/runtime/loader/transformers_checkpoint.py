@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,6 +13,8 @@ import torch
 from aiakq.formats.checkpoint import Checkpoint
 from aiakq.formats.inventory import Difference, refusal
 from aiakq.runtime.config.engine import EngineConfig
+
+logger = logging.getLogger("aiakq.runtime")
 
 
 @dataclass(frozen=True)
@@ -41,6 +44,8 @@ def _load(hf_config: Any, config: EngineConfig, options: dict[str, Any]) -> tupl
     checkpoint = Checkpoint.open(
         config.load.path, config.load.load_format, config.load.ignore_patterns, config.model.raw
     )
+    for remark in checkpoint.remarks:
+        logger.warning("%s: %s", config.load.path, remark)
     common = {"config": hf_config, "output_loading_info": True, "ignore_mismatched_sizes": True, **options}
     is_safetensors = all(info.file.endswith(".safetensors") for info in checkpoint.inventory.values())
     if is_safetensors and not config.load.ignore_patterns:

@@ -23,9 +23,11 @@ from aiakq.kernels.ops.attention import PagedAttention
 from aiakq.kernels.ops.linear import ROW_MULTIPLE
 from aiakq.kernels.types import AttentionContext, AttentionSpec
 from aiakq.runtime.config.engine import EngineConfig
+from aiakq.runtime.config.known_keys import FAMILIES as FAMILY_KEYS
 from aiakq.runtime.device_memory import is_out_of_memory
 from aiakq.runtime.layers.attention import LayerCache
 from aiakq.runtime.loader import attention_probe
+from aiakq.runtime.loader.config_leftovers import check_leftovers
 from aiakq.runtime.loader.description import describe_linear_layers, describe_operations
 from aiakq.runtime.loader.quantized_modules import QuantizedModule, replace_quantized
 from aiakq.runtime.loader.transformers_checkpoint import MissedTensors, load_checkpoint
@@ -313,7 +315,10 @@ def _hf_config(config: EngineConfig) -> Any:
             family: Any = type(AutoConfig.from_pretrained(config.load.path, trust_remote_code=True))
         else:
             family = CONFIG_MAPPING[str(raw.get("model_type"))]
-        return family.from_dict(raw)
+        hf_config = family.from_dict(raw)
+    if "auto_map" not in raw and hf_config.model_type not in FAMILY_KEYS:
+        check_leftovers(raw, hf_config)
+    return hf_config
 
 
 def _register(name: str, attention: _AttentionFunction) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import torch
 from torch import Tensor
@@ -30,8 +30,11 @@ _RELEASE_EVERY = 30_000_000
 class CheckpointWeights(LinearBuilder):
     """``Weights`` that are read from a checkpoint.
 
-    remarks  notes about the files for the user, without duplicates.
+    remarks   notes about the files for the user, without duplicates.
+    left_out  tensors of the checkpoint that the model does not use, see ``formats.left_out``.
     """
+
+    left_out: Collection[str] = ()
 
     def __init__(self, checkpoint: Checkpoint, ops: Ops) -> None:
         super().__init__(ops)
@@ -132,7 +135,7 @@ def weights_for(config: EngineConfig, collective: Collective | None = None) -> C
     if config.load.load_format == "dummy":
         return DummyWeights(config, operations(config, False, collective))
     weights = open_weights(config, collective)
-    check_inventory(config.model, weights.checkpoint)
+    weights.left_out = check_inventory(config.model, weights.checkpoint)
     return weights
 
 

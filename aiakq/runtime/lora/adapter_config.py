@@ -8,6 +8,7 @@ of them.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +17,8 @@ from aiakq.errors import AiakqError, error
 from aiakq.patterns import matches
 from aiakq.runtime.lora.target_modules import TargetModules, parse_targets
 
+#: Name and largest size of the file.
+CONFIG, MAX_CONFIG_BYTES = "adapter_config.json", 1 << 20
 #: Fields that do not affect a trained adapter. ``fan_in_fan_out`` is how the base weight is stored; A and B do not
 #: depend on it.
 _WITHOUT_EFFECT = frozenset(
@@ -47,6 +50,8 @@ _REFUSED = {
 #: Initializations of an adapter that do not change the weights of its base model.
 _INITIALIZATIONS = ("true", "false", "none", "gaussian", "eva", "orthogonal", "mica")
 _MAX_PATTERNS = 4096
+#: Characters of regular expressions, without the dot, which also separates the parts of a name.
+_SPECIAL = re.compile(r"[^\w.]")
 
 
 @dataclass(frozen=True)
@@ -167,6 +172,11 @@ def _is_number(value: Any, whole: bool) -> bool:
 def _first(pattern: tuple[tuple[str, float], ...], module: str, default: float) -> float:
     """Return the number of the first key that matches ``module``, as PEFT does (utils/other.py, get_pattern_key)."""
     for key, number in pattern:
-        if matches(rf"re:(.*\.)?({key})$", module):
+        if _may_match(key, module) and matches(rf"re:(.*\.)?({key})$", module):
             return number
     return default
+
+
+def _may_match(key: str, module: str) -> bool:
+    """Whether a key may match: a name without special characters does so with its last part only."""
+    return _SPECIAL.search(key) is not None or module.endswith(key.rpartition(".")[2])

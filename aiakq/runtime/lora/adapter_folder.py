@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import re
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,10 +22,11 @@ from torch import Tensor
 from aiakq.errors import AiakqError, error
 from aiakq.formats.model_folder import open_file, read_file, real_path
 from aiakq.formats.safetensors_file import TensorInfo, read_header, read_tensor
-from aiakq.runtime.lora.adapter_config import AdapterConfig, parse_config
+from aiakq.runtime.lora.adapter_config import CONFIG as CONFIG
+from aiakq.runtime.lora.adapter_config import MAX_CONFIG_BYTES, AdapterConfig, parse_config
 
-CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
-_MAX_CONFIG_BYTES = 1 << 20
+WEIGHTS = "adapter_model.safetensors"
+_MAX_SHOWN_PATH = 256
 #: Suffix of a tensor name -> the part of a module's adapter that it is.
 _PARTS = {
     "lora_A.weight": "a",
@@ -89,12 +92,18 @@ class AdapterFolder:
         """Return the largest rank of a module."""
         return max(module.rank for module in self.modules.values())
 
-    def digest(self) -> str:
-        """Return the hash of config and weights that identifies the adapter: 32 hexadecimal digits."""
-        digest = self._new_digest()
+    def digest(self, seconds: float = math.inf) -> str:
+        """Return the hash of config and weights that identifies the adapter: 32 hexadecimal digits.
+
+        Raises ``adapter_malformed`` if reading the file takes longer than ``seconds``.
+        """
+        digest, until = self._new_digest(), time.monotonic() + seconds
         with open_file(self.path, WEIGHTS) as stream:
             for chunk in iter(lambda: stream.read(1 << 20), b""):
                 digest.update(chunk)
+                if time.monotonic() > until:
+                    reason = f"{WEIGHTS} cannot be read within {seconds:.0f} s"
+                    raise error("adapter_malformed", adapter=self.path, reason=reason)
         return digest.hexdigest()
 
     def read(self) -> tuple[str, dict[str, LoraWeights]]:
@@ -142,7 +151,7 @@ def open_adapter(path: str | Path, root: str | Path | None = None, max_rank: int
     folder = _resolved(path, root)
     if not os.path.lexists(folder / CONFIG):
         raise error("adapter_missing", path=path)
-    raw = read_file(folder, CONFIG, limit=_MAX_CONFIG_BYTES)
+    raw = read_file(folder, CONFIG, limit=MAX_CONFIG_BYTES)
     try:
         values = json.loads(raw)
     except (ValueError, RecursionError):
@@ -162,14 +171,15 @@ def open_adapter(path: str | Path, root: str | Path | None = None, max_rank: int
 
 def _resolved(path: str | Path, root: str | Path | None) -> Path:
     """Return the real path of the folder. Raises ``adapter_missing``, ``adapter_outside_root``."""
+    shown = str(path)[:_MAX_SHOWN_PATH]
     try:
         folder = Path(os.path.realpath(path))
     except (OSError, ValueError):  # a loop of links, a zero byte
-        raise error("adapter_missing", path=repr(path)) from None
+        raise error("adapter_missing", path=repr(shown)) from None
     if root is not None and not folder.is_relative_to(os.path.realpath(root)):
-        raise error("adapter_outside_root", path=path, root=root)
-    if not folder.is_dir():
-        raise error("adapter_missing", path=path)
+        raise error("adapter_outside_root", path=shown, root=root)
+    if not os.path.isdir(folder):  # also for names that are too long
+        raise error("adapter_missing", path=shown)
     return folder
 
 

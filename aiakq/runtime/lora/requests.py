@@ -7,10 +7,14 @@ from pathlib import Path
 
 from aiakq.errors import error
 from aiakq.formats.model_folder import file_identity
+from aiakq.patterns import time_limit
 from aiakq.runtime.engine.adapters import AdapterLimits
 from aiakq.runtime.engine.adapters import AdapterRef as AdapterRef
 from aiakq.runtime.lora.adapter_folder import CONFIG, WEIGHTS, open_adapter
 from aiakq.runtime.lora.layers import check_fits
+
+#: Processor time for all patterns of an adapter's config, and time to read its file: other adapters wait meanwhile.
+_PATTERN_SECONDS, _READ_SECONDS = 1.0, 120.0
 
 
 @dataclass(frozen=True)
@@ -38,11 +42,12 @@ def check_adapter(
     """
     if limits is None:
         raise error("lora_disabled")
-    adapter = open_adapter(path, root, limits.max_rank)
-    check_fits(adapter, limits.modules, limits.model_type, limits.widths)
+    with time_limit(_PATTERN_SECONDS):
+        adapter = open_adapter(path, root, limits.max_rank)
+        check_fits(adapter, limits.modules, limits.model_type, limits.widths)
     if limits.max_bytes is not None and adapter.nbytes > limits.max_bytes:
         raise error("adapter_size", adapter=name, size=adapter.nbytes, limit=limits.max_bytes)
-    return AdapterRef(adapter.digest(), name, str(adapter.path), adapter.nbytes)
+    return AdapterRef(adapter.digest(_READ_SECONDS), name, str(adapter.path), adapter.nbytes)
 
 
 class CheckedAdapters:

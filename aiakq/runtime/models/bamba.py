@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
-from aiakq.kernels.types import RotaryTables
 from aiakq.runtime.config.model import ModelConfig
 from aiakq.runtime.models.builder import DecoderBuilder, Names
 from aiakq.runtime.models.decoder import Decoder, Mixer, Weights
@@ -27,10 +23,6 @@ class BambaBuilder(DecoderBuilder):
         super().__init__(config, weights)
         self.qkv_bias = self.output_bias = bool(config.raw.get("attention_bias", False))
         self.mlp_bias = bool(config.raw.get("mlp_bias", False))
-
-    def rotary_tables(self, rope: Mapping[str, Any]) -> RotaryTables:
-        """Return tables for half of each head, unless the config says otherwise."""
-        return super().rotary_tables({"partial_rotary_factor": 0.5, **rope})
 
     def attention(self, layer: int) -> Mixer:
         """Return attention or Mamba 2, depending on the layer."""

@@ -125,9 +125,10 @@ class DecoderBuilder:
         """Return the embedding, and the output layer if it is tied to it."""
         config = self.config
         tied = config.has_tied_head
-        return self.weights.embedding(
-            f"{self.names.embedding}.weight", config.vocab_size, self.embedding_width, tied=tied
-        )
+        name = f"{self.names.embedding}.weight"
+        if tied and not self.weights.has(name) and self.weights.has(f"{self.names.head}.weight"):
+            name = f"{self.names.head}.weight"  # some files hold the tied weight under this name only
+        return self.weights.embedding(name, config.vocab_size, self.embedding_width, tied=tied)
 
     def _adaptable_head(self, head: LinearLayer) -> LinearLayer:
         """Return the tied output layer with support for LoRA adapters of its own."""

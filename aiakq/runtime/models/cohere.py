@@ -46,7 +46,7 @@ class CohereBuilder(DecoderBuilder):
 
     def after_head(self) -> Rescale:
         """Return the multiplier ``logit_scale``."""
-        return self.ops.scaling(float(self.config.raw.get("logit_scale", 0.0625)))
+        return self.ops.scaling(float(self.config.raw["logit_scale"]))
 
 
 def build(config: ModelConfig, weights: Weights) -> Decoder:

@@ -16,9 +16,7 @@ class GemmaBuilder(DecoderBuilder):
     """The common parts of all generations of Gemma."""
 
     def __init__(self, config: ModelConfig, weights: Weights) -> None:
-        # Configs of the first generation say gelu, but the models were trained with its tanh approximation.
-        name = config.raw.get("hidden_activation") or config.activation
-        super().__init__(replace(config, activation="gelu_pytorch_tanh" if name == "gelu" else str(name)), weights)
+        super().__init__(config, weights)
         bias = bool(config.raw.get("attention_bias", False))
         self.qkv_bias = self.output_bias = bias
 
@@ -33,4 +31,6 @@ class GemmaBuilder(DecoderBuilder):
 
 def build(config: ModelConfig, weights: Weights) -> Decoder:
     """GemmaForCausalLM from ``weights``."""
-    return GemmaBuilder(config, weights).build()
+    # Configs say gelu, but the models were trained with its tanh approximation.
+    name = "gelu_pytorch_tanh" if config.raw["hidden_act"] == "gelu" else config.raw["hidden_act"]
+    return GemmaBuilder(replace(config, activation=name), weights).build()

@@ -16,7 +16,7 @@ class PostNormGemmaBuilder(GemmaBuilder):
 
     def __init__(self, config: ModelConfig, weights: Weights) -> None:
         super().__init__(config, weights)
-        self.scale = float(config.raw.get("query_pre_attn_scalar") or 256) ** -0.5
+        self.scale = float(config.raw["query_pre_attn_scalar"]) ** -0.5
 
     def block(self, layer: int) -> DecoderLayer:
         """Return a layer with norms before and after attention and MLP."""

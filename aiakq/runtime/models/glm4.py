@@ -25,8 +25,8 @@ class GlmBuilder(DecoderBuilder):
         self.qkv_bias = bool(config.raw.get("attention_bias", False))
 
     def rotary_tables(self, rope: Mapping[str, Any]) -> RotaryTables:
-        """Return interleaved tables for half of each head, unless the config says otherwise."""
-        return replace(super().rotary_tables({"partial_rotary_factor": 0.5, **rope}), interleaved=True)
+        """Return interleaved tables: adjacent elements are rotated together."""
+        return replace(super().rotary_tables(rope), interleaved=True)
 
 
 class Glm4Builder(GlmBuilder):

@@ -62,9 +62,10 @@ class GptOssBuilder(DecoderBuilder):
         """Return a linear layer with N outputs and K inputs per expert; ``order`` [N] permutes the outputs."""
         weights, biases = self.weights, self.weights.tensor(f"{name}_bias", count, n)
         if weights.has(f"{name}_blocks"):
-            blocks = weights.tensor(f"{name}_blocks", count, n, k // _GROUP, _GROUP // 2)
-            scales = weights.tensor(f"{name}_scales", count, n, k // _GROUP)
-            layers = [(dequantized(*parts), bias) for *parts, bias in zip(blocks, scales, biases, strict=True)]
+            blocks = weights.tensor(f"{name}_blocks", count, n, k // _GROUP, _GROUP // 2, dtype=torch.uint8)
+            scales = weights.tensor(f"{name}_scales", count, n, k // _GROUP, dtype=torch.uint8)
+            pairs = zip(blocks, scales, strict=True)
+            layers = [(dequantized(*pair, self.ops.dtype), bias) for pair, bias in zip(pairs, biases, strict=True)]
         else:
             # Stored as [E, K, N].
             layers = [(each.T, bias) for each, bias in zip(weights.tensor(name, count, k, n), biases, strict=True)]
@@ -73,24 +74,22 @@ class GptOssBuilder(DecoderBuilder):
         return [weights.dense(weight.contiguous(), bias) for weight, bias in layers]
 
 
-def dequantized(blocks: Tensor, scales: Tensor) -> Tensor:
-    """Dequantize a weight [N, K] in MXFP4.
+def dequantized(blocks: Tensor, scales: Tensor, dtype: torch.dtype) -> Tensor:
+    """Dequantize a weight [N, K] in MXFP4 to ``dtype``.
 
-    blocks  [N, K / 32, 16], two codes per byte, the first in the low bits.
-    scales  exponents [N, K / 32] with a bias of 127.
-
-    Both contain bytes in a float dtype that represents them exactly, which is also the dtype of the result.
+    blocks  [N, K / 32, 16] uint8, two codes per byte, the first in the low bits.
+    scales  exponents [N, K / 32] uint8 with a bias of 127.
     """
     codes = blocks.to(torch.uint8)
     table = torch.tensor([*_FP4, *(-value for value in _FP4)], dtype=torch.float32, device=blocks.device)
     values = table[torch.stack([codes & 15, codes >> 4], dim=-1).flatten(-2).long()]
-    return torch.ldexp(values, scales.float().unsqueeze(-1) - 127).flatten(1).to(blocks.dtype)
+    return torch.ldexp(values, scales.float().unsqueeze(-1) - 127).flatten(1).to(dtype)
 
 
 def build(config: ModelConfig, weights: Weights) -> Decoder:
     """GptOssForCausalLM from ``weights``. Raises ``unsupported`` for another clamp."""
     raw = config.raw
-    limits = float(raw.get("swiglu_limit") or 7.0), float(raw.get("swiglu_alpha") or 1.702)
+    limits = float(raw["swiglu_limit"]), float(raw["swiglu_alpha"])
     if limits != (7.0, 1.702):
         reason = f"its SwiGLU has the limit {limits[0]} and the factor {limits[1]}"
         raise unsupported(config, reason)

@@ -17,8 +17,8 @@ class GraniteBuilder(DecoderBuilder):
         self.scale = self.multiplier("attention_multiplier")
 
     def multiplier(self, name: str) -> float:
-        """Return a multiplier of config.json, by default 1."""
-        return float(self.config.raw.get(name) or 1.0)
+        """Return a multiplier of config.json."""
+        return float(self.config.raw[name])
 
     def after_embedding(self) -> Rescale:
         """Return the layer that multiplies embeddings by ``embedding_multiplier``."""

@@ -14,6 +14,7 @@ from torch import Tensor
 from aiakq.kernels.ops.activation import Activation
 from aiakq.kernels.types import AttentionSpec, RotaryTables
 from aiakq.runtime.config.model import ModelConfig
+from aiakq.runtime.config.rope import rotated_layers
 from aiakq.runtime.layers.activation import activation
 from aiakq.runtime.layers.attention import ProjectionStep, QueryScales
 from aiakq.runtime.layers.experts import SparseMLP
@@ -45,9 +46,7 @@ class Llama4Builder(DecoderBuilder):
         super().__init__(config, weights)
         raw = config.raw
         self.qkv_bias = self.output_bias = bool(raw.get("attention_bias", False))
-        every = raw.get("no_rope_layer_interval") or 4
-        numbers = range(config.num_layers)
-        self.rotated = raw.get("no_rope_layers") or [(layer + 1) % every for layer in numbers]
+        self.rotated = rotated_layers(raw, config.num_layers)
         step = raw.get("interleave_moe_layer_step") or 1
         named = raw.get("moe_layers")
         self.sparse = list(range(step - 1, config.num_layers, step)) if named is None else list(named)

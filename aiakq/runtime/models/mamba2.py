@@ -58,7 +58,7 @@ class StateSpace:
             reason = f"{H} heads of {self.head_dim} in {self.groups} groups do not make {expand} times {D}"
             raise error("model_malformed", file="config.json", reason=reason)
         if config.activation not in ("silu", "swish"):
-            raise unsupported(config, f"its activation function is {config.activation}")
+            raise unsupported(config, f"its activation function is {config.activation:.64}")
         # Stored in the order gate, (values, keys, queries), time steps.
         rows = rows_by_part(1, width, channels, H)
         rows = torch.cat([rows[width : width + channels], rows[:width], rows[width + channels :]])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 from torch import Tensor
@@ -25,7 +24,7 @@ class Qwen3NextBuilder(Qwen2MoeBuilder):
     has_head_norms = True
 
     def __init__(self, config: ModelConfig, weights: Weights) -> None:
-        super().__init__(replace(config, raw={"norm_topk_prob": True, **config.raw}), weights)
+        super().__init__(config, weights)
         self.qkv_bias = self.output_bias = bool(config.raw.get("attention_bias", False))
 
     def norm_weight(self, name: str, width: int) -> Tensor:
@@ -33,8 +32,8 @@ class Qwen3NextBuilder(Qwen2MoeBuilder):
         return super().norm_weight(name, width).float() + 1
 
     def rotary_tables(self, rope: Any) -> RotaryTables:
-        """Return tables for a quarter of each head, unless the config says otherwise."""
-        return DecoderBuilder.rotary_tables(self, {"partial_rotary_factor": 0.25, **rope})
+        """Return tables for the configured part of each head."""
+        return DecoderBuilder.rotary_tables(self, rope)
 
     def attention(self, layer: int) -> Mixer:
         """Return gated attention or the gated delta rule, depending on the layer."""
@@ -66,7 +65,7 @@ class Qwen3NextBuilder(Qwen2MoeBuilder):
             reason = f"{heads} value heads cannot share {key_heads} key heads"
             raise error("model_malformed", file="config.json", reason=reason)
         if config.activation not in ("silu", "swish"):
-            raise unsupported(config, f"its activation function is {config.activation}")
+            raise unsupported(config, f"its activation function is {config.activation:.64}")
         shared = heads // key_heads
         mixed = rows_by_part(key_heads, key_dim, key_dim, shared * value_dim, shared * value_dim)
         gates = rows_by_part(key_heads, shared, shared)

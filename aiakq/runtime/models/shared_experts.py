@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 
 import torch
 
+from aiakq.errors import error
 from aiakq.runtime.config.model import ModelConfig
 from aiakq.runtime.layers.experts import Routing, SigmoidRouting
 from aiakq.runtime.models.builder import DecoderBuilder
@@ -32,7 +33,7 @@ class SharedExpertsBuilder(DecoderBuilder):
         config, raw, prefix = self.config, self.raw, self.layer_name(layer, "mlp")
         if layer < raw["first_k_dense_replace"]:
             return super().mlp(layer)
-        count, width = size(raw, "n_routed_experts", "num_local_experts"), size(raw, "moe_intermediate_size")
+        count, width = size(raw, "n_routed_experts"), size(raw, "moe_intermediate_size")
         names = ("gate_proj", "up_proj", "down_proj")
         sparse = Mixture(prefix, prefix, names, count, width, self.routing(f"{prefix}.gate", count)).build(
             config, self.weights
@@ -42,8 +43,11 @@ class SharedExpertsBuilder(DecoderBuilder):
         return sparse
 
     def routing(self, router: str, count: int) -> Routing:
-        """Return the routing of the module ``router`` over ``count`` experts."""
-        raw = self.raw
+        """Return the routing of the module ``router`` over ``count`` experts. Raises ``model_malformed``."""
+        raw, groups = self.raw, self.groups
+        if count // groups[0] < 2:  # a group's score is that of its two best experts
+            reason = f"n_group is {groups[0]}, with {count} experts"
+            raise error("model_malformed", file="config.json", reason=reason)
         correction = f"{router}.e_score_correction_bias"
         return SigmoidRouting(
             top_k=size(raw, "num_experts_per_tok"),
@@ -51,10 +55,20 @@ class SharedExpertsBuilder(DecoderBuilder):
             scale=float(raw.get("routed_scaling_factor", 1.0)),
             sigmoid=self.ops.activation("sigmoid"),
             correction=self.weights.tensor(correction, count, dtype=torch.float32),
-            groups=self.groups,
+            groups=groups,
         )
 
     @property
     def groups(self) -> tuple[int, int]:
-        """Number of expert groups, and number of groups that a token's experts may be in."""
-        return self.raw.get("n_group") or 1, self.raw.get("topk_group") or 1
+        """Number of expert groups, and number of groups that a token's experts may be in.
+
+        Raises ``model_malformed``.
+        """
+        count = size(self.raw, "n_routed_experts")
+        groups, chosen = (
+            1 if self.raw.get(name) is None else size(self.raw, name) for name in ("n_group", "topk_group")
+        )
+        if count % groups or chosen > groups:
+            reason = f"n_group is {groups} and topk_group is {chosen}, with {count} experts"
+            raise error("model_malformed", file="config.json", reason=reason)
+        return groups, chosen

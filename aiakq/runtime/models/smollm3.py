@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from aiakq.kernels.types import RotaryTables
 from aiakq.runtime.config.model import ModelConfig
+from aiakq.runtime.config.rope import rotated_layers
 from aiakq.runtime.models.decoder import Decoder, Weights
 from aiakq.runtime.models.llama import LlamaBuilder
 
@@ -13,10 +14,7 @@ class SmolLM3Builder(LlamaBuilder):
 
     def rotary(self, layer: int) -> RotaryTables | None:
         """Return None in layers for which ``no_rope_layers`` is 0, by default every ``no_rope_layer_interval``-th."""
-        raw = self.config.raw
-        rotated = raw.get("no_rope_layers") or [
-            (each + 1) % raw.get("no_rope_layer_interval", 4) for each in range(self.config.num_layers)
-        ]
+        rotated = rotated_layers(self.config.raw, self.config.num_layers)
         return super().rotary(layer) if rotated[layer] else None
 
 

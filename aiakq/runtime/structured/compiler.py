@@ -4,25 +4,34 @@ from __future__ import annotations
 
 import json
 import threading
-from collections import OrderedDict
+import time
+import weakref
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from functools import partial
+from queue import Empty, SimpleQueue
 from typing import Any, cast
 
 from aiakq.errors import AiakqError
-from aiakq.runtime.structured.grammars import WHITESPACE, Grammar, closed_schema, not_enforceable, references_alone
+from aiakq.runtime.structured.compiled import CompiledGrammar, CompiledGrammars
+from aiakq.runtime.structured.grammars import WHITESPACE, Grammar, not_enforceable
 from aiakq.runtime.structured.matcher import GrammarMatcher
-from aiakq.runtime.structured.structural_tags import quoted, tag_grammar
+from aiakq.runtime.structured.schemas import clean_schema
+from aiakq.runtime.structured.structural_tags import choice_rules, tag_grammar
 from aiakq.runtime.structured.vocabulary import Vocabulary
 from aiakq.runtime.text.tokenizer import is_panic
+from aiakq.system.fair_queue import FairQueue
 
 #: The longest token that llguidance can hold; longer ones are never generated under a grammar.
 MAX_TOKEN_BYTES = 1000
-#: The cache of compiled grammars: maximum characters of their texts, and maximum number.
-CACHE_CHARS, CACHE_GRAMMARS = 4 << 20, 256
 #: Maximum items of a parser in one step: a grammar that needs more fails, instead of slowing down others.
 STEP_MAX_ITEMS = 1000
+#: Maximum states that a grammar adds while it is used, of about a kilobyte each.
+MAX_LEXER_STATES = 1 << 15
+#: Seconds after which a grammar that waits for memory is tried again: requests end without a notice.
+_RETRY_SECONDS = 0.1
+#: Reasons of llguidance that are only names.
+_STOP_REASONS = {"NoExtensionBias": "no text matches it", "NoExtension": "no text matches it"}
 
 
 class _Tokens:
@@ -49,9 +58,10 @@ class _Tokens:
 
 
 class GrammarCompiler:
-    """Compiles grammars for one vocabulary and caches them (LRU). Thread-safe.
+    """Compiles grammars for one vocabulary, for clients in turn, and keeps those used last. Thread-safe.
 
     num_words  32-bit words of a mask.
+    compiled   the grammars in memory.
 
     Raises ``grammar_not_enforceable`` for a vocabulary that llguidance cannot take.
     """
@@ -74,44 +84,87 @@ class GrammarCompiler:
             reason = f"llguidance does not support its tokenizer: {problem}"
             raise not_enforceable("structured_outputs", reason) from problem
         tokens.greedy = self._tokenizer.greedy_tokenize
-        self._limits = llguidance.LLParserLimits(step_max_items=STEP_MAX_ITEMS, verbose_errors=False)
-        self._compiled: OrderedDict[Grammar, Any] = OrderedDict()
-        self._chars = 0
-        self._lock = threading.Lock()
-        self._thread = ThreadPoolExecutor(1, "grammars")
-        self._preparing: dict[Grammar, Future[None]] = {}
+        self._limits = llguidance.LLParserLimits(
+            step_max_items=STEP_MAX_ITEMS, max_lexer_states=MAX_LEXER_STATES, verbose_errors=False
+        )
+        self.compiled = CompiledGrammars()
+        self._lock = threading.RLock()
+        # Grammars may be released while any lock is held, also one of a thread pool.
+        self._wake: SimpleQueue[bool] = SimpleQueue()
+        self._thread: threading.Thread | None = None
+        self._queue: FairQueue[Grammar] = FairQueue()
+        self._waiting: dict[Grammar, list[Future[CompiledGrammar | None]]] = {}
+        self.compiled.on_release = partial(self._wake.put, True)
 
-    def prepare(self, grammar: Grammar) -> Future[None] | None:
-        """Start compiling ``grammar`` in another thread; None if it is cached. ``matcher`` raises its failure."""
+    def prepare(self, grammar: Grammar) -> Future[CompiledGrammar | None]:
+        """Compile ``grammar`` in another thread when it is its client's turn, and when there is room for it.
+
+        The result keeps it in memory; it is None if it cannot be enforced, which ``matcher`` raises. A job is dropped
+        when all its futures are cancelled.
+        """
+        future: Future[CompiledGrammar | None] = Future()
         with self._lock:
-            if grammar in self._compiled:
-                return None
-            if grammar not in self._preparing:
-                self._preparing[grammar] = self._thread.submit(self._prepare, grammar)
-            return self._preparing[grammar]
+            compiled = self.compiled.get(grammar)
+            if compiled is not None:
+                future.set_result(compiled)
+                return future
+            self._waiting.setdefault(grammar, []).append(future)
+            self._queue.put(grammar.client, grammar)
+            if self._thread is None:
+                work = (weakref.ref(self), self._wake)
+                self._thread = threading.Thread(target=_compile_all, args=work, name="grammars", daemon=True)
+                self._thread.start()
+                weakref.finalize(self, self._wake.put, False).atexit = False
+        self._wake.put(True)
+        return future
 
-    def _prepare(self, grammar: Grammar) -> None:
-        try:
-            self._keep(grammar, self._compile(grammar, ""))
-        except AiakqError:
-            pass
-        finally:
-            with self._lock:
-                self._preparing.pop(grammar, None)
+    @property
+    def has_waiting(self) -> bool:
+        """Whether a grammar waits to be compiled."""
+        return len(self._queue) > 0
+
+    def compile_next(self) -> bool:
+        """Compile the next grammar in the queue; return whether there was one that could be."""
+        with self._lock:
+            self._queue.discard(self._is_unwanted)
+            turn = self._queue.pop(self.compiled.has_room)
+            if turn is None:
+                return False
+            client, grammar = turn
+            waiting = self._waiting.pop(grammar, [])
+            futures = [future for future in waiting if future.set_running_or_notify_cancel()]
+            compiled = self.compiled.get(grammar)
+        if not futures:
+            return True
+        began = time.thread_time()
+        if compiled is None:
+            failure, prototype = self.try_compile(grammar)
+            compiled = None if failure else self.compiled.add(grammar, prototype)
+        with self._lock:
+            self._queue.charge(client, time.thread_time() - began)
+        for future in futures:
+            future.set_result(compiled)
+        return True
+
+    def _is_unwanted(self, grammar: Grammar) -> bool:
+        waiting = self._waiting.get(grammar, [])
+        if all(future.cancelled() for future in waiting):
+            self._waiting.pop(grammar, None)
+            return True
+        return False
 
     def matcher(
         self, grammar: Grammar, outputs: Sequence[int] = (), param: str = "structured_outputs"
     ) -> GrammarMatcher:
         """A matcher of ``grammar`` after the tokens ``outputs``. Raises ``grammar_not_enforceable``."""
-        with self._lock:
-            prototype = self._compiled.get(grammar)
-            if prototype is not None:
-                self._compiled.move_to_end(grammar)
-        if prototype is None:
-            prototype = self._compile(grammar, param)
-            self._keep(grammar, prototype)
+        compiled = self.compiled.get(grammar)
+        if compiled is None:
+            failure, prototype = self.try_compile(grammar)
+            if failure:
+                raise not_enforceable(param, failure)
+            compiled = self.compiled.add(grammar, prototype)
         with self._lock:  # a matcher is not used by two threads at the same time
-            matcher = GrammarMatcher(prototype.deep_copy(), self.num_words)
+            matcher = GrammarMatcher(compiled.prototype.deep_copy(), self.num_words, compiled)
         for token in outputs:
             matcher.advance(token)
         return matcher
@@ -125,32 +178,33 @@ class GrammarCompiler:
             failed.failure = str(problem.fields["reason"])
             return failed
 
-    def _compile(self, grammar: Grammar, param: str) -> Any:
-        """A matcher in its initial state, whose first mask was computed: some grammars fail only there."""
+    def try_compile(self, grammar: Grammar) -> tuple[str, Any]:
+        """Compile ``grammar``: why it cannot be enforced, and a matcher in its initial state.
+
+        The first masks are computed, because some grammars fail only there.
+        """
+        matcher = None
         try:
             text = self._as_library(grammar)
             matcher = self._library.LLMatcher(self._tokenizer, text, log_level=0, limits=self._limits)
-            if not matcher.is_error():
-                matcher.compute_bitmask()
-            failure = matcher.get_error()
+            failure = matcher.get_error() or self._probe(matcher)
         except AiakqError as problem:
             failure = str(problem.fields["reason"])
         except BaseException as problem:  # Rust can panic
             if not isinstance(problem, Exception) and not is_panic(problem):
                 raise
             failure = str(problem) or type(problem).__name__
-        if failure:
-            raise not_enforceable(param, failure)
-        return matcher
+        return _STOP_REASONS.get(failure.partition("\n")[0].strip(), failure), matcher
 
-    def _keep(self, grammar: Grammar, prototype: Any) -> None:
-        with self._lock:
-            if grammar not in self._compiled:
-                self._chars += len(grammar.text)
-            self._compiled[grammar] = prototype
-            while self._compiled and (self._chars > CACHE_CHARS or len(self._compiled) > CACHE_GRAMMARS):
-                oldest, _ = self._compiled.popitem(last=False)
-                self._chars -= len(oldest.text)
+    def _probe(self, matcher: Any) -> str:
+        """The failure of the first mask, or of the one after a token that it allows; empty if there is none."""
+        mask = matcher.compute_bitmask()
+        if matcher.is_error() or matcher.is_stopped():
+            return str(matcher.get_error())
+        copy = matcher.deep_copy()
+        if copy.consume_token(_first_token(mask)) and not copy.is_stopped():
+            copy.compute_bitmask()
+        return str(copy.get_error())
 
     def _as_library(self, grammar: Grammar) -> str:
         """``grammar`` in the language of llguidance."""
@@ -160,8 +214,7 @@ class GrammarCompiler:
         if grammar.kind == "regex":
             return make.grammar_from_regex(text)
         if grammar.kind == "choice":
-            choices = " | ".join(map(quoted, json.loads(text)))
-            return make.grammar_from_lark(f"start: {choices}")
+            return make.grammar_from_lark("\n".join(choice_rules("start", json.loads(text))))
         if grammar.kind == "structural_tag":
             schema_of = partial(json_schema, grammar)
             return tag_grammar(json.loads(text), schema_of, self._special_ids, self._end_ids)
@@ -172,14 +225,32 @@ class GrammarCompiler:
 
 def json_schema(grammar: Grammar, schema: Any) -> dict[str, Any]:
     """``schema`` with the options of ``grammar``, which a client cannot set in the schema itself."""
-    if isinstance(schema, bool):
-        schema = {} if schema else {"not": {}}
     options: dict[str, Any] = {"whitespace_pattern": WHITESPACE, "lenient": False, "coerce_one_of": False}
     if grammar.whitespace == "":
         options = {**options, "whitespace_pattern": None, "whitespace_flexible": False}
     elif grammar.whitespace is not None:
         options["whitespace_pattern"] = grammar.whitespace
-    schema = references_alone(schema)
-    if grammar.closed:
-        schema = closed_schema(schema)
-    return {**schema, "x-guidance": options}
+    cleaned, _ = clean_schema(schema, closed=grammar.closed)
+    return {**cleaned, "x-guidance": options}
+
+
+def _compile_all(compiler: weakref.ref[GrammarCompiler], wake: SimpleQueue[bool]) -> None:
+    """Compile what is waiting whenever ``wake`` says True, until it says False; retry what waits for memory."""
+    goes_on = True
+    while goes_on:
+        is_waiting = False
+        while (alive := compiler()) is not None and alive.compile_next():
+            del alive
+        if alive is not None:
+            is_waiting = alive.has_waiting
+        del alive
+        try:
+            goes_on = wake.get(timeout=_RETRY_SECONDS if is_waiting else None)
+        except Empty:
+            pass
+
+
+def _first_token(mask: bytes) -> int:
+    """The first token in a mask, which has one."""
+    at = next(at for at, byte in enumerate(mask) if byte)
+    return 8 * at + (mask[at] & -mask[at]).bit_length() - 1

@@ -51,9 +51,16 @@ def tag(begin: str, content: Format, end: str = "") -> Format:
     return {"type": "tag", "begin": begin, "content": content, "end": end}
 
 
-def text_up_to(end: str, begin: str = "") -> Format:
-    """Any text between two delimiters."""
-    return tag(begin, ANY_TEXT, end)
+def after_thought(
+    answer: Format, starts: Sequence[str], ends: Sequence[str], *, is_open: bool, may_end: bool
+) -> Format:
+    """``answer``, before which a thought may come: any text between marks.
+
+    is_open  whether the text begins within a thought.
+    may_end  whether the text may end within a thought.
+    """
+    marks = {"starts": list(starts), "ends": list(ends)}
+    return {"type": "after_thought", "answer": answer, "is_open": is_open, "may_end": may_end, **marks}
 
 
 def some_tags(tags: Sequence[Format], separator: str, *, only_one: bool) -> Format:

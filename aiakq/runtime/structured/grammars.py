@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -11,6 +10,7 @@ from typing import Any, Literal
 import msgspec
 
 from aiakq.errors import AiakqError, error
+from aiakq.runtime.text.unicode_text import has_surrogates, well_formed
 
 Kind = Literal["json", "regex", "choice", "grammar", "structural_tag"]
 
@@ -20,27 +20,35 @@ MAX_CHARS, MAX_DEPTH = 1 << 20, 64
 MAX_CHOICES, MAX_CHOICE_CHARS = 8192, 1 << 18
 #: Default white space between JSON tokens. Bounded: some models generate white space forever.
 WHITESPACE = r"[\x20\x0A\x0D\x09]{1,20}"
-#: Keywords whose values are not schemas.
-NO_SCHEMAS = ("const", "enum", "default", "examples")
-#: Drafts of JSON Schema in which all keywords next to ``$ref`` are ignored, except definitions.
-_OLD_DRAFT = re.compile(r"json-schema\.org/draft-0[3-7]/")
-_BESIDE_REFERENCES = ("$ref", "$schema", "$id", "id", "definitions", "$defs")
 #: vLLM's names of backends, accepted without effect: the backend is always llguidance.
 BACKENDS = ("auto", "guidance", "lm-format-enforcer", "outlines", "xgrammar")
 
 
-class Grammar(msgspec.Struct, frozen=True):
-    """The format that an output has to match.
+class Grammar(msgspec.Struct, frozen=True, eq=False):
+    """The format that an output has to match. ``num_bytes`` and ``client`` do not count in comparisons.
 
     text        a JSON schema, a regular expression, a JSON list of strings, a grammar (Lark or GBNF), structural tags.
     whitespace  pattern of white space between JSON tokens; empty: none is allowed; None: WHITESPACE.
     closed      objects have only the properties that the schema names.
+    num_bytes   memory that it took when it was compiled; 0: it was not measured.
+    client      client for which it is compiled.
     """
 
     kind: Kind
     text: str
     whitespace: str | None = None
     closed: bool = False
+    num_bytes: int = 0
+    client: str = ""
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Grammar) and self._key() == other._key()
+
+    def __hash__(self) -> int:
+        return hash(self._key())
+
+    def _key(self) -> tuple[str, str, str | None, bool]:
+        return self.kind, self.text, self.whitespace, self.closed
 
 
 @dataclass
@@ -102,7 +110,7 @@ class GrammarDefaults:
         if grammar.kind not in ("json", "structural_tag"):
             return grammar
         whitespace = "" if self.compact and grammar.whitespace is None else grammar.whitespace
-        return Grammar(grammar.kind, grammar.text, whitespace, grammar.closed or self.closed)
+        return msgspec.structs.replace(grammar, whitespace=whitespace, closed=grammar.closed or self.closed)
 
 
 _KINDS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
@@ -127,7 +135,7 @@ def grammar_of(param: str, grammar: Any) -> Grammar | None:
     known = {*_KINDS, *_FLAGS, "backend", "whitespace_pattern"}
     for name in values:
         if name not in known:
-            raise error("unknown_field", param=f"{param}.{name:.64}")
+            raise error("unknown_field", param=f"{param}.{name:.64}", hint=f"Known: {', '.join(sorted(known))}.")
     for name in _FLAGS:
         _check_type(f"{param}.{name}", values.get(name, False), bool, "true or false is expected")
     if values.get("backend", "auto").partition(":")[0] not in BACKENDS:
@@ -167,7 +175,7 @@ def json_grammar(param: str, schema: Any, whitespace: str | None = None, closed:
     if not isinstance(schema, (dict, bool)):
         raise error("invalid_type", param=param, reason="a JSON schema is expected, as an object or a string of JSON")
     _check_depth(param, schema)
-    return Grammar("json", _checked_text(param, json.dumps(schema, ensure_ascii=False)), whitespace, closed)
+    return Grammar("json", _checked_text(param, json_text(param, schema)), whitespace, closed)
 
 
 def _regex_grammar(param: str, pattern: Any, whitespace: str | None, closed: bool) -> Grammar:
@@ -177,7 +185,7 @@ def _regex_grammar(param: str, pattern: Any, whitespace: str | None, closed: boo
 def _choice_grammar(param: str, texts: Any, whitespace: str | None, closed: bool) -> Grammar:
     if not isinstance(texts, (list, tuple)) or not all(isinstance(text, str) for text in texts):
         raise error("invalid_type", param=param, reason="a list of strings is expected")
-    distinct = list(dict.fromkeys(texts))
+    distinct = list(dict.fromkeys(map(well_formed, texts)))
     if not distinct or len(distinct) > MAX_CHOICES or sum(map(len, distinct)) > MAX_CHOICE_CHARS:
         allowed = f"1 to {MAX_CHOICES} strings with at most {MAX_CHOICE_CHARS} characters in total"
         raise error("value_out_of_range", param=param, value=f"{len(distinct)} strings", allowed=allowed)
@@ -198,7 +206,7 @@ def _tag_grammar(param: str, tags: Any, whitespace: str | None, closed: bool) ->
         tags = parse_json(param, tags)
     _check_type(param, tags, dict, "an object is expected, or a string of JSON")
     _check_depth(param, tags)
-    return Grammar("structural_tag", _checked_text(param, json.dumps(tags, ensure_ascii=False)), whitespace, closed)
+    return Grammar("structural_tag", _checked_text(param, json_text(param, tags)), whitespace, closed)
 
 
 _MAKERS: dict[str, Callable[[str, Any, str | None, bool], Grammar]] = {
@@ -212,7 +220,7 @@ _MAKERS: dict[str, Callable[[str, Any, str | None, bool], Grammar]] = {
 
 
 def parse_json(param: str, text: str) -> Any:
-    """``text`` as JSON. Raises ``invalid_type``."""
+    """``text`` as JSON, in which lone surrogates may remain. Raises ``invalid_type``."""
     try:
         return json.loads(_checked_text(param, text))
     except (ValueError, RecursionError) as failure:
@@ -228,8 +236,32 @@ def _checked_text(param: str, text: Any) -> str:
     _check_type(param, text, str, "a string is expected")
     if not text or len(text) > MAX_CHARS or "\0" in text:
         allowed = f"a string of 1 to {MAX_CHARS} characters without NUL"
-        raise error("value_out_of_range", param=param, value=f"{text[:32]}", allowed=allowed)
-    return text
+        raise error("value_out_of_range", param=param, value=well_formed(text[:32]), allowed=allowed)
+    return well_formed(text)
+
+
+def json_text(param: str, value: Any) -> str:
+    """Return ``value`` as JSON, with U+FFFD for lone surrogates. Raises ``invalid_type`` for one in a name."""
+    text = json.dumps(value, ensure_ascii=False)
+    if has_surrogates(text) and not _has_unicode_names(value):
+        reason = "a name in the schema has half of a character (a lone surrogate)"
+        raise error("invalid_type", param=param, reason=reason)
+    return well_formed(text)
+
+
+def _has_unicode_names(value: Any) -> bool:
+    """Whether the names in all objects in ``value``, and those that are required, can be encoded."""
+    pending = [value]
+    while pending:
+        each = pending.pop()
+        if isinstance(each, dict):
+            names = [*each, *(each["required"] if isinstance(each.get("required"), list) else ())]
+            if any(isinstance(name, str) and has_surrogates(name) for name in names):
+                return False
+            pending += each.values()
+        elif isinstance(each, list):
+            pending += each
+    return True
 
 
 def _check_depth(param: str, schema: Any) -> None:
@@ -245,44 +277,6 @@ def _check_depth(param: str, schema: Any) -> None:
             if isinstance(each, (dict, list))
             for child in (each.values() if isinstance(each, dict) else each)
         ]
-
-
-def closed_schema(schema: Any) -> Any:
-    """``schema`` with ``additionalProperties: false`` wherever it does not set it."""
-    if isinstance(schema, list):
-        return [closed_schema(each) for each in schema]
-    if not isinstance(schema, dict):
-        return schema
-    closed = {name: value if name in NO_SCHEMAS else closed_schema(value) for name, value in schema.items()}
-    if isinstance(closed.get("properties"), dict) and "type" in closed:
-        closed.setdefault("additionalProperties", False)
-    return closed
-
-
-def references_alone(schema: Any) -> Any:
-    """``schema`` without the keywords that its draft ignores: up to draft 7, all next to ``$ref``."""
-    is_old = isinstance(schema, dict) and _OLD_DRAFT.search(str(schema.get("$schema", "")))
-    return _references_alone(schema) if is_old else schema
-
-
-def _references_alone(schema: Any) -> Any:
-    if isinstance(schema, list):
-        return [_references_alone(each) for each in schema]
-    if not isinstance(schema, dict):
-        return schema
-    result = schema
-    if isinstance(schema.get("$ref"), str):  # else it is a property of this name
-        result = {name: value for name, value in schema.items() if name in _BESIDE_REFERENCES}
-    return {name: value if name in NO_SCHEMAS else _references_alone(value) for name, value in result.items()}
-
-
-def object_schema(schema: dict[str, Any]) -> dict[str, Any]:
-    """``schema`` restricted to objects, in every draft."""
-    schema = references_alone(schema)
-    if isinstance(schema.get("$ref"), str):
-        parts = [{name: schema[name]} for name in ("$ref", "allOf") if name in schema]
-        schema = {**{name: value for name, value in schema.items() if name not in ("$ref", "allOf")}, "allOf": parts}
-    return {**schema, "type": "object"}
 
 
 def not_enforceable(param: str, reason: str) -> AiakqError:

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import ctypes
+import time
 from typing import Any
 
+from aiakq.runtime.structured.compiled import CompiledGrammar
 from aiakq.runtime.text.tokenizer import is_panic
+
+_UNCOUNTED = CompiledGrammar(None)
 
 
 class GrammarMatcher:
@@ -15,11 +19,13 @@ class GrammarMatcher:
     is_finished  whether the text is complete and cannot continue.
     """
 
-    def __init__(self, matcher: Any, num_words: int) -> None:
+    def __init__(self, matcher: Any, num_words: int, compiled: CompiledGrammar | None = None) -> None:
+        """compiled: the grammar, which stays in memory."""
         self.failure: str | None = None
         self.num_words = num_words
         self.is_finished = matcher is not None and matcher.is_stopped()
         self._matcher = matcher
+        self._compiled = compiled or _UNCOUNTED
 
     def fill_mask(self, address: int) -> None:
         """Write the bits of the tokens allowed next to ``num_words`` int32 at ``address``; all are 0 after a failure.
@@ -27,6 +33,7 @@ class GrammarMatcher:
         Bit t % 32 of word t // 32 is that of token t.
         """
         if self.failure is None:
+            began = time.perf_counter()
             try:
                 self._matcher.unsafe_compute_mask_ptr(address, 4 * self.num_words)
             except BaseException as problem:
@@ -34,6 +41,7 @@ class GrammarMatcher:
             else:
                 if self._matcher.is_error():
                     self._fail_in_library()
+            self._compiled.count_mask(1e6 * (time.perf_counter() - began))
         if self.failure is not None:
             ctypes.memset(address, 0, 4 * self.num_words)
 
@@ -41,7 +49,9 @@ class GrammarMatcher:
         """A copy of this matcher, advanced by the draft token ``draft``. It has failed if the grammar forbids the token
         or ends with it: no token can be sampled after it.
         """
-        ahead = GrammarMatcher(None if self.failure is not None else self._matcher.deep_copy(), self.num_words)
+        ahead = GrammarMatcher(
+            None if self.failure is not None else self._matcher.deep_copy(), self.num_words, self._compiled
+        )
         ahead.failure = self.failure
         ahead.advance(draft)
         if ahead.is_finished:

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 from aiakq.runtime.structured.grammars import not_enforceable
+from aiakq.runtime.structured.thoughts import thought_rule
 
 _ANY = r"(.|\n)*"
 _TEXT = f"/{_ANY}/"
@@ -61,6 +62,8 @@ class _Rules:
         names = sorted((re.escape(name) for name in special_ids if name), key=len, reverse=True)
         self._special = re.compile(f"({'|'.join(names)})") if names else None  # None: they are spelled as text
         self._lines: list[str] = []
+        # Parts and their rules, by identity of the part and whether special tokens are spelled as text.
+        self._named: dict[tuple[int, bool], tuple[Any, str]] = {}
         self._grammars: list[dict[str, Any]] = []
 
     def whole(self, start: str) -> str:
@@ -69,6 +72,12 @@ class _Rules:
 
     def of(self, part: Any) -> str:
         """The name of a rule for the ``format`` object ``part``."""
+        key = (id(part), self._special is None)
+        if key not in self._named:
+            self._named[key] = part, self._of(part)
+        return self._named[key][1]
+
+    def _of(self, part: Any) -> str:
         kind = part.get("type") if isinstance(part, dict) else None
         if kind == "const_string":
             value = _text(part, "value")
@@ -82,6 +91,10 @@ class _Rules:
             return self._other(_text(part, "grammar"))
         if kind == "sequence":
             return self._rule(" ".join(map(self.of, _list(part, "elements", dict))))
+        if kind == "or" and (texts := self._constants(part)):
+            name, lines = f"rule_{len(self._lines)}", choice_rules(f"rule_{len(self._lines)}", texts)
+            self._lines += lines
+            return name
         if kind == "or":
             return self._rule(" | ".join(map(self.of, _list(part, "elements", dict))))
         if kind == "tag":
@@ -94,10 +107,22 @@ class _Rules:
                 stops=bool(part.get("stop_after_first")),
                 keeps_special=bool(part.get("any_special_tokens")),
                 text=part.get("text", {"type": "any_text"}),
+                not_first=part.get("not_beginning_with", []),
             )
         if kind == "tags_with_separator":
             return self._separated(part)
+        if kind == "after_thought":
+            return thought_rule(self, part)
         raise not_enforceable(_PARAM, f"the format {str(kind)[:64]!r} is unknown")
+
+    def _constants(self, part: Mapping[str, Any]) -> list[str]:
+        """The texts of which ``part`` is one, without special tokens; none if it is something else."""
+        elements = _list(part, "elements", dict)
+        texts = [each["value"] for each in elements if each.get("type") == "const_string" and "value" in each]
+        is_plain = len(texts) == len(elements) and all(
+            isinstance(text, str) and self._parts(text) in ([], [quoted(text)]) for text in texts
+        )
+        return texts if is_plain else []
 
     def triggered(
         self,
@@ -108,6 +133,7 @@ class _Rules:
         stops: bool,
         keeps_special: bool = False,
         text: Any,
+        not_first: list[str],
     ) -> str:
         """Text with ``tags``, each of which begins with one of ``triggers``; after a trigger, a tag is required.
 
@@ -115,26 +141,45 @@ class _Rules:
         stops          the text ends after the first tag.
         keeps_special  special tokens are allowed between tags.
         text           format of the text between tags.
+        not_first      what the text before the first tag does not begin with, apart from white space.
         """
-        text = self._free(text)
-        in_text = []
+        between, text = text, self._free(text)
+        first_text = self._free(between | {"not_beginning_with": not_first}) if not_first else ""
+        in_text, in_first = [], []
         begins = {self._parts(one)[0] for one in triggers if one}
         other_ids = {id for id in self._special_ids.values() if f"<[{id}]>" not in begins} - self._end_ids
         prefix = ""
         if keeps_special and other_ids:
-            prefix = "(" + self._rule(f"{text} <[{','.join(map(str, sorted(other_ids)))}]>") + ")*"
+            prefix = "(" + self._rule(f"{text} {_one_of(other_ids)}") + ")*"
+        head = ""  # text up to the first special token
+        if first_text and prefix:
+            filled = self._free(between | {"not_beginning_with": not_first, "is_blank": False})
+            allowed = other_ids - {self._special_ids[mark] for mark in not_first if mark in self._special_ids}
+            heads = [f"{filled} {_one_of(other_ids)}", *([f"{first_text} {_one_of(allowed)}"] if allowed else [])]
+            head = self._rule(" | ".join(heads))
+
+        def add(trigger: str, rest: str) -> None:
+            in_text.append(self._rule(f"{prefix} {self._until(text, trigger)} {rest}"))
+            if first_text:
+                in_first.append(self._rule(f"{self._until(first_text, trigger)} {rest}"))
+                in_first.extend([self._rule(f"{head} {in_text[-1]}")] if head else [])
+
         for tag in tags:
             begin = _text(tag, "begin")
             trigger = max((one for one in triggers if one and begin.startswith(one)), key=len, default=None)
             if trigger is None:
                 raise not_enforceable(_PARAM, f"no trigger begins the tag {begin[:64]!r}")
             rest = begin[len(trigger) :]
-            in_text.append(self._rule(f"{prefix} {self._until(text, trigger)} {self._rest(tag, rest)}"))
+            add(trigger, self._rule(self._rest(tag, rest)))
             if self._parts(trigger) != [quoted(trigger)]:  # a model may spell out a special token as text
                 special, self._special = self._special, None
-                in_text.append(self._rule(f"{prefix} {self._until(text, trigger)} {self._rest(tag, rest)}"))
+                add(trigger, self._rule(self._rest(tag, rest)))
                 self._special = special
         later = self._rule(" | ".join(in_text))
+        if first_text and not at_least_one:
+            only = " | ".join([first_text, *([f"{head} {prefix} {text}"] if head else [])])
+            more = "" if stops else f"({later})* {prefix} {text}"
+            return self._rule(f"({' | '.join(in_first)}) {more} | {only}")
         first = self._rule(" | ".join(map(self._tag, tags))) if at_least_one else ""
         if stops:
             return self._rule(first or f"{later} | {prefix} {text}")
@@ -172,6 +217,16 @@ class _Rules:
         parts = [text] if self._special is None else self._special.split(text)
         return [f"<[{ids[part]}]>" if part in ids else quoted(part) for part in parts if part]
 
+    def spelled(self, text: str) -> str:
+        """``text`` as a string literal, also if it is a special token."""
+        return quoted(text)
+
+    def special_except(self, marks: list[str]) -> str:
+        """The special tokens, but not those that end the text or begin one of ``marks``; empty if there are none."""
+        begins = {self._parts(mark)[0] for mark in marks}
+        ids = [id for id in self._special_ids.values() if id not in self._end_ids and f"<[{id}]>" not in begins]
+        return _one_of(ids) if ids else ""
+
     def _rule(self, body: str, options: str = "") -> str:
         name = f"rule_{len(self._lines)}"
         self._lines.append(f"{name}{options}: {body}")
@@ -189,6 +244,12 @@ class _Rules:
         if part.get("not_beginning"):
             beginning = _text(part, "not_beginning")
             body += f" & ~/{_escaped(f'({beginning}){_ANY}')}/"
+        if part.get("not_beginning_with"):
+            marks = "|".join(re.escape(one) for one in _list(part, "not_beginning_with", str))
+            beginning = rf"[ \n\r\t]*({marks}){_ANY}"
+            body += f" & ~/{_escaped(beginning)}/"
+        if part.get("is_blank") is False:
+            body += r" & ~/[ \n\r\t]*/"
         return self._terminal(body)
 
     def _terminal(self, body: str) -> str:
@@ -196,12 +257,28 @@ class _Rules:
         self._lines.append(f"{name}: {body}")
         return name
 
+    #: For ``thoughts.py``.
+    rule, free, parts = _rule, _free, _parts
+
     def _other(self, text: str) -> str:
         from llguidance.gbnf_to_lark import any_to_lark
 
         name = f"grammar_{len(self._grammars)}"
         self._grammars.append({"name": name, "lark_grammar": any_to_lark(text)})
         return self._rule(f"@{name}")
+
+
+def _one_of(ids: Iterable[int]) -> str:
+    return f"<[{','.join(map(str, sorted(ids)))}]>"
+
+
+def choice_rules(name: str, texts: Collection[str]) -> list[str]:
+    """The rule ``name`` of a Lark grammar for one of ``texts``, as one terminal, however many they are."""
+    terminal = f"{name.upper()}_TEXT"
+    spelled = " | ".join(quoted(text) for text in texts if text)
+    if not spelled:
+        return [f'{name}: ""']
+    return [f"{name}: {terminal}{'?' if '' in texts else ''}", f"{terminal}: {spelled}"]
 
 
 def quoted(text: str) -> str:

@@ -43,7 +43,7 @@ class Vocabulary(msgspec.Struct, frozen=True):
         """Resized to logits of ``size`` tokens. Without ``eos_ids``, an end token is added that has no logit."""
         tokens = [*self.tokens[:size], *[b""] * (size - len(self.tokens))]
         special = {id for id in self.special_ids if id < size}
-        ends = list(eos_ids)
+        ends = [id for id in eos_ids if id < size]
         if not ends:
             tokens.append(b"<end>")
             ends = [size]

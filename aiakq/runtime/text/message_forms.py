@@ -2,41 +2,66 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 
-class CallArguments(dict[str, Any]):
-    """Arguments of a past tool call. Converted to text by a template, they become JSON."""
+class CallForm(NamedTuple):
+    """How a message with calls is passed to a template.
 
-    def __str__(self) -> str:
-        return json.dumps(self, ensure_ascii=False)
+    content    what stands for the content of a message without text: null, an empty text, or no content at all.
+    as_object  whether the arguments of calls are objects instead of their JSON text.
+    """
 
-    __repr__ = __str__
+    content: Literal["null", "empty", "absent"]
+    as_object: bool
 
 
-def message_forms(messages: list[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
+CALL_FORMS = tuple(itertools.starmap(CallForm, itertools.product(("null", "empty", "absent"), (True, False))))
+
+
+def message_forms(
+    messages: list[dict[str, Any]], preferred: CallForm = CALL_FORMS[0]
+) -> Iterator[list[dict[str, Any]]]:
     """Yield variants of ``messages`` to try in order, until the template accepts one.
 
-    Most templates expect the arguments of calls as an object, some as text. For messages with calls, some expect null
-    content and others an empty text. Many accept a system message only at the beginning: later ones are merged into
-    the user message at their position, so that the prefix of a conversation stays the same after each turn. Absent
-    fields are omitted, because templates test for them.
+    Templates differ in the form of messages with calls: ``preferred`` comes first. Many accept a system message only at
+    the beginning: later ones are merged into the user message at their position, so that the prefix of a conversation
+    stays the same after each turn. Absent fields are omitted, because templates test for them.
     """
     compact = [{name: value for name, value in message.items() if value is not None} for message in messages]
-    yield from _call_forms(compact)
+    yield from _call_forms(compact, preferred)
     if any(message.get("role") == "system" for message in compact[1:]):
-        yield from _call_forms(_folded(compact))
+        yield from _call_forms(_folded(compact), preferred)
 
 
-def _call_forms(messages: list[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
+def without_leading_systems(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the messages with all system messages merged into the messages of users at their position."""
+    return _folded([{"role": "assistant"}, *messages])[1:]
+
+
+def joined_text(content: Any) -> str:
+    """Return the text of a message's content, a string or a list of parts with text."""
+    if isinstance(content, list):
+        return "\n".join(str(part.get("text", "")) if isinstance(part, dict) else str(part) for part in content)
+    return content or ""
+
+
+def appended(content: Any, text: str) -> Any:
+    """Return a message's content, a string or a list of parts, with a paragraph added to its end."""
+    if isinstance(content, list):
+        return [*content, {"type": "text", "text": text}]
+    return f"{content}\n\n{text}" if content else text
+
+
+def _call_forms(messages: list[dict[str, Any]], preferred: CallForm) -> Iterator[list[dict[str, Any]]]:
     if not any("tool_calls" in message for message in messages):
         yield messages
         return
-    for content in (None, ""):
-        for as_object in (True, False):
-            yield [_with_calls(message, content, as_object) for message in messages]
+    for form in (preferred, *(each for each in CALL_FORMS if each != preferred)):
+        yield [_with_calls(message, form) for message in messages]
 
 
 def _folded(originals: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -47,8 +72,7 @@ def _folded(originals: list[dict[str, Any]]) -> list[dict[str, Any]]:
         role, last = message.get("role"), messages[-1]
         joins = last.get("role") in ("user", "tool") if role == "system" else is_open and role == "user"
         if joins:
-            text = "\n\n".join(filter(None, (last.get("content"), message.get("content"))))
-            messages[-1] = {**last, "content": text}
+            messages[-1] = {**last, "content": joined(last.get("content"), message.get("content"))}
             is_open = is_open and role == "system"
         else:
             messages.append({**message, "role": "user"} if role == "system" else message)
@@ -56,19 +80,32 @@ def _folded(originals: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return messages
 
 
-def _with_calls(message: dict[str, Any], content: str | None, as_object: bool) -> dict[str, Any]:
-    """Return one message; ``content`` is used if it has calls but no text."""
+def joined(first: Any, second: Any) -> Any:
+    """Return two contents as one: a string if both are, else a list of parts."""
+    if not first or not second or (isinstance(first, str) and isinstance(second, str)):
+        return appended(first, second) if first and second else first or second or ""
+    lists = ([{"type": "text", "text": each}] if isinstance(each, str) else each for each in (first, second))
+    return [part for parts in lists for part in parts]
+
+
+def _with_calls(message: dict[str, Any], form: CallForm) -> dict[str, Any]:
     if "tool_calls" not in message:
         return message
     calls = []
     for call in message["tool_calls"]:
-        arguments = call["function"]["arguments"]
-        converted = _as_object(arguments) if as_object else _as_text(arguments)
+        arguments = call["function"].get("arguments")
+        converted = as_object(arguments) if form.as_object else as_text(arguments)
         calls.append({**call, "function": {**call["function"], "arguments": converted}})
-    return {**message, "content": message.get("content") or content, "tool_calls": calls}
+    given = {**message, "tool_calls": calls}
+    if message.get("content"):
+        return given
+    if form.content == "absent":
+        given.pop("content", None)
+        return given
+    return {**given, "content": None if form.content == "null" else ""}
 
 
-def _as_object(arguments: Any) -> dict[str, Any]:
+def as_object(arguments: Any) -> dict[str, Any]:
     """Return arguments as an object. Invalid JSON becomes the value of "arguments", so that it does not end a chat."""
     if isinstance(arguments, str):
         try:
@@ -76,8 +113,9 @@ def _as_object(arguments: Any) -> dict[str, Any]:
         except (ValueError, RecursionError):
             value = None
         arguments = value if isinstance(value, dict) else {"arguments": arguments}
-    return CallArguments(arguments or {})
+    return arguments or {}
 
 
-def _as_text(arguments: Any) -> str:
+def as_text(arguments: Any) -> str:
+    """Return the arguments of a call as JSON text."""
     return arguments if isinstance(arguments, str) else json.dumps(arguments or {}, ensure_ascii=False)

@@ -7,7 +7,7 @@ sequences becomes n engine requests, which share the pages of their prompt.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -28,6 +28,7 @@ from aiakq.runtime.pooling_params import Pooled, Pooling
 from aiakq.runtime.sampling_params import SamplingParams
 from aiakq.runtime.text.detokenizer import Detokenizer
 from aiakq.runtime.text.outputs import Logprob, PositionLogprobs
+from aiakq.runtime.text.stop_strings import StopStrings
 from aiakq.runtime.text.tokenizer import Tokenizer
 
 
@@ -37,8 +38,8 @@ class Delta:
 
     text               new text; text that may be the start of a stop string is held back.
     cumulative_logprob sum of the log-probabilities of all tokens so far.
-    finish_reason      with the last delta: "stop", "length", "abort" or "error".
-    stop_reason        the stop string or stop token id; None for an EOS token.
+    finish_reason      with the last delta: "stop", "length", "repetition", "abort" or "error".
+    stop_reason        the stop string or stop token id, or "repetition_detected"; None for an EOS token.
     pooled             the pooled prompt, with the last delta.
     """
 
@@ -88,15 +89,16 @@ class _Stream:
         params: SamplingParams,
         tokenizer: Tokenizer,
         kept_special_tokens: frozenset[int],
+        hidden: Mapping[str, int],
     ) -> None:
+        """hidden: texts of special tokens that are left out of the text, and their ids."""
         self.request_id = request_id
         self.index = index
         self.spec = spec
         self.params = params
         self.num_tokens = 0
         self.cumulative_logprob = 0.0
-        self.held = ""  # text that may be the start of a stop string
-        self.longest_stop = max(map(len, params.stop_strings), default=0)
+        self.stops = StopStrings(params.stop_strings, hidden, params.include_stop_str_in_output)
         self.detokenizer = (
             Detokenizer(
                 tokenizer,
@@ -114,45 +116,18 @@ class _Stream:
         self.num_tokens += 1
         if self.detokenizer is None or hide:
             return "", None
-        return self._release(self.detokenizer.push(token))
+        text = self.detokenizer.push(token)
+        return self._release(text + self.stops.markers[token] if token in self.stops.markers else text)
 
     def finish(self) -> tuple[str, str | None]:
         """Return the remaining text, and a stop string that the last bytes complete."""
         if self.detokenizer is None:
             return "", None
         text, stop = self._release(self.detokenizer.flush())
-        if stop is None:
-            text, self.held = text + self.held, ""
-        return text, stop
+        return (text, stop) if stop is not None else (text + self.stops.rest(), None)
 
     def _release(self, new: str) -> tuple[str, str | None]:
-        if not self.longest_stop:
-            return new, None
-        # Only stop strings that the new text completes count, not those that were complete before min_tokens.
-        before = len(self.held)
-        self.held += new
-        if self.num_tokens > self.params.min_tokens:
-            matches = [
-                (start, stop)
-                for stop in self.params.stop_strings
-                if (start := self.held.find(stop, max(0, before - len(stop) + 1))) >= 0
-            ]
-            if matches:
-                start, stop = min(matches)
-                end = start + len(stop) if self.params.include_stop_str_in_output else start
-                text, self.held = self.held[:end], ""
-                return text, stop
-        keep = self._possible_stop()
-        text, self.held = self.held[: len(self.held) - keep], self.held[len(self.held) - keep :]
-        return text, None
-
-    def _possible_stop(self) -> int:
-        """Return the length of the longest suffix of ``held`` that is a prefix of a stop string."""
-        for length in range(min(self.longest_stop - 1, len(self.held)), 0, -1):
-            tail = self.held[-length:]
-            if any(stop.startswith(tail) for stop in self.params.stop_strings):
-                return length
-        return 0
+        return self.stops.add(new, may_stop=self.num_tokens > self.params.min_tokens)
 
 
 class OutputProcessor:
@@ -162,6 +137,11 @@ class OutputProcessor:
         self.tokenizer = tokenizer
         self.limits = limits
         self._streams: dict[str, _Stream] = {}
+
+    @functools.cached_property
+    def _special_texts(self) -> dict[str, int]:
+        """Special tokens by their text."""
+        return {self.tokenizer.token_text(id): id for id in self.tokenizer.special_ids}
 
     def add(
         self,
@@ -200,9 +180,12 @@ class OutputProcessor:
         if adapter is not None:
             first = msgspec.structs.replace(first, adapter=adapter)
         specs = [first, *(repeat(first, f"{request_id}/{index}", index) for index in range(1, params.num_sequences))]
+        hidden: dict[str, int] = {}
+        if params.stop_strings and params.skip_special_tokens:
+            hidden = {text: id for text, id in self._special_texts.items() if id not in kept_special_tokens}
         for index, spec in enumerate(specs):
             self._streams[spec.request_id] = _Stream(
-                request_id, index, spec, params, self.tokenizer, kept_special_tokens
+                request_id, index, spec, params, self.tokenizer, kept_special_tokens, hidden
             )
         return specs
 
@@ -276,7 +259,8 @@ class OutputProcessor:
         for index, (token, logprob) in enumerate(zip(position.token_ids, position.logprobs, strict=True)):
             if token not in named:
                 text = self.tokenizer.token_text(token) if stream.params.detokenize else None
-                named[token] = Logprob(logprob, position.chosen_rank if index == 0 else index, text)
+                rank = position.chosen_rank if index == 0 else index if position.is_ranked else None
+                named[token] = Logprob(logprob, rank, text)
         return named
 
 
@@ -295,12 +279,22 @@ def distinct_lists(lists: Iterable[list[int]]) -> list[list[int]]:
     return [list(each) for each in dict.fromkeys(map(tuple, lists)) if each]
 
 
+def check_truncation(params: SamplingParams, limits: ModelLimits) -> None:
+    """Raise ``value_out_of_range`` if ``truncate_prompt_tokens`` keeps more than the context holds."""
+    keep = params.truncate_prompt_tokens
+    longest = min(limits.max_model_len, limits.max_kv_tokens)
+    if keep is not None and keep > longest:
+        allowed = f"at most {longest}, the context, or -1 for what fits"
+        raise error("value_out_of_range", param="truncate_prompt_tokens", value=keep, allowed=allowed)
+
+
 def truncated(prompt_token_ids: list[int], params: SamplingParams, limits: ModelLimits) -> list[int]:
-    """Return the end of a prompt according to ``truncate_prompt_tokens``."""
+    """Return the part of a prompt that ``truncate_prompt_tokens`` keeps. Raises as ``check_truncation``."""
     keep = params.truncate_prompt_tokens
     if keep is None:
         return prompt_token_ids
+    check_truncation(params, limits)
     if keep == -1:
         num_new = 1 if params.max_tokens is None else params.max_tokens
         keep = max(1, min(limits.max_model_len, limits.max_kv_tokens) - num_new)
-    return prompt_token_ids[-keep:]
+    return prompt_token_ids[:keep] if params.truncation_side == "right" else prompt_token_ids[-keep:]

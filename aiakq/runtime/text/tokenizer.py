@@ -14,9 +14,15 @@ from typing import Any
 from aiakq.errors import AiakqError, error
 from aiakq.formats.hub import resolve_model
 from aiakq.formats.model_folder import check_files, read_json
-from aiakq.runtime.text.message_forms import message_forms
+from aiakq.runtime.text.chat_template import (
+    ChatTemplate,
+    as_template_error,
+    check_chat_arguments,
+)
+from aiakq.runtime.text.message_parts import read_message
 from aiakq.runtime.text.spelling import TokenSpelling
-from aiakq.runtime.text.tokenizer_files import why_unreadable
+from aiakq.runtime.text.tokenizer_files import check_settings, why_unreadable
+from aiakq.runtime.text.unicode_text import well_formed
 
 
 @dataclass(frozen=True)
@@ -80,11 +86,13 @@ class Tokenizer:
             self._backend.no_padding()
             self._backend.no_truncation()
         self._token_bytes: dict[int, bytes] = {}
+        self._chat_templates: dict[tuple[str, str, bool], ChatTemplate] = {}
 
     @staticmethod
     def load(path: str | Path, trust_remote_code: bool = False, mode: str = "auto") -> Tokenizer:
         """Load from a model folder. Raises ``tokenizer_missing``, ``model_malformed`` and ``path_outside_model``."""
         check_files(path)
+        check_settings(Path(path))
         from transformers import AutoTokenizer
 
         # transformers 5 has one tokenizer per model; earlier versions also had Python ones for some.
@@ -156,14 +164,16 @@ class Tokenizer:
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Return the ids of ``text``, with the tokenizer's special tokens around it if ``add_special_tokens``.
 
-        Uses the batch call, which releases the GIL, unlike the call for a single text.
+        Lone surrogates become U+FFFD. Uses the batch call, which releases the GIL, unlike the call for a single text.
         """
+        text = well_formed(text)
         if self._backend is not None:
             return self._backend.encode_batch([text], add_special_tokens=add_special_tokens)[0].ids
         return self.hf.encode(text, add_special_tokens=add_special_tokens)
 
     def encode_pair(self, text: str, other: str) -> list[int]:
         """Return the ids of two texts as one sequence, with the tokenizer's special tokens around and between them."""
+        text, other = well_formed(text), well_formed(other)
         if self._backend is not None:
             return self._backend.encode_batch([(text, other)])[0].ids
         return list(self.hf(text, text_pair=other)["input_ids"])
@@ -242,25 +252,54 @@ class Tokenizer:
         template: str | None = None,
         tools: list[dict[str, Any]] | None = None,
         add_generation_prompt: bool = True,
-        **values: Any,
+        content_format: str = "auto",
+        continue_final_message: bool = False,
+        arguments: Mapping[str, Any] | None = None,
     ) -> str:
         """Render a conversation to the prompt text; ``template`` replaces the model's own.
 
-        The arguments of past tool calls may be text or an object; see ``message_forms``.
-        Raises ``no_chat_template``, or ``chat_template`` when the template rejects the messages.
+        Content may be parts of other APIs, see ``read_message``; for ``content_format``, see ``ChatTemplate.checked``.
+        ``arguments`` are further variables of the template. Raises ``no_chat_template``, ``chat_template`` when the
+        template rejects the messages, and as ``check_chat_arguments``, ``read_message`` and ``ChatTemplate`` do.
         """
         if template is None and not self.has_chat_template:
             raise error("no_chat_template")
-        values |= {"tools": tools, "chat_template": template, "add_generation_prompt": add_generation_prompt}
-        failure: Exception | None = None
-        for form in message_forms(messages):
-            try:
-                return self.hf.apply_chat_template(form, tokenize=False, **values)
-            except (
-                Exception
-            ) as exception:  # keep the error of the first variant, as the template may reject all for the same reason
-                failure = failure or exception
-        raise error("chat_template", reason=str(failure) or type(failure).__name__) from failure
+        read = [
+            each for number, message in enumerate(messages) for each in read_message(message, f"messages[{number}]")
+        ]
+        check_chat_arguments(content_format, arguments or {})
+        values = {**(arguments or {}), "add_generation_prompt": add_generation_prompt}
+        values |= {"continue_final_message": True} if continue_final_message else {}
+        values |= {"tools": tools} if tools else {}
+        try:
+            if _renders_as_transformers(self.hf):
+                return self._chat_template(template, bool(tools), content_format).render(read, **values)
+            return self.hf.apply_chat_template(read, tokenize=False, chat_template=template, **values)
+        except AiakqError:
+            raise
+        except Exception as failure:
+            raise as_template_error(failure) from failure
+
+    def _chat_template(self, given: str | None, with_tools: bool, content_format: str) -> ChatTemplate:
+        """Return the template, checked when it is first used. Raises ``template_unusable``."""
+        source = "of the model" if given is None else "that was given"
+        try:
+            text = self.hf.get_chat_template(given, tools=[{}] if with_tools else None)
+        except ValueError as failure:  # several templates, none of them the default
+            raise error("template_unusable", source=source, reason=str(failure).rstrip(".")[:200]) from None
+        key = (text, content_format, with_tools)
+        if key not in self._chat_templates:
+            special_tokens = dict(self.hf.special_tokens_map)
+            self._chat_templates[key] = ChatTemplate.checked(text, special_tokens, content_format, source, with_tools)
+        return self._chat_templates[key]
+
+
+def _renders_as_transformers(hf: Any) -> bool:
+    """Whether a tokenizer renders conversations with transformers' method, not one of its own."""
+    return (
+        getattr(getattr(type(hf), "apply_chat_template", None), "__module__", "")
+        == "transformers.tokenization_utils_base"
+    )
 
 
 #: Keys that transformers adds to a tokenizer's configuration, with the location of its files.

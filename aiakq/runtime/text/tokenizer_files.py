@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from aiakq.errors import AiakqError, error
 from aiakq.formats.model_folder import read_json, vocabulary_files
@@ -17,6 +19,87 @@ _VOCABULARIES = (
     "sentencepiece.bpe.model",
 )
 _JSON = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json")
+
+
+_TOKENS = (
+    *("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token"),
+    *("image_token", "audio_token", "video_token"),
+)
+_SWITCHES = (
+    *("add_bos_token", "add_eos_token", "add_prefix_space", "clean_up_tokenization_spaces", "split_special_tokens"),
+    *("do_lower_case", "legacy", "use_default_system_prompt", "spaces_between_special_tokens"),
+)
+
+
+def check_settings(folder: Path) -> None:
+    """Raise ``model_malformed`` for a key of the tokenizer's settings that has a value of the wrong type.
+
+    transformers does not check them, and fails later, in whatever first uses the value.
+    """
+    for name in ("tokenizer_config.json", "special_tokens_map.json", "chat_template.json", "added_tokens.json"):
+        if not (folder / name).is_file():
+            continue
+        for key, value in read_json(folder / name, name).items():
+            expected = _ID if name == "added_tokens.json" else _EXPECTED.get(key)
+            if expected is None or (value is None and name != "added_tokens.json"):
+                continue
+            description, accepts = expected
+            if not accepts(value):
+                reason = f"{key[:64]!r} is {value!r:.64}, not {description}"
+                raise error("model_malformed", file=str(folder / name), reason=reason)
+
+
+def _is_token(value: Any) -> bool:
+    return isinstance(value, str) or (isinstance(value, dict) and isinstance(value.get("content"), str))
+
+
+def _is_template(value: Any) -> bool:
+    """Whether ``value`` is a template, or a list or dictionary of named ones."""
+    if isinstance(value, dict):
+        return all(isinstance(each, str) for each in value.values())
+    named = value if isinstance(value, list) else []
+    are_named = all(isinstance(each, dict) and _are_strings(each.get("name"), each.get("template")) for each in named)
+    return isinstance(value, str) or (bool(named) and are_named)
+
+
+def _are_strings(*values: Any) -> bool:
+    return all(isinstance(value, str) for value in values)
+
+
+def _is_id(value: Any) -> bool:
+    return type(value) is int and value >= 0
+
+
+def _are_added_tokens(value: Any) -> bool:
+    """Whether ``value`` maps ids, as text, to tokens with a content and flags."""
+    return isinstance(value, dict) and all(
+        id.isdecimal()
+        and isinstance(token, dict)
+        and _is_token(token)
+        and all(isinstance(flag, bool) for name, flag in token.items() if name in _TOKEN_FLAGS)
+        for id, token in value.items()
+    )
+
+
+def _are_tokens(value: Any) -> bool:
+    return isinstance(value, (list, dict)) and all(map(_is_token, value if isinstance(value, list) else value.values()))
+
+
+_TOKEN_FLAGS = ("lstrip", "rstrip", "normalized", "single_word", "special")
+_ID: tuple[str, Callable[[Any], bool]] = ("a token id", _is_id)
+#: Key -> what its value has to be, besides null.
+_EXPECTED: dict[str, tuple[str, Callable[[Any], bool]]] = {
+    **dict.fromkeys(_TOKENS, ("a token", _is_token)),
+    **dict.fromkeys(_SWITCHES, ("true or false", lambda value: isinstance(value, bool))),
+    "chat_template": ("a template, or a list of objects with name and template", _is_template),
+    "additional_special_tokens": ("a list of tokens", _are_tokens),
+    "extra_special_tokens": ("a list of tokens, or an object of them", _are_tokens),
+    "added_tokens_decoder": ("an object of ids and tokens", _are_added_tokens),
+    "model_max_length": ("a number", lambda value: isinstance(value, (int, float)) and not isinstance(value, bool)),
+    "tokenizer_class": ("the name of a class", lambda value: isinstance(value, str)),
+    "padding_side": ("left or right", lambda value: value in ("left", "right")),
+    "truncation_side": ("left or right", lambda value: value in ("left", "right")),
+}
 
 
 def has_tokenizer(folder: Path) -> bool:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import functools
+
 from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
-from aiakq.server.api.request_model import RequestModel, parse_body
+from aiakq.server.api.request_model import Integer, RequestModel, parse_body
 from aiakq.server.api.routes import UNAVAILABLE, Route
 from aiakq.server.api.service import Service
+from aiakq.server.http.auth import client_of
 from aiakq.server.http.body import read_body
 
 
@@ -24,7 +27,7 @@ class UnloadAdapterRequest(RequestModel):
     """The body of POST /v1/unload_lora_adapter."""
 
     lora_name: str = Field(description="What requests call it.", max_length=256)
-    lora_int_id: int | None = Field(None, description="Not used.")
+    lora_int_id: Integer | None = Field(None, description="Not used.")
 
 
 async def load_adapter(service: Service, request: Request) -> Response:
@@ -32,8 +35,9 @@ async def load_adapter(service: Service, request: Request) -> Response:
     service.check_available()
     payload = parse_body(LoadAdapterRequest, await read_body(request, service.max_body_bytes))
     model = service.model
+    check = functools.partial(service.manager.adapters.check, client=client_of(request))
     replaced = await model.adapters.load(
-        payload.lora_name, payload.lora_path, model.names, service.manager.adapters.check, bool(payload.load_inplace)
+        payload.lora_name, payload.lora_path, model.names, check, bool(payload.load_inplace)
     )
     if replaced is not None:
         service.manager.unload_adapter(replaced)

@@ -2,31 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from aiakq.errors import AiakqError, error
 from aiakq.runtime.structured.formats import (
-    ANY_TEXT,
     Format,
+    after_thought,
     either,
     format_of,
-    regex,
     schema,
-    sequence,
     some_tags,
     tag_grammar_of,
-    text_up_to,
 )
-from aiakq.runtime.structured.grammars import Grammar, closed_schema, object_schema
+from aiakq.runtime.structured.grammars import Grammar
 from aiakq.server.api.reasoning_parsers.base import ReasoningParser
 from aiakq.server.api.service import Service
 from aiakq.server.api.tool_parsers.base import PlainJsonParser, ToolParser
-from aiakq.server.api.tools import Tool, calls_tools, forced_tools
-
-_NO_ARGUMENTS = {"type": "object", "properties": {}, "additionalProperties": False}
-_BLANKS = regex(r"[ \n\r\t]{0,4}")
+from aiakq.server.api.tool_schemas import ToolSchemaChecks, arguments_schema, writable_schemas
+from aiakq.server.api.tools import calls_tools, forced_tools
+from aiakq.server.process.text_messages import TextReply
 
 
 def tool_parser_of(service: Service, request: Any) -> type[ToolParser] | None:
@@ -37,7 +33,8 @@ def tool_parser_of(service: Service, request: Any) -> type[ToolParser] | None:
     forced = forced_tools(request.tools, request.tool_choice)
     if forced is None:
         return parser
-    schemas = {tool.function.name: _object_schema(tool) for tool in forced}
+    numbers = {tool.function.name: number for number, tool in enumerate(request.tools)}
+    schemas = {tool.function.name: arguments_schema(numbers[tool.function.name], tool) for tool in forced}
     return parser if parser is not None and parser.has_grammar(schemas) else PlainJsonParser
 
 
@@ -58,8 +55,8 @@ async def answer_grammar(
             name = request.grammar_name()
             return await _checked(service, reasoning.before(format_of(request_grammar), name), request_grammar, name)
         if request_grammar is not None:
-            await service.text.check_grammar(request_grammar, request.grammar_name())
-        return request_grammar
+            return await service.text.check_grammar(request_grammar, request.grammar_name())
+        return None
 
     async def grammar(schemas: Mapping[str, Any]) -> Grammar:
         part = calls.format(schemas)
@@ -74,35 +71,41 @@ async def answer_grammar(
             raise
     if request_grammar is not None:
         await service.text.check_grammar(request_grammar, request.grammar_name())
-    return await grammar(await calls.enforceable_schemas())
+    checks = calls.checks()
+    schemas = await checks.enforceable(calls.schemas)
+    try:
+        return await grammar(schemas)
+    except AiakqError as failure:
+        if failure.id != "grammar_not_enforceable":
+            raise
+    return await grammar(checks.loosest(schemas))
 
 
 @dataclass(frozen=True)
 class Reasoning:
     """How the response begins.
 
-    is_open  whether it begins with reasoning, whose start mark is in the prompt.
+    is_open    whether it begins with reasoning, whose start mark is in the prompt.
+    is_closed  whether the prompt has ended the reasoning, so that the response begins with the answer.
     """
 
     parser: type[ReasoningParser]
     is_open: bool
+    is_closed: bool = False
 
     def before(self, answer: Format, param: str, may_end: bool = False) -> Format:
-        """Return a grammar of optional reasoning followed by ``answer``.
+        """Return a grammar of optional reasoning followed by ``answer``; nothing is enforced in the reasoning.
 
         param    request field that requires ``answer``, for errors.
-        may_end  whether the response may end after the reasoning, without an answer.
+        may_end  whether the response may end within the reasoning, without an answer.
         """
         parser = self.parser
         if not parser.has_answer_mark:
             reason = "the text of this model is in channels, in which it cannot be enforced"
             raise error("unsupported_parameter", param=param, reason=reason)
-        rest = sequence(_BLANKS, answer)
-        if self.is_open:
-            ended = [sequence(text_up_to(end), rest) for end in parser.ends]
-            return either(*ended, *([ANY_TEXT] if may_end else []))
-        alternatives = [sequence(text_up_to(end, start), rest) for start in parser.starts for end in parser.ends]
-        return either(answer, *alternatives)
+        if self.is_closed:
+            return answer
+        return after_thought(answer, parser.starts, parser.ends, is_open=self.is_open, may_end=may_end)
 
 
 class _Calls:
@@ -119,10 +122,12 @@ class _Calls:
         """own: grammar of a message without calls, or None for any text."""
         self._service, self._parser, self._request_grammar = service, parser, request_grammar
         forced = forced_tools(request.tools, request.tool_choice)
-        self._tools = [(number, tool) for number, tool in enumerate(request.tools) if forced is None or tool in forced]
+        self._tools = [(tool.number, tool) for tool in request.tools if forced is None or tool in forced]
         self.is_forced = forced is not None
         self._only_one = isinstance(request.tool_choice, Mapping) or request.parallel_tool_calls is False
-        self.schemas = {tool.function.name: _arguments_schema(number, tool) for number, tool in self._tools}
+        self.schemas = {tool.function.name: arguments_schema(number, tool) for number, tool in self._tools}
+        if not self.is_forced and parser.triggers and not parser.has_grammar(self.schemas):
+            self.schemas = writable_schemas(self._tools, self.schemas, parser.has_grammar)
         self.are_enforced = self.is_forced or (bool(parser.triggers) and parser.has_grammar(self.schemas))
         if self.are_enforced:
             return
@@ -147,45 +152,24 @@ class _Calls:
             else either(calls, format_of(self._request_grammar))
         )
 
-    async def enforceable_schemas(self) -> dict[str, Any]:
-        """Return ``schemas``, in which any object replaces those that cannot be enforced.
+    def checks(self) -> ToolSchemaChecks:
+        """Return the checks of each tool, for requests whose tools cannot be enforced together."""
 
-        Raises ``grammar_not_enforceable`` if such a schema is of a strict tool.
-        """
-        schemas = {}
-        for number, tool in self._tools:
-            name = tool.function.name
-            schemas[name] = self.schemas[name]
-            try:
-                await _checked(self._service, schema(schemas[name]), self._request_grammar, _parameters(number))
-            except AiakqError as failure:
-                if failure.id != "grammar_not_enforceable" or tool.function.strict:
-                    raise
-                schemas[name] = {"type": "object"}
-        return schemas
+        async def check(schemas: Sequence[Any]) -> TextReply:
+            part = either(*map(schema, schemas))
+            return await self._service.text.compile_grammar(_with_defaults(self._service, part, self._request_grammar))
 
+        async def relax(value: Any) -> TextReply:
+            like = _with_defaults(self._service, schema(value), self._request_grammar)
+            return await self._service.text.relax_schema(value, like)
 
-def _parameters(number: int) -> str:
-    return f"tools[{number}].function.parameters"
-
-
-def _arguments_schema(number: int, tool: Tool) -> dict[str, Any]:
-    """Return the JSON schema of the arguments of ``tool``, an object. Raises ``value_out_of_range``."""
-    schema = tool.function.parameters or {}
-    types = schema.get("type")
-    if types is not None and "object" not in (types if isinstance(types, list) else [types]):
-        allowed = "the schema of an object"
-        raise error("value_out_of_range", param=_parameters(number), value=f"type {types}"[:64], allowed=allowed)
-    return _object_schema(tool)
-
-
-def _object_schema(tool: Tool) -> dict[str, Any]:
-    schema = tool.function.parameters
-    return closed_schema(object_schema(schema)) if schema else _NO_ARGUMENTS
+        return ToolSchemaChecks(self._tools, check, relax)
 
 
 async def _checked(service: Service, part: Format, like: Grammar | None, param: str) -> Grammar:
     """Return the grammar of ``part`` with the operator's defaults. Raises ``grammar_not_enforceable``."""
-    grammar = service.model.limits.grammars.apply(tag_grammar_of(part, like))
-    await service.text.check_grammar(grammar, param)
-    return grammar
+    return await service.text.check_grammar(_with_defaults(service, part, like), param)
+
+
+def _with_defaults(service: Service, part: Format, like: Grammar | None) -> Grammar:
+    return service.model.limits.grammars.apply(tag_grammar_of(part, like))

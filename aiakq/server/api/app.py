@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
@@ -17,17 +18,19 @@ from aiakq.server.api.openapi import openapi_document
 from aiakq.server.api.request_tracker import RequestTracker
 from aiakq.server.api.routes import Route
 from aiakq.server.api.service import Service
-from aiakq.server.errors import as_aiakq_error
+from aiakq.server.api.unknown_fields import IgnoredFields, ignored_fields
+from aiakq.server.errors import as_aiakq_error, copy_error
 from aiakq.server.http.auth import OnRefusal
 from aiakq.server.http.error_shapes import error_body
 from aiakq.server.http.responses import NoResponse, error_response
 from aiakq.server.http.root_path import route_path
 from aiakq.server.http.streaming import ClientDisconnected
 from aiakq.server.process.text_client import client_of_request
+from aiakq.server.telemetry.load_report import FORMAT_HEADER, REPORT_HEADER, load_report
 
 
-class TrailingSlashes:
-    """Middleware that removes a trailing slash from paths, except that of the root page."""
+class RoutePaths:
+    """Middleware that removes a trailing slash from paths, except that of the root page, and sets ASGI's root_path."""
 
     def __init__(self, app: ASGIApp, root_path: str = "") -> None:
         self.app = app
@@ -36,10 +39,10 @@ class TrailingSlashes:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         path = scope.get("path", "")
         if path + "/" == self.root:
-            scope = {**scope, "path": self.root}
+            path = self.root
         elif path != self.root and path.endswith("/"):
-            scope = {**scope, "path": path[:-1] or "/"}
-        await self.app(scope, receive, send)
+            path = path[:-1] or "/"
+        await self.app({**scope, "path": path, "root_path": self.root[:-1]}, receive, send)
 
 
 def create_app(
@@ -64,9 +67,8 @@ def create_app(
         openapi_url="/openapi.json" if with_docs else None,
         redoc_url=None,
         redirect_slashes=False,
-        root_path=root_path.rstrip("/"),
     )
-    app.add_middleware(TrailingSlashes, root_path=root_path)
+    app.add_middleware(RoutePaths, root_path=root_path)
     app.add_exception_handler(AiakqError, _on_aiakq_error)
     app.add_exception_handler(HTTPException, _on_http_exception)
     app.add_exception_handler(ClientDisconnected, _on_disconnect)
@@ -77,7 +79,7 @@ def create_app(
 
     def openapi() -> dict[str, Any]:
         if app.openapi_schema is None:
-            accepts_unknown = service.on_unknown_field is not None
+            accepts_unknown = not service.unknown_fields.refuses
             app.openapi_schema = openapi_document(routes, service.model, keyless_paths, accepts_unknown)
         return app.openapi_schema
 
@@ -88,11 +90,33 @@ def create_app(
 def _endpoint(route: Route, service: Service) -> Callable[[Request], Awaitable[Response]]:
     async def endpoint(request: Request) -> Response:
         request.state.error_body = route.error_body
+        if route.administrates and not getattr(request.state, "administrates", True):
+            raise error("admin_key_required")
         client = request.client
+        request.state.ignored_fields = names = IgnoredFields()
+        ignored_fields.set(names)
         client_of_request.set(getattr(request.state, "owner", "") or (client.host if client else ""))
-        return await route.handler(service, request)
+        try:
+            response = await route.handler(service, request)
+            if route.generates and FORMAT_HEADER in request.headers:
+                _report_load(service, request.headers[FORMAT_HEADER], response)
+            return response
+        except asyncio.CancelledError:
+            # The server is ending, and has waited long enough. Generation requests have failed before.
+            if service.closing is None:
+                raise
+            raise copy_error(service.closing) from None
 
     return endpoint
+
+
+def _report_load(service: Service, format: str, response: Response) -> None:
+    """Add the load of the server to the headers of ``response``."""
+    stats = service.manager.stats
+    loads = {"kv_cache_usage_perc": stats.kv_usage, "num_requests_waiting": stats.num_waiting}
+    report = load_report(format, loads)
+    if report is not None:
+        response.headers[REPORT_HEADER] = report
 
 
 def count_refusals(service: Service, routes: Sequence[Route], root_path: str) -> OnRefusal:
@@ -127,7 +151,10 @@ async def _on_http_exception(request: Request, failure: Exception) -> Response:
         refusal = error("method_not_allowed", path=path, method=request.method[:16])
     else:
         refusal = error("request_failed", reason=f"HTTP status {failure.status_code}")
-    return _respond(request, refusal, failure.headers)
+    headers = dict(failure.headers or {})
+    if "GET" in headers.get("Allow", "").split(", "):
+        headers["Allow"] += ", HEAD"
+    return _respond(request, refusal, headers)
 
 
 async def _on_disconnect(request: Request, failure: Exception) -> Response:

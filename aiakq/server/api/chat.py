@@ -17,8 +17,8 @@ from aiakq.runtime.text.output_processor import Delta
 from aiakq.runtime.text.outputs import Logprob
 from aiakq.server.api.answer_grammar import Reasoning, answer_grammar
 from aiakq.server.api.chat_message import MessageDelta, ResponseMessage, deltas_of, message_of
-from aiakq.server.api.chat_parsing import MessageParsers, reasoning_is_open
-from aiakq.server.api.conversation import ConversationFields, join_text_parts
+from aiakq.server.api.chat_parsing import MessageParsers, reasoning_state
+from aiakq.server.api.conversation import ConversationFields
 from aiakq.server.api.generation import generate
 from aiakq.server.api.openai import (
     Choice,
@@ -32,7 +32,7 @@ from aiakq.server.api.openai import (
     finite,
     top_by_rank,
 )
-from aiakq.server.api.request_model import LIMITED_BY
+from aiakq.server.api.request_model import LIMITED_BY, Integer
 from aiakq.server.api.routes import PROMPT_ERRORS, Route
 from aiakq.server.api.service import Service
 from aiakq.server.process.request_stream import Prompt
@@ -42,13 +42,13 @@ class ChatCompletionRequest(GenerationRequest, ConversationFields):
     """The body of POST /v1/chat/completions. ``logprobs`` and ``top_logprobs`` are OpenAI's form of ``logprobs``."""
 
     logprobs: bool | None = Field(None, description="Return the log-probability of every token.")
-    top_logprobs: Annotated[int, Field(json_schema_extra={LIMITED_BY: "logprobs"})] | None = Field(
+    top_logprobs: Annotated[Integer, Field(json_schema_extra={LIMITED_BY: "logprobs"})] | None = Field(
         None, description="Return this many of the most likely tokens per position; needs logprobs=true."
     )
-    max_tokens: Annotated[int, Field(json_schema_extra={LIMITED_BY: "max_tokens"})] | None = Field(
+    max_tokens: Annotated[Integer, Field(json_schema_extra={LIMITED_BY: "max_tokens"})] | None = Field(
         None, description="Tokens to generate at most; up to the end of the context if not given."
     )
-    max_completion_tokens: Annotated[int, Field(json_schema_extra={LIMITED_BY: "max_tokens"})] | None = Field(
+    max_completion_tokens: Annotated[Integer, Field(json_schema_extra={LIMITED_BY: "max_tokens"})] | None = Field(
         None, description="The newer name of max_tokens, which it overrides."
     )
     parallel_tool_calls: bool | None = Field(
@@ -80,7 +80,7 @@ class ChatCompletionRequest(GenerationRequest, ConversationFields):
         return error(failure.id, **failure.fields | {"param": names[failure.param]})
 
     async def tokenize(self, service: Service, params: SamplingParams) -> list[Prompt]:
-        kwargs = self.template_kwargs(service.chat_template, service.on_unknown_field)
+        kwargs = self.template_kwargs(service.chat_template, service.unknown_fields)
         if "tools" in kwargs:
             service.check_calls_tools(is_forced=self.forces_calls)
         if self.include_reasoning is False and service.message_format.reasoning_parser is None:
@@ -94,7 +94,7 @@ class ChatCompletionRequest(GenerationRequest, ConversationFields):
         parser = service.message_format.reasoning_parser
         if grammar is None and not self.may_call:
             return None
-        reasoning = None if parser is None else Reasoning(parser, reasoning_is_open(service, self, prompts[0]))
+        reasoning = None if parser is None else Reasoning(parser, *reasoning_state(service, self, prompts[0]))
         return await answer_grammar(service, self, grammar, reasoning)
 
 
@@ -180,7 +180,7 @@ class ChatResponseBuilder(OpenAIResponseBuilder):
         last = self.request.messages[-1]
         if not self.request.echo or last.role != self.role:
             return ""
-        return join_text_parts(last.content, f"messages[{len(self.request.messages) - 1}].content")
+        return last.text
 
     def response_fields(self, outputs: Sequence[Delta]) -> dict[str, Any]:
         return {**self.prompt_token_ids(self.prompts[0]), "prompt_logprobs": self.prompt_logprobs(outputs[0])}
@@ -221,7 +221,7 @@ class ChatResponseBuilder(OpenAIResponseBuilder):
         # As in OpenAI's API, a call of the function that ``tool_choice`` names has the finish reason "stop".
         is_named = isinstance(self.request.tool_choice, Mapping)
         if delta.finish_reason == "stop" and self.messages is not None and not is_named:
-            if self.messages.has_calls(delta.index):
+            if self.messages.has_valid_calls(delta.index):
                 fields["finish_reason"] = "tool_calls"
         return fields
 
@@ -245,6 +245,8 @@ class ChatResponseBuilder(OpenAIResponseBuilder):
         content = []
         for token_id, position in zip(delta.token_ids, delta.logprobs or [], strict=True):
             best = top_by_rank(position, self.request.top_logprobs or 0)
+            if self.request.logprob_token_ids is not None:
+                best = list(position.items())
             top_logprobs = [TopLogprob(*self._token(token, logprob)) for token, logprob in best]
             content.append(TokenLogprob(*self._token(token_id, position[token_id]), top_logprobs))
         return ChatLogprobs(content)

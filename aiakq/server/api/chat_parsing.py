@@ -7,11 +7,11 @@ from typing import Any
 
 from aiakq.runtime.text.output_processor import Delta
 from aiakq.server.api.answer_grammar import tool_parser_of
-from aiakq.server.api.conversation import ConversationFields, join_text_parts
+from aiakq.server.api.conversation import ConversationFields
 from aiakq.server.api.message_parser import MessageParser, ReasoningTokens
 from aiakq.server.api.output.events import ContentPiece, Event, ReasoningPiece
 from aiakq.server.api.service import Service
-from aiakq.server.api.tools import tool_schemas
+from aiakq.server.api.tools import forced_tools, tool_schemas
 from aiakq.server.process.request_stream import Prompt
 
 #: Number of tokens at the end of a prompt that are decoded to see whether it ends with a reasoning mark.
@@ -48,15 +48,17 @@ class MessageParsers:
         tool_parser = tool_parser_of(service, request)
         if not service.tokenizer.has_text or not (tool_parser is not None or format.reasoning_parser is not None):
             return None
-        is_open = format.reasoning_parser is not None and reasoning_is_open(service, request, prompt)
-        schemas = tool_schemas(request.tools)
+        state = None if format.reasoning_parser is None else reasoning_state(service, request, prompt)
+        forced = forced_tools(request.tools, request.tool_choice)
+        schemas = tool_schemas(request.tools if forced is None else forced)
         max_calls = 1 if request.parallel_tool_calls is False else None
         parsers = [
             MessageParser(
-                format.reasoning_parser(is_open) if format.reasoning_parser is not None else None,
+                format.reasoning_parser(*state) if format.reasoning_parser is not None and state is not None else None,
                 tool_parser(schemas) if tool_parser is not None else None,
                 f"{request_id}/{index}",
                 max_calls,
+                only_calls=forced is not None,
             )
             for index in range(count)
         ]
@@ -71,9 +73,9 @@ class MessageParsers:
             return [event for event in events if not isinstance(event, ReasoningPiece)]
         return events
 
-    def has_calls(self, index: int) -> bool:
-        """Whether a choice contains calls so far."""
-        return self._parsers[index].num_calls > 0
+    def has_valid_calls(self, index: int) -> bool:
+        """Whether a choice has calls, all of which have ended and are valid."""
+        return self._parsers[index].has_valid_calls
 
     @property
     def num_reasoning_tokens(self) -> int:
@@ -88,14 +90,15 @@ def events_of(messages: MessageParsers | None, index: int, delta: Delta, ended: 
     return [ContentPiece(delta.text)] if delta.text else []
 
 
-def reasoning_is_open(service: Service, request: Any, prompt: Prompt) -> bool:
-    """Whether the message begins with reasoning, because ``prompt`` ends with its start mark."""
+def reasoning_state(service: Service, request: Any, prompt: Prompt) -> tuple[bool, bool]:
+    """Return whether ``prompt`` ends within reasoning, and whether it has ended it, so that there is no other."""
     parser = service.message_format.reasoning_parser
     assert parser is not None
     end = service.tokenizer.decode(prompt.token_ids[-_TAIL_TOKENS:], skip_special_tokens=False)
-    return parser.opened_by(end, _continued(request))
+    continued = _continued(request)
+    return parser.opened_by(end, continued), parser.closed_by(end, continued)
 
 
 def _continued(request: ConversationFields) -> str | None:
     """Return the text of the message that the model continues; "" if it starts a new one."""
-    return join_text_parts(request.messages[-1].content, "messages") if request.continue_final_message else None
+    return request.messages[-1].text if request.continue_final_message else None

@@ -25,12 +25,12 @@ from aiakq.server.api.openai import (
     GenerationResponse,
     OpenAIResponseBuilder,
     PromptLogprobs,
-    TextOffsets,
     encoded,
     finite,
 )
 from aiakq.server.api.routes import PROMPT_ERRORS, Route
 from aiakq.server.api.service import Service
+from aiakq.server.api.text_offsets import TextOffsets
 from aiakq.server.process.request_stream import MAX_PROMPTS, Prompt, check_sequence_count
 
 _TOKEN_IDS = {"type": "array", "items": {"type": "integer"}, "minItems": 1}
@@ -85,11 +85,20 @@ def split_prompts(prompt: Any, param: str = "prompt") -> list[str | list[int]]:
         raise error("invalid_type", param=param, reason=expected)
     if not prompt:
         raise error("empty_prompt", param=param)
-    if type(prompt[0]) is int:
-        return [prompt]
-    if not (all(isinstance(entry, str) for entry in prompt) or all(isinstance(entry, list) for entry in prompt)):
+    if type(prompt[0]) in (int, float):
+        return [_integers(prompt)]
+    if all(isinstance(entry, str) for entry in prompt):
+        return prompt
+    if not all(isinstance(entry, list) for entry in prompt):
         raise error("invalid_type", param=param, reason=expected)
-    return prompt
+    return [_integers(entry) for entry in prompt]
+
+
+def _integers(token_ids: list[Any]) -> list[Any]:
+    """Return ``token_ids`` with integers for numbers like 4.0; see ``request_model.Integer``."""
+    if float not in set(map(type, token_ids)):
+        return token_ids
+    return [int(entry) if isinstance(entry, float) and entry.is_integer() else entry for entry in token_ids]
 
 
 class CompletionLogprobs(msgspec.Struct):
@@ -189,14 +198,8 @@ class CompletionResponseBuilder(OpenAIResponseBuilder):
             logprobs.text_offset += prompt_offsets(self.service.tokenizer, state.prompt.token_ids, text)
             state.offsets = TextOffsets(len(text))
         self._extend(logprobs, delta.token_ids, delta.logprobs or [])
-        logprobs.text_offset += [state.offsets.add(self._bytes_in_text(token_id)) for token_id in delta.token_ids]
+        logprobs.text_offset += [state.offsets.add(self.bytes_in_text(token_id)) for token_id in delta.token_ids]
         return logprobs
-
-    def _bytes_in_text(self, token_id: int) -> bytes:
-        """Return the bytes that a generated token adds to the text."""
-        tokenizer = self.service.tokenizer
-        skipped = self.params.skip_special_tokens and token_id in tokenizer.special_ids
-        return b"" if skipped else tokenizer.token_bytes(token_id)
 
     def _extend(
         self,

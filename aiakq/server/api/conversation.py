@@ -4,48 +4,22 @@ from __future__ import annotations
 
 from typing import Annotated, Any, ClassVar
 
-from pydantic import Field, WithJsonSchema
+from pydantic import Field, PrivateAttr, WithJsonSchema
 
 from aiakq.errors import error
+from aiakq.runtime.text.chat_template import RESERVED_TEMPLATE_KWARGS
+from aiakq.runtime.text.message_parts import join_text_parts, read_message
+from aiakq.server.api.foreign_fields import CALL_FIELDS, MESSAGE_FIELDS, ForeignField
 from aiakq.server.api.reasoning_switch import ReasoningEffort, reasoning_arguments
-from aiakq.server.api.request_model import FailFastList, OnUnknownField, RequestModel
-from aiakq.server.api.tools import ToolChoice, Tools, calls_tools, check_tools, forced_tools
-from aiakq.server.api.unsupported_fields import UNSUPPORTED_MESSAGE_FIELDS
+from aiakq.server.api.request_model import FailFastList, RequestModel
+from aiakq.server.api.tools import AsSent, ToolChoice, Tools, allowed_tools, calls_tools, check_tools, forced_tools
+from aiakq.server.api.unknown_fields import REFUSE, UnknownFields
+from aiakq.server.api.unsupported_fields import UNSUPPORTED_FIELDS, UNSUPPORTED_MESSAGE_FIELDS, UnsupportedField
 
-#: Template variables that requests must not override.
-RESERVED_TEMPLATE_KWARGS = frozenset(
-    {
-        "messages",
-        "conversation",
-        "tools",
-        "documents",
-        "template",
-        "chat_template",
-        "add_generation_prompt",
-        "continue_final_message",
-        "tokenize",
-        "tokenizer_kwargs",
-        "padding",
-        "truncation",
-        "max_length",
-        "return_tensors",
-        "return_dict",
-        "return_assistant_tokens_mask",
-        "self",
-        "bos_token",
-        "eos_token",
-    }
-)
-
-_TEXT_PART = {
-    "type": "object",
-    "properties": {"type": {"const": "text"}, "text": {"type": "string"}},
-    "required": ["type", "text"],
-}
+_TEXT_PART = {"anyOf": [{"type": "string"}, {"type": "object", "properties": {"type": {"type": "string"}}}]}
 _CONTENT_SCHEMA = {"anyOf": [{"type": "string"}, {"type": "array", "items": _TEXT_PART}, {"type": "null"}]}
 TEMPLATE_KWARGS_SCHEMA = {
     "type": "object",
-    "additionalProperties": {"anyOf": [{"type": "string"}, {"type": "number"}, {"type": "boolean"}, {"type": "null"}]},
     "propertyNames": {"pattern": "^[A-Za-z_][A-Za-z0-9_]*$", "not": {"enum": sorted(RESERVED_TEMPLATE_KWARGS)}},
 }
 
@@ -56,40 +30,40 @@ class CalledFunction(RequestModel):
     open = True
     ignored_fields = frozenset()
     unsupported_fields: ClassVar = {}
+    foreign_fields = CALL_FIELDS
 
     name: str
     arguments: str | dict[str, Any] | None = None
 
 
-class PastCall(RequestModel):
+class PastCall(AsSent):
     """A tool call in a past message."""
 
-    open = True
-    ignored_fields = frozenset()
-    unsupported_fields: ClassVar = {}
+    foreign_fields = CALL_FIELDS
 
     id: str | None = None
     type: str | None = None
     function: CalledFunction
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the call as chat templates expect it, except for the form of its arguments."""
-        function = {"name": self.function.name, "arguments": self.function.arguments}
-        call: dict[str, Any] = {"type": "function", "function": function}
-        return call if self.id is None else {"id": self.id, **call}
+        """Return the call as the client sent it, with a type."""
+        given = self.as_sent
+        return given if given.get("type") is not None else given | {"type": "function"}
 
 
 class ChatMessage(RequestModel):
-    """One message. ``content`` is text, or parts of type text.
+    """One message. ``content`` is text, or a list of parts: text under the names of several APIs, and reasoning.
 
     An assistant's message may have ``tool_calls`` and its reasoning, under either name; a message with role tool has
-    the result of the call ``tool_call_id``. Unknown fields are ignored, because clients send back messages that they
-    received from other servers.
+    the result of the call ``tool_call_id``. Unknown fields are passed to the chat template, which ignores what it does
+    not know, because clients send back messages that they received from other servers.
     """
 
     open = True
+    passes_on = True
     ignored_fields = frozenset()
     unsupported_fields = UNSUPPORTED_MESSAGE_FIELDS
+    foreign_fields = MESSAGE_FIELDS
 
     role: str
     content: Annotated[Any, WithJsonSchema(_CONTENT_SCHEMA)] = None
@@ -99,23 +73,36 @@ class ChatMessage(RequestModel):
     reasoning_content: str | None = None
     reasoning: str | None = None
 
-    def to_dict(self, path: str) -> dict[str, Any]:
-        """Return the message as chat templates expect it; see ``message_forms`` for that of calls."""
-        self.check_extra_fields(path)
-        message: dict[str, Any] = {"role": self.role, "content": join_text_parts(self.content, f"{path}.content")}
+    @property
+    def text(self) -> str:
+        """The text of the content."""
+        return join_text_parts(self.content, "messages")
+
+    def to_dicts(self, path: str) -> list[dict[str, Any]]:
+        """Return the message as chat templates expect it; several if it has results of calls among its parts.
+
+        Raises the errors of ``read_message``. See ``message_forms`` for the form of calls.
+        """
+        message: dict[str, Any] = {"role": self.role, "content": self.content}
         if self.tool_calls:
-            message["content"] = message["content"] or None
             message["tool_calls"] = [call.to_dict() for call in self.tool_calls]
-        if reasoning := self.reasoning_content or self.reasoning:
-            message["reasoning_content"] = message["reasoning"] = reasoning
-        for name in ("name", "tool_call_id"):
+        for name in ("reasoning_content", "reasoning", "name", "tool_call_id"):
             if getattr(self, name) is not None:
                 message[name] = getattr(self, name)
-        return message
+        for name, value in (self.model_extra or {}).items():
+            if value is not None:
+                message[name] = value
+        return read_message(message, path)
 
 
 class ConversationFields(RequestModel):
     """The fields of requests with a conversation."""
+
+    unsupported_fields = {
+        **UNSUPPORTED_FIELDS,
+        "functions": UnsupportedField("it is the older form of tools, which describes them", ([],)),
+        "function_call": UnsupportedField("it is the older form of tool_choice", ("none", "auto")),
+    }
 
     messages: FailFastList[ChatMessage] = Field(min_length=1, description="The conversation; text only.")
     add_generation_prompt: bool | None = Field(
@@ -125,13 +112,19 @@ class ConversationFields(RequestModel):
         None, description="Continue the last message; needs add_generation_prompt=false."
     )
     chat_template_kwargs: Annotated[dict[str, Any], WithJsonSchema(TEMPLATE_KWARGS_SCHEMA)] | None = Field(
-        None, description="Arguments of the chat template, such as enable_thinking."
+        None, description="Arguments of the chat template, such as enable_thinking: any JSON values."
+    )
+    documents: FailFastList[dict[str, Any]] | None = Field(
+        None, description="Documents for chat templates that show them, usually with title and text."
     )
     reasoning_effort: ReasoningEffort | None = Field(
         None, description="How much the model reasons; for chat templates that have a switch for it."
     )
     tools: Tools | None = Field(None, description="Functions that the model may call.")
     tool_choice: ToolChoice = None
+
+    _thinks: bool | None = PrivateAttr(None)
+    _thinks_param: str = PrivateAttr("")
 
     @property
     def may_call(self) -> bool:
@@ -145,12 +138,13 @@ class ConversationFields(RequestModel):
 
     def conversation(self) -> list[dict[str, Any]]:
         """Return the messages as dicts. Raises ``unsupported_parameter`` for content other than text."""
-        return [message.to_dict(f"messages[{i}]") for i, message in enumerate(self.messages)]
+        numbered = enumerate(self.messages)
+        return [each for number, message in numbered for each in message.to_dicts(f"messages[{number}]")]
 
-    def template_kwargs(self, template: str, on_unknown: OnUnknownField | None = None) -> dict[str, Any]:
+    def template_kwargs(self, template: str, unknown: UnknownFields = REFUSE) -> dict[str, Any]:
         """Return arguments for the chat template. Raises ``unsupported_parameter`` or ``invalid_type``.
 
-        on_unknown  called, instead of raising, with the error for an effort that the template does not support.
+        unknown  says what happens to an effort or a switch that the template does not support.
         """
         if self.continue_final_message and self.add_generation_prompt:
             raise error(
@@ -160,44 +154,49 @@ class ConversationFields(RequestModel):
         kwargs: dict[str, Any] = {"add_generation_prompt": generation_prompt}
         if self.continue_final_message:
             kwargs["continue_final_message"] = True
-        if self.reasoning_effort is not None:
-            arguments = reasoning_arguments(template, self.reasoning_effort)
-            if not arguments and self.reasoning_effort != "none":
-                reason = "the chat template has no switch for it; a server with --unknown-fields warn ignores it"
-                refusal = error("unsupported_parameter", param="reasoning_effort", reason=reason)
-                if on_unknown is None:
-                    raise refusal
-                on_unknown(refusal)
-            kwargs.update(arguments)
+        kwargs.update(self._reasoning_arguments(template, unknown))
         for name, value in (self.chat_template_kwargs or {}).items():
             param = f"chat_template_kwargs.{name:.64}"
             if name in RESERVED_TEMPLATE_KWARGS or not name.isidentifier():
                 raise error("unsupported_parameter", param=param, reason="the name is taken")
-            # Switches of templates, like enable_thinking, are single values.
-            if not isinstance(value, (str, int, float, bool, type(None))):
-                raise error("invalid_type", param=param, reason="a text, a number, true, false or null is expected")
+            if name == "documents":
+                _check_documents(value, param)
+                if self.documents:
+                    raise error("unsupported_parameter", param=param, reason="the field documents is given too")
             kwargs[name] = value
+        if self.documents:
+            kwargs["documents"] = self.documents
         check_tools(self.tools, self.tool_choice)
+        self.tools, self.tool_choice = allowed_tools(self.tools, self.tool_choice)
         if self.may_call:
-            kwargs["tools"] = [tool.to_dict() for tool in self.tools or ()]
+            kwargs["tools"] = [tool.as_sent for tool in self.tools or ()]
         return kwargs
 
+    def take(self, name: str, value: Any, param: str, field: ForeignField, unknown: UnknownFields) -> None:
+        if name == "thinks":
+            self._thinks, self._thinks_param = value, param
+        else:
+            super().take(name, value, param, field, unknown)
 
-def join_text_parts(content: Any, path: str) -> str:
-    """Return the text of a message's content; "" if it is absent."""
-    if content is None:
-        return ""
-    if isinstance(content, str):
-        return content
-    if not isinstance(content, list):
-        raise error("invalid_type", param=path, reason="a string or a list of parts is expected")
-    texts: list[str] = []
-    for i, part in enumerate(content):
-        if not isinstance(part, dict):
-            raise error("invalid_type", param=f"{path}[{i}]", reason="an object with type and text is expected")
-        if part.get("type") != "text":
-            raise error("unsupported_parameter", param=f"{path}[{i}].type", reason="only parts of type text are read")
-        if not isinstance(part.get("text"), str):
-            raise error("invalid_type", param=f"{path}[{i}].text", reason="a string is expected")
-        texts.append(part["text"])
-    return "\n".join(texts)
+    def _reasoning_arguments(self, template: str, unknown: UnknownFields) -> dict[str, Any]:
+        """Return the template arguments for the reasoning effort, or a switch of another server."""
+        effort, thinks = self.reasoning_effort, self._thinks
+        if effort is None and thinks is None:
+            return {}
+        arguments = reasoning_arguments(template, effort, thinks)
+        if not arguments and (thinks is not None or effort != "none"):
+            reason = "the chat template has no switch for it; a server with --unknown-fields ignore ignores it"
+            param = "reasoning_effort" if effort is not None else self._thinks_param
+            refusal = error("unsupported_parameter", param=param, reason=reason)
+            if unknown.refuses:
+                raise refusal
+            unknown.ignore(refusal)
+        return arguments
+
+
+def _check_documents(documents: Any, param: str) -> None:
+    """Raise ``invalid_type`` for anything but a list of objects."""
+    if documents is not None and not (
+        isinstance(documents, list) and all(isinstance(document, dict) for document in documents)
+    ):
+        raise error("invalid_type", param=param, reason="a list of objects is expected")

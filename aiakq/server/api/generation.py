@@ -179,7 +179,7 @@ async def read_generation_request(
     service: Service, body: bytes, model: type[Any]
 ) -> tuple[GenerationInput, list[Prompt], SamplingParams]:
     """Parse a body as ``model``, validate it, and derive sampling parameters and tokenized prompts."""
-    payload: GenerationInput = parse_body(model, body, service.on_unknown_field)
+    payload: GenerationInput = parse_body(model, body, service.unknown_fields)
     service.model.check_name(payload.model)
     payload.check_combinations()
     try:

@@ -8,12 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from aiakq.errors import AiakqError, error
-from aiakq.server.api.conversation import RESERVED_TEMPLATE_KWARGS
+from aiakq.runtime.text.chat_template import RESERVED_TEMPLATE_KWARGS
+from aiakq.runtime.text.tools_in_text import DEFAULT_SYNTAX, CallSyntax
 from aiakq.server.api.message_parser import MessageFormat
 from aiakq.server.api.reasoning_parsers import REASONING_PARSERS
 from aiakq.server.api.reasoning_parsers.base import ReasoningParser
 from aiakq.server.api.tool_parsers import TOOL_PARSERS
-from aiakq.server.api.tool_parsers.base import ToolParser
+from aiakq.server.api.tool_parsers.base import JsonToolParser, ToolParser
+from aiakq.server.api.tool_parsers.hermes import HermesParser
 from aiakq.system.files import check_named, read_named_text
 
 #: Maximum size of the file of --chat-template.
@@ -36,13 +38,35 @@ class ParserOptions:
                 "reasoning_parser", "reasoning_parser_plugin", REASONING_PARSERS, ReasoningParser, args
             )
 
-    def message_format(self, template: str) -> MessageFormat:
-        """Return the parsers, detected from ``template`` if not named. Raises ``bad_option`` if that fails."""
+    def message_format(self, template: str, takes_tools: bool = True) -> MessageFormat:
+        """Return the parsers, detected from ``template`` if not named. Raises ``bad_option`` if that fails.
+
+        takes_tools  whether the template has a place for tools. Otherwise the prompt says how to write calls, so that
+                     the parser is one for which it can say so.
+        """
+        tool_parser = self._tool_parser(template, takes_tools)
         return MessageFormat(
-            self._tools.parser(template) if self._tools else None,
+            tool_parser,
             self._reasoning.parser(template) if self._reasoning else None,
             self._auto_tool_choice,
+            call_syntax_of(tool_parser) or DEFAULT_SYNTAX,
         )
+
+    def _tool_parser(self, template: str, takes_tools: bool) -> Any:
+        if takes_tools:
+            return self._tools.parser(template) if self._tools else None
+        named = self._tools.parser(template) if self._tools and self._tools.is_named else None
+        return named if call_syntax_of(named) is not None else HermesParser
+
+
+def call_syntax_of(parser: type[ToolParser] | None) -> CallSyntax | None:
+    """Return how a prompt tells the model to write calls for ``parser``; None if they are not JSON between marks."""
+    if parser is None or not issubclass(parser, JsonToolParser) or not parser.triggers or not parser.call_begins:
+        return None
+    begin, end = parser.call_begins[0], parser.ends[0] if parser.ends else ""
+    if not begin:
+        return None
+    return CallSyntax(begin, f"]{end}" if begin.endswith("[") else end, parser.arguments_key)
 
 
 class _Choice:
@@ -62,6 +86,10 @@ class _Choice:
             raise error("bad_option", option=self._option, value=self._named, expected="a parser", hint=hint)
         if self._named is not None:
             self._load(self._named)
+
+    @property
+    def is_named(self) -> bool:
+        return self._named is not None
 
     def parser(self, template: str) -> Any:
         """The class that is named, or the first whose marks ``template`` has."""

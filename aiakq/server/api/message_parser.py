@@ -11,13 +11,11 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from aiakq.runtime.text.tokenizer import Tokenizer
+from aiakq.runtime.text.tools_in_text import DEFAULT_SYNTAX, CallSyntax
 from aiakq.server.api.output.events import Event, EventSink
-from aiakq.server.api.output.scanner import Marks, Parsing, TextScanner
+from aiakq.server.api.output.scanner import Parsing, TextScanner
 from aiakq.server.api.reasoning_parsers.base import ReasoningParser
-from aiakq.server.api.tool_parsers.base import ToolParser
-
-#: A mark that no text contains, so that all text is passed on.
-_NOTHING = Marks("\ud800")
+from aiakq.server.api.tool_parsers.base import ToolParser, read_message
 
 
 @dataclass(frozen=True)
@@ -27,11 +25,13 @@ class MessageFormat:
     tool_parser       parser of tool calls, or None.
     reasoning_parser  parser of reasoning, or None to leave it in the answer.
     auto_tool_choice  whether the model may decide to call tools.
+    call_syntax       how the prompt says to write calls if the chat template has no place for tools.
     """
 
     tool_parser: type[ToolParser] | None = None
     reasoning_parser: type[ReasoningParser] | None = None
     auto_tool_choice: bool = False
+    call_syntax: CallSyntax = DEFAULT_SYNTAX
 
     def special_tokens(self, tokenizer: Tokenizer) -> frozenset[int]:
         """Return the special tokens that are part of a parser's marks and must be kept in the text."""
@@ -56,11 +56,18 @@ class MessageParser:
         tools: ToolParser | None,
         seed: str = "",
         max_calls: int | None = None,
+        only_calls: bool = False,
     ) -> None:
-        """``seed`` determines the ids of calls; calls beyond ``max_calls`` are dropped."""
+        """
+        seed        determines the ids of calls.
+        max_calls   number of calls beyond which calls are dropped.
+        only_calls  whether the answer consists of calls: the beginning of one that was cut off is no content.
+        """
         make_id = tools.call_id if tools is not None else ToolParser.call_id
         self._text = TextScanner()
-        self._output = EventSink(lambda index: make_id(f"{seed}/{index}"), max_calls)
+        self._output = EventSink(lambda index: make_id(f"{seed}/{index}"), max_calls, self._text, only_calls)
+        self._is_new = True
+        self._only_calls = only_calls
         self._reasoning, self._tools = reasoning, tools
         if reasoning is not None:
             reasoning.tools = tools
@@ -68,9 +75,9 @@ class MessageParser:
         self._advance()
 
     @property
-    def num_calls(self) -> int:
-        """Number of calls so far."""
-        return self._output.num_calls
+    def has_valid_calls(self) -> bool:
+        """Whether there are calls, and all of them have ended and have a JSON object as arguments."""
+        return self._output.has_valid_calls
 
     @property
     def has_reasoning(self) -> bool:
@@ -82,7 +89,15 @@ class MessageParser:
         return self._output.reasoning_bytes
 
     def feed(self, text: str, ended: bool = False) -> list[Event]:
-        """Parse more text and return its events; ``ended`` also flushes pending text."""
+        """Parse more text and return its events; ``ended`` also flushes pending text.
+
+        In a message that is passed as a whole, a call that is malformed or cut off is content. In parts, its beginning
+        may have been returned before.
+        """
+        if ended and self._is_new and not self._only_calls:
+            self._text.keep_parts()
+            self._output.holds_calls = True
+        self._is_new = False
         self._text.feed(text, ended)
         self._advance()
         if ended:
@@ -97,8 +112,9 @@ class MessageParser:
         if self._reasoning is not None:
             yield from self._reasoning.parse(self._text, self._output)
         if self._tools is not None:
-            yield from self._tools.parse(self._text, self._output)
-        yield from self._text.until(_NOTHING, self._output.content)
+            yield from read_message(self._tools, self._text, self._output)
+        else:
+            yield from self._text.rest(self._output.content)
 
 
 class ReasoningTokens:

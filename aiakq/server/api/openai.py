@@ -7,7 +7,6 @@ single choice, both are also at the top level. In a stream, they are in the chun
 
 from __future__ import annotations
 
-import codecs
 import math
 import re
 import time
@@ -23,11 +22,14 @@ from aiakq.runtime.sampling_params import SamplingParams
 from aiakq.runtime.structured.grammars import Grammar
 from aiakq.runtime.text.output_processor import Delta
 from aiakq.runtime.text.outputs import Logprob, PositionLogprobs
+from aiakq.server.api.foreign_fields import GENERATION_FIELDS
 from aiakq.server.api.generation import ResponseBuilder
-from aiakq.server.api.request_model import LIMITED_BY, RequestModel
-from aiakq.server.api.sampling_fields import SAMPLING_FIELDS, SamplingFields
+from aiakq.server.api.request_model import LIMITED_BY, Integer, RequestModel
+from aiakq.server.api.request_timings import RequestTimings
+from aiakq.server.api.sampling_fields import SAMPLING_FIELDS, SamplingFields, check_http_maximums
 from aiakq.server.api.service import Service
 from aiakq.server.api.structured_fields import StructuredFields, structured_values
+from aiakq.server.api.text_offsets import TextOffsets
 from aiakq.server.api.unsupported_fields import IGNORED_STREAM_OPTIONS
 from aiakq.server.process.request_stream import Prompt, RequestDeltas
 
@@ -38,10 +40,7 @@ REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
 
 #: The name of a served model.
 ModelName = Annotated[str, Field(json_schema_extra={LIMITED_BY: "model"})]
-FinishReason = Literal["stop", "length", "tool_calls"]
-
-_Utf8Decoder = codecs.getincrementaldecoder("utf-8")
-
+FinishReason = Literal["stop", "length", "tool_calls", "repetition"]
 
 # --- requests
 
@@ -59,10 +58,12 @@ class StreamOptions(RequestModel):
 class GenerationRequest(SamplingFields, StructuredFields):
     """The fields of completions and chat; names and meaning as in the OpenAI API and vLLM."""
 
+    foreign_fields = GENERATION_FIELDS
+
     model: ModelName | None = Field(None, description="A served name; the first one if not given.")
     stream: bool | None = Field(None, description="Return the text as server-sent events while it is generated.")
     stream_options: StreamOptions | None = Field(None, description="include_usage, continuous_usage_stats.")
-    priority: Annotated[int, Field(json_schema_extra={LIMITED_BY: "priority"})] | None = Field(
+    priority: Annotated[Integer, Field(json_schema_extra={LIMITED_BY: "priority"})] | None = Field(
         None, description="Lower ones are scheduled first, with --scheduling-policy priority."
     )
     cache_salt: Annotated[str, Field(json_schema_extra={"minLength": 1})] | None = Field(
@@ -79,6 +80,7 @@ class GenerationRequest(SamplingFields, StructuredFields):
 
     def check_combinations(self) -> None:
         """Raise ``unsupported_parameter`` or ``value_out_of_range`` for values that exclude each other."""
+        check_http_maximums(self)
         if self.cache_salt == "":
             raise error("value_out_of_range", param="cache_salt", value="", allowed="a text that is not empty")
         if self.request_id is not None and not REQUEST_ID.fullmatch(self.request_id):
@@ -90,6 +92,8 @@ class GenerationRequest(SamplingFields, StructuredFields):
             )
         if self.stream_options is not None and not self.stream:
             raise error("unsupported_parameter", param="stream_options", reason="it needs stream=true")
+        if self.logprob_token_ids is not None and not self.logprobs and self.logprobs != 0:
+            raise error("unsupported_parameter", param="logprob_token_ids", reason="it needs logprobs")
         if self.stream and self.prompt_logprobs is not None:
             raise error("unsupported_parameter", param="prompt_logprobs", reason="it needs stream=false")
 
@@ -106,8 +110,8 @@ class GenerationRequest(SamplingFields, StructuredFields):
     async def grammar_of(self, service: Service, prompts: Sequence[Prompt], grammar: Grammar | None) -> Grammar | None:
         """Return the grammar of the response after checking it; ``grammar``: that of the structured output fields."""
         if grammar is not None:
-            await service.text.check_grammar(grammar, self.grammar_name())
-        return grammar
+            return await service.text.check_grammar(grammar, self.grammar_name())
+        return None
 
     def rename_param(self, failure: AiakqError) -> AiakqError:
         """Return ``failure`` with the request field's name in place of the sampling parameter's."""
@@ -193,6 +197,7 @@ class GenerationResponse(msgspec.Struct, Generic[ChoiceT], kw_only=True):
     system_fingerprint: str
     choices: list[ChoiceT]
     usage: Usage
+    metrics: RequestTimings | msgspec.UnsetType = msgspec.UNSET
     sentence_length: int | msgspec.UnsetType = msgspec.UNSET
     cum_log_probs: float | msgspec.UnsetType = msgspec.UNSET
 
@@ -207,6 +212,7 @@ class GenerationChunk(msgspec.Struct, Generic[ChoiceT], kw_only=True):
     system_fingerprint: str
     choices: list[ChoiceT]
     usage: Usage | None | msgspec.UnsetType = msgspec.UNSET
+    metrics: RequestTimings | msgspec.UnsetType = msgspec.UNSET
     sentence_length: int | msgspec.UnsetType = msgspec.UNSET
     cum_log_probs: float | msgspec.UnsetType = msgspec.UNSET
 
@@ -225,24 +231,8 @@ class ChoiceState:
     num_tokens: int = 0
     num_cached_tokens: int = 0
     text_length: int = 0
+    timings: RequestTimings | None = None
     offsets: TextOffsets = field(default_factory=lambda: TextOffsets())
-
-
-class TextOffsets:
-    """Computes text offsets of tokens in characters. A token within a character has the offset of that character."""
-
-    def __init__(self, start: int = 0) -> None:
-        self._next = start
-        self._decoder = _Utf8Decoder("replace")
-
-    def add(self, data: bytes) -> int:
-        """Return the offset of the next token, which adds ``data`` to the text."""
-        continues = bool(data) and 0x80 <= data[0] < 0xC0
-        if data and not continues:
-            self._next += len(self._decoder.decode(b"", final=True))
-        offset = self._next
-        self._next += len(self._decoder.decode(data))
-        return offset
 
 
 class OpenAIResponseBuilder(ResponseBuilder):
@@ -267,7 +257,8 @@ class OpenAIResponseBuilder(ResponseBuilder):
         self.tokens_as_ids = self._asks_for_tokens_as_ids() or not service.tokenizer.has_text
         options = request.stream_options
         self.include_usage = bool(options and options.include_usage) or service.options.force_include_usage
-        self.continuous_usage = self.include_usage and bool(options and options.continuous_usage_stats)
+        continuous = service.options.force_include_usage or bool(options and options.continuous_usage_stats)
+        self.continuous_usage = self.include_usage and continuous
         self.created = int(time.time())
         self.states = [ChoiceState(index, prompts[index // params.n]) for index in range(len(prompts) * params.n)]
 
@@ -301,7 +292,7 @@ class OpenAIResponseBuilder(ResponseBuilder):
             self._update(state, output)
             choices.append(self.choice(state, output, self._totals(state, output)))
         totals = self._totals(self.states[0], outputs[0]) if len(choices) == 1 else {}
-        fields = totals | self.response_fields(outputs)
+        fields = totals | self._timings() | self.response_fields(outputs)
         return self.response_type(**self._head(), choices=choices, usage=self.usage(), **fields)
 
     def chunks(self, deltas: RequestDeltas) -> Sequence[msgspec.Struct]:
@@ -328,7 +319,7 @@ class OpenAIResponseBuilder(ResponseBuilder):
         """Return the chunk with the token counts, if requested."""
         if not self.include_usage:
             return []
-        return [self.chunk_type(**self._head(), choices=[], usage=self.usage())]
+        return [self.chunk_type(**self._head(), choices=[], usage=self.usage(), **self._timings())]
 
     # --- parts
 
@@ -360,6 +351,12 @@ class OpenAIResponseBuilder(ResponseBuilder):
             return entry.decoded_token
         return self.service.token_text(token_id)
 
+    def bytes_in_text(self, token_id: int) -> bytes:
+        """Return the bytes that a generated token adds to the text."""
+        tokenizer = self.service.tokenizer
+        kept = token_id not in tokenizer.special_ids or token_id in self.kept_special_tokens
+        return tokenizer.token_bytes(token_id) if kept or not self.params.skip_special_tokens else b""
+
     def finish(self, delta: Delta) -> dict[str, Any]:
         """Return the fields about the end of a choice."""
         reason = {"finish_reason": delta.finish_reason, "stop_reason": delta.stop_reason}
@@ -390,6 +387,14 @@ class OpenAIResponseBuilder(ResponseBuilder):
         state.num_cached_tokens = max(state.num_cached_tokens, delta.num_cached_tokens)
         state.text_length += len(delta.text)
         state.finish_reason = delta.finish_reason or state.finish_reason
+        if delta.finish_reason is not None:
+            state.timings = RequestTimings.of(delta.times, state.num_tokens)
+
+    def _timings(self) -> dict[str, Any]:
+        """Return the field with the times of the request, if the server returns them."""
+        if not self.service.options.per_request_metrics or len(self.states) > 1:
+            return {}
+        return {"metrics": self.states[0].timings or RequestTimings()}
 
     def _totals(self, state: ChoiceState, delta: Delta) -> dict[str, Any]:
         """Return the two fields that extend OpenAI's."""

@@ -30,6 +30,7 @@ BODY_ERRORS = (
     "unsupported_media_type",
 )
 KEY_ERRORS = ("invalid_api_key",)
+ADMIN_ERRORS = ("admin_key_required",)
 
 _COMPONENTS = "#/components/schemas/"
 
@@ -229,4 +230,5 @@ def _error_responses(route: Route, references: dict[Any, Schema], needs_key: boo
 def error_ids(route: Route, needs_key: bool) -> tuple[str, ...]:
     """Return the ids of all errors that a route can return."""
     body = BODY_ERRORS if route.request else ()
-    return tuple(dict.fromkeys((*COMMON_ERRORS, *body, *route.errors, *(KEY_ERRORS if needs_key else ()))))
+    keys = (*(ADMIN_ERRORS if route.administrates else ()), *(KEY_ERRORS if needs_key else ()))
+    return tuple(dict.fromkeys((*COMMON_ERRORS, *body, *route.errors, *keys)))

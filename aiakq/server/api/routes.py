@@ -44,7 +44,10 @@ ROUTE_MODULES = Registry(
 #: Nothing can be generated, because there is no engine or the server is shutting down.
 UNAVAILABLE = ("engine_dead", "engine_restarting", "shutting_down")
 #: Tokenization.
-TOKENIZATION = ("no_tokenizer", "no_chat_template", "chat_template", "tokenization", "invalid_token_id")
+TOKENIZATION = (
+    *("no_tokenizer", "no_chat_template", "chat_template", "template_loses", "template_unusable"),
+    *("template_loses_users", "tokenization", "tokenizer_mismatch", "invalid_token_id"),
+)
 #: Generation requests, in addition to the errors of their fields.
 GENERATION = (
     *("empty_prompt", "too_many_prompts", "context_length_exceeded", "nothing_left", "overloaded", "queue_timeout"),
@@ -97,6 +100,11 @@ class Route:
     @property
     def methods(self) -> tuple[str, ...]:
         return (self.method,) if isinstance(self.method, str) else self.method
+
+    @property
+    def administrates(self) -> bool:
+        """Whether it needs a key of --admin-api-key, if the server has any."""
+        return self.tag == "admin"
 
     @property
     def openapi_path(self) -> str:

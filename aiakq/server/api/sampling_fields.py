@@ -13,8 +13,9 @@ from typing import Annotated, Any, Union, get_args, get_origin
 
 from pydantic import Field, create_model
 
+from aiakq.errors import error
 from aiakq.runtime.sampling_params import Parameter, SamplingParams, parameters
-from aiakq.server.api.request_model import LIMITED_BY, RequestModel
+from aiakq.server.api.request_model import LIMITED_BY, Integer, RequestModel
 
 
 def _json_type(type_: Any) -> Any:
@@ -24,10 +25,11 @@ def _json_type(type_: Any) -> Any:
         return functools.reduce(operator.or_, map(_json_type, get_args(type_)))
     if origin is dict:
         _, value = get_args(type_)
-        return origin[str, value]
+        return origin[str, _json_type(value)]
     if origin is list:
-        return Annotated[type_, Field(fail_fast=True)]
-    return type_
+        [entry] = get_args(type_)
+        return Annotated[origin[_json_type(entry)], Field(fail_fast=True)]
+    return Integer if type_ is int else type_
 
 
 def _keywords(parameter: Parameter, json_type: str) -> dict[str, Any]:
@@ -37,7 +39,7 @@ def _keywords(parameter: Parameter, json_type: str) -> dict[str, Any]:
         if parameter.minimum is not None:
             keywords["exclusiveMinimum" if parameter.exclusive else "minimum"] = parameter.minimum
         if parameter.maximum is not None:
-            keywords["maximum"] = parameter.maximum
+            keywords["maximum"] = parameter.http_maximum or parameter.maximum
         if parameter.limited_by:
             keywords[LIMITED_BY] = parameter.limited_by
     if json_type == "array" and parameter.limited_by:
@@ -60,6 +62,10 @@ def _field(type_: Any, parameter: Parameter, default: Any) -> Any:
 _DEFAULTS = SamplingParams()
 _DECLARED = {name: declared for name, declared in parameters().items() if not declared[1].only_local}
 
+_HTTP_MAXIMUMS = {
+    name: parameter.http_maximum for name, (_, parameter) in _DECLARED.items() if parameter.http_maximum is not None
+}
+
 #: Names of all sampling fields.
 SAMPLING_FIELDS = tuple(_DECLARED)
 
@@ -68,6 +74,14 @@ def sampling_model(class_name: str, names: Iterable[str]) -> Any:
     """Return a base class of requests with the sampling fields ``names``, all optional."""
     fields = {name: _field(*_DECLARED[name], getattr(_DEFAULTS, name)) for name in names}
     return create_model(class_name, __base__=RequestModel, **fields)
+
+
+def check_http_maximums(request: Any) -> None:
+    """Raise ``value_out_of_range`` for a sampling field of ``request`` above its maximum for HTTP requests."""
+    for name, maximum in _HTTP_MAXIMUMS.items():
+        value = getattr(request, name)
+        if value is not None and value > maximum:
+            raise error("value_out_of_range", param=name, value=value, allowed=f"1 to {maximum}")
 
 
 #: Base class of generation requests.

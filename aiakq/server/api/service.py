@@ -12,10 +12,10 @@ from typing import Any
 
 from aiakq.errors import AiakqError, error
 from aiakq.runtime.sampling_params import SamplingParams
-from aiakq.runtime.text.output_processor import bad_word_texts, distinct_lists, truncated
+from aiakq.runtime.text.output_processor import bad_word_texts, check_truncation, distinct_lists, truncated
 from aiakq.server.api.message_parser import MessageFormat
 from aiakq.server.api.model_info import ModelInfo
-from aiakq.server.api.unsupported_fields import UnknownFieldLog
+from aiakq.server.api.unknown_fields import UnknownFields
 from aiakq.server.errors import copy_error
 from aiakq.server.http.body import MAX_VALUES
 from aiakq.server.process.replicas import Requests
@@ -35,15 +35,17 @@ MIN_PROMPT_CHARS = 1 << 16
 class ResponseOptions:
     """Server options for the contents of responses.
 
-    force_include_usage         every stream ends with token counts.
+    force_include_usage         every chunk of a stream has token counts.
     return_tokens_as_token_ids  default of the request field: represent tokens as token_id:N in log-probabilities.
     prompt_tokens_details       usage includes the number of tokens found in the prefix cache.
+    per_request_metrics         responses with one sequence have the times of the request.
     keep_alive_seconds          seconds without output after which streams send a comment; 0 for never.
     """
 
     force_include_usage: bool = False
     return_tokens_as_token_ids: bool = False
     prompt_tokens_details: bool = True
+    per_request_metrics: bool = False
     keep_alive_seconds: float = 0.0
 
 
@@ -55,7 +57,7 @@ class Service:
     progress        progress of loading, for /ready.
     max_body_bytes  maximum size of a request body.
     max_values      maximum number of values in a request body, such as token ids.
-    on_unknown_field  callback for unknown request fields, or None to reject them.
+    unknown_fields  handling of unknown request fields.
     fair_share      share the engine fairly between clients instead of requests.
     message_format  format of the model's reasoning and tool calls.
     log_prompts     number of characters or token ids of a prompt to log, or None to log no requests.
@@ -76,7 +78,7 @@ class Service:
         max_body_bytes: int,
         progress: Callable[[], dict[str, Any]],
         log_prompts: float | None = None,
-        accept_unknown_fields: bool = False,
+        unknown_fields: str = "refuse",
         options: ResponseOptions | None = None,
         fair_share: bool = False,
         message_format: MessageFormat | None = None,
@@ -91,7 +93,7 @@ class Service:
         self.metrics = metrics
         self.progress = progress
         self.log_prompts = log_prompts
-        self.on_unknown_field = UnknownFieldLog() if accept_unknown_fields else None
+        self.unknown_fields = UnknownFields(unknown_fields, metrics.ignored_fields.inc)
         self.options = options or ResponseOptions()
         self.fair_share = fair_share
         self.message_format = message_format or MessageFormat()
@@ -166,16 +168,13 @@ class Service:
         return self.truncate_prompts(self._prompts([None] * len(pairs), reply, request, params), params)
 
     def check_calls_tools(self, is_forced: bool) -> None:
-        """Raise ``unsupported_parameter`` if the server does not enable tool calls, or the chat template has no tools.
+        """Raise ``unsupported_parameter`` if the server does not enable tool calls.
 
         is_forced  whether the request forces a call, which needs no --enable-auto-tool-choice.
         """
         if not (is_forced or self.message_format.auto_tool_choice):
             reason = "the server was started without --enable-auto-tool-choice, so the model cannot decide; "
             reason += "use tool_choice 'none', 'required' or a named function"
-            raise error("unsupported_parameter", param="tools", reason=reason)
-        if "tools" not in self.chat_template:
-            reason = "the chat template does not support tools; set one that does with --chat-template"
             raise error("unsupported_parameter", param="tools", reason=reason)
 
     @property
@@ -187,6 +186,10 @@ class Service:
     def kept_special_tokens(self) -> frozenset[int]:
         """Special tokens that mark reasoning or tool calls."""
         return self.message_format.special_tokens(self.tokenizer)
+
+    def template_arguments(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the arguments of the chat template that a request has ``given``, with the operator's defaults."""
+        return {**self.default_template_kwargs, **given}
 
     async def tokenize_chat(
         self,
@@ -202,7 +205,8 @@ class Service:
         request = self._prompt_request(
             params,
             messages=messages,
-            arguments={**self.default_template_kwargs, **template_kwargs},
+            arguments=self.template_arguments(template_kwargs),
+            call_syntax=self.message_format.call_syntax,
             add_special_tokens=add_special_tokens,
         )
         reply = await self.text.run(request)
@@ -223,7 +227,8 @@ class Service:
         """Return the request to tokenize prompts, limited to as many token ids as can be used."""
         limits = self.model.limits
         longest = min(limits.max_model_len, limits.max_kv_tokens)
-        request = TextRequest(0, max_ids=longest + 1, **fields)
+        check_truncation(params, limits)
+        request = TextRequest(0, max_ids=longest + 1, from_start=params.truncation_side == "right", **fields)
         if params.truncate_prompt_tokens is None and self.text.loaded.longest_token:
             request.max_chars = max(MIN_PROMPT_CHARS, longest * self.text.loaded.longest_token)
         return request
@@ -241,8 +246,23 @@ class Service:
         for text, count, token_ids in zip(texts, reply.counts, reply.token_ids, strict=True):
             if count > len(token_ids) and params.truncate_prompt_tokens is None:
                 raise self._too_long(count, params)
+            if self._has_unknown_tokens:
+                self._check_known(token_ids)
             prompts.append(Prompt(text if count == len(token_ids) else None, token_ids))
         return prompts
+
+    @cached_property
+    def _has_unknown_tokens(self) -> bool:
+        """Whether the tokenizer has tokens beyond the model's vocabulary."""
+        return self.tokenizer.vocab_size > self.model.limits.vocab_size
+
+    def _check_known(self, token_ids: list[int]) -> None:
+        """Raise ``tokenizer_mismatch`` for a token of a text that the model does not have."""
+        last = self.model.limits.vocab_size - 1
+        unknown = next((id for id in token_ids if id > last), None)
+        if unknown is not None:
+            [token] = self.tokenizer.raw_tokens([unknown])
+            raise error("tokenizer_mismatch", token=token[:64], token_id=unknown, last=last)
 
     def _too_long(self, num_tokens: int | str, params: SamplingParams) -> AiakqError:
         limits = self.model.limits

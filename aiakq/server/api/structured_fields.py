@@ -9,6 +9,7 @@ from pydantic import Field, WithJsonSchema
 
 from aiakq.errors import error
 from aiakq.runtime.structured.grammars import BACKENDS, Grammar, grammar_of, new_grammar
+from aiakq.server.api.foreign_fields import FORMAT_FIELDS
 from aiakq.server.api.request_model import RequestModel
 
 _SCHEMA = {"anyOf": [{"type": "object"}, {"type": "string"}]}
@@ -37,6 +38,7 @@ class ResponseFormat(RequestModel):
 
     ignored_fields = frozenset()
     unsupported_fields = {}
+    foreign_fields = FORMAT_FIELDS
 
     type: Literal["text", "json_object", "json_schema", "structural_tag"]
     json_schema: JsonSchemaFormat | None = None

@@ -14,7 +14,7 @@ from starlette.responses import Response
 from aiakq.errors import error
 from aiakq.server.api.conversation import ConversationFields
 from aiakq.server.api.openai import ModelName
-from aiakq.server.api.request_model import LIMITED_BY, FailFastList, RequestModel, parse_body
+from aiakq.server.api.request_model import LIMITED_BY, FailFastList, Integer, RequestModel, parse_body
 from aiakq.server.api.routes import TOKENIZATION, Route
 from aiakq.server.api.service import Service
 from aiakq.server.http.body import read_body
@@ -54,7 +54,7 @@ class DetokenizeRequest(RequestModel):
     """The body of POST /detokenize."""
 
     model: ModelName | None = Field(None, description="A served name.")
-    tokens: FailFastList[Annotated[int, Field(json_schema_extra={LIMITED_BY: "token_id"})]] = Field(
+    tokens: FailFastList[Annotated[Integer, Field(json_schema_extra={LIMITED_BY: "token_id"})]] = Field(
         description="The token ids."
     )
 
@@ -71,16 +71,19 @@ async def tokenize(service: Service, request: Request) -> Response:
     payload: TokenizeRequest | TokenizeChatRequest
     await asyncio.sleep(0)  # it may be large
     if _has_messages(body):
-        payload = parse_body(TokenizeChatRequest, body, service.on_unknown_field)
+        payload = parse_body(TokenizeChatRequest, body, service.unknown_fields)
         service.model.check_name(payload.model)
         text_request = TextRequest(
             0,
             messages=payload.conversation(),
-            arguments=payload.template_kwargs(service.chat_template, service.on_unknown_field),
+            arguments=service.template_arguments(
+                payload.template_kwargs(service.chat_template, service.unknown_fields)
+            ),
+            call_syntax=service.message_format.call_syntax,
             add_special_tokens=bool(payload.add_special_tokens),
         )
     else:
-        payload = parse_body(TokenizeRequest, body, service.on_unknown_field)
+        payload = parse_body(TokenizeRequest, body, service.unknown_fields)
         service.model.check_name(payload.model)
         text_request = TextRequest(
             0, texts=[payload.prompt], add_special_tokens=payload.add_special_tokens is not False
@@ -96,7 +99,7 @@ async def tokenize(service: Service, request: Request) -> Response:
 async def detokenize(service: Service, request: Request) -> Response:
     """The text of token ids."""
     body = await read_body(request, service.max_body_bytes, service.max_values)
-    payload = parse_body(DetokenizeRequest, body, service.on_unknown_field)
+    payload = parse_body(DetokenizeRequest, body, service.unknown_fields)
     service.model.check_name(payload.model)
     last = service.model.limits.vocab_size - 1
     await asyncio.sleep(0)  # there may be many

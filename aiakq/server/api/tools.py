@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Annotated, Any, ClassVar
 
-from pydantic import Field, WithJsonSchema
+from pydantic import Field, PrivateAttr, WithJsonSchema, model_validator
 
 from aiakq.errors import error
 from aiakq.server.api.output.json_text import MAX_NAME
@@ -17,9 +17,38 @@ MAX_TOOLS = 1024
 _CHOICE_SCHEMA = {
     "anyOf": [{"enum": ["none", "auto", "required", None]}, {"type": "object"}],
     "description": "none: no tool is called, and the prompt names none. auto, the default: the model decides. "
-    "required: at least one is called. An object with type and function: the tool of this name is called.",
+    "required: at least one is called. An object with type and function: the tool of this name is called. An object of "
+    "type allowed_tools: the mode auto or required, among the tools that it names.",
 }
 ToolChoice = Annotated[Any, WithJsonSchema(_CHOICE_SCHEMA)]
+
+
+class AsSent(RequestModel):
+    """An object that is passed to chat templates with its keys and their order as the client sent them."""
+
+    open = True
+    passes_on = True
+    ignored_fields = frozenset()
+    unsupported_fields: ClassVar = {}
+
+    _sent: dict[str, Any] = PrivateAttr(default_factory=dict)
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _keep(cls, value: Any, handler: Any) -> Any:
+        model = handler(cls._completed(value) if isinstance(value, dict) else value)
+        if isinstance(value, dict):
+            model._sent = value
+        return model
+
+    @classmethod
+    def _completed(cls, value: dict[str, Any]) -> dict[str, Any]:
+        """Return the object to validate."""
+        return value
+
+    @property
+    def as_sent(self) -> dict[str, Any]:
+        return self._sent
 
 
 class ToolFunction(RequestModel):
@@ -30,6 +59,7 @@ class ToolFunction(RequestModel):
     """
 
     open = True
+    passes_on = True
     ignored_fields = frozenset()
     unsupported_fields: ClassVar = {}
 
@@ -39,24 +69,29 @@ class ToolFunction(RequestModel):
     strict: bool | None = None
 
 
-class Tool(RequestModel):
-    """A tool. Only functions are supported."""
+class _OtherTool(ToolFunction):
+    """What stands for the function of a tool of another type, which is refused by ``check_tools``."""
 
-    open = True
-    ignored_fields = frozenset()
-    unsupported_fields: ClassVar = {}
+    name: str = ""
+
+
+class Tool(AsSent):
+    """A tool. Only functions are supported."""
 
     type: Annotated[str, WithJsonSchema({"const": "function"})]
     function: ToolFunction
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return the tool as chat templates expect it, always with description and parameters, which many need."""
-        function = {
-            "name": self.function.name,
-            "description": self.function.description or "",
-            "parameters": self.function.parameters or {"type": "object", "properties": {}},
-        }
-        return {"type": "function", "function": function}
+    #: Position in the request, for error messages.
+    _number: int = PrivateAttr(0)
+
+    @classmethod
+    def _completed(cls, value: dict[str, Any]) -> dict[str, Any]:
+        is_other = isinstance(value.get("type"), str) and value["type"] != "function"
+        return value | {"function": _OtherTool()} if is_other else value
+
+    @property
+    def number(self) -> int:
+        return self._number
 
 
 Tools = Annotated[FailFastList[Tool], Field(max_length=MAX_TOOLS)]
@@ -68,13 +103,14 @@ def tool_schemas(tools: Sequence[Tool] | None) -> dict[str, Mapping[str, Any]]:
 
 
 def check_tools(tools: Sequence[Tool] | None, choice: Any) -> None:
-    """Raise ``unsupported_parameter``, ``missing_field``, ``invalid_type`` or ``value_out_of_range``."""
+    """Raise an error for tools or a ``tool_choice`` that cannot be followed, or that contradict each other."""
     names: set[str] = set()
     for number, tool in enumerate(tools or ()):
         path = f"tools[{number}]"
-        tool.check_extra_fields(path)
+        tool._number = number
         if tool.type != "function":
-            raise error("unsupported_parameter", param=f"{path}.type", reason="only tools of type function are called")
+            reason = f"{tool.type:.64}: only tools of type function are called"
+            raise error("unsupported_parameter", param=f"{path}.type", reason=reason)
         if tool.function.name in names:
             allowed, value = "a name that no other tool has", tool.function.name[:64]
             raise error("value_out_of_range", param=f"{path}.function.name", value=value, allowed=allowed)
@@ -90,13 +126,60 @@ def check_tools(tools: Sequence[Tool] | None, choice: Any) -> None:
         if isinstance(choice, str):
             raise error("value_out_of_range", param="tool_choice", value=choice[:64], allowed=expected)
         raise error("invalid_type", param="tool_choice", reason=f"{expected} is expected")
+    _check_type(choice, ("function", "allowed_tools"), "tool_choice")
+    if choice.get("type") != "allowed_tools":
+        _check_name(choice, names, "tool_choice")
+
+
+def allowed_tools(tools: list[Tool] | None, choice: Any) -> tuple[list[Tool] | None, Any]:
+    """Return the tools that ``tool_choice`` allows, and the choice among them, which is the mode of allowed_tools.
+
+    Raises ``missing_field``, ``invalid_type``, ``value_out_of_range`` and ``unsupported_parameter``.
+    """
+    if not isinstance(choice, dict) or choice.get("type") != "allowed_tools":
+        return tools, choice
+    path = "tool_choice.allowed_tools"
+    allowed = choice.get("allowed_tools")
+    if allowed is None:
+        raise error("missing_field", param=path)
+    if not isinstance(allowed, dict):
+        raise error("invalid_type", param=path, reason="an object with mode and tools is expected")
+    mode, entries = allowed.get("mode"), allowed.get("tools")
+    if mode not in ("auto", "required"):
+        value = str(mode)[:64]
+        raise error("value_out_of_range", param=f"{path}.mode", value=value, allowed="auto or required")
+    if not isinstance(entries, list) or not entries:
+        raise error("invalid_type", param=f"{path}.tools", reason="a list of functions is expected")
+    known = {tool.function.name for tool in tools or ()}
+    names = set()
+    for number, entry in enumerate(entries):
+        entry_path = f"{path}.tools[{number}]"
+        if not isinstance(entry, dict):
+            raise error("invalid_type", param=entry_path, reason="an object with type and function is expected")
+        _check_type(entry, ("function",), entry_path)
+        names.add(_check_name(entry, known, entry_path))
+    return [tool for tool in tools or () if tool.function.name in names], mode
+
+
+def _check_type(choice: dict[str, Any], known: tuple[str, ...], path: str) -> None:
+    kind = choice.get("type", "function")
+    if not isinstance(kind, str):
+        raise error("invalid_type", param=f"{path}.type", reason="a string is expected")
+    if kind not in known:
+        reason = f"{kind:.64}: only tools of type function are called"
+        raise error("unsupported_parameter", param=f"{path}.type", reason=reason)
+
+
+def _check_name(choice: dict[str, Any], known: Collection[str], path: str) -> str:
+    """Return the name of the chosen function. Raises ``missing_field`` and ``value_out_of_range``."""
     function = choice.get("function")
     name = function.get("name") if isinstance(function, dict) else None
     if not isinstance(name, str):
-        raise error("missing_field", param="tool_choice.function.name")
-    if name not in tool_schemas(tools):
+        raise error("missing_field", param=f"{path}.function.name")
+    if name not in known:
         allowed = "the name of one of the tools"
-        raise error("value_out_of_range", param="tool_choice.function.name", value=name[:64], allowed=allowed)
+        raise error("value_out_of_range", param=f"{path}.function.name", value=name[:64], allowed=allowed)
+    return name
 
 
 def calls_tools(tools: Sequence[Tool] | None, choice: Any) -> bool:

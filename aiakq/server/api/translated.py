@@ -12,20 +12,24 @@ from aiakq.runtime.sampling_params import SamplingParams
 from aiakq.runtime.structured.grammars import Grammar
 from aiakq.server.api.chat import ChatCompletionRequest
 from aiakq.server.api.conversation import TEMPLATE_KWARGS_SCHEMA
+from aiakq.server.api.foreign_fields import GENERATION_FIELDS, ForeignField
 from aiakq.server.api.openai import REQUEST_ID, ModelName
 from aiakq.server.api.reasoning_switch import ReasoningEffort, reasoning_arguments
-from aiakq.server.api.request_model import LIMITED_BY, RequestModel, parse_values
+from aiakq.server.api.request_model import LIMITED_BY, Integer, RequestModel, parse_values
 from aiakq.server.api.sampling_fields import sampling_model
 from aiakq.server.api.service import Service
+from aiakq.server.api.unknown_fields import UnknownFields
 from aiakq.server.process.request_stream import Prompt
 
 #: Sampling fields of chat that these APIs accept in addition to their own.
 _SAMPLING_FIELDS = (
     *("temperature", "top_p", "top_k", "min_p", "seed", "presence_penalty", "frequency_penalty"),
-    *("repetition_penalty", "logit_bias", "ignore_eos", "skip_special_tokens"),
+    *("repetition_penalty", "logit_bias", "ignore_eos", "skip_special_tokens", "spaces_between_special_tokens"),
+    *("min_tokens", "stop_token_ids", "include_stop_str_in_output", "allowed_token_ids", "bad_words"),
+    "repetition_detection",
 )
 #: Maximum number of generated tokens, which may exceed the context.
-TokenLimit = Annotated[int, Field(json_schema_extra={"minimum": 0, "maximum": 2**31})]
+TokenLimit = Annotated[Integer, Field(json_schema_extra={"minimum": 0, "maximum": 2**31})]
 
 _Fields: Any = sampling_model("TranslatedFields", _SAMPLING_FIELDS)
 
@@ -39,7 +43,10 @@ class Translated(RequestModel):
 
     same_fields: ClassVar[tuple[str, ...]] = ()
 
+    foreign_fields = GENERATION_FIELDS
+
     _chat: ChatCompletionRequest | None = PrivateAttr(None)
+    _thinks: bool | None = PrivateAttr(None)
 
     @property
     def chat(self) -> ChatCompletionRequest:
@@ -76,7 +83,14 @@ class Translated(RequestModel):
 
     def reasoning_arguments(self, service: Service) -> dict[str, Any]:
         """Return the chat template arguments that control reasoning, if the template has any."""
-        return reasoning_arguments(service.chat_template, *self.reasoning_effort())
+        effort, thinks = self.reasoning_effort()
+        return reasoning_arguments(service.chat_template, effort, self._thinks if thinks is None else thinks)
+
+    def take(self, name: str, value: Any, param: str, field: ForeignField, unknown: UnknownFields) -> None:
+        if name == "thinks":
+            self._thinks = value
+        else:
+            super().take(name, value, param, field, unknown)
 
     def switch_reasoning(self, service: Service) -> None:
         """Add ``reasoning_arguments`` to the template arguments of ``chat``, which take precedence."""
@@ -99,7 +113,7 @@ class TranslatedRequest(_Fields, Translated):
 
     model: ModelName | None = Field(None, description="A served name; the first one if not given.")
     stream: bool | None = Field(None, description="Return the answer as server-sent events while it is generated.")
-    priority: Annotated[int, Field(json_schema_extra={LIMITED_BY: "priority"})] | None = Field(
+    priority: Annotated[Integer, Field(json_schema_extra={LIMITED_BY: "priority"})] | None = Field(
         None, description="Lower ones are scheduled first, with --scheduling-policy priority."
     )
     cache_salt: Annotated[str, Field(json_schema_extra={"minLength": 1})] | None = Field(

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from aiakq.errors import error
-
-#: Returns the text of a content part, given the part, its type and its path.
-ReadPart = Callable[[dict[str, Any], str, str], str]
+from aiakq.runtime.text.message_parts import read_content
 
 
 class Turns:
@@ -57,17 +54,9 @@ class Turns:
         return self.messages[-1]
 
 
-def text_of(content: Any, path: str, read: ReadPart) -> str:
-    """Return the text of a content, a string or a list of parts. Raises ``invalid_type`` and the errors of ``read``."""
-    if isinstance(content, str):
-        return content
-    if not isinstance(content, list):
-        raise error("invalid_type", param=path, reason="a string or a list of parts is expected")
-    texts = []
-    for number, part in enumerate(content):
-        part_path = f"{path}[{number}]"
-        texts.append(read(part, type_of(part, part_path), part_path))
-    return "\n".join(text for text in texts if text)
+def text_of(content: Any, path: str) -> str:
+    """Return the text of a content, a string or a list of parts. Raises as ``read_content``."""
+    return "\n".join(text for text in read_content(content, path).texts if text)
 
 
 def type_of(part: Any, path: str, default: str | None = None) -> str:

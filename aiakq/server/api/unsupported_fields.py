@@ -1,21 +1,14 @@
 """Request fields that are not implemented: which are ignored and which are rejected.
 
-Fields of the OpenAI API and of vLLM that are in no request model are looked up here. Any other field is unknown.
+Fields of the OpenAI API and of vLLM that are in no request model are looked up here, those of other servers in
+foreign_fields.py.
 """
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
-
-from aiakq.errors import AiakqError
-
-logger = logging.getLogger("aiakq.server")
-
-#: Maximum number of unknown field names to log, since clients could send any number of them.
-MAX_LOGGED_NAMES = 100
 
 
 @dataclass(frozen=True)
@@ -24,7 +17,7 @@ class UnsupportedField:
 
     reason   why it is rejected.
     neutral  values without effect, which are accepted; null always is.
-    hint     whether it is only a hint, of which --unknown-fields warn accepts every value.
+    hint     whether it is only a hint, of which every value is ignored, except with --unknown-fields refuse.
     """
 
     reason: str
@@ -34,19 +27,6 @@ class UnsupportedField:
     def accepts(self, value: Any) -> bool:
         """Whether ``value`` is neutral. Types are compared, too: true is not 1, and 0 is not false."""
         return value is None or any(type(value) is type(neutral) and value == neutral for neutral in self.neutral)
-
-
-class UnknownFieldLog:
-    """Logs a warning for the first request with each unknown field; for ``--unknown-fields warn``."""
-
-    def __init__(self) -> None:
-        self._logged: set[str] = set()
-
-    def __call__(self, failure: AiakqError) -> None:
-        name = failure.param or ""
-        if name not in self._logged and len(self._logged) < MAX_LOGGED_NAMES:
-            self._logged.add(name)
-            logger.warning("ignored in requests: %s", ascii(failure.message))
 
 
 _TOOLS = "only chat completions call tools, which the field tools describes"
@@ -84,7 +64,7 @@ UNSUPPORTED_FIELDS: Mapping[str, UnsupportedField] = {
     "mm_processor_kwargs": UnsupportedField(_TEXT_ONLY, ({},)),
     "media_io_kwargs": UnsupportedField(_TEXT_ONLY, ({},)),
     "kv_transfer_params": UnsupportedField("prompts and answers are computed in one place", ({},)),
-    "documents": UnsupportedField("templates get no documents", ([],)),
+    "documents": UnsupportedField("only conversations have a template, which shows them", ([],)),
     "chat_template": UnsupportedField("templates are chosen by the operator, with --chat-template"),
     "use_beam_search": UnsupportedField("beam search is not built", (False,)),
     "length_penalty": UnsupportedField("it belongs to beam search", (1, 1.0)),
@@ -92,6 +72,5 @@ UNSUPPORTED_FIELDS: Mapping[str, UnsupportedField] = {
     "prompt_embeds": UnsupportedField("prompts are text or token ids"),
 }
 UNSUPPORTED_MESSAGE_FIELDS: Mapping[str, UnsupportedField] = {
-    "function_call": UnsupportedField("past calls are in tool_calls"),
     "audio": UnsupportedField(_TEXT_ONLY),
 }

@@ -32,6 +32,8 @@ from aiakq.system.files import read_named_text
 OnRefusal = Callable[[Scope, AiakqError], None]
 #: Characters that a header can contain without quoting.
 _KEY = re.compile(r"[\x21-\x7e]+")
+#: The argument of curl that sends a key.
+CURL_KEY = f' -H "Authorization: Bearer ${API_KEY_VARIABLE}"'
 
 
 class Keys:
@@ -39,6 +41,14 @@ class Keys:
 
     def __init__(self, keys: Iterable[str]) -> None:
         self._digests = {hashlib.sha256(key.encode()).digest() for key in keys}
+
+    @staticmethod
+    def joined(*groups: Keys) -> Keys:
+        """Return the keys of all ``groups``."""
+        keys = Keys(())
+        for group in groups:
+            keys._digests |= group._digests
+        return keys
 
     def __len__(self) -> int:
         return len(self._digests)
@@ -51,22 +61,37 @@ class Keys:
 
 def read_keys(args: Mapping[str, Any], environment: Mapping[str, str]) -> Keys:
     """Return all keys of --api-key, --api-key-file and the environment. Raises ``bad_option``."""
-    keys = list(args["api_key"] or ())
-    keys += [key for key in environment.get(API_KEY_VARIABLE, "").split(",") if key]
-    if args["api_key_file"] is not None:
-        lines = read_named_text(Path(args["api_key_file"]).expanduser(), 1 << 20, _bad_file(args)).splitlines()
+    keys = [key for key in environment.get(API_KEY_VARIABLE, "").split(",") if key]
+    return Keys([*_checked_keys(args, "api_key"), *_checked(keys)])
+
+
+def read_admin_keys(args: Mapping[str, Any]) -> Keys:
+    """Return all keys of --admin-api-key and --admin-api-key-file. Raises ``bad_option``."""
+    return Keys(_checked_keys(args, "admin_api_key"))
+
+
+def _checked_keys(args: Mapping[str, Any], name: str) -> list[str]:
+    """Return the keys of the option ``name`` and those in the file that the option ``name``_file names."""
+    keys = list(args[name] or ())
+    path = args[f"{name}_file"]
+    if path is not None:
+        option = f"--{name.replace('_', '-')}-file"
+
+        def bad(reason: str) -> AiakqError:
+            return _bad_keys(option, path, f"a readable file ({reason})")
+
+        lines = read_named_text(Path(path).expanduser(), 1 << 20, bad).splitlines()
         file_keys = [line.strip() for line in lines if line.strip() and not line.startswith("#")]
         if not file_keys:
-            raise _bad_keys("--api-key-file", args["api_key_file"], "a file with at least one key")
+            raise _bad_keys(option, path, "a file with at least one key")
         keys += file_keys
-    for key in keys:
-        if not _KEY.fullmatch(key):
-            raise _bad_keys("An API key", "...", "printable characters without spaces")
-    return Keys(keys)
+    return _checked(keys)
 
 
-def _bad_file(args: Mapping[str, Any]) -> Callable[[str], AiakqError]:
-    return lambda reason: _bad_keys("--api-key-file", args["api_key_file"], f"a readable file ({reason})")
+def _checked(keys: list[str]) -> list[str]:
+    if not all(_KEY.fullmatch(key) for key in keys):
+        raise _bad_keys("An API key", "...", "printable characters without spaces")
+    return keys
 
 
 def _bad_keys(option: str, value: str, expected: str) -> AiakqError:
@@ -78,8 +103,11 @@ def add_access_control(
 ) -> ASGIApp:
     """Wrap ``app`` in the access checks of the server arguments ``args``. ``keyless_paths`` need no key."""
     origins = parse_list(args["allowed_origins"])
+    admin_keys = read_admin_keys(args)
+    if admin_keys:
+        app = AdminCheck(app, admin_keys)
     if keys:
-        app = KeyCheck(app, keys, keyless_paths, on_refusal, args["root_path"])
+        app = KeyCheck(app, Keys.joined(keys, admin_keys), keyless_paths, on_refusal, args["root_path"])
     if origins:
         # Outside the key check, because browsers send preflight requests without a key.
         app = CORSMiddleware(
@@ -88,7 +116,7 @@ def add_access_control(
             allow_methods=parse_list(args["allowed_methods"]) or ["*"],
             allow_headers=parse_list(args["allowed_headers"]) or ["*"],
             allow_credentials=args["allow_credentials"],
-            expose_headers=["x-request-id"],
+            expose_headers=["x-request-id", "x-ignored-fields"],
         )
     hosts = parse_list(args["allowed_hosts"])
     # No host check on a Unix domain socket: web pages cannot reach it, and its clients may send any host.
@@ -142,7 +170,7 @@ class KeyCheck:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and route_path(scope["path"], self.root_path) not in self.keyless_paths:
-            owner = self._owner(Headers(scope=scope))
+            owner = owner_of(self.keys, Headers(scope=scope))
             if owner is None:
                 refusal = error("invalid_api_key")
                 self.on_refusal(scope, refusal)
@@ -152,11 +180,26 @@ class KeyCheck:
             scope.setdefault("state", {})["owner"] = owner
         await self.app(scope, receive, send)
 
-    def _owner(self, headers: Headers) -> str | None:
-        """Return the identifier of the key, sent as OpenAI's or Anthropic's clients do; None without a valid key."""
-        scheme, _, key = headers.get("authorization", "").partition(" ")
-        owner = self.keys.owner(key.strip()) if scheme.lower() == "bearer" else None
-        return owner or self.keys.owner(headers.get("x-api-key", ""))
+
+class AdminCheck:
+    """Sets ``request.state.administrates``, without which the application refuses the routes to administrate."""
+
+    def __init__(self, app: ASGIApp, keys: Keys) -> None:
+        self.app = app
+        self.keys = keys
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            administrates = owner_of(self.keys, Headers(scope=scope)) is not None
+            scope.setdefault("state", {})["administrates"] = administrates
+        await self.app(scope, receive, send)
+
+
+def owner_of(keys: Keys, headers: Headers) -> str | None:
+    """Return the identifier of the key, sent as OpenAI's or Anthropic's clients do; None without a valid key."""
+    scheme, _, key = headers.get("authorization", "").partition(" ")
+    owner = keys.owner(key.strip()) if scheme.lower() == "bearer" else None
+    return owner or keys.owner(headers.get("x-api-key", ""))
 
 
 class HostCheck:

@@ -7,6 +7,7 @@ may have validated the other value, so such a body is refused.
 from __future__ import annotations
 
 import asyncio
+import codecs
 import itertools
 import json
 import re
@@ -48,6 +49,7 @@ async def read_body(request: Request, limit: int, max_values: int = MAX_VALUES) 
         body += chunk
         if len(body) > limit:
             raise error("request_too_large", limit=limit)
+    body = as_utf8(body)
     if len(body) > _SMALL_BYTES:
         # Yield to other tasks between the steps.
         await asyncio.sleep(0)
@@ -57,6 +59,18 @@ async def read_body(request: Request, limit: int, max_values: int = MAX_VALUES) 
     if len(body) > _SMALL_BYTES:
         await asyncio.sleep(0)
     return bytes(body)
+
+
+def as_utf8(body: bytearray) -> bytearray:
+    """Return ``body`` without a byte order mark; one of UTF-16 is converted. Raises ``invalid_json``."""
+    if body.startswith(codecs.BOM_UTF8):
+        return body[len(codecs.BOM_UTF8) :]
+    if not body.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        return body
+    try:
+        return bytearray(body.decode("utf-16").encode())
+    except UnicodeError:
+        raise error("invalid_json", reason="it is neither UTF-8 nor UTF-16") from None
 
 
 def check_values(body: bytes | bytearray, max_values: int) -> None:

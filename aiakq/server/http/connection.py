@@ -23,6 +23,7 @@ from h11._receivebuffer import ReceiveBuffer
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from aiakq.errors import AiakqError, error
+from aiakq.server.http.request_target import split_absolute
 
 #: Seconds that a refused client gets to read the response before the connection is closed.
 LINGER_SECONDS = 2.0
@@ -32,6 +33,8 @@ _END_OF_HEAD = re.compile(rb"\n\r?\n")
 #: A bare line feed, or a header continued on the next line, which servers interpret differently.
 _AMBIGUOUS = re.compile(rb"(?<!\r)\n|\n[ \t]")
 _LINE_ENDS = "its lines do not end as they must"
+#: Empty lines that may come before a request; some clients send one after a body.
+MAX_EMPTY_LINES = 4
 
 
 @dataclass
@@ -103,6 +106,7 @@ class StrictParser(h11.Connection):
         self.num_requests = 0
         self._head = bytearray()  # bytes since the last request, up to the end of the next head
         self._num_chunks = 0
+        self._num_empty_lines = 0
 
     @property
     def is_idle(self) -> bool:
@@ -121,8 +125,11 @@ class StrictParser(h11.Connection):
         super().start_next_cycle()
         self._head = bytearray(self.trailing_data[0])
         self._num_chunks = 0
+        self._num_empty_lines = 0
 
     def next_event(self) -> Any:
+        if self.is_idle and self._head[:1] == b"\r" and not self._skip_empty_lines():
+            return h11.NEED_DATA
         try:
             event = super().next_event()
         except h11.RemoteProtocolError as failure:
@@ -132,6 +139,7 @@ class StrictParser(h11.Connection):
             self.num_requests += 1
             self.state["arrival_time"] = time.monotonic()
             self._check_head(event)
+            return self._in_origin_form(event)
         elif isinstance(event, h11.EndOfMessage) and self._strict_buffer.ambiguous:
             self._refuse(_invalid(_LINE_ENDS))
         elif isinstance(event, h11.Data) and event.chunk_start:
@@ -147,6 +155,32 @@ class StrictParser(h11.Connection):
             # the connection before the client has read this.
             return head.removesuffix(b"\r\n") + b"connection: close\r\n\r\n"
         return head
+
+    def _skip_empty_lines(self) -> bool:
+        """Discard empty lines before a request; whether it is known that there are no more."""
+        while self._head[:2] == b"\r\n" and self._num_empty_lines < MAX_EMPTY_LINES:
+            self._num_empty_lines += 1
+            self._strict_buffer.maybe_extract_at_most(2)
+            del self._head[:2]
+        return self._head != b"\r"
+
+    def _in_origin_form(self, request: h11.Request) -> h11.Request:
+        """Return ``request`` with path and Host of a target like http://host/path, whose host takes precedence."""
+        if request.target[:1] == b"/":
+            return request
+        try:
+            target, host = split_absolute(request.target)
+        except ValueError:
+            self._refuse(_invalid("its target is no address of this server"))
+        if host is None:
+            return request
+        headers = [(name, value) for name, value in request.headers.raw_items() if name.lower() != b"host"]
+        return h11.Request(
+            method=request.method,
+            target=target,
+            headers=[(b"Host", host), *headers],
+            http_version=request.http_version,
+        )
 
     def _check_head(self, request: h11.Request) -> None:
         end = _END_OF_HEAD.search(self._head)

@@ -66,6 +66,18 @@ class Gateway:
         await app(scope, receive, send)
 
 
+class HeadRequests:
+    """Middleware that handles HEAD like GET. The server sends no body, since it knows the method."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope.get("method") == "HEAD":
+            scope = {**scope, "method": "GET"}
+        await self.app(scope, receive, send)
+
+
 class HttpServer(uvicorn.Server):
     """uvicorn without its signal handlers: connections must stay open until running requests are finished."""
 
@@ -137,8 +149,9 @@ def start_http(
         gateway.on_refusal(scope, refusal)
 
     app = add_access_control(gateway, args, keys, keyless_paths, on_refusal)
+    app = HeadRequests(ErrorShapes(app, error_shapes, args["root_path"]))
     config = uvicorn.Config(
-        RequestIds(ErrorShapes(app, error_shapes, args["root_path"]), args["enable_request_id_headers"]),
+        RequestIds(app, args["enable_request_id_headers"]),
         http=cast(Any, functools.partial(GuardedConnection, limits=limits)),
         ws="none",
         lifespan="off",

@@ -20,7 +20,9 @@ def client_id_of(headers: Mapping[str, str]) -> str:
 
 
 class RequestIds:
-    """Sets ``request.state.request_id``, the response header x-request-id and, if traced, traceparent.
+    """Sets ``request.state.request_id`` and the header x-request-id of the response.
+
+    The response also gets traceparent if the request is traced, and x-ignored-fields if fields of it were ignored.
 
     from_clients  use the id in the request's x-request-id header, if there is one;
                   ``request.state.client_request_id`` is then set to it. If false, clients' ids are ignored.
@@ -45,6 +47,8 @@ class RequestIds:
         async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":
                 own = [(b"x-request-id", request_id.encode())]
+                if "ignored_fields" in state and state["ignored_fields"].names:
+                    own.append((b"x-ignored-fields", state["ignored_fields"].header().encode()))
                 if "traceparent" in state:  # W3C names the response header traceresponse
                     own += [(name, state["traceparent"].encode()) for name in (b"traceparent", b"traceresponse")]
                 message["headers"] = [*message.get("headers", ()), *own]

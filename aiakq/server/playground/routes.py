@@ -64,7 +64,6 @@ async def docs(service: Service, request: Request) -> Response:
 async def settings(service: Service, request: Request) -> Response:
     """Return what the playground can offer: sampling fields, tools, structured output, other servers."""
     limits, loaded = service.model.limits, service.text.loaded
-    has_tools = loaded.has_template and "tools" in service.chat_template
     decides = service.message_format.auto_tool_choice
     return JSONResponse(
         PlaygroundSettings(
@@ -75,7 +74,7 @@ async def settings(service: Service, request: Request) -> Response:
             max_logprobs=limits.max_logprobs,
             default_sampling=dict(service.model.default_sampling),
             chat=loaded.has_template,
-            tools=("auto" if decides else "forced") if has_tools else "none",
+            tools=("auto" if decides else "forced") if loaded.has_template else "none",
             structured=not loaded.grammar_failure,
             docs=request.app.openapi_url is not None,
             servers=list(service.playground_servers),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import Callable
+from weakref import WeakValueDictionary
 
 from aiakq.errors import AiakqError
 from aiakq.runtime.engine.adapters import AdapterRef
@@ -20,12 +21,18 @@ class AdapterCalls:
         self._failure: AiakqError | None = None
         self._numbers = itertools.count()
         self._waiting: dict[int, asyncio.Future[AdapterRef]] = {}
+        self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
-    async def check(self, name: str, path: str, root: str | None) -> AdapterRef:
-        """Check the adapter at ``path`` and return it.
+    async def check(self, name: str, path: str, root: str | None, client: str = "") -> AdapterRef:
+        """Check the adapter at ``path`` and return it; the engine has one adapter of each client to check at a time.
 
         Raises what ``runtime.lora.requests.check_adapter`` raises, or the error for which no engine is running.
         """
+        turn = self._turns.setdefault(client, asyncio.Lock())
+        async with turn:
+            return await self._checked(name, path, root)
+
+    async def _checked(self, name: str, path: str, root: str | None) -> AdapterRef:
         if self.send is None:
             assert self._failure is not None, "the engine is ready before adapters are loaded"
             raise copy_error(self._failure)

@@ -46,7 +46,7 @@ class AdapterChecks:
             adapter = check_adapter(record.name, record.path, self._limits, record.root)
         except AiakqError as failure:
             return AdapterChecked(record.number, failure=encode_error(failure))
-        except Exception as problem:
+        except BaseException as problem:  # a panic of a native library is no Exception
             unreadable = error("adapter_malformed", adapter=record.name, reason=one_line(problem))
             return AdapterChecked(record.number, failure=encode_error(unreadable))
         return AdapterChecked(record.number, adapter)

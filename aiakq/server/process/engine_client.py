@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Any
 
 from aiakq.arguments.engine import ENGINE_ARGUMENTS
-from aiakq.arguments.server import API_KEY_VARIABLE
+from aiakq.arguments.server import KEY_VARIABLES
 from aiakq.errors import error
 from aiakq.runtime.engine.messages import StepOutput
 from aiakq.server.process.ipc import (
@@ -62,7 +62,7 @@ class EngineClient:
         replica  index among the server's engines.
         """
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-        environment = {name: value for name, value in os.environ.items() if name != API_KEY_VARIABLE}
+        environment = {name: value for name, value in os.environ.items() if name not in KEY_VARIABLES}
         spin_briefly(environment)
         if threads is not None and not cpus:
             environment.setdefault("OMP_NUM_THREADS", str(threads))

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from aiakq.errors import WORKER, AiakqError, error, one_line
 from aiakq.runtime.engine.loop import run
-from aiakq.runtime.engine.messages import Abort, EnableDrafts, Inbox, ResetPrefixCache, UnloadAdapter
+from aiakq.runtime.engine.messages import Abort, EnableDrafts, Inbox, ResetPrefixCache, StepOutput, UnloadAdapter
 from aiakq.server.process.adapter_checks import AdapterChecks
 from aiakq.server.process.held_requests import HeldRequests
 from aiakq.server.process.ipc import (
@@ -160,7 +160,12 @@ def _serve(link: EngineLink, engine: Engine) -> None:
         return inbox + held.ready()
 
     engine.on_start = lambda request_ids: link.send(Started(request_ids))
-    run(engine, receive, lambda output: link.send(Stepped(output)))
+
+    def deliver(output: StepOutput) -> None:
+        held.finish(output.outputs)
+        link.send(Stepped(output))
+
+    run(engine, receive, deliver)
 
 
 def _settings(config: EngineConfig) -> dict[str, str]:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
+from typing import Any
 
-from aiakq.runtime.engine.messages import RequestSpec
+from aiakq.runtime.engine.messages import RequestSpec, TokenOutput
 from aiakq.runtime.engine.records import Executor
 
 #: Seconds that an idle engine waits for a grammar before it polls for messages again.
@@ -13,17 +14,20 @@ _PAUSE = 0.005
 
 
 class HeldRequests:
-    """Requests that wait for ``executor`` to compile their grammar."""
+    """Requests that wait for ``executor`` to compile their grammar, and the compiled grammars of those that run."""
 
     def __init__(self, executor: Executor) -> None:
         self._executor = executor
-        self._held: list[tuple[Future[None], RequestSpec]] = []
+        self._held: list[tuple[Future[Any], RequestSpec]] = []
+        self._in_use: dict[str, Future[Any]] = {}  # the futures keep the grammars in memory
 
     def hold(self, specs: Sequence[RequestSpec]) -> list[RequestSpec]:
         """Hold the requests whose grammar is being compiled, and return the others."""
         free = []
         for spec in specs:
             compiling = None if spec.grammar is None else self._executor.prepare_grammar(spec.grammar)
+            if compiling is not None:
+                self._in_use[spec.request_id] = compiling
             if compiling is None or compiling.done():
                 free.append(spec)
             else:
@@ -37,9 +41,19 @@ class HeldRequests:
         return ready
 
     def cancel(self, request_ids: Iterable[str]) -> None:
-        """Remove these requests."""
+        """Remove these requests. What nobody else waits for is not compiled."""
         gone = set(request_ids)
         self._held = [each for each in self._held if each[1].request_id not in gone]
+        for request_id in gone:
+            if (compiling := self._in_use.pop(request_id, None)) is not None:
+                compiling.cancel()
+
+    def finish(self, outputs: Iterable[TokenOutput]) -> None:
+        """Release the grammars of requests that have ended."""
+        if self._in_use:
+            for output in outputs:
+                if output.finish_reason is not None:
+                    self._in_use.pop(output.request_id, None)
 
     def wait(self) -> bool:
         """Wait briefly if any request is held; return whether one is. The engine is idle."""

@@ -18,7 +18,7 @@ from aiakq.server.telemetry.logs import OutputLog
 
 #: Maximum numbers of prompts and sequences of one HTTP request.
 MAX_PROMPTS = 32
-MAX_SEQUENCES = 64
+MAX_SEQUENCES = 128
 #: Maximum number of prompt log-probabilities in one response.
 MAX_PROMPT_LOGPROBS = 1 << 20
 #: Maximum bytes of unread output, estimated by ``estimate_size``, before the request of a slow reader is aborted.

@@ -5,24 +5,24 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import json
 import os
 import socket
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar
-from dataclasses import dataclass, field
-from typing import TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import msgspec
 
-from aiakq.arguments.server import API_KEY_VARIABLE
+from aiakq.arguments.server import KEY_VARIABLES
 from aiakq.errors import AiakqError, error
 from aiakq.runtime.structured.grammars import Grammar, not_enforceable
 from aiakq.runtime.text.tokenizer import NoTokenizer, TokenDecoder, Tokenizer, TokenizerSource
-from aiakq.server.process.text_messages import Drop, Loaded, Setup, TextReply, TextRequest
-from aiakq.server.process.text_process import MAX_SECONDS, MAX_SECONDS_PER_CHAR, WITHOUT_TORCH, pair_length
+from aiakq.server.process.text_messages import Drop, Loaded, Setup, TextReply, TextRequest, frame_of, size_of
+from aiakq.server.process.text_process import MAX_SECONDS, MAX_SECONDS_PER_CHAR, WITHOUT_TORCH
+from aiakq.server.process.worker_queue import TextWorkerChannel, WorkerQueue
 from aiakq.system.frames import LENGTH, framed
 from aiakq.system.processes import CHILD_OPTIONS, child_command
 
@@ -30,11 +30,13 @@ Result = TypeVar("Result")
 _Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 _CODE = "from aiakq.server.process.text_process import main; main()"
-#: Number of workers, and maximum number of them that process long texts, so that short ones are not delayed.
-NUM_WORKERS, NUM_LONG = 4, 2
+#: Number of workers.
+NUM_WORKERS = 4
 LONG_CHARS = 1 << 15
-#: Seconds to wait for a reply beyond a worker's own limit, before all workers are restarted.
-_EXTRA_SECONDS = 20.0
+#: Seconds to wait for a reply beyond a worker's own limit, before it is replaced, and for that, before all workers are.
+_EXTRA_SECONDS, _REPLACE_SECONDS = 20.0, 5.0
+#: Grammars that are known to be enforceable: maximum number, and maximum characters of each.
+_MAX_KEPT_GRAMMARS, _MAX_KEPT_CHARS = 512, 1 << 15
 #: Seconds between two ``Drop`` messages for a request.
 _DROP_SECONDS = 0.2
 #: Seconds after which the tokenizer counts as stuck if a short text is not done.
@@ -58,92 +60,6 @@ _PROBES = (
 client_of_request: ContextVar[str] = ContextVar("client_of_request", default="")
 
 
-@dataclass
-class _Channel:
-    """The connection to one worker."""
-
-    slot: int
-    reader: asyncio.StreamReader
-    writer: asyncio.StreamWriter
-
-
-@dataclass
-class _Turn:
-    """A request that waits for a worker."""
-
-    is_long: bool
-    channel: asyncio.Future[_Channel] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
-
-
-class WorkerQueue:
-    """Assigns free workers to waiting requests: round-robin over clients, at most NUM_LONG long requests at a time."""
-
-    def __init__(self) -> None:
-        self._free: deque[_Channel] = deque()
-        self._waiting: dict[str, deque[_Turn]] = {}  # the next client first
-        self._num_long = 0
-
-    async def take(self, client: str, is_long: bool) -> _Channel:
-        """Wait for a free worker. Raises ConnectionError if the workers are restarted meanwhile."""
-        turn = _Turn(is_long)
-        self._waiting.setdefault(client, deque()).append(turn)
-        self._serve()
-        try:
-            return await turn.channel
-        except asyncio.CancelledError:
-            if turn.channel.done() and not turn.channel.cancelled() and not turn.channel.exception():
-                self.put(turn.channel.result(), is_long)
-            raise
-
-    def put(self, channel: _Channel | None, was_long: bool) -> None:
-        """Return ``channel`` after a request, unless its worker is gone."""
-        self._num_long -= was_long
-        if channel is not None:
-            self._free.append(channel)
-        self._serve()
-
-    def add(self, channel: _Channel) -> None:
-        """Add a new worker."""
-        self.put(channel, was_long=False)
-
-    def clear(self) -> None:
-        """Discard all workers and fail the waiting requests."""
-        self._free.clear()
-        for turns in self._waiting.values():
-            for turn in turns:
-                if not turn.channel.done():
-                    turn.channel.set_exception(ConnectionError("the workers ended"))
-        self._waiting.clear()
-
-    def _serve(self) -> None:
-        while self._free and (next_task := self._next()) is not None:
-            self._num_long += next_task.is_long
-            next_task.channel.set_result(self._free.popleft())
-
-    def _next(self) -> _Turn | None:
-        """Remove the first request that may start; its client then comes last."""
-        for client in list(self._waiting):
-            turns = self._waiting[client]
-            while turns and turns[0].channel.done():  # the client has disconnected
-                turns.popleft()
-            at = next((at for at, turn in enumerate(turns) if self._may_start(turn)), None)
-            turn = None
-            if at is not None:
-                turn = turns[at]
-                del turns[at]
-                del self._waiting[client]
-                if turns:
-                    self._waiting[client] = turns
-            elif not turns:
-                del self._waiting[client]
-            if turn is not None:
-                return turn
-        return None
-
-    def _may_start(self, turn: _Turn) -> bool:
-        return not turn.channel.done() and not (turn.is_long and self._num_long >= NUM_LONG)
-
-
 class TextClient:
     """Tokenization, detokenization and chat template rendering in worker processes.
 
@@ -152,11 +68,19 @@ class TextClient:
     with_torch  whether the process may import torch, for tokenizers with code of their own.
     """
 
-    def __init__(self, template: str | None, max_chars: int, with_torch: bool = False) -> None:
+    def __init__(
+        self,
+        template: str | None,
+        max_chars: int,
+        with_torch: bool = False,
+        content_format: str = "auto",
+        template_source: str = "of --chat-template",
+    ) -> None:
+        """For the last two, see ``Setup``."""
         self.with_torch = with_torch
         self.loaded = Loaded()
         self.tokenizer: Tokenizer = NoTokenizer()
-        self._setup = Setup(TokenizerSource("", left_out=True), template, max_chars)
+        self._setup = Setup(TokenizerSource("", left_out=True), template, max_chars, content_format, template_source)
         self._is_set_up = False
         self._queue = WorkerQueue()
         self._process: asyncio.subprocess.Process | None = None
@@ -164,6 +88,7 @@ class TextClient:
         self._control: asyncio.StreamWriter | None = None
         self._starting = asyncio.Lock()
         self._numbers = itertools.count(1)
+        self._checked_grammars: dict[Grammar, int] = {}  # their sizes
         self._dropping: set[asyncio.Future[None]] = set()
         self._short_since: dict[int, float] = {}  # arrival times of unfinished short requests
 
@@ -216,54 +141,82 @@ class TextClient:
         )
         return await self.run(request)
 
-    async def check_grammar(self, grammar: Grammar, param: str) -> None:
-        """Raise ``grammar_not_enforceable`` for a grammar that cannot be enforced, or not within limits."""
+    async def check_grammar(self, grammar: Grammar, param: str) -> Grammar:
+        """Return ``grammar`` with its client, and the memory that it takes.
+
+        Raises ``grammar_not_enforceable`` for a grammar that cannot be enforced, or not within limits.
+        """
+        reply = await self.compile_grammar(grammar)
+        if reply.failure:
+            raise not_enforceable(param, reply.failure)
+        return msgspec.structs.replace(grammar, num_bytes=reply.num_bytes, client=client_of_request.get())
+
+    async def compile_grammar(self, grammar: Grammar) -> TextReply:
+        """Compile ``grammar`` in a worker; the reply has a ``failure`` if it cannot be enforced."""
+        num_bytes = self._checked_grammars.get(grammar)
+        if num_bytes is not None:
+            return TextReply(0, num_bytes=num_bytes)
+        reply = await self._run_grammar(TextRequest(0, grammar=grammar))
+        if not reply.failure and len(grammar.text) <= _MAX_KEPT_CHARS:
+            self._checked_grammars[grammar] = reply.num_bytes
+            if len(self._checked_grammars) > _MAX_KEPT_GRAMMARS:
+                del self._checked_grammars[next(iter(self._checked_grammars))]
+        return reply
+
+    async def relax_schema(self, schema: Any, grammar: Grammar) -> TextReply:
+        """Make ``schema`` enforceable, with the options of ``grammar``; see ``TextRequest.relaxed_schema``."""
+        options = msgspec.structs.replace(grammar, kind="json", text="")
+        return await self._run_grammar(TextRequest(0, grammar=options, relaxed_schema=json.dumps(schema)))
+
+    async def _run_grammar(self, request: TextRequest) -> TextReply:
         if self._setup.source.left_out:
             raise error("no_tokenizer")
         if self.loaded.grammar_failure:
-            raise not_enforceable(param, self.loaded.grammar_failure)
-        try:
-            await self.run(TextRequest(0, grammar=grammar))
-        except AiakqError as failure:
-            if failure.id != "grammar_not_enforceable":
-                raise
-            raise not_enforceable(param, failure.fields["reason"]) from None
+            return TextReply(0, failure=self.loaded.grammar_failure, failed="grammar")
+        return await self._replied(request)
 
     async def run(self, request: TextRequest) -> TextReply:
         """Run ``request`` on a worker and return the reply. If the caller is cancelled, the request is dropped.
 
-        Raises no_tokenizer, no_chat_template, chat_template, tokenization, invalid_type.
+        Raises no_tokenizer, no_chat_template, chat_template, template_loses, template_unusable, tokenization,
+        invalid_type, worker_lost.
         """
         if self._setup.source.left_out:
             raise error("no_tokenizer")
         if request.messages is not None:
             if not self.loaded.has_template:
                 raise error("no_chat_template")
-            if self.loaded.template_failure:
-                raise error("chat_template", reason=self.loaded.template_failure)
-        size = _size(request)
-        request.number = next(self._numbers)
-        frame = _frame(request)
-        try:
-            if size <= LONG_CHARS:
-                self._short_since[request.number] = time.monotonic()
-            await self.start()
-            reply = await self._request(request, frame, size)
-        except (TimeoutError, ConnectionError, asyncio.IncompleteReadError, msgspec.MsgspecError):
-            reply = TextReply(request.number, failure="its process ended")
-            if request.messages is not None:
-                reply.failed = "template"
-            elif request.grammar is not None:
-                reply.failed = "grammar"
-        finally:
-            self._short_since.pop(request.number, None)
+            if self.loaded.template_failure is not None:
+                id, fields = self.loaded.template_failure
+                raise error(id, **fields)
+        reply = await self._replied(request)
+        if reply.error is not None:
+            id, fields = reply.error
+            raise error(id, **fields)
         if reply.failure and reply.failed == "template":
             raise error("chat_template", reason=reply.failure)
-        if reply.failure and reply.failed == "grammar":
-            raise not_enforceable("grammar", reply.failure)
         if reply.failure:
             raise error("tokenization", reason=reply.failure)
         return reply
+
+    async def _replied(self, request: TextRequest) -> TextReply:
+        """Return the reply to ``request``, which is repeated once if its worker is lost. Raises ``worker_lost``."""
+        size = size_of(request)
+        for _ in range(2):
+            request.number = next(self._numbers)
+            frame = frame_of(request)
+            try:
+                if size <= LONG_CHARS and request.grammar is None:
+                    self._short_since[request.number] = time.monotonic()
+                await self.start()
+                reply = await self._request(request, frame, size)
+            except (TimeoutError, ConnectionError, asyncio.IncompleteReadError, msgspec.MsgspecError):
+                continue
+            finally:
+                self._short_since.pop(request.number, None)
+            if not reply.is_lost:
+                return reply
+        raise error("worker_lost")
 
     async def start(self) -> None:
         """Start the process unless it is running. Raises the error that the tokenizer failed to load with."""
@@ -319,24 +272,35 @@ class TextClient:
         if self.tokenizer.has_text:  # already loaded
             loaded.decoder = ""
         self.loaded = loaded
+        self._setup.template_facts = loaded.template_facts
         self._is_set_up = True
         for slot, (worker_reader, worker_writer) in enumerate(workers):
-            self._queue.add(_Channel(slot, worker_reader, worker_writer))
+            self._queue.add(TextWorkerChannel(slot, worker_reader, worker_writer))
 
     async def _request(self, request: TextRequest, frame: bytes, size: int) -> TextReply:
-        is_long = size > LONG_CHARS
-        process = self._process
-        channel = await self._queue.take(client_of_request.get(), is_long)
+        # A grammar may take a second, however short it is.
+        is_alone = request.grammar is not None
+        is_long = size > LONG_CHARS or is_alone
+        process, client = self._process, client_of_request.get()
+        channel = await self._queue.take(client, is_long, is_alone)
         seconds = 2 * MAX_SECONDS + MAX_SECONDS_PER_CHAR * max(size, self._setup.max_chars if request.messages else 0)
-        exchange = asyncio.ensure_future(self._exchange(channel, request.number, frame, seconds + _EXTRA_SECONDS))
+        exchange = asyncio.ensure_future(self._exchange(channel, request.number, frame))
 
         def on_done(exchange: asyncio.Future[TextReply]) -> None:
             failed = exchange.cancelled() or exchange.exception() is not None
-            self._queue.put(None if failed or self._process is not process else channel, is_long)
+            gone = failed or self._process is not process
+            self._queue.put(None if gone else channel, is_long, client if is_alone else None)
 
         exchange.add_done_callback(on_done)
         try:
-            return await asyncio.shield(exchange)
+            done, _ = await asyncio.wait({exchange}, timeout=seconds + _EXTRA_SECONDS)
+            if not done:  # its worker is replaced; if that fails too, the whole process is
+                if self._control is not None:
+                    _write(self._control, Drop(channel.slot, request.number, is_late=True))
+                await asyncio.wait({exchange}, timeout=_REPLACE_SECONDS)
+                if not exchange.done():
+                    raise TimeoutError
+            return exchange.result()
         except asyncio.CancelledError:
             self._dropping.add(dropping := asyncio.ensure_future(self._drop(channel, request.number, exchange)))
             dropping.add_done_callback(self._dropping.discard)
@@ -346,28 +310,27 @@ class TextClient:
                 await self.stop()
             raise
 
-    async def _drop(self, channel: _Channel, number: int, exchange: asyncio.Future[TextReply]) -> None:
+    async def _drop(self, channel: TextWorkerChannel, number: int, exchange: asyncio.Future[TextReply]) -> None:
         """Send ``Drop`` for a worker's request until a reply arrives, because the worker may not have started on it."""
         control = self._control
         while not exchange.done() and control is not None and not control.is_closing():
             _write(control, Drop(channel.slot, number))
             await asyncio.wait({exchange}, timeout=_DROP_SECONDS)
 
-    async def _exchange(self, channel: _Channel, number: int, frame: bytes, seconds: float) -> TextReply:
+    async def _exchange(self, channel: TextWorkerChannel, number: int, frame: bytes) -> TextReply:
         """Send a request and wait for its reply. Must not be cancelled."""
         channel.writer.write(frame)
-        async with asyncio.timeout(seconds):
-            while True:
-                reply = msgspec.msgpack.decode(await _read(channel.reader), type=TextReply)
-                if reply.number == number:  # else it is the reply for a worker that died while idle
-                    return reply
+        while True:
+            reply = msgspec.msgpack.decode(await _read(channel.reader), type=TextReply)
+            if reply.number == number:  # else it is the reply for a worker that died while idle
+                return reply
 
 
 async def _spawn(num_sockets: int, with_torch: bool) -> tuple[list[_Streams], asyncio.subprocess.Process]:
     """Start the process and return the connections to it."""
     pairs = [socket.socketpair() for _ in range(num_sockets)]
     numbers = [theirs.fileno() for _, theirs in pairs]
-    environment = {name: value for name, value in os.environ.items() if name != API_KEY_VARIABLE}
+    environment = {name: value for name, value in os.environ.items() if name not in KEY_VARIABLES}
     environment["TOKENIZERS_PARALLELISM"] = "false"  # threads would not survive a fork
     if not with_torch:
         environment["TRANSFORMERS_NO_ADVISORY_WARNINGS"] = "1"  # that models need torch
@@ -406,32 +369,6 @@ async def _in_daemon_thread(function: Callable[[], Result]) -> Result:
 
     threading.Thread(target=run, daemon=True).start()
     return await result
-
-
-def _size(request: TextRequest) -> int:
-    """Return the approximate number of characters or token ids to process."""
-    size = sum(map(len, request.texts)) + sum(map(pair_length, request.pairs)) + len(request.token_ids or ())
-    if request.grammar is not None:
-        size += len(request.grammar.text)
-    for message in request.messages or ():
-        size += len(message.get("content") or "") + 16
-        if len(message) > 2:
-            size += len(msgspec.json.encode([message.get("tool_calls"), message.get("reasoning")]))
-    return size + (len(msgspec.json.encode(request.arguments["tools"])) if "tools" in request.arguments else 0)
-
-
-def _frame(request: TextRequest) -> bytes:
-    """Encode ``request``. Raises ``invalid_type`` for integers that MessagePack cannot encode."""
-    try:
-        return framed(msgspec.msgpack.encode(request))
-    except OverflowError:
-        try:
-            msgspec.msgpack.encode(request.messages)
-            part = "tools"
-        except OverflowError:
-            part = "messages"
-        reason = "it has an integer of more than 64 bits"
-        raise error("invalid_type", param=part, reason=reason) from None
 
 
 def _write(writer: asyncio.StreamWriter, record: msgspec.Struct) -> None:

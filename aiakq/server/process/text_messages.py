@@ -6,20 +6,34 @@ from typing import Any, Literal
 
 import msgspec
 
+from aiakq.errors import error
 from aiakq.runtime.structured.grammars import Grammar
 from aiakq.runtime.text.infill import Infill
+from aiakq.runtime.text.template_facts import TemplateFacts
 from aiakq.runtime.text.tokenizer import TokenizerSource
+from aiakq.runtime.text.tools_in_text import CallSyntax
+from aiakq.system.frames import framed
 
 #: The stages of a request.
 Part = Literal["template", "tokenizer", "grammar"]
 
 
 class Setup(msgspec.Struct):
-    """The tokenizer, the template that replaces its own, and the maximum length of a rendered conversation."""
+    """How texts are tokenized and conversations rendered.
+
+    chat_template    the template that replaces the tokenizer's own.
+    max_chars        maximum length of a rendered conversation.
+    content_format   one of ``CONTENT_FORMATS``.
+    template_source  how errors refer to ``chat_template``.
+    template_facts   those of a ``Loaded`` before, with which the templates need not be probed again.
+    """
 
     source: TokenizerSource
     chat_template: str | None
     max_chars: int
+    content_format: str = "auto"
+    template_source: str = "of --chat-template"
+    template_facts: list[TemplateFacts] = []
 
 
 class Loaded(msgspec.Struct):
@@ -32,7 +46,8 @@ class Loaded(msgspec.Struct):
     config            contents of tokenizer_config.json as JSON, see ``Tokenizer.config``.
     has_template      whether conversations can be rendered.
     tools_template    the template for conversations with tools.
-    template_failure  why the template cannot be used, if there is one.
+    template_failure  why the model's own template cannot be used, if there is one, like ``failure``.
+    template_facts    what the templates for conversations without and with tools do; empty if there are none.
     vocabulary        encoded ``Vocabulary`` for compiling grammars.
     grammar_failure   why there is no vocabulary.
     infill            tokens for fill-in-the-middle, or None if the model does not support it.
@@ -45,44 +60,64 @@ class Loaded(msgspec.Struct):
     config: bytes = b"{}"
     has_template: bool = False
     tools_template: str = ""
-    template_failure: str = ""
+    template_failure: tuple[str, dict[str, str]] | None = None
+    template_facts: list[TemplateFacts] = []
     vocabulary: bytes = b""
     grammar_failure: str = ""
     infill: Infill | None = None
+
+    @property
+    def facts(self) -> TemplateFacts:
+        """What the template for conversations with tools does."""
+        return self.template_facts[-1] if self.template_facts else TemplateFacts()
 
 
 class TextRequest(msgspec.Struct):
     """One request; numbers start at 1.
 
     messages, arguments  conversation to render with these template arguments and tokenize, instead of ``texts``.
+    call_syntax          how calls are written if the template has no place for tools.
     texts                texts to tokenize.
     pairs                pairs of texts to tokenize instead, each to one list of ids.
     add_special_tokens   see ``Tokenizer.encode``.
     max_chars            maximum number of characters of a text.
-    max_ids              number of token ids to return of each text, from its end; None for all.
+    max_ids              number of token ids to return of each text; None for all.
+    from_start           whether they are those at its start, instead of its end.
     as_json              return the ids as JSON, because encoding many would block the event loop.
     with_token_texts     also return the spelling of each token in the vocabulary.
     token_ids            ids to decode; all other fields but ``skip_special_tokens`` are then ignored.
-    grammar              grammar to compile; all other fields are then ignored.
+    grammar              grammar to compile; all other fields but the next are then ignored.
+    relaxed_schema       JSON schema of ``grammar``, as JSON, from which to drop what cannot be enforced.
     """
 
     number: int
     messages: list[dict[str, Any]] | None = None
     arguments: dict[str, Any] = {}
+    call_syntax: CallSyntax = CallSyntax()
     texts: list[str] = []
     pairs: list[tuple[str, str]] = []
     add_special_tokens: bool = True
     max_chars: int | None = None
     max_ids: int | None = None
+    from_start: bool = False
     as_json: bool = False
     with_token_texts: bool = False
     token_ids: list[int] | None = None
     skip_special_tokens: bool = False
     grammar: Grammar | None = None
+    relaxed_schema: str = ""
 
 
 class TextReply(msgspec.Struct):
-    """The result, or the ``failure``. ``counts`` has the total number of tokens of each text."""
+    """The result, or the ``failure``.
+
+    error      the failure, if it is in the error registry: id and fields.
+    counts     total number of tokens of each text.
+    dropped    what is not enforced of the relaxed schema, which is the ``text``.
+    seconds    CPU time of compiling a grammar.
+    num_bytes  memory that the compiled grammar takes.
+    is_lost    whether the worker was lost for a reason that is not in the request.
+    """
 
     number: int
     text: str = ""
@@ -93,10 +128,60 @@ class TextReply(msgspec.Struct):
     num_chars: int = 0
     failure: str = ""
     failed: Part = "tokenizer"
+    error: tuple[str, dict[str, str]] | None = None
+    dropped: list[str] = []
+    seconds: float = 0.0
+    num_bytes: int = 0
+    is_lost: bool = False
 
 
 class Drop(msgspec.Struct):
-    """Drop request ``number``, whose client is gone and on which the worker on socket ``slot`` may be working."""
+    """Drop request ``number``, whose client is gone and on which the worker on socket ``slot`` may be working.
+
+    is_late  replace the worker, which does not reply.
+    """
 
     slot: int
     number: int
+    is_late: bool = False
+
+
+def pair_length(pair: tuple[str, str]) -> int:
+    """Return the total number of characters of both texts."""
+    return len(pair[0]) + len(pair[1])
+
+
+def size_of(request: TextRequest) -> int:
+    """Return the approximate number of characters or token ids to process."""
+    size = sum(map(len, request.texts)) + sum(map(pair_length, request.pairs)) + len(request.token_ids or ())
+    if request.grammar is not None:
+        size += len(request.grammar.text) + len(request.relaxed_schema)
+    for message in request.messages or ():
+        content = message.get("content") or ""
+        size += 16 + (len(content) if isinstance(content, str) else sum(len(part["text"]) for part in content))
+        if len(message) > 2:
+            size += len(msgspec.json.encode([message.get("tool_calls"), message.get("reasoning")]))
+    if len(request.arguments) > 1:  # beside add_generation_prompt
+        size += len(msgspec.json.encode(request.arguments))
+    return size
+
+
+def frame_of(request: TextRequest) -> bytes:
+    """Encode ``request``. Raises ``invalid_type`` for integers that MessagePack cannot encode."""
+    try:
+        return framed(msgspec.msgpack.encode(request))
+    except OverflowError:
+        part = "messages"
+        for name, value in {"chat_template_kwargs": request.arguments, "tools": request.arguments.get("tools")}.items():
+            if _overflows(value):
+                part = name
+        reason = "it has an integer of more than 64 bits"
+        raise error("invalid_type", param=part, reason=reason) from None
+
+
+def _overflows(value: object) -> bool:
+    try:
+        msgspec.msgpack.encode(value)
+    except OverflowError:
+        return True
+    return False

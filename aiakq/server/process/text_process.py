@@ -24,21 +24,25 @@ import signal
 import socket
 import struct
 import sys
+import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 
 from aiakq.errors import AiakqError, error, one_line
+from aiakq.runtime.structured.compiled import MAX_GRAMMAR_HELD
 from aiakq.runtime.structured.compiler import GrammarCompiler
-from aiakq.runtime.structured.grammars import Grammar
+from aiakq.runtime.structured.relaxed_schemas import relaxed_schema
 from aiakq.runtime.structured.vocabulary import Vocabulary
+from aiakq.runtime.text.chat_template import ChatTemplate
 from aiakq.runtime.text.infill import find_infill
-from aiakq.runtime.text.message_forms import message_forms
 from aiakq.runtime.text.tokenizer import Tokenizer
-from aiakq.server.process.text_messages import Drop, Loaded, Part, Setup, TextReply, TextRequest
+from aiakq.server.process.template_checks import checked_template
+from aiakq.server.process.text_messages import Drop, Loaded, Part, Setup, TextReply, TextRequest, pair_length
 from aiakq.system.frames import framed, receive_frame
-from aiakq.system.memory import limit_more_memory, trim_heap
+from aiakq.system.memory import heap_bytes, limit_more_memory, trim_heap
 from aiakq.system.processes import begin_child, end_with_parent
 
 WITHOUT_TORCH = "--without-torch"
@@ -72,32 +76,30 @@ def main() -> None:
         return
     setup = msgspec.msgpack.decode(body, type=Setup)
     try:
-        tokenizer, template, loaded = _load(setup)
+        tokenizer, templates, loaded = _load(setup)
     except AiakqError as failure:
         send(control, Loaded(failure=(failure.id, {name: str(value) for name, value in failure.fields.items()})))
         return
-    worker = _Worker(tokenizer, template, loaded.tools_template, setup.max_chars, _compiler(tokenizer, loaded))
+    worker = _Worker(tokenizer, templates, setup.max_chars, _compiler(tokenizer, loaded))
     pool = _WorkerPool(control, sockets, worker)
     send(control, loaded)
     pool.run()
     os._exit(0)
 
 
-def _load(setup: Setup) -> tuple[Tokenizer, str, Loaded]:
-    """Load the tokenizer and the chat template, and describe them for the server. Raises as ``source.load``."""
+def _load(setup: Setup) -> tuple[Tokenizer, _Templates, Loaded]:
+    """Load the tokenizer and the chat templates, and describe them for the server.
+
+    Raises as ``source.load`` and ``_load_templates``.
+    """
     limit_more_memory(MAX_LOAD_BYTES)
     resource.setrlimit(resource.RLIMIT_CPU, (MAX_LOAD_SECONDS, resource.RLIM_INFINITY))
     signal.signal(signal.SIGXCPU, signal.SIG_DFL)
     tokenizer = setup.source.load()
     loaded = Loaded(description=tokenizer.describe(), longest_token=tokenizer.longest_token)
-    template, hf = setup.chat_template or "", tokenizer.hf
-    try:
-        if hasattr(hf, "get_chat_template") and (setup.chat_template or tokenizer.has_chat_template):
-            template = hf.get_chat_template(setup.chat_template)
-            loaded.tools_template = hf.get_chat_template(setup.chat_template, tools=[{}])
-    except ValueError as failure:  # several templates, none of them the default
-        loaded.template_failure = str(failure).rstrip(".")[:200]
-    loaded.has_template = bool(template or loaded.template_failure)
+    hf, templates = tokenizer.hf, _Templates()
+    if hasattr(hf, "get_chat_template") and (setup.chat_template or tokenizer.has_chat_template):
+        templates = _load_templates(setup, tokenizer, loaded)
     loaded.config = json.dumps(tokenizer.config(setup.chat_template)).encode()
     if hasattr(hf, "get_vocab"):
         loaded.infill = find_infill(tokenizer, hf.get_vocab())
@@ -106,10 +108,55 @@ def _load(setup: Setup) -> tuple[Tokenizer, str, Loaded]:
     except ValueError as failure:
         file = f"the tokenizer in '{setup.source.folder}'"
         raise error("model_malformed", file=file, reason=str(failure)) from None
-    if template:
-        from transformers.utils import chat_template_utils  # noqa: F401  imported once, for all workers
     resource.setrlimit(resource.RLIMIT_CPU, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
-    return tokenizer, template, loaded
+    return tokenizer, templates, loaded
+
+
+@dataclass
+class _Templates:
+    """The templates for conversations without and with tools."""
+
+    plain: ChatTemplate | None = None
+    with_tools: ChatTemplate | None = None
+
+
+def _load_templates(setup: Setup, tokenizer: Tokenizer, loaded: Loaded) -> _Templates:
+    """Load the chat templates. Raises ``template_unusable`` and ``template_loses_users`` for one of the operator."""
+    special_tokens = dict(getattr(tokenizer.hf, "special_tokens_map", {}))
+    source = setup.template_source if setup.chat_template else f"in '{setup.source.folder}'"
+    loaded.has_template = True
+    try:
+        get_template = tokenizer.hf.get_chat_template
+        texts = [get_template(setup.chat_template), get_template(setup.chat_template, tools=[{}])]
+        if setup.template_facts:  # the process was restarted
+            plain, with_tools = map(ChatTemplate, texts, [special_tokens] * 2, setup.template_facts)
+            return _loaded(_Templates(plain, with_tools), loaded)
+
+        def limit_memory() -> None:
+            limit_more_memory(MAX_TEMPLATE_BYTES)
+
+        plain, with_tools = (
+            checked_template(text, special_tokens, setup.content_format, source, limit_memory, with_tools)
+            for text, with_tools in zip(texts, (False, True), strict=True)
+        )
+    except AiakqError as failure:
+        problem = failure
+    except ValueError as failure:  # several templates, none of them the default
+        problem = error("template_unusable", source=source, reason=str(failure).rstrip(".")[:200])
+    else:
+        return _loaded(_Templates(plain, with_tools), loaded)
+    if setup.chat_template:
+        raise problem
+    loaded.template_failure = (problem.id, {name: str(value) for name, value in problem.fields.items()})
+    return _Templates()
+
+
+def _loaded(templates: _Templates, loaded: Loaded) -> _Templates:
+    """Describe ``templates`` in ``loaded``."""
+    assert templates.plain is not None and templates.with_tools is not None
+    loaded.tools_template = templates.with_tools.text
+    loaded.template_facts = [templates.plain.facts, templates.with_tools.facts]
+    return templates
 
 
 def _compiler(tokenizer: Tokenizer, loaded: Loaded) -> GrammarCompiler | None:
@@ -167,6 +214,10 @@ class _WorkerPool:
     def _drop(self, drop: Drop) -> None:
         """Kill the worker if it is still working on the request; SIGSTOP first, so that it cannot proceed meanwhile."""
         pid = next((pid for pid, slot in self._slots.items() if slot == drop.slot), None)
+        if pid is not None and drop.is_late:
+            os.kill(pid, signal.SIGKILL)
+            self._on_exit(*os.waitpid(pid, 0))
+            return
         if pid is None or self._number(drop.slot) != drop.number:
             return
         os.kill(pid, signal.SIGSTOP)
@@ -186,13 +237,18 @@ class _WorkerPool:
             return
         number, at = _CURRENT.unpack_from(self._current, slot * _CURRENT.size)
         failed = _PARTS[at]
-        timed_out = os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGPROF
+        killer = os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
+        timed_out = killer == signal.SIGPROF
         reason = "it ended its process; is it too large?"
         if timed_out:
             reason = "it took too long" if failed == "tokenizer" else f"it took longer than {MAX_SECONDS:g} s"
         try:
             if number:
-                send(self._sockets[slot], TextReply(number, failure=reason, failed=failed))
+                seconds = MAX_SECONDS if timed_out else 0.0
+                # Nothing in a request sends these signals: the system was short of memory, or an operator did.
+                is_lost = killer in (signal.SIGKILL, signal.SIGTERM, signal.SIGINT)
+                reply = TextReply(number, failure=reason, failed=failed, seconds=seconds, is_lost=is_lost)
+                send(self._sockets[slot], reply)
         except OSError:  # the server is gone
             return
         self._slots[self._fork(slot)] = slot
@@ -226,15 +282,12 @@ class _Worker:
     def __init__(
         self,
         tokenizer: Tokenizer,
-        template: str,
-        tools_template: str,
+        templates: _Templates,
         max_chars: int,
         compiler: GrammarCompiler | None,
     ) -> None:
         self._tokenizer = tokenizer
-        self._template = template
-        self._tools_template = tools_template
-        self._special_tokens = dict(getattr(tokenizer.hf, "special_tokens_map", {}))
+        self._templates = templates
         self._max_chars = max_chars
         self._compiler = compiler
 
@@ -256,6 +309,9 @@ class _Worker:
                 frame = _frame(self._answer(request, begin))
             except MemoryError:
                 frame = _frame(TextReply(request.number, failure="it takes too much memory", failed=part))
+            except AiakqError as exception:
+                fields = {name: str(value) for name, value in exception.fields.items()}
+                frame = _frame(TextReply(request.number, error=(exception.id, fields)))
             except BaseException as exception:  # templates can raise anything, and tokenizers in Rust can panic
                 first = (str(exception).strip().splitlines() or [type(exception).__name__])[0]
                 frame = _frame(TextReply(request.number, failure=first.rstrip(".")[:200], failed=part))
@@ -274,40 +330,43 @@ class _Worker:
         """Process ``request``. ``begin`` limits the CPU time and memory of the stage that follows."""
         if request.grammar is not None:
             begin("grammar", MAX_SECONDS, MAX_GRAMMAR_BYTES)
-            return self._compile(request.number, request.grammar)
+            began = time.process_time()
+            reply = self._compile(request)
+            reply.seconds = time.process_time() - began
+            return reply
         if request.messages is not None:
             begin("template", MAX_SECONDS, MAX_TEMPLATE_BYTES)
-            request.texts = [self._render(request.messages, request.arguments)]
+            request.texts = [self._render(request)]
         size = sum(map(len, request.texts)) + sum(map(pair_length, request.pairs)) + len(request.token_ids or ())
         begin("tokenizer", MAX_SECONDS + MAX_SECONDS_PER_CHAR * size, MAX_BYTES)
         return self._process(request)
 
-    def _compile(self, number: int, grammar: Grammar) -> TextReply:
-        """Compile ``grammar`` and reply whether it can be enforced."""
-        assert self._compiler is not None, "the server knows that there is none"
-        try:
-            self._compiler.matcher(grammar)
-        except AiakqError as problem:
-            return TextReply(number, failure=str(problem.fields["reason"]), failed="grammar")
-        return TextReply(number)
+    def _compile(self, request: TextRequest) -> TextReply:
+        """Compile a grammar and reply whether it can be enforced, or make a schema enforceable."""
+        compiler, grammar, reply = self._compiler, request.grammar, TextReply(request.number)
+        assert compiler is not None and grammar is not None, "the server knows that there is none"
+        if request.relaxed_schema:
 
-    def _render(self, messages: list[dict[str, Any]], arguments: dict[str, Any]) -> str:
-        from transformers.utils.chat_template_utils import render_jinja_template
+            def compiles(schema: Any) -> bool:
+                return not compiler.try_compile(msgspec.structs.replace(grammar, text=json.dumps(schema)))[0]
 
-        values = {**self._special_tokens, **arguments}
-        template = self._tools_template if "tools" in arguments else self._template
-        failure: Exception | None = None
-        for given in message_forms(messages):
-            try:
-                text = render_jinja_template(conversations=[given], chat_template=template, **values)[0][0]
-                break
-            except MemoryError:
-                raise
-            except Exception as exception:  # the first error: all forms may fail for the same reason
-                failure = failure or exception
-        else:
-            assert failure is not None
-            raise failure
+            schema, reply.dropped = relaxed_schema(json.loads(request.relaxed_schema), compiles)
+            reply.text = json.dumps(schema, ensure_ascii=False)
+            return reply
+        before = heap_bytes()
+        reply.failure, prototype = compiler.try_compile(grammar)
+        reply.num_bytes = max(0, heap_bytes() - before)
+        if not reply.failure and reply.num_bytes > MAX_GRAMMAR_HELD:
+            reply.failure = f"it is too large: compiled, it takes {reply.num_bytes >> 20} MiB of at most "
+            reply.failure += f"{MAX_GRAMMAR_HELD >> 20}"
+        if reply.failure:
+            reply.failed = "grammar"
+        return reply
+
+    def _render(self, request: TextRequest) -> str:
+        template = self._templates.with_tools if "tools" in request.arguments else self._templates.plain
+        assert template is not None, "the server knows that there is none"
+        text = template.render(request.messages or [], request.call_syntax, **request.arguments)
         if len(text) > self._max_chars:
             raise ValueError(f"its text is longer than {self._max_chars} characters")
         return text
@@ -332,13 +391,15 @@ class _Worker:
             if request.with_token_texts:
                 reply.token_texts_json = msgspec.json.encode(tokenizer.raw_tokens(ids[0]))
         else:
-            reply.token_ids = [each if request.max_ids is None else each[-request.max_ids :] for each in ids]
+            reply.token_ids = [_limited(each, request) for each in ids]
         return reply
 
 
-def pair_length(pair: tuple[str, str]) -> int:
-    """Return the total number of characters of both texts."""
-    return len(pair[0]) + len(pair[1])
+def _limited(ids: list[int], request: TextRequest) -> list[int]:
+    """Return as many ids as ``request`` asks for."""
+    if request.max_ids is None:
+        return ids
+    return ids[: request.max_ids] if request.from_start else ids[-request.max_ids :]
 
 
 def _set_limits(seconds: float, num_bytes: int) -> None:

@@ -20,6 +20,8 @@ from aiakq.system.files import read_named_text
 #: Lines about single requests, with --enable-log-requests; a logger of its own, so that it has its own level.
 request_logger = logging.getLogger("aiakq.requests")
 
+#: Logger of Python's warnings.
+WARNINGS = "py.warnings"
 #: At most ``MAX_LINES`` records with the same message are shown per ``WINDOW_SECONDS``.
 MAX_LINES, WINDOW_SECONDS = 5, 10.0
 
@@ -65,6 +67,8 @@ class EventLogHandler(logging.Handler):
         if record.name == "uvicorn.access" and isinstance(record.args, tuple):
             # Client, method, path, version, status. Queries may hold keys and prompts that clients put there.
             record.args = tuple(str(each).partition("?")[0] if at == 2 else each for at, each in enumerate(record.args))
+        if record.name == WARNINGS:  # place, category and text, and then the line of source code
+            record.msg, record.args = record.getMessage().partition("\n")[0], None
         kind = (record.name, str(record.msg)[:64])
         self._counts[kind] += 1
         if self._counts[kind] <= MAX_LINES or record.name in ("uvicorn.access", request_logger.name):
@@ -121,9 +125,10 @@ def configure_logging(file: str) -> None:
 
 @contextlib.contextmanager
 def logging_as_events(on_event: OnEvent) -> Iterator[None]:
-    """Within the context, the logs of uvicorn, aiakq and opentelemetry go to ``on_event`` and nowhere else."""
+    """Within the context, warnings and the logs of uvicorn, aiakq and opentelemetry only go to ``on_event``."""
     handler = EventLogHandler(on_event)
-    loggers = [logging.getLogger(name) for name in ("uvicorn", "aiakq", "opentelemetry")]
+    logging.captureWarnings(True)
+    loggers = [logging.getLogger(name) for name in ("uvicorn", "aiakq", "opentelemetry", WARNINGS)]
     propagated = [logger.propagate for logger in loggers]
     for logger in loggers:
         logger.addHandler(handler)
@@ -131,6 +136,7 @@ def logging_as_events(on_event: OnEvent) -> Iterator[None]:
     try:
         yield
     finally:
+        logging.captureWarnings(False)
         for logger, propagate in zip(loggers, propagated, strict=True):
             logger.removeHandler(handler)
             logger.propagate = propagate

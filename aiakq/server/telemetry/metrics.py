@@ -81,6 +81,15 @@ class Metrics:
         """Gauges and counters taken from the engine's statistics after each step."""
         self.num_running = self._gauge("num_requests_running", "Sequences in the engine's current batch.")
         self.num_waiting = self._gauge("num_requests_waiting", "Sequences waiting for a place in the batch.")
+        by_reason = self._family(
+            Gauge,
+            "vllm:num_requests_waiting_by_reason",
+            "Waiting sequences: capacity for a place in the batch, deferred for an adapter.",
+            [*self._labels, "reason"],
+        )
+        self.waiting_by_reason = {
+            reason: by_reason.labels(**self._labels, reason=reason) for reason in ("capacity", "deferred")
+        }
         self.num_clients = self._gauge(
             "num_clients", "Clients with running or waiting sequences, with --fair-share; else 1 or 0.", prefix="aiakq"
         )
@@ -142,6 +151,9 @@ class Metrics:
             "When the adapters of running and of waiting requests were these, in seconds since 1970.",
             ["max_lora", "running_lora_adapters", "waiting_lora_adapters"],
         )
+        self.ignored_fields = self._family(
+            Counter, "aiakq:ignored_request_fields_total", "Unknown fields of requests that were ignored.", []
+        )
         self.rejections = self._counters(
             "admission_rejections_total",
             "Requests refused because too much was waiting.",
@@ -190,6 +202,8 @@ class Metrics:
         previous, self._stats = self._stats, stats
         self.num_running.set(stats.num_running)
         self.num_waiting.set(stats.num_waiting)
+        self.waiting_by_reason["deferred"].set(stats.num_deferred)
+        self.waiting_by_reason["capacity"].set(stats.num_waiting - stats.num_deferred)
         self.num_clients.set(stats.num_clients)
         for gauge in self.kv_cache_usage:
             gauge.set(stats.kv_usage)
@@ -222,7 +236,8 @@ class Metrics:
     def engine_ended(self) -> None:
         """Reset the gauges; the counters of the next engine start at zero."""
         self._stats = EngineStats()
-        for gauge in (self.num_running, self.num_waiting, self.num_clients, *self.kv_cache_usage):
+        waiting = (self.num_waiting, *self.waiting_by_reason.values())
+        for gauge in (self.num_running, *waiting, self.num_clients, *self.kv_cache_usage):
             gauge.set(0)
 
     def show_adapters(self, running: list[str], waiting: list[str], most: int, now: float) -> None:

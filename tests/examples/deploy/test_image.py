@@ -52,6 +52,22 @@ def test_serving_imports_nothing_that_the_image_lacks():
     assert printed_by(code) == "set()"
 
 
+def stage(name: str) -> str:
+    """The lines of a stage of the Containerfile."""
+    return re.split(r"^FROM ", CONTAINERFILE.partition(f" AS {name}\n")[2], maxsplit=1, flags=re.M)[0]
+
+
+def test_the_image_for_a_gpu_can_compile_kernels_and_keep_them():
+    """A root file system that is read-only, and a /tmp from which nothing can be executed, leave the volume."""
+    gpu, [cache] = stage("runtime-gpu"), re.findall(r"\bTRITON_CACHE_DIR=(\S+)/triton ", stage("runtime-gpu"))
+    assert f"\nVOLUME {cache}\n" in gpu and f"\nCOPY --from=build {cache} {cache}\n" in gpu
+    assert re.search(r"apt-get install .* gcc libc6-dev\b", gpu)
+    # Triton notes absolute paths: the kernels are compiled where they are used.
+    assert re.search(rf"TRITON_CACHE_DIR={cache}/triton \S+ -P -m aiakq\.kernels\.triton\.precompile;", stage("build"))
+    assert re.search(rf"chown -R 10001:0 {cache} ", stage("build")) and "\nFROM runtime-${DEVICE}\n" in CONTAINERFILE
+    assert "VOLUME" not in stage("runtime-cpu") and "/tmp" not in cache
+
+
 def test_what_is_copied_exists_and_is_not_ignored():
     kept = {line[1:] for line in (ROOT / ".containerignore").read_text().splitlines() if line.startswith("!")}
     copied = [line.split()[1:-1] for line in CONTAINERFILE.splitlines() if re.match(r"COPY (?!--from)", line)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import signal
 import subprocess
@@ -13,6 +14,9 @@ from typing import Any
 
 import httpx
 import pytest
+
+from aiakq.arguments.server import checked
+from aiakq.server.api.routes import load_routes
 
 CONFIG = (Path(__file__).parents[3] / "examples" / "deploy" / "nginx" / "aiakq.conf").read_text()
 KEY = {"authorization": "Bearer secret"}
@@ -61,8 +65,22 @@ def proxy(tmp_path, free_port) -> Callable[..., Any]:
     return start
 
 
+def test_only_paths_for_clients_are_passed_on():
+    """What the configuration passes on, by its expression: everything but metrics and administration."""
+    [passed_on] = re.findall(r"location ~ (\S+) {", CONFIG)
+    arguments = checked({"model": "m", "enable_admin_routes": True}, server=True)
+    inside = {"/metrics", "/load", "/pooling", "/classify", "/v2/rerank"}
+    for route in load_routes(arguments):
+        path = route.openapi_path.replace("{name}", "a/b")
+        hidden = route.tag in ("admin", "pooling") and path not in ("/v1/embeddings", "/v1/score", "/v1/rerank")
+        for spelled in (path, f"{path}/"):
+            found = re.search(passed_on, "/llm" + spelled) is not None
+            assert found == (not hidden and path not in inside), spelled
+            assert not re.search(passed_on, spelled)
+
+
 def test_everything_works_under_the_path(serve, proxy):
-    with serve(root_path="/llm", api_key=["secret"], allowed_hosts=["*"]) as server:
+    with serve(root_path="/llm", api_key=["secret"], allowed_hosts=["*"], enable_admin_routes=True) as server:
         with proxy(server.url.removeprefix("http://")) as client:
             assert client.get("/llm/health").status_code == client.get("/llm/live").status_code == 200
             assert client.get("/llm/v1/models").status_code == 401
@@ -71,8 +89,18 @@ def test_everything_works_under_the_path(serve, proxy):
             body = {"prompt": "Once", "max_tokens": 4}
             answer = client.post("/llm/v1/completions", json=body, headers=KEY)
             assert answer.status_code == 200 and answer.headers["x-request-id"]
-            for path in ("/llm/metrics", "/llm/reset_prefix_cache", "/v1/models"):
-                assert client.get(path, headers=KEY).status_code == 404
+            for path in (
+                "metrics",
+                "load",
+                "reset_prefix_cache",
+                "abort_requests",
+                "speculation",
+                "v1/load_lora_adapter",
+            ):
+                for spelled in (path, f"{path}/", f"/{path}", f"v1/../{path}", path.replace("e", "%65")):
+                    for method in ("GET", "POST"):
+                        assert client.request(method, f"/llm/{spelled}", headers=KEY).status_code == 404, spelled
+            assert client.get("/v1/models", headers=KEY).status_code == 404
             wrong = client.post("/llm/v1/completions", content=b"{", headers=KEY | {"content-type": "application/json"})
             assert wrong.status_code == 400 and wrong.json()["error"]["code"] == "invalid_json"
 

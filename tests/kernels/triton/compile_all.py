@@ -1,6 +1,7 @@
 """Every launch configuration compiled, and what became of it as JSON on stdout. Run by test_triton_compiled.py.
 
---record writes instructions.json, --page a section of docs/performance.md.
+--quick compiles each kernel once for each architecture and number of warps. --record writes the counts of this version
+of Triton to instructions.json, --page a section of docs/performance.md.
 """
 
 from __future__ import annotations
@@ -11,12 +12,14 @@ import os
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
+import compiling
 import torch
-from compiling import SHARED, Compiled, compiled
+from compiling import SHARED, Compiled
 from triton.runtime.jit import MockTensor
 
 from aiakq.kernels.triton import (
@@ -47,7 +50,10 @@ from aiakq.kernels.types import AttentionSpec
 
 HERE = Path(__file__).resolve().parent
 K, N = 4096, 4096
+compiled = partial(compiling.compiled, once="--quick" in sys.argv)
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
+#: What becomes of a kernel; None of one that was not compiled again.
+Row = dict[str, Any] | None
 #: Arithmetic of 64 bits, which nothing here wants: a constant that is no float32 makes Triton take it.
 DOUBLE = {"DFMA", "DMUL", "DADD", "DSETP", "DMNMX"}
 #: Scheme, bits as stored, groups.
@@ -56,7 +62,7 @@ KINDS = [("w4a16", 4, 128), ("w4a16", 4, 32), ("w8a16", 8, 128), ("w8a16", 8, K)
 EVERYWHERE = [("w4a16", 4, 128), ("w8a16", 8, K), ("w2a16", 2, 128)]
 
 
-def grouped_kernels(arch: int) -> Iterator[dict[str, Any]]:
+def grouped_kernels(arch: int) -> Iterator[Row]:
     for scheme, bits, group in KINDS if arch == 90 else EVERYWHERE:
         plane = linear.inputs_per_plane(K, group, bits)
         step = plane * (16 // bits)
@@ -86,7 +92,7 @@ def grouped_kernels(arch: int) -> Iterator[dict[str, Any]]:
                     yield described(label, kind, arch, int(most), made, weights, matrix)
 
 
-def integer_kernels(arch: int) -> Iterator[dict[str, Any]]:
+def integer_kernels(arch: int) -> Iterator[Row]:
     for most, (bn, bm, warps, stages, *words) in configs.table("default")["integers"]["8"].items():
         y = MockTensor(torch.bfloat16)
         made = compiled(
@@ -110,7 +116,7 @@ def caches(arch: int) -> Iterator[tuple[str, torch.dtype, bool]]:
             yield name, dtype, dtype.itemsize == 1
 
 
-def attention_kernels(arch: int) -> Iterator[dict[str, Any]]:
+def attention_kernels(arch: int) -> Iterator[Row]:
     """Of Llama 3's heads; instructions are counted per element of a key and a value."""
     x = MockTensor(torch.bfloat16)
     for name, dtype, scaled in caches(arch):
@@ -144,7 +150,7 @@ def attention_kernels(arch: int) -> Iterator[dict[str, Any]]:
                 yield described(title, kernel, arch, rows, made, 2 * config.tile * 128 / (warps * 32), matrix)
 
 
-def latent_kernels(arch: int) -> Iterator[dict[str, Any]]:
+def latent_kernels(arch: int) -> Iterator[Row]:
     """Of DeepSeek's latents and of the heads of V3 and V2 Lite; instructions are counted per element of a latent."""
     x, floats, numbers = MockTensor(torch.bfloat16), MockTensor(torch.float32), MockTensor(torch.int32)
     for name, dtype, scaled in caches(arch):
@@ -169,11 +175,11 @@ def latent_kernels(arch: int) -> Iterator[dict[str, Any]]:
             yield described(title, "latent", arch, rows, made, config.tile * 576 / threads, matrix)
 
 
-def recurrent_kernels(arch: int) -> Iterator[dict[str, Any]]:
+def recurrent_kernels(arch: int) -> Iterator[Row]:
     """Of Qwen3-Next's and Mamba 2's sizes; instructions of all of it, per number of a state or of a row."""
     x, floats, numbers = MockTensor(torch.bfloat16), MockTensor(torch.float32), MockTensor(torch.int32)
 
-    def row(name: str, made: Compiled, elements: int, warps: int) -> dict[str, Any]:
+    def row(name: str, made: Compiled | None, elements: int, warps: int) -> Row:
         return described(name, "recurrent", arch, 1, made, elements / (warps * 32), None)
 
     for name, delta, value_dim in (("delta rule", True, 128), ("state space", False, 64)):
@@ -194,7 +200,7 @@ def recurrent_kernels(arch: int) -> Iterator[dict[str, Any]]:
     yield row("gated norm", made, 128, 1)
 
 
-def mask_kernels(arch: int) -> Iterator[dict[str, Any]]:
+def mask_kernels(arch: int) -> Iterator[Row]:
     """Masks of a vocabulary of 151,936 tokens; instructions per token."""
     made = compiled(
         mask_kernel, arch, MockTensor(torch.float32), MockTensor(torch.int64), MockTensor(torch.int32), 151936, 4748,
@@ -203,7 +209,7 @@ def mask_kernels(arch: int) -> Iterator[dict[str, Any]]:
     yield described("mask", "row", arch, 1, made, 32 * WORDS / (4 * 32), None)
 
 
-def lora_kernels(arch: int) -> Iterator[dict[str, Any]]:
+def lora_kernels(arch: int) -> Iterator[Row]:
     """Of one tile of rows, which takes as long for one row; instructions per number of A or B."""
     x, floats, numbers = MockTensor(torch.bfloat16), MockTensor(torch.float32), MockTensor(torch.int32)
     tables = [MockTensor(torch.int64), numbers, numbers]
@@ -220,12 +226,12 @@ def lora_kernels(arch: int) -> Iterator[dict[str, Any]]:
     yield described("LoRA expand", "lora", arch, lora.ROWS, made, lora.RANKS * lora.OUTPUTS / 128, None)
 
 
-def row_kernels(arch: int) -> Iterator[dict[str, Any]]:
+def row_kernels(arch: int) -> Iterator[Row]:
     """What has no matrices to multiply; instructions of all of it, per element of a row or of a weight."""
     x, scales, numbers = MockTensor(torch.bfloat16), MockTensor(torch.float32), MockTensor(torch.int32)
     codes = MockTensor(torch.int8)
 
-    def row(name: str, kernel: Any, *arguments: Any, elements: int, warps: int = 0, **constants: Any) -> dict[str, Any]:
+    def row(name: str, kernel: Any, *arguments: Any, elements: int, warps: int = 0, **constants: Any) -> Row:
         warps = warps or layouts.warps_for(elements)
         made = compiled(kernel, arch, *arguments, num_warps=warps, **constants)
         return described(name, "row", arch, 1, made, elements / (warps * 32), None)
@@ -283,12 +289,16 @@ def row_kernels(arch: int) -> Iterator[dict[str, Any]]:
 
 
 def described(
-    name: str, kind: str, arch: int, rows: int, made: Compiled, weights: float, matrix: str | None
-) -> dict[str, Any]:
+    name: str, kind: str, arch: int, rows: int, made: Compiled | None, weights: float, matrix: str | None
+) -> Row:
     """``weights`` are those of one thread and one turn of the loop; ``matrix`` is what should multiply there."""
+    if made is None:
+        return None
     count = made.whole.total() if matrix is None else made.instructions()
     return {
         "name": f"{name} sm{arch}",
+        "kernel": made.kernel,
+        "bounds": made.bounds,
         "kind": kind,
         "arch": arch,
         "rows": rows,
@@ -317,6 +327,9 @@ instructions per 4-bit weight and seven per 8-bit weight before it becomes issue
 |---|---|---|---|---|---|
 {rows}
 
+Triton 3.9.0 needs 2.2 to 3.9 times as many instructions for W8A8 on sm_80 and sm_89 and spills registers there, and in
+latent attention on sm_90; `make triton` compiles with the newest version.
+
 For attention, instructions per element of a key and a value, or of a latent; for kernels without a matrix product, per
 element of a row, of a state or of a dequantized weight. Generated by
 `python tests/kernels/triton/compile_all.py --page`."""
@@ -339,7 +352,7 @@ def made_for(arch: int) -> list[dict[str, Any]]:
         grouped_kernels, integer_kernels, attention_kernels, latent_kernels, row_kernels, mask_kernels,
         recurrent_kernels, lora_kernels,
     )  # fmt: skip
-    return [kernel for kind in kinds for kernel in kind(arch)]
+    return [kernel for kind in kinds for kernel in kind(arch) if kernel is not None]
 
 
 def main() -> None:
@@ -351,7 +364,9 @@ def main() -> None:
         made = [kernel for kernels in pool.map(made_for, sorted(SHARED, reverse=True)) for kernel in kernels]
     if "--record" in sys.argv:
         file = HERE / "instructions.json"
-        file.write_text(json.dumps({kernel["name"]: kernel["per_weight"] for kernel in made}, indent=1) + "\n")
+        recorded = json.loads(file.read_text())
+        recorded[importlib.metadata.version("triton")] = {kernel["name"]: kernel["per_weight"] for kernel in made}
+        file.write_text(json.dumps(recorded, indent=1, sort_keys=False) + "\n")
     if "--page" in sys.argv:
         sys.path.insert(0, str(HERE.parents[2] / "examples"))
         import sections

@@ -1,4 +1,4 @@
-"""Kernels compiled for a GPU that is not there, and what became of them: instructions, registers, shared memory.
+"""Kernels compiled for a GPU that is not there, and what became of them: instructions, registers, shared memory, loops.
 
 ptxas and nvdisasm come with Triton; no driver is needed.
 """
@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 import triton
+from loops import varying_bounds
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 
@@ -63,10 +64,14 @@ class Compiled:
 
     loop    instructions of its main loop, the shortest in which matrices are multiplied, by name without suffixes.
     whole   the same of all of it.
+    kernel  the name of its function.
+    bounds  the number of bounds of loops that an enclosing loop changes, before and after Triton's passes for a GPU.
     """
 
     loop: Counter[str]
     whole: Counter[str]
+    kernel: str
+    bounds: tuple[int, int]
     registers: int
     stack: int
     shared: int
@@ -76,8 +81,21 @@ class Compiled:
         return self.loop.total()
 
 
-def compiled(kernel: Any, arch: int, *arguments: Any, grid: tuple[int, ...] = (1,), **constants: Any) -> Compiled:
-    """Compile ``kernel`` as a launch with these arguments would."""
+#: The kernels compiled by this process, with architecture and number of warps.
+_compiled: set[tuple[str, int, int]] = set()
+
+
+def compiled(
+    kernel: Any, arch: int, *arguments: Any, grid: tuple[int, ...] = (1,), once: bool = False, **constants: Any
+) -> Compiled | None:
+    """Compile ``kernel`` as a launch with these arguments would.
+
+    once  whether to return None if the kernel was compiled for ``arch`` with as many warps before.
+    """
+    key = kernel.__name__, arch, constants["num_warps"]
+    if once and key in _compiled:
+        return None
+    _compiled.add(key)
     driver.set_active(Nowhere(arch))
     made = kernel.warmup(*arguments, grid=grid, **constants)
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
@@ -88,7 +106,9 @@ def compiled(kernel: Any, arch: int, *arguments: Any, grid: tuple[int, ...] = (1
     found = re.search(r"REG:(\d+) STACK:(\d+)", usage.stdout + usage.stderr)
     assert found is not None, usage
     lines = text.splitlines()
-    return Compiled(_count(_main_loop(lines)), _count(lines), int(found[1]), int(found[2]), made.metadata.shared)
+    bounds = (varying_bounds(made.asm["ttir"]), varying_bounds(made.asm["ttgir"]))
+    loop, whole = _count(_main_loop(lines)), _count(lines)
+    return Compiled(loop, whole, made.metadata.name, bounds, int(found[1]), int(found[2]), made.metadata.shared)
 
 
 def _count(lines: list[str]) -> Counter[str]:

@@ -1,19 +1,39 @@
 """Every launch configuration compiled for GPUs that are not there: it fits, nothing is spilled, loads run ahead.
 
 Instructions per weight are what decides at small batches (docs/performance.md): more than were recorded fail.
+AIAKQ_COMPILE=quick compiles each kernel only a few times, for another Triton (``make triton``).
 """
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
 import os
+import re
 import subprocess
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
+from packaging.version import Version
 
 HERE = Path(__file__).parent
+KERNELS = HERE.parents[2] / "kernels" / "triton"
+QUICK = os.environ.get("AIAKQ_COMPILE") == "quick"
+TRITON = importlib.metadata.version("triton")
+#: Instructions per weight by version of Triton.
+RECORDED: dict[str, dict[str, float]] = json.loads((HERE / "instructions.json").read_text())
+#: Bytes of registers that a kernel may spill, by version of Triton: 3.9 spills in products of 8-bit activations before
+#: Hopper (it rearranges their operands in registers) and in latent attention on Hopper.
+SPILLED = {"3.6.0": 0, "3.7.1": 0, "3.9.0": 640}
+
+
+def recorded(versions: Iterable[str]) -> str:
+    """This version of Triton, or the newest older one of ``versions``."""
+    return max(
+        (version for version in versions if Version(version) <= Version(TRITON)), key=Version, default=min(versions)
+    )
 
 
 # All of it is compiled at the first run, about a second each; after that Triton remembers.
@@ -24,7 +44,7 @@ pytestmark = pytest.mark.timeout(900)
 def made() -> list[dict]:
     """What compile_all.py says, in a process where Triton compiles and does not interpret."""
     done = subprocess.run(
-        [sys.executable, str(HERE / "compile_all.py")],
+        [sys.executable, str(HERE / "compile_all.py"), *["--quick"] * QUICK],
         capture_output=True,
         text=True,
         env={name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"},
@@ -33,15 +53,63 @@ def made() -> list[dict]:
     return json.loads(done.stdout)
 
 
+def test_every_kernel_is_compiled_for_every_architecture(made):
+    kernels = {
+        name
+        for file in KERNELS.glob("*_kernel.py")
+        for name in re.findall(r"^def (\w+_kernel)\(", file.read_text(), re.M)
+    }
+    assert {(kernel["kernel"], kernel["arch"]) for kernel in made} == {
+        (k, arch) for k in kernels for arch in (80, 89, 90)
+    }
+
+
+def test_no_bound_of_an_inner_loop_is_lost(made):
+    """Triton removes values that a loop carries if only bounds of inner loops use them; the inner loops then start, or
+    end, at the initial value in every iteration."""
+    for kernel in made:
+        before, after = kernel["bounds"]
+        assert after == before, kernel["name"]
+    # What the outer loop over saved states changes: where the loop over tokens starts and where it ends.
+    assert {tuple(kernel["bounds"]) for kernel in made if kernel["kernel"] == "recurrence_kernel"} == {(2, 2)}
+
+
 def test_every_configuration_fits(made):
     for kernel in made:
         assert kernel["shared"] <= kernel["most_shared"], kernel
-        assert kernel["registers"] <= 255 and kernel["stack"] == 0, kernel
+        assert kernel["registers"] <= 255 and kernel["stack"] <= SPILLED[recorded(SPILLED)], kernel
 
 
 def test_nothing_is_computed_in_64_bits(made):
     for kernel in made:
         assert not kernel["double"], kernel
+
+
+def test_lost_bounds_are_seen_in_the_text(monkeypatch):
+    """Of a loop that starts where the previous iteration of the outer loop ended, and of what becomes of it."""
+    monkeypatch.syspath_prepend(HERE)
+    from loops import varying_bounds
+
+    carried = """
+    %out:2 = scf.for %i = %zero to %count step %one iter_args(%sum = %none, %begin = %zero) -> (f32, i32)  : i32 {
+      %at = tt.addptr %ends, %i : !tt.ptr<i32>, i32 loc(#loc1)
+      %end = tt.load %at : !tt.ptr<i32> loc(#loc2)
+      %late = scf.if %flag -> (i32) {
+        scf.yield %begin : i32 loc(#loc3)
+      } else {
+        scf.yield %zero : i32 loc(#loc3)
+      } loc(#loc3)
+      %inner = scf.for %j = START to %end step %one iter_args(%acc = %sum) -> (f32)  : i32 {
+        %next = arith.addf %acc, %acc : f32 loc(#loc4)
+        scf.yield %next : f32 loc(#loc4)
+      } {tt.num_stages = 3 : i32} loc(#loc5)
+      scf.yield %inner, %end : f32, i32 loc(#loc6)
+    } loc(#loc6)
+    scf.for %k = %zero to %out#1 step %one  : i32 {
+    } loc(#loc7)
+    """
+    assert varying_bounds(carried.replace("START", "%begin")) == varying_bounds(carried.replace("START", "%late")) == 2
+    assert varying_bounds(carried.replace("START", "%zero")) == 1
 
 
 def test_loads_in_main_loops_run_ahead(made):
@@ -53,8 +121,8 @@ def test_loads_in_main_loops_run_ahead(made):
 
 def test_recurrences_load_tokens_ahead(made):
     """Their loops have no matrices, but wait for no load either."""
-    recurrences = [kernel for kernel in made if kernel["name"].split(" sm")[0] in ("delta rule", "state space")]
-    assert len(recurrences) == 6 and all(kernel["copies"] >= 9 for kernel in recurrences)
+    recurrences = [kernel for kernel in made if kernel["kernel"] == "recurrence_kernel"]
+    assert len(recurrences) == (3 if QUICK else 6) and all(kernel["copies"] >= 9 for kernel in recurrences)
 
 
 def test_the_tensor_core_that_is_meant_multiplies(made):
@@ -63,11 +131,16 @@ def test_the_tensor_core_that_is_meant_multiplies(made):
 
 
 def test_instructions_are_no_more_than_recorded(made):
-    """Recorded by ``python tests/kernels/triton/compile_all.py --record``, for the Triton of constraints.txt."""
-    recorded = json.loads((HERE / "instructions.json").read_text())
-    assert recorded.keys() == {kernel["name"] for kernel in made}
+    """Recorded by ``python tests/kernels/triton/compile_all.py --record`` for each version of Triton.
+
+    For a version that was not recorded, those of the newest older one are the limits, with more tolerance.
+    """
+    version = recorded(RECORDED)
+    tolerance = 1.05 if version == TRITON else 1.2
+    names = {kernel["name"] for kernel in made}
+    assert names <= RECORDED[version].keys() if QUICK else names == RECORDED[version].keys()
     for kernel in made:
-        limit = recorded[kernel["name"]] * 1.05
+        limit = RECORDED[version][kernel["name"]] * tolerance
         assert kernel["per_weight"] <= limit, (kernel["name"], kernel["per_weight"], limit)
 
 
@@ -75,7 +148,7 @@ def test_the_main_one_is_within_its_budget(made):
     few = [
         kernel for kernel in made if kernel["arch"] == 90 and kernel["kind"] == "w4a16 g128" and kernel["rows"] <= 16
     ]
-    assert few and all(kernel["per_weight"] <= 2.5 for kernel in few)
+    assert (QUICK or few) and all(kernel["per_weight"] <= 2.5 for kernel in few)
 
 
 def test_decoding_over_caches_of_eight_bits_is_within_its_budget(made):
@@ -85,4 +158,4 @@ def test_decoding_over_caches_of_eight_bits_is_within_its_budget(made):
         for kernel in made
         if kernel["arch"] == 90 and kernel["kind"] == "decode" and "bf16" not in kernel["name"]
     ]
-    assert len(cached) == 3 and all(kernel["per_weight"] <= 7 for kernel in cached)
+    assert (QUICK or len(cached) == 3) and all(kernel["per_weight"] <= 7 for kernel in cached)

@@ -238,7 +238,7 @@ def test_conversations_need_a_template(tmp_path: Path, example_model: Path) -> N
     ("template", "says"),
     [
         (
-            "{% if messages|length == 3 %}{{ raise_exception('Roles must alternate.') }}{% endif %}fine",
+            "{% if messages|length == 3 %}{{ raise_exception('Roles must alternate.') }}{% endif %}{{ messages }}",
             "fails at line 2: Roles must alternate",
         ),
         # The sandbox bounds a range, but not loops in loops.
@@ -247,7 +247,7 @@ def test_conversations_need_a_template(tmp_path: Path, example_model: Path) -> N
             "fails at line 1: it takes longer than 1 seconds",
         ),
         ("{% set x = 'a' * 99999999999 %}", "fails at line 1"),
-        ("{{ 'a' * 2000000 }}", "fails at line 1: it makes 2000000 characters of"),
+        ("{{ 'a' * 2000000 }}{{ messages }}", "fails at line 1: it makes 2000000 characters of"),
     ],
 )
 def test_a_template_that_fails_names_the_line(
@@ -265,8 +265,10 @@ def test_a_template_that_fails_names_the_line(
 
 @pytest.mark.slow
 def test_templates_cannot_read_the_clock(tmp_path: Path, example_model: Path) -> None:
-    tokenizer = with_template(example_model, tmp_path / "model", "{{ strftime_now('%Y-%m-%d') }}{{ bos_token }}")
-    assert chat.render([("line 1", TALK)], tokenizer, "talk") == ["2025-01-01<|endoftext|>"]
+    tokenizer = with_template(
+        example_model, tmp_path / "model", "{{ strftime_now('%Y-%m-%d') }}{{ bos_token }}{{ messages[0].content }}"
+    )
+    assert chat.render([("line 1", TALK)], tokenizer, "talk") == ["2025-01-01<|endoftext|>" + TALK[0]["content"]]
 
 
 def test_saved_data_sets(tmp_path: Path, tokenizer: Any) -> None:

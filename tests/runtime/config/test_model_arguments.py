@@ -285,8 +285,10 @@ def test_a_limit_in_the_generation_config_holds_for_every_answer(tiny_model):
     assert caught.value.param == "min_tokens"
 
 
-def test_floats_that_json_has_no_word_for_are_read(edited):
-    folder = edited("limits", time_step_limit=[0.0, {"__float__": "Infinity"}])
+def test_floats_that_json_has_no_word_for_are_read(tiny_model, tmp_path):
+    folder = shutil.copytree(tiny_model("Mamba2ForCausalLM"), tmp_path / "limits")
+    raw = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**raw, "time_step_limit": [0.0, {"__float__": "Infinity"}]}))
     assert config(folder).model.raw["time_step_limit"] == [0.0, float("inf")]
 
 

@@ -19,9 +19,13 @@ LLAMA: dict[str, Any] = {
 }
 
 
+#: A family with sliding windows.
+QWEN2 = LLAMA | {"architectures": ["Qwen2ForCausalLM"], "num_key_value_heads": 2}
+
+
 def refused(**values: Any) -> AiakqError:
     with pytest.raises(AiakqError) as caught:
-        ModelConfig.from_hf({**LLAMA, **values})
+        ModelConfig.from_hf({**QWEN2, **values})
     assert "\n" not in str(caught.value)
     assert caught.value.exit_code == BAD_INPUT
     return caught.value
@@ -55,16 +59,25 @@ def test_other_values_are_of_their_type(key: str, values: list[Any]) -> None:
         assert problem.id == "model_malformed", value
 
 
+def test_more_heads_than_hidden_size_need_a_head_dim() -> None:
+    """Also in the config of an EAGLE-3 head, which ended the start with a traceback."""
+    heads = {"num_attention_heads": 128, "num_key_value_heads": 128}
+    assert "128 attention heads cannot share hidden_size 64" in str(refused(**heads))
+    assert ModelConfig.from_hf({**LLAMA, **heads, "head_dim": 8}).head_dim == 8
+
+
 def test_windows_are_per_layer() -> None:
-    def windows(**values: Any) -> tuple[int | None, ...]:
-        return ModelConfig.from_hf({**LLAMA, **values}).sliding_windows
+    def windows(model: str = "Qwen2", **values: Any) -> tuple[int | None, ...]:
+        return ModelConfig.from_hf({**QWEN2, "architectures": [f"{model}ForCausalLM"], **values}).sliding_windows
 
     kinds = ["full_attention", "sliding_attention", "full_attention", "sliding_attention"]
-    assert windows() == windows(sliding_window=None) == windows(sliding_window=0) == (None, None, None)
-    assert windows(sliding_window=8) == (8, 8, 8)
-    assert windows(sliding_window=8, layer_types=kinds) == (None, 8, None)
-    assert windows(sliding_window=8, use_sliding_window=False) == (None, None, None)
+    assert windows("Mixtral") == windows("Mistral", sliding_window=None) == (None, None, None)
+    assert windows("Mistral", sliding_window=8) == (8, 8, 8)
+    assert windows("Mistral") == (4096, 4096, 4096), "the default of transformers' class"
+    assert windows("Gemma2", sliding_window=8, layer_types=kinds) == (None, 8, None)
+    assert windows() == windows(sliding_window=8, use_sliding_window=False) == (None, None, None)
     assert windows(sliding_window=8, use_sliding_window=True, max_window_layers=2) == (None, None, 8)
+    assert windows("Qwen3Moe", sliding_window=8, use_sliding_window=True, max_window_layers=2) == (8, 8, 8)
 
 
 @pytest.mark.parametrize(
@@ -109,6 +122,6 @@ def test_sizes_are_checked_before_transformers_builds_a_model_of_them() -> None:
         assert caught.value.id == "model_malformed"
 
 
-@pytest.mark.parametrize("kind", ["bloom", "gpt2", "gptj", "mpt", "opt"])
-def test_classes_without_shared_heads_ignore_what_the_config_says_of_them(kind: str) -> None:
-    assert ModelConfig.from_hf({**LLAMA, "model_type": kind, "num_key_value_heads": 2}).num_kv_heads == 4
+@pytest.mark.parametrize("name", ["BloomForCausalLM", "GPT2LMHeadModel", "GPTJForCausalLM", "MptForCausalLM"])
+def test_classes_without_shared_heads_ignore_what_the_config_says_of_them(name: str) -> None:
+    assert ModelConfig.from_hf({**LLAMA, "architectures": [name], "num_key_value_heads": 2}).num_kv_heads == 4

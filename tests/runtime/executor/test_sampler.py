@@ -235,7 +235,7 @@ def test_prompt_logprobs_put_the_actual_token_first():
         {"top_k": -2},
         {"min_p": 2},
         {"n": 0},
-        {"n": 17},
+        {"n": 2**31 + 1},
         {"max_tokens": -1},
         {"max_tokens": True},
         {"presence_penalty": 3},

@@ -77,3 +77,16 @@ def test_remote_code_is_refused_without_the_flag(tiny_model, tmp_path):
         _load(folder)
     assert caught.value.id == "remote_code"
     assert not marker.exists(), "the folder's code must not run"
+
+
+def test_a_key_that_transformers_would_drop_is_refused_by_name(tiny_model, tmp_path):
+    """Its class keeps unknown keys as attributes, and its model does not read them."""
+    folder = shutil.copytree(tiny_model("GPTNeoXForCausalLM"), tmp_path / "model")
+    raw = json.loads((folder / "config.json").read_text())
+    for key, value in (("logit_scale", 0.5), ("a_key_of_its_own", "on"), ("norm_type", "x")):
+        (folder / "config.json").write_text(json.dumps({**raw, key: value}))
+        with pytest.raises(AiakqError) as caught:
+            LLM(str(folder), dtype="float32", max_model_len=64, num_gpu_blocks_override=17)
+        assert caught.value.id == "config_key_unsupported" and key in str(caught.value)
+    (folder / "config.json").write_text(json.dumps({**raw, "unsloth_version": "1", "logit_scale": None}))
+    LLM(str(folder), dtype="float32", max_model_len=64, num_gpu_blocks_override=17)

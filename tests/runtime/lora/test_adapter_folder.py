@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import time
 
 import pytest
 import torch
@@ -14,8 +15,11 @@ from lora_adapters import FIELDS, adapted, save_adapter
 from safetensors.torch import load_file, save_file
 
 from aiakq.errors import AiakqError
+from aiakq.patterns import time_limit
+from aiakq.runtime.engine.adapters import AdapterLimits
 from aiakq.runtime.lora.adapter_config import parse_config
 from aiakq.runtime.lora.adapter_folder import CONFIG, WEIGHTS, open_adapter
+from aiakq.runtime.lora.requests import check_adapter
 
 
 def tiny_llama():
@@ -243,3 +247,32 @@ def test_the_digest_tells_adapters_apart(folder):
     tensors = load_file(folder / WEIGHTS)
     save_file({name: tensor + 1 for name, tensor in tensors.items()}, folder / WEIGHTS)
     assert len({first, second, open_adapter(folder).digest()}) == 3
+
+
+def test_a_path_that_is_too_long_is_missing(tmp_path):
+    for path in ("a" * 4000, "a/" * 2000, f"{tmp_path}/{'b' * 300}"):
+        with pytest.raises(AiakqError) as caught:
+            open_adapter(tmp_path / path, tmp_path)
+        assert caught.value.id == "adapter_missing" and len(str(caught.value)) < 500
+
+
+def test_the_patterns_of_an_adapter_take_a_second_together(folder):
+    """Each of 4000 patterns may take half a second for each module; meanwhile no other adapter is loaded."""
+    limits = AdapterLimits(16, modules=dict.fromkeys(open_adapter(folder).modules, (32, 32)), model_type="llama")
+    change(folder, rank_pattern={f"(?:.*.*.*.*.*)[xyz]{number}[xyz]": 4 for number in range(4000)})
+    started = time.process_time()
+    with pytest.raises(AiakqError, match="the patterns of this file take too long to match"):
+        check_adapter("slow", folder, limits)
+    assert time.process_time() - started < 10
+
+
+def test_many_plain_patterns_are_matched_within_the_time_limit(folder):
+    names = {f"model.layers.{layer}.self_attn.other_proj": 4 for layer in range(4000)}
+    change(folder, rank_pattern=names, alpha_pattern=names)
+    with time_limit(0.5):
+        assert open_adapter(folder).max_rank == 4
+
+
+def test_an_adapter_that_cannot_be_read_in_time_is_refused(folder):
+    with pytest.raises(AiakqError, match="cannot be read within -0 s"):
+        open_adapter(folder).digest(seconds=-0.1)

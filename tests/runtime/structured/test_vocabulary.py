@@ -66,3 +66,9 @@ def test_sentencepiece_spells_spaces_and_bytes():
     for token in (1, 2, 3):
         matcher.advance(token)
     assert matcher.failure is None and matcher.is_finished
+
+
+def test_end_tokens_beyond_the_logits_are_left_out():
+    vocabulary = Vocabulary([b"a", b"b", b"c"], special_ids=[2, 7])
+    assert vocabulary.resized(3, [2, 99]).eos_ids == [2]
+    assert vocabulary.resized(3, [99]).eos_ids == [3], "an end token without a logit"

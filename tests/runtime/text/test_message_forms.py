@@ -36,7 +36,6 @@ CALL = "messages[1].tool_calls[0].function"
     [
         ("{{ CALL.arguments | tojson }}", '{"city": "S\\u00e3o"}'),
         ("{% for name, value in CALL.arguments | items %}{{ name }}={{ value }}{% endfor %}", "city=São"),
-        ("{{ CALL.arguments }}", '{"city": "São"}'),
         ("{{ 'call: ' + CALL.arguments }}", f"call: {ARGUMENTS}"),
         ("{{ 'no' if messages[1].content is none else 'yes' }}", "no"),
         ("{{ messages[1].content + '!' }}", "!"),

@@ -180,6 +180,64 @@ def test_a_stop_string_complete_before_min_tokens_never_ends_the_text(
     assert (request.text, request.end) == ("abcd?a", ("stop", "bc"))
 
 
+SPECIAL = {"<s>": 0, "<pad>": 2}
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    atoms=st.lists(st.sampled_from(["x", "y", "<s>", "<pad>"]), max_size=8),
+    stops=st.lists(
+        st.lists(st.sampled_from(["x", "y", "<s>", "<pad>"]), min_size=1, max_size=3), min_size=1, max_size=2
+    ),
+    skip=st.booleans(),
+    include=st.booleans(),
+    sizes=st.lists(st.integers(1, 4), max_size=3),
+)
+@example(atoms=["x", "<s>"], stops=[["<s>"]], skip=True, include=False, sizes=[])
+@example(atoms=["x", "<s>", "y"], stops=[["x", "<s>", "y"]], skip=True, include=True, sizes=[])
+@example(atoms=["x", "<pad>", "y"], stops=[["x", "y"]], skip=True, include=False, sizes=[])
+@example(atoms=["x", "<s>", "y"], stops=[["x", "y"], ["<s>", "x"]], skip=True, include=False, sizes=[3])
+def test_special_tokens_that_are_left_out_are_part_of_stop_strings(
+    bytewise: Tokenizer, atoms: list[str], stops: list[list[str]], skip: bool, include: bool, sizes: list[int]
+) -> None:
+    texts = ["".join(stop) for stop in stops]
+    params = SamplingParams(max_tokens=100, stop=texts, include_stop_str_in_output=include, skip_special_tokens=skip)
+    request = Request(bytewise, params)
+    ids = [SPECIAL[atom] if atom in SPECIAL else bytewise.encode(atom, add_special_tokens=False)[0] for atom in atoms]
+    request.feed_all(ids, sizes)
+
+    def shown(parts: list[str]) -> str:
+        return "".join(part for part in parts if not (skip and part in SPECIAL))
+
+    def completed(parts: list[str]) -> list[tuple[str, str]]:
+        """The text before each stop string at the end of ``parts``, and the stop string."""
+        names = [part for part in parts if not (skip and part in SPECIAL) or any(part in text for text in texts)]
+        found = [(shown(parts).removesuffix(text), text) for text in texts if shown(parts).endswith(text)]
+        ended = [stop for stop in stops if names[-len(stop) :] == stop]
+        return found + [(shown(names[: -len(stop)]), "".join(stop)) for stop in ended]
+
+    for end in range(1, len(atoms) + 1):
+        if atoms[end - 1] in SPECIAL and skip and not any(atoms[end - 1] in text for text in texts):
+            continue
+        if found := completed(atoms[:end]):
+            before = min((text for text, _ in found), key=len)
+            assert request.end[0] == "stop" and request.token_ids == ids[:end]
+            assert request.text in [text + stop if include else text for text, stop in found if text == before]
+            return
+    assert request.text == shown(atoms) and (not atoms or request.end == ("length", None))
+
+
+def test_a_special_token_that_is_kept_is_text_like_any_other(bytewise: Tokenizer) -> None:
+    for kept in (frozenset(), frozenset([0])):
+        processor = OutputProcessor(bytewise, LIMITS)
+        params = SamplingParams(max_tokens=9, stop=["<s>"], min_tokens=2)
+        [spec] = processor.add("r", PROMPT, params, kept_special_tokens=kept)
+        first, _ = processor.process(TokenOutput(spec.request_id, [0], [-0.5]))
+        assert (first[0].text, first[0].finish_reason) == ("<s>" if kept else "", None), "within min_tokens"
+        second, aborts = processor.process(TokenOutput(spec.request_id, [70, 0], [-0.5, -0.5]))
+        assert second[0].text == bytewise.decode([70]) and second[0].stop_reason == "<s>" and aborts
+
+
 @pytest.mark.parametrize("include", [False, True])
 def test_a_stop_token_is_part_of_the_text_only_if_asked(include: bool, request_for: Callable[..., Request]) -> None:
     request = request_for(stop_token_ids=[70], include_stop_str_in_output=include)

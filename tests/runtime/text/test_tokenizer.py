@@ -69,7 +69,7 @@ def test_a_template_may_be_missing_be_given_or_fail(byte_tokenizer: Any) -> None
     with pytest.raises(AiakqError) as caught:
         tokenizer.chat_prompt(messages)
     assert caught.value.id == "no_chat_template"
-    assert tokenizer.chat_prompt(messages, "{{ messages[0].content }}{{ tone }}", tone="!") == "Hi!"
+    assert tokenizer.chat_prompt(messages, "{{ messages[0].content }}{{ tone }}", arguments={"tone": "!"}) == "Hi!"
     with pytest.raises(AiakqError, match="no such role") as caught:
         tokenizer.chat_prompt(messages, "{{ raise_exception('no such role') }}")
     assert caught.value.id == "chat_template"

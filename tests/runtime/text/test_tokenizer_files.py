@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
+import re
 import shutil
 
 import pytest
 
 from aiakq.errors import AiakqError
 from aiakq.runtime.text.tokenizer import Tokenizer
-from aiakq.runtime.text.tokenizer_files import has_tokenizer
+from aiakq.runtime.text.tokenizer_files import check_settings, has_tokenizer
 
 
 def test_a_missing_tokenizer_is_said_to_be_missing(example_model, tmp_path):
@@ -29,3 +31,51 @@ def test_the_damaged_file_is_named(example_model, tmp_path, name):
         Tokenizer.load(tmp_path / "model")
     assert caught.value.id == "model_malformed" and name in str(caught.value)
     assert "it is not JSON" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("file", "key", "value"),
+    [
+        ("tokenizer_config.json", "chat_template", 5),
+        ("tokenizer_config.json", "chat_template", []),
+        ("tokenizer_config.json", "chat_template", [{"name": "default"}]),
+        ("tokenizer_config.json", "chat_template", {"default": 5}),
+        ("chat_template.json", "chat_template", True),
+        ("tokenizer_config.json", "eos_token", 7),
+        ("special_tokens_map.json", "bos_token", ["<s>"]),
+        ("special_tokens_map.json", "pad_token", {"text": "<pad>"}),
+        ("tokenizer_config.json", "additional_special_tokens", "<a>"),
+        ("tokenizer_config.json", "extra_special_tokens", [5]),
+        ("tokenizer_config.json", "added_tokens_decoder", {"x": {"content": "<a>"}}),
+        ("tokenizer_config.json", "added_tokens_decoder", {"5": "<a>"}),
+        ("tokenizer_config.json", "added_tokens_decoder", {"5": {"content": "<a>", "special": "yes"}}),
+        ("tokenizer_config.json", "model_max_length", "4096"),
+        ("tokenizer_config.json", "add_bos_token", "no"),
+        ("tokenizer_config.json", "padding_side", "top"),
+        ("tokenizer_config.json", "tokenizer_class", 5),
+        ("added_tokens.json", "<a>", "5"),
+    ],
+)
+def test_a_setting_of_the_wrong_type_is_named_with_its_file(tmp_path, file, key, value):
+    (tmp_path / file).write_text(json.dumps({key: value}))
+    with pytest.raises(AiakqError, match=f"{file}.*{re.escape(repr(key))} is ") as caught:
+        Tokenizer.load(tmp_path)
+    assert caught.value.id == "model_malformed" and "\n" not in str(caught.value)
+
+
+def test_settings_of_published_tokenizers_are_accepted(tmp_path):
+    token = {"__type": "AddedToken", "content": "<s>", "lstrip": False, "special": True}
+    settings = {
+        "bos_token": token,
+        "eos_token": "</s>",
+        "pad_token": None,
+        "additional_special_tokens": ["<a>", token],
+        "extra_special_tokens": {},
+        "added_tokens_decoder": {"5": token},
+        "chat_template": [{"name": "default", "template": "a"}, {"name": "tool_use", "template": "b"}],
+        "model_max_length": 1e30,
+        "legacy": None,
+        "own_setting": [1, {"a": 2}],
+    }
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
+    check_settings(tmp_path)

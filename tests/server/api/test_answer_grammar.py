@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from aiakq.runtime.structured.compiler import GrammarCompiler
-from aiakq.runtime.structured.formats import some_tags, tag_grammar_of, text_with_tags
+from aiakq.runtime.structured.formats import regex, schema, some_tags, tag_grammar_of, text_with_tags
 from aiakq.runtime.structured.grammars import Grammar
 from aiakq.runtime.structured.matcher import GrammarMatcher
 from aiakq.runtime.structured.vocabulary import Vocabulary
@@ -323,3 +323,88 @@ def test_open_reasoning_may_be_all_where_nothing_is_asked_for(may_end):
         [call] = message.tool_calls
         jsonschema.validate(json.loads(call.function.arguments), SCHEMAS[call.function.name])
         assert message.reasoning == "Hm."
+
+
+class Thinking(HermesParser):
+    marks = ("<think>", "</think>", "<tool_call>", "</tool_call>")
+
+
+def after(vocab: Vocab, part: dict[str, Any], text: str) -> bool | None:
+    """Whether a message may end after ``text``; None if ``text`` is not allowed."""
+    matcher, rest = vocab.compiler.matcher(tag_grammar_of(part)), text.encode()
+    mask = torch.zeros(matcher.num_words, dtype=torch.int32)
+    while rest:
+        token = max((i for i, one in enumerate(vocab.texts) if one and rest.startswith(one)), key=vocab._length)
+        matcher.fill_mask(mask.data_ptr())
+        if not mask[token // 32] >> (token % 32) & 1:
+            return None
+        rest = rest[len(vocab.texts[token]) :]
+        matcher.advance(token)
+    return vocab.may_end(matcher)
+
+
+@pytest.mark.parametrize("special", [True, False], ids=["special", "text"])
+@pytest.mark.parametrize("is_open", [True, False], ids=["opened by the prompt", "opened by the model"])
+def test_nothing_is_enforced_in_a_thought(special, is_open):
+    vocab, parser = Vocab(Thinking, special), REASONING_PARSERS.load("qwen3")
+    tools = text_with_tags(HermesParser.call_tags(SCHEMAS, False), HermesParser.triggers, only_one=False)
+    part = Reasoning(parser, is_open).before(tools, "tools", may_end=True)
+    call = '<tool_call>{"name": "get_time", "arguments": {}}</tool_call>'
+    for begin in ("", "<think>", "\n\n<think>") if is_open else ("<think>", "\n <think>"):
+        for thought in ("", "I could write <tool_call> tags, but no.", f"{call} or <think>", "<tool_call>{<tool_call>"):
+            assert after(vocab, part, f"{begin}{thought}") is True
+            assert after(vocab, part, f"{begin}{thought}</think>\n\nHello <think> {call}") is True
+            assert after(vocab, part, f"{begin}{thought}</think>\n\nHello <tool_call>?") is None
+        other = f"{begin}a <other> b <tool_call>?"
+        assert after(vocab, part, other) is True and after(vocab, part, f"{other}</think><tool_call>?") is None
+    for answer in ("" if is_open else "Hello. <think> ", "" if is_open else "<th"):
+        if answer:
+            assert after(vocab, part, f"{answer}{call}") is True and after(vocab, part, f"{answer}<tool_call>?") is None
+
+
+@pytest.mark.parametrize("special", [True, False], ids=["special", "text"])
+def test_a_required_answer_follows_the_thought(special):
+    vocab, parser = Vocab(Thinking, special), REASONING_PARSERS.load("qwen3")
+    part = Reasoning(parser, False).before(schema(SCHEMAS["get_weather"]), "response_format")
+    answer = '{"city": "a", "unit": "C"}'
+    assert after(vocab, part, answer) is True
+    assert after(vocab, part, f"<think>a {answer} <tool_call>?</think>{answer}") is True
+    assert after(vocab, part, f"<think>a {answer}") is False
+    for text in ("a", "<think></think>a", f"{answer}<think>"):
+        assert after(vocab, part, text) is None
+    part = Reasoning(parser, False).before(regex("(.|\n)*"), "structured_outputs")
+    assert special or after(vocab, part, "a <think>") is True
+    assert after(vocab, part, "a") is True and after(vocab, part, "<think>a") is False
+
+
+@pytest.mark.parametrize("special", [True, False], ids=["special", "text"])
+def test_a_thought_that_the_prompt_has_closed_is_the_only_one(special):
+    vocab, parser = Vocab(Thinking, special), REASONING_PARSERS.load("qwen3")
+    part = Reasoning(parser, False, True).before(schema(SCHEMAS["get_weather"]), "response_format")
+    assert after(vocab, part, '{"city": "a", "unit": "C"}') is True
+    assert after(vocab, part, "<") is None and after(vocab, part, "<think>") is None
+
+
+@pytest.mark.parametrize("name", sorted(UNMARKED))
+def test_a_call_without_a_mark_may_follow_a_thought(name):
+    class Marked(PARSERS[name]):
+        marks = ("<think>", "</think>", *PARSERS[name].marks)
+
+    vocab, call = Vocab(Marked, True), "[get_time(" if "pythonic" in name else '{"name": "get_time", "parameters": {'
+    close = ")]" if "pythonic" in name else "}}"
+    for state in ((True, False), (False, False)):
+        part = Reasoning(REASONING_PARSERS.load("qwen3"), *state).before(
+            PARSERS[name].answer_format(SCHEMAS, False), "tools", may_end=True
+        )
+        assert after(vocab, part, f"<think>{call}!</think>{call}{close}") is True
+        assert after(vocab, part, f"<think>{call}!</think>{call}!") is None
+        assert after(vocab, part, f"<think>{call}!") is True
+    assert after(vocab, part, f"{call}{close}") is True and after(vocab, part, f"{call}!") is None
+
+
+def test_white_space_does_not_lead_into_a_thought_where_text_may_not_begin_with_it():
+    vocab, parser = Vocab(Thinking, True), REASONING_PARSERS.load("qwen3")
+    calls = some_tags(HermesParser.call_tags(SCHEMAS, True), "", only_one=True)
+    for answer in (schema({"type": "object"}), calls):
+        part = Reasoning(parser, False).before(answer, "tools")
+        assert after(vocab, part, "<think>") is False and after(vocab, part, "\n") is None

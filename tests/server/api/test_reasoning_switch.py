@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import httpx
 import pytest
 
+from aiakq.errors import AiakqError
+from aiakq.server.api.chat import ChatCompletionRequest
 from aiakq.server.api.reasoning_switch import reasoning_arguments, template_names
+from aiakq.server.api.request_model import parse_body
+from aiakq.server.api.unknown_fields import UnknownFields
 
 SWITCH = "{% if enable_thinking is defined and enable_thinking is false %}<think></think>{% endif %}"
 LEVEL = "{{ reasoning_effort|default('medium') }}"
@@ -62,16 +67,40 @@ def test_an_effort_of_chat_reaches_the_template(start_server):
         )
 
 
-def test_an_effort_that_the_template_cannot_be_told_is_refused(http, server):
-    failure = ask(server.url, reasoning_effort="high").json()["error"]
-    assert (failure["code"], failure["param"]) == ("unsupported_parameter", "reasoning_effort")
+def test_an_effort_that_the_template_cannot_be_told_is_ignored_by_name(http, server):
+    for field in ({"reasoning_effort": "high"}, {"enable_thinking": False}, {"think": True}):
+        answer = ask(server.url, **field)
+        assert answer.status_code == 200 and answer.headers["x-ignored-fields"] == next(iter(field))
     for value in (None, "none"):
-        assert ask(server.url, reasoning_effort=value).status_code == 200
+        answer = ask(server.url, reasoning_effort=value)
+        assert answer.status_code == 200 and "x-ignored-fields" not in answer.headers
     body = {"input": "Hi", "reasoning": {"effort": "high"}, "max_output_tokens": 1}
     answer = http.post("/v1/responses", json=body).json()
     assert answer["reasoning"] == {"effort": None, "summary": None}, "it took no effect, and the response says so"
 
 
-def test_an_effort_can_be_ignored_with_a_warning(start_server):
-    with start_server(unknown_fields="warn", num_gpu_blocks_override=65) as server:
-        assert ask(server.url, reasoning_effort="high").status_code == 200
+def test_an_effort_that_the_template_cannot_be_told_can_be_refused():
+    request = ChatCompletionRequest(messages=[{"role": "user"}], reasoning_effort="high")
+    with pytest.raises(AiakqError) as caught:
+        request.template_kwargs("{{ messages }}")
+    assert (caught.value.id, caught.value.param) == ("unsupported_parameter", "reasoning_effort")
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({"enable_thinking": False}, {"enable_thinking": False}),
+        ({"thinking": {"type": "disabled"}}, {"enable_thinking": False}),
+        ({"thinking": {"type": "enabled"}}, {"enable_thinking": True}),
+        ({"think": False}, {"enable_thinking": False}),
+        ({"think": "low"}, {"enable_thinking": True, "reasoning_effort": "low"}),
+        ({"reasoning": {"effort": "high"}}, {"enable_thinking": True, "reasoning_effort": "high"}),
+        ({"reasoning": {"enabled": False}}, {"enable_thinking": False}),
+        ({"enable_thinking": True, "chat_template_kwargs": {"enable_thinking": False}}, {"enable_thinking": False}),
+    ],
+)
+def test_switches_of_other_servers_reach_the_template(fields, expected):
+    body = {"messages": [{"role": "user", "content": "Hi"}], **fields}
+    request = parse_body(ChatCompletionRequest, json.dumps(body).encode(), UnknownFields("ignore"))
+    found = request.template_kwargs(SWITCH + LEVEL, UnknownFields("ignore"))
+    assert found == {"add_generation_prompt": True, **expected}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import concurrent.futures
+import json
 
 import httpx
 import pytest
@@ -33,7 +34,7 @@ def test_best_of_returns_the_most_likely(http):
     assert post(http, best_of=1, stream=False)["choices"]
     assert refused(http, best_of=1, n=2)["param"] == "best_of"
     assert refused(http, best_of=4, stream=True)["code"] == "unsupported_parameter"
-    assert refused(http, best_of=16, prompt=["a"] * 5)["param"] == "best_of"
+    assert refused(http, best_of=32, prompt=["a"] * 5)["param"] == "best_of"
 
 
 def test_every_sequence_of_best_of_is_counted(http, metrics_of, server):
@@ -55,6 +56,54 @@ def test_truncate_prompt_tokens_keeps_the_end_of_the_prompt(http):
     assert found["usage"]["prompt_tokens"] == 2
     end = http.post("/detokenize", json={"tokens": ids[-2:]}).json()["prompt"]
     assert found["choices"][0]["text"] == end + wanted["choices"][0]["text"]
+
+
+def test_the_beginning_of_a_prompt_can_be_kept(http):
+    ids = http.post("/tokenize", json={"prompt": PLAIN["prompt"]}).json()["tokens"]
+    found = post(http, truncate_prompt_tokens=2, truncation_side="right", return_token_ids=True)
+    assert found["choices"][0]["prompt_token_ids"] == ids[:2]
+    long = post(http, prompt="word " * 3000, truncate_prompt_tokens=2, truncation_side="right", return_token_ids=True)
+    assert (
+        long["choices"][0]["prompt_token_ids"]
+        == http.post("/tokenize", json={"prompt": "word word"}).json()["tokens"][:2]
+    )
+    assert refused(http, truncate_prompt_tokens=5, truncation_side="middle")["param"] == "truncation_side"
+
+
+def test_truncating_to_more_than_the_context_is_refused(http):
+    for prompt in ("Once", [5, 6]):
+        failure = refused(http, prompt=prompt, truncate_prompt_tokens=1025)
+        assert (failure["code"], failure["param"]) == ("value_out_of_range", "truncate_prompt_tokens")
+    assert post(http, truncate_prompt_tokens=-1)["choices"]
+
+
+def test_log_probabilities_of_given_tokens(http):
+    wanted = post(http, logprobs=20, return_tokens_as_token_ids=True)["choices"][0]["logprobs"]
+    third = list(wanted["top_logprobs"][0])[3]
+    ids = [int(third.removeprefix("token_id:")), 7]
+    fields = {"logprob_token_ids": ids, "return_tokens_as_token_ids": True}
+    found = post(http, logprobs=0, **fields)["choices"][0]["logprobs"]
+    assert [set(each) for each in found["top_logprobs"]] == [{token, third, "token_id:7"} for token in found["tokens"]]
+    assert found["top_logprobs"][0][third] == pytest.approx(wanted["top_logprobs"][0][third], abs=1e-5)
+    body = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2, "logprobs": True, **fields}
+    chat = http.post("/v1/chat/completions", json=body).json()["choices"][0]["logprobs"]["content"]
+    assert all([each["token"] for each in one["top_logprobs"]][1:] == [third, "token_id:7"] for one in chat)
+    assert refused(http, **fields)["param"] == "logprob_token_ids"
+    assert refused(http, logprobs=1, logprob_token_ids=[10**6])["code"] == "invalid_token_id"
+    assert refused(http, logprobs=1, logprob_token_ids=list(range(129)))["code"] == "value_out_of_range"
+
+
+def test_a_text_that_repeats_itself_ends(http):
+    fields = {"allowed_token_ids": [41], "max_tokens": 30, "ignore_eos": True}
+    detection = {"max_pattern_size": 3, "min_count": 4}
+    choice = post(http, repetition_detection=detection, **fields, return_token_ids=True)["choices"][0]
+    assert (choice["finish_reason"], choice["stop_reason"]) == ("repetition", "repetition_detected")
+    assert choice["token_ids"] == [41] * 4
+    late = post(http, repetition_detection=detection, min_tokens=9, **fields)
+    assert late["usage"]["completion_tokens"] == 9
+    assert post(http, repetition_detection={"max_pattern_size": 0}, **fields)["choices"][0]["finish_reason"] == "length"
+    assert refused(http, repetition_detection={"max_pattern_size": 3})["param"] == "repetition_detection.min_count"
+    assert refused(http, repetition_detection={"pattern": 3})["param"] == "repetition_detection.pattern"
 
 
 def test_cache_salts_separate_cached_pages(http):
@@ -133,17 +182,34 @@ def test_fields_that_ask_for_nothing_are_accepted(http, field):
     assert http.post("/v1/chat/completions", json=body | field).status_code == 200
 
 
-def test_unknown_fields_can_be_ignored_with_a_warning(http, start_server):
-    assert refused(http, no_such_field=1)["code"] == "unknown_field"
-    assert refused(http, reasoning_effort="low")["param"] == "reasoning_effort"
+def test_ignored_fields_are_named_in_a_header_and_counted(http, metrics_of, server):
+    before = metrics_of(server.url)["aiakq:ignored_request_fields_total"]
+    options = {"include_usage": True, "no_such_option": 1}
+    body = PLAIN | {"no_such_field": 1, "verbosity": "high", "user": "me", "num_ctx": 9}
+    answer = http.post("/v1/completions", json=body)
+    assert answer.headers["x-ignored-fields"] == "no_such_field, verbosity"
+    assert answer.json()["choices"] == post(http)["choices"]
+    streamed = http.post("/v1/completions", json=PLAIN | {"stream": True, "stream_options": options})
+    assert streamed.headers["x-ignored-fields"] == "stream_options.no_such_option"
+    for path, body in (
+        ("/tokenize", {"prompt": "a", "no_such_field": 1}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a", "no_such_field": 1}] * 2}),
+        ("/v1/responses", {"input": "a", "no_such_field": 1}),
+        ("/v1/messages", {"messages": [{"role": "user", "content": "a"}], "max_tokens": 1, "no_such_field": 1}),
+    ):
+        answer = http.post(path, json=body)
+        name = "messages[].no_such_field" if "chat" in path else "no_such_field"
+        assert (answer.status_code, answer.headers["x-ignored-fields"]) == (200, name), path
+    assert metrics_of(server.url)["aiakq:ignored_request_fields_total"] == before + 7
+    assert "x-ignored-fields" not in http.post("/v1/completions", json=PLAIN).headers
+    assert http.post("/v1/completions", json=PLAIN | {"temprature": 0}).status_code == 400
+
+
+def test_misspelled_fields_can_be_ignored_with_a_warning(http, start_server):
     with start_server(unknown_fields="warn") as server, httpx.Client(base_url=server.url, timeout=60) as other:
         for _ in range(2):
-            found = post(other, no_such_field=1, reasoning_effort="low", verbosity="high")
+            found = post(other, no_such_field=1, reasoning_effort="low", temprature=0)
         assert found["choices"] == post(http)["choices"]
-        options = {"include_usage": True, "no_such_option": 1}
-        streamed = other.post("/v1/completions", json=PLAIN | {"stream": True, "stream_options": options})
-        assert streamed.status_code == 200
-        assert other.post("/tokenize", json={"prompt": "a", "no_such_field": 1}).status_code == 200
         assert refused(other, tools=[{}])["code"] == "unsupported_parameter"
         for number in range(150):
             other.post("/detokenize", json={"tokens": [5], f"name\n{number}": 1})
@@ -151,7 +217,7 @@ def test_unknown_fields_can_be_ignored_with_a_warning(http, start_server):
         schema = description["paths"]["/v1/completions"]["post"]["requestBody"]["content"]["application/json"]["schema"]
         assert schema["additionalProperties"] is True and "enum" not in schema["properties"]["reasoning_effort"]
         lines = [event.message for event in server.events if "ignored in requests" in event.message]
-    for name in ("no_such_field", "reasoning_effort", "verbosity", "stream_options.no_such_option"):
+    for name in ("no_such_field", "reasoning_effort", "temprature"):
         assert sum(f" {name} " in line for line in lines) <= 1
     assert " no_such_field " in lines[0] and len(lines) <= 100 and not any("\n" in line for line in lines)
 
@@ -203,19 +269,57 @@ def test_the_operator_sets_what_responses_contain(start_server, http):
         "enable_force_include_usage": True,
         "return_tokens_as_token_ids": True,
         "enable_prompt_tokens_details": False,
+        "enable_per_request_metrics": True,
     }
     with start_server(**options) as server, httpx.Client(base_url=server.url, timeout=60) as other:
         check_responses(other, http)
 
 
 def check_responses(other: httpx.Client, http: httpx.Client) -> None:
-    lines = other.post("/v1/completions", json=PLAIN | {"stream": True}).text.splitlines()
-    assert '"choices":[]' in lines[-4] and '"completion_tokens":8' in lines[-4]
+    messages = [{"role": "user", "content": "Hi"}]
+    limits = {"max_tokens": 8, "min_tokens": 8, "stream": True}
+    for path, body in (
+        ("/v1/completions", PLAIN | limits),
+        ("/v1/completions", PLAIN | limits | {"stream_options": {"include_usage": False}}),
+        ("/v1/chat/completions", {"messages": messages, **limits}),
+        ("/v1/chat/completions", {"messages": messages, **limits, "n": 2}),
+    ):
+        lines = other.post(path, json=body).text.splitlines()
+        chunks = [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
+        counts = [chunk["usage"]["completion_tokens"] for chunk in chunks]
+        assert counts == sorted(counts) and counts[-1] == 8 * body.get("n", 1) and chunks[-1]["choices"] == [], path
+        assert all(chunk["usage"]["prompt_tokens"] > 0 for chunk in chunks)
+        assert ["metrics" in chunk for chunk in chunks] == [*[False] * (len(chunks) - 1), body.get("n", 1) == 1]
+    timings = post(other)["metrics"]
+    assert min(timings.values()) >= 0 and timings["tokens_per_second"] > 0 and "metrics" not in post(other, n=2)
+    assert "metrics" not in post(http)
     found = post(other, logprobs=1)
     assert all(token.startswith("token_id:") for token in found["choices"][0]["logprobs"]["tokens"])
     assert found["usage"]["prompt_tokens_details"] is None
     asked = post(other, logprobs=1, return_tokens_as_token_ids=False)["choices"][0]["logprobs"]["tokens"]
     assert asked == post(http, logprobs=1)["choices"][0]["logprobs"]["tokens"]
+
+
+def test_responses_report_the_load_if_asked(http):
+    for format, start in (("TEXT", "TEXT named_metrics.kv_cache_usage_perc="), ("json", 'JSON {"named_metrics": {')):
+        for body in (PLAIN, PLAIN | {"stream": True}):
+            answer = http.post("/v1/completions", json=body, headers={"endpoint-load-metrics-format": format})
+            assert answer.headers["endpoint-load-metrics"].startswith(start)
+    for format in ("", "BIN", "a\tb"):
+        answer = http.post("/v1/completions", json=PLAIN, headers={"endpoint-load-metrics-format": format})
+        assert answer.status_code == 200 and "endpoint-load-metrics" not in answer.headers
+
+
+def test_a_request_may_have_128_sequences(http):
+    for path, body in (
+        ("/v1/completions", {"prompt": "Once", "max_tokens": 1, "n": 128}),
+        ("/v1/completions", {"prompt": "Once", "max_tokens": 1, "n": 2, "best_of": 128}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1, "n": 128}),
+    ):
+        answer = http.post(path, json=body)
+        assert answer.status_code == 200 and len(answer.json()["choices"]) == body["n"], answer.text
+    failure = refused(http, n=129)
+    assert (failure["code"], failure["param"]) == ("value_out_of_range", "n")
 
 
 def test_reset_prefix_cache_empties_the_cache(managed):

@@ -46,6 +46,9 @@ def test_every_field_reaches_the_sampling_params():
         "allowed_token_ids": [5],
         "bad_words": ["b"],
         "truncate_prompt_tokens": 4,
+        "truncation_side": "right",
+        "logprob_token_ids": [5, 6],
+        "repetition_detection": {"max_pattern_size": 3, "min_count": 2},
     }
     assert values.keys() == parameters().keys() - ONLY_LOCAL, "a new parameter has a value here, too"
     params = CompletionRequest(prompt="a", **values).sampling_params({"temperature": 0.1})
@@ -70,4 +73,4 @@ def test_the_schema_states_defaults_bounds_and_descriptions():
         if parameter.minimum is not None:
             bounds = properties[name]["anyOf"][0]
             assert bounds["exclusiveMinimum" if parameter.exclusive else "minimum"] == parameter.minimum
-            assert bounds["maximum"] == parameter.maximum
+            assert bounds["maximum"] == (parameter.http_maximum or parameter.maximum)

@@ -110,7 +110,7 @@ def test_choices_of_one_request_do_not_share_their_state(client):
     [
         ({"guided_json": {"type": "object", "not": {}}}, "guided_json", "not"),
         ({"guided_json": {"type": "array", "uniqueItems": True}}, "guided_json", "uniqueItems"),
-        ({"structured_outputs": {"json": {"format": "foo"}}}, "structured_outputs", "foo"),
+        ({"structured_outputs": {"json": {"$ref": "#/foo"}}}, "structured_outputs", "#/foo"),
         ({"guided_json": {"x-guidance": {"lenient": True}, "not": {}}}, "guided_json", "not"),
         ({"guided_json": "{"}, "guided_json", "JSON"),
         ({"guided_json": 3}, "guided_json", "schema"),

@@ -36,8 +36,8 @@ def bad_json(draw: Draw) -> Case:
         "single quotes": (good.replace(b'"', b"'"), invalid),
         "comma at the end": (good[:-1] + b",}", invalid),
         "comment": (good[:-1] + b"/* */}", invalid),
-        "byte order mark": (b"\xef\xbb\xbf" + good, invalid),
-        "other coding": (json.dumps(GOOD[path]).encode(draw.choice(["utf-16", "utf-32", "utf-16-le"])), invalid),
+        "two byte order marks": (b"\xef\xbb\xbf" * 2 + good, invalid),
+        "other coding": (json.dumps(GOOD[path]).encode(draw.choice(["utf-32", "utf-16-le", "utf-16-be"])), invalid),
         "no object": (
             draw.choice([b"[]", b"null", b"1", b'"text"', b"true", b"[{}]", b"0.5", good.join((b"[", b"]"))]),
             invalid,
@@ -51,13 +51,13 @@ def bad_json(draw: Draw) -> Case:
         "first field twice": (b'{"%b": 1, ' % first.encode() + good[1:], Expected(400, "duplicate_key", first)),
         "many lists": (good[:-1] + b',"a":[' + b"[]," * 30_001 + b"1]}", invalid),
         "not UTF-8": (
-            good[:-1]
-            + b', "user": "'
-            + draw.choice([b"\xff", b"\xc3", b"\xe4\xb8", b"\xed\xa0\x80", b"\xc0\xaf"])
-            + b'"}',
+            good[:-1] + b', "user": "' + draw.choice([b"\xff", b"\xc3", b"\xe4\xb8", b"\xc0\xaf"]) + b'"}',
             invalid,
         ),
-        "lone surrogate": (good[:-1] + b', "user": "\\u%s"}' % draw.choice([b"d800", b"dfff", b"dc00"]), invalid),
+        "lone surrogate in a key": (
+            good[:-1] + b', "\\u%s": 1}' % draw.choice([b"d800", b"dfff", b"dc00"]),
+            Expected(400, "invalid_type"),
+        ),
         "bad escape": (good[:-1] + b', "user": "' + draw.choice([b"\\x41", b"\\u12", b"\\", b"\\a"]) + b'"}', invalid),
         "control in a string": (good[:-1] + b', "user": "' + bytes([draw.randrange(0, 32)]) + b'"}', invalid),
         "a number of many digits": (good[:-1] + b', "seed": ' + b"1" * digits + b"}", Expected(400)),

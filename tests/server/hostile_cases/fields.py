@@ -27,7 +27,7 @@ from hostile_cases.requests import (
 VALUES: dict[str, tuple[Any, ...]] = {
     "bool": (True, False),
     "int": (0, 1, -1, 7),
-    "float": (0.5, 1.0, -2.5, 1e300),
+    "float": (0.5, 1.25, -2.5, 1e300),
     "str": ("1", "", "true", "x", "null"),
     "list": ([], [1], ["a"], [[]], [None]),
     "dict": ({}, {"a": 1}),
@@ -112,8 +112,8 @@ FLOAT_BOUNDS = {
     "repetition_penalty": (0, 1e5),
 }
 INT_BOUNDS = {
-    "n": (0, 17),
-    "best_of": (0, 17),
+    "n": (0, 129),
+    "best_of": (0, 129),
     "top_k": (-2, 2**31 + 1),
     "seed": (-(2**63) - 1, 2**63),
     "min_tokens": (-1, 2**31 + 1),
@@ -196,7 +196,7 @@ def completion_values(draw: Draw, token_id: int) -> list[Refusal]:
         ({"prompt": [5, token_id]}, token, "prompt"),
         ({"prompt": [[5], [token_id]]}, token, "prompt"),
         ({"prompt": ["a"] * draw.randint(33, 9000)}, "too_many_prompts", "prompt"),
-        ({"prompt": ["a"] * draw.randint(5, 32), "n": 16}, "too_many_prompts", "n"),
+        ({"prompt": ["a"] * draw.randint(5, 32), "n": 32}, "too_many_prompts", "n"),
         ({"prompt": [5] * draw.randint(CONTEXT, 30_000)}, "context_length_exceeded", "prompt"),
         ({"prompt": "word " * draw.randint(1500, 19_000)}, "context_length_exceeded", "prompt"),
         ({"max_tokens": draw.randint(CONTEXT, 2**31)}, "context_length_exceeded", "max_tokens"),

@@ -140,6 +140,24 @@ def test_cached_pages_are_not_shared_between_keys_or_salts(ask):
     assert cached(first, cache_salt="b") == 0 and cached(second, cache_salt="a") == 0
 
 
+def test_administration_can_have_a_key_of_its_own(start_server, tmp_path):
+    file = tmp_path / "admin"
+    file.write_text("operator\n")
+    options = {"api_key": [KEYS[0]], "admin_api_key_file": str(file), "enable_admin_routes": True, "root_path": "/a"}
+    with start_server(**options) as server, httpx.Client(base_url=server.url, trust_env=False) as client:
+        for path in ("/reset_prefix_cache", "/reset_prefix_cache/", "/a/reset_prefix_cache", "/a/reset_prefix_cache/"):
+            statuses = []
+            for headers in ({}, {"authorization": f"Bearer {KEYS[0]}"}, {"x-api-key": "operator"}):
+                statuses.append(client.post(path, headers=headers).status_code)
+            assert statuses == [401, 403, 200], path
+        refused = client.post("/abort_requests", headers={"authorization": f"Bearer {KEYS[0]}"})
+        is_refused(refused, 403, "admin_key_required")
+        for key in (KEYS[0], "operator"):
+            assert client.post("/v1/completions", json=BODY, headers={"x-api-key": key}).status_code == 200
+    with pytest.raises(AiakqError):
+        start_server(admin_api_key=["a"])
+
+
 def test_keys_are_compared_as_hashes():
     keys = Keys(["a", "b"])
     assert len(keys) == 2 and keys.owner("a") and keys.owner("b")

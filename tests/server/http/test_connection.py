@@ -113,6 +113,27 @@ REFUSED = [
 ]
 
 
+def test_a_few_empty_lines_before_a_request_are_skipped(dial):
+    get = b"GET /version HTTP/1.1\r\nhost: 127.0.0.1\r\n%b\r\n"
+    last = get % b"connection: close\r\n"
+    for pieces in ((b"\r\n" + last,), (b"\r\n" * 4 + last,), (b"\r", b"\n", last), (b"\r\n", last)):
+        connection = dial()
+        for piece in pieces[:-1]:
+            connection.sendall(piece)
+            time.sleep(0.05)
+        assert send(connection, pieces[-1]).startswith(b"HTTP/1.1 200"), pieces
+    assert send(dial(), get % b"" + b"\r\n\r\n" + last).count(b"HTTP/1.1 200") == 2
+    check(send(dial(), b"\r\n" * 5 + last), 400, "invalid_http")
+    check(send(dial(), b"\n" + last), 400, "invalid_http")
+
+
+def test_empty_lines_do_not_extend_the_time_for_a_request(dial):
+    began = time.monotonic()
+    connection = dial()
+    connection.sendall(b"\r\n")
+    closes_within(connection, 0.9, TIMES["header_timeout"], began)
+
+
 @pytest.mark.parametrize(("request_", "status", "code"), [row[1:] for row in REFUSED], ids=[row[0] for row in REFUSED])
 def test_invalid_request_heads_are_refused(dial, strict, request_, status, code):
     check(send(dial(), request_), status, code)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import weakref
 from concurrent.futures import Future
 
 from aiakq import SamplingParams
-from aiakq.runtime.engine.messages import ModelLimits, RequestSpec, admit
+from aiakq.runtime.engine.messages import ModelLimits, RequestSpec, TokenOutput, admit
 from aiakq.runtime.structured.grammars import Grammar
 from aiakq.server.process.held_requests import HeldRequests
 
@@ -36,5 +37,18 @@ def test_only_those_with_a_grammar_wait_until_it_is_compiled():
     assert held.ready() == [two] and held.ready() == []
     assert held.hold([spec("late", "b")]) != []
     held.cancel(["one"])
-    compiling.futures["a"].set_result(None)
+    assert compiling.futures["a"].cancelled()
     assert held.ready() == [] and not held.wait()
+
+
+def test_grammars_stay_in_memory_until_their_requests_end():
+    compiling = Compiling()
+    held = HeldRequests(compiling)
+    held.hold([spec("one", "a"), spec("two", "a")])
+    compiling.futures["a"].set_result(None)
+    assert len(held.ready()) == 2
+    grammar = weakref.ref(compiling.futures.pop("a"))
+    held.finish([TokenOutput("one", [3]), TokenOutput("two", finish_reason="stop")])
+    assert grammar() is not None
+    held.finish([TokenOutput("one", finish_reason="length")])
+    assert grammar() is None

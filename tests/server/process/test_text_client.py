@@ -22,10 +22,12 @@ import psutil
 import pytest
 
 from aiakq.errors import AiakqError
+from aiakq.runtime.structured.grammars import Grammar
 from aiakq.runtime.text.tokenizer import Tokenizer, TokenizerSource
 from aiakq.server.process import text_client
-from aiakq.server.process.text_client import NUM_LONG, NUM_WORKERS, TextClient, WorkerQueue
+from aiakq.server.process.text_client import NUM_WORKERS, TextClient, client_of_request
 from aiakq.server.process.text_messages import TextRequest
+from aiakq.server.process.worker_queue import NUM_LONG, WorkerQueue
 
 PADDING = {
     "strategy": {"Fixed": 2**30},
@@ -185,6 +187,7 @@ def test_the_work_of_departed_clients_is_dropped(source_with):
 def test_stuck_workers_are_noticed_and_replaced(source_with, monkeypatch):
     monkeypatch.setattr(text_client, "STUCK_SECONDS", 0.3)
     monkeypatch.setattr(text_client, "_EXTRA_SECONDS", 1.0)
+    monkeypatch.setattr(text_client, "_REPLACE_SECONDS", 0.5)
 
     async def use(client: TextClient) -> None:
         client.check()
@@ -196,10 +199,66 @@ def test_stuck_workers_are_noticed_and_replaced(source_with, monkeypatch):
         with pytest.raises(AiakqError) as caught:
             client.check()
         assert caught.value.id == "tokenizer_stuck"
-        with pytest.raises(AiakqError):
-            await waiting
+        assert await waiting  # by other workers
         client.check()
         assert await ids_of(client, "hi") and client._process.pid != first
+
+    run(source_with(), use)
+
+
+def workers_of(client: TextClient) -> list[psutil.Process]:
+    assert client._process is not None
+    return psutil.Process(client._process.pid).children()
+
+
+def test_only_a_worker_that_hangs_is_replaced_and_its_request_is_repeated(source_with, monkeypatch):
+    monkeypatch.setattr(text_client, "_EXTRA_SECONDS", 0.5)
+
+    async def use(client: TextClient) -> None:
+        assert client._process is not None
+        process, workers = client._process.pid, {worker.pid for worker in workers_of(client)}
+        slot = client._queue._free[0].slot
+        hanging = sorted(workers)[slot]
+        os.kill(hanging, signal.SIGSTOP)
+        assert await ids_of(client, "hi")
+        assert client._process.pid == process
+        now = {worker.pid for worker in workers_of(client)}
+        assert hanging not in now and len(now & workers) == NUM_WORKERS - 1
+
+    run(source_with(), use)
+
+
+def test_a_request_whose_workers_are_killed_twice_is_not_the_fault_of_its_client(source_with):
+    async def use(client: TextClient) -> None:
+        text = " ".join(["qqqqqqqqqqqqqqqqqqqqq"] * 3000)
+        waiting = asyncio.ensure_future(client.encode([text]))
+        for _ in range(2):
+            await asyncio.sleep(0.3)
+            for worker in workers_of(client):
+                worker.kill()
+        with pytest.raises(AiakqError) as caught:
+            await waiting
+        assert (caught.value.id, caught.value.http_status) == ("worker_lost", 503)
+        assert await ids_of(client, "hi")
+
+    run(source_with(**split("(?:q|q){15,}z")), use)
+
+
+def test_checks_of_grammars_leave_workers_to_others(source_with):
+    async def use(client: TextClient) -> None:
+        slow = [Grammar("json", json.dumps({"type": "integer", "multipleOf": 99991 + at})) for at in range(8)]
+        checks = [asyncio.ensure_future(client.compile_grammar(grammar)) for grammar in slow]
+        await asyncio.sleep(0.1)
+        assert client._queue._num_long == 1 < NUM_LONG  # one of a client at a time
+        assert await ids_of(client, "hi") and not all(check.done() for check in checks)
+        client_of_request.set("another")
+        assert not (await client.compile_grammar(Grammar("regex", "[a-z]"))).failure
+        assert sum(check.done() for check in checks) < 4
+        client.check()
+        replies = await asyncio.gather(*checks)
+        assert all(reply.num_bytes > 1 << 20 for reply in replies if not reply.failure)
+        for check in checks:
+            check.cancel()
 
     run(source_with(), use)
 

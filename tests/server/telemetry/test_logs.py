@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+import warnings
 
 import httpx
 import pytest
@@ -19,6 +20,7 @@ from aiakq.server.telemetry.logs import (
     OutputLog,
     WithoutPaths,
     configure_logging,
+    logging_as_events,
     request_logger,
 )
 
@@ -68,6 +70,15 @@ def test_repeated_log_messages_are_limited():
     assert "1990 more lines" in events[-2].message and events[-1].message == "later"
 
 
+def test_warnings_are_events_of_one_line():
+    events = []
+    with logging_as_events(events.append):
+        warnings.warn("old\nnews", DeprecationWarning, stacklevel=1)
+        logging.getLogger("py.warnings").warning("%s", "a.py:1: UserWarning: new\n  code()\n")
+    assert [event.message.count("\n") for event in events] == [0, 0]
+    assert "DeprecationWarning: old" in events[0].message and events[0].detail == "warning"
+
+
 def test_the_log_is_one_json_object_per_line(example_model, tmp_path):
     log = tmp_path / "log"
     key = tmp_path / "key"
@@ -75,6 +86,7 @@ def test_the_log_is_one_json_object_per_line(example_model, tmp_path):
     socket = tmp_path / "s"
     words = ["serve", str(example_model), "--uds", str(socket), "--num-gpu-blocks-override", "65", "--dtype", "float32"]
     command = [sys.executable, "-m", "aiakq", *words, "--log-format", "json", "--api-key-file", str(key)]
+    command += ["--root-path", "/models"]
     with log.open("wb") as stderr:
         process = subprocess.Popen(command, stderr=stderr)
     try:
@@ -90,7 +102,7 @@ def test_the_log_is_one_json_object_per_line(example_model, tmp_path):
             answer = client.post("/v1/completions", json=body, headers=headers)
             with client.stream("POST", "/v1/completions", json=body | {"stream": True}, headers=headers) as stream:
                 stream.read()
-            client.post("/v1/completions", json=body | {"n": 99}, headers=headers | {"x-request-id": "a b"})
+            client.post("/v1/completions", json=body | {"n": 999}, headers=headers | {"x-request-id": "a b"})
             client.post("/v1/completions", json=body)
             with client.stream("POST", "/v1/completions", json=endless, headers=headers):
                 pass

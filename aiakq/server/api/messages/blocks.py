@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from aiakq.errors import error
-from aiakq.server.api.turns import Turns, string_of, text_of, type_of
+from aiakq.runtime.text.message_parts import Content, read_content
+from aiakq.server.api.turns import Turns, string_of, text_of
 
 #: Prefix of the first block of Claude Code's system prompt, which differs in every request.
 _BILLING_MARK = "x-anthropic-billing-header:"
@@ -36,14 +37,10 @@ def _add(turns: Turns, message: dict[str, Any], path: str) -> None:
     elif role not in ("user", "assistant"):
         param, allowed = path.removesuffix("content") + "role", "user, assistant or system"
         raise error("value_out_of_range", param=param, value=role[:64], allowed=allowed)
-    elif isinstance(content, str):
-        (turns.user if role == "user" else turns.answer)(content)
-    elif not isinstance(content, list):
-        raise error("invalid_type", param=path, reason="a string or a list of blocks is expected")
     elif role == "user":
-        _add_user(turns, content, path)
+        _add_user(turns, read_content(content, path))
     else:
-        _add_assistant(turns, content, path)
+        _add_assistant(turns, read_content(content, path))
 
 
 def _system_text(content: Any, path: str) -> str:
@@ -57,53 +54,25 @@ def _system_text(content: Any, path: str) -> str:
         ]
     elif isinstance(content, str) and content.startswith(_BILLING_MARK):
         content = content.partition("\n")[2]
-    return text_of(content, path, _read_text)
+    return text_of(content, path)
 
 
-def _add_user(turns: Turns, blocks: list[Any], path: str) -> None:
+def _add_user(turns: Turns, content: Content) -> None:
     """Add a user turn: each tool result as a separate message, text between them as user messages."""
-    texts: list[str] = []
-    for number, block in enumerate(blocks):
-        block_path = f"{path}[{number}]"
-        kind = type_of(block, block_path)
-        if kind != "tool_result":
-            texts.append(_read_text(block, kind, block_path))
-            continue
-        if texts:
-            turns.user("\n".join(texts))
-            texts = []
-        content = block.get("content")
-        result = "" if content is None else text_of(content, f"{block_path}.content", _read_text)
-        turns.result(string_of(block, "tool_use_id", block_path), result)
-    if texts or not blocks:
-        turns.user("\n".join(texts))
+    begin = 0
+    for call_id, result, position in content.results:
+        if position > begin:
+            turns.user("\n".join(content.texts[begin:position]))
+            begin = position
+        turns.result(call_id, result)
+    if content.texts[begin:] or not content.results:
+        turns.user("\n".join(content.texts[begin:]))
 
 
-def _add_assistant(turns: Turns, blocks: list[Any], path: str) -> None:
+def _add_assistant(turns: Turns, content: Content) -> None:
     """Add an assistant turn, without redacted thinking, which cannot be read."""
-    texts: list[str] = []
-    thoughts: list[str] = []
-    calls: list[tuple[str, str, dict[str, Any]]] = []
-    for number, block in enumerate(blocks):
-        block_path = f"{path}[{number}]"
-        kind = type_of(block, block_path)
-        if kind == "thinking":
-            thoughts.append(string_of(block, "thinking", block_path))
-        elif kind == "tool_use":
-            arguments = block.get("input")
-            if not isinstance(arguments, dict):
-                raise error("invalid_type", param=f"{block_path}.input", reason="an object is expected")
-            calls.append((string_of(block, "id", block_path), string_of(block, "name", block_path), arguments))
-        elif kind != "redacted_thinking":
-            texts.append(_read_text(block, kind, block_path))
-    turns.reasoning("\n".join(thoughts))
-    if texts or not calls:
-        turns.answer("\n".join(texts))
-    for call in calls:
+    turns.reasoning("\n".join(content.thoughts))
+    if content.texts or not content.calls:
+        turns.answer("\n".join(content.texts))
+    for call in content.calls:
         turns.call(*call)
-
-
-def _read_text(block: dict[str, Any], kind: str, path: str) -> str:
-    if kind != "text":
-        raise error("unsupported_parameter", param=f"{path}.type", reason=f"{kind:.64}: only text is read")
-    return string_of(block, "text", path)

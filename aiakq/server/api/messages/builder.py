@@ -124,7 +124,7 @@ class MessagesBuilder(ChatResponseBuilder):
     def _stop_of(self, delta: Delta) -> StopDelta:
         if delta.finish_reason == "length":
             return StopDelta("max_tokens", None)
-        if self.messages is not None and self.messages.has_calls(0):
+        if self.messages is not None and self.messages.has_valid_calls(0):
             return StopDelta("tool_use", None)
         if isinstance(delta.stop_reason, str):
             return StopDelta("stop_sequence", delta.stop_reason)

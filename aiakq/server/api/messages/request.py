@@ -148,6 +148,7 @@ class MessagesFields(Translated):
 class MessagesRequest(MessagesFields, TranslatedRequest):
     """The body of POST /v1/messages."""
 
+    own_names = {"stop": "stop_sequences"}
     ignored_fields = MessagesFields.ignored_fields
     unsupported_fields = MessagesFields.unsupported_fields
 
@@ -181,8 +182,8 @@ def _chat_tool(tool: MessagesTool, path: str) -> dict[str, Any]:
         raise error("unsupported_parameter", param=f"{path}.type", reason=reason)
     if tool.input_schema is None:
         raise error("missing_field", param=f"{path}.input_schema")
-    function: dict[str, Any] = {"name": tool.name, "parameters": tool.input_schema, "strict": tool.strict}
-    return {"type": "function", "function": function | {"description": tool.description}}
+    given = {"name": tool.name, "description": tool.description, "parameters": tool.input_schema, "strict": tool.strict}
+    return {"type": "function", "function": {name: value for name, value in given.items() if value is not None}}
 
 
 def _chat_choice(choice: MessagesToolChoice) -> Any:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-from aiakq.server.api.output.events import EventSink
+from aiakq.server.api.output.events import EventSink, NoCall
 from aiakq.server.api.output.json_text import MAX_NAME, arguments_value
 from aiakq.server.api.output.scanner import Emit, Marks, Parsing, TextScanner
 
@@ -72,12 +72,16 @@ def _read_head(text: TextScanner, output: EventSink) -> Parsing[_Head | None]:
 
 def _read_call(text: TextScanner, output: EventSink, function: str) -> Parsing[str]:
     """Parse the arguments of a call and the mark after them, which is returned."""
-    output.start_call(function)
-    yield from text.skip_spaces()
-    complete = True
-    if (yield from text.peek()) != "<":
-        complete = yield from arguments_value(text, output.arguments)
-    if complete or not text.is_exhausted:
-        output.end_call()
+    text.begin_part()
+    try:
+        output.start_call(function)
+        yield from text.skip_spaces()
+        complete = True
+        if (yield from text.peek()) != "<":
+            complete = yield from arguments_value(text, output.arguments)
+        if complete or not text.is_exhausted:
+            output.end_call()
+    except NoCall:
+        output.content(text.part())
     yield from text.skip_spaces()
     return (yield from text.until(_END, output.content, keep_rest=False))

@@ -9,9 +9,12 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Collection
+from typing import TYPE_CHECKING
 
-from aiakq.server.api.output.events import EventSink
 from aiakq.server.api.output.scanner import Emit, Parsing, TextScanner
+
+if TYPE_CHECKING:
+    from aiakq.server.api.output.events import EventSink
 
 #: Maximum nesting depth.
 MAX_DEPTH = 256

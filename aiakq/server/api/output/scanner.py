@@ -39,19 +39,26 @@ class Marks:
         return len(text)
 
 
+#: A mark that no text contains.
+_NOTHING = Marks("\ud800")
+
+
 class TextScanner:
     """Text in pieces.
 
     ended      whether no more text will come.
     num_bytes  number of UTF-8 bytes read.
+    num_chars  number of characters read.
     """
 
     def __init__(self) -> None:
         self.ended = False
         self.num_bytes = 0
+        self.num_chars = 0
         self._text = ""
         self._position = 0
         self._record: list[str] | None = None
+        self._part: list[str] | None = None
 
     @property
     def is_exhausted(self) -> bool:
@@ -65,8 +72,22 @@ class TextScanner:
         self.ended = ended
 
     def record(self, text: str = "") -> None:
-        """Record what is read from now on, after ``text``, for ``recorded``."""
+        """Record what is read from now on, after ``text``, for ``recorded``. A new part begins with ``text``."""
         self._record = [text]
+        self.begin_part(text)
+
+    def keep_parts(self) -> None:
+        """Keep the text of the current part from now on, for ``part``."""
+        self._part = []
+
+    def begin_part(self, text: str = "") -> None:
+        """Begin a new part of the text, which starts with ``text``."""
+        if self._part is not None:
+            self._part = [text]
+
+    def part(self) -> str:
+        """Return the text of the current part, as far as it has been read."""
+        return "".join(self._part or ())
 
     def recorded(self) -> str:
         """Return the text that was read since ``record``."""
@@ -137,9 +158,16 @@ class TextScanner:
                 return ""
             yield
 
+    def rest(self, emit: Emit) -> Parsing[None]:
+        """Emit all text up to the end."""
+        yield from self.until(_NOTHING, emit)
+
     def _take(self, end: int) -> str:
         text, self._position = self._text[self._position : end], end
         self.num_bytes += len(text.encode("utf-8", "surrogatepass"))
+        self.num_chars += len(text)
         if self._record is not None:
             self._record.append(text)
+        if self._part is not None:
+            self._part.append(text)
         return text

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -10,18 +11,29 @@ from pydantic import Field, WithJsonSchema
 from starlette.requests import Request
 from starlette.responses import Response
 
-from aiakq.runtime.pooling_params import PoolingParams
+from aiakq.errors import error
+from aiakq.runtime.pooling_params import PoolingLimits, PoolingParams
 from aiakq.server.api.completions import split_prompts
+from aiakq.server.api.conversation import TEMPLATE_KWARGS_SCHEMA, ChatMessage, ConversationFields
+from aiakq.server.api.pooling.number_encoding import (
+    EmbedDtype,
+    EncodingFormat,
+    Endianness,
+    NumberEncoding,
+    encoded,
+    metadata_header,
+)
 from aiakq.server.api.pooling.pooled_request import (
     MAX_INPUTS,
+    PooledPrompt,
     PoolingCall,
-    PoolingFields,
     PoolingUsage,
     answer,
-    encoded,
     pooling_route,
     usage_of,
 )
+from aiakq.server.api.pooling.pooling_fields import PoolingFields, same
+from aiakq.server.api.request_model import FailFastList, Integer
 from aiakq.server.api.service import Service
 
 _TOKEN_IDS = {"type": "array", "items": {"type": "integer"}, "minItems": 1}
@@ -36,52 +48,122 @@ _INPUT_SCHEMA = {
 
 
 class InputFields(PoolingFields):
-    """Fields of requests with one result per text."""
+    """Fields of requests with one result per text, or for a conversation."""
 
     input: Annotated[Any, WithJsonSchema(_INPUT_SCHEMA)] = Field(
-        description="A text, a list of texts, a list of token ids, or a list of such lists."
+        None, description="A text, a list of texts, a list of token ids, or a list of such lists."
     )
-    add_special_tokens: bool | None = Field(None, description="Whether tokenization adds special tokens.")
+    messages: Annotated[FailFastList[ChatMessage], Field(min_length=1)] | None = Field(
+        None, description="A conversation in place of input, rendered with the chat template."
+    )
+    add_special_tokens: bool | None = Field(
+        None, description="Whether tokenization adds special tokens; true if not given for input, false for messages."
+    )
+    add_generation_prompt: bool | None = Field(
+        None, description="Begin the assistant's message after the last of messages; false if not given."
+    )
+    continue_final_message: bool | None = Field(None, description="Leave the last of messages open.")
+    chat_template_kwargs: Annotated[dict[str, Any], WithJsonSchema(TEMPLATE_KWARGS_SCHEMA)] | None = Field(
+        None, description="Arguments of the chat template."
+    )
 
-    def inputs(self) -> list[str | list[int]]:
-        """Return the texts or token ids. Raises ``invalid_type`` and ``empty_prompt``."""
-        return split_prompts(self.input, "input")
+    async def inputs(self, call: PoolingCall[Any]) -> list[str | list[int]]:
+        """Return the texts or token ids. Raises ``invalid_type``, ``empty_prompt``, ``missing_field`` and others."""
+        if self.messages is None:
+            if self.input is None:
+                raise error("missing_field", param="input")
+            return split_prompts(self.input, "input")
+        if self.input is not None:
+            raise error("unsupported_parameter", param="messages", reason="input is given too")
+        conversation = ConversationFields.model_construct(
+            messages=self.messages,
+            add_generation_prompt=bool(self.add_generation_prompt),
+            continue_final_message=self.continue_final_message,
+            chat_template_kwargs=self.chat_template_kwargs,
+        )
+        service = call.service
+        arguments = conversation.template_kwargs(service.chat_template, service.unknown_fields)
+        messages, adds = conversation.conversation(), bool(self.add_special_tokens)
+        return [(await service.tokenize_chat(messages, arguments, adds, call.params)).token_ids]
+
+    async def pool(self, call: PoolingCall[Any]) -> list[PooledPrompt]:
+        """Return the pooled prompts."""
+        params = self.params()
+        return await call.pool(await self.inputs(call), params, self.add_special_tokens is not False)
+
+    def params(self) -> PoolingParams:
+        """Return the pooling parameters of the inputs."""
+        raise NotImplementedError
 
 
 class EmbeddingRequest(InputFields):
     """The body of POST /v1/embeddings."""
 
-    encoding_format: Literal["float", "base64"] | None = Field(
-        None, description="float: lists of numbers; base64: those of float32 in little-endian order."
+    encoding_format: EncodingFormat | None = Field(
+        None,
+        description="float: lists of numbers; base64: those of embed_dtype; bytes: these one after the other, with a "
+        "header metadata that has their positions; bytes_only: without this header.",
     )
-    dimensions: int | None = Field(
+    embed_dtype: EmbedDtype | None = Field(
+        None, description="float32, the default, float16 or bfloat16, for base64 and bytes."
+    )
+    endianness: Endianness | None = Field(
+        None, description="Order of the bytes of a number for base64 and bytes; that of the server if not given."
+    )
+    dimensions: Integer | None = Field(
         None, description="The first numbers of each embedding, of models that were trained for it (Matryoshka)."
     )
     normalize: bool | None = Field(None, description="Whether embeddings have the length 1; as the model says.")
+    use_activation: bool | None = Field(None, description="vLLM's name of normalize.")
 
     def params(self) -> PoolingParams:
-        """Return the pooling parameters of the inputs."""
-        return PoolingParams(dimensions=self.dimensions, normalize=self.normalize)
+        return PoolingParams(dimensions=self.dimensions, normalize=same(self, "normalize", "use_activation"))
+
+    def encoding(self) -> NumberEncoding:
+        """Return the encoding of the response. Raises ``unsupported_parameter``."""
+        encoding = NumberEncoding(
+            self.encoding_format or "float", self.embed_dtype or "float32", self.endianness or "native"
+        )
+        encoding.check()
+        return encoding
 
 
 class PoolingRequest(EmbeddingRequest):
     """The body of POST /pooling."""
 
     activation: bool | None = Field(None, description="Whether scores become probabilities; as the model says.")
+    use_activation: bool | None = Field(None, description="vLLM's name of activation, and of normalize of embeddings.")
+    task: Literal["embed", "classify", "token_embed", "token_classify"] | None = Field(
+        None, description="What the server does; any other value is refused."
+    )
 
-    def params(self) -> PoolingParams:
-        """Return the pooling parameters of the inputs."""
-        return PoolingParams(self.dimensions, self.normalize, self.activation)
+    def params_for(self, limits: PoolingLimits) -> PoolingParams:
+        """Return the pooling parameters for a model of ``limits``. Raises ``unsupported_parameter``."""
+        tasks = _tasks(limits)
+        if self.task is not None and self.task not in tasks:
+            reason = f"the server is started for {' and '.join(tasks)}; see --task and --override-pooler-config"
+            raise error("unsupported_parameter", param="task", reason=reason)
+        if limits.is_classifier:
+            return PoolingParams(self.dimensions, self.normalize, same(self, "activation", "use_activation"))
+        return PoolingParams(self.dimensions, same(self, "normalize", "use_activation"), self.activation)
+
+
+def _tasks(limits: PoolingLimits) -> tuple[str, ...]:
+    """Return vLLM's names of what a server of ``limits`` does."""
+    if limits.task == "reward":
+        return ("classify",) if limits.pooling.has_one_row else ("token_classify", "token_embed")
+    name = "embed" if limits.task == "embed" else "classify"
+    return (name if limits.pooling.has_one_row else f"token_{name}",)
 
 
 class ClassificationRequest(InputFields):
     """The body of POST /classify."""
 
     activation: bool | None = Field(None, description="Whether scores become probabilities; as the model says.")
+    use_activation: bool | None = Field(None, description="vLLM's name of activation.")
 
     def params(self) -> PoolingParams:
-        """Return the pooling parameters of the inputs."""
-        return PoolingParams(activation=self.activation)
+        return PoolingParams(activation=same(self, "activation", "use_activation"))
 
 
 class Embedding(msgspec.Struct):
@@ -145,11 +227,13 @@ class ClassificationResponse(msgspec.Struct):
 async def embeddings(service: Service, request: Request) -> Response:
     """Return an embedding for each text."""
 
-    async def respond(call: PoolingCall[EmbeddingRequest]) -> EmbeddingResponse:
+    async def respond(call: PoolingCall[EmbeddingRequest]) -> EmbeddingResponse | Response:
         call.limits.check_embeds()
-        payload = call.payload
-        outputs = await call.pool(payload.inputs(), payload.params(), payload.add_special_tokens is not False)
-        values = await encoded(outputs, payload.encoding_format or "float", one_row=True)
+        encoding = call.payload.encoding()
+        outputs = await call.payload.pool(call)
+        if encoding.format in ("bytes", "bytes_only"):
+            return _bytes_response(call, encoding, outputs, one_row=True)
+        values = await encoded([each.pooled for each in outputs], encoding, one_row=True)
         data = [Embedding(index, value) for index, value in enumerate(values)]
         return EmbeddingResponse(call.id, int(time.time()), call.model, data, usage_of(outputs))
 
@@ -159,14 +243,32 @@ async def embeddings(service: Service, request: Request) -> Response:
 async def pooling(service: Service, request: Request) -> Response:
     """Return the model's output for each text: an embedding, scores, or a row for each token."""
 
-    async def respond(call: PoolingCall[PoolingRequest]) -> PoolingResponse:
+    async def respond(call: PoolingCall[PoolingRequest]) -> PoolingResponse | Response:
         payload, one_row = call.payload, call.limits.pooling.has_one_row
-        outputs = await call.pool(payload.inputs(), payload.params(), payload.add_special_tokens is not False)
-        values = await encoded(outputs, payload.encoding_format or "float", one_row)
+        encoding, params = payload.encoding(), payload.params_for(call.limits)
+        outputs = await call.pool(await payload.inputs(call), params, payload.add_special_tokens is not False)
+        if encoding.format in ("bytes", "bytes_only"):
+            return _bytes_response(call, encoding, outputs, one_row)
+        values = await encoded([each.pooled for each in outputs], encoding, one_row)
         data = [PoolingData(index, value) for index, value in enumerate(values)]
         return PoolingResponse(call.id, int(time.time()), call.model, data, usage_of(outputs))
 
     return await answer(service, request, PoolingRequest, "pool-", respond)
+
+
+def _bytes_response(
+    call: PoolingCall[Any], encoding: NumberEncoding, outputs: Sequence[PooledPrompt], one_row: bool
+) -> Response:
+    """Return the vectors one after the other, and their positions in a header."""
+    pooled = [each.pooled for each in outputs]
+    shapes = [(len(one.data) // 4,) if one_row else (one.num_rows, one.width) for one in pooled]
+    body, items = encoding.body([one.data for one in pooled], shapes)
+    headers = None
+    if encoding.format == "bytes":
+        usage = msgspec.to_builtins(usage_of(outputs))
+        metadata = {"id": call.id, "created": int(time.time()), "model": call.model, "data": items, "usage": usage}
+        headers = {"metadata": metadata_header(metadata)}
+    return Response(body, headers=headers, media_type="application/octet-stream")
 
 
 async def classify(service: Service, request: Request) -> Response:
@@ -174,8 +276,8 @@ async def classify(service: Service, request: Request) -> Response:
 
     async def respond(call: PoolingCall[ClassificationRequest]) -> ClassificationResponse:
         call.limits.check_classifies()
-        payload, names = call.payload, call.limits.labels
-        outputs = await call.pool(payload.inputs(), payload.params(), payload.add_special_tokens is not False)
+        names = call.limits.labels
+        outputs = await call.payload.pool(call)
         data = []
         for index, prompt in enumerate(outputs):
             probs = prompt.pooled.vector()

@@ -7,15 +7,13 @@ engine queue slots than other requests.
 from __future__ import annotations
 
 import asyncio
-import base64
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
 import msgspec
-from pydantic import Field
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
@@ -23,8 +21,8 @@ from aiakq.errors import AiakqError, error
 from aiakq.runtime.pooling_params import Pooled, Pooling, PoolingLimits, PoolingParams
 from aiakq.runtime.sampling_params import SamplingParams
 from aiakq.server.api.generation import cache_salt_of
-from aiakq.server.api.openai import ModelName
-from aiakq.server.api.request_model import LIMITED_BY, RequestModel, parse_body
+from aiakq.server.api.pooling.pooling_fields import PoolingFields
+from aiakq.server.api.request_model import parse_body
 from aiakq.server.api.request_tracker import RequestTracker
 from aiakq.server.api.routes import PROMPT_ERRORS, Handler, Route
 from aiakq.server.api.service import Service
@@ -42,20 +40,6 @@ _CONCURRENT_BATCHES = 2
 #: Errors after which a batch is retried, and the seconds between retries.
 _RETRIED_ERRORS = ("overloaded", "engine_restarting")
 _RETRY_SECONDS = 0.05
-#: Number of values of rows, and of vectors, to encode before yielding to other tasks.
-_NUMBERS_PER_YIELD, _VECTORS_PER_YIELD = 1 << 14, 8
-
-
-class PoolingFields(RequestModel):
-    """Fields of all pooling requests."""
-
-    model: ModelName | None = Field(None, description="A served name; the only one if not given.")
-    truncate_prompt_tokens: Annotated[int, Field(json_schema_extra={"minimum": -1})] | None = Field(
-        None, description="Tokens of a prompt to keep, the last ones; -1: as many as the model takes."
-    )
-    priority: Annotated[int, Field(json_schema_extra={LIMITED_BY: "priority"})] | None = Field(
-        None, description="Lower ones are scheduled first, with --scheduling-policy priority."
-    )
 
 
 class PoolingUsage(msgspec.Struct):
@@ -82,6 +66,7 @@ class PoolingCall(Generic[Payload]):
 
     id      id of the response.
     limits  pooling limits of the served model.
+    params  what the request says about its prompts.
     """
 
     def __init__(
@@ -95,9 +80,14 @@ class PoolingCall(Generic[Payload]):
         self._num_rows = 0
         self._cache_salt = cache_salt_of(getattr(request.state, "owner", ""), None)
         self._client = client_of(request) if service.fair_share else ""
-        self._params = SamplingParams(
-            max_tokens=0, detokenize=False, truncate_prompt_tokens=payload.truncate_prompt_tokens
+        self.params = SamplingParams(
+            max_tokens=0,
+            detokenize=False,
+            truncate_prompt_tokens=payload.truncate_prompt_tokens,
+            truncation_side=payload.truncation_side,
         )
+        if payload.padding == "max_length":
+            raise error("unsupported_parameter", param="padding", reason="prompts are not padded")
 
     @property
     def model(self) -> str:
@@ -111,7 +101,7 @@ class PoolingCall(Generic[Payload]):
         pooling = self.limits.resolve(params)
 
         async def part(inputs: Sequence[str | list[int]]) -> list[PooledPrompt]:
-            prompts = await self.service.tokenize_prompts(inputs, add_special_tokens, self._params)
+            prompts = await self.service.tokenize_prompts(inputs, add_special_tokens, self.params)
             return await self._run(prompts, pooling)
 
         return await self._in_batches(inputs, part)
@@ -122,9 +112,9 @@ class PoolingCall(Generic[Payload]):
 
         async def part(pairs: Sequence[tuple[str, str]]) -> list[PooledPrompt]:
             if self.limits.concatenates:
-                prompts = await self.service.tokenize_prompts([one + two for one, two in pairs], True, self._params)
+                prompts = await self.service.tokenize_prompts([one + two for one, two in pairs], True, self.params)
             else:
-                prompts = await self.service.tokenize_pairs(pairs, self._params)
+                prompts = await self.service.tokenize_pairs(pairs, self.params)
             return await self._run(prompts, pooling)
 
         return await self._in_batches(pairs, part)
@@ -157,9 +147,9 @@ class PoolingCall(Generic[Payload]):
         service = self.service
         self._num_rows += sum(pooling.num_rows(prompt.token_ids) for prompt in prompts)
         self.limits.check_rows(self._num_rows, "input")
-        service.log_request(self.id, prompts, self._params)
+        service.log_request(self.id, prompts, self.params)
         stream = await self._start(prompts, pooling)
-        self._tracker.start(self.id, self._params, self.payload, stream)
+        self._tracker.start(self.id, self.params, self.payload, stream)
         try:
             outputs: dict[int, Pooled] = {}
             async for deltas in stream:
@@ -179,7 +169,7 @@ class PoolingCall(Generic[Payload]):
                 stream = service.manager.start(
                     self.id,
                     prompts,
-                    self._params,
+                    self.params,
                     arrival,
                     final_only=True,
                     priority=self.payload.priority or 0,
@@ -226,18 +216,19 @@ async def answer(
     request: Request,
     model: type[Payload],
     id_prefix: str,
-    respond: Callable[[PoolingCall[Payload]], Awaitable[msgspec.Struct]],
+    respond: Callable[[PoolingCall[Payload]], Awaitable[msgspec.Struct | Response]],
 ) -> Response:
-    """Run a request with a body of type ``model``; ``respond`` builds the response."""
+    """Run a request with a body of type ``model``; ``respond`` returns the response, or its JSON body."""
     tracker = RequestTracker(service, request.scope)
     try:
         service.check_available()
         with tracker.record.phase("read_body"):
             body = await read_body(request, service.max_body_bytes, service.max_values)
-        payload = parse_body(model, body, service.on_unknown_field)
+        payload = parse_body(model, body, service.unknown_fields)
         service.model.check_name(payload.model)
         call = PoolingCall(service, request, payload, id_prefix, tracker)
-        response = JSONResponse(await cancel_on_disconnect(request, respond(call)))
+        answered = await cancel_on_disconnect(request, respond(call))
+        response = answered if isinstance(answered, Response) else JSONResponse(answered)
     except (ClientDisconnected, ClientDisconnect):
         tracker.finish("abort")
         raise
@@ -250,23 +241,3 @@ async def answer(
         raise
     tracker.finish("stop")
     return response
-
-
-async def encoded(prompts: Sequence[PooledPrompt], encoding: str, one_row: bool) -> list[Any]:
-    """Encode each result as JSON: a list of numbers, a list of rows, or base64 of float32 values."""
-    values: list[Any] = []
-    for prompt in prompts:
-        if encoding == "base64":
-            values.append(base64.b64encode(prompt.pooled.data).decode())
-        elif one_row:
-            values.append(msgspec.Raw(msgspec.json.encode(prompt.pooled.vector())))
-        else:
-            rows, parts = prompt.pooled.rows(), []
-            at_a_time = max(1, _NUMBERS_PER_YIELD // prompt.pooled.width)
-            for start in range(0, len(rows), at_a_time):
-                await asyncio.sleep(0)
-                parts.append(msgspec.json.encode(rows[start : start + at_a_time])[1:-1])
-            values.append(msgspec.Raw(b"[" + b",".join(parts) + b"]"))
-        if len(values) % _VECTORS_PER_YIELD == 0:
-            await asyncio.sleep(0)
-    return values

@@ -22,13 +22,13 @@ from aiakq.server.api.pooling.pooled_request import (
     MAX_INPUTS,
     PooledPrompt,
     PoolingCall,
-    PoolingFields,
     PoolingUsage,
     answer,
     pooling_route,
     usage_of,
 )
-from aiakq.server.api.request_model import FailFastList, OnUnknownField, RequestModel
+from aiakq.server.api.pooling.pooling_fields import PoolingFields, same
+from aiakq.server.api.request_model import FailFastList, Integer, RequestModel
 from aiakq.server.api.service import Service
 
 _Texts = str | Annotated[FailFastList[str], Field(min_length=1, max_length=MAX_INPUTS)]
@@ -40,10 +40,17 @@ class ScoringFields(PoolingFields):
     """Fields of both kinds of requests."""
 
     activation: bool | None = Field(None, description="Whether scores become probabilities; as the model says.")
+    use_activation: bool | None = Field(None, description="vLLM's name of activation.")
+    max_tokens_per_doc: Integer | None = Field(None, description="0; texts are not cut one by one.")
+    max_tokens_per_query: Integer | None = Field(None, description="0; texts are not cut one by one.")
 
     def params(self) -> PoolingParams:
-        """Return the pooling parameters of a pair."""
-        return PoolingParams(activation=self.activation)
+        """Return the pooling parameters of a pair. Raises ``unsupported_parameter``."""
+        for name in ("max_tokens_per_doc", "max_tokens_per_query"):
+            if getattr(self, name):
+                reason = "the texts of a pair are not cut one by one; use truncate_prompt_tokens"
+                raise error("unsupported_parameter", param=name, reason=reason)
+        return PoolingParams(activation=same(self, "activation", "use_activation"))
 
 
 class ScoreRequest(ScoringFields):
@@ -53,17 +60,22 @@ class ScoreRequest(ScoringFields):
     text_2: _Texts | None = Field(None, description="A text, or a list.")
     queries: _Texts | None = Field(None, description="Another name of text_1.")
     documents: _Texts | None = Field(None, description="Another name of text_2.")
+    items: _Texts | None = Field(None, description="Another name of text_2.")
+    data_1: _Texts | None = Field(None, description="Another name of text_1.")
+    data_2: _Texts | None = Field(None, description="Another name of text_2.")
 
     def pairs(self) -> list[tuple[str, str]]:
         """Return the pairs. Raises ``missing_field``, ``unsupported_parameter``, ``invalid_type``."""
         both = []
-        for name, other in (("text_1", "queries"), ("text_2", "documents")):
-            given = [value for value in (getattr(self, name), getattr(self, other)) if value is not None]
+        for names in (("text_1", "queries", "data_1"), ("text_2", "documents", "items", "data_2")):
+            given = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
             if not given:
-                raise error("missing_field", param=name)
+                raise error("missing_field", param=names[0])
             if len(given) > 1:
-                raise error("unsupported_parameter", param=other, reason=f"{name} is given too, which is the same")
-            both.append([given[0]] if isinstance(given[0], str) else list(given[0]))
+                first, second, *_ = given
+                raise error("unsupported_parameter", param=second, reason=f"{first} is given too, which is the same")
+            [texts] = given.values()
+            both.append([texts] if isinstance(texts, str) else list(texts))
         return paired(*both)
 
 
@@ -80,18 +92,15 @@ class RerankRequest(ScoringFields):
     documents: Annotated[FailFastList[str | RerankDocument], Field(min_length=1, max_length=MAX_INPUTS)] = Field(
         description="The texts, or objects with a text."
     )
-    top_n: Annotated[int, Field(json_schema_extra={"minimum": 0})] | None = Field(
+    top_n: Annotated[Integer, Field(json_schema_extra={"minimum": 0})] | None = Field(
         None, description="The best so many; all if not given, or 0."
     )
     return_documents: bool | None = Field(None, description="Whether results repeat the documents; true if not given.")
 
-    def texts(self, on_unknown: OnUnknownField | None) -> list[str]:
-        """Return the documents. Raises ``unknown_field`` and ``value_out_of_range``."""
+    def texts(self) -> list[str]:
+        """Return the documents. Raises ``value_out_of_range``."""
         if self.top_n is not None and self.top_n < 0:
             raise error("value_out_of_range", param="top_n", value=self.top_n, allowed="at least 0")
-        for index, document in enumerate(self.documents):
-            if isinstance(document, RerankDocument):
-                document.check_extra_fields(f"documents[{index}]", on_unknown)
         return [document if isinstance(document, str) else document.text for document in self.documents]
 
 
@@ -175,7 +184,7 @@ async def rerank(service: Service, request: Request) -> Response:
 
     async def respond(call: PoolingCall[RerankRequest]) -> RerankResponse:
         payload = call.payload
-        texts = payload.texts(service.on_unknown_field)
+        texts = payload.texts()
         scores, outputs = await _scores(call, [(payload.query, text) for text in texts])
         order = sorted(range(len(texts)), key=lambda index: -scores[index])[: payload.top_n or None]
         repeats = payload.return_documents is not False

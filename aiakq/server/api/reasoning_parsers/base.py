@@ -6,6 +6,7 @@ from typing import ClassVar
 
 from aiakq.server.api.output.events import EventSink
 from aiakq.server.api.output.scanner import Marks, Parsing, TextScanner
+from aiakq.server.api.reasoning_parsers.thought import Thought
 from aiakq.server.api.tool_parsers.base import ToolParser
 
 
@@ -18,6 +19,7 @@ class ReasoningParser:
     open_default    whether the message begins with reasoning if the prompt does not show it.
     template_marks  strings that identify a chat template of this format; empty if it cannot be detected.
     is_open         whether this message begins with reasoning, whose start mark is in the prompt.
+    is_closed       whether the prompt has ended the reasoning, so that all of this message is the answer.
     tools           parser of its tool calls, or None.
     """
 
@@ -30,8 +32,8 @@ class ReasoningParser:
     open_default: ClassVar[bool] = False
     template_marks: ClassVar[tuple[str, ...]] = ()
 
-    def __init__(self, is_open: bool) -> None:
-        self.is_open = is_open
+    def __init__(self, is_open: bool, is_closed: bool = False) -> None:
+        self.is_open, self.is_closed = is_open, is_closed
 
     @classmethod
     def opened_by(cls, prompt: str, continued: str | None = None) -> bool:
@@ -39,20 +41,36 @@ class ReasoningParser:
 
         continued  text of the message that the model continues, if any.
         """
-        if continued is not None:
+        if continued is not None and continued.strip():
             last_start = max((continued.rfind(mark) for mark in cls.starts), default=-1)
             last_end = max((continued.rfind(mark) for mark in cls.ends), default=-1)
-            if continued.strip():
-                return last_start > last_end
+            return last_start > last_end
         end = prompt.rstrip()
         return end.endswith(cls.starts) or (cls.open_default and not end.endswith(cls.ends))
 
+    @classmethod
+    def closed_by(cls, prompt: str, continued: str | None = None) -> bool:
+        """Whether the answer begins in ``prompt``, so that the message has no reasoning. Parameters: ``opened_by``."""
+        if continued is not None and continued.strip():
+            return not cls.opened_by(prompt, continued)
+        return prompt.rstrip().endswith(cls.ends)
+
     def parse(self, text: TextScanner, output: EventSink) -> Parsing[None]:
-        """Read ``text`` up to the start of the answer, and pass reasoning to ``output``."""
+        """Read ``text`` up to the start of the answer, and pass reasoning to ``output``.
+
+        The reasoning also ends before a call, if the message ends without an end mark; see ``Thought``.
+        """
+        if self.is_closed:
+            return
         spaces = yield from text.skip_spaces()
         mark = yield from text.match(*self.starts)
         if not mark and not self.is_open:
             output.content(spaces)
             return
-        if (yield from text.until(Marks(*self.ends), output.reasoning)):
+        thought = None if self.tools is None else Thought(self.tools, output, text.num_bytes)
+        if (yield from text.until(Marks(*self.ends), output.reasoning if thought is None else thought.add)):
+            if thought is not None:
+                thought.close()
             output.end_reasoning(text.num_bytes)
+        elif thought is not None:
+            thought.end()

@@ -13,6 +13,7 @@ from aiakq.runtime.text.output_processor import Delta
 from aiakq.server.api.chat import ChatResponseBuilder
 from aiakq.server.api.chat_parsing import events_of
 from aiakq.server.api.openai import encoded
+from aiakq.server.api.responses.logprobs import TextLogprobs
 from aiakq.server.api.responses.output import (
     OutputItem,
     OutputItems,
@@ -85,7 +86,7 @@ class ResponsesResponse(msgspec.Struct, kw_only=True):
     text: Any
     tool_choice: Any
     tools: Any
-    top_logprobs: Literal[0] = 0
+    top_logprobs: int
     top_p: float
     truncation: Literal["auto", "disabled"]
     usage: ResponseUsage | None = None
@@ -107,7 +108,10 @@ class ResponsesBuilder(ChatResponseBuilder):
         super().__init__(service, request.chat, *arguments)
         self.payload = request
         encrypts = "reasoning.encrypted_content" in (request.include or ())
-        self.output = OutputItems(self.id.removeprefix(self.id_prefix), request.offered.members, encrypts)
+        self.logprobs = TextLogprobs()
+        self.output = OutputItems(
+            self.id.removeprefix(self.id_prefix), request.offered.members, encrypts, self.logprobs.of
+        )
         self._fixed_fields = self._repeated()
         self._num_events = 0
 
@@ -135,6 +139,15 @@ class ResponsesBuilder(ChatResponseBuilder):
         """Return the events for more output."""
         state = self.states[0]
         self._update(state, delta)
+        logprobs = self._logprobs(delta)
+        if logprobs is not None:
+            starts, entries = [], []
+            for token_id, entry in zip(delta.token_ids, logprobs.content, strict=True):
+                data = self.bytes_in_text(token_id)
+                if data:  # it is not a special token that is left out
+                    starts.append(state.offsets.add(data))
+                    entries.append(entry)
+            self.logprobs.add(delta.text, starts, entries)
         yield from self.output.add(events_of(self.messages, 0, delta, ended))
         if ended:
             yield from self.output.close("incomplete" if state.finish_reason == "length" else "completed")
@@ -190,6 +203,7 @@ class ResponsesBuilder(ChatResponseBuilder):
             "text": encoded({"format": format}),
             "tool_choice": encoded(payload.tool_choice or "auto"),
             "tools": encoded(offered.definitions),
+            "top_logprobs": payload.top_logprobs or 0,
             "top_p": params.top_p,
             "truncation": payload.truncation or "disabled",
         }

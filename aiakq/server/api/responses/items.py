@@ -8,13 +8,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from aiakq.errors import error
+from aiakq.runtime.text.message_parts import read_content
 from aiakq.server.api.responses.tools import flat_name
 from aiakq.server.api.turns import Turns, string_of, text_of, type_of
 
 #: Prefix of reasoning that this server has encoded as ``encrypted_content``.
 _REASONING_MARK = "aiakq1."
-#: Type of text content part -> its text field.
-_TEXT_PARTS = {"input_text": "text", "output_text": "text", "text": "text", "refusal": "refusal"}
 
 
 def messages_of(instructions: str | None, items: Any) -> list[dict[str, Any]]:
@@ -62,7 +61,7 @@ def _add(turns: Turns, item: Any, path: str) -> None:
     elif kind == "function_call_output":
         if item.get("output") is None:
             raise error("missing_field", param=f"{path}.output")
-        turns.result(string_of(item, "call_id", path), text_of(item["output"], f"{path}.output", _read_part))
+        turns.result(string_of(item, "call_id", path), text_of(item["output"], f"{path}.output"))
     elif kind == "item_reference":
         reason = "responses are not stored; the item itself is expected"
         raise error("unsupported_parameter", param=f"{path}.type", reason=f"item_reference: {reason}")
@@ -75,34 +74,25 @@ def _add_message(turns: Turns, item: dict[str, Any], path: str) -> None:
     role = string_of(item, "role", path)
     if item.get("content") is None:
         raise error("missing_field", param=f"{path}.content")
-    text = text_of(item["content"], f"{path}.content", _read_part)
+    content = read_content(item["content"], f"{path}.content")
+    text = "\n".join(filter(None, content.texts))
     if role in ("system", "developer"):
         turns.system(text)
     elif role == "user":
         turns.user(text)
     elif role == "assistant":
+        turns.reasoning("\n".join(content.thoughts))
         turns.answer(text)
     else:
         allowed = "user, assistant, system or developer"
         raise error("value_out_of_range", param=f"{path}.role", value=role[:64], allowed=allowed)
 
 
-def _read_part(part: dict[str, Any], kind: str, path: str) -> str:
-    if kind not in _TEXT_PARTS:
-        raise error("unsupported_parameter", param=f"{path}.type", reason=f"{kind:.64}: only text is read")
-    return string_of(part, _TEXT_PARTS[kind], path)
-
-
 def _reasoning_of(item: Mapping[str, Any], path: str) -> str:
     """Return the text of past reasoning; "" if it cannot be decoded, for example if it is from another server."""
 
-    def read(part: dict[str, Any], kind: str, part_path: str) -> str:
-        if kind not in ("reasoning_text", "summary_text"):
-            raise error("unsupported_parameter", param=f"{part_path}.type", reason=f"{kind:.64} is no reasoning")
-        return string_of(part, "text", part_path)
-
     if item.get("content"):
-        return text_of(item["content"], f"{path}.content", read)
+        return _thoughts(item["content"], f"{path}.content")
     encrypted = item.get("encrypted_content")
     if isinstance(encrypted, str) and encrypted.startswith(_REASONING_MARK):
         try:
@@ -110,4 +100,10 @@ def _reasoning_of(item: Mapping[str, Any], path: str) -> str:
         except (binascii.Error, UnicodeDecodeError):
             reason = "it is not what the server returned"
             raise error("invalid_type", param=f"{path}.encrypted_content", reason=reason) from None
-    return text_of(item.get("summary") or [], f"{path}.summary", read)
+    return _thoughts(item.get("summary") or [], f"{path}.summary")
+
+
+def _thoughts(content: Any, path: str) -> str:
+    """Return the text of reasoning, a string or a list of parts. Raises as ``read_content``."""
+    read = read_content(content, path)
+    return "\n".join(filter(None, read.thoughts + read.texts))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Literal
 
 import msgspec
@@ -127,8 +127,18 @@ class OutputItems:
     items  complete items.
     """
 
-    def __init__(self, response_id: str, members: Mapping[str, tuple[str, str]], encrypts_reasoning: bool) -> None:
-        """members: tool name used by the model -> (namespace, name)."""
+    def __init__(
+        self,
+        response_id: str,
+        members: Mapping[str, tuple[str, str]],
+        encrypts_reasoning: bool,
+        logprobs_of: Callable[[Event], list[Any]] = lambda event: [],
+    ) -> None:
+        """Create the items of a response.
+
+        members      tool name used by the model -> (namespace, name).
+        logprobs_of  returns the log-probabilities of each event; called in order.
+        """
         self.items: list[OutputItem] = []
         self._response_id = response_id
         self._members = members
@@ -136,12 +146,15 @@ class OutputItems:
         self._call: CallStarted | None = None
         self._kind: type[Event] | None = None  # of the open item: ReasoningPiece, ContentPiece or CallStarted
         self._texts: list[str] = []
+        self._logprobs_of = logprobs_of
+        self._logprobs: list[Any] = []
 
     def add(self, events: Iterable[Event]) -> Iterator[StreamEvent]:
         """Return the stream events for more events of the message."""
         for event in events:
+            logprobs = self._logprobs_of(event)
             if isinstance(event, CallEnded):
-                yield from self.close("completed")
+                yield from self.close("completed" if event.is_valid else "incomplete")
             elif isinstance(event, CallStarted):
                 yield from self.close("completed")
                 self._call = event
@@ -155,8 +168,9 @@ class OutputItems:
                     yield from self.close("completed")
                     yield from self._open(type(event))
                 self._texts.append(event.text)
+                self._logprobs += logprobs
                 name = f"response.{self._part_name}.delta"
-                yield TextDeltaEvent(type=name, delta=event.text, **self._position, **self._no_logprobs)
+                yield TextDeltaEvent(type=name, delta=event.text, **self._position, **self._with(logprobs))
 
     def close(self, status: Status) -> Iterator[StreamEvent]:
         """Return the stream events that end the open item, if there is one."""
@@ -168,7 +182,7 @@ class OutputItems:
             yield ArgumentsDoneEvent(type=name, name=item.name, arguments=text, **self._position)
         else:
             name = f"response.{self._part_name}.done"
-            yield TextDoneEvent(type=name, text=text, **self._position, **self._no_logprobs)
+            yield TextDoneEvent(type=name, text=text, **self._position, **self._with(self._logprobs))
             yield PartEvent(type="response.content_part.done", part=item.content[0], **self._position)
         yield ItemEvent(type="response.output_item.done", output_index=len(self.items), item=item)
         self.items.append(item)
@@ -176,7 +190,7 @@ class OutputItems:
 
     def _open(self, kind: type[Event]) -> Iterator[StreamEvent]:
         self._kind = kind
-        self._texts = []
+        self._texts, self._logprobs = [], []
         item = self._item("in_progress")
         yield ItemEvent(type="response.output_item.added", output_index=len(self.items), item=item)
         if not isinstance(item, FunctionCallItem):
@@ -188,10 +202,11 @@ class OutputItems:
         ended, text = status != "in_progress", "".join(self._texts)
         if self._kind is ReasoningPiece:
             encrypted = encoded_reasoning(text) if ended and self._encrypts_reasoning else None
-            content = [ReasoningText(text)] if ended else []
-            return ReasoningItem(id=self._id, content=content, encrypted_content=encrypted, status=status)
+            thoughts = [ReasoningText(text)] if ended else []
+            return ReasoningItem(id=self._id, content=thoughts, encrypted_content=encrypted, status=status)
         if self._kind is ContentPiece:
-            return OutputMessage(id=self._id, content=[OutputText(text)] if ended else [], status=status)
+            content = [OutputText(text, logprobs=self._logprobs)] if ended else []
+            return OutputMessage(id=self._id, content=content, status=status)
         assert self._call is not None
         member = self._members.get(self._call.name)
         item = FunctionCallItem(id=self._id, call_id=self._call.id, name=self._call.name, arguments=text, status=status)
@@ -212,6 +227,6 @@ class OutputItems:
     def _position(self) -> dict[str, Any]:
         return {"item_id": self._id, "output_index": len(self.items)}
 
-    @property
-    def _no_logprobs(self) -> dict[str, Any]:
-        return {"logprobs": []} if self._kind is ContentPiece else {}
+    def _with(self, logprobs: list[Any]) -> dict[str, Any]:
+        """Return the field of events with log-probabilities, which those of reasoning do not have."""
+        return {"logprobs": logprobs} if self._kind is ContentPiece else {}

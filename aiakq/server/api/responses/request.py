@@ -9,7 +9,7 @@ from pydantic import Field, PrivateAttr, WithJsonSchema
 
 from aiakq.errors import error
 from aiakq.server.api.reasoning_switch import ReasoningEffort
-from aiakq.server.api.request_model import FailFastList, RequestModel
+from aiakq.server.api.request_model import FailFastList, Integer, RequestModel
 from aiakq.server.api.responses.items import continues, messages_of
 from aiakq.server.api.responses.tools import OfferedTools
 from aiakq.server.api.tools import MAX_TOOLS
@@ -37,6 +37,7 @@ _TOOL = re.compile(r"tools\[(\d+)\](?:\.function)?(.*)")
 
 Includable = Literal[
     "reasoning.encrypted_content",
+    "message.output_text.logprobs",
     "message.input_image.image_url",
     "file_search_call.results",
     "web_search_call.results",
@@ -100,11 +101,13 @@ class ResponsesRequest(TranslatedRequest):
         "background": UnsupportedField("responses are not stored, so that none can be asked for later", (False,)),
         "prompt": UnsupportedField("templates of prompts are stored by OpenAI; send their text in input"),
         "context_management": UnsupportedField("the conversation is not shortened", ([],)),
-        "top_logprobs": UnsupportedField("only chat completions return log-probabilities", (0,)),
         "moderation": UnsupportedField("nothing is moderated"),
     }
 
+    own_names = {"max_tokens": "max_output_tokens"}
+
     input: Annotated[Any, WithJsonSchema(_INPUT_SCHEMA)]
+    stop: str | FailFastList[str] | None = Field(None, description="The text ends before one of these.")
     instructions: str | None = Field(None, description="Comes first, as a system message.")
     max_output_tokens: TokenLimit | None = Field(
         None,
@@ -122,7 +125,12 @@ class ResponsesRequest(TranslatedRequest):
         None, description="effort; for chat templates that have a switch for it."
     )
     include: FailFastList[Includable] | None = Field(
-        None, description="reasoning.encrypted_content; the others are of tools and inputs that there are not."
+        None,
+        description="message.output_text.logprobs, reasoning.encrypted_content; the others are of tools and inputs "
+        "that there are not.",
+    )
+    top_logprobs: Integer | None = Field(
+        None, description="The most likely tokens per position, where include asks for log-probabilities."
     )
     truncation: Literal["auto", "disabled"] | None = Field(
         None, description="auto: of a longer conversation the end is kept that leaves room for max_output_tokens."
@@ -143,9 +151,13 @@ class ResponsesRequest(TranslatedRequest):
             raise error("value_out_of_range", param="input", value="empty", allowed="a text, or at least one item")
         format = None if self.text is None or self.text.format is None else self.text.format.response_format()
         continued = continues(self.input)
+        logprobs = "message.output_text.logprobs" in (self.include or ())
         return {
+            "logprobs": logprobs,
+            "top_logprobs": self.top_logprobs if logprobs else None,
             "messages": messages,
             "max_tokens": self.max_output_tokens,
+            "stop": self.stop,
             "tools": offered.tools or None,
             "tool_choice": offered.choice,
             "parallel_tool_calls": self.parallel_tool_calls,

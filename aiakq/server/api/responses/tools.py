@@ -59,7 +59,7 @@ class OfferedTools:
         if kind != "function":
             reason = f"{kind:.64}: only functions are called, and those of a namespace"
             raise error("unsupported_parameter", param=f"{path}.type", reason=reason)
-        function = {name: value for name, value in tool.items() if name != "type"}
+        function = {name: value for name, value in tool.items() if name != "type" and value is not None}
         tool_name = string_of(tool, "name", path)
         if namespace is not None:
             function["name"] = flat_name(namespace, tool_name)

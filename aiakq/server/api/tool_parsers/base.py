@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar
 
 from aiakq.runtime.structured.formats import Format, const, regex, schema, sequence, some_tags, tag, text_with_tags
-from aiakq.server.api.output.events import EventSink
+from aiakq.server.api.output.events import EventSink, NoCall
 from aiakq.server.api.output.json_text import json_call
 from aiakq.server.api.output.scanner import Marks, Parsing, TextScanner
 
@@ -23,8 +23,8 @@ class ToolParser:
     separator       text between two calls.
     tools           tool name -> JSON schema of its arguments.
 
-    A parser never raises: text that is not a valid call is content. Time and memory are linear in the length of the
-    text.
+    A parser never raises: text that is not a call is content. Whether the arguments of a call are valid is up to
+    ``output``. Time and memory are linear in the length of the text.
     """
 
     marks: ClassVar[tuple[str, ...]] = ()
@@ -38,6 +38,10 @@ class ToolParser:
     def parse(self, text: TextScanner, output: EventSink) -> Parsing[None]:
         """Parse ``text`` to its end, and pass calls and other text to ``output``."""
         raise NotImplementedError
+
+    def parse_thought(self, text: TextScanner, output: EventSink) -> Parsing[None]:
+        """Like ``parse``, for the text of a thought: a call may begin anywhere."""
+        return self.parse(text, output)
 
     @classmethod
     def has_grammar(cls, schemas: Mapping[str, Any]) -> bool:
@@ -61,6 +65,18 @@ class ToolParser:
     def call_id(seed: str) -> str:
         """Return the id of a call for which the model wrote none; equal for equal seeds."""
         return "chatcmpl-tool-" + hashlib.blake2b(seed.encode(), digest_size=16).hexdigest()
+
+
+def read_message(tools: ToolParser, text: TextScanner, output: EventSink, in_thought: bool = False) -> Parsing[None]:
+    """Read ``text`` to its end with the parser ``tools``. What ``output`` refuses as a call is content."""
+    while True:
+        try:
+            yield from (tools.parse_thought if in_thought else tools.parse)(text, output)
+            break
+        except NoCall:
+            output.content(text.part())
+    yield from text.rest(output.content)
+    output.end_text()
 
 
 _BLANKS = regex(r"[ \n]{0,2}")
@@ -132,6 +148,8 @@ class JsonToolParser(ToolParser):
                 yield from text.skip_spaces()
             if (yield from text.peek()) != "{" or not (yield from json_call(text, output, accepts=accepts)):
                 break
+            if text.is_exhausted:
+                return
             has_calls = True
             text.record()
         output.content(text.recorded())

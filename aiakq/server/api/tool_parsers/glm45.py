@@ -57,9 +57,11 @@ class Glm45Parser(UnquotedToolParser):
 
     def _read_arguments(self, text: TextScanner, output: EventSink, arguments: TaggedArguments) -> Parsing[None]:
         """Read the arguments after the name of a call, up to its end."""
+        is_complete = False
         while True:
             yield from text.skip_spaces()
             if not (yield from text.skip("<arg_key>")):
+                is_complete = True
                 break
             key: list[str] = []
             if (yield from text.until(_BEHIND_KEY, key.append, read_mark=False)) != "</arg_key>":
@@ -75,8 +77,8 @@ class Glm45Parser(UnquotedToolParser):
             value.end()
             yield from text.match("</arg_value>")
         if not text.is_exhausted:
-            arguments.end()
-            yield from text.skip("</tool_call>")
+            end = yield from text.skip("</tool_call>")
+            arguments.end(is_complete and bool(end))
 
 
 def _parameter(name: Format, value: Format) -> Format:

@@ -8,11 +8,19 @@ from collections.abc import Mapping
 from typing import Any
 
 from aiakq.runtime.structured.formats import Format, any_text, either, some_tags, tag, text_with_tags
-from aiakq.server.api.output.events import EventSink
+from aiakq.server.api.output.checked_calls import CheckedCalls
+from aiakq.server.api.output.events import EventSink, NoCall
+from aiakq.server.api.output.json_text import json_call
 from aiakq.server.api.output.scanner import Marks, Parsing, TextScanner
+from aiakq.server.api.output.schema_check import Budget
 from aiakq.server.api.tool_parsers.base import JsonToolParser, json_call_tag
 
 _TAG = "<|python_tag|>"
+_STARTS = Marks(_TAG, "{")
+#: An object up to its first key.
+_BEGUN = re.compile(r'[\s;,]*\{[\s,]*"(?:[^"\\]|\\.)*"\s*:', re.DOTALL)
+_BETWEEN = re.compile(r"[ \t\r\n0-9A-Za-z.,:+\-]+")
+_IN_STRING = re.compile(r'[^"\\]+')
 #: Text that may precede the tool's name in the object of a call without the tag.
 _BEFORE_NAME = ("", '"type": "function", ')
 
@@ -20,8 +28,9 @@ _BEFORE_NAME = ("", '"type": "function", ')
 class Llama3JsonParser(JsonToolParser):
     """Objects separated by ``; ``.
 
-    Without the tag, an object is a call only at the beginning of the message, and only if its first key, except for
-    ``"type": "function"``, names a tool of the request, because an answer may be JSON, too.
+    Without the tag, an object is a call only if its first key, except for ``"type": "function"``, names a tool of the
+    request, because an answer may be JSON, too. After other text, where no grammar enforces it, it is held back until
+    it is complete, and its arguments have to match the schema of the tool.
     """
 
     marks = (_TAG,)
@@ -49,7 +58,78 @@ class Llama3JsonParser(JsonToolParser):
     def parse(self, text: TextScanner, output: EventSink) -> Parsing[None]:
         spaces = yield from text.skip_spaces()
         if (yield from text.peek()) == "{":
-            yield from self.read_calls(text, output, spaces, only_known=True)
+            yield from self._read_objects(text, output, spaces, None)
         else:
             output.content(spaces)
-        yield from super().parse(text, output)
+        budget = Budget()
+        while mark := (yield from text.until(_STARTS, output.content, read_mark=False)):
+            if mark == _TAG:
+                yield from text.match(mark)
+                yield from self.read_calls(text, output, mark)
+            else:
+                yield from self._read_objects(text, output, "", budget)
+
+    def _read_objects(self, text: TextScanner, output: EventSink, before: str, budget: Budget | None) -> Parsing[None]:
+        """Read calls without the tag, up to an object that is none.
+
+        before  white space before the first one, which has been read.
+        budget  for the checks of calls; None to pass calls on as they are written.
+        """
+        text.record(before)
+        while (yield from text.peek()) == "{":
+            checked = None if budget is None else CheckedCalls(self.tools, text, budget)
+            try:
+                is_call = yield from json_call(text, checked or output, accepts=self.tools.__contains__)
+                if not is_call:
+                    written = text.recorded()
+                    output.content(written)
+                    if _BEGUN.match(written):
+                        yield from _rest_of_object(text, output)
+                    return
+            except NoCall:
+                if checked is None:
+                    raise
+            if checked is not None:
+                if not checked.found:
+                    break
+                checked.found[0](output)
+            elif text.is_exhausted:
+                return
+            text.record()
+            yield from text.skip_spaces()
+            yield from text.match(";", ",")
+            yield from text.skip_spaces()
+        output.content(text.recorded())
+
+
+def _string(text: TextScanner, output: EventSink) -> Parsing[bool]:
+    """Read a JSON string, which is content. Returns whether it has an end."""
+    output.content(text.take())
+    while True:
+        output.content(text.span(_IN_STRING))
+        character = yield from text.peek()
+        if not character:
+            return False
+        if character == '"':
+            output.content(text.take())
+            return True
+        if character == "\\":
+            output.content(text.take())
+            if (yield from text.peek()):
+                output.content(text.take())
+
+
+def _rest_of_object(text: TextScanner, output: EventSink) -> Parsing[None]:
+    """Read the rest of a JSON object, which is content, up to its end or to what is no JSON."""
+    depth = 1
+    while depth:
+        output.content(text.span(_BETWEEN))
+        character = yield from text.peek()
+        if character == '"':
+            if not (yield from _string(text, output)):
+                return
+        elif character and character in "{[}]":
+            depth += 1 if character in "{[" else -1
+            output.content(text.take())
+        elif not character or not _BETWEEN.match(character):
+            return

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 import string
 from collections.abc import Mapping
 from typing import Any
@@ -14,7 +15,8 @@ from aiakq.server.api.output.scanner import Marks, Parsing, TextScanner
 from aiakq.server.api.tool_parsers.base import PLAIN_NAME, JsonToolParser
 
 _ALPHABET = string.ascii_letters + string.digits
-_BEHIND_NAME = Marks("[ARGS]", "[CALL_ID]", "{", "\n")
+_BEHIND_NAME = Marks("[", "{", "\n")
+_MARK = "[TOOL_CALLS]"
 
 
 class MistralParser(JsonToolParser):
@@ -37,35 +39,48 @@ class MistralParser(JsonToolParser):
         return [*super().call_tags(schemas, only_one), *named]
 
     def parse(self, text: TextScanner, output: EventSink) -> Parsing[None]:
-        while mark := (yield from text.until(self.starts, output.content)):
-            text.record()
-            spaces = yield from text.skip_spaces()
+        has_mark = False
+        while has_mark or (yield from text.until(self.starts, output.content)):
+            has_mark = False
+            text.record(_MARK)
+            yield from text.skip_spaces()
+            while (yield from text.match(_MARK)):  # some models repeat it
+                yield from text.skip_spaces()
+            written = text.recorded()
             if (yield from text.peek()) in ("[", "{"):
-                yield from self.read_calls(text, output, mark + spaces)
+                yield from self.read_calls(text, output, written)
             else:
-                yield from self._read_named(text, output, mark + spaces)
+                has_mark = yield from self._read_named(text, output, written)
 
-    def _read_named(self, text: TextScanner, output: EventSink, mark: str) -> Parsing[None]:
-        """Read a call whose name precedes its arguments."""
+    def _read_named(self, text: TextScanner, output: EventSink, mark: str) -> Parsing[bool]:
+        """Read a call whose name precedes its arguments. Returns whether the mark of the next call has been read."""
         text.record(mark)
-        name: list[str] = []
-        behind = yield from text.until(_BEHIND_NAME, name.append, read_mark=False)
-        called, id = "".join(name).strip(), ""
+        pieces: list[str] = []
+        yield from text.until(_BEHIND_NAME, pieces.append, read_mark=False)
+        called, id = "".join(pieces).strip(), ""
+        behind = yield from text.match("[ARGS]", "[CALL_ID]", _MARK)
+        if behind == _MARK:
+            output.content(text.recorded().removesuffix(_MARK))
+            return True
         if behind == "[CALL_ID]":
-            yield from text.match(behind)
-            pieces: list[str] = []
-            behind = yield from text.until(_BEHIND_NAME, pieces.append, read_mark=False)
+            pieces.clear()
+            yield from text.until(_BEHIND_NAME, pieces.append, read_mark=False)
             id = "".join(pieces).strip()[:MAX_NAME]
-        yield from text.match("[ARGS]")
+            yield from text.match("[ARGS]")
+        elif not behind and (yield from text.peek()) == "[":  # text before a list
+            yield from self.read_calls(text, output, text.recorded())
+            return False
         yield from text.skip_spaces()
-        if not 0 < len(called) <= MAX_NAME or (yield from text.peek()) != "{":
+        is_name = called in self.tools or not re.search(r"\s", called)
+        if not is_name or not 0 < len(called) <= MAX_NAME or (yield from text.peek()) != "{":
             output.content(text.recorded())
-            return
+            return False
         text.recorded()
         output.start_call(called, id)
         complete = yield from arguments_value(text, output.arguments)
         if complete or not text.is_exhausted:
             output.end_call()
+        return False
 
     @staticmethod
     def call_id(seed: str) -> str:

@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from aiakq.runtime.structured.formats import Format, any_text, either, some_tags, tag, text_with_tags
+from aiakq.runtime.structured.formats import Format, any_text, const, either, sequence, some_tags, tag, text_with_tags
 from aiakq.server.api.output.events import EventSink
 from aiakq.server.api.output.json_text import MAX_NAME
 from aiakq.server.api.output.scanner import Marks, Parsing, TextScanner
@@ -49,7 +49,16 @@ class PythonicParser(UnquotedToolParser):
         text = any_text(not_beginning=rf"\s*\[\s*({names})\(")
         marked = [tag(start, calls, "".join(cls.ends)) for start in cls.starts]
         rest = text_with_tags(marked, cls.starts, only_one=only_one, text=text)
-        return either(calls, rest)
+        return either(cls._unmarked_calls(schemas, only_one), rest)
+
+    @classmethod
+    def _unmarked_calls(cls, schemas: Mapping[str, Any], only_one: bool) -> Format:
+        """Return the format of a list at the beginning of a message, where any other text is allowed up to its name."""
+        arguments = list(cls.arguments_formats(schemas))
+        more = [tag(f", {name}(", each, ")") for name, each in arguments]
+        others = {"type": "tags_with_separator", "tags": more, "separator": ""}
+        end = [const("]")] if only_one else [others, const("]")]
+        return either(*(sequence(tag(f"[{name}(", each, ")"), *end) for name, each in arguments))
 
     def parse(self, text: TextScanner, output: EventSink) -> Parsing[None]:
         text.record()
@@ -61,9 +70,23 @@ class PythonicParser(UnquotedToolParser):
             output.content(text.recorded())
         marks = Marks(*self.starts)
         while mark := (yield from text.until(marks, output.content)):
-            text.record(mark)
-            yield from text.skip_spaces()
-            yield from self._read_list(text, output, only_known=False)
+            yield from self._read_marked(mark, text, output)
+
+    def parse_thought(self, text: TextScanner, output: EventSink) -> Parsing[None]:
+        marks = Marks("[", *self.starts)
+        while mark := (yield from text.until(marks, output.content, read_mark=False)):
+            if mark == "[":
+                text.record()
+                yield from self._read_list(text, output, only_known=True)
+            else:
+                yield from text.match(mark)
+                yield from self._read_marked(mark, text, output)
+
+    def _read_marked(self, mark: str, text: TextScanner, output: EventSink) -> Parsing[None]:
+        """Read the list after ``mark``."""
+        text.record(mark)
+        yield from text.skip_spaces()
+        yield from self._read_list(text, output, only_known=False)
 
     def _read_list(self, text: TextScanner, output: EventSink, only_known: bool) -> Parsing[None]:
         """Read the calls of a list. Text that is not a call is content, including what was recorded before."""
@@ -87,6 +110,8 @@ class PythonicParser(UnquotedToolParser):
             output.start_call(name)
             has_calls = True
             if not (yield from _arguments(text, output)):
+                if text.is_exhausted:
+                    return
                 text.record()
                 break
             text.record()
@@ -129,11 +154,13 @@ def _arguments(text: TextScanner, output: EventSink) -> Parsing[bool]:
         if not complete and text.is_exhausted:
             break
         written = "".join(pieces).strip()
+        if not written:
+            break
         value = python_value(written)
         value = json.dumps(written, ensure_ascii=False) if value is None else value
         output.arguments(("{" if first else ", ") + f"{json.dumps(name, ensure_ascii=False)}: {value}")
         first = False
     if not text.is_exhausted:
         output.arguments("" if first else "}")
-        output.end_call()
+        output.end_call(is_complete=False)
     return False

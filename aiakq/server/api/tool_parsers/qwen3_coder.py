@@ -77,7 +77,7 @@ class Qwen3CoderParser(UnquotedToolParser):
             if not end:
                 return  # cut off
             if end != ">":
-                arguments.end()
+                arguments.end(is_complete=False)
                 output.content("<parameter=" + "".join(key))
                 return
             text.take()
@@ -88,10 +88,12 @@ class Qwen3CoderParser(UnquotedToolParser):
             value.end()
             yield from text.match("</parameter>")
         if not text.is_exhausted:
-            yield from text.skip("</function>")
-            arguments.end()
+            is_complete = bool((yield from text.skip("</function>")))
+            end = "" if is_complete else (yield from text.skip("</tool_call>"))
+            arguments.end(is_complete or bool(end))
             yield from text.skip_spaces()
-            yield from text.skip("</tool_call>")
+            if not end:
+                yield from text.skip("</tool_call>")
 
 
 def _parameter(name: Format, value: Format) -> Format:

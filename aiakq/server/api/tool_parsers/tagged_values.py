@@ -48,11 +48,11 @@ class TaggedArguments:
         schema = resolved(declared, self._schema) or declared
         return ArgumentText(json_types(schema), self._output.arguments, trim_line)
 
-    def end(self) -> None:
-        """End the arguments."""
+    def end(self, is_complete: bool = True) -> None:
+        """End the arguments; ``is_complete``: see ``EventSink.end_call``."""
         if self._keys:
             self._output.arguments("}")
-        self._output.end_call()
+        self._output.end_call(is_complete)
 
 
 class ArgumentText:

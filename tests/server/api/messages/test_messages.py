@@ -20,6 +20,14 @@ OWN = [
     }
     for tool in TOOLS
 ]
+#: The same in OpenAI's form.
+AS_CHAT = [
+    {
+        "type": "function",
+        "function": {"name": one["name"], "description": one["description"], "parameters": one["input_schema"]},
+    }
+    for one in OWN
+]
 NUMBERS = {"type": "array", "items": {"enum": [1, 2]}, "maxItems": 2}
 
 
@@ -195,7 +203,7 @@ def test_responses_can_be_sent_back_as_history(reciter):
         {"role": "tool", "tool_call_id": clock["id"], "content": "Noon"},
         user("<|plain|>"),
     ]
-    assert count(reciter, messages=messages, tools=OWN) == chat_count(reciter, chat, tools=TOOLS)
+    assert count(reciter, messages=messages, tools=OWN) == chat_count(reciter, chat, tools=AS_CHAT)
 
 
 def test_the_beginning_of_an_answer_is_continued(reciter):
@@ -286,8 +294,8 @@ REFUSED = [
     ({"messages": [{"role": "tool", "content": "a"}]}, "messages[0].role"),
     ({"messages": [user(None)]}, "messages[0].content"),
     ({"messages": [user(1)]}, "messages[0].content"),
-    ({"messages": [user(["a"])]}, "messages[0].content[0]"),
-    ({"messages": [user([{"text": "a"}])]}, "messages[0].content[0].type"),
+    ({"messages": [user([1])]}, "messages[0].content[0]"),
+    ({"messages": [user([{"txt": "a"}])]}, "messages[0].content[0].type"),
     ({"messages": [user([{"type": "text"}])]}, "messages[0].content[0].text"),
     ({"messages": [user([{"type": "image", "source": {}}])]}, "messages[0].content[0].type is not supported: image"),
     ({"messages": [user([{"type": "document", "source": {}}])]}, "messages[0].content[0].type"),

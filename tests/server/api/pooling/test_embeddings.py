@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import json
 import struct
 import time
 
@@ -117,7 +118,7 @@ def test_texts_are_truncated_on_request(embed_http):
         ("/v1/embeddings", {"input": "x", "dimensions": 129}, "value_out_of_range", "dimensions"),
         ("/v1/embeddings", {"input": "x", "dimensions": 0}, "value_out_of_range", "dimensions"),
         ("/v1/embeddings", {"input": "x", "encoding_format": "hex"}, "invalid_type", "encoding_format"),
-        ("/v1/embeddings", {"input": "x", "temperature": 1}, "unknown_field", "temperature"),
+        ("/v1/embeddings", {"input": "x", "dimension": 1}, "unknown_field", "dimension"),
         ("/v1/embeddings", {"input": "x", "truncate_prompt_tokens": 0}, "value_out_of_range", "truncate_prompt_tokens"),
         ("/v1/embeddings", {"input": "x", "model": "other"}, "unknown_model", "model"),
         ("/v1/embeddings", {"input": ["x"] * (MAX_INPUTS + 1)}, "too_many_prompts", "input"),
@@ -213,3 +214,70 @@ def test_the_work_of_a_client_that_has_gone_is_dropped(embedding_server, embed_h
     # Far fewer than the 180 000 tokens of the request.
     assert after["vllm:prompt_tokens_total"] - before["vllm:prompt_tokens_total"] < 90_000
     assert embed_http.post("/v1/embeddings", json={"input": "x"}).status_code == 200
+
+
+def test_bytes_are_the_numbers_one_after_the_other(embed_http):
+    floats = embed_http.post("/v1/embeddings", json={"input": TEXTS}).json()["data"]
+    for name in ("bytes", "bytes_only"):
+        answer = embed_http.post("/v1/embeddings", json={"input": TEXTS, "encoding_format": name, "endianness": "big"})
+        assert answer.headers["content-type"] == "application/octet-stream" and ("metadata" in answer.headers) == (
+            name == "bytes"
+        )
+        numbers = list(struct.unpack(f">{len(answer.content) // 4}f", answer.content))
+        assert numbers == [number for entry in floats for number in entry["embedding"]]
+        if name == "bytes":
+            metadata = json.loads(answer.headers["metadata"])
+            assert [item["index"] for item in metadata["data"]] == [0, 1, 2]
+            assert metadata["data"][-1]["end"] == len(answer.content) and metadata["usage"]["prompt_tokens"] > 0
+    halves = {"input": TEXTS[0], "encoding_format": "base64", "embed_dtype": "float16", "endianness": "little"}
+    data = base64.b64decode(embed_http.post("/v1/embeddings", json=halves).json()["data"][0]["embedding"])
+    found = struct.unpack(f"<{len(data) // 2}e", data)
+    assert found == pytest.approx(floats[0]["embedding"], rel=1e-3, abs=1e-4)
+
+
+def test_a_conversation_is_an_input_in_its_template(embed_http):
+    messages = [{"role": "user", "content": "a"}]
+    for path in ("/v1/embeddings", "/pooling"):
+        answer = embed_http.post(path, json={"messages": messages})
+        if answer.status_code == 400:
+            assert answer.json()["error"]["code"] == "no_chat_template"
+        refused = embed_http.post(path, json={"messages": messages, "input": "a"}).json()["error"]
+        assert (refused["code"], refused["param"]) == ("unsupported_parameter", "messages")
+    assert embed_http.post("/v1/embeddings", json={}).json()["error"]["param"] == "input"
+
+
+@pytest.mark.parametrize(
+    ("fields", "status", "param"),
+    [
+        ({"use_activation": False}, 200, None),
+        ({"use_activation": False, "normalize": True}, 400, "use_activation"),
+        ({"padding": "do_not_pad"}, 200, None),
+        ({"padding": "max_length"}, 400, "padding"),
+        ({"truncate_prompt_tokens": 2, "truncation_side": "right"}, 200, None),
+        ({"truncate_prompt_tokens": 10**6}, 400, "truncate_prompt_tokens"),
+        ({"embed_dtype": "fp8_e5m2"}, 400, "embed_dtype"),
+        ({"embed_dtype": "int8"}, 400, "embed_dtype"),
+        ({"input_type": "query"}, 400, "input_type"),
+    ],
+    ids=str,
+)
+def test_fields_of_other_servers(embed_http, fields, status, param):
+    answer = embed_http.post("/v1/embeddings", json={"input": TEXTS[0], **fields})
+    assert answer.status_code == status, answer.text
+    assert param is None or answer.json()["error"]["param"] == param
+
+
+def test_the_side_that_is_kept(embed_http, byte_tokenizer):
+    ids = byte_tokenizer(TEXTS)["input_ids"][0]
+
+    def vector(**fields) -> list[float]:
+        return embed_http.post("/v1/embeddings", json=fields).json()["data"][0]["embedding"]
+
+    assert vector(input=TEXTS[0], truncate_prompt_tokens=3, truncation_side="right") == vector(input=ids[:3])
+    assert vector(input=TEXTS[0], truncate_prompt_tokens=3) == vector(input=ids[-3:])
+
+
+def test_the_task_of_a_request_is_that_of_the_server(embed_http):
+    assert embed_http.post("/pooling", json={"input": "a", "task": "embed"}).status_code == 200
+    for task in ("classify", "token_embed", "token_classify"):
+        assert embed_http.post("/pooling", json={"input": "a", "task": task}).json()["error"]["param"] == "task"

@@ -5,6 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
+from aiakq.errors import AiakqError
+from aiakq.server.api.pooling.scores import RerankRequest, ScoreRequest
+
 QUERY = "what is it?"
 DOCUMENTS = ["it is this", "something else, which is longer", "no"]
 
@@ -76,7 +79,12 @@ def test_embeddings_are_compared(embed_http):
         ("/score", {"text_1": "x" * 100, "text_2": "y" * 100}, "context_length_exceeded", "input"),
         ("/rerank", {"query": "x", "documents": []}, "value_out_of_range", "documents"),
         ("/rerank", {"query": "x", "documents": ["y"], "top_n": -1}, "value_out_of_range", "top_n"),
-        ("/rerank", {"query": "x", "documents": [{"text": "y", "title": "z"}]}, "unknown_field", "documents[0].title"),
+        (
+            "/rerank",
+            {"query": "x", "documents": [{"text": "y", "texts": "z"}]},
+            "unknown_field",
+            "documents[0].texts",
+        ),
         ("/v1/embeddings", {"input": "x"}, "task_mismatch", None),
     ],
 )
@@ -90,3 +98,18 @@ def test_what_cannot_be_scored_is_refused(path, body, code, param, score_http):
 def test_one_label_also_classifies(score_http):
     entry = score_http.post("/classify", json={"input": QUERY}).json()["data"][0]
     assert entry["label"] == "LABEL_0" and entry["num_classes"] == 1 and 0 < entry["probs"][0] < 1
+
+
+def test_pairs_have_several_names():
+    for one, two in (("text_1", "text_2"), ("queries", "documents"), ("queries", "items"), ("data_1", "data_2")):
+        assert ScoreRequest(**{one: "a", two: ["b", "c"]}).pairs() == [("a", "b"), ("a", "c")]
+    with pytest.raises(AiakqError) as caught:
+        ScoreRequest(text_1="a", documents="b", data_2="c").pairs()
+    assert caught.value.param == "data_2"
+
+
+def test_texts_of_a_pair_are_not_cut():
+    assert ScoreRequest(text_1="a", text_2="b", max_tokens_per_doc=0).params().activation is None
+    with pytest.raises(AiakqError) as caught:
+        RerankRequest(query="a", documents=["b"], max_tokens_per_doc=5).params()
+    assert (caught.value.id, caught.value.param) == ("unsupported_parameter", "max_tokens_per_doc")

@@ -265,16 +265,17 @@ CALL = {"type": "function_call", "call_id": "a", "name": "f", "arguments": "{}"}
         ({"include": ["everything"]}, "invalid_type", "include[0]"),
         ({"metadata": {"a": 1}}, "invalid_type", "metadata.a"),
         ({"truncation": "some"}, "invalid_type", "truncation"),
-        ({"no_such_field": 1}, "unknown_field", "no_such_field"),
-        ({"messages": []}, "unknown_field", "messages"),
+        ({"instruction": 1}, "unknown_field", "instruction"),
+        ({"messages": []}, "unsupported_parameter", "messages"),
+        ({"response_format": {"type": "json_object"}}, "unsupported_parameter", "response_format"),
+        ({"n": 2}, "unsupported_parameter", "n"),
         ({"text": {"format": {"type": "json_schema"}}}, "missing_field", "text.format.schema"),
         (
             {"text": {"format": {"type": "json_schema", "schema": {"type": "array", "uniqueItems": True}}}},
             "grammar_not_enforceable",
             "text.format",
         ),
-        ({"text": {"verbosity": "low"}}, "unsupported_parameter", "text.verbosity"),
-        ({"text": {"length": 1}}, "unknown_field", "text.length"),
+        ({"text": {"formats": 1}}, "unknown_field", "text.formats"),
         ({"tools": {}}, "invalid_type", "tools"),
         ({"tools": [1]}, "invalid_type", "tools[0]"),
         ({"tools": [{"type": "mcp", "server_url": "http://a"}]}, "unsupported_parameter", "tools[0].type"),
@@ -363,3 +364,36 @@ def test_a_request_of_codex_is_answered(reciter):
     reasoning, message, called = final["response"]["output"]
     assert reasoning["encrypted_content"] and message["content"][0]["text"] == "Let me look."
     assert called["name"] == "get_weather" and "namespace" not in called
+
+
+def tokens_of(logprobs: list[dict[str, Any]]) -> str:
+    return "".join(one["token"] for one in logprobs)
+
+
+@pytest.mark.parametrize("script", ["both", "plain"])
+def test_log_probabilities_are_those_of_the_answer_whole_and_streamed(reciter, script):
+    fields = {"tools": FLAT, "include": ["message.output_text.logprobs"], "top_logprobs": 2}
+    answer = respond(reciter, script, **fields)
+    events = streamed(reciter, script, **fields)
+    assert answer["top_logprobs"] == 2
+    parts = [part for item in answer["output"] if item["type"] == "message" for part in item["content"]]
+    deltas = [event for event in events if event["type"] == "response.output_text.delta"]
+    assert len(parts) == 1 and deltas
+    assert tokens_of(parts[0]["logprobs"]).strip() == parts[0]["text"].strip()
+    assert [one for event in deltas for one in event["logprobs"]] == parts[0]["logprobs"]
+    done = next(event for event in events if event["type"] == "response.output_text.done")
+    final = next(
+        event for event in events if event["type"] == "response.content_part.done" and "logprobs" in event["part"]
+    )
+    assert done["logprobs"] == final["part"]["logprobs"] == parts[0]["logprobs"]
+    for one in parts[0]["logprobs"]:
+        assert len(one["top_logprobs"]) == 2 and one["logprob"] <= one["top_logprobs"][0]["logprob"] <= 0
+    assert (
+        respond(reciter, script, tools=FLAT, top_logprobs=2)["output"][-1].get("content", [{}])[0].get("logprobs", [])
+        == []
+    )
+
+
+def test_top_log_probabilities_are_bounded(reciter):
+    failure = refusal(reciter, include=["message.output_text.logprobs"], top_logprobs=21)
+    assert (failure["code"], failure["param"]) == ("value_out_of_range", "top_logprobs")

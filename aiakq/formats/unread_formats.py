@@ -1,0 +1,102 @@
+"""Formats that aiakq does not read, recognized by ``quant_method`` or by their tensors, to name them in the refusal."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from aiakq.formats.safetensors_file import TensorInfo
+
+#: ``quant_method`` -> what such a checkpoint is.
+METHODS = {
+    "marlin": "its weights are repacked for the Marlin kernel; use the checkpoint from before that",
+    "gptq_marlin_24": "its weights are repacked for the Marlin kernel; use the checkpoint from before that",
+    "bitblas": "its weights are repacked for BitBLAS; use the checkpoint from before that",
+    "exl2": "its weights are packed for ExLlamaV2",
+    "exl3": "its weights are packed for ExLlamaV3",
+    "gptq_p": "its weights are cut into bit planes (gptq_p); export it as gptq or gptq_v2",
+    "qqq": "QQQ, 4-bit weights with 8-bit activations",
+    "bitsandbytes": "bitsandbytes (NF4, FP4 or LLM.int8)",
+    "fp8": "FP8 weights",
+    "deepseek_v4_fp8": "FP8 weights",
+    "fbgemm_fp8": "FP8 weights of FBGEMM",
+    "modelopt": "NVIDIA ModelOpt (FP8, NVFP4 or integers)",
+    "modelopt_fp4": "NVFP4 of NVIDIA ModelOpt",
+    "modelopt_mxfp8": "MXFP8 of NVIDIA ModelOpt",
+    "modelopt_mixed": "NVIDIA ModelOpt (FP8, NVFP4 or integers)",
+    "nvfp4": "NVFP4",
+    "mxfp4": "MXFP4, which is read for GPT-OSS only",
+    "gpt_oss_mxfp4": "MXFP4, which is read for GPT-OSS only",
+    "mxfp8": "MXFP8",
+    "quark": "AMD Quark",
+    "quanto": "optimum-quanto",
+    "torchao": "torchao",
+    "hqq": "HQQ",
+    "gguf": "GGUF",
+    "mlx": "MLX",
+    "metal": "MLX",
+    "aqlm": "AQLM",
+    "vptq": "VPTQ",
+    "eetq": "EETQ",
+    "higgs": "HIGGS",
+    "bitnet": "BitNet",
+    "spqr": "SpQR",
+    "fp_quant": "FP-Quant",
+    "sinq": "SINQ",
+    "paroquant": "ParoQuant",
+    "quip": "QuIP#",
+    "squeezellm": "SqueezeLLM",
+    "fouroversix": "NVFP4 of Four Over Six",
+}
+
+
+def of_config(config: Mapping[str, object]) -> str | None:
+    """Return what a config.json without ``quant_method`` says in another way, or None."""
+    if isinstance(config.get("quantization"), Mapping):
+        return METHODS["mlx"]
+    return None
+
+
+def of_tensors(inventory: Mapping[str, TensorInfo]) -> str | None:
+    """Return the format of tensors that no format of aiakq has, with one of their names, or None."""
+    for name, info in sorted(inventory.items()):
+        found = _of_tensor(name, info, inventory)
+        if found is not None:
+            return f"{found} ({name:.200})"
+    return None
+
+
+def _of_tensor(name: str, info: TensorInfo, inventory: Mapping[str, TensorInfo]) -> str | None:
+    module, _, last = name.rpartition(".")
+    if last == "_data" and (f"{module}._scale" in inventory or module.endswith("weight")):
+        return METHODS["quanto"]
+    if module.endswith(".weight") and (last in ("absmax", "nested_absmax", "quant_map") or "quant_state" in name):
+        return METHODS["bitsandbytes"]
+    if last == "SCB":
+        return METHODS["bitsandbytes"]
+    if last == "weight":
+        return _of_weight(module, info, inventory)
+    if last == "weight_packed" and info.dtype == "U8":
+        scale = inventory.get(f"{module}.weight_scale")
+        return (
+            "MXFP4 or MXFP6 of compressed-tensors" if scale and scale.dtype == "U8" else "NVFP4 of compressed-tensors"
+        )
+    if last == "weight_packed" and "embed" in module.rpartition(".")[2]:
+        return "compressed-tensors with a quantized embedding"
+    if last == "pre_quant_scale":
+        return "NVIDIA ModelOpt, whose inputs are multiplied by pre_quant_scale"
+    return None
+
+
+def _of_weight(module: str, info: TensorInfo, inventory: Mapping[str, TensorInfo]) -> str | None:
+    def holds(suffix: str) -> bool:
+        return f"{module}.{suffix}" in inventory
+
+    if info.dtype == "U32" and holds("scales"):
+        return METHODS["mlx"]
+    if info.dtype.startswith("F8") or holds("weight_scale_inv"):
+        return METHODS["fp8"]
+    if info.dtype == "U8" and (holds("weight_scale_2") or holds("weight_scale")):
+        return METHODS["modelopt"]
+    if info.dtype in ("I8", "U8") and holds("weight_scale") and "embed" in module.rpartition(".")[2]:
+        return "compressed-tensors with a quantized embedding"
+    return None

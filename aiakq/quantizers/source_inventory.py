@@ -1,0 +1,41 @@
+"""Compares the source's tensors with its config before any work, as the loader will compare those of the output."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from aiakq.errors import AiakqError, error
+from aiakq.formats import separate_head
+from aiakq.formats.left_out import describe
+from aiakq.quantizers.model.source import SourceModel
+from aiakq.runtime.config.model import ModelConfig
+from aiakq.runtime.loader.required import check_inventory
+from aiakq.runtime.models import ARCHITECTURES
+
+
+def check_source(model: SourceModel) -> list[str]:
+    """Return warnings about the files. Raises ``tensor_inventory``, or ``tensor_mismatch`` for integers."""
+    checkpoint = model.checkpoint
+    warnings = [separate_head.remark(model.separate_head)] if model.separate_head else []
+    warnings += checkpoint.remarks
+    try:
+        config = ModelConfig.from_hf(checkpoint.config)
+        if model.separate_head:
+            config = replace(config, tie_word_embeddings=False)
+        if config.architecture in ARCHITECTURES:
+            warnings += [f"copied, but not used: {part}" for part in describe(check_inventory(config, checkpoint))]
+    except AiakqError as problem:
+        if problem.id == "tensor_inventory":
+            raise
+        # A native family may not support this config; transformers then runs the output.
+    for name, _ in model.model.named_parameters():
+        _check_floats(model, name)
+    return [f"{each[:1].upper()}{each[1:]}." for each in warnings]
+
+
+def _check_floats(model: SourceModel, name: str) -> None:
+    source = model.stored_name(name)
+    info = model.checkpoint.inventory.get(source)
+    if info is not None and info.dtype not in ("F16", "BF16", "F32", "F64"):
+        reason = f"tensor {source} holds {info.dtype} without a scale"
+        raise error("tensor_mismatch", path=str(model.checkpoint.path), reason=reason)

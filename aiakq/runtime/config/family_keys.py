@@ -1,0 +1,68 @@
+"""The keys of config.json that the native families compute with, and the values of a file without them.
+
+They are those of transformers' config classes, which leave default values out of files. A test compares them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+#: Sizes that have no default here, although transformers' classes have some: without them a file is damaged.
+REQUIRED = frozenset(
+    {
+        *("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "num_heads"),
+        *("n_embd", "n_layer", "n_head", "d_model", "n_heads", "n_layers"),
+    }
+)
+
+
+@dataclass(frozen=True)
+class Family:
+    """The keys of one model_type.
+
+    defaults  key -> its value in a file without it; None for a value that follows from others. Their types are those
+              that values must have.
+    aliases   other spellings that transformers' class maps to a key.
+    fixed     key -> the only values that are supported, besides null.
+    unread    keys of transformers' class that its model does not compute with.
+    rotary    whether positions are rotary: rope_parameters and its older spellings are keys.
+    """
+
+    defaults: Mapping[str, Any]
+    aliases: Mapping[str, str] = field(default_factory=dict)
+    fixed: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    unread: frozenset[str] = frozenset()
+    rotary: bool = True
+
+
+LLAMA: dict[str, Any] = {
+    "intermediate_size": 11008,
+    "num_key_value_heads": None,
+    "head_dim": None,
+    "hidden_act": "silu",
+    "max_position_embeddings": 2048,
+    "rms_norm_eps": 1e-6,
+    "tie_word_embeddings": False,
+}
+ATTENTION_BIAS: dict[str, Any] = {"attention_bias": False}
+WINDOW: dict[str, Any] = {"sliding_window": 4096, "layer_types": None}
+#: Qwen's windows, which are off unless use_sliding_window is on.
+QWEN_WINDOW: dict[str, Any] = {
+    "use_sliding_window": False,
+    "sliding_window": 4096,
+    "layer_types": None,
+    "max_window_layers": 28,
+}
+MULTIPLIERS: dict[str, Any] = {
+    "embedding_multiplier": 1.0,
+    "logits_scaling": 1.0,
+    "residual_multiplier": 1.0,
+    "attention_multiplier": 1.0,
+}
+
+
+def llama_keys(without: tuple[str, ...] = (), **others: Any) -> dict[str, Any]:
+    """Return Llama's keys with others."""
+    return {name: value for name, value in LLAMA.items() if name not in without} | others

@@ -1,0 +1,379 @@
+"""Which keys of config.json are understood: computed with, without effect, or refused by name.
+
+A key is computed with if it is in the table of its family (family_keys.py), and it has no effect if it is in
+``WITHOUT_EFFECT`` or its value means that something is off. Any other key may change the arithmetic in the library that
+wrote it, and is refused.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Mapping
+from fnmatch import translate
+from typing import Any
+
+from aiakq.errors import AiakqError, error
+from aiakq.runtime.config.dense_families import DENSE
+from aiakq.runtime.config.family_keys import REQUIRED, Family
+from aiakq.runtime.config.sparse_families import SPARSE
+
+FAMILIES: Mapping[str, Family] = {**DENSE, **SPARSE}
+#: Architecture -> model_type, where they differ by more than spelling.
+_MODEL_TYPES = {
+    "CohereForCausalLM": "cohere",
+    "DeepseekV2ForCausalLM": "deepseek_v2",
+    "DeepseekV3ForCausalLM": "deepseek_v3",
+    "GPT2LMHeadModel": "gpt2",
+    "GPTBigCodeForCausalLM": "gpt_bigcode",
+    "GPTJForCausalLM": "gptj",
+    "Gemma3ForCausalLM": "gemma3_text",
+    "Glm4MoeForCausalLM": "glm4_moe",
+    "GptOssForCausalLM": "gpt_oss",
+    "Llama4ForCausalLM": "llama4_text",
+    "Qwen2MoeForCausalLM": "qwen2_moe",
+    "Qwen3MoeForCausalLM": "qwen3_moe",
+    "Qwen3NextForCausalLM": "qwen3_next",
+}
+#: Read for every family: what it is, its weights, and lengths that only limit the context.
+_ALWAYS = frozenset(
+    {
+        *("architectures", "model_type", "dtype", "torch_dtype", "quantization_config", "aiakq", "seq_length"),
+        *("num_labels", "problem_type", "classifier_from_token", "sentence_transformers"),
+        *("is_matryoshka", "matryoshka_dimensions", "auto_map", "max_window_layers"),
+    }
+)
+_ROTARY = frozenset({"rope_parameters", "rope_scaling", "rope_theta", "partial_rotary_factor"}) | {
+    "original_max_position_embeddings"
+}
+#: Keys of rotary parameters that are computed with; several positions of a token (mrope) are the same in text.
+_ROTARY_PARAMETERS = frozenset(
+    {
+        *("rope_type", "type", "rope_theta", "partial_rotary_factor", "factor", "original_max_position_embeddings"),
+        *("low_freq_factor", "high_freq_factor", "beta_fast", "beta_slow", "attention_factor", "mscale", "truncate"),
+        *("mscale_all_dim", "short_factor", "long_factor", "short_mscale", "long_mscale", "grows_from"),
+        *("mrope_section", "mrope_interleaved", "finetuned"),
+    }
+)
+#: Those that are numbers.
+_ROTARY_NUMBERS = frozenset(
+    {
+        *("rope_theta", "partial_rotary_factor", "factor", "original_max_position_embeddings", "low_freq_factor"),
+        *("high_freq_factor", "beta_fast", "beta_slow", "attention_factor", "mscale", "mscale_all_dim", "grows_from"),
+        *("short_mscale", "long_mscale"),
+    }
+)
+#: Keys of MPT's attention that are computed with, refused by its model, or read by no model of transformers.
+_MPT_ATTENTION = frozenset(
+    {
+        *("attn_type", "clip_qkv", "softmax_scale", "prefix_lm", "qk_ln", "alibi", "alibi_bias_max"),
+        *("attn_impl", "attn_pdrop", "attn_uses_sequence_id", "model_type"),
+    }
+)
+#: Keys with objects -> the keys that these may have.
+_NESTED: Mapping[str, frozenset[str]] = {
+    "rope_parameters": _ROTARY_PARAMETERS,
+    "rope_scaling": _ROTARY_PARAMETERS,
+    "attn_config": _MPT_ATTENTION,
+}
+#: Keys of any family -> the only values that are supported.
+_FIXED: Mapping[str, tuple[Any, ...]] = {
+    "is_causal": (True,),
+    "is_encoder_decoder": (False,),
+    "add_cross_attention": (False,),
+    "use_bidirectional_attention": (False,),
+    "rotary_pct": (1.0,),
+    "rotary_emb_base": (10000,),
+    "use_rotary": (True,),
+    "rope_interleaved": (False,),
+    "norm_type": ("rms_norm", "rmsnorm", "RMSNorm"),
+    "chunk_size_feed_forward": (0,),
+    "text_config": (),
+    "decoder_sparse_step": (1,),
+    "moe_layer_freq": (1,),
+}
+#: Patterns of keys without effect on the answers -> why.
+WITHOUT_EFFECT: Mapping[str, tuple[str, ...]] = {
+    "it says where the file comes from": (
+        *("_name_or_path", "name_or_path", "model_name", "base_model*", "_commit_hash", "*version", "transformers.js*"),
+        *("license*", "unsloth*", "_unsloth*", "finetuning_task", "task_specific_params", "custom_pipelines"),
+        *(
+            "is_llama_config",
+            "_from_model_config",
+            "_diffusers*",
+            "language",
+            "languages",
+            "lang",
+            "tags",
+            "datasets",
+            "hub_*",
+            "author*",
+        ),
+        *("description", "prefix", "comment*", "_comment*", "note*", "merge*", "mergekit*", "organization", "url"),
+    ),
+    "it is used in training only": (
+        *("*dropout*", "*_pdrop", "*layerdrop*", "initializer_*", "init_*", "*_init_*", "*loss*", "*_aux_*", "seq_aux"),
+        *("gradient_checkpointing*", "label_smoothing*", "*learning_rate*", "weight_decay*", "train*", "pretraining_*"),
+        *("pretrain_*", "*warmup*", "optimizer*", "seed", "freeze_*", "z_loss*", "router_z*", "ignore_index", "lr_*"),
+        *("rescale_prenorm_residual", "time_step_min", "time_step_max", "time_step_floor", "time_step_rank"),
+        *("input_jitter_noise", "max_train*", "neftune*", "lora_*", "peft*", "num_train*", "mlp_lr*", "sft_*"),
+    ),
+    "it selects what transformers returns": (
+        *("output_*", "return_dict*", "use_return_dict", "keys_to_ignore*", "num_logits_to_keep"),
+    ),
+    "it belongs to classifiers": (
+        *("id2label", "label2id", "classifier_*", "summary_*", "pooler_*", "sbert_ce*", "finetuned", "reduction"),
+    ),
+    "it belongs to the tokenizer": (
+        *("*_token_id", "*_token_ids", "*_token", "*_token_index", "*_tokens", "tokenizer*", "vocab_file"),
+        *("prefix_token*", "pad_vocab_size_multiple", "pad_vocab_size_multiple_of", "chat_template"),
+    ),
+    "it belongs to generate(), whose settings are read from generation_config.json": (
+        *("max_length", "min_length", "max_new_tokens", "min_new_tokens", "do_sample", "temperature", "top_k", "top_p"),
+        *("min_p", "typical_p", "epsilon_cutoff", "eta_cutoff", "num_beams", "num_beam_groups", "num_return_sequences"),
+        *("diversity_penalty", "length_penalty", "early_stopping", "repetition_penalty", "no_repeat_ngram_size"),
+        *("encoder_no_repeat_ngram_size", "bad_words_ids", "remove_invalid_values", "forced_decoder_ids"),
+        *("exponential_decay_length_penalty", "penalty_alpha", "generation_config", "max_window_size", "stop_words*"),
+    ),
+    "it is about speed, memory or the precision of intermediate results": (
+        *("use_cache*", "cache_implementation", "*attn_implementation*", "_flash_attn*", "flash_attn*", "*flash_att*"),
+        *("*use_sdpa*", "torchscript", "*_in_fp32", "*softmax_fp32*", "reorder_and_upcast_attn", "slow_but_exact"),
+        *(
+            "apply_query_key_layer_scaling",
+            "use_bfloat16",
+            "bf16",
+            "fp16",
+            "fp32",
+            "use_fused*",
+            "fused_*",
+            "*chunk_size",
+        ),
+        *("chunk_size_*", "use_mamba_kernels", "init_device", "parallelize", "ep_size", "tp_size", "device*", "onnx*"),
+        *(
+            "tensor_parallel*",
+            "pipeline_parallel*",
+            "max_batch_size",
+            "offload*",
+            "*_kernels",
+            "*_kernel_*",
+            "kv_dtype",
+        ),
+        *("use_cpu*", "xla_device", "use_xla", "use_triton*", "use_deepspeed*", "deepspeed*", "*_implementation"),
+        *("shard*", "max_shard*", "low_cpu*", "softmax_precision", "no_inplace*"),
+    ),
+    "it is about encoders or TensorFlow": (
+        *("is_decoder", "tie_encoder_decoder", "cross_attention_hidden_size", "pruned_heads", "tf_legacy_loss"),
+        *("use_tf*", "decoder_start_token*", "type_vocab_size", "max_text_positions"),
+    ),
+    "it describes layers that predict further tokens, which are not used": (
+        *("num_nextn_predict_layers", "num_mtp_*", "mtp_*", "n_predict", "num_mtp_modules"),
+    ),
+    "the context length is max_position_embeddings": (
+        *("max_seq_len*", "max_sequence_length", "model_max_length", "n_ctx", "max_model_len", "n_positions"),
+        *(
+            "max_position",
+            "max_context*",
+            "context_length",
+            "context_window_size",
+            "initial_context_length",
+            "runner_max_sequence_length",
+            "max_seq_length",
+        ),
+    ),
+}
+#: Unknown keys that do something when they are false.
+_ON_UNLESS_FALSE = ("*causal*", "*rope*", "*rotary*", "*rms*", "*gate*", "*residual*", "*prenorm*", "*norm_first*")
+#: Unknown factors, which are neutral when they are one.
+_FACTORS = ("*multiplier*", "*scale", "*scaling", "*_factor", "*scale_factor*", "*_alpha", "*temperature*", "*_tp")
+#: Longer keys are not compared with patterns.
+_MAX_KEY = 128
+
+
+def _one_of(patterns: Iterable[str]) -> re.Pattern[str]:
+    """Return a regular expression for all of the shell patterns."""
+    return re.compile("|".join(map(translate, patterns)))
+
+
+_EFFECTLESS = {reason: _one_of(patterns) for reason, patterns in WITHOUT_EFFECT.items()}
+_ON = _one_of(_ON_UNLESS_FALSE)
+_FACTOR = _one_of(_FACTORS)
+#: Keys whose null means that something is off or follows from other sizes.
+_NULLABLE = frozenset(
+    {
+        *("sliding_window", "attn_logit_softcapping", "final_logit_softcapping", "num_key_value_heads", "head_dim"),
+        *("q_lora_rank", "attention_chunk_size", "use_bidirectional_attention", "num_kv_heads"),
+    }
+)
+#: Types of values whose default is None.
+_TYPES: Mapping[str, type | tuple[type, ...]] = {
+    **dict.fromkeys(("use_bidirectional_attention",), bool),
+    **dict.fromkeys(("clip_qkv", "final_logit_softcapping", "attn_logit_softcapping", "rope_local_base_freq"), float),
+    **dict.fromkeys(("n_group", "topk_group", "num_experts_per_tok", "num_ln_in_parallel_attn"), int),
+    **dict.fromkeys(("sliding_window_pattern", "mamba_d_head"), object),  # checked where they are read
+    **dict.fromkeys(("no_rope_layers", "mlp_only_layers", "moe_layers", "attn_layer_indices", "full_attn_idxs"), list),
+    **dict.fromkeys(("attn_config",), dict),
+    **dict.fromkeys(("position_embedding_type",), str),
+}
+#: Numbers that are divided by.
+_POSITIVE = frozenset(
+    {
+        *("decoder_sparse_step", "n_group", "topk_group", "full_attention_interval", "interleave_moe_layer_step"),
+        *("no_rope_layer_interval", "query_pre_attn_scalar", "logits_scaling", "floor_scale"),
+        *("block_multiple_of", "block_ffn_dim_multiplier", "expansion_ratio", "rotary_dim", "rope_local_base_freq"),
+        *("attention_chunk_size", "num_experts_per_tok", "max_position_embeddings", "intermediate_size"),
+    }
+)
+#: Taps of convolutions, which need a state: with one there is none.
+_TAPS = frozenset({"conv_L_cache", "conv_kernel", "linear_conv_kernel_dim", "mamba_d_conv"})
+_OFF: tuple[Any, ...] = (None, False, 0, "", [], {})
+
+
+def model_type_of(raw: Mapping[str, Any], architecture: str) -> str:
+    """Return the native family of ``architecture``; another value of ``model_type`` if it is none.
+
+    Raises ``config_key_unsupported`` if ``model_type`` names another native family.
+    """
+    stated = raw.get("model_type")
+    family = _MODEL_TYPES.get(architecture, architecture.removesuffix("ForCausalLM").lower())
+    if stated == "eagle3" or family not in FAMILIES or not architecture.endswith(("ForCausalLM", "LMHeadModel")):
+        return str(stated or "")
+    if isinstance(stated, str) and stated in FAMILIES and stated != family:
+        raise _refused("model_type", stated, f"architectures is {architecture}, which is of the family {family}")
+    return family
+
+
+def completed(raw: Mapping[str, Any], architecture: str) -> dict[str, Any]:
+    """Return the contents of config.json with one spelling of each key and the defaults of its family that do not
+    follow from other keys.
+
+    The configs of other families than the native ones are returned as they are.
+
+    Raises ``config_key_unsupported`` for a key that may change the arithmetic and is not supported, and
+    ``model_malformed`` for values of another type than their key's.
+    """
+    kind = model_type_of(raw, architecture)
+    family = FAMILIES.get(kind)
+    if family is None:
+        return dict(raw)
+    config = _one_spelling(raw, family)
+    for key, value in config.items():
+        _check(key, value, family, kind)
+        if family.rotary:
+            _check_rotary(key, value)
+        if key in _NESTED and isinstance(value, Mapping):
+            _check_nested(key, value, kind)
+    stated = {key: value for key, value in family.defaults.items() if value is not None}
+    return {**stated, **config, "model_type": kind}
+
+
+def check_keys(raw: Mapping[str, Any]) -> None:
+    """Raise what ``completed`` raises for config.json ``raw``, or its text part, without completing it."""
+    text, names = raw.get("text_config"), raw.get("architectures")
+    if isinstance(text, Mapping):
+        raw, names = text, None
+    completed(raw, str(names[0]) if isinstance(names, list) and names else "")
+
+
+def _one_spelling(raw: Mapping[str, Any], family: Family) -> dict[str, Any]:
+    """Return ``raw`` with aliases replaced. Raises ``model_malformed`` if two spellings have different values."""
+    config = dict(raw)
+    for alias, key in family.aliases.items():
+        if alias not in config:
+            continue
+        value = config.pop(alias)
+        if config.setdefault(key, value) != value and value is not None:
+            reason = f"{alias} is {value!r:.64}, but {key}, which means the same, is {config[key]!r:.64}"
+            raise error("model_malformed", file="config.json", reason=reason)
+    return config
+
+
+def _check(key: str, value: Any, family: Family, kind: str) -> None:
+    """Raise ``config_key_unsupported`` or ``model_malformed`` unless the key is understood."""
+    allowed = family.fixed.get(key, None if key in family.defaults else _FIXED.get(key))
+    if allowed is not None:
+        if value is not None and value not in allowed:
+            raise _refused(key, value, _only(allowed, kind))
+    elif key in family.defaults:
+        _check_type(key, value, family.defaults[key])
+    elif not (
+        key in _ALWAYS | REQUIRED | family.unread
+        or (key in _ROTARY if family.rotary else key == "num_key_value_heads")  # they never share heads
+        or _is_off(key, value)
+        or without_effect(key)
+    ):
+        raise _refused(key, value, f"transformers' {kind} models have no such key")
+
+
+def _check_nested(key: str, values: Mapping[str, Any], kind: str) -> None:
+    """Raise ``config_key_unsupported`` for a key of an object in config.json that is not understood."""
+    for name, value in values.items():
+        _check_rotary(name, value)
+        if name in _NESTED[key] or _is_off(name, value) or without_effect(name):
+            continue
+        if isinstance(value, Mapping):  # parameters of a kind of layers
+            _check_nested(key, value, kind)
+        else:
+            reason = f"aiakq's {kind} models do not compute with {name}"
+            raise error("config_key_unsupported", key=key, value=f"{{{name!r:.64}: {value!r:.64}}}", reason=reason)
+
+
+def _check_rotary(name: str, value: Any) -> None:
+    """Raise ``model_malformed`` for a rotary parameter that is not the number it should be."""
+    if name not in _ROTARY_NUMBERS or value is None:
+        return
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not is_number or not -(2**31) < value < 2**31:  # also for NaN
+        raise error("model_malformed", file="config.json", reason=f"{name} is {value!r:.64}")
+
+
+def check_unknown(key: str, value: Any, kind: str) -> None:
+    """Raise ``config_key_unsupported`` for a key that no code of the family ``kind`` reads, unless it has no effect."""
+    allowed = _FIXED.get(key)
+    if allowed is not None and value is not None and value not in allowed:
+        raise _refused(key, value, _only(allowed, kind))
+    if allowed is None and key not in _ALWAYS | _ROTARY and not _is_off(key, value) and not without_effect(key):
+        raise _refused(key, value, f"transformers' {kind} models have no such key")
+
+
+def without_effect(key: str) -> str | None:
+    """Return why a key of config.json has no effect, or None if it may have one."""
+    if len(key) > _MAX_KEY:
+        return None
+    return next((reason for reason, pattern in _EFFECTLESS.items() if pattern.match(key)), None)
+
+
+def _is_off(key: str, value: Any) -> bool:
+    """Whether the value of an unknown key means that what it controls is off."""
+    if len(key) > _MAX_KEY or (value is False and _ON.match(key)):
+        return False
+    return value in _OFF or (value == 1 and not isinstance(value, bool) and _FACTOR.match(key) is not None)
+
+
+def _check_type(key: str, value: Any, default: Any) -> None:
+    """Raise ``model_malformed`` for a value of another type than the key's."""
+    if value is None:
+        if default is None or key in _NULLABLE:
+            return
+        raise error("model_malformed", file="config.json", reason=f"{key} is null")
+    expected = _TYPES.get(key, None if default is None else type(default))
+    if expected in (list, tuple):
+        right = isinstance(value, list | tuple) and all(isinstance(each, int | float) for each in value)
+    elif expected is bool or expected is dict or expected is str:
+        right = isinstance(value, expected)
+    elif expected is float:
+        right = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    elif expected is int:
+        right = isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**31
+    else:  # checked where it is read
+        return
+    if not right or (key in _POSITIVE and value <= 0) or (key in _TAPS and value < 2):
+        raise error("model_malformed", file="config.json", reason=f"{key} is {value!r:.64}")
+
+
+def _only(allowed: tuple[Any, ...], kind: str) -> str:
+    values = " or ".join(map(repr, allowed)) or "null"
+    return f"aiakq's {kind} models compute with {values} only"
+
+
+def _refused(key: str, value: Any, reason: str) -> AiakqError:
+    return error("config_key_unsupported", key=key[:64], value=f"{value!r:.64}", reason=reason)

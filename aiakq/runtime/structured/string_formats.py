@@ -1,0 +1,129 @@
+"""Formats of strings that are enforced exactly, as regular expressions; all other formats are annotations.
+
+A value of ``PATTERNS`` is a list of expressions, each of which the whole string matches.
+"""
+
+from __future__ import annotations
+
+_DATE = (
+    r"(?:[0-9]{4}-(?:(?:0[13578]|1[02])-(?:0[1-9]|[12][0-9]|3[01])|(?:0[469]|11)-(?:0[1-9]|[12][0-9]|30)"
+    r"|02-(?:0[1-9]|1[0-9]|2[0-8]))"
+    r"|(?:[0-9]{2}(?:0[48]|[2468][048]|[13579][26])|(?:[02468][048]|[13579][26])00)-02-29)"
+)
+_HOUR, _MINUTE, _FRACTION = "(?:[01][0-9]|2[0-3])", "[0-5][0-9]", r"(?:\.[0-9]+)?"
+_OFFSET = f"(?:[zZ]|[+-]{_HOUR}:{_MINUTE})"
+
+
+def _leap_seconds() -> tuple[str, str]:
+    """Times in second 60 with an offset: those whose hour, and those whose minute, can be that of 23:59 UTC."""
+    hours = [f"23:59:60{_FRACTION}[zZ]"]
+    minutes = list(hours)
+    for hour in range(24):
+        hours.append(f"{(23 + hour) % 24:02}:59:60{_FRACTION}\\+{hour:02}:00")
+        hours.append(f"{hour:02}:{_MINUTE}:60{_FRACTION}\\+{hour:02}:(?:0[1-9]|[1-5][0-9])")
+        hours.append(f"{23 - hour:02}:{_MINUTE}:60{_FRACTION}-{hour:02}:{_MINUTE}")
+    for minute in range(60):
+        minutes.append(f"{_HOUR}:{(59 + minute) % 60:02}:60{_FRACTION}\\+{_HOUR}:{minute:02}")
+        minutes.append(f"{_HOUR}:{59 - minute:02}:60{_FRACTION}-{_HOUR}:{minute:02}")
+    plain = f"{_HOUR}:{_MINUTE}:[0-5][0-9]{_FRACTION}{_OFFSET}"
+    return (f"(?:{plain}|{'|'.join(hours)})", f"(?:{plain}|{'|'.join(minutes)})")
+
+
+_TIMES = _leap_seconds()
+_DURATION_TIME = r"T(?:[0-9]+H(?:[0-9]+M(?:[0-9]+S)?)?|[0-9]+M(?:[0-9]+S)?|[0-9]+S)"
+_DURATION_DATE = r"(?:[0-9]+D|[0-9]+M(?:[0-9]+D)?|[0-9]+Y(?:[0-9]+M(?:[0-9]+D)?)?)"
+_DURATION = f"P(?:{_DURATION_DATE}(?:{_DURATION_TIME})?|{_DURATION_TIME}|[0-9]+W)"
+
+_OCTET = "(?:25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])"
+_IPV4 = rf"(?:{_OCTET}\.){{3}}{_OCTET}"
+_H16 = "[0-9A-Fa-f]{1,4}"
+_LS32 = f"(?:{_H16}:{_H16}|{_IPV4})"
+_IPV6 = "(?:" + "|".join(
+    [
+        f"(?:{_H16}:){{6}}{_LS32}",
+        f"::(?:{_H16}:){{5}}{_LS32}",
+        f"(?:{_H16})?::(?:{_H16}:){{4}}{_LS32}",
+        f"(?:(?:{_H16}:){{0,1}}{_H16})?::(?:{_H16}:){{3}}{_LS32}",
+        f"(?:(?:{_H16}:){{0,2}}{_H16})?::(?:{_H16}:){{2}}{_LS32}",
+        f"(?:(?:{_H16}:){{0,3}}{_H16})?::{_H16}:{_LS32}",
+        f"(?:(?:{_H16}:){{0,4}}{_H16})?::{_LS32}",
+        f"(?:(?:{_H16}:){{0,5}}{_H16})?::{_H16}",
+        f"(?:(?:{_H16}:){{0,6}}{_H16})?::",
+    ]
+) + ")"  # fmt: skip
+
+
+_ALNUM, _LDH = "[A-Za-z0-9]", "[A-Za-z0-9-]"
+#: A label without hyphens in both its third and its fourth place: those are names in Punycode, whose rules no regular
+#: expression can express, so that none is generated.
+_LABEL = (
+    f"{_ALNUM}(?:{_ALNUM}|{_LDH}{_ALNUM}|{_LDH}{_ALNUM}{_LDH}{{0,59}}{_ALNUM}|{_LDH}-{_ALNUM}"
+    f"|{_LDH}-{_ALNUM}{_LDH}{{0,58}}{_ALNUM})?"
+)
+_HOSTNAME = rf"{_LABEL}(?:\.{_LABEL})*"
+_ATEXT = r"[A-Za-z0-9!#$%\x26'*+\-/=?\^_`{|}\x7E]"
+_QUOTED = r'"(?:[\x20\x21\x23-\x5B\x5D-\x7D\x7E]|\\[\x20-\x7D\x7E])*"'
+_SUB_DOMAIN = f"{_ALNUM}(?:{_LDH}*{_ALNUM})?"
+_EMAIL = (
+    rf"(?:{_ATEXT}+(?:\.{_ATEXT}+)*|{_QUOTED})"
+    rf"@(?:{_SUB_DOMAIN}(?:\.{_SUB_DOMAIN})*|\[{_IPV4}\]|\[[Ii][Pp][Vv]6:{_IPV6}\])"
+)
+
+#: Characters of identifiers beyond ASCII (RFC 3987), in any part and only in the query.
+_UCS = (
+    r"\x{A0}-\x{D7FF}\x{F900}-\x{FDCF}\x{FDF0}-\x{FFEF}"
+    + "".join(rf"\x{{{plane:X}0000}}-\x{{{plane:X}FFFD}}" for plane in range(1, 14))
+    + r"\x{E1000}-\x{EFFFD}"
+)
+_PRIVATE = r"\x{E000}-\x{F8FF}\x{F0000}-\x{FFFFD}\x{100000}-\x{10FFFD}"
+_PERCENT = "%[0-9A-Fa-f]{2}"
+
+
+def _identifiers(more: str, private: str) -> tuple[str, str]:
+    """URIs and references to them (RFC 3986), with the characters ``more``, and ``private`` in the query."""
+    plain = r"A-Za-z0-9\-._\x7E!$\x26'()*+,;=" + more
+    path_char = f"(?:[{plain}:@]|{_PERCENT})"
+    first = f"(?:[{plain}@]|{_PERCENT})"
+    host = rf"(?:\[(?:{_IPV6}|[vV][0-9A-Fa-f]+\.[A-Za-z0-9\-._\x7E!$\x26'()*+,;=:]+)\]|(?:[{plain}]|{_PERCENT})*)"
+    authority = f"//(?:(?:[{plain}:]|{_PERCENT})*@)?{host}(?::[0-9]*)?(?:/{path_char}*)*"
+    absolute = f"/(?:{path_char}+(?:/{path_char}*)*)?"
+    rootless = f"{path_char}+(?:/{path_char}*)*"
+    no_scheme = f"{first}+(?:/{path_char}*)*"
+    end = rf"(?:\?(?:[{plain}:@/?{private}]|{_PERCENT})*)?(?:#(?:[{plain}:@/?]|{_PERCENT})*)?"
+    whole = f"[A-Za-z][A-Za-z0-9+.-]*:(?:{authority}|{absolute}|{rootless})?{end}"
+    relative = f"(?:{authority}|{absolute}|{no_scheme})?{end}"
+    return whole, f"(?:{whole}|{relative})"
+
+
+_URI, _URI_REFERENCE = _identifiers("", "")
+_IRI, _IRI_REFERENCE = _identifiers(_UCS, _PRIVATE)
+_LITERAL = rf"(?:[!#$\x26'()*+,\-./0-9:;=?@A-Z\[\]_a-z\x7E{_UCS}{_PRIVATE}]|{_PERCENT})"
+_VARCHAR = f"(?:[A-Za-z0-9_]|{_PERCENT})"
+_VARSPEC = rf"{_VARCHAR}(?:\.?{_VARCHAR})*(?::[1-9][0-9]{{0,3}}|\*)?"
+_URI_TEMPLATE = rf"(?:{_LITERAL}|\{{[+#./;?\x26=,!@|]?{_VARSPEC}(?:,{_VARSPEC})*\}})*"
+_POINTER = r"(?:/(?:[^~/]|~[01])*)*"
+_HEX = "[0-9A-Fa-f]"
+
+#: Host names up to draft 6, where names in Punycode are like any other.
+HOSTNAME_UP_TO_6 = (
+    rf"{_ALNUM}(?:{_LDH}{{0,61}}{_ALNUM})?(?:\.{_ALNUM}(?:{_LDH}{{0,61}}{_ALNUM})?)*",
+    r"[A-Za-z0-9.-]{1,253}",
+)
+PATTERNS: dict[str, tuple[str, ...]] = {
+    "date": (_DATE,),
+    "time": _TIMES,
+    "date-time": tuple(f"{_DATE}[tT]{time}" for time in _TIMES),
+    "duration": (_DURATION,),
+    "email": (_EMAIL,),
+    "hostname": (_HOSTNAME, r"[A-Za-z0-9.-]{1,253}"),
+    "ipv4": (_IPV4,),
+    "ipv6": (_IPV6,),
+    "uri": (_URI,),
+    "uri-reference": (_URI_REFERENCE,),
+    "iri": (_IRI,),
+    "iri-reference": (_IRI_REFERENCE,),
+    "uri-template": (_URI_TEMPLATE,),
+    "json-pointer": (_POINTER,),
+    "relative-json-pointer": (rf"(?:0|[1-9][0-9]*)(?:#|{_POINTER})",),
+    "uuid": (f"{_HEX}{{8}}-{_HEX}{{4}}-{_HEX}{{4}}-{_HEX}{{4}}-{_HEX}{{12}}",),
+}

@@ -1,0 +1,210 @@
+"""ChatTemplate: render conversations in the forms that a model's chat template takes.
+
+The server, ``LLM.chat`` and calibration render with this class, so that they give the same text. For messages in the
+form that the template takes, it is the text of transformers' ``apply_chat_template``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from functools import cached_property
+from typing import Any
+
+import msgspec
+
+from aiakq.errors import AiakqError, error
+from aiakq.runtime.text.message_forms import joined_text, message_forms, without_leading_systems
+from aiakq.runtime.text.message_parts import as_parts
+from aiakq.runtime.text.template_facts import FORMS, ROLES, Messages, TemplateFacts, find_facts
+from aiakq.runtime.text.tools_in_text import DEFAULT_SYNTAX, CallSyntax, without_tools
+from aiakq.runtime.text.unicode_text import well_formed
+
+#: Values of --chat-template-content-format; auto: found by rendering probes.
+CONTENT_FORMATS = ("auto", "string", "openai")
+#: Variables and options of rendering that callers must not set as arguments of a template.
+RESERVED_TEMPLATE_KWARGS = frozenset(
+    {
+        *("messages", "conversation", "conversations", "tools", "template", "chat_template", "content_format"),
+        *("add_generation_prompt", "continue_final_message", "return_assistant_tokens_mask", "self", "syntax"),
+        *("tokenize", "tokenizer_kwargs", "padding", "truncation", "max_length", "return_tensors", "return_dict"),
+        *("sanitize_control_tokens", "bos_token", "eos_token"),
+    }
+)
+_NO_PARAMETERS = {"type": "object", "properties": {}}
+
+
+class ChatTemplate:
+    """A Jinja template and what is known about it.
+
+    special_tokens  variables of the template, such as bos_token.
+    """
+
+    def __init__(self, text: str, special_tokens: Mapping[str, Any], facts: TemplateFacts) -> None:
+        self.text = text
+        self.facts = facts
+        self._special_tokens = special_tokens
+
+    @cached_property
+    def _takes_strings(self) -> frozenset[str]:
+        """Roles whose messages may have strings as content."""
+        return frozenset(role for role, forms in self.facts.forms.items() if "string" in forms)
+
+    @classmethod
+    def checked(
+        cls,
+        text: str,
+        special_tokens: Mapping[str, Any],
+        content_format: str = "auto",
+        source: str = "of the model",
+        with_tools: bool = False,
+    ) -> ChatTemplate:
+        """Compile a template and find out what it does. Raises ``template_unusable`` and ``template_loses_users``.
+
+        content_format  one of CONTENT_FORMATS.
+        source          how errors refer to the template.
+        with_tools      whether it is for conversations with tools.
+        """
+        check_compiles(text, source)
+        template = cls(text, special_tokens, TemplateFacts())
+        facts = find_facts(template._rendered, with_tools)
+        if with_tools and (not facts.forms or facts.loses_user_text):
+            facts = find_facts(template._rendered)
+        if content_format != "auto":
+            chosen = [form for form in FORMS if form == content_format]
+            user = facts.forms.get("user", chosen)
+            if content_format == "openai" and "part" in user:
+                chosen = ["part"]
+            if chosen[0] not in user:
+                reason = (
+                    f"it does not show the text of users as --chat-template-content-format {content_format} gives it"
+                )
+                raise error("template_unusable", source=source, reason=reason)
+            forms = {role: chosen if known else known for role, known in facts.forms.items()}
+            facts = msgspec.structs.replace(facts, forms={"user": chosen} | forms)
+        if facts.loses_user_text:
+            reason = "leaves out the text of users, both as a string and as a list of parts"
+            raise error("template_loses_users", source=source, reason=reason)
+        return cls(text, special_tokens, facts)
+
+    def render(self, messages: Messages, syntax: CallSyntax = DEFAULT_SYNTAX, /, **arguments: Any) -> str:
+        """Return the text of a conversation; ``arguments`` are variables of the template, such as ``tools``.
+
+        syntax  how calls are written if the template has no place for tools.
+
+        Tries variants of the messages and tools until the template accepts one, and raises the first failure of the
+        template otherwise, which may be anything. Raises ``template_loses`` for text that the template leaves out.
+        """
+        self._check_shown(messages, arguments)
+        listed = [] if self.facts.takes_tools else arguments.pop("tools", None) or []
+        messages = without_tools(messages, listed, self.facts, syntax)
+        if self.facts.lacks("developer"):
+            messages = [each | {"role": "system"} if each.get("role") == "developer" else each for each in messages]
+        if self.facts.forms.get("system") == [] and messages and messages[0].get("role") == "system":
+            messages = without_leading_systems(messages)
+        failure: Exception | None = None
+        for tools in _tool_forms(arguments.get("tools")):
+            given = arguments if tools is None else {**arguments, "tools": tools}
+            for form in message_forms(messages, self.facts.call_form):
+                try:
+                    text = well_formed(self._rendered([self._in_form(message) for message in form], **given))
+                    _check_other_roles(messages, text)
+                    return text
+                except AiakqError:
+                    raise
+                except (MemoryError, TimeoutError):
+                    raise
+                except Exception as exception:  # the first error: all forms may fail for the same reason
+                    failure = failure or exception
+        assert failure is not None
+        raise failure
+
+    def _rendered(self, messages: Messages, **arguments: Any) -> str:
+        from transformers.utils.chat_template_utils import render_jinja_template
+
+        values = {**self._special_tokens, **arguments}
+        return render_jinja_template(conversations=[messages], chat_template=self.text, **values)[0][0]
+
+    def _in_form(self, message: dict[str, Any]) -> dict[str, Any]:
+        """Return a message with its content in the form that the template takes for its role."""
+        content = message.get("content")
+        if isinstance(content, str) and message.get("role") in self._takes_strings:
+            return message
+        forms = self.facts.forms.get(str(message.get("role"))) or self.facts.forms.get("user") or FORMS[:1]
+        if isinstance(content, list) and "openai" not in forms:
+            content = joined_text(content)
+        if isinstance(content, str) and "string" not in forms:
+            content = as_parts([content])
+        return {**message, "content": content} if "content" in message else message
+
+    def _check_shown(self, messages: Messages, arguments: Mapping[str, Any]) -> None:
+        if arguments.get("documents") and not self.facts.takes_documents:
+            raise error("template_loses", param="documents", what="documents")
+        if self.facts.forms.get("assistant") == []:
+            for number, message in enumerate(messages):
+                if message.get("role") == "assistant" and message.get("content"):
+                    raise error("template_loses", param=f"messages[{number}]", what="messages of the assistant")
+
+
+def check_compiles(text: str, source: str) -> None:
+    """Raise ``template_unusable`` with the line for a template that does not compile."""
+    from jinja2 import TemplateError
+    from transformers.utils.chat_template_utils import _compile_jinja_template
+
+    try:
+        _compile_jinja_template(text)
+    except TemplateError as failure:
+        line = getattr(failure, "lineno", None)
+        reason = (str(failure.message or failure).strip().splitlines() or ["it does not compile"])[0].rstrip(".")
+        where = "" if line is None else f"line {line}: "
+        raise error("template_unusable", source=source, reason=f"{where}{reason[:200]}") from None
+    except (RecursionError, SyntaxError, ValueError, TypeError, OverflowError) as failure:
+        reason = f"it does not compile ({type(failure).__name__})"
+        raise error("template_unusable", source=source, reason=reason) from None
+
+
+def _check_other_roles(messages: Messages, text: str) -> None:
+    """Raise ``template_loses`` for a message whose text is not in ``text``, of a role that is not in ``ROLES``."""
+    for number, message in enumerate(messages):
+        role = message.get("role")
+        if role in ROLES:
+            continue
+        words = joined_text(message.get("content")).split()
+        if words and words[0].lower() not in text.lower():
+            raise error("template_loses", param=f"messages[{number}].role", what=f"messages of the role {role!r:.64}")
+
+
+def check_chat_arguments(content_format: str, kwargs: Mapping[str, Any]) -> None:
+    """Raise ``value_out_of_range`` or ``unsupported_parameter`` for arguments of ``LLM.chat`` that cannot be used."""
+    if content_format not in CONTENT_FORMATS:
+        allowed, param = ", ".join(CONTENT_FORMATS), "chat_template_content_format"
+        raise error("value_out_of_range", param=param, value=str(content_format)[:64], allowed=allowed)
+    for name in kwargs:
+        if name in RESERVED_TEMPLATE_KWARGS:
+            param = f"chat_template_kwargs.{name:.64}"
+            raise error("unsupported_parameter", param=param, reason="the name is taken")
+
+
+def as_template_error(failure: Exception) -> AiakqError:
+    """Return what a template raised as the error ``chat_template``."""
+    reason = (str(failure).strip().splitlines() or [type(failure).__name__])[0].rstrip(".")
+    return error("chat_template", reason=reason[:200])
+
+
+def _tool_forms(tools: list[Any] | None) -> Iterator[list[Any] | None]:
+    """Yield the tools as they are, and then with the fields without which some templates fail."""
+    yield tools
+    if not tools or not all(isinstance(tool, dict) and isinstance(tool.get("function"), dict) for tool in tools):
+        return
+    filled = [{**tool, "function": _filled(tool["function"])} for tool in tools]
+    if filled != tools:
+        yield filled
+
+
+def _filled(function: dict[str, Any]) -> dict[str, Any]:
+    filled = dict(function)
+    for name, value in (("description", ""), ("parameters", _NO_PARAMETERS)):
+        if filled.get(name) is None:
+            filled[name] = value
+    if isinstance(filled["parameters"], dict):
+        filled["parameters"] = {**_NO_PARAMETERS, **filled["parameters"]}
+    return filled

@@ -1,0 +1,84 @@
+"""The process that renders conversations of calibration data, because a chat template is an untrusted program.
+
+Standard input has one JSON object: the ``folder`` of the tokenizer, whether it has ``remote_code``, the ``seconds`` for
+each conversation, and the ``conversations``. Standard output gets one line of JSON per conversation: its ``text``, or
+the ``problem``, after which the process ends.
+"""
+
+from __future__ import annotations
+
+import datetime
+import faulthandler
+import json
+import signal
+import sys
+from typing import Any
+
+from aiakq.errors import AiakqError
+from aiakq.runtime.text.tokenizer import Tokenizer
+from aiakq.system.memory import limit_more_memory
+
+#: Bytes of memory that templates may use beyond what the tokenizer needs.
+_MEMORY = 2 << 30
+#: Maximum length of a rendered conversation: a factor on its own characters, plus a constant.
+_GROWTH, _OWN_CHARACTERS = 16, 1 << 20
+
+
+class _SameDay(datetime.datetime):
+    """The fixed date that templates see."""
+
+    @classmethod
+    def now(cls, tz: datetime.tzinfo | None = None) -> _SameDay:
+        return cls(2025, 1, 1, tzinfo=tz)
+
+
+def _checked(text: Any, messages: list[dict[str, Any]]) -> dict[str, str]:
+    """Return the answer with ``text``, or an error if it is far longer than its messages and too slow to tokenize."""
+    given = len(json.dumps(messages))
+    if len(text) > _GROWTH * given + _OWN_CHARACTERS:
+        return {"problem": f"it makes {len(text)} characters of {given}"}
+    return {"text": text}
+
+
+def main() -> None:
+    """Run the process."""
+    order = json.load(sys.stdin)
+    import transformers
+    from transformers.utils import chat_template_utils
+
+    tokenizer = Tokenizer(
+        transformers.AutoTokenizer.from_pretrained(
+            order["folder"], local_files_only=True, trust_remote_code=order["remote_code"]
+        )
+    )
+    limit_more_memory(_MEMORY)
+    # transformers' strftime_now looks the clock up here; it cannot be passed in.
+    chat_template_utils.__dict__["datetime"] = _SameDay
+
+    def too_long(*_: Any) -> None:
+        raise TimeoutError(f"it takes longer than {order['seconds']} seconds")
+
+    signal.signal(signal.SIGALRM, too_long)
+    for messages in order["conversations"]:
+        answer: dict[str, str] = {}
+        signal.setitimer(signal.ITIMER_REAL, order["seconds"])
+        # For loops inside one long operation, which no signal handler interrupts.
+        faulthandler.dump_traceback_later(2 * order["seconds"], exit=True)
+        try:
+            answer = _checked(tokenizer.chat_prompt(messages, add_generation_prompt=False), messages)
+        except Exception as problem:
+            # A template may raise anything.
+            reason = problem.fields.get("reason", problem.message) if isinstance(problem, AiakqError) else str(problem)
+            first = (str(reason).strip().splitlines() or [type(problem).__name__])[0]
+            answer["problem"] = first.rstrip(".")[:300]
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            faulthandler.cancel_dump_traceback_later()
+        sys.stdout.write(json.dumps(answer) + "\n")
+        sys.stdout.flush()
+        if "problem" in answer:
+            break
+
+
+if __name__ == "__main__":
+    main()

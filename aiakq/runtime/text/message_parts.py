@@ -1,0 +1,175 @@
+"""Read the content of messages: text under the names of several APIs, reasoning, and calls and results as parts.
+
+Clients send back what they received, from whichever API it was, so that the parts of all of them are read everywhere.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from aiakq.errors import error
+
+#: Type of a part with text -> the field of its text.
+TEXT_PARTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
+#: Type of a part with reasoning -> fields of its text, of which the first that is there is read.
+_REASONING_PARTS = {
+    "thinking": ("thinking", "text"),
+    "reasoning": ("text", "reasoning", "reasoning_text", "content", "summary"),
+    "reasoning_text": ("text",),
+    "summary_text": ("text",),
+}
+#: Keys of messages that are already in the form of ``read_message``.
+_PLAIN = frozenset({"role", "content", "name", "tool_call_id"})
+#: Reasoning that only the server that wrote it can read.
+_UNREADABLE = ("redacted_thinking", "redacted_reasoning")
+
+
+@dataclass
+class Content:
+    """The parts of a message's content.
+
+    texts     its text, one entry per part.
+    thoughts  its reasoning, one entry per part.
+    calls     (id, name, arguments) of its calls.
+    results   (id of the call, text, number of texts before it) of its results.
+    is_list   whether it was given as a list.
+    """
+
+    texts: list[str] = field(default_factory=list)
+    thoughts: list[str] = field(default_factory=list)
+    calls: list[tuple[str | None, str, Any]] = field(default_factory=list)
+    results: list[tuple[str | None, str, int]] = field(default_factory=list)
+    is_list: bool = False
+
+    @property
+    def value(self) -> Any:
+        """The text as a string, or as parts of type text if it was given as a list."""
+        return as_parts(self.texts) if self.is_list and self.texts else "\n".join(self.texts)
+
+
+def as_parts(texts: list[str]) -> list[dict[str, str]]:
+    """Return ``texts`` as parts of type text."""
+    return [{"type": "text", "text": text} for text in texts]
+
+
+def read_content(content: Any, path: str) -> Content:
+    """Read a message's content: null, a string or a list of parts. Errors name its ``path`` in the request.
+
+    Raises ``invalid_type``, ``missing_field``, and ``unsupported_parameter`` for parts that are not text.
+    """
+    if content is None:
+        return Content()
+    if isinstance(content, str):
+        return Content([content])
+    if isinstance(content, dict):  # a part that is not in a list
+        content = [content]
+    if not isinstance(content, list):
+        raise error("invalid_type", param=path, reason="a string or a list of parts is expected")
+    read = Content(is_list=True)
+    for number, part in enumerate(content):
+        _read_part(read, part, f"{path}[{number}]")
+    return read
+
+
+def join_text_parts(content: Any, path: str) -> str:
+    """Return the text of a message's content; "" if it is absent. Raises as ``read_content``."""
+    return "\n".join(read_content(content, path).texts)
+
+
+def read_message(message: dict[str, Any], path: str) -> list[dict[str, Any]]:
+    """Return a message in the form of chat messages, whose content is a string or a list of parts of type text.
+
+    Reasoning becomes ``reasoning_content``, and parts with calls ``tool_calls``. Parts with results become messages
+    of role tool. The deprecated fields and roles of OpenAI's API become the current ones. Raises as ``read_content``.
+    """
+    if isinstance(message.get("content"), str) and message.get("role") != "function" and _PLAIN.issuperset(message):
+        return [message]
+    content = read_content(message.get("content"), f"{path}.content")
+    read = {name: value for name, value in message.items() if name not in ("content", "refusal", "function_call")}
+    read = {"role": read.pop("role", None), "content": content.value, **read}
+    if not content.texts and isinstance(message.get("refusal"), str):
+        read["content"] = message["refusal"]
+    if content.thoughts and not (read.get("reasoning_content") or read.get("reasoning")):
+        read["reasoning_content"] = "\n".join(content.thoughts)
+    if reasoning := read.get("reasoning_content") or read.get("reasoning"):
+        read["reasoning_content"] = read["reasoning"] = reasoning
+    calls = list(read.get("tool_calls") or ()) + [_call(*each) for each in content.calls]
+    function = message.get("function_call")
+    if not calls and isinstance(function, dict) and isinstance(function.get("name"), str):
+        calls = [{"type": "function", "function": {"arguments": None, **function}}]
+    read.pop("tool_calls", None)
+    if calls:
+        read["tool_calls"], read["content"] = calls, read["content"] or None
+    if read["role"] == "function":
+        read["role"] = "tool"
+    if not content.results:
+        return [read]
+    return _with_results(read, content)
+
+
+def _with_results(message: dict[str, Any], content: Content) -> list[dict[str, Any]]:
+    """Return the results of ``content`` as messages, with the texts around them as messages in between."""
+    messages: list[dict[str, Any]] = []
+    begin = 0
+    for call_id, text, position in [*content.results, (None, "", len(content.texts))]:
+        if position > begin:
+            messages.append({**message, "content": as_parts(content.texts[begin:position])})
+            begin = position
+        messages.append({"role": "tool", "tool_call_id": call_id, "content": text})
+    return messages[:-1]
+
+
+def _call(id: str | None, name: str, arguments: Any) -> dict[str, Any]:
+    call = {"type": "function", "function": {"name": name, "arguments": arguments}}
+    return call if id is None else {"id": id, **call}
+
+
+def _read_part(read: Content, part: Any, path: str) -> None:
+    if isinstance(part, str):
+        read.texts.append(part)
+        return
+    if not isinstance(part, dict):
+        raise error("invalid_type", param=path, reason="a string or an object with a type is expected")
+    kind = part.get("type", "text" if "text" in part else None)
+    if kind is None:
+        raise error("missing_field", param=f"{path}.type")
+    if not isinstance(kind, str):
+        raise error("invalid_type", param=f"{path}.type", reason="a string is expected")
+    if kind in TEXT_PARTS:
+        read.texts.append(_string(part, TEXT_PARTS[kind], path))
+    elif kind in _REASONING_PARTS:
+        read.thoughts += _thoughts(part, _REASONING_PARTS[kind], path)
+    elif kind == "tool_use":
+        arguments = part.get("input")
+        if not isinstance(arguments, dict):
+            raise error("invalid_type", param=f"{path}.input", reason="an object is expected")
+        read.calls.append((_string(part, "id", path), _string(part, "name", path), arguments))
+    elif kind == "tool_result":
+        text = join_text_parts(part.get("content"), f"{path}.content")
+        read.results.append((_string(part, "tool_use_id", path), text, len(read.texts)))
+    elif kind not in _UNREADABLE:
+        raise error("unsupported_parameter", param=f"{path}.type", reason=f"{kind:.64}: only text is read")
+
+
+def _thoughts(part: dict[str, Any], names: tuple[str, ...], path: str) -> list[str]:
+    """Return the texts of a part with reasoning, which may be in a list; none if it has only encrypted ones."""
+    name = next((name for name in names if part.get(name) is not None), None)
+    if name is None:
+        if part.get("type") == "reasoning":
+            return []
+        raise error("missing_field", param=f"{path}.{names[0]}")
+    value = part[name]
+    if isinstance(value, list):
+        inner = read_content(value, f"{path}.{name}")
+        return inner.thoughts + inner.texts
+    return [_string(part, name, path)]
+
+
+def _string(part: dict[str, Any], name: str, path: str) -> str:
+    value = part.get(name)
+    if value is None:
+        raise error("missing_field", param=f"{path}.{name}")
+    if not isinstance(value, str):
+        raise error("invalid_type", param=f"{path}.{name}", reason="a string is expected")
+    return value

@@ -1,0 +1,74 @@
+"""What quantize publishes can be loaded, or it refuses the source before any work."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from aiakq.errors import AiakqError
+from aiakq.evaluation.scoring import load_for_scoring
+from aiakq.quantizers import pipeline
+from aiakq.quantizers.options import QuantizeOptions
+from aiakq.quantizers.pipeline import quantize_checkpoint
+
+
+def changed(source, target, tensors):
+    shutil.copytree(source, target)
+    path = target / "model.safetensors"
+    save_file({**load_file(path), **tensors}, path)
+    return target
+
+
+def quantized(source, output):
+    return quantize_checkpoint(QuantizeOptions(str(source), str(output), "weight_only_int8", evaluate=False))
+
+
+@pytest.mark.parametrize("head", ["v_head.summary", "medusa_head.0.0.linear", "value_head"])
+def test_heads_beside_the_model_do_not_keep_the_output_from_loading(tiny_model, tmp_path, head):
+    extra = {f"{head}.weight": torch.zeros(1, 128), f"{head}.bias": torch.zeros(1)}
+    report = quantized(changed(tiny_model("LlamaForCausalLM"), tmp_path / "in", extra), tmp_path / "out")
+    assert any(head.partition(".")[0] in warning for warning in report.warnings)
+    assert load_for_scoring(tmp_path / "out", "float32", "cpu").logits(torch.arange(9)[None]).isfinite().all()
+
+
+@pytest.mark.parametrize(
+    ("name", "tensor"),
+    [
+        ("model.layers.7.mlp.up_proj.weight", torch.zeros(2, 2)),
+        ("model.layers.0.self_attn.q_proj.bias", torch.zeros(128)),
+        ("model.embed_tokens.weight", torch.zeros(320, 128, dtype=torch.int8)),
+    ],
+    ids=str,
+)
+def test_a_source_that_does_not_match_its_config_is_refused_before_any_work(
+    tiny_model, tmp_path, monkeypatch, name, tensor
+):
+    folder = changed(tiny_model("LlamaForCausalLM"), tmp_path / "in", {name: tensor})
+    monkeypatch.setattr(pipeline, "block_loop", lambda *_: pytest.fail("work was started"))
+    with pytest.raises(AiakqError) as caught:
+        quantized(folder, tmp_path / "out")
+    assert caught.value.id == "tensor_inventory" and name in str(caught.value.details)
+    assert not (tmp_path / "out").exists()
+
+
+def test_integers_in_a_model_that_only_transformers_runs_are_refused(tiny_model, tmp_path):
+    name = "gpt_neox.embed_in.weight"
+    source = tiny_model("GPTNeoXForCausalLM")
+    folder = changed(source, tmp_path / "in", {name: load_file(source / "model.safetensors")[name].to(torch.int8)})
+    with pytest.raises(AiakqError, match="embed_in.weight holds I8") as caught:
+        quantized(folder, tmp_path / "out")
+    assert caught.value.id == "tensor_mismatch"
+
+
+@pytest.mark.parametrize("content", ["", "{", "[1]"])
+def test_an_empty_or_damaged_generation_config_is_ignored_with_a_warning(tiny_model, tmp_path, content, caplog):
+    folder = changed(tiny_model("LlamaForCausalLM"), tmp_path / "in", {})
+    (folder / "generation_config.json").write_text(content)
+    quantized(folder, tmp_path / "out")
+    with caplog.at_level(logging.WARNING, logger="aiakq.runtime"):
+        load_for_scoring(tmp_path / "out", "float32", "cpu")
+    assert any("generation_config.json is ignored" in record.getMessage() for record in caplog.records)

@@ -1,0 +1,108 @@
+"""Content of messages, with the parts of several APIs."""
+
+from __future__ import annotations
+
+import pytest
+
+from aiakq.errors import AiakqError
+from aiakq.runtime.text.message_parts import join_text_parts, read_message
+
+
+def read(content, role="assistant", **fields):
+    return read_message({"role": role, "content": content, **fields}, "messages[0]")
+
+
+@pytest.mark.parametrize(
+    ("part", "text"),
+    [
+        ({"type": "text", "text": "A"}, "A"),
+        ({"type": "input_text", "text": "A"}, "A"),
+        ({"type": "output_text", "text": "A", "annotations": []}, "A"),
+        ({"type": "refusal", "refusal": "A"}, "A"),
+        ({"text": "A"}, "A"),
+        ("A", "A"),
+    ],
+)
+@pytest.mark.parametrize("role", ["user", "assistant", "system", "tool"])
+def test_text_is_read_under_every_name(part, text, role):
+    [message] = read([part, "B"], role)
+    assert message["content"] == [{"type": "text", "text": text}, {"type": "text", "text": "B"}]
+    assert join_text_parts([part, "B"], "x") == f"{text}\nB"
+    assert join_text_parts(part, "x") == text
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        {"type": "thinking", "thinking": "Hm.", "signature": "s"},
+        {"type": "reasoning", "text": "Hm."},
+        {"type": "reasoning", "content": [{"type": "reasoning_text", "text": "Hm."}]},
+        {"type": "reasoning", "summary": [{"type": "summary_text", "text": "Hm."}]},
+        {"type": "reasoning_text", "text": "Hm."},
+        {"type": "thinking", "thinking": [{"type": "text", "text": "Hm."}]},
+    ],
+)
+def test_reasoning_is_read_as_reasoning(part):
+    [message] = read([part, {"type": "text", "text": "Yes."}])
+    assert message["reasoning_content"] == message["reasoning"] == "Hm."
+    assert message["content"] == [{"type": "text", "text": "Yes."}]
+    [message] = read([part], reasoning="Own.")
+    assert message["reasoning_content"] == "Own." and message["content"] == ""
+
+
+def test_reasoning_that_cannot_be_read_is_left_out():
+    [message] = read([{"type": "redacted_thinking", "data": "x"}, {"type": "reasoning", "encrypted": "x"}, "Yes."])
+    assert message == {"role": "assistant", "content": [{"type": "text", "text": "Yes."}]}
+
+
+def test_calls_and_results_among_parts_become_those_of_chat():
+    [message] = read(
+        [{"type": "text", "text": "Look."}, {"type": "tool_use", "id": "a", "name": "f", "input": {"x": 1}}]
+    )
+    assert message["tool_calls"] == [{"id": "a", "type": "function", "function": {"name": "f", "arguments": {"x": 1}}}]
+    result = {"type": "tool_result", "tool_use_id": "a", "content": [{"type": "text", "text": "1"}]}
+    assert read([result, {**result, "content": None}, "And?"], "user") == [
+        {"role": "tool", "tool_call_id": "a", "content": "1"},
+        {"role": "tool", "tool_call_id": "a", "content": ""},
+        {"role": "user", "content": [{"type": "text", "text": "And?"}]},
+    ]
+
+
+def test_older_forms_become_the_current_ones():
+    call = {"name": "f", "arguments": "{}"}
+    [message] = read(None, function_call=call)
+    assert message["tool_calls"] == [{"type": "function", "function": {"name": "f", "arguments": "{}"}}]
+    both = [{"id": "1", "type": "function", "function": call}]
+    [message] = read(None, function_call=call, tool_calls=both)
+    assert message["tool_calls"] == both and message["content"] is None and "function_call" not in message
+    assert read("1", "function", name="f") == [{"role": "tool", "content": "1", "name": "f"}]
+
+
+def test_a_refusal_is_the_text_of_a_message_without_text():
+    assert read(None, refusal="No.") == [{"role": "assistant", "content": "No."}]
+    assert read("Yes.", refusal="No.") == [{"role": "assistant", "content": "Yes."}]
+
+
+@pytest.mark.parametrize("content", [None, "", []])
+def test_no_content_is_an_empty_text(content):
+    assert read(content) == [{"role": "assistant", "content": ""}]
+
+
+@pytest.mark.parametrize(
+    ("content", "id", "param"),
+    [
+        (5, "invalid_type", "content"),
+        ([5], "invalid_type", "content[0]"),
+        (["A", {"type": 5}], "invalid_type", "content[1].type"),
+        ([{"kind": "text"}], "missing_field", "content[0].type"),
+        ([{"type": "text"}], "missing_field", "content[0].text"),
+        ([{"type": "text", "text": 5}], "invalid_type", "content[0].text"),
+        ([{"type": "image_url", "image_url": {}}], "unsupported_parameter", "content[0].type"),
+        ([{"type": "tool_use", "id": "a", "name": "f", "input": "{}"}], "invalid_type", "content[0].input"),
+        ([{"type": "tool_result", "content": "1"}], "missing_field", "content[0].tool_use_id"),
+    ],
+)
+def test_what_is_no_text_is_named(content, id, param):
+    with pytest.raises(AiakqError) as caught:
+        read(content)
+    assert (caught.value.id, caught.value.param) == (id, f"messages[0].{param}")

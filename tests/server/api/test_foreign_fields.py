@@ -1,0 +1,141 @@
+"""Fields of other servers are translated, ignored or refused, each by what its value means."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from aiakq.errors import AiakqError
+from aiakq.server.api import foreign_fields
+from aiakq.server.api.chat import ChatCompletionRequest
+from aiakq.server.api.completions import CompletionRequest
+from aiakq.server.api.messages.request import MessagesRequest
+from aiakq.server.api.pooling.embeddings import EmbeddingRequest
+from aiakq.server.api.request_model import parse_body
+from aiakq.server.api.responses.request import ResponsesRequest
+from aiakq.server.api.unknown_fields import IgnoredFields, UnknownFields, ignored_fields
+
+HI = [{"role": "user", "content": "Hi"}]
+BODIES = {
+    CompletionRequest: {"prompt": "Hi"},
+    ChatCompletionRequest: {"messages": HI},
+    ResponsesRequest: {"input": "Hi"},
+    MessagesRequest: {"messages": HI, "max_tokens": 8},
+    EmbeddingRequest: {"input": "Hi"},
+}
+
+
+def parse(model, fields):
+    return parse_body(model, json.dumps(BODIES[model] | fields).encode(), UnknownFields("ignore"))
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({"num_predict": 5}, {"max_tokens": 5}),
+        ({"num_predict": -1}, {"max_tokens": None}),
+        ({"n_predict": 5.0}, {"max_tokens": 5}),
+        ({"max_new_tokens": 5, "min_new_tokens": 2}, {"max_tokens": 5, "min_tokens": 2}),
+        ({"max_completion_tokens": 5}, {"max_tokens": 5}),
+        ({"max_new_tokens": 5, "max_tokens": 5}, {"max_tokens": 5}),
+        ({"repeat_penalty": 1.1, "repeat_last_n": -1}, {"repetition_penalty": 1.1}),
+        ({"do_sample": False, "temperature": 0.7}, {"temperature": 0.0}),
+        ({"do_sample": True, "temperature": 0.7}, {"temperature": 0.7}),
+        ({"random_seed": 3}, {"seed": 3}),
+        ({"stop_sequences": ["a"]}, {"stop": ["a"]}),
+        ({"options": {"temperature": 0.5, "num_ctx": 9, "num_predict": 4}}, {"temperature": 0.5, "max_tokens": 4}),
+        ({"options": {"seed": 3, "stop": ["a"], "top_k": 5}}, {"seed": 3, "stop": ["a"], "top_k": 5}),
+        ({"n_probs": 2}, {"logprobs": 2}),
+        ({"regex": "a+"}, {"guided_regex": "a+"}),
+        ({"ebnf": 'root ::= "a"'}, {"guided_grammar": 'root ::= "a"'}),
+        ({"grammar": ""}, {"guided_grammar": None}),
+        ({"grammar": {"type": "regex", "value": "a"}}, {"guided_regex": "a"}),
+        ({"json_schema": {"type": "object"}}, {"guided_json": {"type": "object"}}),
+        ({"format": {"type": "object"}}, {"guided_json": {"type": "object"}}),
+        ({"truncate": 3}, {"truncate_prompt_tokens": 3}),
+        ({"return_full_text": False}, {"echo": False}),
+    ],
+    ids=str,
+)
+def test_fields_of_other_servers_are_translated(fields, expected):
+    request = parse(CompletionRequest, fields)
+    assert {name: getattr(request, name) for name in expected} == expected
+
+
+def test_fields_are_translated_to_those_of_each_api():
+    assert parse(ResponsesRequest, {"num_predict": 5}).max_output_tokens == 5
+    assert parse(ResponsesRequest, {"max_tokens": 5, "stop": "a"}).max_output_tokens == 5
+    assert parse(MessagesRequest, {"stop": "a"}).stop_sequences == ["a"]
+    chat = parse(ChatCompletionRequest, {"n_probs": 2, "format": "json"})
+    assert (chat.logprobs, chat.top_logprobs, chat.response_format.type) == (True, 2, "json_object")
+    nested = parse(ChatCompletionRequest, {"response_format": {"type": "json_object", "schema": {"type": "array"}}})
+    assert nested.response_format.type == "json_schema"
+    assert nested.response_format.json_schema.schema_ == {"type": "array"}
+    assert parse(EmbeddingRequest, {"output_dimension": 4}).dimensions == 4
+    thought = parse(ChatCompletionRequest, {"messages": [{"role": "assistant", "thinking": "Hm", "content": "a"}]})
+    assert thought.messages[0].to_dict("")["reasoning_content"] == "Hm"
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"mirostat": 0, "mirostat_tau": 5.0},
+        {"typical_p": 1.0, "tfs_z": 1, "top_a": 0},
+        {"keep_alive": "5m", "cache_prompt": True, "id_slot": 0},
+        {"repeat_last_n": 64, "repeat_penalty": 1.0},
+        {"user": "a", "store": True, "metadata": {"a": "b"}, "service_tier": "auto", "prediction": {"type": "content"}},
+        {"cache_control": {"type": "ephemeral"}, "prompt_cache_key": "a", "safety_identifier": "a"},
+        {"modalities": ["text"], "num_beams": 1, "top_n_sigma": -1, "dry_multiplier": 0.0, "xtc_probability": 0},
+        {"timeout": 600, "provider": {"order": []}, "models": ["a"], "session_id": "a"},
+    ],
+    ids=str,
+)
+def test_fields_whose_value_changes_nothing_are_ignored_in_silence(fields):
+    names = IgnoredFields()
+    ignored_fields.set(names)
+    for model in (CompletionRequest, ChatCompletionRequest):
+        parse(model, fields)
+    assert not names.names
+
+
+@pytest.mark.parametrize(
+    ("model", "fields", "param"),
+    [
+        (CompletionRequest, {"mirostat": 2}, "mirostat"),
+        (CompletionRequest, {"mirostat": True}, "mirostat"),
+        (CompletionRequest, {"typical_p": 0.5}, "typical_p"),
+        (CompletionRequest, {"top_a": 0.1}, "top_a"),
+        (CompletionRequest, {"options": {"tfs_z": 0.5}}, "options.tfs_z"),
+        (CompletionRequest, {"repeat_penalty": 1.1, "repeat_last_n": 64}, "repeat_last_n"),
+        (CompletionRequest, {"options": {"repeat_penalty": 1.1, "repeat_last_n": 64}}, "options.repeat_last_n"),
+        (CompletionRequest, {"num_predict": 5, "max_tokens": 6}, "num_predict"),
+        (CompletionRequest, {"messages": HI}, "messages"),
+        (CompletionRequest, {"extra_body": {"top_k": 1}}, "extra_body"),
+        (ChatCompletionRequest, {"prompt": "Hi"}, "prompt"),
+        (ChatCompletionRequest, {"system": "Be brief."}, "system"),
+        (ChatCompletionRequest, {"images": ["a"]}, "images"),
+        (ChatCompletionRequest, {"messages": [{"role": "assistant", "content": "a", "prefix": True}]}, None),
+        (ResponsesRequest, {"response_format": {"type": "json_object"}}, "response_format"),
+        (ResponsesRequest, {"n": 2}, "n"),
+        (MessagesRequest, {"logprobs": True}, "logprobs"),
+        (EmbeddingRequest, {"input_type": "query"}, "input_type"),
+    ],
+    ids=str,
+)
+def test_fields_whose_value_would_change_the_answer_are_refused_by_name(model, fields, param):
+    with pytest.raises(AiakqError) as caught:
+        parse(model, fields)
+    assert caught.value.id == "unsupported_parameter"
+    assert caught.value.param == (param or "messages[0].prefix")
+
+
+def test_a_translated_field_of_the_wrong_type_is_refused_by_its_own_name():
+    with pytest.raises(AiakqError) as caught:
+        parse(CompletionRequest, {"num_predict": "five"})
+    assert (caught.value.id, caught.value.param) == ("invalid_type", "num_predict")
+
+
+def test_names_in_the_table_are_single_words():
+    tables = [getattr(foreign_fields, name) for name in dir(foreign_fields) if name.endswith("_FIELDS")]
+    assert len(tables) == 5 and all(name.split() == [name] for table in tables for name in table)

@@ -1,0 +1,126 @@
+"""Unknown fields are ignored by name or refused, and misspelled ones are found."""
+
+from __future__ import annotations
+
+import json
+import time
+
+import pytest
+
+from aiakq.errors import AiakqError
+from aiakq.server.api.chat import ChatCompletionRequest
+from aiakq.server.api.completions import CompletionRequest
+from aiakq.server.api.messages.request import MessagesRequest
+from aiakq.server.api.pooling.embeddings import EmbeddingRequest
+from aiakq.server.api.request_model import parse_body
+from aiakq.server.api.responses.request import ResponsesRequest
+from aiakq.server.api.tokenization import TokenizeRequest
+from aiakq.server.api.unknown_fields import IgnoredFields, UnknownFields, ignored_fields, nearest
+
+HI = [{"role": "user", "content": "Hi"}]
+BODIES = {
+    CompletionRequest: {"prompt": "Hi"},
+    ChatCompletionRequest: {"messages": HI},
+    ResponsesRequest: {"input": "Hi"},
+    MessagesRequest: {"messages": HI, "max_tokens": 1},
+    EmbeddingRequest: {"input": "Hi"},
+    TokenizeRequest: {"prompt": "Hi"},
+}
+
+
+def parse(model, fields, mode: str = "ignore") -> tuple[object, list[str]]:
+    """Return the request and the names of its ignored fields."""
+    names = IgnoredFields()
+    token = ignored_fields.set(names)
+    try:
+        return parse_body(model, json.dumps(BODIES[model] | fields).encode(), UnknownFields(mode)), list(names.names)
+    finally:
+        ignored_fields.reset(token)
+
+
+def refusal(model, fields, mode: str = "ignore") -> tuple[str, str | None, str]:
+    with pytest.raises(AiakqError) as caught:
+        parse(model, fields, mode)
+    return caught.value.id, caught.value.param, caught.value.remedy
+
+
+@pytest.mark.parametrize("model", BODIES, ids=lambda model: model.__name__)
+def test_unknown_fields_are_ignored_by_name(model):
+    assert parse(model, {"colour": 1})[1] == ["colour"]
+    assert parse(model, {"colour": None})[1] == []
+    assert refusal(model, {"colour": 1}, "refuse")[:2] == ("unknown_field", "colour")
+
+
+@pytest.mark.parametrize("model", BODIES, ids=lambda model: model.__name__)
+def test_misspelled_fields_are_refused_with_the_name_that_was_meant(model):
+    for name in ("modle", "Model", "mo-del"):
+        assert refusal(model, {name: 1}) == ("unknown_field", name, "Did you mean model?")
+    assert parse(model, {"modle": 1}, "warn")[1] == ["modle"]
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("temprature", "temperature"),
+        ("temperatrue", "temperature"),
+        ("Temperature", "temperature"),
+        ("maxTokens", "max_tokens"),
+        ("max-tokens", "max_tokens"),
+        ("max_token", "max_tokens"),
+        ("TopP", "top_p"),
+        ("topk", "top_k"),
+        ("N", "n"),
+        ("stpo", "stop"),
+        ("seeds", "seed"),
+        ("frequency_penality", "frequency_penalty"),
+        ("m", None),
+        ("colour", None),
+        ("x" * 5000, None),
+        ("", None),
+        ("__class__", None),
+        ("temp", None),
+    ],
+)
+def test_the_nearest_known_name_is_found(name, expected):
+    assert nearest(name, frozenset(CompletionRequest.model_fields)) == expected
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"stream": True, "stream_options": {"include_usages": True}}, "stream_options.include_usages"),
+        ({"messages": [*HI, {"role": "user", "contents": "a"}]}, "messages[1].contents"),
+        ({"messages": [{"role": "assistant", "tool_call": []}]}, "messages[0].tool_call"),
+        ({"response_format": {"type": "json_schema", "json_shema": {}}}, "response_format.json_shema"),
+        ({"tools": [{"type": "function", "function": {"name": "f", "paramters": {}}}]}, "tools[0].function.paramters"),
+        ({"options": {"temprature": 0}}, "options.temprature"),
+    ],
+)
+def test_misspelled_fields_of_nested_objects_are_refused(fields, param):
+    assert refusal(ChatCompletionRequest, fields)[:2] == ("unknown_field", param)
+
+
+def test_unknown_fields_of_nested_objects_are_ignored_by_name():
+    call = {"id": "a", "type": "function", "function": {"name": "f", "arguments": "{}", "colour": 1}, "index": 0}
+    fields = {
+        "messages": [*HI, {"role": "assistant", "tool_calls": [call], "colour": 1, "refusal": "no"}] * 2,
+        "stream_options": {"colour": 1},
+        "tools": [{"type": "function", "function": {"name": "f", "colour": 1}}],
+    }
+    names = ["stream_options.colour", "messages[].colour", "messages[].tool_calls[].function.colour"]
+    assert sorted(parse(ChatCompletionRequest, fields)[1]) == sorted(names)
+
+
+def test_the_header_has_ten_escaped_names_of_64_characters():
+    found = IgnoredFields()
+    found.names = dict.fromkeys(["a\r\nb: c", "\u00e9" * 60, "x" * 500, "\ud800", *(f"name{at}" for at in range(90))])
+    names = found.header().split(", ")
+    assert len(names) == 10 and names[0] == "a%0D%0Ab%3A%20c" and names[2] == "x" * 64
+    assert all(len(name) <= 64 and name.isascii() and name.isprintable() for name in names)
+    assert names[1] == "%C3%A9" * 10 + "%C3" and names[3] == "%3F"
+
+
+def test_many_unknown_fields_cost_little():
+    began = time.process_time()
+    parse(CompletionRequest, {f"field_{at}_{at * 7919}": 1 for at in range(20_000)})
+    assert time.process_time() - began < 2.0

@@ -1,0 +1,121 @@
+"""Chat templates that cannot be used: the operator's end the start, the model's own are named in every answer."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from aiakq.errors import AiakqError
+from aiakq.runtime.text.tokenizer import TokenizerSource
+from aiakq.server.loading import _template_warnings
+from aiakq.server.process import template_checks
+from aiakq.server.process.template_checks import checked_template
+from aiakq.server.process.text_client import TextClient
+from aiakq.server.process.text_messages import TextRequest
+
+PLAIN = "{% for m in messages %}{{ m.content }}{% endfor %}"
+LOOP = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
+HI = [{"role": "user", "content": "Hi"}]
+
+
+@pytest.fixture
+def source_with(example_model: Path, tmp_path: Path) -> Callable[[str], TokenizerSource]:
+    """``source_with(template)`` -> the example model's tokenizer with this template."""
+
+    def make(template: str) -> TokenizerSource:
+        folder = tmp_path / "model"
+        shutil.copytree(example_model, folder)
+        (folder / "chat_template.jinja").unlink(missing_ok=True)
+        file = folder / "tokenizer_config.json"
+        file.write_text(json.dumps(json.loads(file.read_text()) | {"chat_template": template}))
+        return TokenizerSource(str(folder))
+
+    return make
+
+
+def loaded(source: TokenizerSource, *options: Any, use: Any = None) -> TextClient:
+    async def whole() -> TextClient:
+        client = TextClient(*(options or (None, 1 << 20)))
+        try:
+            await client.load(source)
+            if use is not None:
+                await use(client)
+        finally:
+            await client.stop()
+        return client
+
+    return asyncio.run(whole())
+
+
+async def rendered(client: TextClient, messages: list[dict[str, Any]] = HI, **arguments: Any) -> str:
+    return (await client.run(TextRequest(0, messages=messages, arguments=arguments))).text
+
+
+@pytest.mark.parametrize(
+    ("template", "says"),
+    [
+        ("{% for m in messages %}\n{{ m.content }}", "'t.jinja' of --chat-template cannot be used: line 2: "),
+        ("{% summon messages %}", "'t.jinja' of --chat-template cannot be used: line 1: "),
+        ("{{ 'Hello' }}", "'t.jinja' of --chat-template leaves out the text of users"),
+    ],
+)
+def test_a_template_of_the_operator_ends_the_start(example_model, template, says):
+    with pytest.raises(AiakqError, match=says) as caught:
+        loaded(TokenizerSource(str(example_model)), template, 1 << 20, False, "auto", "'t.jinja' of --chat-template")
+    assert "\n" not in str(caught.value)
+
+
+def test_a_template_of_the_model_that_does_not_compile_is_named(source_with):
+    source = source_with("{% if %}")
+
+    async def use(client: TextClient) -> None:
+        with pytest.raises(AiakqError, match="model' cannot be used: line 1: ") as caught:
+            await rendered(client)
+        assert caught.value.http_status == 500
+        assert (await client.encode(["Hi"])).counts == [2], "everything else works"
+
+    client = loaded(source, use=use)
+    [warning] = _template_warnings(client)
+    assert "line 1: " in warning and "Chat requests are refused." in warning
+
+
+def test_a_template_of_the_model_that_loses_the_text_of_users_ends_the_start(source_with):
+    client = loaded(source_with("{{ messages[0].text }}"))
+    with pytest.raises(AiakqError, match="leaves out the text of users"):
+        list(_template_warnings(client))
+
+
+def test_facts_outlive_a_restart_of_the_process(source_with, monkeypatch):
+    source = source_with("{% for m in messages %}{{ m.content[0].text }}{% endfor %}")
+
+    async def use(client: TextClient) -> None:
+        assert await rendered(client) == "Hi"
+        facts = client.loaded.template_facts
+        await client.stop()
+        assert await rendered(client) == "Hi"
+        assert client.loaded.template_facts == facts and facts[0].forms["user"] == ["openai"]
+
+    loaded(source, use=use)
+
+
+def test_a_form_chosen_by_the_operator_reaches_the_template(example_model):
+    template = "{% for m in messages %}{{ m.content is string }} {{ m.content }}{% endfor %}"
+
+    async def use(client: TextClient) -> None:
+        assert await rendered(client) == "True Hi"
+
+    loaded(TokenizerSource(str(example_model)), template, 1 << 20, False, "string", use=use)
+
+
+def test_a_template_that_loops_or_swells_is_used_without_facts(monkeypatch):
+    monkeypatch.setattr(template_checks, "MAX_SECONDS", 0.5)
+    template = checked_template(LOOP + PLAIN, {}, "auto", "of the test", lambda: None)
+    assert template.facts.forms == {} and template.facts.takes_tools
+    template = checked_template(LOOP + PLAIN, {}, "openai", "of the test", lambda: None)
+    assert template.facts.forms["user"] == ["openai"]
