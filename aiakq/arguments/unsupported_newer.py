@@ -75,7 +75,6 @@ NEWER: tuple[Unsupported, ...] = (
         "return_sampling_mask",
         "enable_trace_replay",
     ),
-    *refused_switch("responses have no field for it; /metrics has all times", "enable_per_request_metrics"),
     *refused("responses have no field for it", "aux_output_config", "per_request_spec_decode_metrics =none"),
     *no_effect_switch(
         "random numbers of sampling depend on the seed, the sequence and the position only", "use_fp64_gumbel"

@@ -11,7 +11,7 @@ _CONNECT_SECONDS = 5.0
 
 
 def answers(url: str) -> bool:
-    """Whether a connection to the server of ``url`` can be opened. True with a proxy, which hides that."""
+    """Whether a connection to the server of ``url`` can be opened; True if there is a proxy, which alone could tell."""
     if urllib.request.getproxies():
         return True
     address = urllib.parse.urlsplit(url)
