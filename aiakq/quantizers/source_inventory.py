@@ -14,6 +14,11 @@ from aiakq.runtime.loader.required import check_inventory
 from aiakq.runtime.models import ARCHITECTURES
 
 
+def is_native(model: SourceModel) -> bool:
+    """Whether aiakq has a native model for this architecture."""
+    return type(model.model).__name__ in ARCHITECTURES
+
+
 def check_source(model: SourceModel) -> list[str]:
     """Return warnings about the files. Raises ``tensor_inventory``, or ``tensor_mismatch`` for integers."""
     checkpoint = model.checkpoint
