@@ -13,7 +13,8 @@ from aiakq.formats.left_out import COMPUTED, beside_model, is_cache_scale
 
 #: Maximum number of rows of the table in an error.
 MAX_ROWS = 20
-_FLOATS = ("F16", "BF16", "F32", "F64")
+#: Dtypes of floats that need no scale.
+FLOATS = ("F16", "BF16", "F32", "F64")
 
 
 @dataclass
@@ -141,7 +142,7 @@ class _Comparison:
             return
         self.used.add(source)
         info = self.inventory[source]
-        if (info.dtype in _FLOATS) == integers:
+        if (info.dtype in FLOATS) == integers:
             without = "" if integers else " without a scale"
             self.found.append(Difference(source, f"{info.dtype} {_shape(info.shape)}{without}", _shape(shape)))
         elif tuple(info.shape) != tuple(shape):
@@ -170,7 +171,7 @@ class _Comparison:
             info = headers.get(suffix)
             if info is None:
                 self.found.append(Difference(f"{source}.{suffix}", "-", _shape(shape)))
-            elif suffix == BIAS and info.dtype not in _FLOATS:
+            elif suffix == BIAS and info.dtype not in FLOATS:
                 stored = f"{info.dtype} {_shape(info.shape)} without a scale"
                 self.found.append(Difference(f"{source}.{suffix}", stored, _shape(shape)))
             elif tuple(info.shape) != shape:

@@ -75,6 +75,15 @@ _MODEL_FOLDERS = ("additional_chat_templates", "aiakq", ".cache")
 _TEMPLATE_FOLDER = "additional_chat_templates"
 #: Names of torch's files that contain weights rather than a trainer's state.
 _TORCH_FILES = ("pytorch_model*.bin", "gptq_model*.bin")
+#: Files of weights that aiakq does not read, and whose they are.
+_OTHER_WEIGHTS = {
+    "*.gguf": "GGUF",
+    "weights*.npz": "MLX",
+    "*.onnx": "ONNX",
+    "*.engine": "TensorRT",
+    "tf_model.h5": "TensorFlow",
+    "flax_model*.msgpack": "Flax",
+}
 #: Names of files in a hub cache: SHA-1 of git, or SHA-256 of large files.
 _BLOB = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
@@ -289,6 +298,9 @@ def shard_files(folder: Path, weights: str, ignore: Sequence[str]) -> dict[str, 
     if len(shards) > 1:
         missing = f"{_TORCH_INDEX}, which says what its {len(shards)} shards hold"
         raise error("model_incomplete", path=str(folder), missing=missing)
+    for pattern, kind in _OTHER_WEIGHTS.items():
+        if files(pattern):
+            raise error("format_unsupported", reason=f"its weights are in {kind} files ({some_of(files(pattern))})")
     if any(next(folder.glob(pattern), None) for pattern in _PICKLES):
         raise error("pickle_refused", path=str(folder), reason="there is no safetensors file and no pytorch_model.bin")
     missing = "it holds no pytorch_model*.bin" if weights == "pt" else "it holds no *.safetensors"

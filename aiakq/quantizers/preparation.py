@@ -22,9 +22,8 @@ from aiakq.quantizers.planning.layers import fit_head, fused_scheme_warnings, pl
 from aiakq.quantizers.planning.tensor_parallel import plan_tensor_parallel
 from aiakq.quantizers.prepared import Prepared, remember_files
 from aiakq.quantizers.readers import reader_notes
-from aiakq.quantizers.source_inventory import check_source
+from aiakq.quantizers.source_inventory import check_source, is_native
 from aiakq.runtime.device_memory import free_memory
-from aiakq.runtime.models import ARCHITECTURES
 
 #: Round-to-nearest needs no calibration; this many tokens measure the error of a layer to within 5 %.
 _TOKENS_WITHOUT_CALIBRATION = 2048
@@ -54,8 +53,7 @@ def prepare(options: QuantizeOptions) -> Prepared:
     head = head_name(model)
     names = [shape.name for shape in model.linear_shapes()]
     spec = plan_layers(options, options.spec(aiakq.__version__, model.other_linears()), names, head)
-    native = type(model.model).__name__ in ARCHITECTURES
-    cut = plan_tensor_parallel(options, config.to_dict(), model.linear_shapes(), spec, gathered=native)
+    cut = plan_tensor_parallel(options, config.to_dict(), model.linear_shapes(), spec, gathered=is_native(model))
     if cut.widths:
         model = SourceModel(checkpoint, storage, device, options.trust_remote_code, cut.widths, tuple(others))
         model.merge(options.lora)

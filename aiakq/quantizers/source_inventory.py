@@ -6,11 +6,17 @@ from dataclasses import replace
 
 from aiakq.errors import AiakqError, error
 from aiakq.formats import separate_head
+from aiakq.formats.inventory import FLOATS
 from aiakq.formats.left_out import describe
 from aiakq.quantizers.model.source import SourceModel
 from aiakq.runtime.config.model import ModelConfig
 from aiakq.runtime.loader.required import check_inventory
 from aiakq.runtime.models import ARCHITECTURES
+
+
+def is_native(model: SourceModel) -> bool:
+    """Whether aiakq has a native model for this architecture."""
+    return type(model.model).__name__ in ARCHITECTURES
 
 
 def check_source(model: SourceModel) -> list[str]:
@@ -36,6 +42,6 @@ def check_source(model: SourceModel) -> list[str]:
 def _check_floats(model: SourceModel, name: str) -> None:
     source = model.stored_name(name)
     info = model.checkpoint.inventory.get(source)
-    if info is not None and info.dtype not in ("F16", "BF16", "F32", "F64"):
+    if info is not None and info.dtype not in FLOATS:
         reason = f"tensor {source} holds {info.dtype} without a scale"
         raise error("tensor_mismatch", path=str(model.checkpoint.path), reason=reason)

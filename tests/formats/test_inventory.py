@@ -284,3 +284,15 @@ def test_a_quantized_embedding_of_compressed_tensors_is_named(tmp_path):
     (tmp_path / "config.json").write_text("{}")
     with pytest.raises(AiakqError, match="quantized embedding"):
         _ = Checkpoint.open(tmp_path).spec
+
+
+def test_integers_are_refused_in_models_that_run_through_transformers(tiny_model, tmp_path):
+    name = "gpt_neox.embed_in.weight"
+
+    def change(tensors: dict[str, torch.Tensor]) -> None:
+        tensors[name] = tensors[name].to(torch.int8)
+
+    folder = changed(tiny_model("GPTNeoXForCausalLM"), tmp_path / "model", change)
+    with pytest.raises(AiakqError) as caught:
+        load_model(EngineConfig.from_args({"model": str(folder), "device": "cpu"}))
+    assert caught.value.id == "tensor_inventory" and name in caught.value.details and "I8" in caught.value.details

@@ -8,12 +8,16 @@ from dataclasses import dataclass
 from aiakq.errors import AiakqError
 from aiakq.formats.checkpoint import Checkpoint
 from aiakq.formats.inventory import Difference, comparison
+from aiakq.formats.left_out import describe as describe_left_out
+from aiakq.formats.separate_head import remark as separate_head_remark
 from aiakq.kernels.ops import Ops, PlannedOps
 from aiakq.kernels.selection import Selection
 from aiakq.kernels.types import AttentionSpec
 from aiakq.runtime.config.model import ModelConfig
 from aiakq.runtime.loader.required import build_without_weights
 from aiakq.runtime.models import ARCHITECTURES
+
+__all__ = ["Plan", "describe_left_out", "describe_linear_layers", "describe_operations", "plan", "separate_head_remark"]
 
 
 def describe_operations(ops: Ops) -> dict[str, str]:

@@ -7,13 +7,11 @@ from collections.abc import Collection
 from pathlib import Path
 
 from aiakq.errors import error
-from aiakq.formats import separate_head
-from aiakq.formats.left_out import describe
 from aiakq.kernels.ops.sharded import ShardedOps
 from aiakq.runtime.config.engine import EngineConfig
 from aiakq.runtime.device_memory import is_out_of_memory
 from aiakq.runtime.distributed.model_share import ModelShare, stage_of
-from aiakq.runtime.loader.description import describe_operations
+from aiakq.runtime.loader.description import describe_left_out, describe_operations, separate_head_remark
 from aiakq.runtime.loader.memory_check import check_weights_fit
 from aiakq.runtime.loader.weights import CheckpointWeights, weights_for
 from aiakq.runtime.lora.layers import AdaptableLayers
@@ -35,7 +33,7 @@ def load_model(config: EngineConfig, share: ModelShare | None = None) -> tuple[M
     share = share or ModelShare()
     first = share.stage == 0 and (share.collective is None or share.collective.rank == 0)
     if config.model.stored_head and first:
-        logger.warning("%s", separate_head.remark(config.model.stored_head))
+        logger.warning("%s", separate_head_remark(config.model.stored_head))
     architecture = config.model.architecture
     native = architecture in ARCHITECTURES
     if config.pooling is not None and not native:
@@ -83,7 +81,7 @@ def load_model(config: EngineConfig, share: ModelShare | None = None) -> tuple[M
     if isinstance(weights, CheckpointWeights) and weights.checkpoint.beside_text:
         facts["model part"] = _text_part_only(weights.checkpoint.beside_text)
     if isinstance(weights, CheckpointWeights) and weights.left_out:
-        facts["left out"] = "; ".join(describe(weights.left_out))
+        facts["left out"] = "; ".join(describe_left_out(weights.left_out))
     return model, facts
 
 

@@ -11,8 +11,9 @@ from typing import Any
 import torch
 
 from aiakq.formats.checkpoint import Checkpoint
-from aiakq.formats.inventory import Difference, refusal
+from aiakq.formats.inventory import FLOATS, Difference, refusal
 from aiakq.runtime.config.engine import EngineConfig
+from aiakq.runtime.loader.tensor_names import TensorNames
 
 logger = logging.getLogger("aiakq.runtime")
 
@@ -32,18 +33,33 @@ class MissedTensors:
 
 def load_checkpoint(hf_config: Any, config: EngineConfig, options: dict[str, Any]) -> tuple[Any, MissedTensors]:
     """Load the model through transformers."""
-    with _without_load_report():
-        loaded = _load(hf_config, config, options)
-    return loaded[0], MissedTensors(str(config.load.path), _differences(*loaded))
-
-
-def _load(hf_config: Any, config: EngineConfig, options: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-    """Return the model and transformers' loading info. Files other than safetensors are read by aiakq."""
-    from transformers import AutoModelForCausalLM
-
     checkpoint = Checkpoint.open(
         config.load.path, config.load.load_format, config.load.ignore_patterns, config.model.raw
     )
+    _ = checkpoint.spec  # names formats that aiakq does not read
+    with _without_load_report():
+        hf, info = _load(hf_config, config, checkpoint, options)
+    return hf, MissedTensors(str(config.load.path), [*_differences(hf, info), *_integers(hf, checkpoint)])
+
+
+def _integers(hf: Any, checkpoint: Checkpoint) -> list[Difference]:
+    """Return the float parameters for which the checkpoint holds integers; quantized layers are replaced later."""
+    names, state = TensorNames(hf), hf.state_dict()
+    differences = []
+    for stored, info in checkpoint.inventory.items():
+        name = None if info.dtype in FLOATS else names.own(stored)
+        if name is not None and state[name].is_floating_point():
+            found = f"{info.dtype} {list(info.shape)} without a scale"
+            differences.append(Difference(name, found, str(list(state[name].shape))))
+    return differences
+
+
+def _load(
+    hf_config: Any, config: EngineConfig, checkpoint: Checkpoint, options: dict[str, Any]
+) -> tuple[Any, dict[str, Any]]:
+    """Return the model and transformers' loading info. Files other than safetensors are read by aiakq."""
+    from transformers import AutoModelForCausalLM
+
     for remark in checkpoint.remarks:
         logger.warning("%s: %s", config.load.path, remark)
     common = {"config": hf_config, "output_loading_info": True, "ignore_mismatched_sizes": True, **options}
