@@ -73,6 +73,7 @@ SHOWN_BY = {
     "cpu_math": "test_facts_report_the_choices",
     "enforce_eager": "test_facts_report_the_choices",
     "compilation_config": "test_compilation_config_values_are_checked",
+    "chat_template_content_format": "test_chat_reads_parts_in_the_form_of_the_template",
     "runner": "test_runner_and_convert_select_the_task",
     "convert": "test_runner_and_convert_select_the_task",
     "logprobs_mode": "test_other_log_probabilities_are_refused_by_name",
