@@ -29,7 +29,7 @@ from aiakq.terminal.chat_command import chat
 from aiakq.terminal.checkpoint_commands import collect_env, evaluate, inspect
 from aiakq.terminal.completion import completion, words_with_options
 from aiakq.terminal.help import Command, Group, PlainCommand
-from aiakq.terminal.options import add_options, has_table, rewrite_words
+from aiakq.terminal.options import add_options, has_table, parser_words
 from aiakq.terminal.quantize_command import quantize
 from aiakq.terminal.serve_command import serve
 from aiakq.terminal.usage_errors import check_unknown, close_names, usage_error
@@ -116,21 +116,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         _settle_stdout()
 
 
-def _rewritten(name: str, words: Sequence[str]) -> list[str]:
-    """The words of a command in the spellings that the parser knows, without unsupported options.
-
-    Shows a line about each option that has no effect or is given twice. Raises ``usage`` and ``option_refused``.
-    """
-    from aiakq.arguments import unsupported
-    from aiakq.arguments.commands import COMMANDS
-
-    rewritten, rows = rewrite_words(name, words), COMMANDS[name].unsupported
-    unsupported.refuse(rewritten.unsupported, rows)
-    for line in (*rewritten.warnings, *unsupported.notices(rewritten.unsupported, rows)):
-        console.warning(line)
-    return rewritten.words
-
-
 def _run(words: list[str], debug: bool) -> int:
     if words[:1] == ["help"]:
         words = [*words[1:], "--help"]
@@ -146,7 +131,7 @@ def _run(words: list[str], debug: bool) -> int:
             hint = close_names(rest[0], command.commands) or f"There are {', '.join(command.commands)}."
             raise error("usage", reason=f"There is no command {' '.join([name, rest[0]]).strip()!r}.", hint=hint)
     if has_table(name):
-        words = [*name.split(), *_rewritten(name, rest)]
+        words = [*name.split(), *parser_words(name, rest)]
     else:
         for word in rest:
             check_unknown(word, _options(command))

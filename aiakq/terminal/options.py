@@ -79,7 +79,23 @@ def add_options(words: Iterable[str]) -> None:
             sign()
 
 
-def rewrite_words(name: str, words: Sequence[str]) -> Rewritten:
+def parser_words(name: str, words: Sequence[str]) -> list[str]:
+    """Return the words after the command ``name`` in the spellings that Typer knows, without unsupported options.
+
+    Shows a line about each option that has no effect or is given twice. Raises ``usage`` and ``option_refused``.
+    """
+    from aiakq.arguments import unsupported
+    from aiakq.arguments.commands import COMMANDS
+    from aiakq.terminal import console
+
+    rewritten, rows = _rewrite_words(name, words), COMMANDS[name].unsupported
+    unsupported.refuse(rewritten.unsupported, rows)
+    for line in (*rewritten.warnings, *unsupported.notices(rewritten.unsupported, rows)):
+        console.warning(line)
+    return rewritten.words
+
+
+def _rewrite_words(name: str, words: Sequence[str]) -> Rewritten:
     """Rewrite the words after the command ``name`` to the spellings that Typer knows. Raises ``usage``."""
     from aiakq.arguments.commands import COMMANDS
     from aiakq.arguments.spelling import rewrite
