@@ -11,7 +11,12 @@ TEMPLATE = """{%- if tools %}<tools>{{ tools | tojson }}</tools>
 {%- for name, value in call.function.arguments | items %} {{ name }}={{ value }}{% endfor %}</tool_call>{% endfor %}
 {%- if message.tool_call_id %} for {{ message.tool_call_id }}{% endif %}
 {%- endfor %}
-{%- if add_generation_prompt and open_thought %}<think>{% endif %}"""
+{%- if add_generation_prompt and open_thought %}<think>{% endif %}
+{%- if add_generation_prompt and closed_thought %}<think>
+
+</think>
+
+{% endif %}"""
 
 SCRIPTS = {
     "<|both|>": [
@@ -33,6 +38,16 @@ SCRIPTS = {
         "_call>\n",
     ],
     "<|plain|>": ["Hel", "lo, ", "wor", "ld.\n\n", "- a\n", "<|odd|>", "- b"],
+    "<|mention|>": ["<think>I could write", " <tool_call>{", " tags here, but no.", "</think>\n\n", "Hello", " there."],
+    "<|unclosed|>": [
+        "<think>I look",
+        " it up.\n<tool",
+        '_call>\n{"name": "get_weather", "arguments": {"city": ',
+        '"Oslo"}}\n',
+        "</tool",
+        "_call>",
+    ],
+    "<|wrong|>": ["<think>No:", " <tool_call>", '{"name": "get_weather", "arguments": {"city": 1}}', "\n</tool_call>"],
     "<|broken|>": ["Like ", "<tool_", "call>", "so", " {it", " goes"],
 }
 SPECIAL = ("<tool_call>", "</tool_call>", "<|odd|>")

@@ -162,6 +162,45 @@ def test_a_forced_call_is_one(reciter, script, choice):
     assert found["finish_reason"] == finish_reason
 
 
+def test_a_mark_that_a_thought_mentions_forces_no_call(reciter):
+    for choice in ("auto", "none"):
+        [answer] = chat(reciter, "mention", tools=TOOLS, tool_choice=choice)["choices"]
+        message = answer["message"]
+        assert message["reasoning"] == "I could write <tool_call>{ tags here, but no."
+        assert (message["content"], answer["finish_reason"]) == ("Hello there.", "stop")
+        found = added_up(streamed(reciter, "mention", tools=TOOLS, tool_choice=choice))
+        assert (found["reasoning"], found["content"]) == (message["reasoning"], message["content"])
+
+
+def test_a_call_ends_a_thought_that_is_not_closed(reciter):
+    answer = chat(reciter, "unclosed", tools=TOOLS, n=2, temperature=0.1)
+    for choice in answer["choices"]:
+        message = choice["message"]
+        assert (message["reasoning"], message["content"]) == ("I look it up.", None)
+        [call] = message["tool_calls"]
+        assert call["function"] == {"name": "get_weather", "arguments": '{"city": "Oslo"}'}
+        assert choice["finish_reason"] == "tool_calls"
+    assert answer["usage"]["completion_tokens_details"]["reasoning_tokens"] == 4
+    found = added_up(streamed(reciter, "unclosed", tools=TOOLS))
+    assert (found["reasoning"], found["content"], found["finish_reason"]) == ("I look it up.", "", "tool_calls")
+    assert found["tool_calls"] == [call | {"id": found["tool_calls"][0]["id"]}]
+    [choice] = chat(reciter, "unclosed", tools=TOOLS, max_tokens=3)["choices"]
+    assert choice["finish_reason"] == "length" and "get_weather" in choice["message"]["reasoning"]
+    [choice] = chat(reciter, "wrong", tools=TOOLS)["choices"]
+    assert choice["finish_reason"] == "stop" and choice["message"]["reasoning"].startswith("No: <tool_call>{")
+    [choice] = chat(reciter, "unclosed", tools=TOOLS, tool_choice="none")["choices"]
+    assert choice["message"]["reasoning"].endswith("</tool_call>")
+
+
+def test_a_format_holds_from_the_beginning_behind_a_thought_that_the_prompt_closed(reciter):
+    fields = {"guided_json": NUMBERS, "chat_template_kwargs": {"closed_thought": True}, "max_tokens": 80}
+    for seed in range(4):
+        [answer] = chat(reciter, "plain", **fields, temperature=1.0, seed=seed)["choices"]
+        assert answer["message"]["reasoning"] is None and set(json.loads(answer["message"]["content"])) <= {1, 2}
+    [answer] = chat(reciter, "mention", chat_template_kwargs={"closed_thought": True})["choices"]
+    assert (answer["message"]["reasoning"], answer["message"]["content"]) == (None, "Hello there.")
+
+
 def test_forced_calls_in_plain_json_begin_behind_the_reasoning(reciting_model):
     with start_in_background(
         {"model": reciting_model, **ARGUMENTS, "tool_call_parser": "glm45"}, timeout=240

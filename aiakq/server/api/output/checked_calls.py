@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from aiakq.server.api.output.events import EventSink, NoCall
-from aiakq.server.api.output.json_text import decoded
+from aiakq.server.api.output.json_values import decoded
 from aiakq.server.api.output.scanner import TextScanner
 from aiakq.server.api.output.schema_check import Budget, matches
 

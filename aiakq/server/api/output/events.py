@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from aiakq.server.api.output.json_text import decoded
+from aiakq.server.api.output.json_values import decoded
 from aiakq.server.api.output.scanner import TextScanner
 
 _SPACES = " \t\r\n"

@@ -9,12 +9,10 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Collection
-from typing import TYPE_CHECKING
 
+from aiakq.server.api.output.events import EventSink
+from aiakq.server.api.output.json_values import decoded, is_valid
 from aiakq.server.api.output.scanner import Emit, Parsing, TextScanner
-
-if TYPE_CHECKING:
-    from aiakq.server.api.output.events import EventSink
 
 #: Maximum nesting depth.
 MAX_DEPTH = 256
@@ -87,30 +85,7 @@ def _scalar(text: TextScanner, emit: Emit) -> Parsing[bool]:
     while (character := (yield from text.peek())) and _SCALAR.match(character):
         pieces.append(text.span(_SCALAR))
         emit(pieces[-1])
-    return bool(pieces) and bool(character) and decoded("".join(pieces)) is not _INVALID
-
-
-_INVALID = object()
-
-
-def decoded(text: str, strict: bool = False) -> object:
-    """Return the value of a JSON text, or a sentinel (see ``is_valid``) if it is invalid.
-
-    Unless ``strict``, strings may contain line breaks.
-    """
-    try:
-        return json.loads(text, strict=strict, parse_constant=_refuse)
-    except (ValueError, RecursionError):
-        return _INVALID
-
-
-def is_valid(value: object) -> bool:
-    """Whether ``decoded`` returned a value, not the sentinel."""
-    return value is not _INVALID
-
-
-def _refuse(constant: str) -> None:
-    raise ValueError(f"{constant} is not JSON")
+    return bool(pieces) and bool(character) and is_valid(decoded("".join(pieces)))
 
 
 def read_string(text: TextScanner) -> Parsing[str | None]:

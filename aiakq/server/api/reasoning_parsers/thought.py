@@ -7,6 +7,7 @@ from such a call on is held back until the thought is closed or the message ends
 
 from __future__ import annotations
 
+import re
 from collections import deque
 
 from aiakq.server.api.output.checked_calls import CheckedCalls
@@ -29,10 +30,17 @@ class Thought:
         self._offset = 0  # of the first character of ``_held`` that has not been passed on
         self._num_held = 0
         self._budget = Budget()
+        begins = "".join(re.escape(mark[0]) for mark in (*tools.marks, *tools.triggers) if mark)
+        #: Words, in which no call begins.
+        self._plain = re.compile(rf"(?:(?![{begins}])[\w\s.,])+" if begins else r"[\w\s.,]+")
         self._start()
 
     def add(self, text: str) -> None:
         """Add text of the thought."""
+        if not self._num_held and self._num_passed and self._plain.fullmatch(text):  # the parser need not see it
+            self._num_bytes += len(text.encode("utf-8", "surrogatepass"))
+            self._output.reasoning(text)
+            return
         while text:
             room = MAX_HELD - self._num_held
             part, text = text[:room], text[room:]

@@ -6,7 +6,7 @@ import ast
 import json
 import re
 
-from aiakq.server.api.output.json_text import decoded, is_valid
+from aiakq.server.api.output.json_values import decoded, is_valid
 from aiakq.server.api.output.scanner import Emit, Parsing, TextScanner
 
 #: Maximum number of characters of a literal, whose syntax tree takes 100 times as many bytes, and of a string.

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from aiakq.server.api.output.events import EventSink
-from aiakq.server.api.output.json_text import decoded, is_valid
+from aiakq.server.api.output.json_values import decoded, is_valid
 from aiakq.server.api.output.scanner import Emit, Marks, Parsing, TextScanner
 from aiakq.server.api.tool_parsers.argument_formats import resolved
 from aiakq.server.api.tool_parsers.python_values import python_value

@@ -114,8 +114,24 @@ def test_a_limit_makes_a_response_incomplete(reciter):
         assert answer["incomplete_details"] == {"reason": "max_output_tokens"}
         assert answer["usage"]["output_tokens"] == limit
         final = streamed(reciter, "both", tools=FLAT, max_output_tokens=limit, request_id="same")[-1]
-        assert final["type"] == "response.incomplete" and final["response"]["output"] == answer["output"]
+        items, last = final["response"]["output"], final["response"]["output"][-1:]
+        assert final["type"] == "response.incomplete"
+        if last and (last[0]["type"], last[0]["status"]) == ("function_call", "incomplete"):  # else it is text
+            assert "<tool_call>" in answer["output"][-1]["content"][0]["text"]
+        else:
+            assert items == answer["output"]
     assert respond(reciter, "both", max_output_tokens=100_000)["status"] == "completed", "more than the context has"
+
+
+@pytest.mark.parametrize("script", ["unclosed", "mention", "wrong"])
+def test_calls_in_thoughts_are_read_as_in_chat(reciter, script):
+    items = respond(reciter, script, tools=FLAT)["output"]
+    expected = {"unclosed": ["reasoning", "function_call"], "mention": ["reasoning", "message"], "wrong": ["reasoning"]}
+    assert [item["type"] for item in items] == expected[script]
+    if script == "unclosed":
+        assert items[0]["content"][0]["text"] == "I look it up." and items[1]["arguments"] == '{"city": "Oslo"}'
+    final = streamed(reciter, script, tools=FLAT)[-1]["response"]
+    assert [item["type"] for item in final["output"]] == expected[script] and final["status"] == "completed"
 
 
 def test_tools_are_chosen_in_every_way(reciter):
