@@ -173,7 +173,7 @@ def _check_other_roles(messages: Messages, text: str) -> None:
             raise error("template_loses", param=f"messages[{number}].role", what=f"messages of the role {role!r:.64}")
 
 
-def check_chat_arguments(content_format: str, kwargs: dict[str, Any]) -> None:
+def check_chat_arguments(content_format: str, kwargs: Mapping[str, Any]) -> None:
     """Raise ``value_out_of_range`` or ``unsupported_parameter`` for arguments of ``LLM.chat`` that cannot be used."""
     if content_format not in CONTENT_FORMATS:
         allowed, param = ", ".join(CONTENT_FORMATS), "chat_template_content_format"
