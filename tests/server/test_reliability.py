@@ -337,7 +337,7 @@ def test_overload_is_refused_at_once_and_leaks_no_memory(start_server):
 
 #: Who reads the clock of the calendar: to write down when something was or happened, or to stop it for chat templates.
 CALENDAR = {
-    *("aiakq/records.py", "aiakq/quantizers/run_report.py", "aiakq/data/chat.py"),
+    *("aiakq/records.py", "aiakq/quantizers/run_report.py", "aiakq/runtime/text/conversation_process.py"),
     *("aiakq/server/api/openai.py", "aiakq/server/api/service.py", "aiakq/server/api/responses/builder.py"),
     "aiakq/server/api/status.py",  # vllm:lora_requests_info has the time as its value
     *("aiakq/server/api/pooling/embeddings.py", "aiakq/server/api/pooling/scores.py"),

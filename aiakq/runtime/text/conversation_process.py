@@ -7,11 +7,13 @@ the ``problem``, after which the process ends.
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import faulthandler
 import json
 import signal
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 from aiakq.errors import AiakqError
@@ -20,6 +22,8 @@ from aiakq.system.memory import limit_more_memory
 
 #: Bytes of memory that templates may use beyond what the tokenizer needs.
 _MEMORY = 2 << 30
+#: Time limit in seconds for finding out what the template does. A template that needs more is used as it is.
+_SECONDS_TO_PREPARE = 10
 #: Maximum length of a rendered conversation: a factor on its own characters, plus a constant.
 _GROWTH, _OWN_CHARACTERS = 16, 1 << 20
 
@@ -55,29 +59,46 @@ def main() -> None:
     # transformers' strftime_now looks the clock up here; it cannot be passed in.
     chat_template_utils.__dict__["datetime"] = _SameDay
 
-    def too_long(*_: Any) -> None:
-        raise TimeoutError(f"it takes longer than {order['seconds']} seconds")
-
-    signal.signal(signal.SIGALRM, too_long)
+    failure: AiakqError | None = None
+    try:
+        with _time_limit(_SECONDS_TO_PREPARE):
+            tokenizer.prepare_chat()
+    except AiakqError as problem:
+        failure = problem
     for messages in order["conversations"]:
         answer: dict[str, str] = {}
-        signal.setitimer(signal.ITIMER_REAL, order["seconds"])
-        # For loops inside one long operation, which no signal handler interrupts.
-        faulthandler.dump_traceback_later(2 * order["seconds"], exit=True)
         try:
-            answer = _checked(tokenizer.chat_prompt(messages, add_generation_prompt=False), messages)
+            if failure is not None:
+                raise failure
+            with _time_limit(order["seconds"]):
+                answer = _checked(tokenizer.chat_prompt(messages, add_generation_prompt=False), messages)
         except Exception as problem:
             # A template may raise anything.
             reason = problem.fields.get("reason", problem.message) if isinstance(problem, AiakqError) else str(problem)
             first = (str(reason).strip().splitlines() or [type(problem).__name__])[0]
             answer["problem"] = first.rstrip(".")[:300]
-        finally:
-            signal.setitimer(signal.ITIMER_REAL, 0)
-            faulthandler.cancel_dump_traceback_later()
         sys.stdout.write(json.dumps(answer) + "\n")
         sys.stdout.flush()
         if "problem" in answer:
             break
+
+
+@contextlib.contextmanager
+def _time_limit(seconds: float) -> Iterator[None]:
+    """Raise TimeoutError after ``seconds``, and end the process after twice as long."""
+
+    def too_long(*_: Any) -> None:
+        raise TimeoutError(f"it takes longer than {seconds} seconds")
+
+    signal.signal(signal.SIGALRM, too_long)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    # For loops inside one long operation, which no signal handler interrupts.
+    faulthandler.dump_traceback_later(2 * seconds, exit=True)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        faulthandler.cancel_dump_traceback_later()
 
 
 if __name__ == "__main__":

@@ -21,7 +21,8 @@ from aiakq.runtime.text.chat_template import (
 )
 from aiakq.runtime.text.message_parts import read_message
 from aiakq.runtime.text.spelling import TokenSpelling
-from aiakq.runtime.text.tokenizer_files import check_settings, why_unreadable
+from aiakq.runtime.text.template_facts import TemplateFacts
+from aiakq.runtime.text.tokenizer_files import LOCAL_CONFIG, check_settings, plain_value, why_unreadable
 from aiakq.runtime.text.unicode_text import well_formed
 
 
@@ -215,7 +216,7 @@ class Tokenizer:
     def config(self, chat_template: str | None = None) -> dict[str, Any]:
         """Return tokenizer_config.json without local paths, and the class; ``chat_template`` replaces its own."""
         values = dict(getattr(self.hf, "init_kwargs", None) or {})
-        public = {name: _plain(value) for name, value in values.items() if name not in _LOCAL_CONFIG}
+        public = {name: plain_value(value) for name, value in values.items() if name not in LOCAL_CONFIG}
         for id, token in values.get("added_tokens_decoder", {}).items():
             if hasattr(token, "content"):
                 public["added_tokens_decoder"][str(id)] = {"content": token.content, "special": token.special}
@@ -280,6 +281,11 @@ class Tokenizer:
         except Exception as failure:
             raise as_template_error(failure) from failure
 
+    def prepare_chat(self) -> None:
+        """Check the model's own template, which otherwise happens with the first conversation. Raises as that."""
+        if _renders_as_transformers(self.hf):
+            self._chat_template(None, with_tools=False, content_format="auto")
+
     def _chat_template(self, given: str | None, with_tools: bool, content_format: str) -> ChatTemplate:
         """Return the template, checked when it is first used. Raises ``template_unusable``."""
         source = "of the model" if given is None else "that was given"
@@ -290,7 +296,11 @@ class Tokenizer:
         key = (text, content_format, with_tools)
         if key not in self._chat_templates:
             special_tokens = dict(self.hf.special_tokens_map)
-            self._chat_templates[key] = ChatTemplate.checked(text, special_tokens, content_format, source, with_tools)
+            try:
+                template = ChatTemplate.checked(text, special_tokens, content_format, source, with_tools)
+            except TimeoutError:  # the caller has set a timer
+                template = ChatTemplate(text, special_tokens, TemplateFacts())
+            self._chat_templates[key] = template
         return self._chat_templates[key]
 
 
@@ -300,26 +310,6 @@ def _renders_as_transformers(hf: Any) -> bool:
         getattr(getattr(type(hf), "apply_chat_template", None), "__module__", "")
         == "transformers.tokenization_utils_base"
     )
-
-
-#: Keys that transformers adds to a tokenizer's configuration, with the location of its files.
-_LOCAL_CONFIG = frozenset(
-    {
-        *("vocab_file", "merges_file", "tokenizer_file", "tokenizer_object", "name_or_path"),
-        *("is_local", "local_files_only", "backend", "files_loaded"),
-    }
-)
-
-
-def _plain(value: Any) -> Any:
-    """Return ``value`` as JSON values, with added tokens as their text."""
-    if isinstance(value, dict):
-        return {str(name): _plain(each) for name, each in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_plain(each) for each in value]
-    if value is None or isinstance(value, (str, int, float, bool)):
-        return value
-    return getattr(value, "content", str(value))
 
 
 class NoTokenizer(Tokenizer):

@@ -134,3 +134,23 @@ def why_unreadable(folder: Path, failure: BaseException) -> AiakqError:
                 return problem
     reason = str(failure).strip().splitlines()[0] if str(failure).strip() else type(failure).__name__
     return error("model_malformed", file=f"the tokenizer in '{folder}'", reason=reason.rstrip("."))
+
+
+#: Keys that transformers adds to a tokenizer's configuration, with the location of its files.
+LOCAL_CONFIG = frozenset(
+    {
+        *("vocab_file", "merges_file", "tokenizer_file", "tokenizer_object", "name_or_path"),
+        *("is_local", "local_files_only", "backend", "files_loaded"),
+    }
+)
+
+
+def plain_value(value: Any) -> Any:
+    """Return ``value`` as JSON values, with added tokens as their text."""
+    if isinstance(value, dict):
+        return {str(name): plain_value(each) for name, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain_value(each) for each in value]
+    if value is None or isinstance(value, (str, int, float, bool)):
+        return value
+    return getattr(value, "content", str(value))

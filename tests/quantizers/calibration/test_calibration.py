@@ -265,10 +265,11 @@ def test_a_template_that_fails_names_the_line(
 
 @pytest.mark.slow
 def test_templates_cannot_read_the_clock(tmp_path: Path, example_model: Path) -> None:
+    shown = "{% for m in messages %}{{ m.content }}{% endfor %}"
     tokenizer = with_template(
-        example_model, tmp_path / "model", "{{ strftime_now('%Y-%m-%d') }}{{ bos_token }}{{ messages[0].content }}"
+        example_model, tmp_path / "model", "{{ strftime_now('%Y-%m-%d') }}{{ bos_token }}" + shown
     )
-    assert chat.render([("line 1", TALK)], tokenizer, "talk") == ["2025-01-01<|endoftext|>" + TALK[0]["content"]]
+    assert chat.render([("line 1", TALK)], tokenizer, "talk") == ["2025-01-01<|endoftext|>Who was he?A sailor."]
 
 
 def test_saved_data_sets(tmp_path: Path, tokenizer: Any) -> None:

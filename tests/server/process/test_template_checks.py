@@ -99,7 +99,7 @@ def test_facts_outlive_a_restart_of_the_process(source_with, monkeypatch):
         facts = client.loaded.template_facts
         await client.stop()
         assert await rendered(client) == "Hi"
-        assert client.loaded.template_facts == facts and facts[0].forms["user"] == ["openai"]
+        assert client.loaded.template_facts == facts and facts[0].forms["user"] == ["part"]
 
     loaded(source, use=use)
 
