@@ -83,6 +83,7 @@ class EventStream(Response):
         keep_alive_seconds: float = 0.0,
     ) -> None:
         super().__init__()
+        self.raw_headers = list(_HEADERS)
         self._events = events
         self._error_events = error_events
         self._on_end = on_end
@@ -113,7 +114,7 @@ class EventStream(Response):
 
     async def _send_events(self, send: Send) -> str:
         """Send all events; return "complete" or "error"."""
-        await send({"type": "http.response.start", "status": 200, "headers": list(_HEADERS)})
+        await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
         outcome = "error"
         try:
             async for body in self._events:
