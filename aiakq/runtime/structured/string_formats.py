@@ -14,19 +14,27 @@ _HOUR, _MINUTE, _FRACTION = "(?:[01][0-9]|2[0-3])", "[0-5][0-9]", r"(?:\.[0-9]+)
 _OFFSET = f"(?:[zZ]|[+-]{_HOUR}:{_MINUTE})"
 
 
-def _leap_seconds() -> tuple[str, str]:
-    """Times in second 60 with an offset: those whose hour, and those whose minute, can be that of 23:59 UTC."""
-    hours = [f"23:59:60{_FRACTION}[zZ]"]
-    minutes = list(hours)
+def _leap_seconds() -> tuple[str, str, str]:
+    """Times, in second 60 only with an offset whose hour, and one whose minute, can be that of 23:59 UTC.
+
+    Minutes that differ in a digit are listed by that digit, as the expressions are parsed for every schema.
+    """
+    end = f":60{_FRACTION}"
+    utc = f"23:59{end}[zZ]"
+    hours = [utc]
     for hour in range(24):
-        hours.append(f"{(23 + hour) % 24:02}:59:60{_FRACTION}\\+{hour:02}:00")
-        hours.append(f"{hour:02}:{_MINUTE}:60{_FRACTION}\\+{hour:02}:(?:0[1-9]|[1-5][0-9])")
-        hours.append(f"{23 - hour:02}:{_MINUTE}:60{_FRACTION}-{hour:02}:{_MINUTE}")
-    for minute in range(60):
-        minutes.append(f"{_HOUR}:{(59 + minute) % 60:02}:60{_FRACTION}\\+{_HOUR}:{minute:02}")
-        minutes.append(f"{_HOUR}:{59 - minute:02}:60{_FRACTION}-{_HOUR}:{minute:02}")
+        same = f"{_MINUTE}{end}(?:\\+{hour:02}:(?:0[1-9]|[1-5][0-9])|-{23 - hour:02}:{_MINUTE})"
+        hours.append(f"{hour:02}:(?:59{end}\\+{(hour + 1) % 24:02}:00|{same})")
+    tens = "|".join(f"{ten}[0-9]{end}-{_HOUR}:{5 - ten}[0-9]" for ten in range(6))
+    ones = "|".join(f"[0-5]{one}{end}-{_HOUR}:[0-5]{9 - one}" for one in range(10))
+    after = "|".join(f"{ten}(?:[0-8]{end}\\+{_HOUR}:{ten}[1-9]|9{end}\\+{_HOUR}:{(ten + 1) % 6}0)" for ten in range(6))
+    after_ones = "|".join(f"[0-5]{one}{end}\\+{_HOUR}:[0-5]{(one + 1) % 10}" for one in range(10))
     plain = f"{_HOUR}:{_MINUTE}:[0-5][0-9]{_FRACTION}{_OFFSET}"
-    return (f"(?:{plain}|{'|'.join(hours)})", f"(?:{plain}|{'|'.join(minutes)})")
+    return (
+        f"(?:{plain}|{'|'.join(hours)})",
+        f"(?:{plain}|{utc}|{_HOUR}:(?:{tens}|{after}))",
+        f"(?:{plain}|{utc}|{_HOUR}:(?:{ones}|{after_ones}))",
+    )
 
 
 _TIMES = _leap_seconds()
