@@ -41,11 +41,25 @@ _ALWAYS = frozenset(
         *("architectures", "model_type", "dtype", "torch_dtype", "quantization_config", "aiakq", "seq_length"),
         *("num_labels", "problem_type", "classifier_from_token", "sentence_transformers"),
         *("is_matryoshka", "matryoshka_dimensions", "auto_map", "max_window_layers"),
+        "max_position_embeddings",  # the context length, also where there are no positions
     }
 )
 _ROTARY = frozenset({"rope_parameters", "rope_scaling", "rope_theta", "partial_rotary_factor"}) | {
     "original_max_position_embeddings"
 }
+#: Sizes, whose tensors the loader compares with those of the checkpoint: of families without such layers, nothing.
+_SHAPES = frozenset(
+    {
+        *("intermediate_size", "ffn_dim", "n_inner", "ffn_hidden_size", "moe_intermediate_size", "num_experts"),
+        *("num_local_experts", "n_routed_experts", "n_shared_experts", "num_experts_per_tok", "num_shared_experts"),
+        *("shared_expert_intermediate_size", "intermediate_size_mlp", "n_embd", "n_layer", "n_head", "d_model"),
+        *("hidden_size", "num_hidden_layers", "num_attention_heads", "n_heads", "n_layers", "ffn_size"),
+        *("moe_num_experts", "moe_topk", "num_experts_per_token", "expert_dim", "decoder_layers", "decoder_ffn_dim"),
+        *("encoder_layers", "encoder_ffn_dim", "encoder_attention_heads", "decoder_attention_heads", "embedding_size"),
+        *("embed_dim", "num_layers", "num_heads", "num_key_value_heads", "first_k_dense_replace", "moe_k"),
+        *("moe_layer_start_index", "moe_num_shared_experts", "num_shared_expert"),
+    }
+)
 #: Keys of rotary parameters that are computed with; several positions of a token (mrope) are the same in text.
 _ROTARY_PARAMETERS = frozenset(
     {
@@ -89,7 +103,7 @@ _FIXED: Mapping[str, tuple[Any, ...]] = {
     "norm_type": ("rms_norm", "rmsnorm", "RMSNorm"),
     "chunk_size_feed_forward": (0,),
     "text_config": (),
-    "decoder_sparse_step": (1,),
+    **dict.fromkeys(("decoder_sparse_step", "n_group", "topk_group"), (1,)),
     "moe_layer_freq": (1,),
 }
 #: Patterns of keys without effect on the answers -> why.
@@ -262,6 +276,8 @@ def completed(raw: Mapping[str, Any], architecture: str) -> dict[str, Any]:
             _check_rotary(key, value)
         if key in _NESTED and isinstance(value, Mapping):
             _check_nested(key, value, kind)
+    others = _SHAPES - family.defaults.keys() - REQUIRED - family.unread
+    config = {key: value for key, value in config.items() if key not in others}
     stated = {key: value for key, value in family.defaults.items() if value is not None}
     return {**stated, **config, "model_type": kind}
 
@@ -271,7 +287,16 @@ def check_keys(raw: Mapping[str, Any]) -> None:
     text, names = raw.get("text_config"), raw.get("architectures")
     if isinstance(text, Mapping):
         raw, names = text, None
-    completed(raw, str(names[0]) if isinstance(names, list) and names else "")
+    completed(with_floats(dict(raw)), str(names[0]) if isinstance(names, list) and names else "")
+
+
+def with_floats(value: Any) -> Any:
+    """Return ``value`` with decoded non-finite floats, which transformers writes as {"__float__": "Infinity"}."""
+    if isinstance(value, dict):
+        if set(value) == {"__float__"} and value["__float__"] in ("Infinity", "-Infinity", "NaN"):
+            return float(value["__float__"])
+        return {name: with_floats(entry) for name, entry in value.items()}
+    return [with_floats(entry) for entry in value] if isinstance(value, list) else value
 
 
 def _one_spelling(raw: Mapping[str, Any], family: Family) -> dict[str, Any]:
@@ -297,7 +322,8 @@ def _check(key: str, value: Any, family: Family, kind: str) -> None:
         _check_type(key, value, family.defaults[key])
     elif not (
         key in _ALWAYS | REQUIRED | family.unread
-        or (key in _ROTARY if family.rotary else key == "num_key_value_heads")  # they never share heads
+        or (family.rotary and key in _ROTARY)
+        or key in _SHAPES
         or _is_off(key, value)
         or without_effect(key)
     ):
@@ -331,7 +357,12 @@ def check_unknown(key: str, value: Any, kind: str) -> None:
     allowed = _FIXED.get(key)
     if allowed is not None and value is not None and value not in allowed:
         raise _refused(key, value, _only(allowed, kind))
-    if allowed is None and key not in _ALWAYS | _ROTARY and not _is_off(key, value) and not without_effect(key):
+    if (
+        allowed is None
+        and key not in _ALWAYS | _ROTARY | _SHAPES
+        and not _is_off(key, value)
+        and not without_effect(key)
+    ):
         raise _refused(key, value, f"transformers' {kind} models have no such key")
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from aiakq.errors import AiakqError, error
-from aiakq.runtime.config.known_keys import FAMILIES, completed
+from aiakq.runtime.config.known_keys import FAMILIES, completed, with_floats
 from aiakq.runtime.config.rope import is_nested, longest_context, rope_parameters, rotated_layers
 from aiakq.runtime.config.text_part import text_part
 
@@ -115,7 +115,7 @@ class ModelConfig:
         Raises ``model_malformed`` for invalid values, ``architecture_unsupported`` for missing ones.
         """
         try:
-            config = _with_floats(text_part(raw))
+            config = with_floats(text_part(raw))
             return _model_config(completed(config, first_architecture(config)))
         except (
             TypeError,
@@ -153,15 +153,6 @@ class ModelConfig:
         if kind not in self.rope:
             raise error("model_malformed", file="config.json", reason=f"rope_parameters has no {kind}")
         return kind, self.rope[kind]
-
-
-def _with_floats(value: Any) -> Any:
-    """Return ``value`` with decoded non-finite floats, which transformers writes as {"__float__": "Infinity"}."""
-    if isinstance(value, dict):
-        if set(value) == {"__float__"} and value["__float__"] in ("Infinity", "-Infinity", "NaN"):
-            return float(value["__float__"])
-        return {name: _with_floats(entry) for name, entry in value.items()}
-    return [_with_floats(entry) for entry in value] if isinstance(value, list) else value
 
 
 def _model_config(raw: Mapping[str, Any]) -> ModelConfig:

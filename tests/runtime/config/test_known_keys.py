@@ -105,7 +105,6 @@ def test_a_key_left_out_has_the_default_of_transformers_class() -> None:
         ("norm_type", "layernorm"),
         ("use_rmsnorm", False),
         ("alibi", True),
-        ("num_experts", 8),
         ("attn_config", {"alibi": True}),
         ("some_new_key", 2.0),
         ("another_new_key", "on"),
@@ -145,13 +144,19 @@ def test_a_key_that_may_change_the_arithmetic_is_refused_by_name(key: str, value
         ("sliding_window", None),
         ("logit_scale", 1.0),
         ("residual_multiplier", 1),
-        ("num_experts", 0),
         ("some_new_key", None),
         ("some_new_key", False),
     ],
 )
 def test_a_key_without_effect_is_left_alone(key: str, value: Any) -> None:
     assert read(**{key: value})[key] == value
+
+
+def test_sizes_of_layers_that_a_family_does_not_have_are_left_out() -> None:
+    """Their tensors would be missing in the model; the loader compares them."""
+    assert "num_experts" not in read(num_experts=8)
+    falcon = {**LLAMA, "architectures": ["FalconForCausalLM"], "model_type": "falcon", "intermediate_size": 7}
+    assert ModelConfig.from_hf(falcon).intermediate_size == 4 * 64
 
 
 def test_other_spellings_of_a_key_are_read() -> None:
