@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import sys
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from multiprocessing import get_context
@@ -83,7 +84,7 @@ def main() -> None:
     workers = min(len(archs), os.cpu_count() or 1)
     with ProcessPoolExecutor(workers, get_context("spawn"), max_tasks_per_child=1) as pool:
         for arch, count in zip(archs, pool.map(partial(compile_for, families=families), archs), strict=True):
-            print(f"sm_{arch}: {count} kernels compiled", flush=True)
+            sys.stdout.write(f"sm_{arch}: {count} kernels compiled\n")
 
 
 if __name__ == "__main__":

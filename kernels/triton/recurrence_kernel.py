@@ -91,9 +91,8 @@ def recurrence_kernel(
     query_ptr, key_ptr, value_ptr = _places(x_ptr, head // (H // HK) * DK + k, value_at, H, HK, DK, DV, DELTA)
     first = tl.load(firsts_ptr + sequence)
     last = tl.load(firsts_ptr + sequence + 1)
-    # Advance from each saved state to the next, and finally to the end. The first token is loaded, not carried over
-    # from the previous iteration: Triton (3.2 to 3.9) removes carried values that only bound an inner loop, which would
-    # then start at token 0 every time.
+    # Advance from each saved state to the next, and finally to the end. ``begin`` is loaded, not carried over: Triton
+    # (3.2 to 3.9) removes carried values that only bound an inner loop, which would then start at token 0 every time.
     for number in range(first, last + 1):
         keeps = number < last
         begin = tl.load(saves_ptr + 3 * number - 2, mask=number > first, other=-1) + 1

@@ -84,9 +84,13 @@ def load(config: EngineConfig, target: Model) -> Eagle3Head:
 
 
 def _required(head: Eagle3Config, checkpoint: Checkpoint) -> RequiredTensors:
-    """The tensors that the head needs."""
+    """The tensors that the head needs. Raises ``model_malformed``."""
     weights: Any = RequiredWeights(checkpoint, limit=1000)
-    Eagle3Builder(head, weights, None).build()
+    try:
+        Eagle3Builder(head, weights, None).build()
+    except (TypeError, ValueError, KeyError, AttributeError, ArithmeticError) as problem:
+        reason = f"{type(problem).__name__}: {problem}"  # a value of the config that cannot be computed with
+        raise error("model_malformed", file="config.json", reason=reason[:200]) from problem
     required: RequiredTensors = weights.required
     required.optional, required.unused = (), ("t2d", "embed_tokens.", "model.embed_tokens.")
     return required

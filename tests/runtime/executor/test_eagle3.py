@@ -208,6 +208,12 @@ def test_a_head_follows_sequences_that_get_no_draft_tokens(target, head, monkeyp
     assert sum((late - row).abs().amax(1).min() < 1e-3 for row in logits) >= 2
 
 
+def test_a_value_of_its_config_that_cannot_be_computed_with_is_refused(target, tmp_path):
+    write_head(tmp_path, partial_rotary_factor=float("nan"))
+    with pytest.raises(AiakqError, match="config.json cannot be read: ValueError: cannot convert float NaN to integer"):
+        drafting(target, tmp_path)
+
+
 def test_a_head_may_share_the_embedding_of_its_model(target, tmp_path, monkeypatch):
     """Also over ranks, each of which has a part of it."""
     tensors = write_head(tmp_path, embedding=False)
