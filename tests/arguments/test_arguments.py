@@ -151,7 +151,6 @@ SHOWN_BY = {
     "port": "test_a_port_in_use_is_found_before_loading",
     "served_model_name": "test_models_lists_every_served_name",
     "chat_template": "test_chat_template_is_a_file_or_the_text",
-    "chat_template_content_format": "test_the_operator_may_choose_the_form",
     "enable_auto_tool_choice": "test_without_the_flag_tools_are_refused",
     "tool_call_parser": "test_parsers_are_named_or_found_from_the_template",
     "tool_parser_plugin": "test_parsers_of_the_operators_own_file",

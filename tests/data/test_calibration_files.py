@@ -52,7 +52,7 @@ def test_a_row_without_text_is_left_out_and_counted(read, empty):
         ("texts.json", [TEXT] * 3),
         ("blank.jsonl", "\ufeff\n" + "\r\n\r\n".join([json.dumps({"text": TEXT})] * 3)),
         ("wide.jsonl", lines(*[{"text": TEXT}] * 3).encode("utf-16")),
-        ("lines.jsonl.gz", gzip.compress(lines(*[{"text": TEXT}] * 3).encode())),
+        ("lines.jsonl.gz", gzip.compress(lines(*[{"text": TEXT}] * 3).encode(), mtime=0)),
         ("table.csv", "text,n\n" + f"{TEXT},1\n" * 3),
         ("table.tsv", "text\tn\n" + f"{TEXT}\t1\n" * 3),
         ("one_column.csv", "whatever,n\n" + f"{TEXT},1\n" * 3),
