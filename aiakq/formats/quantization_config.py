@@ -54,7 +54,7 @@ _ALIASES = {
     "gpt_oss_mxfp4": "mxfp4",
 }
 #: Keys of config.json that hold a quantization_config; the second is that of early releases of compressed-tensors.
-_KEYS = ("quantization_config", "compression_config")
+CONFIG_KEYS = ("quantization_config", "compression_config")
 
 
 def write(spec: QuantSpec) -> dict[str, Any]:
@@ -104,7 +104,7 @@ def stored_config(config: Mapping[str, Any]) -> Any:
     for part in parts:
         if not isinstance(part, Mapping):
             continue
-        for key in _KEYS:
+        for key in CONFIG_KEYS:
             quantization = part.get(key)
             if quantization:
                 return _unnested(quantization)

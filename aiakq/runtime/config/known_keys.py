@@ -14,6 +14,7 @@ from fnmatch import translate
 from typing import Any
 
 from aiakq.errors import AiakqError, error
+from aiakq.formats.quantization_config import CONFIG_KEYS
 from aiakq.runtime.config.dense_families import DENSE
 from aiakq.runtime.config.family_keys import REQUIRED, Family
 from aiakq.runtime.config.sparse_families import SPARSE
@@ -38,7 +39,7 @@ _MODEL_TYPES = {
 #: Read for every family: what it is, its weights, and lengths that only limit the context.
 _ALWAYS = frozenset(
     {
-        *("architectures", "model_type", "dtype", "torch_dtype", "quantization_config", "aiakq", "seq_length"),
+        *("architectures", "model_type", "dtype", "torch_dtype", "aiakq", "seq_length", *CONFIG_KEYS),
         *("num_labels", "problem_type", "classifier_from_token", "sentence_transformers"),
         *("is_matryoshka", "matryoshka_dimensions", "auto_map", "max_window_layers"),
         "max_position_embeddings",  # the context length, also where there are no positions
