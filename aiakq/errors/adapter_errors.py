@@ -46,6 +46,13 @@ ADAPTER_ERRORS = {
         503,
         "service_unavailable_error",
     ),
+    "adapters_in_use": ErrorKind(
+        "There is no memory for another version of the adapter {name!r} while requests use earlier ones.",
+        "Retry when they have ended, or raise --max-loras or --max-lora-bytes.",
+        WORKER,
+        503,
+        "service_unavailable_error",
+    ),
     "adapter_exists": ErrorKind(
         "The name {name!r} is taken.", "Use another name, or load_inplace to replace the adapter.", USAGE
     ),

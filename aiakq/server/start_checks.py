@@ -32,7 +32,7 @@ def check_named_files(args: Mapping[str, Any]) -> None:
                 raise error("bad_option", option=option, value=args[name], expected=expected, hint=hint)
     check_tls(args)
     read_chat_template(args["chat_template"])
-    for module in map(parse_module, args["lora_modules"] or ()):
+    for module in map(parse_module, (args["lora_modules"] or ()) if args["enable_lora"] else ()):
         check_adapter_config(Path(module.path).expanduser())
 
 

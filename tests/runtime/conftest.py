@@ -42,7 +42,7 @@ class EncodingExecutor:
     def prepare_grammar(self, grammar: Grammar) -> Future[None] | None:
         return self.inner.prepare_grammar(self.crossed(grammar, Grammar))
 
-    def stage_adapter(self, adapter: AdapterRef) -> Future[None]:
+    def stage_adapter(self, adapter: AdapterRef) -> Future[Exception | None]:
         return self.inner.stage_adapter(self.crossed(adapter, AdapterRef))
 
     def drop_adapter(self, adapter: AdapterRef) -> None:

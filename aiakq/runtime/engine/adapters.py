@@ -4,6 +4,9 @@ An adapter is loaded in the step in which the first sequence with it starts. Bef
 reads and packs it while steps run, so that no step reads files. It stays in memory until another one needs its place.
 The least recently used adapter is evicted, those of waiting sequences last, and never one that runs; an evicted adapter
 is staged again. Executors load what a batch says.
+
+The files of an adapter that was unloaded or replaced may be gone: it stays in memory until its sequences have ended,
+and starts before adapters that can be read again. The adapter that replaces it is staged before requests may name it.
 """
 
 from __future__ import annotations
@@ -86,6 +89,8 @@ class AdapterPool:
         self._resident: OrderedDict[str, tuple[int, int]] = OrderedDict()  # slot and bytes, not used for longest first
         self._free = list(reversed(range(config.max_resident)))
         self._unwanted: set[str] = set()
+        self._replaced: set[str] = set()  # have sequences, and may not be readable any more
+        self._held: set[str] = set()  # staged or in memory since before the first sequence with them
         self._is_blocked = False
         self._num_overtaking = 0
         self.freed: list[int] = []
@@ -108,18 +113,43 @@ class AdapterPool:
         """A sequence with ``adapter`` waits."""
         if adapter is not None:
             self._live[adapter.key] += 1
+            self._replaced.discard(adapter.key)  # it has been loaded again
 
     def remove(self, adapter: AdapterRef | None) -> None:
         """A sequence with ``adapter`` has ended, and does not run any more."""
         if adapter is not None:
             _decrease(self._live, adapter.key)
             self._drop_unwanted(adapter.key)
-            if adapter.key not in self._live and adapter.key in self._staged:
+            if adapter.key not in self._live and adapter.key in self._staged and adapter.key not in self._held:
                 self._unstage(adapter)
 
-    def unload(self, key: str) -> None:
-        """Drop an adapter from memory once the last sequence with it has ended."""
+    def hold(self, adapter: AdapterRef) -> bool:
+        """Have ``adapter`` read before any sequence names it. Returns whether there is room for it.
+
+        There is none for one that was replaced and still has sequences: with others behind it, it would never end.
+        """
+        if adapter.key in self._replaced:
+            return False
+        self._unwanted.discard(adapter.key)
+        if adapter.key not in self._resident and adapter.key not in self._staged:
+            if not self._make_staging_room(adapter):
+                return False
+            self._stage(adapter)
+        self._held.add(adapter.key)
+        return True
+
+    def is_resident(self, key: str) -> bool:
+        """Whether an adapter is in memory."""
+        return key in self._resident
+
+    def unload(self, key: str, is_replaced: bool = False) -> None:
+        """Drop an adapter from memory once the last sequence with it has ended.
+
+        is_replaced  whether no further sequence will name it, and its files may be gone.
+        """
         self._unwanted.add(key)
+        if is_replaced:
+            self._replaced.add(key)
         self._drop_unwanted(key)
 
     def end_step(self, waiting: Iterable[AdapterRef | None]) -> None:
@@ -127,21 +157,16 @@ class AdapterPool:
         is room.
         """
         self._is_blocked = False
-        if len(self._staged) >= self._config.max_staged:
+        if len(self._staged) >= self._config.max_staged and self._staged.keys() <= self._live.keys():
             return
         if all(key in self._resident or key in self._staged for key in self._live):
             return
-        limit = self._config.max_bytes
-        used = sum(staged.adapter.nbytes for staged in self._staged.values())
         for adapter in waiting:
             if adapter is None or adapter.key in self._resident or adapter.key in self._staged:
                 continue
-            used += adapter.nbytes
-            is_too_large = self._staged and limit is not None and used > limit
-            if is_too_large or len(self._staged) >= self._config.max_staged:
+            if not self._make_staging_room(adapter):
                 return
-            self._staged[adapter.key] = _Staged(adapter)
-            self.wanted.append(adapter)
+            self._stage(adapter)
 
     def set_ready(self, key: str) -> None:
         """A staged adapter has been read. Ignored if it is no longer staged."""
@@ -158,7 +183,8 @@ class AdapterPool:
         """Whether a sequence with ``adapter`` may start now. If not, only a few of those behind it may."""
         if adapter is None:
             return True
-        if self._is_blocked and self._num_overtaking >= MAX_OVERTAKING:
+        is_replaced = adapter.key in self._replaced  # others may be waiting for it to end
+        if self._is_blocked and self._num_overtaking >= MAX_OVERTAKING and not is_replaced:
             return False
         if adapter.key not in self._resident:
             staged = self._staged.get(adapter.key)
@@ -204,7 +230,7 @@ class AdapterPool:
         limit = self._config.max_bytes
         assert limit is None or sum(size for _, size in self._resident.values()) <= limit, "too many bytes"
         assert not self._staged.keys() & self._resident.keys(), "an adapter in memory is staged"
-        assert self._staged.keys() <= self._live.keys(), "an adapter is staged that no sequence needs"
+        assert self._staged.keys() <= self._live.keys() | self._held, "an adapter is staged that no sequence needs"
         assert len(self._staged) <= self._config.max_staged, "too many adapters are staged"
         staged_bytes = sum(staged.adapter.nbytes for staged in self._staged.values())
         assert limit is None or staged_bytes <= limit, "too many bytes are staged"
@@ -212,19 +238,48 @@ class AdapterPool:
     def _has_room(self, adapter: AdapterRef) -> bool:
         if len(self._running) >= self._config.max_loras:
             return False
+        if adapter.key in self._resident:
+            return True
+        sizes = [size for key, (_, size) in self._resident.items() if self._stays(key)]
+        if adapter.key not in self._replaced:
+            sizes += [staged.adapter.nbytes for key, staged in self._staged.items() if key in self._replaced]
         limit = self._config.max_bytes
-        used = sum(size for key, (_, size) in self._resident.items() if key in self._running)
-        return limit is None or used + adapter.nbytes <= limit
+        return len(sizes) < self._config.max_resident and (limit is None or sum(sizes) + adapter.nbytes <= limit)
+
+    def _stays(self, key: str) -> bool:
+        """Whether an adapter in memory may not be evicted."""
+        return key in self._running or (key in self._replaced and key in self._live)
 
     def _make_room(self, adapter: AdapterRef) -> None:
         limit = self._config.max_bytes
         size = adapter.nbytes + sum(size for _, size in self._resident.values())
-        idle = [key for key in self._resident if key not in self._running]
+        idle = [key for key in self._resident if not self._stays(key)]
         for key in sorted(idle, key=lambda key: key in self._live):
             if self._free and (limit is None or size <= limit):
                 return
             size -= self._resident[key][1]
             self._evict(key)
+
+    def _stage(self, adapter: AdapterRef) -> None:
+        self._staged[adapter.key] = _Staged(adapter)
+        self.wanted.append(adapter)
+
+    def _make_staging_room(self, adapter: AdapterRef) -> bool:
+        """Drop staged adapters that no sequence needs until one more may be staged; return whether it may."""
+        limit = self._config.max_bytes
+        idle = [staged.adapter for key, staged in self._staged.items() if key not in self._live]
+        count = len(self._staged)
+        used = sum(staged.adapter.nbytes for staged in self._staged.values())
+        dropped = list[AdapterRef]()
+        while count >= self._config.max_staged or (count and limit is not None and used + adapter.nbytes > limit):
+            if not idle:
+                return False
+            dropped.append(idle.pop(0))
+            count, used = count - 1, used - dropped[-1].nbytes
+        for each in dropped:
+            self._held.discard(each.key)
+            self._unstage(each)
+        return True
 
     def _unstage(self, adapter: AdapterRef) -> None:
         """Drop an adapter from staging; what the executor has not been asked for yet, it is not asked for."""
@@ -236,12 +291,16 @@ class AdapterPool:
 
     def _drop_unwanted(self, key: str) -> None:
         if key in self._unwanted and key not in self._live:
-            self._unwanted.discard(key)
+            for marked in (self._unwanted, self._replaced, self._held):
+                marked.discard(key)
             if key in self._resident:
                 self._evict(key)
+            elif key in self._staged:
+                self._unstage(self._staged[key].adapter)
 
     def _evict(self, key: str) -> None:
         slot, _ = self._resident.pop(key)
+        self._held.discard(key)
         self._free.append(slot)
         unseen = [new.adapter for new in self.loaded if new.slot == slot]
         self.loaded = [new for new in self.loaded if new.slot != slot]

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 
 from aiakq.errors import error
-from aiakq.runtime.engine.adapters import AdapterPool
+from aiakq.runtime.engine.adapters import AdapterPool, AdapterRef
 from aiakq.runtime.engine.messages import (
     ADAPTER_FAILED,
     NOT_FINITE,
@@ -85,7 +85,7 @@ class Engine:
         self.max_pending_steps = max_pending_steps
         self.on_start: Callable[[list[str]], None] = _ignore
         self.stats = EngineStats(num_pages=scheduler.pool.num_usable, num_free_pages=scheduler.pool.num_free)
-        self.adapter_reads: dict[str, Future[None]] = {}
+        self.adapter_reads: dict[str, Future[Exception | None]] = {}
         self._sequences: dict[str, Sequence] = {}
         self._pending: deque[tuple[list[ScheduledChunk], PendingStep]] = deque()
         self._cleared_pages: list[int] = []
@@ -123,7 +123,7 @@ class Engine:
                 self.scheduler.proposer = proposer_of(self.scheduler.config.speculation)
                 self.executor.enable_drafts(message.enabled)
             elif isinstance(message, UnloadAdapter):
-                self._unload_adapter(message.key)
+                self._unload_adapter(message.key, is_replaced=True)
             elif isinstance(message, AdapterStaged):
                 self._set_staged(message.key)
             else:
@@ -165,6 +165,26 @@ class Engine:
         """Set the vocabulary for grammars. Called before the first request with a grammar."""
         self.executor.set_vocabulary(vocabulary.resized(self.limits.vocab_size, self.limits.eos_token_ids))
 
+    def hold_adapter(self, adapter: AdapterRef) -> Future[Exception | None]:
+        """Have ``adapter`` read before any request names it. The future's result is the error if that failed.
+
+        Raises ``adapters_in_use`` if there is no memory for it.
+        """
+        adapters = self.scheduler.adapters
+        assert adapters is not None, "adapters are checked only where there may be some"
+        if not adapters.hold(adapter):
+            raise error("adapters_in_use", name=adapter.name[:64])
+        self._stage_adapters(adapters)
+        if not adapters.is_resident(adapter.key):
+            return self.executor.stage_adapter(adapter)  # which has begun
+        held: Future[Exception | None] = Future()
+        held.set_result(None)
+        return held
+
+    def release_adapter(self, key: str) -> None:
+        """Drop an adapter that ``hold_adapter`` could not read: the next attempt reads it again."""
+        self._unload_adapter(key)
+
     def check(self) -> None:
         """Assert the invariants that hold between steps: no page or slot lost, used twice or mixed up, and every
         awaited token is sampled by a pending step.
@@ -198,9 +218,9 @@ class Engine:
         for adapter in wanted:
             self.adapter_reads[adapter.key] = self.executor.stage_adapter(adapter)
 
-    def _unload_adapter(self, key: str) -> None:
+    def _unload_adapter(self, key: str, is_replaced: bool = False) -> None:
         if self.scheduler.adapters is not None:
-            self.scheduler.adapters.unload(key)
+            self.scheduler.adapters.unload(key, is_replaced)
 
     def _set_staged(self, key: str) -> None:
         """The executor has read an adapter."""

@@ -163,9 +163,9 @@ class Executor(Protocol):
         the compiled grammar stays in memory; if it is cancelled, nobody waits for the grammar any more.
         """
 
-    def stage_adapter(self, adapter: AdapterRef) -> Future[None]:
-        """Start reading ``adapter`` while steps run. The future is done when a batch can load it without reading files,
-        even if that failed.
+    def stage_adapter(self, adapter: AdapterRef) -> Future[Exception | None]:
+        """Start reading ``adapter`` while steps run. The future is done when a batch can load it without reading files;
+        its result is the error if that failed.
         """
 
     def drop_adapter(self, adapter: AdapterRef) -> None:

@@ -149,7 +149,7 @@ class LocalExecutor:
         compiler = self._sequences.compiler
         return None if compiler is None else compiler.prepare(grammar)
 
-    def stage_adapter(self, adapter: AdapterRef) -> Future[None]:
+    def stage_adapter(self, adapter: AdapterRef) -> Future[Exception | None]:
         """See ``Executor``."""
         assert self.runner.adapters is not None, "the scheduler has no adapters either"
         return self.runner.adapters.staging.add(adapter)

@@ -62,7 +62,7 @@ class MultiprocessExecutor(LocalExecutor):
         super().reset()
         self._group.send(ResetSequences())
 
-    def stage_adapter(self, adapter: AdapterRef) -> Future[None]:
+    def stage_adapter(self, adapter: AdapterRef) -> Future[Exception | None]:
         """See ``Executor``. Every rank reads the adapter; the future is that of this one."""
         self._group.send(StageAdapter(adapter))
         return super().stage_adapter(adapter)

@@ -131,7 +131,7 @@ class PipelineExecutor:
             self._group.send(PrepareGrammar(grammar))
         return preparing
 
-    def stage_adapter(self, adapter: AdapterRef) -> Future[None]:
+    def stage_adapter(self, adapter: AdapterRef) -> Future[Exception | None]:
         """See ``Executor``. Every stage reads the adapter; the future is that of this one."""
         assert self.runner.adapters is not None, "the scheduler has no adapters either"
         self._group.send(StageAdapter(adapter))

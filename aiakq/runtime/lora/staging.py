@@ -21,7 +21,7 @@ class _Staged(Generic[T]):
 
     def __init__(self, adapter: AdapterRef) -> None:
         self.adapter = adapter
-        self.ready: Future[None] = Future()
+        self.ready: Future[Exception | None] = Future()
         self.is_dropped = False
         self.prepared: T | None = None
         self.failure: Exception | None = None
@@ -43,8 +43,10 @@ class AdapterStaging(Generic[T]):
         """Return the keys of the adapters, the oldest first."""
         return list(self._staged)
 
-    def add(self, adapter: AdapterRef) -> Future[None]:
-        """Queue an adapter, unless it is there already; the future is done when it can be taken, even if it failed."""
+    def add(self, adapter: AdapterRef) -> Future[Exception | None]:
+        """Queue an adapter, unless it is there already. The future is done when it can be taken; its result is what
+        ``prepare`` raised, if it did.
+        """
         staged = self._staged.get(adapter.key)
         if staged is None:
             staged = self._staged[adapter.key] = _Staged(adapter)
@@ -75,4 +77,4 @@ class AdapterStaging(Generic[T]):
         except Exception as failure:
             staged.failure = failure
         finally:
-            staged.ready.set_result(None)
+            staged.ready.set_result(staged.failure)

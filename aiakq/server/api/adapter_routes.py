@@ -37,7 +37,12 @@ async def load_adapter(service: Service, request: Request) -> Response:
     model = service.model
     check = functools.partial(service.manager.adapters.check, client=client_of(request))
     replaced = await model.adapters.load(
-        payload.lora_name, payload.lora_path, model.names, check, bool(payload.load_inplace)
+        payload.lora_name,
+        payload.lora_path,
+        model.names,
+        check,
+        service.manager.hold_adapter,
+        bool(payload.load_inplace),
     )
     if replaced is not None:
         service.manager.unload_adapter(replaced)
@@ -66,6 +71,7 @@ ROUTES = (
         errors=(
             *("lora_root_missing", "lora_disabled", "adapter_exists", "adapter_missing", "adapter_outside_root"),
             *("adapter_malformed", "adapter_unsupported", "adapter_rank", "adapter_mismatch", "adapter_size"),
+            *("adapters_in_use", "adapter_changed"),
             *("path_outside_model", "model_malformed", "format_unsupported", *UNAVAILABLE),
         ),
         enabled_by="enable_admin_routes",

@@ -8,11 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from aiakq.arguments.lora import parse_module
-from aiakq.errors import error
+from aiakq.errors import AiakqError, error
 from aiakq.runtime.engine.adapters import AdapterRef
 
 #: Validates an adapter, given its name, its path, and the folder that must contain it, or None.
 Check = Callable[[str, str, str | None], Awaitable[AdapterRef]]
+
+#: Has an adapter read before any request names it.
+Hold = Callable[[AdapterRef], Awaitable[None]]
 
 
 @dataclass
@@ -61,11 +64,13 @@ class AdapterRegistry:
             path = str(Path(module.path).expanduser())
             self._add(await check(module.name, path, None), module.base or names[0])
 
-    async def load(self, name: str, path: str, names: Sequence[str], check: Check, replace: bool) -> AdapterRef | None:
+    async def load(
+        self, name: str, path: str, names: Sequence[str], check: Check, hold: Hold, replace: bool
+    ) -> AdapterRef | None:
         """Load an adapter from the root folder. Returns the one that it replaces, if no other name refers to that.
 
         Raises ``lora_root_missing``, ``adapter_exists`` if the name is that of the model or, without ``replace``, of an
-        adapter, and the errors of the check.
+        adapter, and the errors of ``check`` and ``hold``.
         """
         if self.root is None:
             raise error("lora_root_missing")
@@ -73,8 +78,14 @@ class AdapterRegistry:
             raise error("adapter_exists", param="lora_name", name=name[:64])
         full = str(Path(self.root, path))
         adapter = await check(name, full, self.root)
+        try:
+            await hold(adapter)
+        except AiakqError as failure:
+            # An adapter with a new name is read again when it is needed.
+            if failure.id != "adapters_in_use" or name in self._adapters:
+                raise
         before = self._adapters.get(name)
-        if before is not None and not replace:  # loaded during the check
+        if before is not None and not replace:  # loaded meanwhile
             raise error("adapter_exists", param="lora_name", name=name[:64])
         self._add(adapter, names[0])
         return None if before is None or self._is_named(before) else before

@@ -47,7 +47,11 @@ class ModelInfo:
         return [*self.names, *self.adapters.names]
 
     def adapter(self, name: str | None) -> AdapterRef | None:
-        """Return the adapter for requests that name the model ``name``; None for the model itself."""
+        """Return the adapter for requests that name the model ``name``; None for the model itself.
+
+        Raises ``unknown_model``: an adapter may have been unloaded since the request was read.
+        """
+        self.check_name(name)
         return self.adapters.get(name)
 
     def shown_name(self, name: str | None) -> str:

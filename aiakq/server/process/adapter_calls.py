@@ -1,4 +1,4 @@
-"""AdapterCalls: requests to the engine process to check and unload LoRA adapters."""
+"""AdapterCalls: requests to the engine process to check, hold and unload LoRA adapters."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from weakref import WeakValueDictionary
 from aiakq.errors import AiakqError
 from aiakq.runtime.engine.adapters import AdapterRef
 from aiakq.server.errors import copy_error
-from aiakq.server.process.ipc import AdapterChecked, CheckAdapter, ToEngine, Unload, decode_error
+from aiakq.server.process.ipc import AdapterChecked, CheckAdapter, HoldAdapter, ToEngine, Unload, decode_error
 
 
 class AdapterCalls:
@@ -32,13 +32,23 @@ class AdapterCalls:
         async with turn:
             return await self._checked(name, path, root)
 
+    async def hold(self, adapter: AdapterRef) -> None:
+        """Have the engine read ``adapter`` before any request names it.
+
+        Raises ``adapters_in_use``, why it cannot be read, or the error for which no engine is running.
+        """
+        await self._answer(lambda number: HoldAdapter(number, adapter))
+
     async def _checked(self, name: str, path: str, root: str | None) -> AdapterRef:
+        return await self._answer(lambda number: CheckAdapter(number, name, path, root))
+
+    async def _answer(self, record: Callable[[int], CheckAdapter | HoldAdapter]) -> AdapterRef:
         if self.send is None:
             assert self._failure is not None, "the engine is ready before adapters are loaded"
             raise copy_error(self._failure)
         number = next(self._numbers)
         future = self._waiting[number] = asyncio.get_running_loop().create_future()
-        self.send(CheckAdapter(number, name, path, root))
+        self.send(record(number))
         try:
             return await future
         finally:
@@ -50,7 +60,7 @@ class AdapterCalls:
             self.send(Unload(adapter.key))
 
     def on_checked(self, record: AdapterChecked) -> None:
-        """Handle the engine's reply to ``check``."""
+        """Handle the engine's reply to ``check`` or ``hold``."""
         future = self._waiting.get(record.number)
         if future is None or future.done():
             return

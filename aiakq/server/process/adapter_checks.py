@@ -1,24 +1,29 @@
-"""AdapterChecks: reads and hashes the files of LoRA adapters in threads, concurrently with the engine's steps."""
+"""AdapterChecks: LoRA adapters that are checked, or read before requests name them, while the engine's steps run."""
 
 from __future__ import annotations
 
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from typing import TYPE_CHECKING, Any
 
 from aiakq.errors import AiakqError, error, one_line
-from aiakq.runtime.engine.messages import ModelLimits
-from aiakq.server.process.ipc import AdapterChecked, CheckAdapter, encode_error
+from aiakq.server.process.ipc import AdapterChecked, CheckAdapter, HoldAdapter, encode_error
+
+if TYPE_CHECKING:
+    from aiakq.runtime.engine.engine import Engine
 
 #: Seconds that an idle engine waits for a check before it polls for messages again.
 _PAUSE = 0.005
 
 
 class AdapterChecks:
-    """Checks of adapters against ``limits``."""
+    """Checks of adapters against the engine's limits, and reads of those that replace others."""
 
-    def __init__(self, limits: ModelLimits) -> None:
-        self._limits = limits.adapters
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._limits = engine.limits.adapters
         self._threads: ThreadPoolExecutor | None = None
         self._running: list[Future[AdapterChecked]] = []
+        self._held: list[tuple[HoldAdapter, Future[Exception | None]]] = []
 
     def start(self, record: CheckAdapter) -> None:
         """Start checking an adapter."""
@@ -26,18 +31,36 @@ class AdapterChecks:
             self._threads = ThreadPoolExecutor(1, "adapters")
         self._running.append(self._threads.submit(self._check, record))
 
+    def hold(self, record: HoldAdapter, is_ending: bool) -> None:
+        """Start reading an adapter, unless requests still have it from before it was unloaded (``is_ending``)."""
+        try:
+            if is_ending:
+                raise error("adapters_in_use", name=record.adapter.name[:64])
+            reading = self._engine.hold_adapter(record.adapter)
+        except AiakqError as failure:
+            reading = Future()
+            reading.set_result(failure)
+        self._held.append((record, reading))
+
     def done(self) -> list[AdapterChecked]:
-        """Remove and return the finished checks."""
+        """Remove and return the finished checks and reads."""
         ended = [each for each in self._running if each.done()]
         if ended:
             self._running = [each for each in self._running if each not in ended]
-        return [each.result() for each in ended]
+        for record, reading in self._held:
+            if reading.done() and reading.result() is not None:
+                self._engine.release_adapter(record.adapter.key)
+        read = [each for each in self._held if each[1].done()]
+        if read:
+            self._held = [each for each in self._held if each not in read]
+        return [*(each.result() for each in ended), *(_reply(record, reading.result()) for record, reading in read)]
 
     def wait(self) -> bool:
-        """Wait briefly if a check is running; return whether one is."""
-        if self._running:
-            wait(self._running, timeout=_PAUSE, return_when=FIRST_COMPLETED)
-        return bool(self._running)
+        """Wait briefly if a check or a read is running; return whether one is."""
+        pending: list[Future[Any]] = [*self._running, *(reading for _, reading in self._held)]
+        if pending:
+            wait(pending, timeout=_PAUSE, return_when=FIRST_COMPLETED)
+        return bool(pending)
 
     def _check(self, record: CheckAdapter) -> AdapterChecked:
         from aiakq.runtime.lora.requests import check_adapter
@@ -50,3 +73,12 @@ class AdapterChecks:
             unreadable = error("adapter_malformed", adapter=record.name, reason=one_line(problem))
             return AdapterChecked(record.number, failure=encode_error(unreadable))
         return AdapterChecked(record.number, adapter)
+
+
+def _reply(record: HoldAdapter, failure: Exception | None) -> AdapterChecked:
+    """Return the reply to ``record``, which was read or failed."""
+    if failure is None:
+        return AdapterChecked(record.number, record.adapter)
+    if not isinstance(failure, AiakqError):
+        failure = error("adapter_malformed", adapter=record.adapter.name, reason=one_line(failure))
+    return AdapterChecked(record.number, failure=encode_error(failure))

@@ -25,6 +25,7 @@ from aiakq.server.process.ipc import (
     EngineLink,
     Failed,
     GiveVocabulary,
+    HoldAdapter,
     Loading,
     Ready,
     Reset,
@@ -132,7 +133,8 @@ def _load(link: EngineLink, start: Start) -> Engine:
 def _serve(link: EngineLink, engine: Engine) -> None:
     """Run the engine on the requests of the HTTP process until it is gone."""
 
-    held, checks = HeldRequests(engine.executor), AdapterChecks(engine.limits)
+    held, checks = HeldRequests(engine.executor), AdapterChecks(engine)
+    unloads: list[str] = []  # adapters that no further request names
 
     def receive(idle: bool) -> Inbox | None:
         records = link.receive(wait=idle and not (held.wait() or checks.wait()))
@@ -154,10 +156,17 @@ def _serve(link: EngineLink, engine: Engine) -> None:
             elif isinstance(record, CheckAdapter):
                 checks.start(record)
             elif isinstance(record, Unload):
-                inbox.append(UnloadAdapter(record.key))
+                unloads.append(record.key)
+            elif isinstance(record, HoldAdapter):
+                checks.hold(record, is_ending=record.adapter.key in unloads)
         for checked in checks.done():
             link.send(checked)
-        return inbox + held.ready()
+        inbox += held.ready()
+        if unloads:  # requests that wait for their grammar still need their adapter
+            needed = held.adapters()
+            inbox += [UnloadAdapter(key) for key in unloads if key not in needed]
+            unloads[:] = [key for key in unloads if key in needed]
+        return inbox
 
     engine.on_start = lambda request_ids: link.send(Started(request_ids))
 

@@ -40,6 +40,10 @@ class HeldRequests:
         self._held = [each for each in self._held if not each[0].done()] if ready else self._held
         return ready
 
+    def adapters(self) -> set[str]:
+        """Keys of the adapters of the requests that are held."""
+        return {spec.adapter.key for _, spec in self._held if spec.adapter is not None}
+
     def cancel(self, request_ids: Iterable[str]) -> None:
         """Remove these requests. What nobody else waits for is not compiled."""
         gone = set(request_ids)

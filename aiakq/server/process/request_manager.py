@@ -184,6 +184,10 @@ class RequestManager:
         running = {names[stream] for stream in streams if not stream.is_waiting}
         return sorted(running), sorted({*names.values()} - running)
 
+    async def hold_adapter(self, adapter: AdapterRef) -> None:
+        """Have an adapter read before any request names it. Raises what ``AdapterCalls.hold`` raises."""
+        await self.adapters.hold(adapter)
+
     def unload_adapter(self, adapter: AdapterRef) -> None:
         """Unload an adapter as soon as no request uses it."""
         self.adapters.unload(adapter)

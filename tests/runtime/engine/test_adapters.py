@@ -267,6 +267,75 @@ def test_an_adapter_that_is_unloaded_while_it_is_read_leaves_memory_with_its_las
 
 
 @SCHEDULERS
+def test_a_replaced_adapter_stays_in_memory_until_its_sequences_have_ended(kind):
+    """Its files may be gone, and the one that replaces it is in memory before a sequence names it."""
+    world = World(kind, max_loras=1, max_resident=1, max_num_seqs=1)
+    pool = world.scheduler.adapters
+    world.add(ref("other"), tokens=4)
+    old = world.add(ref("v1"), tokens=2)
+    world.read_all()
+    assert pool.hold(ref("v2"))
+    pool.unload("v1", is_replaced=True)
+    new = [world.add(ref("v2"), tokens=2, client="x") for _ in range(2)]
+    late = world.add(ref("other"), client="y")
+    assert not pool.hold(ref("v3")), "v1 and v2 have sequences, so there is no room"
+    assert not pool.hold(ref("v1")), "it has sequences from before"
+    world.drain()
+    assert all(each.num_outputs for each in (old, *new, late))
+    assert world.reads.count("v1") == 1
+    assert pool.hold(ref("v3")) and pool.hold(ref("v3"))
+    world.read_all()
+    assert world.read == {"v3"}
+    world.add(ref("v3"), tokens=1)
+    world.drain()
+    assert world.reads.count("v3") == 1
+
+
+@SCHEDULERS
+def test_an_adapter_held_without_sequences_makes_room_for_one_that_has_some(kind):
+    world = World(kind, max_loras=1, max_resident=1)
+    pool = world.scheduler.adapters
+    assert pool.hold(ref("a")) and pool.hold(ref("b")) and pool.hold(ref("c"))
+    world.read_all()
+    assert world.read == {"b", "c"}
+    sequences = [world.add(ref(key)) for key in "de"]
+    world.drain()
+    assert [each.num_outputs for each in sequences] == [3, 3]
+    for key in "bc":
+        pool.unload(key, is_replaced=True)
+    world.step()
+    assert not world.read
+
+
+@SCHEDULERS
+@pytest.mark.parametrize("seed", range(6))
+def test_no_adapter_in_memory_is_read_again_after_it_was_replaced(kind, seed):
+    draw = random.Random(seed)
+    most, limit = draw.randint(1, 2), draw.choice([None, 40])
+    world = World(kind, max_loras=most, max_resident=most + draw.randint(0, 1), max_bytes=limit)
+    pool, versions, gone = world.scheduler.adapters, {"a": 0, "b": 0, "c": 0}, set()
+    count = 0
+    for _ in range(400):
+        world.reads_per_step = draw.choice([0, 1, 2])
+        name = draw.choice("aab")
+        key = f"{name}{versions[name]}"
+        if draw.random() < 0.5 and len(world.scheduler.waiting) < 8:
+            world.add(ref(key), draw.randint(1, 6), draw.randint(1, 9), draw.choice(["", "x", "y"]))
+        elif draw.random() < 0.3 and pool.hold(ref(f"{name}{versions[name] + 1}")):
+            versions[name] += 1
+            count += 1
+            if key in pool._resident or key in pool._staged:
+                gone.add(key)
+            pool.unload(key, is_replaced=True)
+        before = len(world.reads)
+        world.step()
+        assert not gone & set(world.reads[before:])
+    world.reads_per_step = 1
+    world.drain()
+    assert count > 5
+
+
+@SCHEDULERS
 @pytest.mark.parametrize("bug", ["admits", "_unstage"])
 def test_the_tests_find_adapters_that_are_not_staged(kind, bug, monkeypatch):
     if bug == "admits":

@@ -26,8 +26,10 @@ from aiakq.arguments.lora import LoraModule, parse_module
 from aiakq.arguments.server import checked
 from aiakq.errors import AiakqError
 from aiakq.runtime.engine.adapters import AdapterRef
+from aiakq.runtime.engine.messages import ModelLimits
 from aiakq.server.api.adapter_routes import load_adapter, unload_adapter
 from aiakq.server.api.adapters import AdapterRegistry
+from aiakq.server.api.model_info import ModelInfo
 from aiakq.server.api.request_tracker import RequestTracker
 from aiakq.server.background import RunningServer
 from aiakq.server.telemetry.metrics import Metrics
@@ -176,8 +178,11 @@ def posted(body: dict[str, Any]) -> Request:
 def test_labels_of_metrics_stay_those_of_served_adapters_over_a_thousand_loads():
     """Also where a request ends after its adapter was unloaded."""
 
-    async def check(name: str, path: str, root: str | None) -> AdapterRef:
+    async def check(name: str, path: str, root: str | None, client: str) -> AdapterRef:
         return AdapterRef(f"key of {name}", name, path, 1)
+
+    async def hold(adapter: AdapterRef) -> None:
+        pass
 
     async def load_and_unload(count: int) -> None:
         for number in range(count):
@@ -197,7 +202,9 @@ def test_labels_of_metrics_stay_those_of_served_adapters_over_a_thousand_loads()
     service: Any = SimpleNamespace(
         metrics=metrics,
         model=SimpleNamespace(adapters=registry, adapter=registry.get, names=["model"]),
-        manager=SimpleNamespace(adapters=SimpleNamespace(check=check), unload_adapter=lambda adapter: None),
+        manager=SimpleNamespace(
+            adapters=SimpleNamespace(check=check), hold_adapter=hold, unload_adapter=lambda adapter: None
+        ),
         check_available=lambda: None,
         max_body_bytes=1000,
         num_in_flight=0,
@@ -224,15 +231,70 @@ def test_a_restarted_engine_has_the_same_adapters(running, client, expected):
 
 
 def test_files_that_are_gone_fail_their_requests_only(client, root, expected):
-    shutil.copytree(root / "three", root / "lost")
-    weights = root / "lost" / "adapter_config.json"
-    weights.write_text(weights.read_text() + " ")  # another key than that of "three"
-    assert load(client, "lost", "lost").status_code == 200
-    shutil.rmtree(root / "lost")
+    names = ["lost", "next", "later", "last"]  # the others take its place in memory
+    for number, name in enumerate(names):
+        shutil.copytree(root / "three", root / name)
+        config = root / name / "adapter_config.json"
+        config.write_text(config.read_text() + " " * (number + 1))  # another key than that of "three"
+        assert load(client, name, name).status_code == 200
+        shutil.rmtree(root / name)
+    assert text_of(client, "last") == expected["three"], "it was read when it was loaded"
     answer = complete(client, "lost")
     assert answer.status_code == 503 and answer.json()["error"]["code"] == "adapter_lost"
     assert text_of(client, "one") == expected["one"]
-    client.post("/v1/unload_lora_adapter", json={"lora_name": "lost"})
+    for name in names:
+        client.post("/v1/unload_lora_adapter", json={"lora_name": name})
+
+
+def test_an_adapter_unloaded_while_its_request_is_read_is_not_replaced_by_the_base_model():
+    adapter = AdapterRef("key", "sql", "/sql", 1)
+    registry = AdapterRegistry("/", {"sql": adapter}, {"sql": "base"})
+    limits = ModelLimits(10, 20, 30)
+    model = ModelInfo(("base",), "/base", "float32", limits, {}, "assistant", registry)
+    assert model.adapter("sql") == adapter and model.adapter("base") is model.adapter(None) is None
+    registry.remove("sql")
+    with pytest.raises(AiakqError, match="sql"):
+        model.adapter("sql")
+
+
+@pytest.fixture(scope="module")
+def narrow(start_server, root) -> Iterator[httpx.Client]:
+    """A server that runs one adapter at a time."""
+    options: dict[str, Any] = {"enable_lora": True, "max_loras": 1, "max_num_seqs": 2, "enable_admin_routes": True}
+    with (
+        start_server(**options, lora_root=str(root)) as server,
+        httpx.Client(base_url=server.url, timeout=60, trust_env=False) as client,
+    ):
+        yield client
+
+
+def test_requests_of_an_adapter_that_is_replaced_are_answered_by_the_version_they_began_with(narrow, expected, root):
+    """Its files are overwritten while they wait."""
+    folder, versions = root / "swapped", ["one", "two", "three"] * 3
+    shutil.copytree(root / "one", folder)
+    assert load(narrow, "swapped", "swapped").status_code == 200
+    loading, loaded = ["one"], ["one"]
+
+    def ask(_: int) -> tuple[int, str, list[str]]:
+        oldest = len(loaded) - 1
+        answer = complete(narrow, "swapped")
+        return answer.status_code, answer.text, [expected[name] for name in loading[oldest:]]
+
+    with ThreadPoolExecutor(12) as threads:
+        answers = []
+        for version in versions[1:]:
+            answers += [threads.submit(ask, number) for number in range(6)]
+            for file in (root / version).iterdir():
+                shutil.copy(file, folder / file.name)
+            loading.append(version)
+            while (answer := load(narrow, "swapped", "swapped", load_inplace=True)).status_code != 200:
+                assert answer.status_code == 503 and answer.json()["error"]["code"] == "adapters_in_use", answer.text
+                time.sleep(0.05)
+            loaded.append(version)
+        for status, text, possible in [each.result() for each in answers]:
+            assert status == 200, text
+            assert json.loads(text)["choices"][0]["text"] in possible
+    assert text_of(narrow, "swapped") == expected[versions[-1]]
 
 
 def test_the_forms_of_lora_modules():

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -22,7 +24,8 @@ def test_a_panic_of_a_native_library_fails_the_check_alone(monkeypatch, problem)
         raise problem
 
     monkeypatch.setattr(requests, "check_adapter", fail)
-    checks = AdapterChecks(ModelLimits(10, 20, 30))
+    engine: Any = SimpleNamespace(limits=ModelLimits(10, 20, 30))
+    checks = AdapterChecks(engine)
     checks.start(CheckAdapter(3, "a", "/nowhere", None))
     deadline = time.monotonic() + 20
     while not (done := checks.done()):
