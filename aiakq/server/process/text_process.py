@@ -377,6 +377,9 @@ class _Worker:
         if request.token_ids is not None:
             reply.text = tokenizer.decode(request.token_ids, request.skip_special_tokens)
             return reply
+        if request.cut_to is not None:
+            reply.texts = [tokenizer.cut(text, request.cut_to) for text in request.texts]
+            return reply
         if request.messages is not None:
             reply.text = request.texts[0]
         lengths = map(pair_length, request.pairs) if request.pairs else map(len, request.texts)
