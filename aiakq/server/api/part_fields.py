@@ -28,13 +28,14 @@ _PARTS: Mapping[str, frozenset[str]] = {
     "refusal": fields("refusal"),
     **dict.fromkeys(("thinking", "reasoning", "reasoning_text", "summary_text"), fields(_REASONING)),
     "tool_use": fields("name input caller"),
-    "tool_result": fields("tool_use_id content is_error"),
+    "tool_result": fields("tool_use_id content is_error context title source"),
     **dict.fromkeys(("redacted_thinking", "redacted_reasoning"), fields("data")),
 }
 #: Fields that may have a content in turn.
 _NESTED = ("content", "summary", "thinking", "reasoning")
 #: Depth of contents in contents, beyond that of any that is read.
 _MAX_DEPTH = 8
+_CHOICE = fields("function allowed_tools mode tools name namespace server_label")
 
 
 def objects_of(values: Any, path: str) -> Iterator[tuple[dict[str, Any], str]]:
@@ -79,3 +80,15 @@ def check_content(content: Any, path: str, unknown: UnknownFields, depth: int = 
         for name in _NESTED:
             if name in part:
                 check_content(part[name], f"{part_path}.{name}", unknown, depth + 1)
+
+
+def check_choice(choice: Any, unknown: UnknownFields) -> None:
+    """Call ``check_fields`` for ``tool_choice``, in the form of chat or of responses, and for what is in it."""
+    if not isinstance(choice, dict):
+        return
+    check_fields(choice, "tool_choice", _CHOICE, unknown)
+    for name in ("function", "allowed_tools"):
+        if isinstance(choice.get(name), dict):
+            check_fields(choice[name], f"tool_choice.{name}", _CHOICE, unknown)
+    for tool, path in objects_of(choice.get("tools"), "tool_choice.tools"):
+        check_fields(tool, path, _CHOICE, unknown)

@@ -171,6 +171,12 @@ def _item(**item) -> dict:
             "tools[0].tools[0].stric",
         ),
         (ResponsesRequest, {"tool_choice": {"type": "function", "nmae": "f"}}, "tool_choice.nmae"),
+        (ChatCompletionRequest, {"tool_choice": {"type": "function", "fuction": {}}}, "tool_choice.fuction"),
+        (
+            ChatCompletionRequest,
+            {"tool_choice": {"type": "function", "function": {"Name": "f"}}},
+            "tool_choice.function.Name",
+        ),
     ],
     ids=str,
 )
@@ -190,6 +196,7 @@ def test_misspelled_fields_of_parts_items_and_tools_are_refused(model, fields, p
         (ResponsesRequest, _item(type="function_call_output", call_id="a", output="b", colour=None), []),
         (ResponsesRequest, {"tools": [{"type": "function", "name": "f", "colour": 1}]}, []),  # for the template
         (ResponsesRequest, {"tools": [{"type": "web_search", "filter": {}}]}, []),
+        (MessagesRequest, {"thinking": {"type": "enabled", "budget_tokens": 9}}, ["thinking.budget_tokens"]),
         (MessagesRequest, _block(type="text", text="a", cache_control={"type": "ephemeral"}, citations=None), []),
         (MessagesRequest, _block(type="thinking", thinking="a", signature="b"), []),
         (ResponsesRequest, _item(type="reasoning", id="a", summary=[], encrypted_content="b", status=None), []),

@@ -117,6 +117,9 @@ class MessagesFields(Translated):
 
     def check_parts(self, path: str, unknown: UnknownFields) -> None:
         check_blocks(self.system, self.messages, unknown)
+        if self.thinking is not None and (self.thinking.model_extra or {}).get("budget_tokens") is not None:
+            # Clients have to send it, so that it is not refused as in chat.
+            unknown.ignore(error("unknown_field", param="thinking.budget_tokens", hint="It was ignored."))
 
     def conversation_fields(self) -> dict[str, Any]:
         """Return the fields of the chat request."""

@@ -9,6 +9,7 @@ from typing import Any
 
 from aiakq.errors import error
 from aiakq.runtime.text.message_parts import read_content
+from aiakq.server.api.foreign_fields import MESSAGE_FIELDS
 from aiakq.server.api.part_fields import check_content, check_fields, fields, objects_of
 from aiakq.server.api.responses.tools import flat_name
 from aiakq.server.api.turns import Turns, string_of, text_of, type_of
@@ -18,7 +19,7 @@ from aiakq.server.api.unknown_fields import UnknownFields
 _REASONING_MARK = "aiakq1."
 #: Type of an item -> its fields. Those of other types are refused.
 _ITEM_FIELDS = {
-    "message": fields("role content phase name annotations refusal"),
+    "message": fields("role content phase name annotations refusal") | MESSAGE_FIELDS.keys(),
     "reasoning": fields("summary content encrypted_content"),
     "function_call": fields("call_id name arguments namespace caller parsed_arguments created_by"),
     "function_call_output": fields("call_id output name caller created_by"),

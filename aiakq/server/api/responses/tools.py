@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from aiakq.errors import error
-from aiakq.server.api.part_fields import check_fields, fields, objects_of
+from aiakq.server.api.part_fields import check_choice, check_fields, fields, objects_of
 from aiakq.server.api.turns import string_of, type_of
 from aiakq.server.api.unknown_fields import UnknownFields
 
@@ -16,7 +16,6 @@ LEFT_OUT = frozenset({"web_search", "web_search_preview", "image_generation", "t
 
 _FUNCTION = fields("name description parameters strict defer_loading allowed_callers output_schema")
 _NAMESPACE = fields("name description tools")
-_CHOICE = fields("name namespace mode tools function server_label")
 
 
 def check_tools(tools: list[Any] | None, choice: Any, unknown: UnknownFields) -> None:
@@ -31,10 +30,7 @@ def check_tools(tools: list[Any] | None, choice: Any, unknown: UnknownFields) ->
             check_fields(tool, path, _NAMESPACE, unknown)
             for member, member_path in objects_of(tool.get("tools"), f"{path}.tools"):
                 check_fields(member, member_path, _FUNCTION, unknown, passes_on=True)
-    if isinstance(choice, dict):
-        check_fields(choice, "tool_choice", _CHOICE, unknown)
-        for tool, path in objects_of(choice.get("tools"), "tool_choice.tools"):
-            check_fields(tool, path, _CHOICE, unknown)
+    check_choice(choice, unknown)
 
 
 def flat_name(namespace: str, name: str) -> str:
