@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import bisect
 import importlib.util
 import json
 import math
@@ -180,34 +179,11 @@ class Tokenizer:
             return self._backend.encode_batch([(text, other)])[0].ids
         return list(self.hf(text, text_pair=other)["input_ids"])
 
-    def cut(self, text: str, max_tokens: int) -> str:
-        """Return the beginning of ``text`` that its first ``max_tokens`` tokens are, not counting special tokens.
-
-        A character that is spread over several tokens is not cut in two.
-        """
-        text = well_formed(text)
+    def spans(self, text: str) -> list[tuple[int, int]] | None:
+        """Return begin and end in ``text`` of each token, without special tokens; None if the tokenizer has none."""
         if self._backend is None:
-            return self._cut_decoded(text, max_tokens)
-        while text:
-            offsets = self._backend.encode_batch([text], add_special_tokens=False)[0].offsets
-            if len(offsets) <= max_tokens:
-                break
-            end = min(offsets[max_tokens - 1][1], offsets[max_tokens][0]) if max_tokens else 0
-            # The beginning is tokenized again: it may be split in another way than in the whole text.
-            text = text[: min(end, len(text) - 1)]
-        return text
-
-    def _cut_decoded(self, text: str, max_tokens: int) -> str:
-        """As ``cut``, for a tokenizer that has no positions of tokens."""
-        ids = self.encode(text, add_special_tokens=False)
-        if len(ids) <= max_tokens:
-            return text
-        cut = self.decode(ids[:max_tokens], skip_special_tokens=False).rstrip("\ufffd")
-        if text.startswith(cut) and len(self.encode(cut, add_special_tokens=False)) <= max_tokens:
-            return cut
-        lengths = range(1, len(text) + 1)
-        fits = bisect.bisect_right(lengths, max_tokens, key=lambda length: len(self.encode(text[:length], False)))
-        return text[:fits]
+            return None
+        return self._backend.encode_batch([text], add_special_tokens=False)[0].offsets
 
     def decode(self, ids: list[int], skip_special_tokens: bool = True, spaces: bool = True) -> str:
         """Return the text of ``ids``. Only Python tokenizers support ``spaces`` between special tokens."""

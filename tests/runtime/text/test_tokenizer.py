@@ -149,14 +149,3 @@ def test_a_panic_of_the_tokenizer_is_an_error_of_the_registry(example_model: Pat
     with pytest.raises(AiakqError) as caught:
         Tokenizer.load(folder)
     assert caught.value.id == "model_malformed"
-
-
-@pytest.mark.parametrize("mode", ["auto", "slow"])
-def test_a_text_is_cut_at_its_first_tokens(mode: str, example_model: Path) -> None:
-    tokenizer = Tokenizer.load(example_model, mode=mode)
-    text = "The quick brown fox, na\u00efve \U0001f98a\U0001f98a \u4f60\u597d jumps"
-    ids = tokenizer.encode(text, add_special_tokens=False)
-    for limit in range(len(ids) + 2):
-        cut = tokenizer.cut(text, limit)
-        assert text.startswith(cut) and len(tokenizer.encode(cut, add_special_tokens=False)) <= limit
-        assert cut == tokenizer.decode(ids[:limit]).rstrip("\ufffd")
