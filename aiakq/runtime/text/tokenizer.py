@@ -179,6 +179,12 @@ class Tokenizer:
             return self._backend.encode_batch([(text, other)])[0].ids
         return list(self.hf(text, text_pair=other)["input_ids"])
 
+    def spans(self, text: str) -> list[tuple[int, int]] | None:
+        """Return begin and end in ``text`` of each token, without special tokens; None if the tokenizer has none."""
+        if self._backend is None:
+            return None
+        return self._backend.encode_batch([text], add_special_tokens=False)[0].offsets
+
     def decode(self, ids: list[int], skip_special_tokens: bool = True, spaces: bool = True) -> str:
         """Return the text of ``ids``. Only Python tokenizers support ``spaces`` between special tokens."""
         if self._backend is not None:

@@ -10,6 +10,7 @@ from aiakq.errors import error
 from aiakq.runtime.text.chat_template import RESERVED_TEMPLATE_KWARGS
 from aiakq.runtime.text.message_parts import join_text_parts, read_message
 from aiakq.server.api.foreign_fields import CALL_FIELDS, MESSAGE_FIELDS, ForeignField
+from aiakq.server.api.part_fields import check_choice, check_content
 from aiakq.server.api.reasoning_switch import ReasoningEffort, reasoning_arguments
 from aiakq.server.api.request_model import FailFastList, RequestModel
 from aiakq.server.api.tools import AsSent, ToolChoice, Tools, allowed_tools, calls_tools, check_tools, forced_tools
@@ -73,6 +74,9 @@ class ChatMessage(RequestModel):
     reasoning_content: str | None = None
     reasoning: str | None = None
 
+    def check_parts(self, path: str, unknown: UnknownFields) -> None:
+        check_content(self.content, f"{path}.content", unknown)
+
     @property
     def text(self) -> str:
         """The text of the content."""
@@ -125,6 +129,9 @@ class ConversationFields(RequestModel):
 
     _thinks: bool | None = PrivateAttr(None)
     _thinks_param: str = PrivateAttr("")
+
+    def check_parts(self, path: str, unknown: UnknownFields) -> None:
+        check_choice(self.tool_choice, unknown)
 
     @property
     def may_call(self) -> bool:

@@ -82,6 +82,9 @@ class RequestModel(BaseModel):
             else:
                 self._check_extra_field(name, value, param, unknown)
 
+    def check_parts(self, path: str, unknown: UnknownFields) -> None:
+        """Check the fields of objects in the object at ``path`` that no model declares; see part_fields.py."""
+
     def sent(self, name: str) -> Any:
         """Return the value of a declared or undeclared field, or of Ollama's options; None if it is not set."""
         extra = self.model_extra or {}
@@ -192,6 +195,7 @@ def parse_body(model: type[Model], body: bytes, unknown: UnknownFields = REFUSE)
     if b"NaN" in body or b"Infinity" in body:
         _check_constants(body)
     request.check_extra_fields("", unknown)
+    request.check_parts("", unknown)
     _check_nested(request, "", unknown)
     return request
 
@@ -248,6 +252,7 @@ def _holds_model(annotation: Any) -> bool:
 def _check_object(value: RequestModel, path: str, unknown: UnknownFields) -> None:
     if value.model_extra:
         value.check_extra_fields(path, unknown)
+    value.check_parts(path, unknown)
     if type(value)._nested_fields():
         _check_nested(value, f"{path}.", unknown)
 

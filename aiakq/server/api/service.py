@@ -167,6 +167,10 @@ class Service:
         reply = await self.text.run(request)
         return self.truncate_prompts(self._prompts([None] * len(pairs), reply, request, params), params)
 
+    async def cut_texts(self, texts: Sequence[str], max_tokens: int) -> list[str]:
+        """Cut each text after ``max_tokens`` tokens, see ``cut_text``."""
+        return (await self.text.run(TextRequest(0, texts=list(texts), cut_to=max_tokens))).texts
+
     def check_calls_tools(self, is_forced: bool) -> None:
         """Raise ``unsupported_parameter`` if the server does not enable tool calls.
 

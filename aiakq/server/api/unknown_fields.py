@@ -19,7 +19,7 @@ logger = logging.getLogger("aiakq.server")
 
 #: At most this many names of this many characters are in the header.
 MAX_HEADER_NAMES, MAX_HEADER_CHARS = 10, 64
-#: Names per request that are compared with those of known fields, which takes a fraction of a millisecond each.
+#: Different names per request that are compared with known ones, which takes a fraction of a millisecond each.
 MAX_COMPARED = 64
 #: Maximum number of unknown field names to log, since clients could send any number of them.
 MAX_LOGGED_NAMES = 100
@@ -29,10 +29,20 @@ _ESCAPE_AT_END = re.compile(r"%[0-9A-F]?$")
 
 
 class IgnoredFields:
-    """The ignored fields of one request."""
+    """The ignored fields of one request.
+
+    compared  names of unknown fields that were compared with those of known ones, ignored or not.
+    """
 
     def __init__(self) -> None:
         self.names: dict[str, None] = {}
+        self.compared: set[str] = set()
+
+    def may_compare(self, name: str) -> bool:
+        """Whether ``name`` is among the first ``MAX_COMPARED`` different names."""
+        if name not in self.compared and len(self.compared) < MAX_COMPARED:
+            self.compared.add(name)
+        return name in self.compared
 
     def header(self) -> str:
         """Return the value of x-ignored-fields: names separated by commas, percent-encoded."""
@@ -65,7 +75,7 @@ class UnknownFields:
     def check(self, param: str, name: str, known: Collection[str]) -> None:
         """Raise ``unknown_field`` for the field ``name`` at ``param``, unless it is to be ignored."""
         request = ignored_fields.get()
-        compares = self.refuses or (self.mode == "ignore" and (request is None or len(request.names) < MAX_COMPARED))
+        compares = self.refuses or (self.mode == "ignore" and (request is None or request.may_compare(name)))
         near = nearest(name, frozenset(known)) if compares else None
         if near is not None:
             raise error("unknown_field", param=param, hint=f"Did you mean {near}?")

@@ -79,6 +79,7 @@ class TextRequest(msgspec.Struct):
     call_syntax          how calls are written if the template has no place for tools.
     texts                texts to tokenize.
     pairs                pairs of texts to tokenize instead, each to one list of ids.
+    cut_to               number of tokens after which to cut ``texts``, which are returned instead of their ids.
     add_special_tokens   see ``Tokenizer.encode``.
     max_chars            maximum number of characters of a text.
     max_ids              number of token ids to return of each text; None for all.
@@ -96,6 +97,7 @@ class TextRequest(msgspec.Struct):
     call_syntax: CallSyntax = CallSyntax()
     texts: list[str] = []
     pairs: list[tuple[str, str]] = []
+    cut_to: int | None = None
     add_special_tokens: bool = True
     max_chars: int | None = None
     max_ids: int | None = None
@@ -112,6 +114,7 @@ class TextReply(msgspec.Struct):
     """The result, or the ``failure``.
 
     error      the failure, if it is in the error registry: id and fields.
+    texts      the texts that were cut.
     counts     total number of tokens of each text.
     dropped    what is not enforced of the relaxed schema, which is the ``text``.
     seconds    CPU time of compiling a grammar.
@@ -121,6 +124,7 @@ class TextReply(msgspec.Struct):
 
     number: int
     text: str = ""
+    texts: list[str] = []
     counts: list[int] = []
     token_ids: list[list[int]] = []
     ids_json: bytes = b""

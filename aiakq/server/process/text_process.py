@@ -37,6 +37,7 @@ from aiakq.runtime.structured.compiler import GrammarCompiler
 from aiakq.runtime.structured.relaxed_schemas import relaxed_schema
 from aiakq.runtime.structured.vocabulary import Vocabulary
 from aiakq.runtime.text.chat_template import ChatTemplate
+from aiakq.runtime.text.cut_text import cut_text
 from aiakq.runtime.text.infill import find_infill
 from aiakq.runtime.text.tokenizer import Tokenizer
 from aiakq.server.process.template_checks import checked_template
@@ -376,6 +377,9 @@ class _Worker:
         tokenizer, reply = self._tokenizer, TextReply(request.number)
         if request.token_ids is not None:
             reply.text = tokenizer.decode(request.token_ids, request.skip_special_tokens)
+            return reply
+        if request.cut_to is not None:
+            reply.texts = [cut_text(tokenizer, text, request.cut_to) for text in request.texts]
             return reply
         if request.messages is not None:
             reply.text = request.texts[0]

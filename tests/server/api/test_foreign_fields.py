@@ -74,7 +74,7 @@ def test_fields_are_translated_to_those_of_each_api():
     assert nested.response_format.json_schema.schema_ == {"type": "array"}
     assert parse(EmbeddingRequest, {"output_dimension": 4}).dimensions == 4
     thought = parse(ChatCompletionRequest, {"messages": [{"role": "assistant", "thinking": "Hm", "content": "a"}]})
-    assert thought.messages[0].to_dict("")["reasoning_content"] == "Hm"
+    assert thought.messages[0].to_dicts("")[0]["reasoning_content"] == "Hm"
 
 
 @pytest.mark.parametrize(

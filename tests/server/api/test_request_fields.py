@@ -193,12 +193,12 @@ def test_ignored_fields_are_named_in_a_header_and_counted(http, metrics_of, serv
     assert streamed.headers["x-ignored-fields"] == "stream_options.no_such_option"
     for path, body in (
         ("/tokenize", {"prompt": "a", "no_such_field": 1}),
-        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a", "no_such_field": 1}] * 2}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": [{"text": "a", "no_such_field": 1}]}]}),
         ("/v1/responses", {"input": "a", "no_such_field": 1}),
         ("/v1/messages", {"messages": [{"role": "user", "content": "a"}], "max_tokens": 1, "no_such_field": 1}),
     ):
         answer = http.post(path, json=body)
-        name = "messages[].no_such_field" if "chat" in path else "no_such_field"
+        name = "messages[].content[].no_such_field" if "chat" in path else "no_such_field"
         assert (answer.status_code, answer.headers["x-ignored-fields"]) == (200, name), path
     assert metrics_of(server.url)["aiakq:ignored_request_fields_total"] == before + 7
     assert "x-ignored-fields" not in http.post("/v1/completions", json=PLAIN).headers

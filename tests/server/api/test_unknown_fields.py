@@ -107,7 +107,7 @@ def test_unknown_fields_of_nested_objects_are_ignored_by_name():
         "stream_options": {"colour": 1},
         "tools": [{"type": "function", "function": {"name": "f", "colour": 1}}],
     }
-    names = ["stream_options.colour", "messages[].colour", "messages[].tool_calls[].function.colour"]
+    names = ["stream_options.colour", "messages[].tool_calls[].function.colour"]
     assert sorted(parse(ChatCompletionRequest, fields)[1]) == sorted(names)
 
 
@@ -123,4 +123,102 @@ def test_the_header_has_ten_escaped_names_of_64_characters():
 def test_many_unknown_fields_cost_little():
     began = time.process_time()
     parse(CompletionRequest, {f"field_{at}_{at * 7919}": 1 for at in range(20_000)})
+    assert time.process_time() - began < 2.0
+
+
+def _block(**part) -> dict:
+    return {"messages": [{"role": "user", "content": [part]}]}
+
+
+def _item(**item) -> dict:
+    return {"input": [{"role": "user", "content": "Hi"}, item]}
+
+
+@pytest.mark.parametrize(
+    ("model", "fields", "param"),
+    [
+        (ChatCompletionRequest, _block(type="text", text="a", anotations=[]), "messages[0].content[0].anotations"),
+        (MessagesRequest, _block(type="text", text="a", cache_contrl={}), "messages[0].content[0].cache_contrl"),
+        (MessagesRequest, {"system": [{"type": "text", "texts": "a"}]}, "system[0].texts"),
+        (MessagesRequest, {"messages": [{"role": "user", "contents": "a"}]}, "messages[0].contents"),
+        (
+            MessagesRequest,
+            _block(type="tool_result", tool_use_id="a", isError=True),
+            "messages[0].content[0].isError",
+        ),
+        (
+            MessagesRequest,
+            _block(type="tool_result", tool_use_id="a", content=[{"type": "text", "txet": "b"}]),
+            "messages[0].content[0].content[0].txet",
+        ),
+        (ResponsesRequest, _item(type="message", role="user", conten="a"), "input[1].conten"),
+        (
+            ResponsesRequest,
+            _item(role="user", content=[{"type": "input_text", "Text": "a"}]),
+            "input[1].content[0].Text",
+        ),
+        (ResponsesRequest, _item(type="function_call", callId="a", name="f", arguments="{}"), "input[1].callId"),
+        (ResponsesRequest, _item(type="function_call_output", call_id="a", ouput="b"), "input[1].ouput"),
+        (ResponsesRequest, _item(type="reasoning", sumary=[]), "input[1].sumary"),
+        (ResponsesRequest, {"tools": [{"type": "function", "name": "f", "paramters": {}}]}, "tools[0].paramters"),
+        (
+            ResponsesRequest,
+            {
+                "tools": [
+                    {"type": "namespace", "name": "n", "tools": [{"type": "function", "name": "f", "stric": True}]}
+                ]
+            },
+            "tools[0].tools[0].stric",
+        ),
+        (ResponsesRequest, {"tool_choice": {"type": "function", "nmae": "f"}}, "tool_choice.nmae"),
+        (ChatCompletionRequest, {"tool_choice": {"type": "function", "fuction": {}}}, "tool_choice.fuction"),
+        (
+            ChatCompletionRequest,
+            {"tool_choice": {"type": "function", "function": {"Name": "f"}}},
+            "tool_choice.function.Name",
+        ),
+    ],
+    ids=str,
+)
+def test_misspelled_fields_of_parts_items_and_tools_are_refused(model, fields, param):
+    assert refusal(model, fields)[:2] == ("unknown_field", param)
+    parse(model, fields, "warn")
+    assert parse(model, fields, "refuse")[1] == []
+
+
+@pytest.mark.parametrize(
+    ("model", "fields", "names"),
+    [
+        (ChatCompletionRequest, _block(type="text", text="a", colour=1), ["messages[].content[].colour"]),
+        (MessagesRequest, _block(type="text", text="a", colour=1), ["messages[].content[].colour"]),
+        (MessagesRequest, {"messages": [{**HI[0], "colour": 1}] * 3}, ["messages[].colour"]),
+        (ResponsesRequest, _item(role="user", content="a", colour=1), ["input[].colour"]),
+        (ResponsesRequest, _item(type="function_call_output", call_id="a", output="b", colour=None), []),
+        (ResponsesRequest, {"tools": [{"type": "function", "name": "f", "colour": 1}]}, []),  # for the template
+        (ResponsesRequest, {"tools": [{"type": "web_search", "filter": {}}]}, []),
+        (MessagesRequest, {"thinking": {"type": "enabled", "budget_tokens": 9}}, ["thinking.budget_tokens"]),
+        (MessagesRequest, _block(type="text", text="a", cache_control={"type": "ephemeral"}, citations=None), []),
+        (MessagesRequest, _block(type="thinking", thinking="a", signature="b"), []),
+        (ResponsesRequest, _item(type="reasoning", id="a", summary=[], encrypted_content="b", status=None), []),
+    ],
+    ids=str,
+)
+def test_other_fields_of_parts_items_and_tools_are_ignored_by_name(model, fields, names):
+    assert parse(model, fields)[1] == names
+
+
+def test_objects_of_the_wrong_form_have_no_unknown_fields():
+    for content in (1, [1], [[1]], {"type": 1, "txet": 1}, [{"type": ["text"]}], None):
+        parse(MessagesRequest, {"messages": [{"role": "user", "content": content}, 1, None], "system": content})
+        parse(ResponsesRequest, {"input": [{"type": "message", "content": content}, 1, {"type": 1}], "tools": [1]})
+    deep: list = []
+    for _ in range(50):
+        deep = [{"type": "tool_result", "tool_use_id": "a", "content": deep}]
+    parse(MessagesRequest, {"messages": [{"role": "user", "content": deep}]})
+
+
+def test_many_unknown_fields_of_tools_cost_little():
+    tools = [{"type": "function", "name": "f", **{f"field_{at}_{at * 7919}": 1 for at in range(20_000)}}]
+    began = time.process_time()
+    parse(ResponsesRequest, {"tools": tools})
     assert time.process_time() - began < 2.0

@@ -6,10 +6,14 @@ from typing import Any
 
 from aiakq.errors import error
 from aiakq.runtime.text.message_parts import Content, read_content
+from aiakq.server.api.foreign_fields import MESSAGE_FIELDS
+from aiakq.server.api.part_fields import check_content, check_fields, fields, objects_of
 from aiakq.server.api.turns import Turns, string_of, text_of
+from aiakq.server.api.unknown_fields import UnknownFields
 
 #: Prefix of the first block of Claude Code's system prompt, which differs in every request.
 _BILLING_MARK = "x-anthropic-billing-header:"
+_MESSAGE_FIELDS = fields("role content stop_sequence container stop_details") | MESSAGE_FIELDS.keys()
 
 
 def messages_of(system: Any, messages: list[Any]) -> list[dict[str, Any]]:
@@ -26,6 +30,14 @@ def messages_of(system: Any, messages: list[Any]) -> list[dict[str, Any]]:
             raise error("invalid_type", param=path, reason="an object with role and content is expected")
         _add(turns, message, path)
     return turns.messages
+
+
+def check_blocks(system: Any, messages: list[Any], unknown: UnknownFields) -> None:
+    """Call ``check_fields`` for the messages and their blocks. Raises ``unknown_field``."""
+    check_content(system, "system", unknown)
+    for message, path in objects_of(messages, "messages"):
+        check_fields(message, path, _MESSAGE_FIELDS, unknown)
+        check_content(message.get("content"), f"{path}.content", unknown)
 
 
 def _add(turns: Turns, message: dict[str, Any], path: str) -> None:

@@ -8,12 +8,13 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field, WithJsonSchema
 
 from aiakq.errors import error
-from aiakq.server.api.messages.blocks import messages_of
+from aiakq.server.api.messages.blocks import check_blocks, messages_of
 from aiakq.server.api.openai import ModelName
 from aiakq.server.api.reasoning_switch import ReasoningEffort
 from aiakq.server.api.request_model import FailFastList, RequestModel
 from aiakq.server.api.tools import MAX_TOOLS
 from aiakq.server.api.translated import TokenLimit, Translated, TranslatedRequest
+from aiakq.server.api.unknown_fields import UnknownFields
 from aiakq.server.api.unsupported_fields import UnsupportedField
 
 _BLOCKS_SCHEMA = {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "object"}}]}
@@ -113,6 +114,12 @@ class MessagesFields(Translated):
     output_config: OutputConfig | None = Field(
         None, description="effort, for chat templates that have a switch for it, and format, a JSON schema."
     )
+
+    def check_parts(self, path: str, unknown: UnknownFields) -> None:
+        check_blocks(self.system, self.messages, unknown)
+        if self.thinking is not None and (self.thinking.model_extra or {}).get("budget_tokens") is not None:
+            # Clients have to send it, so that it is not refused as in chat.
+            unknown.ignore(error("unknown_field", param="thinking.budget_tokens", hint="It was ignored."))
 
     def conversation_fields(self) -> dict[str, Any]:
         """Return the fields of the chat request."""

@@ -89,7 +89,8 @@ class PoolingCall(Generic[Payload]):
             truncation_side=payload.truncation_side,
         )
         if payload.padding == "max_length":
-            raise error("unsupported_parameter", param="padding", reason="prompts are not padded")
+            reason = "padding that the model reads would change the result; prompts are not padded"
+            raise error("unsupported_parameter", param="padding", reason=reason)
 
     @property
     def model(self) -> str:
@@ -120,6 +121,17 @@ class PoolingCall(Generic[Payload]):
             return await self._run(prompts, pooling)
 
         return await self._in_batches(pairs, part)
+
+    async def cut(self, texts: Sequence[str], max_tokens: int) -> list[str]:
+        """Cut each of ``texts`` after ``max_tokens`` tokens; 0: not at all."""
+        if max_tokens == 0:
+            return list(texts)
+        cut: dict[str, str] = {}
+        distinct = list(dict.fromkeys(texts))
+        for start in range(0, len(distinct), MAX_PROMPTS):
+            batch = distinct[start : start + MAX_PROMPTS]
+            cut |= zip(batch, await self.service.cut_texts(batch, max_tokens), strict=True)
+        return [cut[text] for text in texts]
 
     async def _in_batches(
         self, entries: Sequence[Entry], run: Callable[[Sequence[Entry]], Awaitable[list[PooledPrompt]]]

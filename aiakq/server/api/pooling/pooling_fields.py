@@ -24,8 +24,10 @@ class PoolingFields(RequestModel):
     truncation_side: Literal["left", "right"] | None = Field(
         None, description="Which side is cut: left, the default, keeps the end of a prompt, right its beginning."
     )
-    padding: Literal["do_not_pad", "max_length"] | None = Field(
-        None, description="do_not_pad; max_length is refused, since prompts are not padded."
+    padding: Literal["do_not_pad", "longest", "max_length", True, False] | None = Field(
+        None,
+        description="Without effect, since prompts are not padded. max_length is refused: vLLM pads without a mask, "
+        "which changes the result.",
     )
     priority: Annotated[Integer, Field(json_schema_extra={LIMITED_BY: "priority"})] | None = Field(
         None, description="Lower ones are scheduled first, with --scheduling-policy priority."

@@ -32,6 +32,7 @@ from aiakq.server.api.request_model import FailFastList, Integer, RequestModel
 from aiakq.server.api.service import Service
 
 _Texts = str | Annotated[FailFastList[str], Field(min_length=1, max_length=MAX_INPUTS)]
+_Limit = Annotated[Integer, Field(json_schema_extra={"minimum": 0})]
 #: Number of scores to compute from embeddings before yielding to other tasks.
 _SCORES_AT_A_TIME = 16
 
@@ -41,15 +42,19 @@ class ScoringFields(PoolingFields):
 
     activation: bool | None = Field(None, description="Whether scores become probabilities; as the model says.")
     use_activation: bool | None = Field(None, description="vLLM's name of activation.")
-    max_tokens_per_doc: Integer | None = Field(None, description="0; texts are not cut one by one.")
-    max_tokens_per_query: Integer | None = Field(None, description="0; texts are not cut one by one.")
+    max_tokens_per_doc: _Limit | None = Field(
+        None, description="Tokens of a document, the second text of a pair, to keep from its beginning; 0: all."
+    )
+    max_tokens_per_query: _Limit | None = Field(
+        None, description="Tokens of a query, the first text of a pair, to keep from its beginning; 0: all."
+    )
 
     def params(self) -> PoolingParams:
-        """Return the pooling parameters of a pair. Raises ``unsupported_parameter``."""
+        """Return the pooling parameters of a pair. Raises ``unsupported_parameter`` and ``value_out_of_range``."""
         for name in ("max_tokens_per_doc", "max_tokens_per_query"):
-            if getattr(self, name):
-                reason = "the texts of a pair are not cut one by one; use truncate_prompt_tokens"
-                raise error("unsupported_parameter", param=name, reason=reason)
+            value = getattr(self, name)
+            if value is not None and value < 0:
+                raise error("value_out_of_range", param=name, value=value, allowed="0 or more")
         return PoolingParams(activation=same(self, "activation", "use_activation"))
 
 
@@ -146,12 +151,24 @@ class RerankResponse(msgspec.Struct):
     usage: PoolingUsage
 
 
+async def _cut(
+    call: PoolingCall[ScoreRequest] | PoolingCall[RerankRequest], pairs: Sequence[tuple[str, str]]
+) -> Sequence[tuple[str, str]]:
+    """Return ``pairs`` with each text cut as the request says."""
+    query_limit, limit = call.payload.max_tokens_per_query or 0, call.payload.max_tokens_per_doc or 0
+    if not (query_limit or limit):
+        return pairs
+    queries = await call.cut([query for query, _ in pairs], query_limit)
+    return list(zip(queries, await call.cut([text for _, text in pairs], limit), strict=True))
+
+
 async def _scores(
     call: PoolingCall[ScoreRequest] | PoolingCall[RerankRequest], pairs: Sequence[tuple[str, str]]
 ) -> tuple[list[float], list[PooledPrompt]]:
     """Return the score of each pair, and the pooled prompts."""
     call.limits.check_scores()
     params = call.payload.params()
+    pairs = await _cut(call, pairs)
     if call.limits.is_classifier:
         outputs = await call.pool_pairs(pairs, params)
         return [prompt.pooled.vector()[0] for prompt in outputs], outputs

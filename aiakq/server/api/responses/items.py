@@ -9,11 +9,21 @@ from typing import Any
 
 from aiakq.errors import error
 from aiakq.runtime.text.message_parts import read_content
+from aiakq.server.api.foreign_fields import MESSAGE_FIELDS
+from aiakq.server.api.part_fields import check_content, check_fields, fields, objects_of
 from aiakq.server.api.responses.tools import flat_name
 from aiakq.server.api.turns import Turns, string_of, text_of, type_of
+from aiakq.server.api.unknown_fields import UnknownFields
 
 #: Prefix of reasoning that this server has encoded as ``encrypted_content``.
 _REASONING_MARK = "aiakq1."
+#: Type of an item -> its fields. Those of other types are refused.
+_ITEM_FIELDS = {
+    "message": fields("role content phase name annotations refusal") | MESSAGE_FIELDS.keys(),
+    "reasoning": fields("summary content encrypted_content"),
+    "function_call": fields("call_id name arguments namespace caller parsed_arguments created_by"),
+    "function_call_output": fields("call_id output name caller created_by"),
+}
 
 
 def messages_of(instructions: str | None, items: Any) -> list[dict[str, Any]]:
@@ -31,6 +41,20 @@ def messages_of(instructions: str | None, items: Any) -> list[dict[str, Any]]:
     for number, item in enumerate(items):
         _add(turns, item, f"input[{number}]")
     return turns.messages
+
+
+def check_items(items: Any, unknown: UnknownFields) -> None:
+    """Call ``check_fields`` for the items of ``input`` and their contents. Raises ``unknown_field``."""
+    if not isinstance(items, list):
+        return
+    for item, path in objects_of(items, "input"):
+        kind = item.get("type") or "message"
+        known = _ITEM_FIELDS.get(kind) if isinstance(kind, str) else None
+        if known is None:
+            continue
+        check_fields(item, path, known, unknown)
+        for name in ("content", "summary", "output"):
+            check_content(item.get(name), f"{path}.{name}", unknown)
 
 
 def continues(items: Any) -> bool:

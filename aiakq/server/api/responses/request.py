@@ -10,10 +10,11 @@ from pydantic import Field, PrivateAttr, WithJsonSchema
 from aiakq.errors import error
 from aiakq.server.api.reasoning_switch import ReasoningEffort
 from aiakq.server.api.request_model import FailFastList, Integer, RequestModel
-from aiakq.server.api.responses.items import continues, messages_of
-from aiakq.server.api.responses.tools import OfferedTools
+from aiakq.server.api.responses.items import check_items, continues, messages_of
+from aiakq.server.api.responses.tools import OfferedTools, check_tools
 from aiakq.server.api.tools import MAX_TOOLS
 from aiakq.server.api.translated import TokenLimit, TranslatedRequest
+from aiakq.server.api.unknown_fields import UnknownFields
 from aiakq.server.api.unsupported_fields import UNSUPPORTED_FIELDS, UnsupportedField
 
 _STATELESS = "responses are not stored; send the whole conversation in input"
@@ -143,6 +144,10 @@ class ResponsesRequest(TranslatedRequest):
     def offered(self) -> OfferedTools:
         assert self._offered is not None
         return self._offered
+
+    def check_parts(self, path: str, unknown: UnknownFields) -> None:
+        check_items(self.input, unknown)
+        check_tools(self.tools, self.tool_choice, unknown)
 
     def chat_fields(self) -> dict[str, Any]:
         self._offered = offered = OfferedTools(self.tools, self.tool_choice)

@@ -6,10 +6,31 @@ from collections.abc import Iterator
 from typing import Any
 
 from aiakq.errors import error
+from aiakq.server.api.part_fields import check_choice, check_fields, fields, objects_of
 from aiakq.server.api.turns import string_of, type_of
+from aiakq.server.api.unknown_fields import UnknownFields
 
 #: OpenAI's server-side tools, which agents send to any server. They are omitted from the prompt.
 LEFT_OUT = frozenset({"web_search", "web_search_preview", "image_generation", "tool_search"})
+
+
+_FUNCTION = fields("name description parameters strict defer_loading allowed_callers output_schema")
+_NAMESPACE = fields("name description tools")
+
+
+def check_tools(tools: list[Any] | None, choice: Any, unknown: UnknownFields) -> None:
+    """Call ``check_fields`` for functions, namespaces of them and ``tool_choice``. Raises ``unknown_field``.
+
+    Other fields of functions are passed to the chat template.
+    """
+    for tool, path in objects_of(tools, "tools"):
+        if tool.get("type") == "function":
+            check_fields(tool, path, _FUNCTION, unknown, passes_on=True)
+        elif tool.get("type") == "namespace":
+            check_fields(tool, path, _NAMESPACE, unknown)
+            for member, member_path in objects_of(tool.get("tools"), f"{path}.tools"):
+                check_fields(member, member_path, _FUNCTION, unknown, passes_on=True)
+    check_choice(choice, unknown)
 
 
 def flat_name(namespace: str, name: str) -> str:

@@ -335,7 +335,7 @@ REFUSED = [
     ({"tools": OWN, "tool_choice": {"type": "tool", "name": "x"}}, "tool_choice.name"),
     ({"tool_choice": {"type": "any"}}, "tools"),
     ({"thinking": {"type": "deep"}}, "thinking.type"),
-    ({"no_such_field": 1}, "no_such_field"),
+    ({"sytem": "a"}, "sytem"),
 ]
 
 

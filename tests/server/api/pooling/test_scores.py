@@ -108,8 +108,32 @@ def test_pairs_have_several_names():
     assert caught.value.param == "data_2"
 
 
-def test_texts_of_a_pair_are_not_cut():
-    assert ScoreRequest(text_1="a", text_2="b", max_tokens_per_doc=0).params().activation is None
+@pytest.mark.parametrize("name", ["score_http", "embed_http"])
+def test_documents_and_queries_are_cut_to_their_first_tokens(name, request):
+    http = request.getfixturevalue(name)
+
+    def scores(query, documents, **fields) -> list[float]:
+        body = {"text_1": query, "text_2": documents, **fields}
+        answer = http.post("/score", json=body)
+        assert answer.status_code == 200, answer.text
+        return [entry["score"] for entry in answer.json()["data"]]
+
+    long = [*DOCUMENTS, "x" * 1000, QUERY]
+    assert scores(QUERY, long, max_tokens_per_doc=4) == scores(QUERY, [text[:4] for text in long])
+    assert scores(QUERY, DOCUMENTS, max_tokens_per_query=3) == scores(QUERY[:3], DOCUMENTS)
+    both = scores(QUERY, long, max_tokens_per_query=3, max_tokens_per_doc=4)
+    assert both == scores(QUERY[:3], [text[:4] for text in long])
+    assert scores(QUERY, DOCUMENTS, max_tokens_per_doc=0) == scores(QUERY, DOCUMENTS, max_tokens_per_doc=4096)
+
+
+def test_ranked_documents_are_returned_in_full(score_http):
+    body = {"query": QUERY, "documents": DOCUMENTS, "max_tokens_per_doc": 2}
+    results = score_http.post("/rerank", json=body).json()["results"]
+    assert sorted(result["document"]["text"] for result in results) == sorted(DOCUMENTS)
+
+
+@pytest.mark.parametrize("name", ["max_tokens_per_doc", "max_tokens_per_query"])
+def test_a_negative_limit_of_tokens_is_refused(name):
     with pytest.raises(AiakqError) as caught:
-        RerankRequest(query="a", documents=["b"], max_tokens_per_doc=5).params()
-    assert (caught.value.id, caught.value.param) == ("unsupported_parameter", "max_tokens_per_doc")
+        RerankRequest(query="a", documents=["b"], **{name: -1}).params()
+    assert (caught.value.id, caught.value.param) == ("value_out_of_range", name)
