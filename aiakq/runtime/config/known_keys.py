@@ -82,7 +82,7 @@ _ROTARY_NUMBERS = frozenset(
 _MPT_ATTENTION = frozenset(
     {
         *("attn_type", "clip_qkv", "softmax_scale", "prefix_lm", "qk_ln", "alibi", "alibi_bias_max"),
-        *("attn_impl", "attn_pdrop", "attn_uses_sequence_id", "model_type"),
+        *("attn_impl", "attn_pdrop", "attn_uses_sequence_id", "model_type", "dtype", "torch_dtype"),
     }
 )
 #: Keys with objects -> the keys that these may have.

@@ -13,7 +13,13 @@ from aiakq.runtime.config.model import OutputHead
 from aiakq.runtime.config.pooling import PoolingConfig
 from aiakq.runtime.pooling_params import Pooling
 
-ARGS = {"task": "auto", "override_pooler_config": None, "model_impl": "auto"}
+ARGS = {
+    "task": "auto",
+    "runner": "auto",
+    "convert": "auto",
+    "override_pooler_config": None,
+    "model_impl": "auto",
+}
 EMBEDDING = Pooling("LAST", normalize=True)
 
 

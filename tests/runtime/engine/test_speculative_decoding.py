@@ -48,7 +48,8 @@ def tokens_of(expected: list) -> list[list[int]]:
 
 
 def test_the_requests_cover_every_sampling_parameter(expected):
-    text_only = {"detokenize", "skip_special_tokens", "spaces_between_special_tokens", "truncate_prompt_tokens"}
+    text_only = {"detokenize", "skip_special_tokens", "spaces_between_special_tokens"}
+    text_only |= {"truncate_prompt_tokens", "truncation_side"}
     names = {field.name for field in fields(SamplingParams) if field.init} - text_only - {"guided_decoding"}
     assert names == {name for wish in WISHES for name in wish}
     outputs = [output for found, _, _ in expected for output in found]

@@ -252,7 +252,6 @@ def test_prompt_logprobs_put_the_actual_token_first():
         {"stop_token_ids": 5},
         {"stop_token_ids": list(range(129))},
         {"best_of": 0},
-        {"best_of": 17},
         {"best_of": 2, "n": 3},
         {"bad_words": [""]},
         {"bad_words": ["x" * 257]},
