@@ -26,6 +26,7 @@ class RequiredTensors:
     linears   module name -> (N, K, whether it has a bias).
     optional  tensors that may be absent: the output layer, which may be tied to the embedding.
     unused    prefixes of ignored names: layers for multi-token prediction (DeepSeek-V3).
+    is_model  whether they are a model, beside which there may be other modules, not a part such as a draft head.
     """
 
     tensors: dict[str, tuple[int, ...]] = field(default_factory=dict)
@@ -33,6 +34,7 @@ class RequiredTensors:
     linears: dict[str, tuple[int, int, bool]] = field(default_factory=dict)
     optional: tuple[str, ...] = ("lm_head.weight",)
     unused: tuple[str, ...] = ()
+    is_model: bool = True
 
 
 @dataclass(frozen=True)
@@ -120,7 +122,8 @@ class _Comparison:
         for name, (n, k, bias) in self.required.linears.items():
             self._linear(name, n, k, bias)
         others = [name for name in self.inventory if not self._has_place(name)]
-        self.left_out = beside_model(others, {*self.required.tensors, *self.required.linears, *self.used})
+        if self.required.is_model:
+            self.left_out = beside_model(others, {*self.required.tensors, *self.required.linears, *self.used})
         self.left_out |= {name for name in others if is_cache_scale(name)}
         for name in others:
             if name not in self.left_out:

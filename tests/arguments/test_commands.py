@@ -55,7 +55,7 @@ def text_of(row: Argument) -> str:
     if row.name in TEXTS:
         return TEXTS[row.name]
     if row.choices:
-        return str(next(choice for choice in row.choices if choice != row.default))
+        return str(next((choice for choice in row.choices if choice != row.default), row.default))
     if row.type in (list, tuple):
         return row.separator.join(["one", "two"])
     if row.type is bool:

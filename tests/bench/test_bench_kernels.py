@@ -110,7 +110,7 @@ def test_every_candidate_is_one_for_attention(kernel):
 def test_tuning_writes_what_is_used_from_then_on(monkeypatch, tmp_path, example_model):
     """The quickest of every bucket, in a file of this GPU's name; what was not tuned stays as it was."""
     device = torch.device("cpu")
-    monkeypatch.setattr(configs, "gpu", lambda device: ("nvidia-test", 4))
+    monkeypatch.setattr(configs, "gpu", lambda device: configs.Gpu("nvidia-test", 4, 9))
     asked = []
 
     def took(benchmark, m, entry):

@@ -53,7 +53,6 @@ def test_alternative_spellings_of_methods_are_accepted() -> None:
         ({"act_order": "yes"}, "bad_option"),
         ({"method": "smooth_quant", "smooth_alpha": 1.5}, "bad_option"),
         ({"method": "smooth_quant", "smooth_alpha": float("nan")}, "bad_option"),
-        ({"smooth_alpha": 0.5}, "option_conflict"),
         ({"method": "awq", "act_order": "static"}, "option_conflict"),
         ({"method": "smooth_quant", "group_size": 128}, "option_conflict"),
         ({"method": "smooth_quant", "symmetric": False}, "option_conflict"),

@@ -156,7 +156,7 @@ def test_what_vllm_raises_as_a_value_error_is_one(llm, example_model):
     for prompt in ([], {"prompt_token_ids": [99999]}):
         with pytest.raises(ValueError):
             llm.generate(prompt or [[]], use_tqdm=False)
-    for arguments in ({"max_model_len": 5000}, {"enable_sleep_mode": True}, {"dtype": "int3"}, {"runner": "pooling"}):
+    for arguments in ({"max_model_len": 5000}, {"enable_sleep_mode": True}, {"dtype": "int3"}, {"runner": "draft"}):
         with pytest.raises(ValueError):
             LLM(str(example_model), **arguments)
     with pytest.raises(AiakqError) as caught:

@@ -177,10 +177,9 @@ def test_a_reset_prefix_cache_is_empty(llm):
     assert answer(llm, prompt, max_tokens=1).num_cached_tokens == 0
 
 
-def test_priorities_need_their_policy(llm, example_model):
-    with pytest.raises(AiakqError) as caught:
-        llm.generate("a", SamplingParams(max_tokens=1), use_tqdm=False, priority=1)
-    assert caught.value.param == "priority" and "--scheduling-policy" in str(caught.value)
+def test_priorities_count_with_their_policy_only(llm, example_model):
+    ignored = llm.generate(["a", "b"], SamplingParams(max_tokens=1), use_tqdm=False, priority=[1, 0])
+    assert [len(result.outputs[0].token_ids) for result in ignored] == [1, 1]
     other = LLM(
         model=str(example_model),
         dtype="float32",

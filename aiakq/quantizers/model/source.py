@@ -28,8 +28,7 @@ from aiakq.quantizers.model.groups import block_linears, gates
 from aiakq.quantizers.model.merged_adapter import MergedAdapter, merged_bias, merged_weight
 from aiakq.quantizers.model.shapes import LinearShape
 from aiakq.quantizers.numerics.rounding import round_activations
-from aiakq.runtime.config.known_keys import check_keys
-from aiakq.runtime.config.model import check_sizes
+from aiakq.runtime.config.model import check_config
 from aiakq.runtime.loader.tensor_names import TensorNames
 from aiakq.runtime.lora.adapter_folder import LoraWeights
 
@@ -321,8 +320,7 @@ def _skeleton(
 
     check_files(checkpoint.path)
     config_json = checkpoint.config
-    check_sizes(config_json, len(checkpoint.inventory))
-    check_keys(config_json)
+    check_config(config_json, len(checkpoint.inventory))
     known = str(config_json.get("model_type")) in transformers.CONFIG_MAPPING
     if not known and not trust_remote_code:
         if config_json.get("auto_map"):

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from aiakq.errors import AiakqError, error
-from aiakq.runtime.config.known_keys import FAMILIES, completed, with_floats
+from aiakq.runtime.config.known_keys import FAMILIES, check_keys, completed, with_floats
 from aiakq.runtime.config.rope import is_nested, longest_context, rope_parameters, rotated_layers
 from aiakq.runtime.config.text_part import text_part
 
@@ -40,6 +40,15 @@ _SIZES = (
     *("num_key_value_heads", "intermediate_size", "ffn_dim", "n_inner", "vocab_size", "num_local_experts"),
     *("num_experts", "moe_intermediate_size"),
 )
+
+
+def check_config(raw: Mapping[str, Any], num_tensors: int) -> None:
+    """Validate the sizes and keys of a config before transformers builds a model from it.
+
+    Raises as ``check_sizes`` and ``check_keys``.
+    """
+    check_sizes(raw, num_tensors)
+    check_keys(raw)
 
 
 def check_sizes(raw: Mapping[str, Any], num_tensors: int) -> None:

@@ -93,6 +93,7 @@ def _required(head: Eagle3Config, checkpoint: Checkpoint) -> RequiredTensors:
         raise error("model_malformed", file="config.json", reason=reason[:200]) from problem
     required: RequiredTensors = weights.required
     required.optional, required.unused = (), ("t2d", "embed_tokens.", "model.embed_tokens.")
+    required.is_model = False
     return required
 
 

@@ -17,22 +17,20 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from aiakq.errors import AiakqError, error
+from aiakq.errors import AiakqError
 from aiakq.kernels.ops import Ops
 from aiakq.kernels.ops.attention import PagedAttention
 from aiakq.kernels.ops.linear import ROW_MULTIPLE
 from aiakq.kernels.types import AttentionContext, AttentionSpec
 from aiakq.runtime.config.engine import EngineConfig
-from aiakq.runtime.config.known_keys import FAMILIES as FAMILY_KEYS
 from aiakq.runtime.device_memory import is_out_of_memory
 from aiakq.runtime.layers.attention import LayerCache
 from aiakq.runtime.loader import attention_probe
-from aiakq.runtime.loader.config_leftovers import check_leftovers
 from aiakq.runtime.loader.description import describe_linear_layers, describe_operations
 from aiakq.runtime.loader.quantized_modules import QuantizedModule, replace_quantized
 from aiakq.runtime.loader.transformers_checkpoint import MissedTensors, load_checkpoint
+from aiakq.runtime.loader.transformers_config import read_transformers_config, unsupported
 from aiakq.runtime.loader.weights import open_weights, operations
-from aiakq.runtime.models import FAMILIES
 from aiakq.runtime.models.interface import Model, ModelInput
 
 #: Prefix of the names of our attention functions in transformers' registry, followed by a number.
@@ -230,9 +228,10 @@ def load_transformers_model(config: EngineConfig) -> tuple[Model, dict[str, str]
     if config.spec is not None and config.load.load_format != "dummy":
         weights = open_weights(config)
     ops = operations(config) if weights is None else weights.ops
-    hf_config = _hf_config(config)
+    with _one_sentence(config):
+        hf_config = read_transformers_config(config)
     if reason := _other_layers(hf_config):
-        raise _unsupported(config, reason)
+        raise unsupported(config, reason)
     attention = _AttentionFunction(ops, _chunk_sizes(hf_config))
     _register(name, attention)
     hf_config._attn_implementation = name
@@ -252,7 +251,7 @@ def load_transformers_model(config: EngineConfig) -> tuple[Model, dict[str, str]
         else:
             hf, missed = load_checkpoint(hf_config, config, options)
     if not _attention_replaceable(hf):
-        raise _unsupported(config, _NOT_REPLACEABLE)
+        raise unsupported(config, _NOT_REPLACEABLE)
     linear_layers = f"{sum(isinstance(m, nn.Linear) for m in hf.modules())} x w16: torch"
     replaced: set[str] = set()
     if weights is not None:
@@ -300,27 +299,6 @@ def _other_layers(hf_config: Any) -> str | None:
     return f"it has layers of the type {min(others)}" if others else None
 
 
-def _hf_config(config: EngineConfig) -> Any:
-    """Return the config as transformers' class, from config.json with aiakq's changes (see hf_config.py)."""
-    from transformers import CONFIG_MAPPING, AutoConfig
-
-    raw = dict(config.model.raw)
-    if "auto_map" in raw and not config.load.trust_remote_code:
-        raise error("remote_code", path=config.load.path)
-    known = "auto_map" in raw or str(raw.get("model_type")) in CONFIG_MAPPING
-    if not known:
-        raise _unsupported(config, f"transformers does not know the model type {raw.get('model_type')!r}")
-    with _one_sentence(config):
-        if "auto_map" in raw:
-            family: Any = type(AutoConfig.from_pretrained(config.load.path, trust_remote_code=True))
-        else:
-            family = CONFIG_MAPPING[str(raw.get("model_type"))]
-        hf_config = family.from_dict(raw)
-    if "auto_map" not in raw and hf_config.model_type not in FAMILY_KEYS:
-        check_leftovers(raw, hf_config)
-    return hf_config
-
-
 def _register(name: str, attention: _AttentionFunction) -> None:
     from transformers import AttentionInterface
     from transformers.masking_utils import AttentionMaskInterface
@@ -337,28 +315,28 @@ def _one_sentence(config: EngineConfig) -> Iterator[None]:
     except AiakqError:
         raise
     except _UnsupportedAttentionError as problem:
-        raise _unsupported(config, str(problem)) from None
+        raise unsupported(config, str(problem)) from None
     except Exception as problem:
         if is_out_of_memory(problem):
             raise
         first = (str(problem).strip().splitlines() or [""])[0][:200]
         if isinstance(problem, KeyError) and _PREFIX in first:  # the model looks up attention in its own table
-            raise _unsupported(config, _NOT_REPLACEABLE) from None
-        raise _unsupported(config, f"transformers raises {type(problem).__name__}: {first}") from None
+            raise unsupported(config, _NOT_REPLACEABLE) from None
+        raise unsupported(config, f"transformers raises {type(problem).__name__}: {first}") from None
 
 
 def _check_attention(model: TransformersModel, trace: _Trace, config: EngineConfig) -> None:
     """Raise ``model_unsupported`` if the model gives other results with paged attention."""
     specs, chunk = trace.specs.values(), _chunk_size(model.hf.config) or 0
     if not all(attention_probe.is_mask_of(mask, specs, chunk) for mask in trace.masks):
-        raise _unsupported(config, "its attention mask is neither causal nor a sliding window")
+        raise unsupported(config, "its attention mask is neither causal nor a sliding window")
     rounds = config.spec is not None and config.spec.activation_bits is not None
     comparison = attention_probe.compare(model, model.hf, config.device.device, rounds)
     if not comparison.is_same:
         reason = (
             f"with paged attention its log-probabilities differ from transformers' by {comparison.measured:.2g} nats"
         )
-        raise _unsupported(config, reason)
+        raise unsupported(config, reason)
 
 
 def _attention_replaceable(hf: Any) -> bool:
@@ -366,8 +344,3 @@ def _attention_replaceable(hf: Any) -> bool:
     supported = getattr(hf, "_supports_attention_backend", False)
     layers = [module for module in hf.modules() if hasattr(module, "layer_idx")]
     return bool(supported and layers)
-
-
-def _unsupported(config: EngineConfig, reason: str) -> Exception:
-    reason = reason.rstrip(".")
-    return error("model_unsupported", architecture=config.model.architecture, reason=reason, known=FAMILIES)

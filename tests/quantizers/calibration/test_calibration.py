@@ -108,7 +108,7 @@ def test_calibration_files_that_are_no_files(tmp_path: Path, name: str, tokenize
     refused("named pipe|there is no such file")
     path.unlink()
     path.symlink_to("/dev/zero")
-    refused("named pipe|there is no such file")
+    refused("device|named pipe|there is no such file")
     path.unlink()
     path.symlink_to(tmp_path / "nothing")
     refused("there is no such file")

@@ -140,7 +140,7 @@ def test_command_joins_equal_layers_and_all_lists_each(aiakq, example_model):
 
 def test_command_fits_80_columns(aiakq, example_model, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
-    shown = aiakq("inspect", example_model).err
+    shown = aiakq("inspect", example_model).out
     assert all(len(line) <= 80 for line in shown.splitlines())
     assert "{0-5}.self_attn.q_proj " in shown
 
