@@ -6,7 +6,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from typing import TYPE_CHECKING, Any
 
 from aiakq.errors import AiakqError, error, one_line
-from aiakq.server.process.ipc import AdapterChecked, CheckAdapter, HoldAdapter, encode_error
+from aiakq.server.process.ipc import AdapterChecked, CheckAdapter, PrefetchAdapter, encode_error
 
 if TYPE_CHECKING:
     from aiakq.runtime.engine.engine import Engine
@@ -23,7 +23,7 @@ class AdapterChecks:
         self._limits = engine.limits.adapters
         self._threads: ThreadPoolExecutor | None = None
         self._running: list[Future[AdapterChecked]] = []
-        self._held: list[tuple[HoldAdapter, Future[Exception | None]]] = []
+        self._prefetched: list[tuple[PrefetchAdapter, Future[Exception | None]]] = []
 
     def start(self, record: CheckAdapter) -> None:
         """Start checking an adapter."""
@@ -31,33 +31,37 @@ class AdapterChecks:
             self._threads = ThreadPoolExecutor(1, "adapters")
         self._running.append(self._threads.submit(self._check, record))
 
-    def hold(self, record: HoldAdapter, is_ending: bool) -> None:
+    def prefetch(self, record: PrefetchAdapter, is_ending: bool) -> None:
         """Start reading an adapter, unless requests still have it from before it was unloaded (``is_ending``)."""
-        try:
-            if is_ending:
-                raise error("adapters_in_use", name=record.adapter.name[:64])
-            reading = self._engine.hold_adapter(record.adapter)
-        except AiakqError as failure:
-            reading = Future()
-            reading.set_result(failure)
-        self._held.append((record, reading))
+        adapter, pool = record.adapter, self._engine.scheduler.adapters
+        assert pool is not None, "no adapter passes the check without a pool of them"
+        reading: Future[Exception | None] = Future()
+        if is_ending or not pool.prefetch(adapter):
+            reading.set_result(error("adapters_in_use", name=adapter.name[:64]))
+        elif pool.is_resident(adapter.key):
+            reading.set_result(None)
+        else:
+            self._engine.stage_adapters(pool)
+            reading = self._engine.executor.stage_adapter(adapter)  # which has begun
+        self._prefetched.append((record, reading))
 
     def done(self) -> list[AdapterChecked]:
         """Remove and return the finished checks and reads."""
         ended = [each for each in self._running if each.done()]
         if ended:
             self._running = [each for each in self._running if each not in ended]
-        for record, reading in self._held:
-            if reading.done() and reading.result() is not None:
-                self._engine.release_adapter(record.adapter.key)
-        read = [each for each in self._held if each[1].done()]
+        read = [each for each in self._prefetched if each[1].done()]
         if read:
-            self._held = [each for each in self._held if each not in read]
+            self._prefetched = [each for each in self._prefetched if each not in read]
+        for record, reading in read:
+            pool = self._engine.scheduler.adapters
+            if reading.result() is not None and pool is not None:
+                pool.unload(record.adapter.key)  # the next attempt reads it again
         return [*(each.result() for each in ended), *(_reply(record, reading.result()) for record, reading in read)]
 
     def wait(self) -> bool:
         """Wait briefly if a check or a read is running; return whether one is."""
-        pending: list[Future[Any]] = [*self._running, *(reading for _, reading in self._held)]
+        pending: list[Future[Any]] = [*self._running, *(reading for _, reading in self._prefetched)]
         if pending:
             wait(pending, timeout=_PAUSE, return_when=FIRST_COMPLETED)
         return bool(pending)
@@ -75,7 +79,7 @@ class AdapterChecks:
         return AdapterChecked(record.number, adapter)
 
 
-def _reply(record: HoldAdapter, failure: Exception | None) -> AdapterChecked:
+def _reply(record: PrefetchAdapter, failure: Exception | None) -> AdapterChecked:
     """Return the reply to ``record``, which was read or failed."""
     if failure is None:
         return AdapterChecked(record.number, record.adapter)

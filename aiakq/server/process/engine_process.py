@@ -25,8 +25,8 @@ from aiakq.server.process.ipc import (
     EngineLink,
     Failed,
     GiveVocabulary,
-    HoldAdapter,
     Loading,
+    PrefetchAdapter,
     Ready,
     Reset,
     SetDrafts,
@@ -157,8 +157,8 @@ def _serve(link: EngineLink, engine: Engine) -> None:
                 checks.start(record)
             elif isinstance(record, Unload):
                 unloads.append(record.key)
-            elif isinstance(record, HoldAdapter):
-                checks.hold(record, is_ending=record.adapter.key in unloads)
+            elif isinstance(record, PrefetchAdapter):
+                checks.prefetch(record, is_ending=record.adapter.key in unloads)
         for checked in checks.done():
             link.send(checked)
         inbox += held.ready()
