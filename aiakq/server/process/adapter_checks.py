@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from typing import TYPE_CHECKING, Any
 
 from aiakq.errors import AiakqError, error, one_line
+from aiakq.runtime.engine.adapters import AdapterRef
+from aiakq.runtime.engine.messages import UnloadAdapter
 from aiakq.server.process.ipc import AdapterChecked, CheckAdapter, PrefetchAdapter, encode_error
 
 if TYPE_CHECKING:
@@ -23,6 +26,8 @@ class AdapterChecks:
         self._limits = engine.limits.adapters
         self._threads: ThreadPoolExecutor | None = None
         self._running: list[Future[AdapterChecked]] = []
+        self._ending: dict[str, AdapterRef | None] = {}  # to be unloaded; not None: the pool counts a sequence
+        self._counted: list[AdapterRef] = []  # of which the pool counts a sequence until the next message
         self._prefetched: list[tuple[PrefetchAdapter, Future[Exception | None]]] = []
 
     def start(self, record: CheckAdapter) -> None:
@@ -31,12 +36,39 @@ class AdapterChecks:
             self._threads = ThreadPoolExecutor(1, "adapters")
         self._running.append(self._threads.submit(self._check, record))
 
-    def prefetch(self, record: PrefetchAdapter, is_ending: bool) -> None:
-        """Start reading an adapter, unless requests still have it from before it was unloaded (``is_ending``)."""
+    def unload(self, key: str) -> None:
+        """Unload an adapter when no request uses it; none that is submitted from now on does."""
+        self._ending.setdefault(key, None)
+
+    def unloads(self, held: Callable[[], dict[str, AdapterRef]]) -> list[UnloadAdapter]:
+        """Return the messages that unload adapters, to be sent after all requests that are ready.
+
+        held  adapters of the requests that wait for their grammar. The pool counts one sequence for each that is to be
+              unloaded, so that it stays in memory.
+        """
+        pool = self._engine.scheduler.adapters
+        if pool is None or not (self._ending or self._counted):
+            return []
+        for adapter in self._counted:  # its requests have been sent before
+            pool.remove(adapter)
+        self._counted, needed, messages = [], held(), []
+        for key, counted in list(self._ending.items()):
+            if key not in needed:
+                messages.append(UnloadAdapter(key))
+                self._counted += [] if counted is None else [counted]
+                del self._ending[key]
+            elif counted is None:
+                self._ending[key] = needed[key]
+                pool.add(needed[key])
+                messages.append(UnloadAdapter(key))
+        return messages
+
+    def prefetch(self, record: PrefetchAdapter) -> None:
+        """Start reading an adapter, unless requests still have it from before it was unloaded."""
         adapter, pool = record.adapter, self._engine.scheduler.adapters
         assert pool is not None, "no adapter passes the check without a pool of them"
         reading: Future[Exception | None] = Future()
-        if is_ending or not pool.prefetch(adapter):
+        if adapter.key in self._ending or not pool.prefetch(adapter):
             reading.set_result(error("adapters_in_use", name=adapter.name[:64]))
         elif pool.is_resident(adapter.key):
             reading.set_result(None)
