@@ -38,6 +38,7 @@ class LLM(PoolingMethods):
         self.tokenizer = self.config.tokenizer.load()
         self.tokenizer.check_growth()
         self.engine = load_engine(self.config)
+        self.engine.facts["tokenizer"] = self.tokenizer.describe()
         self._processor = OutputProcessor(self.tokenizer, self.engine.limits)
         self._adapters = CheckedAdapters(self.engine.limits.adapters)
         self._ids = itertools.count()

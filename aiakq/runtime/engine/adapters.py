@@ -90,7 +90,7 @@ class AdapterPool:
         self._free = list(reversed(range(config.max_resident)))
         self._unwanted: set[str] = set()
         self._replaced: set[str] = set()  # have sequences, and may not be readable any more
-        self._held: set[str] = set()  # staged or in memory since before the first sequence with them
+        self._prefetched: set[str] = set()  # staged or in memory since before the first sequence with them
         self._is_blocked = False
         self._num_overtaking = 0
         self.freed: list[int] = []
@@ -120,10 +120,10 @@ class AdapterPool:
         if adapter is not None:
             _decrease(self._live, adapter.key)
             self._drop_unwanted(adapter.key)
-            if adapter.key not in self._live and adapter.key in self._staged and adapter.key not in self._held:
+            if adapter.key not in self._live and adapter.key in self._staged and adapter.key not in self._prefetched:
                 self._unstage(adapter)
 
-    def hold(self, adapter: AdapterRef) -> bool:
+    def prefetch(self, adapter: AdapterRef) -> bool:
         """Have ``adapter`` read before any sequence names it. Returns whether there is room for it.
 
         There is none for one that was replaced and still has sequences: with others behind it, it would never end.
@@ -135,7 +135,7 @@ class AdapterPool:
             if not self._make_staging_room(adapter):
                 return False
             self._stage(adapter)
-        self._held.add(adapter.key)
+        self._prefetched.add(adapter.key)
         return True
 
     def is_resident(self, key: str) -> bool:
@@ -230,7 +230,9 @@ class AdapterPool:
         limit = self._config.max_bytes
         assert limit is None or sum(size for _, size in self._resident.values()) <= limit, "too many bytes"
         assert not self._staged.keys() & self._resident.keys(), "an adapter in memory is staged"
-        assert self._staged.keys() <= self._live.keys() | self._held, "an adapter is staged that no sequence needs"
+        assert self._staged.keys() <= self._live.keys() | self._prefetched, (
+            "an adapter is staged that no sequence needs"
+        )
         assert len(self._staged) <= self._config.max_staged, "too many adapters are staged"
         staged_bytes = sum(staged.adapter.nbytes for staged in self._staged.values())
         assert limit is None or staged_bytes <= limit, "too many bytes are staged"
@@ -277,7 +279,7 @@ class AdapterPool:
             dropped.append(idle.pop(0))
             count, used = count - 1, used - dropped[-1].nbytes
         for each in dropped:
-            self._held.discard(each.key)
+            self._prefetched.discard(each.key)
             self._unstage(each)
         return True
 
@@ -291,7 +293,7 @@ class AdapterPool:
 
     def _drop_unwanted(self, key: str) -> None:
         if key in self._unwanted and key not in self._live:
-            for marked in (self._unwanted, self._replaced, self._held):
+            for marked in (self._unwanted, self._replaced, self._prefetched):
                 marked.discard(key)
             if key in self._resident:
                 self._evict(key)
@@ -300,7 +302,7 @@ class AdapterPool:
 
     def _evict(self, key: str) -> None:
         slot, _ = self._resident.pop(key)
-        self._held.discard(key)
+        self._prefetched.discard(key)
         self._free.append(slot)
         unseen = [new.adapter for new in self.loaded if new.slot == slot]
         self.loaded = [new for new in self.loaded if new.slot != slot]

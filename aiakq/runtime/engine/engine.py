@@ -18,7 +18,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 
 from aiakq.errors import error
-from aiakq.runtime.engine.adapters import AdapterPool, AdapterRef
+from aiakq.runtime.engine.adapters import AdapterPool
 from aiakq.runtime.engine.messages import (
     ADAPTER_FAILED,
     NOT_FINITE,
@@ -134,7 +134,7 @@ class Engine:
             self._collect(0, now, outputs)
         chunks = self.scheduler.schedule(now)
         if self.scheduler.adapters is not None:
-            self._stage_adapters(self.scheduler.adapters)
+            self.stage_adapters(self.scheduler.adapters)
         started = [chunk.sequence for chunk in chunks if chunk.sequence.times.scheduled is None]
         for sequence in started:
             sequence.times.scheduled = now
@@ -157,33 +157,13 @@ class Engine:
         self.scheduler.freed_slots.clear()
         self.executor.reset()
         if self.scheduler.adapters is not None:
-            self._stage_adapters(self.scheduler.adapters)
+            self.stage_adapters(self.scheduler.adapters)
         self._count(0, outputs)
         return outputs
 
     def set_vocabulary(self, vocabulary: Vocabulary) -> None:
         """Set the vocabulary for grammars. Called before the first request with a grammar."""
         self.executor.set_vocabulary(vocabulary.resized(self.limits.vocab_size, self.limits.eos_token_ids))
-
-    def hold_adapter(self, adapter: AdapterRef) -> Future[Exception | None]:
-        """Have ``adapter`` read before any request names it. The future's result is the error if that failed.
-
-        Raises ``adapters_in_use`` if there is no memory for it.
-        """
-        adapters = self.scheduler.adapters
-        assert adapters is not None, "adapters are checked only where there may be some"
-        if not adapters.hold(adapter):
-            raise error("adapters_in_use", name=adapter.name[:64])
-        self._stage_adapters(adapters)
-        if not adapters.is_resident(adapter.key):
-            return self.executor.stage_adapter(adapter)  # which has begun
-        held: Future[Exception | None] = Future()
-        held.set_result(None)
-        return held
-
-    def release_adapter(self, key: str) -> None:
-        """Drop an adapter that ``hold_adapter`` could not read: the next attempt reads it again."""
-        self._unload_adapter(key)
 
     def check(self) -> None:
         """Assert the invariants that hold between steps: no page or slot lost, used twice or mixed up, and every
@@ -209,7 +189,7 @@ class Engine:
             self._finish(sequence, output, "abort")
             outputs.append(output)
 
-    def _stage_adapters(self, adapters: AdapterPool) -> None:
+    def stage_adapters(self, adapters: AdapterPool) -> None:
         """Have the executor read the adapters that waiting sequences need, and drop those that none needs any more."""
         dropped, wanted = adapters.staging_changes()
         for adapter in dropped:

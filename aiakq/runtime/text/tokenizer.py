@@ -22,7 +22,8 @@ from aiakq.runtime.text.chat_template import (
 from aiakq.runtime.text.message_parts import read_message
 from aiakq.runtime.text.spelling import TokenSpelling
 from aiakq.runtime.text.template_facts import TemplateFacts
-from aiakq.runtime.text.tokenizer_files import LOCAL_CONFIG, check_settings, plain_value, why_unreadable
+from aiakq.runtime.text.tokenizer_files import LOCAL_CONFIG, check_settings, plain_value, read_settings, why_unreadable
+from aiakq.runtime.text.tokenizer_keys import remark
 from aiakq.runtime.text.unicode_text import well_formed
 
 
@@ -78,8 +79,12 @@ class TokenizerSource:
 class Tokenizer:
     """Tokenizer, detokenizer and chat template. ``hf`` is the transformers tokenizer."""
 
-    def __init__(self, hf: Any, compiled: bool = True) -> None:
+    def __init__(self, hf: Any, compiled: bool = True, settings: Mapping[str, Any] | None = None) -> None:
+        """
+        settings  the keys and values of the tokenizer's files, to name those that are not applied.
+        """
         self.hf = hf
+        self._settings = settings or {}
         # The Rust tokenizer itself, which is several times faster than transformers' wrapper.
         self._backend = getattr(hf, "_tokenizer", None) if compiled else None
         if self._backend is not None:
@@ -107,7 +112,7 @@ class Tokenizer:
             if not isinstance(failure, Exception) and not is_panic(failure):
                 raise
             raise why_unreadable(Path(path), failure) from failure
-        return Tokenizer(hf, compiled=mode != "slow")
+        return Tokenizer(hf, compiled=mode != "slow", settings=read_settings(Path(path)))
 
     def check_growth(self) -> None:
         """Raise ``model_malformed`` for a normalizer that makes texts far longer, which could exhaust memory.
@@ -125,8 +130,9 @@ class Tokenizer:
         return self.hf is not None
 
     def describe(self) -> str:
-        """Return a description for the start-up table."""
-        return f"{len(self.hf)} tokens" if hasattr(self.hf, "__len__") else "from an extension"
+        """Return a description for the start-up table, with the settings that are not applied."""
+        size = f"{len(self.hf)} tokens" if hasattr(self.hf, "__len__") else "from an extension"
+        return size + remark(self._settings, self.hf)
 
     @property
     def vocab_size(self) -> int:

@@ -49,6 +49,17 @@ def check_settings(folder: Path) -> None:
                 raise error("model_malformed", file=str(folder / name), reason=reason)
 
 
+def read_settings(folder: Path) -> dict[str, Any]:
+    """Return the keys and values of the tokenizer's settings, which ``check_settings`` has accepted."""
+    names = ("special_tokens_map.json", "tokenizer_config.json")
+    return {
+        key: value
+        for name in names
+        if (folder / name).is_file()
+        for key, value in read_json(folder / name, name).items()
+    }
+
+
 def _is_token(value: Any) -> bool:
     return isinstance(value, str) or (isinstance(value, dict) and isinstance(value.get("content"), str))
 

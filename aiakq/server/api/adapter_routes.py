@@ -41,7 +41,7 @@ async def load_adapter(service: Service, request: Request) -> Response:
         payload.lora_path,
         model.names,
         check,
-        service.manager.hold_adapter,
+        service.manager.prefetch_adapter,
         bool(payload.load_inplace),
     )
     if replaced is not None:

@@ -15,7 +15,7 @@ from aiakq.runtime.engine.adapters import AdapterRef
 Check = Callable[[str, str, str | None], Awaitable[AdapterRef]]
 
 #: Has an adapter read before any request names it.
-Hold = Callable[[AdapterRef], Awaitable[None]]
+Prefetch = Callable[[AdapterRef], Awaitable[None]]
 
 
 @dataclass
@@ -65,12 +65,12 @@ class AdapterRegistry:
             self._add(await check(module.name, path, None), module.base or names[0])
 
     async def load(
-        self, name: str, path: str, names: Sequence[str], check: Check, hold: Hold, replace: bool
+        self, name: str, path: str, names: Sequence[str], check: Check, prefetch: Prefetch, replace: bool
     ) -> AdapterRef | None:
         """Load an adapter from the root folder. Returns the one that it replaces, if no other name refers to that.
 
         Raises ``lora_root_missing``, ``adapter_exists`` if the name is that of the model or, without ``replace``, of an
-        adapter, and the errors of ``check`` and ``hold``.
+        adapter, and the errors of ``check`` and ``prefetch``.
         """
         if self.root is None:
             raise error("lora_root_missing")
@@ -79,7 +79,7 @@ class AdapterRegistry:
         full = str(Path(self.root, path))
         adapter = await check(name, full, self.root)
         try:
-            await hold(adapter)
+            await prefetch(adapter)
         except AiakqError as failure:
             # An adapter with a new name is read again when it is needed.
             if failure.id != "adapters_in_use" or name in self._adapters:

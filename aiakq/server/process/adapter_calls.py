@@ -1,4 +1,4 @@
-"""AdapterCalls: requests to the engine process to check, hold and unload LoRA adapters."""
+"""AdapterCalls: requests to the engine process to check, prefetch and unload LoRA adapters."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from weakref import WeakValueDictionary
 from aiakq.errors import AiakqError
 from aiakq.runtime.engine.adapters import AdapterRef
 from aiakq.server.errors import copy_error
-from aiakq.server.process.ipc import AdapterChecked, CheckAdapter, HoldAdapter, ToEngine, Unload, decode_error
+from aiakq.server.process.ipc import AdapterChecked, CheckAdapter, PrefetchAdapter, ToEngine, Unload, decode_error
 
 
 class AdapterCalls:
@@ -32,17 +32,17 @@ class AdapterCalls:
         async with turn:
             return await self._checked(name, path, root)
 
-    async def hold(self, adapter: AdapterRef) -> None:
+    async def prefetch(self, adapter: AdapterRef) -> None:
         """Have the engine read ``adapter`` before any request names it.
 
         Raises ``adapters_in_use``, why it cannot be read, or the error for which no engine is running.
         """
-        await self._answer(lambda number: HoldAdapter(number, adapter))
+        await self._answer(lambda number: PrefetchAdapter(number, adapter))
 
     async def _checked(self, name: str, path: str, root: str | None) -> AdapterRef:
         return await self._answer(lambda number: CheckAdapter(number, name, path, root))
 
-    async def _answer(self, record: Callable[[int], CheckAdapter | HoldAdapter]) -> AdapterRef:
+    async def _answer(self, record: Callable[[int], CheckAdapter | PrefetchAdapter]) -> AdapterRef:
         if self.send is None:
             assert self._failure is not None, "the engine is ready before adapters are loaded"
             raise copy_error(self._failure)
@@ -60,7 +60,7 @@ class AdapterCalls:
             self.send(Unload(adapter.key))
 
     def on_checked(self, record: AdapterChecked) -> None:
-        """Handle the engine's reply to ``check`` or ``hold``."""
+        """Handle the engine's reply to ``check`` or ``prefetch``."""
         future = self._waiting.get(record.number)
         if future is None or future.done():
             return

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from typing import TYPE_CHECKING, Any
 
 from aiakq.errors import AiakqError, error, one_line
-from aiakq.server.process.ipc import AdapterChecked, CheckAdapter, HoldAdapter, encode_error
+from aiakq.runtime.engine.adapters import AdapterRef
+from aiakq.runtime.engine.messages import UnloadAdapter
+from aiakq.server.process.ipc import AdapterChecked, CheckAdapter, PrefetchAdapter, encode_error
 
 if TYPE_CHECKING:
     from aiakq.runtime.engine.engine import Engine
@@ -23,7 +26,9 @@ class AdapterChecks:
         self._limits = engine.limits.adapters
         self._threads: ThreadPoolExecutor | None = None
         self._running: list[Future[AdapterChecked]] = []
-        self._held: list[tuple[HoldAdapter, Future[Exception | None]]] = []
+        self._ending: dict[str, AdapterRef | None] = {}  # to be unloaded; not None: the pool counts a sequence
+        self._counted: list[AdapterRef] = []  # of which the pool counts a sequence until the next message
+        self._prefetched: list[tuple[PrefetchAdapter, Future[Exception | None]]] = []
 
     def start(self, record: CheckAdapter) -> None:
         """Start checking an adapter."""
@@ -31,33 +36,64 @@ class AdapterChecks:
             self._threads = ThreadPoolExecutor(1, "adapters")
         self._running.append(self._threads.submit(self._check, record))
 
-    def hold(self, record: HoldAdapter, is_ending: bool) -> None:
-        """Start reading an adapter, unless requests still have it from before it was unloaded (``is_ending``)."""
-        try:
-            if is_ending:
-                raise error("adapters_in_use", name=record.adapter.name[:64])
-            reading = self._engine.hold_adapter(record.adapter)
-        except AiakqError as failure:
-            reading = Future()
-            reading.set_result(failure)
-        self._held.append((record, reading))
+    def unload(self, key: str) -> None:
+        """Unload an adapter when no request uses it; none that is submitted from now on does."""
+        self._ending.setdefault(key, None)
+
+    def unloads(self, held: Callable[[], dict[str, AdapterRef]]) -> list[UnloadAdapter]:
+        """Return the messages that unload adapters, to be sent after all requests that are ready.
+
+        held  adapters of the requests that wait for their grammar. The pool counts one sequence for each that is to be
+              unloaded, so that it stays in memory.
+        """
+        pool = self._engine.scheduler.adapters
+        if pool is None or not (self._ending or self._counted):
+            return []
+        for adapter in self._counted:  # its requests have been sent before
+            pool.remove(adapter)
+        self._counted, needed, messages = [], held(), []
+        for key, counted in list(self._ending.items()):
+            if key not in needed:
+                messages.append(UnloadAdapter(key))
+                self._counted += [] if counted is None else [counted]
+                del self._ending[key]
+            elif counted is None:
+                self._ending[key] = needed[key]
+                pool.add(needed[key])
+                messages.append(UnloadAdapter(key))
+        return messages
+
+    def prefetch(self, record: PrefetchAdapter) -> None:
+        """Start reading an adapter, unless requests still have it from before it was unloaded."""
+        adapter, pool = record.adapter, self._engine.scheduler.adapters
+        assert pool is not None, "no adapter passes the check without a pool of them"
+        reading: Future[Exception | None] = Future()
+        if adapter.key in self._ending or not pool.prefetch(adapter):
+            reading.set_result(error("adapters_in_use", name=adapter.name[:64]))
+        elif pool.is_resident(adapter.key):
+            reading.set_result(None)
+        else:
+            self._engine.stage_adapters(pool)
+            reading = self._engine.executor.stage_adapter(adapter)  # which has begun
+        self._prefetched.append((record, reading))
 
     def done(self) -> list[AdapterChecked]:
         """Remove and return the finished checks and reads."""
         ended = [each for each in self._running if each.done()]
         if ended:
             self._running = [each for each in self._running if each not in ended]
-        for record, reading in self._held:
-            if reading.done() and reading.result() is not None:
-                self._engine.release_adapter(record.adapter.key)
-        read = [each for each in self._held if each[1].done()]
+        read = [each for each in self._prefetched if each[1].done()]
         if read:
-            self._held = [each for each in self._held if each not in read]
+            self._prefetched = [each for each in self._prefetched if each not in read]
+        for record, reading in read:
+            pool = self._engine.scheduler.adapters
+            if reading.result() is not None and pool is not None:
+                pool.unload(record.adapter.key)  # the next attempt reads it again
         return [*(each.result() for each in ended), *(_reply(record, reading.result()) for record, reading in read)]
 
     def wait(self) -> bool:
         """Wait briefly if a check or a read is running; return whether one is."""
-        pending: list[Future[Any]] = [*self._running, *(reading for _, reading in self._held)]
+        pending: list[Future[Any]] = [*self._running, *(reading for _, reading in self._prefetched)]
         if pending:
             wait(pending, timeout=_PAUSE, return_when=FIRST_COMPLETED)
         return bool(pending)
@@ -75,7 +111,7 @@ class AdapterChecks:
         return AdapterChecked(record.number, adapter)
 
 
-def _reply(record: HoldAdapter, failure: Exception | None) -> AdapterChecked:
+def _reply(record: PrefetchAdapter, failure: Exception | None) -> AdapterChecked:
     """Return the reply to ``record``, which was read or failed."""
     if failure is None:
         return AdapterChecked(record.number, record.adapter)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from aiakq.errors import WORKER, AiakqError, error, one_line
 from aiakq.runtime.engine.loop import run
-from aiakq.runtime.engine.messages import Abort, EnableDrafts, Inbox, ResetPrefixCache, StepOutput, UnloadAdapter
+from aiakq.runtime.engine.messages import Abort, EnableDrafts, Inbox, ResetPrefixCache, StepOutput
 from aiakq.server.process.adapter_checks import AdapterChecks
 from aiakq.server.process.held_requests import HeldRequests
 from aiakq.server.process.ipc import (
@@ -25,8 +25,8 @@ from aiakq.server.process.ipc import (
     EngineLink,
     Failed,
     GiveVocabulary,
-    HoldAdapter,
     Loading,
+    PrefetchAdapter,
     Ready,
     Reset,
     SetDrafts,
@@ -134,7 +134,6 @@ def _serve(link: EngineLink, engine: Engine) -> None:
     """Run the engine on the requests of the HTTP process until it is gone."""
 
     held, checks = HeldRequests(engine.executor), AdapterChecks(engine)
-    unloads: list[str] = []  # adapters that no further request names
 
     def receive(idle: bool) -> Inbox | None:
         records = link.receive(wait=idle and not (held.wait() or checks.wait()))
@@ -156,17 +155,13 @@ def _serve(link: EngineLink, engine: Engine) -> None:
             elif isinstance(record, CheckAdapter):
                 checks.start(record)
             elif isinstance(record, Unload):
-                unloads.append(record.key)
-            elif isinstance(record, HoldAdapter):
-                checks.hold(record, is_ending=record.adapter.key in unloads)
+                checks.unload(record.key)
+            elif isinstance(record, PrefetchAdapter):
+                checks.prefetch(record)
         for checked in checks.done():
             link.send(checked)
         inbox += held.ready()
-        if unloads:  # requests that wait for their grammar still need their adapter
-            needed = held.adapters()
-            inbox += [UnloadAdapter(key) for key in unloads if key not in needed]
-            unloads[:] = [key for key in unloads if key in needed]
-        return inbox
+        return inbox + checks.unloads(held.adapters)
 
     engine.on_start = lambda request_ids: link.send(Started(request_ids))
 

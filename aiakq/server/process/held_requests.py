@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from typing import Any
 
+from aiakq.runtime.engine.adapters import AdapterRef
 from aiakq.runtime.engine.messages import RequestSpec, TokenOutput
 from aiakq.runtime.engine.records import Executor
 
@@ -40,9 +41,9 @@ class HeldRequests:
         self._held = [each for each in self._held if not each[0].done()] if ready else self._held
         return ready
 
-    def adapters(self) -> set[str]:
-        """Keys of the adapters of the requests that are held."""
-        return {spec.adapter.key for _, spec in self._held if spec.adapter is not None}
+    def adapters(self) -> dict[str, AdapterRef]:
+        """The adapters of the requests that are held, by key."""
+        return {spec.adapter.key: spec.adapter for _, spec in self._held if spec.adapter is not None}
 
     def cancel(self, request_ids: Iterable[str]) -> None:
         """Remove these requests. What nobody else waits for is not compiled."""

@@ -146,7 +146,7 @@ class CheckAdapter(msgspec.Struct, tag="check_adapter"):
     root: str | None
 
 
-class HoldAdapter(msgspec.Struct, tag="hold_adapter"):
+class PrefetchAdapter(msgspec.Struct, tag="prefetch_adapter"):
     """Request to read an adapter before any request names it. The reply is an ``AdapterChecked``."""
 
     number: int
@@ -198,7 +198,7 @@ class Failed(msgspec.Struct, tag="failed"):
 
 
 class AdapterChecked(msgspec.Struct, tag="adapter_checked"):
-    """The reply to ``CheckAdapter`` and ``HoldAdapter``: the adapter, or why it cannot be used."""
+    """The reply to ``CheckAdapter`` and ``PrefetchAdapter``: the adapter, or why it cannot be used."""
 
     number: int
     adapter: AdapterRef | None = None
@@ -217,7 +217,7 @@ class Stepped(msgspec.Struct, tag="stepped"):
     output: StepOutput
 
 
-ToEngine = Start | Submit | Cancel | Reset | SetDrafts | GiveVocabulary | CheckAdapter | HoldAdapter | Unload
+ToEngine = Start | Submit | Cancel | Reset | SetDrafts | GiveVocabulary | CheckAdapter | PrefetchAdapter | Unload
 FromEngine = Configured | Loading | Ready | Failed | AdapterChecked | Started | Stepped
 
 _encoder = msgspec.msgpack.Encoder()

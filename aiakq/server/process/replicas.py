@@ -139,10 +139,10 @@ class Replicas:
         running = {name for names, _ in adapters for name in names}
         return sorted(running), sorted({name for _, names in adapters for name in names} - running)
 
-    async def hold_adapter(self, adapter: AdapterRef) -> None:
+    async def prefetch_adapter(self, adapter: AdapterRef) -> None:
         """See RequestManager."""
         running = [manager for manager in self.managers if manager.failure is None]
-        await asyncio.gather(*(manager.hold_adapter(adapter) for manager in running))
+        await asyncio.gather(*(manager.prefetch_adapter(adapter) for manager in running))
 
     def unload_adapter(self, adapter: AdapterRef) -> None:
         """See RequestManager."""

@@ -83,6 +83,7 @@ class RequestManager:
 
     def __init__(self, processor: OutputProcessor, limits: ModelLimits, metrics: Metrics, queue: QueueLimits) -> None:
         self.adapters = AdapterCalls()
+        self.prefetch_adapter, self.unload_adapter = self.adapters.prefetch, self.adapters.unload
         self.stats = EngineStats(num_pages=0)
         self.num_prompt_tokens = 0
         self.num_generation_tokens = 0
@@ -183,14 +184,6 @@ class RequestManager:
         names = {stream: stream.adapter.name for stream in streams if stream.adapter is not None}
         running = {names[stream] for stream in streams if not stream.is_waiting}
         return sorted(running), sorted({*names.values()} - running)
-
-    async def hold_adapter(self, adapter: AdapterRef) -> None:
-        """Have an adapter read before any request names it. Raises what ``AdapterCalls.hold`` raises."""
-        await self.adapters.hold(adapter)
-
-    def unload_adapter(self, adapter: AdapterRef) -> None:
-        """Unload an adapter as soon as no request uses it."""
-        self.adapters.unload(adapter)
 
     def reset_prefix_cache(self) -> None:
         """Clear the prefix cache."""

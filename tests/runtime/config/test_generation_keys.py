@@ -81,6 +81,7 @@ def test_the_start_up_table_names_what_is_not_applied(tiny_model, tmp_path) -> N
     folder = shutil.copytree(tiny_model("LlamaForCausalLM"), tmp_path / "model")
     (folder / "generation_config.json").write_text(json.dumps({"num_beams": 4, "temperature": 0.5}))
     llm = LLM(str(folder), dtype="float32", max_model_len=64, num_gpu_blocks_override=17)
+    assert llm.engine.facts["tokenizer"] == llm.tokenizer.describe()
     assert llm.engine.facts["generation_config.json"] == "not applied: num_beams 4"
     assert llm.get_default_sampling_params().temperature == 0.5
     (folder / "generation_config.json").unlink()

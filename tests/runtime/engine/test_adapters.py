@@ -274,16 +274,16 @@ def test_a_replaced_adapter_stays_in_memory_until_its_sequences_have_ended(kind)
     world.add(ref("other"), tokens=4)
     old = world.add(ref("v1"), tokens=2)
     world.read_all()
-    assert pool.hold(ref("v2"))
+    assert pool.prefetch(ref("v2"))
     pool.unload("v1", is_replaced=True)
     new = [world.add(ref("v2"), tokens=2, client="x") for _ in range(2)]
     late = world.add(ref("other"), client="y")
-    assert not pool.hold(ref("v3")), "v1 and v2 have sequences, so there is no room"
-    assert not pool.hold(ref("v1")), "it has sequences from before"
+    assert not pool.prefetch(ref("v3")), "v1 and v2 have sequences, so there is no room"
+    assert not pool.prefetch(ref("v1")), "it has sequences from before"
     world.drain()
     assert all(each.num_outputs for each in (old, *new, late))
     assert world.reads.count("v1") == 1
-    assert pool.hold(ref("v3")) and pool.hold(ref("v3"))
+    assert pool.prefetch(ref("v3")) and pool.prefetch(ref("v3"))
     world.read_all()
     assert world.read == {"v3"}
     world.add(ref("v3"), tokens=1)
@@ -292,10 +292,10 @@ def test_a_replaced_adapter_stays_in_memory_until_its_sequences_have_ended(kind)
 
 
 @SCHEDULERS
-def test_an_adapter_held_without_sequences_makes_room_for_one_that_has_some(kind):
+def test_an_adapter_prefetched_without_sequences_makes_room_for_one_that_has_some(kind):
     world = World(kind, max_loras=1, max_resident=1)
     pool = world.scheduler.adapters
-    assert pool.hold(ref("a")) and pool.hold(ref("b")) and pool.hold(ref("c"))
+    assert pool.prefetch(ref("a")) and pool.prefetch(ref("b")) and pool.prefetch(ref("c"))
     world.read_all()
     assert world.read == {"b", "c"}
     sequences = [world.add(ref(key)) for key in "de"]
@@ -321,7 +321,7 @@ def test_no_adapter_in_memory_is_read_again_after_it_was_replaced(kind, seed):
         key = f"{name}{versions[name]}"
         if draw.random() < 0.5 and len(world.scheduler.waiting) < 8:
             world.add(ref(key), draw.randint(1, 6), draw.randint(1, 9), draw.choice(["", "x", "y"]))
-        elif draw.random() < 0.3 and pool.hold(ref(f"{name}{versions[name] + 1}")):
+        elif draw.random() < 0.3 and pool.prefetch(ref(f"{name}{versions[name] + 1}")):
             versions[name] += 1
             count += 1
             if key in pool._resident or key in pool._staged:

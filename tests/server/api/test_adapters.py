@@ -181,7 +181,7 @@ def test_labels_of_metrics_stay_those_of_served_adapters_over_a_thousand_loads()
     async def check(name: str, path: str, root: str | None, client: str) -> AdapterRef:
         return AdapterRef(f"key of {name}", name, path, 1)
 
-    async def hold(adapter: AdapterRef) -> None:
+    async def prefetch(adapter: AdapterRef) -> None:
         pass
 
     async def load_and_unload(count: int) -> None:
@@ -203,7 +203,7 @@ def test_labels_of_metrics_stay_those_of_served_adapters_over_a_thousand_loads()
         metrics=metrics,
         model=SimpleNamespace(adapters=registry, adapter=registry.get, names=["model"]),
         manager=SimpleNamespace(
-            adapters=SimpleNamespace(check=check), hold_adapter=hold, unload_adapter=lambda adapter: None
+            adapters=SimpleNamespace(check=check), prefetch_adapter=prefetch, unload_adapter=lambda adapter: None
         ),
         check_available=lambda: None,
         max_body_bytes=1000,

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import shutil
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,10 +17,11 @@ from lora_adapters import adapted, save_adapter
 
 from aiakq import LLM, LoRARequest, SamplingParams
 from aiakq.runtime.engine.adapters import AdapterRef
-from aiakq.runtime.engine.messages import admit
+from aiakq.runtime.engine.messages import RequestSpec, admit
 from aiakq.runtime.lora import store
 from aiakq.server.process import engine_process
-from aiakq.server.process.ipc import Cancel, Stepped, Submit, Unload
+from aiakq.server.process.held_requests import HeldRequests
+from aiakq.server.process.ipc import AdapterChecked, Cancel, PrefetchAdapter, Stepped, Submit, Unload
 
 ARGUMENTS = {"dtype": "float32", "max_model_len": 512, "num_gpu_blocks_override": 200, "enable_lora": True}
 
@@ -64,6 +66,7 @@ class Served:
         self.llm = llm
         self.tokens: dict[str, list[int]] = {}
         self.finished: dict[str, str] = {}
+        self.checked: dict[int, AdapterChecked] = {}
         self._inbox: list[Any] = []
         self._lock = threading.Condition()
         self._ended = False
@@ -79,6 +82,8 @@ class Served:
 
     def send(self, record: Any) -> None:
         with self._lock:
+            if isinstance(record, AdapterChecked):
+                self.checked[record.number] = record
             for output in record.output.outputs if isinstance(record, Stepped) else ():
                 self.tokens.setdefault(output.request_id, []).extend(output.token_ids)
                 if output.finish_reason is not None:
@@ -189,6 +194,52 @@ def test_an_adapter_that_is_evicted_before_its_request_starts_is_read_beside_the
     served.until(lambda: "evicted" in served.finished)
     assert reads.names == ["adapter 0", "adapter 1", "adapter 0"]
     assert served.tokens["evicted"] == alone[adapters[0]] and served.tokens["evicts"][:5] == alone[adapters[1]]
+
+
+def test_an_adapter_that_is_unloaded_stays_while_a_request_waits_for_its_grammar(
+    start, adapters, reads, alone, monkeypatch
+):
+    compiling: Future[None] = Future()
+
+    class Compiling(HeldRequests):
+        def hold(self, specs: Sequence[RequestSpec]) -> list[RequestSpec]:
+            self._held += [(compiling, spec) for spec in specs if spec.request_id == "waits"]
+            return super().hold([spec for spec in specs if spec.request_id != "waits"])
+
+    monkeypatch.setattr(engine_process, "HeldRequests", Compiling)
+    served = start(max_loras=1)
+    served.submit("first", adapters[0])
+    served.until(lambda: "first" in served.finished)
+    served.submit("waits", adapters[0])
+    served.put(Unload(served.llm._adapters.of(adapters[0]).key))
+    served.submit("other", adapters[1])  # there is no room for its adapter
+    served.submit("plain", None)
+    served.until(lambda: "plain" in served.finished)
+    compiling.set_result(None)
+    served.submit("last", None)
+    served.until(lambda: {"waits", "other", "last"} <= served.finished.keys())
+    assert served.tokens["waits"] == alone[adapters[0]] and reads.names.count("adapter 0") == 1
+    served.submit("end", None)
+    served.until(lambda: "end" in served.finished)
+    pool = served.llm.engine.scheduler.adapters
+    assert served.llm._adapters.of(adapters[0]).key not in pool._resident
+
+
+def test_an_adapter_is_read_before_its_first_request_and_the_reply_says_why_it_cannot_be(start, adapters, reads, alone):
+    served = start(max_loras=1)
+    one, two = (served.llm._adapters.of(adapters[number]) for number in (0, 1))
+    served.put(PrefetchAdapter(1, one))
+    served.until(lambda: 1 in served.checked)
+    assert served.checked[1].adapter == one and reads.names == ["adapter 0"]
+    reads.broken = "adapter 1"
+    for number in (2, 3):  # the second attempt reads it again
+        served.put(PrefetchAdapter(number, two))
+        served.until(lambda number=number: number in served.checked)
+        assert served.checked[number].failure.id == "adapter_malformed"
+    assert reads.names == ["adapter 0", "adapter 1", "adapter 1"]
+    served.submit("request", adapters[0])
+    served.until(lambda: "request" in served.finished)
+    assert served.tokens["request"] == alone[adapters[0]] and reads.names.count("adapter 0") == 1
 
 
 def test_an_adapter_that_is_unloaded_while_it_is_read_still_answers_its_request(start, adapters, reads, alone):

@@ -7,11 +7,11 @@ engine queue slots than other requests.
 from __future__ import annotations
 
 import asyncio
+import functools
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Generic, TypeVar
 
 import msgspec
@@ -19,7 +19,6 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from aiakq.errors import AiakqError, error
-from aiakq.runtime.engine.adapters import AdapterRef
 from aiakq.runtime.pooling_params import Pooled, Pooling, PoolingLimits, PoolingParams
 from aiakq.runtime.sampling_params import SamplingParams
 from aiakq.server.api.generation import cache_salt_of
@@ -80,6 +79,8 @@ class PoolingCall(Generic[Payload]):
         self._tracker = tracker
         self._arrival_time: float | None = tracker.arrival_time
         self._num_rows = 0
+        # All batches have the adapter that has the requested name when the first one starts.
+        self._adapter = functools.cache(lambda: service.model.adapter(payload.model))
         self._cache_salt = cache_salt_of(getattr(request.state, "owner", ""), None)
         self._client = client_of(request) if service.fair_share else ""
         self.params = SamplingParams(
@@ -172,11 +173,6 @@ class PoolingCall(Generic[Payload]):
             stream.close()
         return [PooledPrompt(outputs[index], len(prompt.token_ids)) for index, prompt in enumerate(prompts)]
 
-    @cached_property
-    def _adapter(self) -> AdapterRef | None:
-        """The adapter of all batches: that of the requested name when the first batch starts."""
-        return self.service.model.adapter(self.payload.model)
-
     async def _start(self, prompts: list[Prompt], pooling: Pooling) -> RequestStream:
         """Start a batch. If the queue is full or the engine restarts, the first one fails and later ones wait."""
         service = self.service
@@ -195,7 +191,7 @@ class PoolingCall(Generic[Payload]):
                     cache_salt=self._cache_salt,
                     client=self._client,
                     pooling=pooling,
-                    adapter=self._adapter,
+                    adapter=self._adapter(),
                 )
             except AiakqError as failure:
                 if failure.id not in _RETRIED_ERRORS or self._arrival_time is not None:
