@@ -121,6 +121,11 @@ class Service:
         if failure is not None:
             raise copy_error(failure)
 
+    def check_open(self) -> None:
+        """Raise an error if the server is shutting down."""
+        if self.closing is not None:
+            raise copy_error(self.closing)
+
     def check_healthy(self) -> None:
         """Call ``check_available``, and raise ``tokenizer_stuck`` if the tokenizer does not respond."""
         self.check_available()

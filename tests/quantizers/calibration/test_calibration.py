@@ -114,7 +114,7 @@ def test_calibration_files_that_are_no_files(tmp_path: Path, name: str, tokenize
     refused("there is no such file")
     path.unlink()
     path.mkdir()
-    refused("no regular file|datasets cannot read it")
+    refused("no regular file|a folder|datasets cannot read it")
 
 
 def test_long_samples_are_cut_not_dropped(tmp_path: Path) -> None:
@@ -247,7 +247,7 @@ def test_conversations_need_a_template(tmp_path: Path, example_model: Path) -> N
             "fails at line 1: it takes longer than 1 seconds",
         ),
         ("{% set x = 'a' * 99999999999 %}", "fails at line 1"),
-        ("{{ 'a' * 2000000 }}{{ messages }}", "fails at line 1: it makes 2000000 characters of"),
+        ("{{ 'a' * 2000000 }}{{ messages }}", "fails at line 1: it makes 20000[0-9]+ characters of"),
     ],
 )
 def test_a_template_that_fails_names_the_line(

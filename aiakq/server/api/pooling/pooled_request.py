@@ -27,7 +27,6 @@ from aiakq.server.api.request_model import parse_body
 from aiakq.server.api.request_tracker import RequestTracker
 from aiakq.server.api.routes import PROMPT_ERRORS, Handler, Route
 from aiakq.server.api.service import Service
-from aiakq.server.errors import copy_error
 from aiakq.server.http.auth import client_of
 from aiakq.server.http.body import read_body
 from aiakq.server.http.responses import JSONResponse
@@ -177,8 +176,7 @@ class PoolingCall(Generic[Payload]):
         """Start a batch. If the queue is full or the engine restarts, the first one fails and later ones wait."""
         service = self.service
         while True:
-            if service.closing is not None:
-                raise copy_error(service.closing)
+            service.check_open()
             arrival = time.monotonic() if self._arrival_time is None else self._arrival_time
             try:
                 stream = service.manager.start(
