@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
 import signal
 import time
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
+from typing import Any
 
 import httpx
 
+from aiakq.server.api.pooling.pooled_request import PoolingCall
 from aiakq.server.background import start_in_background
 
 
@@ -31,3 +35,22 @@ def test_a_request_outlives_an_engine(embedder):
         assert answer.json()["data"] == client.post("/v1/embeddings", json={"input": texts}).json()["data"]
         metrics = client.get("/metrics").text
     assert re.search(r"^aiakq:engine_restarts_total\{.*\} 1.0$", metrics, re.MULTILINE)
+
+
+def test_all_parts_of_a_request_have_one_version_of_its_adapter():
+    """Also when another one is loaded in its place between two parts."""
+    adapters, started = iter(["version 1", "version 2"]), []
+    service: Any = SimpleNamespace(
+        model=SimpleNamespace(limits=SimpleNamespace(pools=lambda: None), adapter=lambda name: next(adapters)),
+        manager=SimpleNamespace(start=lambda *arguments, adapter, **named: started.append(adapter)),
+        fair_share=False,
+        closing=None,
+    )
+    payload: Any = SimpleNamespace(
+        model="sql", truncate_prompt_tokens=None, truncation_side=None, padding=None, priority=None
+    )
+    request: Any = SimpleNamespace(state=SimpleNamespace(request_id="r"))
+    call = PoolingCall(service, request, payload, "pool-", SimpleNamespace(arrival_time=0.0))
+    for _ in range(2):
+        asyncio.run(call._start([], SimpleNamespace()))
+    assert started == ["version 1", "version 1"]
