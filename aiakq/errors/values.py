@@ -20,11 +20,14 @@ class _ShortRepr(reprlib.Repr):
 
 
 _SHORT = _ShortRepr()
+#: Characters of a value with many entries.
+_MAX_CHARS = 400
 
 
 def short_repr(value: object) -> str:
     """Return ``repr(value)``, shortened: a value of a file can be larger than memory once all of it is spelled out."""
-    return _SHORT.repr(value)
+    text = _SHORT.repr(value)
+    return text if len(text) <= _MAX_CHARS else f"{text[:_MAX_CHARS]}..."
 
 
 def as_text(value: object) -> str:
