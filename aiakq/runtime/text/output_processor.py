@@ -98,7 +98,8 @@ class _Stream:
         self.params = params
         self.num_tokens = 0
         self.cumulative_logprob = 0.0
-        self.stops = StopStrings(params.stop_strings, hidden, params.include_stop_str_in_output)
+        include = params.include_stop_str_in_output
+        self.stops = StopStrings(params.stop_strings, hidden, include) if params.stop_strings else None
         self.detokenizer = (
             Detokenizer(
                 tokenizer,
@@ -117,17 +118,22 @@ class _Stream:
         if self.detokenizer is None or hide:
             return "", None
         text = self.detokenizer.push(token)
-        return self._release(text + self.stops.markers[token] if token in self.stops.markers else text)
+        if self.stops is None:
+            return text, None
+        return self._release(self.stops, text + self.stops.markers[token] if token in self.stops.markers else text)
 
     def finish(self) -> tuple[str, str | None]:
         """Return the remaining text, and a stop string that the last bytes complete."""
         if self.detokenizer is None:
             return "", None
-        text, stop = self._release(self.detokenizer.flush())
+        text = self.detokenizer.flush()
+        if self.stops is None:
+            return text, None
+        text, stop = self._release(self.stops, text)
         return (text, stop) if stop is not None else (text + self.stops.rest(), None)
 
-    def _release(self, new: str) -> tuple[str, str | None]:
-        return self.stops.add(new, may_stop=self.num_tokens > self.params.min_tokens)
+    def _release(self, stops: StopStrings, new: str) -> tuple[str, str | None]:
+        return stops.add(new, may_stop=self.num_tokens > self.params.min_tokens)
 
 
 class OutputProcessor:

@@ -41,8 +41,6 @@ class StopStrings:
 
         Stop strings that were complete before do not count.
         """
-        if not self._stops:
-            return piece, None
         before, self._held = self._held, self._held + piece
         if may_stop and (found := self._first(before)):
             start, stop = found
