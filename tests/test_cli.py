@@ -56,9 +56,9 @@ def test_an_error_is_one_line_whatever_the_user_put_into_it(aiakq):
     assert r"\x1b[31mfolder" in ended.err
 
 
-def test_messages_go_to_stderr_and_documents_to_stdout(process, example_model):
+def test_tables_and_documents_go_to_stdout(process, example_model):
     ended = process("inspect", example_model)
-    assert ended.code == 0 and ended.out == "" and "LlamaForCausalLM" in ended.err
+    assert ended.code == 0 and ended.err == "" and "LlamaForCausalLM" in ended.out
     ended = process("inspect", example_model, "--json")
     assert json.loads(ended.out)["architecture"] == "LlamaForCausalLM"
 

@@ -143,7 +143,7 @@ def test_texts_of_several_lines(talk):
 def test_a_failed_question_is_dropped(talk, capsys):
     session = talk("/params top_p=7", "Hello", "/params top_p=", "Hello again")
     assert session.questions == ["Hello again"] and len(session.answers[0]) == 1
-    assert "error[no_answer]" in capsys.readouterr().err
+    assert "error[request_refused]" in capsys.readouterr().err
 
 
 def test_two_models_side_by_side(talk, capsys):

@@ -104,7 +104,7 @@ def test_eval_options(aiakq, quantized, tmp_path, heldout_text):
         (["--dtype", "int3"], 2, "--dtype"),
         (["--original", "no/such/model"], 3, "error[model_missing]"),
         (["--fail-if", "kll>1"], 2, "similar keys: kl"),
-        (["--fail-if", "kl>0.1"], 2, "does not measure kl: it compares with a model that --original names"),
+        (["--fail-if", "kl>0.1"], 2, "does not measure kl: it compares with the original model; add --original MODEL"),
     ],
 )
 def test_eval_refusals(aiakq, example_model, words, code, text):

@@ -108,6 +108,11 @@ def read_message(message: dict[str, Any], path: str) -> list[dict[str, Any]]:
     return _with_results(read, content)
 
 
+def read_messages(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the messages of a conversation as ``read_message`` does. Raises as it."""
+    return [each for number, message in enumerate(messages) for each in read_message(message, f"messages[{number}]")]
+
+
 def _with_results(message: dict[str, Any], content: Content) -> list[dict[str, Any]]:
     """Return the results of ``content`` as messages, with the texts around them as messages in between."""
     messages: list[dict[str, Any]] = []

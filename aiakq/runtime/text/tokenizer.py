@@ -19,7 +19,7 @@ from aiakq.runtime.text.chat_template import (
     as_template_error,
     check_chat_arguments,
 )
-from aiakq.runtime.text.message_parts import read_message
+from aiakq.runtime.text.message_parts import read_messages
 from aiakq.runtime.text.spelling import TokenSpelling
 from aiakq.runtime.text.template_facts import TemplateFacts
 from aiakq.runtime.text.tokenizer_files import LOCAL_CONFIG, check_settings, plain_value, read_settings, why_unreadable
@@ -271,15 +271,13 @@ class Tokenizer:
     ) -> str:
         """Render a conversation to the prompt text; ``template`` replaces the model's own.
 
-        Content may be parts of other APIs, see ``read_message``; for ``content_format``, see ``ChatTemplate.checked``.
+        Content may be parts of other APIs, see ``read_messages``; for ``content_format``, see ``ChatTemplate.checked``.
         ``arguments`` are further variables of the template. Raises ``no_chat_template``, ``chat_template`` when the
-        template rejects the messages, and as ``check_chat_arguments``, ``read_message`` and ``ChatTemplate`` do.
+        template rejects the messages, and as ``check_chat_arguments``, ``read_messages`` and ``ChatTemplate`` do.
         """
         if template is None and not self.has_chat_template:
             raise error("no_chat_template")
-        read = [
-            each for number, message in enumerate(messages) for each in read_message(message, f"messages[{number}]")
-        ]
+        read = read_messages(messages)
         check_chat_arguments(content_format, arguments or {})
         values = {**(arguments or {}), "add_generation_prompt": add_generation_prompt}
         values |= {"continue_final_message": True} if continue_final_message else {}

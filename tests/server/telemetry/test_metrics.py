@@ -125,7 +125,7 @@ def test_latencies_are_consistent_with_each_other(http, change):
 
 
 def test_refused_requests_are_counted(http, change):
-    for body in ({"prompt": []}, {"prompt": "a", "model": "other"}, {"prompt": "a", "n": 99}):
+    for body in ({"prompt": []}, {"prompt": "a", "model": "other"}, {"prompt": "a", "n": 129}):
         assert http.post("/v1/completions", json=body).status_code >= 400
     assert http.post("/v1/chat/completions", content=b"{").status_code == 400
     grown = change()
