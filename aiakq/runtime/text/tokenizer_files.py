@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import codecs
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from aiakq.errors import AiakqError, error
-from aiakq.formats.model_folder import read_json, vocabulary_files
+from aiakq.formats.model_folder import read_file, read_json, vocabulary_files
 
 #: Any of these may be all that a tokenizer has.
 _VOCABULARIES = (
@@ -39,9 +40,12 @@ def check_settings(folder: Path) -> None:
     for name in ("tokenizer_config.json", "special_tokens_map.json", "chat_template.json", "added_tokens.json"):
         if not (folder / name).is_file():
             continue
+        if read_file(folder, name, name).startswith(codecs.BOM_UTF8):
+            reason = "it begins with a byte order mark, which transformers does not read; save it without one"
+            raise error("model_malformed", file=str(folder / name), reason=reason)
         for key, value in read_json(folder / name, name).items():
             expected = _ID if name == "added_tokens.json" else _EXPECTED.get(key)
-            if expected is None or (value is None and name != "added_tokens.json"):
+            if expected is None or (value is None and expected not in (_ID, _EXPECTED["added_tokens_decoder"])):
                 continue
             description, accepts = expected
             if not accepts(value):

@@ -63,6 +63,18 @@ def test_a_setting_of_the_wrong_type_is_named_with_its_file(tmp_path, file, key,
     assert caught.value.id == "model_malformed" and "\n" not in str(caught.value)
 
 
+def test_a_null_that_transformers_cannot_read_is_named(tmp_path):
+    (tmp_path / "tokenizer_config.json").write_text('{"added_tokens_decoder": null}')
+    with pytest.raises(AiakqError, match=r"tokenizer_config.json.*'added_tokens_decoder' is None"):
+        check_settings(tmp_path)
+
+
+def test_a_byte_order_mark_is_named_with_its_file(tmp_path):
+    (tmp_path / "tokenizer_config.json").write_text('\ufeff{"legacy": false}')
+    with pytest.raises(AiakqError, match=r"tokenizer_config.json.*byte order mark"):
+        check_settings(tmp_path)
+
+
 def test_settings_of_published_tokenizers_are_accepted(tmp_path):
     token = {"__type": "AddedToken", "content": "<s>", "lstrip": False, "special": True}
     settings = {
