@@ -12,6 +12,7 @@ from aiakq.runtime.models.mixture import size
 class BambaBuilder(DecoderBuilder):
     """Llama with Mamba 2 in some layers, and rotary embedding of half of each head."""
 
+    rotates_parts = True
     names = Names(
         norm="model.final_layernorm",
         mlp_norm="pre_ff_layernorm",

@@ -80,12 +80,14 @@ class DecoderBuilder:
     gated                                       whether the MLP is gated.
     has_head_norms                              whether query and key heads have an RMS norm.
     scale                                       factor on the attention scores; None for head_dim ** -0.5.
+    rotates_parts                               whether the family may rotate only a part of each head.
     """
 
     names: ClassVar[Names] = Names()
     qkv_bias = output_bias = mlp_bias = head_bias = False
     gated = True
     has_head_norms = False
+    rotates_parts = False
     scale: float | None = None
 
     def __init__(self, config: ModelConfig, weights: Weights) -> None:
@@ -276,8 +278,15 @@ class DecoderBuilder:
         return self._rotary[kind]
 
     def rotary_tables(self, rope: Any) -> RotaryTables:
-        """Return the rotary tables for the parameters ``rope``."""
+        """Return the rotary tables for the parameters ``rope``.
+
+        Raises ``unsupported`` for ``partial_rotary_factor`` in a family whose transformers class ignores it.
+        """
         config = self.config
+        part = rope.get("partial_rotary_factor", 1.0)
+        if part != 1 and not self.rotates_parts:
+            what = f"partial_rotary_factor {part} in a {config.architecture}"
+            raise error("unsupported", what=what, hint="transformers ignores it there; remove it from config.json.")
         lengths = {"context": config.context, "rows": config.num_positions}
         return rotary_tables(rope, config.head_dim, config.max_position, self.ops.device, **lengths)
 

@@ -18,6 +18,7 @@ from aiakq.runtime.models.decoder import Block, Decoder, DecoderLayer, Weights
 class GlmBuilder(DecoderBuilder):
     """GLM-4-9B with transformers' tensor names."""
 
+    rotates_parts = True
     names = Names(gate_up=("mlp.gate_up_proj",))
 
     def __init__(self, config: ModelConfig, weights: Weights) -> None:

@@ -10,6 +10,8 @@ from aiakq.runtime.models.shared_experts import SharedExpertsBuilder
 class Glm4MoeBuilder(SharedExpertsBuilder):
     """GLM-4.5: dense layers, then layers with routed and shared experts; rotary embedding of a part of each head."""
 
+    rotates_parts = True
+
     def __init__(self, config: ModelConfig, weights: Weights) -> None:
         super().__init__(config, weights)
         self.qkv_bias = bool(config.raw.get("attention_bias", False))

@@ -15,6 +15,7 @@ from aiakq.runtime.models.decoder import Decoder, DecoderLayer, ParallelBlock, W
 class GPTJBuilder(LayerNormBuilder):
     """GPT-J, with biases in the MLP and the output layer only."""
 
+    rotates_parts = True
     names = Names(
         embedding="transformer.wte",
         layers="transformer.h",

@@ -7,13 +7,12 @@ from dataclasses import replace
 from aiakq.kernels.recurrent_types import ConvolutionSpec
 from aiakq.runtime.config.model import ModelConfig
 from aiakq.runtime.layers.recurrent import GatedConvolution
-from aiakq.runtime.models.builder import Names
+from aiakq.runtime.models.builder import DecoderBuilder, Names
 from aiakq.runtime.models.decoder import Decoder, Mixer, Weights
-from aiakq.runtime.models.llama import WholeHeadsBuilder
 from aiakq.runtime.models.mixture import size
 
 
-class Lfm2Builder(WholeHeadsBuilder):
+class Lfm2Builder(DecoderBuilder):
     """Llama with convolutions in some layers."""
 
     has_head_norms = True

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from aiakq.runtime.config.model import ModelConfig
+from aiakq.runtime.models.builder import DecoderBuilder
 from aiakq.runtime.models.decoder import Decoder, Weights
-from aiakq.runtime.models.llama import WholeHeadsBuilder
 
 
 def build(config: ModelConfig, weights: Weights) -> Decoder:
     """MistralForCausalLM from ``weights``."""
-    return WholeHeadsBuilder(config, weights).build()
+    return DecoderBuilder(config, weights).build()

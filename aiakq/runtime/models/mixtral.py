@@ -6,7 +6,6 @@ from aiakq.runtime.config.model import ModelConfig
 from aiakq.runtime.layers.experts import Routing, SoftmaxRouting, SparseMLP
 from aiakq.runtime.models.builder import DecoderBuilder
 from aiakq.runtime.models.decoder import Decoder, Weights
-from aiakq.runtime.models.llama import WholeHeadsBuilder
 from aiakq.runtime.models.mixture import Mixture, size
 
 
@@ -23,7 +22,7 @@ def block_sparse_moe(builder: DecoderBuilder, layer: int, routing: Routing) -> S
     return mixture.build(builder.config, builder.weights)
 
 
-class MixtralBuilder(WholeHeadsBuilder):
+class MixtralBuilder(DecoderBuilder):
     """Mistral with experts."""
 
     def mlp(self, layer: int) -> SparseMLP:

@@ -10,6 +10,7 @@ from aiakq.runtime.models.decoder import Decoder, DecoderLayer, ParallelBlock, W
 class PhiBuilder(LayerNormBuilder):
     """Phi, with rotary embedding of half of each head unless the config says otherwise."""
 
+    rotates_parts = True
     names = Names(norm="model.final_layernorm", output="self_attn.dense", gate_up=("mlp.fc1",), down="mlp.fc2")
     qkv_bias = output_bias = mlp_bias = head_bias = True
 

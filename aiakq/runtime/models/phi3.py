@@ -10,6 +10,7 @@ from aiakq.runtime.models.decoder import Decoder, Weights
 class Phi3Builder(DecoderBuilder):
     """Llama with fused projections."""
 
+    rotates_parts = True
     names = Names(qkv=("self_attn.qkv_proj",), gate_up=("mlp.gate_up_proj",))
 
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from aiakq.runtime.config.model import ModelConfig
+from aiakq.runtime.models.builder import DecoderBuilder
 from aiakq.runtime.models.decoder import Decoder, Weights
-from aiakq.runtime.models.llama import WholeHeadsBuilder
 
 
-class Qwen2Builder(WholeHeadsBuilder):
+class Qwen2Builder(DecoderBuilder):
     """Llama with biases in the QKV projection."""
 
     qkv_bias = True

@@ -5,12 +5,12 @@ from __future__ import annotations
 from aiakq.runtime.config.model import ModelConfig
 from aiakq.runtime.layers.activation import activation
 from aiakq.runtime.layers.experts import SoftmaxRouting
+from aiakq.runtime.models.builder import DecoderBuilder
 from aiakq.runtime.models.decoder import MLP, Decoder, GatedMLP, Weights
-from aiakq.runtime.models.llama import WholeHeadsBuilder
 from aiakq.runtime.models.mixture import Mixture, size
 
 
-class Qwen2MoeBuilder(WholeHeadsBuilder):
+class Qwen2MoeBuilder(DecoderBuilder):
     """Qwen2 with experts."""
 
     def __init__(self, config: ModelConfig, weights: Weights) -> None:

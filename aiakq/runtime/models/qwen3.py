@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from aiakq.runtime.config.model import ModelConfig
+from aiakq.runtime.models.builder import DecoderBuilder
 from aiakq.runtime.models.decoder import Decoder, Weights
-from aiakq.runtime.models.llama import WholeHeadsBuilder
 
 
-class Qwen3Builder(WholeHeadsBuilder):
+class Qwen3Builder(DecoderBuilder):
     """Llama with RMS norms of query and key heads."""
 
     has_head_norms = True

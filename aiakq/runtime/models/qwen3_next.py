@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from torch import Tensor
 
 from aiakq.errors import error
 from aiakq.kernels.recurrent_types import ConvolutionSpec, RecurrenceSpec
-from aiakq.kernels.types import RotaryTables
 from aiakq.runtime.config.model import ModelConfig
 from aiakq.runtime.layers.attention import GatedAttention
 from aiakq.runtime.layers.recurrent import GatedRecurrence
-from aiakq.runtime.models.builder import DecoderBuilder, rows_by_part, unsupported
+from aiakq.runtime.models.builder import rows_by_part, unsupported
 from aiakq.runtime.models.decoder import Decoder, Mixer, Weights
 from aiakq.runtime.models.mixture import size
 from aiakq.runtime.models.qwen2_moe import Qwen2MoeBuilder
@@ -21,6 +18,7 @@ from aiakq.runtime.models.qwen2_moe import Qwen2MoeBuilder
 class Qwen3NextBuilder(Qwen2MoeBuilder):
     """Qwen2-MoE with gated delta rule and gated attention."""
 
+    rotates_parts = True
     has_head_norms = True
 
     def __init__(self, config: ModelConfig, weights: Weights) -> None:
@@ -30,10 +28,6 @@ class Qwen3NextBuilder(Qwen2MoeBuilder):
     def norm_weight(self, name: str, width: int) -> Tensor:
         """Return one plus the stored weight, [width]."""
         return super().norm_weight(name, width).float() + 1
-
-    def rotary_tables(self, rope: Any) -> RotaryTables:
-        """Return tables for the configured part of each head."""
-        return DecoderBuilder.rotary_tables(self, rope)
 
     def attention(self, layer: int) -> Mixer:
         """Return gated attention or the gated delta rule, depending on the layer."""

@@ -249,6 +249,13 @@ def test_sizes_that_no_model_has_are_refused(architecture, name, tiny_model, tmp
         ours(folder)
 
 
+@pytest.mark.parametrize("family", ["Llama", "Gemma2", "Cohere", "Olmo2", "Granite", "Exaone4"])
+def test_a_part_of_heads_that_transformers_would_not_rotate_alone_is_refused(family, tiny_model, tmp_path):
+    folder = rewritten(tiny_model(f"{family}ForCausalLM"), tmp_path / "model", {"partial_rotary_factor": 0.5})
+    with pytest.raises(AiakqError, match=f"partial_rotary_factor 0.5 in a {family}ForCausalLM"):
+        ours(folder)
+
+
 def rewritten(folder: Path, target: Path, values: dict[str, Any]) -> Path:
     """The model with other values in config.json; None removes one."""
     shutil.copytree(folder, target)
