@@ -193,6 +193,8 @@ def checked_value(argument: Argument, value: Any, source: str | None = None) -> 
     if isinstance(value, str) and argument.type in (list, tuple):
         value = [value]
     _check_type(argument, value, source)
+    if argument.choices and value not in argument.choices and isinstance(value, str):
+        value = next((choice for choice in argument.choices if str(choice).lower() == value.lower()), value)
     if argument.choices and value not in argument.choices:
         raise _bad(argument, value, source, "one of " + ", ".join(map(str, argument.choices)))
     if argument.above is not None and not value > argument.above:

@@ -195,15 +195,15 @@ class _Rewriter:
         """Read the option that ``word`` names, with its value; False if it names none."""
         name, equals, value = word.partition("=")
         spelled = self._options.find(name)
+        if spelled is None and (glued := self._options.glued(word)):
+            spelled, value = glued
+            equals = "="
         if spelled is None and "." in name:
             option, _, keys = name.partition(".")
             spelled = self._options.find(option)
             if spelled is not None:
                 self._key(spelled, name, keys, value if equals else self._value_of(spelled, name))
                 return True
-        if spelled is None and (glued := self._options.glued(word)):
-            spelled, value = glued
-            equals = "="
         if spelled is None:
             return False
         if spelled.is_switch:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import safetensors
+import torch
 from torch import Tensor
 
 from aiakq import formats
@@ -116,19 +117,26 @@ class Checkpoint:
     ) -> None:
         """Add the tensors of a shard to the inventory: those that it holds, whatever the index says.
 
-        The index decides only which one counts if a tensor is in several shards.
+        A tensor may be in several shards with the same values; with others, programs would not agree which one counts.
         """
         for name, info in self._header(file).items():
             known = self.inventory.get(name)
             if known is not None:
-                before, here = name in (shards[known.file] or ()), name in (listed or ())
-                if before == here:
-                    raise error("model_malformed", file=file, reason=f"tensor {name} is in two files")
-                if before:
+                if not self._is_same(known, info):
+                    reason = f"tensor {name} is in {known.file}, too, with other values"
+                    raise error("model_malformed", file=file, reason=reason)
+                if name in (shards[known.file] or ()) or name not in (listed or ()):
                     continue
             self.inventory[name] = info
         if len(self.inventory) > _MAX_TENSORS:
             raise error("model_malformed", file=file, reason=f"the shards hold more than {_MAX_TENSORS} tensors")
+
+    def _is_same(self, one: TensorInfo, other: TensorInfo) -> bool:
+        """Whether two tensors are equal bit for bit. Reads both."""
+        if (one.dtype, one.shape) != (other.dtype, other.shape):
+            return False
+        values = [read_tensor(self._streams.get(each.file) or self._open(each.file), each) for each in (one, other)]
+        return torch.equal(*(value.reshape(-1).view(torch.uint8) for value in values))
 
     def _compare_index(self, shards: Mapping[str, Collection[str] | None]) -> None:
         """Note names under which the index and the shards differ; transformers takes only file names from an index."""

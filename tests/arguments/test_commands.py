@@ -263,3 +263,8 @@ def test_the_tables_load_nothing_heavy():
     code = "import sys, aiakq.arguments.commands; print(sorted({'torch', 'typer', 'yaml', 'rich'} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, env=dict(os.environ))
     assert done.stdout.strip() == "[]", done.stderr
+
+
+def test_choices_are_taken_in_any_case():
+    row = next(row for name, row in ROWS if name == "quantize" and row.name == "dtype")
+    assert given_values((row,), {"dtype": "BF16"}, {}, {}) == {"dtype": "bf16"}

@@ -29,6 +29,7 @@ def words(command: str, *given: str, **settings) -> list[str]:
         ("quantize", "-quant-type awq", "-quant_type awq"),
         ("quantize", "--quant_type=awq -sq0.5 -t=fp16", "-quant_type awq -sq 0.5 -t fp16"),
         ("quantize", "-tfp16 -sqauto", "-t fp16 -sq auto"),
+        ("quantize", "-sq.5", "-sq .5"),
         ("quantize", "-tokenids_path f", "--tokenids_path f"),
         ("quantize", "--token_ids f --skip a b", "--token-ids f --skip a --skip b"),
         ("quantize", "-sq -1 -i -x", "-sq -1 -i -x"),
