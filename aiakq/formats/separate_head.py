@@ -35,8 +35,9 @@ def separate_head(checkpoint: Checkpoint) -> str:
 def remark(head: str) -> str:
     """Return the warning about a stored output layer ``head``."""
     return (
-        f"the output layer {head} is stored and differs from the embedding, although config.json says tie_word_embeddings: the stored "
-        "layer is used, as transformers 5 does (vLLM uses the embedding); set tie_word_embeddings to false"
+        f"the output layer {head} is stored and differs from the embedding, although config.json says "
+        "tie_word_embeddings: the stored layer is used, as transformers 5 does (vLLM uses the embedding); "
+        "set tie_word_embeddings to false"
     )
 
 
