@@ -22,7 +22,7 @@ WISHES = [
     {"temperature": 0, "logprobs": 2},
     {"temperature": 0, "max_tokens": 1},
     {"temperature": 0, "max_tokens": 0, "prompt_logprobs": 1},
-    {"temperature": 0.9, "seed": 3, "logprobs": 1},
+    {"temperature": 0.9, "seed": 3, "logprobs": 1, "logprob_token_ids": [5, 70, 319]},
     {"temperature": 0.8, "seed": 4, "top_p": 0.8, "n": 3},
     {"temperature": 1.2, "seed": 5, "top_k": 9, "min_p": 0.01, "prompt_logprobs": 2},
     {"temperature": 1.0, "seed": 6, "repetition_penalty": 1.3, "frequency_penalty": 0.4},
@@ -36,7 +36,7 @@ WISHES = [
     },
     {"temperature": 1.0, "seed": 8, "stop_token_ids": list(range(0, 320, 4))},
     {"temperature": 0, "logits_processors": [ban_last]},
-    {"temperature": 0, "max_tokens": None},
+    {"temperature": 0, "max_tokens": None, "repetition_detection": {"max_pattern_size": 3, "min_count": 30}},
     {"temperature": 0, "logit_bias": {5: 4.0, 40: 3.0, 41: -100.0}, "frequency_penalty": 1.5, "max_tokens": 12},
     {
         "temperature": 1.1,
