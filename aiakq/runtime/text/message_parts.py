@@ -136,23 +136,19 @@ def _read_part(read: Content, part: Any, path: str) -> None:
         return
     if not isinstance(part, dict):
         raise error("invalid_type", param=path, reason="a string or an object with a type is expected")
-    kind = part.get("type", "text" if "text" in part else None)
-    if kind is None:
-        raise error("missing_field", param=f"{path}.type")
-    if not isinstance(kind, str):
-        raise error("invalid_type", param=f"{path}.type", reason="a string is expected")
+    kind = type_of(part, path, default="text" if "text" in part else None)
     if kind in TEXT_PARTS:
-        read.texts.append(_string(part, TEXT_PARTS[kind], path))
+        read.texts.append(string_of(part, TEXT_PARTS[kind], path))
     elif kind in _REASONING_PARTS:
         read.thoughts += _thoughts(part, _REASONING_PARTS[kind], path)
     elif kind == "tool_use":
         arguments = part.get("input")
         if not isinstance(arguments, dict):
             raise error("invalid_type", param=f"{path}.input", reason="an object is expected")
-        read.calls.append((_string(part, "id", path), _string(part, "name", path), arguments))
+        read.calls.append((string_of(part, "id", path), string_of(part, "name", path), arguments))
     elif kind == "tool_result":
         text = join_text_parts(part.get("content"), f"{path}.content")
-        read.results.append((_string(part, "tool_use_id", path), text, len(read.texts)))
+        read.results.append((string_of(part, "tool_use_id", path), text, len(read.texts)))
     elif kind not in _UNREADABLE:
         raise error("unsupported_parameter", param=f"{path}.type", reason=f"{kind:.64}: only text is read")
 
@@ -168,10 +164,23 @@ def _thoughts(part: dict[str, Any], names: tuple[str, ...], path: str) -> list[s
     if isinstance(value, list):
         inner = read_content(value, f"{path}.{name}")
         return inner.thoughts + inner.texts
-    return [_string(part, name, path)]
+    return [string_of(part, name, path)]
 
 
-def _string(part: dict[str, Any], name: str, path: str) -> str:
+def type_of(part: Any, path: str, default: str | None = None) -> str:
+    """Return the field ``type`` of an object. Raises ``invalid_type`` and ``missing_field``."""
+    if not isinstance(part, dict):
+        raise error("invalid_type", param=path, reason="an object with a type is expected")
+    kind = part.get("type", default)
+    if kind is None:
+        raise error("missing_field", param=f"{path}.type")
+    if not isinstance(kind, str):
+        raise error("invalid_type", param=f"{path}.type", reason="a string is expected")
+    return kind
+
+
+def string_of(part: dict[str, Any], name: str, path: str) -> str:
+    """Return a string field. Raises ``missing_field`` and ``invalid_type``."""
     value = part.get(name)
     if value is None:
         raise error("missing_field", param=f"{path}.{name}")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from aiakq.errors import error
 from aiakq.runtime.text.message_parts import read_content
 
 
@@ -57,25 +56,3 @@ class Turns:
 def text_of(content: Any, path: str) -> str:
     """Return the text of a content, a string or a list of parts. Raises as ``read_content``."""
     return "\n".join(text for text in read_content(content, path).texts if text)
-
-
-def type_of(part: Any, path: str, default: str | None = None) -> str:
-    """Return the field ``type`` of an object. Raises ``invalid_type`` and ``missing_field``."""
-    if not isinstance(part, dict):
-        raise error("invalid_type", param=path, reason="an object with a type is expected")
-    kind = part.get("type", default)
-    if kind is None:
-        raise error("missing_field", param=f"{path}.type")
-    if not isinstance(kind, str):
-        raise error("invalid_type", param=f"{path}.type", reason="a string is expected")
-    return kind
-
-
-def string_of(part: dict[str, Any], name: str, path: str) -> str:
-    """Return a string field. Raises ``missing_field`` and ``invalid_type``."""
-    value = part.get(name)
-    if value is None:
-        raise error("missing_field", param=f"{path}.{name}")
-    if not isinstance(value, str):
-        raise error("invalid_type", param=f"{path}.{name}", reason="a string is expected")
-    return value

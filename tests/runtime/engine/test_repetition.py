@@ -11,7 +11,7 @@ from aiakq.runtime.engine.sequence import repeats
 from aiakq.runtime.sampling_params import RepetitionDetectionParams, SamplingParams
 
 
-def plainly(tokens: list[int], least: int, most: int, count: int) -> bool:
+def repeats_reference(tokens: list[int], least: int, most: int, count: int) -> bool:
     sizes = [size for size in range(least or 1, most + 1) if size * count <= len(tokens)]
     return any(tokens[-size * count :] == tokens[-size:] * count for size in sizes)
 
@@ -27,7 +27,7 @@ def test_patterns_are_found_where_a_plain_comparison_finds_them():
             len(outputs),
             {"min_pattern_size": least, "max_pattern_size": most, "min_count": count},
         )
-        assert found == plainly(outputs, least, most, count), (outputs, least, most, count)
+        assert found == repeats_reference(outputs, least, most, count), (outputs, least, most, count)
 
 
 def test_it_is_a_class_or_a_dict():

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from aiakq.errors import error
-from aiakq.runtime.text.message_parts import Content, read_content
+from aiakq.runtime.text.message_parts import Content, read_content, string_of
 from aiakq.server.api.foreign_fields import MESSAGE_FIELDS
 from aiakq.server.api.part_fields import check_content, check_fields, fields, objects_of
-from aiakq.server.api.turns import Turns, string_of, text_of
+from aiakq.server.api.turns import Turns, text_of
 from aiakq.server.api.unknown_fields import UnknownFields
 
 #: Prefix of the first block of Claude Code's system prompt, which differs in every request.

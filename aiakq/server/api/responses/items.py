@@ -8,11 +8,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from aiakq.errors import error
-from aiakq.runtime.text.message_parts import read_content
+from aiakq.runtime.text.message_parts import read_content, string_of, type_of
 from aiakq.server.api.foreign_fields import MESSAGE_FIELDS
 from aiakq.server.api.part_fields import check_content, check_fields, fields, objects_of
 from aiakq.server.api.responses.tools import flat_name
-from aiakq.server.api.turns import Turns, string_of, text_of, type_of
+from aiakq.server.api.turns import Turns, text_of
 from aiakq.server.api.unknown_fields import UnknownFields
 
 #: Prefix of reasoning that this server has encoded as ``encrypted_content``.

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from aiakq.errors import error
+from aiakq.runtime.text.message_parts import string_of, type_of
 from aiakq.server.api.part_fields import check_choice, check_fields, fields, objects_of
-from aiakq.server.api.turns import string_of, type_of
 from aiakq.server.api.unknown_fields import UnknownFields
 
 #: OpenAI's server-side tools, which agents send to any server. They are omitted from the prompt.
