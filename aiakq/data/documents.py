@@ -126,7 +126,7 @@ def _json_values(text: str, name: str, lines: bool) -> Iterator[tuple[Any, str]]
     """
     stripped = text.strip()
     starts_list = stripped.startswith("[")
-    whole = _as_json(stripped) if stripped and (not lines or starts_list or stripped.startswith("{")) else None
+    whole = decoded_json(stripped) if stripped and (not lines or starts_list or stripped.startswith("{")) else None
     if whole is None and not lines and "\n" not in stripped:
         raise bad(name, "it is no JSON")
     if whole is not None:
@@ -426,13 +426,14 @@ def read_bytes(path: Path, hint: str) -> bytes:
 
 
 def _json(text: str, source: str, where: str) -> Any:
-    value = _as_json(text)
+    value = decoded_json(text)
     if value is None and text.strip() != "null":
         raise bad(source, f"{where} is no JSON")
     return value
 
 
-def _as_json(text: str) -> Any:
+def decoded_json(text: str) -> Any:
+    """Return the value of a JSON text; None if it is not JSON."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError):

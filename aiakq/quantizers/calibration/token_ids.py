@@ -7,14 +7,13 @@ mask, runs of the tokenizer's padding id at either end of a line. Other columns 
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from aiakq.data.documents import TABLES, bad, file_kind, read_rows, read_text
+from aiakq.data.documents import TABLES, bad, decoded_json, file_kind, read_rows, read_text
 from aiakq.quantizers.paths import TOKENS_HINT
 
 _SPLIT = re.compile(r"[,\s]+")
@@ -103,7 +102,7 @@ def _records(path: Path) -> Iterator[tuple[str, Any, Any]]:
             yield _columns(row, f"row {number}", path)
         return
     text = read_text(path, TOKENS_HINT)
-    whole = _as_json(text) if text.lstrip()[:1] in ("[", "{") else None
+    whole = decoded_json(text) if text.lstrip()[:1] in ("[", "{") else None
     if isinstance(whole, Mapping):
         yield _columns(whole, "line 1" if "\n" not in text.strip() else "it", path)
     elif isinstance(whole, list) and any(isinstance(item, (list, Mapping)) for item in whole):
@@ -130,7 +129,7 @@ def _columns(value: Mapping[str, Any], where: str, path: Path) -> tuple[str, Any
     cells = [value[name], value.get(_MASK)]
     for at, cell in enumerate(cells):
         if isinstance(cell, str):  # those of CSV files are text
-            cells[at] = _as_json(cell)
+            cells[at] = decoded_json(cell)
             if cells[at] is None:
                 raise bad(path.name, f"{where} holds {cell[:40]!r}, which is no list of integers", TOKENS_HINT)
     return where, cells[0], cells[1]
@@ -138,12 +137,12 @@ def _columns(value: Mapping[str, Any], where: str, path: Path) -> tuple[str, Any
 
 def _line(content: str, number: int, path: Path) -> Any:
     if content.startswith("{"):
-        value = _as_json(content)
+        value = decoded_json(content)
         if not isinstance(value, dict):
             raise bad(path.name, f"line {number} is no JSON object with a list 'input_ids'", TOKENS_HINT)
         return value
     if content.startswith("["):
-        nested = _as_json(content.rstrip(", "))
+        nested = decoded_json(content.rstrip(", "))
         if isinstance(nested, list) and any(isinstance(item, list) for item in nested):
             return nested
         content = content[1:].rstrip(", ").removesuffix("]")
@@ -180,13 +179,6 @@ def _ids(value: Any, where: str, path: Path, vocab_size: int) -> list[int]:
                 "Make the ids with this model's own tokenizer.",
             )
     return value
-
-
-def _as_json(text: str) -> Any:
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
-        return None
 
 
 # --- padding ----------------------------------------------------------------------------------------------------------
