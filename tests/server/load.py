@@ -199,7 +199,7 @@ class Load:
             elif way == "asks too much":
                 findings.surely += 1
                 size = draw.choice(
-                    [{"prompt": "word " * 3000}, {"max_tokens": 5000}, {"n": 99}, {"prompt": ["a"] * 500}]
+                    [{"prompt": "word " * 3000}, {"max_tokens": 5000}, {"n": 129}, {"prompt": ["a"] * 500}]
                 )
                 writer.write(ask(COMPLETIONS, {"prompt": "a"} | size))
                 answer = await asyncio.wait_for(read_answer(reader), 2 * PATIENCE)

@@ -138,6 +138,7 @@ WITHOUT_EFFECT: Mapping[str, tuple[str, ...]] = {
     ),
     "it belongs to classifiers": (
         *("id2label", "label2id", "classifier_*", "summary_*", "pooler_*", "sbert_ce*", "finetuned", "reduction"),
+        *("is_original_qwen3_reranker",),
     ),
     "it belongs to the tokenizer": (
         *("*_token_id", "*_token_ids", "*_token", "*_token_index", "*_tokens", "tokenizer*", "vocab_file"),

@@ -30,6 +30,7 @@ GIVEN: dict[str, tuple[type, dict[str, Any]]] = {
             "block_size": 8,
             "gpu_memory_utilization": 0.5,
             "kv_cache_dtype": "int8",
+            "kv_cache_memory_bytes": 2**20,
             "num_gpu_blocks_override": 30,
             "enable_prefix_caching": False,
         },

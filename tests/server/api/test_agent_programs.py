@@ -13,10 +13,10 @@ from reciting_model import write_model
 
 from aiakq.server.background import RunningServer, start_in_background
 
-#: What the model writes depends on the last text of the user or of a tool.
+#: What the model writes depends on the last text of the user or of a tool, which the prompt holds before the mark.
 TEMPLATE = """{%- if tools %}<tools>{{ tools | length }}</tools>{% endif %}
 {%- for message in messages if message.role in ('user', 'tool') %}{% if loop.last %}{% set last = message.content %}
-{%- for call in messages[-1].tool_calls or [] %}{{ call.function.name }}{% endfor %}
+{{- last }}{%- for call in messages[-1].tool_calls or [] %}{{ call.function.name }}{% endfor %}
 {%- for mark in ('<|note|>', '<|codex|>', '<|claude|>') if mark in last %}{{ mark }}{% endfor %}
 {%- endif %}{% endfor %}"""
 SCRIPTS = {

@@ -113,7 +113,7 @@ def strange_text(draw: Draw) -> Case:
                 {"top_k": 2**31 - 1, "top_p": 1e-300, "min_p": 1},
                 {"logit_bias": {"5": 1e300, "6": -1e300}},
                 {"repetition_penalty": 1e-300, "presence_penalty": 2, "frequency_penalty": -2},
-                {"truncate_prompt_tokens": draw.choice([-1, 1, 2**31])},
+                {"truncate_prompt_tokens": draw.choice([-1, 1, 1024])},
                 {"user": text, "metadata": {"a": [text]}},
             ]
         )

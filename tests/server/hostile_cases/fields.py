@@ -229,7 +229,11 @@ def chat_values(draw: Draw) -> list[Refusal]:
         ({"messages": [message] * draw.randint(500, 1500)}, "context_length_exceeded", "messages"),
         ({"chat_template": draw.choice(BOMBS)}, "unsupported_parameter", "chat_template"),
         ({"chat_template_kwargs": {"tokenize": True}}, "unsupported_parameter", "chat_template_kwargs.tokenize"),
-        ({"chat_template_kwargs": {"a": draw.choice([[], {}, [1]])}}, "invalid_type", "chat_template_kwargs.a"),
+        (
+            {"chat_template_kwargs": {"documents": draw.choice([5, {}, [1]])}},
+            "invalid_type",
+            "chat_template_kwargs.documents",
+        ),
         ({"chat_template_kwargs": {"a b": 1}}, "unsupported_parameter", "chat_template_kwargs.a b"),
         ({"top_logprobs": 2}, "unsupported_parameter", "top_logprobs"),
         ({"logprobs": True, "top_logprobs": draw.choice([21, -2, 10**9])}, out, "top_logprobs"),
@@ -241,7 +245,7 @@ def part(draw: Draw) -> dict[str, Any]:
     url = draw.choice(
         ["file:///etc/passwd", "http://127.0.0.1:1/x", "http://169.254.169.254/", "data:image/png;base64,AA"]
     )
-    kinds = ("image_url", "input_audio", "video_url", "file", "refusal", "image", "", None)
+    kinds = ("image_url", "input_audio", "video_url", "file", "refusal", "image", "")
     return {"type": draw.choice(kinds), "image_url": {"url": url}}
 
 

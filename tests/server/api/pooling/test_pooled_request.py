@@ -44,7 +44,7 @@ def test_all_parts_of_a_request_have_one_version_of_its_adapter():
         model=SimpleNamespace(limits=SimpleNamespace(pools=lambda: None), adapter=lambda name: next(adapters)),
         manager=SimpleNamespace(start=lambda *arguments, adapter, **named: started.append(adapter)),
         fair_share=False,
-        closing=None,
+        check_open=lambda: None,
     )
     payload: Any = SimpleNamespace(
         model="sql", truncate_prompt_tokens=None, truncation_side=None, padding=None, priority=None
