@@ -217,6 +217,11 @@ def module_files(folder: Path) -> list[str]:
     return [name for name in files if (folder / name).is_file()]
 
 
+def template_files(folder: Path) -> list[str]:
+    """Return the files of named chat templates, like additional_chat_templates/tool_use.jinja, sorted."""
+    return sorted(f"{_TEMPLATE_FOLDER}/{path.name}" for path in (folder / _TEMPLATE_FOLDER).glob("*.jinja"))
+
+
 def vocabulary_files(folder: Path) -> list[str]:
     """Return the names of vocabulary files that a tokenizer's own code may read, like qwen.tiktoken, sorted."""
     return sorted(path.name for pattern in ("*.model", "*.tiktoken") for path in folder.glob(pattern))

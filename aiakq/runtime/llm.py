@@ -36,6 +36,8 @@ class LLM(PoolingMethods):
         for line in notices(arguments):
             warnings.warn(line, stacklevel=2)
         self.tokenizer = self.config.tokenizer.load()
+        if self.tokenizer.unused_template:
+            warnings.warn(self.tokenizer.unused_template, stacklevel=2)
         self.tokenizer.check_growth()
         self.engine = load_engine(self.config)
         self.engine.facts["tokenizer"] = self.tokenizer.describe()
