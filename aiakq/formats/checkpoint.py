@@ -23,6 +23,7 @@ from aiakq.formats.checks import derive_group_size
 from aiakq.formats.config_values import unsupported
 from aiakq.formats.headers import Dimensions
 from aiakq.formats.hub import resolve_model
+from aiakq.formats.left_out import ACTIVATION_FACTORS
 from aiakq.formats.model_folder import (
     PARTIAL_MARK,
     check_manifest,
@@ -161,7 +162,14 @@ class Checkpoint:
             raise unsupported(named)
         if spec is not None and spec.rotated:
             self._check_rotated(spec)
+        self._check_activation_factors()
         return spec
+
+    def _check_activation_factors(self) -> None:
+        """Raise ``format_unsupported`` if the outputs of an activation function are divided by factors."""
+        for name in self.inventory:
+            if name.endswith(ACTIVATION_FACTORS) and not bool((self.tensor(name) == 1).all()):
+                raise unsupported(f"AWQ with factors for an activation function ({name:.200})")
 
     def _check_rotated(self, spec: QuantSpec) -> None:
         """Raise ``format_unsupported`` if the inputs of some linear cannot be rotated."""
@@ -249,7 +257,7 @@ class Checkpoint:
         return sorted(prefix for prefix, headers in modules.items() if formats.holds_codes(headers))
 
     def locate(self, name: str) -> str | None:
-        """Return the tensor that a model calls ``name``: files may lack the outermost ``model.``, have one more, or
+        """Return the tensor that a model calls ``name``: files may lack the outermost module, have one more, or
         hold the text model inside a multimodal one.
         """
         return next((spelling for spelling in _spellings(name) if spelling in self.inventory), None)
@@ -344,6 +352,11 @@ class Checkpoint:
 _TEXT_PREFIXES = ("model.language_model.", "language_model.")
 
 
+#: Names of the module around all of a model but its head, which files written without the head leave out.
+_BASES = ("model.", "transformer.", "backbone.")
+
+
 def _spellings(name: str) -> tuple[str, ...]:
-    inner = name.removeprefix("model.")
-    return name, inner, f"model.{name}", f"model.language_model.{inner}", f"language_model.{name}"
+    base = next((base for base in _BASES if name.startswith(base)), "model.")
+    inner = name.removeprefix(base)
+    return name, inner, base + name, f"model.language_model.{inner}", f"language_model.{name}"

@@ -51,13 +51,59 @@ def test_whole_models_of_every_family(tiny_model, architecture):
     assert differences(tiny_model(architecture)) == []
 
 
-def test_layers_that_predict_further_tokens_are_left_out(tiny_model, tmp_path):
-    def add(tensors: dict[str, Any]) -> None:
-        tensors["model.layers.2.eh_proj.weight"] = torch.zeros(128, 256)
+@pytest.mark.parametrize("architecture", ["DeepseekV3ForCausalLM", "Glm4MoeForCausalLM"])
+def test_layers_that_predict_further_tokens_are_left_out(tiny_model, tmp_path, architecture):
+    source = tiny_model(architecture)
+    layer = f"model.layers.{json.loads((source / 'config.json').read_text())['num_hidden_layers']}"
 
-    source = tiny_model("DeepseekV3ForCausalLM")
-    assert differences(changed(source, tmp_path / "one", add, num_nextn_predict_layers=1)) == []
-    assert [each.kind for each in differences(changed(source, tmp_path / "none", add, num_nextn_predict_layers=0))]
+    def add(tensors: dict[str, Any]) -> None:
+        tensors[f"{layer}.eh_proj.weight"] = torch.zeros(128, 256)
+        tensors[f"{layer}.mlp.up_proj.weight"] = torch.zeros(128, 256)
+
+    def add_plain(tensors: dict[str, Any]) -> None:
+        tensors[f"{layer}.mlp.up_proj.weight"] = torch.zeros(128, 256)
+
+    for stated in (1, None, 0):
+        folder = changed(source, tmp_path / str(stated), add, num_nextn_predict_layers=stated)
+        assert differences(folder) == [] and layer in "".join(inspect_checkpoint(str(folder)).left_out)
+    plain = changed(source, tmp_path / "plain", add_plain, num_nextn_predict_layers=None)
+    assert [each.kind for each in differences(plain)] == ["extra"]
+
+
+@pytest.mark.parametrize(
+    ("architecture", "extra"),
+    [
+        ("GPT2LMHeadModel", {"h.0.attn.bias": torch.ones(1, 1, 8, 8), "h.0.attn.masked_bias": torch.tensor(-1e4)}),
+        ("BloomForCausalLM", {}),
+        ("FalconForCausalLM", {"h.0.self_attention.maybe_rotary.inv_freq": torch.ones(8)}),
+        ("Mamba2ForCausalLM", {}),
+    ],
+)
+def test_files_may_lack_the_outermost_module_and_hold_masks(tiny_model, tmp_path, architecture, extra):
+    """openai-community/gpt2 and bigscience/bloom-560m were written without the output layer."""
+
+    def strip(tensors: dict[str, Any]) -> None:
+        for name in list(tensors):
+            tensors[name.removeprefix("transformer.").removeprefix("backbone.")] = tensors.pop(name)
+        tensors |= extra
+
+    source = tiny_model(architecture)
+    folder = changed(source, tmp_path / "model", strip)
+    assert differences(folder) == []
+    bias = changed(source, tmp_path / "bias", lambda tensors: tensors.update({"model.x.attn.bias": torch.ones(8)}))
+    assert [each.kind for each in differences(bias)] == ["extra"]
+
+
+def test_factors_of_an_activation_function_are_refused_unless_all_are_one(tiny_model, tmp_path):
+    """AutoAWQ divides the outputs of some activation functions by them."""
+
+    def add(value: float) -> Any:
+        return lambda tensors: tensors.update({"model.layers.0.mlp.act.scales": torch.full((256,), value)})
+
+    assert Checkpoint.open(changed(tiny_model("LlamaForCausalLM"), tmp_path / "ones", add(1.0))).spec is None
+    with pytest.raises(AiakqError, match="act.scales") as caught:
+        _ = Checkpoint.open(changed(tiny_model("LlamaForCausalLM"), tmp_path / "twos", add(2.0))).spec
+    assert caught.value.id == "format_unsupported"
 
 
 @pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
