@@ -28,13 +28,14 @@ from aiakq.formats.model_folder import (
     PARTIAL_MARK,
     check_manifest,
     file_identity,
+    link_problem,
     open_regular,
     read_json,
     real_path,
-    shard_files,
     some_of,
 )
 from aiakq.formats.safetensors_file import TensorInfo, read_header, read_tensor
+from aiakq.formats.shards import Shards, describe_unread, shard_files, unread_files
 from aiakq.formats.torch_file import read_torch_file
 from aiakq.kernels import hadamard
 from aiakq.kernels.types import QWeight
@@ -54,6 +55,7 @@ class Checkpoint:
     config     its config.json.
     inventory  name -> header of every tensor.
     remarks    what the user should know about the files.
+    unread     the remark about files of weights that are not read; empty if there are none.
     mapped     whether tensors of safetensors files are memory-mapped: loading is a tenth faster, but truncating a
                shard in the meantime kills the process with SIGBUS.
     """
@@ -63,6 +65,7 @@ class Checkpoint:
         self.config = config
         self.inventory: dict[str, TensorInfo] = {}
         self.remarks: list[str] = []
+        self.unread = ""
         self.mapped = False
         self._mappings: dict[str, Any] = {}
         self._streams: dict[str, BinaryIO] = {}
@@ -94,7 +97,8 @@ class Checkpoint:
         if not folder.is_dir():
             raise error("model_missing", path=str(path))
         if config is None and not (folder / "config.json").exists():
-            missing = "it is an unfinished write by aiakq" if PARTIAL_MARK in folder.name else "config.json is missing"
+            missing = f"config.json is {link_problem(folder / 'config.json') or 'missing'}"
+            missing = "it is an unfinished write by aiakq" if PARTIAL_MARK in folder.name else missing
             raise error("model_incomplete", path=str(path), missing=missing)
         before = file_identity(folder / "config.json")
         if config is None:
@@ -111,11 +115,12 @@ class Checkpoint:
         if not checkpoint.inventory:
             raise error("model_incomplete", path=str(path), missing="it holds no tensor")
         checkpoint._compare_index(shards)
+        if unread := unread_files(folder, shards, ignore):
+            checkpoint.unread = describe_unread(unread, shards)
+            checkpoint.remarks.append(checkpoint.unread)
         return checkpoint
 
-    def _add_shard(
-        self, file: str, listed: Collection[str] | None, shards: Mapping[str, Collection[str] | None]
-    ) -> None:
+    def _add_shard(self, file: str, listed: Collection[str] | None, shards: Shards) -> None:
         """Add the tensors of a shard to the inventory: those that it holds, whatever the index says.
 
         A tensor may be in several shards with the same values; with others, programs would not agree which one counts.
@@ -139,10 +144,12 @@ class Checkpoint:
         values = [read_tensor(self._streams.get(each.file) or self._open(each.file), each) for each in (one, other)]
         return torch.equal(*(value.reshape(-1).view(torch.uint8) for value in values))
 
-    def _compare_index(self, shards: Mapping[str, Collection[str] | None]) -> None:
+    def _compare_index(self, shards: Shards) -> None:
         """Note names under which the index and the shards differ; transformers takes only file names from an index."""
         said = {name: file for file, listed in shards.items() for name in listed or ()}
         if not said:
+            if len(shards) > 1:
+                self.remarks.append(f"there is no index, and all of its {len(shards)} shards are read")
             return
         held = {name: info.file for name, info in self.inventory.items()}
         wrong = sorted(name for name in said.keys() | held.keys() if said.get(name) != held.get(name))

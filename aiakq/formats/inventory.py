@@ -73,8 +73,11 @@ def comparison(checkpoint: Checkpoint, required: RequiredTensors) -> tuple[list[
     return made.run(), made.left_out
 
 
-def refusal(path: str, differences: Sequence[Difference]) -> AiakqError | None:
-    """Return all differences as one ``tensor_inventory`` error with a table, or None."""
+def refusal(path: str, differences: Sequence[Difference], unread: str = "") -> AiakqError | None:
+    """Return all differences as one ``tensor_inventory`` error with a table, or None.
+
+    unread  a remark about files that may hold what is missing.
+    """
     if not differences:
         return None
     counts = {
@@ -92,7 +95,7 @@ def refusal(path: str, differences: Sequence[Difference]) -> AiakqError | None:
     return error(
         "tensor_inventory",
         path=path,
-        counts=f"{len(differences)} {plural} ({summary})",
+        counts=f"{len(differences)} {plural} ({summary}){f'; {unread}' if unread and counts['missing'] else ''}",
         table=table(differences),
     )
 

@@ -152,6 +152,13 @@ def test_one_error_lists_all_differences(tmp_path):
     assert str(problem).endswith(problem.details)
 
 
+def test_missing_tensors_come_with_the_files_that_were_not_read(tiny_model, tmp_path):
+    folder = changed(tiny_model("LlamaForCausalLM"), tmp_path / "model", lambda tensors: tensors.pop("lm_head.weight"))
+    save_file({"lm_head.weight": torch.ones(320, 128)}, folder / "head.safetensors")
+    with pytest.raises(AiakqError, match="not read, because model.safetensors holds the model: head.safetensors"):
+        load_model(EngineConfig.from_args({"model": str(folder), "device": "cpu"}))
+
+
 def test_the_inventory_reads_no_weights(tmp_path, monkeypatch):
     folder = changed(FIXTURES / "aawq", tmp_path / "model", lambda tensors: tensors.pop("model.norm.weight"))
 
@@ -167,6 +174,15 @@ def test_the_inventory_reads_no_weights(tmp_path, monkeypatch):
 def test_the_table_of_differences_is_truncated():
     rows = table([Difference(f"t{number}", "-", "[1]") for number in range(70)]).splitlines()
     assert len(rows) == 22 and rows[-1] == "  and 50 more"
+
+
+def test_tensors_that_transformers_does_not_use_are_named(tiny_model, tmp_path, caplog):
+    extra = {"gpt_neox.layers.0.attention.gate.weight": torch.ones(2)}
+    folder = changed(tiny_model("GPTNeoXForCausalLM"), tmp_path / "model", lambda tensors: tensors.update(extra))
+    (folder / "model.safetensors").rename(folder / "weights.safetensors")
+    load_model(EngineConfig.from_args({"model": str(folder), "device": "cpu"}))
+    assert "1 tensors of the checkpoint that transformers' model does not use" in caplog.text
+    assert "gpt_neox.layers.0.attention.gate.weight" in caplog.text
 
 
 def test_the_inventory_covers_the_transformers_fallback(tiny_model, tmp_path):

@@ -156,7 +156,7 @@ def check_inventory(config: ModelConfig, checkpoint: Checkpoint) -> set[str]:
     Raises ``tensor_inventory``.
     """
     differences, unused = comparison(checkpoint, required_tensors(config, checkpoint))
-    problem = refusal(str(checkpoint.path), differences)
+    problem = refusal(str(checkpoint.path), differences, checkpoint.unread)
     if problem is not None:
         raise problem
     return unused
