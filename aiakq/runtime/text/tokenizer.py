@@ -22,7 +22,8 @@ from aiakq.runtime.text.chat_template import (
 from aiakq.runtime.text.message_parts import read_messages
 from aiakq.runtime.text.spelling import TokenSpelling
 from aiakq.runtime.text.template_facts import TemplateFacts
-from aiakq.runtime.text.tokenizer_files import LOCAL_CONFIG, check_settings, plain_value, read_settings, why_unreadable
+from aiakq.runtime.text.tokenizer_diagnosis import why_unreadable
+from aiakq.runtime.text.tokenizer_files import LOCAL_CONFIG, check_settings, plain_value, read_settings
 from aiakq.runtime.text.tokenizer_keys import remark
 from aiakq.runtime.text.unicode_text import well_formed
 
