@@ -22,6 +22,7 @@ from aiakq.runtime.text.chat_template import (
 from aiakq.runtime.text.message_parts import read_messages
 from aiakq.runtime.text.spelling import TokenSpelling
 from aiakq.runtime.text.template_facts import TemplateFacts
+from aiakq.runtime.text.tokenizer_diagnosis import why_unreadable
 from aiakq.runtime.text.tokenizer_files import (
     LOCAL_CONFIG,
     check_encoding,
@@ -29,7 +30,6 @@ from aiakq.runtime.text.tokenizer_files import (
     plain_value,
     read_settings,
     unused_template,
-    why_unreadable,
 )
 from aiakq.runtime.text.tokenizer_growth import MAX_GROWTH, check_decoder, growth_of
 from aiakq.runtime.text.tokenizer_keys import remark

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from aiakq.errors import AiakqError, error
+from aiakq.errors import error
 from aiakq.formats.model_folder import open_file, read_file, read_json, template_files, vocabulary_files
 
 #: Any of these may be all that a tokenizer has.
@@ -93,7 +93,7 @@ def unused_template(folder: Path, used: Any) -> str:
     )
 
 
-def _wrong_encodings(folder: Path) -> Iterator[tuple[str, str]]:
+def wrong_encodings(folder: Path) -> Iterator[tuple[str, str]]:
     """Yield the text files of a tokenizer that transformers cannot read, each with the reason."""
     for name in (*_TEXTS, "config.json", "chat_template.jinja", *template_files(folder)):
         if not (folder / name).is_file():
@@ -176,35 +176,6 @@ def has_tokenizer(folder: Path) -> bool:
     if any((folder / name).is_file() for name in (*_VOCABULARIES, "tokenizer_config.json")):
         return True
     return bool(vocabulary_files(folder))
-
-
-def _is_code(folder: Path) -> bool:
-    """Whether tokenizer_config.json names Python code of the model folder."""
-    try:
-        return bool(read_json(folder / "tokenizer_config.json", "tokenizer_config.json").get("auto_map"))
-    except AiakqError:
-        return False
-
-
-def why_unreadable(folder: Path, failure: BaseException) -> AiakqError:
-    """The error for a tokenizer that transformers failed to read.
-
-    It is ``tokenizer_missing``, ``remote_code`` or ``model_malformed``.
-    """
-    if not has_tokenizer(folder):
-        return error("tokenizer_missing", path=str(folder))
-    if _is_code(folder) and "trust_remote_code" in str(failure):
-        return error("remote_code", path=str(folder))
-    for name, reason in _wrong_encodings(folder):
-        return error("model_malformed", file=str(folder / name), reason=reason)
-    for name in _JSON:
-        if (folder / name).is_file():
-            try:
-                read_json(folder / name, str(folder / name))
-            except AiakqError as problem:
-                return problem
-    reason = str(failure).strip().splitlines()[0] if str(failure).strip() else type(failure).__name__
-    return error("model_malformed", file=f"the tokenizer in '{folder}'", reason=reason.rstrip("."))
 
 
 #: Keys that transformers adds to a tokenizer's configuration, with the location of its files.
