@@ -259,7 +259,7 @@ def _reasoning(value: Any, sent: Sent) -> Fields:
     return fields | _budget(value, "max_tokens")
 
 
-def _budget(value: Mapping[str, Any], *names: str) -> Fields:
+def _budget(value: Mapping[str, Any], *names: str) -> dict[str, Any]:
     """The budget that ``value`` has under one of ``names``."""
     given = [value[name] for name in names if value.get(name) is not None]
     return {_BUDGET: given[0]} if given else {}
