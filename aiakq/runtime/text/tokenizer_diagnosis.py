@@ -39,9 +39,8 @@ def why_unreadable(folder: Path, failure: BaseException) -> AiakqError:
                 _check_json(folder, name)
             except AiakqError as problem:
                 return problem
-    problem = _of_vocabulary(folder)
-    if problem is not None:
-        return problem
+    if vocabulary := _of_vocabulary(folder):
+        return vocabulary
     said = str(failure).strip()
     reason = said.splitlines()[0].rstrip(".") if said else type(failure).__name__
     if isinstance(failure, KeyError):

@@ -44,7 +44,7 @@ def write(folder: Path, files: dict[str, Any]) -> Path:
         ({"tokenizer.json": LFS}, "tokenizer.json", "git-lfs pointer"),
         ({"tokenizer.json": "{}"}, "tokenizer.json", "has no 'added_tokens'"),
         ({"tokenizer.json": b"\xef\xbb\xbf{}"}, "tokenizer.json", "byte order mark"),
-        ({"tokenizer_config.json": "{}".encode("utf-16"), "tokenizer.json": "{}"}, "_config.json", "byte order mark"),
+        ({"tokenizer_config.json": "{}".encode("utf-16"), "tokenizer.json": "{}"}, "_config.json", "not UTF-8"),
         ({"vocab.json": VOCAB, **GPT2}, "merges.txt", "is missing"),
         ({"merges.txt": "h e\n", **GPT2}, "vocab.json", "is missing"),
         ({"vocab.json": {"h": "1", "e": "2"}, "merges.txt": "h e\n", **GPT2}, "vocab.json", "not a token id"),
