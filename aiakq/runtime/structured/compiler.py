@@ -14,10 +14,12 @@ from typing import Any, cast
 
 from aiakq.errors import AiakqError
 from aiakq.runtime.structured.compiled import CompiledGrammar, CompiledGrammars
+from aiakq.runtime.structured.formats import text_before
 from aiakq.runtime.structured.grammars import WHITESPACE, Grammar, not_enforceable
 from aiakq.runtime.structured.matcher import GrammarMatcher
 from aiakq.runtime.structured.schemas import clean_schema
 from aiakq.runtime.structured.structural_tags import choice_rules, tag_grammar
+from aiakq.runtime.structured.thought_end import ThoughtMarks, ThoughtMatcher, calls_at_end
 from aiakq.runtime.structured.vocabulary import Vocabulary
 from aiakq.runtime.text.tokenizer import is_panic
 from aiakq.system.fair_queue import FairQueue
@@ -73,6 +75,7 @@ class GrammarCompiler:
         self._library = llguidance
         self._special_ids = {vocabulary.tokens[id].decode(errors="replace"): id for id in vocabulary.special_ids}
         self._end_ids = vocabulary.eos_ids
+        self._tokens = vocabulary.tokens
         tokens = _Tokens(vocabulary)
         try:
             self._tokenizer = llguidance.LLTokenizer(
@@ -188,6 +191,8 @@ class GrammarCompiler:
             text = self._as_library(grammar)
             matcher = self._library.LLMatcher(self._tokenizer, text, log_level=0, limits=self._limits)
             failure = matcher.get_error() or self._probe(matcher)
+            if not failure and grammar.kind == "structural_tag":
+                matcher = self._with_thought_end(matcher, grammar)
         except AiakqError as problem:
             failure = str(problem.fields["reason"])
         except BaseException as problem:  # Rust can panic
@@ -195,6 +200,22 @@ class GrammarCompiler:
                 raise
             failure = str(problem) or type(problem).__name__
         return _STOP_REASONS.get(failure.partition("\n")[0].strip(), failure), matcher
+
+    def _with_thought_end(self, matcher: Any, grammar: Grammar) -> Any:
+        """``matcher``, which also lets the thought of ``grammar`` end with a call if it may."""
+        tags = json.loads(grammar.text)
+        calls = calls_at_end(tags)
+        if calls is None:
+            return matcher
+        schema_of = partial(json_schema, grammar)
+        text = tag_grammar({"format": text_before(calls)}, schema_of, self._special_ids, self._end_ids)
+        finder = self._library.LLMatcher(self._tokenizer, text, log_level=0, limits=self._limits)
+        if finder.is_error():
+            return matcher
+        part = tags["format"]
+        starts, ends = ([mark.encode() for mark in part[key]] for key in ("starts", "ends"))
+        marks = ThoughtMarks(starts, ends, bool(part["is_open"]), self._tokens, self._end_ids)
+        return ThoughtMatcher(matcher, finder, marks)
 
     def _probe(self, matcher: Any) -> str:
         """The failure of the first mask, or of the one after a token that it allows; empty if there is none."""
