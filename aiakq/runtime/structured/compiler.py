@@ -17,6 +17,7 @@ from aiakq.runtime.structured.compiled import CompiledGrammar, CompiledGrammars
 from aiakq.runtime.structured.formats import text_before
 from aiakq.runtime.structured.grammars import WHITESPACE, Grammar, not_enforceable
 from aiakq.runtime.structured.matcher import GrammarMatcher
+from aiakq.runtime.structured.refusals import reason_of, refused_pattern
 from aiakq.runtime.structured.schemas import clean_schema
 from aiakq.runtime.structured.structural_tags import choice_rules, tag_grammar
 from aiakq.runtime.structured.thought_end import ThoughtMarks, ThoughtMatcher, calls_at_end
@@ -32,8 +33,6 @@ STEP_MAX_ITEMS = 1000
 MAX_LEXER_STATES = 1 << 15
 #: Seconds after which a grammar that waits for memory is tried again: requests end without a notice.
 _RETRY_SECONDS = 0.1
-#: Reasons of llguidance that are only names.
-_STOP_REASONS = {"NoExtensionBias": "no text matches it", "NoExtension": "no text matches it"}
 
 
 class _Tokens:
@@ -199,7 +198,18 @@ class GrammarCompiler:
             if not isinstance(problem, Exception) and not is_panic(problem):
                 raise
             failure = str(problem) or type(problem).__name__
-        return _STOP_REASONS.get(failure.partition("\n")[0].strip(), failure), matcher
+        return self._reason(failure, grammar), matcher
+
+    def _reason(self, failure: str, grammar: Grammar) -> str:
+        """``failure`` in one line, with the pattern in a JSON schema that is the cause; empty if it is empty."""
+        if "regex" not in failure or grammar.kind not in ("json", "structural_tag"):
+            return reason_of(failure)
+        make = self._library.LLMatcher
+
+        def failure_of(pattern: str) -> str:
+            return str(make.validate_grammar(make.grammar_from_regex(pattern), limits=self._limits))
+
+        return refused_pattern(schemas_in(grammar), failure_of) or reason_of(failure)
 
     def _with_thought_end(self, matcher: Any, grammar: Grammar) -> Any:
         """``matcher``, which also lets the thought of ``grammar`` end with a call if it may."""
@@ -242,6 +252,22 @@ class GrammarCompiler:
         from llguidance.gbnf_to_lark import any_to_lark
 
         return make.grammar_from_lark(any_to_lark(text))
+
+
+def schemas_in(grammar: Grammar) -> list[Any]:
+    """The JSON schemas in ``grammar``: a schema, or a structural tag."""
+    root = json.loads(grammar.text)
+    if grammar.kind == "json":
+        return [root]
+    found: list[Any] = []
+    pending = [root]
+    while pending:
+        value = pending.pop()
+        if isinstance(value, dict) and value.get("type") == "json_schema":
+            found.append(value.get("json_schema"))
+        elif isinstance(value, (dict, list)):
+            pending += reversed(list(value.values()) if isinstance(value, dict) else value)
+    return found
 
 
 def json_schema(grammar: Grammar, schema: Any) -> dict[str, Any]:

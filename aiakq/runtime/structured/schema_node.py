@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Protocol
 
-from aiakq.runtime.structured.ecma_patterns import from_ecma
+from aiakq.runtime.structured.ecma_patterns import from_ecma, refused_part
 from aiakq.runtime.structured.schema_documents import Base
 from aiakq.runtime.structured.schema_parts import any_order, both, names_in, objects_only, pattern_of
 from aiakq.runtime.structured.schema_values import (
@@ -26,6 +26,8 @@ from aiakq.runtime.structured.string_formats import HOSTNAME_UP_TO_6, PATTERNS
 _IN_PLACE = ("$ref", "$dynamicRef", "$recursiveRef", "allOf", "anyOf", "oneOf", "if", "not", "dependentSchemas")
 #: Maximum number of dependencies between properties in a schema: each of them doubles its alternatives.
 _MAX_DEPENDENCIES = 4
+#: A limit beyond this is none: no text has so many characters.
+_MAX_COUNT = 1 << 30
 _BASE64 = "^(?:[A-Za-z0-9+/]{4})*(?:[A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?$"
 #: What the parser of llguidance can hold in one step: optional properties in succession, and alternatives, of which an
 #: array counts as several, and a value that is neither array nor object as none.
@@ -38,6 +40,8 @@ class Cleaner(Protocol):
     closed: bool
 
     def refuse(self, *keywords: str, reason: str = "cannot be enforced") -> None: ...
+
+    def refuse_pattern(self, pattern: str, part: str) -> None: ...
 
     def schema(self, value: Any, base: Base, closed: bool) -> Schema: ...
 
@@ -209,7 +213,7 @@ class SchemaNode:
 
     def _strings(self) -> None:
         given = self._given
-        patterns = [from_ecma(given["pattern"])] if "pattern" in given else []
+        patterns = self._patterns([given["pattern"]] if "pattern" in given else ())
         if isinstance(given.get("format"), str):
             patterns += [f"^(?:{pattern})$" for pattern in self._format(given["format"])]
         if self._base.is_declared and self._base.draft == 7:  # annotations in other drafts
@@ -222,6 +226,16 @@ class SchemaNode:
             kind = {"type": "string"} if self._types == ["string"] else {}
             self._parts += [{**kind, "pattern": pattern} for pattern in patterns[1:]]
         self._counts("minLength", "maxLength")
+
+    def _patterns(self, patterns: Collection[str]) -> list[str]:
+        """``patterns`` in the language of llguidance, without those that cannot be enforced."""
+        found = []
+        for pattern in patterns:
+            if part := refused_part(pattern):
+                self._cleaner.refuse_pattern(pattern, part)
+            else:
+                found.append(from_ecma(pattern))
+        return found
 
     def _format(self, name: str) -> Sequence[str]:
         """The regular expressions of a format; none if it is an annotation."""
@@ -243,7 +257,7 @@ class SchemaNode:
     def _counts(self, least: str, most: str) -> None:
         if self._given.get(least):
             self._out[least] = int(self._given[least])
-        if most in self._given:
+        if most in self._given and self._given[most] <= _MAX_COUNT:
             self._out[most] = int(self._given[most])
 
     # --- arrays
@@ -295,7 +309,7 @@ class SchemaNode:
     def _objects(self) -> None:
         given, out = self._given, self._out
         properties = {name: self._schema(value) for name, value in given.get("properties", {}).items()}
-        patterns = {from_ecma(name): self._schema(value) for name, value in given.get("patternProperties", {}).items()}
+        by_pattern = {name: self._schema(value) for name, value in given.get("patternProperties", {}).items()}
         if properties:
             out["properties"] = properties
         if given.get("required"):
@@ -306,10 +320,14 @@ class SchemaNode:
             rest = False if "type" in self._out and not self._has_more_names(properties) else None
         if self._has_too_many(properties):
             rest = {}
+        if by_pattern and (any(value != {} for value in by_pattern.values()) or rest not in (None, {})):
+            names = self._patterns(by_pattern)
+            if len(names) < len(by_pattern):
+                rest = {}  # it would exclude names that match
+            else:
+                out["patternProperties"] = dict(zip(names, by_pattern.values(), strict=True))
         if rest not in (None, {}):
             out["additionalProperties"] = rest
-        if patterns and (any(value != {} for value in patterns.values()) or rest not in (None, {})):
-            out["patternProperties"] = patterns
         self._dependencies()
         if "propertyNames" in given:
             self._property_names(self._schema(given["propertyNames"]))

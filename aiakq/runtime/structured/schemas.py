@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from aiakq.runtime.structured.grammars import not_enforceable
+from aiakq.runtime.structured.refusals import place_of, shortened
 from aiakq.runtime.structured.schema_documents import Base, SchemaDocument, Target
 from aiakq.runtime.structured.schema_node import SchemaNode
 from aiakq.runtime.structured.schema_values import Schema, are_disjoint, is_well_formed
@@ -80,7 +81,14 @@ class SchemaCleaner:
     def refuse(self, *keywords: str, reason: str = "cannot be enforced") -> None:
         """Refuse ``keywords``, or note that they are dropped."""
         names = ", ".join(f'"{keyword:.64}"' for keyword in keywords)
-        text = f"{names} in the schema {reason}"
+        self._refuse(f"{names} in the schema {reason}")
+
+    def refuse_pattern(self, pattern: str, part: str) -> None:
+        """Refuse ``pattern``, which has a ``part`` that cannot be enforced, or note that it is dropped."""
+        place = place_of(self._document.root, pattern) or "pattern"
+        self._refuse(f"the pattern {shortened(pattern)} at {place} has {part}; write it without one")
+
+    def _refuse(self, text: str) -> None:
         if not self._lenient:
             raise not_enforceable("", text)
         self.dropped.append(text)
