@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import threading
 import time
 import weakref
@@ -31,6 +32,9 @@ MAX_TOKEN_BYTES = 1000
 STEP_MAX_ITEMS = 1000
 #: Maximum states that a grammar adds while it is used, of about a kilobyte each.
 MAX_LEXER_STATES = 1 << 15
+#: Maximum number of characters of a schema whose first mask is enough of a test, and what it must not contain.
+_MAX_PLAIN = 512
+_NOT_PLAIN = re.compile(r'pattern|format|depend|Of"|"(?:if|not|enum|const)"|[$\\]|"m(?:in|ax|ult)|"prefix')
 #: Seconds after which a grammar that waits for memory is tried again: requests end without a notice.
 _RETRY_SECONDS = 0.1
 
@@ -189,7 +193,7 @@ class GrammarCompiler:
         try:
             text = self._as_library(grammar)
             matcher = self._library.LLMatcher(self._tokenizer, text, log_level=0, limits=self._limits)
-            failure = matcher.get_error() or self._probe(matcher)
+            failure = matcher.get_error() or self._probe(matcher, only_first=_is_plain(grammar))
             if not failure and grammar.kind == "structural_tag":
                 matcher = self._with_thought_end(matcher, grammar)
         except AiakqError as problem:
@@ -227,10 +231,10 @@ class GrammarCompiler:
         marks = ThoughtMarks(starts, ends, bool(part["is_open"]), self._tokens, self._end_ids)
         return ThoughtMatcher(matcher, finder, marks)
 
-    def _probe(self, matcher: Any) -> str:
+    def _probe(self, matcher: Any, only_first: bool = False) -> str:
         """The failure of the first mask, or of the one after a token that it allows; empty if there is none."""
         mask = matcher.compute_bitmask()
-        if matcher.is_error() or matcher.is_stopped():
+        if only_first or matcher.is_error() or matcher.is_stopped():  # the latter is slow
             return str(matcher.get_error())
         copy = matcher.deep_copy()
         if copy.consume_token(_first_token(mask)) and not copy.is_stopped():
@@ -252,6 +256,11 @@ class GrammarCompiler:
         from llguidance.gbnf_to_lark import any_to_lark
 
         return make.grammar_from_lark(any_to_lark(text))
+
+
+def _is_plain(grammar: Grammar) -> bool:
+    """Whether ``grammar`` is a small schema of plain keywords, whose later masks are within all limits."""
+    return grammar.kind == "json" and len(grammar.text) <= _MAX_PLAIN and not _NOT_PLAIN.search(grammar.text)
 
 
 def schemas_in(grammar: Grammar) -> list[Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from functools import lru_cache
 from typing import Any, Protocol
 
 from aiakq.runtime.structured.ecma_patterns import from_ecma, refused_part
@@ -23,7 +24,9 @@ from aiakq.runtime.structured.schema_values import (
 from aiakq.runtime.structured.string_formats import HOSTNAME_UP_TO_6, PATTERNS
 
 #: Keywords whose schemas apply to the same value.
-_IN_PLACE = ("$ref", "$dynamicRef", "$recursiveRef", "allOf", "anyOf", "oneOf", "if", "not", "dependentSchemas")
+_IN_PLACE = frozenset(
+    ("$ref", "$dynamicRef", "$recursiveRef", "allOf", "anyOf", "oneOf", "if", "not", "dependentSchemas")
+)
 #: Maximum number of dependencies between properties in a schema: each of them doubles its alternatives.
 _MAX_DEPENDENCIES = 4
 #: A limit beyond this is none: no text has so many characters.
@@ -32,6 +35,12 @@ _BASE64 = "^(?:[A-Za-z0-9+/]{4})*(?:[A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?$"
 #: What the parser of llguidance can hold in one step: optional properties in succession, and alternatives, of which an
 #: array counts as several, and a value that is neither array nor object as none.
 _MAX_OPTIONAL, _MAX_ALTERNATIVES, _ARRAY = 248, 1000, 6
+
+
+@lru_cache
+def _unused_keywords(types: frozenset[str]) -> frozenset[str]:
+    """Keywords that apply to values of other types only."""
+    return frozenset().union(*(names for name, names in KEYWORDS_OF_TYPE.items() if name not in types))
 
 
 class Cleaner(Protocol):
@@ -69,11 +78,15 @@ class SchemaNode:
         """The clean schema: {} allows everything, False nothing."""
         if not self._set_values():
             return False
-        self._in_place()
-        self._strings()
-        self._numbers()
-        self._arrays()
-        self._objects()
+        for keywords, apply in (
+            (_IN_PLACE, self._in_place),
+            (KEYWORDS_OF_TYPE["string"], self._strings),
+            (KEYWORDS_OF_TYPE["number"], self._numbers),
+            (KEYWORDS_OF_TYPE["array"], self._arrays),
+            (KEYWORDS_OF_TYPE["object"], self._objects),
+        ):
+            if not keywords.isdisjoint(self._given):
+                apply()
         return self._assembled()
 
     def _assembled(self) -> Schema:
@@ -108,8 +121,9 @@ class SchemaNode:
         if "type" in given and set(self._types) != set(ALL_TYPES):
             self._out["type"] = self._types[0] if len(self._types) == 1 else list(dict.fromkeys(self._types))
             has = {"number" if name == "integer" else name for name in self._types}
-            unused = frozenset().union(*(names for name, names in KEYWORDS_OF_TYPE.items() if name not in has))
-            self._given = {name: value for name, value in given.items() if name not in unused}
+            unused = _unused_keywords(frozenset(has))
+            if not unused.isdisjoint(given):
+                self._given = {name: value for name, value in given.items() if name not in unused}
 
     def _set_values(self) -> bool:
         """Set the values that are listed; False: none of them can be valid."""

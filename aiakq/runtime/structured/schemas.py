@@ -17,6 +17,10 @@ from aiakq.runtime.structured.schema_values import Schema, are_disjoint, is_well
 #: Keywords that may exclude every value.
 _EMPTYING = ("not", "enum", "const", "oneOf", "anyOf", "allOf")
 
+#: Keywords of schemas that allow every value of a type, and those types.
+_ONLY_TYPE = frozenset(("type", "title", "description", "default", "examples"))
+_SCALARS = ("string", "integer", "number", "boolean", "null")
+
 
 def clean_schema(
     schema: Any, *, closed: bool = False, only_objects: bool = False, lenient: bool = False
@@ -97,6 +101,8 @@ class SchemaCleaner:
         """The clean form of ``value``: {} allows everything, False nothing; ``closed``: of this schema."""
         if isinstance(value, bool):
             return {} if value else False
+        if isinstance(value, dict) and value.get("type") in _SCALARS and value.keys() <= _ONLY_TYPE:
+            return {"type": value["type"]}
         if not isinstance(value, dict):
             self.refuse(str(value), reason="is not a schema, which is an object or a boolean")
             return {}
@@ -124,6 +130,7 @@ class SchemaCleaner:
     def dynamic_reference(self, keyword: str, reference: str, base: Base, closed: bool) -> Schema:
         """The clean form of what ``reference`` of ``keyword`` refers to, if that is the same wherever it is used."""
         document = self._document
+        document.index()
         name = reference.removeprefix("#")
         if keyword == "$recursiveRef":
             is_static = document.num_resources <= 1 or not document.has_recursive_anchor
