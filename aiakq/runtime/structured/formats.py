@@ -52,15 +52,27 @@ def tag(begin: str, content: Format, end: str = "") -> Format:
 
 
 def after_thought(
-    answer: Format, starts: Sequence[str], ends: Sequence[str], *, is_open: bool, may_end: bool
+    answer: Format,
+    starts: Sequence[str],
+    ends: Sequence[str],
+    *,
+    is_open: bool,
+    may_end: bool,
+    may_end_with_call: bool = False,
 ) -> Format:
     """``answer``, before which a thought may come: any text between marks.
 
-    is_open  whether the text begins within a thought.
-    may_end  whether the text may end within a thought.
+    is_open            whether the text begins within a thought.
+    may_end            whether the text may end within a thought.
+    may_end_with_call  whether it may if it ends with a call: ``answer``, or the first of its alternatives.
     """
-    marks = {"starts": list(starts), "ends": list(ends)}
+    marks = {"starts": list(starts), "ends": list(ends), "may_end_with_call": may_end_with_call}
     return {"type": "after_thought", "answer": answer, "is_open": is_open, "may_end": may_end, **marks}
+
+
+def text_before(calls: Format) -> Format:
+    """Any text that ends with one of the tags of ``calls``, and white space."""
+    return {"type": "text_before", "tags": calls["tags"]}
 
 
 def some_tags(tags: Sequence[Format], separator: str, *, only_one: bool) -> Format:

@@ -79,6 +79,7 @@ def read_message(tools: ToolParser, text: TextScanner, output: EventSink, in_tho
     output.end_text()
 
 
+_BRACKET = Marks("[")
 _BLANKS = regex(r"[ \n]{0,2}")
 #: Tool names that formats without quotes support.
 PLAIN_NAME = re.compile(r"[A-Za-z0-9_.\-]{1,128}")
@@ -172,6 +173,10 @@ class PlainJsonParser(JsonToolParser):
         yield from text.skip_spaces()
         if (yield from text.match("[")):
             yield from self.read_calls(text, output, "[")
+
+    def parse_thought(self, text: TextScanner, output: EventSink) -> Parsing[None]:
+        while (yield from text.until(_BRACKET, output.content)):
+            yield from self.read_calls(text, output, "[", only_known=True)
 
 
 class UnquotedToolParser(ToolParser):
