@@ -297,11 +297,16 @@ def _nvext(value: Any, sent: Sent) -> Fields:
     return {names[name]: entry for name, entry in value.items() if entry is not None}
 
 
+def _effort(value: Any, sent: Sent) -> Fields:
+    """OpenAI's field of chat."""
+    return {"reasoning_effort": value}
+
+
 def _switch(value: Any, sent: Sent) -> Fields:
     return {"thinks": value} if isinstance(value, bool) else _refuse("it is true or false")
 
 
-_REASONING: dict[str, ForeignField] = {
+REASONING_FIELDS: Mapping[str, ForeignField] = {
     "enable_thinking": ForeignField(_switch, hint=True),
     "thinking": ForeignField(_thinking, hint=True),
     "think": ForeignField(_think, hint=True),
@@ -324,6 +329,12 @@ _REASONING: dict[str, ForeignField] = {
         "reasoning_budget_message thinking_budget_message think_stop_sentence",
         "",
     ),
+    "reasoning_effort": ForeignField(_effort, hint=True),
+}
+
+#: OpenRouter's fields of the object ``reasoning`` in responses, besides those that are declared.
+REASONING_OPTIONS: Mapping[str, ForeignField] = {
+    "exclude": refused("reasoning is returned in full", False),
 }
 
 # --- bookkeeping, routing and settings of the server
@@ -355,7 +366,7 @@ _WITHOUT_EFFECT: dict[str, ForeignField] = {
 #: Ollama's field with other fields, which are read as if they were fields of the request.
 OPTIONS = "options"
 #: Fields of requests that generate.
-GENERATION_FIELDS: Mapping[str, ForeignField] = {**_WITHOUT_EFFECT, **_SAMPLING, **_ANSWERS, **_REASONING}
+GENERATION_FIELDS: Mapping[str, ForeignField] = {**_WITHOUT_EFFECT, **_SAMPLING, **_ANSWERS, **REASONING_FIELDS}
 #: Fields of requests with embeddings, classes or scores, which sampling does not change.
 POOLING_FIELDS: Mapping[str, ForeignField] = {
     **_WITHOUT_EFFECT,

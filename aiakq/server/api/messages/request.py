@@ -151,10 +151,13 @@ class MessagesFields(Translated):
             return tool[1] + _TOOL_PARTS.get(tool[2], tool[2].removeprefix(".function"))
         return _NAMES.get(param, param)
 
-    def reasoning_effort(self) -> tuple[ReasoningEffort | None, bool | None]:
-        effort = None if self.output_config is None else self.output_config.effort
-        thinks = None if self.thinking is None else self.thinking.type != "disabled"
-        return effort, thinks
+    def asked_reasoning(self) -> dict[str, tuple[Any, str]]:
+        asked: dict[str, tuple[Any, str]] = {}
+        if self.output_config is not None and self.output_config.effort is not None:
+            asked["reasoning_effort"] = self.output_config.effort, "output_config.effort"
+        if self.thinking is not None:
+            asked["thinks"] = self.thinking.type != "disabled", "thinking"
+        return asked
 
 
 class MessagesRequest(MessagesFields, TranslatedRequest):
