@@ -66,7 +66,7 @@ def test_layers_that_predict_further_tokens_are_left_out(tiny_model, tmp_path, a
     for stated in (1, None, 0):
         folder = changed(source, tmp_path / str(stated), add, num_nextn_predict_layers=stated)
         assert differences(folder) == [] and layer in "".join(inspect_checkpoint(str(folder)).left_out)
-    plain = changed(source, tmp_path / "plain", add_plain, num_nextn_predict_layers=None)
+    plain = changed(source, tmp_path / "plain", add_plain, num_nextn_predict_layers=1)
     assert [each.kind for each in differences(plain)] == ["extra"]
 
 
