@@ -21,6 +21,7 @@ from aiakq.runtime.pooling_params import Pooling
 from aiakq.runtime.sampling_params import SamplingParams
 from aiakq.runtime.structured.grammars import Grammar
 from aiakq.runtime.structured.vocabulary import Vocabulary
+from aiakq.runtime.thought_budget import ThoughtBudget
 from aiakq.runtime.text.tokenizer import TokenizerSource
 from aiakq.system.frames import LENGTH, framed
 
@@ -59,6 +60,7 @@ class SequenceFrame(msgspec.Struct):
     client: str
     pooling: Pooling | None
     adapter: AdapterRef | None
+    thought: ThoughtBudget | None
     grammar: int
 
 
