@@ -21,8 +21,8 @@ from aiakq.runtime.pooling_params import Pooling
 from aiakq.runtime.sampling_params import SamplingParams
 from aiakq.runtime.structured.grammars import Grammar
 from aiakq.runtime.structured.vocabulary import Vocabulary
-from aiakq.runtime.thought_budget import ThoughtBudget
 from aiakq.runtime.text.tokenizer import TokenizerSource
+from aiakq.runtime.thought_budget import ThoughtBudget
 from aiakq.system.frames import LENGTH, framed
 
 #: Maximum length of a frame, far above any real one; a larger length means that the stream is corrupt.
