@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from aiakq.data.documents import TABLES, bad, decoded_json, file_kind, read_rows, read_text
+from aiakq.data.files import TABLES, bad, decoded_json, file_kind, read_text
+from aiakq.data.tables import read_rows
 from aiakq.quantizers.paths import TOKENS_HINT
 
 _SPLIT = re.compile(r"[,\s]+")
