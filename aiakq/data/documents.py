@@ -13,7 +13,7 @@ from typing import Any
 from aiakq.data.files import HINT, TABLES, bad, file_kind, read_text
 from aiakq.data.json_rows import json_values, looks_like_rows
 from aiakq.data.rows import Document, RowOptions, document_of
-from aiakq.data.tables import read_rows, without_nulls
+from aiakq.data.tables import read_rows, row_without_nulls
 from aiakq.errors import AiakqError
 from aiakq.system.network import answers
 
@@ -79,7 +79,7 @@ def read_dataset(name: str, characters: int, seed: int, rows: RowOptions | None 
             config = rest[0] if len(rest) == 2 else None
             found = datasets.load_dataset(path, config, split=rest[-1] if rest else "train", streaming=True)
         for number, row in enumerate(found, 1):
-            document = document_of(without_nulls(row), name, f"row {number}", options)
+            document = document_of(row_without_nulls(row), name, f"row {number}", options)
             if document is None:
                 continue
             yield document

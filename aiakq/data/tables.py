@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -40,19 +40,23 @@ def read_rows(path: Path, hint: str, known: frozenset[str] = KNOWN) -> Iterator[
             if read > MAX_BYTES:
                 raise bad(path.name, "its rows hold more than 1 GiB", "A few megabytes are plenty.")
             for first_row in range(0, batch.num_rows, _BATCH_ROWS):
-                yield from map(without_nulls, batch.slice(first_row, _BATCH_ROWS).to_pylist())
+                yield from map(row_without_nulls, batch.slice(first_row, _BATCH_ROWS).to_pylist())
     except (pyarrow.ArrowException, OSError) as problem:
         first = (str(problem).strip().splitlines() or [type(problem).__name__])[0]
         title = "Parquet" if kind in (".parquet", ".pq") else "Arrow"
         raise bad(path.name, f"it is no {title} file ({first[:200].rstrip('.')})", hint) from None
 
 
-def without_nulls(value: Any) -> Any:
-    """Return a value without the fields that are null: a column has one type, with the fields of all of its values."""
+def row_without_nulls(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a row without null fields inside its columns: a column has one type, with the fields of all its values."""
+    return {name: _without_nulls(cell) for name, cell in row.items()}
+
+
+def _without_nulls(value: Any) -> Any:
     if isinstance(value, dict):
-        return {key: without_nulls(item) for key, item in value.items() if item is not None}
+        return {key: _without_nulls(item) for key, item in value.items() if item is not None}
     if isinstance(value, list) and value and isinstance(value[0], dict | list):
-        return [without_nulls(item) for item in value]
+        return [_without_nulls(item) for item in value]
     return value
 
 

@@ -65,7 +65,7 @@ def test_one_list_is_one_sample(tmp_path: Path) -> None:
         ("1 " + "9" * 5000, "line 1"),
         ("[[1, 2], [3, true]]", "sample 2 holds 'True'"),
         ("[[1, 2], 3]", "sample 2 is no list"),
-        ('{"ids": [1]}', "line 1"),
+        ('{"labels": 1}', "line 1"),
         ('{"input_ids": [1, "2"]}', "line 1 holds '2'"),
         (b"\xff\x00\x01", "UTF-8"),
         (b"1 2\x00 3", "line 1 holds '2\\x00'"),
