@@ -62,8 +62,8 @@ def marked(ids: Sequence[int], columns: Mapping[str, Any]) -> list[bool]:
             add(list(range(len(ids))), lambda at, length=length: at >= length)
     positions = columns.get("position_ids")
     if isinstance(positions, list) and len(positions) == len(ids):
-        pairs = [a == b for a, b in zip(positions, positions[1:], strict=False)]
-        add([a or b for a, b in zip([False, *pairs], [*pairs, False], strict=True)], bool)
+        equal = [a == b for a, b in zip(positions, positions[1:], strict=False)]
+        add([a or b for a, b in zip([False, *equal], [*equal, False], strict=True)], bool)
     return marks
 
 
