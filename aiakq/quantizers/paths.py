@@ -5,14 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 
 from aiakq.arguments.quantize import QuantizeArguments
-from aiakq.data.documents import bad, sources
+from aiakq.data.documents import sources
+from aiakq.data.files import COMPRESSED, TABLES, bad
 from aiakq.errors import error
 from aiakq.formats.hub import check_model_name
 
 #: What a file of token ids looks like.
 TOKENS_HINT = "One sample per line: token ids separated by commas or spaces; or a JSON list of lists of ids."
 _MISSING = "there is no such file"
-_SUFFIXES = (".txt", ".md", ".json", ".jsonl", ".ndjson", ".csv", ".tsv", ".parquet", ".arrow", ".gz")
+_SUFFIXES = (".txt", ".md", ".json", ".jsonl", ".ndjson", *TABLES, *COMPRESSED)
 
 
 def check_paths(options: QuantizeArguments) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from transformers import AutoTokenizer
 
-from aiakq.data import documents
+from aiakq.data import documents, tables
 from aiakq.data.tokens import read_documents, tokenize
 from aiakq.errors import AiakqError
 
@@ -55,7 +55,7 @@ def test_a_small_parquet_file_that_holds_gigabytes_is_refused(tmp_path: Path, mo
     import pyarrow
     import pyarrow.parquet
 
-    monkeypatch.setattr(documents, "_MAX_BYTES", 1 << 20)
+    monkeypatch.setattr(tables, "MAX_BYTES", 1 << 20)
     values = pyarrow.array(["a" * 10_000]).take(pyarrow.array([0] * 1000))
     pyarrow.parquet.write_table(pyarrow.table({"text": values}), tmp_path / "a.parquet", compression="zstd")
     assert (tmp_path / "a.parquet").stat().st_size < 10_000

@@ -16,7 +16,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from aiakq.data.documents import HINT, Document, RowOptions, bad, read_dataset, read_file, sources
+from aiakq.data.documents import read_dataset, read_file, sources
+from aiakq.data.files import HINT, bad
+from aiakq.data.rows import Document, RowOptions
 from aiakq.data.tokens import render_documents, tokenize
 from aiakq.errors import AiakqError
 from aiakq.formats.model_folder import check_files
@@ -145,8 +147,10 @@ def _from_texts(
     wanted = options.samples * options.seqlen * _CHARACTERS
     rows = RowOptions(options.calibration_column)
     documents = _documents(name, wanted, options.seed, rows)
-    if rows.num_empty:
-        warnings.append(f"{rows.num_empty} rows of {title_of(str(name))} were left out: they have no text.")
+    title = "text" if name is None else title_of(name)
+    if rows.num_rows and not documents:
+        raise bad(title, f"none of its {rows.num_rows} rows has a text", HINT)
+    warnings += rows.warnings(title)
     ranks = [_rank(document.text or json.dumps(document.messages), options.seed) for document in documents]
     enough: list[int] = []
     for number in sorted(range(len(documents)), key=ranks.__getitem__):
@@ -156,7 +160,6 @@ def _from_texts(
         wanted -= documents[number].size
     # Rendered in file order, so that an error names the first offending line.
     inside = sorted(enough)
-    title = "text" if name is None else title_of(name)
     rendered = dict(
         zip(inside, render_documents([documents[number] for number in inside], tokenizer, title), strict=True)
     )
