@@ -76,6 +76,7 @@ async def load_service(
         root_path=args["root_path"],
         playground_servers=args["playground_servers"] or (),
     )
+    service.manager.use_adapters(service.model.adapters)
     service.stream_interval, service.log_outputs = args["stream_interval"], args["enable_log_outputs"]
     service.default_template_kwargs = defaults
     for warning in _warnings(text, service.model):

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import socket
-import urllib.parse
-import urllib.request
 
 #: Seconds to connect.
 _CONNECT_SECONDS = 5.0
@@ -12,6 +10,8 @@ _CONNECT_SECONDS = 5.0
 
 def answers(url: str) -> bool:
     """Whether a connection to the server of ``url`` can be opened; True if there is a proxy, which alone could tell."""
+    import urllib.request  # imported late: every process imports this module, and few call this function
+
     if urllib.request.getproxies():
         return True
     address = urllib.parse.urlsplit(url)

@@ -25,6 +25,7 @@ from aiakq.runtime.text.output_processor import Delta, OutputProcessor
 from aiakq.server.errors import copy_error
 from aiakq.server.process.adapter_calls import AdapterCalls
 from aiakq.server.process.ipc import Cancel, GiveVocabulary, Reset, SetDrafts, Submit, ToEngine
+from aiakq.server.process.lost_adapters import AdapterVersions, LostAdapters
 from aiakq.server.process.request_stream import (
     Prompt,
     RequestStream,
@@ -101,6 +102,7 @@ class RequestManager:
         self._num_waiting = 0
         self._num_waiting_tokens = 0
         self._had_engine = False
+        self._lost = LostAdapters(self.adopt)
 
     @property
     def num_waiting_tokens(self) -> int:
@@ -165,6 +167,7 @@ class RequestManager:
                 stream.fail(error("time_limit", limit=queue.max_request_seconds))
             elif age > queue.max_wait_seconds and stream.is_waiting:
                 stream.fail(error("queue_timeout", limit=queue.max_wait_seconds))
+        self._lost.update(now)
 
     def fail_all(self, failure: AiakqError) -> None:
         """Fail every running request."""
@@ -185,6 +188,10 @@ class RequestManager:
         running = {names[stream] for stream in streams if not stream.is_waiting}
         return sorted(running), sorted({*names.values()} - running)
 
+    def use_adapters(self, versions: AdapterVersions) -> None:
+        """Set the adapters that requests may name."""
+        self._lost.versions = versions
+
     def reset_prefix_cache(self) -> None:
         """Clear the prefix cache."""
         self._send(Reset())
@@ -196,6 +203,7 @@ class RequestManager:
     def _on_close(self, stream: RequestStream) -> None:
         """Handle the end of a request: cancel its unfinished sequences."""
         self._streams.pop(stream, None)
+        self._lost.discard(stream)
         self._metrics.max_num_generation_tokens.observe(stream.max_generated)
         unfinished = self._remove(stream)
         if unfinished:
@@ -303,6 +311,7 @@ class RequestManager:
         self._metrics.engine_ended()
         self.stats = EngineStats(num_pages=0)
         for stream in list(self._streams):
+            self._lost.discard(stream)
             if stream.is_complete:  # all output is available
                 continue
             stream.num_engine_ends += not stream.is_waiting
@@ -371,7 +380,7 @@ class RequestManager:
         sequence = entry.sequences[sequence_id]
         self._observe(entry.stream, sequence, delta, now)
         if delta.finish_reason == "error":
-            entry.stream.fail(_sequence_error(delta.error or "no reason is known"))
+            self._fail(entry.stream, delta.error or "no reason is known")
             return
         if delta.finish_reason == "abort":
             entry.stream.fail(error("request_failed", reason="the engine stopped it"))
@@ -392,6 +401,20 @@ class RequestManager:
             ranked = sorted(entry.candidates.values(), key=lambda candidate: -candidate.cumulative_logprob)
             for index, best in enumerate(ranked[: entry.num_returned]):
                 entry.stream.put(entry.index, replace(best, index=index))
+
+    def _fail(self, stream: RequestStream, reason: str) -> None:
+        """Fail the request of a sequence that the engine finished with ``reason``, or answer it with the next version
+        of its adapter.
+        """
+        failure = _sequence_error(reason)
+        if failure.id != "adapter_lost" or not self._lost.keeps(stream):
+            stream.fail(failure)
+            return
+        unfinished = self._remove(stream)
+        if unfinished:
+            self._send(Cancel(unfinished))
+        stream.restart(with_new_ids=True)
+        self._lost.add(stream, failure)
 
     def _observe(self, stream: RequestStream, sequence: SequenceProgress, delta: Delta, now: float) -> None:
         """Update the metrics with one delta."""
