@@ -15,8 +15,9 @@ from aiakq.server.api.message_format import ParserOptions, read_chat_template, t
 from aiakq.server.api.model_info import ModelInfo
 from aiakq.server.api.service import ResponseOptions, Service
 from aiakq.server.process.ipc import Configured, Ready
+from aiakq.server.process.queue_limits import QueueLimits
 from aiakq.server.process.replicas import Replicas, Requests, Supervisors
-from aiakq.server.process.request_manager import QueueLimits, RequestManager
+from aiakq.server.process.request_manager import RequestManager
 from aiakq.server.process.text_client import TextClient
 from aiakq.server.telemetry.events import OnEvent, ServerEvent, phase_event
 from aiakq.server.telemetry.logs import RequestLog, request_logger

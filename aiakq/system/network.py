@@ -10,6 +10,7 @@ _CONNECT_SECONDS = 5.0
 
 def answers(url: str) -> bool:
     """Whether a connection to the server of ``url`` can be opened; True if there is a proxy, which alone could tell."""
+    import urllib.parse
     import urllib.request  # imported late: every process imports this module, and few call this function
 
     if urllib.request.getproxies():

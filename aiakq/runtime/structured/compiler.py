@@ -21,7 +21,7 @@ from aiakq.runtime.structured.matcher import GrammarMatcher
 from aiakq.runtime.structured.refusals import reason_of, refused_pattern
 from aiakq.runtime.structured.schemas import clean_schema
 from aiakq.runtime.structured.structural_tags import choice_rules, tag_grammar
-from aiakq.runtime.structured.thought_end import ThoughtMarks, ThoughtMatcher, calls_at_end
+from aiakq.runtime.structured.thought_end import MarkedThought, ThoughtMatcher, calls_at_end
 from aiakq.runtime.structured.vocabulary import Vocabulary
 from aiakq.runtime.text.tokenizer import is_panic
 from aiakq.system.fair_queue import FairQueue
@@ -230,7 +230,7 @@ class GrammarCompiler:
             return matcher
         part = tags["format"]
         starts, ends = ([mark.encode() for mark in part[key]] for key in ("starts", "ends"))
-        marks = ThoughtMarks(starts, ends, bool(part["is_open"]), self._tokens, self._end_ids)
+        marks = MarkedThought(starts, ends, bool(part["is_open"]), self._tokens, self._end_ids)
         return ThoughtMatcher(matcher, finder, marks)
 
     def _probe(self, matcher: Any, only_first: bool = False) -> str:

@@ -23,8 +23,8 @@ def calls_at_end(tags: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 @dataclass(frozen=True)
-class ThoughtMarks:
-    """How thoughts begin and end.
+class MarkedThought:
+    """The marks of a thought as bytes, and the vocabulary.
 
     is_open  whether the message begins within a thought.
     tokens   bytes of each token.
@@ -45,7 +45,7 @@ class ThoughtMatcher:
     second matcher looks for calls, and starts afresh behind what is none. Has the methods that ``GrammarMatcher`` uses.
     """
 
-    def __init__(self, message: Any, calls: Any, marks: ThoughtMarks) -> None:
+    def __init__(self, message: Any, calls: Any, marks: MarkedThought) -> None:
         self._message, self._marks = message, marks
         self._calls = calls  # None when the thought has ended
         self._is_open = marks.is_open

@@ -13,7 +13,7 @@ from starlette.responses import Response
 
 from aiakq.errors import error
 from aiakq.server.api.conversation import ConversationFields
-from aiakq.server.api.openai import ModelName
+from aiakq.server.api.generation_request import ModelName
 from aiakq.server.api.request_model import LIMITED_BY, FailFastList, Integer, RequestModel, parse_body
 from aiakq.server.api.routes import TOKENIZATION, Route
 from aiakq.server.api.service import Service

@@ -10,10 +10,10 @@ from pydantic import Field, PrivateAttr, WithJsonSchema
 from aiakq.errors import AiakqError, error
 from aiakq.runtime.sampling_params import SamplingParams
 from aiakq.runtime.structured.grammars import Grammar
-from aiakq.server.api.chat import ChatCompletionRequest
+from aiakq.server.api.chat_request import ChatCompletionRequest
 from aiakq.server.api.conversation import TEMPLATE_KWARGS_SCHEMA
 from aiakq.server.api.foreign_fields import GENERATION_FIELDS
-from aiakq.server.api.openai import REQUEST_ID, ModelName
+from aiakq.server.api.generation_request import REQUEST_ID, ModelName
 from aiakq.server.api.reasoning_fields import ReasoningFields
 from aiakq.server.api.request_model import LIMITED_BY, Integer, parse_values
 from aiakq.server.api.sampling_fields import sampling_model

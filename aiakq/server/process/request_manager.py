@@ -10,10 +10,6 @@ from dataclasses import dataclass, field, replace
 from aiakq.errors import AiakqError, error
 from aiakq.runtime.engine.adapters import AdapterRef
 from aiakq.runtime.engine.messages import (
-    ADAPTER_FAILED,
-    GRAMMAR_FAILED,
-    NOTHING_LEFT,
-    OUT_OF_MEMORY,
     EngineStats,
     ModelLimits,
     RequestSpec,
@@ -26,6 +22,7 @@ from aiakq.server.errors import copy_error
 from aiakq.server.process.adapter_calls import AdapterCalls
 from aiakq.server.process.ipc import Cancel, GiveVocabulary, Reset, SetDrafts, Submit, ToEngine
 from aiakq.server.process.lost_adapters import AdapterVersions, LostAdapters
+from aiakq.server.process.queue_limits import QueueLimits
 from aiakq.server.process.request_stream import (
     Prompt,
     RequestStream,
@@ -34,27 +31,10 @@ from aiakq.server.process.request_stream import (
     check_sequence_count,
     merge_deltas,
 )
+from aiakq.server.process.sequence_errors import sequence_error
 from aiakq.server.telemetry.metrics import Metrics
 
 logger = logging.getLogger("aiakq.server")
-
-
-@dataclass(frozen=True)
-class QueueLimits:
-    """Limits on waiting and running requests.
-
-    max_running          maximum number of running sequences.
-    max_waiting          maximum number of waiting sequences.
-    max_waiting_tokens   maximum number of prompt tokens of all waiting sequences.
-    max_wait_seconds     maximum time from the arrival of a request to its first step.
-    max_request_seconds  maximum time from the arrival of a request to its end.
-    """
-
-    max_running: int
-    max_waiting: int
-    max_waiting_tokens: int
-    max_wait_seconds: float
-    max_request_seconds: float
 
 
 @dataclass
@@ -136,7 +116,7 @@ class RequestManager:
             raise copy_error(self.failure)
         check_sequence_count(len(prompts), params)
         check_prompt_logprobs(prompts, params, self._limits.vocab_size)
-        self._check_queue(prompts, params)
+        self._queue.check(prompts, params, self.num_unfinished, self._num_waiting, self._num_waiting_tokens)
         stream = RequestStream(
             request_id,
             prompts,
@@ -205,20 +185,7 @@ class RequestManager:
         self._streams.pop(stream, None)
         self._lost.discard(stream)
         self._metrics.max_num_generation_tokens.observe(stream.max_generated)
-        unfinished = self._remove(stream)
-        if unfinished:
-            self._send(Cancel(unfinished))
-
-    def _check_queue(self, prompts: Sequence[Prompt], params: SamplingParams) -> None:
-        """Raise ``overloaded`` if the queue has no room for the request."""
-        queue, n = self._queue, params.num_sequences
-        if self.num_unfinished + len(prompts) * n > queue.max_running + queue.max_waiting:
-            flag, limit = "--max-num-queued-reqs", queue.max_waiting
-            raise error("overloaded", waiting=self._num_waiting, what="sequences", limit=limit, flag=flag)
-        num_tokens = n * sum(len(prompt.token_ids) for prompt in prompts)
-        if self._num_waiting and self._num_waiting_tokens + num_tokens > queue.max_waiting_tokens:
-            flag, limit = "--max-num-queued-tokens", queue.max_waiting_tokens
-            raise error("overloaded", waiting=self._num_waiting_tokens, what="prompt tokens", limit=limit, flag=flag)
+        self._cancel(stream)
 
     def _add(self, stream: RequestStream) -> list[RequestSpec]:
         """Register the sequences of ``stream``; return them for the engine."""
@@ -267,6 +234,12 @@ class RequestManager:
                     self.num_unfinished -= not sequence.finished
                 unfinished += self._processor.cancel(prompt_id)
         return unfinished
+
+    def _cancel(self, stream: RequestStream) -> None:
+        """Unregister the sequences of ``stream``, and have the engine abort the unfinished ones."""
+        unfinished = self._remove(stream)
+        if unfinished:
+            self._send(Cancel(unfinished))
 
     def _remove_prompt(self, prompt_id: str) -> _PromptState | None:
         entry = self._prompts.pop(prompt_id, None)
@@ -406,13 +379,11 @@ class RequestManager:
         """Fail the request of a sequence that the engine finished with ``reason``, or answer it with the next version
         of its adapter.
         """
-        failure = _sequence_error(reason)
+        failure = sequence_error(reason)
         if failure.id != "adapter_lost" or not self._lost.keeps(stream):
             stream.fail(failure)
             return
-        unfinished = self._remove(stream)
-        if unfinished:
-            self._send(Cancel(unfinished))
+        self._cancel(stream)
         stream.restart(with_new_ids=True)
         self._lost.add(stream, failure)
 
@@ -452,19 +423,6 @@ class RequestManager:
             delta.num_preemptions,
             delta.times,
         )
-
-
-def _sequence_error(reason: str) -> AiakqError:
-    """Return the error for a sequence that the engine finished with ``reason``."""
-    if reason == NOTHING_LEFT:
-        return error("nothing_left", reason=reason)
-    if reason == GRAMMAR_FAILED:
-        return error("grammar_failed")
-    if reason == OUT_OF_MEMORY:
-        return error("request_memory")
-    if reason.startswith(ADAPTER_FAILED):
-        return error("adapter_lost", reason=reason.removeprefix(f"{ADAPTER_FAILED}: ").rstrip("."))
-    return error("numerical_error", reason=reason.rstrip("."))
 
 
 def _discard(record: ToEngine) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from aiakq.errors import AiakqError
 from aiakq.server.api import foreign_fields
-from aiakq.server.api.chat import ChatCompletionRequest
+from aiakq.server.api.chat_request import ChatCompletionRequest
 from aiakq.server.api.completions import CompletionRequest
 from aiakq.server.api.messages.request import MessagesRequest
 from aiakq.server.api.pooling.embeddings import EmbeddingRequest

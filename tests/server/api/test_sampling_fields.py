@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from aiakq.runtime.sampling_params import SamplingParams, parameters
-from aiakq.server.api.chat import ChatCompletionRequest
+from aiakq.server.api.chat_request import ChatCompletionRequest
 from aiakq.server.api.completions import CompletionRequest
 from aiakq.server.api.openapi import request_schema
 

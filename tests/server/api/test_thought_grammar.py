@@ -15,8 +15,8 @@ from call_grammars import KNOWN, LIKE, MARKED, PARSERS, SCHEMAS, UNMARKED, Vocab
 from aiakq.runtime.structured.formats import either, regex, schema, some_tags, tag_grammar_of, text_with_tags
 from aiakq.runtime.structured.grammars import Grammar
 from aiakq.server.api.answer_grammar import Reasoning, answer_grammar
-from aiakq.server.api.chat import ChatCompletionRequest
 from aiakq.server.api.chat_message import message_of
+from aiakq.server.api.chat_request import ChatCompletionRequest
 from aiakq.server.api.message_parser import MessageFormat, MessageParser
 from aiakq.server.api.reasoning_parsers import REASONING_PARSERS
 from aiakq.server.api.request_model import parse_body

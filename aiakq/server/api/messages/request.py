@@ -10,8 +10,8 @@ from pydantic import Field, WithJsonSchema
 
 from aiakq.errors import error
 from aiakq.runtime.sampling_params import SamplingParams
+from aiakq.server.api.generation_request import ModelName
 from aiakq.server.api.messages.blocks import check_blocks, messages_of
-from aiakq.server.api.openai import ModelName
 from aiakq.server.api.reasoning_switch import ReasoningEffort
 from aiakq.server.api.request_model import FailFastList, Integer, RequestModel
 from aiakq.server.api.service import Service

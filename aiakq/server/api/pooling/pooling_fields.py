@@ -8,7 +8,7 @@ from pydantic import Field
 
 from aiakq.errors import error
 from aiakq.server.api.foreign_fields import POOLING_FIELDS
-from aiakq.server.api.openai import ModelName
+from aiakq.server.api.generation_request import ModelName
 from aiakq.server.api.request_model import LIMITED_BY, Integer, RequestModel
 
 
