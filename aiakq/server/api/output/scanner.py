@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Generator
+from functools import lru_cache
 from typing import TypeVar
 
 Result = TypeVar("Result")
@@ -19,6 +20,11 @@ Emit = Callable[[str], None]
 _SPACES = re.compile(r"[ \t\r\n]+")
 
 
+def num_bytes_of(text: str) -> int:
+    """Return the length of ``text`` in UTF-8."""
+    return len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass"))
+
+
 class Marks:
     """Strings to search for, none of which may contain another."""
 
@@ -26,6 +32,10 @@ class Marks:
         self.texts = texts
         self._pattern = re.compile("|".join(map(re.escape, texts)))
         self._longest = max(map(len, texts))
+        beginnings = {text[:length] for text in texts for length in range(1, len(text))}
+        longest_first = sorted(map(re.escape, beginnings), key=len, reverse=True)
+        self._partial = re.compile(rf"(?:{'|'.join(longest_first)})\Z") if longest_first else None
+        self._first = re.compile("|".join({re.escape(text[0]) for text in texts}))
 
     def search(self, text: str, position: int) -> re.Match[str] | None:
         """Return the first mark in ``text`` from ``position`` on."""
@@ -33,10 +43,20 @@ class Marks:
 
     def partial_start(self, text: str, position: int) -> int:
         """Return the start of a suffix of ``text`` that may be a partial mark; its length if there is none."""
-        for start in range(max(position, len(text) - self._longest + 1), len(text)):
-            if any(mark.startswith(text[start:]) for mark in self.texts):
-                return start
-        return len(text)
+        if self._partial is None:
+            return len(text)
+        match = self._partial.search(text, max(position, len(text) - self._longest + 1))
+        return match.start() if match else len(text)
+
+    def may_begin_in(self, text: str) -> bool:
+        """Whether a mark may begin in ``text``."""
+        return self._first.search(text) is not None
+
+
+@lru_cache
+def marks_of(*texts: str) -> Marks:
+    """Return ``Marks(*texts)``, made once."""
+    return Marks(*texts)
 
 
 #: A mark that no text contains.
@@ -49,12 +69,14 @@ class TextScanner:
     ended      whether no more text will come.
     num_bytes  number of UTF-8 bytes read.
     num_chars  number of characters read.
+    sought     marks up to which text is read, while more text is awaited; else None.
     """
 
     def __init__(self) -> None:
         self.ended = False
         self.num_bytes = 0
         self.num_chars = 0
+        self.sought: Marks | None = None
         self._text = ""
         self._position = 0
         self._record: list[str] | None = None
@@ -164,7 +186,9 @@ class TextScanner:
             if self.ended:
                 self._take(len(self._text))
                 return ""
+            self.sought = marks
             yield
+            self.sought = None
 
     def rest(self, emit: Emit) -> Parsing[None]:
         """Emit all text up to the end."""
@@ -172,7 +196,7 @@ class TextScanner:
 
     def _take(self, end: int) -> str:
         text, self._position = self._text[self._position : end], end
-        self.num_bytes += len(text.encode("utf-8", "surrogatepass"))
+        self.num_bytes += num_bytes_of(text)
         self.num_chars += len(text)
         if self._record is not None:
             self._record.append(text)

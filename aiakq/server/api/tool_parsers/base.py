@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 from aiakq.runtime.structured.formats import Format, const, regex, schema, sequence, some_tags, tag, text_with_tags
 from aiakq.server.api.output.events import EventSink, NoCall
 from aiakq.server.api.output.json_text import json_call
-from aiakq.server.api.output.scanner import Marks, Parsing, TextScanner
+from aiakq.server.api.output.scanner import Marks, Parsing, TextScanner, marks_of
 
 
 class ToolParser:
@@ -225,7 +225,7 @@ class SectionToolParser(UnquotedToolParser):
 
     def parse(self, text: TextScanner, output: EventSink) -> Parsing[None]:
         begin, end = self.section
-        starts = Marks(begin, self.call)
+        starts = marks_of(begin, self.call)
         while mark := (yield from text.until(starts, output.content)):
             text.record(mark)
             if mark == begin:
