@@ -163,7 +163,7 @@ def test_a_call_is_found_behind_marks_that_are_only_mentioned(name):
 
 
 @pytest.mark.parametrize("name", ["llama3_json", "pythonic"])
-@pytest.mark.parametrize("json_text", ['{"a": "x\\\\n"}', '{"é": [é, "b"', '{"a": {é'])
+@pytest.mark.parametrize("json_text", ['{"a": "x\\n"}', '{"é": [é, "b"', '{"a": {é'])
 def test_json_before_a_call_is_read_alike_in_any_pieces(name, json_text):
     text = f"Hm {json_text} {CALLS[name]('find', ARGUMENTS)}"
     assert calls_of(parse(name, text)) == [("find", ARGUMENTS)]
