@@ -17,6 +17,8 @@ Parsing = Generator[None, None, Result]
 #: Receives pieces of text.
 Emit = Callable[[str], None]
 
+#: Maximum number of characters that are read again.
+MAX_READ_AGAIN = 1 << 17
 _SPACES = re.compile(r"[ \t\r\n]+")
 
 
@@ -81,6 +83,7 @@ class TextScanner:
         self._position = 0
         self._record: list[str] | None = None
         self._part: list[str] | None = None
+        self._may_read_again = MAX_READ_AGAIN
 
     @property
     def is_exhausted(self) -> bool:
@@ -106,6 +109,23 @@ class TextScanner:
         """Begin a new part of the text, which starts with ``text``."""
         if self._part is not None:
             self._part = [text]
+
+    def read_again(self, text: str, keep: int) -> str:
+        """Put back ``text``, the end of what was read, from position ``keep`` on, and return the rest of it.
+
+        Nothing is put back if that would be too much for one scanner.
+        """
+        again = text[keep:]
+        if not 0 < len(again) <= self._may_read_again:
+            return text
+        self._may_read_again -= len(again)
+        if self._text.endswith(again, 0, self._position):
+            self._position -= len(again)
+        else:  # it arrived in several pieces
+            self._text, self._position = again + self._text[self._position :], 0
+        self.num_bytes -= num_bytes_of(again)
+        self.num_chars -= len(again)
+        return text[:keep]
 
     def part(self) -> str:
         """Return the text of the current part, as far as it has been read."""
