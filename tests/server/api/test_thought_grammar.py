@@ -162,6 +162,22 @@ def test_a_message_with_forced_calls_may_end_within_its_thought_if_a_call_is_its
         assert after(vocab, part, f"{begin}{thought}</think>Hm. {call}") is None
 
 
+@pytest.mark.parametrize("name", ["hermes", "granite", "mistral", "jamba", "llama3_json", "phi4_mini_json"])
+def test_a_call_that_ends_a_thought_may_be_spelled_as_the_model_is_used_to(name):
+    parser, reasoning = PARSERS[name], REASONING_PARSERS.load("qwen3")
+    calls = some_tags(parser.call_tags(SCHEMAS, True), parser.separator, only_one=True)
+    part = Reasoning(reasoning, True).before(calls, "tools", may_end_with_call=True)
+    begin = (parser.call_begins or ("",))[0]
+    end = ("]" if begin.endswith("[") else "") + "".join(parser.ends[:1])
+    vocab = Vocab(parser, True)
+    for key in ("arguments", "parameters"):
+        for call in (f'{{"name":"get_time","{key}":{{}}}}', f'{{\n  "name": "get_time",\n  "{key}": {{}}\n}}'):
+            text = f"Hm. {begin}{call}{end}"
+            assert after(vocab, part, text) is True and after(vocab, part, text + ".") is False
+            message = MessageParser(reasoning(True), parser(SCHEMAS), only_calls=True).feed(text, ended=True)
+            assert [call.function.name for call in message_of("assistant", message).tool_calls] == ["get_time"]
+
+
 @pytest.mark.parametrize(
     "fields, may_end, may_end_with_call",
     [

@@ -25,6 +25,7 @@ class DeepseekV3Parser(SectionToolParser):
     template_marks = (_BEGIN,)
     section = (_BEGIN, _END)
     call = _CALL
+    quotes_values = True
     triggers = (_BEGIN,)
 
     @classmethod

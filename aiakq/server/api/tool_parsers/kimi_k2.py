@@ -24,6 +24,7 @@ class KimiK2Parser(SectionToolParser):
     template_marks = (_BEGIN,)
     section = (_BEGIN, _END)
     call = _CALL
+    quotes_values = True
     triggers = (_BEGIN,)
 
     @classmethod
