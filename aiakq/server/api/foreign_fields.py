@@ -38,11 +38,13 @@ class ForeignField:
     translate  returns the fields of this server for a value, or raises ``NotSupported``.
     replaces   whether they replace fields that the request sets.
     hint       whether it is ignored by name if the request has no such field.
+    named      whether it is ignored by name if its value is not supported, instead of refused.
     """
 
     translate: Callable[[Any, Sent], Fields]
     replaces: bool = False
     hint: bool = False
+    named: bool = False
 
 
 def _equal(value: Any, other: Any) -> bool:
@@ -334,8 +336,9 @@ MESSAGE_FIELDS: Mapping[str, ForeignField] = {
         "refusal annotations reasoning_details provider_specific_fields cache_control id created object model "
         "token_ids stop_reason finish_reason index logprobs usage citations context tool_plan signature "
         "thinking_blocks thought_signature encrypted_content phase status metadata timestamp parsed "
-        "tool_name additional_kwargs response_metadata invalid_tool_calls usage_metadata example type is_error"
+        "tool_name additional_kwargs response_metadata invalid_tool_calls usage_metadata example type"
     ),
+    "is_error": ForeignField(refused("templates show no errors", False).translate, named=True),
     "thinking": renamed("reasoning_content"),
     **_refused("only text is read", "images audio_data", []),
     **_refused("use continue_final_message", "prefix partial", False),

@@ -140,7 +140,11 @@ class RequestModel(BaseModel):
             try:
                 translated = translated_field.translate(value, self)
             except NotSupported as reason:
-                raise error("unsupported_parameter", param=param, reason=str(reason)) from None
+                refusal = error("unsupported_parameter", param=param, reason=str(reason))
+                if not translated_field.named:
+                    raise refusal from None
+                unknown.ignore(refusal)
+                return
             for target, entry in translated.items():
                 self.take(target, entry, param, translated_field, unknown)
             return
