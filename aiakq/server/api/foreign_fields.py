@@ -207,6 +207,7 @@ _ANSWERS: dict[str, ForeignField] = {
     ),
     **_refused("it is not returned", "top_n_tokens routed_experts_prompt_start routed_experts_start_len", 0),
     **_refused("one answer is given at once", "stream_reasoning separate_reasoning reasoning_split", True),
+    "mode": refused("conversations use the chat template", "instruct"),
     "reasoning_format": refused("it is chosen by --reasoning-parser", "auto", "deepseek", "parsed", ""),
     **_refused("answers are not mocked", "mock_response mock_tool_calls", "", []),
     **_refused("nothing is checked or changed", "guardrails plugins safe_prompt moderation", [], {}, False),
@@ -216,7 +217,9 @@ _ANSWERS: dict[str, ForeignField] = {
     **_refused("every answer is returned at once or streamed", "deferred background", False),
     **_refused("an adapter is chosen by the field model", "lora lora_path adapter_id lora_request", [], ""),
     **_refused("requests bring no code", "custom_logit_processor"),
-    **_refused("only text is read", "images image_data video_data audio_data mm_payload images_config", [], {}, ""),
+    **_refused(
+        "only text is read", "images image image_data video_data audio_data mm_payload images_config", [], {}, ""
+    ),
     **_refused("prompts are computed here", "ec_transfer_params bootstrap_host bootstrap_room", {}),
     **_refused("its fields belong into the request itself", "extra_body model_kwargs parameters", {}),
     **_refused(_ELSEWHERE, "messages prompt inputs input_ids text instructions response_format structured_outputs", ""),
