@@ -9,6 +9,7 @@ import urllib.parse
 import pytest
 
 from aiakq.errors import AiakqError
+from aiakq.runtime.text.template_facts import TemplateFacts
 from aiakq.server.api.chat import ChatCompletionRequest
 from aiakq.server.api.completions import CompletionRequest
 from aiakq.server.api.messages.request import MessagesRequest
@@ -263,3 +264,15 @@ def test_many_unknown_fields_of_tools_cost_little():
     began = time.process_time()
     parse(ResponsesRequest, {"tools": tools})
     assert time.process_time() - began < 2.0
+
+
+def test_names_that_the_template_does_not_show_are_ignored_by_name():
+    fields = {"messages": [*HI, {"role": "user", "content": "a", "name": "Ada"}]}
+    for shows, expected in ((False, ["messages[].name"]), (True, [])):
+        token = ignored_fields.set(IgnoredFields())
+        try:
+            request = parse_body(ChatCompletionRequest, json.dumps(fields).encode(), UnknownFields("ignore"))
+            request.name_hidden(TemplateFacts(shows_names=shows), UnknownFields("ignore"))
+            assert list(ignored_fields.get().names) == expected
+        finally:
+            ignored_fields.reset(token)
