@@ -63,6 +63,7 @@ class ChatCompletionRequest(GenerationRequest, ConversationFields):
 
     async def tokenize(self, service: Service, params: SamplingParams) -> list[Prompt]:
         kwargs = self.template_kwargs(service.chat_template, service.unknown_fields)
+        self.name_hidden(service.text.loaded.facts, service.unknown_fields)
         if "tools" in kwargs:
             service.check_calls_tools(is_forced=self.forces_calls)
         if self.include_reasoning is False and service.message_format.reasoning_parser is None:

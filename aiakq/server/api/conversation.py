@@ -9,6 +9,7 @@ from pydantic import Field, WithJsonSchema
 from aiakq.errors import error
 from aiakq.runtime.text.chat_template import RESERVED_TEMPLATE_KWARGS
 from aiakq.runtime.text.message_parts import join_text_parts, read_message
+from aiakq.runtime.text.template_facts import TemplateFacts
 from aiakq.server.api.foreign_fields import CALL_FIELDS, MESSAGE_FIELDS, REASONING_FIELDS
 from aiakq.server.api.part_fields import check_choice, check_content
 from aiakq.server.api.reasoning_fields import ReasoningFields
@@ -180,6 +181,14 @@ class ConversationFields(ReasoningFields):
         if self.may_call:
             kwargs["tools"] = [tool.as_sent for tool in self.tools or ()]
         return kwargs
+
+    def name_hidden(self, facts: TemplateFacts, unknown: UnknownFields) -> None:
+        """Ignore the names of those who speak by name, if the template does not show them."""
+        for number, message in enumerate(self.messages):
+            if message.name and message.role in ("system", "developer", "user", "assistant") and not facts.shows_names:
+                reason = "the chat template does not show it"
+                unknown.ignore(error("unsupported_parameter", param=f"messages[{number}].name", reason=reason))
+                return
 
     def asked_reasoning(self) -> dict[str, tuple[Any, str]]:
         effort = self.reasoning_effort

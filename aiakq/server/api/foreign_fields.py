@@ -38,11 +38,13 @@ class ForeignField:
     translate  returns the fields of this server for a value, or raises ``NotSupported``.
     replaces   whether they replace fields that the request sets.
     hint       whether it is ignored by name if the request has no such field.
+    named      whether it is ignored by name if its value is not supported, instead of refused.
     """
 
     translate: Callable[[Any, Sent], Fields]
     replaces: bool = False
     hint: bool = False
+    named: bool = False
 
 
 def _equal(value: Any, other: Any) -> bool:
@@ -205,6 +207,7 @@ _ANSWERS: dict[str, ForeignField] = {
     ),
     **_refused("it is not returned", "top_n_tokens routed_experts_prompt_start routed_experts_start_len", 0),
     **_refused("one answer is given at once", "stream_reasoning separate_reasoning reasoning_split", True),
+    "mode": refused("conversations use the chat template", "instruct"),
     "reasoning_format": refused("it is chosen by --reasoning-parser", "auto", "deepseek", "parsed", ""),
     **_refused("answers are not mocked", "mock_response mock_tool_calls", "", []),
     **_refused("nothing is checked or changed", "guardrails plugins safe_prompt moderation", [], {}, False),
@@ -214,7 +217,9 @@ _ANSWERS: dict[str, ForeignField] = {
     **_refused("every answer is returned at once or streamed", "deferred background", False),
     **_refused("an adapter is chosen by the field model", "lora lora_path adapter_id lora_request", [], ""),
     **_refused("requests bring no code", "custom_logit_processor"),
-    **_refused("only text is read", "images image_data video_data audio_data mm_payload images_config", [], {}, ""),
+    **_refused(
+        "only text is read", "images image image_data video_data audio_data mm_payload images_config", [], {}, ""
+    ),
     **_refused("prompts are computed here", "ec_transfer_params bootstrap_host bootstrap_room", {}),
     **_refused("its fields belong into the request itself", "extra_body model_kwargs parameters", {}),
     **_refused(_ELSEWHERE, "messages prompt inputs input_ids text instructions response_format structured_outputs", ""),
@@ -383,8 +388,9 @@ MESSAGE_FIELDS: Mapping[str, ForeignField] = {
         "refusal annotations reasoning_details provider_specific_fields cache_control id created object model "
         "token_ids stop_reason finish_reason index logprobs usage citations context tool_plan signature "
         "thinking_blocks thought_signature encrypted_content phase status metadata timestamp parsed "
-        "tool_name additional_kwargs response_metadata invalid_tool_calls usage_metadata example type is_error"
+        "tool_name additional_kwargs response_metadata invalid_tool_calls usage_metadata example type"
     ),
+    "is_error": ForeignField(refused("templates show no errors", False).translate, named=True),
     "thinking": renamed("reasoning_content"),
     **_refused("only text is read", "images audio_data", []),
     **_refused("use continue_final_message", "prefix partial", False),

@@ -72,6 +72,7 @@ async def tokenize(service: Service, request: Request) -> Response:
     await asyncio.sleep(0)  # it may be large
     if _has_messages(body):
         payload = parse_body(TokenizeChatRequest, body, service.unknown_fields)
+        payload.name_hidden(service.text.loaded.facts, service.unknown_fields)
         service.model.check_name(payload.model)
         text_request = TextRequest(
             0,

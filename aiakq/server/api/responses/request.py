@@ -195,7 +195,8 @@ class ResponsesRequest(TranslatedRequest):
         return _NAMES.get(param, param)
 
     def asked_reasoning(self) -> dict[str, tuple[Any, str]]:
-        options, asked = self.reasoning or ReasoningOptions(), dict[str, tuple[Any, str]]()
+        options = self.reasoning or ReasoningOptions()
+        asked: dict[str, tuple[Any, str]] = {}
         if options.effort is not None:
             asked["reasoning_effort"] = options.effort, "reasoning.effort"
         if options.enabled is not None:
