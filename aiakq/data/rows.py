@@ -31,8 +31,8 @@ _TEXT_KEYS = (*_TEXTS, "markdown", "plain_text", "raw_text", "chat", "dialogue",
 _QUESTIONS = ("instruction", "prompt", "question", "query", "inputs", "input", "problem", "user_prompt", "user_input")
 _ANSWERS = tuple(
     "output response completion chosen chosen_response solution generated_solution generation answer target targets "
-    "canonical_solution reply assistant_response model_output best_answer correct_answer answers outputs completions "
-    "responses".split()
+    "canonical_solution reply assistant_response model_output best_answer correct_answer bot_response "
+    "answers outputs completions responses".split()
 )
 _PAIRS = (
     (_QUESTIONS, _ANSWERS),
@@ -305,7 +305,9 @@ class _Row:
                 prompts = [self._columns.pop(name) for name in questions]
                 return result if all(self._is_in(prompt, result) for prompt in prompts) else [*self._history(), *result]
             messages = [*self._history(), *self._question(questions), *result]
-            for name in (*questions, answer):
+            if not isinstance(self._columns[answer], list):
+                questions.append(answer)  # other answers of a list were not read
+            for name in questions:
                 self._columns.pop(name, None)
             return messages
         self._check_half()

@@ -75,6 +75,9 @@ def talk(row: object) -> list[dict]:
         {"instruction": ASK, "chosen_response": ANSWER},
         {"question": ASK, "query": ASK, "response": ANSWER},
         {"prompt": ASK.encode(), "response": ANSWER.encode()},
+        {"instruction": ASK, "input": "", "output": [ANSWER]},
+        {"user_input": ASK, "bot_response": ANSWER, "turn_id": 1},
+        {"conversation": [{"human": ASK, "assistant": ANSWER}]},
         json.dumps({"prompt": ASK, "response": ANSWER}),
     ],
 )
@@ -90,6 +93,8 @@ def test_a_question_and_its_answer_are_read_in_every_form(row):
         {"system": SYSTEM, "conversations": SHAREGPT},
         {"systemInstruction": {"parts": [{"text": SYSTEM}]}, "messages": TALK},
         {"system": [{"text": SYSTEM}], "messages": TALK},
+        {"system": {"from": "system", "role_type": "", "value": SYSTEM}, "conversation": SHAREGPT},
+        {"messages": TALK, "instruction": ASK, "input": "", "output": ANSWER, "system": SYSTEM, "history": []},
         {"system": SYSTEM, "chosen": TALK},
         {"system": SYSTEM, "conversations": [{"from": "system", "value": SYSTEM}, *SHAREGPT]},
         {"System Prompt": SYSTEM, "instruction": ASK, "output": ANSWER},
@@ -154,6 +159,7 @@ def test_calls_in_texts_become_calls(role, content):
         SHAREGPT[1],
     ]
     found, rows = read({"conversations": steps, "tools": json.dumps([TOOL])})
+    assert read({"conversations": steps, "tools": [json.dumps(TOOL)]})[0] == found
     assert list(found.messages) == [USER, CALLING, {"role": "tool", "content": "Found."}, ASSISTANT]
     assert list(found.tools) == [{"type": "function", "function": TOOL}] and not rows.unread
 
@@ -178,6 +184,7 @@ def test_a_call_without_text_is_a_message():
         ({"question": ASK, "answer": ANSWER, "choices": ["He was a cook.", ANSWER]}, "choices"),
         ({"messages": TALK, "rejected": [USER, {"role": "assistant", "content": "Nobody knows that."}]}, "rejected"),
         ({"messages": TALK, "tools": "one that finds people"}, "tools"),
+        ({"instruction": ASK, "output": [ANSWER, "He was a cook, I think."]}, "output"),
     ],
 )
 def test_columns_with_text_that_is_not_read_are_named(row, unread):
