@@ -68,7 +68,7 @@ def talk(row: object) -> list[dict]:
         {"user": ASK, "assistant": ANSWER},
         {"message_1": ASK, "message_2": ANSWER},
         {"problem": ASK, "solution": ANSWER, "answer": 42},
-        {"question": ASK, "answers": {"text": [ANSWER], "answer_start": [3]}},
+        {"question": ASK, "answers": {"text": [ANSWER, "A sailor."], "answer_start": [3, 9]}},
         {"prompt": ASK, "answers": [{"answer": "Nobody.", "rank": 2.0}, {"answer": ANSWER, "rank": 1.0}]},
         {"instruction": ASK, "input": "nan", "output": ANSWER},
         {"instruction": ASK, "input": float("nan"), "output": ANSWER, "system": None, "history": []},
@@ -76,6 +76,8 @@ def talk(row: object) -> list[dict]:
         {"question": ASK, "query": ASK, "response": ANSWER},
         {"prompt": ASK.encode(), "response": ANSWER.encode()},
         {"instruction": ASK, "input": "", "output": [ANSWER]},
+        {"input": {"messages": [USER]}, "preferred_output": [ASSISTANT]},
+        {"问题": ASK, "答案": ANSWER},
         {"user_input": ASK, "bot_response": ANSWER, "turn_id": 1},
         {"conversation": [{"human": ASK, "assistant": ANSWER}]},
         json.dumps({"prompt": ASK, "response": ANSWER}),
@@ -108,6 +110,11 @@ def test_the_system_prompt_of_another_column_comes_first(row):
 def test_a_question_comes_after_its_context(name):
     expected = [{"role": "user", "content": f"{CONTEXT}\n\n{ASK}"}, ASSISTANT]
     assert talk({name: CONTEXT, "question": ASK, "answer": ANSWER}) == expected
+
+
+def test_several_texts_of_a_context_are_read():
+    expected = [{"role": "user", "content": f"{CONTEXT}\n\nIt was blue.\n\n{ASK}"}, ASSISTANT]
+    assert talk({"documents": [CONTEXT, "It was blue."], "question": ASK, "response": ANSWER}) == expected
 
 
 def test_all_parts_of_a_question_are_read():
@@ -219,6 +226,7 @@ def test_nothing_is_said_about_columns_that_add_no_text(row):
         {"instruction": ASK, "output": None},
         {"instruction": ASK, "output": "nan"},
         {"question": None, "answer": ANSWER},
+        {"context": CONTEXT, "question": ASK, "answers": {"text": [], "answer_start": []}},
         {},
         "",
         None,
