@@ -256,6 +256,8 @@ def tools_of(value: Any) -> list[Any] | None:
         value = decoded_literal(value)
     if isinstance(value, Mapping):
         value = [value]
+    if isinstance(value, list):
+        value = [decoded_json(tool) if isinstance(tool, str) else tool for tool in value]
     if not isinstance(value, list) or not all(isinstance(tool, Mapping) for tool in value):
         return None
     tools = [dict(tool) if "function" in tool else {"type": "function", "function": dict(tool)} for tool in value]

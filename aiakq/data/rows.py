@@ -31,21 +31,24 @@ _TEXT_KEYS = (*_TEXTS, "markdown", "plain_text", "raw_text", "chat", "dialogue",
 _QUESTIONS = ("instruction", "prompt", "question", "query", "inputs", "input", "problem", "user_prompt", "user_input")
 _ANSWERS = tuple(
     "output response completion chosen chosen_response solution generated_solution generation answer target targets "
-    "canonical_solution reply assistant_response model_output best_answer correct_answer answers outputs completions "
-    "responses".split()
+    "canonical_solution reply assistant_response model_output best_answer correct_answer bot_response "
+    "preferred_output answers outputs completions responses".split()
 )
 _PAIRS = (
     (_QUESTIONS, _ANSWERS),
     (("user", "human"), ("assistant", "gpt", "bot", "ai", "model")),
     (("message_1",), ("message_2",)),
     (("source",), ("target",)),
+    (("指令", "问题", "输入"), ("输出", "答案", "回答")),
 )
 _SYSTEMS = tuple(
     "system system_prompt system_message system_instruction system_instructions sys_prompt systemprompt systemmessage "
-    "systeminstruction".split()
+    "systeminstruction meta_instruction".split()
 )
 #: Columns with a text that a question is about.
 _CONTEXTS = ("context", "passage", "article", "document", "paragraph", "background", "support", "story")
+#: The same as lists.
+_CONTEXT_LISTS = ("contexts", "documents", "passages")
 _HISTORIES = ("history", "chat_history", "conversation_history")
 _TOOLS = ("tools", "functions", "available_tools")
 #: Columns of a question with several answers to choose from, whose answer may be a number.
@@ -305,7 +308,9 @@ class _Row:
                 prompts = [self._columns.pop(name) for name in questions]
                 return result if all(self._is_in(prompt, result) for prompt in prompts) else [*self._history(), *result]
             messages = [*self._history(), *self._question(questions), *result]
-            for name in (*questions, answer):
+            if not isinstance(self._columns[answer], list):
+                questions.append(answer)  # other answers of a list were not read
+            for name in questions:
                 self._columns.pop(name, None)
             return messages
         self._check_half()
@@ -336,8 +341,10 @@ class _Row:
                 raise self._bad(f"has {name!r}, which is no text")
             if not any(text.strip() in other for other in texts):
                 texts = [each for each in texts if each.strip() not in text] + [text]
-        for name in _CONTEXTS:
+        for name in (*_CONTEXTS, *_CONTEXT_LISTS):
             context = self._columns.get(name)
+            if isinstance(context, list) and all(isinstance(part, str) for part in context):
+                context = "\n\n".join(context)
             if isinstance(context, str):
                 del self._columns[name]
                 if not any(context.strip() in text for text in texts):
@@ -347,7 +354,10 @@ class _Row:
 
     def _answer(self, name: str) -> list[Message]:
         """Return the messages of an answer, a text, a message, or a list of messages or of answers."""
-        cell = self._talk(self._columns[name])
+        cell = self._columns[name]
+        if isinstance(cell, Mapping) and isinstance(cell.get("text"), list):  # SQuAD's spellings of one answer
+            cell = cell["text"]
+        cell = self._talk(cell)
         if is_conversation(cell):
             return list(messages_of(cell, self._source, self._where))
         if (
@@ -360,6 +370,8 @@ class _Row:
             cell = min(cell, key=lambda each: float(each["rank"]))
         text = self._text_in(cell)
         if text is None:
+            if is_missing(cell):  # a question without an answer
+                raise NoTextError
             raise self._bad(f"has {name!r}, which is no text")
         return [{"role": "assistant", "content": sound(text, self._source, self._where)}]
 

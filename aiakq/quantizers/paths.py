@@ -20,7 +20,10 @@ def check_paths(options: QuantizeArguments) -> None:
     """Raise ``model_missing``, ``model_is_file``, ``calibration`` or ``evaluation_text`` for a path that is wrong."""
     check_model_name(options.input)
     if options.token_ids is not None and not Path(options.token_ids).is_file():
-        raise bad(str(options.token_ids), _MISSING, TOKENS_HINT)
+        is_folder = Path(options.token_ids).is_dir()
+        raise bad(str(options.token_ids), "it is a folder" if is_folder else _MISSING, TOKENS_HINT)
+    if options.lora is not None and not Path(options.lora).is_dir():
+        raise error("adapter_missing", path=str(options.lora))
     for name in sources(options.calibration):
         if name is not None and not Path(name).exists() and is_path(name):
             raise bad(name, _MISSING)

@@ -68,13 +68,18 @@ def talk(row: object) -> list[dict]:
         {"user": ASK, "assistant": ANSWER},
         {"message_1": ASK, "message_2": ANSWER},
         {"problem": ASK, "solution": ANSWER, "answer": 42},
-        {"question": ASK, "answers": {"text": [ANSWER], "answer_start": [3]}},
+        {"question": ASK, "answers": {"text": [ANSWER, "A sailor."], "answer_start": [3, 9]}},
         {"prompt": ASK, "answers": [{"answer": "Nobody.", "rank": 2.0}, {"answer": ANSWER, "rank": 1.0}]},
         {"instruction": ASK, "input": "nan", "output": ANSWER},
         {"instruction": ASK, "input": float("nan"), "output": ANSWER, "system": None, "history": []},
         {"instruction": ASK, "chosen_response": ANSWER},
         {"question": ASK, "query": ASK, "response": ANSWER},
         {"prompt": ASK.encode(), "response": ANSWER.encode()},
+        {"instruction": ASK, "input": "", "output": [ANSWER]},
+        {"input": {"messages": [USER]}, "preferred_output": [ASSISTANT]},
+        {"问题": ASK, "答案": ANSWER},
+        {"user_input": ASK, "bot_response": ANSWER, "turn_id": 1},
+        {"conversation": [{"human": ASK, "assistant": ANSWER}]},
         json.dumps({"prompt": ASK, "response": ANSWER}),
     ],
 )
@@ -90,6 +95,8 @@ def test_a_question_and_its_answer_are_read_in_every_form(row):
         {"system": SYSTEM, "conversations": SHAREGPT},
         {"systemInstruction": {"parts": [{"text": SYSTEM}]}, "messages": TALK},
         {"system": [{"text": SYSTEM}], "messages": TALK},
+        {"system": {"from": "system", "role_type": "", "value": SYSTEM}, "conversation": SHAREGPT},
+        {"messages": TALK, "instruction": ASK, "input": "", "output": ANSWER, "system": SYSTEM, "history": []},
         {"system": SYSTEM, "chosen": TALK},
         {"system": SYSTEM, "conversations": [{"from": "system", "value": SYSTEM}, *SHAREGPT]},
         {"System Prompt": SYSTEM, "instruction": ASK, "output": ANSWER},
@@ -103,6 +110,11 @@ def test_the_system_prompt_of_another_column_comes_first(row):
 def test_a_question_comes_after_its_context(name):
     expected = [{"role": "user", "content": f"{CONTEXT}\n\n{ASK}"}, ASSISTANT]
     assert talk({name: CONTEXT, "question": ASK, "answer": ANSWER}) == expected
+
+
+def test_several_texts_of_a_context_are_read():
+    expected = [{"role": "user", "content": f"{CONTEXT}\n\nIt was blue.\n\n{ASK}"}, ASSISTANT]
+    assert talk({"documents": [CONTEXT, "It was blue."], "question": ASK, "response": ANSWER}) == expected
 
 
 def test_all_parts_of_a_question_are_read():
@@ -154,6 +166,7 @@ def test_calls_in_texts_become_calls(role, content):
         SHAREGPT[1],
     ]
     found, rows = read({"conversations": steps, "tools": json.dumps([TOOL])})
+    assert read({"conversations": steps, "tools": [json.dumps(TOOL)]})[0] == found
     assert list(found.messages) == [USER, CALLING, {"role": "tool", "content": "Found."}, ASSISTANT]
     assert list(found.tools) == [{"type": "function", "function": TOOL}] and not rows.unread
 
@@ -178,6 +191,7 @@ def test_a_call_without_text_is_a_message():
         ({"question": ASK, "answer": ANSWER, "choices": ["He was a cook.", ANSWER]}, "choices"),
         ({"messages": TALK, "rejected": [USER, {"role": "assistant", "content": "Nobody knows that."}]}, "rejected"),
         ({"messages": TALK, "tools": "one that finds people"}, "tools"),
+        ({"instruction": ASK, "output": [ANSWER, "He was a cook, I think."]}, "output"),
     ],
 )
 def test_columns_with_text_that_is_not_read_are_named(row, unread):
@@ -212,6 +226,7 @@ def test_nothing_is_said_about_columns_that_add_no_text(row):
         {"instruction": ASK, "output": None},
         {"instruction": ASK, "output": "nan"},
         {"question": None, "answer": ANSWER},
+        {"context": CONTEXT, "question": ASK, "answers": {"text": [], "answer_start": []}},
         {},
         "",
         None,

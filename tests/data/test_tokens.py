@@ -91,11 +91,13 @@ def test_forms_of_conversations(tmp_path: Path, tokenizer: Any) -> None:
         {"question": "Who was he?", "answer": "A sailor.", "id": 7},
         {"system": "Be brief.", "prompt": "Who was he?", "response": "A sailor."},
         {"instruction": "Who was he?", "input": "Ahab", "output": "A sailor."},
+        {"messages": TALK, "tools": [{"name": "find_people", "parameters": {"type": "object", "properties": {}}}]},
     ]
     found = documents_of(tmp_path, "a.jsonl", "\n".join(map(json.dumps, lines)), tokenizer)
     assert found[:10] == [RENDERED, "A text between them.", *[RENDERED] * 8]
     assert found[10] == "<|im_start|>system\nBe brief.<|im_end|>\n" + RENDERED
     assert found[11] == RENDERED.replace("he?", "he?\n\nAhab")
+    assert "find_people" in found[12] and found[12].endswith(RENDERED)
 
 
 @pytest.mark.parametrize(

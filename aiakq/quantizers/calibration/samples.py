@@ -22,7 +22,8 @@ from aiakq.data.rows import Document, RowOptions
 from aiakq.data.tokens import render_documents, tokenize
 from aiakq.errors import AiakqError
 from aiakq.formats.model_folder import check_files
-from aiakq.quantizers.calibration.token_ids import PaddingIds, read_token_file, read_token_ids
+from aiakq.quantizers.calibration.padding import PaddingIds, parts
+from aiakq.quantizers.calibration.token_ids import read_token_file, read_token_ids
 from aiakq.quantizers.options import QuantizeOptions
 from aiakq.quantizers.paths import TOKENS_HINT, is_path
 from aiakq.runtime.text.tokenizer import Tokenizer, is_panic
@@ -168,7 +169,17 @@ def _from_texts(
     again = getattr(tokenizer, "bos_token", None) or "" if start else ""
     ids = tokenize([text.removeprefix(again) for text in texts], tokenizer)
     _check_ids(ids, vocab_size)
-    return _windows(ids, options, start)
+    return _windows(_without_padding(ids, PaddingIds.of(tokenizer), title, warnings), options, start)
+
+
+def _without_padding(
+    documents: list[list[int]], padding: PaddingIds, title: str, warnings: list[str]
+) -> list[list[int]]:
+    """Return documents without long runs of the padding id, as in texts that were decoded with their padding."""
+    kept = [[token for part in parts(ids, padding) for token in part] for ids in documents]
+    if lost := sum(map(len, documents)) - sum(map(len, kept)):
+        warnings.append(f"{lost} tokens of {title} were left out as padding: runs of the id {padding.pad}.")
+    return kept
 
 
 def _documents(name: str | None, characters: int, seed: int, rows: RowOptions) -> list[Document]:

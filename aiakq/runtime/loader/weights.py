@@ -143,7 +143,7 @@ def open_weights(config: EngineConfig, collective: Collective | None = None) -> 
     """Open the checkpoint of ``config`` as a source of weights, with the implementations that memory allows."""
     load = config.load
     checkpoint = Checkpoint.open(load.path, load.load_format, load.ignore_patterns, config.model.raw)
-    checkpoint.mapped = True
+    checkpoint.mapped = load.mapped
     return CheckpointWeights(checkpoint, operations(config, _may_dequantize(config, checkpoint), collective))
 
 

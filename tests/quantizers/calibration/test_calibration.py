@@ -187,6 +187,15 @@ def test_what_was_left_out_of_a_table_is_said(tmp_path: Path, tokenizer: Any) ->
     assert unread == "Columns of rows.csv with text that were not read: 'summary'. See --calibration-column."
 
 
+def test_padding_that_was_decoded_into_a_text_is_left_out(tmp_path: Path, tokenizer: Any) -> None:
+    path = tmp_path / "rows.jsonl"
+    lines = [json.dumps({"text": f"Once upon a time number {n}." + tokenizer.pad_token * 40}) for n in range(4)]
+    path.write_text("\n".join(lines))
+    found = load_samples(options(calibration=path, samples=4, seqlen=16), tokenizer, 4096)
+    assert sum((sample == tokenizer.pad_token_id).sum().item() for sample in found.samples) <= 4 + 4
+    assert any("were left out as padding" in warning for warning in found.warnings)
+
+
 def test_a_tokenizer_of_another_model_is_noticed(tokenizer: Any) -> None:
     with pytest.raises(AiakqError, match="outside 0..99"):
         load_samples(options(samples=2, seqlen=32), tokenizer, 100)
