@@ -48,6 +48,8 @@ METHODS = {
     "fouroversix": "NVFP4 of Four Over Six",
 }
 
+#: Factors by which AutoAWQ divides the outputs of an activation function; without effect if all are 1.
+ACTIVATION_FACTORS = "act.scales"
 #: Keys of configs without a ``quant_method`` -> the one that they imply.
 KEYS = {
     **dict.fromkeys(("load_in_4bit", "load_in_8bit", "bnb_4bit_quant_type", "llm_int8_threshold"), "bitsandbytes"),

@@ -14,11 +14,7 @@ from typing import Any
 from aiakq.errors import AiakqError, error
 from aiakq.formats.hub import resolve_model
 from aiakq.formats.model_folder import check_files, read_json
-from aiakq.runtime.text.chat_template import (
-    ChatTemplate,
-    as_template_error,
-    check_chat_arguments,
-)
+from aiakq.runtime.text.chat_template import ChatTemplate, as_template_error, check_chat_arguments
 from aiakq.runtime.text.message_parts import read_messages
 from aiakq.runtime.text.spelling import TokenSpelling
 from aiakq.runtime.text.template_facts import TemplateFacts
