@@ -19,7 +19,7 @@ from torch import Tensor
 from aiakq import formats
 from aiakq.errors import AiakqError, error
 from aiakq.formats import quantization_config, unread_formats
-from aiakq.formats.checks import check_activation_factors, derive_group_size
+from aiakq.formats.checks import check_activation_factors, derive_group_size, finite
 from aiakq.formats.config_values import unsupported
 from aiakq.formats.headers import Dimensions
 from aiakq.formats.hub import resolve_model
@@ -200,6 +200,20 @@ class Checkpoint:
             tensor = read_tensor(stream, info)
             self._check_unchanged(info.file, stream.fileno())
         return tensor
+
+    def checked_tensor(self, name: str) -> Tensor:
+        """Call ``tensor``; raise ``not_finite`` for a vector of floats with NaN or infinity.
+
+        Vectors cost nothing to check, and what a router's correction selects leaves no trace in the logits. Attention
+        sinks of minus infinity are sinks without an effect.
+        """
+        tensor = self.tensor(name)
+        module, _, last = name.rpartition(".")
+        return (
+            finite(tensor, last, module)
+            if tensor.dim() == 1 and tensor.is_floating_point() and last != "sinks"
+            else tensor
+        )
 
     def _check_unchanged(self, file: str, current: Path | int) -> None:
         if file_identity(current) != self._identities[file]:

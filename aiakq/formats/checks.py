@@ -9,7 +9,7 @@ from torch import Tensor
 
 from aiakq.errors import AiakqError, error
 from aiakq.formats.config_values import unsupported
-from aiakq.formats.left_out import ACTIVATION_FACTORS
+from aiakq.formats.unread_formats import ACTIVATION_FACTORS
 
 
 def mismatch(name: str, reason: str) -> AiakqError:

@@ -152,6 +152,18 @@ def test_one_error_lists_all_differences(tmp_path):
     assert str(problem).endswith(problem.details)
 
 
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+@pytest.mark.parametrize("name", ["model.layers.1.mlp.gate.e_score_correction_bias", "model.norm.weight"])
+def test_vectors_that_are_not_finite_are_refused(tiny_model, tmp_path, name, value):
+    """With a correction of NaN, a router selects any experts, and nothing shows in the logits."""
+    folder = changed(
+        tiny_model("DeepseekV3ForCausalLM"), tmp_path / "model", lambda tensors: tensors[name].fill_(value)
+    )
+    with pytest.raises(AiakqError, match=name) as caught:
+        load_model(EngineConfig.from_args({"model": str(folder), "device": "cpu"}))
+    assert caught.value.id == "not_finite"
+
+
 def test_missing_tensors_come_with_the_files_that_were_not_read(tiny_model, tmp_path):
     folder = changed(tiny_model("LlamaForCausalLM"), tmp_path / "model", lambda tensors: tensors.pop("lm_head.weight"))
     save_file({"lm_head.weight": torch.ones(320, 128)}, folder / "head.safetensors")

@@ -293,7 +293,7 @@ def _layer_kinds(raw: Mapping[str, Any], layers: int) -> tuple[str, ...]:
     recurrent = _recurrent_kinds(raw, layers)
     if recurrent:
         return recurrent
-    if raw.get("sliding_window") is None or raw.get("use_sliding_window") is False:
+    if raw.get("sliding_window") is None or _window_is_off(raw):
         return ("full_attention",) * layers
     if raw.get("model_type") == "smollm3":
         return tuple("full_attention" if each else "sliding_attention" for each in rotated_layers(raw, layers))
@@ -344,11 +344,24 @@ def _recurrent_kinds(raw: Mapping[str, Any], layers: int) -> tuple[str, ...]:
     return ()
 
 
+def _window_is_off(raw: Mapping[str, Any]) -> bool:
+    """Whether ``use_sliding_window`` turns windows off. Raises ``config_key_unsupported`` for families without it."""
+    if raw.get("use_sliding_window") is not False:
+        return False
+    family = FAMILIES.get(str(raw.get("model_type")))
+    if family is not None and "use_sliding_window" not in family.defaults.keys() | family.unread:
+        if raw.get("sliding_window"):
+            reason = f"sliding_window is {raw['sliding_window']!r:.64}, and transformers uses it nevertheless"
+            raise error("config_key_unsupported", key="use_sliding_window", value=False, reason=reason)
+        return False
+    return True
+
+
 def _sliding_windows(raw: Mapping[str, Any], kinds: tuple[str, ...]) -> tuple[int | None, ...]:
     window = raw.get("sliding_window")
     if window is not None and (type(window) not in (int, bool) or not 0 <= window < 2**31 or window is True):
         raise _malformed("sliding_window", window)
-    is_off = raw.get("use_sliding_window") is False
+    is_off = _window_is_off(raw)
     if is_off and "sliding_attention" in (raw.get("layer_types") or ()):
         reason = "layer_types lists layers with a window"
         raise error("config_key_unsupported", key="use_sliding_window", value=False, reason=reason)

@@ -80,6 +80,14 @@ def test_layers_with_a_window_need_one(model: str, off: dict[str, Any]) -> None:
         ModelConfig.from_hf({**QWEN2, "architectures": [f"{model}ForCausalLM"], "layer_types": kinds, **off})
 
 
+@pytest.mark.parametrize("model", ["Phi3", "Mistral", "Gemma2", "Mixtral"])
+def test_windows_are_not_turned_off_by_a_key_that_their_family_does_not_read(model: str) -> None:
+    config = {**QWEN2, "architectures": [f"{model}ForCausalLM"], "use_sliding_window": False}
+    with pytest.raises(AiakqError, match="use_sliding_window.*uses it nevertheless"):
+        ModelConfig.from_hf({**config, "sliding_window": 8})
+    assert ModelConfig.from_hf({**config, "sliding_window": None, "layer_types": None}).sliding_windows == (None,) * 3
+
+
 @pytest.mark.parametrize(
     ("changes", "said"),
     [

@@ -9,7 +9,7 @@ import pytest
 
 from aiakq.errors import AiakqError
 from aiakq.runtime.text.message_forms import as_object
-from aiakq.server.api.chat import ChatCompletionRequest
+from aiakq.server.api.chat_request import ChatCompletionRequest
 from aiakq.server.api.messages import blocks
 from aiakq.server.api.messages.request import MessagesRequest
 from aiakq.server.api.request_model import parse_body
