@@ -14,18 +14,16 @@ from aiakq.runtime.engine.loop import run, timed_step
 from aiakq.runtime.engine.messages import Abort, Inbox, ResetPrefixCache, StepOutput
 from aiakq.runtime.loader.loading import load_engine
 from aiakq.runtime.lora.requests import AdapterRef, CheckedAdapters, LoRARequest
+from aiakq.runtime.offline_grammars import GrammarMethods
 from aiakq.runtime.offline_pooling import PoolingMethods, Prompt, listed_prompts
 from aiakq.runtime.pooling_params import Pooling, PoolingParams
 from aiakq.runtime.sampling_params import SamplingParams
-from aiakq.runtime.structured.compiler import GrammarCompiler
-from aiakq.runtime.structured.vocabulary import Vocabulary
 from aiakq.runtime.text.output_processor import Delta, OutputProcessor, truncated
 from aiakq.runtime.text.outputs import CompletionOutput, RequestMetrics, RequestOutput
 from aiakq.runtime.text.tokenizer import is_panic
-from aiakq.runtime.thought_budget import ThoughtBudget, check_end
 
 
-class LLM(PoolingMethods):
+class LLM(PoolingMethods, GrammarMethods):
     """A loaded model. ``LLM(model="folder", **arguments)``; the arguments are those of docs/arguments.md.
 
     Raises AiakqError for a model or an argument that cannot be used.
@@ -33,6 +31,7 @@ class LLM(PoolingMethods):
 
     def __init__(self, model: str, **arguments: Any) -> None:
         arguments = keywords(arguments)
+        self._configure_thoughts(arguments.get("reasoning_config"))
         self.config = EngineConfig.from_args({"model": model, **arguments})
         for line in notices(arguments):
             warnings.warn(line, stacklevel=2)
@@ -43,7 +42,6 @@ class LLM(PoolingMethods):
         self._processor = OutputProcessor(self.tokenizer, self.engine.limits)
         self._adapters = CheckedAdapters(self.engine.limits.adapters)
         self._ids = itertools.count()
-        self._compiler: GrammarCompiler | None = None  # created for the first request with a grammar
 
     def get_tokenizer(self) -> Any:
         """Return the transformers tokenizer. Raises ``no_tokenizer``."""
@@ -256,42 +254,6 @@ class LLM(PoolingMethods):
             if each.num_sequences > each.n:
                 result.outputs = _best(result.outputs, each.n)
         return list(results.values())
-
-    def _check_grammar(self, params: SamplingParams) -> None:
-        """Raise ``grammar_not_enforceable`` for an invalid grammar, ``no_tokenizer`` for any without a tokenizer."""
-        assert params.grammar is not None
-        name = "structured_outputs" if params.guided_decoding is None else "guided_decoding"
-        self._grammar_compiler().matcher(self.engine.limits.grammars.apply(params.grammar), param=name)
-
-    def _grammar_compiler(self) -> GrammarCompiler:
-        """The compiler of grammars; the engine gets the vocabulary, too. Raises ``no_tokenizer``."""
-        if self._compiler is None:
-            if not self.tokenizer.has_text:
-                raise error("no_tokenizer")
-            vocabulary = Vocabulary.of(self.tokenizer)
-            limits = self.engine.limits
-            self._compiler = GrammarCompiler(vocabulary.resized(limits.vocab_size, limits.eos_token_ids))
-            self.engine.set_vocabulary(vocabulary)
-        return self._compiler
-
-    def _thought(self, prompt_token_ids: list[int], params: SamplingParams) -> ThoughtBudget:
-        """The budget of thoughts behind a prompt. Raises ``unsupported_parameter``."""
-        marks, tokenizer, name = self.config.thought_marks, self.tokenizer, "thinking_token_budget"
-        assert params.thinking_token_budget is not None
-        if marks is None:
-            reason = "reasoning_config with reasoning_start_str and reasoning_end_str has to say what ends a thought"
-            raise error("unsupported_parameter", param=name, reason=reason)
-        if params.grammar is not None:
-            reason = "structured output has no thought before it"
-            raise error("unsupported_parameter", param=name, reason=reason)
-        self._grammar_compiler()
-        end_ids = tokenizer.encode(marks.end, add_special_tokens=False)
-        spelled = b"".join(map(tokenizer.token_bytes, end_ids))
-        eos_ids = () if params.ignore_eos else self.engine.limits.eos_token_ids
-        if reason := check_end(marks, spelled, end_ids, eos_ids):
-            raise error("unsupported_parameter", param=name, reason=reason)
-        prompt = tokenizer.decode(prompt_token_ids, skip_special_tokens=False)
-        return marks.budget(params.thinking_token_budget, end_ids, is_open=marks.are_open(prompt), anywhere=True)
 
     def _executor_with_functions(self) -> Any:
         """Return the executor, if it can call functions of this process. Raises ``unsupported_parameter``."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -36,7 +35,6 @@ from aiakq.server.api.openai import (
 from aiakq.server.api.request_model import LIMITED_BY, Integer
 from aiakq.server.api.routes import PROMPT_ERRORS, Route
 from aiakq.server.api.service import Service
-from aiakq.server.api.thought_budgets import message_budget
 from aiakq.server.process.request_stream import Prompt
 
 
@@ -100,12 +98,8 @@ class ChatCompletionRequest(GenerationRequest, ConversationFields):
         reasoning = None if parser is None else Reasoning(parser, *reasoning_state(service, self, prompts[0]))
         return await answer_grammar(service, self, grammar, reasoning)
 
-    async def with_budgets(self, service: Service, prompts: Sequence[Prompt], params: SamplingParams) -> list[Prompt]:
-        if service.message_format.reasoning_parser is None:
-            return await super().with_budgets(service, prompts, params)
-        [prompt] = prompts
-        state = reasoning_state(service, self, prompt)
-        return [replace(prompt, thought=await message_budget(service, params, *state))]
+    def thought_state(self, service: Service, prompt: Prompt) -> tuple[bool, bool] | None:
+        return None if service.message_format.reasoning_parser is None else reasoning_state(service, self, prompt)
 
 
 class TopLogprob(msgspec.Struct):
