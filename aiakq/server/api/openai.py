@@ -30,7 +30,6 @@ from aiakq.server.api.sampling_fields import SAMPLING_FIELDS, SamplingFields, ch
 from aiakq.server.api.service import Service
 from aiakq.server.api.structured_fields import StructuredFields, structured_values
 from aiakq.server.api.text_offsets import TextOffsets
-from aiakq.server.api.thought_budgets import BudgetMethods
 from aiakq.server.api.unsupported_fields import IGNORED_STREAM_OPTIONS
 from aiakq.server.process.request_stream import Prompt, RequestDeltas
 
@@ -56,7 +55,7 @@ class StreamOptions(RequestModel):
     continuous_usage_stats: bool | None = None
 
 
-class GenerationRequest(BudgetMethods, SamplingFields, StructuredFields):
+class GenerationRequest(SamplingFields, StructuredFields):
     """The fields of completions and chat; names and meaning as in the OpenAI API and vLLM."""
 
     foreign_fields = GENERATION_FIELDS

@@ -11,6 +11,7 @@ from aiakq.errors import error
 from aiakq.runtime.structured.grammars import BACKENDS, Grammar, grammar_of, new_grammar
 from aiakq.server.api.foreign_fields import FORMAT_FIELDS
 from aiakq.server.api.request_model import RequestModel
+from aiakq.server.api.thought_budgets import BudgetMethods
 
 _SCHEMA = {"anyOf": [{"type": "object"}, {"type": "string"}]}
 _GUIDED = {
@@ -62,8 +63,8 @@ class ResponseFormat(RequestModel):
         return None
 
 
-class StructuredFields(RequestModel):
-    """The fields for structured output, at most one of which may be set."""
+class StructuredFields(BudgetMethods):
+    """The fields for structured output, at most one of which may be set. Budgets end thoughts before it."""
 
     response_format: ResponseFormat | None = Field(
         None, description="text, json_object, json_schema (enforced whether strict or not) or structural_tag."
