@@ -38,12 +38,12 @@ class LLM(PoolingMethods):
         if self.tokenizer.unused_template:
             warnings.warn(self.tokenizer.unused_template, stacklevel=2)
         self.tokenizer.check_growth()
-        self.engine = load_engine(self.config)
+        self._checks = OfflineChecks(self.tokenizer, arguments.get("reasoning_config"))
+        self.engine = self._checks.engine = load_engine(self.config)
         self.engine.facts["tokenizer"] = self.tokenizer.describe()
         self._processor = OutputProcessor(self.tokenizer, self.engine.limits)
         self._adapters = CheckedAdapters(self.engine.limits.adapters)
         self._ids = itertools.count()
-        self._checks = OfflineChecks(self.engine, self.tokenizer, arguments.get("reasoning_config"))
 
     def get_tokenizer(self) -> Any:
         """Return the transformers tokenizer. Raises ``no_tokenizer``."""

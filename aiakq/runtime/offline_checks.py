@@ -17,11 +17,16 @@ _PARAM = "thinking_token_budget"
 
 
 class OfflineChecks:
-    """Checks of requests to ``engine``."""
+    """Checks of requests.
 
-    def __init__(self, engine: Engine, tokenizer: Tokenizer, reasoning_config: Mapping[str, Any] | None) -> None:
+    engine  engine that gets the requests; set when it is loaded.
+    """
+
+    engine: Engine
+
+    def __init__(self, tokenizer: Tokenizer, reasoning_config: Mapping[str, Any] | None) -> None:
         """Raises ``bad_option`` for a wrong ``reasoning_config``."""
-        self._engine, self._tokenizer = engine, tokenizer
+        self._tokenizer = tokenizer
         self._marks = configured_marks(reasoning_config)
         self._compiler: GrammarCompiler | None = None  # created for the first request that needs the vocabulary
 
@@ -29,7 +34,7 @@ class OfflineChecks:
         """Raise ``grammar_not_enforceable`` for an invalid grammar, ``no_tokenizer`` for any without a tokenizer."""
         assert params.grammar is not None
         name = "structured_outputs" if params.guided_decoding is None else "guided_decoding"
-        self._grammar_compiler().matcher(self._engine.limits.grammars.apply(params.grammar), param=name)
+        self._grammar_compiler().matcher(self.engine.limits.grammars.apply(params.grammar), param=name)
 
     def thought_budget(self, prompt_token_ids: list[int], params: SamplingParams) -> ThoughtBudget | None:
         """Return the budget of thoughts behind a prompt; None without one. Raises ``unsupported_parameter``."""
@@ -45,7 +50,7 @@ class OfflineChecks:
         self._grammar_compiler()
         end_ids = tokenizer.encode(marks.end, add_special_tokens=False)
         spelled = b"".join(map(tokenizer.token_bytes, end_ids))
-        eos_ids = () if params.ignore_eos else self._engine.limits.eos_token_ids
+        eos_ids = () if params.ignore_eos else self.engine.limits.eos_token_ids
         if reason := check_end(marks, spelled, end_ids, eos_ids):
             raise error("unsupported_parameter", param=_PARAM, reason=reason)
         prompt = tokenizer.decode(prompt_token_ids, skip_special_tokens=False)
@@ -57,7 +62,7 @@ class OfflineChecks:
             if not self._tokenizer.has_text:
                 raise error("no_tokenizer")
             vocabulary = Vocabulary.of(self._tokenizer)
-            limits = self._engine.limits
+            limits = self.engine.limits
             self._compiler = GrammarCompiler(vocabulary.resized(limits.vocab_size, limits.eos_token_ids))
-            self._engine.set_vocabulary(vocabulary)
+            self.engine.set_vocabulary(vocabulary)
         return self._compiler

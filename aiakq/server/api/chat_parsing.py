@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
-from aiakq.runtime.sampling_params import SamplingParams
 from aiakq.runtime.text.output_processor import Delta
 from aiakq.server.api.answer_grammar import tool_parser_of
 from aiakq.server.api.conversation import ConversationFields
 from aiakq.server.api.message_parser import MessageParser, ReasoningTokens
 from aiakq.server.api.output.events import ContentPiece, Event, ReasoningPiece
 from aiakq.server.api.service import Service
-from aiakq.server.api.thought_budgets import message_budget
 from aiakq.server.api.tools import forced_tools, tool_schemas
 from aiakq.server.process.request_stream import Prompt
 
@@ -100,12 +97,6 @@ def reasoning_state(service: Service, request: Any, prompt: Prompt) -> tuple[boo
     end = service.tokenizer.decode(prompt.token_ids[-_TAIL_TOKENS:], skip_special_tokens=False)
     continued = _continued(request)
     return parser.opened_by(end, continued), parser.closed_by(end, continued)
-
-
-async def with_message_budget(service: Service, request: Any, prompt: Prompt, params: SamplingParams) -> Prompt:
-    """Return ``prompt`` with the budget of thoughts, which ``params`` has. Raises ``unsupported_parameter``."""
-    state = reasoning_state(service, request, prompt)
-    return replace(prompt, thought=await message_budget(service, params, *state))
 
 
 def _continued(request: ConversationFields) -> str | None:

@@ -11,7 +11,7 @@ from aiakq.errors import AiakqError, error
 from aiakq.runtime.sampling_params import SamplingParams
 from aiakq.runtime.structured.grammars import Grammar
 from aiakq.server.api.answer_grammar import Reasoning, answer_grammar
-from aiakq.server.api.chat_parsing import reasoning_state, with_message_budget
+from aiakq.server.api.chat_parsing import reasoning_state
 from aiakq.server.api.conversation import ConversationFields
 from aiakq.server.api.generation_request import GenerationRequest
 from aiakq.server.api.request_model import LIMITED_BY, Integer
@@ -80,7 +80,5 @@ class ChatCompletionRequest(GenerationRequest, ConversationFields):
         reasoning = None if parser is None else Reasoning(parser, *reasoning_state(service, self, prompts[0]))
         return await answer_grammar(service, self, grammar, reasoning)
 
-    async def with_budgets(self, service: Service, prompts: Sequence[Prompt], params: SamplingParams) -> list[Prompt]:
-        if service.message_format.reasoning_parser is None:
-            return await super().with_budgets(service, prompts, params)
-        return [await with_message_budget(service, self, prompts[0], params)]
+    def thought_state(self, service: Service, prompt: Prompt) -> tuple[bool, bool] | None:
+        return None if service.message_format.reasoning_parser is None else reasoning_state(service, self, prompt)

@@ -289,7 +289,9 @@ def _thinking_config(value: Any, sent: Sent) -> Fields:
 
 def _google(value: Any, sent: Sent) -> Fields:
     """Gemini's fields in requests of OpenAI's form."""
-    config = value.get("thinking_config", value.get("thinkingConfig")) if isinstance(value, Mapping) else None
+    if not isinstance(value, Mapping) or value.get("cached_content") or value.get("cachedContent"):
+        _refuse("an object is expected, without prompts that are stored")
+    config = value.get("thinking_config", value.get("thinkingConfig"))
     return {} if config is None else _thinking_config(config, sent)
 
 
