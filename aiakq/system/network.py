@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+from urllib.parse import urlsplit
 
 #: Seconds to connect.
 _CONNECT_SECONDS = 5.0
@@ -10,9 +11,7 @@ _CONNECT_SECONDS = 5.0
 
 def answers(url: str) -> bool:
     """Whether a connection to the server of ``url`` can be opened; True if there is a proxy, which alone could tell."""
-    from urllib.request import (
-        getproxies,
-    )  # imported late: every process imports this module, and few call this function
+    from urllib.request import getproxies  # imported late: every process imports this module
 
     if getproxies():
         return True
