@@ -55,22 +55,10 @@ class AdapterRegistry:
     async def start(self, args: Mapping[str, Any], names: Sequence[str], check: Check) -> None:
         """Set the root and load the adapters of --lora-modules. ``names`` are the served names of the model.
 
-        Raises ``bad_option``, ``option_conflict`` without --enable-lora, and the errors of the check.
+        The arguments have passed ``check_named_files``. Raises the errors of the check.
         """
-        for name in ("lora_modules", "lora_root"):
-            if args[name] and not args["enable_lora"]:
-                option, reason = f"--{name.replace('_', '-')}", "without it requests have no adapters"
-                hint = "Give --enable-lora too."
-                raise error("option_conflict", option=option, other="no --enable-lora", reason=reason, hint=hint)
         self.root = args["lora_root"]
         for module in map(parse_module, args["lora_modules"] or ()):
-            expected = None
-            if module.base not in (None, *names):
-                expected = f"an adapter of {', '.join(names)}"
-            elif module.name in (*names, *self._adapters):
-                expected = "a name of its own for each adapter"
-            if expected is not None:
-                raise error("bad_option", option="--lora-modules", value=module.name, expected=expected, hint="")
             path = str(Path(module.path).expanduser())
             self._add(await check(module.name, path, None), module.base or names[0])
 

@@ -350,10 +350,12 @@ class RequestManager:
         entry = self._prompt_of_sequence.get(sequence_id)
         if entry is None:  # the request was closed in the meantime
             return
+        if delta.error is not None and self._keeps_lost(entry.stream, delta.error):
+            return
         sequence = entry.sequences[sequence_id]
         self._observe(entry.stream, sequence, delta, now)
         if delta.finish_reason == "error":
-            self._fail(entry.stream, delta.error or "no reason is known")
+            entry.stream.fail(sequence_error(delta.error or "no reason is known"))
             return
         if delta.finish_reason == "abort":
             entry.stream.fail(error("request_failed", reason="the engine stopped it"))
@@ -375,17 +377,15 @@ class RequestManager:
             for index, best in enumerate(ranked[: entry.num_returned]):
                 entry.stream.put(entry.index, replace(best, index=index))
 
-    def _fail(self, stream: RequestStream, reason: str) -> None:
-        """Fail the request of a sequence that the engine finished with ``reason``, or answer it with the next version
-        of its adapter.
-        """
+    def _keeps_lost(self, stream: RequestStream, reason: str) -> bool:
+        """Whether a request, of which the engine has failed a sequence, waits for the next version of its adapter."""
         failure = sequence_error(reason)
         if failure.id != "adapter_lost" or not self._lost.keeps(stream):
-            stream.fail(failure)
-            return
+            return False
         self._cancel(stream)
         stream.restart(with_new_ids=True)
         self._lost.add(stream, failure)
+        return True
 
     def _observe(self, stream: RequestStream, sequence: SequenceProgress, delta: Delta, now: float) -> None:
         """Update the metrics with one delta."""

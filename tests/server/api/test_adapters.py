@@ -352,17 +352,3 @@ def test_the_forms_of_lora_modules():
         with pytest.raises(AiakqError) as caught:
             checked({"lora_modules": [wrong]}, server=True)
         assert caught.value.id == "bad_option"
-
-
-@pytest.mark.parametrize(
-    ("arguments", "code"),
-    [
-        ({"lora_modules": ["a=/nowhere"]}, "option_conflict"),
-        ({"lora_root": "/tmp"}, "option_conflict"),
-        ({"enable_lora": True, "lora_modules": ["a=/nowhere"]}, "adapter_missing"),
-    ],
-)
-def test_a_server_does_not_start_with_adapters_it_cannot_serve(start_server, arguments, code):
-    with pytest.raises(AiakqError) as caught:
-        start_server(**arguments)
-    assert caught.value.id == code
