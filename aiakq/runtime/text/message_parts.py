@@ -111,11 +111,11 @@ def read_message(message: dict[str, Any], path: str) -> list[dict[str, Any]]:
     """
     if isinstance(message.get("content"), str) and message.get("role") != "function" and _PLAIN.issuperset(message):
         return [message]
-    role = message.get("role")
+    role = message["role"] if isinstance(message.get("role"), str) else ""
     for name, held in _HELD_BY_FIELDS.items():
         if message.get(name):
             _check_holder(held, role, f"{path}.{name}", name)
-    content = read_content(message.get("content"), f"{path}.content", role if isinstance(role, str) else "")
+    content = read_content(message.get("content"), f"{path}.content", role)
     refusal = message.get("refusal")
     if isinstance(refusal, str) and refusal and refusal not in content.texts:
         content.texts.append(refusal)
@@ -194,7 +194,7 @@ def _listed_thoughts(message: dict[str, Any]) -> list[str]:
     return []
 
 
-def _check_holder(held: str, role: Any, param: str, name: str) -> None:
+def _check_holder(held: str, role: str, param: str, name: str) -> None:
     """Raise ``unsupported_parameter`` if messages of ``role`` do not have what is ``held`` by the part or field."""
     if role in _ROLES and role not in _HOLDERS[held]:
         roles = " or ".join(_HOLDERS[held][:2])

@@ -168,8 +168,8 @@ class RequestModel(BaseModel):
         Of the fields of other servers, only those with an effect, and not the shortest, which resemble too many words.
         """
         declared = {field.alias or name for name, field in cls.model_fields.items()}
-        foreign = {name for name, field in cls.foreign_fields.items() if field is not IGNORED and len(name) > 4}
-        return frozenset(declared | cls.ignored_fields | cls.unsupported_fields.keys() | foreign)
+        looked_up = {name for name, field in cls.foreign_fields.items() if field is not IGNORED and len(name) > 4}
+        return frozenset(declared | cls.ignored_fields | cls.unsupported_fields.keys() | looked_up)
 
     @classmethod
     def __get_pydantic_json_schema__(cls, schema_of_model: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:

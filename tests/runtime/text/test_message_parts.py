@@ -106,3 +106,9 @@ def test_what_is_no_text_is_named(content, id, param):
     with pytest.raises(AiakqError) as caught:
         read(content)
     assert (caught.value.id, caught.value.param) == (id, f"messages[0].{param}")
+
+
+def test_messages_of_other_roles_may_have_everything():
+    for role in ("model", None, ["user"]):
+        [message] = read_message({"role": role, "content": [{"type": "thinking", "thinking": "Hm."}, "A"]}, "x")
+        assert message["reasoning_content"] == "Hm." and message["role"] == role
