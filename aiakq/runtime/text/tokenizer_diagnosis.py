@@ -37,9 +37,9 @@ def why_unreadable(folder: Path, failure: BaseException) -> AiakqError:
                 _check_json(folder, name)
             except AiakqError as problem:
                 return problem
-    problem = _of_vocabulary(folder)
-    if problem is not None:
-        return problem
+    found = _of_vocabulary(folder)
+    if found is not None:
+        return found
     said = str(failure).strip()
     reason = said.splitlines()[0].rstrip(".") if said else type(failure).__name__
     if isinstance(failure, KeyError):
