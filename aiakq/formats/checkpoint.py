@@ -209,11 +209,13 @@ class Checkpoint:
         """
         tensor = self.tensor(name)
         module, _, last = name.rpartition(".")
-        return (
-            finite(tensor, last, module)
-            if tensor.dim() == 1 and tensor.is_floating_point() and last != "sinks"
-            else tensor
-        )
+        if tensor.dim() == 1 and tensor.is_floating_point():
+            finite(
+                tensor.nan_to_num(nan=torch.nan, posinf=torch.inf, neginf=0.0) if last == "sinks" else tensor,
+                last,
+                module,
+            )
+        return tensor
 
     def _check_unchanged(self, file: str, current: Path | int) -> None:
         if file_identity(current) != self._identities[file]:

@@ -164,6 +164,17 @@ def test_vectors_that_are_not_finite_are_refused(tiny_model, tmp_path, name, val
     assert caught.value.id == "not_finite"
 
 
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+def test_attention_sinks_may_be_minus_infinity_and_nothing_else_that_is_not_finite(tiny_model, tmp_path, value):
+    name = "model.layers.0.self_attn.sinks"
+    folder = changed(tiny_model("GptOssForCausalLM"), tmp_path / "model", lambda tensors: tensors[name].fill_(value))
+    if value < 0:
+        assert torch.equal(Checkpoint.open(folder).checked_tensor(name), torch.full((4,), value))
+    else:
+        with pytest.raises(AiakqError, match=name):
+            Checkpoint.open(folder).checked_tensor(name)
+
+
 def test_missing_tensors_come_with_the_files_that_were_not_read(tiny_model, tmp_path):
     folder = changed(tiny_model("LlamaForCausalLM"), tmp_path / "model", lambda tensors: tensors.pop("lm_head.weight"))
     save_file({"lm_head.weight": torch.ones(320, 128)}, folder / "head.safetensors")
