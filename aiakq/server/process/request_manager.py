@@ -9,16 +9,7 @@ from dataclasses import dataclass, field, replace
 
 from aiakq.errors import AiakqError, error
 from aiakq.runtime.engine.adapters import AdapterRef
-from aiakq.runtime.engine.messages import (
-    ADAPTER_FAILED,
-    GRAMMAR_FAILED,
-    NOTHING_LEFT,
-    OUT_OF_MEMORY,
-    EngineStats,
-    ModelLimits,
-    RequestSpec,
-    StepOutput,
-)
+from aiakq.runtime.engine.messages import EngineStats, ModelLimits, RequestSpec, StepOutput
 from aiakq.runtime.pooling_params import Pooling
 from aiakq.runtime.sampling_params import SamplingParams
 from aiakq.runtime.text.output_processor import Delta, OutputProcessor
@@ -34,6 +25,7 @@ from aiakq.server.process.request_stream import (
     check_sequence_count,
     merge_deltas,
 )
+from aiakq.server.process.sequence_errors import sequence_error
 from aiakq.server.telemetry.metrics import Metrics
 
 logger = logging.getLogger("aiakq.server")
@@ -381,7 +373,7 @@ class RequestManager:
         sequence = entry.sequences[sequence_id]
         self._observe(entry.stream, sequence, delta, now)
         if delta.finish_reason == "error":
-            entry.stream.fail(_sequence_error(delta.error or "no reason is known"))
+            entry.stream.fail(sequence_error(delta.error or "no reason is known"))
             return
         if delta.finish_reason == "abort":
             entry.stream.fail(error("request_failed", reason="the engine stopped it"))
@@ -405,7 +397,7 @@ class RequestManager:
 
     def _keeps_lost(self, stream: RequestStream, reason: str) -> bool:
         """Whether a request, of which the engine has failed a sequence, waits for the next version of its adapter."""
-        failure = _sequence_error(reason)
+        failure = sequence_error(reason)
         if failure.id != "adapter_lost" or not self._lost.keeps(stream):
             return False
         unfinished = self._remove(stream)
@@ -451,19 +443,6 @@ class RequestManager:
             delta.num_preemptions,
             delta.times,
         )
-
-
-def _sequence_error(reason: str) -> AiakqError:
-    """Return the error for a sequence that the engine finished with ``reason``."""
-    if reason == NOTHING_LEFT:
-        return error("nothing_left", reason=reason)
-    if reason == GRAMMAR_FAILED:
-        return error("grammar_failed")
-    if reason == OUT_OF_MEMORY:
-        return error("request_memory")
-    if reason.startswith(ADAPTER_FAILED):
-        return error("adapter_lost", reason=reason.removeprefix(f"{ADAPTER_FAILED}: ").rstrip("."))
-    return error("numerical_error", reason=reason.rstrip("."))
 
 
 def _discard(record: ToEngine) -> None:
