@@ -9,12 +9,7 @@ from dataclasses import dataclass, field, replace
 
 from aiakq.errors import AiakqError, error
 from aiakq.runtime.engine.adapters import AdapterRef
-from aiakq.runtime.engine.messages import (
-    EngineStats,
-    ModelLimits,
-    RequestSpec,
-    StepOutput,
-)
+from aiakq.runtime.engine.messages import EngineStats, ModelLimits, RequestSpec, StepOutput
 from aiakq.runtime.pooling_params import Pooling
 from aiakq.runtime.sampling_params import SamplingParams
 from aiakq.runtime.text.output_processor import Delta, OutputProcessor
