@@ -84,12 +84,23 @@ def method_of(config: Mapping[str, Any]) -> str:
     return _ALIASES.get(method.replace("-", "_"), method)
 
 
+def _layout_in_method(config: Mapping[str, Any]) -> dict[str, str]:
+    """Return the checkpoint_format that the method's name states. Raises ``format_unsupported`` for another one."""
+    stated = str(config.get("quant_method") or "").strip().lower().replace("-", "_")
+    if stated != "gptq_v2":
+        return {}
+    layout = config.get("checkpoint_format", config.get("format"))
+    if layout is not None and str(layout).strip().lower() != stated:
+        raise unsupported(f"quant_method {stated} with checkpoint_format {layout!r:.64}")
+    return {"checkpoint_format": stated}
+
+
 def read(config: Mapping[str, Any]) -> QuantSpec:
     """Return the spec of a ``quantization_config`` written by any tool. Raises ``format_unsupported``."""
     if not isinstance(config, Mapping):
         raise unsupported("quantization_config is not an object")
     method = method_of(config)
-    config = {**config, "quant_method": method}
+    config = {**config, **_layout_in_method(config), "quant_method": method}
     readers = list(_readers(method))
     for reader in readers:
         spec: QuantSpec | None = reader.from_config(config)
