@@ -34,6 +34,7 @@ _METHOD = re.compile(r"[A-Za-z0-9_.+-]{1,64}")
 #: Config files of ModelOpt and AutoRound.
 _MODELOPT_FILE = "hf_quant_config.json"
 _AUTO_ROUND_FILE = "quantization_config.json"
+_GPTQ_FILE = "quantize_config.json"
 
 #: Other names of the same files, among them vLLM's names of kernels -> the name that the readers list.
 _ALIASES = {
@@ -163,7 +164,23 @@ def read_spec(folder: Path, config: Mapping[str, Any]) -> QuantSpec | None:
             check_keys(quantization, APPLIED[method], "quantization_config")
             return None
     spec, recorded = read(quantization), _recorded_method(config)
+    _check_own_file(folder, spec)
     return spec if recorded is None else replace(spec, method=recorded)
+
+
+def _check_own_file(folder: Path, spec: QuantSpec) -> None:
+    """Raise ``format_unsupported`` if quantize_config.json, which GPTQModel reads first, says that the same tensors are
+    computed in another way.
+    """
+    if spec.format not in ("gptq", "gptq_v2") or not (folder / _GPTQ_FILE).is_file():
+        return
+    own = read({"quant_method": "gptq", **read_json(folder / _GPTQ_FILE, _GPTQ_FILE)})
+    for name, ours, theirs in (
+        ("checkpoint_format", spec.format, own.format),
+        ("rotation", spec.rotated, own.rotated),
+    ):
+        if ours != theirs:
+            raise unsupported(f"a {name} in {_GPTQ_FILE} that is not that of config.json; make both say the same")
 
 
 def _families(config: Mapping[str, Any]) -> set[str]:

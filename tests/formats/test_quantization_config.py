@@ -338,3 +338,14 @@ def test_the_layout_in_the_name_of_the_method_is_read(name, layout):
     """Zero points of the second version are stored without an offset."""
     config = {"quant_method": name, "bits": 4, "group_size": 128, "sym": False, **layout}
     assert quantization_config.read(config).format == "gptq_v2"
+
+
+@pytest.mark.parametrize("other", [{"rotation": "hadamard"}, {"checkpoint_format": "gptq_v2"}])
+def test_a_file_of_its_own_may_not_contradict_the_config(tmp_path, other):
+    """GPTQModel reads quantize_config.json first."""
+    config = {"quant_method": "gptq", "bits": 4, "group_size": 128, "sym": True, "checkpoint_format": "gptq"}
+    (tmp_path / "quantize_config.json").write_text(json.dumps(config))
+    assert quantization_config.read_spec(tmp_path, {"quantization_config": config}).format == "gptq"
+    (tmp_path / "quantize_config.json").write_text(json.dumps(config | other))
+    with pytest.raises(AiakqError, match=next(iter(other))):
+        quantization_config.read_spec(tmp_path, {"quantization_config": config})
