@@ -28,6 +28,7 @@ def group(bits: int) -> dict[str, Any]:
     [
         ({"quant_method": "gptq", "bits": 4, "checkpoint_format": "marlin"}, "Marlin"),
         ({"quant_method": "gptq_v2", "bits": 4, "checkpoint_format": "gptq"}, "gptq_v2"),
+        ({"quant_method": "gptq_v2", "bits": 4, "checkpoint_format": None, "format": "gptq"}, "gptq_v2"),
         ({"quant_method": "gptq", "bits": 4, "is_marlin_format": True}, "Marlin"),
         ({"quant_method": "awq", "bits": 4, "version": "marlin"}, "Marlin"),
         ({"quant_method": "gptq", "bits": 4, "checkpoint_format": "bitblas"}, "BitBLAS"),
