@@ -22,7 +22,7 @@ from aiakq.runtime.structured.schema_values import (
     value_key,
     values_of,
 )
-from aiakq.runtime.structured.string_formats import HOSTNAME_UP_TO_6, PATTERNS
+from aiakq.runtime.structured.string_formats import ANCHORED, ANCHORED_HOSTNAME_UP_TO_6
 
 #: Keywords whose schemas apply to the same value.
 _IN_PLACE = frozenset(
@@ -234,7 +234,7 @@ class SchemaNode:
         given = self._given
         patterns = self._patterns([given["pattern"]] if "pattern" in given else ())
         if isinstance(given.get("format"), str):
-            patterns += [f"^(?:{pattern})$" for pattern in self._format(given["format"])]
+            patterns += self._format(given["format"])
         if self._base.is_declared and self._base.draft == 7:  # annotations in other drafts
             if given.get("contentEncoding") == "base64":
                 patterns.append(_BASE64)
@@ -259,8 +259,8 @@ class SchemaNode:
     def _format(self, name: str) -> Sequence[str]:
         """The regular expressions of a format; none if it is an annotation."""
         if name == "hostname" and self._base.is_declared and self._base.draft < 7:
-            return HOSTNAME_UP_TO_6
-        return PATTERNS.get(name, ())
+            return ANCHORED_HOSTNAME_UP_TO_6
+        return ANCHORED.get(name, ())
 
     def _numbers(self) -> None:
         given = self._given

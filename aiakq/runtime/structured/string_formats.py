@@ -135,3 +135,6 @@ PATTERNS: dict[str, tuple[str, ...]] = {
     "relative-json-pointer": (rf"(?:0|[1-9][0-9]*)(?:#|{_POINTER})",),
     "uuid": (f"{_HEX}{{8}}-{_HEX}{{4}}-{_HEX}{{4}}-{_HEX}{{4}}-{_HEX}{{12}}",),
 }
+#: The same as patterns of JSON schemas, which match anywhere in a string.
+ANCHORED = {name: tuple(f"^(?:{each})$" for each in patterns) for name, patterns in PATTERNS.items()}
+ANCHORED_HOSTNAME_UP_TO_6 = tuple(f"^(?:{each})$" for each in HOSTNAME_UP_TO_6)
