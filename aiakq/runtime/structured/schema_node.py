@@ -8,14 +8,13 @@ from typing import Any, Protocol
 
 from aiakq.runtime.structured.ecma_patterns import from_ecma, refused_part
 from aiakq.runtime.structured.schema_documents import Base
+from aiakq.runtime.structured.schema_numbers import exact_value, number_keywords
 from aiakq.runtime.structured.schema_parts import any_order, both, names_in, objects_only, pattern_of
 from aiakq.runtime.structured.schema_values import (
     ALL_TYPES,
     KEYWORDS_OF_TYPE,
     Schema,
     complement,
-    has_long_integer,
-    plain_number,
     plain_value,
     types_of,
     value_has_type,
@@ -138,10 +137,15 @@ class SchemaNode:
             values = [value for value in values if value_key(value) in keys]
         values = [plain_value(value) for value in values if value_has_type(value, self._types)]
         values = list({value_key(value): value for value in values}.values())
-        if any(map(has_long_integer, values)):  # llguidance computes with 64-bit floats
+        try:
+            found = [exact_value(value) for value in values]
+        except (ValueError, OverflowError):
             keyword = "const" if "const" in given else "enum"
             self._cleaner.refuse(keyword, reason="has an integer beyond 2^53, which would be rounded")
             return True
+        if any(is_long for _, is_long in found):
+            self._out.pop("type", None)  # llguidance would take integers for ones of 64 bits
+            values = [value for value, _ in found]
         if "const" in given and len(values) == 1:
             self._out["const"] = values[0]
         else:
@@ -263,15 +267,11 @@ class SchemaNode:
         return ANCHORED.get(name, ())
 
     def _numbers(self) -> None:
-        given = self._given
-        if "multipleOf" in given:
-            self._out["multipleOf"] = plain_number(given["multipleOf"])
-        for limit, exclusive in (("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum")):
-            name = exclusive if given.get(exclusive) is True else limit  # in draft 4 it is a boolean
-            if limit in given:
-                self._out[name] = plain_number(given[limit])
-            if exclusive in given and not isinstance(given[exclusive], bool):
-                self._out[exclusive] = plain_number(given[exclusive])
+        found, refused = number_keywords(self._given, "number" not in self._types)
+        self._out.update(found)
+        if refused:
+            reason = "has a value that cannot be enforced exactly; use one of fewer digits"
+            self._cleaner.refuse(*refused, reason=reason)
 
     def _counts(self, least: str, most: str) -> None:
         if self._given.get(least):

@@ -246,7 +246,7 @@ class _WorkerPool:
         failed = _PARTS[at]
         killer = os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
         timed_out = killer == signal.SIGPROF
-        reason = "it ended its process; is it too large?"
+        reason = "it ended the process that worked on it, probably because it is too large"
         if timed_out:
             reason = "it took too long" if failed == "tokenizer" else f"it took longer than {MAX_SECONDS:g} s"
         try:
