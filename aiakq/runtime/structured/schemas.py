@@ -44,14 +44,15 @@ def clean_schema(
 class SchemaCleaner:
     """Cleans the schemas of a document.
 
-    closed   see ``clean_schema``.
-    dropped  what is not enforced.
+    closed      see ``clean_schema``.
+    is_lenient  see ``clean_schema``.
+    dropped     what is not enforced.
     """
 
     def __init__(self, document: SchemaDocument, closed: bool, lenient: bool) -> None:
         self.closed = closed
         self.dropped: list[str] = []
-        self._document, self._lenient = document, lenient
+        self._document, self.is_lenient = document, lenient
         self._names: dict[tuple[int, bool], str] = {}
         self._definitions: dict[str, Schema] = {}
         self._pending: list[tuple[str, Target, bool]] = []
@@ -73,7 +74,7 @@ class SchemaCleaner:
         for part in self._one_of:
             self._finish_one_of(part)
         if not isinstance(result, dict):
-            if not self._lenient:
+            if not self.is_lenient:
                 named = next(
                     (f'"{keyword}" in ' for keyword in _EMPTYING if isinstance(root, dict) and keyword in root), ""
                 )
@@ -93,7 +94,7 @@ class SchemaCleaner:
         self._refuse(f"the pattern {shortened(pattern)} at {place} has {part}; write it without one")
 
     def _refuse(self, text: str) -> None:
-        if not self._lenient:
+        if not self.is_lenient:
             raise not_enforceable("", text)
         self.dropped.append(text)
 

@@ -228,6 +228,17 @@ def test_what_cannot_be_enforced_is_refused_or_dropped_by_name(compiler, schema,
         compiler.matcher(of(cleaned))
 
 
+@pytest.mark.parametrize("keywords", [{"enum": []}, {"enum": [1]}, {"const": None}, {"allOf": [False]}])
+def test_a_required_property_without_values_keeps_its_type(compiler, keywords):
+    schema = {"type": "object", "properties": {"a": {"type": "string", **keywords}, "b": {}}, "required": ["a"]}
+    cleaned, dropped = clean_schema(schema, lenient=True)
+    assert cleaned["properties"]["a"] == {"type": "string"} and '"a" in the schema' in dropped[0]
+    optional, dropped = clean_schema({**schema, "required": []}, lenient=True)
+    assert optional["properties"]["a"] is False and not dropped
+    with pytest.raises(AiakqError):
+        compiler.matcher(of(schema))
+
+
 def test_objects_are_closed_where_they_name_all_their_properties():
     own = {"type": "object", "properties": {"a": {"type": "null"}}}
     more = {"type": "object", "properties": {"b": {"type": "null"}}}
