@@ -61,6 +61,8 @@ class Cleaner(Protocol):
 
     def one_of(self, parts: list[Schema]) -> Schema: ...
 
+    def keep_types(self, given: Mapping[str, Any], properties: dict[str, Schema], base: Base) -> None: ...
+
 
 class SchemaNode:
     """The keywords ``given`` of one schema.
@@ -330,7 +332,7 @@ class SchemaNode:
         given, out = self._given, self._out
         properties = {name: self._schema(value) for name, value in given.get("properties", {}).items()}
         if self._cleaner.is_lenient:
-            self._keep_types(properties)
+            self._cleaner.keep_types(given, properties, self._base)
         by_pattern = {name: self._schema(value) for name, value in given.get("patternProperties", {}).items()}
         if properties:
             out["properties"] = properties
@@ -353,14 +355,6 @@ class SchemaNode:
         self._dependencies()
         if "propertyNames" in given:
             self._property_names(self._schema(given["propertyNames"]))
-
-    def _keep_types(self, properties: dict[str, Schema]) -> None:
-        """Keep the types of required ``properties`` that allow no value: an empty ``enum``, for example."""
-        for name in self._given.get("required", ()):
-            given = self._given["properties"].get(name) if properties.get(name) is False else None
-            if isinstance(given, dict):
-                self._cleaner.refuse(name, reason="is required and allows no value")
-                properties[name] = self._schema({"type": given["type"]} if "type" in given else {})
 
     def _has_too_many(self, properties: dict[str, Schema]) -> bool:
         """Refuse more optional ``properties`` than a parser can hold, or drop the last ones."""
