@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from aiakq.runtime.structured.ecma_patterns import from_ecma, refused_part
 from aiakq.runtime.structured.schema_documents import Base
 from aiakq.runtime.structured.schema_numbers import exact_value, number_keywords
-from aiakq.runtime.structured.schema_parts import any_order, both, names_in, objects_only, pattern_of
+from aiakq.runtime.structured.schema_parts import any_order, both, listed_names, names_in, objects_only, pattern_of
 from aiakq.runtime.structured.schema_values import (
     ALL_TYPES,
     KEYWORDS_OF_TYPE,
@@ -144,7 +144,7 @@ class SchemaNode:
             found = [exact_value(value) for value in values]
         except (ValueError, OverflowError):
             keyword = "const" if "const" in given else "enum"
-            self._cleaner.refuse(keyword, reason="has an integer beyond 2^53, which would be rounded")
+            self._cleaner.refuse(keyword, reason="has a number beyond 2^53, which would be rounded")
             return True
         if any(is_long for _, is_long in found):
             self._out.pop("type", None)  # llguidance would take integers for ones of 64 bits
@@ -334,6 +334,10 @@ class SchemaNode:
         if self._cleaner.is_lenient:
             self._cleaner.keep_types(given, properties, self._base)
         by_pattern = {name: self._schema(value) for name, value in given.get("patternProperties", {}).items()}
+        for pattern in [pattern for pattern in by_pattern if listed_names(pattern)]:
+            value = by_pattern.pop(pattern)  # a parser cannot end where a pattern matches only names that are taken
+            for name in listed_names(pattern):
+                properties[name] = both(properties.get(name, {}), value)
         if properties:
             out["properties"] = properties
         if given.get("required"):

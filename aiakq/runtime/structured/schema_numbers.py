@@ -64,6 +64,8 @@ def exact_value(value: Any) -> tuple[Any, bool]:
         )
     if not isinstance(value, (int, float)) or abs(value) <= MAX_EXACT:
         return value, False
+    if not math.isfinite(value):
+        raise ValueError("JSON has no such number")
     if isinstance(value, int) and not _is_exact_integer(value):
         if Decimal(repr(float(value))) != value:
             raise ValueError("it would be rounded")

@@ -75,6 +75,16 @@ def of(schema: Any) -> Grammar:
         (RECORD | {"propertyNames": {"pattern": "^x"}}, [{"xy": True}], [{"y": True}, {"xy": 1}]),
         (RECORD | {"propertyNames": {"enum": ["a", "b"]}}, [{"a": True, "b": False}], [{"c": True}]),
         (RECORD | {"propertyNames": {"maxLength": 2}}, [{"ab": True}], [{"abc": True}]),
+        (
+            {
+                "type": "object",
+                "properties": {"a": {"type": "integer"}, "b": {}},
+                "patternProperties": {"^a$": {"minimum": 3}, "^(?:b|c c)$": {"type": "null"}},
+                "additionalProperties": False,
+            },
+            [{"a": 3}, {"a": 4, "b": None, "c c": None}],
+            [{"a": 2}, {"b": 1}, {"c c": 1}, {"c": None}],
+        ),
         ({"type": "array", "contains": {}, "minContains": 2}, [[1, 2]], [[1]]),
         ({"type": "object", "dependentRequired": {"a": ["b"]}}, [{}, {"b": 1}, {"a": 1, "b": 1}], [{"a": 1}]),
         ({"type": "object", "properties": {"a": {}}, "unevaluatedProperties": False}, [{"a": 1}], [{"b": 1}]),
@@ -206,6 +216,7 @@ def test_simple_patterns_are_not_changed():
         ({"enum": []}, "allows no value"),
         ({"const": 1095398237498130433}, "beyond 2^53"),
         ({"properties": {"id": {"enum": [7, [-(2**63)]]}}}, "beyond 2^53"),
+        ({"enum": ["a", {"b": float("inf")}]}, "beyond 2^53"),
         ({"type": "integer", "minimum": 2**53 + 1}, '"minimum" in the schema has a value'),
         ({"type": "integer", "exclusiveMaximum": 10**16}, '"exclusiveMaximum" in the schema has a value'),
         ({"type": "integer", "minimum": 0, "maximum": 2**64 - 1}, '"maximum" in the schema has a value'),
@@ -237,6 +248,14 @@ def test_a_required_property_without_values_keeps_its_type(compiler, keywords):
     assert optional["properties"]["a"] is False and not dropped
     with pytest.raises(AiakqError):
         compiler.matcher(of(schema))
+
+
+def test_nothing_may_follow_where_a_pattern_matches_only_names_that_are_taken(compiler):
+    schema = {"type": "object", "properties": {"a": {}}, "patternProperties": {"^a$": {"type": "integer"}}}
+    matcher = compiler.matcher(of(schema | {"required": ["a"], "additionalProperties": False}))
+    for byte in b'{"a":1':
+        matcher.advance(byte)
+    assert matcher._matcher.validate_tokens([ord(",")]) == 0 and matcher._matcher.validate_tokens([ord("}")]) == 1
 
 
 def test_objects_are_closed_where_they_name_all_their_properties():
