@@ -24,7 +24,7 @@ from aiakq.server.process.text_messages import Drop, Loaded, Setup, TextReply, T
 from aiakq.server.process.text_process import MAX_SECONDS, MAX_SECONDS_PER_CHAR, WITHOUT_TORCH
 from aiakq.server.process.worker_queue import TextWorkerChannel, WorkerQueue
 from aiakq.system.frames import LENGTH, framed
-from aiakq.system.processes import CHILD_OPTIONS, child_command
+from aiakq.system.processes import CHILD_OPTIONS, child_command, is_stopped
 
 Result = TypeVar("Result")
 _Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
@@ -41,6 +41,8 @@ _MAX_KEPT_GRAMMARS, _MAX_KEPT_CHARS = 512, 1 << 15
 _DROP_SECONDS = 0.2
 #: Seconds after which the tokenizer counts as stuck if a short text is not done.
 STUCK_SECONDS = 10.0
+#: Seconds after which a request that waits looks whether the process is stopped.
+_STOPPED_SECONDS = 1.2 * STUCK_SECONDS
 #: Seconds for a tokenizer to load.
 _LOAD_SECONDS = 300.0
 #: Probe texts, which every tokenizer must be able to process.
@@ -292,8 +294,8 @@ class TextClient:
 
         exchange.add_done_callback(on_done)
         try:
-            done, _ = await asyncio.wait({exchange}, timeout=seconds + _EXTRA_SECONDS)
-            if not done:  # its worker is replaced; if that fails too, the whole process is
+            await self._wait(exchange, seconds + _EXTRA_SECONDS)
+            if not exchange.done():  # its worker is replaced; if that fails too, the whole process is
                 if self._control is not None:
                     _write(self._control, Drop(channel.slot, request.number, is_late=True))
                 await asyncio.wait({exchange}, timeout=_REPLACE_SECONDS)
@@ -308,6 +310,14 @@ class TextClient:
             if self._process is process:  # else another request has already detected it
                 await self.stop()
             raise
+
+    async def _wait(self, exchange: asyncio.Future[TextReply], seconds: float) -> None:
+        """Wait for a reply. Raises ``TimeoutError`` if the process, which replaces workers, is stopped meanwhile."""
+        process, deadline = self._process, time.monotonic() + seconds
+        while not exchange.done() and (left := deadline - time.monotonic()) > 0:
+            await asyncio.wait({exchange}, timeout=min(left, _STOPPED_SECONDS))
+            if not exchange.done() and left > _STOPPED_SECONDS and process is not None and is_stopped(process.pid):
+                raise TimeoutError
 
     async def _drop(self, channel: TextWorkerChannel, number: int, exchange: asyncio.Future[TextReply]) -> None:
         """Send ``Drop`` for a worker's request until a reply arrives, because the worker may not have started on it."""

@@ -68,7 +68,7 @@ class Thought:
         """Start to look for calls in the text that is added from now on."""
         self._scanner = TextScanner()
         self._scanner.keep_parts()
-        self._calls = CheckedCalls(self._tools.tools, self._scanner, self._budget)
+        self._calls = CheckedCalls(self._tools.enforced, self._scanner, self._budget)
         self._parsing = read_message(self._tools, self._scanner, self._calls, in_thought=True)
         self._num_passed = 0  # characters of the scanner's text that were passed on
 

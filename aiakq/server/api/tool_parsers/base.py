@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar
 
 from aiakq.runtime.structured.formats import Format, const, regex, schema, sequence, some_tags, tag, text_with_tags
+from aiakq.server.api.output.argument_schemas import EnforcedSchemas
 from aiakq.server.api.output.events import EventSink, NoCall
 from aiakq.server.api.output.json_text import json_call
 from aiakq.server.api.output.scanner import Marks, Parsing, TextScanner, marks_of
@@ -22,7 +23,8 @@ class ToolParser:
     triggers        strings that always start a call; empty if the format has none.
     separator       text between two calls.
     quotes_values   whether the values of arguments are in quotes, so that no call can be part of one unescaped.
-    tools           tool name -> JSON schema of its arguments.
+    tools           tool name -> JSON schema of its arguments, as the client wrote it.
+    enforced        the same in the form that grammars enforce, to check calls that no grammar enforced.
 
     A parser never raises: text that is not a call is content. Whether the arguments of a call are valid is up to
     ``output``. Time and memory are linear in the length of the text.
@@ -36,6 +38,7 @@ class ToolParser:
 
     def __init__(self, tools: Mapping[str, Mapping[str, Any]]) -> None:
         self.tools = tools
+        self.enforced = EnforcedSchemas(tools)
 
     def parse(self, text: TextScanner, output: EventSink) -> Parsing[None]:
         """Parse ``text`` to its end, and pass calls and other text to ``output``."""

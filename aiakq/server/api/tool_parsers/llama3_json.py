@@ -106,7 +106,7 @@ class Llama3JsonParser(JsonToolParser):
         """
         text.record(before)
         while (yield from text.peek()) == "{":
-            checked = None if budget is None else CheckedCalls(self.tools, text, budget)
+            checked = None if budget is None else CheckedCalls(self.enforced, text, budget)
             try:
                 is_call = yield from json_call(text, checked or output, accepts=self.tools.__contains__)
                 if not is_call:
