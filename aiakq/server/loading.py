@@ -140,6 +140,13 @@ def _template_warnings(text: TextClient) -> Iterator[str]:
     facts = text.loaded.facts
     if facts.forms.get("assistant") == []:
         yield "The chat template leaves out messages of the assistant: conversations with them are refused."
+    if not facts.shows_turns:
+        yield "The chat template does not show all turns of a conversation: those of more than one are refused."
+    if facts.refusal:
+        yield f"The chat template refuses every conversation of users and assistants: {facts.refusal}."
+    for what, reason in facts.failures.items():
+        kind = "tools" if what == "tools" else f"messages of the role {what}"
+        yield f"The chat template fails for conversations with {kind}: {reason}."
 
 
 async def _load_engines_and_tokenizer(
@@ -156,6 +163,7 @@ async def _load_engines_and_tokenizer(
         with_torch=runs_code,
         content_format=args["chat_template_content_format"],
         template_source=_template_source(args["chat_template"]),
+        template_arguments=template_defaults(args["default_chat_template_kwargs"]),
     )
 
     async def load_tokenizer() -> None:

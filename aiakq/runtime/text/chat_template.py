@@ -13,7 +13,16 @@ from typing import Any
 import msgspec
 
 from aiakq.errors import AiakqError, error
-from aiakq.runtime.text.message_forms import joined_text, message_forms, without_leading_systems
+from aiakq.runtime.text.message_forms import (
+    INSTRUCTING,
+    folded,
+    joined_text,
+    message_forms,
+    with_single_calls,
+    with_text_before_calls,
+    with_users_merged,
+    without_leading_systems,
+)
 from aiakq.runtime.text.message_parts import as_parts
 from aiakq.runtime.text.template_facts import FORMS, ROLES, Messages, TemplateFacts, find_facts
 from aiakq.runtime.text.tools_in_text import DEFAULT_SYNTAX, CallSyntax, without_tools
@@ -59,6 +68,7 @@ class ChatTemplate:
         content_format: str = "auto",
         source: str = "of the model",
         with_tools: bool = False,
+        arguments: Mapping[str, Any] = {},
     ) -> ChatTemplate:
         """Compile a template and find out what it does.
 
@@ -68,12 +78,18 @@ class ChatTemplate:
         content_format  one of CONTENT_FORMATS.
         source          how errors refer to the template.
         with_tools      whether it is for conversations with tools.
+        arguments       variables that the template gets in every conversation.
         """
         check_compiles(text, source)
         template = cls(text, special_tokens, TemplateFacts())
-        facts = find_facts(template._rendered, with_tools)
+        facts = find_facts(template._rendered, with_tools, arguments)
         if with_tools and (not facts.forms or facts.loses_user_text):
-            facts = find_facts(template._rendered)
+            failure = facts.failures.get("user")
+            facts = find_facts(template._rendered, arguments=arguments)
+            if failure is not None:
+                facts = msgspec.structs.replace(facts, failures=facts.failures | {"tools": failure})
+        if "user" in facts.failures:
+            raise error("template_unusable", source=source, reason=_failing(facts.failures["user"]))
         if content_format != "auto":
             chosen = [form for form in FORMS if form == content_format]
             if content_format == "openai" and "part" in facts.forms.get("user", chosen):
@@ -85,6 +101,8 @@ class ChatTemplate:
         if facts.loses_user_text:
             reason = "leaves out the text of users, both as a string and as a list of parts"
             raise error("template_loses_users", source=source, reason=reason)
+        if facts.cuts_texts:
+            raise error("template_loses_users", source=source, reason="leaves out the end of long texts of users")
         return cls(text, special_tokens, facts)
 
     def render(self, messages: Messages, syntax: CallSyntax = DEFAULT_SYNTAX, /, **arguments: Any) -> str:
@@ -102,6 +120,7 @@ class ChatTemplate:
             messages = [each | {"role": "system"} if each.get("role") == "developer" else each for each in messages]
         if self.facts.forms.get("system") == [] and messages and messages[0].get("role") == "system":
             messages = without_leading_systems(messages)
+        messages = self._in_turns(messages)
         failure: Exception | None = None
         for tools in _tool_forms(arguments.get("tools")):
             given = arguments if tools is None else {**arguments, "tools": tools}
@@ -136,6 +155,21 @@ class ChatTemplate:
         if isinstance(content, str) and "string" not in forms:
             content = as_parts([content])
         return {**message, "content": content} if "content" in message else message
+
+    def _in_turns(self, messages: Messages) -> Messages:
+        """Return the messages in an order in which the template shows all. Raises ``template_loses``."""
+        facts = self.facts
+        if facts.takes_calls_alone:
+            messages = with_text_before_calls(messages)
+        if facts.takes_one_call:
+            messages = with_single_calls(messages)
+        if facts.folds_systems and any(message.get("role") in INSTRUCTING for message in messages[1:]):
+            messages = folded(messages)
+        if facts.merges_users:
+            messages = with_users_merged(messages)
+        if not facts.shows_turns and sum(message.get("role") not in INSTRUCTING for message in messages) > 1:
+            raise error("template_loses", param="messages", what="the messages of several turns")
+        return messages
 
     def _check_shown(self, messages: Messages, arguments: Mapping[str, Any]) -> None:
         if arguments.get("documents") and not self.facts.takes_documents:
@@ -173,6 +207,12 @@ def check_compiles(text: str, source: str) -> None:
     except (RecursionError, SyntaxError, ValueError, TypeError, OverflowError) as failure:
         reason = f"it does not compile ({type(failure).__name__})"
         raise error("template_unusable", source=source, reason=reason) from None
+
+
+def _failing(reason: str) -> str:
+    """Return why a template cannot be used that fails for every conversation."""
+    hint = "; --default-chat-template-kwargs can set a variable" if "is undefined" in reason else ""
+    return f"it fails for every conversation: {reason}{hint}"
 
 
 def _check_other_roles(messages: Messages, text: str) -> None:

@@ -75,12 +75,14 @@ class TextClient:
         with_torch: bool = False,
         content_format: str = "auto",
         template_source: str = "of --chat-template",
+        template_arguments: dict[str, Any] | None = None,
     ) -> None:
-        """For the last two, see ``Setup``."""
+        """For the last three, see ``Setup``."""
         self.with_torch = with_torch
         self.loaded = Loaded()
         self.tokenizer: Tokenizer = NoTokenizer()
         self._setup = Setup(TokenizerSource("", left_out=True), template, max_chars, content_format, template_source)
+        self._setup.template_arguments = template_arguments or {}
         self._is_set_up = False
         self._queue = WorkerQueue()
         self._process: asyncio.subprocess.Process | None = None
