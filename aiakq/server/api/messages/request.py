@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, WithJsonSchema
+from pydantic import Field, WithJsonSchema, model_validator
 
 from aiakq.errors import error
 from aiakq.runtime.sampling_params import SamplingParams
@@ -14,6 +14,7 @@ from aiakq.server.api.generation_request import ModelName
 from aiakq.server.api.messages.blocks import check_blocks, messages_of
 from aiakq.server.api.reasoning_switch import ReasoningEffort
 from aiakq.server.api.request_model import FailFastList, Integer, RequestModel
+from aiakq.server.api.schema_names import check_schema_names, renamed_schema
 from aiakq.server.api.service import Service
 from aiakq.server.api.tools import MAX_TOOLS
 from aiakq.server.api.translated import TokenLimit, Translated, TranslatedRequest
@@ -47,6 +48,11 @@ class MessagesTool(RequestModel):
     description: str | None = None
     input_schema: dict[str, Any] | None = None
     strict: bool | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _in_own_names(cls, value: Any) -> Any:
+        return renamed_schema(value, "input_schema") if isinstance(value, dict) else value
 
 
 class MessagesToolChoice(RequestModel):
@@ -215,6 +221,7 @@ def _chat_tool(tool: MessagesTool, path: str) -> dict[str, Any]:
         raise error("unsupported_parameter", param=f"{path}.type", reason=reason)
     if tool.input_schema is None:
         raise error("missing_field", param=f"{path}.input_schema")
+    check_schema_names(tool.model_extra or {}, path, tool.input_schema)
     given = {"name": tool.name, "description": tool.description, "parameters": tool.input_schema, "strict": tool.strict}
     return {"type": "function", "function": {name: value for name, value in given.items() if value is not None}}
 
