@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 from aiakq.runtime.structured.grammars import not_enforceable
-from aiakq.runtime.structured.thoughts import BLANKS, thought_rule
+from aiakq.runtime.structured.thoughts import BLANKS, ThoughtsInText, thought_rule
 
 _ANY = r"(.|\n)*"
 _TEXT = f"/{_ANY}/"
@@ -112,6 +112,7 @@ class _Rules:
                 keeps_special=bool(part.get("any_special_tokens")),
                 text=part.get("text", {"type": "any_text"}),
                 not_first=part.get("not_beginning_with", []),
+                thoughts=part.get("thoughts"),
             )
         if kind == "tags_with_separator":
             return self._separated(part)
@@ -141,6 +142,7 @@ class _Rules:
         text: Any,
         not_first: list[str],
         may_lack: bool = True,
+        thoughts: Mapping[str, Any] | None = None,
     ) -> str:
         """Text with ``tags``, each of which begins with one of ``triggers``; after a trigger, a tag is required.
 
@@ -150,17 +152,29 @@ class _Rules:
         text           format of the text between tags.
         not_first      what the text before the first tag does not begin with, apart from white space.
         may_lack       if ``stops``, whether there may be no tag.
+        thoughts       marks of thoughts that may open in the text; see ``ThoughtsInText``.
         """
         between, text = text, self._free(text)
         first_text = self._free(between | {"not_beginning_with": not_first}) if not_first else ""
         in_text, in_first = [], []
-        begins = {self._parts(one)[0] for one in triggers if one}
+        opening = list(thoughts["starts"]) if thoughts else []
+        begins = {self._parts(one)[0] for one in (*triggers, *opening) if one}
         other_ids = {id for id in self._special_ids.values() if f"<[{id}]>" not in begins} - self._end_ids
-        prefix = ""
-        if keeps_special and other_ids:
-            prefix = "(" + self._rule(f"{text} {_one_of(other_ids)}") + ")*"
-        # Text up to the first special token.
-        head = self._head(between, first_text, other_ids, not_first) if first_text and prefix else ""
+        inner = [self._rule(f"{text} {_one_of(other_ids)}")] if keeps_special and other_ids else []
+        tail, first_tails = text, [first_text]
+        # Text up to the first special token, or up to the end of the first thought.
+        heads = [self._head(between, first_text, other_ids, not_first)] if first_text and inner else []
+        if thoughts:
+            in_thoughts = ThoughtsInText(self, text, thoughts)
+            inner.append(in_thoughts.closed)
+            tail = self._rule(f"{text} | {in_thoughts.unclosed}")
+            if first_text:
+                filled = self._free(between | {"not_beginning_with": not_first, "is_blank": False})
+                closed, unclosed = in_thoughts.after(filled)
+                heads.append(closed)
+                first_tails.append(unclosed)
+        prefix = f"({' | '.join(inner)})*" if inner else ""
+        head = self._rule(" | ".join(heads)) if heads else ""
 
         def add(trigger: str, rest: str) -> None:
             in_text.append(self._rule(f"{prefix} {self._until(text, trigger)} {rest}"))
@@ -181,13 +195,13 @@ class _Rules:
                 self._special = special
         later = self._rule(" | ".join(in_text))
         if first_text and not at_least_one:
-            only = " | ".join([first_text, *([f"{head} {prefix} {text}"] if head else [])])
-            more = "" if stops else f"({later})* {prefix} {text}"
+            only = " | ".join([*first_tails, *([f"{head} {prefix} {tail}"] if head else [])])
+            more = "" if stops else f"({later})* {prefix} {tail}"
             return self._rule(f"({' | '.join(in_first)}) {more} | {only}")
         first = self._rule(" | ".join(map(self._tag, tags))) if at_least_one else ""
         if stops:
-            return self._rule(first or (f"{later} | {prefix} {text}" if may_lack else later))
-        return self._rule(f"{first} ({later})* {prefix} {text}")
+            return self._rule(first or (f"{later} | {prefix} {tail}" if may_lack else later))
+        return self._rule(f"{first} ({later})* {prefix} {tail}")
 
     def _head(self, text: Any, first_text: str, special_ids: Collection[int], not_first: list[str]) -> str:
         """Text up to and including the first special token; parameters as in ``triggered``.
@@ -230,6 +244,15 @@ class _Rules:
         if first.startswith("<["):  # a special token is never part of the text
             return f"{text} {self._mark(mark)}"
         return self._rule(" ".join([self._rule(f"{text} {first}", "[lazy]"), *more]))
+
+    def until(self, text: str, mark: str) -> list[str]:
+        """Text up to and including ``mark``, as special tokens, if it has any, and spelled as text."""
+        ways = [self._until(text, mark)]
+        if self._parts(mark) != [quoted(mark)]:
+            special, self._special = self._special, None
+            ways.append(self._until(text, mark))
+            self._special = special
+        return ways
 
     def _mark(self, text: str) -> str:
         """A rule of ``text``, in which special tokens are matched as tokens."""

@@ -90,6 +90,9 @@ class Llama3JsonParser(JsonToolParser):
             yield from self._read_objects(text, output, spaces, None)
         else:
             output.content(spaces)
+        yield from self.parse_later(text, output)
+
+    def parse_later(self, text: TextScanner, output: EventSink) -> Parsing[None]:
         budget = Budget()
         while mark := (yield from text.until(_STARTS, output.content, read_mark=False)):
             if mark == _TAG:

@@ -83,6 +83,9 @@ class PythonicParser(UnquotedToolParser):
             yield from self._read_list(text, output, only_known=not mark)
         else:
             output.content(text.recorded())
+        yield from self.parse_later(text, output)
+
+    def parse_later(self, text: TextScanner, output: EventSink) -> Parsing[None]:
         marks = marks_of(*self.starts)
         while mark := (yield from text.until(marks, output.content)):
             yield from self._read_marked(mark, text, output)
