@@ -33,6 +33,10 @@ class ReasoningFields(RequestModel):
         """Return what the declared fields ask for, see ``Asked``."""
         return {}
 
+    def has_budget_in(self, param: str) -> bool:
+        """Whether the field ``param`` also has the budget of thoughts, which has an effect."""
+        return False
+
     def take(self, name: str, value: Any, param: str, field: ForeignField, unknown: UnknownFields) -> None:
         if name not in (_EFFORT, _THINKS):
             super().take(name, value, param, field, unknown)
@@ -59,6 +63,8 @@ class ReasoningFields(RequestModel):
     def name_without_effect(self, template: str, given: Mapping[str, Any], unknown: UnknownFields) -> None:
         """Ignore the fields by name that ``template`` has no switch for. Raises ``unsupported_parameter``."""
         for value, param in self._without_effect(template, given).values():
+            if value is True and self.has_budget_in(param):
+                continue
             refusal = error("unsupported_parameter", param=param, reason=_NO_SWITCH)
             if unknown.refuses and self.refuses_effort:
                 if value != "none":

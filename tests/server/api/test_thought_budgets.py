@@ -189,6 +189,38 @@ def test_other_routes_and_names_have_the_budget(thinker):
         assert [item["content"][0]["text"] for item in items] == list(expected)
 
 
+def test_a_field_whose_budget_has_an_effect_is_not_named_as_ignored(thinker):
+    user = [{"role": "user", "content": "<|thinks|>"}]
+    for path, fields in (
+        ("/v1/messages", {"max_tokens": 50, "thinking": {"type": "enabled", "budget_tokens": 2}}),
+        ("/v1/messages", {"max_tokens": 50, "thinking": {"type": "adaptive", "budget_tokens": 2}}),
+        ("/v1/chat/completions", {"thinking": {"type": "enabled", "budget_tokens": 2}}),
+        ("/v1/chat/completions", {"reasoning": {"enabled": True, "max_tokens": 2}}),
+    ):
+        body = {"messages": user, "temperature": 0, **fields}
+        answer = httpx.post(f"{thinker.url}{path}", json=body, trust_env=False)
+        assert answer.status_code == 200 and "x-ignored-fields" not in answer.headers
+        assert "two" in answer.text and "three" not in answer.text
+    body = {"messages": user, "thinking": {"type": "enabled"}, "thinking_token_budget": 2}
+    answer = httpx.post(f"{thinker.url}/v1/chat/completions", json=body, trust_env=False)
+    assert answer.headers["x-ignored-fields"] == "thinking", "another field has the budget"
+
+
+@pytest.mark.parametrize("name", ["thinking_token_budget", "thinking_budget", "reasoning_budget"])
+def test_two_budgets_of_a_request_are_refused(thinker, name):
+    user = [{"role": "user", "content": "Hi"}]
+    thinking, reasoning = {"type": "enabled", "budget_tokens": 3}, {"max_tokens": 3}
+    for path, param, body in (
+        ("/v1/messages", "thinking.budget_tokens", {"messages": user, "max_tokens": 9, "thinking": thinking}),
+        ("/v1/responses", "reasoning.max_tokens", {"input": "Hi", "reasoning": reasoning}),
+        ("/v1/chat/completions", "thinking", {"messages": user, "thinking": thinking, "max_tokens": 9}),
+    ):
+        refusal = post(thinker, path, 400, **body, **{name: 2})["error"]
+        assert "given too, with another value" in refusal["message"]
+        assert param in refusal["message"] or name in refusal["message"]
+        assert post(thinker, path, **body, **{name: 3})
+
+
 @pytest.mark.parametrize("value", [-2, 1.5, "3", True, [1]], ids=repr)
 def test_other_values_are_refused_by_name(thinker, value):
     user = [{"role": "user", "content": "Hi"}]

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, WithJsonSchema, model_validator
+from pydantic import Field, PrivateAttr, WithJsonSchema, model_validator
 
 from aiakq.errors import error
 from aiakq.runtime.sampling_params import SamplingParams
@@ -121,7 +121,7 @@ class MessagesFields(Translated):
     tool_choice: MessagesToolChoice | None = Field(None, description="auto, any, tool (that of name) or none.")
     thinking: Thinking | None = Field(
         None,
-        description="enabled, adaptive or disabled, for chat templates that have a switch for it. With enabled, "
+        description="enabled, adaptive or disabled, for chat templates that have a switch for it. Unless disabled, "
         "budget_tokens is thinking_token_budget, if --reasoning-parser says what ends a thought.",
     )
     output_config: OutputConfig | None = Field(
@@ -175,6 +175,8 @@ class MessagesRequest(MessagesFields, TranslatedRequest):
     max_tokens: TokenLimit = Field(description="Tokens to generate at most; fewer at the end of the context.")
     stop_sequences: FailFastList[str] | None = Field(None, description="The text ends before one of these.")
 
+    _ends_thoughts: bool = PrivateAttr(False)
+
     def chat_fields(self) -> dict[str, Any]:
         format = None if self.output_config is None else self.output_config.format
         response_format = None
@@ -197,7 +199,14 @@ class MessagesRequest(MessagesFields, TranslatedRequest):
     def _budget(self) -> int | None:
         """The budget of ``thinking``."""
         thinking = self.thinking
-        return thinking.budget_tokens if thinking is not None and thinking.type == "enabled" else None
+        return thinking.budget_tokens if thinking is not None and thinking.type != "disabled" else None
+
+    def has_budget_in(self, param: str) -> bool:
+        return param == "thinking" and self._budget is not None and self._ends_thoughts
+
+    def switch_reasoning(self, service: Service) -> None:
+        self._ends_thoughts = service.message_format.thought_marks is not None
+        super().switch_reasoning(service)
 
     async def with_budgets(self, service: Service, prompts: Sequence[Prompt], params: SamplingParams) -> list[Prompt]:
         if self._budget is not None and service.message_format.thought_marks is None:
