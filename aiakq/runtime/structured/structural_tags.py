@@ -159,22 +159,9 @@ class _Rules:
         in_text, in_first = [], []
         opening = list(thoughts["starts"]) if thoughts else []
         begins = {self._parts(one)[0] for one in (*triggers, *opening) if one}
-        other_ids = {id for id in self._special_ids.values() if f"<[{id}]>" not in begins} - self._end_ids
-        inner = [self._rule(f"{text} {_one_of(other_ids)}")] if keeps_special and other_ids else []
-        tail, first_tails = text, [first_text]
-        # Text up to the first special token, or up to the end of the first thought.
-        heads = [self._head(between, first_text, other_ids, not_first)] if first_text and inner else []
-        if thoughts:
-            in_thoughts = ThoughtsInText(self, text, thoughts)
-            inner.append(in_thoughts.closed)
-            tail = self._rule(f"{text} | {in_thoughts.unclosed}")
-            if first_text:
-                filled = self._free(between | {"not_beginning_with": not_first, "is_blank": False})
-                closed, unclosed = in_thoughts.after(filled)
-                heads.append(closed)
-                first_tails.append(unclosed)
-        prefix = f"({' | '.join(inner)})*" if inner else ""
-        head = self._rule(" | ".join(heads)) if heads else ""
+        others = self._special_ids.values() if keeps_special else ()
+        other_ids = {id for id in others if f"<[{id}]>" not in begins} - self._end_ids
+        prefix, tail, head, first_tails = self._parts_of_text(between, text, first_text, other_ids, not_first, thoughts)
 
         def add(trigger: str, rest: str) -> None:
             in_text.append(self._rule(f"{prefix} {self._until(text, trigger)} {rest}"))
@@ -202,6 +189,36 @@ class _Rules:
         if stops:
             return self._rule(first or (f"{later} | {prefix} {tail}" if may_lack else later))
         return self._rule(f"{first} ({later})* {prefix} {tail}")
+
+    def _parts_of_text(
+        self,
+        text: Any,
+        terminal: str,
+        first_text: str,
+        special_ids: Collection[int],
+        not_first: list[str],
+        thoughts: Mapping[str, Any] | None,
+    ) -> tuple[str, str, str, list[str]]:
+        """Rules for the text between tags; parameters as in ``triggered`` and ``_head``.
+
+        Returns the text before what comes next, which are special tokens and thoughts; the text at the end; the text up
+        to the first special token or the end of the first thought, if the first text has a rule of its own; and, then,
+        the ways in which the whole text may be without both.
+        """
+        inner = [self._rule(f"{terminal} {_one_of(special_ids)}")] if special_ids else []
+        heads = [self._head(text, first_text, special_ids, not_first)] if first_text and special_ids else []
+        tail, first_tails = terminal, [first_text]
+        if thoughts:
+            in_text = ThoughtsInText(self, terminal, thoughts)
+            inner.append(in_text.closed)
+            tail = self._rule(f"{terminal} | {in_text.unclosed}")
+            if first_text:
+                filled = self._free(text | {"not_beginning_with": not_first, "is_blank": False})
+                closed, unclosed = in_text.after(filled)
+                heads.append(closed)
+                first_tails.append(unclosed)
+        prefix = f"({' | '.join(inner)})*" if inner else ""
+        return prefix, tail, self._rule(" | ".join(heads)) if heads else "", first_tails
 
     def _head(self, text: Any, first_text: str, special_ids: Collection[int], not_first: list[str]) -> str:
         """Text up to and including the first special token; parameters as in ``triggered``.

@@ -27,6 +27,7 @@ from aiakq.runtime.text.message_parts import as_parts
 from aiakq.runtime.text.template_facts import FORMS, ROLES, Messages, TemplateFacts, find_facts
 from aiakq.runtime.text.tools_in_text import DEFAULT_SYNTAX, CallSyntax, without_tools
 from aiakq.runtime.text.unicode_text import well_formed
+from aiakq.system.files import IS_LFS_POINTER, LFS_POINTER
 
 #: Values of --chat-template-content-format; auto: found by rendering probes.
 CONTENT_FORMATS = ("auto", "string", "openai")
@@ -197,6 +198,8 @@ def check_compiles(text: str, source: str) -> None:
     from jinja2 import TemplateError
     from transformers.utils.chat_template_utils import _compile_jinja_template
 
+    if text.startswith(LFS_POINTER.decode()):
+        raise error("template_unusable", source=source, reason=IS_LFS_POINTER)
     try:
         _compile_jinja_template(text.lstrip(BYTE_ORDER_MARK))
     except TemplateError as failure:

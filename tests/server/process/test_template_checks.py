@@ -68,6 +68,10 @@ async def rendered(client: TextClient, messages: list[dict[str, Any]] = HI, **ar
     [
         ("{% for m in messages %}\n{{ m.content }}", "'t.jinja' of --chat-template cannot be used: line 2: "),
         ("{% summon messages %}", "'t.jinja' of --chat-template cannot be used: line 1: "),
+        (
+            "version https://git-lfs.github.com/spec/v1\noid sha256:0\n",
+            "cannot be used: it is a git-lfs pointer, not the file",
+        ),
         ("{{ 'Hello' }}", "'t.jinja' of --chat-template leaves out the text of users"),
         (
             "{% for m in messages %}{{ mesage.content }}{% endfor %}",
