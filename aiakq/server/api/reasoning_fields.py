@@ -8,7 +8,7 @@ from typing import Any, ClassVar, get_args
 from pydantic import PrivateAttr
 
 from aiakq.errors import error
-from aiakq.server.api.foreign_fields import ForeignField
+from aiakq.server.api.foreign_field import ForeignField
 from aiakq.server.api.reasoning_switch import ReasoningEffort, reasoning_arguments
 from aiakq.server.api.request_model import RequestModel
 from aiakq.server.api.unknown_fields import UnknownFields

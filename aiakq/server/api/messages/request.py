@@ -10,6 +10,7 @@ from pydantic import Field, PrivateAttr, WithJsonSchema, model_validator
 
 from aiakq.errors import error
 from aiakq.runtime.sampling_params import SamplingParams
+from aiakq.server.api.foreign_field import Fields, ForeignField, Sent
 from aiakq.server.api.generation_request import ModelName
 from aiakq.server.api.messages.blocks import check_blocks, messages_of
 from aiakq.server.api.reasoning_switch import ReasoningEffort
@@ -96,9 +97,15 @@ class OutputConfig(RequestModel):
     format: OutputFormat | None = None
 
 
+def _output_config(value: Any, sent: Sent) -> Fields:
+    """The format of the text had a field of its own before."""
+    return {} if value == {} else {"output_config": {"format": value}}
+
+
 class MessagesFields(Translated):
     """Fields of both routes."""
 
+    foreign_fields = {**Translated.foreign_fields, "output_format": ForeignField(_output_config)}
     ignored_fields = frozenset(
         {
             *("metadata", "service_tier", "cache_control", "inference_geo", "speed", "betas", "diagnostics"),
