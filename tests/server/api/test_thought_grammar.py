@@ -297,3 +297,37 @@ def test_a_thought_that_opens_after_text_is_free_for_requests_with_tools():
         grammar = asyncio.run(answer_grammar(service, request, None, reasoning))
         part = json.loads(grammar.text)["format"]
         assert after(Vocab(Thinking, True), part, "Well <think> <tool_call>?") is expected
+
+
+@pytest.mark.parametrize("name", KNOWN)
+def test_a_call_that_may_end_a_thought_is_found_behind_broken_ones(name):
+    parser, reasoning = PARSERS[name], REASONING_PARSERS.load("qwen3")
+
+    class Marked(parser):
+        marks = ("<think>", "</think>", *parser.marks)
+
+    vocab = Vocab(Marked, True)
+    calls = some_tags(parser.call_tags(SCHEMAS, True), parser.separator, only_one=True)
+    call = vocab.sample(tag_grammar_of(calls, LIKE), random.Random(4)).decode()
+    part = Reasoning(reasoning, True).before(calls, "tools", may_end_with_call=True)
+    broken = [
+        '{"',
+        "'",
+        '"',
+        '{{"',
+        "{[",
+        "[ [",
+        '\\"',
+        '{"name": "send_mail", "parameters": {"text": "',
+        "[send_mail(text='",
+    ]
+    broken += [call[:at] for at in range(1, len(call), 5)]
+    rng = random.Random(7)
+    for _ in range(40):
+        text = "".join(rng.choice(broken) for _ in range(rng.randint(1, 3))) + call
+        if after(vocab, part, text) is True:
+            for pieces in ([text], [*text, ""]):
+                reader = MessageParser(reasoning(True), parser(SCHEMAS), only_calls=True)
+                events = [event for at, one in enumerate(pieces) for event in reader.feed(one, at + 1 == len(pieces))]
+                [*_, found] = message_of("assistant", events).tool_calls
+                jsonschema.validate(json.loads(found.function.arguments), SCHEMAS[found.function.name])

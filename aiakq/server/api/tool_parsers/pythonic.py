@@ -45,6 +45,7 @@ class PythonicParser(UnquotedToolParser):
     marks: ClassVar[tuple[str, ...]] = ("<|python_tag|>",)
     template_marks: ClassVar[tuple[str, ...]] = ("[func_name1(",)
     triggers: ClassVar[tuple[str, ...]] = starts
+    quotes_values = True
 
     @classmethod
     def arguments_format(cls, parameters: Mapping[str, Any]) -> Format | None:

@@ -162,9 +162,7 @@ def test_a_call_is_found_behind_marks_that_are_only_mentioned(name):
             assert parse(name, *text) == parse(name, *pairs) == parse(name, text, "") == message
 
 
-@pytest.mark.parametrize(
-    "name", [name for name in CALLS if TOOL_PARSERS.load(name).quotes_values and "llama" not in name]
-)
+@pytest.mark.parametrize("name", [name for name in CALLS if TOOL_PARSERS.load(name).quotes_values])
 def test_a_call_is_found_behind_one_that_is_broken_off_in_a_string(name):
     call = CALLS[name]("find", ARGUMENTS)
     for part in re.findall(r'.*?"(?=\w)', call)[-3:]:
