@@ -66,6 +66,7 @@ class TextClient:
     loaded      description of the tokenizer, from the process.
     tokenizer   tokenizer in this process, used to decode single tokens and short pieces; it does not encode.
     with_torch  whether the process may import torch, for tokenizers with code of their own.
+    end_failure  why no grammar can be enforced with the end-of-sequence tokens of the model, or "".
     """
 
     def __init__(
@@ -80,6 +81,7 @@ class TextClient:
         """For the last three, see ``Setup``."""
         self.with_torch = with_torch
         self.loaded = Loaded()
+        self.end_failure = ""
         self.tokenizer: Tokenizer = NoTokenizer()
         self._setup = Setup(TokenizerSource("", left_out=True), template, max_chars, content_format, template_source)
         self._setup.template_arguments = template_arguments or {}
@@ -173,8 +175,8 @@ class TextClient:
     async def _run_grammar(self, request: TextRequest) -> TextReply:
         if self._setup.source.left_out:
             raise error("no_tokenizer")
-        if self.loaded.grammar_failure:
-            return TextReply(0, failure=self.loaded.grammar_failure, failed="grammar")
+        if failure := self.loaded.grammar_failure or self.end_failure:
+            return TextReply(0, failure=failure, failed="grammar")
         return await self._replied(request)
 
     async def run(self, request: TextRequest) -> TextReply:
