@@ -115,10 +115,14 @@ class ChatTemplate:
         template otherwise, which may be anything. Raises ``template_loses`` for text that the template leaves out.
         """
         self._check_shown(messages, arguments)
-        listed = [] if self.facts.takes_tools else arguments.pop("tools", None) or []
-        messages = without_tools(messages, listed, self.facts, syntax)
         if self.facts.lacks("developer"):
             messages = [each | {"role": "system"} if each.get("role") == "developer" else each for each in messages]
+        listed = [] if self.facts.takes_tools else arguments.get("tools") or []
+        if listed and not self.facts.beside_tools:
+            del arguments["tools"]
+        if arguments.get("tools") and not listed:
+            messages = self._led_to_tools(messages)
+        messages = without_tools(messages, listed, self.facts, syntax)
         if self.facts.forms.get("system") == [] and messages and messages[0].get("role") == "system":
             messages = without_leading_systems(messages)
         messages = self._in_turns(messages)
@@ -157,6 +161,18 @@ class ChatTemplate:
             content = as_parts([content])
         return {**message, "content": content} if "content" in message else message
 
+    def _led_to_tools(self, messages: Messages) -> Messages:
+        """Return the messages with a beginning with which the template shows tools."""
+        first, hidden = messages[0], self.facts.hides_tools
+        role = first.get("role")
+        if role == "system" and not first.get("content") and "empty" in hidden:
+            return messages[1:] if "none" not in hidden and len(messages) > 1 else messages
+        if role == "developer" and "developer" in hidden and "system" not in hidden:
+            return [{**first, "role": "system"}, *messages[1:]]
+        if role not in INSTRUCTING and "none" in hidden and "empty" not in hidden:
+            return [{"role": "system", "content": ""}, *messages]
+        return messages
+
     def _in_turns(self, messages: Messages) -> Messages:
         """Return the messages in an order in which the template shows all. Raises ``template_loses``."""
         facts = self.facts
@@ -164,7 +180,8 @@ class ChatTemplate:
             messages = with_text_before_calls(messages)
         if facts.takes_one_call:
             messages = with_single_calls(messages)
-        if facts.folds_systems and any(message.get("role") in INSTRUCTING for message in messages[1:]):
+        folds = facts.folds_systems or facts.forms.get("system") == []
+        if folds and any(message.get("role") in INSTRUCTING for message in messages[1:]):
             messages = folded(messages)
         if facts.merges_users:
             messages = with_users_merged(messages)
@@ -219,10 +236,15 @@ def _failing(reason: str) -> str:
 
 
 def _check_other_roles(messages: Messages, text: str) -> None:
-    """Raise ``template_loses`` for a message whose text is not in ``text``, of a role that is not in ``ROLES``."""
+    """Raise ``template_loses`` for a message whose text is not in ``text``.
+
+    Checks those of a role that is not in ``ROLES``, and results without a call before them.
+    """
+    has_calls = False
     for number, message in enumerate(messages):
         role = message.get("role")
-        if role in ROLES:
+        has_calls = role == "tool" and has_calls or bool(message.get("tool_calls"))
+        if role in ROLES and (role != "tool" or has_calls):
             continue
         words = joined_text(message.get("content")).split()
         if words and words[0].lower() not in text.lower():
@@ -249,7 +271,10 @@ def as_template_error(failure: Exception) -> AiakqError:
 def _tool_forms(tools: list[Any] | None) -> Iterator[list[Any] | None]:
     """Yield the tools as they are, and then with the fields without which some templates fail."""
     yield tools
-    if not tools or not all(isinstance(tool, dict) and isinstance(tool.get("function"), dict) for tool in tools):
+    if not tools:
+        yield []  # for templates that read its length
+        return
+    if not all(isinstance(tool, dict) and isinstance(tool.get("function"), dict) for tool in tools):
         return
     filled = [{**tool, "function": _filled(tool["function"])} for tool in tools]
     if filled != tools:

@@ -30,12 +30,19 @@ def message_forms(
     """Yield variants of ``messages`` to try in order, until the template accepts one.
 
     Templates differ in the form of messages with calls: ``preferred`` comes first. Many accept instructions only at the
-    beginning, for which see ``folded``. Absent fields are omitted, because templates test for them.
+    beginning, for which see ``folded``. Absent fields are omitted, because templates test for them, except the content
+    of messages without calls, which they do not.
     """
-    compact = [{name: value for name, value in message.items() if value is not None} for message in messages]
+    compact = [_compact(message) for message in messages]
     yield from _call_forms(compact, preferred)
     if any(message.get("role") in INSTRUCTING for message in compact[1:]):
         yield from _call_forms(folded(compact), preferred)
+
+
+def _compact(message: dict[str, Any]) -> dict[str, Any]:
+    """Return the message without absent fields."""
+    given = {name: value for name, value in message.items() if value is not None}
+    return given if "tool_calls" in given or "content" in given else {**given, "content": ""}
 
 
 def without_leading_systems(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:

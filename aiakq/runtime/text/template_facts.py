@@ -22,6 +22,9 @@ Form = Literal["string", "openai", "part"]
 FORMS: tuple[Form, ...] = ("string", "openai", "part")
 #: Roles whose messages are probed.
 ROLES = ("user", "assistant", "system", "developer", "tool")
+#: How a conversation may begin: without instructions, or with those of a role; "empty": of the system, without a text.
+Lead = Literal["none", "system", "developer", "empty"]
+LEADS: tuple[Lead, ...] = ("none", "system", "developer", "empty")
 Messages = list[dict[str, Any]]
 #: Renders a conversation with the given arguments; may raise anything.
 Render = Callable[..., str]
@@ -50,6 +53,8 @@ class TemplateFacts(msgspec.Struct, frozen=True):
     forms             role -> forms of content whose text it shows. Empty: it leaves the text out. Absent: unknown,
                       because it raised for every probe.
     takes_tools       whether it shows ``tools``. Like the others: true if that is unknown.
+    beside_tools      whether this was found with ``tools`` in every probe.
+    hides_tools       beginnings of conversations with which it does not show ``tools``.
     takes_calls       whether it shows the calls of past messages.
     takes_documents   whether it shows ``documents``.
     shows_names       whether it shows the field ``name`` of users' messages.
@@ -66,6 +71,8 @@ class TemplateFacts(msgspec.Struct, frozen=True):
 
     forms: dict[str, list[Form]] = {}
     takes_tools: bool = True
+    beside_tools: bool = False
+    hides_tools: list[Lead] = []
     takes_calls: bool = True
     takes_documents: bool = True
     shows_names: bool = True
@@ -120,6 +127,8 @@ def find_facts(render: Render, with_tools: bool = False, arguments: Mapping[str,
     return TemplateFacts(
         forms=forms,
         takes_tools=probe.shows_argument(forms, tools=[_TOOL]),
+        beside_tools=with_tools,
+        hides_tools=probe.leads_without_tools(forms),
         takes_calls=takes_calls,
         takes_documents=probe.shows_argument(forms, documents=[_DOCUMENT]),
         shows_names=probe.shows_names(forms),
@@ -156,10 +165,8 @@ class _Probe:
     def shows_text(self, role: str, form: Form, known: dict[str, list[Form]]) -> bool | None:
         """Whether content of this form is shown; None if the template raises for every conversation with it."""
         raised = True
-        # Some templates show results only beside tools.
-        arguments: tuple[dict[str, Any], ...] = ({}, {"tools": [FILLER_TOOL]}) if role == "tool" else ({},)
-        for conversation, given in itertools.product(_conversations(role, form, known), arguments):
-            text = self.text(conversation, **given)
+        for conversation in _conversations(role, form, known):
+            text = self.text(conversation)
             if text is None:
                 continue
             raised = False
@@ -181,6 +188,18 @@ class _Probe:
                     return True
         return raised
 
+    def leads_without_tools(self, known: dict[str, list[Form]]) -> list[Lead]:
+        """Return the beginnings of conversations with which ``tools`` are not shown; not those that it refuses."""
+        user = {"role": "user", "content": _content("a", _first(known, "user"))}
+        found: list[Lead] = []
+        for lead in LEADS:
+            role = "system" if lead == "empty" else lead
+            first = {"role": role, "content": "" if lead == "empty" else _content("b", _first(known, role))}
+            text = self.text([user] if lead == "none" else [first, user], tools=[_TOOL])
+            if text is not None and _WORD not in text:
+                found.append(lead)
+        return found
+
     def shows_names(self, known: dict[str, list[Form]]) -> bool:
         """Whether the name of a user is shown, in any conversation; true if the template raises for all."""
         asked = [[*each[:-1], {**each[-1], "name": _WORD}] for each in _plain_conversations(known)]
@@ -197,10 +216,10 @@ class _Probe:
         for form, asking in itertools.product(_PREFERENCE, (_ASKING, saying)):
             if asking is saying and not raised:
                 continue
-            for asked, arguments in itertools.product(_plain_conversations(known), ({}, {"tools": [FILLER_TOOL]})):
+            for asked in _plain_conversations(known):
                 for rest in ([result], [], [result, asked[-1]]):
                     [conversation] = itertools.islice(message_forms([*asked, asking, *rest], form), 1)
-                    text = self.text(conversation, **arguments)
+                    text = self.text(conversation)
                     raised = raised and text is None
                     if text is not None and (_WORD in text or _OTHER in text):
                         found.append((_flaws(text), form))

@@ -175,3 +175,64 @@ def test_a_fault_in_the_branch_of_a_role_is_known():
     assert checked(faulty + EACH).facts.failures["assistant"] == "'mesage' is undefined"
     tools = "{% for t in tools or [] %}{{ t.functoin.name }}{% endfor %}" + EACH
     assert "functoin" in checked(tools, with_tools=True).facts.failures["tools"]
+
+
+# --- tools and empty contents
+
+TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}
+LISTED = "{% for t in tools or [] %}<{{ t.function.name }}>{% endfor %}"
+
+
+@pytest.mark.parametrize(
+    "condition",
+    [
+        "messages[0].role in ('system', 'developer')",
+        "messages[0].role in ('system', 'user')",
+        "messages[0].role != 'system' or messages[0].content",
+        "messages[0].content",
+    ],
+)
+@pytest.mark.parametrize("lead", [[], ["system:S"], ["developer:S"], ["system:"]])
+def test_tools_are_shown_however_a_conversation_begins(condition, lead):
+    text = "{% if " + condition + " %}" + LISTED + "{% endif %}" + EACH
+    for with_tools in (False, True):
+        shown = checked(text, with_tools=with_tools).render(said(*lead, "user:U"), tools=[TOOL])
+        assert "<add>" in shown and "U" in shown and ("S" in shown) == ("S" in "".join(lead)[-1:])
+
+
+def test_instructions_of_developers_beside_listed_tools_are_not_lost():
+    template = checked(TURNS, with_tools=True)
+    for lead in (["developer:D"], ["system:S", "developer:D"], ["user:U", "assistant:A", "developer:D"]):
+        text = template.render(said(*lead, "user:V"), tools=[TOOL])
+        assert '"name": "add"' in text and all(each.split(":")[1] in text for each in (*lead, "user:V"))
+
+
+@pytest.mark.parametrize("role", ["user", "assistant"])
+@pytest.mark.parametrize("content", [{}, {"content": None}], ids=["absent", "null"])
+def test_a_message_without_content_and_calls_is_empty(role, content):
+    template = checked("{% for m in messages %}[{{ m.role }}]{{ m.content.strip() }}{% endfor %}")
+    assert template.render([*said("user:U"), {"role": role, **content}, *said("user:V")]) == f"[user]U[{role}][user]V"
+
+
+def test_a_template_may_read_how_many_tools_there_are():
+    template = checked("{% if tools | length > 0 %}" + LISTED + "{% endif %}" + EACH)
+    assert template.render(said("user:U")) == "[user]U"
+    assert template.render(said("user:U"), tools=[TOOL]) == "<add>[user]U"
+
+
+def test_calls_that_are_shown_only_beside_tools_are_written_as_text_without_them():
+    shown = "{% if tools %}{% for c in m.tool_calls or [] %}" + CALL + "{% endfor %}{% endif %}"
+    text = "{% for m in messages %}[{{ m.role }}]{{ m.content or '' }}" + shown + "{% endfor %}"
+    asked = {"role": "assistant", "content": None, "tool_calls": [call("x", "C1")]}
+    messages = [*said("user:U"), asked, {"role": "tool", "tool_call_id": "x", "content": "R"}]
+    assert '<tool_call>{"name": "f", "arguments": {"a": "C1"}}</tool_call>' in checked(text).render(messages)
+    beside = checked(text, with_tools=True).render(messages, tools=[TOOL])
+    assert beside.endswith('[user]U[assistant]<f {"a": "C1"}>[tool]R')
+
+
+def test_a_result_without_a_call_is_shown_or_refused():
+    asks = "{% for m in messages %}{% if m.role != 'tool' or loop.index0 and messages[loop.index0 - 1].tool_calls %}"
+    template = checked(asks + "[{{ m.role }}]{{ m.content or '' }}{{ m.tool_calls }}{% endif %}{% endfor %}")
+    with pytest.raises(AiakqError, match="no place for messages of the role 'tool'") as caught:
+        template.render([{"role": "tool", "tool_call_id": "x", "content": "R1"}, *said("user:U")])
+    assert caught.value.param == "messages[0].role"
