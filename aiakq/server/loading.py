@@ -9,10 +9,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-import msgspec
-
 from aiakq.errors import error
-from aiakq.runtime.structured.vocabulary import Vocabulary
 from aiakq.server.api.message_format import ParserOptions, read_chat_template, template_defaults
 from aiakq.server.api.model_info import ModelInfo
 from aiakq.server.api.service import ResponseOptions, Service
@@ -82,7 +79,7 @@ async def load_service(
     service.manager.use_adapters(service.model.adapters)
     service.stream_interval, service.log_outputs = args["stream_interval"], args["enable_log_outputs"]
     service.default_template_kwargs = defaults
-    text.end_failure = _end_failure(text, service.model)
+    text.check_ends(ready.limits.eos_token_ids)
     for warning in _warnings(text, service.model):
         on_event(ServerEvent("warning", warning))
     return service, reports
@@ -110,19 +107,6 @@ def _warnings(text: TextClient, model: ModelInfo) -> Iterator[str]:
     yield from _template_warnings(text)
     if failure := text.loaded.grammar_failure or text.end_failure:
         yield f"Structured output is refused: {failure}."
-
-
-def _end_failure(text: TextClient, model: ModelInfo) -> str:
-    """Return why no grammar can be enforced with the model's end-of-sequence tokens, or ""."""
-    ordinary = set(model.limits.eos_token_ids) - text.tokenizer.special_ids
-    if not ordinary or not text.loaded.vocabulary:
-        return ""
-    vocabulary = msgspec.msgpack.decode(text.loaded.vocabulary, type=Vocabulary)
-    id = vocabulary.text_only_at_end(model.limits.eos_token_ids)
-    if id is None:
-        return ""
-    shown = f"{text.tokenizer.raw_tokens([id])[0]!r:.40}"
-    return f"the end-of-sequence token {id} is the text {shown}, which no other tokens can spell"
 
 
 def _vocabulary_warning(text: TextClient, vocab_size: int) -> str:

@@ -14,7 +14,8 @@ from aiakq.errors import AiakqError
 from aiakq.runtime.structured.vocabulary import Vocabulary
 from aiakq.server.api.message_format import read_chat_template, template_defaults
 from aiakq.server.api.service import Service
-from aiakq.server.loading import _end_failure, _vocabulary_warning
+from aiakq.server.loading import _vocabulary_warning
+from aiakq.server.process.text_client import TextClient
 from aiakq.server.process.text_messages import Loaded, TextReply, TextRequest
 
 
@@ -85,7 +86,8 @@ def test_structured_output_is_refused_where_a_text_would_end_the_output():
         def raw_tokens(self, ids):
             return [chr(id) for id in ids]
 
-    text = SimpleNamespace(tokenizer=Tokens(), loaded=Loaded(vocabulary=msgspec.msgpack.encode(vocabulary)))
+    text = TextClient(None, 1)
+    text.tokenizer, text.loaded = Tokens(), Loaded(vocabulary=msgspec.msgpack.encode(vocabulary))
     for ends, expected in (([128], ""), ([128, ord("}")], "the end-of-sequence token 125 is the text '}'"), ([10], "")):
-        model = SimpleNamespace(limits=SimpleNamespace(eos_token_ids=ends))
-        assert _end_failure(text, model).startswith(expected) and bool(_end_failure(text, model)) == bool(expected)
+        text.check_ends(ends)
+        assert text.end_failure.startswith(expected) and bool(text.end_failure) == bool(expected)
