@@ -33,6 +33,7 @@ SCRIPTS = {
     "<|opened|>": ["Un ", "deux ", "trois.", "</th", "ink>\nQuatre"],
     "<|twice|>": ["<thi", "nk>eins ", "zwei ", "drei", "</thi", "nk>vier ", "fünf ", "sechs ", "sieben."],
     "<|answers|>": ["Plain ", "text."],
+    "<|ends|>": ["<think>Na ", "ja ", "nun ", '<tool_call>{"name": "f", "arguments": {}}</tool_call>'],
     "<|calls|>": ["<think> ich", " rufe ", "auf.", '</think>\n<tool_call>{"name": "f", "arguments": {}}</tool_call>'],
 }
 ARGUMENTS = {
@@ -113,6 +114,17 @@ def test_a_prompt_that_has_closed_the_thought_leaves_nothing_to_end(thinker):
 
 def test_an_answer_without_a_thought_is_not_changed(thinker):
     assert said(chat(thinker, "answers", thinking_token_budget=0)) == (None, "Plain text.")
+
+
+@pytest.mark.parametrize("fields", [{}, {"tool_choice": "required"}, {"n": 2}], ids=str)
+def test_a_budget_that_is_used_up_behind_a_call_leaves_it_a_call(thinker, fields):
+    for budget in (4, 5, None):
+        for choice in chat(thinker, "ends", tools=TOOLS, thinking_token_budget=budget, **fields)["choices"]:
+            message = choice["message"]
+            assert message["reasoning"] == "Na ja nun" and choice["finish_reason"] == "tool_calls"
+            assert [call["function"]["name"] for call in message["tool_calls"]] == ["f"]
+    ended = chat(thinker, "ends", tools=TOOLS, thinking_token_budget=4, ignore_eos=True, max_tokens=12)
+    assert "<tool_call>" in ended["choices"][0]["message"]["reasoning"], "the message goes on"
 
 
 def test_marks_may_be_split_into_tokens(thinker):
