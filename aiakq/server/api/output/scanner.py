@@ -50,9 +50,9 @@ class Marks:
         match = self._partial.search(text, max(position, len(text) - self._longest + 1))
         return match.start() if match else len(text)
 
-    def may_begin_in(self, text: str) -> bool:
-        """Whether a mark may begin in ``text``."""
-        return self._first.search(text) is not None
+    def may_begin_in(self, text: str, position: int = 0) -> bool:
+        """Whether a mark may begin in ``text`` from ``position`` on."""
+        return self._first.search(text, position) is not None
 
 
 @lru_cache
@@ -228,6 +228,8 @@ class TextScanner:
 
     def _up_to(self, watched: Marks, end: int, emit: Emit) -> int:
         """Return the position up to which no watched mark can be, at most ``end``. Raises ``MarkFound``."""
+        if not watched.may_begin_in(self._text, self._position):
+            return end
         match = watched.search(self._text, self._position)
         if match is not None and match.start() <= end:
             if match.start() > self._position:
