@@ -182,7 +182,7 @@ class MessagesRequest(MessagesFields, TranslatedRequest):
     max_tokens: TokenLimit = Field(description="Tokens to generate at most; fewer at the end of the context.")
     stop_sequences: FailFastList[str] | None = Field(None, description="The text ends before one of these.")
 
-    _ends_thoughts: bool = PrivateAttr(False)
+    _has_budget: bool = PrivateAttr(False)
 
     def chat_fields(self) -> dict[str, Any]:
         format = None if self.output_config is None else self.output_config.format
@@ -209,10 +209,10 @@ class MessagesRequest(MessagesFields, TranslatedRequest):
         return thinking.budget_tokens if thinking is not None and thinking.type != "disabled" else None
 
     def has_budget_in(self, param: str) -> bool:
-        return param == "thinking" and self._budget is not None and self._ends_thoughts
+        return param == "thinking" and self._has_budget
 
     def switch_reasoning(self, service: Service) -> None:
-        self._ends_thoughts = service.message_format.thought_marks is not None
+        self._has_budget = self._budget is not None and service.message_format.thought_marks is not None
         super().switch_reasoning(service)
 
     async def with_budgets(self, service: Service, prompts: Sequence[Prompt], params: SamplingParams) -> list[Prompt]:
