@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from aiakq.errors import AiakqError, error
+from aiakq.system.files import IS_LFS_POINTER, LFS_POINTER
 
 MANIFEST = "aiakq_manifest.json"
 #: What was folded into the linear layers (folded_scales.py), and where config.json names it, under ``aiakq``.
@@ -205,6 +206,8 @@ def file_sizes(folder: Path) -> dict[str, int]:
 def read_json(path: Path, file: str) -> dict[str, Any]:
     """Read a JSON object from a file of a model folder. Raises like ``read_file``, naming ``file``."""
     content = read_file(path.parent, path.name, file)
+    if content.startswith(LFS_POINTER):
+        raise error("model_malformed", file=file, reason=IS_LFS_POINTER)
     try:
         value = json.loads(content)
     except (ValueError, RecursionError) as problem:

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from aiakq.errors import AiakqError, error
 from aiakq.formats.model_folder import open_regular, read_error
+from aiakq.system.files import IS_LFS_POINTER, LFS_POINTER
 
 #: Bytes per element of every dtype a checkpoint may hold.
 DTYPE_BYTES = {
@@ -87,9 +88,9 @@ class TensorInfo:
 def open_weights(path: Path, bad: Callable[[str], AiakqError]) -> BinaryIO:
     """Open a weight file for reading. Raises ``bad(reason)`` if it is not a regular file or only a Git LFS pointer."""
     stream = open_regular(path, bad)
-    if stream.read(8) == b"version ":
+    if stream.read(len(LFS_POINTER)) == LFS_POINTER:
         stream.close()
-        raise bad("it is a git-lfs pointer, not the weights (run git lfs pull)")
+        raise bad(IS_LFS_POINTER)
     stream.seek(0)
     return stream
 

@@ -53,13 +53,15 @@ class _Tokens:
         self.tokens = [token if len(token) <= MAX_TOKEN_BYTES else b"" for token in vocabulary.tokens]
         self.special_token_ids = vocabulary.special_ids
         self.eos_token_id = vocabulary.eos_ids[0]
+        self._ends = frozenset(vocabulary.eos_ids)
         self._split = vocabulary.splitter()
 
     def __call__(self, text: str) -> list[int]:
         """The tokens of a forced text, split as the model's own tokenizer does."""
         ids = self._split(text)
         whole = b"".join(self.tokens[id] for id in ids if id < len(self.tokens))
-        return ids if whole == text.encode() else self.greedy(text)
+        # An end-of-sequence token that is text for the tokenizer would end the text.
+        return ids if whole == text.encode() and self._ends.isdisjoint(ids) else self.greedy(text)
 
 
 class GrammarCompiler:

@@ -163,7 +163,8 @@ def _load_template(setup: Setup, tokenizer: Tokenizer, facts: TemplateFacts | No
     def limit_memory() -> None:
         limit_more_memory(MAX_TEMPLATE_BYTES)
 
-    return checked_template(text, special_tokens, setup.content_format, source, limit_memory, with_tools)
+    arguments = setup.template_arguments
+    return checked_template(text, special_tokens, setup.content_format, source, limit_memory, with_tools, arguments)
 
 
 def _compiler(tokenizer: Tokenizer, loaded: Loaded) -> GrammarCompiler | None:

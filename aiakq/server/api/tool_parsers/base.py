@@ -48,6 +48,10 @@ class ToolParser:
         """Like ``parse``, for the text of a thought: a call may begin anywhere."""
         return self.parse(text, output)
 
+    def parse_later(self, text: TextScanner, output: EventSink) -> Parsing[None]:
+        """Like ``parse``, for text that does not begin the message."""
+        return self.parse(text, output)
+
     @classmethod
     def has_grammar(cls, schemas: Mapping[str, Any]) -> bool:
         """Whether ``call_tags`` supports tools with these names and argument schemas."""
@@ -72,15 +76,20 @@ class ToolParser:
         return "chatcmpl-tool-" + hashlib.blake2b(seed.encode(), digest_size=16).hexdigest()
 
 
-def read_message(tools: ToolParser, text: TextScanner, output: EventSink, in_thought: bool = False) -> Parsing[None]:
+def read_message(
+    tools: ToolParser, text: TextScanner, output: EventSink, in_thought: bool = False, is_later: bool = False
+) -> Parsing[None]:
     """Read ``text`` to its end with the parser ``tools``. What ``output`` refuses as a call is content.
 
     In a thought, a call may begin within one that is broken off: what was read of that one is read again.
+
+    is_later  whether the text does not begin the message.
     """
     again = in_thought and tools.quotes_values
     while True:
+        parse = tools.parse_thought if in_thought else tools.parse_later if is_later else tools.parse
         try:
-            yield from (tools.parse_thought if in_thought else tools.parse)(text, output)
+            yield from parse(text, output)
             if not again or not output.has_open_call:
                 break
             output.drop_call()
@@ -188,6 +197,9 @@ class PlainJsonParser(JsonToolParser):
         yield from text.skip_spaces()
         if (yield from text.match("[")):
             yield from self.read_calls(text, output, "[")
+
+    def parse_later(self, text: TextScanner, output: EventSink) -> Parsing[None]:
+        return text.rest(output.content)
 
     def parse_thought(self, text: TextScanner, output: EventSink) -> Parsing[None]:
         while (yield from text.until(_BRACKET, output.content)):
