@@ -84,8 +84,7 @@ FOLDER_ERRORS = {
     ),
     "generation_config": ErrorKind(
         "{file} sets {key} to {value}, which is not {allowed}.",
-        "Correct the file, override the value with --override-generation-config, or ignore the file with "
-        "--generation-config vllm.",
+        "Correct the file{otherwise}.",
     ),
     "config_key_unsupported": ErrorKind(
         "config.json has {key} = {value}, which is not supported: {reason}.",
