@@ -70,7 +70,7 @@ def _load(
 ) -> tuple[Any, dict[str, Any]]:
     """Return the model and transformers' loading info.
 
-    aiakq reads files with names that transformers does not know, and those that may not be mapped, as transformers does.
+    aiakq reads files with names that transformers does not know, and those that may not be mapped.
     """
     from transformers import AutoModelForCausalLM
 
