@@ -17,10 +17,6 @@ from aiakq.system import cgroups
 _COLLECTION_SECONDS = 5.0
 _last_collection = float("-inf")
 _SIZE = "/proc/self/statm"
-#: Parameters of glibc's mallopt, the sizes in bytes that they are set to, and environment variables that set them.
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
-_KEPT_BYTES, _MAPPED_BYTES = 1 << 20, 128 << 10
-_MALLOC_VARIABLES = ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_", "GLIBC_TUNABLES")
 #: Whether freeze_objects was called.
 _are_frozen = False
 
@@ -88,19 +84,6 @@ def trim_heap() -> None:
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)
-
-
-def bound_heap_growth() -> None:
-    """Keep the heap of a long-lived process from growing through blocks of varying sizes.
-
-    glibc raises the size from which it maps blocks separately, and the free memory that it keeps, to those of the
-    largest block that was ever freed. Large blocks then lie between small ones, and the holes between them stay.
-    Fixed thresholds prevent that; those of the environment have precedence.
-    """
-    libc = ctypes.CDLL(None)
-    if hasattr(libc, "mallopt") and not any(name in os.environ for name in _MALLOC_VARIABLES):
-        libc.mallopt(_M_MMAP_THRESHOLD, _MAPPED_BYTES)
-        libc.mallopt(_M_TRIM_THRESHOLD, _KEPT_BYTES)
 
 
 class _HeapInfo(ctypes.Structure):

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import gc
-import os
-import subprocess
-import sys
 
 import pytest
 
@@ -61,34 +58,3 @@ def test_everything_is_collected_only_now_and_then(monkeypatch):
     monkeypatch.setattr(memory, "_COLLECTION_SECONDS", 0.0)
     memory.release_host_memory()
     assert collected == [2, 1, 1, 2]
-
-
-_LARGE_BLOCKS = """
-import ctypes
-from aiakq.system.memory import bound_heap_growth
-libc = ctypes.CDLL(None)
-libc.malloc.restype, libc.free.argtypes = ctypes.c_void_p, [ctypes.c_void_p]
-{call}
-libc.free(libc.malloc(8 << 20))
-before = [line for line in open("/proc/self/maps") if "[heap]" in line]
-libc.malloc(4 << 20)
-after = [line for line in open("/proc/self/maps") if "[heap]" in line]
-print("apart" if before == after else "in the heap")
-"""
-
-
-@pytest.mark.skipif(not hasattr(os, "confstr") or "glibc" not in str(os.confstr("CS_GNU_LIBC_VERSION")), reason="glibc")
-@pytest.mark.parametrize(
-    ("call", "variables", "place"),
-    [
-        ("bound_heap_growth()", {}, "apart"),
-        ("", {}, "in the heap"),
-        ("bound_heap_growth()", {"MALLOC_MMAP_THRESHOLD_": "16777216"}, "in the heap"),
-    ],
-)
-def test_large_blocks_stay_out_of_the_heap_after_one_was_freed(call, variables, place):
-    code = _LARGE_BLOCKS.format(call=call)
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("MALLOC_", "GLIBC_"))}
-    command = [sys.executable, "-P", "-c", code]
-    done = subprocess.run(command, env=kept | variables, capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == place

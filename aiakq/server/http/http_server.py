@@ -29,7 +29,6 @@ from aiakq.server.http.root_path import route_path
 from aiakq.server.http.tls import CertificateFiles
 from aiakq.server.telemetry.logs import WithoutPaths
 from aiakq.system.files import check_named
-from aiakq.system.memory import bound_heap_growth
 
 #: Seconds to flush responses that are already written.
 FLUSH_SECONDS = 2
@@ -135,7 +134,6 @@ def start_http(
 
     Raises ``bad_option`` if the certificate cannot be used.
     """
-    bound_heap_growth()  # bodies and buffers of all sizes come and go
     limits = Limits(
         connections=args["max_connections"],
         per_address=args["max_connections_per_address"] if args["uds"] is None else args["max_connections"],
