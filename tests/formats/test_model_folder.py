@@ -56,7 +56,7 @@ IN_PLACE_OF_A_FILE: dict[Callable[[Path], None], str] = {
     link_outside: "path_outside_model",
     link_to_process: "path_outside_model",
     link_to_zeros: "path_outside_model",
-    link_in_a_circle: "model_malformed",
+    link_in_a_circle: "broken_link",
     os.mkfifo: "model_malformed",
     Path.mkdir: "model_malformed",
     unix_socket: "model_malformed",
