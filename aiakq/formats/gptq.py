@@ -201,14 +201,13 @@ def _dynamic(dynamic: Mapping[str, Any], base: LayerSpec) -> Iterable[tuple[str,
 def _rotated(config: Mapping[str, Any]) -> tuple[str, ...]:
     """Return patterns of the linears whose inputs GPTQModel rotates online; its other rotations are in the weights.
 
-    The key says which matrix rotated the hidden states; that one is in the weights. The online rotation is Hadamard's
-    for either kind.
+    The key holds the kind of the matrix, which GPTQModel does not store; only Hadamard's can be computed again.
     """
     rotation = config.get("rotation")
     if says_nothing(rotation):
         return ()
-    if not isinstance(rotation, str) or rotation.strip().lower() not in ("hadamard", "random"):
-        raise unsupported(f"GPTQ with rotation {rotation!r:.40}, a kind that GPTQModel does not have")
+    if not isinstance(rotation, str) or rotation.strip().lower() != "hadamard":
+        raise unsupported(f"GPTQ with rotation {rotation!r:.40}, a matrix that the files do not hold")
     return (r"re:.*mlp\.down_proj$",)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 
 import pytest
 import torch
@@ -73,21 +72,10 @@ def test_a_rotated_model_writes_what_its_plain_weights_write(folders, impl):
     assert written[0] == written[1]
 
 
-def test_a_random_rotation_of_the_hidden_states_is_in_the_weights(folders, tmp_path):
-    """GPTQModel draws the matrix of the hidden states at random; the one of the down projections is Hadamard's, too."""
-    rotated, plain = folders
-    shutil.copytree(rotated, tmp_path / "random")
-    document = json.loads((rotated / "config.json").read_text())
-    document["quantization_config"]["rotation"] = "random"
-    (tmp_path / "random" / "config.json").write_text(json.dumps(document))
-    ids = torch.arange(3, 40)[None]
-    found, expected = (load_for_scoring(each, "float32", "cpu").logits(ids) for each in (tmp_path / "random", plain))
-    assert torch.allclose(found, expected, atol=1e-3)
-
-
 @pytest.mark.parametrize(
     ("changes", "sizes", "skip", "said"),
     [
+        ({"rotation": "random"}, {}, "none", "rotation 'random'"),
         ({"rotation": "cayley"}, {}, "none", "rotation 'cayley'"),
         ({"rotation": "hadamard"}, {"intermediate_size": 32 * 19}, "none", "608 inputs"),
         ({"rotation": "hadamard"}, {}, "layers.1.mlp.down_proj", "is not quantized"),
