@@ -8,8 +8,10 @@ from collections.abc import Callable
 from clients import must
 from sizes import Setup
 
-from aiakq.runtime.engine.fair_scheduler import OUTPUT_WEIGHT, QUANTUM, FairScheduler
+from aiakq.runtime.engine.client_shares import OUTPUT_WEIGHT
+from aiakq.runtime.engine.scheduler import Scheduler
 from aiakq.runtime.engine.sequence import ScheduledChunk, Sequence
+from aiakq.runtime.engine.step_builder import QUANTUM
 
 Place = Callable[[Sequence], tuple[int, int]]
 
@@ -21,7 +23,7 @@ class FairnessChecks:
             it has of it running: of what waits it also depends on pages and slots.
     """
 
-    def __init__(self, scheduler: FairScheduler, setup: Setup) -> None:
+    def __init__(self, scheduler: Scheduler, setup: Setup) -> None:
         self.scheduler, self.setup = scheduler, setup
         self.behind: Counter[tuple[str, str]] = Counter()
 

@@ -14,7 +14,8 @@ from sizes import Setup
 from world import World
 
 from aiakq.runtime.config.scheduler import SchedulerConfig
-from aiakq.runtime.engine.fair_scheduler import OUTPUT_WEIGHT, QUANTUM
+from aiakq.runtime.engine.client_shares import OUTPUT_WEIGHT
+from aiakq.runtime.engine.step_builder import QUANTUM
 from aiakq.runtime.sampling_params import SamplingParams
 
 SEEDS = range(6)

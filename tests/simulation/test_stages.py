@@ -8,10 +8,10 @@ import pytest
 from scheduler_configs import scheduler_config
 
 from aiakq.runtime.engine.engine import Engine
-from aiakq.runtime.engine.fair_scheduler import FairScheduler
 from aiakq.runtime.engine.messages import ModelLimits, RequestSpec, admit
 from aiakq.runtime.engine.pages import PagePool
 from aiakq.runtime.engine.records import ChunkResult, SampledToken, StepBatch, StepResult
+from aiakq.runtime.engine.scheduler import Scheduler
 from aiakq.runtime.sampling_params import SamplingParams
 
 
@@ -60,7 +60,7 @@ def stage_use(stages: int, requests: list[tuple[int, int]], clients: int = 1) ->
     pool = PagePool(4096, 16, False)
     limits = ModelLimits(100, 8192, pool.num_usable * 16)
     executor = TimedStages(stages)
-    engine = Engine(executor, FairScheduler(pool, config), limits, {}, stages)
+    engine = Engine(executor, Scheduler(pool, config), limits, {}, stages)
     inbox: list[RequestSpec] = []
     for number, (prompt, answer) in enumerate(requests):
         params = SamplingParams(max_tokens=answer, ignore_eos=True, seed=0)

@@ -15,7 +15,6 @@ from staged import StagedExecutor
 
 from aiakq.errors import AiakqError
 from aiakq.runtime.engine.engine import Engine
-from aiakq.runtime.engine.fair_scheduler import FairScheduler
 from aiakq.runtime.engine.messages import (
     NOT_FINITE,
     OUT_OF_MEMORY,
@@ -29,6 +28,7 @@ from aiakq.runtime.engine.messages import (
     admit,
 )
 from aiakq.runtime.engine.pages import PagePool
+from aiakq.runtime.engine.scheduler import Scheduler
 from aiakq.runtime.engine.sequence import ScheduledChunk, Sequence
 from aiakq.runtime.sampling_params import SamplingParams
 
@@ -64,8 +64,9 @@ class World:
         limits = ModelLimits(
             VOCAB, setup.max_len, pool.num_usable * setup.page_size, eos_token_ids=(0,), by_priority=True
         )
-        scheduler = FairScheduler(pool, setup.scheduler)
-        scheduler.costs, scheduler.max_rows = setup.costs, setup.max_rows
+        scheduler = Scheduler(pool, setup.scheduler)
+        if scheduler.drafts is not None:
+            scheduler.drafts.costs, scheduler.drafts.max_rows = setup.costs, setup.max_rows
         self.scheduled: list[ScheduledChunk] = []
         scheduler.schedule = self._recorded(scheduler.schedule)  # type: ignore[method-assign]
         self.engine = Engine(self.model, scheduler, limits, {}, max(setup.stages, 1 + setup.ahead))
@@ -129,7 +130,7 @@ class World:
             self.model.epoch += 1
         stopped = {message.request_id for message in inbox if isinstance(message, Abort)} & self.live.keys()
         before = [
-            (one, scheduler._wanted(one), one.num_preemptions) for one in scheduler.running if one.id not in stopped
+            (one, scheduler.num_wanted(one), one.num_preemptions) for one in scheduler.running if one.id not in stopped
         ]
         self.model.begin(fault)
         self.scheduled = []

@@ -49,7 +49,6 @@ from aiakq.runtime.engine.scheduler import Scheduler
 from aiakq.runtime.engine.sequence import ScheduledChunk, Sequence
 from aiakq.runtime.pooling_params import Pooling
 from aiakq.runtime.sampling_params import SamplingParams
-from aiakq.runtime.speculation.proposers import proposer_of
 from aiakq.runtime.speculation.speculation import DraftCounts
 from aiakq.runtime.structured.vocabulary import Vocabulary
 
@@ -119,8 +118,8 @@ class Engine:
                 self.scheduler.reset_prefix_cache()
             elif isinstance(message, EnableDrafts):
                 self._collect(0, now, outputs)  # pending steps may have draft tokens
-                self.scheduler.drafts_enabled = message.enabled
-                self.scheduler.proposer = proposer_of(self.scheduler.config.speculation)
+                if self.scheduler.drafts is not None:
+                    self.scheduler.drafts.enable(message.enabled)
                 self.executor.enable_drafts(message.enabled)
             elif isinstance(message, UnloadAdapter):
                 self._unload_adapter(message.key, is_replaced=True)
@@ -411,7 +410,7 @@ class Engine:
             prompt_tokens=self._prompt_tokens,
             generation_tokens=old.generation_tokens + sum(len(output.token_ids) for output in outputs),
             steps=old.steps + bool(num_scheduled),
-            num_clients=scheduler.num_clients,
+            num_clients=len(scheduler.clients),
             drafts=self._drafts,
         )
 

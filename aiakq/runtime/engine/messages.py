@@ -89,7 +89,7 @@ class RequestSpec(msgspec.Struct, frozen=True):
     bad_word_ids     ``sampling.bad_words`` as sequences of token ids that must not occur in the output.
     priority         scheduling priority; smaller values are scheduled first.
     cache_salt       prefix cache pages are shared only between requests with the same salt.
-    client           client that the request belongs to; steps are shared between clients (``FairScheduler``).
+    client           client that the request belongs to; steps are shared between clients (``StepBuilder``).
     grammar          grammar that the generated text has to match.
     pooling          how the prompt is pooled, for requests that generate nothing.
     adapter          LoRA adapter of the sequence; validated by ``runtime.lora.requests``.

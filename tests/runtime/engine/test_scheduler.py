@@ -211,7 +211,7 @@ def test_prompts_share_a_step_if_several_may_be_split():
 def test_short_prompts_overtake_long_ones_beyond_their_limit():
     scheduler = make_scheduler(budget=12, max_num_partial_prefills=2, max_long_partial_prefills=1, long_prompt_tokens=8)
     long, longer, short = add(scheduler, [1] * 40), add(scheduler, [2] * 44), add(scheduler, [3] * 5)
-    assert run(scheduler) == [(long, 0, 6), (short, 0, 5)]
+    assert run(scheduler) == [(long, 0, 7), (short, 0, 5)]
     assert longer in scheduler.waiting
 
 
