@@ -269,6 +269,11 @@ class TokenizerArguments:
         "Defaults of structured output for requests that do not set them, as a JSON object: disable_any_whitespace, "
         "disable_additional_properties; backend accepts vLLM's names and has no effect.",
     )
+    reasoning_config: dict[str, Any] | None = argument(
+        None,
+        "What thinking_token_budget of a request ends a thought with, as a JSON object: reasoning_end_str, which may "
+        "have words before the end mark, and reasoning_start_str. The marks of --reasoning-parser if not given.",
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

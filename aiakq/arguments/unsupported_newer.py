@@ -81,7 +81,6 @@ NEWER: tuple[Unsupported, ...] = (
     ),
     *refused_switch("prompts are text or token ids", "enable_prompt_embeds"),
     *refused("outputs have no watermark", "watermark_config"),
-    *no_effect("the marks of reasoning are those of --reasoning-parser", "reasoning_config"),
     *refused("--chat-template can rewrite the effort", "reasoning_effort_map"),
     *refused("a tool's own field strict decides", "tool_strict_level =auto"),
     *refused("the server runs no tools", "tool_server"),

@@ -110,7 +110,7 @@ FOLDER_ERRORS = {
         "A plugin cannot be used: {reason}.", "Repair or uninstall that package; aiakq works without it.", ENVIRONMENT
     ),
     "tokenizer_missing": ErrorKind(
-        "The model folder '{path}' has no tokenizer.",
+        "The model folder '{path}' has no tokenizer{elsewhere}.",
         "Copy tokenizer.json and its other files there, or name a folder that has them with --tokenizer. A server "
         "or LLM for token ids only needs none: --skip-tokenizer-init.",
     ),

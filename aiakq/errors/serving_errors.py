@@ -185,6 +185,10 @@ REQUEST_ERRORS = {
         "Send token ids; outputs are token ids too.",
         USAGE,
     ),
+    "no_default_template": ErrorKind(
+        "The model's chat templates ({names}) are for other conversations, and none of them is the default.",
+        "Start the server with --chat-template FILE, or use /v1/completions.",
+    ),
     "chat_template": ErrorKind("The chat template refused the messages: {reason}.", ""),
     "template_loses": ErrorKind(
         "The chat template has no place for {what}, so that the model would not see them.",
@@ -195,6 +199,10 @@ REQUEST_ERRORS = {
         "Give another template with --chat-template FILE.",
         http_status=500,
         type="server_error",
+    ),
+    "template_form": ErrorKind(
+        "The chat template {source} does not show the text of users as --chat-template-content-format {form} gives it.",
+        "Leave the option out: the form that the template takes is found by itself.",
     ),
     "template_unusable": ErrorKind(
         "The chat template {source} cannot be used: {reason}.",

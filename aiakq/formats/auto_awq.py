@@ -16,6 +16,7 @@ from aiakq.formats.config_values import (
     read_names,
     read_object,
     read_word,
+    says_nothing,
     unsupported,
 )
 from aiakq.spec import LayerSpec, QuantSpec
@@ -42,7 +43,7 @@ def from_config(config: Mapping[str, Any], format: str, versions: Sequence[str])
     bits = first_of(config, "bits", "w_bit")
     if read_bits(bits, f"AWQ version {version!r}") != 4:
         raise unsupported(f"AWQ version {version!r} with {bits!r:.40} bits")
-    if config.get("rotation"):
+    if not says_nothing(config.get("rotation")):
         raise unsupported(f"AWQ version {version!r} with rotation {config['rotation']!r:.40}")
     base = LayerSpec(4, symmetric=symmetric)
     for key, values in read_object(config.get("dynamic"), "dynamic").items():

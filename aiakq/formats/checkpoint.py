@@ -23,17 +23,19 @@ from aiakq.formats.checks import derive_group_size
 from aiakq.formats.config_values import unsupported
 from aiakq.formats.headers import Dimensions
 from aiakq.formats.hub import resolve_model
+from aiakq.formats.left_out import ACTIVATION_FACTORS
 from aiakq.formats.model_folder import (
     PARTIAL_MARK,
     check_manifest,
     file_identity,
+    link_problem,
     open_regular,
     read_json,
     real_path,
-    shard_files,
     some_of,
 )
 from aiakq.formats.safetensors_file import TensorInfo, read_header, read_tensor
+from aiakq.formats.shards import Shards, describe_unread, shard_files, unread_files
 from aiakq.formats.torch_file import read_torch_file
 from aiakq.kernels import hadamard
 from aiakq.kernels.types import QWeight
@@ -53,6 +55,7 @@ class Checkpoint:
     config     its config.json.
     inventory  name -> header of every tensor.
     remarks    what the user should know about the files.
+    unread     the remark about files of weights that are not read; empty if there are none.
     mapped     whether tensors of safetensors files are memory-mapped: loading is a tenth faster, but truncating a
                shard in the meantime kills the process with SIGBUS.
     """
@@ -62,6 +65,7 @@ class Checkpoint:
         self.config = config
         self.inventory: dict[str, TensorInfo] = {}
         self.remarks: list[str] = []
+        self.unread = ""
         self.mapped = False
         self._mappings: dict[str, Any] = {}
         self._streams: dict[str, BinaryIO] = {}
@@ -93,7 +97,8 @@ class Checkpoint:
         if not folder.is_dir():
             raise error("model_missing", path=str(path))
         if config is None and not (folder / "config.json").exists():
-            missing = "it is an unfinished write by aiakq" if PARTIAL_MARK in folder.name else "config.json is missing"
+            missing = f"config.json is {link_problem(folder / 'config.json') or 'missing'}"
+            missing = "it is an unfinished write by aiakq" if PARTIAL_MARK in folder.name else missing
             raise error("model_incomplete", path=str(path), missing=missing)
         before = file_identity(folder / "config.json")
         if config is None:
@@ -110,11 +115,12 @@ class Checkpoint:
         if not checkpoint.inventory:
             raise error("model_incomplete", path=str(path), missing="it holds no tensor")
         checkpoint._compare_index(shards)
+        if unread := unread_files(folder, shards, ignore):
+            checkpoint.unread = describe_unread(unread, shards)
+            checkpoint.remarks.append(checkpoint.unread)
         return checkpoint
 
-    def _add_shard(
-        self, file: str, listed: Collection[str] | None, shards: Mapping[str, Collection[str] | None]
-    ) -> None:
+    def _add_shard(self, file: str, listed: Collection[str] | None, shards: Shards) -> None:
         """Add the tensors of a shard to the inventory: those that it holds, whatever the index says.
 
         A tensor may be in several shards with the same values; with others, programs would not agree which one counts.
@@ -138,10 +144,12 @@ class Checkpoint:
         values = [read_tensor(self._streams.get(each.file) or self._open(each.file), each) for each in (one, other)]
         return torch.equal(*(value.reshape(-1).view(torch.uint8) for value in values))
 
-    def _compare_index(self, shards: Mapping[str, Collection[str] | None]) -> None:
+    def _compare_index(self, shards: Shards) -> None:
         """Note names under which the index and the shards differ; transformers takes only file names from an index."""
         said = {name: file for file, listed in shards.items() for name in listed or ()}
         if not said:
+            if len(shards) > 1:
+                self.remarks.append(f"there is no index, and all of its {len(shards)} shards are read")
             return
         held = {name: info.file for name, info in self.inventory.items()}
         wrong = sorted(name for name in said.keys() | held.keys() if said.get(name) != held.get(name))
@@ -161,7 +169,14 @@ class Checkpoint:
             raise unsupported(named)
         if spec is not None and spec.rotated:
             self._check_rotated(spec)
+        self._check_activation_factors()
         return spec
+
+    def _check_activation_factors(self) -> None:
+        """Raise ``format_unsupported`` if the outputs of an activation function are divided by factors."""
+        for name in self.inventory:
+            if name.endswith(ACTIVATION_FACTORS) and not bool((self.tensor(name) == 1).all()):
+                raise unsupported(f"AWQ with factors for an activation function ({name:.200})")
 
     def _check_rotated(self, spec: QuantSpec) -> None:
         """Raise ``format_unsupported`` if the inputs of some linear cannot be rotated."""
@@ -249,7 +264,7 @@ class Checkpoint:
         return sorted(prefix for prefix, headers in modules.items() if formats.holds_codes(headers))
 
     def locate(self, name: str) -> str | None:
-        """Return the tensor that a model calls ``name``: files may lack the outermost ``model.``, have one more, or
+        """Return the tensor that a model calls ``name``: files may lack the outermost module, have one more, or
         hold the text model inside a multimodal one.
         """
         return next((spelling for spelling in _spellings(name) if spelling in self.inventory), None)
@@ -344,6 +359,11 @@ class Checkpoint:
 _TEXT_PREFIXES = ("model.language_model.", "language_model.")
 
 
+#: Names of the module around all of a model but its head, which files written without the head leave out.
+_BASES = ("model.", "transformer.", "backbone.")
+
+
 def _spellings(name: str) -> tuple[str, ...]:
-    inner = name.removeprefix("model.")
-    return name, inner, f"model.{name}", f"model.language_model.{inner}", f"language_model.{name}"
+    base = next((base for base in _BASES if name.startswith(base)), "model.")
+    inner = name.removeprefix(base)
+    return name, inner, base + name, f"model.language_model.{inner}", f"language_model.{name}"

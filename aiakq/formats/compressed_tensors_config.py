@@ -6,7 +6,18 @@ from collections.abc import Mapping
 from typing import Any
 
 from aiakq.formats.config_keys import ARGUMENTS, GROUP, check_keys
-from aiakq.formats.config_values import read_bits, read_flag, read_group_size, read_names, read_object, unsupported
+from aiakq.formats.config_values import (
+    first_of,
+    read_bits,
+    read_flag,
+    read_group_size,
+    read_integer,
+    read_names,
+    read_object,
+    read_word,
+    says_nothing,
+    unsupported,
+)
 from aiakq.patterns import glob_to_regex, is_plain
 from aiakq.spec import LayerSpec, QuantSpec
 
@@ -21,12 +32,10 @@ def from_config(config: Mapping[str, Any]) -> QuantSpec:
     if transforms.get("config_groups"):
         raise unsupported("compressed-tensors with rotations of its activations (transform_config)")
     check_keys(transforms, ("config_groups",), "transform_config of compressed-tensors")
-    sparsity = read_object(config.get("sparsity_config"), "sparsity_config").get("format", "dense")
+    sparsity = read_word(read_object(config.get("sparsity_config"), "sparsity_config"), "format", default="dense")
     if sparsity != "dense":
         raise unsupported(f"compressed-tensors with sparse weights ({sparsity!r:.40})")
-    groups = [
-        read_object(group, "a config group") for group in read_object(config.get("config_groups"), "groups").values()
-    ]
+    groups = [_stated(group, name) for name, group in read_object(config.get("config_groups"), "config_groups").items()]
     listed: dict[str, LayerSpec] = {}
     for group in groups:
         layer = _read_group(group, config.get("format"))
@@ -49,6 +58,13 @@ def from_config(config: Mapping[str, Any]) -> QuantSpec:
     )
 
 
+def _stated(group: Any, name: str) -> Mapping[str, Any]:
+    """Return a config group. Raises ``format_unsupported`` if it is a list of targets for a scheme known by name."""
+    if isinstance(group, list):
+        raise unsupported(f"compressed-tensors with the scheme {name!r:.40}, which its config does not describe")
+    return read_object(group, f"the config group {name!r:.40}")
+
+
 def _specificity(target: str) -> tuple[bool, str]:
     return target.startswith("re:"), target
 
@@ -57,40 +73,50 @@ def _read_group(group: Mapping[str, Any], shared_format: Any) -> LayerSpec:
     """Parse one entry of ``config_groups``; ``shared_format`` applies if it has no format of its own."""
     weights = read_object(group.get("weights"), "weights")
     inputs = read_object(group.get("input_activations"), "input_activations")
-    layout = group.get("format") or shared_format
+    layout = str(group.get("format") or shared_format).strip().lower()
     check_keys(group, GROUP, "a config group of compressed-tensors")
     for arguments, of in ((weights, "weights"), (inputs, "activations")):
         check_keys(arguments, ARGUMENTS, f"compressed-tensors {of}")
     if not weights:
         raise unsupported("compressed-tensors with a config group without weights")
-    if weights.get("type", "int") != "int":
-        kind = f"compressed-tensors weights of type {weights['type']!r:.40}"
-        raise unsupported(f"{kind} in the format {layout!r:.40}")
+    if (kind := read_word(weights, "type", default="int")) != "int":
+        raise unsupported(f"compressed-tensors weights of type {kind!r:.40} in the format {layout!r:.40}")
     if layout not in ("pack-quantized", "int-quantized", "naive-quantized", "mixed-precision"):
         raise unsupported(f"compressed-tensors format {layout!r:.40}")
-    if weights.get("strategy") not in (None, "tensor", "channel", "group"):
-        raise unsupported(f"compressed-tensors weights with strategy {weights['strategy']!r:.40}")
-    if weights.get("dynamic") or weights.get("block_structure"):
+    if (strategy := read_word(weights, "strategy", default="group")) not in ("tensor", "channel", "group"):
+        raise unsupported(f"compressed-tensors weights with strategy {strategy!r:.40}")
+    if _is_dynamic(weights) or not says_nothing(weights.get("block_structure")):
         raise unsupported("compressed-tensors weights that are quantized at run time, or in blocks")
-    dynamic = inputs.get("dynamic", False)
+    dynamic = _is_dynamic(inputs)
     if inputs:
         _check_inputs(inputs, dynamic)
     return LayerSpec(
-        bits=read_bits(weights.get("num_bits", 8), "compressed-tensors"),
+        bits=read_bits(first_of(weights, "num_bits", default=8), "compressed-tensors"),
         group_size=read_group_size(weights.get("group_size")),
-        symmetric=read_flag(weights.get("symmetric", True), "symmetric"),
+        symmetric=read_flag(first_of(weights, "symmetric", default=True), "symmetric"),
         activation_bits=8 if inputs else None,
         static_input=bool(inputs) and not dynamic,
     )
 
 
-def _check_inputs(inputs: Mapping[str, Any], dynamic: Any) -> None:
+def _is_dynamic(arguments: Mapping[str, Any]) -> bool:
+    """Return ``dynamic``. Raises ``format_unsupported`` for scales that are partly computed at run time ("local")."""
+    return read_flag(arguments.get("dynamic"), "dynamic of compressed-tensors")
+
+
+def _check_inputs(inputs: Mapping[str, Any], dynamic: bool) -> None:
     """Raise ``format_unsupported`` for activations other than 8-bit integers with one scale per token, or stored."""
-    symmetric = read_flag(inputs.get("symmetric", True), "symmetric")
-    if inputs.get("num_bits", 8) != 8 or inputs.get("type", "int") != "int" or not symmetric:
-        raise unsupported("activations other than symmetric 8-bit integers")
-    strategy = inputs.get("strategy") or ("group" if inputs.get("group_size") else "tensor")
-    if dynamic not in (True, False) or strategy != ("token" if dynamic else "tensor"):
+    bits, kind = (
+        read_integer(first_of(inputs, "num_bits", default=8), "num_bits"),
+        read_word(inputs, "type", default="int"),
+    )
+    symmetric = read_flag(first_of(inputs, "symmetric", default=True), "symmetric")
+    if bits != 8 or kind != "int" or not symmetric:
+        sort = "symmetric" if symmetric else "asymmetric"
+        raise unsupported(f"{sort} activations of {bits} bits and type {kind!r:.40}, not symmetric 8-bit integers")
+    size = read_group_size(inputs.get("group_size"))
+    strategy = read_word(inputs, "strategy", default="group" if size > 0 else "tensor")
+    if strategy != ("token" if dynamic else "tensor"):
         when = "computed" if dynamic else "stored"
         raise unsupported(f"activations with {when} scales and the strategy {strategy!r:.40}")
 

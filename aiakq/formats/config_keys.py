@@ -18,6 +18,7 @@ from aiakq.formats.config_values import (
     read_group_size,
     read_integer,
     read_object,
+    says_nothing,
     unsupported,
 )
 from aiakq.spec import LayerSpec
@@ -124,11 +125,6 @@ def _check_meta(meta: Any, where: str) -> None:
         value = meta.get(key)
         if not says_nothing(value) and not (key in _BY_VALUE and _BY_VALUE[key](value)):
             raise unsupported(f"{where} has {key} {value!r:.60} in meta, which aiakq does not compute")
-
-
-def says_nothing(value: Any) -> bool:
-    """Whether a key with this value might as well be absent."""
-    return value is None or value is False or (isinstance(value, (str, list, dict)) and not value)
 
 
 def _check_override(entry: Mapping[str, Any]) -> None:

@@ -27,7 +27,7 @@ def first_of(config: Mapping[str, Any], *names: str, default: Any = None) -> Any
 
 def read_word(config: Mapping[str, Any], *names: str, default: str) -> str:
     """Return ``first_of`` as a lower-case string."""
-    return str(first_of(config, *names, default=default)).lower()
+    return str(first_of(config, *names, default=default)).strip().lower()
 
 
 def read_integer(value: Any, what: str) -> int:
@@ -69,16 +69,23 @@ def read_flag(value: Any, what: str) -> bool:
 
 
 def read_names(value: Any, what: str) -> tuple[str, ...]:
-    """Validate a list of names or patterns; null is an empty list."""
-    names = [] if value is None else value
+    """Validate a list of names or patterns, or one of them; null and false are an empty list."""
+    names = [value] if isinstance(value, str) and value else value or []
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         raise unsupported(f"{what} is not a list of names")
     return tuple(names)
 
 
 def read_object(value: Any, what: str) -> Mapping[str, Any]:
-    """Validate a JSON object; null is an empty one."""
-    document = {} if value is None else value
+    """Validate a JSON object; null and false are an empty one."""
+    document = {} if value is None or value is False else value
     if not isinstance(document, Mapping):
-        raise unsupported(f"{what} is not an object")
+        raise unsupported(f"{what} is {value!r:.40}, not an object")
     return document
+
+
+def says_nothing(value: Any) -> bool:
+    """Whether a key with this value might as well be absent; some tools write null and false as text."""
+    if isinstance(value, str):
+        return value.strip().lower() in ("", "none", "null", "false")
+    return value is None or value is False or (isinstance(value, (list, dict)) and not value)

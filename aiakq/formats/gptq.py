@@ -41,6 +41,7 @@ from aiakq.formats.config_values import (
     read_group_size,
     read_object,
     read_word,
+    says_nothing,
     unsupported,
 )
 from aiakq.formats.headers import Dimensions, Headers, Shapes, expected_groups, matrix, present, stored_size
@@ -203,9 +204,9 @@ def _rotated(config: Mapping[str, Any]) -> tuple[str, ...]:
     The key holds the kind of the matrix, which GPTQModel does not store; only Hadamard's can be computed again.
     """
     rotation = config.get("rotation")
-    if not rotation:
+    if says_nothing(rotation):
         return ()
-    if rotation != "hadamard":
+    if not isinstance(rotation, str) or rotation.strip().lower() != "hadamard":
         raise unsupported(f"GPTQ with rotation {rotation!r:.40}, a matrix that the files do not hold")
     return (r"re:(.*\.)?mlp\.down_proj$",)
 

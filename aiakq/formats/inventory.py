@@ -9,7 +9,7 @@ from aiakq import formats
 from aiakq.errors import AiakqError, error
 from aiakq.formats.checkpoint import Checkpoint
 from aiakq.formats.headers import BIAS
-from aiakq.formats.left_out import COMPUTED, beside_model, is_cache_scale
+from aiakq.formats.left_out import ACTIVATION_FACTORS, beside_model, is_cache_scale, is_computed
 
 #: Maximum number of rows of the table in an error.
 MAX_ROWS = 20
@@ -25,7 +25,8 @@ class RequiredTensors:
     integers  those of ``tensors`` that hold integers; all others hold floats.
     linears   module name -> (N, K, whether it has a bias).
     optional  tensors that may be absent: the output layer, which may be tied to the embedding.
-    unused    prefixes of ignored names: layers for multi-token prediction (DeepSeek-V3).
+    unused    prefixes of ignored names.
+    beside    prefixes of names that are left out: layers that predict further tokens (DeepSeek-V3).
     is_model  whether they are a model, beside which there may be other modules, not a part such as a draft head.
     """
 
@@ -34,6 +35,7 @@ class RequiredTensors:
     linears: dict[str, tuple[int, int, bool]] = field(default_factory=dict)
     optional: tuple[str, ...] = ("lm_head.weight",)
     unused: tuple[str, ...] = ()
+    beside: tuple[str, ...] = ()
     is_model: bool = True
 
 
@@ -71,8 +73,11 @@ def comparison(checkpoint: Checkpoint, required: RequiredTensors) -> tuple[list[
     return made.run(), made.left_out
 
 
-def refusal(path: str, differences: Sequence[Difference]) -> AiakqError | None:
-    """Return all differences as one ``tensor_inventory`` error with a table, or None."""
+def refusal(path: str, differences: Sequence[Difference], unread: str = "") -> AiakqError | None:
+    """Return all differences as one ``tensor_inventory`` error with a table, or None.
+
+    unread  a remark about files that may hold what is missing.
+    """
     if not differences:
         return None
     counts = {
@@ -90,7 +95,7 @@ def refusal(path: str, differences: Sequence[Difference]) -> AiakqError | None:
     return error(
         "tensor_inventory",
         path=path,
-        counts=f"{len(differences)} {plural} ({summary})",
+        counts=f"{len(differences)} {plural} ({summary}){f'; {unread}' if unread and counts['missing'] else ''}",
         table=table(differences),
     )
 
@@ -124,7 +129,7 @@ class _Comparison:
         others = [name for name in self.inventory if not self._has_place(name)]
         if self.required.is_model:
             self.left_out = beside_model(others, {*self.required.tensors, *self.required.linears, *self.used})
-        self.left_out |= {name for name in others if is_cache_scale(name)}
+        self.left_out |= {name for name in others if is_cache_scale(name) or name.startswith(self.required.beside)}
         for name in others:
             if name not in self.left_out:
                 self.found.append(Difference(name, _shape(self.inventory[name].shape), "-"))
@@ -133,7 +138,8 @@ class _Comparison:
     def _has_place(self, name: str) -> bool:
         return (
             name in self.used
-            or name.endswith((*COMPUTED, *self.required.optional))
+            or is_computed(name, self.inventory[name].shape)
+            or name.endswith((ACTIVATION_FACTORS, *self.required.optional))
             or name in self.checkpoint.beside_text
             or name.startswith(self.required.unused)
         )

@@ -3,44 +3,85 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 
-#: Suffixes of tensors that files may contain but models compute themselves.
-COMPUTED = ("rotary_emb.inv_freq", ".attention.bias", ".attention.masked_bias", "decoder.version", "act.scales")
-#: Scales for a quantized KV cache or quantized attention, as llm-compressor, ModelOpt, Quark, AutoRound and others name
-#: them. aiakq computes a scale for every token and head of an 8-bit cache, which is at least as precise.
+#: Tensors that files may contain but models compute themselves: rotary frequencies, and, with four dimensions, masks.
+_COMPUTED = re.compile(
+    r"(.*\.)?(((maybe_)?rotary(_emb)?\.(inv_freq|(cos|sin)_cached))|(attention|attn)\.masked_bias|decoder\.version)"
+)
+_MASKS = (".attention.bias", ".attn.bias")
+#: Factors by which AutoAWQ divides the outputs of an activation function; without effect if all are 1.
+ACTIVATION_FACTORS = "act.scales"
+_NUMBERS = r"(global_|rcp_)?(scales?|scale_inv|scaling_factor|zero_points?|zeros|offset|a?max)"
+#: Scales for a quantized KV cache or quantized attention, as llm-compressor, ModelOpt, Quark, AutoRound, TensorRT-LLM
+#: and others name them. aiakq computes a scale for every token and head of an 8-bit cache, which is no less precise.
 _CACHE_SCALES = re.compile(
     r"(.*\.)?("
-    r"([qkv]|kv|[kv]_cache|kv_cache|prob|prob_output|softmax|attn_output)_(global_)?(scale|scale_inv|zero_point|offset)"
-    r"|([qkv]|qkv|kv)_proj\.(output|[qkv]|kv)_(scale|zero_point)"
-    r"|([qkv]|[kv]_cache|kv_cache)\.(scale|zero_point)"
-    r"|([qkv]|softmax)_bmm_quantizer\..+"
+    rf"([qkv]|key|value|kv|([kv]|key|value|kv)_cache|prob|prob_output|softmax|attn_output)_{_NUMBERS}"
+    rf"|([qkv]|qkv|kv|q_[ab]|kv_b)_proj\.(output|[qkv]|kv)_{_NUMBERS}"
+    rf"|(kv_a_proj_with_mqa|fused_qkv_a_proj(_with_mqa)?|c_attn|W_pack|Wqkv|query_key_value)\.(output|[qkv]|kv)_{_NUMBERS}"
+    rf"|([qkv]|([kv]|key|value|kv)_cache)\.{_NUMBERS}"
+    r"|kv_(orig_quant|quant_orig)_scale"
+    r"|([qkv]|[qkv]_bmm|kv|softmax|p_bmm)_(fake_)?quantizer\..+"
+    r"|(([qkv]|qkv|kv|q_[ab]|kv_b)_proj|kv_a_proj_with_mqa|c_attn|W_pack|Wqkv|query_key_value)\.output_quantizer\..+"
     r")"
 )
+#: Modules that have neither queries nor keys.
+_NOT_ATTENTION = re.compile(r"(.*\.)?(mlp|experts?|feed_forward|ffn|moe|block_sparse_moe)\..*")
+
+
+def is_computed(name: str, shape: Sequence[int]) -> bool:
+    """Whether models compute the tensor ``name``, if they need it at all."""
+    return _COMPUTED.fullmatch(name) is not None or (name.endswith(_MASKS) and len(shape) == 4)
 
 
 def is_cache_scale(name: str) -> bool:
     """Whether the tensor ``name`` is a scale or zero point of queries, keys, values or their cache."""
-    return _CACHE_SCALES.fullmatch(name) is not None
+    return _CACHE_SCALES.fullmatch(name) is not None and _NOT_ATTENTION.match(name) is None
 
 
 def beside_model(names: Iterable[str], used: Collection[str]) -> set[str]:
-    """Return those of ``names`` that belong to modules beside the model, such as heads for training (``v_head.*``).
+    """Return those of ``names`` that belong to modules beside the text model: heads for training (``v_head.*``),
+    layers that predict further tokens (``model.mtp.*``), encoders of images (``model.visual.*``).
 
-    used  names that belong to the model. A name in one of its outermost modules is not beside it.
+    used  names that belong to the model. Another name in one of its outermost modules is not beside it.
     """
     own = {name.partition(".")[0] for name in used} | _OUTERMOST
-    return {name for name in names if "." in name and name.partition(".")[0] not in own}
+    beside = {name for name in names if "." in name and name.partition(".")[0] not in own}
+    return beside | {name for name in names if _BESIDE_TEXT.match(name)}
 
 
 #: Outermost modules of models, in which a tensor without a place means that the config does not match.
 _OUTERMOST = {"model", "transformer", "language_model", "lm_head", "backbone", "gpt_neox", "module", "base_model"}
 
+#: Modules inside the outermost one that text does not pass through.
+_BESIDE_TEXT = re.compile(
+    r"(model\.|transformer\.|language_model\.)+"
+    r"(mtp(_\w+)?|visual|(vision|audio|image|video)(_\w+)?|mm_projector|multi_modal_projector|embed_(vision|audio))\."
+)
+_LAYER = re.compile(r"(.*\.)?layers\.([0-9]{1,6})\.")
+#: Modules of a layer that predicts further tokens, as DeepSeek-V3, GLM-4.5 and their relatives name them.
+_PREDICTS_FURTHER = re.compile(r"(eh_proj|enorm|hnorm|shared_head)\.")
+
+
+def prediction_layers(names: Iterable[str], num_layers: int, stated: int = 0) -> tuple[str, ...]:
+    """Return the prefixes of the layers beyond the model's ``num_layers`` that predict further tokens.
+
+    stated  how many of them config.json says there are; others are known by their modules.
+    """
+    found = set()
+    for name in names:
+        layer = _LAYER.match(name)
+        beyond = -1 if layer is None else int(layer[2]) - num_layers
+        if layer is not None and beyond >= 0 and (beyond < stated or _PREDICTS_FURTHER.match(name, layer.end())):
+            found.add(layer[0])
+    return tuple(sorted(found))
+
 
 def describe(names: Collection[str]) -> list[str]:
     """Return one phrase per kind of tensor that is left out, for the start-up table and ``aiakq inspect``."""
     scales = [name for name in names if is_cache_scale(name)]
-    others = sorted({name.partition(".")[0] for name in names if not is_cache_scale(name)})
+    others = sorted({_module(name) for name in names if not is_cache_scale(name)})
     found = []
     if scales:
         found.append(f"{len(scales)} scales of a quantized KV cache, which has scales of its own here")
@@ -48,3 +89,12 @@ def describe(names: Collection[str]) -> list[str]:
         count = len(names) - len(scales)
         found.append(f"{count} tensor{'s' * (count > 1)} beside the model: {', '.join(others[:5])[:200]}")
     return found
+
+
+def _module(name: str) -> str:
+    """Return the outermost module of a tensor that is beside the model, or the layer that is."""
+    layer = _LAYER.match(name)
+    if layer is not None:
+        return layer[0].removesuffix(".")
+    first, _, rest = name.partition(".")
+    return f"{first}.{rest.partition('.')[0]}" if first in _OUTERMOST else first

@@ -11,7 +11,7 @@ import json
 import os
 import re
 import stat
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -26,7 +26,6 @@ FOLDED_SCALES_KEY = "folded_scales"
 PARTIAL_MARK = ".aiakq-partial-"
 #: The index file of safetensors shards.
 INDEX = "model.safetensors.index.json"
-_TORCH_INDEX = "pytorch_model.bin.index.json"
 #: Size limit of files that are read whole, which all except weights are. The largest real tokenizer.json is under 40
 #: MiB.
 MAX_FILE_BYTES = 64 << 20
@@ -73,20 +72,8 @@ MAX_MODULE_BYTES = 1 << 30
 _MODEL_FOLDERS = ("additional_chat_templates", "aiakq", ".cache")
 #: The only folder inside a model folder from which transformers reads.
 _TEMPLATE_FOLDER = "additional_chat_templates"
-#: Names of torch's files that contain weights rather than a trainer's state.
-_TORCH_FILES = ("pytorch_model*.bin", "gptq_model*.bin")
-#: Files of weights that aiakq does not read, and whose they are.
-_OTHER_WEIGHTS = {
-    "*.gguf": "GGUF",
-    "weights*.npz": "MLX",
-    "*.onnx": "ONNX",
-    "*.engine": "TensorRT",
-    "tf_model.h5": "TensorFlow",
-    "flax_model*.msgpack": "Flax",
-}
 #: Names of files in a hub cache: SHA-1 of git, or SHA-256 of large files.
 _BLOB = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
-_PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 
 
 def real_path(folder: Path, file: str) -> Path:
@@ -115,6 +102,19 @@ def _is_blob(path: Path) -> bool:
     return path.parent.name == "blobs" and repository.startswith("models--") and _BLOB.fullmatch(path.name) is not None
 
 
+def link_problem(path: Path) -> str | None:
+    """Return where a link leads, if that does not exist; None for anything else."""
+    try:
+        there = os.readlink(path)
+        os.stat(path)
+    except (OSError, ValueError) as problem:
+        if not os.path.islink(path):
+            return None
+        is_loop = isinstance(problem, OSError) and problem.errno == errno.ELOOP
+        return "a link in a loop of links" if is_loop else f"a link to '{there:.200}', which does not exist"
+    return None
+
+
 def open_regular(path: Path, bad: Callable[[str], AiakqError]) -> BinaryIO:
     """Open a regular file; anything else raises ``bad(reason)``. ``path`` comes from ``real_path``."""
     # O_NONBLOCK: opening a named pipe must not wait for a writer.
@@ -122,9 +122,10 @@ def open_regular(path: Path, bad: Callable[[str], AiakqError]) -> BinaryIO:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError as problem:
         raise (_system_error(problem, path) or bad(problem.strerror or str(problem))) from None
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):  # checked before fdopen, which fails for a folder
+    mode = os.fstat(descriptor).st_mode
+    if not stat.S_ISREG(mode):  # checked before fdopen, which fails for a folder
         os.close(descriptor)
-        raise bad("it is not a regular file")
+        raise bad("it is a folder, not a regular file" if stat.S_ISDIR(mode) else "it is not a regular file")
     return os.fdopen(descriptor, "rb")
 
 
@@ -148,9 +149,14 @@ def open_file(folder: Path, file: str, shown: str | None = None) -> BinaryIO:
 
     Raises ``path_outside_model`` for a link that leaves the folder, ``model_malformed`` if it is not a regular file.
     """
-    return open_regular(
-        real_path(folder, file), lambda reason: error("model_malformed", file=shown or file, reason=reason)
-    )
+
+    def bad(reason: str) -> AiakqError:
+        return error("model_malformed", file=shown or file, reason=reason)
+
+    real = real_path(folder, file)
+    if problem := link_problem(folder / file):
+        raise bad(f"it is {problem}")
+    return open_regular(real, bad)
 
 
 def read_file(folder: Path, file: str, shown: str | None = None, limit: int | None = None) -> bytes:
@@ -217,6 +223,11 @@ def module_files(folder: Path) -> list[str]:
     return [name for name in files if (folder / name).is_file()]
 
 
+def template_files(folder: Path) -> list[str]:
+    """Return the files of named chat templates, like additional_chat_templates/tool_use.jinja, sorted."""
+    return sorted(f"{_TEMPLATE_FOLDER}/{path.name}" for path in (folder / _TEMPLATE_FOLDER).glob("*.jinja"))
+
+
 def vocabulary_files(folder: Path) -> list[str]:
     """Return the names of vocabulary files that a tokenizer's own code may read, like qwen.tiktoken, sorted."""
     return sorted(path.name for pattern in ("*.model", "*.tiktoken") for path in folder.glob(pattern))
@@ -264,68 +275,6 @@ def _check_named_files(folder: Path) -> None:
             real = Path(os.path.realpath(value))
             if not real.is_relative_to(os.path.realpath(folder)):
                 raise error("path_outside_model", path=str(folder), file=value)
-
-
-def shard_files(folder: Path, weights: str, ignore: Sequence[str]) -> dict[str, frozenset[str] | None]:
-    """Return shard file -> its tensors according to the index, or None for a single file without an index.
-
-    As in transformers, a file of the whole model precedes an index.
-    """
-
-    def files(*patterns: str) -> list[str]:
-        names = [path.name for pattern in patterns for path in sorted(folder.glob(pattern))]
-        return [name for name in names if not any(fnmatchcase(name, pattern) for pattern in ignore)]
-
-    if weights != "pt":
-        indexes = [INDEX] if (folder / INDEX).exists() else files("*.safetensors.index.json")
-        shards = files("*.safetensors")
-        if "model.safetensors" in shards:
-            return {"model.safetensors": None}
-        if len(indexes) == 1:
-            return _indexed_files(folder, indexes[0], ".safetensors", ignore)
-        if len(shards) == 1:
-            return {shards[0]: None}
-        if shards:
-            missing = f"{INDEX}, which says what its {len(shards)} shards hold"
-            raise error("model_incomplete", path=str(folder), missing=missing)
-        if weights == "safetensors":
-            raise error("model_incomplete", path=str(folder), missing="it holds no *.safetensors")
-    if (folder / _TORCH_INDEX).exists() and "pytorch_model.bin" not in files(*_TORCH_FILES):
-        return _indexed_files(folder, _TORCH_INDEX, ".bin", ignore)
-    shards = files(*_TORCH_FILES)
-    if len(shards) == 1 or "pytorch_model.bin" in shards:
-        return {"pytorch_model.bin" if len(shards) > 1 else shards[0]: None}
-    if len(shards) > 1:
-        missing = f"{_TORCH_INDEX}, which says what its {len(shards)} shards hold"
-        raise error("model_incomplete", path=str(folder), missing=missing)
-    for pattern, kind in _OTHER_WEIGHTS.items():
-        if files(pattern):
-            raise error("format_unsupported", reason=f"its weights are in {kind} files ({some_of(files(pattern))})")
-    if any(next(folder.glob(pattern), None) for pattern in _PICKLES):
-        raise error("pickle_refused", path=str(folder), reason="there is no safetensors file and no pytorch_model.bin")
-    missing = "it holds no pytorch_model*.bin" if weights == "pt" else "it holds no *.safetensors"
-    raise error("model_incomplete", path=str(folder), missing=missing)
-
-
-def _indexed_files(folder: Path, index: str, ending: str, ignore: Sequence[str]) -> dict[str, frozenset[str] | None]:
-    """Return the files named by an index, with their tensors."""
-    weight_map = read_json(folder / index, index).get("weight_map")
-    if not isinstance(weight_map, dict) or not all(isinstance(file, str) for file in weight_map.values()):
-        raise error("model_malformed", file=index, reason="it has no weight_map of names to files")
-    shards: dict[str, set[str]] = {}
-    for name, file in weight_map.items():
-        shards.setdefault(file, set()).add(name)
-    for file in shards:
-        if file != Path(file).name or file in ("", ".", "..") or not file.endswith(ending):
-            raise error("path_outside_model", path=str(folder), file=file)
-    absent = sorted(file for file in shards if not os.path.exists(folder / file))  # accepts names of any length
-    if absent:
-        raise error("model_incomplete", path=str(folder), missing=f"{some_of(absent)} of its index")
-    return {
-        file: frozenset(names)
-        for file, names in sorted(shards.items())
-        if not any(fnmatchcase(file, pattern) for pattern in ignore)
-    }
 
 
 def check_manifest(folder: Path, config: Mapping[str, Any]) -> None:

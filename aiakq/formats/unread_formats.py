@@ -82,6 +82,8 @@ def _of_tensor(name: str, info: TensorInfo, inventory: Mapping[str, TensorInfo])
         )
     if last == "weight_packed" and "embed" in module.rpartition(".")[2]:
         return "compressed-tensors with a quantized embedding"
+    if name.startswith("layers.0.attention.wq."):
+        return "Llama's and Mistral's own names of tensors (consolidated.*); use the files in Hugging Face's format"
     if last == "pre_quant_scale":
         return "NVIDIA ModelOpt, whose inputs are multiplied by pre_quant_scale"
     return None

@@ -21,6 +21,7 @@ from aiakq.formats.model_folder import (
     VERBATIM_FILES,
     module_files,
     some_of,
+    template_files,
     vocabulary_files,
 )
 from aiakq.quantizers.block.decoder_block import BlockPlan
@@ -157,7 +158,8 @@ class Prepared:
 
     def verbatim_files(self) -> list[str]:
         """Return files of the source that are copied to the output unchanged."""
-        names = [name for name in VERBATIM_FILES if (self.source / name).is_file()] + module_files(self.source)
+        names = [name for name in VERBATIM_FILES if (self.source / name).is_file()]
+        names += module_files(self.source) + template_files(self.source)
         names += [name for name in vocabulary_files(self.source) if name not in names]
         code = sorted(path.name for path in self.source.glob("*.py")) if self.options.trust_remote_code else []
         return names + code
@@ -174,6 +176,7 @@ def remember_files(checkpoint: Checkpoint) -> None:
         [
             *VERBATIM_FILES,
             *module_files(checkpoint.path),
+            *template_files(checkpoint.path),
             *vocabulary_files(checkpoint.path),
             *(path.name for path in checkpoint.path.glob("*.py")),
         ]

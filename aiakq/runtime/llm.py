@@ -22,6 +22,7 @@ from aiakq.runtime.structured.vocabulary import Vocabulary
 from aiakq.runtime.text.output_processor import Delta, OutputProcessor, truncated
 from aiakq.runtime.text.outputs import CompletionOutput, RequestMetrics, RequestOutput
 from aiakq.runtime.text.tokenizer import is_panic
+from aiakq.runtime.thought_budget import ThoughtBudget, check_end
 
 
 class LLM(PoolingMethods):
@@ -36,6 +37,8 @@ class LLM(PoolingMethods):
         for line in notices(arguments):
             warnings.warn(line, stacklevel=2)
         self.tokenizer = self.config.tokenizer.load()
+        if self.tokenizer.unused_template:
+            warnings.warn(self.tokenizer.unused_template, stacklevel=2)
         self.tokenizer.check_growth()
         self.engine = load_engine(self.config)
         self.engine.facts["tokenizer"] = self.tokenizer.describe()
@@ -222,8 +225,17 @@ class LLM(PoolingMethods):
                 results[request_id] = _empty(request_id, text, ids, each)
                 if each.grammar is not None:
                     self._check_grammar(each)
+                thought = None if each.thinking_token_budget is None else self._thought(ids, each)
                 specs = self._processor.add(
-                    request_id, ids, each, priority, salt, within_context=True, pooling=pooling, adapter=adapter
+                    request_id,
+                    ids,
+                    each,
+                    priority,
+                    salt,
+                    within_context=True,
+                    pooling=pooling,
+                    adapter=adapter,
+                    thought=thought,
                 )
                 inbox += specs
                 if each.logits_processors:
@@ -249,6 +261,12 @@ class LLM(PoolingMethods):
 
     def _check_grammar(self, params: SamplingParams) -> None:
         """Raise ``grammar_not_enforceable`` for an invalid grammar, ``no_tokenizer`` for any without a tokenizer."""
+        assert params.grammar is not None
+        name = "structured_outputs" if params.guided_decoding is None else "guided_decoding"
+        self._grammar_compiler().matcher(self.engine.limits.grammars.apply(params.grammar), param=name)
+
+    def _grammar_compiler(self) -> GrammarCompiler:
+        """The compiler of grammars; the engine gets the vocabulary, too. Raises ``no_tokenizer``."""
         if self._compiler is None:
             if not self.tokenizer.has_text:
                 raise error("no_tokenizer")
@@ -256,9 +274,26 @@ class LLM(PoolingMethods):
             limits = self.engine.limits
             self._compiler = GrammarCompiler(vocabulary.resized(limits.vocab_size, limits.eos_token_ids))
             self.engine.set_vocabulary(vocabulary)
-        assert params.grammar is not None
-        name = "structured_outputs" if params.guided_decoding is None else "guided_decoding"
-        self._compiler.matcher(self.engine.limits.grammars.apply(params.grammar), param=name)
+        return self._compiler
+
+    def _thought(self, prompt_token_ids: list[int], params: SamplingParams) -> ThoughtBudget:
+        """The budget of thoughts behind a prompt. Raises ``unsupported_parameter``."""
+        marks, tokenizer, name = self.config.thought_marks, self.tokenizer, "thinking_token_budget"
+        assert params.thinking_token_budget is not None
+        if marks is None:
+            reason = "reasoning_config with reasoning_start_str and reasoning_end_str has to say what ends a thought"
+            raise error("unsupported_parameter", param=name, reason=reason)
+        if params.grammar is not None:
+            reason = "structured output has no thought before it"
+            raise error("unsupported_parameter", param=name, reason=reason)
+        self._grammar_compiler()
+        end_ids = tokenizer.encode(marks.end, add_special_tokens=False)
+        spelled = b"".join(map(tokenizer.token_bytes, end_ids))
+        eos_ids = () if params.ignore_eos else self.engine.limits.eos_token_ids
+        if reason := check_end(marks, spelled, end_ids, eos_ids):
+            raise error("unsupported_parameter", param=name, reason=reason)
+        prompt = tokenizer.decode(prompt_token_ids, skip_special_tokens=False)
+        return marks.budget(params.thinking_token_budget, end_ids, is_open=marks.are_open(prompt), anywhere=True)
 
     def _executor_with_functions(self) -> Any:
         """Return the executor, if it can call functions of this process. Raises ``unsupported_parameter``."""

@@ -219,6 +219,13 @@ class SamplingParams:
         "tokens min_count times.",
         schema={"object": {"propertyNames": {"enum": list(REPETITION_FIELDS)}}},
     )
+    thinking_token_budget: int | None = _count(
+        None,
+        "Tokens of a thought, behind its start mark, after which it is ended. None or -1: no limit.",
+        -1,
+        2**31,
+        "0 or more, or -1 for no limit",
+    )
     guided_decoding: Any = _param(None, "Older name of structured_outputs: a GuidedDecodingParams.", only_local=True)
     structured_outputs: Any = _param(
         None, "What the text has to match: a StructuredOutputsParams, or a dict with its fields.", only_local=True
@@ -246,6 +253,8 @@ class SamplingParams:
             raise error("value_out_of_range", param="best_of", value=self.best_of, allowed=f"at least n, {self.n}")
         if self.seed == -1:
             self.seed = None
+        if self.thinking_token_budget == -1:
+            self.thinking_token_budget = None
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise error(
                 "value_out_of_range",

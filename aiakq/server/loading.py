@@ -119,12 +119,23 @@ def _vocabulary_warning(text: TextClient, vocab_size: int) -> str:
 
 def _template_warnings(text: TextClient) -> Iterator[str]:
     """Yield what operators should know about the chat template. Raises ``template_loses_users``."""
-    if text.loaded.template_failure is not None:
-        id, fields = text.loaded.template_failure
-        failure = error(id, **fields)
+    loaded = text.loaded
+    failures = [loaded.template_failure(with_tools) for with_tools in (False, True)]
+    for number, failure in enumerate(failures):
+        if failure is None:
+            continue
         if failure.id == "template_loses_users":
             raise failure
-        yield f"{failure.message} Chat requests are refused. --chat-template FILE gives another one."
+        other = failures[1 - number]
+        if other is None or other.message != failure.message:
+            kind = f"Chat requests {'with' if number else 'without'} tools"
+        elif number:
+            continue
+        else:
+            kind = "Chat requests"
+        yield f"{failure.message} {kind} are refused. --chat-template FILE gives another one."
+    if loaded.unused_template:
+        yield f"{loaded.unused_template} --chat-template FILE gives the model another one."
     facts = text.loaded.facts
     if facts.forms.get("assistant") == []:
         yield "The chat template leaves out messages of the assistant: conversations with them are refused."

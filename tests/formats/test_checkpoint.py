@@ -164,8 +164,8 @@ def test_checkpoints_with_missing_files_are_refused(folder: Path, tmp_path: Path
     problem = refused(folder)
     assert problem.id == "model_incomplete"
     assert shard.name in str(problem)
-    (tmp_path / "kept").rename(shard)
     (folder / INDEX).unlink()
+    (folder / "other.safetensors").write_bytes(b"")
     assert "index" in str(refused(folder))
     (folder / "config.json").unlink()
     assert refused(folder).id == "model_incomplete"
@@ -222,12 +222,77 @@ def test_pickles_are_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "file", ["../outside.safetensors", "/etc/outside.safetensors", "sub/x.safetensors", "..", "x.bin"]
+    "file",
+    ["../outside.safetensors", "/etc/outside.safetensors", "..", "", ".", "sub/../../outside.safetensors", "a\0b"],
 )
 def test_an_index_cannot_name_files_outside_the_folder(folder: Path, file: str) -> None:
     save_file({"a": torch.ones(1)}, folder.parent / "outside.safetensors")
     (folder / INDEX).write_text(json.dumps({"weight_map": {"a": file}}))
     assert refused(folder).id == "path_outside_model"
+
+
+@pytest.mark.parametrize("file", ["sub/x.safetensors", "x.bin", "model-00001-of-00002.SAFETENSORS"])
+def test_an_index_that_names_other_files_of_the_folder_is_malformed(folder: Path, file: str) -> None:
+    (folder / INDEX).write_text(json.dumps({"weight_map": {"a": file}}))
+    problem = refused(folder)
+    assert problem.id == "model_malformed" and INDEX in str(problem) and repr(file) in str(problem)
+
+
+@pytest.mark.parametrize("prefix", ["./", ".//", "sub/../", "{folder}/"])
+def test_an_index_may_name_its_shards_by_path(folder: Path, prefix: str) -> None:
+    index = json.loads((folder / INDEX).read_text())
+    names = {name: prefix.format(folder=folder) + file for name, file in index["weight_map"].items()}
+    (folder / INDEX).write_text(json.dumps({"weight_map": names}))
+    checkpoint = Checkpoint.open(folder)
+    assert set(checkpoint.inventory) == set(names) and checkpoint.remarks == []
+
+
+def test_a_whole_set_of_shards_needs_no_index(folder: Path, tmp_path: Path) -> None:
+    (folder / INDEX).unlink()
+    checkpoint = Checkpoint.open(folder)
+    assert set(checkpoint.inventory) == {"a.weight", "b.weight", "c.weight"} and "no index" in checkpoint.remarks[0]
+    (folder / "model-00001-of-00002.safetensors").rename(tmp_path / "kept")
+    assert set(Checkpoint.open(folder).inventory) == {"c.weight"}  # the only file, whatever its name
+    (folder / "model-00003-of-00003.safetensors").write_bytes((tmp_path / "kept").read_bytes())
+    assert "says which of its 2 files" in str(refused(folder))
+    (folder / "model-00002-of-00002.safetensors").rename(folder / "model-00001-of-00003.safetensors")
+    assert "model-00002-of-00003.safetensors is missing" in str(refused(folder))
+
+
+def test_files_of_weights_that_are_not_read_are_noted(folder: Path) -> None:
+    save_file({"d.weight": torch.ones(1)}, folder / "model-00003-of-00003.safetensors")
+    save_file({"tok_embeddings.weight": torch.ones(1)}, folder / "consolidated.safetensors")
+    [remark] = Checkpoint.open(folder).remarks
+    assert "the index does not name them: model-00003-of-00003.safetensors" in remark and "consolidated" not in remark
+    save_file({"whole": torch.ones(1)}, folder / "model.safetensors")
+    [remark] = Checkpoint.open(folder).remarks
+    assert "model.safetensors holds the model" in remark and "model-00001-of-00002.safetensors" in remark
+
+
+@pytest.mark.parametrize("name", ["config.json", INDEX, "model-00002-of-00002.safetensors"])
+def test_links_that_lead_nowhere_are_named(folder: Path, name: str) -> None:
+    (folder / name).unlink()
+    (folder / name).symlink_to("nowhere")
+    assert f"{name} " in str(refused(folder)) and "a link to 'nowhere', which does not exist" in str(refused(folder))
+    (folder / name).unlink()
+    (folder / name).symlink_to(name)
+    assert "loop of links" in str(refused(folder)) or refused(folder).id == "path_outside_model"
+    (folder / name).unlink()
+    (folder / "inner").mkdir(exist_ok=True)
+    (folder / name).symlink_to("inner")
+    assert "it is a folder" in str(refused(folder))
+
+
+@pytest.mark.parametrize("name", ["MODEL.SAFETENSORS", "model.Safetensors", "model.safetensor"])
+def test_a_file_that_is_nearly_named_as_weights_is_named(tmp_path: Path, name: str) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    save_file({"a": torch.ones(1)}, tmp_path / name)
+    assert f"{name} would have to be renamed" in str(refused(tmp_path))
+
+
+def test_a_shard_whose_name_differs_in_case_is_named(folder: Path) -> None:
+    (folder / "model-00002-of-00002.safetensors").rename(folder / "model-00002-of-00002.SAFETENSORS")
+    assert "unless model-00002-of-00002.SAFETENSORS is meant" in str(refused(folder))
 
 
 def test_links_stay_in_the_folder_or_the_hub_cache(tmp_path: Path) -> None:

@@ -51,13 +51,59 @@ def test_whole_models_of_every_family(tiny_model, architecture):
     assert differences(tiny_model(architecture)) == []
 
 
-def test_layers_that_predict_further_tokens_are_left_out(tiny_model, tmp_path):
-    def add(tensors: dict[str, Any]) -> None:
-        tensors["model.layers.2.eh_proj.weight"] = torch.zeros(128, 256)
+@pytest.mark.parametrize("architecture", ["DeepseekV3ForCausalLM", "Glm4MoeForCausalLM"])
+def test_layers_that_predict_further_tokens_are_left_out(tiny_model, tmp_path, architecture):
+    source = tiny_model(architecture)
+    layer = f"model.layers.{json.loads((source / 'config.json').read_text())['num_hidden_layers']}"
 
-    source = tiny_model("DeepseekV3ForCausalLM")
-    assert differences(changed(source, tmp_path / "one", add, num_nextn_predict_layers=1)) == []
-    assert [each.kind for each in differences(changed(source, tmp_path / "none", add, num_nextn_predict_layers=0))]
+    def add(tensors: dict[str, Any]) -> None:
+        tensors[f"{layer}.eh_proj.weight"] = torch.zeros(128, 256)
+        tensors[f"{layer}.mlp.up_proj.weight"] = torch.zeros(128, 256)
+
+    def add_plain(tensors: dict[str, Any]) -> None:
+        tensors[f"{layer}.mlp.up_proj.weight"] = torch.zeros(128, 256)
+
+    for stated in (1, None, 0):
+        folder = changed(source, tmp_path / str(stated), add, num_nextn_predict_layers=stated)
+        assert differences(folder) == [] and layer in "".join(inspect_checkpoint(str(folder)).left_out)
+    plain = changed(source, tmp_path / "plain", add_plain, num_nextn_predict_layers=None)
+    assert [each.kind for each in differences(plain)] == ["extra"]
+
+
+@pytest.mark.parametrize(
+    ("architecture", "extra"),
+    [
+        ("GPT2LMHeadModel", {"h.0.attn.bias": torch.ones(1, 1, 8, 8), "h.0.attn.masked_bias": torch.tensor(-1e4)}),
+        ("BloomForCausalLM", {}),
+        ("FalconForCausalLM", {"h.0.self_attention.maybe_rotary.inv_freq": torch.ones(8)}),
+        ("Mamba2ForCausalLM", {}),
+    ],
+)
+def test_files_may_lack_the_outermost_module_and_hold_masks(tiny_model, tmp_path, architecture, extra):
+    """openai-community/gpt2 and bigscience/bloom-560m were written without the output layer."""
+
+    def strip(tensors: dict[str, Any]) -> None:
+        for name in list(tensors):
+            tensors[name.removeprefix("transformer.").removeprefix("backbone.")] = tensors.pop(name)
+        tensors |= extra
+
+    source = tiny_model(architecture)
+    folder = changed(source, tmp_path / "model", strip)
+    assert differences(folder) == []
+    bias = changed(source, tmp_path / "bias", lambda tensors: tensors.update({"model.x.attn.bias": torch.ones(8)}))
+    assert [each.kind for each in differences(bias)] == ["extra"]
+
+
+def test_factors_of_an_activation_function_are_refused_unless_all_are_one(tiny_model, tmp_path):
+    """AutoAWQ divides the outputs of some activation functions by them."""
+
+    def add(value: float) -> Any:
+        return lambda tensors: tensors.update({"model.layers.0.mlp.act.scales": torch.full((256,), value)})
+
+    assert Checkpoint.open(changed(tiny_model("LlamaForCausalLM"), tmp_path / "ones", add(1.0))).spec is None
+    with pytest.raises(AiakqError, match="act.scales") as caught:
+        _ = Checkpoint.open(changed(tiny_model("LlamaForCausalLM"), tmp_path / "twos", add(2.0))).spec
+    assert caught.value.id == "format_unsupported"
 
 
 @pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
@@ -106,6 +152,13 @@ def test_one_error_lists_all_differences(tmp_path):
     assert str(problem).endswith(problem.details)
 
 
+def test_missing_tensors_come_with_the_files_that_were_not_read(tiny_model, tmp_path):
+    folder = changed(tiny_model("LlamaForCausalLM"), tmp_path / "model", lambda tensors: tensors.pop("lm_head.weight"))
+    save_file({"lm_head.weight": torch.ones(320, 128)}, folder / "head.safetensors")
+    with pytest.raises(AiakqError, match="not read, because model.safetensors holds the model: head.safetensors"):
+        load_model(EngineConfig.from_args({"model": str(folder), "device": "cpu"}))
+
+
 def test_the_inventory_reads_no_weights(tmp_path, monkeypatch):
     folder = changed(FIXTURES / "aawq", tmp_path / "model", lambda tensors: tensors.pop("model.norm.weight"))
 
@@ -121,6 +174,15 @@ def test_the_inventory_reads_no_weights(tmp_path, monkeypatch):
 def test_the_table_of_differences_is_truncated():
     rows = table([Difference(f"t{number}", "-", "[1]") for number in range(70)]).splitlines()
     assert len(rows) == 22 and rows[-1] == "  and 50 more"
+
+
+def test_tensors_that_transformers_does_not_use_are_named(tiny_model, tmp_path, caplog):
+    extra = {"gpt_neox.layers.0.attention.gate.weight": torch.ones(2)}
+    folder = changed(tiny_model("GPTNeoXForCausalLM"), tmp_path / "model", lambda tensors: tensors.update(extra))
+    (folder / "model.safetensors").rename(folder / "weights.safetensors")
+    load_model(EngineConfig.from_args({"model": str(folder), "device": "cpu"}))
+    assert "1 tensors of the checkpoint that transformers' model does not use" in caplog.text
+    assert "gpt_neox.layers.0.attention.gate.weight" in caplog.text
 
 
 def test_the_inventory_covers_the_transformers_fallback(tiny_model, tmp_path):

@@ -38,7 +38,9 @@ def group(bits: int) -> dict[str, Any]:
         ({"quant_method": "gptq", "bits": 4, "dynamic": ["x"]}, "dynamic"),
         ({"quant_method": "gptq", "bits": [4]}, "bits"),
         ({"quant_method": "gptq", "bits": 4, "group_size": "32x"}, "group_size"),
-        ({"quant_method": "awq", "bits": 4, "modules_to_not_convert": "lm_head"}, "modules_to_not_convert"),
+        ({"quant_method": "gptq", "bits": 4, "dynamic": True}, "dynamic"),
+        ({"quant_method": "awq", "bits": 4, "modules_to_not_convert": 3}, "modules_to_not_convert"),
+        ({"quant_method": "compressed-tensors", "config_groups": {"W4A16": ["Linear"]}}, "W4A16"),
         ({"quant_method": "compressed-tensors", "format": "pack-quantized"}, "target"),
         (
             {
@@ -197,6 +199,55 @@ def test_numbers_and_flags_may_be_text(changes, symmetric):
     assert (spec.bits, spec.group_size, spec.symmetric) == (4, 32, symmetric)
     with pytest.raises(AiakqError, match="sym is 'perhaps'"):
         quantization_config.read({**GPTQ, "sym": "perhaps"})
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"num_bits": "8"},
+        {"num_bits": 8.0, "type": None, "symmetric": None},
+        {"type": "INT", "strategy": "TOKEN"},
+        {"strategy": "Token", "dynamic": "true"},
+        {"dynamic": 1, "group_size": -1, "block_structure": ""},
+    ],
+    ids=str,
+)
+def test_spellings_of_activations_of_compressed_tensors(changes):
+    inputs = {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "token", "dynamic": True, **changes}
+    weights = {"num_bits": "8", "type": "Int", "strategy": "CHANNEL", "dynamic": "false", "symmetric": None}
+    groups = {"a": {"targets": "Linear", "weights": weights, "input_activations": inputs, "format": "Int-Quantized"}}
+    config = {"quant_method": "compressed-tensors", "config_groups": groups, "ignore": "lm_head"}
+    spec = quantization_config.read(config)
+    assert (spec.bits, spec.symmetric, spec.activation_bits, spec.static_input) == (8, True, 8, False)
+    assert spec.for_layer("lm_head") is None and spec.for_layer("model.layers.0.mlp.up_proj") is not None
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"num_bits": "4"}, "4 bits"),
+        ({"num_bits": 16}, "16 bits"),
+        ({"type": "FLOAT"}, "'float'"),
+        ({"symmetric": "false"}, "asymmetric"),
+        ({"dynamic": "local"}, "local"),
+        ({"dynamic": "false"}, "stored scales and the strategy 'token'"),
+        ({"strategy": None, "group_size": 128}, "'group'"),
+    ],
+    ids=str,
+)
+def test_activations_that_nothing_computes_are_refused_by_name(changes, said):
+    inputs = {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "token", "dynamic": True, **changes}
+    with pytest.raises(AiakqError, match=said) as caught:
+        quantization_config.read({**CT, "config_groups": {"a": {**group(8), "input_activations": inputs}}})
+    assert caught.value.id == "format_unsupported"
+
+
+@pytest.mark.parametrize("value", ["none", "null", "None", "", None, False, [], {}])
+def test_no_rotation_and_no_overrides_have_many_spellings(value):
+    assert quantization_config.read({**GPTQ, "rotation": value, "dynamic": value if value is False else None}).bits == 4
+    assert not quantization_config.read({**GPTQ, "rotation": value}).rotated
+    assert quantization_config.read({"quant_method": "awq", "bits": 4, "rotation": value}).format == "awq"
+    assert quantization_config.read({**GPTQ, "rotation": "Hadamard"}).rotated
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,8 @@ from aiakq.quantizers.calibration.token_ids import PaddingIds, read_token_file, 
 from aiakq.quantizers.options import QuantizeOptions
 from aiakq.quantizers.paths import TOKENS_HINT, is_path
 from aiakq.runtime.text.tokenizer import Tokenizer, is_panic
-from aiakq.runtime.text.tokenizer_files import has_tokenizer, why_unreadable
+from aiakq.runtime.text.tokenizer_diagnosis import why_unreadable
+from aiakq.runtime.text.tokenizer_files import has_tokenizer
 
 __all__ = ["Samples", "load_samples", "load_tokenizer", "pick", "read_token_ids", "title_of"]
 

@@ -18,6 +18,7 @@ from aiakq.runtime.pooling_params import Pooled, Pooling, PoolingLimits
 from aiakq.runtime.sampling_params import SamplingParams
 from aiakq.runtime.speculation.speculation import DraftCounts
 from aiakq.runtime.structured.grammars import Grammar, GrammarDefaults
+from aiakq.runtime.thought_budget import ThoughtBudget
 
 #: The ``error`` of a sequence whose logits are not finite.
 NOT_FINITE = "the model's output is not finite (overflow)"
@@ -93,6 +94,7 @@ class RequestSpec(msgspec.Struct, frozen=True):
     grammar          grammar that the generated text has to match.
     pooling          how the prompt is pooled, for requests that generate nothing.
     adapter          LoRA adapter of the sequence; validated by ``runtime.lora.requests``.
+    thought          the longest thought, and how it is ended.
     """
 
     request_id: str
@@ -108,6 +110,7 @@ class RequestSpec(msgspec.Struct, frozen=True):
     grammar: Grammar | None = None
     pooling: Pooling | None = None
     adapter: AdapterRef | None = None
+    thought: ThoughtBudget | None = None
 
 
 def admit(

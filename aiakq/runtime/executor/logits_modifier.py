@@ -1,4 +1,6 @@
-"""Modification of logits before sampling: processors, masks, biases and penalties of one request, in vLLM's order."""
+"""Modification of logits before sampling: processors, masks, biases and penalties of one request, in vLLM's order, and
+then the ends of thoughts.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +13,7 @@ from torch import Tensor
 
 from aiakq.kernels.transfer import on_device
 from aiakq.runtime.engine.messages import RequestSpec
+from aiakq.runtime.executor.thought_tracker import SpelledBudget, ThoughtTracker
 from aiakq.runtime.sampling_params import LogitsProcessor, SamplingParams
 
 
@@ -47,8 +50,8 @@ class LogitsModifier:
         """Whether the request has logits processors, which may have state and must be called once per token."""
         return bool(self._processors)
 
-    def modifies(self, position: int) -> bool:
-        """Whether the logits of the token at ``position`` are modified at all."""
+    def modifies(self, position: int, drafts: list[int]) -> bool:
+        """Whether the logits of the token at ``position``, behind ``drafts``, are modified at all."""
         return self._always or self._masks_stops(position)
 
     def apply(self, logits: Tensor, token_ids: list[int], drafts: list[int]) -> None:
@@ -108,6 +111,44 @@ class LogitsModifier:
         if tensor is None:
             tensor = self._tensors[name] = make()
         return tensor
+
+
+class BudgetedModifier(LogitsModifier):
+    """A modifier that also ends thoughts whose budget is used up: it leaves only the token that has to come next."""
+
+    def __init__(
+        self, spec: RequestSpec, processors: Sequence[LogitsProcessor], token_ids: list[int], spelled: SpelledBudget
+    ) -> None:
+        """token_ids: prompt and outputs, to which the outputs of later steps are appended."""
+        super().__init__(spec, processors)
+        self._token_ids = token_ids
+        self._num_followed = len(spec.prompt_token_ids)
+        self._tracker = ThoughtTracker(spelled)
+
+    def modifies(self, position: int, drafts: list[int]) -> bool:
+        return super().modifies(position, drafts) or self._forced(drafts) is not None
+
+    def apply(self, logits: Tensor, token_ids: list[int], drafts: list[int]) -> None:
+        forced = self._forced(drafts)
+        if forced is None or self.calls_functions:
+            super().apply(logits, token_ids, drafts)
+        if forced is not None:
+            logits.fill_(float("-inf"))
+            logits[forced] = 0.0
+
+    def _forced(self, drafts: list[int]) -> int | None:
+        """The token that has to come behind ``drafts``; None if any may."""
+        tracker = self._tracker
+        if tracker.is_done:
+            return None
+        for token in self._token_ids[self._num_followed :]:
+            tracker.add(token)
+        self._num_followed = len(self._token_ids)
+        if drafts:
+            tracker = tracker.copy()
+            for token in drafts:
+                tracker.add(token)
+        return tracker.forced
 
 
 def _all_but(allowed: Sequence[int], vocab: int, device: torch.device) -> Tensor:

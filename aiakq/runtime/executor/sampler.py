@@ -114,7 +114,7 @@ def sample(sampler: Sampler, logits: Tensor, rows: list[SamplerRow]) -> SamplerO
     request asks for, they decide what is allowed.
     """
     vocab = logits.shape[1]
-    changed = [index for index, row in enumerate(rows) if row.sequence.modifier.modifies(row.position)]
+    changed = [index for index, row in enumerate(rows) if row.sequence.modifier.modifies(row.position, row.drafts)]
     modified = None
     if changed:
         modified = ModifiedLogits(changed, logits.index_select(0, on_device(changed, logits.device)))

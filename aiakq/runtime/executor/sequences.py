@@ -9,13 +9,15 @@ from torch import Tensor
 
 from aiakq.runtime.engine.messages import ADAPTER_FAILED, RequestSpec
 from aiakq.runtime.engine.records import Chunk, NewSequence, StepBatch
-from aiakq.runtime.executor.logits_modifier import LogitsModifier
+from aiakq.runtime.executor.logits_modifier import BudgetedModifier, LogitsModifier
 from aiakq.runtime.executor.pooler import PromptPooler
 from aiakq.runtime.executor.projection import Projection
+from aiakq.runtime.executor.thought_tracker import SpelledBudget
 from aiakq.runtime.lora.store import AdapterStore
 from aiakq.runtime.sampling_params import LogitsProcessor
 from aiakq.runtime.structured.compiler import GrammarCompiler
 from aiakq.runtime.structured.matcher import GrammarMatcher
+from aiakq.runtime.structured.vocabulary import Vocabulary
 
 
 class SequenceState:
@@ -35,7 +37,13 @@ class SequenceState:
         *("slot", "spec", "state_at", "token_ids"),
     )
 
-    def __init__(self, record: NewSequence, logits_processors: Sequence[LogitsProcessor] = ()) -> None:
+    def __init__(
+        self,
+        record: NewSequence,
+        logits_processors: Sequence[LogitsProcessor] = (),
+        vocabulary: Vocabulary | None = None,
+    ) -> None:
+        """vocabulary: None where nothing is sampled, or without budgets of thoughts."""
         spec: RequestSpec = record.spec
         self.slot = record.slot
         self.spec = spec
@@ -44,7 +52,11 @@ class SequenceState:
         self.num_prompt = len(spec.prompt_token_ids)
         self.pages: list[int] = []
         self.state_at: list[int | None] = []
-        self.modifier = LogitsModifier(spec, logits_processors)
+        if spec.thought is None or vocabulary is None:
+            self.modifier = LogitsModifier(spec, logits_processors)
+        else:
+            spelled = SpelledBudget(spec.thought, vocabulary)
+            self.modifier = BudgetedModifier(spec, logits_processors, self.token_ids, spelled)
         self.matcher: GrammarMatcher | None = None
         self.pooler: PromptPooler | None = None
         self.num_drafted: int | None = None
@@ -81,7 +93,8 @@ class RunningSequences:
             self.page_table[slot, : len(state.pages)] = 0
         for record in batch.new_sequences:
             assert record.slot not in self._states, f"slot {record.slot} is in use"
-            state = SequenceState(record, processors.get(record.spec.request_id, ()))
+            vocabulary = None if self.compiler is None else self.compiler.vocabulary
+            state = SequenceState(record, processors.get(record.spec.request_id, ()), vocabulary)
             if record.spec.grammar is not None and self.compiler is not None:
                 state.matcher = self.compiler.matcher_or_failed(record.spec.grammar, record.output_token_ids)
             if record.spec.pooling is not None:

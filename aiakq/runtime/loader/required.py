@@ -11,6 +11,7 @@ from torch import Tensor
 from aiakq.errors import AiakqError, error
 from aiakq.formats.checkpoint import Checkpoint
 from aiakq.formats.inventory import RequiredTensors, comparison, refusal
+from aiakq.formats.left_out import prediction_layers
 from aiakq.kernels.ops import Ops, PlannedOps
 from aiakq.kernels.ops.dense import TorchDense
 from aiakq.kernels.ops.embedding import EmbeddingLayer
@@ -136,9 +137,9 @@ def build_without_weights(
         raise error("model_malformed", file="config.json", reason=reason[:200]) from problem
     if config.head is not None:
         weights.required.unused = OUTPUT_LAYERS
-    more = config.raw.get("num_nextn_predict_layers")
-    if type(more) is int and 0 < more < 100:
-        weights.required.unused += tuple(f"model.layers.{config.num_layers + number}." for number in range(more))
+    stated = config.raw.get("num_nextn_predict_layers")
+    stated = stated if type(stated) is int else 0
+    weights.required.beside = prediction_layers(checkpoint.inventory, config.num_layers, stated)
     return weights.required, model
 
 
@@ -155,7 +156,7 @@ def check_inventory(config: ModelConfig, checkpoint: Checkpoint) -> set[str]:
     Raises ``tensor_inventory``.
     """
     differences, unused = comparison(checkpoint, required_tensors(config, checkpoint))
-    problem = refusal(str(checkpoint.path), differences)
+    problem = refusal(str(checkpoint.path), differences, checkpoint.unread)
     if problem is not None:
         raise problem
     return unused

@@ -10,8 +10,10 @@ from typing import Any
 
 import torch
 
+from aiakq import formats
 from aiakq.formats.checkpoint import Checkpoint
 from aiakq.formats.inventory import FLOATS, Difference, refusal
+from aiakq.formats.model_folder import INDEX, some_of
 from aiakq.runtime.config.engine import EngineConfig
 from aiakq.runtime.loader.tensor_names import TensorNames
 
@@ -39,6 +41,9 @@ def load_checkpoint(hf_config: Any, config: EngineConfig, options: dict[str, Any
     _ = checkpoint.spec  # names formats that aiakq does not read
     with _without_load_report():
         hf, info = _load(hf_config, config, checkpoint, options)
+    if unused := _unused(info, checkpoint):
+        reason = "tensors of the checkpoint that transformers' model does not use"
+        logger.warning("%s: %d %s: %s", config.load.path, len(unused), reason, some_of(unused))
     return hf, MissedTensors(str(config.load.path), [*_differences(hf, info), *_integers(hf, checkpoint)])
 
 
@@ -54,17 +59,26 @@ def _integers(hf: Any, checkpoint: Checkpoint) -> list[Difference]:
     return differences
 
 
+def _unused(info: Mapping[str, Any], checkpoint: Checkpoint) -> list[str]:
+    """Return the tensors that transformers did not load, but those of quantized layers, which are replaced later."""
+    quantized = formats.all_suffixes() if checkpoint.spec is not None else ()
+    return sorted(name for name in info["unexpected_keys"] if name.rpartition(".")[2] not in quantized)
+
+
 def _load(
     hf_config: Any, config: EngineConfig, checkpoint: Checkpoint, options: dict[str, Any]
 ) -> tuple[Any, dict[str, Any]]:
-    """Return the model and transformers' loading info. Files other than safetensors are read by aiakq."""
+    """Return the model and transformers' loading info. Files with names that it does not know are read by aiakq."""
     from transformers import AutoModelForCausalLM
 
     for remark in checkpoint.remarks:
         logger.warning("%s: %s", config.load.path, remark)
     common = {"config": hf_config, "output_loading_info": True, "ignore_mismatched_sizes": True, **options}
-    is_safetensors = all(info.file.endswith(".safetensors") for info in checkpoint.inventory.values())
-    if is_safetensors and not config.load.ignore_patterns:
+    files = {info.file for info in checkpoint.inventory.values()}
+    is_usual = files == {"model.safetensors"} or (
+        (config.load.path / INDEX).exists() and all(file.endswith(".safetensors") for file in files)
+    )
+    if is_usual and not config.load.ignore_patterns:
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             config.load.path, local_files_only=True, use_safetensors=True, **common
         )

@@ -60,8 +60,9 @@ class _Tokens:
 class GrammarCompiler:
     """Compiles grammars for one vocabulary, for clients in turn, and keeps those used last. Thread-safe.
 
-    num_words  32-bit words of a mask.
-    compiled   the grammars in memory.
+    vocabulary  what it was created for.
+    num_words   32-bit words of a mask.
+    compiled    the grammars in memory.
 
     Raises ``grammar_not_enforceable`` for a vocabulary that llguidance cannot take.
     """
@@ -69,6 +70,7 @@ class GrammarCompiler:
     def __init__(self, vocabulary: Vocabulary) -> None:
         import llguidance
 
+        self.vocabulary = vocabulary
         self.num_words = -(-len(vocabulary.tokens) // 32)
         self._library = llguidance
         self._special_ids = {vocabulary.tokens[id].decode(errors="replace"): id for id in vocabulary.special_ids}

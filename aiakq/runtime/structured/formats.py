@@ -69,6 +69,11 @@ def some_tags(tags: Sequence[Format], separator: str, *, only_one: bool) -> Form
     return format | {"stop_after_first": only_one}
 
 
+def any_tags(tags: Sequence[Format]) -> Format:
+    """Any number of ``tags``, in any order."""
+    return {"type": "tags_with_separator", "tags": list(tags), "separator": ""}
+
+
 def text_with_tags(
     tags: Sequence[Format], triggers: Sequence[str], *, only_one: bool, text: Format = ANY_TEXT
 ) -> Format:

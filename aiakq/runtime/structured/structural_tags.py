@@ -64,6 +64,7 @@ class _Rules:
         self._lines: list[str] = []
         # Parts and their rules, by identity of the part and whether special tokens are spelled as text.
         self._named: dict[tuple[int, bool], tuple[Any, str]] = {}
+        self._schemas: dict[str, str] = {}  # JSON schema -> its rule
         self._grammars: list[dict[str, Any]] = []
 
     def whole(self, start: str) -> str:
@@ -83,8 +84,11 @@ class _Rules:
             value = _text(part, "value")
             return self._rule(self._mark(value) if value in self._special_ids else quoted(value))
         if kind == "json_schema":
-            schema = part.get("json_schema")
-            return self._rule("%json " + json.dumps(self._schema_of({} if schema is None else schema)))
+            schema = {} if part.get("json_schema") is None else part["json_schema"]
+            written = json.dumps(schema)
+            if written not in self._schemas:
+                self._schemas[written] = self._rule("%json " + json.dumps(self._schema_of(schema)))
+            return self._schemas[written]
         if kind in ("regex", "any_text"):
             return self._rule(self._free(part))
         if kind == "grammar":

@@ -30,6 +30,8 @@ RESERVED_TEMPLATE_KWARGS = frozenset(
         *("sanitize_control_tokens", "bos_token", "eos_token"),
     }
 )
+#: Editors write it at the beginning of a file; transformers passes it on to the prompt.
+BYTE_ORDER_MARK = "\ufeff"
 _NO_PARAMETERS = {"type": "object", "properties": {}}
 
 
@@ -40,7 +42,7 @@ class ChatTemplate:
     """
 
     def __init__(self, text: str, special_tokens: Mapping[str, Any], facts: TemplateFacts) -> None:
-        self.text = text
+        self.text = text.lstrip(BYTE_ORDER_MARK)
         self.facts = facts
         self._special_tokens = special_tokens
 
@@ -58,7 +60,10 @@ class ChatTemplate:
         source: str = "of the model",
         with_tools: bool = False,
     ) -> ChatTemplate:
-        """Compile a template and find out what it does. Raises ``template_unusable`` and ``template_loses_users``.
+        """Compile a template and find out what it does.
+
+        Raises ``template_unusable``, ``template_loses_users``, and ``template_form`` for a ``content_format`` in which
+        it does not show the text of users.
 
         content_format  one of CONTENT_FORMATS.
         source          how errors refer to the template.
@@ -71,15 +76,11 @@ class ChatTemplate:
             facts = find_facts(template._rendered)
         if content_format != "auto":
             chosen = [form for form in FORMS if form == content_format]
-            user = facts.forms.get("user", chosen)
-            if content_format == "openai" and "part" in user:
+            if content_format == "openai" and "part" in facts.forms.get("user", chosen):
                 chosen = ["part"]
-            if chosen[0] not in user:
-                reason = (
-                    f"it does not show the text of users as --chat-template-content-format {content_format} gives it"
-                )
-                raise error("template_unusable", source=source, reason=reason)
-            forms = {role: chosen if known else known for role, known in facts.forms.items()}
+            if facts.forms.get("user", chosen) and chosen[0] not in facts.forms.get("user", chosen):
+                raise error("template_form", source=source, form=content_format)
+            forms = {role: chosen if chosen[0] in known else known for role, known in facts.forms.items()}
             facts = msgspec.structs.replace(facts, forms={"user": chosen} | forms)
         if facts.loses_user_text:
             reason = "leaves out the text of users, both as a string and as a list of parts"
@@ -145,13 +146,25 @@ class ChatTemplate:
                     raise error("template_loses", param=f"messages[{number}]", what="messages of the assistant")
 
 
+def template_of(tokenizer: Any, given: str | None, with_tools: bool) -> str:
+    """Return the template of a transformers tokenizer, or the one that is ``given``; see ``get_chat_template`` there.
+
+    Raises ``no_default_template`` for named templates of which none is for the conversation.
+    """
+    try:
+        return tokenizer.get_chat_template(given, tools=[{}] if with_tools else None)
+    except ValueError:
+        names = ", ".join(sorted(map(repr, tokenizer.chat_template))[:8])
+        raise error("no_default_template", names=f"{names:.200}") from None
+
+
 def check_compiles(text: str, source: str) -> None:
     """Raise ``template_unusable`` with the line for a template that does not compile."""
     from jinja2 import TemplateError
     from transformers.utils.chat_template_utils import _compile_jinja_template
 
     try:
-        _compile_jinja_template(text)
+        _compile_jinja_template(text.lstrip(BYTE_ORDER_MARK))
     except TemplateError as failure:
         line = getattr(failure, "lineno", None)
         reason = (str(failure.message or failure).strip().splitlines() or ["it does not compile"])[0].rstrip(".")

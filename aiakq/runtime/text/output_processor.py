@@ -30,6 +30,7 @@ from aiakq.runtime.text.detokenizer import Detokenizer
 from aiakq.runtime.text.outputs import Logprob, PositionLogprobs
 from aiakq.runtime.text.stop_strings import StopStrings
 from aiakq.runtime.text.tokenizer import Tokenizer
+from aiakq.runtime.thought_budget import ThoughtBudget
 
 
 @dataclass
@@ -163,6 +164,7 @@ class OutputProcessor:
         kept_special_tokens: frozenset[int] = frozenset(),
         pooling: Pooling | None = None,
         adapter: AdapterRef | None = None,
+        thought: ThoughtBudget | None = None,
     ) -> list[RequestSpec]:
         """Validate and register a request; return its sequences for the engine.
 
@@ -171,6 +173,7 @@ class OutputProcessor:
         kept_special_tokens  special tokens that are kept in the text even if special tokens are skipped.
         pooling              how to pool the prompt, for requests that generate nothing.
         adapter              LoRA adapter of the request.
+        thought              the longest thought of its text.
         Raises what ``admit`` raises, and ``unsupported_parameter`` for parameters that need a tokenizer if there is
         none.
         """
@@ -185,6 +188,8 @@ class OutputProcessor:
         )
         if adapter is not None:
             first = msgspec.structs.replace(first, adapter=adapter)
+        if thought is not None and thought.max_tokens < first.max_tokens:  # else it is never used up
+            first = msgspec.structs.replace(first, thought=thought)
         specs = [first, *(repeat(first, f"{request_id}/{index}", index) for index in range(1, params.num_sequences))]
         hidden: dict[str, int] = {}
         if params.stop_strings and params.skip_special_tokens:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -18,11 +17,21 @@ from aiakq.runtime.text.chat_template import (
     ChatTemplate,
     as_template_error,
     check_chat_arguments,
+    template_of,
 )
 from aiakq.runtime.text.message_parts import read_messages
 from aiakq.runtime.text.spelling import TokenSpelling
 from aiakq.runtime.text.template_facts import TemplateFacts
-from aiakq.runtime.text.tokenizer_files import LOCAL_CONFIG, check_settings, plain_value, read_settings, why_unreadable
+from aiakq.runtime.text.tokenizer_diagnosis import why_unreadable
+from aiakq.runtime.text.tokenizer_files import (
+    LOCAL_CONFIG,
+    check_encoding,
+    check_settings,
+    plain_value,
+    read_settings,
+    unused_template,
+)
+from aiakq.runtime.text.tokenizer_growth import MAX_GROWTH, check_decoder, growth_of
 from aiakq.runtime.text.tokenizer_keys import remark
 from aiakq.runtime.text.unicode_text import well_formed
 
@@ -77,7 +86,13 @@ class TokenizerSource:
 
 
 class Tokenizer:
-    """Tokenizer, detokenizer and chat template. ``hf`` is the transformers tokenizer."""
+    """Tokenizer, detokenizer and chat template.
+
+    hf               the transformers tokenizer.
+    unused_template  a sentence about a template of the model that is not used, or "".
+    """
+
+    unused_template = ""
 
     def __init__(self, hf: Any, compiled: bool = True, settings: Mapping[str, Any] | None = None) -> None:
         """
@@ -98,6 +113,7 @@ class Tokenizer:
     def load(path: str | Path, trust_remote_code: bool = False, mode: str = "auto") -> Tokenizer:
         """Load from a model folder. Raises ``tokenizer_missing``, ``model_malformed`` and ``path_outside_model``."""
         check_files(path)
+        check_encoding(Path(path))
         check_settings(Path(path))
         from transformers import AutoTokenizer
 
@@ -112,7 +128,9 @@ class Tokenizer:
             if not isinstance(failure, Exception) and not is_panic(failure):
                 raise
             raise why_unreadable(Path(path), failure) from failure
-        return Tokenizer(hf, compiled=mode != "slow", settings=read_settings(Path(path)))
+        tokenizer = Tokenizer(hf, compiled=mode != "slow", settings=read_settings(Path(path)))
+        tokenizer.unused_template = unused_template(Path(path), hf.chat_template)
+        return tokenizer
 
     def check_growth(self) -> None:
         """Raise ``model_malformed`` for a normalizer that makes texts far longer, which could exhaust memory.
@@ -120,8 +138,8 @@ class Tokenizer:
         The server does not need this check, because its tokenizers run in expendable processes.
         """
         normalizer = getattr(self._backend or getattr(self.hf, "_tokenizer", None), "normalizer", None)
-        if normalizer is not None and _growth(json.loads(normalizer.__getstate__())) > _MAX_GROWTH:
-            reason = f"its normalizer makes texts more than {_MAX_GROWTH} times longer"
+        if normalizer is not None and growth_of(json.loads(normalizer.__getstate__())) > MAX_GROWTH:
+            reason = f"its normalizer makes texts more than {MAX_GROWTH} times longer"
             raise error("model_malformed", file="the tokenizer", reason=reason)
 
     @property
@@ -297,12 +315,9 @@ class Tokenizer:
             self._chat_template(None, with_tools=False, content_format="auto")
 
     def _chat_template(self, given: str | None, with_tools: bool, content_format: str) -> ChatTemplate:
-        """Return the template, checked when it is first used. Raises ``template_unusable``."""
+        """Return the template, checked at its first use. Raises as ``template_of`` and ``ChatTemplate.checked``."""
         source = "of the model" if given is None else "that was given"
-        try:
-            text = self.hf.get_chat_template(given, tools=[{}] if with_tools else None)
-        except ValueError as failure:  # several templates, none of them the default
-            raise error("template_unusable", source=source, reason=str(failure).rstrip(".")[:200]) from None
+        text = template_of(self.hf, given, with_tools)
         key = (text, content_format, with_tools)
         if key not in self._chat_templates:
             special_tokens = dict(self.hf.special_tokens_map)
@@ -370,40 +385,9 @@ class TokenDecoder(Tokenizer):
         raise NotImplementedError("TokenDecoder only decodes")
 
 
-#: Maximum factor by which a decoder or normalizer may lengthen a text.
-_MAX_GROWTH = 16
-
-
 def is_panic(failure: BaseException) -> bool:
     """Whether the Rust tokenizer panicked, which Python shows as an exception outside ``Exception``."""
     return type(failure).__name__ == "PanicException"
-
-
-def _growth(part: Any) -> float:
-    """Return the factor by which a normalizer of tokenizer.json lengthens a short text."""
-    if not isinstance(part, dict):
-        return 1.0
-    pattern = part.get("pattern")
-    replaced = len(pattern.get("String") or " ") if isinstance(pattern, dict) else 1
-    growth = max(1.0, len(part.get("content") or "") / replaced, len(part.get("prepend") or "") / _MAX_GROWTH)
-    return growth * math.prod(_growth(each) for each in part.get("normalizers") or [])
-
-
-def check_decoder(decoder: Any) -> None:
-    """Raise ValueError for a decoder of tokenizer.json whose time or output is not bounded by its input."""
-    growth, left = 1.0, [decoder]
-    while left:
-        part = left.pop()
-        if not isinstance(part, dict):
-            continue
-        left += part.get("decoders") or []
-        pattern = part.get("pattern")
-        if isinstance(pattern, dict) and "Regex" in pattern:
-            raise ValueError("its decoder has a regular expression, which can take any time")
-        if isinstance(pattern, dict):
-            growth *= max(1.0, len(part.get("content") or "") / max(1, len(pattern.get("String") or "")))
-    if growth > _MAX_GROWTH:
-        raise ValueError(f"its decoder makes texts more than {_MAX_GROWTH} times longer")
 
 
 def _names_its_class(folder: Path) -> bool:

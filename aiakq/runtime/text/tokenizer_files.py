@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import codecs
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from aiakq.errors import AiakqError, error
-from aiakq.formats.model_folder import read_file, read_json, vocabulary_files
+from aiakq.errors import error
+from aiakq.formats.model_folder import open_file, read_file, read_json, template_files, vocabulary_files
 
 #: Any of these may be all that a tokenizer has.
 _VOCABULARIES = (
@@ -20,6 +20,14 @@ _VOCABULARIES = (
     "sentencepiece.bpe.model",
 )
 _JSON = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json")
+#: Files that transformers reads as UTF-8, besides templates.
+_TEXTS = (*_JSON, "chat_template.json", "vocab.txt", "merges.txt")
+_MARKED = "it begins with a byte order mark, which transformers does not read; save it without one"
+_NOT_TEXT = "it is not UTF-8 text; save it in this encoding"
+#: What a file in another encoding begins with.
+_OTHER_MARKS = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+#: The template of a processor, in older models with images or audio.
+_PROCESSOR_TEMPLATE = "chat_template.json"
 
 
 _TOKENS = (
@@ -40,9 +48,6 @@ def check_settings(folder: Path) -> None:
     for name in ("tokenizer_config.json", "special_tokens_map.json", "chat_template.json", "added_tokens.json"):
         if not (folder / name).is_file():
             continue
-        if read_file(folder, name, name).startswith(codecs.BOM_UTF8):
-            reason = "it begins with a byte order mark, which transformers does not read; save it without one"
-            raise error("model_malformed", file=str(folder / name), reason=reason)
         for key, value in read_json(folder / name, name).items():
             expected = _ID if name == "added_tokens.json" else _EXPECTED.get(key)
             if expected is None or (value is None and expected not in (_ID, _EXPECTED["added_tokens_decoder"])):
@@ -51,6 +56,55 @@ def check_settings(folder: Path) -> None:
             if not accepts(value):
                 reason = f"{key[:64]!r} is {value!r:.64}, not {description}"
                 raise error("model_malformed", file=str(folder / name), reason=reason)
+
+
+def check_encoding(folder: Path) -> None:
+    """Raise ``model_malformed`` for a text file of the tokenizer that begins with a byte order mark.
+
+    transformers does not read it in JSON, and makes it a part of the first token of a vocabulary. Templates are used
+    without it.
+    """
+    for name in _TEXTS:
+        if not (folder / name).is_file():
+            continue
+        with open_file(folder, name) as stream:
+            start = stream.read(len(codecs.BOM_UTF8))
+        if start == codecs.BOM_UTF8:
+            raise error("model_malformed", file=str(folder / name), reason=_MARKED)
+        if start.startswith(_OTHER_MARKS):
+            raise error("model_malformed", file=str(folder / name), reason=_NOT_TEXT)
+
+
+def unused_template(folder: Path, used: Any) -> str:
+    """Return a sentence about a template of the model that differs from the ``used`` one and is not used, or "".
+
+    As in transformers, chat_template.json is for processors of images and audio: a tokenizer has the template of
+    tokenizer_config.json, chat_template.jinja and additional_chat_templates/.
+    """
+    if not (folder / _PROCESSOR_TEMPLATE).is_file():
+        return ""
+    template = read_json(folder / _PROCESSOR_TEMPLATE, _PROCESSOR_TEMPLATE).get("chat_template")
+    given = template if isinstance(template, list) else []
+    named = {each["name"]: each["template"] for each in given} if given else template
+    if named in (None, "", used):
+        return ""
+    return (
+        f"The chat template in {_PROCESSOR_TEMPLATE} is not used: as in transformers, it is for images and audio only."
+    )
+
+
+def wrong_encodings(folder: Path) -> Iterator[tuple[str, str]]:
+    """Yield the text files of a tokenizer that transformers cannot read, each with the reason."""
+    for name in (*_TEXTS, "config.json", "chat_template.jinja", *template_files(folder)):
+        if not (folder / name).is_file():
+            continue
+        content = read_file(folder, name)
+        if content.startswith(codecs.BOM_UTF8) and not name.endswith(".jinja"):
+            yield name, _MARKED
+        try:
+            content.decode()
+        except UnicodeDecodeError:
+            yield name, _NOT_TEXT
 
 
 def read_settings(folder: Path) -> dict[str, Any]:
@@ -122,33 +176,6 @@ def has_tokenizer(folder: Path) -> bool:
     if any((folder / name).is_file() for name in (*_VOCABULARIES, "tokenizer_config.json")):
         return True
     return bool(vocabulary_files(folder))
-
-
-def _is_code(folder: Path) -> bool:
-    """Whether tokenizer_config.json names Python code of the model folder."""
-    try:
-        return bool(read_json(folder / "tokenizer_config.json", "tokenizer_config.json").get("auto_map"))
-    except AiakqError:
-        return False
-
-
-def why_unreadable(folder: Path, failure: BaseException) -> AiakqError:
-    """The error for a tokenizer that transformers failed to read.
-
-    It is ``tokenizer_missing``, ``remote_code`` or ``model_malformed``.
-    """
-    if not has_tokenizer(folder):
-        return error("tokenizer_missing", path=str(folder))
-    if _is_code(folder) and "trust_remote_code" in str(failure):
-        return error("remote_code", path=str(folder))
-    for name in _JSON:
-        if (folder / name).is_file():
-            try:
-                read_json(folder / name, str(folder / name))
-            except AiakqError as problem:
-                return problem
-    reason = str(failure).strip().splitlines()[0] if str(failure).strip() else type(failure).__name__
-    return error("model_malformed", file=f"the tokenizer in '{folder}'", reason=reason.rstrip("."))
 
 
 #: Keys that transformers adds to a tokenizer's configuration, with the location of its files.

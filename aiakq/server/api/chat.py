@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -35,6 +36,7 @@ from aiakq.server.api.openai import (
 from aiakq.server.api.request_model import LIMITED_BY, Integer
 from aiakq.server.api.routes import PROMPT_ERRORS, Route
 from aiakq.server.api.service import Service
+from aiakq.server.api.thought_budgets import message_budget
 from aiakq.server.process.request_stream import Prompt
 
 
@@ -72,6 +74,7 @@ class ChatCompletionRequest(GenerationRequest, ConversationFields):
         return values
 
     def rename_param(self, failure: AiakqError) -> AiakqError:
+        failure = super().rename_param(failure)
         names = {"logprobs": "top_logprobs", "prompt": "messages"}
         if self.max_completion_tokens is not None:
             names["max_tokens"] = "max_completion_tokens"
@@ -96,6 +99,13 @@ class ChatCompletionRequest(GenerationRequest, ConversationFields):
             return None
         reasoning = None if parser is None else Reasoning(parser, *reasoning_state(service, self, prompts[0]))
         return await answer_grammar(service, self, grammar, reasoning)
+
+    async def with_budgets(self, service: Service, prompts: Sequence[Prompt], params: SamplingParams) -> list[Prompt]:
+        if service.message_format.reasoning_parser is None:
+            return await super().with_budgets(service, prompts, params)
+        [prompt] = prompts
+        state = reasoning_state(service, self, prompt)
+        return [replace(prompt, thought=await message_budget(service, params, *state))]
 
 
 class TopLogprob(msgspec.Struct):

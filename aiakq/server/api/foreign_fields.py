@@ -158,7 +158,7 @@ _SAMPLING: dict[str, ForeignField] = {
 
 # --- answers
 
-_NO_BUDGET = "reasoning cannot be ended after a number of tokens; use max_tokens"
+_BUDGET = "thinking_token_budget"
 _ELSEWHERE = "requests to this route have no such field"
 
 
@@ -221,7 +221,6 @@ _ANSWERS: dict[str, ForeignField] = {
     **_refused(_ELSEWHERE, "input system template raw context", "", [], False),
     **_refused(_ELSEWHERE, "guided_json guided_regex guided_choice guided_grammar structural_tag top_logprobs", 0),
     **_refused(_ELSEWHERE, "logprob_token_ids truncate_prompt_tokens truncation_side"),
-    **_refused(_NO_BUDGET, "thinking_token_budget", -1),
     **_refused(_ELSEWHERE, "n best_of num_return_sequences", 1),
     **_refused(_ELSEWHERE, "logprobs prompt_logprobs echo", False),
 }
@@ -235,9 +234,7 @@ def _thinking(value: Any, sent: Sent) -> Fields:
         fields: dict[str, Any] = {"thinks": value.get("type") != "disabled"}
         if value.get("type") not in ("enabled", "disabled", "adaptive", "auto", None):
             _refuse("its type is enabled, disabled or adaptive")
-        if fields["thinks"] and value.get("budget_tokens") is not None:
-            _refuse(_NO_BUDGET)
-        return fields
+        return fields | (_budget(value, "budget_tokens") if fields["thinks"] else {})
     return _think(value, sent)
 
 
@@ -257,11 +254,47 @@ def _reasoning(value: Any, sent: Sent) -> Fields:
         fields["reasoning_effort"] = value["effort"]
     if isinstance(value.get("enabled"), bool):
         fields["thinks"] = value["enabled"]
-    if value.get("max_tokens") is not None:
-        _refuse(_NO_BUDGET)
     if value.get("exclude") is True:
         fields["include_reasoning"] = False
-    return fields
+    return fields | _budget(value, "max_tokens")
+
+
+def _budget(value: Mapping[str, Any], *names: str) -> dict[str, Any]:
+    """The budget that ``value`` has under one of ``names``."""
+    given = [value[name] for name in names if value.get(name) is not None]
+    return {_BUDGET: given[0]} if given else {}
+
+
+def _custom_params(value: Any, sent: Sent) -> Fields:
+    """SGLang's arguments of its processors of logits, one of which ends thoughts."""
+    return _budget(value, "thinking_budget") if isinstance(value, Mapping) else {}
+
+
+def _thinking_config(value: Any, sent: Sent) -> Fields:
+    """Gemini's object, which has either spelling."""
+    if not isinstance(value, Mapping):
+        _refuse("it is an object")
+    shows = value.get("include_thoughts", value.get("includeThoughts"))
+    fields: dict[str, Any] = {} if shows is not False else {"include_reasoning": False}
+    level = value.get("thinking_level", value.get("thinkingLevel"))
+    if isinstance(level, str):
+        fields["reasoning_effort"] = level.lower()
+    return fields | _budget(value, "thinking_budget", "thinkingBudget")
+
+
+def _google(value: Any, sent: Sent) -> Fields:
+    """Gemini's fields in requests of OpenAI's form."""
+    config = value.get("thinking_config", value.get("thinkingConfig")) if isinstance(value, Mapping) else None
+    return {} if config is None else _thinking_config(config, sent)
+
+
+def _nvext(value: Any, sent: Sent) -> Fields:
+    """The object of NVIDIA's servers."""
+    names = {"max_thinking_tokens": _BUDGET}
+    names |= {name: name for name in ("guided_json", "guided_regex", "guided_choice", "guided_grammar")}
+    if not isinstance(value, Mapping) or not value.keys() <= names.keys():
+        _refuse(f"an object with {', '.join(names)} is expected")
+    return {names[name]: entry for name, entry in value.items() if entry is not None}
 
 
 def _switch(value: Any, sent: Sent) -> Fields:
@@ -273,7 +306,24 @@ _REASONING: dict[str, ForeignField] = {
     "thinking": ForeignField(_thinking, hint=True),
     "think": ForeignField(_think, hint=True),
     "reasoning": ForeignField(_reasoning, hint=True),
-    **_refused(_NO_BUDGET, "thinking_budget reasoning_budget", -1),
+    # A number of tokens; a route without thoughts has nothing to limit.
+    _BUDGET: IGNORED,
+    **dict.fromkeys(
+        (
+            *("thinking_budget", "thinking_budget_tokens", "reasoning_budget", "reasoning_budget_tokens"),
+            *("reasoning_max_tokens", "max_thinking_tokens", "max_reasoning_tokens"),
+        ),
+        ForeignField(lambda value, sent: {_BUDGET: value}, hint=True),
+    ),
+    "custom_params": ForeignField(_custom_params, hint=True),
+    **dict.fromkeys(("thinking_config", "thinkingConfig"), ForeignField(_thinking_config, hint=True)),
+    "google": ForeignField(_google, hint=True),
+    "nvext": ForeignField(_nvext),
+    **_refused(
+        "reasoning_end_str of --reasoning-config says what ends a thought",
+        "reasoning_budget_message thinking_budget_message think_stop_sentence",
+        "",
+    ),
 }
 
 # --- bookkeeping, routing and settings of the server
@@ -283,7 +333,7 @@ _WITHOUT_EFFECT: dict[str, ForeignField] = {
         # OpenAI, Anthropic
         "prompt_cache_options cache_control inference_geo speed betas "
         # vLLM, SGLang, LMDeploy
-        "session_id session_params stream_interval extra_key custom_labels custom_params routed_dp_rank "
+        "session_id session_params stream_interval extra_key custom_labels routed_dp_rank "
         "data_parallel_rank disagg_prefill_dp_rank bootstrap_port ngram_corpus_id incremental_output result_format "
         # llama.cpp
         "cache_prompt id_slot slot_id timings_per_token return_progress response_fields n_cache_reuse "

@@ -52,6 +52,9 @@ class GenerationInput(Protocol):
     async def grammar_of(self, service: Service, prompts: Sequence[Prompt], grammar: Grammar | None) -> Grammar | None:
         """Return the grammar of the response after checking it; ``grammar``: that of the structured output fields."""
 
+    async def with_budgets(self, service: Service, prompts: Sequence[Prompt], params: SamplingParams) -> list[Prompt]:
+        """Return the prompts with the budgets of thoughts, which ``params`` has. Raises ``unsupported_parameter``."""
+
 
 class ResponseBuilder:
     """Builds the response to one request, complete or as chunks of a stream. Subclasses define its format.
@@ -131,6 +134,11 @@ async def _run(
             params.grammar = await payload.grammar_of(service, prompts, grammar)
     except AiakqError as failure:
         raise payload.rename_param(failure) from None
+    if params.thinking_token_budget is not None:
+        try:
+            prompts = await payload.with_budgets(service, prompts, params)
+        except AiakqError as failure:
+            raise payload.rename_param(failure) from None
     bad_words = await service.bad_word_ids(params)
     service.check_available()  # tokenization takes time
     state = request.state

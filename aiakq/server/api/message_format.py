@@ -10,6 +10,7 @@ from typing import Any
 from aiakq.errors import AiakqError, error
 from aiakq.runtime.text.chat_template import RESERVED_TEMPLATE_KWARGS
 from aiakq.runtime.text.tools_in_text import DEFAULT_SYNTAX, CallSyntax
+from aiakq.runtime.thought_budget import configured_marks
 from aiakq.server.api.message_parser import MessageFormat
 from aiakq.server.api.reasoning_parsers import REASONING_PARSERS
 from aiakq.server.api.reasoning_parsers.base import ReasoningParser
@@ -30,6 +31,7 @@ class ParserOptions:
 
     def __init__(self, args: Mapping[str, Any]) -> None:
         self._auto_tool_choice: bool = args["enable_auto_tool_choice"]
+        self._reasoning_config = args["reasoning_config"]
         self._tools = self._reasoning = None
         if self._auto_tool_choice or args["tool_call_parser"] is not None:
             self._tools = _Choice("tool_call_parser", "tool_parser_plugin", TOOL_PARSERS, ToolParser, args)
@@ -45,11 +47,14 @@ class ParserOptions:
                      the parser is one for which it can say so.
         """
         tool_parser = self._tool_parser(template, takes_tools)
+        reasoning_parser = self._reasoning.parser(template) if self._reasoning else None
+        own_marks = None if reasoning_parser is None else reasoning_parser.thought_marks()
         return MessageFormat(
             tool_parser,
-            self._reasoning.parser(template) if self._reasoning else None,
+            reasoning_parser,
             self._auto_tool_choice,
             call_syntax_of(tool_parser) or DEFAULT_SYNTAX,
+            configured_marks(self._reasoning_config, own_marks),
         )
 
     def _tool_parser(self, template: str, takes_tools: bool) -> Any:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from aiakq.runtime.text.tokenizer import Tokenizer
 from aiakq.runtime.text.tools_in_text import DEFAULT_SYNTAX, CallSyntax
+from aiakq.runtime.thought_budget import ThoughtMarks
 from aiakq.server.api.output.events import Event, EventSink
 from aiakq.server.api.output.scanner import Parsing, TextScanner
 from aiakq.server.api.reasoning_parsers.base import ReasoningParser
@@ -25,6 +26,7 @@ class MessageFormat:
     tool_parser       parser of tool calls, or None.
     reasoning_parser  parser of reasoning, or None to leave it in the answer.
     auto_tool_choice  whether the model may decide to call tools.
+    thought_marks     marks around thoughts, for those that are ended; None if they are not known.
     call_syntax       how the prompt says to write calls if the chat template has no place for tools.
     """
 
@@ -32,6 +34,7 @@ class MessageFormat:
     reasoning_parser: type[ReasoningParser] | None = None
     auto_tool_choice: bool = False
     call_syntax: CallSyntax = DEFAULT_SYNTAX
+    thought_marks: ThoughtMarks | None = None
 
     def special_tokens(self, tokenizer: Tokenizer) -> frozenset[int]:
         """Return the special tokens that are part of a parser's marks and must be kept in the text."""

@@ -15,14 +15,14 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, Generic, Literal, TypeVar
 
 import msgspec
-from pydantic import Field
+from pydantic import Field, PrivateAttr
 
 from aiakq.errors import AiakqError, error
 from aiakq.runtime.sampling_params import SamplingParams
 from aiakq.runtime.structured.grammars import Grammar
 from aiakq.runtime.text.output_processor import Delta
 from aiakq.runtime.text.outputs import Logprob, PositionLogprobs
-from aiakq.server.api.foreign_fields import GENERATION_FIELDS
+from aiakq.server.api.foreign_fields import GENERATION_FIELDS, ForeignField
 from aiakq.server.api.generation import ResponseBuilder
 from aiakq.server.api.request_model import LIMITED_BY, Integer, RequestModel
 from aiakq.server.api.request_timings import RequestTimings
@@ -30,6 +30,8 @@ from aiakq.server.api.sampling_fields import SAMPLING_FIELDS, SamplingFields, ch
 from aiakq.server.api.service import Service
 from aiakq.server.api.structured_fields import StructuredFields, structured_values
 from aiakq.server.api.text_offsets import TextOffsets
+from aiakq.server.api.thought_budgets import with_budgets
+from aiakq.server.api.unknown_fields import UnknownFields
 from aiakq.server.api.unsupported_fields import IGNORED_STREAM_OPTIONS
 from aiakq.server.process.request_stream import Prompt, RequestDeltas
 
@@ -78,6 +80,8 @@ class GenerationRequest(SamplingFields, StructuredFields):
         None, description="Part of the id of the response, instead of a random one."
     )
 
+    _budget_param: str = PrivateAttr("")  # the field of another server that has the budget
+
     def check_combinations(self) -> None:
         """Raise ``unsupported_parameter`` or ``value_out_of_range`` for values that exclude each other."""
         check_http_maximums(self)
@@ -97,6 +101,11 @@ class GenerationRequest(SamplingFields, StructuredFields):
         if self.stream and self.prompt_logprobs is not None:
             raise error("unsupported_parameter", param="prompt_logprobs", reason="it needs stream=false")
 
+    def take(self, name: str, value: Any, param: str, field: ForeignField, unknown: UnknownFields) -> None:
+        super().take(name, value, param, field, unknown)
+        if name == "thinking_token_budget":
+            self._budget_param = param
+
     def sampling_values(self) -> dict[str, Any]:
         """Return the sampling parameters that this request sets."""
         values = {name: getattr(self, name) for name in SAMPLING_FIELDS}
@@ -113,8 +122,14 @@ class GenerationRequest(SamplingFields, StructuredFields):
             return await service.text.check_grammar(grammar, self.grammar_name())
         return None
 
+    async def with_budgets(self, service: Service, prompts: Sequence[Prompt], params: SamplingParams) -> list[Prompt]:
+        """Return the prompts with the budgets of thoughts, which ``params`` has. Raises ``unsupported_parameter``."""
+        return await with_budgets(service, prompts, params)
+
     def rename_param(self, failure: AiakqError) -> AiakqError:
         """Return ``failure`` with the request field's name in place of the sampling parameter's."""
+        if failure.param == "thinking_token_budget" and self._budget_param:
+            return error(failure.id, **failure.fields | {"param": self._budget_param})
         return failure
 
 

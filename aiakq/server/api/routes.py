@@ -45,8 +45,8 @@ ROUTE_MODULES = Registry(
 UNAVAILABLE = ("engine_dead", "engine_restarting", "shutting_down")
 #: Tokenization.
 TOKENIZATION = (
-    *("no_tokenizer", "no_chat_template", "chat_template", "template_loses", "template_unusable"),
-    *("template_loses_users", "tokenization", "tokenizer_mismatch", "invalid_token_id"),
+    *("no_tokenizer", "no_chat_template", "no_default_template", "chat_template", "template_loses"),
+    *("template_unusable", "template_loses_users", "tokenization", "tokenizer_mismatch", "invalid_token_id"),
 )
 #: Generation requests, in addition to the errors of their fields.
 GENERATION = (

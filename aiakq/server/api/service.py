@@ -107,6 +107,7 @@ class Service:
         self.num_in_flight = 0
         self.closing: AiakqError | None = None
         self.default_template_kwargs: Mapping[str, Any] = {}  # of chat templates, below those of a request
+        self.thought_end_ids: list[int] | None = None  # tokens of the text that ends thoughts, once they are needed
         self.stream_interval = 1  # tokens per chunk of a stream
         self.log_outputs = False
 

@@ -26,7 +26,7 @@ _SAMPLING_FIELDS = (
     *("temperature", "top_p", "top_k", "min_p", "seed", "presence_penalty", "frequency_penalty"),
     *("repetition_penalty", "logit_bias", "ignore_eos", "skip_special_tokens", "spaces_between_special_tokens"),
     *("min_tokens", "stop_token_ids", "include_stop_str_in_output", "allowed_token_ids", "bad_words"),
-    "repetition_detection",
+    *("repetition_detection", "thinking_token_budget"),
 )
 #: Maximum number of generated tokens, which may exceed the context.
 TokenLimit = Annotated[Integer, Field(json_schema_extra={"minimum": 0, "maximum": 2**31})]
@@ -143,3 +143,7 @@ class TranslatedRequest(_Fields, Translated):
     async def grammar_of(self, service: Service, prompts: Sequence[Prompt], grammar: Grammar | None) -> Grammar | None:
         """Return the grammar for the response, after checking it."""
         return await self.chat.grammar_of(service, prompts, grammar)
+
+    async def with_budgets(self, service: Service, prompts: Sequence[Prompt], params: SamplingParams) -> list[Prompt]:
+        """Return the prompt with the budget of thoughts, which ``params`` has. Raises ``unsupported_parameter``."""
+        return await self.chat.with_budgets(service, prompts, params)

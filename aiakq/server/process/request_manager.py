@@ -228,6 +228,7 @@ class RequestManager:
                     kept_special_tokens=stream.kept_special_tokens,
                     pooling=stream.pooling,
                     adapter=stream.adapter,
+                    thought=prompt.thought,
                 )
                 states = stream.sequences[index]
                 if not states:

@@ -13,6 +13,7 @@ from aiakq.runtime.engine.messages import RequestTimes
 from aiakq.runtime.pooling_params import Pooling
 from aiakq.runtime.sampling_params import SamplingParams
 from aiakq.runtime.text.output_processor import Delta
+from aiakq.runtime.thought_budget import ThoughtBudget
 from aiakq.server.errors import copy_error
 from aiakq.server.telemetry.logs import OutputLog
 
@@ -33,10 +34,11 @@ RequestDeltas = list[tuple[int, Delta]]
 
 @dataclass(frozen=True)
 class Prompt:
-    """One tokenized prompt. ``text`` is None when the client sent token ids."""
+    """One tokenized prompt. ``text`` is None when the client sent token ids; ``thought`` is the budget behind it."""
 
     text: str | None
     token_ids: list[int]
+    thought: ThoughtBudget | None = None
 
 
 @dataclass

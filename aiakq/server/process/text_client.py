@@ -178,17 +178,16 @@ class TextClient:
     async def run(self, request: TextRequest) -> TextReply:
         """Run ``request`` on a worker and return the reply. If the caller is cancelled, the request is dropped.
 
-        Raises no_tokenizer, no_chat_template, chat_template, template_loses, template_unusable, tokenization,
-        invalid_type, worker_lost.
+        Raises no_tokenizer, no_chat_template, no_default_template, chat_template, template_loses, template_unusable,
+        tokenization, invalid_type, worker_lost.
         """
         if self._setup.source.left_out:
             raise error("no_tokenizer")
         if request.messages is not None:
             if not self.loaded.has_template:
                 raise error("no_chat_template")
-            if self.loaded.template_failure is not None:
-                id, fields = self.loaded.template_failure
-                raise error(id, **fields)
+            if failure := self.loaded.template_failure(with_tools="tools" in request.arguments):
+                raise failure
         reply = await self._replied(request)
         if reply.error is not None:
             id, fields = reply.error

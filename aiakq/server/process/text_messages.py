@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from aiakq.errors import error
+from aiakq.errors import AiakqError, error
 from aiakq.runtime.structured.grammars import Grammar
 from aiakq.runtime.text.infill import Infill
 from aiakq.runtime.text.template_facts import TemplateFacts
@@ -25,7 +25,7 @@ class Setup(msgspec.Struct):
     max_chars        maximum length of a rendered conversation.
     content_format   one of ``CONTENT_FORMATS``.
     template_source  how errors refer to ``chat_template``.
-    template_facts   those of a ``Loaded`` before, with which the templates need not be probed again.
+    template_facts   those of a ``Loaded`` before, with which the templates need not be checked again.
     """
 
     source: TokenizerSource
@@ -33,24 +33,25 @@ class Setup(msgspec.Struct):
     max_chars: int
     content_format: str = "auto"
     template_source: str = "of --chat-template"
-    template_facts: list[TemplateFacts] = []
+    template_facts: list[TemplateFacts | None] = []
 
 
 class Loaded(msgspec.Struct):
     """The reply to ``Setup``.
 
-    failure           error that the tokenizer failed to load with (id in the error registry, fields), or None.
-    description       description for the start-up table.
-    longest_token     maximum number of characters of a token; 0 if unknown.
-    decoder           argument of ``TokenDecoder``; empty if the tokenizer is not compiled.
-    config            contents of tokenizer_config.json as JSON, see ``Tokenizer.config``.
-    has_template      whether conversations can be rendered.
-    tools_template    the template for conversations with tools.
-    template_failure  why the model's own template cannot be used, if there is one, like ``failure``.
-    template_facts    what the templates for conversations without and with tools do; empty if there are none.
-    vocabulary        encoded ``Vocabulary`` for compiling grammars.
-    grammar_failure   why there is no vocabulary.
-    infill            tokens for fill-in-the-middle, or None if the model does not support it.
+    failure            error that the tokenizer failed to load with (id in the error registry, fields), or None.
+    description        description for the start-up table.
+    longest_token      maximum number of characters of a token; 0 if unknown.
+    decoder            argument of ``TokenDecoder``; empty if the tokenizer is not compiled.
+    config             contents of tokenizer_config.json as JSON, see ``Tokenizer.config``.
+    has_template       whether there is a chat template.
+    tools_template     the template for conversations with tools; if it cannot be used, that without.
+    template_failures  why the templates for conversations without and with tools cannot be used, like ``failure``.
+    template_facts     what these templates do; None for one that cannot be used. Empty if there are none.
+    unused_template    see ``Tokenizer``; empty if the operator gives a template.
+    vocabulary         encoded ``Vocabulary`` for compiling grammars.
+    grammar_failure    why there is no vocabulary.
+    infill             tokens for fill-in-the-middle, or None if the model does not support it.
     """
 
     failure: tuple[str, dict[str, Any]] | None = None
@@ -60,16 +61,22 @@ class Loaded(msgspec.Struct):
     config: bytes = b"{}"
     has_template: bool = False
     tools_template: str = ""
-    template_failure: tuple[str, dict[str, str]] | None = None
-    template_facts: list[TemplateFacts] = []
+    template_failures: list[tuple[str, dict[str, str]] | None] = []
+    template_facts: list[TemplateFacts | None] = []
+    unused_template: str = ""
     vocabulary: bytes = b""
     grammar_failure: str = ""
     infill: Infill | None = None
 
     @property
     def facts(self) -> TemplateFacts:
-        """What the template for conversations with tools does."""
-        return self.template_facts[-1] if self.template_facts else TemplateFacts()
+        """What the template for conversations with tools does; if it cannot be used, that without."""
+        return next((facts for facts in reversed(self.template_facts) if facts is not None), TemplateFacts())
+
+    def template_failure(self, with_tools: bool) -> AiakqError | None:
+        """Return the error for conversations if their template cannot be used."""
+        failure = self.template_failures[with_tools] if self.template_failures else None
+        return None if failure is None else error(failure[0], **failure[1])
 
 
 class TextRequest(msgspec.Struct):

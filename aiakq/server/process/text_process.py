@@ -36,9 +36,10 @@ from aiakq.runtime.structured.compiled import MAX_GRAMMAR_HELD
 from aiakq.runtime.structured.compiler import GrammarCompiler
 from aiakq.runtime.structured.relaxed_schemas import relaxed_schema
 from aiakq.runtime.structured.vocabulary import Vocabulary
-from aiakq.runtime.text.chat_template import ChatTemplate
+from aiakq.runtime.text.chat_template import ChatTemplate, template_of
 from aiakq.runtime.text.cut_text import cut_text
 from aiakq.runtime.text.infill import find_infill
+from aiakq.runtime.text.template_facts import TemplateFacts
 from aiakq.runtime.text.tokenizer import Tokenizer
 from aiakq.server.process.template_checks import checked_template
 from aiakq.server.process.text_messages import Drop, Loaded, Part, Setup, TextReply, TextRequest, pair_length
@@ -101,6 +102,7 @@ def _load(setup: Setup) -> tuple[Tokenizer, _Templates, Loaded]:
     hf, templates = tokenizer.hf, _Templates()
     if hasattr(hf, "get_chat_template") and (setup.chat_template or tokenizer.has_chat_template):
         templates = _load_templates(setup, tokenizer, loaded)
+    loaded.unused_template = "" if setup.chat_template else tokenizer.unused_template
     loaded.config = json.dumps(tokenizer.config(setup.chat_template)).encode()
     if hasattr(hf, "get_vocab"):
         loaded.infill = find_infill(tokenizer, hf.get_vocab())
@@ -115,49 +117,50 @@ def _load(setup: Setup) -> tuple[Tokenizer, _Templates, Loaded]:
 
 @dataclass
 class _Templates:
-    """The templates for conversations without and with tools."""
+    """The templates for conversations without and with tools; None for one that cannot be used."""
 
     plain: ChatTemplate | None = None
     with_tools: ChatTemplate | None = None
 
 
 def _load_templates(setup: Setup, tokenizer: Tokenizer, loaded: Loaded) -> _Templates:
-    """Load the chat templates. Raises ``template_unusable`` and ``template_loses_users`` for one of the operator."""
-    special_tokens = dict(getattr(tokenizer.hf, "special_tokens_map", {}))
-    source = setup.template_source if setup.chat_template else f"in '{setup.source.folder}'"
+    """Load the chat templates and describe them in ``loaded``.
+
+    Raises ``template_unusable`` and ``template_loses_users`` for one of the operator, and ``template_form``.
+    """
     loaded.has_template = True
-    try:
-        get_template = tokenizer.hf.get_chat_template
-        texts = [get_template(setup.chat_template), get_template(setup.chat_template, tools=[{}])]
-        if setup.template_facts:  # the process was restarted
-            plain, with_tools = map(ChatTemplate, texts, [special_tokens] * 2, setup.template_facts)
-            return _loaded(_Templates(plain, with_tools), loaded)
-
-        def limit_memory() -> None:
-            limit_more_memory(MAX_TEMPLATE_BYTES)
-
-        plain, with_tools = (
-            checked_template(text, special_tokens, setup.content_format, source, limit_memory, with_tools)
-            for text, with_tools in zip(texts, (False, True), strict=True)
-        )
-    except AiakqError as failure:
-        problem = failure
-    except ValueError as failure:  # several templates, none of them the default
-        problem = error("template_unusable", source=source, reason=str(failure).rstrip(".")[:200])
-    else:
-        return _loaded(_Templates(plain, with_tools), loaded)
-    if setup.chat_template:
-        raise problem
-    loaded.template_failure = (problem.id, {name: str(value) for name, value in problem.fields.items()})
-    return _Templates()
+    known: list[TemplateFacts | None] = setup.template_facts or [None, None]  # if the process was restarted
+    found: list[ChatTemplate | None] = []
+    for facts, with_tools in zip(known, (False, True), strict=True):
+        template, failure = None, None
+        try:
+            template = _load_template(setup, tokenizer, facts, with_tools)
+        except AiakqError as problem:
+            if setup.chat_template or problem.id == "template_form":
+                raise
+            failure = (problem.id, {name: str(value) for name, value in problem.fields.items()})
+        found.append(template)
+        loaded.template_failures.append(failure)
+        loaded.template_facts.append(None if template is None else template.facts)
+    loaded.tools_template = next((template.text for template in reversed(found) if template is not None), "")
+    return _Templates(*found)
 
 
-def _loaded(templates: _Templates, loaded: Loaded) -> _Templates:
-    """Describe ``templates`` in ``loaded``."""
-    assert templates.plain is not None and templates.with_tools is not None
-    loaded.tools_template = templates.with_tools.text
-    loaded.template_facts = [templates.plain.facts, templates.with_tools.facts]
-    return templates
+def _load_template(setup: Setup, tokenizer: Tokenizer, facts: TemplateFacts | None, with_tools: bool) -> ChatTemplate:
+    """Load one of the chat templates, which is checked unless its ``facts`` are known.
+
+    Raises ``no_default_template``, and as ``checked_template``.
+    """
+    special_tokens = dict(getattr(tokenizer.hf, "special_tokens_map", {}))
+    text = template_of(tokenizer.hf, setup.chat_template, with_tools)
+    if facts is not None:
+        return ChatTemplate(text, special_tokens, facts)
+    source = setup.template_source if setup.chat_template else f"in '{setup.source.folder}'"
+
+    def limit_memory() -> None:
+        limit_more_memory(MAX_TEMPLATE_BYTES)
+
+    return checked_template(text, special_tokens, setup.content_format, source, limit_memory, with_tools)
 
 
 def _compiler(tokenizer: Tokenizer, loaded: Loaded) -> GrammarCompiler | None:

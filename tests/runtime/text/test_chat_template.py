@@ -105,6 +105,9 @@ def test_the_operator_may_choose_the_form():
         )
         == "TrueA"
     )
+    strict = each("{% if m.role == 'system' %}{{ m.content + '' }}{% else %}" + BOTH + "{% endif %}")
+    rendered = checked(strict, "openai").render([said("system", "Be brief."), said("user", "Hi")])
+    assert rendered == "[system]Be brief.[user]Hi", "a role for which it cannot be used keeps its own form"
     for text, form in ((each(PARTS), "string"), (each("{{ m.content }}"), "openai")):
         with pytest.raises(AiakqError, match=f"--chat-template-content-format {form}"):
             checked(text, form)

@@ -10,7 +10,7 @@ import pytest
 
 from aiakq.errors import AiakqError
 from aiakq.runtime.text.tokenizer import Tokenizer
-from aiakq.runtime.text.tokenizer_files import check_settings, has_tokenizer
+from aiakq.runtime.text.tokenizer_files import check_encoding, check_settings, has_tokenizer, unused_template
 
 
 def test_a_missing_tokenizer_is_said_to_be_missing(example_model, tmp_path):
@@ -69,10 +69,41 @@ def test_a_null_that_transformers_cannot_read_is_named(tmp_path):
         check_settings(tmp_path)
 
 
-def test_a_byte_order_mark_is_named_with_its_file(tmp_path):
-    (tmp_path / "tokenizer_config.json").write_text('\ufeff{"legacy": false}')
-    with pytest.raises(AiakqError, match=r"tokenizer_config.json.*byte order mark"):
-        check_settings(tmp_path)
+@pytest.mark.parametrize("name", ["tokenizer_config.json", "tokenizer.json", "vocab.json", "vocab.txt", "merges.txt"])
+def test_a_byte_order_mark_is_named_with_its_file(tmp_path, name):
+    (tmp_path / name).write_text('\ufeff{"legacy": false}')
+    with pytest.raises(AiakqError, match=rf"{name}.*byte order mark"):
+        check_encoding(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "name", ["tokenizer_config.json", "tokenizer.json", "chat_template.jinja", "additional_chat_templates/a.jinja"]
+)
+@pytest.mark.parametrize("encoding", ["latin-1", "utf-16"])
+def test_a_file_in_another_encoding_is_named(example_model, tmp_path, name, encoding):
+    folder = tmp_path / "model"
+    shutil.copytree(example_model, folder)
+    (folder / name).parent.mkdir(exist_ok=True)
+    (folder / name).write_bytes('{"chat_template": "Schöne Grüße"}'.encode(encoding))
+    with pytest.raises(AiakqError, match=rf"{name}.*(it is not UTF-8 text|utf-8)") as caught:
+        Tokenizer.load(folder)
+    assert caught.value.id == "model_malformed" and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("content", "is_named"),
+    [
+        ({"chat_template": "other"}, True),
+        ({"chat_template": [{"name": "default", "template": "other"}]}, True),
+        ({"chat_template": "used"}, False),
+        ({"chat_template": None}, False),
+        ({}, False),
+    ],
+)
+def test_a_template_of_a_processor_is_named_if_it_differs(tmp_path, content, is_named):
+    assert unused_template(tmp_path, "used") == ""
+    (tmp_path / "chat_template.json").write_text(json.dumps(content))
+    assert bool(unused_template(tmp_path, "used")) is is_named
 
 
 def test_settings_of_published_tokenizers_are_accepted(tmp_path):

@@ -334,10 +334,12 @@ def after(vocab: Vocab, part: dict[str, Any], text: str) -> bool | None:
     matcher, rest = vocab.compiler.matcher(tag_grammar_of(part)), text.encode()
     mask = torch.zeros(matcher.num_words, dtype=torch.int32)
     while rest:
-        token = max((i for i, one in enumerate(vocab.texts) if one and rest.startswith(one)), key=vocab._length)
         matcher.fill_mask(mask.data_ptr())
-        if not mask[token // 32] >> (token % 32) & 1:
+        allowed = np.unpackbits(mask.numpy().view(np.uint8), bitorder="little")
+        tokens = [i for i, one in enumerate(vocab.texts) if one and allowed[i] and rest.startswith(one)]
+        if not tokens:
             return None
+        token = max(tokens, key=vocab._length)
         rest = rest[len(vocab.texts[token]) :]
         matcher.advance(token)
     return vocab.may_end(matcher)
@@ -385,8 +387,9 @@ def test_a_thought_that_the_prompt_has_closed_is_the_only_one(special):
     assert after(vocab, part, "<") is None and after(vocab, part, "<think>") is None
 
 
+@pytest.mark.parametrize("spaces", ["", "\n", "\n\n", " ", "\r\n\t\n\n\n"])
 @pytest.mark.parametrize("name", sorted(UNMARKED))
-def test_a_call_without_a_mark_may_follow_a_thought(name):
+def test_a_call_without_a_mark_may_follow_a_thought(name, spaces):
     class Marked(PARSERS[name]):
         marks = ("<think>", "</think>", *PARSERS[name].marks)
 
@@ -396,10 +399,41 @@ def test_a_call_without_a_mark_may_follow_a_thought(name):
         part = Reasoning(REASONING_PARSERS.load("qwen3"), *state).before(
             PARSERS[name].answer_format(SCHEMAS, False), "tools", may_end=True
         )
-        assert after(vocab, part, f"<think>{call}!</think>{call}{close}") is True
-        assert after(vocab, part, f"<think>{call}!</think>{call}!") is None
+        assert after(vocab, part, f"<think>{call}!</think>{spaces}{call}{close}") is True
+        assert after(vocab, part, f"<think>{call}!</think>{spaces}{call}!") is None
+        assert after(vocab, part, f"<think>{call}!</think>{spaces}Well, {call}!") is True
         assert after(vocab, part, f"<think>{call}!") is True
-    assert after(vocab, part, f"{call}{close}") is True and after(vocab, part, f"{call}!") is None
+    for one in (part, part["answer"]):
+        assert after(vocab, one, f"{spaces}{call}{close}") is True and after(vocab, one, f"{spaces}{call}!") is None
+
+
+@pytest.mark.parametrize("is_open", [True, False], ids=["opened by the prompt", "opened by the model"])
+@pytest.mark.parametrize("name", MARKED)
+def test_calls_of_every_format_may_follow_a_thought(name, is_open):
+    parser, schemas = PARSERS[name], {"get_time": SCHEMAS["get_time"]}
+
+    class Marked(parser):
+        marks = ("<think>", "</think>", *parser.marks)
+
+    tags = tag_grammar_of(some_tags(parser.call_tags(schemas, True), parser.separator, only_one=True), LIKE)
+    answer = parser.answer_format(schemas, False)
+    for special in (True, False):
+        vocab = Vocab(Marked, special)
+        part = Reasoning(REASONING_PARSERS.load("qwen3"), is_open).before(answer, "tools", may_end=True)
+        call = vocab.sample(tags, random.Random(4)).decode()
+        for spaces in ("", "\n", "\n\n", " \n"):
+            assert after(vocab, part, f"<think>Hm.</think>{spaces}{call}") is True
+            assert after(vocab, part, f"<think>Hm.</think>{spaces}I call it.{spaces}{call}") is True
+
+
+@pytest.mark.parametrize(
+    "spelled", ['{"name":"get_time","parameters":{}}', '{\n  "name": "get_time",\n  "parameters": {}\n}']
+)
+def test_the_name_of_a_call_without_a_mark_may_be_spelled_as_the_model_is_used_to(spelled):
+    parser = PARSERS["llama3_json"]
+    vocab, begin = Vocab(parser, True), spelled.partition("{}")[0]
+    assert after(vocab, parser.answer_format(SCHEMAS, False), begin + "{}}") is True
+    assert after(vocab, parser.answer_format(SCHEMAS, False), begin + "[") is None
 
 
 def test_white_space_does_not_lead_into_a_thought_where_text_may_not_begin_with_it():

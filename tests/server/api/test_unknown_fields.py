@@ -196,7 +196,7 @@ def test_misspelled_fields_of_parts_items_and_tools_are_refused(model, fields, p
         (ResponsesRequest, _item(type="function_call_output", call_id="a", output="b", colour=None), []),
         (ResponsesRequest, {"tools": [{"type": "function", "name": "f", "colour": 1}]}, []),  # for the template
         (ResponsesRequest, {"tools": [{"type": "web_search", "filter": {}}]}, []),
-        (MessagesRequest, {"thinking": {"type": "enabled", "budget_tokens": 9}}, ["thinking.budget_tokens"]),
+        (MessagesRequest, {"thinking": {"type": "enabled", "display": "omitted"}}, []),
         (MessagesRequest, _block(type="text", text="a", cache_control={"type": "ephemeral"}, citations=None), []),
         (MessagesRequest, _block(type="thinking", thinking="a", signature="b"), []),
         (ResponsesRequest, _item(type="reasoning", id="a", summary=[], encrypted_content="b", status=None), []),

@@ -25,15 +25,20 @@ HI = [{"role": "user", "content": "Hi"}]
 
 
 @pytest.fixture
-def source_with(example_model: Path, tmp_path: Path) -> Callable[[str], TokenizerSource]:
-    """``source_with(template)`` -> the example model's tokenizer with this template."""
+def source_with(example_model: Path, tmp_path: Path) -> Callable[..., TokenizerSource]:
+    """``source_with(template, **files)`` -> the example model's tokenizer with this template and these files."""
 
-    def make(template: str) -> TokenizerSource:
+    def make(template: Any, files: dict[str, bytes] | None = None) -> TokenizerSource:
         folder = tmp_path / "model"
         shutil.copytree(example_model, folder)
         (folder / "chat_template.jinja").unlink(missing_ok=True)
         file = folder / "tokenizer_config.json"
-        file.write_text(json.dumps(json.loads(file.read_text()) | {"chat_template": template}))
+        given = {} if template is None else {"chat_template": template}
+        config = {name: value for name, value in json.loads(file.read_text()).items() if name != "chat_template"}
+        file.write_text(json.dumps(config | given))
+        for name, content in (files or {}).items():
+            (folder / name).parent.mkdir(exist_ok=True)
+            (folder / name).write_bytes(content)
         return TokenizerSource(str(folder))
 
     return make
@@ -119,3 +124,81 @@ def test_a_template_that_loops_or_swells_is_used_without_facts(monkeypatch):
     assert template.facts.forms == {} and template.facts.takes_tools
     template = checked_template(LOOP + PLAIN, {}, "openai", "of the test", lambda: None)
     assert template.facts.forms["user"] == ["openai"]
+
+
+def named(**templates: str) -> list[dict[str, str]]:
+    return [{"name": name, "template": text} for name, text in templates.items()]
+
+
+TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}
+WITH_TOOLS = PLAIN + "{% for t in tools %}<{{ t.function.name }}>{% endfor %}"
+
+
+@pytest.mark.parametrize("place", ["tokenizer_config.json", "additional_chat_templates"])
+def test_named_templates_without_a_default_serve_the_conversations_they_are_for(source_with, place):
+    files = {"additional_chat_templates/tool_use.jinja": WITH_TOOLS.encode()}
+    source = source_with(named(tool_use=WITH_TOOLS)) if "config" in place else source_with(PLAIN, files)
+
+    async def use(client: TextClient) -> None:
+        assert await rendered(client, tools=[TOOL]) == "Hi<add>"
+        with pytest.raises(AiakqError, match="'tool_use'.* none of them is the default") as caught:
+            await rendered(client)
+        assert caught.value.id == "no_default_template" and caught.value.http_status == 400
+        assert "--chat-template FILE" in str(caught.value) and "\n" not in str(caught.value)
+        await client.stop()
+        assert await rendered(client, tools=[TOOL]) == "Hi<add>", "also after the process was restarted"
+
+    client = loaded(source, use=use)
+    [warning] = _template_warnings(client)
+    assert "Chat requests without tools are refused." in warning
+
+
+def test_templates_of_which_transformers_uses_none_are_named_in_one_line(source_with):
+    async def use(client: TextClient) -> None:
+        for arguments in ({}, {"tools": [TOOL]}):
+            with pytest.raises(AiakqError, match="'rag', 'x'"):
+                await rendered(client, **arguments)
+
+    client = loaded(source_with(named(rag=PLAIN, x=PLAIN)), use=use)
+    [warning] = _template_warnings(client)
+    assert " Chat requests are refused." in warning
+
+
+def test_a_template_for_tools_that_does_not_compile_leaves_other_conversations(source_with):
+    async def use(client: TextClient) -> None:
+        assert await rendered(client) == "Hi"
+        with pytest.raises(AiakqError, match="cannot be used: line 1: "):
+            await rendered(client, tools=[TOOL])
+
+    client = loaded(source_with(named(default=PLAIN, tool_use="{% if %}")), use=use)
+    [warning] = _template_warnings(client)
+    assert "Chat requests with tools are refused." in warning
+
+
+def test_a_form_that_the_template_of_the_model_does_not_take_ends_the_start(source_with):
+    source = source_with("{% for m in messages %}{{ m.content[0].text }}{% endfor %}")
+    with pytest.raises(AiakqError, match="--chat-template-content-format string") as caught:
+        loaded(source, None, 1 << 20, False, "string")
+    assert caught.value.id == "template_form" and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("place", ["tokenizer_config.json", "chat_template.jinja", "--chat-template"])
+def test_a_byte_order_mark_of_a_template_does_not_reach_prompts(source_with, place):
+    marked = "\ufeff" + PLAIN
+    files = {"chat_template.jinja": marked.encode()} if place.endswith("jinja") else {}
+    source = source_with(marked if "config" in place else PLAIN, files)
+
+    async def use(client: TextClient) -> None:
+        assert await rendered(client) == "Hi"
+
+    loaded(source, marked if place.startswith("--") else None, 1 << 20, use=use)
+
+
+def test_a_template_of_a_processor_is_named_and_not_used(source_with):
+    files = {"chat_template.json": json.dumps({"chat_template": "{{ 'other' }}" + PLAIN}).encode()}
+
+    async def use(client: TextClient) -> None:
+        assert await rendered(client) == "Hi"
+
+    [warning] = _template_warnings(loaded(source_with(PLAIN, files), use=use))
+    assert "chat_template.json is not used" in warning and "--chat-template FILE" in warning

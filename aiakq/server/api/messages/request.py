@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, WithJsonSchema
 
 from aiakq.errors import error
+from aiakq.runtime.sampling_params import SamplingParams
 from aiakq.server.api.messages.blocks import check_blocks, messages_of
 from aiakq.server.api.openai import ModelName
 from aiakq.server.api.reasoning_switch import ReasoningEffort
-from aiakq.server.api.request_model import FailFastList, RequestModel
+from aiakq.server.api.request_model import FailFastList, Integer, RequestModel
+from aiakq.server.api.service import Service
 from aiakq.server.api.tools import MAX_TOOLS
 from aiakq.server.api.translated import TokenLimit, Translated, TranslatedRequest
 from aiakq.server.api.unknown_fields import UnknownFields
 from aiakq.server.api.unsupported_fields import UnsupportedField
+from aiakq.server.process.request_stream import Prompt
 
 _BLOCKS_SCHEMA = {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "object"}}]}
 #: Chat parameter -> this API's name, where they differ, except parameters of tools.
@@ -24,6 +28,7 @@ _NAMES = {
     "tool_choice.function.name": "tool_choice.name",
     "parallel_tool_calls": "tool_choice.disable_parallel_tool_use",
     "response_format": "output_config.format",
+    "thinking_token_budget": "thinking.budget_tokens",
     "response_format.json_schema.schema": "output_config.format.schema",
 }
 _TOOL_PARTS = {".function.parameters": ".input_schema", ".function.strict": ".strict"}
@@ -57,12 +62,13 @@ class MessagesToolChoice(RequestModel):
 
 
 class Thinking(RequestModel):
-    """Whether the model reasons, if its chat template has a switch. The token budget is not enforced."""
+    """Whether the model reasons, if its chat template has a switch, and how long."""
 
-    ignored_fields = frozenset({"budget_tokens", "display"})
+    ignored_fields = frozenset({"display"})
     unsupported_fields: ClassVar = {}
 
     type: Literal["enabled", "disabled", "adaptive"]
+    budget_tokens: Annotated[Integer, Field(json_schema_extra={"minimum": 0, "maximum": 2**31})] | None = None
 
 
 class OutputFormat(RequestModel):
@@ -109,7 +115,9 @@ class MessagesFields(Translated):
     )
     tool_choice: MessagesToolChoice | None = Field(None, description="auto, any, tool (that of name) or none.")
     thinking: Thinking | None = Field(
-        None, description="enabled, adaptive or disabled, for chat templates that have a switch for it."
+        None,
+        description="enabled, adaptive or disabled, for chat templates that have a switch for it. With enabled, "
+        "budget_tokens is thinking_token_budget, if --reasoning-parser says what ends a thought.",
     )
     output_config: OutputConfig | None = Field(
         None, description="effort, for chat templates that have a switch for it, and format, a JSON schema."
@@ -117,9 +125,6 @@ class MessagesFields(Translated):
 
     def check_parts(self, path: str, unknown: UnknownFields) -> None:
         check_blocks(self.system, self.messages, unknown)
-        if self.thinking is not None and (self.thinking.model_extra or {}).get("budget_tokens") is not None:
-            # Clients have to send it, so that it is not refused as in chat.
-            unknown.ignore(error("unknown_field", param="thinking.budget_tokens", hint="It was ignored."))
 
     def conversation_fields(self) -> dict[str, Any]:
         """Return the fields of the chat request."""
@@ -172,7 +177,21 @@ class MessagesRequest(MessagesFields, TranslatedRequest):
             "max_tokens": self.max_tokens,
             "stop": self.stop_sequences,
             "response_format": response_format,
+            **({} if self._budget is None else {"thinking_token_budget": self._budget}),
         }
+
+    @property
+    def _budget(self) -> int | None:
+        """The budget of ``thinking``."""
+        thinking = self.thinking
+        return thinking.budget_tokens if thinking is not None and thinking.type == "enabled" else None
+
+    async def with_budgets(self, service: Service, prompts: Sequence[Prompt], params: SamplingParams) -> list[Prompt]:
+        if self._budget is not None and service.message_format.thought_marks is None:
+            # Clients have to send it, so that it is not refused as in chat.
+            service.unknown_fields.ignore(error("unknown_field", param="thinking.budget_tokens", hint=""))
+            return list(prompts)
+        return await super().with_budgets(service, prompts, params)
 
 
 class CountTokensRequest(MessagesFields):

@@ -14,10 +14,12 @@ from aiakq.server.api.output.json_text import MAX_NAME, arguments_value
 from aiakq.server.api.output.scanner import Emit, Marks, Parsing, TextScanner
 
 MARKS = ("<|channel|>", "<|message|>", "<|start|>", "<|end|>", "<|return|>", "<|call|>", "<|constrain|>")
+#: What ends a message.
+ENDS = ("<|end|>", "<|return|>", "<|call|>", "<|start|>", "<|channel|>")
 
 _HEAD = Marks("<|channel|>", "<|message|>")
 _TEXT = Marks("<|message|>")
-_END = Marks("<|end|>", "<|return|>", "<|call|>", "<|start|>", "<|channel|>")
+_END = Marks(*ENDS)
 _FUNCTION = re.compile(rf"(?:^|\s)to=functions\.([^\s<]{{1,{MAX_NAME}}})")
 
 

@@ -116,6 +116,14 @@ class TextScanner:
             spaces.append(self.span(_SPACES))
         return "".join(spaces)
 
+    def is_before(self, mark: str) -> Parsing[bool]:
+        """Return whether ``mark`` comes next, without reading it."""
+        while True:
+            rest = self._text[self._position : self._position + len(mark)]
+            if rest == mark or self.ended or not mark.startswith(rest):
+                return rest == mark
+            yield
+
     def match(self, *texts: str) -> Parsing[str]:
         """Read and return the longest of ``texts`` that matches here; "" if none does."""
         ordered = sorted(texts, key=len, reverse=True)

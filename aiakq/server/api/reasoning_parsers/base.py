@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+from aiakq.runtime.thought_budget import ThoughtMarks
 from aiakq.server.api.output.events import EventSink
 from aiakq.server.api.output.scanner import Marks, Parsing, TextScanner
 from aiakq.server.api.reasoning_parsers.thought import Thought
@@ -34,6 +35,12 @@ class ReasoningParser:
 
     def __init__(self, is_open: bool, is_closed: bool = False) -> None:
         self.is_open, self.is_closed = is_open, is_closed
+
+    @classmethod
+    def thought_marks(cls) -> ThoughtMarks | None:
+        """Return the marks around the thoughts that ``parse`` finds; None if a subclass finds others."""
+        is_own = cls.parse is ReasoningParser.parse
+        return ThoughtMarks(cls.starts, cls.ends, cls.ends[0]) if is_own and cls.starts and cls.ends else None
 
     @classmethod
     def opened_by(cls, prompt: str, continued: str | None = None) -> bool:

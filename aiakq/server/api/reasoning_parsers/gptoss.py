@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from aiakq.server.api.output.channels import MARKS, read_channels
+from aiakq.runtime.thought_budget import ThoughtMarks
+from aiakq.server.api.output.channels import ENDS, MARKS, read_channels
 from aiakq.server.api.output.events import EventSink
 from aiakq.server.api.output.scanner import Parsing, TextScanner
 from aiakq.server.api.reasoning_parsers.base import ReasoningParser
@@ -17,6 +18,10 @@ class GptossReasoningParser(ReasoningParser):
     marks = MARKS
     has_answer_mark = False
     template_marks = ("<|channel|>analysis",)
+
+    @classmethod
+    def thought_marks(cls) -> ThoughtMarks:
+        return ThoughtMarks(cls.starts, ENDS, "<|end|>", anywhere=True)
 
     def parse(self, text: TextScanner, output: EventSink) -> Parsing[None]:
         finds_calls = isinstance(self.tools, GptossParser)

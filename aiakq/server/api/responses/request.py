@@ -79,12 +79,16 @@ class TextOptions(RequestModel):
 
 
 class ReasoningOptions(RequestModel):
-    """The reasoning effort, if the chat template supports one. Reasoning is returned in full, without a summary."""
+    """The reasoning effort, if the chat template supports one. Reasoning is returned in full, without a summary.
+
+    ``max_tokens``, of OpenRouter, is another name of thinking_token_budget.
+    """
 
     ignored_fields = frozenset({"summary", "generate_summary"})
     unsupported_fields: ClassVar = {}
 
     effort: ReasoningEffort | None = None
+    max_tokens: Integer | None = None
 
 
 class ResponsesRequest(TranslatedRequest):
@@ -123,7 +127,9 @@ class ResponsesRequest(TranslatedRequest):
     )
     text: TextOptions | None = Field(None, description="The format of the answer.")
     reasoning: ReasoningOptions | None = Field(
-        None, description="effort; for chat templates that have a switch for it."
+        None,
+        description="effort, for chat templates that have a switch for it, and max_tokens, the same as "
+        "thinking_token_budget.",
     )
     include: FailFastList[Includable] | None = Field(
         None,
@@ -170,7 +176,13 @@ class ResponsesRequest(TranslatedRequest):
             "truncate_prompt_tokens": -1 if self.truncation == "auto" else None,
             "continue_final_message": True if continued else None,
             "add_generation_prompt": False if continued else None,
+            **({} if self._budget is None else {"thinking_token_budget": self._budget}),
         }
+
+    @property
+    def _budget(self) -> int | None:
+        """The budget of ``reasoning``."""
+        return None if self.reasoning is None else self.reasoning.max_tokens
 
     def own_name(self, param: str) -> str:
         tool = _TOOL.fullmatch(param)

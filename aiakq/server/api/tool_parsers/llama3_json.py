@@ -7,7 +7,19 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from aiakq.runtime.structured.formats import Format, any_text, either, some_tags, tag, text_with_tags
+from aiakq.runtime.structured.formats import (
+    Format,
+    any_tags,
+    any_text,
+    const,
+    either,
+    regex,
+    schema,
+    sequence,
+    some_tags,
+    tag,
+    text_with_tags,
+)
 from aiakq.server.api.output.checked_calls import CheckedCalls
 from aiakq.server.api.output.events import EventSink, NoCall
 from aiakq.server.api.output.json_text import json_call
@@ -21,6 +33,10 @@ _STARTS = Marks(_TAG, "{")
 _BEGUN = re.compile(r'[\s;,]*\{[\s,]*"(?:[^"\\]|\\.)*"\s*:', re.DOTALL)
 _BETWEEN = re.compile(r"[ \t\r\n0-9A-Za-z.,:+\-]+")
 _IN_STRING = re.compile(r'[^"\\]+')
+#: Parts of patterns of calls.
+_S = r"[ \t\r\n]*"
+_FUNCTION = rf'"type"{_S}:{_S}"function"'
+_KEY = rf'"name"{_S}:{_S}'
 #: Text that may precede the tool's name in the object of a call without the tag.
 _BEFORE_NAME = ("", '"type": "function", ')
 
@@ -48,12 +64,25 @@ class Llama3JsonParser(JsonToolParser):
     @classmethod
     def answer_format(cls, schemas: Mapping[str, Any], only_one: bool) -> Format:
         calls = some_tags(cls.call_tags(schemas, only_one), cls.separator, only_one=only_one)
-        names = "|".join(re.escape(json.dumps(name, ensure_ascii=False)[1:]) for name in schemas)
+        names = "|".join(map(_quoted, schemas))
         # Covers every form of a call, so that the parser does not take text for a call.
-        function, name = r'"type"\s*:\s*"function"[\s,]*', r'"name"\s*:\s*'
-        call = rf'\s*\{{[\s,]*({function})*({name}"({names}|[^"\\]*\\)|"[^"\\]*\\)'
+        call = rf'{_S}\{{[ \t\r\n,]*({_FUNCTION}[ \t\r\n,]*)*({_KEY}"({names}|[^"\\]*\\)|"[^"\\]*\\)'
         text = any_text(not_beginning=call)
-        return either(calls, text_with_tags([tag(_TAG, calls)], cls.triggers, only_one=only_one, text=text))
+        marked = text_with_tags([tag(_TAG, calls)], cls.triggers, only_one=only_one, text=text)
+        return either(cls._unmarked_calls(schemas, only_one), marked)
+
+    @classmethod
+    def _unmarked_calls(cls, schemas: Mapping[str, Any], only_one: bool) -> Format:
+        """Return the format of calls at the beginning of a message, where any other text is allowed up to the name.
+
+        The lexer of grammars prefers the longest match: text up to the name and a call have to be matched at once.
+        """
+        first: list[Format] = []
+        for name, each in schemas.items():
+            begin = rf'{_S}\{{{_S}({_FUNCTION}{_S},{_S})?{_KEY}"{_quoted(name)}{_S},{_S}"{cls.arguments_key}"{_S}:{_S}'
+            first.append(sequence(regex(begin), schema(each), const("}")))
+        calls = [tag(cls.separator, each) for each in cls.call_tags(schemas, only_one)]
+        return either(*first) if only_one else sequence(either(*first), any_tags(calls))
 
     def parse(self, text: TextScanner, output: EventSink) -> Parsing[None]:
         spaces = yield from text.skip_spaces()
@@ -100,6 +129,11 @@ class Llama3JsonParser(JsonToolParser):
             yield from text.match(";", ",")
             yield from text.skip_spaces()
         output.content(text.recorded())
+
+
+def _quoted(name: str) -> str:
+    """Return a pattern of ``name`` in JSON behind its opening quote."""
+    return re.escape(json.dumps(name, ensure_ascii=False)[1:])
 
 
 def _string(text: TextScanner, output: EventSink) -> Parsing[bool]:

@@ -39,9 +39,7 @@ class MistralParser(JsonToolParser):
         return [*super().call_tags(schemas, only_one), *named]
 
     def parse(self, text: TextScanner, output: EventSink) -> Parsing[None]:
-        has_mark = False
-        while has_mark or (yield from text.until(self.starts, output.content)):
-            has_mark = False
+        while (yield from text.until(self.starts, output.content)):
             text.record(_MARK)
             yield from text.skip_spaces()
             while (yield from text.match(_MARK)):  # some models repeat it
@@ -50,18 +48,18 @@ class MistralParser(JsonToolParser):
             if (yield from text.peek()) in ("[", "{"):
                 yield from self.read_calls(text, output, written)
             else:
-                has_mark = yield from self._read_named(text, output, written)
+                yield from self._read_named(text, output, written)
 
-    def _read_named(self, text: TextScanner, output: EventSink, mark: str) -> Parsing[bool]:
-        """Read a call whose name precedes its arguments. Returns whether the mark of the next call has been read."""
+    def _read_named(self, text: TextScanner, output: EventSink, mark: str) -> Parsing[None]:
+        """Read a call whose name precedes its arguments. Text that is not a call is content, up to the next mark."""
         text.record(mark)
         pieces: list[str] = []
         yield from text.until(_BEHIND_NAME, pieces.append, read_mark=False)
         called, id = "".join(pieces).strip(), ""
-        behind = yield from text.match("[ARGS]", "[CALL_ID]", _MARK)
-        if behind == _MARK:
-            output.content(text.recorded().removesuffix(_MARK))
-            return True
+        if (yield from text.is_before(_MARK)):
+            output.content(text.recorded())
+            return
+        behind = yield from text.match("[ARGS]", "[CALL_ID]")
         if behind == "[CALL_ID]":
             pieces.clear()
             yield from text.until(_BEHIND_NAME, pieces.append, read_mark=False)
@@ -69,18 +67,17 @@ class MistralParser(JsonToolParser):
             yield from text.match("[ARGS]")
         elif not behind and (yield from text.peek()) == "[":  # text before a list
             yield from self.read_calls(text, output, text.recorded())
-            return False
+            return
         yield from text.skip_spaces()
         is_name = called in self.tools or not re.search(r"\s", called)
         if not is_name or not 0 < len(called) <= MAX_NAME or (yield from text.peek()) != "{":
             output.content(text.recorded())
-            return False
+            return
         text.recorded()
         output.start_call(called, id)
         complete = yield from arguments_value(text, output.arguments)
         if complete or not text.is_exhausted:
             output.end_call()
-        return False
 
     @staticmethod
     def call_id(seed: str) -> str:

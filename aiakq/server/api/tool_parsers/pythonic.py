@@ -7,7 +7,18 @@ import re
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from aiakq.runtime.structured.formats import Format, any_text, const, either, sequence, some_tags, tag, text_with_tags
+from aiakq.runtime.structured.formats import (
+    Format,
+    any_tags,
+    any_text,
+    const,
+    either,
+    regex,
+    sequence,
+    some_tags,
+    tag,
+    text_with_tags,
+)
 from aiakq.server.api.output.events import EventSink
 from aiakq.server.api.output.json_text import MAX_NAME
 from aiakq.server.api.output.scanner import Marks, Parsing, TextScanner
@@ -16,6 +27,8 @@ from aiakq.server.api.tool_parsers.base import UnquotedToolParser
 from aiakq.server.api.tool_parsers.python_values import python_literal, python_value
 
 _NAME = re.compile(r"[\w.\-]+")
+#: The beginning of a list.
+_LIST = r"[ \t\r\n]*\[[ \t\r\n]*"
 
 
 class PythonicParser(UnquotedToolParser):
@@ -46,19 +59,21 @@ class PythonicParser(UnquotedToolParser):
     def answer_format(cls, schemas: Mapping[str, Any], only_one: bool) -> Format:
         [calls] = cls.call_tags(schemas, only_one)
         names = "|".join(map(re.escape, schemas))
-        text = any_text(not_beginning=rf"\s*\[\s*({names})\(")
+        text = any_text(not_beginning=rf"{_LIST}({names})\(")
         marked = [tag(start, calls, "".join(cls.ends)) for start in cls.starts]
         rest = text_with_tags(marked, cls.starts, only_one=only_one, text=text)
         return either(cls._unmarked_calls(schemas, only_one), rest)
 
     @classmethod
     def _unmarked_calls(cls, schemas: Mapping[str, Any], only_one: bool) -> Format:
-        """Return the format of a list at the beginning of a message, where any other text is allowed up to its name."""
+        """Return the format of a list at the beginning of a message, where any other text is allowed up to its name.
+
+        The lexer of grammars prefers the longest match: text up to the name and a call have to be matched at once.
+        """
         arguments = list(cls.arguments_formats(schemas))
         more = [tag(f", {name}(", each, ")") for name, each in arguments]
-        others = {"type": "tags_with_separator", "tags": more, "separator": ""}
-        end = [const("]")] if only_one else [others, const("]")]
-        return either(*(sequence(tag(f"[{name}(", each, ")"), *end) for name, each in arguments))
+        end = [const(")]")] if only_one else [const(")"), any_tags(more), const("]")]
+        return either(*(sequence(regex(rf"{_LIST}{re.escape(name)}\("), each, *end) for name, each in arguments))
 
     def parse(self, text: TextScanner, output: EventSink) -> Parsing[None]:
         text.record()

@@ -66,6 +66,19 @@ def test_the_longest_of_several_texts_is_read():
     assert read(which, "``x") == read(which, "``") == ""
 
 
+def test_a_mark_that_comes_next_is_not_read():
+    def rest(text: TextScanner) -> Parsing[tuple[bool, str]]:
+        found = yield from text.is_before("[A]")
+        pieces: list[str] = []
+        yield from text.rest(pieces.append)
+        return found, "".join(pieces)
+
+    for pieces in (["[A]b"], ["[", "A", "]b"]):
+        assert read(rest, *pieces) == (True, "[A]b")
+    for pieces in (["[Ab"], ["[", "Ab"], ["[A"], [""]):
+        assert read(rest, *pieces) == (False, "".join(pieces))
+
+
 def test_the_beginning_of_an_end_that_is_cut_off_is_skipped():
     def skip(text: TextScanner) -> Parsing[bool]:
         yield from text.skip("</call>")

@@ -144,6 +144,19 @@ def test_marks_that_are_only_mentioned_stay_in_the_thought(name):
 
 
 @FORMATS
+def test_a_call_is_found_behind_marks_that_are_only_mentioned(name):
+    call = CALLS[name]("find", ARGUMENTS)
+    for mark in TOOL_PARSERS.load(name).triggers or TOOL_PARSERS.load(name).marks:
+        for mention in (f"{mark} no; ", f"{mark} or {mark} no; {mark}, {mark} x\n", f"{mark} {mark} no; "):
+            text = f"Hm. {mention}{call}"
+            message = parse(name, text)
+            assert message.reasoning == f"Hm. {mention}".strip() and message.content is None
+            assert calls_of(message) == [("find", ARGUMENTS)]
+            pairs = [text[at : at + 2] for at in range(0, len(text), 2)]
+            assert parse(name, *text) == parse(name, *pairs) == parse(name, text, "") == message
+
+
+@FORMATS
 def test_several_calls_and_text_follow_the_thought(name):
     call = CALLS[name]
     text = f"Hm.\n{call('find', ARGUMENTS)}\n{call('stop', {})}\nDone."
