@@ -318,7 +318,8 @@ class LLM(PoolingMethods):
             def deliver(step: StepOutput) -> None:
                 for output in step.outputs:
                     deltas, aborts = self._processor.process(output)
-                    inbox.extend(Abort(id) for id in aborts)
+                    if aborts:
+                        inbox.append(Abort(aborts))
                     for delta in deltas:
                         result = results[delta.request_id]
                         _apply(delta, result)

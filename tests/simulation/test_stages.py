@@ -38,9 +38,6 @@ class TimedStages:
         self.now = self.free[0]
         return TimedStep(self, at, [chunk.samples for chunk in batch.chunks])
 
-    def reset(self) -> None:
-        """See ``Executor``."""
-
 
 class TimedStep:
     """A pending step that is computed at ``end``."""

@@ -22,7 +22,7 @@ from aiakq.runtime.engine.scheduler import Scheduler
 from aiakq.runtime.sampling_params import SamplingParams
 from aiakq.runtime.text.output_processor import OutputProcessor
 from aiakq.runtime.text.tokenizer import NoTokenizer
-from aiakq.server.process.ipc import Cancel, Reset, Submit, ToEngine
+from aiakq.server.process.ipc import Submit, ToEngine
 from aiakq.server.process.request_manager import QueueLimits, RequestManager
 from aiakq.server.process.request_stream import Prompt, RequestDeltas, RequestStream
 from aiakq.server.telemetry.metrics import Metrics
@@ -62,7 +62,7 @@ class EngineMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.world.clients)
     @rule(data=st.data())
     def abort(self, data):
-        self.inbox.append(Abort(data.draw(st.sampled_from([*self.world.clients, "unknown"]))))
+        self.inbox.append(Abort([data.draw(st.sampled_from([*self.world.clients, "unknown"]))]))
 
     @rule()
     def abort_all(self):
@@ -186,10 +186,8 @@ class ManagerMachine(RuleBasedStateMachine):
         assert self.engine is not None
         if isinstance(record, Submit):
             self.inbox += record.specs()
-        elif isinstance(record, Cancel):
-            self.inbox += [Abort(id) for id in record.request_ids]
-        elif isinstance(record, Reset):
-            self.inbox.append(ResetPrefixCache())
+        elif isinstance(record, (Abort, ResetPrefixCache)):
+            self.inbox.append(record)
 
     # --- the readers
 
@@ -305,7 +303,7 @@ class ManagerMachine(RuleBasedStateMachine):
             assert not sequences, "while there is no engine, no sequence is registered"
         else:
             sent = {one.request_id for one in self.inbox if not isinstance(one, (Abort, ResetPrefixCache))}
-            stopped = {one.request_id for one in self.inbox if isinstance(one, Abort)}
+            stopped = {id for one in self.inbox if isinstance(one, Abort) for id in one.request_ids}
             assert unfinished == (self.engine._sequences.keys() | sent) - stopped
         streams = set(manager._streams)
         assert all(reader.done or reader.stream in streams or reader.stream.failure for reader in self.readers)

@@ -128,7 +128,8 @@ class World:
         scheduler = self.engine.scheduler
         if any(isinstance(message, ResetPrefixCache) for message in inbox):
             self.model.epoch += 1
-        stopped = {message.request_id for message in inbox if isinstance(message, Abort)} & self.live.keys()
+        aborts = [message for message in inbox if isinstance(message, Abort)]
+        stopped = {id for message in aborts for id in message.request_ids} & self.live.keys()
         before = [
             (one, scheduler.num_wanted(one), one.num_preemptions) for one in scheduler.running if one.id not in stopped
         ]

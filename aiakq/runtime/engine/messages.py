@@ -228,20 +228,17 @@ def _check_ids(param: str, ids: Iterable[int], vocab_size: int) -> None:
             raise error("invalid_token_id", param=param, value=token, last=vocab_size - 1)
 
 
-@dataclass(frozen=True)
-class Abort:
-    """Abort a request and free its pages; unknown and finished ids are ignored."""
+class Abort(msgspec.Struct, frozen=True, tag="abort"):
+    """Abort requests and free their pages; unknown and finished ids are ignored."""
 
-    request_id: str
+    request_ids: list[str]
 
 
-@dataclass(frozen=True)
-class ResetPrefixCache:
+class ResetPrefixCache(msgspec.Struct, frozen=True, tag="reset_prefix_cache"):
     """Clear the prefix cache: later requests reuse no pages filled before."""
 
 
-@dataclass(frozen=True)
-class EnableDrafts:
+class EnableDrafts(msgspec.Struct, frozen=True, tag="enable_drafts"):
     """Propose draft tokens from now on, or propose none, to measure what they bring. Proposers start anew, and know no
     outputs of earlier requests.
     """
@@ -249,22 +246,22 @@ class EnableDrafts:
     enabled: bool
 
 
-@dataclass(frozen=True)
-class UnloadAdapter:
+class UnloadAdapter(msgspec.Struct, frozen=True, tag="unload_adapter"):
     """Unload the adapter with this key as soon as no request uses it."""
 
     key: str
 
 
-@dataclass(frozen=True)
-class AdapterStaged:
+class AdapterStaged(msgspec.Struct, frozen=True, tag="adapter_staged"):
     """The executor has read the adapter with this key, or has failed to: a step can load it without reading files."""
 
     key: str
 
 
-#: The messages that ``Engine.step`` processes, in order.
-Inbox = list[RequestSpec | Abort | ResetPrefixCache | EnableDrafts | UnloadAdapter | AdapterStaged]
+#: What ``Engine.step`` does besides running requests.
+Command = Abort | ResetPrefixCache | EnableDrafts | UnloadAdapter | AdapterStaged
+#: New requests, and commands, in order.
+Inbox = list[RequestSpec | Command]
 
 
 class TokenLogprobs(msgspec.Struct):

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from msgspec.structs import replace
 from torch import Tensor
 
 from aiakq.kernels.ops.attention import as_bytes
@@ -16,7 +15,7 @@ from aiakq.kernels.recurrent_types import States
 from aiakq.kernels.transfer import on_device
 from aiakq.kernels.types import AttentionContext
 from aiakq.runtime.config.compilation import CompilationConfig
-from aiakq.runtime.engine.records import Chunk, StepBatch
+from aiakq.runtime.engine.records import Chunk
 from aiakq.runtime.executor.captured import Bounds, CapturedStep, capture_step
 from aiakq.runtime.executor.projection import Projection
 from aiakq.runtime.executor.sequences import RunningSequences, SequenceState
@@ -107,14 +106,6 @@ class Runner:
         assert isinstance(model, Decoder), "only native models have stages"
         width = model.config.hidden_size
         return torch.empty(len(step.token_ids), width, dtype=model.ops.dtype, device=self.device)
-
-    def change_adapters(self, batch: StepBatch) -> StepBatch:
-        """Free and load the adapters that ``batch`` names; return the batch with the errors of adapters that failed.
-
-        Must be called before the sequences of the batch are updated.
-        """
-        assert self.adapters is not None, "the scheduler has no adapters either"
-        return replace(batch, new_adapters=self.adapters.apply(batch.freed_adapters, batch.new_adapters))
 
     def clear(self, pages: list[int]) -> None:
         """Zero the keys and values in ``pages`` in every layer.

@@ -8,7 +8,7 @@ import time
 from aiakq.runtime.config.engine import EngineConfig
 from aiakq.runtime.engine.messages import ModelLimits, RequestSpec
 from aiakq.runtime.engine.pages import PagePool
-from aiakq.runtime.engine.records import Chunk, Executor, NewSequence, StepBatch
+from aiakq.runtime.engine.records import Chunk, Executor, NewSequence, ResetSequences, StepBatch
 from aiakq.runtime.engine.scheduler import Scheduler
 from aiakq.runtime.loader.bookkeeping_costs import measure_bookkeeping
 from aiakq.runtime.sampling_params import SamplingParams
@@ -92,7 +92,7 @@ def _measured_step(
     started = time.perf_counter()
     result = executor.submit(StepBatch([], [], [NewSequence(0, spec)], [chunk])).collect()
     took = time.perf_counter() - started
-    executor.reset()
+    executor.submit(StepBatch(commands=[ResetSequences()])).collect()
     is_valid = not result.out_of_memory and result.chunks[0].sampled and result.chunks[0].sampled[0].error is None
     return took if is_valid else None
 

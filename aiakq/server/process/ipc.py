@@ -16,7 +16,7 @@ import msgspec
 
 from aiakq.errors import AiakqError, error
 from aiakq.runtime.engine.adapters import AdapterRef
-from aiakq.runtime.engine.messages import ModelLimits, RequestSpec, StepOutput
+from aiakq.runtime.engine.messages import Command, ModelLimits, RequestSpec, StepOutput
 from aiakq.runtime.pooling_params import Pooling
 from aiakq.runtime.sampling_params import SamplingParams
 from aiakq.runtime.structured.grammars import Grammar
@@ -109,12 +109,6 @@ class Submit(msgspec.Struct, tag="submit"):
         ]
 
 
-class Cancel(msgspec.Struct, tag="cancel"):
-    """Sequences to abort."""
-
-    request_ids: list[str]
-
-
 class GiveVocabulary(msgspec.Struct, tag="vocabulary"):
     """The vocabulary that grammars are compiled for: a ``Vocabulary``, encoded when the tokenizer was loaded."""
 
@@ -122,16 +116,6 @@ class GiveVocabulary(msgspec.Struct, tag="vocabulary"):
 
     def vocabulary(self) -> Vocabulary:
         return msgspec.msgpack.decode(self.encoded, type=Vocabulary)
-
-
-class Reset(msgspec.Struct, tag="reset"):
-    """Clear the prefix cache."""
-
-
-class SetDrafts(msgspec.Struct, tag="set_drafts"):
-    """Propose draft tokens from now on, or propose none."""
-
-    enabled: bool
 
 
 class CheckAdapter(msgspec.Struct, tag="check_adapter"):
@@ -151,12 +135,6 @@ class PrefetchAdapter(msgspec.Struct, tag="prefetch_adapter"):
 
     number: int
     adapter: AdapterRef
-
-
-class Unload(msgspec.Struct, tag="unload"):
-    """Unload the adapter with this key as soon as no request uses it."""
-
-    key: str
 
 
 class Configured(msgspec.Struct, tag="configured"):
@@ -217,7 +195,7 @@ class Stepped(msgspec.Struct, tag="stepped"):
     output: StepOutput
 
 
-ToEngine = Start | Submit | Cancel | Reset | SetDrafts | GiveVocabulary | CheckAdapter | PrefetchAdapter | Unload
+ToEngine = Start | Submit | GiveVocabulary | CheckAdapter | PrefetchAdapter | Command
 FromEngine = Configured | Loading | Ready | Failed | AdapterChecked | Started | Stepped
 
 _encoder = msgspec.msgpack.Encoder()

@@ -14,9 +14,12 @@ from aiakq.runtime.engine.messages import (
     GRAMMAR_FAILED,
     NOTHING_LEFT,
     OUT_OF_MEMORY,
+    Abort,
+    EnableDrafts,
     EngineStats,
     ModelLimits,
     RequestSpec,
+    ResetPrefixCache,
     StepOutput,
 )
 from aiakq.runtime.pooling_params import Pooling
@@ -24,7 +27,7 @@ from aiakq.runtime.sampling_params import SamplingParams
 from aiakq.runtime.text.output_processor import Delta, OutputProcessor
 from aiakq.server.errors import copy_error
 from aiakq.server.process.adapter_calls import AdapterCalls
-from aiakq.server.process.ipc import Cancel, GiveVocabulary, Reset, SetDrafts, Submit, ToEngine
+from aiakq.server.process.ipc import GiveVocabulary, Submit, ToEngine
 from aiakq.server.process.request_stream import (
     Prompt,
     RequestStream,
@@ -187,11 +190,11 @@ class RequestManager:
 
     def reset_prefix_cache(self) -> None:
         """Clear the prefix cache."""
-        self._send(Reset())
+        self._send(ResetPrefixCache())
 
     def enable_drafts(self, enabled: bool) -> None:
         """Propose draft tokens from now on, or propose none; a restarted engine proposes them."""
-        self._send(SetDrafts(enabled))
+        self._send(EnableDrafts(enabled))
 
     def _on_close(self, stream: RequestStream) -> None:
         """Handle the end of a request: cancel its unfinished sequences."""
@@ -199,7 +202,7 @@ class RequestManager:
         self._metrics.max_num_generation_tokens.observe(stream.max_generated)
         unfinished = self._remove(stream)
         if unfinished:
-            self._send(Cancel(unfinished))
+            self._send(Abort(unfinished))
 
     def _check_queue(self, prompts: Sequence[Prompt], params: SamplingParams) -> None:
         """Raise ``overloaded`` if the queue has no room for the request."""
@@ -355,7 +358,7 @@ class RequestManager:
             for delta in deltas:
                 self._deliver(token_output.request_id, delta, now)
         if stopped:
-            self._send(Cancel(stopped))
+            self._send(Abort(stopped))
 
     def _fail_sequence(self, sequence_id: str) -> None:
         """Fail the request of a sequence whose text could not be produced."""

@@ -9,7 +9,7 @@ import pytest
 from aiakq.runtime.config.lora import LoraConfig
 from aiakq.runtime.config.scheduler import SchedulerConfig
 from aiakq.runtime.engine import adapters
-from aiakq.runtime.engine.adapters import AdapterPool, AdapterRef
+from aiakq.runtime.engine.adapters import AdapterPool, AdapterRef, FreeAdapter
 from aiakq.runtime.engine.messages import RequestSpec, RequestTimes
 from aiakq.runtime.engine.pages import PagePool, root_hash
 from aiakq.runtime.engine.scheduler import Scheduler
@@ -59,10 +59,10 @@ class World:
             pool.set_ready(key)
         chunks = self.scheduler.schedule(float(self.steps))
         if chunks:
-            freed, loaded = pool.changes()
-            for slot in freed:
-                del self.slots[slot]
-            for new in loaded:
+            for new in pool.changes():
+                if isinstance(new, FreeAdapter):
+                    del self.slots[new.slot]
+                    continue
                 assert new.slot not in self.slots, "the slot is in use"
                 assert new.adapter.key in self.read, "a step reads an adapter"
                 self.read.remove(new.adapter.key)
@@ -144,7 +144,7 @@ def test_a_dropped_adapter_leaves_memory_after_its_last_sequence():
     world.add(ref("a"), tokens=1)
     world.drain()
     world.scheduler.adapters.unload("a")
-    assert world.scheduler.adapters.changes() == ([0], [])
+    assert world.scheduler.adapters.changes() == [FreeAdapter(0)]
     world.slots.clear()
     running, waiting = world.add(ref("b"), tokens=4), world.add(ref("b"), tokens=2, prompt=16)
     world.step()
@@ -154,7 +154,7 @@ def test_a_dropped_adapter_leaves_memory_after_its_last_sequence():
     assert list(world.slots.values()) == ["b"]
     world.drain()
     assert running.num_outputs == 4 and waiting.num_outputs == 2
-    assert world.scheduler.adapters.changes()[0] and world.scheduler.adapters.num_resident == 0
+    assert world.scheduler.adapters.changes() and world.scheduler.adapters.num_resident == 0
 
 
 def test_others_run_while_an_adapter_is_read():

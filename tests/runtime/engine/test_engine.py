@@ -126,7 +126,7 @@ def test_random_traffic_loses_and_mixes_nothing(seed, ahead):
             specs[request.request_id], answers[request.request_id] = request, []
             live[request.request_id] = prompt
         if live and draw.random() < 0.08:
-            inbox.append(Abort(draw.choice([*live, "unknown"])))
+            inbox.append(Abort([draw.choice([*live, "unknown"])]))
         out = engine.step(float(now), inbox)
         engine.check()
         for news in out.outputs:

@@ -11,10 +11,12 @@ import pytest
 
 from aiakq.errors import error
 from aiakq.runtime.engine.messages import (
+    Abort,
     EngineStats,
     ModelLimits,
     RequestSpec,
     RequestTimes,
+    ResetPrefixCache,
     StepOutput,
     TokenLogprobs,
     TokenOutput,
@@ -42,8 +44,8 @@ OUTPUT = TokenOutput(
     [
         ipc.Start({"model": "m", "seed": 0, "names": ["a"]}),
         ipc.Submit.of([SPEC]),
-        ipc.Cancel(["r/0", "r/1"]),
-        ipc.Reset(),
+        Abort(["r/0", "r/1"]),
+        ResetPrefixCache(),
     ],
     ids=lambda record: type(record).__name__,
 )
@@ -95,7 +97,7 @@ def test_what_is_pooled_crosses_both_ways():
 
 
 def test_frames_are_split_however_the_stream_is_cut():
-    records = [ipc.Cancel(["x" * size]) for size in (0, 1, 300, 70000)]
+    records = [Abort(["x" * size]) for size in (0, 1, 300, 70000)]
     stream = b"".join(map(ipc.frame, records))
     for step in (1, 3, 1000, len(stream)):
         buffer, bodies = bytearray(), []
@@ -121,12 +123,12 @@ def test_receive_blocks_only_with_wait():
     with ours, theirs:
         link = ipc.EngineLink(theirs)
         assert link.receive(wait=False) == []
-        frame = ipc.frame(ipc.Cancel(["a"]))
+        frame = ipc.frame(Abort(["a"]))
         ours.sendall(frame + frame[:3])
-        assert link.receive(wait=True) == [ipc.Cancel(["a"])]
+        assert link.receive(wait=True) == [Abort(["a"])]
         assert link.receive(wait=False) == []
         threading.Timer(0.05, ours.sendall, [frame[3:]]).start()
-        assert link.receive(wait=True) == [ipc.Cancel(["a"])]
+        assert link.receive(wait=True) == [Abort(["a"])]
         ipc.call_on_hangup(theirs, gone.set)
         assert not gone.wait(0.05)
         ours.close()
