@@ -27,7 +27,7 @@ from aiakq.arguments.unsupported import UNSUPPORTED
 from aiakq.cli import app
 from aiakq.errors import REGISTRY
 from aiakq.errors import kind as codes
-from aiakq.server.api.openai import GenerationRequest
+from aiakq.server.api.generation_request import GenerationRequest
 from aiakq.server.api.openapi import BODY_ERRORS, COMMON_ERRORS, KEY_ERRORS, request_schema
 from aiakq.server.api.request_model import LIMITED_BY, RequestModel
 from aiakq.server.api.routes import ROUTE_MODULES, Route

@@ -94,7 +94,9 @@ def compare(method: str) -> dict:
 
 def show_quality(rows: list[dict]) -> None:
     """One table of all methods."""
-    table = terminal.table("method", "scheme", "bits", "MB", "perplexity", "change", "KL", "same top", left=(0, 1))
+    table = terminal.table(
+        "method", "scheme", "bits", "MB", "perplexity", "change", "KL", "top-1\nagreement", left=(0, 1)
+    )
     original = rows[0]["eval"]["perplexity_original"]
     before = rows[0]["report"]["bytes_before"]
     table.add_row("original", "w16", "16.00", f"{before / 1e6:.1f}", f"{original:.3f}", "", "", "")

@@ -29,12 +29,12 @@ def test_a_missing_module_of_posix_is_no_bug(aiakq, monkeypatch, name):
     assert ended.code == 7 and "error[system_unsupported]" in ended.err and "bug" not in ended.err
 
 
-def test_without_proc_memory_is_not_limited_instead_of_failing(monkeypatch):
+def test_without_proc_memory_is_not_limited_instead_of_failing(monkeypatch, tmp_path):
     limits = []
     monkeypatch.setattr(resource, "setrlimit", lambda *limit: limits.append(limit))
-    monkeypatch.setattr(memory, "_lines", lambda path: [])
+    monkeypatch.setattr(memory, "_SIZE", str(tmp_path / "statm"))
     assert memory.limit_more_memory(1 << 30) is False and limits == []
-    monkeypatch.setattr(memory, "_lines", lambda path: ["100 50 0 0 0 0 0"])
+    (tmp_path / "statm").write_text("100 50 0 0 0 0 0\n")
     assert memory.limit_more_memory(1 << 30) is True and len(limits) == 1
 
 

@@ -86,7 +86,8 @@ class ModelArguments:
     override_pooler_config: dict[str, Any] | None = argument(
         None,
         "Overrides of the model's pooling settings for embeddings or scores, as a JSON object with pooling_type (LAST, "
-        "CLS, MEAN, ALL, STEP), normalize, softmax, use_activation and step_tag_id.",
+        "CLS, MEAN, ALL, STEP), task (embed, classify, token_embed, token_classify), normalize, softmax, "
+        "use_activation and step_tag_id.",
         flags=("--override-pooler-config", "--pooler-config"),
     )
     max_logprobs: int = argument(

@@ -4,9 +4,9 @@
 Carroll, Chesterton, Edgeworth, Melville, Doyle), one paragraph or chapter per line.
 """
 
-from importlib.resources import files
+from importlib import resources
 
 
 def text(name: str) -> str:
     """Return the bundled text ``calibration`` or ``heldout``."""
-    return (files(__name__) / f"{name}.txt").read_text(encoding="utf-8")
+    return (resources.files(__name__) / f"{name}.txt").read_text(encoding="utf-8")

@@ -13,6 +13,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
+from aiakq.data.messages import Message
 from aiakq.errors import error
 
 #: Time limit in seconds for one conversation, and for starting the process.
@@ -22,14 +23,12 @@ _SECONDS_TO_START = 120
 _RENDERER = "aiakq.runtime.text.conversation_process"
 _HINT = "Give plain text or token ids instead, or a model folder whose chat template takes these messages."
 
-Message = dict[str, Any]
 
-
-def render(conversations: Sequence[tuple[str, list[Message]]], tokenizer: Any, source: str) -> list[str]:
+def render(conversations: Sequence[tuple[str, list[Message], list[Any]]], tokenizer: Any, source: str) -> list[str]:
     """Return the text of each conversation.
 
-    conversations: (location in the data, messages). ``tokenizer`` is a transformers tokenizer that was loaded from a
-    folder. Raises ``calibration`` naming the location if there is no template, or it fails or takes too long.
+    conversations: (location in the data, messages, tools). ``tokenizer`` is a transformers tokenizer that was loaded
+    from a folder. Raises ``calibration`` naming the location if there is no template, or it fails or takes too long.
     """
     if not conversations:
         return []
@@ -40,7 +39,7 @@ def render(conversations: Sequence[tuple[str, list[Message]]], tokenizer: Any, s
         "folder": str(tokenizer.name_or_path),
         "remote_code": not type(tokenizer).__module__.startswith("transformers."),
         "seconds": _SECONDS,
-        "conversations": [messages for _, messages in conversations],
+        "conversations": [{"messages": messages, "tools": tools} for _, messages, tools in conversations],
     }
     limit = _SECONDS_TO_START + _SECONDS + 0.05 * len(conversations)
     try:
@@ -51,7 +50,7 @@ def render(conversations: Sequence[tuple[str, list[Message]]], tokenizer: Any, s
     except subprocess.TimeoutExpired as expired:
         lines = (expired.stdout or b"").decode("utf-8", "replace").splitlines()
     texts: list[str] = []
-    for (where, _), line in zip(conversations, [*lines, *[""] * len(conversations)], strict=False):
+    for (where, *_), line in zip(conversations, [*lines, *[""] * len(conversations)], strict=False):
         answer = json.loads(line) if line.startswith("{") and line.endswith("}") else {}
         if "text" not in answer:
             reason = answer.get("problem", "it takes too long, or more memory than any template needs")

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from aiakq.data import chat
-from aiakq.data.documents import Document, read_file
+from aiakq.data.documents import read_file
+from aiakq.data.rows import Document
 from aiakq.errors import error
 
 #: Text is tokenized in pieces of about this many characters, so that one huge line cannot stall the tokenizer.
@@ -24,7 +25,9 @@ def read_documents(path: Path, tokenizer: Any = None) -> list[str]:
 def render_documents(documents: Iterable[Document], tokenizer: Any, source: str) -> list[str]:
     """Return the text of each document; conversations are rendered with the tokenizer's chat template."""
     given = list(documents)
-    conversations = [(document.where, list(document.messages)) for document in given if document.text is None]
+    conversations = [
+        (document.where, list(document.messages), list(document.tools)) for document in given if document.text is None
+    ]
     rendered = iter(chat.render(conversations, tokenizer, source))
     return [next(rendered) if document.text is None else document.text for document in given]
 

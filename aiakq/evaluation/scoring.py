@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -59,9 +59,11 @@ def load_for_scoring(
 ) -> ScoringModel:
     """Load a checkpoint, quantized or not, to compute the logits of whole texts (perplexity, KL).
 
-    ``tokenizer`` is a folder or hub name; the model's own if None.
+    ``tokenizer`` is a folder or hub name; the model's own if None. The weights are read into memory: a file that is
+    truncated while it is mapped would end the process.
     """
     settings = {"model": str(path), "dtype": dtype, "device": device, "tokenizer": tokenizer}
     config = EngineConfig.from_args({**settings, "cpu_math": "exact", "task": "generate"})
+    config = replace(config, load=replace(config.load, mapped=False))
     model, _ = load_model(config)
     return ScoringModel(model, config)

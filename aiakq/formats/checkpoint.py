@@ -19,11 +19,10 @@ from torch import Tensor
 from aiakq import formats
 from aiakq.errors import AiakqError, error
 from aiakq.formats import quantization_config, unread_formats
-from aiakq.formats.checks import derive_group_size
+from aiakq.formats.checks import check_activation_factors, derive_group_size, finite
 from aiakq.formats.config_values import unsupported
 from aiakq.formats.headers import Dimensions
 from aiakq.formats.hub import resolve_model
-from aiakq.formats.left_out import ACTIVATION_FACTORS
 from aiakq.formats.model_folder import (
     PARTIAL_MARK,
     check_manifest,
@@ -169,14 +168,8 @@ class Checkpoint:
             raise unsupported(named)
         if spec is not None and spec.rotated:
             self._check_rotated(spec)
-        self._check_activation_factors()
+        check_activation_factors(self.inventory, self.tensor)
         return spec
-
-    def _check_activation_factors(self) -> None:
-        """Raise ``format_unsupported`` if the outputs of an activation function are divided by factors."""
-        for name in self.inventory:
-            if name.endswith(ACTIVATION_FACTORS) and not bool((self.tensor(name) == 1).all()):
-                raise unsupported(f"AWQ with factors for an activation function ({name:.200})")
 
     def _check_rotated(self, spec: QuantSpec) -> None:
         """Raise ``format_unsupported`` if the inputs of some linear cannot be rotated."""
@@ -206,6 +199,22 @@ class Checkpoint:
             stream = self._streams.get(info.file) or self._open(info.file)
             tensor = read_tensor(stream, info)
             self._check_unchanged(info.file, stream.fileno())
+        return tensor
+
+    def checked_tensor(self, name: str) -> Tensor:
+        """Call ``tensor``; raise ``not_finite`` for a vector of floats with NaN or infinity.
+
+        Vectors cost nothing to check, and what a router's correction selects leaves no trace in the logits. Attention
+        sinks of minus infinity are sinks without an effect.
+        """
+        tensor = self.tensor(name)
+        module, _, last = name.rpartition(".")
+        if tensor.dim() == 1 and tensor.is_floating_point():
+            finite(
+                tensor.nan_to_num(nan=torch.nan, posinf=torch.inf, neginf=0.0) if last == "sinks" else tensor,
+                last,
+                module,
+            )
         return tensor
 
     def _check_unchanged(self, file: str, current: Path | int) -> None:

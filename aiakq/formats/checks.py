@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 import torch
 from torch import Tensor
 
 from aiakq.errors import AiakqError, error
+from aiakq.formats.config_values import unsupported
+from aiakq.formats.unread_formats import ACTIVATION_FACTORS
 
 
 def mismatch(name: str, reason: str) -> AiakqError:
@@ -108,3 +110,13 @@ def order_from_groups(g_idx: Tensor, k: int, groups: int, group_size: int, suffi
     if not torch.equal(index[perm], natural):
         raise mismatch(name, f"{suffix} does not give every group {group_size} channels")
     return perm
+
+
+def check_activation_factors(names: Iterable[str], read: Callable[[str], Tensor]) -> None:
+    """Raise ``format_unsupported`` if AutoAWQ divides the outputs of an activation function by factors.
+
+    names  tensors of the checkpoint, which ``read`` returns.
+    """
+    for name in names:
+        if name.endswith(ACTIVATION_FACTORS) and not bool((read(name) == 1).all()):
+            raise unsupported(f"AWQ with factors for an activation function ({name:.200})")

@@ -208,7 +208,7 @@ def _rotated(config: Mapping[str, Any]) -> tuple[str, ...]:
         return ()
     if not isinstance(rotation, str) or rotation.strip().lower() != "hadamard":
         raise unsupported(f"GPTQ with rotation {rotation!r:.40}, a matrix that the files do not hold")
-    return (r"re:(.*\.)?mlp\.down_proj$",)
+    return (r"re:.*mlp\.down_proj$",)
 
 
 def _quantizer_note(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -9,7 +9,8 @@ from aiakq import formats
 from aiakq.errors import AiakqError, error
 from aiakq.formats.checkpoint import Checkpoint
 from aiakq.formats.headers import BIAS
-from aiakq.formats.left_out import ACTIVATION_FACTORS, beside_model, is_cache_scale, is_computed
+from aiakq.formats.left_out import beside_model, is_cache_scale, is_computed
+from aiakq.formats.unread_formats import ACTIVATION_FACTORS
 
 #: Maximum number of rows of the table in an error.
 MAX_ROWS = 20

@@ -10,8 +10,6 @@ _COMPUTED = re.compile(
     r"(.*\.)?(((maybe_)?rotary(_emb)?\.(inv_freq|(cos|sin)_cached))|(attention|attn)\.masked_bias|decoder\.version)"
 )
 _MASKS = (".attention.bias", ".attn.bias")
-#: Factors by which AutoAWQ divides the outputs of an activation function; without effect if all are 1.
-ACTIVATION_FACTORS = "act.scales"
 _NUMBERS = r"(global_|rcp_)?(scales?|scale_inv|scaling_factor|zero_points?|zeros|offset|a?max)"
 #: Scales for a quantized KV cache or quantized attention, as llm-compressor, ModelOpt, Quark, AutoRound, TensorRT-LLM
 #: and others name them. aiakq computes a scale for every token and head of an 8-bit cache, which is no less precise.
@@ -64,16 +62,15 @@ _LAYER = re.compile(r"(.*\.)?layers\.([0-9]{1,6})\.")
 _PREDICTS_FURTHER = re.compile(r"(eh_proj|enorm|hnorm|shared_head)\.")
 
 
-def prediction_layers(names: Iterable[str], num_layers: int, stated: int = 0) -> tuple[str, ...]:
+def prediction_layers(names: Iterable[str], num_layers: int) -> tuple[str, ...]:
     """Return the prefixes of the layers beyond the model's ``num_layers`` that predict further tokens.
 
-    stated  how many of them config.json says there are; others are known by their modules.
+    They are known by their modules: what config.json says of their number does not make a layer one of them.
     """
     found = set()
     for name in names:
         layer = _LAYER.match(name)
-        beyond = -1 if layer is None else int(layer[2]) - num_layers
-        if layer is not None and beyond >= 0 and (beyond < stated or _PREDICTS_FURTHER.match(name, layer.end())):
+        if layer is not None and int(layer[2]) >= num_layers and _PREDICTS_FURTHER.match(name, layer.end()):
             found.add(layer[0])
     return tuple(sorted(found))
 

@@ -53,6 +53,16 @@ _ALIASES = {
     "sparseml": "compressed-tensors",
     "gpt_oss_mxfp4": "mxfp4",
 }
+#: Keys of configs without a ``quant_method`` -> the one that they imply: early compressed-tensors, llm-awq, AutoGPTQ.
+_IMPLIED = {
+    "config_groups": "compressed-tensors",
+    "q_group_size": "awq",
+    "w_bit": "awq",
+    "zero_point": "awq",
+    "desc_act": "gptq",
+    "sym": "gptq",
+    **unread_formats.KEYS,
+}
 #: Keys of config.json that hold a quantization_config; the second is that of early releases of compressed-tensors.
 CONFIG_KEYS = ("quantization_config", "compression_config")
 
@@ -67,10 +77,10 @@ def write(spec: QuantSpec) -> dict[str, Any]:
 
 
 def method_of(config: Mapping[str, Any]) -> str:
-    """Return the ``quant_method`` of a config as the readers spell it, "" if it has none."""
+    """Return the ``quant_method`` of a config as the readers spell it, or which its keys imply; "" if none is known."""
     method = str(config.get("quant_method") or "").strip().lower()
-    if not method and isinstance(config.get("config_groups"), Mapping):
-        return "compressed-tensors"
+    if not method:
+        return next((implied for key, implied in _IMPLIED.items() if config.get(key) is not None), "")
     return _ALIASES.get(method.replace("-", "_"), method)
 
 

@@ -99,21 +99,26 @@ def read_header(path: Path, file: str) -> dict[str, TensorInfo]:
 
     Raises ``model_malformed`` for anything that is not a complete, well-formed safetensors file.
     """
+    with open_weights(path, lambda reason: error("model_malformed", file=file, reason=reason)) as stream:
+        return parse_header(stream, file)[1]
+
+
+def parse_header(stream: BinaryIO, file: str) -> tuple[bytes, dict[str, TensorInfo]]:
+    """Return the bytes before the first tensor and what they say, from the beginning of a file. See ``read_header``."""
 
     def bad(reason: str) -> AiakqError:
         return error("model_malformed", file=file, reason=reason)
 
-    with open_weights(path, bad) as stream:
-        size = os.fstat(stream.fileno()).st_size
-        prefix = stream.read(8)
-        if len(prefix) < 8:
-            raise bad("it is shorter than a header")
-        length = int.from_bytes(prefix, "little")
-        if length > MAX_HEADER_BYTES:
-            raise bad(f"its header claims {length} bytes")
-        if length + 8 > size:
-            raise bad("it is cut off inside the header")
-        raw = stream.read(length)
+    size = os.fstat(stream.fileno()).st_size
+    prefix = stream.read(8)
+    if len(prefix) < 8:
+        raise bad("it is shorter than a header")
+    length = int.from_bytes(prefix, "little")
+    if length > MAX_HEADER_BYTES:
+        raise bad(f"its header claims {length} bytes")
+    if length + 8 > size:
+        raise bad("it is cut off inside the header")
+    raw = stream.read(length)
     # Every tensor is an object: counting braces is fast, while parsing a million of them takes seconds.
     if raw.count(b"{") > MAX_TENSORS + 2:
         raise bad(f"it claims more than {MAX_TENSORS} tensors")
@@ -143,7 +148,7 @@ def read_header(path: Path, file: str) -> dict[str, TensorInfo]:
     missing = 8 + length + position - size
     if missing:
         raise bad(f"it is cut off, {missing} bytes are missing" if missing > 0 else f"it has {-missing} bytes too many")
-    return infos
+    return prefix + raw, infos
 
 
 def read_tensor(stream: BinaryIO, info: TensorInfo) -> Tensor:

@@ -48,6 +48,26 @@ METHODS = {
     "fouroversix": "NVFP4 of Four Over Six",
 }
 
+#: Factors by which AutoAWQ divides the outputs of an activation function; without effect if all are 1.
+ACTIVATION_FACTORS = "act.scales"
+#: Keys of configs without a ``quant_method`` -> the one that they imply.
+KEYS = {
+    **dict.fromkeys(("load_in_4bit", "load_in_8bit", "bnb_4bit_quant_type", "llm_int8_threshold"), "bitsandbytes"),
+    **dict.fromkeys(("quant_algo", "producer", "modelopt_version"), "modelopt"),
+    "global_quant_config": "quark",
+    "quant_config": "hqq",
+    "weight_quant_params": "hqq",
+    "quant_type": "torchao",
+    "config_for_layers": "vptq",
+    "nbits_per_codebook": "aqlm",
+    "tensor_storage": "exl3",
+    "forward_dtype": "fp_quant",
+    "activation_scheme": "fp8",
+    "weight_block_size": "fp8",
+    # Alone, as all the others have more.
+    "group_size": "mlx",
+}
+
 
 def of_config(config: Mapping[str, object]) -> str | None:
     """Return what a config.json without ``quant_method`` says in another way, or None."""

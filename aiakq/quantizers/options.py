@@ -120,9 +120,22 @@ class QuantizeOptions(QuantizeArguments):
     def warnings(self) -> list[str]:
         """Sentences about options without an effect, which scripts pass to every method."""
         smooths = "smooth_quant" in [transform.name for transform in self.preset.transforms]
-        if self.smooth_alpha is None or smooths:
-            return []
-        return [f"-sq has no effect with -quant_type {self.method}: only smooth_quant smooths."]
+        given = (
+            (
+                self.smooth_alpha is not None and not smooths,
+                f"-sq has no effect with -quant_type {self.method}: only smooth_quant smooths.",
+            ),
+            (self.eval_text is not None and not self.evaluate, "--eval-text has no effect with --no-eval."),
+            (
+                self.revision is not None and Path(self.input).is_dir(),
+                "--revision has no effect: the input is a folder.",
+            ),
+            (
+                self.distributed_executor_backend is not None and self.workers == 1,
+                "--distributed-executor-backend has no effect without --workers.",
+            ),
+        )
+        return [sentence for is_idle, sentence in given if is_idle]
 
     def spec(self, version: str, ignore: Iterable[str] = ("lm_head",)) -> QuantSpec:
         """Return the QuantSpec for these options; ``ignore`` names the linears that stay unquantized."""

@@ -5,21 +5,25 @@ from __future__ import annotations
 from pathlib import Path
 
 from aiakq.arguments.quantize import QuantizeArguments
-from aiakq.data.documents import bad, sources
+from aiakq.data.documents import sources
+from aiakq.data.files import COMPRESSED, TABLES, bad
 from aiakq.errors import error
 from aiakq.formats.hub import check_model_name
 
 #: What a file of token ids looks like.
 TOKENS_HINT = "One sample per line: token ids separated by commas or spaces; or a JSON list of lists of ids."
 _MISSING = "there is no such file"
-_SUFFIXES = (".txt", ".md", ".json", ".jsonl", ".ndjson", ".csv", ".tsv", ".parquet", ".arrow", ".gz")
+_SUFFIXES = (".txt", ".md", ".json", ".jsonl", ".ndjson", *TABLES, *COMPRESSED)
 
 
 def check_paths(options: QuantizeArguments) -> None:
     """Raise ``model_missing``, ``model_is_file``, ``calibration`` or ``evaluation_text`` for a path that is wrong."""
     check_model_name(options.input)
     if options.token_ids is not None and not Path(options.token_ids).is_file():
-        raise bad(str(options.token_ids), _MISSING, TOKENS_HINT)
+        is_folder = Path(options.token_ids).is_dir()
+        raise bad(str(options.token_ids), "it is a folder" if is_folder else _MISSING, TOKENS_HINT)
+    if options.lora is not None and not Path(options.lora).is_dir():
+        raise error("adapter_missing", path=str(options.lora))
     for name in sources(options.calibration):
         if name is not None and not Path(name).exists() and is_path(name):
             raise bad(name, _MISSING)

@@ -14,15 +14,13 @@ from aiakq.runtime.engine.loop import run, timed_step
 from aiakq.runtime.engine.messages import Abort, Inbox, ResetPrefixCache, StepOutput
 from aiakq.runtime.loader.loading import load_engine
 from aiakq.runtime.lora.requests import AdapterRef, CheckedAdapters, LoRARequest
+from aiakq.runtime.offline_checks import OfflineChecks
 from aiakq.runtime.offline_pooling import PoolingMethods, Prompt, listed_prompts
 from aiakq.runtime.pooling_params import Pooling, PoolingParams
 from aiakq.runtime.sampling_params import SamplingParams
-from aiakq.runtime.structured.compiler import GrammarCompiler
-from aiakq.runtime.structured.vocabulary import Vocabulary
 from aiakq.runtime.text.output_processor import Delta, OutputProcessor, truncated
 from aiakq.runtime.text.outputs import CompletionOutput, RequestMetrics, RequestOutput
 from aiakq.runtime.text.tokenizer import is_panic
-from aiakq.runtime.thought_budget import ThoughtBudget, check_end
 
 
 class LLM(PoolingMethods):
@@ -40,12 +38,12 @@ class LLM(PoolingMethods):
         if self.tokenizer.unused_template:
             warnings.warn(self.tokenizer.unused_template, stacklevel=2)
         self.tokenizer.check_growth()
-        self.engine = load_engine(self.config)
+        self._checks = OfflineChecks(self.tokenizer, arguments.get("reasoning_config"))
+        self.engine = self._checks.engine = load_engine(self.config)
         self.engine.facts["tokenizer"] = self.tokenizer.describe()
         self._processor = OutputProcessor(self.tokenizer, self.engine.limits)
         self._adapters = CheckedAdapters(self.engine.limits.adapters)
         self._ids = itertools.count()
-        self._compiler: GrammarCompiler | None = None  # created for the first request with a grammar
 
     def get_tokenizer(self) -> Any:
         """Return the transformers tokenizer. Raises ``no_tokenizer``."""
@@ -224,8 +222,7 @@ class LLM(PoolingMethods):
                 ids = truncated(ids, each, self.engine.limits)
                 results[request_id] = _empty(request_id, text, ids, each)
                 if each.grammar is not None:
-                    self._check_grammar(each)
-                thought = None if each.thinking_token_budget is None else self._thought(ids, each)
+                    self._checks.check_grammar(each)
                 specs = self._processor.add(
                     request_id,
                     ids,
@@ -235,7 +232,7 @@ class LLM(PoolingMethods):
                     within_context=True,
                     pooling=pooling,
                     adapter=adapter,
-                    thought=thought,
+                    thought=self._checks.thought_budget(ids, each),
                 )
                 inbox += specs
                 if each.logits_processors:
@@ -258,42 +255,6 @@ class LLM(PoolingMethods):
             if each.num_sequences > each.n:
                 result.outputs = _best(result.outputs, each.n)
         return list(results.values())
-
-    def _check_grammar(self, params: SamplingParams) -> None:
-        """Raise ``grammar_not_enforceable`` for an invalid grammar, ``no_tokenizer`` for any without a tokenizer."""
-        assert params.grammar is not None
-        name = "structured_outputs" if params.guided_decoding is None else "guided_decoding"
-        self._grammar_compiler().matcher(self.engine.limits.grammars.apply(params.grammar), param=name)
-
-    def _grammar_compiler(self) -> GrammarCompiler:
-        """The compiler of grammars; the engine gets the vocabulary, too. Raises ``no_tokenizer``."""
-        if self._compiler is None:
-            if not self.tokenizer.has_text:
-                raise error("no_tokenizer")
-            vocabulary = Vocabulary.of(self.tokenizer)
-            limits = self.engine.limits
-            self._compiler = GrammarCompiler(vocabulary.resized(limits.vocab_size, limits.eos_token_ids))
-            self.engine.set_vocabulary(vocabulary)
-        return self._compiler
-
-    def _thought(self, prompt_token_ids: list[int], params: SamplingParams) -> ThoughtBudget:
-        """The budget of thoughts behind a prompt. Raises ``unsupported_parameter``."""
-        marks, tokenizer, name = self.config.thought_marks, self.tokenizer, "thinking_token_budget"
-        assert params.thinking_token_budget is not None
-        if marks is None:
-            reason = "reasoning_config with reasoning_start_str and reasoning_end_str has to say what ends a thought"
-            raise error("unsupported_parameter", param=name, reason=reason)
-        if params.grammar is not None:
-            reason = "structured output has no thought before it"
-            raise error("unsupported_parameter", param=name, reason=reason)
-        self._grammar_compiler()
-        end_ids = tokenizer.encode(marks.end, add_special_tokens=False)
-        spelled = b"".join(map(tokenizer.token_bytes, end_ids))
-        eos_ids = () if params.ignore_eos else self.engine.limits.eos_token_ids
-        if reason := check_end(marks, spelled, end_ids, eos_ids):
-            raise error("unsupported_parameter", param=name, reason=reason)
-        prompt = tokenizer.decode(prompt_token_ids, skip_special_tokens=False)
-        return marks.budget(params.thinking_token_budget, end_ids, is_open=marks.are_open(prompt), anywhere=True)
 
     def _executor_with_functions(self) -> Any:
         """Return the executor, if it can call functions of this process. Raises ``unsupported_parameter``."""

@@ -10,13 +10,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from aiakq.errors import error
-from aiakq.runtime.text.output_processor import OutputProcessor
 from aiakq.server.api.message_format import ParserOptions, read_chat_template, template_defaults
 from aiakq.server.api.model_info import ModelInfo
 from aiakq.server.api.service import ResponseOptions, Service
 from aiakq.server.process.ipc import Configured, Ready
-from aiakq.server.process.replicas import Replicas, Requests, Supervisors
-from aiakq.server.process.request_manager import QueueLimits, RequestManager
+from aiakq.server.process.managers import requests_of
+from aiakq.server.process.queue_limits import QueueLimits
+from aiakq.server.process.replicas import Supervisors
 from aiakq.server.process.text_client import TextClient
 from aiakq.server.telemetry.events import OnEvent, ServerEvent, phase_event
 from aiakq.server.telemetry.logs import RequestLog, request_logger
@@ -63,7 +63,7 @@ async def load_service(
             response_role=args["response_role"],
         ),
         text,
-        _manager(reports, text, metrics, queue),
+        requests_of(reports, text.tokenizer, text.loaded.vocabulary, metrics, queue),
         metrics,
         max_body_bytes=args["max_body_bytes"] or max(MIN_BODY_BYTES, 8 * ready.limits.max_model_len),
         progress=lambda: supervisors.progress.as_dict(),
@@ -76,6 +76,7 @@ async def load_service(
         root_path=args["root_path"],
         playground_servers=args["playground_servers"] or (),
     )
+    service.manager.use_adapters(service.model.adapters)
     service.stream_interval, service.log_outputs = args["stream_interval"], args["enable_log_outputs"]
     service.default_template_kwargs = defaults
     for warning in _warnings(text, service.model):
@@ -139,17 +140,6 @@ def _template_warnings(text: TextClient) -> Iterator[str]:
     facts = text.loaded.facts
     if facts.forms.get("assistant") == []:
         yield "The chat template leaves out messages of the assistant: conversations with them are refused."
-
-
-def _manager(reports: Sequence[Ready], text: TextClient, metrics: Metrics, queue: QueueLimits) -> Requests:
-    """Return the request manager for one engine or several."""
-    managers = [
-        RequestManager(OutputProcessor(text.tokenizer, each.limits), each.limits, metrics.of_engine(number), queue)
-        for number, each in enumerate(reports)
-    ]
-    for manager in managers:
-        manager.vocabulary = text.loaded.vocabulary
-    return managers[0] if len(managers) == 1 else Replicas(managers, int(reports[0].settings["block_size"]))
 
 
 async def _load_engines_and_tokenizer(

@@ -23,7 +23,7 @@ _FILES = ("ssl_certfile", "ssl_keyfile", "ssl_ca_certs", "tokenizer_extension_pa
 def check_named_files(args: Mapping[str, Any]) -> None:
     """Raise the error for the first file or folder of ``args`` that cannot be used.
 
-    Raises ``bad_option``, ``adapter_missing``, ``adapter_malformed`` and ``adapter_unsupported``.
+    Raises ``bad_option``, ``option_conflict``, ``adapter_missing``, ``adapter_malformed`` and ``adapter_unsupported``.
     """
     for names, exists, expected in ((_FOLDERS, Path.is_dir, "a folder"), (_FILES, Path.is_file, "a file")):
         for name in names:
@@ -32,7 +32,27 @@ def check_named_files(args: Mapping[str, Any]) -> None:
                 raise error("bad_option", option=option, value=args[name], expected=expected, hint=hint)
     check_tls(args)
     read_chat_template(args["chat_template"])
-    for module in map(parse_module, (args["lora_modules"] or ()) if args["enable_lora"] else ()):
+    _check_adapters(args)
+
+
+def _check_adapters(args: Mapping[str, Any]) -> None:
+    """Raise the error for adapters without --enable-lora, for one with a name in use, or that cannot be read."""
+    for name in ("lora_modules", "lora_root"):
+        if args[name] and not args["enable_lora"]:
+            option, reason = f"--{name.replace('_', '-')}", "without it requests have no adapters"
+            hint = "Give --enable-lora too."
+            raise error("option_conflict", option=option, other="no --enable-lora", reason=reason, hint=hint)
+    names = args["served_model_name"] or [args["model"]]
+    taken = set(names)
+    for module in map(parse_module, args["lora_modules"] or ()):
+        expected = None
+        if module.base not in (None, *names):
+            expected = f"an adapter of {', '.join(names)}"
+        elif module.name in taken:
+            expected = "a name of its own for each adapter"
+        if expected is not None:
+            raise error("bad_option", option="--lora-modules", value=module.name, expected=expected, hint="")
+        taken.add(module.name)
         check_adapter_config(Path(module.path).expanduser())
 
 

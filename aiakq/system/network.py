@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import socket
-import urllib.parse
-import urllib.request
+from urllib.parse import urlsplit
 
 #: Seconds to connect.
 _CONNECT_SECONDS = 5.0
@@ -12,9 +11,11 @@ _CONNECT_SECONDS = 5.0
 
 def answers(url: str) -> bool:
     """Whether a connection to the server of ``url`` can be opened; True if there is a proxy, which alone could tell."""
-    if urllib.request.getproxies():
+    from urllib.request import getproxies  # imported late: every process imports this module
+
+    if getproxies():
         return True
-    address = urllib.parse.urlsplit(url)
+    address = urlsplit(url)
     port = address.port or (443 if address.scheme == "https" else 80)
     try:
         socket.create_connection((address.hostname or "", port), timeout=_CONNECT_SECONDS).close()

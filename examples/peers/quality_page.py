@@ -42,8 +42,8 @@ aiakq's runtime in float32 on the same windows of 512 tokens.
 
 - *change*: perplexity relative to the unquantized model; *against ours*: relative to the row in bold, aiakq's default.
   Both with their standard error over windows; a difference of less than twice that is not significant.
-- *KL*: KL divergence from the unquantized model in nats per token, which is far less noisy than perplexity. *same top*:
-  how often the most likely token equals the original's.
+- *KL*: KL divergence from the unquantized model in nats per token, which is far less noisy than perplexity.
+  *top-1 agreement*: how often the most likely token equals the original's.
 - *s*: loading, calibration, quantizing and writing, without imports, on {threads} threads (~: the machine was
   busy); *peak MB*: maximum resident memory of the process, including Python, torch and the tool itself.
 """
@@ -114,7 +114,7 @@ def default_of(rows: list[Row], found: dict[str, Result]) -> Row | None:
 def table(rows: list[Row], found: dict[str, Result]) -> list[str]:
     default = default_of(rows, found)
     lines = [
-        "| tool | settings | MB | perplexity | change | against ours | KL | same top | s | peak MB |",
+        "| tool | settings | MB | perplexity | change | against ours | KL | top-1 agreement | s | peak MB |",
         "|---|---|---|---|---|---|---|---|---|---|",
     ]
     for row in rows:

@@ -99,6 +99,7 @@ SHOWN_BY = {
     "tokenizer_revision": "test_a_tokenizer_may_be_of_another_revision_or_another_model",
     "tokenizer_mode": "test_the_slow_tokenizer_gives_the_same_text",
     "tokenizer_extension_path": "test_an_extension_makes_the_tokenizer",
+    "reasoning_config": "test_a_config_completes_the_marks_of_the_parser",
     "structured_outputs_config": "test_json_output_has_no_whitespace_by_default",
     "skip_tokenizer_init": "test_without_a_tokenizer_ids_go_in_and_come_out",
     "enable_lora": "test_adapters_of_a_batch_give_what_peft_gives",

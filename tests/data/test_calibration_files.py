@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import bz2
 import gzip
 import json
+import lzma
 import os
 
 import pytest
 
-from aiakq.data.documents import RowOptions, read_file
+from aiakq.data.documents import read_file
+from aiakq.data.rows import RowOptions
 from aiakq.errors import AiakqError
 
 TEXT = "The quick brown fox."
@@ -57,6 +60,29 @@ def test_a_row_without_text_is_left_out_and_counted(read, empty):
         ("table.tsv", "text\tn\n" + f"{TEXT}\t1\n" * 3),
         ("one_column.csv", "whatever,n\n" + f"{TEXT},1\n" * 3),
         ("code.jsonl", lines(*[{"code": TEXT, "language": "en"}] * 3)),
+        ("semicolons.csv", "text;n\n" + f"{TEXT};1\n" * 3),
+        ("tabs.csv", "n\ttext\n" + f"1\t{TEXT}\n" * 3),
+        ("bars.csv", "n|words\n" + f"1|{TEXT}\n" * 3),
+        ("commas.tsv", "n,text\n" + f"1,{TEXT}\n" * 3),
+        ("excel.csv", "sep=;\nn;text\n" + f"1;{TEXT}\n" * 3),
+        ("no_header.csv", f"1,{TEXT}\n" * 3),
+        ("index.csv", ",text\n" + "".join(f"{n},{TEXT}\n" for n in range(3))),
+        ("mark.csv", "\ufefftext,n\n" + f"{TEXT},1\n" * 3),
+        ("null.csv", "text,n\n" + f"{TEXT},1\n" * 3 + "nan,2\n,3\n"),
+        ("nested.json", {"data": {"train": [{"text": TEXT}] * 3}}),
+        ("splits.json", {"train": [{"text": TEXT}] * 3, "test": [{"text": "other"}] * 3}),
+        ("columns_of_a_split.json", {"train": {"text": [TEXT] * 3}}),
+        ("viewer_with_features.json", {"features": [{"name": "text"}], "rows": [{"row": {"text": TEXT}}] * 3}),
+        ("pandas_columns.json", {"text": {"0": TEXT, "1": TEXT, "2": TEXT}}),
+        ("pandas_split.json", {"columns": ["text"], "index": [0, 1, 2], "data": [[TEXT]] * 3}),
+        ("pandas_index.json", {"0": {"text": TEXT}, "1": {"text": TEXT}, "2": {"text": TEXT}}),
+        ("pandas_table.json", {"schema": {"fields": []}, "data": [{"index": 0, "text": TEXT}] * 3}),
+        ("rows.txt", lines(*[{"text": TEXT}] * 3)),
+        ("rows", json.dumps([{"text": TEXT}] * 3)),
+        ("twice.jsonl", lines(*[json.dumps({"text": TEXT})] * 3)),
+        ("lines.jsonl.bz2", bz2.compress(lines(*[{"text": TEXT}] * 3).encode())),
+        ("lines.jsonl.xz", lzma.compress(lines(*[{"text": TEXT}] * 3).encode())),
+        ("NaN.json", '[{"text": "%s", "n": NaN}, {"text": "%s"}, {"text": NaN}, {"text": "%s"}]' % ((TEXT,) * 3)),
     ],
 )
 def test_the_usual_files_are_read(read, name, content):
@@ -97,6 +123,49 @@ def test_an_arrow_file_of_datasets_is_read(tmp_path):
         with opener(str(tmp_path / "rows.arrow"), table.schema) as writer:
             writer.write_table(table)
         assert [document.text for document in read_file(tmp_path / "rows.arrow")] == [TEXT] * 2
+
+
+def test_a_file_of_zstandard_is_read(tmp_path):
+    import pyarrow
+
+    with pyarrow.CompressedOutputStream(str(tmp_path / "rows.jsonl.zst"), "zstd") as stream:
+        stream.write(lines(*[{"text": TEXT}] * 2).encode())
+    assert [document.text for document in read_file(tmp_path / "rows.jsonl.zst")] == [TEXT] * 2
+
+
+def test_fields_that_parquet_adds_to_other_messages_are_left_out(tmp_path):
+    import pyarrow
+    import pyarrow.parquet
+
+    calls = [{"function": {"name": name, "arguments": {name: 1}}} for name in ("a", "b")]
+    talk = [*TALK, *({"role": "assistant", "content": "", "tool_calls": [call]} for call in calls)]
+    pyarrow.parquet.write_table(pyarrow.table({"messages": [talk]}), tmp_path / "rows.parquet")
+    found = next(iter(read_file(tmp_path / "rows.parquet")))
+    assert [message["tool_calls"] for message in found.messages[1:]] == [[call] for call in calls]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "reason"),
+    [
+        ("loose.csv", f"text,n\n{TEXT},1\nHello, world,2\n", "row 2 has 3 fields instead of 2"),
+        ("broken.csv", "text,n\nOne line\nand one more,1\n", "row 1 has 1 field instead of 2"),
+        ("quotes.csv", f'text,n\n"He said "{TEXT}" twice",1\n', "it is no table"),
+        ("twins.csv", "text,text\na b,c d\n", "two columns named 'text'"),
+        ("pointer.txt", "version https://git-lfs.github.com/spec/v1\noid sha256:0\n", "pointer of Git LFS"),
+        ("packed.jsonl", gzip.compress(b"{}", mtime=0), "a gzip file without the suffix .gz"),
+        ("table.txt", b"PAR1....", "a Parquet file without the suffix"),
+        ("wide.txt", TEXT.encode("utf-16-le"), "UTF-16 needs a byte order mark"),
+        ("splits.json", {"test": [{"text": TEXT}], "validation": [{"text": TEXT}]}, "the splits test, validation"),
+    ],
+)
+def test_files_that_would_be_misread_are_refused(read, name, content, reason):
+    with pytest.raises(AiakqError, match=reason):
+        read(name, content)
+
+
+def test_quotes_may_be_escaped_as_spark_does(read):
+    found, _ = read("spark.csv", 'text,n\n"He said \\"no\\", twice",1\n')
+    assert [document.text for document in found] == ['He said "no", twice']
 
 
 def test_what_cannot_be_read_is_refused(read, tmp_path):

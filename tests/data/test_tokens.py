@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from transformers import AutoTokenizer
 
-from aiakq.data import documents
+from aiakq.data import documents, tables
 from aiakq.data.tokens import read_documents, tokenize
 from aiakq.errors import AiakqError
 
@@ -55,7 +55,7 @@ def test_a_small_parquet_file_that_holds_gigabytes_is_refused(tmp_path: Path, mo
     import pyarrow
     import pyarrow.parquet
 
-    monkeypatch.setattr(documents, "_MAX_BYTES", 1 << 20)
+    monkeypatch.setattr(tables, "MAX_BYTES", 1 << 20)
     values = pyarrow.array(["a" * 10_000]).take(pyarrow.array([0] * 1000))
     pyarrow.parquet.write_table(pyarrow.table({"text": values}), tmp_path / "a.parquet", compression="zstd")
     assert (tmp_path / "a.parquet").stat().st_size < 10_000
@@ -91,11 +91,13 @@ def test_forms_of_conversations(tmp_path: Path, tokenizer: Any) -> None:
         {"question": "Who was he?", "answer": "A sailor.", "id": 7},
         {"system": "Be brief.", "prompt": "Who was he?", "response": "A sailor."},
         {"instruction": "Who was he?", "input": "Ahab", "output": "A sailor."},
+        {"messages": TALK, "tools": [{"name": "find_people", "parameters": {"type": "object", "properties": {}}}]},
     ]
     found = documents_of(tmp_path, "a.jsonl", "\n".join(map(json.dumps, lines)), tokenizer)
     assert found[:10] == [RENDERED, "A text between them.", *[RENDERED] * 8]
     assert found[10] == "<|im_start|>system\nBe brief.<|im_end|>\n" + RENDERED
     assert found[11] == RENDERED.replace("he?", "he?\n\nAhab")
+    assert "find_people" in found[12] and found[12].endswith(RENDERED)
 
 
 @pytest.mark.parametrize(

@@ -66,7 +66,7 @@ def test_layers_that_predict_further_tokens_are_left_out(tiny_model, tmp_path, a
     for stated in (1, None, 0):
         folder = changed(source, tmp_path / str(stated), add, num_nextn_predict_layers=stated)
         assert differences(folder) == [] and layer in "".join(inspect_checkpoint(str(folder)).left_out)
-    plain = changed(source, tmp_path / "plain", add_plain, num_nextn_predict_layers=None)
+    plain = changed(source, tmp_path / "plain", add_plain, num_nextn_predict_layers=1)
     assert [each.kind for each in differences(plain)] == ["extra"]
 
 
@@ -150,6 +150,29 @@ def test_one_error_lists_all_differences(tmp_path):
     assert rows[3].split()[0] == "lm_head.weight" and "[32, 255]  [32, 256]" in rows[3]
     assert rows[4].split() == ["model.layers.0.extra", "[2,", "3]", "-"]
     assert str(problem).endswith(problem.details)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+@pytest.mark.parametrize("name", ["model.layers.1.mlp.gate.e_score_correction_bias", "model.norm.weight"])
+def test_vectors_that_are_not_finite_are_refused(tiny_model, tmp_path, name, value):
+    """With a correction of NaN, a router selects any experts, and nothing shows in the logits."""
+    folder = changed(
+        tiny_model("DeepseekV3ForCausalLM"), tmp_path / "model", lambda tensors: tensors[name].fill_(value)
+    )
+    with pytest.raises(AiakqError, match=name) as caught:
+        load_model(EngineConfig.from_args({"model": str(folder), "device": "cpu"}))
+    assert caught.value.id == "not_finite"
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+def test_attention_sinks_may_be_minus_infinity_and_nothing_else_that_is_not_finite(tiny_model, tmp_path, value):
+    name = "model.layers.0.self_attn.sinks"
+    folder = changed(tiny_model("GptOssForCausalLM"), tmp_path / "model", lambda tensors: tensors[name].fill_(value))
+    if value < 0:
+        assert torch.equal(Checkpoint.open(folder).checked_tensor(name), torch.full((4,), value))
+    else:
+        with pytest.raises(AiakqError, match=name):
+            Checkpoint.open(folder).checked_tensor(name)
 
 
 def test_missing_tensors_come_with_the_files_that_were_not_read(tiny_model, tmp_path):

@@ -83,7 +83,6 @@ def test_layers_beyond_the_model_are_left_out_only_if_they_predict_further_token
     extra = ["model.layers.2.eh_proj.weight", "model.layers.2.mlp.up_proj.weight", "model.layers.1.enorm.weight"]
     assert prediction_layers(extra, 2) == ("model.layers.2.",)
     assert prediction_layers(["model.layers.2.mlp.up_proj.weight"], 2) == ()
-    assert prediction_layers(["model.layers.2.mlp.up_proj.weight"], 2, stated=1) == ("model.layers.2.",)
     assert prediction_layers(["language_model.model.layers.5.shared_head.norm.weight"], 5) == (
         "language_model.model.layers.5.",
     )

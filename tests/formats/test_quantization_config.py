@@ -68,6 +68,18 @@ def test_unsupported_configs_are_refused_in_one_line(config, said):
     assert caught.value.id == "format_unsupported" and said in str(caught.value) and "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("config", "format"),
+    [
+        ({"zero_point": True, "q_group_size": 128, "w_bit": 4, "version": "GEMM"}, "awq"),
+        ({"bits": 4, "group_size": 128, "desc_act": False, "sym": True}, "gptq"),
+    ],
+)
+def test_configs_of_the_first_tools_name_no_method(config, format):
+    spec = quantization_config.read(config)
+    assert (spec.format, spec.bits, spec.group_size) == (format, 4, 128)
+
+
 def test_many_names_are_found_by_lookup():
     names = [f"model.layers.{layer}.mlp.experts.{expert}.up_proj" for layer in range(60) for expert in range(250)]
     layers = tuple((name, LayerSpec(8, -1)) for name in names[1::2])
@@ -299,6 +311,13 @@ def test_a_config_is_found_wherever_programs_write_it(config, tmp_path):
         ({"quantization_config": {"quant_method": "quark"}}, "Quark"),
         ({"quantization_config": {"quant_method": "mxfp4"}, "model_type": "llama"}, "GPT-OSS only"),
         ({"quantization": {"group_size": 64, "bits": 4}}, "MLX"),
+        ({"quantization_config": {"group_size": 32, "bits": 4, "mode": "mxfp4"}}, "MLX"),
+        ({"quantization_config": {"load_in_8bit": True, "llm_int8_threshold": 6.0}}, "bitsandbytes"),
+        ({"quantization_config": {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}}, "bitsandbytes"),
+        ({"quantization_config": {"quant_config": {"weight_quant_params": {"nbits": 4}}}}, "HQQ"),
+        ({"quantization_config": {"producer": {"name": "modelopt"}, "quantization": {}}}, "ModelOpt"),
+        ({"quantization_config": {"global_quant_config": {"weight": {}}}}, "Quark"),
+        ({"quantization_config": {"activation_scheme": "dynamic", "weight_block_size": [128, 128]}}, "FP8"),
         (
             {"quantization": {"group_size": 64, "bits": 4}, "quantization_config": {"group_size": 64, "bits": 4}},
             "MLX",

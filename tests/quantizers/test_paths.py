@@ -17,6 +17,8 @@ from aiakq.quantizers.paths import check_paths
     [
         ({"input": "./nowhere"}, "model_missing"),
         ({"token_ids": "ids.txt"}, "calibration"),
+        ({"token_ids": "."}, "calibration"),
+        ({"lora": "nowhere"}, "adapter_missing"),
         ({"calibration": "some.txt"}, "calibration"),
         ({"calibration": "/nowhere/text"}, "calibration"),
         ({"eval_text": "some.txt"}, "evaluation_text"),

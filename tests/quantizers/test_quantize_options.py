@@ -111,3 +111,18 @@ def test_formats_of_the_methods() -> None:
         "gptq": ("gptq", "w4a16 g128 sym"),
     }
     assert options("gptq", symmetric=False).spec("1").format == "gptq_v2"
+
+
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        ({"smooth_alpha": 0.5}, "-sq has no effect with -quant_type gptq"),
+        ({"eval_text": "text.txt", "evaluate": False}, "--eval-text has no effect with --no-eval"),
+        ({"input": ".", "revision": "main"}, "--revision has no effect: the input is a folder"),
+        ({"distributed_executor_backend": "ray"}, "--distributed-executor-backend has no effect without --workers"),
+    ],
+)
+def test_options_without_an_effect_are_named(fields: dict[str, Any], says: str) -> None:
+    (sentence,) = QuantizeOptions(**{"input": "in", "output": "out", "method": "gptq", **fields}).warnings
+    assert sentence.startswith(says)
+    assert not QuantizeOptions("in", "out", "gptq", eval_text="text.txt", revision="main").warnings

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -34,3 +36,12 @@ def test_imports_go_to_lower_layers_only(parts):
     for other in server_imports(MODULES[parts]):
         target = package_of(other)
         assert package == target or LAYER_OF.get(package, -1) < LAYER_OF.get(target, -1), f"imports {'.'.join(other)}"
+
+
+@pytest.mark.parametrize("module", ["aiakq.server.launch", "aiakq.server.process.text_process"])
+def test_starting_imports_nothing_that_few_requests_need(module):
+    """Each of these takes time at every start, and memory in every process."""
+    late = ["torch", "regex", *(["urllib.request", "ssl"] if module.endswith("text_process") else [])]
+    code = f"import sys, {module}; print(*[name for name in {late} if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, check=True)
+    assert not done.stdout.split()

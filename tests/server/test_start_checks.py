@@ -26,6 +26,27 @@ def adapter(folder: Path, **fields: Any) -> str:
     return str(folder)
 
 
+@pytest.mark.parametrize(
+    ("arguments", "code", "named"),
+    [
+        ({"lora_modules": ["a=/nowhere"]}, "option_conflict", "--lora-modules"),
+        ({"lora_root": "/tmp"}, "option_conflict", "--enable-lora"),
+        ({"enable_lora": True, "lora_modules": ["m=/nowhere"]}, "bad_option", "a name of its own"),
+        ({"enable_lora": True, "lora_modules": ["a={good}", "a={good}"]}, "bad_option", "a name of its own"),
+        (
+            {"enable_lora": True, "lora_modules": ['{"name": "a", "path": "/x", "base_model_name": "other"}']},
+            "bad_option",
+            "an adapter of m",
+        ),
+    ],
+)
+def test_adapters_that_cannot_be_served_are_named_before_the_model_is_loaded(tmp_path, arguments, code, named):
+    good = adapter(tmp_path / "good")
+    modules = [module.replace("{good}", good) for module in arguments.get("lora_modules", ())]
+    problem = refusal(**arguments | ({"lora_modules": modules} if modules else {}))
+    assert problem.id == code and named in str(problem)
+
+
 def test_an_adapter_that_is_not_there_is_named_before_the_model_is_loaded(tmp_path):
     good = adapter(tmp_path / "good")
     for path in (tmp_path / "nothing", tmp_path / ("x" * 300), tmp_path, tmp_path / "good" / "adapter_config.json"):

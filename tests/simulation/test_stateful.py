@@ -23,7 +23,8 @@ from aiakq.runtime.sampling_params import SamplingParams
 from aiakq.runtime.text.output_processor import OutputProcessor
 from aiakq.runtime.text.tokenizer import NoTokenizer
 from aiakq.server.process.ipc import Submit, ToEngine
-from aiakq.server.process.request_manager import QueueLimits, RequestManager
+from aiakq.server.process.queue_limits import QueueLimits
+from aiakq.server.process.request_manager import RequestManager
 from aiakq.server.process.request_stream import Prompt, RequestDeltas, RequestStream
 from aiakq.server.telemetry.metrics import Metrics
 

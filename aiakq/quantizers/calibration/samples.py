@@ -16,11 +16,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from aiakq.data.documents import HINT, Document, RowOptions, bad, read_dataset, read_file, sources
+from aiakq.data.documents import read_dataset, read_file, sources
+from aiakq.data.files import HINT, bad
+from aiakq.data.rows import Document, RowOptions
 from aiakq.data.tokens import render_documents, tokenize
 from aiakq.errors import AiakqError
 from aiakq.formats.model_folder import check_files
-from aiakq.quantizers.calibration.token_ids import PaddingIds, read_token_file, read_token_ids
+from aiakq.quantizers.calibration.padding import PaddingIds, parts
+from aiakq.quantizers.calibration.token_ids import read_token_file, read_token_ids
 from aiakq.quantizers.options import QuantizeOptions
 from aiakq.quantizers.paths import TOKENS_HINT, is_path
 from aiakq.runtime.text.tokenizer import Tokenizer, is_panic
@@ -145,8 +148,10 @@ def _from_texts(
     wanted = options.samples * options.seqlen * _CHARACTERS
     rows = RowOptions(options.calibration_column)
     documents = _documents(name, wanted, options.seed, rows)
-    if rows.num_empty:
-        warnings.append(f"{rows.num_empty} rows of {title_of(str(name))} were left out: they have no text.")
+    title = "text" if name is None else title_of(name)
+    if rows.num_rows and not documents:
+        raise bad(title, f"none of its {rows.num_rows} rows has a text", HINT)
+    warnings += rows.warnings(title)
     ranks = [_rank(document.text or json.dumps(document.messages), options.seed) for document in documents]
     enough: list[int] = []
     for number in sorted(range(len(documents)), key=ranks.__getitem__):
@@ -156,7 +161,6 @@ def _from_texts(
         wanted -= documents[number].size
     # Rendered in file order, so that an error names the first offending line.
     inside = sorted(enough)
-    title = "text" if name is None else title_of(name)
     rendered = dict(
         zip(inside, render_documents([documents[number] for number in inside], tokenizer, title), strict=True)
     )
@@ -165,7 +169,17 @@ def _from_texts(
     again = getattr(tokenizer, "bos_token", None) or "" if start else ""
     ids = tokenize([text.removeprefix(again) for text in texts], tokenizer)
     _check_ids(ids, vocab_size)
-    return _windows(ids, options, start)
+    return _windows(_without_padding(ids, PaddingIds.of(tokenizer), title, warnings), options, start)
+
+
+def _without_padding(
+    documents: list[list[int]], padding: PaddingIds, title: str, warnings: list[str]
+) -> list[list[int]]:
+    """Return documents without long runs of the padding id, as in texts that were decoded with their padding."""
+    kept = [[token for part in parts(ids, padding) for token in part] for ids in documents]
+    if lost := sum(map(len, documents)) - sum(map(len, kept)):
+        warnings.append(f"{lost} tokens of {title} were left out as padding: runs of the id {padding.pad}.")
+    return kept
 
 
 def _documents(name: str | None, characters: int, seed: int, rows: RowOptions) -> list[Document]:

@@ -1,8 +1,7 @@
 """Calibration samples from files of token ids: lines of numbers, JSON, JSON lines, or tables.
 
-Padding is left out, because it would spoil the statistics: positions with a 0 in ``attention_mask`` and, without a
-mask, runs of the tokenizer's padding id at either end of a line. Other columns that tokenizers and trainers write
-(``labels``, ``position_ids``, ``token_type_ids``, ...) are ignored.
+Padding is left out, because it would spoil the statistics (see padding.py). Text that a loss ignores, such as prompts
+with labels of -100, is calibrated: the model reads it, too.
 """
 
 from __future__ import annotations
@@ -13,33 +12,34 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from aiakq.data.documents import TABLES, bad, decoded_json, file_kind, read_rows, read_text
+from aiakq.data.files import TABLES, bad, decoded_json, decoded_literal, file_kind, read_text
+from aiakq.data.json_rows import rows_of
+from aiakq.data.messages import is_missing
+from aiakq.data.rows import has_known_columns, plain_name
+from aiakq.data.tables import read_rows
+from aiakq.quantizers.calibration import padding as paddings
+from aiakq.quantizers.calibration.padding import LENGTHS, LOSS_MASKS, PaddingIds
 from aiakq.quantizers.paths import TOKENS_HINT
 
-_SPLIT = re.compile(r"[,\s]+")
-#: Names of the column with token ids, and of that with masks.
-_IDS = ("input_ids", "token_ids", "prompt_token_ids")
-_MASK = "attention_mask"
+__all__ = ["PaddingIds", "TokenFile", "read_token_file", "read_token_ids"]
 
-
-@dataclass(frozen=True)
-class PaddingIds:
-    """What a tokenizer pads with.
-
-    pad   the id; None if unknown.
-    kept  whether one of a run is kept, because the id is also that of the end or the beginning of a text.
-    """
-
-    pad: int | None = None
-    kept: bool = False
-
-    @staticmethod
-    def of(tokenizer: Any, pad_token_id: int | None = None) -> PaddingIds:
-        """Return those of a transformers tokenizer or, without one, of ``pad_token_id`` in the model's config."""
-        pad = getattr(tokenizer, "pad_token_id", None)
-        pad = pad_token_id if pad is None else pad
-        ends = (getattr(tokenizer, "eos_token_id", None), getattr(tokenizer, "bos_token_id", None))
-        return PaddingIds(pad if isinstance(pad, int) else None, tokenizer is None or pad in ends)
+_SPLIT = re.compile(r"[,;\s]+")
+_NUMBER = re.compile(r"[+-]?[0-9]{1,18}(\.[0-9]{0,18})?([eE][+-]?[0-9]{1,2})?")
+#: How tensors and arrays are printed.
+_PRINTED = re.compile(r"(?:(?:torch\.)?tensor|(?:np\.|numpy\.)?array)\((.*?)(?:,\s*dtype=[\w.]+)?\)", re.DOTALL)
+#: Names of the column with token ids, of ids that follow a prompt, and of masks whose ones are text.
+_IDS = ("input_ids", "prompt_token_ids", "prompt_input_ids", "prompt_ids", "token_ids", "tokens", "ids")
+_ANSWERS = tuple(
+    "token_ids output_token_ids completion_token_ids response_token_ids completion_ids response_ids output_ids "
+    "completion_input_ids chosen_input_ids".split()
+)
+_MASKS = ("attention_mask", "input_mask")
+#: Masks whose ones are padding in some programs and text in others.
+_AMBIGUOUS = ("padding_mask", "key_padding_mask", "encoder_padding_mask", "pad_mask")
+#: Columns that say nothing about the text, or what padding.py reads.
+_USED = frozenset({*_MASKS, *LOSS_MASKS, *LENGTHS, "labels", "position_ids", "special_tokens_mask", "token_type_ids"})
+_OTHERS = frozenset("offset_mapping overflow_to_sample_mapping cu_seqlens cu_seq_lens_q sequence_ids word_ids".split())
+KNOWN = frozenset(_IDS)
 
 
 @dataclass
@@ -50,20 +50,39 @@ class TokenFile:
     num_masked: int = 0
     num_padding: int = 0
     num_suspicious: int = 0
+    num_empty: int = 0
+    padding_ids: set[int] = field(default_factory=set)
+    unread: dict[str, None] = field(default_factory=dict)
 
     def warnings(self, name: str, padding: PaddingIds) -> list[str]:
         """Return sentences for the report."""
         lines = []
+        if self.num_empty:
+            lines.append(f"{self.num_empty} rows of {name} were left out: they have no token ids.")
         if self.num_masked:
             lines.append(f"{self.num_masked} positions of {name} were left out: their attention_mask is 0.")
         if self.num_padding:
-            lines.append(f"{self.num_padding} tokens of {name} were left out as padding: runs of the id {padding.pad}.")
+            ids = ", ".join(map(str, sorted(self.padding_ids or {padding.pad or 0})[:6]))
+            lines.append(f"{self.num_padding} tokens of {name} were left out as padding: runs of the id {ids}.")
         if self.num_suspicious:
             lines.append(
                 f"{self.num_suspicious} lines of {name} begin or end with a run of one id. If that is padding, write "
                 "it with an attention_mask."
             )
+        if self.unread:
+            names = ", ".join(f"{column[:40]!r}" for column in list(self.unread)[:6])
+            lines.append(f"Columns of {name} with other token ids that were not read: {names}.")
         return lines
+
+
+@dataclass(frozen=True)
+class _Record:
+    """The ids at a place in a file, their mask or None, and other columns, for one sample or for a batch."""
+
+    where: str
+    ids: Any
+    mask: Any = None
+    columns: Mapping[str, Any] = field(default_factory=dict)
 
 
 def read_token_ids(path: Path, vocab_size: int) -> list[list[int]]:
@@ -75,72 +94,147 @@ def read_token_file(path: Path, vocab_size: int, padding: PaddingIds) -> TokenFi
     """Read a file of token ids, detecting its format.
 
     Lines of integers separated by commas or white space, each optionally in brackets, ``#`` starting a comment; a JSON
-    list of lists or of objects; an object of columns; JSON lines; or a table. Objects have ``input_ids`` and may have
-    an ``attention_mask``, for one sample or for a batch. Raises ``calibration``.
+    list of lists or of objects; an object of columns or one that wraps rows; JSON lines; or a table. Objects have
+    ``input_ids`` and may have an ``attention_mask``, for one sample or for a batch. Raises ``calibration``.
     """
-    found = TokenFile()
-    for where, ids, mask in _records(path):
-        for sample, sample_mask, place in _unbatched(ids, mask, where, path):
-            checked = _ids(sample, place, path, vocab_size)
-            if sample_mask is None:
-                found.samples.append(_without_padding(checked, padding, found))
+    found, unmasked = TokenFile(), []
+    for record in _records(path, found):
+        for sample in _unbatched(record, path):
+            if is_missing(sample.ids):
+                found.num_empty += 1
+                continue
+            ids = _ids(sample.ids, sample.where, path, vocab_size)
+            _note_labels(ids, sample.columns, found)
+            if sample.mask is None:
+                unmasked.append((ids, sample.columns))
             else:
-                found.samples += _unmasked(checked, sample_mask, place, path, found)
+                for run in _visible(ids, sample, path, found):
+                    # An id that only pads is no text, whatever the mask says.
+                    found.samples += [run] if padding.kept else _without_padding(run, {}, padding, found)
+    filler = None
+    if padding.pad is None or not any(padding.pad in ids[:1] + ids[-1:] for ids, _ in unmasked):
+        filler = paddings.common_padding([ids for ids, _ in unmasked])
+    for ids, columns in unmasked:
+        found.samples += _without_padding(ids, columns, padding if filler is None else PaddingIds(filler, True), found)
     found.samples = [sample for sample in found.samples if sample]
     if not found.samples:
-        raise bad(path.name, "it holds no sample", TOKENS_HINT)
+        rows = f" (rows without token ids: {found.num_empty})" if found.num_empty else ""
+        raise bad(path.name, f"it holds no sample{rows}", TOKENS_HINT)
     return found
 
 
 # --- reading ----------------------------------------------------------------------------------------------------------
 
 
-def _records(path: Path) -> Iterator[tuple[str, Any, Any]]:
-    """Yield a place in the file, the ids there, and their mask or None."""
-    if file_kind(path) in TABLES:
-        for number, row in enumerate(read_rows(path, TOKENS_HINT), 1):
-            yield _columns(row, f"row {number}", path)
+def _records(path: Path, found: TokenFile) -> Iterator[_Record]:
+    """Yield what is in each line, item or row."""
+    kind = file_kind(path)
+    is_text = kind in (".csv", ".tsv")
+    text = read_text(path, TOKENS_HINT) if is_text or kind not in TABLES else ""
+    if kind in TABLES and not (is_text and re.match(r"[\s\d,;+-]+$", text.partition("\n")[0])):
+        for number, row in enumerate(read_rows(path, TOKENS_HINT, KNOWN), 1):
+            yield from _record(row, f"row {number}", path, found)
         return
-    text = read_text(path, TOKENS_HINT)
     whole = decoded_json(text) if text.lstrip()[:1] in ("[", "{") else None
+    if isinstance(whole, Mapping) and not any(isinstance(whole.get(name), (list, str)) for name in _IDS):
+        whole = rows_of(whole, path.name, KNOWN)
     if isinstance(whole, Mapping):
-        yield _columns(whole, "line 1" if "\n" not in text.strip() else "it", path)
-    elif isinstance(whole, list) and any(isinstance(item, (list, Mapping)) for item in whole):
+        yield from _record(whole, "line 1" if "\n" not in text.strip() else "it", path, found)
+    elif isinstance(whole, list) and any(isinstance(item, list | Mapping | str) for item in whole):
         for number, item in enumerate(whole, 1):
-            yield _record(item, f"sample {number}", path)
+            yield from _record(item, f"sample {number}", path, found)
     else:
         for number, line in enumerate(text.splitlines(), 1):
             content = line.strip()
             if not content.startswith("{"):
                 content = content.partition("#")[0].strip()
             if content:
-                yield _record(_line(content, number, path), f"line {number}", path)
+                yield from _record(_line(content, number, path), f"line {number}", path, found)
 
 
-def _record(value: Any, where: str, path: Path) -> tuple[str, Any, Any]:
-    return _columns(value, where, path) if isinstance(value, Mapping) else (where, value, None)
+def _record(value: Any, where: str, path: Path, found: TokenFile) -> Iterator[_Record]:
+    """Yield what an item has; nothing for one without a value, which is counted."""
+    if isinstance(value, Mapping) and isinstance(value.get("row"), Mapping):
+        value = value["row"]  # as the dataset viewer of the hub wraps each row
+    if isinstance(value, Mapping):
+        yield from _columns(value, where, path, found)
+    elif is_missing(value):
+        found.num_empty += 1
+    else:
+        yield _Record(where, _listed(value, where, path))
 
 
-def _columns(value: Mapping[str, Any], where: str, path: Path) -> tuple[str, Any, Any]:
-    name = next((name for name in _IDS if isinstance(value.get(name), (list, str))), None)
-    if name is None:
+def _columns(value: Mapping[str, Any], where: str, path: Path, found: TokenFile) -> Iterator[_Record]:
+    columns = {plain_name(name): cell for name, cell in value.items()}
+    names = [name for name in _IDS if name in columns]
+    name = next((name for name in names if isinstance(columns[name], list | str)), None)
+    if name is None or is_missing(columns[name]):
+        if any(is_missing(columns[each]) for each in names):
+            found.num_empty += 1
+            return
         has = ", ".join(map(str, list(value)[:6])) or "nothing"
-        raise bad(path.name, f"{where} has no list 'input_ids' (it has {has})", TOKENS_HINT)
-    cells = [value[name], value.get(_MASK)]
-    for at, cell in enumerate(cells):
-        if isinstance(cell, str):  # those of CSV files are text
-            cells[at] = decoded_json(cell)
-            if cells[at] is None:
-                raise bad(path.name, f"{where} holds {cell[:40]!r}, which is no list of integers", TOKENS_HINT)
-    return where, cells[0], cells[1]
+        hint = "Give a file of text with --calibration." if has_known_columns(value) else TOKENS_HINT
+        raise bad(path.name, f"{where} has no list 'input_ids' (it has {has})", hint)
+    ambiguous = next((each for each in _AMBIGUOUS if each in columns), None)
+    mask = next((columns[each] for each in _MASKS if not is_missing(columns.get(each))), None)
+    if mask is None and ambiguous is not None:
+        reason = f"{where} has a {ambiguous}, whose ones are padding in some programs and text in others"
+        raise bad(path.name, reason, "Write an attention_mask: 1 for text, 0 for padding.")
+    ids, answer = _listed(columns[name], where, path), None
+    if name.startswith("prompt") and mask is None:
+        answer = next((each for each in _ANSWERS if isinstance(columns.get(each), list)), None)
+        if answer is not None and isinstance(ids, list):
+            ids = columns[answer] if columns[answer][: len(ids)] == ids else ids + columns[answer]
+    others = {each: _weak(cell, where, path) for each, cell in columns.items() if each in _USED and answer is None}
+    for each, cell in columns.items():
+        if each not in {name, answer} | _USED | _OTHERS and _has_ids(cell):
+            found.unread[each] = None
+    yield _Record(where, ids, None if mask is None else _listed(mask, where, path), others)
+
+
+def _has_ids(cell: Any) -> bool:
+    """Whether a cell has a list of integers, or one in it."""
+    if isinstance(cell, Mapping):
+        return any(map(_has_ids, cell.values()))
+    if not isinstance(cell, list) or not cell:
+        return False
+    return type(cell[0]) is int and len(cell) > 1 if not isinstance(cell[0], list | Mapping) else _has_ids(cell[0])
+
+
+def _weak(cell: Any, where: str, path: Path) -> Any:
+    """Return a column besides the ids, whose texts in tables are lists."""
+    return _listed(cell, where, path) if isinstance(cell, str) and cell.lstrip().startswith("[") else cell
+
+
+def _listed(cell: Any, where: str, path: Path) -> Any:
+    """Return a list that may be in a text: as JSON, as numbers, or as NumPy and torch print it."""
+    if not isinstance(cell, str):
+        return cell
+    text = _PRINTED.sub(r"\1", cell.strip())
+    if "..." in text:
+        reason = f"{where} holds a list that was shortened with '...' when it was printed"
+        raise bad(path.name, reason, "Write the ids with tolist().")
+    value = decoded_literal(text)
+    if isinstance(value, tuple):
+        value = list(value)
+    if value is None or type(value) is int:
+        words = [word for word in _SPLIT.split(text.strip("[]")) if word]
+        if "[" in text.strip("[]") or not words or not all(map(_NUMBER.fullmatch, words)):
+            raise bad(path.name, f"{where} holds {cell[:40]!r}, which is no list of integers", TOKENS_HINT)
+        value = [_integer(word) for word in words]
+    return value
 
 
 def _line(content: str, number: int, path: Path) -> Any:
     if content.startswith("{"):
-        value = decoded_json(content)
+        value = decoded_literal(content.rstrip(", "))
         if not isinstance(value, dict):
             raise bad(path.name, f"line {number} is no JSON object with a list 'input_ids'", TOKENS_HINT)
         return value
+    if content == "null":
+        return None
+    if content.startswith(("tensor(", "torch.", "array(", "np.", "numpy.")):
+        return _listed(content, f"line {number}", path)
     if content.startswith("["):
         nested = decoded_json(content.rstrip(", "))
         if isinstance(nested, list) and any(isinstance(item, list) for item in nested):
@@ -148,28 +242,40 @@ def _line(content: str, number: int, path: Path) -> Any:
         content = content[1:].rstrip(", ").removesuffix("]")
     words = [word for word in _SPLIT.split(content) if word]
     for word in words:
-        if not re.fullmatch(r"[+-]?[0-9]{1,18}", word):
+        if not _NUMBER.fullmatch(word):
             raise bad(path.name, f"line {number} holds {word[:40]!r}, which is no integer", TOKENS_HINT)
-    return [int(word) for word in words]
+    return [_integer(word) for word in words]
 
 
-def _unbatched(ids: Any, mask: Any, where: str, path: Path) -> Iterator[tuple[Any, Any, str]]:
+def _integer(word: str) -> int | float:
+    """Return the value of a word; that of a float is checked later."""
+    return int(word) if word.lstrip("+-").isdigit() else float(word)
+
+
+def _unbatched(record: _Record, path: Path) -> Iterator[_Record]:
     """Yield the samples of a record, which may be a batch, with their masks."""
+    ids, mask, where = record.ids, record.mask, record.where
     if not (isinstance(ids, list) and ids and all(isinstance(row, list) for row in ids)):
-        yield ids, mask, where
+        yield record
         return
     if mask is not None and (not isinstance(mask, list) or len(mask) != len(ids)):
         raise bad(
             path.name, f"{where} has {len(ids)} lists of ids, and an attention_mask of another shape", TOKENS_HINT
         )
     for number, row in enumerate(ids):
-        yield row, None if mask is None else mask[number], f"{where}, sample {number + 1}"
+        columns = {
+            name: cell[number]
+            for name, cell in record.columns.items()
+            if isinstance(cell, list) and len(cell) == len(ids)
+        }
+        yield _Record(f"{where}, sample {number + 1}", row, None if mask is None else mask[number], columns)
 
 
 def _ids(value: Any, where: str, path: Path, vocab_size: int) -> list[int]:
     if not isinstance(value, list):
         raise bad(path.name, f"{where} is no list of ids", TOKENS_HINT)
-    for item in value:
+    ids = [int(item) if type(item) is float and item.is_integer() else item for item in value]
+    for item in ids:
         if type(item) is not int:
             raise bad(path.name, f"{where} holds {str(item)[:40]!r}, which is no integer", TOKENS_HINT)
         if not 0 <= item < vocab_size:
@@ -178,44 +284,64 @@ def _ids(value: Any, where: str, path: Path, vocab_size: int) -> list[int]:
                 f"{where} holds the id {item}, outside 0..{vocab_size - 1}",
                 "Make the ids with this model's own tokenizer.",
             )
-    return value
+    return ids
 
 
 # --- padding ----------------------------------------------------------------------------------------------------------
 
 
-def _unmasked(ids: list[int], mask: Any, where: str, path: Path, found: TokenFile) -> list[list[int]]:
-    """Return the runs of tokens whose mask is 1; a gap ends a sample, since its neighbours do not follow each other."""
+def _note_labels(ids: list[int], columns: Mapping[str, Any], found: TokenFile) -> None:
+    """Note labels that are another text, as those of models with an encoder, and not the ids or the next ids."""
+    labels = columns.get("labels")
+    if not isinstance(labels, list) or not _has_ids(labels):
+        return
+    for shift in (0, 1):
+        if all(label in (-100, token) for label, token in zip(labels, ids[shift:], strict=False)):
+            return
+    found.unread["labels"] = None
+
+
+def _visible(ids: list[int], sample: _Record, path: Path, found: TokenFile) -> list[list[int]]:
+    """Return the runs of tokens whose mask is not 0; a gap ends a sample: its neighbours do not follow each other.
+
+    A mask of packed samples has their numbers: 1, 1, 2, 2, 2, 0.
+    """
+    mask, where = sample.mask, sample.where
     if not isinstance(mask, list) or len(mask) != len(ids):
         length = len(mask) if isinstance(mask, list) else "no"
         raise bad(path.name, f"{where} has {len(ids)} ids and an attention_mask of {length} values", TOKENS_HINT)
+    numbers = [value for value in mask if isinstance(value, int | float) and value > 0]
+    packed = set(numbers) == set(range(1, len(set(numbers)) + 1))
     runs: list[list[int]] = [[]]
-    for token, visible in zip(ids, mask, strict=True):
-        if visible not in (0, 1):
+    starts = set(paddings.boundaries(ids, sample.columns))
+    previous: Any = 0
+    for at, (token, visible) in enumerate(zip(ids, mask, strict=True)):
+        if visible not in (0, 1) and not (packed and visible in numbers):
             raise bad(path.name, f"{where} has {str(visible)[:40]} in its attention_mask, not 0 or 1", TOKENS_HINT)
+        if (visible != previous or at in starts) and runs[-1]:
+            runs.append([])
+        previous = visible
         if visible:
             runs[-1].append(token)
         else:
             found.num_masked += 1
-            if runs[-1]:
-                runs.append([])
     return [run for run in runs if run]
 
 
-def _without_padding(ids: list[int], padding: PaddingIds, found: TokenFile) -> list[int]:
-    """Return ``ids`` without runs of the padding id at either end."""
-    start, end = 0, len(ids)
-    while end > start and ids[end - 1] == padding.pad:
-        end -= 1
-    while start < end and ids[start] == padding.pad:
-        start += 1
-    if padding.kept:  # a single one is the end or the beginning of a text
-        start, end = max(0, start - 1), min(len(ids), end + 1)
-    found.num_padding += len(ids) - (end - start)
-    kept = ids[start:end]
-    found.num_suspicious += padding.pad is None and len(kept) > 8 and (_is_run(kept[-4:]) or _is_run(kept[:4]))
+def _without_padding(
+    ids: list[int], columns: Mapping[str, Any], padding: PaddingIds, found: TokenFile
+) -> list[list[int]]:
+    """Return the samples in ``ids`` without padding, as far as it is known."""
+    begin, end = paddings.trimmed(ids, paddings.marked(ids, columns), padding)
+    found.padding_ids.update(ids[:begin], ids[end:])
+    starts = [at for at in paddings.boundaries(ids, columns) if begin < at < end]
+    kept = []
+    for first, last in zip([begin, *starts], [*starts, end], strict=True):
+        for part in paddings.parts(ids[first:last], padding):
+            kept.append(part)
+            found.num_suspicious += paddings.is_suspicious(part, padding)
+    lost = len(ids) - sum(map(len, kept))
+    found.num_padding += lost
+    if lost > len(ids) - (end - begin) and padding.pad is not None:
+        found.padding_ids.add(padding.pad)
     return kept
-
-
-def _is_run(ids: list[int]) -> bool:
-    return len(set(ids)) == 1

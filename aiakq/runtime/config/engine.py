@@ -20,7 +20,6 @@ from aiakq.runtime.config.quantization import check_scales, checked_spec
 from aiakq.runtime.config.scheduler import SchedulerConfig
 from aiakq.runtime.config.speculation_methods import PROPOSERS
 from aiakq.runtime.text.tokenizer import TokenizerSource
-from aiakq.runtime.thought_budget import ThoughtMarks, configured_marks
 from aiakq.spec import QuantSpec
 
 
@@ -35,7 +34,6 @@ class EngineConfig:
     max_logprobs   maximum number of log-probabilities per position.
     pooling        how the model pools prompts; None if it generates text.
     draft          config of the draft model; None without one.
-    thought_marks  marks of --reasoning-config; None if it does not have both.
     """
 
     model: ModelConfig
@@ -53,7 +51,6 @@ class EngineConfig:
     max_logprobs: int
     pooling: PoolingConfig | None = None
     draft: EngineConfig | None = None
-    thought_marks: ThoughtMarks | None = None
 
     @property
     def architecture(self) -> str:
@@ -96,7 +93,6 @@ class EngineConfig:
             fit_model_len=args["max_model_len"] == "auto",
             max_logprobs=model.vocab_size if args["max_logprobs"] == -1 else args["max_logprobs"],
             pooling=pooling,
-            thought_marks=configured_marks(args["reasoning_config"]),
         )
         if config.scheduler.lora is not None:
             check_scales(spec, stated)

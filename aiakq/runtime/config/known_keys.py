@@ -15,11 +15,9 @@ from typing import Any
 
 from aiakq.errors import AiakqError, error
 from aiakq.formats.quantization_config import CONFIG_KEYS
-from aiakq.runtime.config.dense_families import DENSE
+from aiakq.runtime.config.families import FAMILIES
 from aiakq.runtime.config.family_keys import REQUIRED, Family
-from aiakq.runtime.config.sparse_families import SPARSE
 
-FAMILIES: Mapping[str, Family] = {**DENSE, **SPARSE}
 #: Architecture -> model_type, where they differ by more than spelling.
 _MODEL_TYPES = {
     "CohereForCausalLM": "cohere",

@@ -19,9 +19,14 @@ from aiakq.runtime.config.model import ModelConfig
 
 @dataclass(frozen=True, kw_only=True)
 class LoadConfig(LoadArguments):
-    """Arguments of loading, and the ``path`` of the local model folder."""
+    """Arguments of loading.
+
+    path    the local model folder.
+    mapped  whether safetensors files are memory-mapped, see ``Checkpoint``.
+    """
 
     path: Path
+    mapped: bool = True
 
     @staticmethod
     def from_args(args: Mapping[str, Any]) -> LoadConfig:

@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from aiakq.errors import AiakqError, error
-from aiakq.runtime.config.known_keys import FAMILIES, check_keys, completed, with_floats
+from aiakq.runtime.config.families import FAMILIES
+from aiakq.runtime.config.known_keys import check_keys, completed, with_floats
 from aiakq.runtime.config.rope import is_nested, longest_context, rope_parameters, rotated_layers
 from aiakq.runtime.config.text_part import text_part
 
@@ -184,10 +185,12 @@ def _model_config(raw: Mapping[str, Any]) -> ModelConfig:
         raise error("model_malformed", file="config.json", reason=f"it claims {layers} layers")
     kv_heads = _kv_heads(raw, number("num_key_value_heads", "num_kv_heads", default=heads), heads)
     head_dim = number("head_dim", default=hidden // heads)
-    if heads % kv_heads or not head_dim:
-        shared = f"{kv_heads} key-value heads" if head_dim else f"hidden_size {hidden}"
+    divides = raw.get("head_dim") is not None or hidden % heads == 0
+    if heads % kv_heads or not divides:
+        shared = f"{kv_heads} key-value heads" if divides else f"hidden_size {hidden}"
         raise error("model_malformed", file="config.json", reason=f"{heads} attention heads cannot share {shared}")
     kinds, rope = _layer_kinds(raw, layers), rope_parameters(raw)
+    _check_even(raw, rope, head_dim)
     max_position = number("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", default=2048)
     return ModelConfig(
         architecture=architecture,
@@ -209,6 +212,15 @@ def _model_config(raw: Mapping[str, Any]) -> ModelConfig:
         rope=rope,
         raw=raw,
     )
+
+
+def _check_even(raw: Mapping[str, Any], rope: Mapping[str, Any], head_dim: int) -> None:
+    """Raise ``model_malformed`` if whole heads of an odd size are rotated, which is done in pairs of elements."""
+    family = FAMILIES.get(str(raw.get("model_type")))
+    parts = rope.values() if is_nested(rope) else [rope]
+    is_whole = any(int(head_dim * part.get("partial_rotary_factor", 1.0)) == head_dim for part in parts)
+    if family is not None and family.rotary and is_whole and head_dim % 2:
+        raise _malformed("head_dim", head_dim)
 
 
 def first_architecture(raw: Mapping[str, Any]) -> str:
@@ -236,7 +248,7 @@ def _lacks(raw: Mapping[str, Any], name: str) -> AiakqError:
 
 def _norm_eps(raw: Mapping[str, Any]) -> float:
     names = ("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_epsilon", "norm_eps")
-    name = next((name for name in names if raw.get(name)), "")
+    name = next((name for name in names if raw.get(name) is not None), "")
     value = raw.get(name, 1e-5)
     if not isinstance(value, int | float) or not 0 < value < 1:
         raise _malformed(name, value)
@@ -269,7 +281,9 @@ def _layer_kinds(raw: Mapping[str, Any], layers: int) -> tuple[str, ...]:
     kinds, first = raw.get("layer_types"), raw.get("max_window_layers")
     if kinds is not None and not (isinstance(kinds, list) and all(isinstance(kind, str) for kind in kinds)):
         raise _malformed("layer_types", kinds)
-    if kinds and len(kinds) < layers:
+    family = FAMILIES.get(str(raw.get("model_type")))
+    is_exact = family is not None and "layer_types" in family.defaults
+    if kinds is not None and (len(kinds) != layers if is_exact else 0 < len(kinds) < layers):
         reason = f"layer_types has {len(kinds)} entries, but the model has {layers} layers"
         raise error("model_malformed", file="config.json", reason=reason)
     if first is not None and (type(first) is not int or first < 0):
@@ -279,7 +293,7 @@ def _layer_kinds(raw: Mapping[str, Any], layers: int) -> tuple[str, ...]:
     recurrent = _recurrent_kinds(raw, layers)
     if recurrent:
         return recurrent
-    if raw.get("sliding_window") is None or raw.get("use_sliding_window") is False:
+    if raw.get("sliding_window") is None or _window_is_off(raw):
         return ("full_attention",) * layers
     if raw.get("model_type") == "smollm3":
         return tuple("full_attention" if each else "sliding_attention" for each in rotated_layers(raw, layers))
@@ -290,7 +304,6 @@ def _layer_kinds(raw: Mapping[str, Any], layers: int) -> tuple[str, ...]:
         pattern = len(pattern)
     if pattern is not None and (type(pattern) is not int or pattern < 1):
         raise _malformed("sliding_window_pattern", pattern)
-    family = FAMILIES.get(str(raw.get("model_type")))
     # Qwen2 and Qwen3 have windows only from max_window_layers on.
     start = (first or 0) if family is not None and "max_window_layers" in family.defaults else 0
     return tuple(
@@ -331,11 +344,28 @@ def _recurrent_kinds(raw: Mapping[str, Any], layers: int) -> tuple[str, ...]:
     return ()
 
 
+def _window_is_off(raw: Mapping[str, Any]) -> bool:
+    """Whether ``use_sliding_window`` turns windows off. Raises ``config_key_unsupported`` for families without it."""
+    if raw.get("use_sliding_window") is not False:
+        return False
+    family = FAMILIES.get(str(raw.get("model_type")))
+    if family is not None and "use_sliding_window" not in family.defaults.keys() | family.unread:
+        if raw.get("sliding_window"):
+            reason = f"sliding_window is {raw['sliding_window']!r:.64}, and transformers uses it nevertheless"
+            raise error("config_key_unsupported", key="use_sliding_window", value=False, reason=reason)
+        return False
+    return True
+
+
 def _sliding_windows(raw: Mapping[str, Any], kinds: tuple[str, ...]) -> tuple[int | None, ...]:
     window = raw.get("sliding_window")
     if window is not None and (type(window) not in (int, bool) or not 0 <= window < 2**31 or window is True):
         raise _malformed("sliding_window", window)
-    if raw.get("use_sliding_window") is False or ("sliding_attention" not in kinds and not window):
+    is_off = _window_is_off(raw)
+    if is_off and "sliding_attention" in (raw.get("layer_types") or ()):
+        reason = "layer_types lists layers with a window"
+        raise error("config_key_unsupported", key="use_sliding_window", value=False, reason=reason)
+    if is_off or ("sliding_attention" not in kinds and not window):
         return (None,) * len(kinds)
     if not window and "sliding_attention" in kinds:
         raise _malformed("sliding_window", window)

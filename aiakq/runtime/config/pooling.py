@@ -204,6 +204,7 @@ def _default(
 
 def _override(pooling: Pooling, override: Mapping[str, Any], has_scores: bool) -> Pooling:
     """Return ``pooling`` with --override-pooler-config applied. Raises ``bad_option``."""
+    override = _without_unsupported(override)
     known: dict[str, tuple[type, ...]] = {
         "pooling_type": (str,),
         "normalize": (bool,),
@@ -212,6 +213,7 @@ def _override(pooling: Pooling, override: Mapping[str, Any], has_scores: bool) -
         "seq_pooling_type": (str,),
         "tok_pooling_type": (str,),
         "step_tag_id": (int,),
+        "task": (str,),
     }
     for name, value in override.items():
         if name not in known:
@@ -220,7 +222,7 @@ def _override(pooling: Pooling, override: Mapping[str, Any], has_scores: bool) -
         if value is not None and type(value) not in known[name]:
             raise _bad_override(f"{name}: {value!r:.64}", f"a value of type {known[name][0].__name__}")
     override = _older_keys(override, has_scores)
-    kind = str(override.get("pooling_type") or pooling.kind).upper()
+    kind = _kind(str(override.get("pooling_type") or "").upper(), pooling.kind, override.get("task"), has_scores)
     if kind not in POOLING_TYPES:
         raise _bad_override(f"pooling_type: {kind:.64}", "one of " + ", ".join(POOLING_TYPES))
     step = override.get("step_tag_id")
@@ -234,6 +236,46 @@ def _override(pooling: Pooling, override: Mapping[str, Any], has_scores: bool) -
     if override.get("normalize") is not None:
         normalize = override["normalize"]
     return Pooling(kind, normalize, activation, step_tag_id=step)
+
+
+#: Keys of vLLM's pooler config that only have their neutral values here, and why.
+_NEUTRAL_ONLY: Mapping[str, tuple[tuple[Any, ...], str]] = {
+    "dimensions": ((), "left out: the field dimensions of a request truncates embeddings"),
+    "enable_chunked_processing": ((False,), "false: a long text is not split into several"),
+    "max_embed_len": ((), "left out: --max-model-len is the longest text"),
+    "logit_mean": ((0,), "0: scores are those of the model"),
+    "logit_sigma": ((1,), "1: scores are those of the model"),
+    "returned_token_ids": ((), "left out: rewards are those of all labels"),
+}
+_WITHOUT_EFFECT = "enable_flash_late_interaction"
+
+
+def _without_unsupported(override: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings without those that have no effect. Raises ``bad_option`` for those that would have one."""
+    kept = {name: value for name, value in override.items() if name != _WITHOUT_EFFECT}
+    for name, (neutral, expected) in _NEUTRAL_ONLY.items():
+        value = kept.pop(name, None)
+        if value is not None and not any(
+            value == one and isinstance(value, bool) is isinstance(one, bool) for one in neutral
+        ):
+            raise _bad_override(f"{name}: {value!r:.64}", expected)
+    return kept
+
+
+def _kind(given: str, default: str, task: str | None, has_scores: bool) -> str:
+    """Return the kind of pooling, of which vLLM's ``task`` says whether it has one row. Raises ``bad_option``."""
+    kind = given or default
+    if task is None:
+        return kind
+    name = "classify" if has_scores else "embed"
+    if task not in (name, f"token_{name}"):
+        raise _bad_override(f"task: {task:.64}", f"{name} or token_{name} for this model")
+    by_token = kind in ("ALL", "STEP")
+    if by_token is (task == name):
+        if given:
+            raise _bad_override(f"task: {task}, pooling_type: {given:.64}", "one that goes with the other")
+        return "LAST" if by_token else "ALL"
+    return kind
 
 
 def _older_keys(override: Mapping[str, Any], has_scores: bool) -> dict[str, Any]:

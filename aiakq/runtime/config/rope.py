@@ -6,7 +6,8 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from aiakq.errors import error
+from aiakq.errors import AiakqError, error
+from aiakq.runtime.config.families import FAMILIES
 
 #: Aliases of scaling types.
 _RENAMED = {"su": "longrope"}
@@ -28,6 +29,18 @@ _SCALINGS: Mapping[str, Mapping[str, Any]] = {
         "original_max_position_embeddings": 4096,
     }
 }
+#: Parameters that a scaling type cannot do without.
+_NEEDED: Mapping[str, tuple[str, ...]] = {
+    "linear": ("factor",),
+    "dynamic": ("factor",),
+    "yarn": ("factor",),
+    "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
+    "longrope": ("short_factor", "long_factor"),
+}
+#: Scaling types of the families whose class in transformers refuses others.
+_TYPES = dict.fromkeys(("phi3", "phimoe"), ("default", "longrope"))
+#: Families whose layers may have rotary parameters by kind.
+_BY_KIND = ("gemma3_text", "olmo3")
 #: Scaling types that depend on the number of positions a model was trained for.
 _FROM_ORIGINAL = frozenset({"llama3", "yarn", "longrope"})
 
@@ -40,6 +53,9 @@ def rope_parameters(raw: Mapping[str, Any]) -> dict[str, Any]:
     given = raw.get("rope_parameters")
     if given:
         if is_nested(given):
+            if raw.get("model_type") in FAMILIES and raw.get("model_type") not in _BY_KIND:
+                reason = "layers of this family have the same rotary parameters"
+                raise error("config_key_unsupported", key="rope_parameters", value=f"{given!r:.64}", reason=reason)
             return {kind: _complete(raw, part or {}) for kind, part in given.items() if isinstance(part, dict)}
         return _complete(raw, given)
     family = raw.get("model_type")
@@ -59,7 +75,7 @@ def rotated_layers(raw: Mapping[str, Any], layers: int) -> list[bool]:
     Raises ``model_malformed``.
     """
     named, every = raw.get("no_rope_layers"), raw.get("no_rope_layer_interval", 4)
-    if named:  # 1 for rotary embedding, despite the name
+    if named or (named == [] and raw.get("model_type") != "llama4_text"):  # 1 for rotary embedding, despite the name
         if len(named) < layers:
             reason = f"no_rope_layers has {len(named)} entries, but the model has {layers} layers"
             raise error("model_malformed", file="config.json", reason=reason)
@@ -96,7 +112,7 @@ def _complete(raw: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any
     base = _BASES.get(str(raw.get("model_type")), 10000.0)
     rope.setdefault("rope_theta", raw.get("rope_theta", raw.get("rotary_emb_base")) or base)
     if not 0 < rope["rope_theta"] < math.inf:
-        raise error("model_malformed", file="config.json", reason=f"rope_theta is {rope['rope_theta']!r:.64}")
+        raise _malformed(f"rope_theta is {rope['rope_theta']!r:.64}")
     part = raw.get("partial_rotary_factor", raw.get("rotary_pct"))
     if part is None or raw.get("model_type") == "bamba":  # whose class has it fixed
         part = _PARTS.get(str(raw.get("model_type")))
@@ -105,4 +121,36 @@ def _complete(raw: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any
     original = raw.get("original_max_position_embeddings")
     if original is not None and rope["rope_type"] in _FROM_ORIGINAL:
         rope["original_max_position_embeddings"] = original
+    _check(str(raw.get("model_type")), rope)
     return rope
+
+
+def _check(family: str, rope: Mapping[str, Any]) -> None:
+    """Raise ``config_key_unsupported`` or ``model_malformed`` for parameters with which transformers does not compute,
+    or of which it only warns.
+    """
+    kind = rope["rope_type"]
+    if kind not in _TYPES.get(family, (kind,)):
+        reason = f"transformers' {family} models have {' and '.join(_TYPES[family])} only"
+        raise error("config_key_unsupported", key="rope_type", value=f"{kind!r:.64}", reason=reason)
+    needed = _NEEDED.get(kind, ())
+    if family == "phimoe" and kind == "longrope":
+        needed += ("short_mscale", "long_mscale")
+    for name in needed:
+        if rope.get(name) is None:
+            raise _malformed(f"rope_type {kind} has no {name}")
+    numbers = {name: value for name, value in rope.items() if isinstance(value, int | float)}
+    if numbers.get("factor", 1) <= 0:
+        raise _malformed(f"the factor of rope_type {kind} is {rope['factor']!r:.64}")
+    if not 0 < numbers.get("partial_rotary_factor", 1) <= 1:
+        raise _malformed(f"partial_rotary_factor is {rope['partial_rotary_factor']!r:.64}")
+    low, high = numbers.get("low_freq_factor", 1), numbers.get("high_freq_factor", 4)
+    if kind == "llama3" and low >= high:
+        raise _malformed(f"low_freq_factor is {low!r:.64}, not below high_freq_factor, {high!r:.64}")
+    slow, fast = numbers.get("beta_slow", 1) or 1, numbers.get("beta_fast", 32) or 32
+    if kind == "yarn" and fast < slow:
+        raise _malformed(f"beta_fast is {fast!r:.64}, below beta_slow, {slow!r:.64}")
+
+
+def _malformed(reason: str) -> AiakqError:
+    return error("model_malformed", file="config.json", reason=reason)

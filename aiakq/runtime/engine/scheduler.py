@@ -94,6 +94,8 @@ class Scheduler:
             self._free_slot(sequence)
         else:
             self.waiting.remove(sequence)
+            if self.adapters is not None and sequence.num_cached is not None:
+                self.adapters.resume(sequence.spec.adapter)
         if self.adapters is not None:
             self.adapters.remove(sequence.spec.adapter)
         if sequence.speculation is not None:
@@ -205,6 +207,8 @@ class Scheduler:
         self.waiting.remove(sequence)
         if self.adapters is not None:
             self.adapters.start(sequence.spec.adapter)
+            if sequence.num_cached is not None:  # it was preempted
+                self.adapters.resume(sequence.spec.adapter)
         self.pool.incref(shared)
         sequence.pages = list(shared)
         sequence.slot = self._free_slots.pop()
@@ -232,6 +236,8 @@ class Scheduler:
         self.running.remove(sequence)
         self.pool.decref(sequence.reset())
         self._free_slot(sequence)
+        if self.adapters is not None:
+            self.adapters.preempt(sequence.spec.adapter)
         bisect.insort(self.waiting, sequence, key=_ORDER)
         self.num_preemptions += 1
 

@@ -129,6 +129,7 @@ class BudgetedModifier(LogitsModifier):
         return super().modifies(position, drafts) or self._forced(drafts) is not None
 
     def apply(self, logits: Tensor, token_ids: list[int], drafts: list[int]) -> None:
+        """See LogitsModifier; logits [V]."""
         forced = self._forced(drafts)
         if forced is None or self.calls_functions:
             super().apply(logits, token_ids, drafts)

@@ -137,9 +137,7 @@ def build_without_weights(
         raise error("model_malformed", file="config.json", reason=reason[:200]) from problem
     if config.head is not None:
         weights.required.unused = OUTPUT_LAYERS
-    stated = config.raw.get("num_nextn_predict_layers")
-    stated = stated if type(stated) is int else 0
-    weights.required.beside = prediction_layers(checkpoint.inventory, config.num_layers, stated)
+    weights.required.beside = prediction_layers(checkpoint.inventory, config.num_layers)
     return weights.required, model
 
 

@@ -56,7 +56,7 @@ class CheckpointWeights(LinearBuilder):
         return dequantize(self._quantized(name, n, k), self.ops.dtype)
 
     def _stored(self, name: str, *shape: int) -> Tensor:
-        """Return the tensor in its stored dtype."""
+        """Return the tensor in its stored dtype. Raises ``tensor_mismatch``, and ``not_finite`` for vectors."""
         source = self.checkpoint.locate(name)
         if source is None:
             raise error("tensor_mismatch", path=self.checkpoint.path, reason=f"the tensor {name} is missing")
@@ -67,7 +67,7 @@ class CheckpointWeights(LinearBuilder):
                 path=self.checkpoint.path,
                 reason=f"{source} has the shape {list(stored)}, config.json says {list(shape)}",
             )
-        return self.checkpoint.tensor(source)
+        return self.checkpoint.checked_tensor(source)
 
     def linear(self, name: str, n: int, k: int, *, bias: bool = False, rows: Tensor | None = None) -> LinearLayer:
         """Return a layer [N, K]; ``rows`` [N] int64 gives the stored row of each output."""
@@ -143,7 +143,7 @@ def open_weights(config: EngineConfig, collective: Collective | None = None) -> 
     """Open the checkpoint of ``config`` as a source of weights, with the implementations that memory allows."""
     load = config.load
     checkpoint = Checkpoint.open(load.path, load.load_format, load.ignore_patterns, config.model.raw)
-    checkpoint.mapped = True
+    checkpoint.mapped = load.mapped
     return CheckpointWeights(checkpoint, operations(config, _may_dequantize(config, checkpoint), collective))
 
 

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from aiakq.errors import AiakqError, error
 from aiakq.formats.model_folder import open_file, read_file, real_path
-from aiakq.formats.safetensors_file import TensorInfo, read_header, read_tensor
+from aiakq.formats.safetensors_file import TensorInfo, parse_header, read_header, read_tensor
 from aiakq.runtime.lora.adapter_config import CONFIG as CONFIG
 from aiakq.runtime.lora.adapter_config import MAX_CONFIG_BYTES, AdapterConfig, parse_config
 
@@ -109,15 +109,18 @@ class AdapterFolder:
     def read(self) -> tuple[str, dict[str, LoraWeights]]:
         """Return the digest of what was read, and the weights by module.
 
-        Raises ``adapter_malformed`` for values that are not finite, ``model_malformed`` for a file that was truncated
-        since it was opened.
+        Raises ``adapter_malformed`` for values that are not finite, ``adapter_changed`` for other tensors than those
+        that were checked, ``model_malformed`` for a file that was truncated since it was opened.
         """
         digest = self._new_digest()
         read: dict[str, Tensor] = {}
         with open_file(self.path, WEIGHTS) as stream:
-            first = min((info.offset for info in self._tensors.values()), default=0)
-            digest.update(stream.read(first))
-            for name, info in sorted(self._tensors.items(), key=lambda item: item[1].offset):
+            # Tensors are read as the bytes that are hashed say: the file may be another one than at ``open_adapter``.
+            header, tensors = parse_header(stream, WEIGHTS)
+            if tensors != self._tensors:
+                raise error("adapter_changed", adapter=self.path)
+            digest.update(header)
+            for name, info in sorted(tensors.items(), key=lambda item: item[1].offset):
                 tensor = read_tensor(stream, info)
                 if tensor.numel():
                     digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)

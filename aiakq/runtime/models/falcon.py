@@ -21,6 +21,8 @@ class FalconBuilder(LayerNormBuilder):
         super().__init__(replace(config, activation=str(raw.get("activation") or "gelu")), weights)
         self.qkv_bias = self.output_bias = self.mlp_bias = bool(raw.get("bias", False))
         self.grouped = bool(raw.get("new_decoder_architecture", False))
+        if raw.get("num_ln_in_parallel_attn") == 2 and not self.grouped:
+            raise unsupported(config, "two norms in a layer of the first decoder architecture")
 
     def qkv(self, layer: int) -> LinearLayer:
         """Return the QKV projection, which is stored interleaved by group."""

@@ -118,7 +118,7 @@ def step_limits(raw: Mapping[str, Any]) -> tuple[float, float]:
 
     Raises ``model_malformed``.
     """
-    limits = raw.get("time_step_limit") or (0.0, math.inf)
+    limits = (0.0, math.inf) if raw.get("time_step_limit") is None else raw["time_step_limit"]
     numbers = isinstance(limits, list | tuple) and all(type(limit) in (int, float) for limit in limits)
     if not numbers or len(limits) != 2 or not 0 <= limits[0] <= limits[1]:  # also false for NaN
         raise error("model_malformed", file="config.json", reason=f"time_step_limit is {limits!r:.64}")

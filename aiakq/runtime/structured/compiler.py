@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import threading
 import time
 import weakref
@@ -14,10 +15,13 @@ from typing import Any, cast
 
 from aiakq.errors import AiakqError
 from aiakq.runtime.structured.compiled import CompiledGrammar, CompiledGrammars
+from aiakq.runtime.structured.formats import text_before
 from aiakq.runtime.structured.grammars import WHITESPACE, Grammar, not_enforceable
 from aiakq.runtime.structured.matcher import GrammarMatcher
+from aiakq.runtime.structured.refusals import reason_of, refused_pattern
 from aiakq.runtime.structured.schemas import clean_schema
 from aiakq.runtime.structured.structural_tags import choice_rules, tag_grammar
+from aiakq.runtime.structured.thought_end import MarkedThought, ThoughtMatcher, calls_at_end
 from aiakq.runtime.structured.vocabulary import Vocabulary
 from aiakq.runtime.text.tokenizer import is_panic
 from aiakq.system.fair_queue import FairQueue
@@ -28,10 +32,11 @@ MAX_TOKEN_BYTES = 1000
 STEP_MAX_ITEMS = 1000
 #: Maximum states that a grammar adds while it is used, of about a kilobyte each.
 MAX_LEXER_STATES = 1 << 15
+#: Maximum number of characters of a schema whose first mask is enough of a test, and what it must not contain.
+_MAX_PLAIN = 512
+_NOT_PLAIN = re.compile(r'pattern|format|depend|Of"|"(?:if|not|enum|const)"|[$\\]|"m(?:in|ax|ult)|"prefix')
 #: Seconds after which a grammar that waits for memory is tried again: requests end without a notice.
 _RETRY_SECONDS = 0.1
-#: Reasons of llguidance that are only names.
-_STOP_REASONS = {"NoExtensionBias": "no text matches it", "NoExtension": "no text matches it"}
 
 
 class _Tokens:
@@ -75,6 +80,7 @@ class GrammarCompiler:
         self._library = llguidance
         self._special_ids = {vocabulary.tokens[id].decode(errors="replace"): id for id in vocabulary.special_ids}
         self._end_ids = vocabulary.eos_ids
+        self._tokens = vocabulary.tokens
         tokens = _Tokens(vocabulary)
         try:
             self._tokenizer = llguidance.LLTokenizer(
@@ -189,19 +195,48 @@ class GrammarCompiler:
         try:
             text = self._as_library(grammar)
             matcher = self._library.LLMatcher(self._tokenizer, text, log_level=0, limits=self._limits)
-            failure = matcher.get_error() or self._probe(matcher)
+            failure = matcher.get_error() or self._probe(matcher, only_first=_is_plain(grammar))
+            if not failure and grammar.kind == "structural_tag":
+                matcher = self._with_thought_end(matcher, grammar)
         except AiakqError as problem:
             failure = str(problem.fields["reason"])
         except BaseException as problem:  # Rust can panic
             if not isinstance(problem, Exception) and not is_panic(problem):
                 raise
             failure = str(problem) or type(problem).__name__
-        return _STOP_REASONS.get(failure.partition("\n")[0].strip(), failure), matcher
+        return self._reason(failure, grammar), matcher
 
-    def _probe(self, matcher: Any) -> str:
+    def _reason(self, failure: str, grammar: Grammar) -> str:
+        """``failure`` in one line, with the pattern in a JSON schema that is the cause; empty if it is empty."""
+        if "regex" not in failure or grammar.kind not in ("json", "structural_tag"):
+            return reason_of(failure)
+        make = self._library.LLMatcher
+
+        def failure_of(pattern: str) -> str:
+            return str(make.validate_grammar(make.grammar_from_regex(pattern), limits=self._limits))
+
+        return refused_pattern(schemas_in(grammar), failure_of) or reason_of(failure)
+
+    def _with_thought_end(self, matcher: Any, grammar: Grammar) -> Any:
+        """``matcher``, which also lets the thought of ``grammar`` end with a call if it may."""
+        tags = json.loads(grammar.text)
+        calls = calls_at_end(tags)
+        if calls is None:
+            return matcher
+        schema_of = partial(json_schema, grammar)
+        text = tag_grammar({"format": text_before(calls)}, schema_of, self._special_ids, self._end_ids)
+        finder = self._library.LLMatcher(self._tokenizer, text, log_level=0, limits=self._limits)
+        if finder.is_error():
+            return matcher
+        part = tags["format"]
+        starts, ends = ([mark.encode() for mark in part[key]] for key in ("starts", "ends"))
+        marks = MarkedThought(starts, ends, bool(part["is_open"]), self._tokens, self._end_ids)
+        return ThoughtMatcher(matcher, finder, marks)
+
+    def _probe(self, matcher: Any, only_first: bool = False) -> str:
         """The failure of the first mask, or of the one after a token that it allows; empty if there is none."""
         mask = matcher.compute_bitmask()
-        if matcher.is_error() or matcher.is_stopped():
+        if only_first or matcher.is_error() or matcher.is_stopped():  # the latter is slow
             return str(matcher.get_error())
         copy = matcher.deep_copy()
         if copy.consume_token(_first_token(mask)) and not copy.is_stopped():
@@ -223,6 +258,27 @@ class GrammarCompiler:
         from llguidance.gbnf_to_lark import any_to_lark
 
         return make.grammar_from_lark(any_to_lark(text))
+
+
+def _is_plain(grammar: Grammar) -> bool:
+    """Whether ``grammar`` is a small schema of plain keywords, whose later masks are within all limits."""
+    return grammar.kind == "json" and len(grammar.text) <= _MAX_PLAIN and not _NOT_PLAIN.search(grammar.text)
+
+
+def schemas_in(grammar: Grammar) -> list[Any]:
+    """The JSON schemas in ``grammar``: a schema, or a structural tag."""
+    root = json.loads(grammar.text)
+    if grammar.kind == "json":
+        return [root]
+    found: list[Any] = []
+    pending = [root]
+    while pending:
+        value = pending.pop()
+        if isinstance(value, dict) and value.get("type") == "json_schema":
+            found.append(value.get("json_schema"))
+        elif isinstance(value, (dict, list)):
+            pending += reversed(list(value.values()) if isinstance(value, dict) else value)
+    return found
 
 
 def json_schema(grammar: Grammar, schema: Any) -> dict[str, Any]:

@@ -31,6 +31,26 @@ _PROPERTY = re.compile(r"[pP](\{[^}]*\}|[A-Z])")
 _SPECIAL, _SPECIAL_IN_CLASS = frozenset("{}]"), frozenset("[&~-^")
 
 
+#: What regular expressions without memory cannot express, outside of classes.
+_REFUSED = re.compile(
+    r"(?P<reference>\\(?:k<[^>]*>|[1-9])|\(\?P=)|(?P<boundary>\\[bB])|(?P<around>\(\?<?[=!])"
+    r"|\\.|\[(?:\\.|[^\]\\])*\]",
+    re.DOTALL,
+)
+_REASONS = {
+    "reference": "a backreference",
+    "boundary": "a word boundary",
+    "around": "a lookahead or lookbehind",
+}
+
+
+def refused_part(pattern: str) -> str:
+    """What ``pattern`` has that no grammar can enforce; empty if there is nothing."""
+    if "(?" not in pattern and "\\" not in pattern:
+        return ""
+    return next((_REASONS[match.lastgroup] for match in _REFUSED.finditer(pattern) if match.lastgroup), "")
+
+
 def from_ecma(pattern: str) -> str:
     """Translate ``pattern``, whose escapes and classes mean something else in llguidance.
 

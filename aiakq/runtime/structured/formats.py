@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -52,15 +53,56 @@ def tag(begin: str, content: Format, end: str = "") -> Format:
 
 
 def after_thought(
-    answer: Format, starts: Sequence[str], ends: Sequence[str], *, is_open: bool, may_end: bool
+    answer: Format,
+    starts: Sequence[str],
+    ends: Sequence[str],
+    *,
+    is_open: bool,
+    may_end: bool,
+    may_end_with_call: bool = False,
 ) -> Format:
     """``answer``, before which a thought may come: any text between marks.
 
-    is_open  whether the text begins within a thought.
-    may_end  whether the text may end within a thought.
+    is_open            whether the text begins within a thought.
+    may_end            whether the text may end within a thought.
+    may_end_with_call  whether it may if it ends with a call: ``answer``, or the first of its alternatives.
     """
-    marks = {"starts": list(starts), "ends": list(ends)}
+    marks = {"starts": list(starts), "ends": list(ends), "may_end_with_call": may_end_with_call}
     return {"type": "after_thought", "answer": answer, "is_open": is_open, "may_end": may_end, **marks}
+
+
+def text_before(calls: Format) -> Format:
+    """Any text that ends with one of the tags of ``calls``, and white space."""
+    return {"type": "text_before", "tags": [_spelled_freely(each) for each in calls["tags"]]}
+
+
+#: The beginning of a call in JSON.
+_JSON_CALL = re.compile(r'\{("type": "function", )?"name": "([\w.\-]+)", "(?:arguments|parameters)": ')
+_S = r"[ \t\r\n]*"
+
+
+def _spelled_freely(part: Format) -> Format:
+    """``part`` with any white space in calls in JSON, and either key of their arguments, as parsers read them."""
+    if part["type"] in ("tag", "tags_with_separator"):
+        tags = {"tags": [_spelled_freely(each) for each in part["tags"]]} if "tags" in part else {}
+        return part | tags | ({"content": _spelled_freely(part["content"])} if "content" in part else {})
+    if part["type"] == "or":
+        return part | {"elements": [_spelled_freely(each) for each in part["elements"]]}
+    if part["type"] != "sequence":
+        return part
+    elements: list[Format] = []
+    for each in part["elements"]:
+        match = _JSON_CALL.fullmatch(each["value"]) if each["type"] == "const_string" else None
+        if match:
+            function = rf'"type"{_S}:{_S}"function"{_S},{_S}' if match[1] else ""
+            name = rf'"name"{_S}:{_S}"{re.escape(match[2])}"'
+            key = rf'{_S},{_S}"(arguments|parameters)"{_S}:{_S}'
+            elements += [const("{"), regex(_S + function + name + key)]
+        elif each == const("}"):
+            elements.append(regex(rf"{_S}\}}"))
+        else:
+            elements.append(_spelled_freely(each))
+    return part | {"elements": elements}
 
 
 def some_tags(tags: Sequence[Format], separator: str, *, only_one: bool) -> Format:

@@ -280,9 +280,5 @@ def _check_depth(param: str, schema: Any) -> None:
 
 
 def not_enforceable(param: str, reason: str) -> AiakqError:
-    """The error for a grammar that llguidance refuses with ``reason``. Keeps its first line, which names the keyword,
-    and the last ones, which explain errors of regular expressions.
-    """
-    lines = reason.strip().splitlines() or ["no reason given"]
-    wrong = [line.removeprefix("error: ") for line in lines[1:] if line.startswith("error: ")]
-    return error("grammar_not_enforceable", param=param, reason="; ".join([lines[0], *wrong]).rstrip(".:")[:300])
+    """The error for a grammar that cannot be enforced for ``reason``, one line."""
+    return error("grammar_not_enforceable", param=param, reason=reason or "no reason given")

@@ -7,6 +7,7 @@ import time
 from typing import Any
 
 from aiakq.runtime.structured.compiled import CompiledGrammar
+from aiakq.runtime.structured.refusals import reason_of
 from aiakq.runtime.text.tokenizer import is_panic
 
 _UNCOUNTED = CompiledGrammar(None)
@@ -89,7 +90,7 @@ class GrammarMatcher:
         """Record ``problem``, which the library raised; re-raises it unless it is about the grammar."""
         if not isinstance(problem, Exception) and not is_panic(problem):
             raise problem
-        self.failure = str(problem) or type(problem).__name__
+        self.failure = reason_of(str(problem)) or type(problem).__name__
 
     def _fail_in_library(self) -> None:
-        self.failure = (self._matcher.get_error().strip().splitlines() or ["unknown"])[0]
+        self.failure = reason_of(self._matcher.get_error()) or "unknown"

@@ -20,6 +20,8 @@ _DRAFTS = {
     **dict.fromkeys(("prefixItems", "$dynamicRef"), (2020, NEWEST)),
     "$recursiveRef": (2019, 2019),
 }
+#: Keywords that set the base of a schema.
+_BASES = frozenset(("$schema", "$id", "id"))
 #: Keywords by the kind of their values.
 SCHEMAS = (
     *("additionalItems", "additionalProperties", "contains", "else", "if", "items", "not", "propertyNames", "then"),
@@ -44,6 +46,8 @@ class Base:
 
     def inside(self, schema: Mapping[str, Any]) -> Base:
         """The base of ``schema``, which may set its own identifier and draft."""
+        if _BASES.isdisjoint(schema):
+            return self
         draft, is_declared = self.draft, self.is_declared
         if isinstance(schema.get("$schema"), str) and (match := _DRAFT.search(schema["$schema"])):
             draft, is_declared = int((match[1] or match[2])[:4]), True
@@ -74,12 +78,21 @@ class SchemaDocument:
         self.has_recursive_anchor = False
         self._resources: dict[str, Target] = {}
         self._anchors: dict[tuple[str, str], Target] = {}
-        self._resources[self.base.uri] = Target(id(root), root, self.base)
-        for target in _subschemas(Target(id(root), root, self.base)):
+        self._is_indexed = False
+
+    def index(self) -> None:
+        """Look for identifiers and anchors, before what refers to them is used: most documents have none."""
+        if self._is_indexed:
+            return
+        self._is_indexed = True
+        root = Target(id(self.root), self.root, self.base)
+        self._resources[self.base.uri] = root
+        for target in _subschemas(root):
             self._note(target)
 
     def find(self, reference: str, base: Base) -> Target | None:
         """The schema that ``reference`` refers to where ``base`` applies; None: it is not in the document."""
+        self.index()
         uri, fragment = urldefrag(_joined(base.uri, reference) if not reference.startswith("#") else reference)
         if reference.startswith("#"):
             uri = base.uri

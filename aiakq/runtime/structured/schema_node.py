@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from functools import lru_cache
 from typing import Any, Protocol
 
-from aiakq.runtime.structured.ecma_patterns import from_ecma
+from aiakq.runtime.structured.ecma_patterns import from_ecma, refused_part
 from aiakq.runtime.structured.schema_documents import Base
 from aiakq.runtime.structured.schema_parts import any_order, both, names_in, objects_only, pattern_of
 from aiakq.runtime.structured.schema_values import (
@@ -23,13 +24,23 @@ from aiakq.runtime.structured.schema_values import (
 from aiakq.runtime.structured.string_formats import HOSTNAME_UP_TO_6, PATTERNS
 
 #: Keywords whose schemas apply to the same value.
-_IN_PLACE = ("$ref", "$dynamicRef", "$recursiveRef", "allOf", "anyOf", "oneOf", "if", "not", "dependentSchemas")
+_IN_PLACE = frozenset(
+    ("$ref", "$dynamicRef", "$recursiveRef", "allOf", "anyOf", "oneOf", "if", "not", "dependentSchemas")
+)
 #: Maximum number of dependencies between properties in a schema: each of them doubles its alternatives.
 _MAX_DEPENDENCIES = 4
+#: A limit beyond this is none: no text has so many characters.
+_MAX_COUNT = 1 << 30
 _BASE64 = "^(?:[A-Za-z0-9+/]{4})*(?:[A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?$"
 #: What the parser of llguidance can hold in one step: optional properties in succession, and alternatives, of which an
 #: array counts as several, and a value that is neither array nor object as none.
 _MAX_OPTIONAL, _MAX_ALTERNATIVES, _ARRAY = 248, 1000, 6
+
+
+@lru_cache
+def _unused_keywords(types: frozenset[str]) -> frozenset[str]:
+    """Keywords that apply to values of other types only."""
+    return frozenset().union(*(names for name, names in KEYWORDS_OF_TYPE.items() if name not in types))
 
 
 class Cleaner(Protocol):
@@ -38,6 +49,8 @@ class Cleaner(Protocol):
     closed: bool
 
     def refuse(self, *keywords: str, reason: str = "cannot be enforced") -> None: ...
+
+    def refuse_pattern(self, pattern: str, part: str) -> None: ...
 
     def schema(self, value: Any, base: Base, closed: bool) -> Schema: ...
 
@@ -65,11 +78,15 @@ class SchemaNode:
         """The clean schema: {} allows everything, False nothing."""
         if not self._set_values():
             return False
-        self._in_place()
-        self._strings()
-        self._numbers()
-        self._arrays()
-        self._objects()
+        for keywords, apply in (
+            (_IN_PLACE, self._in_place),
+            (KEYWORDS_OF_TYPE["string"], self._strings),
+            (KEYWORDS_OF_TYPE["number"], self._numbers),
+            (KEYWORDS_OF_TYPE["array"], self._arrays),
+            (KEYWORDS_OF_TYPE["object"], self._objects),
+        ):
+            if not keywords.isdisjoint(self._given):
+                apply()
         return self._assembled()
 
     def _assembled(self) -> Schema:
@@ -104,8 +121,9 @@ class SchemaNode:
         if "type" in given and set(self._types) != set(ALL_TYPES):
             self._out["type"] = self._types[0] if len(self._types) == 1 else list(dict.fromkeys(self._types))
             has = {"number" if name == "integer" else name for name in self._types}
-            unused = frozenset().union(*(names for name, names in KEYWORDS_OF_TYPE.items() if name not in has))
-            self._given = {name: value for name, value in given.items() if name not in unused}
+            unused = _unused_keywords(frozenset(has))
+            if not unused.isdisjoint(given):
+                self._given = {name: value for name, value in given.items() if name not in unused}
 
     def _set_values(self) -> bool:
         """Set the values that are listed; False: none of them can be valid."""
@@ -209,7 +227,7 @@ class SchemaNode:
 
     def _strings(self) -> None:
         given = self._given
-        patterns = [from_ecma(given["pattern"])] if "pattern" in given else []
+        patterns = self._patterns([given["pattern"]] if "pattern" in given else ())
         if isinstance(given.get("format"), str):
             patterns += [f"^(?:{pattern})$" for pattern in self._format(given["format"])]
         if self._base.is_declared and self._base.draft == 7:  # annotations in other drafts
@@ -222,6 +240,16 @@ class SchemaNode:
             kind = {"type": "string"} if self._types == ["string"] else {}
             self._parts += [{**kind, "pattern": pattern} for pattern in patterns[1:]]
         self._counts("minLength", "maxLength")
+
+    def _patterns(self, patterns: Collection[str]) -> list[str]:
+        """``patterns`` in the language of llguidance, without those that cannot be enforced."""
+        found = []
+        for pattern in patterns:
+            if part := refused_part(pattern):
+                self._cleaner.refuse_pattern(pattern, part)
+            else:
+                found.append(from_ecma(pattern))
+        return found
 
     def _format(self, name: str) -> Sequence[str]:
         """The regular expressions of a format; none if it is an annotation."""
@@ -243,7 +271,7 @@ class SchemaNode:
     def _counts(self, least: str, most: str) -> None:
         if self._given.get(least):
             self._out[least] = int(self._given[least])
-        if most in self._given:
+        if most in self._given and self._given[most] <= _MAX_COUNT:
             self._out[most] = int(self._given[most])
 
     # --- arrays
@@ -295,7 +323,7 @@ class SchemaNode:
     def _objects(self) -> None:
         given, out = self._given, self._out
         properties = {name: self._schema(value) for name, value in given.get("properties", {}).items()}
-        patterns = {from_ecma(name): self._schema(value) for name, value in given.get("patternProperties", {}).items()}
+        by_pattern = {name: self._schema(value) for name, value in given.get("patternProperties", {}).items()}
         if properties:
             out["properties"] = properties
         if given.get("required"):
@@ -306,10 +334,14 @@ class SchemaNode:
             rest = False if "type" in self._out and not self._has_more_names(properties) else None
         if self._has_too_many(properties):
             rest = {}
+        if by_pattern and (any(value != {} for value in by_pattern.values()) or rest not in (None, {})):
+            names = self._patterns(by_pattern)
+            if len(names) < len(by_pattern):
+                rest = {}  # it would exclude names that match
+            else:
+                out["patternProperties"] = dict(zip(names, by_pattern.values(), strict=True))
         if rest not in (None, {}):
             out["additionalProperties"] = rest
-        if patterns and (any(value != {} for value in patterns.values()) or rest not in (None, {})):
-            out["patternProperties"] = patterns
         self._dependencies()
         if "propertyNames" in given:
             self._property_names(self._schema(given["propertyNames"]))

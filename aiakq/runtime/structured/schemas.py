@@ -9,12 +9,17 @@ from __future__ import annotations
 from typing import Any
 
 from aiakq.runtime.structured.grammars import not_enforceable
+from aiakq.runtime.structured.refusals import place_of, shortened
 from aiakq.runtime.structured.schema_documents import Base, SchemaDocument, Target
 from aiakq.runtime.structured.schema_node import SchemaNode
 from aiakq.runtime.structured.schema_values import Schema, are_disjoint, is_well_formed
 
 #: Keywords that may exclude every value.
 _EMPTYING = ("not", "enum", "const", "oneOf", "anyOf", "allOf")
+
+#: Keywords of schemas that allow every value of a type, and those types.
+_ONLY_TYPE = frozenset(("type", "title", "description", "default", "examples"))
+_SCALARS = ("string", "integer", "number", "boolean", "null")
 
 
 def clean_schema(
@@ -80,7 +85,14 @@ class SchemaCleaner:
     def refuse(self, *keywords: str, reason: str = "cannot be enforced") -> None:
         """Refuse ``keywords``, or note that they are dropped."""
         names = ", ".join(f'"{keyword:.64}"' for keyword in keywords)
-        text = f"{names} in the schema {reason}"
+        self._refuse(f"{names} in the schema {reason}")
+
+    def refuse_pattern(self, pattern: str, part: str) -> None:
+        """Refuse ``pattern``, which has a ``part`` that cannot be enforced, or note that it is dropped."""
+        place = place_of(self._document.root, pattern) or "pattern"
+        self._refuse(f"the pattern {shortened(pattern)} at {place} has {part}; write it without one")
+
+    def _refuse(self, text: str) -> None:
         if not self._lenient:
             raise not_enforceable("", text)
         self.dropped.append(text)
@@ -89,6 +101,8 @@ class SchemaCleaner:
         """The clean form of ``value``: {} allows everything, False nothing; ``closed``: of this schema."""
         if isinstance(value, bool):
             return {} if value else False
+        if isinstance(value, dict) and value.get("type") in _SCALARS and value.keys() <= _ONLY_TYPE:
+            return {"type": value["type"]}
         if not isinstance(value, dict):
             self.refuse(str(value), reason="is not a schema, which is an object or a boolean")
             return {}
@@ -116,6 +130,7 @@ class SchemaCleaner:
     def dynamic_reference(self, keyword: str, reference: str, base: Base, closed: bool) -> Schema:
         """The clean form of what ``reference`` of ``keyword`` refers to, if that is the same wherever it is used."""
         document = self._document
+        document.index()
         name = reference.removeprefix("#")
         if keyword == "$recursiveRef":
             is_static = document.num_resources <= 1 or not document.has_recursive_anchor

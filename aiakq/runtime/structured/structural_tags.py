@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 from aiakq.runtime.structured.grammars import not_enforceable
-from aiakq.runtime.structured.thoughts import thought_rule
+from aiakq.runtime.structured.thoughts import BLANKS, thought_rule
 
 _ANY = r"(.|\n)*"
 _TEXT = f"/{_ANY}/"
@@ -115,6 +115,8 @@ class _Rules:
             )
         if kind == "tags_with_separator":
             return self._separated(part)
+        if kind == "text_before":
+            return self._text_before(_list(part, "tags", dict))
         if kind == "after_thought":
             return thought_rule(self, part)
         raise not_enforceable(_PARAM, f"the format {str(kind)[:64]!r} is unknown")
@@ -138,6 +140,7 @@ class _Rules:
         keeps_special: bool = False,
         text: Any,
         not_first: list[str],
+        may_lack: bool = True,
     ) -> str:
         """Text with ``tags``, each of which begins with one of ``triggers``; after a trigger, a tag is required.
 
@@ -146,6 +149,7 @@ class _Rules:
         keeps_special  special tokens are allowed between tags.
         text           format of the text between tags.
         not_first      what the text before the first tag does not begin with, apart from white space.
+        may_lack       if ``stops``, whether there may be no tag.
         """
         between, text = text, self._free(text)
         first_text = self._free(between | {"not_beginning_with": not_first}) if not_first else ""
@@ -155,12 +159,8 @@ class _Rules:
         prefix = ""
         if keeps_special and other_ids:
             prefix = "(" + self._rule(f"{text} {_one_of(other_ids)}") + ")*"
-        head = ""  # text up to the first special token
-        if first_text and prefix:
-            filled = self._free(between | {"not_beginning_with": not_first, "is_blank": False})
-            allowed = other_ids - {self._special_ids[mark] for mark in not_first if mark in self._special_ids}
-            heads = [f"{filled} {_one_of(other_ids)}", *([f"{first_text} {_one_of(allowed)}"] if allowed else [])]
-            head = self._rule(" | ".join(heads))
+        # Text up to the first special token.
+        head = self._head(between, first_text, other_ids, not_first) if first_text and prefix else ""
 
         def add(trigger: str, rest: str) -> None:
             in_text.append(self._rule(f"{prefix} {self._until(text, trigger)} {rest}"))
@@ -186,8 +186,28 @@ class _Rules:
             return self._rule(f"({' | '.join(in_first)}) {more} | {only}")
         first = self._rule(" | ".join(map(self._tag, tags))) if at_least_one else ""
         if stops:
-            return self._rule(first or f"{later} | {prefix} {text}")
+            return self._rule(first or (f"{later} | {prefix} {text}" if may_lack else later))
         return self._rule(f"{first} ({later})* {prefix} {text}")
+
+    def _head(self, text: Any, first_text: str, special_ids: Collection[int], not_first: list[str]) -> str:
+        """Text up to and including the first special token; parameters as in ``triggered``.
+
+        first_text  terminal of ``text`` that begins with none of ``not_first``.
+        """
+        filled = self._free(text | {"not_beginning_with": not_first, "is_blank": False})
+        allowed = set(special_ids) - {self._special_ids[mark] for mark in not_first if mark in self._special_ids}
+        heads = [f"{filled} {_one_of(special_ids)}", *([f"{first_text} {_one_of(allowed)}"] if allowed else [])]
+        return self._rule(" | ".join(heads))
+
+    def _text_before(self, tags: list[dict[str, Any]]) -> str:
+        """Text that ends with one of ``tags``, and white space; special tokens are allowed in it."""
+        begun = [_with_begin(tag) for tag in tags]
+        begins = [_text(tag, "begin") for tag in begun]
+        text = {"type": "any_text"}
+        last = self.triggered(
+            begins, begun, at_least_one=False, stops=True, keeps_special=True, text=text, not_first=[], may_lack=False
+        )
+        return self._rule(f"({last})* {last} {self._free(BLANKS)}")
 
     def _separated(self, part: Mapping[str, Any]) -> str:
         tag = self._rule(" | ".join(map(self._tag, _list(part, "tags", dict))))
@@ -270,6 +290,15 @@ class _Rules:
         name = f"grammar_{len(self._grammars)}"
         self._grammars.append({"name": name, "lark_grammar": any_to_lark(text)})
         return self._rule(f"@{name}")
+
+
+def _with_begin(tag: dict[str, Any]) -> dict[str, Any]:
+    """``tag`` with the constant with which its content begins as its beginning, if it has none."""
+    content = tag.get("content")
+    if _text(tag, "begin") or not isinstance(content, dict) or content.get("type") != "sequence":
+        return tag
+    first, *rest = content["elements"]
+    return tag | {"begin": _text(first, "value"), "content": {"type": "sequence", "elements": rest}}
 
 
 def _one_of(ids: Iterable[int]) -> str:

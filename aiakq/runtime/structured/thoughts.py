@@ -12,7 +12,9 @@ from typing import Any, Protocol
 Format = dict[str, Any]
 
 _ANY_TEXT: Format = {"type": "any_text"}
-_BLANKS: Format = {"type": "regex", "pattern": r"[ \n\r\t]{0,4}"}
+#: White space that may come before a thought.
+SPACES = b" \n\r\t"
+BLANKS: Format = {"type": "regex", "pattern": r"[ \n\r\t]{0,4}"}
 
 
 class Rules(Protocol):
@@ -52,7 +54,7 @@ class _Thought:
 
     def rule(self) -> str:
         answer: Format = self._part["answer"]
-        behind = self._rules.of({"type": "sequence", "elements": [_BLANKS, answer]})
+        behind = self._rules.of({"type": "sequence", "elements": [BLANKS, answer]})
         thoughts = [""] if self._part["is_open"] else self._opening()
         ways = [f"{opened} {self._closed} {behind}" for opened in thoughts]
         if self._part["may_end"]:
@@ -72,7 +74,7 @@ class _Thought:
     def _opening(self) -> list[str]:
         """Return the special tokens that open a thought."""
         marks = [self._rules.parts(mark) for mark in self._starts]
-        blanks = self._rules.free(_BLANKS) if self._has_blanks else ""
+        blanks = self._rules.free(BLANKS) if self._has_blanks else ""
         return [" ".join([blanks, *parts]) for parts in marks if parts[0].startswith("<[")]
 
     def _spelled_start(self, behind: str) -> list[str]:

@@ -1,8 +1,8 @@
 """The process that renders conversations of calibration data, because a chat template is an untrusted program.
 
 Standard input has one JSON object: the ``folder`` of the tokenizer, whether it has ``remote_code``, the ``seconds`` for
-each conversation, and the ``conversations``. Standard output gets one line of JSON per conversation: its ``text``, or
-the ``problem``, after which the process ends.
+each conversation, and the ``conversations``, each with its ``messages`` and ``tools``. Standard output gets one line of
+JSON per conversation: its ``text``, or the ``problem``, after which the process ends.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ class _SameDay(datetime.datetime):
         return cls(2025, 1, 1, tzinfo=tz)
 
 
-def _checked(text: Any, messages: list[dict[str, Any]]) -> dict[str, str]:
-    """Return the answer with ``text``, or an error if it is far longer than its messages and too slow to tokenize."""
-    given = len(json.dumps(messages))
+def _checked(text: Any, conversation: dict[str, Any]) -> dict[str, str]:
+    """Return the answer with ``text``, or an error if it is too long for its conversation, and slow to tokenize."""
+    given = len(json.dumps(conversation))
     if len(text) > _GROWTH * given + _OWN_CHARACTERS:
         return {"problem": f"it makes {len(text)} characters of {given}"}
     return {"text": text}
@@ -65,13 +65,16 @@ def main() -> None:
             tokenizer.prepare_chat()
     except AiakqError as problem:
         failure = problem
-    for messages in order["conversations"]:
+    for conversation in order["conversations"]:
         answer: dict[str, str] = {}
         try:
             if failure is not None:
                 raise failure
             with _time_limit(order["seconds"]):
-                answer = _checked(tokenizer.chat_prompt(messages, add_generation_prompt=False), messages)
+                text = tokenizer.chat_prompt(
+                    conversation["messages"], tools=conversation["tools"] or None, add_generation_prompt=False
+                )
+                answer = _checked(text, conversation)
         except Exception as problem:
             # A template may raise anything.
             reason = problem.fields.get("reason", problem.message) if isinstance(problem, AiakqError) else str(problem)

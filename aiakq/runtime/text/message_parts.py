@@ -5,10 +5,13 @@ Clients send back what they received, from whichever API it was, so that the par
 
 from __future__ import annotations
 
+import json
+import re
 from dataclasses import dataclass, field
 from typing import Any
 
 from aiakq.errors import error
+from aiakq.runtime.text.unicode_text import has_surrogates
 
 #: Type of a part with text -> the field of its text.
 TEXT_PARTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
@@ -23,6 +26,26 @@ _REASONING_PARTS = {
 _PLAIN = frozenset({"role", "content", "name", "tool_call_id"})
 #: Reasoning that only the server that wrote it can read.
 _UNREADABLE = ("redacted_thinking", "redacted_reasoning")
+#: Fields with the reasoning of other servers' answers, lists of parts; the same text is usually in ``reasoning``.
+_REASONING_LISTS = ("thinking_blocks", "reasoning_details")
+#: What messages may have besides text -> the roles that have it. Roles with other names may have everything.
+_HOLDERS = {"reasoning": ("assistant",), "calls": ("assistant",), "results": ("user", "tool", "function")}
+_ROLES = frozenset({"system", "developer", "user", "assistant", "tool", "function"})
+#: Fields of a message -> what they hold.
+_HELD_BY_FIELDS = {
+    **dict.fromkeys(("reasoning_content", "reasoning", *_REASONING_LISTS), "reasoning"),
+    **dict.fromkeys(("tool_calls", "function_call"), "calls"),
+}
+
+
+#: Type of a part -> what it holds besides text.
+_HELD_BY_PARTS = {
+    **dict.fromkeys((*_REASONING_PARTS, *_UNREADABLE), "reasoning"),
+    "tool_use": "calls",
+    "tool_result": "results",
+}
+#: The escape of a surrogate in JSON, or one itself.
+_HALF = re.compile(r"\\u[dD][89a-fA-F]|[\ud800-\udfff]")
 
 
 @dataclass
@@ -53,10 +76,13 @@ def as_parts(texts: list[str]) -> list[dict[str, str]]:
     return [{"type": "text", "text": text} for text in texts]
 
 
-def read_content(content: Any, path: str) -> Content:
-    """Read a message's content: null, a string or a list of parts. Errors name its ``path`` in the request.
+def read_content(content: Any, path: str, role: str) -> Content:
+    """Read the content of a message of ``role``: null, a string or a list of parts.
 
-    Raises ``invalid_type``, ``missing_field``, and ``unsupported_parameter`` for parts that are not text.
+    path  its path in the request, for errors.
+
+    Raises ``invalid_type``, ``missing_field``, and ``unsupported_parameter`` for parts that messages of this role do
+    not have: anything but text, reasoning and calls of the assistant, and results.
     """
     if content is None:
         return Content()
@@ -68,13 +94,13 @@ def read_content(content: Any, path: str) -> Content:
         raise error("invalid_type", param=path, reason="a string or a list of parts is expected")
     read = Content(is_list=True)
     for number, part in enumerate(content):
-        _read_part(read, part, f"{path}[{number}]")
+        _read_part(read, part, f"{path}[{number}]", role)
     return read
 
 
-def join_text_parts(content: Any, path: str) -> str:
+def join_text_parts(content: Any, path: str, role: str = "") -> str:
     """Return the text of a message's content; "" if it is absent. Raises as ``read_content``."""
-    return "\n".join(read_content(content, path).texts)
+    return "\n".join(read_content(content, path, role).texts)
 
 
 def read_message(message: dict[str, Any], path: str) -> list[dict[str, Any]]:
@@ -85,13 +111,19 @@ def read_message(message: dict[str, Any], path: str) -> list[dict[str, Any]]:
     """
     if isinstance(message.get("content"), str) and message.get("role") != "function" and _PLAIN.issuperset(message):
         return [message]
-    content = read_content(message.get("content"), f"{path}.content")
+    role = message["role"] if isinstance(message.get("role"), str) else ""
+    for name, held in _HELD_BY_FIELDS.items():
+        if message.get(name):
+            _check_holder(held, role, f"{path}.{name}", name)
+    content = read_content(message.get("content"), f"{path}.content", role)
+    refusal = message.get("refusal")
+    if isinstance(refusal, str) and refusal and refusal not in content.texts:
+        content.texts.append(refusal)
     read = {name: value for name, value in message.items() if name not in ("content", "refusal", "function_call")}
     read = {"role": read.pop("role", None), "content": content.value, **read}
-    if not content.texts and isinstance(message.get("refusal"), str):
-        read["content"] = message["refusal"]
-    if content.thoughts and not (read.get("reasoning_content") or read.get("reasoning")):
-        read["reasoning_content"] = "\n".join(content.thoughts)
+    if not (read.get("reasoning_content") or read.get("reasoning")):
+        if thoughts := content.thoughts or _listed_thoughts(message):
+            read["reasoning_content"] = "\n".join(thoughts)
     if reasoning := read.get("reasoning_content") or read.get("reasoning"):
         read["reasoning_content"] = read["reasoning"] = reasoning
     calls = list(read.get("tool_calls") or ()) + [_call(*each) for each in content.calls]
@@ -99,6 +131,10 @@ def read_message(message: dict[str, Any], path: str) -> list[dict[str, Any]]:
     if not calls and isinstance(function, dict) and isinstance(function.get("name"), str):
         calls = [{"type": "function", "function": {"arguments": None, **function}}]
     read.pop("tool_calls", None)
+    for number, call in enumerate(calls):
+        called = call.get("function") if isinstance(call, dict) else None
+        if isinstance(called, dict):
+            check_keys(called.get("arguments"), f"{path}.tool_calls[{number}].function.arguments")
     if calls:
         read["tool_calls"], read["content"] = calls, read["content"] or None
     if read["role"] == "function":
@@ -125,18 +161,61 @@ def _with_results(message: dict[str, Any], content: Content) -> list[dict[str, A
     return messages[:-1]
 
 
+def check_keys(arguments: Any, path: str) -> None:
+    """Raise ``invalid_type`` if the arguments of a call, as JSON text, have a name with half of a character in it.
+
+    In the other texts it becomes U+FFFD, but another name could be meant.
+    """
+    if not isinstance(arguments, str) or not _HALF.search(arguments):
+        return
+    try:
+        left = [json.loads(arguments, strict=False)]
+    except (ValueError, RecursionError):
+        return
+    while left:
+        value = left.pop()
+        if isinstance(value, dict):
+            if any(map(has_surrogates, value)):
+                reason = "a name in it is not Unicode: it has half of a character (a lone surrogate)"
+                raise error("invalid_type", param=path, reason=reason)
+            left += value.values()
+        elif isinstance(value, list):
+            left += value
+
+
+def _listed_thoughts(message: dict[str, Any]) -> list[str]:
+    """Return the texts of the first of ``_REASONING_LISTS`` that has some."""
+    for name in _REASONING_LISTS:
+        parts = message.get(name)
+        parts = [part for part in parts if isinstance(part, dict)] if isinstance(parts, list) else []
+        texts = [part.get(key) for part in parts for key in ("thinking", "text", "summary")]
+        if found := [text for text in texts if isinstance(text, str) and text]:
+            return found
+    return []
+
+
+def _check_holder(held: str, role: str, param: str, name: str) -> None:
+    """Raise ``unsupported_parameter`` if messages of ``role`` do not have what is ``held`` by the part or field."""
+    if role in _ROLES and role not in _HOLDERS[held]:
+        roles = " or ".join(_HOLDERS[held][:2])
+        reason = f"{name:.64}: only messages of the role {roles} have {held}"
+        raise error("unsupported_parameter", param=param, reason=reason)
+
+
 def _call(id: str | None, name: str, arguments: Any) -> dict[str, Any]:
     call = {"type": "function", "function": {"name": name, "arguments": arguments}}
     return call if id is None else {"id": id, **call}
 
 
-def _read_part(read: Content, part: Any, path: str) -> None:
+def _read_part(read: Content, part: Any, path: str, role: str) -> None:
     if isinstance(part, str):
         read.texts.append(part)
         return
     if not isinstance(part, dict):
         raise error("invalid_type", param=path, reason="a string or an object with a type is expected")
     kind = type_of(part, path, default="text" if "text" in part else None)
+    if held := _HELD_BY_PARTS.get(kind):
+        _check_holder(held, role, f"{path}.type", kind)
     if kind in TEXT_PARTS:
         read.texts.append(string_of(part, TEXT_PARTS[kind], path))
     elif kind in _REASONING_PARTS:
@@ -147,7 +226,7 @@ def _read_part(read: Content, part: Any, path: str) -> None:
             raise error("invalid_type", param=f"{path}.input", reason="an object is expected")
         read.calls.append((string_of(part, "id", path), string_of(part, "name", path), arguments))
     elif kind == "tool_result":
-        text = join_text_parts(part.get("content"), f"{path}.content")
+        text = join_text_parts(part.get("content"), f"{path}.content", "system")  # nothing but text
         read.results.append((string_of(part, "tool_use_id", path), text, len(read.texts)))
     elif kind not in _UNREADABLE:
         raise error("unsupported_parameter", param=f"{path}.type", reason=f"{kind:.64}: only text is read")
@@ -162,7 +241,7 @@ def _thoughts(part: dict[str, Any], names: tuple[str, ...], path: str) -> list[s
         raise error("missing_field", param=f"{path}.{names[0]}")
     value = part[name]
     if isinstance(value, list):
-        inner = read_content(value, f"{path}.{name}")
+        inner = read_content(value, f"{path}.{name}", "assistant")
         return inner.thoughts + inner.texts
     return [string_of(part, name, path)]
 

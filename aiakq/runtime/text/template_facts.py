@@ -54,6 +54,7 @@ class TemplateFacts(msgspec.Struct, frozen=True):
     takes_tools       whether it shows ``tools``. Like the others: true if that is unknown.
     takes_calls       whether it shows the calls of past messages.
     takes_documents   whether it shows ``documents``.
+    shows_names       whether it shows the field ``name`` of users' messages.
     call_form         the form of messages with calls in which they are shown without flaws, such as "None".
     """
 
@@ -61,6 +62,7 @@ class TemplateFacts(msgspec.Struct, frozen=True):
     takes_tools: bool = True
     takes_calls: bool = True
     takes_documents: bool = True
+    shows_names: bool = True
     call_form: CallForm = CALL_FORMS[0]
 
     @property
@@ -91,6 +93,7 @@ def find_facts(render: Render, with_tools: bool = False) -> TemplateFacts:
         takes_tools=probe.shows_argument(forms, tools=[_TOOL]),
         takes_calls=takes_calls,
         takes_documents=probe.shows_argument(forms, documents=[_DOCUMENT]),
+        shows_names=probe.shows_names(forms),
         call_form=call_form,
     )
 
@@ -129,6 +132,12 @@ class _Probe:
                 if _WORD in text:
                     return True
         return raised
+
+    def shows_names(self, known: dict[str, list[Form]]) -> bool:
+        """Whether the name of a user is shown, in any conversation; true if the template raises for all."""
+        asked = [[*each[:-1], {**each[-1], "name": _WORD}] for each in _plain_conversations(known)]
+        texts = [text for text in map(self._text, asked) if text is not None]
+        return not texts or any(_WORD in text for text in texts)
 
     def calls(self, known: dict[str, list[Form]]) -> tuple[bool, CallForm]:
         """Return whether calls are shown, true if the template raises for all; and the form in which they look best."""

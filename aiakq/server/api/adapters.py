@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -28,6 +29,7 @@ class AdapterRegistry:
     root: str | None = None
     _adapters: dict[str, AdapterRef] = field(default_factory=dict)
     _bases: dict[str, str] = field(default_factory=dict)
+    _loading: Counter[str] = field(default_factory=Counter)
 
     @property
     def names(self) -> list[str]:
@@ -38,6 +40,14 @@ class AdapterRegistry:
         """Return the adapter with this name, or None."""
         return None if name is None else self._adapters.get(name)
 
+    def may_change(self) -> bool:
+        """Whether adapters may be replaced while the server runs."""
+        return self.root is not None
+
+    def is_loading(self, name: str) -> bool:
+        """Whether an adapter with this name is being loaded by a route."""
+        return self._loading[name] > 0
+
     def base(self, name: str) -> str:
         """Return the served name of the adapter's base model."""
         return self._bases[name]
@@ -45,22 +55,10 @@ class AdapterRegistry:
     async def start(self, args: Mapping[str, Any], names: Sequence[str], check: Check) -> None:
         """Set the root and load the adapters of --lora-modules. ``names`` are the served names of the model.
 
-        Raises ``bad_option``, ``option_conflict`` without --enable-lora, and the errors of the check.
+        The arguments have passed ``check_named_files``. Raises the errors of the check.
         """
-        for name in ("lora_modules", "lora_root"):
-            if args[name] and not args["enable_lora"]:
-                option, reason = f"--{name.replace('_', '-')}", "without it requests have no adapters"
-                hint = "Give --enable-lora too."
-                raise error("option_conflict", option=option, other="no --enable-lora", reason=reason, hint=hint)
         self.root = args["lora_root"]
         for module in map(parse_module, args["lora_modules"] or ()):
-            expected = None
-            if module.base not in (None, *names):
-                expected = f"an adapter of {', '.join(names)}"
-            elif module.name in (*names, *self._adapters):
-                expected = "a name of its own for each adapter"
-            if expected is not None:
-                raise error("bad_option", option="--lora-modules", value=module.name, expected=expected, hint="")
             path = str(Path(module.path).expanduser())
             self._add(await check(module.name, path, None), module.base or names[0])
 
@@ -76,19 +74,28 @@ class AdapterRegistry:
             raise error("lora_root_missing")
         if name in names or (name in self._adapters and not replace):
             raise error("adapter_exists", param="lora_name", name=name[:64])
-        full = str(Path(self.root, path))
-        adapter = await check(name, full, self.root)
+        self._loading[name] += 1
+        try:
+            adapter = await self._read(name, str(Path(self.root, path)), check, prefetch)
+        finally:
+            self._loading[name] -= 1
+            self._loading += Counter()  # without names whose count is 0
+        before = self._adapters.get(name)
+        if before is not None and not replace:  # loaded meanwhile
+            raise error("adapter_exists", param="lora_name", name=name[:64])
+        self._add(adapter, names[0])
+        return None if before is None or self._is_named(before) else before
+
+    async def _read(self, name: str, path: str, check: Check, prefetch: Prefetch) -> AdapterRef:
+        """Check an adapter and have it read. Raises the errors of ``check`` and ``prefetch``."""
+        adapter = await check(name, path, self.root)
         try:
             await prefetch(adapter)
         except AiakqError as failure:
             # An adapter with a new name is read again when it is needed.
             if failure.id != "adapters_in_use" or name in self._adapters:
                 raise
-        before = self._adapters.get(name)
-        if before is not None and not replace:  # loaded meanwhile
-            raise error("adapter_exists", param="lora_name", name=name[:64])
-        self._add(adapter, names[0])
-        return None if before is None or self._is_named(before) else before
+        return adapter
 
     def remove(self, name: str) -> AdapterRef | None:
         """Remove a name. Returns the adapter if no other name refers to it. Raises ``unknown_adapter``."""

@@ -61,7 +61,8 @@ async def answer_grammar(
     async def grammar(schemas: Mapping[str, Any]) -> Grammar:
         part = calls.format(schemas)
         if reasoning is not None:
-            part = reasoning.before(part, "tools", may_end=not calls.is_forced and request_grammar is None)
+            may_end = not calls.is_forced and request_grammar is None
+            part = reasoning.before(part, "tools", may_end=may_end, may_end_with_call=not may_end)
         return await _checked(service, part, request_grammar, "tools")
 
     try:
@@ -93,11 +94,12 @@ class Reasoning:
     is_open: bool
     is_closed: bool = False
 
-    def before(self, answer: Format, param: str, may_end: bool = False) -> Format:
+    def before(self, answer: Format, param: str, may_end: bool = False, may_end_with_call: bool = False) -> Format:
         """Return a grammar of optional reasoning followed by ``answer``; nothing is enforced in the reasoning.
 
-        param    request field that requires ``answer``, for errors.
-        may_end  whether the response may end within the reasoning, without an answer.
+        param              request field that requires ``answer``, for errors.
+        may_end            whether the response may end within the reasoning, without an answer.
+        may_end_with_call  whether it may if it ends with a call, which the parser finds: see ``after_thought``.
         """
         parser = self.parser
         if not parser.has_answer_mark:
@@ -105,7 +107,14 @@ class Reasoning:
             raise error("unsupported_parameter", param=param, reason=reason)
         if self.is_closed:
             return answer
-        return after_thought(answer, parser.starts, parser.ends, is_open=self.is_open, may_end=may_end)
+        return after_thought(
+            answer,
+            parser.starts,
+            parser.ends,
+            is_open=self.is_open,
+            may_end=may_end,
+            may_end_with_call=may_end_with_call,
+        )
 
 
 class _Calls:

@@ -3,109 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 import msgspec
-from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import Response
 
-from aiakq.errors import AiakqError, error
-from aiakq.runtime.sampling_params import SamplingParams
-from aiakq.runtime.structured.grammars import Grammar
 from aiakq.runtime.text.output_processor import Delta
 from aiakq.runtime.text.outputs import Logprob
-from aiakq.server.api.answer_grammar import Reasoning, answer_grammar
 from aiakq.server.api.chat_message import MessageDelta, ResponseMessage, deltas_of, message_of
-from aiakq.server.api.chat_parsing import MessageParsers, reasoning_state
-from aiakq.server.api.conversation import ConversationFields
+from aiakq.server.api.chat_parsing import MessageParsers
+from aiakq.server.api.chat_request import ChatCompletionRequest
 from aiakq.server.api.generation import generate
 from aiakq.server.api.openai import (
     Choice,
     ChoiceState,
     ChunkChoice,
     GenerationChunk,
-    GenerationRequest,
     GenerationResponse,
     OpenAIResponseBuilder,
     PromptLogprobs,
     finite,
     top_by_rank,
 )
-from aiakq.server.api.request_model import LIMITED_BY, Integer
 from aiakq.server.api.routes import PROMPT_ERRORS, Route
 from aiakq.server.api.service import Service
-from aiakq.server.api.thought_budgets import message_budget
-from aiakq.server.process.request_stream import Prompt
-
-
-class ChatCompletionRequest(GenerationRequest, ConversationFields):
-    """The body of POST /v1/chat/completions. ``logprobs`` and ``top_logprobs`` are OpenAI's form of ``logprobs``."""
-
-    logprobs: bool | None = Field(None, description="Return the log-probability of every token.")
-    top_logprobs: Annotated[Integer, Field(json_schema_extra={LIMITED_BY: "logprobs"})] | None = Field(
-        None, description="Return this many of the most likely tokens per position; needs logprobs=true."
-    )
-    max_tokens: Annotated[Integer, Field(json_schema_extra={LIMITED_BY: "max_tokens"})] | None = Field(
-        None, description="Tokens to generate at most; up to the end of the context if not given."
-    )
-    max_completion_tokens: Annotated[Integer, Field(json_schema_extra={LIMITED_BY: "max_tokens"})] | None = Field(
-        None, description="The newer name of max_tokens, which it overrides."
-    )
-    parallel_tool_calls: bool | None = Field(
-        None, description="false: calls after the first one are left out; true if not given."
-    )
-    include_reasoning: bool | None = Field(None, description="false: reasoning is left out; needs --reasoning-parser.")
-    echo: bool | None = Field(
-        None, description="Return the last message before the text, if the text continues it or is of its role."
-    )
-
-    def check_combinations(self) -> None:
-        super().check_combinations()
-        if self.top_logprobs is not None and self.top_logprobs != 0 and not self.logprobs:
-            raise error("unsupported_parameter", param="top_logprobs", reason="it needs logprobs=true")
-
-    def sampling_values(self) -> dict[str, Any]:
-        """Return the sampling values. Without a limit, the output may fill the context, as chat clients expect."""
-        values = super().sampling_values()
-        values["max_tokens"] = self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
-        values["logprobs"] = (self.top_logprobs or 0) if self.logprobs else None
-        return values
-
-    def rename_param(self, failure: AiakqError) -> AiakqError:
-        failure = super().rename_param(failure)
-        names = {"logprobs": "top_logprobs", "prompt": "messages"}
-        if self.max_completion_tokens is not None:
-            names["max_tokens"] = "max_completion_tokens"
-        if failure.param not in names:
-            return failure
-        return error(failure.id, **failure.fields | {"param": names[failure.param]})
-
-    async def tokenize(self, service: Service, params: SamplingParams) -> list[Prompt]:
-        kwargs = self.template_kwargs(service.chat_template, service.unknown_fields)
-        if "tools" in kwargs:
-            service.check_calls_tools(is_forced=self.forces_calls)
-        if self.include_reasoning is False and service.message_format.reasoning_parser is None:
-            reason = "the server was started without --reasoning-parser"
-            raise error("unsupported_parameter", param="include_reasoning", reason=reason)
-        # The template writes special tokens itself.
-        add_special_tokens = bool(self.add_special_tokens)
-        return [await service.tokenize_chat(self.conversation(), kwargs, add_special_tokens, params)]
-
-    async def grammar_of(self, service: Service, prompts: Sequence[Prompt], grammar: Grammar | None) -> Grammar | None:
-        parser = service.message_format.reasoning_parser
-        if grammar is None and not self.may_call:
-            return None
-        reasoning = None if parser is None else Reasoning(parser, *reasoning_state(service, self, prompts[0]))
-        return await answer_grammar(service, self, grammar, reasoning)
-
-    async def with_budgets(self, service: Service, prompts: Sequence[Prompt], params: SamplingParams) -> list[Prompt]:
-        if service.message_format.reasoning_parser is None:
-            return await super().with_budgets(service, prompts, params)
-        [prompt] = prompts
-        state = reasoning_state(service, self, prompt)
-        return [replace(prompt, thought=await message_budget(service, params, *state))]
 
 
 class TopLogprob(msgspec.Struct):

@@ -16,12 +16,12 @@ from aiakq.runtime.text.output_processor import Delta
 from aiakq.runtime.text.outputs import PositionLogprobs
 from aiakq.runtime.text.tokenizer import Tokenizer
 from aiakq.server.api.generation import generate
+from aiakq.server.api.generation_request import GenerationRequest
 from aiakq.server.api.openai import (
     Choice,
     ChoiceState,
     ChunkChoice,
     GenerationChunk,
-    GenerationRequest,
     GenerationResponse,
     OpenAIResponseBuilder,
     PromptLogprobs,

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from typing import Annotated, Any, ClassVar
 
-from pydantic import Field, PrivateAttr, WithJsonSchema
+from pydantic import Field, WithJsonSchema
 
 from aiakq.errors import error
 from aiakq.runtime.text.chat_template import RESERVED_TEMPLATE_KWARGS
 from aiakq.runtime.text.message_parts import join_text_parts, read_message
-from aiakq.server.api.foreign_fields import CALL_FIELDS, MESSAGE_FIELDS, ForeignField
+from aiakq.runtime.text.template_facts import TemplateFacts
+from aiakq.server.api.foreign_fields import CALL_FIELDS, MESSAGE_FIELDS, REASONING_FIELDS
 from aiakq.server.api.part_fields import check_choice, check_content
-from aiakq.server.api.reasoning_switch import ReasoningEffort, reasoning_arguments
+from aiakq.server.api.reasoning_fields import ReasoningFields
+from aiakq.server.api.reasoning_switch import ReasoningEffort
 from aiakq.server.api.request_model import FailFastList, RequestModel
 from aiakq.server.api.tools import AsSent, ToolChoice, Tools, allowed_tools, calls_tools, check_tools, forced_tools
 from aiakq.server.api.unknown_fields import REFUSE, UnknownFields
@@ -99,8 +101,11 @@ class ChatMessage(RequestModel):
         return read_message(message, path)
 
 
-class ConversationFields(RequestModel):
+class ConversationFields(ReasoningFields):
     """The fields of requests with a conversation."""
+
+    refuses_effort = True
+    foreign_fields = REASONING_FIELDS
 
     unsupported_fields = {
         **UNSUPPORTED_FIELDS,
@@ -126,9 +131,6 @@ class ConversationFields(RequestModel):
     )
     tools: Tools | None = Field(None, description="Functions that the model may call.")
     tool_choice: ToolChoice = None
-
-    _thinks: bool | None = PrivateAttr(None)
-    _thinks_param: str = PrivateAttr("")
 
     def check_parts(self, path: str, unknown: UnknownFields) -> None:
         check_choice(self.tool_choice, unknown)
@@ -161,7 +163,8 @@ class ConversationFields(RequestModel):
         kwargs: dict[str, Any] = {"add_generation_prompt": generation_prompt}
         if self.continue_final_message:
             kwargs["continue_final_message"] = True
-        kwargs.update(self._reasoning_arguments(template, unknown))
+        kwargs.update(self.switches(template))
+        self.name_without_effect(template, self.chat_template_kwargs or {}, unknown)
         for name, value in (self.chat_template_kwargs or {}).items():
             param = f"chat_template_kwargs.{name:.64}"
             if name in RESERVED_TEMPLATE_KWARGS or not name.isidentifier():
@@ -179,26 +182,17 @@ class ConversationFields(RequestModel):
             kwargs["tools"] = [tool.as_sent for tool in self.tools or ()]
         return kwargs
 
-    def take(self, name: str, value: Any, param: str, field: ForeignField, unknown: UnknownFields) -> None:
-        if name == "thinks":
-            self._thinks, self._thinks_param = value, param
-        else:
-            super().take(name, value, param, field, unknown)
+    def name_hidden(self, facts: TemplateFacts, unknown: UnknownFields) -> None:
+        """Ignore the names of those who speak by name, if the template does not show them."""
+        for number, message in enumerate(self.messages):
+            if message.name and message.role in ("system", "developer", "user", "assistant") and not facts.shows_names:
+                reason = "the chat template does not show it"
+                unknown.ignore(error("unsupported_parameter", param=f"messages[{number}].name", reason=reason))
+                return
 
-    def _reasoning_arguments(self, template: str, unknown: UnknownFields) -> dict[str, Any]:
-        """Return the template arguments for the reasoning effort, or a switch of another server."""
-        effort, thinks = self.reasoning_effort, self._thinks
-        if effort is None and thinks is None:
-            return {}
-        arguments = reasoning_arguments(template, effort, thinks)
-        if not arguments and (thinks is not None or effort != "none"):
-            reason = "the chat template has no switch for it; a server with --unknown-fields ignore ignores it"
-            param = "reasoning_effort" if effort is not None else self._thinks_param
-            refusal = error("unsupported_parameter", param=param, reason=reason)
-            if unknown.refuses:
-                raise refusal
-            unknown.ignore(refusal)
-        return arguments
+    def asked_reasoning(self) -> dict[str, tuple[Any, str]]:
+        effort = self.reasoning_effort
+        return {} if effort is None else {"reasoning_effort": (effort, "reasoning_effort")}
 
 
 def _check_documents(documents: Any, param: str) -> None:

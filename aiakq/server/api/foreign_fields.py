@@ -38,11 +38,13 @@ class ForeignField:
     translate  returns the fields of this server for a value, or raises ``NotSupported``.
     replaces   whether they replace fields that the request sets.
     hint       whether it is ignored by name if the request has no such field.
+    named      whether it is ignored by name if its value is not supported, instead of refused.
     """
 
     translate: Callable[[Any, Sent], Fields]
     replaces: bool = False
     hint: bool = False
+    named: bool = False
 
 
 def _equal(value: Any, other: Any) -> bool:
@@ -205,6 +207,7 @@ _ANSWERS: dict[str, ForeignField] = {
     ),
     **_refused("it is not returned", "top_n_tokens routed_experts_prompt_start routed_experts_start_len", 0),
     **_refused("one answer is given at once", "stream_reasoning separate_reasoning reasoning_split", True),
+    "mode": refused("conversations use the chat template", "instruct"),
     "reasoning_format": refused("it is chosen by --reasoning-parser", "auto", "deepseek", "parsed", ""),
     **_refused("answers are not mocked", "mock_response mock_tool_calls", "", []),
     **_refused("nothing is checked or changed", "guardrails plugins safe_prompt moderation", [], {}, False),
@@ -214,7 +217,9 @@ _ANSWERS: dict[str, ForeignField] = {
     **_refused("every answer is returned at once or streamed", "deferred background", False),
     **_refused("an adapter is chosen by the field model", "lora lora_path adapter_id lora_request", [], ""),
     **_refused("requests bring no code", "custom_logit_processor"),
-    **_refused("only text is read", "images image_data video_data audio_data mm_payload images_config", [], {}, ""),
+    **_refused(
+        "only text is read", "images image image_data video_data audio_data mm_payload images_config", [], {}, ""
+    ),
     **_refused("prompts are computed here", "ec_transfer_params bootstrap_host bootstrap_room", {}),
     **_refused("its fields belong into the request itself", "extra_body model_kwargs parameters", {}),
     **_refused(_ELSEWHERE, "messages prompt inputs input_ids text instructions response_format structured_outputs", ""),
@@ -284,7 +289,9 @@ def _thinking_config(value: Any, sent: Sent) -> Fields:
 
 def _google(value: Any, sent: Sent) -> Fields:
     """Gemini's fields in requests of OpenAI's form."""
-    config = value.get("thinking_config", value.get("thinkingConfig")) if isinstance(value, Mapping) else None
+    if not isinstance(value, Mapping) or value.get("cached_content") or value.get("cachedContent"):
+        _refuse("an object is expected, without prompts that are stored")
+    config = value.get("thinking_config", value.get("thinkingConfig"))
     return {} if config is None else _thinking_config(config, sent)
 
 
@@ -297,11 +304,16 @@ def _nvext(value: Any, sent: Sent) -> Fields:
     return {names[name]: entry for name, entry in value.items() if entry is not None}
 
 
+def _effort(value: Any, sent: Sent) -> Fields:
+    """OpenAI's field of chat."""
+    return {"reasoning_effort": value}
+
+
 def _switch(value: Any, sent: Sent) -> Fields:
     return {"thinks": value} if isinstance(value, bool) else _refuse("it is true or false")
 
 
-_REASONING: dict[str, ForeignField] = {
+REASONING_FIELDS: Mapping[str, ForeignField] = {
     "enable_thinking": ForeignField(_switch, hint=True),
     "thinking": ForeignField(_thinking, hint=True),
     "think": ForeignField(_think, hint=True),
@@ -324,6 +336,12 @@ _REASONING: dict[str, ForeignField] = {
         "reasoning_budget_message thinking_budget_message think_stop_sentence",
         "",
     ),
+    "reasoning_effort": ForeignField(_effort, hint=True),
+}
+
+#: OpenRouter's fields of the object ``reasoning`` in responses, besides those that are declared.
+REASONING_OPTIONS: Mapping[str, ForeignField] = {
+    "exclude": refused("reasoning is returned in full", False),
 }
 
 # --- bookkeeping, routing and settings of the server
@@ -355,7 +373,7 @@ _WITHOUT_EFFECT: dict[str, ForeignField] = {
 #: Ollama's field with other fields, which are read as if they were fields of the request.
 OPTIONS = "options"
 #: Fields of requests that generate.
-GENERATION_FIELDS: Mapping[str, ForeignField] = {**_WITHOUT_EFFECT, **_SAMPLING, **_ANSWERS, **_REASONING}
+GENERATION_FIELDS: Mapping[str, ForeignField] = {**_WITHOUT_EFFECT, **_SAMPLING, **_ANSWERS, **REASONING_FIELDS}
 #: Fields of requests with embeddings, classes or scores, which sampling does not change.
 POOLING_FIELDS: Mapping[str, ForeignField] = {
     **_WITHOUT_EFFECT,
@@ -372,8 +390,9 @@ MESSAGE_FIELDS: Mapping[str, ForeignField] = {
         "refusal annotations reasoning_details provider_specific_fields cache_control id created object model "
         "token_ids stop_reason finish_reason index logprobs usage citations context tool_plan signature "
         "thinking_blocks thought_signature encrypted_content phase status metadata timestamp parsed "
-        "tool_name additional_kwargs response_metadata invalid_tool_calls usage_metadata example type is_error"
+        "tool_name additional_kwargs response_metadata invalid_tool_calls usage_metadata example type"
     ),
+    "is_error": ForeignField(refused("templates show no errors", False).translate, named=True),
     "thinking": renamed("reasoning_content"),
     **_refused("only text is read", "images audio_data", []),
     **_refused("use continue_final_message", "prefix partial", False),

@@ -132,13 +132,10 @@ async def _run(
     try:
         with tracker.record.phase("check_grammar"):
             params.grammar = await payload.grammar_of(service, prompts, grammar)
+        if params.thinking_token_budget is not None:
+            prompts = await payload.with_budgets(service, prompts, params)
     except AiakqError as failure:
         raise payload.rename_param(failure) from None
-    if params.thinking_token_budget is not None:
-        try:
-            prompts = await payload.with_budgets(service, prompts, params)
-        except AiakqError as failure:
-            raise payload.rename_param(failure) from None
     bad_words = await service.bad_word_ids(params)
     service.check_available()  # tokenization takes time
     state = request.state

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from aiakq.errors import error
+from aiakq.server.api.foreign_fields import MESSAGE_FIELDS, NotSupported, refused
 from aiakq.server.api.unknown_fields import UnknownFields
 
 #: Fields that any object may have, which clients send back or which are hints for caches.
@@ -28,14 +29,30 @@ _PARTS: Mapping[str, frozenset[str]] = {
     "refusal": fields("refusal"),
     **dict.fromkeys(("thinking", "reasoning", "reasoning_text", "summary_text"), fields(_REASONING)),
     "tool_use": fields("name input caller"),
-    "tool_result": fields("tool_use_id content is_error context title source"),
+    "tool_result": fields("tool_use_id content is_error"),
     **dict.fromkeys(("redacted_thinking", "redacted_reasoning"), fields("data")),
+}
+#: Fields of messages of chat that those of other APIs do not have.
+_OTHER_MESSAGE_FIELDS = {
+    **MESSAGE_FIELDS,
+    **dict.fromkeys(("tool_calls", "function_call"), refused("here calls are parts or items", [])),
+    "audio": refused("only text is read"),
 }
 #: Fields that may have a content in turn.
 _NESTED = ("content", "summary", "thinking", "reasoning")
 #: Depth of contents in contents, beyond that of any that is read.
 _MAX_DEPTH = 8
 _CHOICE = fields("function allowed_tools mode tools name namespace server_label")
+
+
+class _NothingSent:
+    """The request in which the fields of messages are: none of its own fields matters."""
+
+    def sent(self, name: str) -> Any:
+        return None
+
+    def has(self, name: str) -> bool:
+        return False
 
 
 def objects_of(values: Any, path: str) -> Iterator[tuple[dict[str, Any], str]]:
@@ -49,10 +66,16 @@ def objects_of(values: Any, path: str) -> Iterator[tuple[dict[str, Any], str]]:
 
 
 def check_fields(
-    part: Mapping[str, Any], path: str, known: frozenset[str], unknown: UnknownFields, passes_on: bool = False
+    part: Mapping[str, Any],
+    path: str,
+    known: frozenset[str],
+    unknown: UnknownFields,
+    spelled: frozenset[str] = frozenset(),
+    passes_on: bool = False,
 ) -> None:
     """Ignore or refuse the fields of ``part`` that are not ``known``; null is the same as none.
 
+    spelled    further fields that are not misspelled.
     passes_on  whether they are passed on, and so not ignored.
 
     Raises ``unknown_field`` for a misspelled one.
@@ -62,9 +85,27 @@ def check_fields(
     for name, value in part.items():
         if name not in known and value is not None:
             param = f"{path}.{name:.64}"
-            unknown.check(param, name, known)
+            if name not in spelled:
+                unknown.check(param, name, known)
             if not passes_on:
                 unknown.ignore(error("unknown_field", param=param, hint="It was ignored."))
+
+
+def check_message(message: Mapping[str, Any], path: str, known: frozenset[str], unknown: UnknownFields) -> None:
+    """Call ``check_fields`` for a message of an API whose messages have no fields but ``known`` ones.
+
+    Raises ``unsupported_parameter`` for those of other APIs without which the conversation would be another one.
+    """
+    harmless: set[str] = set()
+    for name in message.keys() & _OTHER_MESSAGE_FIELDS.keys() - known:
+        try:
+            if message[name] is None or not _OTHER_MESSAGE_FIELDS[name].translate(message[name], _NothingSent()):
+                harmless.add(name)
+        except NotSupported as reason:
+            if not _OTHER_MESSAGE_FIELDS[name].named:
+                raise error("unsupported_parameter", param=f"{path}.{name}", reason=str(reason)) from None
+    others = known | _OTHER_MESSAGE_FIELDS.keys()
+    check_fields({name: message[name] for name in message if name not in harmless}, path, known, unknown, others)
 
 
 def check_content(content: Any, path: str, unknown: UnknownFields, depth: int = 0) -> None:
@@ -77,6 +118,8 @@ def check_content(content: Any, path: str, unknown: UnknownFields, depth: int = 
         if known is None:
             continue
         check_fields(part, part_path, known, unknown)
+        if part.get("is_error"):
+            unknown.ignore(error("unknown_field", param=f"{part_path}.is_error", hint="It was ignored."))
         for name in _NESTED:
             if name in part:
                 check_content(part[name], f"{part_path}.{name}", unknown, depth + 1)

@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler, GetJson
 from pydantic_core import CoreSchema, core_schema
 
 from aiakq.errors import AiakqError, error
-from aiakq.server.api.foreign_fields import OPTIONS, ForeignField, NotSupported
+from aiakq.server.api.foreign_fields import IGNORED, OPTIONS, ForeignField, NotSupported
 from aiakq.server.api.unknown_fields import REFUSE, UnknownFields
 from aiakq.server.api.unsupported_fields import IGNORED_FIELDS, UNSUPPORTED_FIELDS, UnsupportedField
 from aiakq.server.http.json_surrogates import mended_json
@@ -140,7 +140,11 @@ class RequestModel(BaseModel):
             try:
                 translated = translated_field.translate(value, self)
             except NotSupported as reason:
-                raise error("unsupported_parameter", param=param, reason=str(reason)) from None
+                refusal = error("unsupported_parameter", param=param, reason=str(reason))
+                if not translated_field.named:
+                    raise refusal from None
+                unknown.ignore(refusal)
+                return
             for target, entry in translated.items():
                 self.take(target, entry, param, translated_field, unknown)
             return
@@ -159,9 +163,13 @@ class RequestModel(BaseModel):
     @classmethod
     @functools.cache
     def _known_names(cls) -> frozenset[str]:
-        """Return the names of all fields that are declared or looked up."""
+        """Return the names of fields that an unknown one may be a misspelling of: those that are declared or looked up.
+
+        Of the fields of other servers, only those with an effect, and not the shortest, which resemble too many words.
+        """
         declared = {field.alias or name for name, field in cls.model_fields.items()}
-        return frozenset(declared | cls.ignored_fields | cls.unsupported_fields.keys() | cls.foreign_fields.keys())
+        looked_up = {name for name, field in cls.foreign_fields.items() if field is not IGNORED and len(name) > 4}
+        return frozenset(declared | cls.ignored_fields | cls.unsupported_fields.keys() | looked_up)
 
     @classmethod
     def __get_pydantic_json_schema__(cls, schema_of_model: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:

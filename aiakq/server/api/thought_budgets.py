@@ -4,47 +4,65 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
+from typing import Any
 
-from aiakq.errors import error
+from pydantic import PrivateAttr
+
+from aiakq.errors import AiakqError, error
 from aiakq.runtime.sampling_params import SamplingParams
-from aiakq.runtime.thought_budget import ThoughtBudget, ThoughtMarks, check_end
+from aiakq.runtime.thought_budget import ThoughtMarks, check_end
+from aiakq.server.api.foreign_fields import ForeignField
+from aiakq.server.api.request_model import RequestModel
 from aiakq.server.api.service import Service
+from aiakq.server.api.unknown_fields import UnknownFields
 from aiakq.server.process.request_stream import Prompt
 
 PARAM = "thinking_token_budget"
 
 
-async def with_budgets(service: Service, prompts: Sequence[Prompt], params: SamplingParams) -> list[Prompt]:
-    """Return the prompts with the budget of ``params`` for texts in which a thought may begin anywhere.
+class BudgetMethods(RequestModel):
+    """The part of a request that ends thoughts."""
 
-    Raises ``unsupported_parameter``.
-    """
-    marks, end_ids = await _end_of_thoughts(service, params)
-    if params.grammar is not None:
-        reason = "structured output without a reasoning parser, or of /v1/completions, has no thought before it"
-        raise error("unsupported_parameter", param=PARAM, reason=reason)
-    limited = []
-    for prompt in prompts:
-        is_open = marks.are_open(await service.decode(prompt.token_ids))
-        thought = marks.budget(_limit(params), end_ids, is_open=is_open, anywhere=True)
-        limited.append(replace(prompt, thought=thought))
-    return limited
+    _budget_param: str = PrivateAttr("")  # the field of another server that has the budget
 
-
-async def message_budget(
-    service: Service, params: SamplingParams, is_open: bool, is_closed: bool
-) -> ThoughtBudget | None:
-    """Return the budget of ``params`` for a message that is parsed; None if the prompt leaves no room for a thought.
-
-    is_open, is_closed  whether the prompt ends within a thought, and whether it has closed it.
-
-    Raises ``unsupported_parameter``.
-    """
-    marks, end_ids = await _end_of_thoughts(service, params)
-    if is_closed and not marks.anywhere:
+    def thought_state(self, service: Service, prompt: Prompt) -> tuple[bool, bool] | None:
+        """Return whether ``prompt`` ends within a thought, and whether it has closed it. None if the text is not
+        parsed, so that a thought may begin anywhere in the prompt and the text.
+        """
         return None
-    # Behind a thought, a grammar allows no other.
-    return marks.budget(_limit(params), end_ids, is_open=is_open, repeats=params.grammar is None)
+
+    async def with_budgets(self, service: Service, prompts: Sequence[Prompt], params: SamplingParams) -> list[Prompt]:
+        """Return the prompts with the budgets of thoughts, which ``params`` has. Raises ``unsupported_parameter``."""
+        assert params.thinking_token_budget is not None
+        marks, end_ids = await _end_of_thoughts(service, params)
+        budget = partial(marks.budget, params.thinking_token_budget, end_ids)
+        has_grammar = params.grammar is not None
+        limited = []
+        for prompt in prompts:
+            state = self.thought_state(service, prompt)
+            if state is None and has_grammar:
+                reason = "structured output without a reasoning parser, or of /v1/completions, has no thought before it"
+                raise error("unsupported_parameter", param=PARAM, reason=reason)
+            if state is None:
+                is_open = marks.are_open(await service.decode(prompt.token_ids))
+                limited.append(replace(prompt, thought=budget(is_open=is_open, anywhere=True)))
+            elif state[1] and not marks.anywhere:
+                limited.append(prompt)  # there is no thought
+            else:  # behind a thought, a grammar allows no other
+                limited.append(replace(prompt, thought=budget(is_open=state[0], repeats=not has_grammar)))
+        return limited
+
+    def take(self, name: str, value: Any, param: str, field: ForeignField, unknown: UnknownFields) -> None:
+        super().take(name, value, param, field, unknown)
+        if name == PARAM:
+            self._budget_param = param
+
+    def rename_budget(self, failure: AiakqError) -> AiakqError:
+        """Return ``failure`` with the name of the field that has the budget."""
+        if failure.param == PARAM and self._budget_param:
+            return error(failure.id, **failure.fields | {"param": self._budget_param})
+        return failure
 
 
 async def _end_of_thoughts(service: Service, params: SamplingParams) -> tuple[ThoughtMarks, list[int]]:
@@ -67,8 +85,3 @@ async def _end_of_thoughts(service: Service, params: SamplingParams) -> tuple[Th
     if reason:
         raise error("unsupported_parameter", param=PARAM, reason=reason)
     return marks, end_ids
-
-
-def _limit(params: SamplingParams) -> int:
-    assert params.thinking_token_budget is not None
-    return params.thinking_token_budget

@@ -13,7 +13,7 @@ from starlette.responses import Response
 
 from aiakq.errors import error
 from aiakq.server.api.conversation import ConversationFields
-from aiakq.server.api.openai import ModelName
+from aiakq.server.api.generation_request import ModelName
 from aiakq.server.api.request_model import LIMITED_BY, FailFastList, Integer, RequestModel, parse_body
 from aiakq.server.api.routes import TOKENIZATION, Route
 from aiakq.server.api.service import Service
@@ -72,6 +72,7 @@ async def tokenize(service: Service, request: Request) -> Response:
     await asyncio.sleep(0)  # it may be large
     if _has_messages(body):
         payload = parse_body(TokenizeChatRequest, body, service.unknown_fields)
+        payload.name_hidden(service.text.loaded.facts, service.unknown_fields)
         service.model.check_name(payload.model)
         text_request = TextRequest(
             0,

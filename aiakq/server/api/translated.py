@@ -10,15 +10,14 @@ from pydantic import Field, PrivateAttr, WithJsonSchema
 from aiakq.errors import AiakqError, error
 from aiakq.runtime.sampling_params import SamplingParams
 from aiakq.runtime.structured.grammars import Grammar
-from aiakq.server.api.chat import ChatCompletionRequest
+from aiakq.server.api.chat_request import ChatCompletionRequest
 from aiakq.server.api.conversation import TEMPLATE_KWARGS_SCHEMA
-from aiakq.server.api.foreign_fields import GENERATION_FIELDS, ForeignField
-from aiakq.server.api.openai import REQUEST_ID, ModelName
-from aiakq.server.api.reasoning_switch import ReasoningEffort, reasoning_arguments
-from aiakq.server.api.request_model import LIMITED_BY, Integer, RequestModel, parse_values
+from aiakq.server.api.foreign_fields import GENERATION_FIELDS
+from aiakq.server.api.generation_request import REQUEST_ID, ModelName
+from aiakq.server.api.reasoning_fields import ReasoningFields
+from aiakq.server.api.request_model import LIMITED_BY, Integer, parse_values
 from aiakq.server.api.sampling_fields import sampling_model
 from aiakq.server.api.service import Service
-from aiakq.server.api.unknown_fields import UnknownFields
 from aiakq.server.process.request_stream import Prompt
 
 #: Sampling fields of chat that these APIs accept in addition to their own.
@@ -34,7 +33,7 @@ TokenLimit = Annotated[Integer, Field(json_schema_extra={"minimum": 0, "maximum"
 _Fields: Any = sampling_model("TranslatedFields", _SAMPLING_FIELDS)
 
 
-class Translated(RequestModel):
+class Translated(ReasoningFields):
     """A request of another API about a conversation.
 
     same_fields  fields with the same name and meaning in chat.
@@ -46,7 +45,6 @@ class Translated(RequestModel):
     foreign_fields = GENERATION_FIELDS
 
     _chat: ChatCompletionRequest | None = PrivateAttr(None)
-    _thinks: bool | None = PrivateAttr(None)
 
     @property
     def chat(self) -> ChatCompletionRequest:
@@ -66,10 +64,6 @@ class Translated(RequestModel):
         """Return this API's name for a parameter of the chat request."""
         return param
 
-    def reasoning_effort(self) -> tuple[ReasoningEffort | None, bool | None]:
-        """Return the reasoning effort and whether to reason; None if not specified."""
-        return None, None
-
     # --- execution
 
     def check_combinations(self) -> None:
@@ -81,20 +75,11 @@ class Translated(RequestModel):
         except AiakqError as failure:
             raise self.rename_param(failure) from None
 
-    def reasoning_arguments(self, service: Service) -> dict[str, Any]:
-        """Return the chat template arguments that control reasoning, if the template has any."""
-        effort, thinks = self.reasoning_effort()
-        return reasoning_arguments(service.chat_template, effort, self._thinks if thinks is None else thinks)
-
-    def take(self, name: str, value: Any, param: str, field: ForeignField, unknown: UnknownFields) -> None:
-        if name == "thinks":
-            self._thinks = value
-        else:
-            super().take(name, value, param, field, unknown)
-
     def switch_reasoning(self, service: Service) -> None:
-        """Add ``reasoning_arguments`` to the template arguments of ``chat``, which take precedence."""
-        self.chat.chat_template_kwargs = self.reasoning_arguments(service) | (self.chat.chat_template_kwargs or {})
+        """Add ``switches`` to the template arguments of ``chat``, which take precedence."""
+        given = self.chat.chat_template_kwargs or {}
+        self.name_without_effect(service.chat_template, given, service.unknown_fields)
+        self.chat.chat_template_kwargs = self.switches(service.chat_template) | given
 
     def rename_param(self, failure: AiakqError) -> AiakqError:
         """Return ``failure`` with this API's name of the parameter."""

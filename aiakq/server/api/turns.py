@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from aiakq.runtime.text.message_parts import read_content
+from aiakq.runtime.text.message_parts import Content, read_content
 
 
 class Turns:
@@ -41,6 +41,25 @@ class Turns:
         """Add the result of a tool call."""
         self._add("tool", content=text, tool_call_id=call_id)
 
+    def add_user(self, content: Content) -> None:
+        """Add a user's message: each result as a message of its own, the text between them as messages of the user."""
+        begin = 0
+        for call_id, result, position in content.results:
+            if position > begin:
+                self.user(_joined(content.texts[begin:position]))
+                begin = position
+            self.result(call_id, result)
+        if content.texts[begin:] or not content.results:
+            self.user(_joined(content.texts[begin:]))
+
+    def add_assistant(self, content: Content) -> None:
+        """Add an answer, without redacted thinking, which cannot be read."""
+        self.reasoning("\n".join(content.thoughts))
+        if content.texts or not content.calls:
+            self.answer(_joined(content.texts))
+        for call in content.calls:
+            self.call(*call)
+
     def _assistant(self, *absent: str) -> dict[str, Any]:
         """Return the last message if it is the assistant's and has none of the fields ``absent``, else a new one."""
         last = self.messages[-1] if self.messages else None
@@ -54,5 +73,9 @@ class Turns:
 
 
 def text_of(content: Any, path: str) -> str:
-    """Return the text of a content, a string or a list of parts. Raises as ``read_content``."""
-    return "\n".join(text for text in read_content(content, path).texts if text)
+    """Return the text of a content, a string or a list of nothing but texts. Raises as ``read_content``."""
+    return _joined(read_content(content, path, "system").texts)
+
+
+def _joined(texts: list[str]) -> str:
+    return "\n".join(filter(None, texts))

@@ -25,7 +25,6 @@ MAX_COMPARED = 64
 MAX_LOGGED_NAMES = 100
 _LONGEST_COMPARED = 40
 _INDEX = re.compile(r"\[\d+\]")
-_ESCAPE_AT_END = re.compile(r"%[0-9A-F]?$")
 
 
 class IgnoredFields:
@@ -45,10 +44,21 @@ class IgnoredFields:
         return name in self.compared
 
     def header(self) -> str:
-        """Return the value of x-ignored-fields: names separated by commas, percent-encoded."""
-        names = list(self.names)[:MAX_HEADER_NAMES]
-        quoted = (urllib.parse.quote(name, safe="[]", errors="replace")[:MAX_HEADER_CHARS] for name in names)
-        return ", ".join(_ESCAPE_AT_END.sub("", name) for name in quoted)
+        """Return the value of x-ignored-fields: names separated by commas, percent-encoded; "" for an empty one."""
+        return ", ".join(_quoted(name) for name in list(self.names)[:MAX_HEADER_NAMES])
+
+
+def _quoted(name: str) -> str:
+    """Return a name for the header: percent-encoded, cut after a whole character, a name or key without one as ""."""
+    if not name or name.endswith("."):
+        return f'{urllib.parse.quote(name, safe="[]")[: MAX_HEADER_CHARS - 2]}""'
+    quoted = ""
+    for character in name[:MAX_HEADER_CHARS]:
+        encoded = urllib.parse.quote(character, safe="[]", errors="replace")
+        if len(quoted) + len(encoded) > MAX_HEADER_CHARS:
+            break
+        quoted += encoded
+    return quoted
 
 
 #: Those of the request that is being handled.
@@ -104,7 +114,8 @@ def nearest(name: str, known: frozenset[str]) -> str | None:
     """Return the name in ``known`` that ``name`` is a misspelling of, or None.
 
     Upper and lower case, underscores and hyphens make no difference. Names of four characters may differ in one
-    insertion, deletion, replacement or swap, names of nine in two.
+    insertion, deletion, replacement or swap, names of nine in two. In names of three, a letter in the middle may be
+    missing. A name with a word more or less is another name.
     """
     folded = _fold(name)
     if not folded or len(folded) > _LONGEST_COMPARED:
@@ -113,12 +124,20 @@ def nearest(name: str, known: frozenset[str]) -> str | None:
     for other in sorted(known):
         candidate = _fold(other)
         allowed = 0 if min(len(folded), len(candidate)) < 4 else 1 if len(folded) < 9 else 2
-        if abs(len(folded) - len(candidate)) > allowed:
+        if len(folded) == 3 and len(candidate) == 4 and folded[0] + folded[-1] == candidate[0] + candidate[-1]:
+            allowed = 1
+        if abs(len(folded) - len(candidate)) > allowed or _differ_in_words(name, other):
             continue
         distance = _distance(folded, candidate)
         if distance <= allowed and (best is None or distance < best[0]):
             best = distance, other
     return None if best is None else best[1]
+
+
+def _differ_in_words(name: str, other: str) -> bool:
+    """Whether one of two names has all words of the other, and further ones."""
+    words, others = (set(re.split(r"[\s_-]+", each.lower())) for each in (name, other))
+    return words < others or others < words
 
 
 def _fold(name: str) -> str:

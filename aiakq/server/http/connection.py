@@ -128,7 +128,7 @@ class StrictParser(h11.Connection):
         self._num_empty_lines = 0
 
     def next_event(self) -> Any:
-        if self.is_idle and self._head[:1] == b"\r" and not self._skip_empty_lines():
+        if self._head[:1] == b"\r" and self.is_idle and not self._skip_empty_lines():
             return h11.NEED_DATA
         try:
             event = super().next_event()

@@ -8,7 +8,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from aiakq.server.api.chat import ChatCompletionRequest
+from aiakq.server.api.chat_request import ChatCompletionRequest
 from aiakq.server.api.completions import CompletionRequest
 from aiakq.server.api.openapi import request_schema, resolve_limits
 from aiakq.server.api.request_model import RequestModel

@@ -22,6 +22,7 @@ from aiakq.runtime.sampling_params import SamplingParams
 from aiakq.runtime.structured.grammars import Grammar
 from aiakq.runtime.structured.vocabulary import Vocabulary
 from aiakq.runtime.text.tokenizer import TokenizerSource
+from aiakq.runtime.thought_budget import ThoughtBudget
 from aiakq.system.frames import LENGTH, framed
 
 #: Maximum length of a frame, far above any real one; a larger length means that the stream is corrupt.
@@ -59,6 +60,7 @@ class SequenceFrame(msgspec.Struct):
     client: str
     pooling: Pooling | None
     adapter: AdapterRef | None
+    thought: ThoughtBudget | None
     grammar: int
 
 

@@ -16,6 +16,7 @@ from aiakq.runtime.engine.messages import EngineStats
 from aiakq.server.errors import copy_error
 from aiakq.server.process.adapter_calls import AdapterCalls
 from aiakq.server.process.ipc import Configured, Ready
+from aiakq.server.process.lost_adapters import AdapterVersions
 from aiakq.server.process.request_manager import RequestManager
 from aiakq.server.process.request_stream import Prompt, RequestStream
 from aiakq.server.process.supervisor import LoadingProgress, Supervisor
@@ -148,6 +149,11 @@ class Replicas:
         """See RequestManager."""
         for manager in self.managers:
             manager.unload_adapter(adapter)
+
+    def use_adapters(self, versions: AdapterVersions) -> None:
+        """See RequestManager."""
+        for manager in self.managers:
+            manager.use_adapters(versions)
 
     def reset_prefix_cache(self) -> None:
         """See RequestManager."""

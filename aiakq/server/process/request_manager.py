@@ -10,10 +10,6 @@ from dataclasses import dataclass, field, replace
 from aiakq.errors import AiakqError, error
 from aiakq.runtime.engine.adapters import AdapterRef
 from aiakq.runtime.engine.messages import (
-    ADAPTER_FAILED,
-    GRAMMAR_FAILED,
-    NOTHING_LEFT,
-    OUT_OF_MEMORY,
     Abort,
     EnableDrafts,
     EngineStats,
@@ -28,6 +24,8 @@ from aiakq.runtime.text.output_processor import Delta, OutputProcessor
 from aiakq.server.errors import copy_error
 from aiakq.server.process.adapter_calls import AdapterCalls
 from aiakq.server.process.ipc import GiveVocabulary, Submit, ToEngine
+from aiakq.server.process.lost_adapters import AdapterVersions, LostAdapters
+from aiakq.server.process.queue_limits import QueueLimits
 from aiakq.server.process.request_stream import (
     Prompt,
     RequestStream,
@@ -36,27 +34,10 @@ from aiakq.server.process.request_stream import (
     check_sequence_count,
     merge_deltas,
 )
+from aiakq.server.process.sequence_errors import sequence_error
 from aiakq.server.telemetry.metrics import Metrics
 
 logger = logging.getLogger("aiakq.server")
-
-
-@dataclass(frozen=True)
-class QueueLimits:
-    """Limits on waiting and running requests.
-
-    max_running          maximum number of running sequences.
-    max_waiting          maximum number of waiting sequences.
-    max_waiting_tokens   maximum number of prompt tokens of all waiting sequences.
-    max_wait_seconds     maximum time from the arrival of a request to its first step.
-    max_request_seconds  maximum time from the arrival of a request to its end.
-    """
-
-    max_running: int
-    max_waiting: int
-    max_waiting_tokens: int
-    max_wait_seconds: float
-    max_request_seconds: float
 
 
 @dataclass
@@ -104,6 +85,7 @@ class RequestManager:
         self._num_waiting = 0
         self._num_waiting_tokens = 0
         self._had_engine = False
+        self._lost = LostAdapters(self.adopt)
 
     @property
     def num_waiting_tokens(self) -> int:
@@ -137,7 +119,7 @@ class RequestManager:
             raise copy_error(self.failure)
         check_sequence_count(len(prompts), params)
         check_prompt_logprobs(prompts, params, self._limits.vocab_size)
-        self._check_queue(prompts, params)
+        self._queue.check(prompts, params, self.num_unfinished, self._num_waiting, self._num_waiting_tokens)
         stream = RequestStream(
             request_id,
             prompts,
@@ -168,6 +150,7 @@ class RequestManager:
                 stream.fail(error("time_limit", limit=queue.max_request_seconds))
             elif age > queue.max_wait_seconds and stream.is_waiting:
                 stream.fail(error("queue_timeout", limit=queue.max_wait_seconds))
+        self._lost.update(now)
 
     def fail_all(self, failure: AiakqError) -> None:
         """Fail every running request."""
@@ -188,6 +171,10 @@ class RequestManager:
         running = {names[stream] for stream in streams if not stream.is_waiting}
         return sorted(running), sorted({*names.values()} - running)
 
+    def use_adapters(self, versions: AdapterVersions) -> None:
+        """Set the adapters that requests may name."""
+        self._lost.versions = versions
+
     def reset_prefix_cache(self) -> None:
         """Clear the prefix cache."""
         self._send(ResetPrefixCache())
@@ -199,21 +186,9 @@ class RequestManager:
     def _on_close(self, stream: RequestStream) -> None:
         """Handle the end of a request: cancel its unfinished sequences."""
         self._streams.pop(stream, None)
+        self._lost.discard(stream)
         self._metrics.max_num_generation_tokens.observe(stream.max_generated)
-        unfinished = self._remove(stream)
-        if unfinished:
-            self._send(Abort(unfinished))
-
-    def _check_queue(self, prompts: Sequence[Prompt], params: SamplingParams) -> None:
-        """Raise ``overloaded`` if the queue has no room for the request."""
-        queue, n = self._queue, params.num_sequences
-        if self.num_unfinished + len(prompts) * n > queue.max_running + queue.max_waiting:
-            flag, limit = "--max-num-queued-reqs", queue.max_waiting
-            raise error("overloaded", waiting=self._num_waiting, what="sequences", limit=limit, flag=flag)
-        num_tokens = n * sum(len(prompt.token_ids) for prompt in prompts)
-        if self._num_waiting and self._num_waiting_tokens + num_tokens > queue.max_waiting_tokens:
-            flag, limit = "--max-num-queued-tokens", queue.max_waiting_tokens
-            raise error("overloaded", waiting=self._num_waiting_tokens, what="prompt tokens", limit=limit, flag=flag)
+        self._cancel(stream)
 
     def _add(self, stream: RequestStream) -> list[RequestSpec]:
         """Register the sequences of ``stream``; return them for the engine."""
@@ -263,6 +238,12 @@ class RequestManager:
                 unfinished += self._processor.cancel(prompt_id)
         return unfinished
 
+    def _cancel(self, stream: RequestStream) -> None:
+        """Unregister the sequences of ``stream``, and have the engine abort the unfinished ones."""
+        unfinished = self._remove(stream)
+        if unfinished:
+            self._send(Abort(unfinished))
+
     def _remove_prompt(self, prompt_id: str) -> _PromptState | None:
         entry = self._prompts.pop(prompt_id, None)
         for sequence_id in entry.sequences if entry else ():
@@ -306,6 +287,7 @@ class RequestManager:
         self._metrics.engine_ended()
         self.stats = EngineStats(num_pages=0)
         for stream in list(self._streams):
+            self._lost.discard(stream)
             if stream.is_complete:  # all output is available
                 continue
             stream.num_engine_ends += not stream.is_waiting
@@ -371,10 +353,12 @@ class RequestManager:
         entry = self._prompt_of_sequence.get(sequence_id)
         if entry is None:  # the request was closed in the meantime
             return
+        if delta.error is not None and self._keeps_lost(entry.stream, delta.error):
+            return
         sequence = entry.sequences[sequence_id]
         self._observe(entry.stream, sequence, delta, now)
         if delta.finish_reason == "error":
-            entry.stream.fail(_sequence_error(delta.error or "no reason is known"))
+            entry.stream.fail(sequence_error(delta.error or "no reason is known"))
             return
         if delta.finish_reason == "abort":
             entry.stream.fail(error("request_failed", reason="the engine stopped it"))
@@ -395,6 +379,16 @@ class RequestManager:
             ranked = sorted(entry.candidates.values(), key=lambda candidate: -candidate.cumulative_logprob)
             for index, best in enumerate(ranked[: entry.num_returned]):
                 entry.stream.put(entry.index, replace(best, index=index))
+
+    def _keeps_lost(self, stream: RequestStream, reason: str) -> bool:
+        """Whether a request, of which the engine has failed a sequence, waits for the next version of its adapter."""
+        failure = sequence_error(reason)
+        if failure.id != "adapter_lost" or not self._lost.keeps(stream):
+            return False
+        self._cancel(stream)
+        stream.restart(with_new_ids=True)
+        self._lost.add(stream, failure)
+        return True
 
     def _observe(self, stream: RequestStream, sequence: SequenceProgress, delta: Delta, now: float) -> None:
         """Update the metrics with one delta."""
@@ -432,19 +426,6 @@ class RequestManager:
             delta.num_preemptions,
             delta.times,
         )
-
-
-def _sequence_error(reason: str) -> AiakqError:
-    """Return the error for a sequence that the engine finished with ``reason``."""
-    if reason == NOTHING_LEFT:
-        return error("nothing_left", reason=reason)
-    if reason == GRAMMAR_FAILED:
-        return error("grammar_failed")
-    if reason == OUT_OF_MEMORY:
-        return error("request_memory")
-    if reason.startswith(ADAPTER_FAILED):
-        return error("adapter_lost", reason=reason.removeprefix(f"{ADAPTER_FAILED}: ").rstrip("."))
-    return error("numerical_error", reason=reason.rstrip("."))
 
 
 def _discard(record: ToEngine) -> None:

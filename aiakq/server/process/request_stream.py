@@ -205,9 +205,14 @@ class RequestStream:
         self._wake.set()
         self.close()
 
-    def restart(self) -> None:
-        """Discard all output, to restart on a new engine. Only possible while the reader has received nothing."""
+    def restart(self, with_new_ids: bool = False) -> None:
+        """Discard all output, to restart on a new engine. Only possible while the reader has received nothing.
+
+        with_new_ids  whether to restart on the same engine, which may still report on the present ids.
+        """
         assert not self.consumed
+        if with_new_ids:
+            self._key = f"{self.id}-{next(_NUMBERS)}"
         self._unread.clear()
         if self.output_log is not None:
             self.output_log.clear()

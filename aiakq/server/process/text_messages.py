@@ -42,6 +42,7 @@ class Loaded(msgspec.Struct):
     failure            error that the tokenizer failed to load with (id in the error registry, fields), or None.
     description        description for the start-up table.
     longest_token      maximum number of characters of a token; 0 if unknown.
+    pad_token_id       id of the padding token, or None if there is none.
     decoder            argument of ``TokenDecoder``; empty if the tokenizer is not compiled.
     config             contents of tokenizer_config.json as JSON, see ``Tokenizer.config``.
     has_template       whether there is a chat template.
@@ -57,6 +58,7 @@ class Loaded(msgspec.Struct):
     failure: tuple[str, dict[str, Any]] | None = None
     description: str = ""
     longest_token: int = 0
+    pad_token_id: int | None = None
     decoder: str = ""
     config: bytes = b"{}"
     has_template: bool = False

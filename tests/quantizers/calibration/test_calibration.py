@@ -65,7 +65,7 @@ def test_one_list_is_one_sample(tmp_path: Path) -> None:
         ("1 " + "9" * 5000, "line 1"),
         ("[[1, 2], [3, true]]", "sample 2 holds 'True'"),
         ("[[1, 2], 3]", "sample 2 is no list"),
-        ('{"ids": [1]}', "line 1"),
+        ('{"labels": 1}', "line 1"),
         ('{"input_ids": [1, "2"]}', "line 1 holds '2'"),
         (b"\xff\x00\x01", "UTF-8"),
         (b"1 2\x00 3", "line 1 holds '2\\x00'"),
@@ -176,6 +176,26 @@ def test_calibration_reads_plain_text_and_json_lines(tmp_path: Path, tokenizer: 
         load_samples(options(token_ids=tmp_path / "nothing.txt"), tokenizer, 4096)
 
 
+def test_what_was_left_out_of_a_table_is_said(tmp_path: Path, tokenizer: Any) -> None:
+    path = tmp_path / "rows.csv"
+    path.write_text("text,n\nnan,1\n,2\n")
+    with pytest.raises(AiakqError, match="none of its 2 rows has a text"):
+        load_samples(options(calibration=path), tokenizer, 4096)
+    path.write_text("text,summary\nnan,1\nOnce upon a time,A tale of old times.\n")
+    left_out, unread, _ = load_samples(options(calibration=path), tokenizer, 4096).warnings
+    assert left_out == "1 rows of rows.csv were left out: they have no text, or a part of it is missing."
+    assert unread == "Columns of rows.csv with text that were not read: 'summary'. See --calibration-column."
+
+
+def test_padding_that_was_decoded_into_a_text_is_left_out(tmp_path: Path, tokenizer: Any) -> None:
+    path = tmp_path / "rows.jsonl"
+    lines = [json.dumps({"text": f"Once upon a time number {n}." + tokenizer.pad_token * 40}) for n in range(4)]
+    path.write_text("\n".join(lines))
+    found = load_samples(options(calibration=path, samples=4, seqlen=16), tokenizer, 4096)
+    assert sum((sample == tokenizer.pad_token_id).sum().item() for sample in found.samples) <= 4 + 4
+    assert any("were left out as padding" in warning for warning in found.warnings)
+
+
 def test_a_tokenizer_of_another_model_is_noticed(tokenizer: Any) -> None:
     with pytest.raises(AiakqError, match="outside 0..99"):
         load_samples(options(samples=2, seqlen=32), tokenizer, 100)
@@ -269,7 +289,7 @@ def test_templates_cannot_read_the_clock(tmp_path: Path, example_model: Path) ->
     tokenizer = with_template(
         example_model, tmp_path / "model", "{{ strftime_now('%Y-%m-%d') }}{{ bos_token }}" + shown
     )
-    assert chat.render([("line 1", TALK)], tokenizer, "talk") == ["2025-01-01<|endoftext|>Who was he?A sailor."]
+    assert chat.render([("line 1", TALK, [])], tokenizer, "talk") == ["2025-01-01<|endoftext|>Who was he?A sailor."]
 
 
 def test_saved_data_sets(tmp_path: Path, tokenizer: Any) -> None:

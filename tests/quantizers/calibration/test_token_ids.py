@@ -103,6 +103,25 @@ def csv_of(*rows: list[int]) -> str:
         ("mark.txt", "\ufeff" + "\n\n".join([" ".join(map(str, TEXT))] * 3)),
         ("wide.txt", ((",".join(map(str, TEXT)) + "\n") * 3).encode("utf-16")),
         ("cells.csv", csv_of(TEXT, TEXT, TEXT)),
+        ("semicolons.csv", csv_of(TEXT, TEXT, TEXT).replace('",', '";').replace("s,n", "s;n")),
+        ("printed.csv", "n,input_ids\n" + f'1,"{str(TEXT).replace(",", "")}"\n' * 3),
+        ("words.csv", "input_ids\n" + (" ".join(map(str, TEXT)) + "\n") * 3),
+        ("lines.csv", (",".join(map(str, TEXT)) + "\n") * 3),
+        ("lines.tsv", ("\t".join(map(str, TEXT)) + "\n") * 3),
+        ("semicolons.txt", (";".join(map(str, TEXT)) + "\n") * 3),
+        ("floats.txt", (" ".join(f"{each:.18e}" for each in TEXT) + "\n") * 3),
+        ("floats.json", [[float(each) for each in TEXT]] * 3),
+        ("tensors.txt", f"tensor({TEXT})\n" * 3),
+        ("arrays.txt", f"array({TEXT}, dtype=int64)\n" * 3),
+        ("literals.txt", f"{{'input_ids': {TEXT}}}\n" * 3),
+        ("strings.jsonl", (json.dumps({"input_ids": " ".join(map(str, TEXT))}) + "\n") * 3),
+        ("wrapped.json", {"data": [{"input_ids": TEXT}] * 3}),
+        ("split.json", {"train": [TEXT] * 3}),
+        ("nested.json", {"data": {"train": {"input_ids": [TEXT] * 3}}}),
+        ("viewer.json", {"features": [{"name": "input_ids"}], "rows": [{"row": {"input_ids": TEXT}}] * 3}),
+        ("pandas.json", {"input_ids": {"0": TEXT, "1": TEXT, "2": TEXT}}),
+        ("prompts.jsonl", (json.dumps({"prompt_token_ids": TEXT[:4], "token_ids": TEXT[4:]}) + "\n") * 3),
+        ("names.jsonl", (json.dumps({"Input IDs": TEXT}) + "\n") * 3),
     ],
 )
 def test_the_usual_forms_are_read(read, name, content):
@@ -116,3 +135,118 @@ def test_a_parquet_file_is_read(tmp_path):
     table = pyarrow.table({"input_ids": [[*TEXT, 0]] * 2, "attention_mask": [[*MASK, 0]] * 2})
     pyarrow.parquet.write_table(table, tmp_path / "ids.parquet")
     assert read_token_ids(tmp_path / "ids.parquet", 512) == [TEXT] * 2
+
+
+@pytest.mark.parametrize(
+    "columns",
+    [
+        {"input_mask": MASK + [0] * 4},
+        {"mask": MASK + [0] * 4},
+        {"loss_mask": [0] * 5 + [1] * 5 + [0] * 4},
+        {"labels": TEXT + [-100] * 4},
+        {"labels": [-100] * 5 + TEXT[5:] + [-100] * 4},
+        {"special_tokens_mask": [1] + [0] * 9 + [1] * 4},
+        {"length": 10},
+        {"position_ids": [*range(10), 9, 9, 9, 9]},
+        {"position_ids": [*range(10), 0, 0, 0, 0]},
+    ],
+)
+def test_padding_is_recognized_by_other_columns(read, columns):
+    """Of a tokenizer whose padding id is another, so that the run itself says nothing."""
+    found = read({"input_ids": TEXT + [99] * 4, **columns}, padding=PaddingIds(2))
+    assert found.samples == [TEXT] and not found.unread
+
+
+@pytest.mark.parametrize(
+    "columns",
+    [
+        {"labels": [-100] * 5 + TEXT[5:]},
+        {"labels": TEXT[:5] + [-100] * 5},
+        {"labels": TEXT[1:] + [-100]},
+        {"loss_mask": [0] * 5 + [1] * 5},
+        {"mask": [1] * 5 + [0] * 5},
+        {"special_tokens_mask": [1] + [0] * 9},
+        {"token_type_ids": [0] * 5 + [1] * 5},
+        {"position_ids": list(range(10))},
+        {"length": 10},
+    ],
+)
+def test_text_that_a_loss_ignores_is_calibrated(read, columns):
+    found = read({"input_ids": TEXT, **columns})
+    assert found.samples == [TEXT] and not found.warnings("f", PaddingIds())
+
+
+@pytest.mark.parametrize(
+    "columns", [{"attention_mask": [1] * 4 + [2] * 6}, {"position_ids": [*range(4), *range(6)]}], ids=str
+)
+def test_packed_samples_are_separated(read, columns):
+    assert read({"input_ids": TEXT, **columns}).samples == [TEXT[:4], TEXT[4:]]
+
+
+def test_an_id_that_only_pads_is_left_out_whatever_the_mask_says(read):
+    masked = {"input_ids": TEXT + [0] * 4, "attention_mask": [1] * 14}
+    assert read(masked, padding=PaddingIds(0)).samples == [TEXT]
+    assert read(masked, padding=PaddingIds(0, kept=True)).samples == [TEXT + [0] * 4]
+
+
+def test_long_runs_of_the_padding_id_separate_samples(read):
+    assert read([TEXT + [0] * 6 + TEXT], padding=PaddingIds(0)).samples == [TEXT, TEXT]
+    assert read([TEXT + [2] * 6 + TEXT], padding=PaddingIds(2, kept=True)).samples == [[*TEXT, 2], TEXT]
+
+
+@pytest.mark.parametrize("kept", [False, True])
+def test_a_sample_of_padding_is_left_out(read, kept):
+    assert read([[2] * 8, TEXT], padding=PaddingIds(2, kept)).samples == [TEXT]
+
+
+@pytest.mark.parametrize("padding", [PaddingIds(), PaddingIds(2)])
+def test_samples_filled_up_to_one_length_are_recognized(read, padding):
+    found = read([TEXT + [99] * 6, TEXT[:8] + [99] * 8, [*TEXT, *range(20, 26)]], padding=padding)
+    assert found.samples == [[*TEXT, 99], [*TEXT[:8], 99], [*TEXT, *range(20, 26)]]
+    assert "12 tokens of f were left out as padding: runs of the id 99." in found.warnings("f", padding)
+
+
+@pytest.mark.parametrize("empty", [None, {"input_ids": None}, {"input_ids": []}, {"input_ids": "nan"}])
+def test_rows_without_ids_are_counted(read, empty):
+    found = read("".join(json.dumps(row) + "\n" for row in ({"input_ids": TEXT}, empty, {"input_ids": TEXT})))
+    assert found.samples == [TEXT, TEXT] and found.num_empty == 1
+    assert "1 rows of f were left out" in found.warnings("f", PaddingIds())[0]
+
+
+@pytest.mark.parametrize(
+    ("row", "unread"),
+    [
+        ({"input_ids": TEXT, "labels": [7, 8, 9]}, "labels"),
+        ({"input_ids": TEXT, "decoder_input_ids": [7, 8, 9]}, "decoder_input_ids"),
+        ({"prompt_token_ids": TEXT, "outputs": [{"token_ids": [7, 8]}]}, "outputs"),
+    ],
+)
+def test_other_ids_are_named(read, row, unread):
+    found = read(row)
+    assert found.samples == [TEXT] and list(found.unread) == [unread]
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        ({"input_ids": TEXT, "padding_mask": [0] * 10}, "ones are padding in some programs"),
+        ({"text": "A text of words."}, "no list 'input_ids' .*--calibration"),
+        ("input_ids\n[3 4 ... 9]\n", "shortened with '...'"),
+        ({"input_ids": [3.5]}, "holds '3.5', which is no integer"),
+        ({"input_ids": TEXT, "attention_mask": [0.0] * 9 + [-1e4]}, "not 0 or 1"),
+    ],
+)
+def test_ids_that_cannot_be_read_right_are_refused(read, content, reason):
+    with pytest.raises(AiakqError, match=reason):
+        read(content, "ids.csv" if isinstance(content, str) else "ids.jsonl")
+
+
+@pytest.mark.parametrize("kind", ["int8", "uint16", "int32", "int64", "float64"])
+def test_types_of_ids_in_parquet(tmp_path, kind):
+    import pyarrow
+    import pyarrow.parquet
+
+    ids = pyarrow.array([TEXT, None, TEXT], type=pyarrow.list_(pyarrow.type_for_alias(kind)))
+    pyarrow.parquet.write_table(pyarrow.table({"input_ids": ids}), tmp_path / "ids.parquet")
+    found = read_token_file(tmp_path / "ids.parquet", 512, PaddingIds())
+    assert found.samples == [TEXT] * 2 and found.num_empty == 1

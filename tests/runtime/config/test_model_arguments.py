@@ -104,7 +104,7 @@ def test_ignored_files_are_not_read(tiny_model, tmp_path):
     wanted = tokens(folder)
     (folder / "model.safetensors").rename(folder / "weights.safetensors")
     shutil.copy(folder / "weights.safetensors", folder / "consolidated.safetensors")
-    with pytest.raises(AiakqError, match="2 shards"):
+    with pytest.raises(AiakqError, match="2 files"):
         LLM(str(folder))
     assert tokens(folder, ignore_patterns=["consolidated*", "original/**/*"]) == wanted
     assert tokens(folder, ignore_patterns="consolidated*") == wanted

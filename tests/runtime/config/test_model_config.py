@@ -66,6 +66,41 @@ def test_more_heads_than_hidden_size_need_a_head_dim() -> None:
     assert ModelConfig.from_hf({**LLAMA, **heads, "head_dim": 8}).head_dim == 8
 
 
+@pytest.mark.parametrize("kinds", [[], ["full_attention"] * 2, ["full_attention"] * 4])
+def test_layer_types_has_one_entry_per_layer(kinds: list[str]) -> None:
+    with pytest.raises(AiakqError, match=f"layer_types has {len(kinds)} entries, but the model has 3 layers"):
+        ModelConfig.from_hf({**QWEN2, "layer_types": kinds})
+
+
+@pytest.mark.parametrize("model", ["Qwen2", "Qwen3", "Qwen2Moe", "SmolLM3"])
+@pytest.mark.parametrize("off", [{"use_sliding_window": False}, {"sliding_window": None, "use_sliding_window": True}])
+def test_layers_with_a_window_need_one(model: str, off: dict[str, Any]) -> None:
+    kinds = ["full_attention", "sliding_attention", "full_attention"]
+    with pytest.raises(AiakqError, match="sliding_window"):
+        ModelConfig.from_hf({**QWEN2, "architectures": [f"{model}ForCausalLM"], "layer_types": kinds, **off})
+
+
+@pytest.mark.parametrize("model", ["Phi3", "Mistral", "Gemma2", "Mixtral"])
+def test_windows_are_not_turned_off_by_a_key_that_their_family_does_not_read(model: str) -> None:
+    config = {**QWEN2, "architectures": [f"{model}ForCausalLM"], "use_sliding_window": False}
+    with pytest.raises(AiakqError, match="use_sliding_window.*uses it nevertheless"):
+        ModelConfig.from_hf({**config, "sliding_window": 8})
+    assert ModelConfig.from_hf({**config, "sliding_window": None, "layer_types": None}).sliding_windows == (None,) * 3
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"rms_norm_eps": 0.0}, "rms_norm_eps is 0.0"),
+        ({"num_attention_heads": 3, "num_key_value_heads": 3}, "3 attention heads cannot share hidden_size 64"),
+        ({"head_dim": 33}, "head_dim is 33"),
+    ],
+    ids=str,
+)
+def test_sizes_that_transformers_refuses_are_refused(changes: dict[str, Any], said: str) -> None:
+    assert said in str(refused(**changes))
+
+
 def test_windows_are_per_layer() -> None:
     def windows(model: str = "Qwen2", **values: Any) -> tuple[int | None, ...]:
         return ModelConfig.from_hf({**QWEN2, "architectures": [f"{model}ForCausalLM"], **values}).sliding_windows
@@ -74,7 +109,7 @@ def test_windows_are_per_layer() -> None:
     assert windows("Mixtral") == windows("Mistral", sliding_window=None) == (None, None, None)
     assert windows("Mistral", sliding_window=8) == (8, 8, 8)
     assert windows("Mistral") == (4096, 4096, 4096), "the default of transformers' class"
-    assert windows("Gemma2", sliding_window=8, layer_types=kinds) == (None, 8, None)
+    assert windows("Gemma2", sliding_window=8, layer_types=kinds[:3]) == (None, 8, None)
     assert windows() == windows(sliding_window=8, use_sliding_window=False) == (None, None, None)
     assert windows(sliding_window=8, use_sliding_window=True, max_window_layers=2) == (None, None, 8)
     assert windows("Qwen3Moe", sliding_window=8, use_sliding_window=True, max_window_layers=2) == (8, 8, 8)

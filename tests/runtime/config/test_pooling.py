@@ -107,6 +107,10 @@ def test_labels_and_their_activation(raw, labels, activation, tmp_path):
         ({"pooling_type": "CLS", "normalize": False}, Pooling("CLS")),
         ({"softmax": True, "normalize": None}, Pooling("LAST", normalize=True, activation="softmax")),
         ({"pooling_type": "STEP", "step_tag_id": 7}, Pooling("STEP", normalize=True, step_tag_id=7)),
+        ({"task": "token_embed"}, Pooling("ALL", normalize=True)),
+        ({"task": "embed", "pooling_type": "MEAN"}, Pooling("MEAN", normalize=True)),
+        ({"task": "token_embed", "tok_pooling_type": "STEP", "step_tag_id": 7}, Pooling("STEP", True, step_tag_id=7)),
+        ({"enable_flash_late_interaction": False, "logit_mean": 0.0, "logit_sigma": None}, EMBEDDING),
     ],
 )
 def test_the_operator_overrides_the_pooler(override, expected, tmp_path):
@@ -123,6 +127,15 @@ def test_the_operator_overrides_the_pooler(override, expected, tmp_path):
         {"returned_token_ids": [1]},
         {"step_tag_id": 7},
         {"pooling_type": "STEP"},
+        {"task": "classify"},
+        {"task": "token_embed", "pooling_type": "MEAN"},
+        {"task": "embed", "pooling_type": "ALL"},
+        {"task": 1},
+        {"enable_chunked_processing": True},
+        {"max_embed_len": 100},
+        {"dimensions": 8},
+        {"logit_mean": 0.5},
+        {"logit_sigma": True},
     ],
 )
 def test_wrong_overrides_are_refused(override, tmp_path):

@@ -32,3 +32,45 @@ def test_bases_that_are_no_numbers_are_refused(base: float) -> None:
     with pytest.raises(AiakqError) as caught:
         rope_parameters({"model_type": "llama", "rope_theta": base})
     assert caught.value.id == "model_malformed" and "rope_theta" in str(caught.value)
+
+
+LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+LONG = {"rope_type": "longrope", "short_factor": [1.0], "long_factor": [2.0]}
+
+
+@pytest.mark.parametrize(
+    ("family", "rope", "said"),
+    [
+        *(("llama", {"rope_type": kind}, "has no factor") for kind in ("linear", "dynamic", "yarn")),
+        ("llama", {**LLAMA3, "low_freq_factor": None}, "has no low_freq_factor"),
+        ("llama", {**LLAMA3, "low_freq_factor": 4.0, "high_freq_factor": 1.0}, "not below high_freq_factor"),
+        ("llama", {"rope_type": "longrope", "short_factor": [1.0]}, "has no long_factor"),
+        ("llama", {"rope_type": "linear", "factor": 0.0}, "factor of rope_type linear is 0.0"),
+        ("llama", {"rope_type": "dynamic", "factor": -1.0}, "factor of rope_type dynamic is -1.0"),
+        ("llama", {"rope_type": "yarn", "factor": 2.0, "beta_fast": 1.0, "beta_slow": 32.0}, "below beta_slow"),
+        ("phi", {"rope_type": "default", "partial_rotary_factor": 2.0}, "partial_rotary_factor is 2.0"),
+        ("phi", {"rope_type": "default", "partial_rotary_factor": 0.0}, "partial_rotary_factor is 0.0"),
+        *(("phi3", {**LLAMA3, "rope_type": kind}, "rope_type") for kind in ("linear", "dynamic", "llama3")),
+        *(("phimoe", {**LLAMA3, "rope_type": kind}, "rope_type") for kind in ("linear", "dynamic", "llama3", "yarn")),
+        ("phimoe", LONG, "has no short_mscale"),
+        *(
+            (family, {"full_attention": {"rope_type": "default"}}, "same rotary")
+            for family in ("llama", "qwen2", "lfm2")
+        ),
+    ],
+    ids=str,
+)
+def test_parameters_that_transformers_refuses_or_warns_of_are_refused_by_name(
+    family: str, rope: dict[str, Any], said: str
+) -> None:
+    for key in ("rope_parameters", "rope_scaling"):
+        if key == "rope_parameters" or "rope_type" in rope:
+            with pytest.raises(AiakqError) as caught:
+                rope_parameters({"model_type": family, key: rope})
+            assert said in str(caught.value) and caught.value.id in ("model_malformed", "config_key_unsupported")
+
+
+def test_phi3_and_phimoe_read_the_scaling_that_they_know() -> None:
+    assert rope_parameters({"model_type": "phi3", "rope_scaling": {**LONG, "type": "su"}})["rope_type"] == "longrope"
+    scales = {"short_mscale": 1.1, "long_mscale": 1.2}
+    assert rope_parameters({"model_type": "phimoe", "rope_scaling": {**LONG, **scales}})["long_mscale"] == 1.2

@@ -182,14 +182,20 @@ def test_an_adapter_that_is_evicted_while_its_sequence_waits_is_staged_again():
     assert evicted.num_outputs == 3 and world.reads == ["a", "b", "a"]
 
 
-def test_the_adapter_of_a_preempted_sequence_is_staged_again():
-    world = World(max_loras=1, max_resident=1)
+@pytest.mark.parametrize("ends", [False, True])
+def test_the_adapter_of_a_preempted_sequence_stays_in_memory(ends):
+    """Part of its output has been read, so that it could not begin again with other files."""
+    world = World(max_loras=1, max_resident=1, max_num_seqs=1)
     sequence = world.add(ref("a"), tokens=4)
     world.read_all()
     world.scheduler.preempt(sequence)
-    world.scheduler.adapters._evict("a")
+    other = world.add(ref("b"), client="another")
+    if ends:
+        world.scheduler.remove(sequence)
+    world.read_all()
     world.drain()
-    assert sequence.num_outputs == 4 and world.reads == ["a", "a"]
+    assert other.num_outputs == 3 and world.reads == ["a", "b"]
+    assert ends or sequence.num_outputs == 4
 
 
 def test_adapters_that_no_waiting_sequence_needs_are_evicted_first():

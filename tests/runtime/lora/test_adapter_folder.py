@@ -249,6 +249,26 @@ def test_the_digest_tells_adapters_apart(folder):
     assert len({first, second, open_adapter(folder).digest()}) == 3
 
 
+def test_tensors_are_read_as_the_header_that_is_hashed_says(folder):
+    """The file is replaced by one with the same tensors in another order after its header was read."""
+    opened, path = open_adapter(folder), folder / WEIGHTS
+    raw = path.read_bytes()
+    length = int.from_bytes(raw[:8], "little")
+    header = json.loads(raw[8 : 8 + length])
+    first, second = (f"base_model.model.model.layers.{layer}.self_attn.q_proj.lora_A.weight" for layer in range(2))
+    header[first]["data_offsets"], header[second]["data_offsets"] = (
+        header[second]["data_offsets"],
+        header[first]["data_offsets"],
+    )
+    changed = json.dumps(header).encode()
+    path.write_bytes(len(changed).to_bytes(8, "little") + changed + raw[8 + length :])
+    digest, weights = opened.read()
+    assert digest == open_adapter(folder).digest()
+    read = load_file(path)
+    assert torch.equal(weights["model.layers.0.self_attn.q_proj"].a, read[first])
+    assert not torch.equal(read[first], read[second])
+
+
 def test_a_path_that_is_too_long_is_missing(tmp_path):
     for path in ("a" * 4000, "a/" * 2000, f"{tmp_path}/{'b' * 300}"):
         with pytest.raises(AiakqError) as caught:

@@ -245,3 +245,15 @@ def test_half_a_character_becomes_a_replacement_character():
     template = checked(each("{{ m.content or '' }}" + CALLS))
     text = template.render(conversation('{"text": "party \\ud83c"}', "cut \udf89 \ud83c\udf89"))
     assert text == '[user]Hi[assistant]<f|{"text": "party \ufffd"}>[tool]cut \ufffd \U0001f389'
+
+
+@pytest.mark.parametrize(
+    ("content", "shows"),
+    [
+        ("{{ m.content }}", False),
+        ("{{ m.name }}: {{ m.content }}", True),
+        ("{{ m.get('name', '') }}{{ m.content }}", True),
+    ],
+)
+def test_whether_names_are_shown_is_found_by_rendering(content, shows):
+    assert checked(each(content)).facts.shows_names is shows

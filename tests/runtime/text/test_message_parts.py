@@ -78,9 +78,9 @@ def test_older_forms_become_the_current_ones():
     assert read("1", "function", name="f") == [{"role": "tool", "content": "1", "name": "f"}]
 
 
-def test_a_refusal_is_the_text_of_a_message_without_text():
+def test_a_refusal_is_a_text_of_its_message():
     assert read(None, refusal="No.") == [{"role": "assistant", "content": "No."}]
-    assert read("Yes.", refusal="No.") == [{"role": "assistant", "content": "Yes."}]
+    assert read("Yes.", refusal="No.") == [{"role": "assistant", "content": "Yes.\nNo."}]
 
 
 @pytest.mark.parametrize("content", [None, "", []])
@@ -99,10 +99,16 @@ def test_no_content_is_an_empty_text(content):
         ([{"type": "text", "text": 5}], "invalid_type", "content[0].text"),
         ([{"type": "image_url", "image_url": {}}], "unsupported_parameter", "content[0].type"),
         ([{"type": "tool_use", "id": "a", "name": "f", "input": "{}"}], "invalid_type", "content[0].input"),
-        ([{"type": "tool_result", "content": "1"}], "missing_field", "content[0].tool_use_id"),
+        ([{"type": "tool_result", "content": "1"}], "unsupported_parameter", "content[0].type"),
     ],
 )
 def test_what_is_no_text_is_named(content, id, param):
     with pytest.raises(AiakqError) as caught:
         read(content)
     assert (caught.value.id, caught.value.param) == (id, f"messages[0].{param}")
+
+
+def test_messages_of_other_roles_may_have_everything():
+    for role in ("model", None, ["user"]):
+        [message] = read_message({"role": role, "content": [{"type": "thinking", "thinking": "Hm."}, "A"]}, "x")
+        assert message["reasoning_content"] == "Hm." and message["role"] == role

@@ -239,10 +239,12 @@ def test_files_that_are_gone_fail_their_requests_only(client, root, expected):
         assert load(client, name, name).status_code == 200
         shutil.rmtree(root / name)
     assert text_of(client, "last") == expected["three"], "it was read when it was loaded"
-    answer = complete(client, "lost")
-    assert answer.status_code == 503 and answer.json()["error"]["code"] == "adapter_lost"
-    assert text_of(client, "one") == expected["one"]
-    for name in names:
+    with ThreadPoolExecutor() as threads:
+        answer = threads.submit(complete, client, "lost")  # waits for load_inplace
+        assert text_of(client, "one") == expected["one"]
+        client.post("/v1/unload_lora_adapter", json={"lora_name": "lost"})
+        assert answer.result().status_code == 503 and answer.result().json()["error"]["code"] == "adapter_lost"
+    for name in names[1:]:
         client.post("/v1/unload_lora_adapter", json={"lora_name": name})
 
 
@@ -297,6 +299,51 @@ def test_requests_of_an_adapter_that_is_replaced_are_answered_by_the_version_the
     assert text_of(narrow, "swapped") == expected[versions[-1]]
 
 
+def overwrite(folder: Path, version: Path) -> None:
+    """Replace an adapter's files one by one, as cp does."""
+    folder.mkdir(exist_ok=True)
+    for file in version.iterdir():
+        shutil.copy(file, folder / file.name)
+
+
+def texts_of(client: httpx.Client, model: str, **fields: Any) -> list[str] | str:
+    """Texts of two answers to each of two prompts; or the failure."""
+    body = {"model": model, "prompt": [PROMPT] * 2, "n": 2, "max_tokens": 8, "temperature": 0} | fields
+    if not fields.get("stream"):
+        answer = client.post("/v1/completions", json=body)
+        return [choice["text"] for choice in answer.json()["choices"]] if answer.status_code == 200 else answer.text
+    texts = [""] * 4
+    with client.stream("POST", "/v1/completions", json=body) as answer:
+        for line in answer.iter_lines():
+            if line.startswith("data: {"):
+                for choice in json.loads(line[6:]).get("choices") or [{"index": 0, "text": line}]:
+                    texts[choice["index"]] += choice["text"]
+    return texts
+
+
+@pytest.mark.parametrize("is_used", [True, False])
+def test_a_replaced_adapter_that_is_not_in_memory_is_answered_by_its_next_version(narrow, expected, root, is_used):
+    """It was evicted, or never used, before its files were overwritten; its requests arrive before load_inplace."""
+    name = f"replaced {is_used}"
+    overwrite(root / name, root / "one")
+    assert load(narrow, name, name).status_code == 200
+    assert not is_used or text_of(narrow, name) == expected["one"]
+    others = [f"{name}, other {number}" for number in range(3)]
+    for number, other in enumerate(others):
+        overwrite(root / other, root / "three")
+        config = root / other / "adapter_config.json"
+        config.write_text(config.read_text() + " " * (number + 5 * is_used))  # a version of its own
+        assert load(narrow, other, other).status_code == 200
+    assert [text_of(narrow, other) for other in others] == [expected["three"]] * 3
+    overwrite(root / name, root / "two")
+    with ThreadPoolExecutor(12) as threads:
+        answers = [threads.submit(texts_of, narrow, name, stream=bool(number % 2)) for number in range(6)]
+        time.sleep(0.5)
+        assert load(narrow, name, name, load_inplace=True).status_code == 200
+        assert [answer.result() for answer in answers] == [[expected["two"]] * 4] * 6
+    assert text_of(narrow, name) == expected["two"]
+
+
 def test_the_forms_of_lora_modules():
     given = ["a=/x=y", '{"name": "b", "path": "/z", "base_model_name": "base"}']
     assert checked({"lora_modules": given}, server=True)["lora_modules"] == given
@@ -305,17 +352,3 @@ def test_the_forms_of_lora_modules():
         with pytest.raises(AiakqError) as caught:
             checked({"lora_modules": [wrong]}, server=True)
         assert caught.value.id == "bad_option"
-
-
-@pytest.mark.parametrize(
-    ("arguments", "code"),
-    [
-        ({"lora_modules": ["a=/nowhere"]}, "option_conflict"),
-        ({"lora_root": "/tmp"}, "option_conflict"),
-        ({"enable_lora": True, "lora_modules": ["a=/nowhere"]}, "adapter_missing"),
-    ],
-)
-def test_a_server_does_not_start_with_adapters_it_cannot_serve(start_server, arguments, code):
-    with pytest.raises(AiakqError) as caught:
-        start_server(**arguments)
-    assert caught.value.id == code

@@ -8,7 +8,7 @@ import pytest
 
 from aiakq.errors import AiakqError
 from aiakq.server.api import foreign_fields
-from aiakq.server.api.chat import ChatCompletionRequest
+from aiakq.server.api.chat_request import ChatCompletionRequest
 from aiakq.server.api.completions import CompletionRequest
 from aiakq.server.api.messages.request import MessagesRequest
 from aiakq.server.api.pooling.embeddings import EmbeddingRequest
@@ -78,6 +78,31 @@ def test_fields_are_translated_to_those_of_each_api():
 
 
 @pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        *(({name: 7}, {"thinking_token_budget": 7}) for name in ("thinking_budget", "thinking_budget_tokens")),
+        *(({name: 7}, {"thinking_token_budget": 7}) for name in ("reasoning_budget", "reasoning_budget_tokens")),
+        *(({name: 0}, {"thinking_token_budget": 0}) for name in ("reasoning_max_tokens", "max_thinking_tokens")),
+        ({"reasoning_budget": -1}, {"thinking_token_budget": -1}),
+        ({"thinking": {"type": "enabled", "budget_tokens": 7}}, {"thinking_token_budget": 7}),
+        ({"thinking": {"type": "disabled", "budget_tokens": 7}}, {"thinking_token_budget": None}),
+        ({"thinking": {"type": "adaptive"}}, {"thinking_token_budget": None}),
+        ({"reasoning": {"max_tokens": 7, "exclude": True}}, {"thinking_token_budget": 7, "include_reasoning": False}),
+        ({"custom_params": {"thinking_budget": 7, "other": 1}}, {"thinking_token_budget": 7}),
+        ({"thinkingConfig": {"thinkingBudget": 7, "includeThoughts": False}}, {"include_reasoning": False}),
+        ({"thinking_config": {"thinking_level": "LOW"}}, {"reasoning_effort": "low"}),
+        ({"google": {"thinking_config": {"thinking_budget": 7}}}, {"thinking_token_budget": 7}),
+        ({"google": {"safety_settings": []}}, {"thinking_token_budget": None}),
+        ({"nvext": {"max_thinking_tokens": 7, "guided_regex": "a"}}, {"thinking_token_budget": 7, "guided_regex": "a"}),
+    ],
+    ids=str,
+)
+def test_budgets_of_other_servers_are_translated(fields, expected):
+    request = parse(ChatCompletionRequest, fields)
+    assert {name: getattr(request, name) for name in expected} == expected
+
+
+@pytest.mark.parametrize(
     "fields",
     [
         {"mirostat": 0, "mirostat_tau": 5.0},
@@ -119,6 +144,10 @@ def test_fields_whose_value_changes_nothing_are_ignored_in_silence(fields):
         (ResponsesRequest, {"response_format": {"type": "json_object"}}, "response_format"),
         (ResponsesRequest, {"n": 2}, "n"),
         (MessagesRequest, {"logprobs": True}, "logprobs"),
+        (ChatCompletionRequest, {"thinking_budget": 5, "thinking_token_budget": 6}, "thinking_budget"),
+        (ChatCompletionRequest, {"think_stop_sentence": "So."}, "think_stop_sentence"),
+        (ChatCompletionRequest, {"nvext": {"use_raw_prompt": True}}, "nvext"),
+        (ChatCompletionRequest, {"google": {"cached_content": "a"}}, "google"),
         (EmbeddingRequest, {"input_type": "query"}, "input_type"),
     ],
     ids=str,
@@ -134,8 +163,11 @@ def test_a_translated_field_of_the_wrong_type_is_refused_by_its_own_name():
     with pytest.raises(AiakqError) as caught:
         parse(CompletionRequest, {"num_predict": "five"})
     assert (caught.value.id, caught.value.param) == ("invalid_type", "num_predict")
+    with pytest.raises(AiakqError) as caught:
+        parse(ChatCompletionRequest, {"thinking": {"type": "enabled", "budget_tokens": "five"}})
+    assert (caught.value.id, caught.value.param) == ("invalid_type", "thinking")
 
 
 def test_names_in_the_table_are_single_words():
     tables = [getattr(foreign_fields, name) for name in dir(foreign_fields) if name.endswith("_FIELDS")]
-    assert len(tables) == 5 and all(name.split() == [name] for table in tables for name in table)
+    assert len(tables) == 6 and all(name.split() == [name] for table in tables for name in table)

@@ -8,6 +8,7 @@ import pytest
 
 from aiakq.arguments.server import checked
 from aiakq.errors import AiakqError
+from aiakq.runtime.thought_budget import ThoughtMarks
 from aiakq.server.api.message_format import ParserOptions
 from aiakq.server.api.message_parser import MessageFormat
 from aiakq.server.api.reasoning_parsers import REASONING_PARSERS
@@ -112,3 +113,15 @@ def test_a_file_of_something_else_is_refused(tmp_path):
         with pytest.raises(AiakqError) as caught:
             format_of(tool_call_parser="mine", tool_parser_plugin=str(file))
         assert caught.value.id in ("bad_option", "plugin")
+
+
+def test_the_marks_of_thoughts_are_those_of_the_parser_or_the_option(tmp_path):
+    assert format_of(reasoning_parser="qwen3").thought_marks == ThoughtMarks(("<think>",), ("</think>",), "</think>")
+    words = {"reasoning_end_str": "Time is up.[/THINK]"}
+    assert format_of(reasoning_parser="mistral", reasoning_config=words).thought_marks.end == "Time is up.[/THINK]"
+    assert format_of(reasoning_parser="gptoss").thought_marks.anywhere
+    both = {"reasoning_start_str": "(", "reasoning_end_str": ")"}
+    assert format_of(reasoning_config=both).thought_marks == ThoughtMarks(("(",), (")",), ")")
+    assert format_of().thought_marks is None
+    with pytest.raises(AiakqError, match="end mark of the reasoning parser"):
+        format_of(reasoning_parser="granite", reasoning_config={"reasoning_end_str": "</think>"})

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
 import pytest
 
 from aiakq.errors import AiakqError
-from aiakq.server.api.chat import ChatCompletionRequest
+from aiakq.server.api.chat_request import ChatCompletionRequest
+from aiakq.server.api.messages.request import CountTokensRequest, MessagesRequest
 from aiakq.server.api.reasoning_switch import reasoning_arguments, template_names
 from aiakq.server.api.request_model import parse_body
-from aiakq.server.api.unknown_fields import UnknownFields
+from aiakq.server.api.responses.request import ResponsesRequest
+from aiakq.server.api.tokenization import TokenizeChatRequest
+from aiakq.server.api.unknown_fields import IgnoredFields, UnknownFields, ignored_fields
 
 SWITCH = "{% if enable_thinking is defined and enable_thinking is false %}<think></think>{% endif %}"
 LEVEL = "{{ reasoning_effort|default('medium') }}"
@@ -71,12 +75,12 @@ def test_an_effort_that_the_template_cannot_be_told_is_ignored_by_name(http, ser
     for field in ({"reasoning_effort": "high"}, {"enable_thinking": False}, {"think": True}):
         answer = ask(server.url, **field)
         assert answer.status_code == 200 and answer.headers["x-ignored-fields"] == next(iter(field))
-    for value in (None, "none"):
-        answer = ask(server.url, reasoning_effort=value)
-        assert answer.status_code == 200 and "x-ignored-fields" not in answer.headers
+    assert "x-ignored-fields" not in ask(server.url, reasoning_effort=None).headers
     body = {"input": "Hi", "reasoning": {"effort": "high"}, "max_output_tokens": 1}
     answer = http.post("/v1/responses", json=body).json()
     assert answer["reasoning"] == {"effort": None, "summary": None}, "it took no effect, and the response says so"
+    body = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1, "thinking": {"type": "disabled"}}
+    assert http.post("/v1/messages", json=body).headers["x-ignored-fields"] == "thinking"
 
 
 def test_an_effort_that_the_template_cannot_be_told_can_be_refused():
@@ -104,3 +108,92 @@ def test_switches_of_other_servers_reach_the_template(fields, expected):
     request = parse_body(ChatCompletionRequest, json.dumps(body).encode(), UnknownFields("ignore"))
     found = request.template_kwargs(SWITCH + LEVEL, UnknownFields("ignore"))
     assert found == {"add_generation_prompt": True, **expected}
+
+
+HI = [{"role": "user", "content": "Hi"}]
+BODIES = {
+    ChatCompletionRequest: {"messages": HI},
+    ResponsesRequest: {"input": "Hi"},
+    MessagesRequest: {"messages": HI, "max_tokens": 8},
+    CountTokensRequest: {"messages": HI},
+    TokenizeChatRequest: {"messages": HI},
+}
+
+
+def told(model: Any, template: str, fields: dict[str, Any], mode: str = "ignore") -> tuple[dict[str, Any], list[str]]:
+    """The arguments of the template for a request, and its ignored fields."""
+    unknown, token = UnknownFields(mode), ignored_fields.set(IgnoredFields())
+    try:
+        request = parse_body(model, json.dumps(BODIES[model] | fields).encode(), unknown)
+        if hasattr(request, "chat_fields"):
+            request.check_combinations()
+            service: Any = SimpleNamespace(chat_template=template, unknown_fields=unknown)
+            request.switch_reasoning(service)
+            arguments = request.chat.template_kwargs(template, unknown)
+        else:
+            arguments = request.template_kwargs(template, unknown)
+        ignored = ignored_fields.get()
+        assert ignored is not None
+        return {name: arguments[name] for name in arguments if name != "add_generation_prompt"}, list(ignored.names)
+    finally:
+        ignored_fields.reset(token)
+
+
+OWN = {
+    ChatCompletionRequest: ({"reasoning_effort": "high"}, "reasoning_effort"),
+    TokenizeChatRequest: ({"reasoning_effort": "high"}, "reasoning_effort"),
+    ResponsesRequest: ({"reasoning": {"effort": "high"}}, "reasoning.effort"),
+    MessagesRequest: ({"output_config": {"effort": "high"}}, "output_config.effort"),
+    CountTokensRequest: ({"output_config": {"effort": "high"}}, "output_config.effort"),
+}
+ANY = [({"think": "high"}, "think"), ({"reasoning_effort": "high"}, "reasoning_effort")]
+
+
+@pytest.mark.parametrize("model", BODIES, ids=lambda model: model.__name__)
+def test_an_effort_is_told_or_named_in_every_api_alike(model):
+    for fields, name in (OWN[model], *ANY):
+        assert told(model, LEVEL, fields) == ({"reasoning_effort": "high"}, [])
+        assert told(model, SWITCH, fields) == ({"enable_thinking": True}, [])
+        assert told(model, "{{ messages }}", fields) == ({}, [name])
+        given = {"chat_template_kwargs": {"reasoning_effort": "low"}}
+        if "chat_template_kwargs" in model.model_fields:
+            assert told(model, LEVEL, fields | given) == ({"reasoning_effort": "low"}, [name])
+
+
+@pytest.mark.parametrize("model", BODIES, ids=lambda model: model.__name__)
+@pytest.mark.parametrize(
+    "fields", [{"enable_thinking": False}, {"think": False}, {"thinking": {"type": "disabled"}}], ids=str
+)
+def test_a_switch_is_told_or_named_in_every_api_alike(model, fields):
+    assert told(model, SWITCH, fields) == ({"enable_thinking": False}, [])
+    assert told(model, LEVEL, fields) == ({}, list(fields))
+    if "chat_template_kwargs" in model.model_fields:
+        given = {"chat_template_kwargs": {"enable_thinking": True}}
+        assert told(model, SWITCH, fields | given) == ({"enable_thinking": True}, list(fields))
+
+
+def test_only_the_part_without_effect_is_named():
+    both = {"reasoning_effort": "high", "enable_thinking": False}
+    assert told(ChatCompletionRequest, LEVEL, both) == ({"reasoning_effort": "high"}, ["enable_thinking"])
+    assert told(ChatCompletionRequest, SWITCH, both) == ({"enable_thinking": False}, ["reasoning_effort"])
+    none = {"reasoning_effort": "none"}
+    assert told(ChatCompletionRequest, "{{ messages }}", none) == ({}, ["reasoning_effort"])
+    assert told(ChatCompletionRequest, "{{ messages }}", none, "refuse")[0] == {}, "it is the default"
+    reasoning = {"reasoning": {"effort": "low", "enabled": False}}
+    assert told(ResponsesRequest, LEVEL, reasoning) == ({"reasoning_effort": "low"}, ["reasoning.enabled"])
+
+
+@pytest.mark.parametrize(
+    ("model", "fields", "param"),
+    [
+        (ChatCompletionRequest, {"enable_thinking": True, "thinking": {"type": "disabled"}}, "thinking"),
+        (MessagesRequest, {"enable_thinking": True, "thinking": {"type": "disabled"}}, "enable_thinking"),
+        (ResponsesRequest, {"reasoning": {"effort": "low"}, "think": "high"}, "think"),
+        (MessagesRequest, {"think": "loud"}, "think"),
+        (ResponsesRequest, {"reasoning": {"exclude": True}}, "reasoning.exclude"),
+    ],
+)
+def test_fields_that_contradict_each_other_are_refused_by_name(model, fields, param):
+    with pytest.raises(AiakqError) as caught:
+        told(model, SWITCH, fields)
+    assert caught.value.param == param

@@ -438,13 +438,3 @@ def test_the_tokenizer_can_be_described(http, start_server, example_model):
         assert found["added_tokens_decoder"]["0"] == {"content": "<|endoftext|>", "special": True}
         assert str(example_model) not in other.get("/tokenizer_info").text
         assert [other.get(path).status_code for path in ("/docs", "/openapi.json")] == [404, 404]
-
-
-def test_the_access_log_can_be_disabled(start_server):
-    for disabled in (False, True):
-        options = {"uvicorn_log_level": "info", "disable_uvicorn_access_log": disabled}
-        with start_server(**options) as server, httpx.Client(base_url=server.url) as other:
-            other.get("/version")
-            other.get("/health")
-            lines = [event.message for event in server.events if "/version" in event.message]
-        assert bool(lines) is not disabled

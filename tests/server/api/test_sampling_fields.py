@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from aiakq.runtime.sampling_params import SamplingParams, parameters
-from aiakq.server.api.chat import ChatCompletionRequest
+from aiakq.server.api.chat_request import ChatCompletionRequest
 from aiakq.server.api.completions import CompletionRequest
 from aiakq.server.api.openapi import request_schema
 
@@ -49,6 +49,7 @@ def test_every_field_reaches_the_sampling_params():
         "truncation_side": "right",
         "logprob_token_ids": [5, 6],
         "repetition_detection": {"max_pattern_size": 3, "min_count": 2},
+        "thinking_token_budget": 5,
     }
     assert values.keys() == parameters().keys() - ONLY_LOCAL, "a new parameter has a value here, too"
     params = CompletionRequest(prompt="a", **values).sampling_params({"temperature": 0.1})

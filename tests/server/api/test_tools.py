@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from aiakq.errors import AiakqError
-from aiakq.server.api.chat import ChatCompletionRequest
+from aiakq.server.api.chat_request import ChatCompletionRequest
 from aiakq.server.api.messages.request import MessagesRequest
 from aiakq.server.api.request_model import parse_body
 from aiakq.server.api.responses.request import ResponsesRequest

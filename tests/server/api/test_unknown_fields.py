@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import time
+import urllib.parse
 
 import pytest
 
 from aiakq.errors import AiakqError
-from aiakq.server.api.chat import ChatCompletionRequest
+from aiakq.runtime.text.template_facts import TemplateFacts
+from aiakq.server.api.chat_request import ChatCompletionRequest
 from aiakq.server.api.completions import CompletionRequest
 from aiakq.server.api.messages.request import MessagesRequest
 from aiakq.server.api.pooling.embeddings import EmbeddingRequest
@@ -72,6 +74,13 @@ def test_misspelled_fields_are_refused_with_the_name_that_was_meant(model):
         ("N", "n"),
         ("stpo", "stop"),
         ("seeds", "seed"),
+        ("sed", "seed"),
+        ("stp", "stop"),
+        ("usr", None),
+        ("eho", "echo"),
+        ("see", None),
+        ("top", None),
+        ("nn", None),
         ("frequency_penality", "frequency_penalty"),
         ("m", None),
         ("colour", None),
@@ -117,7 +126,40 @@ def test_the_header_has_ten_escaped_names_of_64_characters():
     names = found.header().split(", ")
     assert len(names) == 10 and names[0] == "a%0D%0Ab%3A%20c" and names[2] == "x" * 64
     assert all(len(name) <= 64 and name.isascii() and name.isprintable() for name in names)
-    assert names[1] == "%C3%A9" * 10 + "%C3" and names[3] == "%3F"
+    assert names[1] == "%C3%A9" * 10 and names[3] == "%3F"
+
+
+def test_every_name_in_the_header_can_be_read_back():
+    names = ["", "a,b", '"', "\x00\x1b\r\n", "\u0644\u063a\u0629", "\U0001f600" * 40, " ", "%", '""']
+    found = IgnoredFields()
+    found.names = dict.fromkeys(names)
+    shown = found.header().split(", ")
+    assert shown[0] == '""' and shown[-1] == "%22%22" and len(shown) == len(names)
+    assert all(name.isascii() and name.isprintable() and name == name.strip() and len(name) <= 64 for name in shown)
+    read = [urllib.parse.unquote(name, errors="strict") for name in shown]
+    assert read[1:5] == names[1:5] and read[5] == "\U0001f600" * 5 and read[6:] == names[6:]
+    found.names = dict.fromkeys(["messages[].content[].", "a."])
+    assert found.header() == 'messages[].content[]."", a.""'
+
+
+@pytest.mark.parametrize("model", BODIES)
+def test_requests_with_hostile_names_are_answered(model):
+    fields = {"": 1, "a,b": 1, "\x00": 1, "\u0644": 1, '"': 1, ".": 1, "[0]": 1} | {
+        f"q{at}\u00e9": 1 for at in range(9_999)
+    }
+    request, ignored = parse(model, fields)
+    assert request is not None and len(ignored) == len(fields) and ignored[0] == ""
+
+
+FIELDS_OF_OTHERS = (
+    *("conversation", "template_id", "cached", "test", "top", "use", "set", "key", "tag", "app", "ttl", "raw"),
+    *("character", "preset", "name1", "thread_id", "session", "version", "language", "location"),
+)
+
+
+@pytest.mark.parametrize("name", FIELDS_OF_OTHERS)
+def test_names_that_are_words_of_their_own_are_no_misspellings(name):
+    assert nearest(name, ChatCompletionRequest._known_names()) is None
 
 
 def test_many_unknown_fields_cost_little():
@@ -222,3 +264,15 @@ def test_many_unknown_fields_of_tools_cost_little():
     began = time.process_time()
     parse(ResponsesRequest, {"tools": tools})
     assert time.process_time() - began < 2.0
+
+
+def test_names_that_the_template_does_not_show_are_ignored_by_name():
+    fields = {"messages": [*HI, {"role": "user", "content": "a", "name": "Ada"}]}
+    for shows, expected in ((False, ["messages[].name"]), (True, [])):
+        token = ignored_fields.set(IgnoredFields())
+        try:
+            request = parse_body(ChatCompletionRequest, json.dumps(fields).encode(), UnknownFields("ignore"))
+            request.name_hidden(TemplateFacts(shows_names=shows), UnknownFields("ignore"))
+            assert list(ignored_fields.get().names) == expected
+        finally:
+            ignored_fields.reset(token)

@@ -9,7 +9,7 @@ from pydantic import ValidationError
 
 from aiakq.arguments.server import checked
 from aiakq.errors import AiakqError
-from aiakq.server.api.chat import ChatCompletionRequest
+from aiakq.server.api.chat_request import ChatCompletionRequest
 from aiakq.server.api.completions import CompletionRequest
 from aiakq.server.api.routes import load_routes
 from aiakq.server.api.tokenization import DetokenizeRequest

@@ -25,6 +25,7 @@ from aiakq.runtime.engine.messages import (
 from aiakq.runtime.pooling_params import Pooled, Pooling
 from aiakq.runtime.sampling_params import SamplingParams
 from aiakq.runtime.text.tokenizer import TokenizerSource
+from aiakq.runtime.thought_budget import ThoughtBudget
 from aiakq.server.process import ipc
 
 SPEC = RequestSpec("r/0", [1, 2], SamplingParams(logit_bias={7: -1.5}, stop_token_ids=[3]), 5, 2**63 - 1)
@@ -84,6 +85,15 @@ def test_sequences_of_a_request_share_their_lists_in_a_frame():
     received = ipc.decode_to_engine(body).specs()
     assert received == specs
     assert len({id(spec.sampling) for spec in received}) == len({id(spec.prompt_token_ids) for spec in received}) == 1
+
+
+def test_sequences_are_sent_with_all_their_fields():
+    changed = {"prompt_token_ids", "sampling", "grammar"}
+    assert set(RequestSpec.__struct_fields__) - changed <= set(ipc.SequenceFrame.__struct_fields__)
+    thought = ThoughtBudget(3, ["<a>"], ["</a>"], [5, 6], is_open=True, anywhere=False, repeats=True)
+    spec = msgspec.structs.replace(SPEC, thought=thought)
+    (body,) = ipc.split(bytearray(ipc.frame(ipc.Submit.of([spec, SPEC]))))
+    assert ipc.decode_to_engine(body).specs() == [spec, SPEC]
 
 
 def test_what_is_pooled_crosses_both_ways():

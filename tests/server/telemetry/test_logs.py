@@ -15,6 +15,7 @@ import pytest
 
 from aiakq.errors import AiakqError
 from aiakq.runtime.text.output_processor import Delta
+from aiakq.server.periodic import STATS_SECONDS
 from aiakq.server.telemetry.logs import (
     EventLogHandler,
     OutputLog,
@@ -25,9 +26,17 @@ from aiakq.server.telemetry.logs import (
 )
 
 
-def test_the_http_log_has_the_configured_level(start_server, server):
+@pytest.fixture(scope="module")
+def silent(start_server):
+    """A server without statistics and without lines for requests."""
+    options = {"disable_log_stats": True, "uvicorn_log_level": "info", "disable_uvicorn_access_log": True}
+    with start_server(**options, num_gpu_blocks_override=65) as running:
+        yield running
+
+
+def test_the_http_log_has_the_configured_level_and_can_be_disabled(start_server, server, silent):
     with start_server(uvicorn_log_level="info", num_gpu_blocks_override=65) as loud:
-        for one in (loud, server):
+        for one in (silent, server, loud):
             assert httpx.get(f"{one.url}/version", trust_env=False).status_code == 200
 
         def heard(one) -> bool:
@@ -36,24 +45,23 @@ def test_the_http_log_has_the_configured_level(start_server, server):
         deadline = time.monotonic() + 20
         while not heard(loud) and time.monotonic() < deadline:
             time.sleep(0.05)
-        assert heard(loud) and not heard(server)
+        assert heard(loud) and not heard(server) and not heard(silent)
 
 
-def test_the_statistics_log_can_be_disabled(start_server):
-    few = {"num_gpu_blocks_override": 65}
-    with start_server(**few) as talking, start_server(disable_log_stats=True, **few) as silent:
+def test_the_statistics_log_can_be_disabled(server, silent):
+    began, before = time.monotonic(), len(server.events)
 
-        def told(one) -> bool:
-            return any(event.kind == "stats" for event in one.events)
+    def told(events) -> bool:
+        return any(event.kind == "stats" for event in events)
 
-        deadline = time.monotonic() + 60
-        while not told(talking) and time.monotonic() < deadline:
-            for one in (silent, talking):
-                body = {"prompt": "Once", "max_tokens": 2}
-                assert httpx.post(f"{one.url}/v1/completions", json=body, trust_env=False).status_code == 200
-            time.sleep(0.3)
-        time.sleep(1)  # the silent one was ready earlier or at most a moment later
-        assert told(talking) and not told(silent)
+    deadline = began + 60
+    while not (told(server.events[before:]) and time.monotonic() > began + STATS_SECONDS + 1):
+        assert time.monotonic() < deadline
+        for one in (silent, server):
+            body = {"prompt": "Once", "max_tokens": 2}
+            assert httpx.post(f"{one.url}/v1/completions", json=body, trust_env=False).status_code == 200
+        time.sleep(0.3)
+    assert not told(silent.events)
 
 
 def test_repeated_log_messages_are_limited():

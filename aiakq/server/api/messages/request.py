@@ -10,8 +10,8 @@ from pydantic import Field, WithJsonSchema
 
 from aiakq.errors import error
 from aiakq.runtime.sampling_params import SamplingParams
+from aiakq.server.api.generation_request import ModelName
 from aiakq.server.api.messages.blocks import check_blocks, messages_of
-from aiakq.server.api.openai import ModelName
 from aiakq.server.api.reasoning_switch import ReasoningEffort
 from aiakq.server.api.request_model import FailFastList, Integer, RequestModel
 from aiakq.server.api.service import Service
@@ -151,10 +151,13 @@ class MessagesFields(Translated):
             return tool[1] + _TOOL_PARTS.get(tool[2], tool[2].removeprefix(".function"))
         return _NAMES.get(param, param)
 
-    def reasoning_effort(self) -> tuple[ReasoningEffort | None, bool | None]:
-        effort = None if self.output_config is None else self.output_config.effort
-        thinks = None if self.thinking is None else self.thinking.type != "disabled"
-        return effort, thinks
+    def asked_reasoning(self) -> dict[str, tuple[Any, str]]:
+        asked: dict[str, tuple[Any, str]] = {}
+        if self.output_config is not None and self.output_config.effort is not None:
+            asked["reasoning_effort"] = self.output_config.effort, "output_config.effort"
+        if self.thinking is not None:
+            asked["thinks"] = self.thinking.type != "disabled", "thinking"
+        return asked
 
 
 class MessagesRequest(MessagesFields, TranslatedRequest):

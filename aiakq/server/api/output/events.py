@@ -170,6 +170,15 @@ class EventSink:
         self._content.trim()
         self._text.begin_part()
 
+    @property
+    def has_open_call(self) -> bool:
+        """Whether a call has not ended."""
+        return self._call is not None
+
+    def drop_call(self) -> None:
+        """Drop a call that is held back and has not ended."""
+        self._call = None
+
     def end_text(self) -> None:
         """The text has ended: a call that is held back has no end, and is text."""
         if self.holds_calls and self._call is not None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Generator
+from functools import lru_cache
 from typing import TypeVar
 
 Result = TypeVar("Result")
@@ -16,7 +17,14 @@ Parsing = Generator[None, None, Result]
 #: Receives pieces of text.
 Emit = Callable[[str], None]
 
+#: Maximum number of characters that are read again.
+MAX_READ_AGAIN = 1 << 17
 _SPACES = re.compile(r"[ \t\r\n]+")
+
+
+def num_bytes_of(text: str) -> int:
+    """Return the length of ``text`` in UTF-8."""
+    return len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass"))
 
 
 class Marks:
@@ -26,6 +34,10 @@ class Marks:
         self.texts = texts
         self._pattern = re.compile("|".join(map(re.escape, texts)))
         self._longest = max(map(len, texts))
+        beginnings = {text[:length] for text in texts for length in range(1, len(text))}
+        longest_first = sorted(map(re.escape, beginnings), key=len, reverse=True)
+        self._partial = re.compile(rf"(?:{'|'.join(longest_first)})\Z") if longest_first else None
+        self._first = re.compile("|".join({re.escape(text[0]) for text in texts}))
 
     def search(self, text: str, position: int) -> re.Match[str] | None:
         """Return the first mark in ``text`` from ``position`` on."""
@@ -33,10 +45,20 @@ class Marks:
 
     def partial_start(self, text: str, position: int) -> int:
         """Return the start of a suffix of ``text`` that may be a partial mark; its length if there is none."""
-        for start in range(max(position, len(text) - self._longest + 1), len(text)):
-            if any(mark.startswith(text[start:]) for mark in self.texts):
-                return start
-        return len(text)
+        if self._partial is None:
+            return len(text)
+        match = self._partial.search(text, max(position, len(text) - self._longest + 1))
+        return match.start() if match else len(text)
+
+    def may_begin_in(self, text: str) -> bool:
+        """Whether a mark may begin in ``text``."""
+        return self._first.search(text) is not None
+
+
+@lru_cache
+def marks_of(*texts: str) -> Marks:
+    """Return ``Marks(*texts)``, made once."""
+    return Marks(*texts)
 
 
 #: A mark that no text contains.
@@ -49,16 +71,19 @@ class TextScanner:
     ended      whether no more text will come.
     num_bytes  number of UTF-8 bytes read.
     num_chars  number of characters read.
+    sought     marks up to which text is read, while more text is awaited; else None.
     """
 
     def __init__(self) -> None:
         self.ended = False
         self.num_bytes = 0
         self.num_chars = 0
+        self.sought: Marks | None = None
         self._text = ""
         self._position = 0
         self._record: list[str] | None = None
         self._part: list[str] | None = None
+        self._may_read_again = MAX_READ_AGAIN
 
     @property
     def is_exhausted(self) -> bool:
@@ -84,6 +109,23 @@ class TextScanner:
         """Begin a new part of the text, which starts with ``text``."""
         if self._part is not None:
             self._part = [text]
+
+    def read_again(self, text: str, keep: int) -> str:
+        """Put back ``text``, the end of what was read, from position ``keep`` on, and return the rest of it.
+
+        Nothing is put back if that would be too much for one scanner.
+        """
+        again = text[keep:]
+        if not 0 < len(again) <= self._may_read_again:
+            return text
+        self._may_read_again -= len(again)
+        if self._text.endswith(again, 0, self._position):
+            self._position -= len(again)
+        else:  # it arrived in several pieces
+            self._text, self._position = again + self._text[self._position :], 0
+        self.num_bytes -= num_bytes_of(again)
+        self.num_chars -= len(again)
+        return text[:keep]
 
     def part(self) -> str:
         """Return the text of the current part, as far as it has been read."""
@@ -164,7 +206,9 @@ class TextScanner:
             if self.ended:
                 self._take(len(self._text))
                 return ""
+            self.sought = marks
             yield
+            self.sought = None
 
     def rest(self, emit: Emit) -> Parsing[None]:
         """Emit all text up to the end."""
@@ -172,7 +216,7 @@ class TextScanner:
 
     def _take(self, end: int) -> str:
         text, self._position = self._text[self._position : end], end
-        self.num_bytes += len(text.encode("utf-8", "surrogatepass"))
+        self.num_bytes += num_bytes_of(text)
         self.num_chars += len(text)
         if self._record is not None:
             self._record.append(text)

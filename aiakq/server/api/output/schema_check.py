@@ -9,8 +9,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeGuard
 
-import regex
-
 #: Maximum length of a pattern, and maximum nesting depth of schemas.
 MAX_PATTERN, MAX_DEPTH = 1000, 64
 _NOT_CHECKED = frozenset(("unevaluatedProperties", "unevaluatedItems", "dependencies", "$dynamicRef", "$recursiveRef"))
@@ -169,6 +167,8 @@ class _Check:
         """Whether ``pattern`` matches in ``text``. A pattern that cannot be compiled matches nothing."""
         if self._budget.seconds <= 0 or len(pattern) > MAX_PATTERN:
             raise _Unknown
+        import regex  # imported late: few schemas have patterns
+
         start = time.monotonic()
         try:
             return regex.search(pattern, text, timeout=self._budget.seconds) is not None

@@ -88,9 +88,7 @@ class PoolingCall(Generic[Payload]):
             truncate_prompt_tokens=payload.truncate_prompt_tokens,
             truncation_side=payload.truncation_side,
         )
-        if payload.padding == "max_length":
-            reason = "padding that the model reads would change the result; prompts are not padded"
-            raise error("unsupported_parameter", param="padding", reason=reason)
+        self._pad_token_id = _pad_token_id(service) if payload.padding == "max_length" else None
 
     @property
     def model(self) -> str:
@@ -157,8 +155,10 @@ class PoolingCall(Generic[Payload]):
         return outputs
 
     async def _run(self, prompts: list[Prompt], pooling: Pooling) -> list[PooledPrompt]:
-        """Run ``prompts`` on the engine."""
+        """Run ``prompts`` on the engine, padded if the request says so."""
         service = self.service
+        if self._pad_token_id is not None:
+            prompts = [self._padded(prompt, self._pad_token_id) for prompt in prompts]
         self._num_rows += sum(pooling.num_rows(prompt.token_ids) for prompt in prompts)
         self.limits.check_rows(self._num_rows, "input")
         service.log_request(self.id, prompts, self.params)
@@ -171,6 +171,12 @@ class PoolingCall(Generic[Payload]):
         finally:
             stream.close()
         return [PooledPrompt(outputs[index], len(prompt.token_ids)) for index, prompt in enumerate(prompts)]
+
+    def _padded(self, prompt: Prompt, pad: int) -> Prompt:
+        """Return ``prompt`` with ``pad`` behind it, up to the longest prompt."""
+        limits = self.service.model.limits
+        missing = min(limits.max_model_len, limits.max_kv_tokens) - len(prompt.token_ids)
+        return Prompt(None, [*prompt.token_ids, *[pad] * missing])
 
     async def _start(self, prompts: list[Prompt], pooling: Pooling) -> RequestStream:
         """Start a batch. If the queue is full or the engine restarts, the first one fails and later ones wait."""
@@ -199,6 +205,15 @@ class PoolingCall(Generic[Payload]):
                 self._arrival_time = None
                 return stream
             await asyncio.sleep(_RETRY_SECONDS)
+
+
+def _pad_token_id(service: Service) -> int:
+    """Return the padding token. Raises ``unsupported_parameter``."""
+    pad = service.text.loaded.pad_token_id
+    if pad is None or pad >= service.model.limits.vocab_size:
+        reason = "the tokenizer has no padding token" if pad is None else "the model does not have the padding token"
+        raise error("unsupported_parameter", param="padding", reason=reason)
+    return pad
 
 
 def usage_of(prompts: Sequence[PooledPrompt]) -> PoolingUsage:

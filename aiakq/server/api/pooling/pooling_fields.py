@@ -8,7 +8,7 @@ from pydantic import Field
 
 from aiakq.errors import error
 from aiakq.server.api.foreign_fields import POOLING_FIELDS
-from aiakq.server.api.openai import ModelName
+from aiakq.server.api.generation_request import ModelName
 from aiakq.server.api.request_model import LIMITED_BY, Integer, RequestModel
 
 
@@ -26,8 +26,8 @@ class PoolingFields(RequestModel):
     )
     padding: Literal["do_not_pad", "longest", "max_length", True, False] | None = Field(
         None,
-        description="Without effect, since prompts are not padded. max_length is refused: vLLM pads without a mask, "
-        "which changes the result.",
+        description="max_length: the tokenizer's padding token comes behind a prompt up to the longest that the model "
+        "takes, and is read like any other, as in vLLM. Other values have no effect.",
     )
     priority: Annotated[Integer, Field(json_schema_extra={LIMITED_BY: "priority"})] | None = Field(
         None, description="Lower ones are scheduled first, with --scheduling-policy priority."

@@ -6,7 +6,7 @@ from typing import ClassVar
 
 from aiakq.runtime.thought_budget import ThoughtMarks
 from aiakq.server.api.output.events import EventSink
-from aiakq.server.api.output.scanner import Marks, Parsing, TextScanner
+from aiakq.server.api.output.scanner import Parsing, TextScanner, marks_of
 from aiakq.server.api.reasoning_parsers.thought import Thought
 from aiakq.server.api.tool_parsers.base import ToolParser
 
@@ -75,7 +75,7 @@ class ReasoningParser:
             output.content(spaces)
             return
         thought = None if self.tools is None else Thought(self.tools, output, text.num_bytes)
-        if (yield from text.until(Marks(*self.ends), output.reasoning if thought is None else thought.add)):
+        if (yield from text.until(marks_of(*self.ends), output.reasoning if thought is None else thought.add)):
             if thought is not None:
                 thought.close()
             output.end_reasoning(text.num_bytes)

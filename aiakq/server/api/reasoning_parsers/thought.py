@@ -7,12 +7,11 @@ from such a call on is held back until the thought is closed or the message ends
 
 from __future__ import annotations
 
-import re
 from collections import deque
 
 from aiakq.server.api.output.checked_calls import CheckedCalls
 from aiakq.server.api.output.events import EventSink
-from aiakq.server.api.output.scanner import TextScanner
+from aiakq.server.api.output.scanner import TextScanner, num_bytes_of
 from aiakq.server.api.output.schema_check import Budget
 from aiakq.server.api.tool_parsers.base import ToolParser, read_message
 
@@ -30,15 +29,13 @@ class Thought:
         self._offset = 0  # of the first character of ``_held`` that has not been passed on
         self._num_held = 0
         self._budget = Budget()
-        begins = "".join(re.escape(mark[0]) for mark in (*tools.marks, *tools.triggers) if mark)
-        #: Words, in which no call begins.
-        self._plain = re.compile(rf"(?:(?![{begins}])[\w\s.,])+" if begins else r"[\w\s.,]+")
         self._start()
 
     def add(self, text: str) -> None:
         """Add text of the thought."""
-        if not self._num_held and self._num_passed and self._plain.fullmatch(text):  # the parser need not see it
-            self._num_bytes += len(text.encode("utf-8", "surrogatepass"))
+        marks = self._scanner.sought
+        if marks is not None and not self._num_held and not marks.may_begin_in(text):  # the parser need not see it
+            self._num_bytes += num_bytes_of(text)
             self._output.reasoning(text)
             return
         while text:
@@ -91,5 +88,5 @@ class Thought:
             if self._offset == len(first):
                 self._held.popleft()
                 self._offset = 0
-            self._num_bytes += len(piece.encode("utf-8", "surrogatepass"))
+            self._num_bytes += num_bytes_of(piece)
             self._output.reasoning(piece)

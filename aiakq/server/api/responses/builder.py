@@ -192,13 +192,13 @@ class ResponsesBuilder(ChatResponseBuilder):
         format: dict[str, Any] = {"type": "text"}
         if payload.text is not None and payload.text.format is not None:
             format = payload.text.format.model_dump(by_alias=True, exclude_unset=True)
-        effort, _ = payload.reasoning_effort()
+        effort = payload.effective_effort(self.service.chat_template, payload.chat.chat_template_kwargs or {})
         return {
             "instructions": payload.instructions,
             "max_output_tokens": payload.max_output_tokens,
             "metadata": payload.metadata or {},
             "parallel_tool_calls": payload.parallel_tool_calls is not False,
-            "reasoning": {"effort": effort if payload.reasoning_arguments(self.service) else None, "summary": None},
+            "reasoning": {"effort": effort, "summary": None},
             "temperature": params.temperature,
             "text": encoded({"format": format}),
             "tool_choice": encoded(payload.tool_choice or "auto"),

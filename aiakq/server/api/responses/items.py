@@ -8,9 +8,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from aiakq.errors import error
-from aiakq.runtime.text.message_parts import read_content, string_of, type_of
-from aiakq.server.api.foreign_fields import MESSAGE_FIELDS
-from aiakq.server.api.part_fields import check_content, check_fields, fields, objects_of
+from aiakq.runtime.text.message_parts import check_keys, read_content, string_of, type_of
+from aiakq.server.api.part_fields import check_content, check_fields, check_message, fields, objects_of
 from aiakq.server.api.responses.tools import flat_name
 from aiakq.server.api.turns import Turns, text_of
 from aiakq.server.api.unknown_fields import UnknownFields
@@ -19,7 +18,7 @@ from aiakq.server.api.unknown_fields import UnknownFields
 _REASONING_MARK = "aiakq1."
 #: Type of an item -> its fields. Those of other types are refused.
 _ITEM_FIELDS = {
-    "message": fields("role content phase name annotations refusal") | MESSAGE_FIELDS.keys(),
+    "message": fields("role content phase"),
     "reasoning": fields("summary content encrypted_content"),
     "function_call": fields("call_id name arguments namespace caller parsed_arguments created_by"),
     "function_call_output": fields("call_id output name caller created_by"),
@@ -52,7 +51,10 @@ def check_items(items: Any, unknown: UnknownFields) -> None:
         known = _ITEM_FIELDS.get(kind) if isinstance(kind, str) else None
         if known is None:
             continue
-        check_fields(item, path, known, unknown)
+        if kind == "message":
+            check_message(item, path, known, unknown)
+        else:
+            check_fields(item, path, known, unknown)
         for name in ("content", "summary", "output"):
             check_content(item.get(name), f"{path}.{name}", unknown)
 
@@ -81,7 +83,9 @@ def _add(turns: Turns, item: Any, path: str) -> None:
         name = string_of(item, "name", path)
         if namespace is not None:
             name = flat_name(string_of(item, "namespace", path), name)
-        turns.call(string_of(item, "call_id", path), name, string_of(item, "arguments", path))
+        arguments = string_of(item, "arguments", path)
+        check_keys(arguments, f"{path}.arguments")
+        turns.call(string_of(item, "call_id", path), name, arguments)
     elif kind == "function_call_output":
         if item.get("output") is None:
             raise error("missing_field", param=f"{path}.output")
@@ -98,15 +102,13 @@ def _add_message(turns: Turns, item: dict[str, Any], path: str) -> None:
     role = string_of(item, "role", path)
     if item.get("content") is None:
         raise error("missing_field", param=f"{path}.content")
-    content = read_content(item["content"], f"{path}.content")
-    text = "\n".join(filter(None, content.texts))
+    content = read_content(item["content"], f"{path}.content", role)
     if role in ("system", "developer"):
-        turns.system(text)
+        turns.system("\n".join(filter(None, content.texts)))
     elif role == "user":
-        turns.user(text)
+        turns.add_user(content)
     elif role == "assistant":
-        turns.reasoning("\n".join(content.thoughts))
-        turns.answer(text)
+        turns.add_assistant(content)
     else:
         allowed = "user, assistant, system or developer"
         raise error("value_out_of_range", param=f"{path}.role", value=role[:64], allowed=allowed)
@@ -129,5 +131,5 @@ def _reasoning_of(item: Mapping[str, Any], path: str) -> str:
 
 def _thoughts(content: Any, path: str) -> str:
     """Return the text of reasoning, a string or a list of parts. Raises as ``read_content``."""
-    read = read_content(content, path)
+    read = read_content(content, path, "assistant")
     return "\n".join(filter(None, read.thoughts + read.texts))

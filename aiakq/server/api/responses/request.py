@@ -8,6 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field, PrivateAttr, WithJsonSchema
 
 from aiakq.errors import error
+from aiakq.server.api.foreign_fields import REASONING_OPTIONS
 from aiakq.server.api.reasoning_switch import ReasoningEffort
 from aiakq.server.api.request_model import FailFastList, Integer, RequestModel
 from aiakq.server.api.responses.items import check_items, continues, messages_of
@@ -81,13 +82,16 @@ class TextOptions(RequestModel):
 class ReasoningOptions(RequestModel):
     """The reasoning effort, if the chat template supports one. Reasoning is returned in full, without a summary.
 
-    ``max_tokens``, of OpenRouter, is another name of thinking_token_budget.
+    enabled     OpenRouter's switch: whether to reason.
+    max_tokens  OpenRouter's name of thinking_token_budget.
     """
 
     ignored_fields = frozenset({"summary", "generate_summary"})
     unsupported_fields: ClassVar = {}
+    foreign_fields = REASONING_OPTIONS
 
     effort: ReasoningEffort | None = None
+    enabled: bool | None = None
     max_tokens: Integer | None = None
 
 
@@ -190,5 +194,11 @@ class ResponsesRequest(TranslatedRequest):
             return self.offered.paths[int(tool[1])] + tool[2]
         return _NAMES.get(param, param)
 
-    def reasoning_effort(self) -> tuple[ReasoningEffort | None, bool | None]:
-        return None if self.reasoning is None else self.reasoning.effort, None
+    def asked_reasoning(self) -> dict[str, tuple[Any, str]]:
+        options = self.reasoning or ReasoningOptions()
+        asked: dict[str, tuple[Any, str]] = {}
+        if options.effort is not None:
+            asked["reasoning_effort"] = options.effort, "reasoning.effort"
+        if options.enabled is not None:
+            asked["thinks"] = options.enabled, "reasoning.enabled"
+        return asked

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 from aiakq.runtime.structured.formats import Format, const, regex, schema, sequence, some_tags, tag, text_with_tags
 from aiakq.server.api.output.events import EventSink, NoCall
 from aiakq.server.api.output.json_text import json_call
-from aiakq.server.api.output.scanner import Marks, Parsing, TextScanner
+from aiakq.server.api.output.scanner import Marks, Parsing, TextScanner, marks_of
 
 
 class ToolParser:
@@ -21,6 +21,7 @@ class ToolParser:
     template_marks  strings that identify a chat template of this format; empty if it cannot be detected.
     triggers        strings that always start a call; empty if the format has none.
     separator       text between two calls.
+    quotes_values   whether the values of arguments are in quotes, so that no call can be part of one unescaped.
     tools           tool name -> JSON schema of its arguments.
 
     A parser never raises: text that is not a call is content. Whether the arguments of a call are valid is up to
@@ -31,6 +32,7 @@ class ToolParser:
     template_marks: ClassVar[tuple[str, ...]] = ()
     triggers: ClassVar[tuple[str, ...]] = ()
     separator: ClassVar[str] = ""
+    quotes_values: ClassVar[bool] = False
 
     def __init__(self, tools: Mapping[str, Mapping[str, Any]]) -> None:
         self.tools = tools
@@ -68,17 +70,26 @@ class ToolParser:
 
 
 def read_message(tools: ToolParser, text: TextScanner, output: EventSink, in_thought: bool = False) -> Parsing[None]:
-    """Read ``text`` to its end with the parser ``tools``. What ``output`` refuses as a call is content."""
+    """Read ``text`` to its end with the parser ``tools``. What ``output`` refuses as a call is content.
+
+    In a thought, a call may begin within one that is broken off: what was read of that one is read again.
+    """
+    again = in_thought and tools.quotes_values
     while True:
         try:
             yield from (tools.parse_thought if in_thought else tools.parse)(text, output)
-            break
+            if not again or not output.has_open_call:
+                break
+            output.drop_call()
         except NoCall:
-            output.content(text.part())
+            pass
+        part = text.part()
+        output.content(text.read_again(part, keep=1) if again else part)
     yield from text.rest(output.content)
     output.end_text()
 
 
+_BRACKET = Marks("[")
 _BLANKS = regex(r"[ \n]{0,2}")
 #: Tool names that formats without quotes support.
 PLAIN_NAME = re.compile(r"[A-Za-z0-9_.\-]{1,128}")
@@ -106,6 +117,7 @@ class JsonToolParser(ToolParser):
     ends: ClassVar[tuple[str, ...]] = ()
     call_begins: ClassVar[tuple[str, ...]] = ()
     arguments_key: ClassVar[str] = "arguments"
+    quotes_values = True
 
     @classmethod
     def has_grammar(cls, schemas: Mapping[str, Any]) -> bool:
@@ -152,7 +164,8 @@ class JsonToolParser(ToolParser):
                 return
             has_calls = True
             text.record()
-        output.content(text.recorded())
+        # Another mark may follow in what looked like JSON.
+        output.content(text.read_again(text.recorded(), keep=0 if has_calls else len(mark)))
         if has_calls and self.ends:
             text.record()
             yield from text.skip_spaces()
@@ -172,6 +185,10 @@ class PlainJsonParser(JsonToolParser):
         yield from text.skip_spaces()
         if (yield from text.match("[")):
             yield from self.read_calls(text, output, "[")
+
+    def parse_thought(self, text: TextScanner, output: EventSink) -> Parsing[None]:
+        while (yield from text.until(_BRACKET, output.content)):
+            yield from self.read_calls(text, output, "[", only_known=True)
 
 
 class UnquotedToolParser(ToolParser):
@@ -220,7 +237,7 @@ class SectionToolParser(UnquotedToolParser):
 
     def parse(self, text: TextScanner, output: EventSink) -> Parsing[None]:
         begin, end = self.section
-        starts = Marks(begin, self.call)
+        starts = marks_of(begin, self.call)
         while mark := (yield from text.until(starts, output.content)):
             text.record(mark)
             if mark == begin:

@@ -14,8 +14,8 @@ from aiakq.server.api.tool_parsers.base import SectionToolParser
 
 _BEGIN, _END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
 _CALL, _SEPARATOR, _CALL_END = "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>"
-_BEHIND_TYPE = Marks(_SEPARATOR, _CALL_END, _CALL, _END, "\n")
-_BEHIND_NAME = Marks("```", "{", _CALL_END, _CALL, _END)
+_BEHIND_TYPE = Marks(_SEPARATOR, _CALL_END, _CALL, _BEGIN, _END, "\n")
+_BEHIND_NAME = Marks("```", "{", _CALL_END, _CALL, _BEGIN, _END)
 
 
 class DeepseekV3Parser(SectionToolParser):
@@ -25,6 +25,7 @@ class DeepseekV3Parser(SectionToolParser):
     template_marks = (_BEGIN,)
     section = (_BEGIN, _END)
     call = _CALL
+    quotes_values = True
     triggers = (_BEGIN,)
 
     @classmethod

@@ -15,7 +15,7 @@ from aiakq.server.api.tool_parsers.tagged_values import TaggedArguments
 
 _STARTS = Marks("<tool_call>")
 _BEHIND_NAME = Marks("<arg_key>", "</tool_call>", "<tool_call>")
-_BEHIND_KEY = Marks("</arg_key>", "</tool_call>")
+_BEHIND_KEY = Marks("</arg_key>", "</tool_call>", "<tool_call>")
 _BEHIND_VALUE = Marks("</arg_value>", "</tool_call>")
 
 

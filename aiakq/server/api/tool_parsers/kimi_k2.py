@@ -14,7 +14,7 @@ from aiakq.server.api.tool_parsers.base import SectionToolParser
 
 _BEGIN, _END = "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"
 _CALL, _ARGUMENTS, _CALL_END = "<|tool_call_begin|>", "<|tool_call_argument_begin|>", "<|tool_call_end|>"
-_BEHIND_ID = Marks(_ARGUMENTS, _CALL_END, _CALL, _END)
+_BEHIND_ID = Marks(_ARGUMENTS, _CALL_END, _CALL, _BEGIN, _END)
 
 
 class KimiK2Parser(SectionToolParser):
@@ -24,6 +24,7 @@ class KimiK2Parser(SectionToolParser):
     template_marks = (_BEGIN,)
     section = (_BEGIN, _END)
     call = _CALL
+    quotes_values = True
     triggers = (_BEGIN,)
 
     @classmethod

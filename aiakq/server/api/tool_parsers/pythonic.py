@@ -21,7 +21,7 @@ from aiakq.runtime.structured.formats import (
 )
 from aiakq.server.api.output.events import EventSink
 from aiakq.server.api.output.json_text import MAX_NAME
-from aiakq.server.api.output.scanner import Marks, Parsing, TextScanner
+from aiakq.server.api.output.scanner import Parsing, TextScanner, marks_of
 from aiakq.server.api.tool_parsers.argument_formats import keyword_arguments
 from aiakq.server.api.tool_parsers.base import UnquotedToolParser
 from aiakq.server.api.tool_parsers.python_values import python_literal, python_value
@@ -83,12 +83,12 @@ class PythonicParser(UnquotedToolParser):
             yield from self._read_list(text, output, only_known=not mark)
         else:
             output.content(text.recorded())
-        marks = Marks(*self.starts)
+        marks = marks_of(*self.starts)
         while mark := (yield from text.until(marks, output.content)):
             yield from self._read_marked(mark, text, output)
 
     def parse_thought(self, text: TextScanner, output: EventSink) -> Parsing[None]:
-        marks = Marks("[", *self.starts)
+        marks = marks_of("[", *self.starts)
         while mark := (yield from text.until(marks, output.content, read_mark=False)):
             if mark == "[":
                 text.record()

@@ -24,6 +24,11 @@ _TYPES: dict[type, tuple[str, ...]] = {
     dict: ("object",),
     type(None): ("null",),
 }
+#: Names of types that clients write, and those that JSON Schema has for them.
+_NAMES = {name: name for names in _TYPES.values() for name in names} | {
+    **{"str": "string", "bool": "boolean", "int": "integer", "float": "number", "double": "number"},
+    **{"list": "array", "tuple": "array", "dict": "object", "none": "null"},
+}
 
 
 class TaggedArguments:
@@ -120,7 +125,10 @@ class ArgumentText:
 
 
 def json_types(schema: Any) -> frozenset[str]:
-    """Return the types that a JSON schema allows, including its alternatives; empty if it does not restrict them."""
+    """Return the types that a JSON schema allows, including its alternatives; empty if it does not restrict them.
+
+    Types that JSON Schema does not have are those of the same meaning; others restrict nothing.
+    """
     if not isinstance(schema, Mapping):
         return frozenset()
     declared = schema.get("type")
@@ -132,7 +140,8 @@ def json_types(schema: Any) -> frozenset[str]:
                 types.add(each["type"])
     if not types and isinstance(schema.get("enum"), list):
         types = {name for value in schema["enum"] for name in _TYPES.get(type(value), ())[:1]}
-    return frozenset(types)
+    found = {_NAMES.get(name.lower(), "") for name in types}
+    return frozenset() if "" in found else frozenset(found)
 
 
 def json_of(text: str, types: frozenset[str]) -> str:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from hypothesis import given
 from hypothesis import strategies as st
 
+from aiakq.server.api.output import scanner
 from aiakq.server.api.output.scanner import Marks, Parsing, TextScanner
 
 
@@ -64,6 +65,17 @@ def test_the_longest_of_several_texts_is_read():
     for pieces in (["```js{"], ["`", "``", "j", "s{"], ["```"]):
         assert read(which, *pieces) == "```"
     assert read(which, "``x") == read(which, "``") == ""
+
+
+def test_what_was_read_can_be_read_again_within_a_limit(monkeypatch):
+    monkeypatch.setattr(scanner, "MAX_READ_AGAIN", 5)
+    text = TextScanner()
+    text.feed("é[abc]", ended=True)
+    for _ in range(5):
+        text.take()
+    assert text.read_again("[abc", keep=1) == "[" and (text.num_chars, text.num_bytes) == (2, 3)
+    assert "".join(text.take() for _ in range(3)) == "abc"
+    assert text.read_again("abc", keep=0) == "abc" and text.take() == "]" and text.is_exhausted
 
 
 def test_a_mark_that_comes_next_is_not_read():

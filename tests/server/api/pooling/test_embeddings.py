@@ -254,7 +254,7 @@ def test_a_conversation_is_an_input_in_its_template(embed_http):
         ({"padding": "do_not_pad"}, 200, None),
         ({"padding": "longest"}, 200, None),
         ({"padding": True}, 200, None),
-        ({"padding": "max_length"}, 400, "padding"),
+        ({"padding": "max_length"}, 200, None),
         ({"padding": "left"}, 400, "padding"),
         ({"truncate_prompt_tokens": 2, "truncation_side": "right"}, 200, None),
         ({"truncate_prompt_tokens": 10**6}, 400, "truncate_prompt_tokens"),
@@ -278,6 +278,22 @@ def test_the_side_that_is_kept(embed_http, byte_tokenizer):
 
     assert vector(input=TEXTS[0], truncate_prompt_tokens=3, truncation_side="right") == vector(input=ids[:3])
     assert vector(input=TEXTS[0], truncate_prompt_tokens=3) == vector(input=ids[-3:])
+
+
+def test_prompts_are_padded_to_the_longest_one_behind_what_was_cut(embed_http, byte_tokenizer):
+    """As in vLLM: the model reads padding like any other token."""
+    ids, pad = byte_tokenizer(TEXTS)["input_ids"], byte_tokenizer.pad_token_id
+
+    def answer(**fields) -> dict:
+        return embed_http.post("/v1/embeddings", json=fields).json()
+
+    padded = answer(input=TEXTS, padding="max_length")
+    wanted = answer(input=[[*one, *[pad] * (128 - len(one))] for one in ids])
+    assert padded["data"] == wanted["data"] and padded["usage"] == wanted["usage"]
+    assert padded["usage"]["prompt_tokens"] == 3 * 128
+    assert padded["data"][0]["embedding"] != answer(input=TEXTS)["data"][0]["embedding"]
+    cut = answer(input=TEXTS[0], padding="max_length", truncate_prompt_tokens=3)
+    assert cut["data"] == answer(input=[*ids[0][-3:], *[pad] * 125])["data"]
 
 
 def test_the_task_of_a_request_is_that_of_the_server(embed_http):

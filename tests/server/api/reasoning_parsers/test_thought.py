@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from typing import Any
 
@@ -146,14 +147,53 @@ def test_marks_that_are_only_mentioned_stay_in_the_thought(name):
 @FORMATS
 def test_a_call_is_found_behind_marks_that_are_only_mentioned(name):
     call = CALLS[name]("find", ARGUMENTS)
+    cut = re.split('"|nd', call)[0]
     for mark in TOOL_PARSERS.load(name).triggers or TOOL_PARSERS.load(name).marks:
-        for mention in (f"{mark} no; ", f"{mark} or {mark} no; {mark}, {mark} x\n", f"{mark} {mark} no; "):
+        for mention in (
+            f"{mark} no; {cut}; ",
+            f"{mark} or {mark} no; {mark}, {mark} x\n",
+            f"{mark} {mark} no; ",
+        ):
             text = f"Hm. {mention}{call}"
             message = parse(name, text)
             assert message.reasoning == f"Hm. {mention}".strip() and message.content is None
             assert calls_of(message) == [("find", ARGUMENTS)]
             pairs = [text[at : at + 2] for at in range(0, len(text), 2)]
             assert parse(name, *text) == parse(name, *pairs) == parse(name, text, "") == message
+
+
+@pytest.mark.parametrize(
+    "name", [name for name in CALLS if TOOL_PARSERS.load(name).quotes_values and "llama" not in name]
+)
+def test_a_call_is_found_behind_one_that_is_broken_off_in_a_string(name):
+    call = CALLS[name]("find", ARGUMENTS)
+    for part in re.findall(r'.*?"(?=\w)', call)[-3:]:
+        text = f"Hm. {call[: call.index(part) + len(part)]}x and again: {call}"
+        message = parse(name, text)
+        assert calls_of(message) == [("find", ARGUMENTS)] and message.content is None
+        assert message.reasoning == text.removesuffix(call).strip()
+        for size in (1, 5):
+            assert parse(name, *[text[at : at + size] for at in range(0, len(text), size)]) == message
+
+
+@pytest.mark.parametrize("name", ["llama3_json", "pythonic"])
+@pytest.mark.parametrize("json_text", ['{"a": "x\\n"}', '{"é": [é, "b"', '{"a": {é'])
+def test_json_before_a_call_is_read_alike_in_any_pieces(name, json_text):
+    text = f"Hm {json_text} {CALLS[name]('find', ARGUMENTS)}"
+    assert calls_of(parse(name, text)) == [("find", ARGUMENTS)]
+    for size in (1, 2, 3):
+        assert parse(name, *[text[at : at + size] for at in range(0, len(text), size)]) == parse(name, text)
+
+
+def test_text_in_which_no_call_begins_is_not_parsed(monkeypatch):
+    parser = MessageParser(REASONING_PARSERS.load("qwen3")(True), TOOL_PARSERS.load("hermes")(TOOLS))
+    parser.feed("Hm. A <b> or <tool_")
+    parser.feed("x ")
+    monkeypatch.setattr(thought.Thought, "_parse", None)
+    for piece in (" 1 + 1 = 2,", ' "quoted" (é) `code` {', "}\n"):
+        parser.feed(piece)
+    with pytest.raises(TypeError):
+        parser.feed(" <t")
 
 
 @FORMATS

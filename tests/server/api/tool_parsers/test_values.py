@@ -77,6 +77,12 @@ def test_what_is_no_literal_is_refused(text):
         ({}, "", '""'),
         (None, "[1]", "[1]"),
         ({"type": 5, "anyOf": 3}, "a", '"a"'),
+        ({"type": "float"}, "3.14", "3.14"),
+        ({"type": "int"}, "3", "3"),
+        ({"type": "str"}, "3", '"3"'),
+        ({"type": "Dict"}, "{'a': True}", '{"a": true}'),
+        ({"type": ["str", "any"]}, "3", "3"),
+        ({"type": "any"}, "text", '"text"'),
     ],
 )
 def test_values_are_of_the_type_of_their_schema(schema, text, written):

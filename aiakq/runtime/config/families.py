@@ -1,0 +1,11 @@
+"""Every native family by its model_type, see family_keys.py."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from aiakq.runtime.config.dense_families import DENSE
+from aiakq.runtime.config.family_keys import Family
+from aiakq.runtime.config.sparse_families import SPARSE
+
+FAMILIES: Mapping[str, Family] = {**DENSE, **SPARSE}

@@ -1,0 +1,19 @@
+"""The errors of requests for the reasons for which the engine ends a sequence."""
+
+from __future__ import annotations
+
+from aiakq.errors import AiakqError, error
+from aiakq.runtime.engine.messages import ADAPTER_FAILED, GRAMMAR_FAILED, NOTHING_LEFT, OUT_OF_MEMORY
+
+
+def sequence_error(reason: str) -> AiakqError:
+    """Return the error for a sequence that the engine finished with ``reason``."""
+    if reason == NOTHING_LEFT:
+        return error("nothing_left", reason=reason)
+    if reason == GRAMMAR_FAILED:
+        return error("grammar_failed")
+    if reason == OUT_OF_MEMORY:
+        return error("request_memory")
+    if reason.startswith(ADAPTER_FAILED):
+        return error("adapter_lost", reason=reason.removeprefix(f"{ADAPTER_FAILED}: ").rstrip("."))
+    return error("numerical_error", reason=reason.rstrip("."))
