@@ -203,6 +203,8 @@ def test_other_values_are_refused_by_name(thinker, value):
     thinking = {"type": "enabled", "budget_tokens": value}
     refusal = post(thinker, "/v1/messages", 400, messages=user, max_tokens=9, thinking=thinking)["error"]
     assert "thinking.budget_tokens" in refusal["message"]
+    refusal = post(thinker, "/v1/responses", 400, input="Hi", reasoning={"max_tokens": value})["error"]
+    assert refusal["param"] == "reasoning.max_tokens"
 
 
 def test_without_a_reasoning_parser_a_budget_is_refused(server):

@@ -28,7 +28,6 @@ _NAMES = {
     "tool_choice.function.name": "tool_choice.name",
     "parallel_tool_calls": "tool_choice.disable_parallel_tool_use",
     "response_format": "output_config.format",
-    "thinking_token_budget": "thinking.budget_tokens",
     "response_format.json_schema.schema": "output_config.format.schema",
 }
 _TOOL_PARTS = {".function.parameters": ".input_schema", ".function.strict": ".strict"}
@@ -182,6 +181,11 @@ class MessagesRequest(MessagesFields, TranslatedRequest):
             "response_format": response_format,
             **({} if self._budget is None else {"thinking_token_budget": self._budget}),
         }
+
+    def own_name(self, param: str) -> str:
+        if param == "thinking_token_budget" and self._budget is not None:
+            return "thinking.budget_tokens"
+        return super().own_name(param)
 
     @property
     def _budget(self) -> int | None:

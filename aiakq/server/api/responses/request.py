@@ -189,6 +189,8 @@ class ResponsesRequest(TranslatedRequest):
         return None if self.reasoning is None else self.reasoning.max_tokens
 
     def own_name(self, param: str) -> str:
+        if param == "thinking_token_budget" and self._budget is not None:
+            return "reasoning.max_tokens"
         tool = _TOOL.fullmatch(param)
         if tool is not None and int(tool[1]) < len(self.offered.paths):
             return self.offered.paths[int(tool[1])] + tool[2]
