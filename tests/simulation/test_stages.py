@@ -8,7 +8,7 @@ import pytest
 from scheduler_configs import scheduler_config
 
 from aiakq.runtime.engine.engine import Engine
-from aiakq.runtime.engine.messages import ModelLimits, RequestSpec, admit
+from aiakq.runtime.engine.messages import ModelLimits, RequestOptions, RequestSpec, admit
 from aiakq.runtime.engine.pages import PagePool
 from aiakq.runtime.engine.records import ChunkResult, SampledToken, StepBatch, StepResult
 from aiakq.runtime.engine.scheduler import Scheduler
@@ -62,7 +62,7 @@ def stage_use(stages: int, requests: list[tuple[int, int]], clients: int = 1) ->
     for number, (prompt, answer) in enumerate(requests):
         params = SamplingParams(max_tokens=answer, ignore_eos=True, seed=0)
         ids = [number % 90] * prompt
-        inbox.append(admit(f"r{number}", ids, params, limits, 0, client=f"c{number % clients}"))
+        inbox.append(admit(f"r{number}", ids, params, limits, 0, options=RequestOptions(client=f"c{number % clients}")))
     engine.step(executor.now, [*inbox])
     while engine.has_work():
         engine.step(executor.now, [])

@@ -21,11 +21,12 @@ from aiakq.runtime.engine.pages import PagePool
 from aiakq.runtime.engine.scheduler import Scheduler
 from aiakq.runtime.sampling_params import SamplingParams
 from aiakq.runtime.text.output_processor import OutputProcessor
+from aiakq.runtime.text.request import Prompt, Request
 from aiakq.runtime.text.tokenizer import NoTokenizer
 from aiakq.server.process.ipc import Submit, ToEngine
 from aiakq.server.process.queue_limits import QueueLimits
 from aiakq.server.process.request_manager import RequestManager
-from aiakq.server.process.request_stream import Prompt, RequestDeltas, RequestStream
+from aiakq.server.process.request_stream import RequestDeltas, RequestStream
 from aiakq.server.telemetry.metrics import Metrics
 
 #: A few tokens, so that prompts begin alike.
@@ -205,7 +206,9 @@ class ManagerMachine(RuleBasedStateMachine):
         self.number += 1
         given = [Prompt(None, prompt) for prompt in prompts]
         try:
-            stream = self.manager.start(f"q{self.number}", given, params, self.now, final_only=whole)
+            stream = self.manager.start(
+                Request(f"q{self.number}", given, params, arrival_time=self.now, final_only=whole)
+            )
         except AiakqError as refusal:
             assert refusal.id == ("overloaded" if self.engine is not None else "engine_restarting")
             return
@@ -253,8 +256,8 @@ class ManagerMachine(RuleBasedStateMachine):
                 reader.ends[key] = delta.finish_reason
 
     def check_answer(self, reader: Reader) -> None:
-        params = reader.stream.params
-        for prompt_index, prompt in enumerate(reader.stream.prompts):
+        params = reader.stream.request.params
+        for prompt_index, prompt in enumerate(reader.stream.request.prompts):
             alone = [self.alone(prompt.token_ids, params, index) for index in range(params.num_sequences)]
             for index in range(params.n):
                 found = reader.got.get((prompt_index, index), [])

@@ -21,6 +21,7 @@ from aiakq.runtime.engine.messages import (
     Abort,
     Inbox,
     ModelLimits,
+    RequestOptions,
     RequestSpec,
     ResetPrefixCache,
     StepOutput,
@@ -104,7 +105,8 @@ class World:
         for index in range(count):
             number = len(self.clients)
             limits = self.engine.limits
-            spec = admit(f"r{number}", prompt, params, limits, index, priority=priority, cache_salt=salt, client=owner)
+            options = RequestOptions(priority=priority, cache_salt=salt, client=owner)
+            spec = admit(f"r{number}", prompt, params, limits, index, options=options)
             self.clients[spec.request_id] = self.live[spec.request_id] = Client(spec, Alone(spec), (priority, number))
             specs.append(spec)
         self.totals.requests += count
@@ -306,7 +308,7 @@ class World:
             must(not cached or row.starts > client.starts, "positions were left out")
         if cached and first:
             must(first % P == 0 and first < total, f"{first} tokens cannot come from the cache")
-            page = (row.epoch, spec.cache_salt, client.alone.entries[first - 1])
+            page = (row.epoch, spec.options.cache_salt, client.alone.entries[first - 1])
             must(page in self._pages, f"{row.id} may not find its pages")
         client.starts, client.computed = row.starts, end
         must(first < end <= total, "more tokens run than there are")
@@ -361,7 +363,7 @@ class World:
         if row.epoch == self.model.epoch:
             P = self.setup.page_size
             ends = range((row.first // P + 1) * P, end + 1, P)
-            self._pages |= {(row.epoch, client.spec.cache_salt, client.alone.entries[at - 1]) for at in ends}
+            self._pages |= {(row.epoch, client.spec.options.cache_salt, client.alone.entries[at - 1]) for at in ends}
 
     def _check_tokens(self, client: Client, count: int) -> int:
         """At most ``count`` tokens are what the request gets alone, and it ends as it does alone; returns how many."""

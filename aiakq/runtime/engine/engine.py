@@ -28,6 +28,7 @@ from aiakq.runtime.engine.messages import (
     EngineStats,
     Inbox,
     ModelLimits,
+    RequestOptions,
     RequestSpec,
     RequestTimes,
     ResetPrefixCache,
@@ -274,7 +275,9 @@ class Engine:
         token = self.limits.eos_token_ids[0] if self.limits.eos_token_ids else 0
         pooling = None if self.limits.pooling is None else Pooling("LAST")
         num_new = int(pooling is None)
-        spec = RequestSpec(PROBE, [token], SamplingParams(temperature=0.0), num_new, seed=0, pooling=pooling)
+        spec = RequestSpec(
+            PROBE, [token], SamplingParams(temperature=0.0), num_new, 0, options=RequestOptions(pooling=pooling)
+        )
         # The slot after those of the scheduler.
         slot = self.scheduler.max_num_seqs
         sequence = Sequence(spec, RequestTimes(arrived=now), slot=slot, pages=pages)
@@ -309,8 +312,8 @@ class Engine:
             if failure == NOT_FINITE:
                 # Its keys and values may not be finite either: no other sequence may share or inherit them.
                 self._cleared_pages += self.scheduler.pool.evict(sequence.pages)
-            elif failure.startswith(ADAPTER_FAILED) and sequence.spec.adapter is not None:
-                self._unload_adapter(sequence.spec.adapter.key)  # a later request has it read again
+            elif failure.startswith(ADAPTER_FAILED) and sequence.adapter is not None:
+                self._unload_adapter(sequence.adapter.key)  # a later request has it read again
             self._fail(sequence, failure, outputs)
             return
         if result.prompt_logprobs is not None:

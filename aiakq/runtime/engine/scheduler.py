@@ -79,12 +79,12 @@ class Scheduler:
 
     def add(self, sequence: Sequence) -> None:
         """Queue a new sequence behind the waiting ones of its priority."""
-        sequence.order = (sequence.spec.priority, next(self._numbers))
-        self.clients.add(sequence.spec.client)
+        sequence.order = (sequence.spec.options.priority, next(self._numbers))
+        self.clients.add(sequence.client)
         if self.drafts is not None:
             sequence.speculation = self.drafts.new_sequence(sequence)
         if self.adapters is not None:
-            self.adapters.add(sequence.spec.adapter)
+            self.adapters.add(sequence.adapter)
         bisect.insort(self.waiting, sequence, key=_ORDER)
 
     def remove(self, sequence: Sequence) -> None:
@@ -95,14 +95,14 @@ class Scheduler:
         else:
             self.waiting.remove(sequence)
             if self.adapters is not None and sequence.num_cached is not None:
-                self.adapters.resume(sequence.spec.adapter)
+                self.adapters.resume(sequence.adapter)
         if self.adapters is not None:
-            self.adapters.remove(sequence.spec.adapter)
+            self.adapters.remove(sequence.adapter)
         if sequence.speculation is not None:
             sequence.speculation.finish(sequence.token_ids)
         self.pool.decref(sequence.pages)
         sequence.pages = []
-        self.clients.remove(sequence.spec.client)
+        self.clients.remove(sequence.client)
 
     # --- steps
 
@@ -120,8 +120,8 @@ class Scheduler:
             return True
         if len(self.clients) < 2 or not self.waiting:
             return False
-        running = {sequence.spec.client for sequence in self.running}
-        return any(sequence.spec.client not in running for sequence in self.waiting)
+        running = {sequence.client for sequence in self.running}
+        return any(sequence.client not in running for sequence in self.waiting)
 
     def schedule(self, now: float = 0.0) -> list[ScheduledChunk]:
         """Choose the chunks of the step at ``now``, in seconds, and allocate their pages. Those of one token come first
@@ -159,8 +159,8 @@ class Scheduler:
     def _waiting_adapters(self) -> Iterator[AdapterRef | None]:
         """The adapters of waiting sequences, in the order in which they are read."""
         counters = self.clients.counters
-        turns = sorted(self.waiting, key=lambda one: (one.order[0], counters[one.spec.client], one.order[1]))
-        yield from (sequence.spec.adapter for sequence in turns)
+        turns = sorted(self.waiting, key=lambda one: (one.order[0], counters[one.client], one.order[1]))
+        yield from (sequence.adapter for sequence in turns)
 
     def num_wanted(self, sequence: Sequence) -> int:
         """Tokens of a running sequence that could be computed in this step."""
@@ -170,7 +170,7 @@ class Scheduler:
 
     def admits(self, sequence: Sequence) -> bool:
         """Whether a waiting sequence may start, as far as slots and pages allow."""
-        return self.adapters is None or self.adapters.admits(sequence.spec.adapter)
+        return self.adapters is None or self.adapters.admits(sequence.adapter)
 
     def _step_limits(self) -> tuple[int, int]:
         """The maximum number of decodes and of tokens in a step. With pipeline stages, a share that leaves as much work
@@ -206,9 +206,9 @@ class Scheduler:
         cached = len(shared) * self.pool.page_size
         self.waiting.remove(sequence)
         if self.adapters is not None:
-            self.adapters.start(sequence.spec.adapter)
+            self.adapters.start(sequence.adapter)
             if sequence.num_cached is not None:  # it was preempted
-                self.adapters.resume(sequence.spec.adapter)
+                self.adapters.resume(sequence.adapter)
         self.pool.incref(shared)
         sequence.pages = list(shared)
         sequence.slot = self._free_slots.pop()
@@ -237,7 +237,7 @@ class Scheduler:
         self.pool.decref(sequence.reset())
         self._free_slot(sequence)
         if self.adapters is not None:
-            self.adapters.preempt(sequence.spec.adapter)
+            self.adapters.preempt(sequence.adapter)
         bisect.insort(self.waiting, sequence, key=_ORDER)
         self.num_preemptions += 1
 
@@ -246,7 +246,7 @@ class Scheduler:
         if self.drafts is not None:
             self.drafts.on_sequences_changed()
         if self.adapters is not None:
-            self.adapters.stop(sequence.spec.adapter)
+            self.adapters.stop(sequence.adapter)
         self._free_slots.append(sequence.slot)
         if sequence.num_submitted_pages is not None:
             self.freed_slots.append(sequence.slot)

@@ -119,7 +119,7 @@ class StepBuilder:
         scheduler = self._scheduler
         demands = {client: _Demand(client) for client in scheduler.clients}
         for sequence in self._running:
-            demand, uncomputed = demands[sequence.spec.client], scheduler.num_wanted(sequence)
+            demand, uncomputed = demands[sequence.client], scheduler.num_wanted(sequence)
             demand.num_running += 1
             if uncomputed > 1:
                 demand.prompts.append(sequence)
@@ -129,7 +129,7 @@ class StepBuilder:
                 demand.decodes.append(sequence)
         if waited:
             for sequence in scheduler.waiting:
-                demands[sequence.spec.client].waiting.append(sequence)
+                demands[sequence.client].waiting.append(sequence)
         return list(demands.values())
 
     def _max_tokens(self) -> int:
@@ -254,14 +254,14 @@ class StepBuilder:
         """Charge every client for the step. Clients that only wait for slots or pages count as served."""
         scheduler = self._scheduler
         blocked = {demand.client for demand in self._demands if demand.is_blocked}
-        unserved = {sequence.spec.client for sequence in scheduler.waiting} - blocked
+        unserved = {sequence.client for sequence in scheduler.waiting} - blocked
         for sequence in self._running:
             if scheduler.num_wanted(sequence) > self._counts.get(sequence, 0):
-                unserved.add(sequence.spec.client)
+                unserved.add(sequence.client)
         weights = []
         for chunk in chosen:
             weight = OUTPUT_WEIGHT if chunk.sequence.num_uncomputed_tokens == 1 else chunk.count
-            weights.append((chunk.sequence.spec.client, weight))
+            weights.append((chunk.sequence.client, weight))
         scheduler.clients.charge(weights, unserved)
 
     # --- slots and pages
@@ -304,11 +304,11 @@ class StepBuilder:
         They belong to clients with several running sequences of which none started in this step. The first running
         sequence is never among them.
         """
-        running = Counter(other.spec.client for other in self._running)
+        running = Counter(other.client for other in self._running)
         for started in self._started:
-            del running[started.spec.client]
-        others = [other for other in self._running[1:] if running[other.spec.client] > 1]
-        return [other for other in others if other.spec.priority >= sequence.spec.priority]
+            del running[started.client]
+        others = [other for other in self._running[1:] if running[other.client] > 1]
+        return [other for other in others if other.spec.options.priority >= sequence.spec.options.priority]
 
     def _last(self, candidates: list[Sequence]) -> Sequence:
         """Return the sequence to preempt: the last one of the client that holds the most pages.
@@ -317,9 +317,9 @@ class StepBuilder:
         """
         held: Counter[str] = Counter()
         for sequence in self._running:
-            held[sequence.spec.client] += len(sequence.pages)
+            held[sequence.client] += len(sequence.pages)
         return max(
-            candidates, key=lambda sequence: (sequence.spec.priority, held[sequence.spec.client], sequence.order)
+            candidates, key=lambda sequence: (sequence.spec.options.priority, held[sequence.client], sequence.order)
         )
 
     def _take_out(self, victim: Sequence) -> None:

@@ -147,9 +147,9 @@ class Runner:
             lengths.append(end)
         if self.adapters is not None:
             self.adapters.assign(
-                (sequence.spec.adapter, range(start, end), rows)
+                (sequence.spec.options.adapter, range(start, end), rows)
                 for sequence, start, end, rows in zip(sequences, starts, starts[1:], rows_of, strict=False)
-                if sequence.spec.adapter is not None
+                if sequence.spec.options.adapter is not None
             )
         padding = -len(token_ids) % self.model.row_multiple
         for column in (token_ids, positions, slots):
@@ -193,7 +193,7 @@ def _positions_of_logits(chunk: Chunk, sequence: SequenceState) -> Sequence[int]
     tokens, if the chunk is sampled.
     """
     end = chunk.first + chunk.count
-    pooling = sequence.spec.pooling
+    pooling = sequence.spec.options.pooling
     if pooling is not None:
         return pooling.positions(sequence.token_ids, chunk.first, end, sequence.num_prompt)
     if sequence.sampling.prompt_logprobs is not None and chunk.first < sequence.num_prompt:

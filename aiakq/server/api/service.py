@@ -13,13 +13,14 @@ from typing import Any
 from aiakq.errors import AiakqError, error
 from aiakq.runtime.sampling_params import SamplingParams
 from aiakq.runtime.text.output_processor import bad_word_texts, check_truncation, distinct_lists, truncated
+from aiakq.runtime.text.request import Prompt
 from aiakq.server.api.message_parser import MessageFormat
 from aiakq.server.api.model_info import ModelInfo
 from aiakq.server.api.unknown_fields import UnknownFields
 from aiakq.server.errors import copy_error
 from aiakq.server.http.body import MAX_VALUES
 from aiakq.server.process.replicas import Requests
-from aiakq.server.process.request_stream import Prompt, RequestStream
+from aiakq.server.process.request_stream import RequestStream
 from aiakq.server.process.text_client import TextClient
 from aiakq.server.process.text_messages import TextReply, TextRequest
 from aiakq.server.telemetry.logs import OutputLog, request_logger
@@ -304,7 +305,7 @@ class Service:
         """Apply --stream-interval and --enable-log-outputs to a request that has just started."""
         stream.interval = self.stream_interval
         if self.log_outputs:
-            stream.output_log = OutputLog(stream.id)
+            stream.output_log = OutputLog(stream.request.id)
 
     def log_request(self, request_id: str, prompts: Sequence[Prompt], params: SamplingParams) -> None:
         """Log a request that is about to start, with --enable-log-requests."""

@@ -43,7 +43,8 @@ class HeldRequests:
 
     def adapters(self) -> dict[str, AdapterRef]:
         """The adapters of the requests that are held, by key."""
-        return {spec.adapter.key: spec.adapter for _, spec in self._held if spec.adapter is not None}
+        adapters = (spec.options.adapter for _, spec in self._held)
+        return {adapter.key: adapter for adapter in adapters if adapter is not None}
 
     def cancel(self, request_ids: Iterable[str]) -> None:
         """Remove these requests. What nobody else waits for is not compiled."""

@@ -10,7 +10,7 @@ from aiakq.runtime.config.lora import LoraConfig
 from aiakq.runtime.config.scheduler import SchedulerConfig
 from aiakq.runtime.engine import adapters
 from aiakq.runtime.engine.adapters import AdapterPool, AdapterRef, FreeAdapter
-from aiakq.runtime.engine.messages import RequestSpec, RequestTimes
+from aiakq.runtime.engine.messages import RequestOptions, RequestSpec, RequestTimes
 from aiakq.runtime.engine.pages import PagePool, root_hash
 from aiakq.runtime.engine.scheduler import Scheduler
 from aiakq.runtime.engine.sequence import Sequence
@@ -43,7 +43,12 @@ class World:
         self.count += 1
         sampling = SamplingParams(max_tokens=tokens)
         spec = RequestSpec(
-            f"r{self.count}", [self.count % 90] * prompt, sampling, tokens, 0, adapter=adapter, client=client
+            f"r{self.count}",
+            [self.count % 90] * prompt,
+            sampling,
+            tokens,
+            0,
+            options=RequestOptions(adapter=adapter, client=client),
         )
         sequence = Sequence(spec, RequestTimes(float(self.steps)))
         self.scheduler.add(sequence)
@@ -77,7 +82,7 @@ class World:
             self.reads.append(adapter.key)
         assert len(self.reading) + len(self.read) <= self.scheduler.config.lora.max_staged
         for chunk in chunks:
-            adapter = chunk.sequence.spec.adapter
+            adapter = chunk.sequence.adapter
             assert adapter is None or adapter.key in self.slots.values(), "an adapter that runs was evicted"
         for chunk in chunks:
             sequence = chunk.sequence

@@ -12,7 +12,7 @@ from aiakq.kernels.cpu import library
 from aiakq.kernels.ops import sampling
 from aiakq.runtime.config import device as device_config
 from aiakq.runtime.config.engine import EngineConfig
-from aiakq.runtime.engine.messages import Abort, RequestSpec, ResetPrefixCache
+from aiakq.runtime.engine.messages import Abort, RequestOptions, RequestSpec, ResetPrefixCache
 from aiakq.runtime.engine.records import Chunk, NewSequence, StepBatch
 from aiakq.runtime.engine.sequence import Sequence
 from aiakq.runtime.executor import cuda_graphs as graphs
@@ -96,7 +96,14 @@ def test_answers_through_graphs_are_the_same(tiny_model, monkeypatch):
 
 def spec(id: str, prompt: list[int], max_tokens: int, **more) -> RequestSpec:
     sampling = SamplingParams(temperature=0.0, max_tokens=max_tokens)
-    return RequestSpec(request_id=id, prompt_token_ids=prompt, sampling=sampling, max_tokens=max_tokens, seed=0, **more)
+    return RequestSpec(
+        request_id=id,
+        prompt_token_ids=prompt,
+        sampling=sampling,
+        max_tokens=max_tokens,
+        seed=0,
+        **more,
+    )
 
 
 @pytest.fixture

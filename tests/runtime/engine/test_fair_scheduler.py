@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from aiakq.runtime.config.scheduler import SchedulerConfig
-from aiakq.runtime.engine.messages import RequestSpec, RequestTimes
+from aiakq.runtime.engine.messages import RequestOptions, RequestSpec, RequestTimes
 from aiakq.runtime.engine.pages import PagePool
 from aiakq.runtime.engine.scheduler import Scheduler
 from aiakq.runtime.engine.sequence import Sequence
@@ -34,7 +34,9 @@ def make_scheduler(num_pages=400, max_num_seqs=40, budget=256, **config) -> Sche
 def add(scheduler: Scheduler, client: str, length: int, max_tokens: int = 50, priority: int = 0) -> Sequence:
     name = f"{client}{len(scheduler.waiting) + len(scheduler.running)}"
     params = SamplingParams(max_tokens=max_tokens)
-    spec = RequestSpec(name, [1] * length, params, max_tokens, 0, priority=priority, client=client)
+    spec = RequestSpec(
+        name, [1] * length, params, max_tokens, 0, options=RequestOptions(priority=priority, client=client)
+    )
     sequence = Sequence(spec, RequestTimes(0.0))
     scheduler.add(sequence)
     return sequence
@@ -44,7 +46,7 @@ def tokens(step: list[tuple[Sequence, int, int]]) -> dict[str, int]:
     """Tokens of a step by client."""
     found: dict[str, int] = {}
     for sequence, _, count in step:
-        found[sequence.spec.client] = found.get(sequence.spec.client, 0) + count
+        found[sequence.client] = found.get(sequence.client, 0) + count
     return found
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from aiakq.runtime.config.scheduler import SchedulerConfig
-from aiakq.runtime.engine.messages import RequestSpec, RequestTimes
+from aiakq.runtime.engine.messages import RequestOptions, RequestSpec, RequestTimes
 from aiakq.runtime.engine.pages import PagePool
 from aiakq.runtime.engine.scheduler import Scheduler
 from aiakq.runtime.engine.sequence import ScheduledChunk, Sequence
@@ -20,7 +20,8 @@ def make_scheduler(num_pages=40, max_num_seqs=4, budget=16, caching=True, **conf
 def add(scheduler: Scheduler, prompt: list[int], max_tokens: int = 9, arrived: float = 0.0, **more) -> Sequence:
     name = f"r{len(scheduler.waiting) + len(scheduler.running)}"
     sampling = more.pop("sampling", SamplingParams(max_tokens=max_tokens))
-    sequence = Sequence(RequestSpec(name, prompt, sampling, max_tokens, 0, **more), RequestTimes(arrived))
+    spec = RequestSpec(name, prompt, sampling, max_tokens, 0, options=RequestOptions(**more))
+    sequence = Sequence(spec, RequestTimes(arrived))
     scheduler.add(sequence)
     return sequence
 
