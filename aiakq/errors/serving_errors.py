@@ -169,7 +169,7 @@ REQUEST_ERRORS = {
     ),
     "context_length_exceeded": ErrorKind(
         "The prompt has {prompt} tokens and asks for {wanted} more; the context holds {limit}.",
-        "Shorten the prompt or lower max_tokens.",
+        "Shorten the prompt, lower max_tokens, or set truncate_prompt_tokens.",
         USAGE,
     ),
     "unknown_model": ErrorKind(

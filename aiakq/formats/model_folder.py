@@ -223,9 +223,16 @@ def module_files(folder: Path) -> list[str]:
     return [name for name in files if (folder / name).is_file()]
 
 
+#: The file of a named template; a leading dot would hide it.
+_TEMPLATE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,120}\.jinja")
+
+
 def template_files(folder: Path) -> list[str]:
-    """Return the files of named chat templates, like additional_chat_templates/tool_use.jinja, sorted."""
-    return sorted(f"{_TEMPLATE_FOLDER}/{path.name}" for path in (folder / _TEMPLATE_FOLDER).glob("*.jinja"))
+    """Return the files of named chat templates, like additional_chat_templates/tool_use.jinja, sorted. Those with names
+    that no template has are left out.
+    """
+    names = (path.name for path in (folder / _TEMPLATE_FOLDER).glob("*.jinja"))
+    return sorted(f"{_TEMPLATE_FOLDER}/{name}" for name in names if _TEMPLATE_NAME.fullmatch(name))
 
 
 def vocabulary_files(folder: Path) -> list[str]:

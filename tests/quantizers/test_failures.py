@@ -112,12 +112,14 @@ def test_names_in_a_model_lead_to_no_file_outside_the_output(
     (source / "tokenizer_config.json").write_text(json.dumps(config | extra))
     for name in ("additional_chat_templates/other.jinja", "additional_chat_templates/..jinja", "sub/tokenizer.json"):
         (source / name).parent.mkdir(exist_ok=True)
-        (source / name).write_text("escaped")
+        (source / name).write_text("escaped" if "other" not in name else "{{ messages }}")
     before = set(tmp_path.rglob("*"))
     output = tmp_path / "models" / "out"
     quantize(source, output, "weight_only_int8")
-    new = set(tmp_path.rglob("*")) - before - {output}
-    assert {path.parent for path in new} == {output} and not Path("/tmp/aiakq-escaped").exists()
+    templates = output / "additional_chat_templates"
+    new = set(tmp_path.rglob("*")) - before - {output, templates}
+    assert [path.name for path in templates.iterdir()] == ["other.jinja"]
+    assert {path.parent for path in new} == {output, templates} and not Path("/tmp/aiakq-escaped").exists()
     assert all(re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}", path.name) for path in new)
     assert not any(b"escaped" == path.read_bytes() for path in new)
 

@@ -90,7 +90,6 @@ def test_fields_are_translated_to_those_of_each_api():
         ({"reasoning": {"max_tokens": 7, "exclude": True}}, {"thinking_token_budget": 7, "include_reasoning": False}),
         ({"custom_params": {"thinking_budget": 7, "other": 1}}, {"thinking_token_budget": 7}),
         ({"thinkingConfig": {"thinkingBudget": 7, "includeThoughts": False}}, {"include_reasoning": False}),
-        ({"thinking_config": {"thinking_level": "LOW"}}, {"reasoning_effort": "low"}),
         ({"google": {"thinking_config": {"thinking_budget": 7}}}, {"thinking_token_budget": 7}),
         ({"google": {"safety_settings": []}}, {"thinking_token_budget": None}),
         ({"nvext": {"max_thinking_tokens": 7, "guided_regex": "a"}}, {"thinking_token_budget": 7, "guided_regex": "a"}),
@@ -100,6 +99,11 @@ def test_fields_are_translated_to_those_of_each_api():
 def test_budgets_of_other_servers_are_translated(fields, expected):
     request = parse(ChatCompletionRequest, fields)
     assert {name: getattr(request, name) for name in expected} == expected
+
+
+def test_levels_of_other_servers_are_efforts():
+    request = parse(ChatCompletionRequest, {"thinking_config": {"thinking_level": "LOW"}})
+    assert request.switches("{{ reasoning_effort }}") == {"reasoning_effort": "low"}
 
 
 @pytest.mark.parametrize(

@@ -125,7 +125,7 @@ def test_choices_of_one_request_do_not_share_their_state(client):
         ({"guided_regex": "a", "guided_decoding_backend": "magic"}, "guided_decoding_backend", "xgrammar"),
         ({"response_format": {"type": "json_schema"}}, "response_format.json_schema", "missing"),
         ({"response_format": {"type": "xml"}}, "response_format.type", "json_object"),
-        ({"response_format": {"type": "text", "strct": 1}}, "response_format.strct", "known"),
+        ({"response_format": {"type": "text", "jsonschema": 1}}, "response_format.jsonschema", "known"),
         ({"structural_tag": {"format": {"type": "magic"}}}, "structural_tag", "magic"),
         ({"structural_tag": {"structures": [{"begin": "<a>"}], "triggers": ["<b"]}}, "structural_tag", "trigger"),
     ],
