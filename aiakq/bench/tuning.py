@@ -30,7 +30,7 @@ def tune(problem: Problem, context: int, into: Path | None, progress: Progress) 
     Takes minutes. Returns the file written.
     """
     dtype, device, config = problem.dtype, problem.device, problem.config
-    name = configs.gpu(device).name
+    gpu = configs.gpu(device)
     groups: dict[Group, list[Callable[[], tuple[Benchmark, int]]]] = {}
     for product in problem.products:
         if product.spec is not None:
@@ -41,7 +41,7 @@ def tune(problem: Problem, context: int, into: Path | None, progress: Progress) 
         for kernel in ("decode", "prefill"):
             groups[kernel, bits] = [partial(_attention, kernel, config, problem.ops(), context)]
     found: dict[str, dict[str, dict[str, tuning.Entry]]] = {}
-    total = sum(len(tuning.candidates(kernel, m)) for kernel, _ in groups for m in tuning.BUCKETS[kernel])
+    total = sum(tuning.trials(kernel, m) for kernel, _ in groups for m in tuning.BUCKETS[kernel])
     done = 0
     with torch.inference_mode():
         for (kernel, bits), members in groups.items():
@@ -54,7 +54,7 @@ def tune(problem: Problem, context: int, into: Path | None, progress: Progress) 
                 return sum(count * benchmark(m, entry) for benchmark, count in benchmarks)
 
             found.setdefault(kernel, {})[str(bits)] = tuning.tuned(kernel, cost)
-    return tuning.write(name, found, into or configs.users_folder())
+    return tuning.write(gpu, found, into or configs.users_folder())
 
 
 def _product(

@@ -18,7 +18,7 @@ from aiakq import formats
 from aiakq.errors import AiakqError
 from aiakq.formats import unread_formats
 from aiakq.formats.config_keys import APPLIED, check_keys
-from aiakq.formats.config_values import read_flag, unsupported
+from aiakq.formats.config_values import read_flag, read_word, unsupported
 from aiakq.formats.model_folder import read_json
 from aiakq.registry import Registry
 from aiakq.spec import QuantSpec
@@ -84,12 +84,22 @@ def method_of(config: Mapping[str, Any]) -> str:
     return _ALIASES.get(method.replace("-", "_"), method)
 
 
+def _layout_in_method(config: Mapping[str, Any]) -> dict[str, str]:
+    """Return the checkpoint_format that the method's name states. Raises ``format_unsupported`` for another one."""
+    if read_word(config, "quant_method", default="").replace("-", "_") != "gptq_v2":
+        return {}
+    layout = read_word(config, "checkpoint_format", "format", default="gptq_v2")
+    if layout != "gptq_v2":
+        raise unsupported(f"quant_method gptq_v2 with checkpoint_format {layout!r:.64}")
+    return {"checkpoint_format": layout}
+
+
 def read(config: Mapping[str, Any]) -> QuantSpec:
     """Return the spec of a ``quantization_config`` written by any tool. Raises ``format_unsupported``."""
     if not isinstance(config, Mapping):
         raise unsupported("quantization_config is not an object")
     method = method_of(config)
-    config = {**config, "quant_method": method}
+    config = {**config, **_layout_in_method(config), "quant_method": method}
     readers = list(_readers(method))
     for reader in readers:
         spec: QuantSpec | None = reader.from_config(config)
@@ -152,7 +162,23 @@ def read_spec(folder: Path, config: Mapping[str, Any]) -> QuantSpec | None:
             check_keys(quantization, APPLIED[method], "quantization_config")
             return None
     spec, recorded = read(quantization), _recorded_method(config)
+    _check_own_file(folder, spec)
     return spec if recorded is None else replace(spec, method=recorded)
+
+
+def _check_own_file(folder: Path, spec: QuantSpec) -> None:
+    """Raise ``format_unsupported`` if quantize_config.json, which GPTQModel reads first, says that the same tensors are
+    computed in another way.
+    """
+    gptq = formats.load("gptq")
+    config = _own_file(gptq, folder) if spec.format in ("gptq", "gptq_v2") else None
+    if config is None:
+        return
+    own = read(config)
+    compared = {"checkpoint_format": own.format == spec.format, "rotation": own.rotated == spec.rotated}
+    for name, is_same in compared.items():
+        if not is_same:
+            raise unsupported(f"a {name} in {gptq.CONFIG_FILE} that is not that of config.json; make both say the same")
 
 
 def _families(config: Mapping[str, Any]) -> set[str]:
@@ -164,14 +190,22 @@ def _families(config: Mapping[str, Any]) -> set[str]:
 def _config_file(folder: Path) -> Mapping[str, Any] | None:
     """Return the config that is stored in a file of its own, or None."""
     for format in formats.modules():
-        file = getattr(format, "CONFIG_FILE", None)
-        if file is not None and (folder / file).is_file():
-            return {"quant_method": format.QUANT_METHODS[0], **read_json(folder / file, file)}
+        config = _own_file(format, folder)
+        if config is not None:
+            return config
     if (folder / _MODELOPT_FILE).is_file():
         raise unsupported(f"{unread_formats.METHODS['modelopt']} ({_MODELOPT_FILE})")
     if (folder / _AUTO_ROUND_FILE).is_file():
         return {"quant_method": "auto-round", **read_json(folder / _AUTO_ROUND_FILE, _AUTO_ROUND_FILE)}
     return None
+
+
+def _own_file(format: ModuleType, folder: Path) -> Mapping[str, Any] | None:
+    """Return the config in the file that only ``format`` has, or None."""
+    file = getattr(format, "CONFIG_FILE", None)
+    if file is None or not (folder / file).is_file():
+        return None
+    return {"quant_method": format.QUANT_METHODS[0], **read_json(folder / file, file)}
 
 
 def _recorded_method(config: Mapping[str, Any]) -> str | None:

@@ -21,12 +21,15 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
+from itertools import groupby
 from pathlib import Path
 
 import gpu_checks
+import gpu_engine
 from gpu_checks import Machine, NeedsGpuError
 from gpu_ranks import meet, meeting_times, ranks_agree
 
@@ -35,6 +38,8 @@ OUT = Path(os.environ.get("OUT", "out/gpu"))
 #: Seconds for all of it; a machine may be lent for ten minutes.
 BUDGET = float(os.environ.get("BUDGET", "520"))
 BEGAN = time.monotonic()
+#: Checks that run at the same time, each a process on its own CPU cores.
+CHECKS_AT_ONCE = 8
 
 
 def make_importable() -> None:
@@ -50,7 +55,10 @@ def make_importable() -> None:
         for name in [name for name in sys.modules if name.split(".")[0] == "aiakq"]:
             del sys.modules[name]
         sys.path.insert(0, str(tree.parent))
-        os.environ["PYTHONPATH"] = str(tree.parent)  # of processes that load a rank's share of a model
+        others = os.environ.get("PYTHONPATH")
+        os.environ["PYTHONPATH"] = os.pathsep.join(
+            [str(tree.parent), *filter(None, [others])]
+        )  # of processes that load a rank's share of a model
 
 
 def left() -> float:
@@ -253,15 +261,17 @@ class Step:
 
     limit  seconds after which it is ended.
     needs  seconds that must be left for it to be begun.
+    alone  whether nothing else may run meanwhile: it measures. Checks share the GPU.
     """
 
     call: Callable[[Measurement], dict]
     limit: float
     needs: float = 5
+    alone: bool = True
 
 
-def _check(function: Callable[[Machine], dict]) -> Callable[[Measurement], dict]:
-    return lambda given: function(given.machine)
+def _check(function: Callable[[Machine], dict], limit: float, alone: bool = False) -> Step:
+    return Step(lambda given: function(given.machine), limit, alone=alone)
 
 
 #: Families of self_test.FAMILIES, which this process does not import.
@@ -270,17 +280,18 @@ FAMILIES = (
     "recurrence", "gated norm", "sampling", "LoRA",
 )  # fmt: skip
 STEPS: dict[str, Step] = {
-    "describe": Step(_check(gpu_checks.describe), 60),
-    **{f"kernels: {name}": Step(_check(partial(gpu_checks.family, name)), 90) for name in FAMILIES},
-    "plain_kernels_agree": Step(_check(gpu_checks.plain_kernels_agree), 90),
-    "reference_matches_the_cpu": Step(_check(gpu_checks.reference_matches_the_cpu), 60),
-    "graphs_replay": Step(_check(gpu_checks.graphs_replay), 60),
-    "tokens_match_the_cpu": Step(_check(gpu_checks.tokens_match_the_cpu), 90),
-    "asynchronous_scheduling": Step(_check(gpu_checks.asynchronous_scheduling_changes_no_token), 90),
-    "draft_tokens": Step(_check(gpu_checks.draft_tokens_change_no_answer), 90),
-    "quantized_tokens": Step(_check(gpu_checks.quantized_tokens), 90),
-    "ranks_agree": Step(_check(ranks_agree), 120),
-    "meeting_times": Step(_check(meeting_times), 90),
+    "describe": _check(gpu_checks.describe, 60),
+    **{f"kernels: {name}": _check(partial(gpu_checks.family, name), 90) for name in FAMILIES},
+    "plain_kernels_agree": _check(gpu_checks.plain_kernels_agree, 90),
+    "reference_matches_the_cpu": _check(gpu_checks.reference_matches_the_cpu, 60),
+    "graphs_replay": _check(gpu_checks.graphs_replay, 60),
+    "tokens_match_the_cpu": _check(gpu_checks.tokens_match_the_cpu, 150),
+    "asynchronous_scheduling": _check(gpu_checks.asynchronous_scheduling_changes_no_token, 90),
+    "draft_tokens": _check(gpu_checks.draft_tokens_change_no_answer, 90),
+    "quantized_tokens": _check(gpu_checks.quantized_tokens, 90),
+    **{f"engine: {name}": _check(partial(gpu_engine.engine_modes_agree, name), 150) for name in gpu_engine.FORMATS},
+    "ranks_agree": _check(ranks_agree, 120, alone=True),
+    "meeting_times": _check(meeting_times, 90, alone=True),
     "compiled_in_parallel": Step(compiled_in_parallel, 120, 60),
     "ceilings": Step(ceilings, 60),
     "product_speed": Step(product_speed, 150, 30),
@@ -308,6 +319,8 @@ def run_step(name: str, machine: Machine, measured: dict[str, float]) -> dict:
         environment = os.environ | {"AIAKQ_GPU_CEILINGS": json.dumps(measured)}
         if machine.rehearsed:
             environment["TRITON_INTERPRET"] = "1"
+        elif not step.alone:
+            environment["OMP_NUM_THREADS"] = str(max(1, (os.cpu_count() or 1) // CHECKS_AT_ONCE))
         with said.open("wb") as output:
             process = subprocess.Popen(
                 [sys.executable, __file__, *words],
@@ -394,6 +407,26 @@ def report(results: dict[str, dict]) -> None:
     (OUT / "gpu.md").write_text(markdown(results))
 
 
+def _ran(machine: Machine, names: list[str], results: dict[str, dict]) -> Iterator[tuple[str, dict, float]]:
+    """Run steps of these names in order, checks that follow each other at once; yield name, result and seconds.
+
+    results  those that were yielded.
+    """
+
+    def timed(name: str) -> tuple[str, dict, float]:
+        began = time.monotonic()
+        measured = {key: value for key, value in results.get("ceilings", {}).items() if isinstance(value, float)}
+        found = run_step(name, machine, measured)
+        return name, found, time.monotonic() - began
+
+    for alone, group in groupby(names, lambda name: STEPS[name].alone):
+        if alone or machine.rehearsed:
+            yield from map(timed, group)
+        else:
+            with ThreadPoolExecutor(min(CHECKS_AT_ONCE, os.cpu_count() or 1)) as pool:
+                yield from pool.map(timed, group)
+
+
 def run_all(machine: Machine, names: list[str]) -> int:
     """Run the steps of these names, all if there are none; the exit status is 1 if one failed."""
     unknown = [name for name in names if name not in STEPS]
@@ -401,13 +434,10 @@ def run_all(machine: Machine, names: list[str]) -> int:
         sys.stderr.write(f"make gpu: no step {unknown[0]!r}; there are {', '.join(STEPS)}.\n")
         return 2
     results: dict[str, dict] = {}
-    for name in names or STEPS:
-        began = time.monotonic()
-        measured = {key: value for key, value in results.get("ceilings", {}).items() if isinstance(value, float)}
-        results[name] = run_step(name, machine, measured)
+    for name, found, took in _ran(machine, names or list(STEPS), results):
+        results[name] = found
         report(results)
-        took = time.monotonic() - began
-        sys.stderr.write(f"{name}, {took:.0f} s, {state_of(results[name])}: {json.dumps(results[name])[:2000]}\n")
+        sys.stderr.write(f"{name}, {took:.0f} s, {state_of(found)}: {json.dumps(found)[:2000]}\n")
     return 1 if any("failed" in found for found in results.values()) else 0
 
 

@@ -165,17 +165,17 @@ def tokens_match_the_cpu(machine: Machine) -> dict:
         llm = LLM(model=MODEL, device=device, dtype="float32", gpu_memory_utilization=0.2)
         answers[device] = [r.outputs[0] for r in llm.generate(PROMPTS * 8, params, use_tqdm=False)]
         llm.engine.check()
-    ties = sum(_parts_at_a_tie(*pair) for pair in zip(answers["cpu"], answers[machine.device], strict=True))
+    ties = sum(parts_at_a_tie(*pair) for pair in zip(answers["cpu"], answers[machine.device], strict=True))
     return {"equal": len(PROMPTS) * 8 - ties, "near_ties": ties}
 
 
-def _parts_at_a_tie(expected: Any, found: Any) -> bool:
+def parts_at_a_tie(expected: Any, found: Any, near: float = NEAR_TIE) -> bool:
     """False if the answers are equal; raises AssertionError where they differ and it was no near tie."""
     for at, (ours, theirs) in enumerate(zip(expected.token_ids, found.token_ids, strict=False)):
         if ours != theirs:
             best, other = (expected.logprobs[at].get(token) for token in (ours, theirs))
             gap = None if best is None or other is None else best.logprob - other.logprob
-            assert gap is not None and gap < NEAR_TIE, f"token {at}: {ours} on the CPU, {theirs} here, {gap} nats apart"
+            assert gap is not None and gap < near, f"token {at}: {ours} expected, {theirs} found, {gap} nats apart"
             return True
     assert len(expected.token_ids) == len(found.token_ids)
     return False
@@ -226,7 +226,7 @@ def draft_tokens_change_no_answer(machine: Machine) -> dict:
         llm.engine.check()
         drafts = llm.engine.stats.drafts
         assert drafts.accepted, f"no draft token of {drafts.drafts} was accepted"
-        ties = sum(_parts_at_a_tie(*pair) for pair in zip(plain, drafted, strict=True))
+        ties = sum(parts_at_a_tie(*pair) for pair in zip(plain, drafted, strict=True))
         found[method] = {"equal": len(prompts) - ties, "near_ties": ties, "accepted": drafts.accepted}
     return found
 

@@ -252,7 +252,7 @@ class Ops(RecurrentOps):
     def _bind(self, operation: str, problem: Any, kind: str = "", count: int = 1) -> Any:
         selection, module = self.select(operation, problem)
         self.bound[Bound(operation, kind, selection)] += count
-        if operation in ("linear", "dense", "batched"):
+        if operation in ("linear", "dense", "batched") and self.device_type == "cpu":
             self._row_multiple = max(self._row_multiple, getattr(module, "ROW_MULTIPLE", linear.ROW_MULTIPLE))
         return module
 

@@ -21,8 +21,8 @@ from aiakq.kernels.registry import Registry
 from aiakq.kernels.selection import Selection, select
 from aiakq.kernels.types import ActivationLayout, LinearInput, LinearProblem
 
-#: Number of rows is padded to this multiple for implementations in which a row's result would otherwise depend on the
-#: number of rows: on a CPU, BLAS sums in another order for few rows, on some processors for fewer than twelve
+#: On a CPU, the number of rows is padded to this multiple for implementations in which a row's result would otherwise
+#: depend on it: BLAS sums in another order for few rows, on some processors for fewer than twelve
 #: (docs/decisions/0003). An implementation whose rows are independent defines ROW_MULTIPLE = 1.
 ROW_MULTIPLE = 16
 

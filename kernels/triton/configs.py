@@ -1,10 +1,12 @@
 """Launch configurations: tile sizes, warps, stages, and the number of programs per output (split-K).
 
-They are read from JSON, one file per GPU: the user's file written by `aiakq bench kernels --tune`, else the file in
-launch/, else ``default.json`` there: kernel -> bits -> maximum rows of an entry -> [outputs, rows, warps, stages,
-words...]. For attention, bits are those of keys and values; the rows of a ``decode`` entry are sequences times
-key-value heads, those of a ``prefill`` entry are tokens, and entries are [positions, stages, warps, programs per
-multiprocessor or query rows]. Nothing is tuned while a model runs.
+They are read from JSON: the user's file for a GPU written by `aiakq bench kernels --tune`, else the file in launch/ for
+the GPU or for its compute capability (``sm_90.json``), else ``default.json`` there: kernel -> bits -> maximum rows of
+an entry -> [outputs, rows, warps, stages, words...]. A number among the words is the number of programs per
+multiprocessor up to which inputs are split, instead of PER_PROCESSOR up to SPLIT_ROWS rows. For attention, bits are
+those of keys and values; the rows of a ``decode`` entry are sequences times key-value heads, those of a ``prefill``
+entry are tokens, and entries are [positions, stages, warps, programs per multiprocessor or query rows]. Nothing is
+tuned while a model runs.
 """
 
 from __future__ import annotations
@@ -21,8 +23,8 @@ import torch
 from torch import Tensor
 
 FOLDER = Path(__file__).parent / "launch"
-#: Target number of programs per multiprocessor when few outputs are computed.
-PER_PROCESSOR = 4
+#: Target number of programs per multiprocessor when few outputs are computed, and the maximum rows for which it is one.
+PER_PROCESSOR, SPLIT_ROWS = 4, 64
 #: Minimum number of inner steps per program; with fewer, split-K does not pay off.
 FEWEST_STEPS = 4
 
@@ -55,12 +57,17 @@ class Gpu(NamedTuple):
 
     name        of its configuration file.
     processors  number of multiprocessors.
-    generation  the first part of its compute capability: 8 for Ampere and Ada, 9 for Hopper.
+    capability  compute capability times ten: 80 for an A100, 89 for Ada, 90 for Hopper.
     """
 
     name: str
     processors: int
-    generation: int
+    capability: int
+
+    @property
+    def generation(self) -> int:
+        """The first part of the compute capability: 8 for Ampere and Ada, 9 for Hopper."""
+        return self.capability // 10
 
 
 @dataclass(frozen=True)
@@ -81,7 +88,7 @@ class AttentionConfig:
 
 def attention_config(kernel: str, device: torch.device, itemsize: int, width: int, m: int) -> AttentionConfig:
     """Return the configuration of ``decode`` or ``prefill`` for ``itemsize``-byte elements and heads of ``width``."""
-    return attention_config_of(entry_for(gpu(device).name, kernel, 8 if itemsize == 1 else 16, m), width)
+    return attention_config_of(entry_for(gpu(device), kernel, 8 if itemsize == 1 else 16, m), width)
 
 
 def attention_config_of(entry: list | str, width: int) -> AttentionConfig:
@@ -95,10 +102,11 @@ def choose(kernel: str, device: torch.device, bits: int, n: int, steps: int, m: 
 
     dense  whether torch may multiply; its sums depend on ``n``.
     """
-    name = gpu(device).name
-    entry = entry_for(name, kernel, bits, m)
+    known = gpu(device)
+    entry = entry_for(known, kernel, bits, m)
     if isinstance(entry, str) and not dense:
-        entry = [entry for entry in table(name)[kernel][str(bits)].values() if not isinstance(entry, str)][-1]
+        entries = table(known.name, known.capability)[kernel][str(bits)].values()
+        entry = [entry for entry in entries if not isinstance(entry, str)][-1]
     return config_of(entry, device, n, steps, m)
 
 
@@ -107,14 +115,16 @@ def config_of(entry: list | str, device: torch.device, n: int, steps: int, m: in
     if isinstance(entry, str):
         return Config(64, 64, 4, 3, 1, dense=True)
     bn, bm, warps, stages, *words = entry
+    per_processor = PER_PROCESSOR if m <= SPLIT_ROWS else 0
+    per_processor = next((word for word in words if isinstance(word, int)), per_processor)
     tiles = -(-n // bn) * -(-m // bm)
-    split = max(1, min(PER_PROCESSOR * gpu(device).processors // tiles, steps // FEWEST_STEPS)) if m <= 64 else 1
-    return Config(bn, bm, warps, stages, split, **dict.fromkeys(words, True))
+    split = max(1, min(per_processor * gpu(device).processors // tiles, steps // FEWEST_STEPS))
+    return Config(bn, bm, warps, stages, split, **dict.fromkeys((w for w in words if isinstance(w, str)), True))
 
 
-def entry_for(name: str, kernel: str, bits: int, m: int) -> list | str:
-    """Return the entry for ``m`` rows on the GPU ``name``: that of the next larger bucket, or the last one."""
-    buckets = table(name)[kernel][str(bits)]
+def entry_for(known: Gpu, kernel: str, bits: int, m: int) -> list | str:
+    """Return the entry for ``m`` rows on a GPU: that of the next larger bucket, or the last one."""
+    buckets = table(known.name, known.capability)[kernel][str(bits)]
     return next((buckets[most] for most in buckets if m <= int(most)), list(buckets.values())[-1])
 
 
@@ -124,15 +134,18 @@ def users_folder() -> Path:
 
 
 @lru_cache
-def table(name: str) -> dict:
+def table(name: str, capability: int = 0) -> dict:
     """Return the configurations of the GPU ``name``, with the defaults for kernels that it lacks."""
-    default = FOLDER / "default.json"
+    default = json.loads((FOLDER / "default.json").read_text())
+    of_capability = FOLDER / f"sm_{capability}.json"
+    if of_capability.is_file():
+        default |= json.loads(of_capability.read_text())
     files = [users_folder() / f"{name}.json", FOLDER / f"{name}.json"]
-    path = next((file for file in files if file.is_file()), default)
-    return json.loads(default.read_text()) | json.loads(path.read_text())
+    path = next((file for file in files if file.is_file()), None)
+    return default if path is None else default | json.loads(path.read_text())
 
 
-_other = Gpu("default", 1, 9)
+_other = Gpu("default", 1, 90)
 
 
 @lru_cache
@@ -142,7 +155,7 @@ def gpu(device: torch.device) -> Gpu:
         return _other
     properties = torch.cuda.get_device_properties(device)
     name = re.sub(r"\W+", "-", properties.name.lower()).strip("-")
-    return Gpu(name, properties.multi_processor_count, properties.major)
+    return Gpu(name, properties.multi_processor_count, 10 * properties.major + properties.minor)
 
 
 def assume(other: Gpu) -> None:

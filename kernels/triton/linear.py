@@ -198,7 +198,7 @@ def run(x: LinearInput, state: GroupedLinear, config: Config | None = None) -> T
     y = x.new_empty(m, state.n)
     split = min(chosen.split, state.steps)
     padded = state.grid.shape[1]
-    grid = (-(-padded // chosen.bn), -(-m // chosen.bm), split)
+    grid = (-(-m // chosen.bm), -(-padded // chosen.bn), split)
     parts = y if split == 1 else torch.empty(split, m, state.n, dtype=torch.float32, device=x.device)
     counts = y if split == 1 else configs.counters(x.device, grid[0] * grid[1])
     grouped.grouped_kernel[grid](

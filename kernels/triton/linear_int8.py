@@ -112,7 +112,7 @@ def multiply(
     c = config or configs.choose("integers", codes.device, 8, state.n, k // bk, m)
     split = min(c.split, k // bk)
     y = torch.empty(m, state.n, dtype=dtype, device=codes.device)
-    grid = (-(-state.n // c.bn), -(-m // c.bm), split)
+    grid = (-(-m // c.bm), -(-state.n // c.bn), split)
     parts = y if split == 1 else torch.empty(split, m, state.n, dtype=torch.int32, device=codes.device)
     counts = y if split == 1 else configs.counters(codes.device, grid[0] * grid[1])
     integers_kernel[grid](

@@ -94,8 +94,9 @@ def integers_kernel(
     BIAS: tl.constexpr,
 ):
     STEPS: tl.constexpr = K // BK
-    tile_n = tl.program_id(0)
-    tile_m = tl.program_id(1)
+    # Programs that read the same weights follow each other: the weights are read from memory once.
+    tile_m = tl.program_id(0)
+    tile_n = tl.program_id(1)
     part = tl.program_id(2)
     n = tile_n * BN + tl.arange(0, BN)
     m = tile_m * BM + tl.arange(0, BM)

@@ -63,7 +63,7 @@ def compile_for(arch: int, families: list[str]) -> int:
 
     JITFunction.__getitem__ = compile_only
     driver.set_active(AbsentGpu(arch))
-    configs.assume(configs.Gpu("default", PROCESSORS[arch], arch // 10))
+    configs.assume(configs.Gpu("default", PROCESSORS[arch], arch))
     for family in families:
         verdict = self_test.examine(family, torch.device("cpu"))  # nothing is computed: only exceptions matter
         if verdict.details:

@@ -16,6 +16,8 @@ _ROWS = (8, 16, 32, 64, 128, 256, 512, 1024, 2048)
 BUCKETS = {"grouped": _ROWS, "integers": _ROWS, "decode": (8, 32, 128, 512, 2048), "prefill": (128, 1024, 8192)}
 #: Minimum rows for which dequantizing the weights and a dense product are also tried.
 DENSE_FROM = 256
+#: Programs per multiprocessor up to which inputs are split, tried for the fastest tile of up to so many rows.
+SHARES, SHARES_TO = (1, 2, 4), 256
 
 #: Entry of the table, as in configs.py.
 Entry = list | str
@@ -42,15 +44,27 @@ def candidates(kernel: str, m: int) -> list[Entry]:
     return [*entries, "dense"] if kernel == "grouped" and m >= DENSE_FROM else entries
 
 
+def trials(kernel: str, m: int) -> int:
+    """Return the number of entries that ``tuned`` measures for ``m`` rows."""
+    return len(candidates(kernel, m)) + (len(SHARES) if _is_split(kernel, m) else 0)
+
+
+def _is_split(kernel: str, m: int) -> bool:
+    return kernel in ("grouped", "integers") and m <= SHARES_TO
+
+
 def tuned(kernel: str, cost: Callable[[int, Entry], float]) -> dict[str, Entry]:
     """Return the entry with the lowest ``cost(rows, entry)`` for every bucket; failed launches cost infinity."""
     best_entries: dict[str, Entry] = {}
     for m in BUCKETS[kernel]:
-        entries = candidates(kernel, m)
-        costs = [cost(m, entry) for entry in entries]
-        best = costs.index(min(costs))
-        if costs[best] < float("inf"):
-            best_entries[str(m)] = entries[best]
+        costs = [(cost(m, entry), entry) for entry in candidates(kernel, m)]
+        if _is_split(kernel, m):
+            _, (bn, bm, warps, stages, *words) = min((each for each in costs if each[1] != "dense"), key=_first)
+            shared: list[Entry] = [[bn, bm, warps, stages, share, *words] for share in SHARES]
+            costs += [(cost(m, entry), entry) for entry in shared]
+        least, best = min(costs, key=_first)
+        if least < float("inf"):
+            best_entries[str(m)] = best
     # Omit a bucket that equals the next one.
     names = list(best_entries)
     return {
@@ -60,13 +74,17 @@ def tuned(kernel: str, cost: Callable[[int, Entry], float]) -> dict[str, Entry]:
     }
 
 
-def write(gpu: str, tables: Mapping[str, Mapping[str, Mapping[str, Entry]]], folder: Path) -> Path:
+def _first(costs: tuple[float, Entry]) -> float:
+    return costs[0]
+
+
+def write(gpu: configs.Gpu, tables: Mapping[str, Mapping[str, Mapping[str, Entry]]], folder: Path) -> Path:
     """Merge kernel -> bits -> entries into the table of ``gpu``, write it, and return the file."""
-    whole: dict[str, Any] = copy.deepcopy(configs.table(gpu))
+    whole: dict[str, Any] = copy.deepcopy(configs.table(gpu.name, gpu.capability))
     for kernel, by_bits in tables.items():
         whole.setdefault(kernel, {}).update(by_bits)
     folder.mkdir(parents=True, exist_ok=True)
-    file = folder / f"{gpu}.json"
+    file = folder / f"{gpu.name}.json"
     lines = (
         f' "{kernel}": {{\n'
         + ",\n".join(f'  "{bits}": {json.dumps(entries)}' for bits, entries in sorted(by_bits.items()))

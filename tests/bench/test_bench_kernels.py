@@ -110,7 +110,7 @@ def test_every_candidate_is_one_for_attention(kernel):
 def test_tuning_writes_what_is_used_from_then_on(monkeypatch, tmp_path, example_model):
     """The quickest of every bucket, in a file of this GPU's name; what was not tuned stays as it was."""
     device = torch.device("cpu")
-    monkeypatch.setattr(configs, "gpu", lambda device: configs.Gpu("nvidia-test", 4, 9))
+    monkeypatch.setattr(configs, "gpu", lambda device: configs.Gpu("nvidia-test", 4, 0))
     asked = []
 
     def took(benchmark, m, entry):
@@ -177,3 +177,30 @@ def test_a_file_of_before_lacks_nothing(monkeypatch, tmp_path):
     table = configs.table("nvidia-older")
     assert table["grouped"] == {"4": {"8": [64, 8, 2, 3]}}
     assert table["decode"] == configs.table("default")["decode"]
+
+
+def test_a_gpu_without_a_file_has_the_entries_of_its_compute_capability():
+    hopper, other = (configs.table("nvidia-unknown", capability) for capability in (90, 80))
+    assert other == configs.table("default") != hopper
+    assert hopper["grouped"]["4"] != other["grouped"]["4"] and hopper["decode"] == other["decode"]
+
+
+def test_an_entry_says_among_how_many_programs_inputs_are_split(monkeypatch):
+    monkeypatch.setattr(configs, "gpu", lambda device: configs.Gpu("some", 100, 0))
+    device = torch.device("cpu")
+    splits = [
+        configs.config_of(entry, device, 640, 64, m).split
+        for m in (64, 65)
+        for entry in ([64, 64, 4, 3], [64, 64, 4, 3, 1], [64, 64, 4, 3, 2, "scale_first"])
+    ]
+    # Ten tiles of 64 outputs, and twenty for 65 rows: 4, 1 and 2 programs on each of 100 processors at most.
+    assert splits == [16, 10, 16, 1, 5, 10]
+    assert configs.config_of([64, 64, 4, 3, 2, "scale_first"], device, 640, 64, 3).scale_first
+
+
+def test_tuning_splits_the_sums_of_the_fastest_tile():
+    def cost(m, entry):
+        return float("inf") if entry == "dense" else 100 + entry[0] - 3 * (entry[4:5] == [2])
+
+    assert candidates.tuned("integers", cost)["256"][4] == 2
+    assert not any(isinstance(word, int) for word in candidates.tuned("integers", cost)["2048"][4:])

@@ -45,8 +45,8 @@ def rehearse(tmp_path: Path, *names: str, **environment: str) -> tuple[int, dict
 def test_a_rehearsal_runs_everything_but_the_hardware(tmp_path):
     names = (
         "describe", "kernels: norm", "kernels: activation", "kernels: gated norm", "graphs_replay",
-        "tokens_match_the_cpu", "asynchronous_scheduling", "draft_tokens", "ceilings", "attention_speed",
-        "latent_speed", "recurrent_speed", "engine_speed", "verification_speed", "tuning",
+        "tokens_match_the_cpu", "asynchronous_scheduling", "draft_tokens", "engine: w8a16", "ceilings",
+        "attention_speed", "latent_speed", "recurrent_speed", "engine_speed", "verification_speed", "tuning",
     )  # fmt: skip
     code, results = rehearse(tmp_path, *names)
     assert code == 0 and list(results) == list(names)
@@ -54,6 +54,7 @@ def test_a_rehearsal_runs_everything_but_the_hardware(tmp_path):
     assert results["tokens_match_the_cpu"] == {"equal": 32, "near_ties": 0}
     assert results["asynchronous_scheduling"] == {"equal": 32}
     assert all(results["draft_tokens"][method]["equal"] == 5 for method in ("ngram", "suffix"))
+    assert all(results["engine: w8a16"][mode].startswith("5 of 5") for mode in ("eager", "graphs", "asynchronous"))
     steps = {row["method"]: row["steps"] for row in results["verification_speed"]["rows"]}
     assert steps["none"] > max(steps["ngram"], steps["suffix"])
     assert results["graphs_replay"] == results["tuning"] == {"not begun": "it needs a GPU"}
@@ -127,10 +128,10 @@ def test_answers_part_only_at_near_ties(script):
         chosen = [{token: SimpleNamespace(logprob=-1.0), 9: SimpleNamespace(logprob=other)} for token in tokens]
         return SimpleNamespace(token_ids=tokens, logprobs=chosen)
 
-    assert not gpu_checks._parts_at_a_tie(answer([1, 2], -5), answer([1, 2], -5))
-    assert gpu_checks._parts_at_a_tie(answer([1, 2], -1.001), answer([1, 9], -5))
+    assert not gpu_checks.parts_at_a_tie(answer([1, 2], -5), answer([1, 2], -5))
+    assert gpu_checks.parts_at_a_tie(answer([1, 2], -1.001), answer([1, 9], -5))
     with pytest.raises(AssertionError, match="token 1: 2 on the CPU, 9 here"):
-        gpu_checks._parts_at_a_tie(answer([1, 2], -2), answer([1, 9], -5))
+        gpu_checks.parts_at_a_tie(answer([1, 2], -2), answer([1, 9], -5))
 
 
 def test_attention(script):

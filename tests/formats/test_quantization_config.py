@@ -27,6 +27,8 @@ def group(bits: int) -> dict[str, Any]:
     ("config", "said"),
     [
         ({"quant_method": "gptq", "bits": 4, "checkpoint_format": "marlin"}, "Marlin"),
+        ({"quant_method": "gptq_v2", "bits": 4, "checkpoint_format": "gptq"}, "gptq_v2"),
+        ({"quant_method": "gptq_v2", "bits": 4, "checkpoint_format": None, "format": "gptq"}, "gptq_v2"),
         ({"quant_method": "gptq", "bits": 4, "is_marlin_format": True}, "Marlin"),
         ({"quant_method": "awq", "bits": 4, "version": "marlin"}, "Marlin"),
         ({"quant_method": "gptq", "bits": 4, "checkpoint_format": "bitblas"}, "BitBLAS"),
@@ -329,3 +331,22 @@ def test_formats_that_are_not_read_are_named(config, said, tmp_path):
     with pytest.raises(AiakqError, match=said) as caught:
         quantization_config.read_spec(tmp_path, config)
     assert caught.value.id == "format_unsupported"
+
+
+@pytest.mark.parametrize("name", ["gptq_v2", "GPTQ-v2"])
+@pytest.mark.parametrize("layout", [{}, {"checkpoint_format": "gptq_v2"}])
+def test_the_layout_in_the_name_of_the_method_is_read(name, layout):
+    """Zero points of the second version are stored without an offset."""
+    config = {"quant_method": name, "bits": 4, "group_size": 128, "sym": False, **layout}
+    assert quantization_config.read(config).format == "gptq_v2"
+
+
+@pytest.mark.parametrize("other", [{"rotation": "hadamard"}, {"checkpoint_format": "gptq_v2"}])
+def test_a_file_of_its_own_may_not_contradict_the_config(tmp_path, other):
+    """GPTQModel reads quantize_config.json first."""
+    config = {"quant_method": "gptq", "bits": 4, "group_size": 128, "sym": True, "checkpoint_format": "gptq"}
+    (tmp_path / "quantize_config.json").write_text(json.dumps(config))
+    assert quantization_config.read_spec(tmp_path, {"quantization_config": config}).format == "gptq"
+    (tmp_path / "quantize_config.json").write_text(json.dumps(config | other))
+    with pytest.raises(AiakqError, match=next(iter(other))):
+        quantization_config.read_spec(tmp_path, {"quantization_config": config})

@@ -90,6 +90,11 @@ class DecodeGraphs:
         """The number of sizes."""
         return len(self._sizes)
 
+    @property
+    def captured_sizes(self) -> set[int]:
+        """The numbers of rows that a graph was captured for."""
+        return {size for size, _ in self._made}
+
     def describe(self) -> str:
         """See ``CapturedStep``."""
         return f"decoding in CUDA graphs, {len(self)} sizes, captured when needed"

@@ -14,6 +14,7 @@ from aiakq.runtime.structured.schema_values import (
     KEYWORDS_OF_TYPE,
     Schema,
     complement,
+    has_long_integer,
     plain_number,
     plain_value,
     types_of,
@@ -137,6 +138,10 @@ class SchemaNode:
             values = [value for value in values if value_key(value) in keys]
         values = [plain_value(value) for value in values if value_has_type(value, self._types)]
         values = list({value_key(value): value for value in values}.values())
+        if any(map(has_long_integer, values)):  # llguidance computes with 64-bit floats
+            keyword = "const" if "const" in given else "enum"
+            self._cleaner.refuse(keyword, reason="has an integer beyond 2^53, which would be rounded")
+            return True
         if "const" in given and len(values) == 1:
             self._out["const"] = values[0]
         else:

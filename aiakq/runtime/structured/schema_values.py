@@ -41,6 +41,15 @@ def plain_number(value: float) -> float:
     return int(value) if isinstance(value, float) and abs(value) <= 2**53 and value.is_integer() else value
 
 
+def has_long_integer(value: Any) -> bool:
+    """Whether ``value`` is, or contains, an integer that 64-bit floats may not hold exactly."""
+    if isinstance(value, list):
+        return any(map(has_long_integer, value))
+    if isinstance(value, dict):
+        return any(map(has_long_integer, value.values()))
+    return isinstance(value, int) and abs(value) > 2**53
+
+
 def value_key(value: Any) -> str:
     """A text that is the same for equal JSON values."""
     return json.dumps(plain_value(value), sort_keys=True)

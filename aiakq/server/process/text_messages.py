@@ -43,6 +43,7 @@ class Loaded(msgspec.Struct):
     description        description for the start-up table.
     longest_token      maximum number of characters of a token; 0 if unknown.
     pad_token_id       id of the padding token, or None if there is none.
+    pads_left          whether the tokenizer pads before texts.
     decoder            argument of ``TokenDecoder``; empty if the tokenizer is not compiled.
     config             contents of tokenizer_config.json as JSON, see ``Tokenizer.config``.
     has_template       whether there is a chat template.
@@ -59,6 +60,7 @@ class Loaded(msgspec.Struct):
     description: str = ""
     longest_token: int = 0
     pad_token_id: int | None = None
+    pads_left: bool = False
     decoder: str = ""
     config: bytes = b"{}"
     has_template: bool = False

@@ -101,6 +101,7 @@ def _load(setup: Setup) -> tuple[Tokenizer, _Templates, Loaded]:
     loaded = Loaded(description=tokenizer.describe(), longest_token=tokenizer.longest_token)
     pad = getattr(tokenizer.hf, "pad_token_id", None)
     loaded.pad_token_id = pad if type(pad) is int else None
+    loaded.pads_left = getattr(tokenizer.hf, "padding_side", "right") == "left"
     hf, templates = tokenizer.hf, _Templates()
     if hasattr(hf, "get_chat_template") and (setup.chat_template or tokenizer.has_chat_template):
         templates = _load_templates(setup, tokenizer, loaded)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from aiakq.kernels.ops import Ops
+from aiakq.kernels.ops import Ops, PlannedOps
 from aiakq.kernels.ops.linear import IMPLEMENTATIONS, explain
 from aiakq.kernels.ops.linear_reference import dequantize, integer_matmul, quantize_activations
 from aiakq.kernels.types import SCHEME_BITS, QWeight
@@ -116,3 +116,14 @@ def test_packed_reference_is_smaller_than_what_it_stands_for():
     weight = make("w4a16", 64, 128, 32, True, False, False)
     state = IMPLEMENTATIONS.load("reference").prepare(weight, weight.problem(torch.float32, "cpu"))
     assert state.words.numel() * 4 == 64 * 128 // 2
+
+
+def test_rows_are_padded_on_a_cpu_only():
+    """CUDA graphs take decoding steps of any number of rows, so a GPU's steps have no padding of their own."""
+    excluded = {"cpu"}  # the native kernels, whose rows are independent
+    padded = {}
+    for device in ("cpu", "cuda"):
+        ops = PlannedOps(Ops(torch.device(device), torch.float32, excluded=excluded))
+        ops.dense(torch.empty(32, 32, device="meta"))
+        padded[device] = ops.row_multiple
+    assert padded == {"cpu": 16, "cuda": 1}

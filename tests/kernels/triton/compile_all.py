@@ -62,11 +62,16 @@ KINDS = [("w4a16", 4, 128), ("w4a16", 4, 32), ("w8a16", 8, 128), ("w8a16", 8, K)
 EVERYWHERE = [("w4a16", 4, 128), ("w8a16", 8, K), ("w2a16", 2, 128)]
 
 
+def splits_of(most: str, words: list[str | int]) -> int:
+    """Programs that share an output: one, or any other number."""
+    return 4 if int(most) <= configs.SPLIT_ROWS or any(isinstance(word, int) for word in words) else 1
+
+
 def grouped_kernels(arch: int) -> Iterator[Row]:
     for scheme, bits, group in KINDS if arch == 90 else EVERYWHERE:
         plane = linear.inputs_per_plane(K, group, bits)
         step = plane * (16 // bits)
-        entries = [(most, entry) for most, entry in configs.table("default")["grouped"][str(bits)].items()]
+        entries = [(most, entry) for most, entry in configs.table("default", arch)["grouped"][str(bits)].items()]
         wide = [most for most, entry in entries if entry != "dense"][-1]
         for most, entry in entries:
             if entry == "dense":
@@ -82,7 +87,7 @@ def grouped_kernels(arch: int) -> Iterator[Row]:
                         MockTensor(torch.int16), MockTensor(torch.int32), MockTensor(torch.float32), *halves[:2],
                         MockTensor(torch.float32), MockTensor(torch.int32), K, 1024, N, 7, N, N_PADDED=N,
                         STEPS=K // step, GROUP=group, BITS=bits, BKP=plane, BN=bn, BM=bm,
-                        SPLIT=4 if int(most) <= 64 else 1, STAGES=stages, BIAS=False,
+                        SPLIT=splits_of(most, words), STAGES=stages, BIAS=False,
                         SCALE_FIRST="scale_first" in words, PLAIN=plain, num_warps=warps,
                     )  # fmt: skip
                     kind = f"{scheme} g{group}" if group < K else scheme
@@ -93,12 +98,12 @@ def grouped_kernels(arch: int) -> Iterator[Row]:
 
 
 def integer_kernels(arch: int) -> Iterator[Row]:
-    for most, (bn, bm, warps, stages, *words) in configs.table("default")["integers"]["8"].items():
+    for most, (bn, bm, warps, stages, *words) in configs.table("default", arch)["integers"]["8"].items():
         y = MockTensor(torch.bfloat16)
         made = compiled(
             linear_int8_kernel.integers_kernel, arch, MockTensor(torch.int8), MockTensor(torch.float32),
             MockTensor(torch.int8), MockTensor(torch.float32), y, y, MockTensor(torch.int32), MockTensor(torch.int32),
-            N, 7, N, K=K, BN=bn, BM=bm, BK=128, SPLIT=3 if int(most) <= 64 else 1, STAGES=stages,
+            N, 7, N, K=K, BN=bn, BM=bm, BK=128, SPLIT=splits_of(most, words), STAGES=stages,
             WEIGHTS_LEFT="weights_left" in words, BIAS=False, num_warps=warps,
         )  # fmt: skip
         matrix = "IGMMA" if arch == 90 else "IMMA"
@@ -124,7 +129,7 @@ def attention_kernels(arch: int) -> Iterator[Row]:
         tables = [MockTensor(torch.int32)] * 2
         bits = "8" if scaled else "16"
         for kernel in ("decode", "prefill"):
-            entries = configs.table("default")[kernel][bits]
+            entries = configs.table("default", arch)[kernel][bits]
             for most, entry in entries.items():
                 config = configs.attention_config_of(entry, 128)
                 warps = config.warps or attention.prefill_warps(arch // 10)
@@ -315,13 +320,13 @@ def described(
 
 
 PAGE = """\
-## Triton kernels: compiled, not run on a GPU yet
+## Triton kernels as compiled
 
-Not measured on a GPU: the table shows what ptxas generates for an H200 (sm_90) from every launch configuration of
-`kernels/triton/launch/default.json`, {versions}. CI compiles them again, also for sm_80 and sm_89, and fails if a
-kernel exceeds the shared memory, spills registers, waits for a load in its main loop, uses a different matrix
-instruction than intended, or needs over 5 % more instructions per weight. At 4.3 TB/s an H200 can issue about four
-instructions per 4-bit weight and seven per 8-bit weight before it becomes issue-bound.
+What ptxas generates for an H200 (sm_90) from every launch configuration of `kernels/triton/launch`, {versions}. CI
+compiles them again, also for sm_80 and sm_89, and fails if a kernel exceeds the shared memory, spills registers, waits
+for a load in its main loop, uses a different matrix instruction than intended, or needs over 5 % more instructions per
+weight. At 4.3 TB/s an H200 can issue about four instructions per 4-bit weight and seven per 8-bit weight before it
+becomes issue-bound.
 
 | kernel | up to rows | instructions per weight | registers | shared memory, KiB | matrix instruction |
 |---|---|---|---|---|---|

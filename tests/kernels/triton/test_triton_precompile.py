@@ -39,7 +39,7 @@ def test_launches_are_those_of_the_gpu_that_is_assumed():
     if torch.cuda.is_available() or interpreted.processors != 1:
         pytest.skip("for the interpreter")
     alone = configs.choose("grouped", device, 4, 192, 8, 1).split
-    configs.assume(configs.Gpu("default", precompile.PROCESSORS[80], 8))
+    configs.assume(configs.Gpu("default", precompile.PROCESSORS[80], 80))
     try:
         assert configs.gpu(device).generation == 8 and configs.choose("grouped", device, 4, 192, 8, 1).split > alone
     finally:

@@ -195,6 +195,8 @@ def test_simple_patterns_are_not_changed():
         ({"$ref": "#/$defs/absent"}, "#/$defs/absent"),
         ({"$ref": "#"}, "no text matches"),
         ({"enum": []}, "allows no value"),
+        ({"const": 1095398237498130433}, "beyond 2^53"),
+        ({"properties": {"id": {"enum": [7, [-(2**63)]]}}}, "beyond 2^53"),
         ({"type": "object", "properties": {f"p{at}": {} for at in range(300)}}, '"properties"'),
         ({"anyOf": [{"type": "object", "required": [f"p{at}"]} for at in range(1100)]}, '"anyOf"'),
     ],

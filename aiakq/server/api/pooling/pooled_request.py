@@ -173,10 +173,11 @@ class PoolingCall(Generic[Payload]):
         return [PooledPrompt(outputs[index], len(prompt.token_ids)) for index, prompt in enumerate(prompts)]
 
     def _padded(self, prompt: Prompt, pad: int) -> Prompt:
-        """Return ``prompt`` with ``pad`` behind it, up to the longest prompt."""
+        """Return ``prompt`` with ``pad`` on the side of the tokenizer, up to the longest prompt."""
         limits = self.service.model.limits
         missing = min(limits.max_model_len, limits.max_kv_tokens) - len(prompt.token_ids)
-        return Prompt(None, [*prompt.token_ids, *[pad] * missing])
+        padding, is_left = [pad] * missing, self.service.text.loaded.pads_left
+        return Prompt(None, [*padding, *prompt.token_ids] if is_left else [*prompt.token_ids, *padding])
 
     async def _start(self, prompts: list[Prompt], pooling: Pooling) -> RequestStream:
         """Start a batch. If the queue is full or the engine restarts, the first one fails and later ones wait."""

@@ -15,6 +15,7 @@ import httpx
 
 from aiakq.server.api.pooling.pooled_request import PoolingCall
 from aiakq.server.background import start_in_background
+from aiakq.server.process.request_stream import Prompt
 
 
 def test_a_request_outlives_an_engine(embedder):
@@ -54,3 +55,12 @@ def test_all_parts_of_a_request_have_one_version_of_its_adapter():
     for _ in range(2):
         asyncio.run(call._start([], SimpleNamespace()))
     assert started == ["version 1", "version 1"]
+
+
+def test_prompts_are_padded_on_the_side_of_the_tokenizer():
+    for pads_left, expected in ((False, [5, 6, 0]), (True, [0, 5, 6])):
+        limits = SimpleNamespace(max_model_len=3, max_kv_tokens=9)
+        loaded = SimpleNamespace(pads_left=pads_left)
+        call: Any = PoolingCall.__new__(PoolingCall)
+        call.service = SimpleNamespace(model=SimpleNamespace(limits=limits), text=SimpleNamespace(loaded=loaded))
+        assert call._padded(Prompt(None, [5, 6]), 0).token_ids == expected
