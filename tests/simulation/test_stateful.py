@@ -130,9 +130,9 @@ class ManagerMachine(RuleBasedStateMachine):
         self.engine_starts()
 
     def teardown(self):
-        if self.engine is None:
-            self.engine_starts()
         for _ in range(2000):
+            if self.engine is None:  # also if it ends only now, of a fault in the step before
+                self.engine_starts()
             if not self.engine.has_work() and not self.inbox:
                 break
             self.step(1)
