@@ -12,7 +12,7 @@ from aiakq.kernels.cpu import library
 from aiakq.kernels.ops import sampling
 from aiakq.runtime.config import device as device_config
 from aiakq.runtime.config.engine import EngineConfig
-from aiakq.runtime.engine.messages import Abort, RequestOptions, RequestSpec, ResetPrefixCache
+from aiakq.runtime.engine.messages import Abort, RequestSpec, ResetPrefixCache
 from aiakq.runtime.engine.records import Chunk, NewSequence, StepBatch
 from aiakq.runtime.engine.sequence import Sequence
 from aiakq.runtime.executor import cuda_graphs as graphs
