@@ -51,8 +51,7 @@ class World:
         self.setup = setup
         self.totals = totals or Totals()
         self.totals.worlds += 1
-        self.steps = 0
-        self.trace = 0
+        self.steps = self.trace = 0
         self.now = 0.0
         self.clients: dict[str, Client] = {}
         self.live: dict[str, Client] = {}
@@ -62,9 +61,8 @@ class World:
         setup = self.setup
         self.model = (StagedExecutor if setup.stages > 1 else PagedExecutor)(setup.num_pages, setup.page_size)
         pool = PagePool(setup.num_pages, setup.page_size, setup.caching)
-        limits = ModelLimits(
-            VOCAB, setup.max_len, pool.num_usable * setup.page_size, eos_token_ids=(0,), by_priority=True
-        )
+        capacity = pool.num_usable * setup.page_size
+        limits = ModelLimits(VOCAB, setup.max_len, capacity, eos_token_ids=(0,), by_priority=True)
         scheduler = Scheduler(pool, setup.scheduler)
         if scheduler.drafts is not None:
             scheduler.drafts.costs, scheduler.drafts.max_rows = setup.costs, setup.max_rows
@@ -74,10 +72,9 @@ class World:
         self.page_checks = PageChecks(self.engine, self.model, setup)
         self.fairness_checks = FairnessChecks(scheduler, setup)
         self._generated = self._prompted = self._preempted = self._queried = self._hit = self._worked = 0
-        self._bad_steps = self._doubts = 0
+        self._bad_steps = self._doubts = self._head_steps = self._quiet_steps = 0
         self._head: str | None = None
-        self._head_steps = 0
-        self._told_tokens = self._told_ends = self._quiet_steps = 0
+        self._emitted = (0, 0)
         # Full pages: the epoch in which they were computed, the salt, and what the last position holds.
         self._pages: set[tuple[int, str, int]] = set()
 
@@ -442,9 +439,9 @@ class World:
 
     def _check_emission(self) -> None:
         """While there is work, a token is told or a request ends within QUIET_STEPS steps."""
-        told, ends = self.totals.tokens, sum(self.totals.ends.values())
-        moved = (told, ends) != (self._told_tokens, self._told_ends) or not self.live
-        self._told_tokens, self._told_ends = told, ends
+        emitted = self.totals.tokens, sum(self.totals.ends.values())
+        moved = emitted != self._emitted or not self.live
+        self._emitted = emitted
         self._quiet_steps = 0 if moved else self._quiet_steps + 1
         must(self._quiet_steps <= QUIET_STEPS, f"nobody is told anything for {QUIET_STEPS} steps")
 

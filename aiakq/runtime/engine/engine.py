@@ -86,7 +86,7 @@ class Engine:
         self.limits = limits
         self.facts = facts
         self.max_pending_steps = max_pending_steps
-        self.on_start: Callable[[list[str]], None] = _ignore
+        self.on_start: Callable[[list[str]], None] = lambda request_ids: None
         self.stats = EngineStats(num_pages=scheduler.pool.num_usable, num_free_pages=scheduler.pool.num_free)
         self.adapter_reads: dict[str, Future[Exception | None]] = {}
         self._sequences: dict[str, Sequence] = {}
@@ -427,10 +427,6 @@ class Engine:
             num_clients=len(scheduler.clients),
             drafts=self._drafts,
         )
-
-
-def _ignore(request_ids: list[str]) -> None:
-    """The default for ``on_start``."""
 
 
 def _failure(result: ChunkResult) -> str | None:

@@ -17,19 +17,47 @@ from __future__ import annotations
 import heapq
 from collections import Counter, deque
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
-from aiakq.runtime.engine.client_shares import OUTPUT_WEIGHT
+from aiakq.runtime.config.scheduler import SchedulerConfig
+from aiakq.runtime.engine.client_shares import OUTPUT_WEIGHT, ClientShares
+from aiakq.runtime.engine.pages import PagePool
 from aiakq.runtime.engine.sequence import ScheduledChunk, Sequence
-
-if TYPE_CHECKING:
-    from aiakq.runtime.engine.scheduler import Scheduler
+from aiakq.runtime.engine.step_times import StepTimes
 
 #: Maximum number of prompt tokens that one of several clients gets per turn.
 QUANTUM = 16
 #: Factor by which steps may be slower while clients share them, and the token limit until step times are known.
 STRETCH = 3.0
 FIRST_LIMIT = 64
+
+
+class Queues(Protocol):
+    """The sequences of which a step is made, and what they take: ``Scheduler`` has them."""
+
+    config: SchedulerConfig
+    pool: PagePool
+    running: list[Sequence]
+    waiting: list[Sequence]
+    clients: ClientShares
+    step_times: StepTimes
+    budget: int
+    max_num_seqs: int
+
+    def num_wanted(self, sequence: Sequence) -> int:
+        """Return the tokens of a running sequence that could be computed in this step."""
+
+    def admits(self, sequence: Sequence) -> bool:
+        """Return whether a waiting sequence may start, as far as slots and pages allow."""
+
+    def shared_pages(self, sequence: Sequence) -> list[int]:
+        """Return the cached pages of an equal beginning."""
+
+    def start(self, sequence: Sequence, shared: list[int], count: int) -> None:
+        """Let a waiting sequence run, with the cached pages ``shared`` and those for ``count`` tokens."""
+
+    def preempt(self, sequence: Sequence) -> None:
+        """Stop a running sequence, which starts over later."""
 
 
 @dataclass
@@ -69,7 +97,7 @@ class StepBuilder:
     waited       whether waiting sequences may start.
     """
 
-    def __init__(self, scheduler: Scheduler, num_decodes: int, num_tokens: int, waited: bool) -> None:
+    def __init__(self, scheduler: Queues, num_decodes: int, num_tokens: int, waited: bool) -> None:
         self._scheduler = scheduler
         self._config = scheduler.config
         self._pool = scheduler.pool

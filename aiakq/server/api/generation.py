@@ -7,7 +7,6 @@ A route that generates supplies two classes: a request model that satisfies ``Ge
 from __future__ import annotations
 
 import asyncio
-import hashlib
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -16,18 +15,15 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from aiakq.errors import AiakqError
-from aiakq.runtime.engine.adapters import AdapterRef
-from aiakq.runtime.engine.messages import RequestOptions
-from aiakq.runtime.pooling_params import Pooling
 from aiakq.runtime.sampling_params import SamplingParams
 from aiakq.runtime.structured.grammars import Grammar
 from aiakq.runtime.text.output_processor import Delta
 from aiakq.runtime.text.request import Prompt
 from aiakq.runtime.text.request import Request as RuntimeRequest
 from aiakq.server.api.request_model import parse_body
+from aiakq.server.api.request_options import options_of
 from aiakq.server.api.request_tracker import RequestTracker
 from aiakq.server.api.service import Service
-from aiakq.server.http.auth import client_of
 from aiakq.server.http.body import read_body
 from aiakq.server.http.responses import ErrorResponse, JSONResponse
 from aiakq.server.http.streaming import ClientDisconnected, EventStream, cancel_on_disconnect, encode_events
@@ -250,21 +246,3 @@ def _event_stream(
         tracker.finish(builder.finish_reason if outcome == "complete" else outcome, stream.failure)
 
     return EventStream(events(), builder.error_chunks, on_end, builder.service.options.keep_alive_seconds)
-
-
-def options_of(
-    service: Service, request: Request, payload: Any, adapter: AdapterRef | None, pooling: Pooling | None = None
-) -> RequestOptions:
-    """Return what the engine gets of an HTTP request besides prompts and sampling parameters."""
-    return RequestOptions(
-        priority=payload.priority or 0,
-        cache_salt=_cache_salt(getattr(request.state, "owner", ""), getattr(payload, "cache_salt", None)),
-        client=client_of(request) if service.fair_share else "",
-        pooling=pooling,
-        adapter=adapter,
-    )
-
-
-def _cache_salt(owner: str, salt: str | None) -> str:
-    """Return the salt of the prefix hashes: requests share pages only with equal API keys and ``cache_salt``."""
-    return hashlib.sha256(f"{owner} {salt or ''}".encode()).hexdigest()[:32] if owner or salt else ""

@@ -18,7 +18,6 @@ from aiakq.server.api.message_parser import MessageFormat
 from aiakq.server.api.model_info import ModelInfo
 from aiakq.server.api.unknown_fields import UnknownFields
 from aiakq.server.errors import copy_error
-from aiakq.server.http.body import MAX_VALUES
 from aiakq.server.process.replicas import Requests
 from aiakq.server.process.request_stream import RequestStream
 from aiakq.server.process.text_client import TextClient
@@ -57,7 +56,7 @@ class Service:
     fingerprint     the system_fingerprint, equal for equal models, dtypes and versions.
     progress        progress of loading, for /ready.
     max_body_bytes  maximum size of a request body.
-    max_values      maximum number of values in a request body, such as token ids.
+    max_values      number of values that a request body may have at least, such as token ids.
     unknown_fields  handling of unknown request fields.
     fair_share      share the engine fairly between clients instead of requests.
     message_format  format of the model's reasoning and tool calls.
@@ -104,7 +103,7 @@ class Service:
         self.created = int(time.time())
         self.fingerprint = model.fingerprint
         self.max_body_bytes = max_body_bytes
-        self.max_values = max(MAX_VALUES, 2 * model.limits.max_model_len)
+        self.max_values = 2 * model.limits.max_model_len
         self.num_in_flight = 0
         self.closing: AiakqError | None = None
         self.default_template_kwargs: Mapping[str, Any] = {}  # of chat templates, below those of a request

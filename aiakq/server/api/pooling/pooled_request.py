@@ -23,9 +23,9 @@ from aiakq.runtime.pooling_params import Pooled, Pooling, PoolingLimits, Pooling
 from aiakq.runtime.sampling_params import SamplingParams
 from aiakq.runtime.text.request import Prompt
 from aiakq.runtime.text.request import Request as RuntimeRequest
-from aiakq.server.api.generation import options_of
 from aiakq.server.api.pooling.pooling_fields import PoolingFields
 from aiakq.server.api.request_model import parse_body
+from aiakq.server.api.request_options import options_of
 from aiakq.server.api.request_tracker import RequestTracker
 from aiakq.server.api.routes import PROMPT_ERRORS, Handler, Route
 from aiakq.server.api.service import Service
