@@ -20,7 +20,7 @@ from typing import Annotated, Any
 import typer
 
 import aiakq
-from aiakq.errors import BUG, AiakqError, error
+from aiakq.errors import BUG, AiakqError, error, memory_error
 from aiakq.kernels.registry import PluginError
 from aiakq.system.threads import limit_threads, spin_briefly
 from aiakq.terminal import console
@@ -214,9 +214,8 @@ def _known(problem: Exception) -> AiakqError | None:
         return error("plugin", reason=str(problem))
     if isinstance(problem, ModuleNotFoundError) and problem.name in ("resource", "fcntl", "termios"):
         return error("system_unsupported", system=f"this system, which is not POSIX: Python has no {problem.name}")
-    if isinstance(problem, MemoryError) or type(problem).__name__ == "OutOfMemoryError":
-        first = str(problem).strip().splitlines()[:1]
-        return error("out_of_memory", reason=first[0].rstrip(".") if first else "an allocation failed")
+    if lacking := memory_error(problem):
+        return lacking
     if isinstance(problem, OSError):
         if problem.errno in (errno.EMFILE, errno.ENFILE):
             return error("open_files")

@@ -15,6 +15,9 @@ import pytest
 from aiakq import cli
 from aiakq.errors import BUG
 
+#: What torch's CPU allocator says in a RuntimeError.
+ALLOCATOR = "DefaultCPUAllocator: can't allocate memory: you tried to allocate 67117056 bytes. Error code 12"
+
 
 def test_a_bug_is_one_line_and_debug_shows_the_traceback(aiakq, monkeypatch):
     def broken(words, debug):
@@ -37,6 +40,7 @@ def test_a_bug_is_one_line_and_debug_shows_the_traceback(aiakq, monkeypatch):
     ("problem", "code", "id"),
     [
         (MemoryError(), 5, "out_of_memory"),
+        (RuntimeError(f"[enforce fail at alloc_cpu.cpp:127] err == 0. {ALLOCATOR}"), 5, "out_of_memory"),
         (OSError(28, "No space left on device", "/somewhere/file"), 5, "output_failed"),
     ],
 )

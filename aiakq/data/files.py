@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from aiakq.errors import AiakqError, error
-from aiakq.system.files import read_named
+from aiakq.system.files import IS_LFS_POINTER, LFS_POINTER, read_named
 
 HINT = (
     "Give a UTF-8 text file; .jsonl, .json, .csv or .parquet with text or messages; or a data set of the hub "
@@ -39,7 +39,6 @@ _SIGNATURES = (
     (b"ARROW1", "an Arrow file without the suffix .arrow"),
     (b"\x93NUMPY", "an array of NumPy"),
     (b"%PDF", "a PDF file"),
-    (b"version https://git-lfs.github.com/spec/", "a pointer of Git LFS: run git lfs pull"),
 )
 #: Control characters that texts do not hold.
 _CONTROLS = dict.fromkeys(each for each in range(32) if chr(each) not in "\t\n\v\f\r\b\x1b")
@@ -89,6 +88,8 @@ def read_bytes(path: Path, hint: str) -> bytes:
         return bad(path.name, reason, _SMALLER if "larger" in reason else hint)
 
     content = read_named(path, MAX_BYTES, unreadable)
+    if content.startswith(LFS_POINTER):
+        raise unreadable(IS_LFS_POINTER)
     suffix = path.suffix.lower()
     if suffix not in COMPRESSED:
         return content

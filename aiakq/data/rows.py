@@ -6,6 +6,7 @@ tools, the history and the context of the same row. Columns with text that were 
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -61,6 +62,8 @@ _ABOUT = frozenset(
 )
 #: Names that a row of text has, in plain spelling.
 KNOWN = frozenset({*TALKS, *_TEXT_KEYS, *(name for pair in _PAIRS for names in pair for name in names)})
+#: Where a word of a name in camel case begins.
+_CASE = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
 _TOKENS = ("input_ids", "token_ids", "prompt_token_ids")
 
 
@@ -114,8 +117,9 @@ class RowOptions:
 
 
 def plain_name(name: Any) -> str:
-    """Return a column name in the spelling of the tables above."""
-    return str(name).strip().strip("\ufeff").lower().replace("-", "_").replace(" ", "_")
+    """Return a column name in the spelling of the tables above: ``inputIds`` as ``input_ids``."""
+    words = _CASE.sub("_", str(name).strip().strip("\ufeff"))
+    return words.lower().replace("-", "_").replace(" ", "_")
 
 
 def has_known_columns(value: Any) -> bool:

@@ -137,6 +137,22 @@ def error(id: str, **fields: Any) -> AiakqError:
     return (AiakqValueError if id in _VALUE_ERRORS else AiakqError)(id, **fields)
 
 
+#: What torch's CPU allocator and cuBLAS say in exceptions of no special type.
+_FAILED_ALLOCATIONS = ("DefaultCPUAllocator: can't allocate memory", "CUBLAS_STATUS_ALLOC_FAILED")
+
+
+def memory_error(failure: BaseException) -> AiakqError | None:
+    """Return ``out_of_memory`` for a failed allocation, also for those of torch; None for any other failure."""
+    text = str(failure).strip()
+    found = [text.find(message) for message in _FAILED_ALLOCATIONS if message in text]
+    if isinstance(failure, RuntimeError) and found:
+        text = text[found[0] :]
+    elif not isinstance(failure, MemoryError) and type(failure).__name__ != "OutOfMemoryError":
+        return None
+    lines = text.splitlines()
+    return error("out_of_memory", reason=lines[0].rstrip(".")[:400] if lines else "an allocation failed")
+
+
 def one_line(failure: BaseException) -> str:
     """Return the type and message of a foreign exception as one line, for use as a reason."""
     text = " ".join(str(failure).split()) or "no message"

@@ -82,10 +82,13 @@ FOLDER_ERRORS = {
     "model_malformed": ErrorKind(
         "{file} cannot be read: {reason}.", "The file is damaged or not what its name says; fetch it again."
     ),
+    "broken_link": ErrorKind(
+        "{file} of the model folder '{path}' is {problem}.",
+        "Put the file itself there, or fetch the model again.",
+    ),
     "generation_config": ErrorKind(
         "{file} sets {key} to {value}, which is not {allowed}.",
-        "Correct the file, override the value with --override-generation-config, or ignore the file with "
-        "--generation-config vllm.",
+        "Correct the file{otherwise}.",
     ),
     "config_key_unsupported": ErrorKind(
         "config.json has {key} = {value}, which is not supported: {reason}.",
@@ -135,7 +138,7 @@ FOLDER_ERRORS = {
     ),
     "path_outside_model": ErrorKind(
         "The model folder '{path}' names a file outside itself: {file!r}.",
-        "If you made this link, copy what it points to: cp -rL {path} COPY. If not, do not trust this folder; fetch "
+        "If you made this link, copy what it points to: cp -rL {path!q} COPY. If not, do not trust this folder; fetch "
         "the model again from its source.",
         UNSAFE,
     ),

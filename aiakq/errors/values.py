@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import reprlib
+import shlex
 import string
 from typing import Any
 
@@ -36,9 +37,14 @@ def as_text(value: object) -> str:
 
 
 class MessageFormatter(string.Formatter):
-    """``str.format`` for messages: ``{value!r}``, and values that are neither text nor numbers, are shortened."""
+    """``str.format`` for messages: ``{value!r}``, and values that are neither text nor numbers, are shortened.
+
+    ``{value!q}`` is a word of a command that can be copied to a shell.
+    """
 
     def convert_field(self, value: Any, conversion: Any) -> Any:
+        if conversion == "q":
+            return shlex.quote(str(value))
         if conversion == "r":
             return short_repr(value)
         if isinstance(value, (dict, list, tuple, set, frozenset)):

@@ -45,6 +45,8 @@ _MAX_TENSORS = 500_000
 _MAX_CONFIG_KEYS = 10_000
 #: Maximum number of open shards.
 _MAX_OPEN = 64
+#: Rows of a matrix that are checked at once, so that it needs little memory besides its own.
+_ROWS_CHECKED = 8192
 
 
 class Checkpoint:
@@ -216,6 +218,14 @@ class Checkpoint:
                 module,
             )
         return tensor
+
+    def check_finite(self) -> None:
+        """Raise ``not_finite`` for a tensor of floats with NaN or infinity. Reads all of the checkpoint."""
+        for name in self.inventory:
+            module, _, last = name.rpartition(".")
+            tensor = self.tensor(name)
+            for rows in tensor.split(_ROWS_CHECKED) if tensor.is_floating_point() and tensor.dim() else (tensor,):
+                finite(rows, last, module)
 
     def _check_unchanged(self, file: str, current: Path | int) -> None:
         if file_identity(current) != self._identities[file]:

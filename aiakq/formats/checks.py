@@ -43,7 +43,7 @@ def finite(tensor: Tensor, suffix: str, name: str) -> Tensor:
     if not bool(torch.isfinite(tensor).all()):
         raise error(
             "not_finite",
-            what=f"{name}.{suffix}",
+            what=f"{name}.{suffix}".lstrip("."),
             hint="The checkpoint is damaged; download it or quantize the model again.",
         )
     return tensor

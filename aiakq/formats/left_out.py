@@ -15,8 +15,9 @@ _NUMBERS = r"(global_|rcp_)?(scales?|scale_inv|scaling_factor|zero_points?|zeros
 #: and others name them. aiakq computes a scale for every token and head of an 8-bit cache, which is no less precise.
 _CACHE_SCALES = re.compile(
     r"(.*\.)?("
-    rf"([qkv]|key|value|kv|([kv]|key|value|kv)_cache|prob|prob_output|softmax|attn_output)_{_NUMBERS}"
-    rf"|([qkv]|qkv|kv|q_[ab]|kv_b)_proj\.(output|[qkv]|kv)_{_NUMBERS}"
+    rf"_?([qkv]|key|value|kv|([kv]|key|value|kv)_cache|prob|prob_output|softmax|attn_output)_{_NUMBERS}(_float)?"
+    rf"|(kv_cache_[kv]|past_(key|value)|[kv]_static)_{_NUMBERS}|[kv]_zp|fa_[qkv]\.{_NUMBERS}"
+    rf"|([qkv]|qkv|kv|q_[ab]|kv_b)_proj\.(output|out|[qkv]|kv)_{_NUMBERS}"
     rf"|(kv_a_proj_with_mqa|fused_qkv_a_proj(_with_mqa)?|c_attn|W_pack|Wqkv|query_key_value)\.(output|[qkv]|kv)_{_NUMBERS}"
     rf"|([qkv]|([kv]|key|value|kv)_cache)\.{_NUMBERS}"
     r"|kv_(orig_quant|quant_orig)_scale"

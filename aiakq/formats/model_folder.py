@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from aiakq.errors import AiakqError, error
+from aiakq.system.files import IS_LFS_POINTER, LFS_POINTER
 
 MANIFEST = "aiakq_manifest.json"
 #: What was folded into the linear layers (folded_scales.py), and where config.json names it, under ``aiakq``.
@@ -80,11 +81,14 @@ def real_path(folder: Path, file: str) -> Path:
     """Return the real path of a file, which must stay in the folder, or be a file of a hub cache.
 
     A hub cache stores files as ``models--<name>/blobs/<hash>``. Its own snapshots link to them, and folders that ``hf
-    download`` made before huggingface_hub 0.23.
+    download`` made before huggingface_hub 0.23. Raises ``path_outside_model``, or ``broken_link`` for a link that leads
+    nowhere.
     """
     try:
         real = Path(os.path.realpath(folder / file))
     except (OSError, ValueError):  # a loop of links, a zero byte
+        if problem := link_problem(folder / file):
+            raise error("broken_link", path=str(folder), file=file, problem=problem) from None
         raise error("path_outside_model", path=str(folder), file=file) from None
     root = Path(os.path.realpath(folder))
     inside = real.is_relative_to(root)
@@ -92,6 +96,8 @@ def real_path(folder: Path, file: str) -> Path:
         inside = inside or real.is_relative_to(root.parent.parent / "blobs")
     if not inside and not _is_blob(real):
         linked = os.path.islink(folder / file)
+        if problem := link_problem(folder / file):
+            raise error("broken_link", path=str(folder), file=file, problem=problem)
         raise error("path_outside_model", path=str(folder), file=f"{file} -> {real}" if linked else file)
     return real
 
@@ -147,7 +153,8 @@ def read_error(problem: OSError, path: Path) -> AiakqError:
 def open_file(folder: Path, file: str, shown: str | None = None) -> BinaryIO:
     """Open a file of a model folder for reading; ``shown`` is its name in messages.
 
-    Raises ``path_outside_model`` for a link that leaves the folder, ``model_malformed`` if it is not a regular file.
+    Raises ``path_outside_model`` for a link that leaves the folder, ``broken_link`` for one that leads nowhere,
+    ``model_malformed`` if it is not a regular file.
     """
 
     def bad(reason: str) -> AiakqError:
@@ -155,7 +162,7 @@ def open_file(folder: Path, file: str, shown: str | None = None) -> BinaryIO:
 
     real = real_path(folder, file)
     if problem := link_problem(folder / file):
-        raise bad(f"it is {problem}")
+        raise error("broken_link", path=str(folder), file=shown or file, problem=problem)
     return open_regular(real, bad)
 
 
@@ -205,6 +212,8 @@ def file_sizes(folder: Path) -> dict[str, int]:
 def read_json(path: Path, file: str) -> dict[str, Any]:
     """Read a JSON object from a file of a model folder. Raises like ``read_file``, naming ``file``."""
     content = read_file(path.parent, path.name, file)
+    if content.startswith(LFS_POINTER):
+        raise error("model_malformed", file=file, reason=IS_LFS_POINTER)
     try:
         value = json.loads(content)
     except (ValueError, RecursionError) as problem:

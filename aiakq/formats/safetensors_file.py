@@ -21,6 +21,7 @@ from torch import Tensor
 
 from aiakq.errors import AiakqError, error
 from aiakq.formats.model_folder import open_regular, read_error
+from aiakq.system.files import IS_LFS_POINTER, LFS_POINTER
 
 #: Bytes per element of every dtype a checkpoint may hold.
 DTYPE_BYTES = {
@@ -40,6 +41,8 @@ DTYPE_BYTES = {
     "U64": 8,
     "F64": 8,
 }
+#: Dtypes of safetensors that no weight of a supported model has.
+_OTHER_DTYPES = ("C64", "F4", "F6_E2M3", "F6_E3M2", "F8_E8M0", "F8_E4M3FNUZ", "F8_E5M2FNUZ")
 DTYPE_NAMES = {
     torch.bool: "BOOL",
     torch.uint8: "U8",
@@ -87,9 +90,9 @@ class TensorInfo:
 def open_weights(path: Path, bad: Callable[[str], AiakqError]) -> BinaryIO:
     """Open a weight file for reading. Raises ``bad(reason)`` if it is not a regular file or only a Git LFS pointer."""
     stream = open_regular(path, bad)
-    if stream.read(8) == b"version ":
+    if stream.read(len(LFS_POINTER)) == LFS_POINTER:
         stream.close()
-        raise bad("it is a git-lfs pointer, not the weights (run git lfs pull)")
+        raise bad(IS_LFS_POINTER)
     stream.seek(0)
     return stream
 
@@ -97,7 +100,8 @@ def open_weights(path: Path, bad: Callable[[str], AiakqError]) -> BinaryIO:
 def read_header(path: Path, file: str) -> dict[str, TensorInfo]:
     """Return every tensor of one file, from its header; ``file`` is its name in messages and in the result.
 
-    Raises ``model_malformed`` for anything that is not a complete, well-formed safetensors file.
+    Raises ``model_malformed`` for anything that is not a complete, well-formed safetensors file, and ``unsupported``
+    for a dtype that is not read.
     """
     with open_weights(path, lambda reason: error("model_malformed", file=file, reason=reason)) as stream:
         return parse_header(stream, file)[1]
@@ -134,6 +138,8 @@ def parse_header(stream: BinaryIO, file: str) -> tuple[bytes, dict[str, TensorIn
     for name, entry in header.items():
         if not name.isprintable() or ".." in name or "/" in name:
             raise bad(f"it holds a tensor with the name {name!r}")
+        if isinstance(entry, dict) and entry.get("dtype") in _OTHER_DTYPES:
+            raise unread_dtype(name, file, entry["dtype"])
         dtype, shape = _entry(name, entry, bad)
         start, end = entry["data_offsets"]
         infos[name] = TensorInfo(dtype, shape, file, 8 + length + start)
@@ -169,6 +175,12 @@ def read_tensor(stream: BinaryIO, info: TensorInfo) -> Tensor:
             raise error("model_malformed", file=info.file, reason="it was cut off while it was read")
         done += count
     return tensor
+
+
+def unread_dtype(name: str, file: str, dtype: object) -> AiakqError:
+    """Return the error for a tensor of a sound file whose dtype aiakq does not read."""
+    hint = "Weights are read as floats of 16, 32 or 64 bits, and as integers that a supported quantization packs."
+    return error("unsupported", what=f"The dtype {dtype} of the tensor {name} in {file}", hint=hint)
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -11,6 +11,8 @@ from pathlib import Path
 from aiakq.errors import AiakqError, error
 from aiakq.formats.model_folder import INDEX, link_problem, read_json, some_of
 
+#: Names of an index; those of a variant such as fp16 have its name inside.
+_INDEXES = ("*.safetensors.index.json", "*.safetensors.index.*.json")
 _TORCH_INDEX = "pytorch_model.bin.index.json"
 #: Names of torch's files that contain weights rather than a trainer's state.
 _TORCH_FILES = ("pytorch_model*.bin", "gptq_model*.bin")
@@ -49,7 +51,7 @@ def shard_files(folder: Path, weights: str, ignore: Sequence[str]) -> Shards:
         return _matching(folder, patterns, ignore)
 
     if weights != "pt":
-        indexes = [INDEX] if os.path.lexists(folder / INDEX) else files("*.safetensors.index.json")
+        indexes = [INDEX] if os.path.lexists(folder / INDEX) else files(*_INDEXES)
         shards = files("*.safetensors")
         if "model.safetensors" in shards:
             return {"model.safetensors": None}
@@ -147,22 +149,18 @@ def _indexed_files(folder: Path, index: str, ending: str, ignore: Sequence[str])
 
 
 def _file_of_index(folder: Path, index: str, file: str, ending: str) -> str:
-    """Return the name of a file that an index names, possibly as a path like ``./x``, inside ``folder``.
+    """Return the path inside ``folder`` of a file that an index names, possibly as ``./x`` or an absolute path.
 
     Raises ``path_outside_model`` for one that leaves the folder, ``model_malformed`` for one that is no such file.
     """
     root = os.path.abspath(folder)
     path = os.path.normpath(os.path.join(root, file)) if "\0" not in file else ""
-    above, name = os.path.split(path)
     if not path.startswith(root + os.sep):
         raise error("path_outside_model", path=str(folder), file=file)
-    if above != root:
-        reason = f"it names {file!r:.200}, and shards are read from the folder itself"
-        raise error("model_malformed", file=index, reason=reason)
-    if not name.endswith(ending):
+    if not path.endswith(ending):
         reason = f"it names {file!r:.200}, which does not end in {ending}"
         raise error("model_malformed", file=index, reason=reason)
-    return name
+    return os.path.relpath(path, root)
 
 
 def _why_absent(folder: Path, absent: list[str]) -> str:

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from aiakq.errors import AiakqError, error
-from aiakq.formats.safetensors_file import DTYPE_NAMES, TensorInfo, open_weights
+from aiakq.formats.safetensors_file import DTYPE_NAMES, TensorInfo, open_weights, unread_dtype
 
 #: Limits of the parsed part: names and shapes. The largest real models stay below 20 MB and 200 000 entries.
 _MAX_PICKLE_BYTES = 64 << 20
@@ -138,8 +138,6 @@ def _tensors(content: Any, path: Path, file: str) -> dict[str, Tensor]:
         if value.layout != torch.strided or value.is_quantized:
             raise _refused(path, f"{name} in {file} is not a dense tensor")
         if value.dtype not in DTYPE_NAMES:
-            raise error(
-                "model_malformed", file=file, reason=f"tensor {name} is {value.dtype}, which aiakq does not read"
-            )
+            raise unread_dtype(name, file, value.dtype)
         tensors[name] = value.detach()
     return tensors

@@ -22,7 +22,7 @@ from aiakq.quantizers.planning.layers import fit_head, fused_scheme_warnings, pl
 from aiakq.quantizers.planning.tensor_parallel import plan_tensor_parallel
 from aiakq.quantizers.prepared import Prepared, remember_files
 from aiakq.quantizers.readers import reader_notes
-from aiakq.quantizers.source_inventory import check_source, is_native
+from aiakq.quantizers.source_inventory import check_checkpoint, check_source, is_native
 from aiakq.runtime.device_memory import free_memory
 
 #: Round-to-nearest needs no calibration; this many tokens measure the error of a layer to within 5 %.
@@ -36,7 +36,7 @@ def prepare(options: QuantizeOptions) -> Prepared:
     source = checkpoint.path
     remember_files(checkpoint)
     check_output(options.output, [source], options.overwrite)
-    _refuse_quantized(checkpoint)
+    check_checkpoint(checkpoint)
     device, *others = _devices(options.device)
     if options.workers > 1 and (others or device.type != "cpu"):
         raise error(
@@ -85,14 +85,6 @@ def prepare(options: QuantizeOptions) -> Prepared:
         activation_budget=free_memory(torch.device("cpu")) / 4 if budget is None else budget * 1e9,
         warnings=tuple(warnings),
     )
-
-
-def _refuse_quantized(checkpoint: Checkpoint) -> None:
-    spec = checkpoint.spec
-    if spec is not None:
-        raise error("already_quantized", path=str(checkpoint.path), found=f"{spec.method}, {spec.describe()}")
-    if checkpoint.quantized_linears():
-        raise error("already_quantized", path=str(checkpoint.path), found="its weights are integers")
 
 
 def _devices(names: str) -> list[torch.device]:

@@ -1,4 +1,4 @@
-"""Compares the source's tensors with its config before any work, as the loader will compare those of the output."""
+"""Checks the source's files and tensors before any work, as the loader will check those of the output."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ from dataclasses import replace
 
 from aiakq.errors import AiakqError, error
 from aiakq.formats import separate_head
+from aiakq.formats.checkpoint import Checkpoint
 from aiakq.formats.inventory import FLOATS
 from aiakq.formats.left_out import describe
 from aiakq.quantizers.model.source import SourceModel
+from aiakq.runtime.config.hf_config import check_generation_config
 from aiakq.runtime.config.model import ModelConfig
 from aiakq.runtime.loader.required import check_inventory
 from aiakq.runtime.models import ARCHITECTURES
@@ -17,6 +19,16 @@ from aiakq.runtime.models import ARCHITECTURES
 def is_native(model: SourceModel) -> bool:
     """Whether aiakq has a native model for this architecture."""
     return type(model.model).__name__ in ARCHITECTURES
+
+
+def check_checkpoint(checkpoint: Checkpoint) -> None:
+    """Raise ``already_quantized``, or ``generation_config`` for values that would end the start of a server."""
+    spec = checkpoint.spec
+    if spec is not None:
+        raise error("already_quantized", path=str(checkpoint.path), found=f"{spec.method}, {spec.describe()}")
+    if checkpoint.quantized_linears():
+        raise error("already_quantized", path=str(checkpoint.path), found="its weights are integers")
+    check_generation_config(checkpoint.path, checkpoint.config)
 
 
 def check_source(model: SourceModel) -> list[str]:

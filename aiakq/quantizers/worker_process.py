@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from aiakq.errors import WORKER, AiakqError, error, one_line
+from aiakq.errors import WORKER, AiakqError, error, memory_error, one_line
 from aiakq.quantizers.workers.messages import Job, WorkerAlive, WorkerChannel, WorkerFailed
 from aiakq.quantizers.workers.protocol import Value
 from aiakq.quantizers.workers.worker import FirstWorkerGone, Worker
@@ -70,6 +70,9 @@ def _run(channel: WorkerChannel) -> int:
         channel.send(WorkerFailed("worker_failed", {"worker": job.rank, "reason": one_line(failure)}))
         return WORKER
     except BaseException as failure:
+        if lacking := memory_error(failure):
+            channel.send(WorkerFailed(lacking.id, lacking.plain_fields))
+            return lacking.exit_code
         traceback.print_exc()
         channel.send(WorkerFailed("worker_failed", {"worker": job.rank, "reason": one_line(failure)}))
         return WORKER

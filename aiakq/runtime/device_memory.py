@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from aiakq.errors import memory_error
 from aiakq.system.memory import free_host_memory, release_host_memory
 
 
@@ -14,10 +15,7 @@ def free_memory(device: torch.device) -> int:
 
 def is_out_of_memory(failure: Exception) -> bool:
     """Whether an exception is a failed allocation; torch's CPU allocator and cuBLAS raise generic exceptions."""
-    if isinstance(failure, (MemoryError, torch.OutOfMemoryError)):
-        return True
-    messages = ("DefaultCPUAllocator: can't allocate memory", "CUBLAS_STATUS_ALLOC_FAILED")
-    return isinstance(failure, RuntimeError) and any(message in str(failure) for message in messages)
+    return memory_error(failure) is not None
 
 
 def release_memory() -> None:

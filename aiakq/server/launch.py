@@ -31,7 +31,7 @@ from aiakq.server.http.listener import (
     url_of,
 )
 from aiakq.server.loading import load_service, startup_facts
-from aiakq.server.periodic import expire_requests, release_memory, report_stats
+from aiakq.server.periodic import expire_requests, release_memory, report_stats, trim_memory
 from aiakq.server.process.replicas import Supervisors
 from aiakq.server.shutdown import Signals, drain
 from aiakq.server.start_checks import check_named_files
@@ -176,6 +176,7 @@ async def _serve_until_end(
     tasks = [
         asyncio.create_task(expire_requests(service.manager)),
         asyncio.create_task(release_memory(service, budget)),
+        asyncio.create_task(trim_memory()),
     ]
     if not args["disable_log_stats"]:
         tasks.append(asyncio.create_task(report_stats(service, on_event)))

@@ -79,6 +79,7 @@ async def load_service(
     service.manager.use_adapters(service.model.adapters)
     service.stream_interval, service.log_outputs = args["stream_interval"], args["enable_log_outputs"]
     service.default_template_kwargs = defaults
+    text.check_ends(ready.limits.eos_token_ids)
     for warning in _warnings(text, service.model):
         on_event(ServerEvent("warning", warning))
     return service, reports
@@ -104,8 +105,8 @@ def _warnings(text: TextClient, model: ModelInfo) -> Iterator[str]:
     if text.tokenizer.has_text and not text.has_template:
         yield "The model has no chat template: chat requests are refused. --chat-template FILE gives it one."
     yield from _template_warnings(text)
-    if text.loaded.grammar_failure:
-        yield f"Structured output is refused: {text.loaded.grammar_failure}."
+    if failure := text.loaded.grammar_failure or text.end_failure:
+        yield f"Structured output is refused: {failure}."
 
 
 def _vocabulary_warning(text: TextClient, vocab_size: int) -> str:
@@ -140,6 +141,13 @@ def _template_warnings(text: TextClient) -> Iterator[str]:
     facts = text.loaded.facts
     if facts.forms.get("assistant") == []:
         yield "The chat template leaves out messages of the assistant: conversations with them are refused."
+    if not facts.shows_turns:
+        yield "The chat template does not show all turns of a conversation: those of more than one are refused."
+    if facts.refusal:
+        yield f"The chat template refuses every conversation of users and assistants: {facts.refusal}."
+    for what, reason in facts.failures.items():
+        kind = "tools" if what == "tools" else f"messages of the role {what}"
+        yield f"The chat template fails for conversations with {kind}: {reason}."
 
 
 async def _load_engines_and_tokenizer(
@@ -156,6 +164,7 @@ async def _load_engines_and_tokenizer(
         with_torch=runs_code,
         content_format=args["chat_template_content_format"],
         template_source=_template_source(args["chat_template"]),
+        template_arguments=template_defaults(args["default_chat_template_kwargs"]),
     )
 
     async def load_tokenizer() -> None:

@@ -8,6 +8,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import BinaryIO
 
+#: What is in the place of a large file in a clone without Git LFS: its first bytes, and what messages say of it.
+LFS_POINTER = b"version https://git-lfs"
+IS_LFS_POINTER = "it is a git-lfs pointer, not the file (run git lfs pull)"
 #: Returns the exception for a reason like ``it is a folder``.
 Bad = Callable[[str], Exception]
 #: What a path can name instead of a file.

@@ -51,6 +51,15 @@ def start_child(
     return subprocess.Popen(child_command(code, *words), pass_fds=pass_fds, env=own, **options)
 
 
+def is_stopped(pid: int) -> bool:
+    """Whether a process is stopped, by SIGSTOP for example."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            return file.read().rpartition(b")")[2].split()[0] == b"T"
+    except (OSError, IndexError):
+        return False
+
+
 class ChildProcess:
     """A child process and a socket to it. The descriptor of the child's end is its first argument.
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import difflib
 import re
+import shlex
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -56,7 +57,7 @@ def check_unknown(word: str, options: Mapping[str, bool]) -> None:
     glued = [flag for flag in options if len(flag) > 2 and flag[1] != "-" and word.startswith(flag) and options[flag]]
     if glued:
         flag = max(glued, key=len)
-        hint = f"Write: {flag} {word.removeprefix(flag)}"
+        hint = f"Write: {flag} {shlex.quote(word.removeprefix(flag))}"
         raise error("usage", reason=f"{word!r} cannot be read.", hint=hint)
     # -quanttype: the parser would read a -q with the value "uanttype".
     if re.fullmatch(r"-[A-Za-z][\w-]{3,}", name):
@@ -67,7 +68,7 @@ def check_unknown(word: str, options: Mapping[str, bool]) -> None:
 
 
 def _with_value(flag: str, equals: str, value: str) -> str:
-    return f"{flag} {value}" if equals else flag
+    return f"{flag} {shlex.quote(value)}" if equals else flag
 
 
 def _intended(name: str, options: Mapping[str, bool]) -> str | None:

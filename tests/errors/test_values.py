@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+
 import pytest
 
 from aiakq.arguments.argument import checked_value
@@ -29,3 +31,10 @@ def test_a_value_that_would_fill_memory_is_shortened():
 @pytest.mark.parametrize("value", [1, 1.5, True, None, "text", "it's", [1, "a"], {"a": 1}])
 def test_short_values_are_spelled_as_they_are(value):
     assert short_repr(value) == repr(value)
+
+
+@pytest.mark.parametrize("path", ["/models/My Model", "it's", "a;b", "$HOME", "plain"])
+def test_commands_in_remedies_can_be_copied_to_a_shell(path):
+    remedy = error("path_outside_model", path=path, file="config.json -> /x").remedy
+    command = remedy[remedy.index("cp -rL") : remedy.index(" COPY")]
+    assert shlex.split(command) == ["cp", "-rL", path]

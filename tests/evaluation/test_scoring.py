@@ -14,9 +14,12 @@ MAPS = Path("/proc/self/maps")
 
 
 @pytest.mark.skipif(not MAPS.exists(), reason="needs /proc")
-def test_the_files_of_a_model_that_is_scored_are_not_mapped(tiny_model: Callable[..., Path], tmp_path: Path) -> None:
+@pytest.mark.parametrize("architecture", ["LlamaForCausalLM", "GPTNeoXForCausalLM"], ids=["native", "transformers"])
+def test_the_files_of_a_model_that_is_scored_are_not_mapped(
+    tiny_model: Callable[..., Path], tmp_path: Path, architecture: str
+) -> None:
     """A mapped file that another process truncates ends this one with SIGBUS."""
-    source = tiny_model("LlamaForCausalLM")
+    source = tiny_model(architecture)
     for path in source.iterdir():
         (tmp_path / path.name).write_bytes(path.read_bytes())
     weights = tmp_path / "model.safetensors"

@@ -31,6 +31,12 @@ from aiakq.formats.left_out import beside_model, describe, is_cache_scale, predi
         "transformer.h.0.self_attention.query_key_value.output_scale",
         "model.layers.0.mixer.k_proj.k_scale",
         "transformer.h.0.attn.k_scale",
+        *(
+            f"model.layers.0.self_attn.{each}"
+            for each in ("attn._k_scale", "k_scale_float", "fa_q.scale", "fa_k.offset")
+        ),
+        *(f"model.layers.0.self_attn.{each}" for each in ("k_zp", "past_key_scale", "attn.kv_cache_k_scale")),
+        *(f"model.layers.0.self_attn.{each}" for each in ("k_proj.out_scale", "v_static_scale")),
     ],
 )
 def test_scales_of_caches_are_known_by_every_name(name):
@@ -52,6 +58,8 @@ def test_scales_of_caches_are_known_by_every_name(name):
         "model.layers.0.block_sparse_moe.experts.0.w1.k_scale",
         "transformer.h.0.mlp.c_proj.output_scale",
         "model.layers.0.self_attn.k_norm.weight",
+        "model.layers.0.self_attn.o_proj.out_scale",
+        "model.layers.0.self_attn.fa_norm.scale",
     ],
 )
 def test_scales_of_weights_and_activations_are_not_those_of_caches(name):

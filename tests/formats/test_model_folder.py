@@ -16,6 +16,7 @@ from aiakq.formats import model_folder
 from aiakq.formats.checkpoint import Checkpoint
 from aiakq.formats.hub import resolve_model
 from aiakq.formats.model_folder import check_files, open_file, read_file, read_json
+from aiakq.formats.safetensors_file import read_header
 from aiakq.quantizers.options import QuantizeOptions
 from aiakq.quantizers.pipeline import quantize_checkpoint
 from aiakq.runtime.config.engine import EngineConfig
@@ -55,7 +56,7 @@ IN_PLACE_OF_A_FILE: dict[Callable[[Path], None], str] = {
     link_outside: "path_outside_model",
     link_to_process: "path_outside_model",
     link_to_zeros: "path_outside_model",
-    link_in_a_circle: "model_malformed",
+    link_in_a_circle: "broken_link",
     os.mkfifo: "model_malformed",
     Path.mkdir: "model_malformed",
     unix_socket: "model_malformed",
@@ -195,3 +196,11 @@ def test_files_that_are_read_whole_have_a_bounded_size(folder: Path, monkeypatch
         else:
             assert "larger than 1 MiB" in str(refused(lambda: check_files(folder)))
         assert "larger than 1 MiB" in str(refused(lambda name=name: read_json(folder / name, name)))
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors"])
+def test_a_pointer_of_git_lfs_is_named_alike_in_every_file(tmp_path, name):
+    (tmp_path / name).write_bytes(b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 12\n")
+    read = read_json if name.endswith("json") else read_header
+    with pytest.raises(AiakqError, match=r"it is a git-lfs pointer, not the file \(run git lfs pull\)"):
+        read(tmp_path / name, name)

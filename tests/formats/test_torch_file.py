@@ -37,6 +37,13 @@ def refused(folder: Path) -> AiakqError:
     return caught.value
 
 
+def test_a_dtype_that_is_not_read_is_not_called_damage(tmp_path):
+    torch.save({"a.weight": torch.ones(2, dtype=torch.complex64)}, tmp_path / "pytorch_model.bin")
+    with pytest.raises(AiakqError, match="The dtype torch.complex64 of the tensor a.weight in") as caught:
+        read_torch_file(tmp_path / "pytorch_model.bin", "pytorch_model.bin")
+    assert caught.value.id == "unsupported" and "damaged" not in str(caught.value)
+
+
 def test_one_file_with_shared_and_transposed_tensors(folder: Path) -> None:
     both = torch.randn(4, 6)
     tensors = {"a.weight": both, "b.weight": both, "c": both.T, "d": both[1:3].half(), "e": torch.nn.Parameter(both)}

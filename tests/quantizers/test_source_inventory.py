@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import logging
+import re
 import shutil
 
 import pytest
@@ -62,6 +64,31 @@ def test_integers_in_a_model_that_only_transformers_runs_are_refused(tiny_model,
     with pytest.raises(AiakqError, match="embed_in.weight holds I8") as caught:
         quantized(folder, tmp_path / "out")
     assert caught.value.id == "tensor_mismatch"
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"generation": {"temperature": -1.0}}, "generation_config.json sets temperature to -1.0"),
+        ({"generation": {"top_k": "50"}}, "generation_config.json sets top_k to '50'"),
+        ({"generation": {"eos_token_id": [[1, 2]]}}, "generation_config.json sets eos_token_id to"),
+        ({"config": {"eos_token_id": "end"}}, "config.json sets eos_token_id to 'end'"),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("architecture", ["LlamaForCausalLM", "GPTNeoXForCausalLM"])
+def test_generation_values_that_end_the_start_of_a_server_are_refused_before_any_work(
+    tiny_model, tmp_path, monkeypatch, architecture, values, said
+):
+    folder = changed(tiny_model(architecture), tmp_path / "in", {})
+    if "generation" in values:
+        (folder / "generation_config.json").write_text(json.dumps(values["generation"]))
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | values.get("config", {})))
+    monkeypatch.setattr(pipeline, "block_loop", lambda *_: pytest.fail("work was started"))
+    with pytest.raises(AiakqError, match=re.escape(said)) as caught:
+        quantized(folder, tmp_path / "out")
+    assert caught.value.id == "generation_config" and caught.value.remedy == "Correct the file."
 
 
 @pytest.mark.parametrize("content", ["", "{", "[1]"])

@@ -6,14 +6,17 @@ import os
 import shutil
 from types import SimpleNamespace
 
+import msgspec
 import pytest
 
 from aiakq import SamplingParams
 from aiakq.errors import AiakqError
+from aiakq.runtime.structured.vocabulary import Vocabulary
 from aiakq.server.api.message_format import read_chat_template, template_defaults
 from aiakq.server.api.service import Service
 from aiakq.server.loading import _vocabulary_warning
-from aiakq.server.process.text_messages import TextReply, TextRequest
+from aiakq.server.process.text_client import TextClient
+from aiakq.server.process.text_messages import Loaded, TextReply, TextRequest
 
 
 def test_chat_template_is_a_file_or_the_text(tmp_path):
@@ -72,3 +75,19 @@ def test_tokens_beyond_the_vocabulary_are_a_fault_of_the_operator():
     with pytest.raises(AiakqError, match="The tokenizer has '<11>' with the id 11") as caught:
         service._prompts(["a"], reply, TextRequest(0), SamplingParams())
     assert caught.value.http_status == 500 and caught.value.param is None
+
+
+def test_structured_output_is_refused_where_a_text_would_end_the_output():
+    vocabulary = Vocabulary([bytes([byte]) for byte in range(128)] + [b"<end>"], [128])
+
+    class Tokens:
+        special_ids = frozenset([128])
+
+        def raw_tokens(self, ids):
+            return [chr(id) for id in ids]
+
+    text = TextClient(None, 1)
+    text.tokenizer, text.loaded = Tokens(), Loaded(vocabulary=msgspec.msgpack.encode(vocabulary))
+    for ends, expected in (([128], ""), ([128, ord("}")], "the end-of-sequence token 125 is the text '}'"), ([10], "")):
+        text.check_ends(ends)
+        assert text.end_failure.startswith(expected) and bool(text.end_failure) == bool(expected)

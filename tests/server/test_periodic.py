@@ -36,3 +36,19 @@ def test_memory_is_returned_when_large_bodies_are_gone(monkeypatch):
         task.cancel()
 
     asyncio.run(run())
+
+
+def test_free_pages_of_the_heap_are_returned_at_intervals(monkeypatch):
+    """Also while requests run: a busy server is never without one."""
+    trimmed: list[int] = []
+    monkeypatch.setattr(periodic, "TRIM_SECONDS", 0.01)
+    monkeypatch.setattr(periodic, "trim_heap", lambda: trimmed.append(1))
+
+    async def run() -> None:
+        task = asyncio.create_task(periodic.trim_memory())
+        async with asyncio.timeout(10):
+            while len(trimmed) < 3:
+                await asyncio.sleep(0.01)
+        task.cancel()
+
+    asyncio.run(run())

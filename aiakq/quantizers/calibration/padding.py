@@ -15,8 +15,12 @@ from typing import Any
 #: Value of labels that a loss ignores.
 _IGNORED = -100
 #: Columns whose zeros may mark padding, and columns with the number of ids without it.
-LOSS_MASKS = ("mask", "loss_mask", "completion_mask", "assistant_masks", "assistant_mask", "labels_mask")
-LENGTHS = ("length", "lengths", "seq_len", "seq_length", "seqlen", "num_tokens")
+LOSS_MASKS = tuple(
+    "input_mask attn_mask mask loss_mask loss_masks loss_weights completion_mask assistant_masks assistant_mask "
+    "labels_mask label_mask response_mask target_mask segment_ids".split()
+)
+LENGTHS = ("length", "lengths", "seq_len", "seq_length", "seqlen", "num_tokens", "valid_length", "valid_len")
+LABELS = ("labels", "label_ids", "target_ids")
 #: Number of equal ids that no text has at its end, and between two texts.
 _RUN = 4
 _LONG_RUN = 8
@@ -52,12 +56,16 @@ def marked(ids: Sequence[int], columns: Mapping[str, Any]) -> list[bool]:
         if isinstance(values, list) and len(values) == len(ids):
             marks[:] = [mark or is_marked(value) for mark, value in zip(marks, values, strict=True)]
 
-    add(columns.get("labels"), lambda value: value == _IGNORED)
+    for name in LABELS:
+        add(columns.get(name), lambda value: value == _IGNORED)
     for name in LOSS_MASKS:
-        add(columns.get(name), lambda value: value == 0)
+        cell = columns.get(name)
+        if name != "segment_ids" or (isinstance(cell, list) and 1 in cell):  # else they count from 0
+            add(cell, lambda value: value == 0)
     add(columns.get("special_tokens_mask"), lambda value: value == 1)
     for name in LENGTHS:
         length = columns.get(name)
+        length = length[0] if isinstance(length, list) and len(length) == 1 else length
         if isinstance(length, int) and 0 < length < len(ids):
             add(list(range(len(ids))), lambda at, length=length: at >= length)
     positions = columns.get("position_ids")
@@ -88,14 +96,15 @@ def _run(ids: Sequence[int], marks: Sequence[bool], padding: PaddingIds) -> int:
     if not ids:
         return 0
     first = ids[0]
-    length = next((at for at, token in enumerate(ids) if token != first), len(ids))
+    run = next((at for at, token in enumerate(ids) if token != first), len(ids))
     if first == padding.pad:
         # A single one is the end or the beginning of a text.
-        return length - 1 if padding.kept and length < len(ids) else length
-    length = next((at for at in range(length) if not marks[at]), length)
+        return run - 1 if padding.kept and run < len(ids) else run
+    length = next((at for at in range(run) if not marks[at]), run)
     if length < 2:
         return 0
-    return length - 1 if padding.kept and padding.pad is None and length < len(ids) else length
+    # A run that goes on without a mark has the end or the beginning of the text.
+    return length - 1 if padding.kept and padding.pad is None and length == run < len(ids) else length
 
 
 def parts(ids: list[int], padding: PaddingIds) -> list[list[int]]:

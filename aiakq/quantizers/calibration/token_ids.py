@@ -1,14 +1,14 @@
 """Calibration samples from files of token ids: lines of numbers, JSON, JSON lines, or tables.
 
 Padding is left out, because it would spoil the statistics (see padding.py). Text that a loss ignores, such as prompts
-with labels of -100, is calibrated: the model reads it, too.
+with labels of -100, is calibrated: the model reads it, too. Masks of a file that are ones throughout say nothing.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from aiakq.data.messages import is_missing
 from aiakq.data.rows import has_known_columns, plain_name
 from aiakq.data.tables import read_rows
 from aiakq.quantizers.calibration import padding as paddings
-from aiakq.quantizers.calibration.padding import LENGTHS, LOSS_MASKS, PaddingIds
+from aiakq.quantizers.calibration.padding import LABELS, LENGTHS, LOSS_MASKS, PaddingIds
 from aiakq.quantizers.paths import TOKENS_HINT
 
 __all__ = ["PaddingIds", "TokenFile", "read_token_file", "read_token_ids"]
@@ -33,11 +33,11 @@ _ANSWERS = tuple(
     "token_ids output_token_ids completion_token_ids response_token_ids completion_ids response_ids output_ids "
     "completion_input_ids chosen_input_ids".split()
 )
-_MASKS = ("attention_mask", "input_mask")
+_MASKS = ("attention_mask", "input_mask", "attention_masks", "attn_mask", "attn_masks")
 #: Masks whose ones are padding in some programs and text in others.
 _AMBIGUOUS = ("padding_mask", "key_padding_mask", "encoder_padding_mask", "pad_mask")
 #: Columns that say nothing about the text, or what padding.py reads.
-_USED = frozenset({*_MASKS, *LOSS_MASKS, *LENGTHS, "labels", "position_ids", "special_tokens_mask", "token_type_ids"})
+_USED = frozenset({*_MASKS, *LOSS_MASKS, *LENGTHS, *LABELS, "position_ids", "special_tokens_mask", "token_type_ids"})
 _OTHERS = frozenset("offset_mapping overflow_to_sample_mapping cu_seqlens cu_seq_lens_q sequence_ids word_ids".split())
 KNOWN = frozenset(_IDS)
 
@@ -66,8 +66,8 @@ class TokenFile:
             lines.append(f"{self.num_padding} tokens of {name} were left out as padding: runs of the id {ids}.")
         if self.num_suspicious:
             lines.append(
-                f"{self.num_suspicious} lines of {name} begin or end with a run of one id. If that is padding, write "
-                "it with an attention_mask."
+                f"{self.num_suspicious} lines of {name} begin or end with a run of one id. If that is padding, mark it "
+                "with 0 in an attention_mask."
             )
         if self.unread:
             names = ", ".join(f"{column[:40]!r}" for column in list(self.unread)[:6])
@@ -97,7 +97,7 @@ def read_token_file(path: Path, vocab_size: int, padding: PaddingIds) -> TokenFi
     list of lists or of objects; an object of columns or one that wraps rows; JSON lines; or a table. Objects have
     ``input_ids`` and may have an ``attention_mask``, for one sample or for a batch. Raises ``calibration``.
     """
-    found, unmasked = TokenFile(), []
+    found, unmasked, masked = TokenFile(), [], []
     for record in _records(path, found):
         for sample in _unbatched(record, path):
             if is_missing(sample.ids):
@@ -108,9 +108,10 @@ def read_token_file(path: Path, vocab_size: int, padding: PaddingIds) -> TokenFi
             if sample.mask is None:
                 unmasked.append((ids, sample.columns))
             else:
-                for run in _visible(ids, sample, path, found):
-                    # An id that only pads is no text, whatever the mask says.
-                    found.samples += [run] if padding.kept else _without_padding(run, {}, padding, found)
+                runs = _visible(ids, sample, path, found)
+                masked.append(([ids] if set(sample.mask) == {1} else runs, sample.columns))
+    for runs, columns in masked:
+        _add_masked(runs, columns, padding, found)
     filler = None
     if padding.pad is None or not any(padding.pad in ids[:1] + ids[-1:] for ids, _ in unmasked):
         filler = paddings.common_padding([ids for ids, _ in unmasked])
@@ -136,7 +137,7 @@ def _records(path: Path, found: TokenFile) -> Iterator[_Record]:
             yield from _record(row, f"row {number}", path, found)
         return
     whole = decoded_json(text) if text.lstrip()[:1] in ("[", "{") else None
-    if isinstance(whole, Mapping) and not any(isinstance(whole.get(name), (list, str)) for name in _IDS):
+    if isinstance(whole, Mapping) and not _has_column(whole):
         whole = rows_of(whole, path.name, KNOWN)
     if isinstance(whole, Mapping):
         yield from _record(whole, "line 1" if "\n" not in text.strip() else "it", path, found)
@@ -157,16 +158,32 @@ def _record(value: Any, where: str, path: Path, found: TokenFile) -> Iterator[_R
     if isinstance(value, Mapping) and isinstance(value.get("row"), Mapping):
         value = value["row"]  # as the dataset viewer of the hub wraps each row
     if isinstance(value, Mapping):
-        yield from _columns(value, where, path, found)
+        inner = [each for each in value.values() if isinstance(each, Mapping) and _has_column(each)]
+        # Some programs keep what a tokenizer returned under a name such as "inputs".
+        wrapped = inner[0] if len(inner) == 1 and not KNOWN & set(map(plain_name, value)) else value
+        yield from _columns(wrapped, where, path, found)
     elif is_missing(value):
         found.num_empty += 1
     else:
         yield _Record(where, _listed(value, where, path))
 
 
+def _has_column(value: Mapping[str, Any]) -> bool:
+    """Whether an object has a column of token ids."""
+    return any(plain_name(name) in KNOWN and isinstance(cell, list | str) for name, cell in value.items())
+
+
+def _are_words(cell: Any) -> bool:
+    """Whether a cell is a list of texts other than numbers, as the column ``tokens`` of some tokenizers."""
+    while isinstance(cell, list) and cell:
+        cell = cell[0]
+    return isinstance(cell, str) and _NUMBER.fullmatch(cell) is None
+
+
 def _columns(value: Mapping[str, Any], where: str, path: Path, found: TokenFile) -> Iterator[_Record]:
     columns = {plain_name(name): cell for name, cell in value.items()}
     names = [name for name in _IDS if name in columns]
+    names.sort(key=lambda name: isinstance(columns[name], list) and _are_words(columns[name]))
     name = next((name for name in names if isinstance(columns[name], list | str)), None)
     if name is None or is_missing(columns[name]):
         if any(is_missing(columns[each]) for each in names):
@@ -203,7 +220,8 @@ def _has_ids(cell: Any) -> bool:
 
 def _weak(cell: Any, where: str, path: Path) -> Any:
     """Return a column besides the ids, whose texts in tables are lists."""
-    return _listed(cell, where, path) if isinstance(cell, str) and cell.lstrip().startswith("[") else cell
+    is_list = isinstance(cell, str) and (cell.lstrip().startswith("[") or len(_SPLIT.split(cell.strip())) > 1)
+    return _listed(cell, where, path) if is_list else cell
 
 
 def _listed(cell: Any, where: str, path: Path) -> Any:
@@ -256,6 +274,10 @@ def _unbatched(record: _Record, path: Path) -> Iterator[_Record]:
     """Yield the samples of a record, which may be a batch, with their masks."""
     ids, mask, where = record.ids, record.mask, record.where
     if not (isinstance(ids, list) and ids and all(isinstance(row, list) for row in ids)):
+        if isinstance(mask, list) and mask and all(isinstance(row, list) for row in mask):
+            if len(mask) > 1:
+                raise bad(path.name, f"{where} has one list of ids, and an attention_mask of several", TOKENS_HINT)
+            record = replace(record, mask=mask[0])
         yield record
         return
     if mask is not None and (not isinstance(mask, list) or len(mask) != len(ids)):
@@ -274,16 +296,17 @@ def _unbatched(record: _Record, path: Path) -> Iterator[_Record]:
 def _ids(value: Any, where: str, path: Path, vocab_size: int) -> list[int]:
     if not isinstance(value, list):
         raise bad(path.name, f"{where} is no list of ids", TOKENS_HINT)
+    if all(isinstance(item, str) and _NUMBER.fullmatch(item.strip()) for item in value):
+        value = [_integer(item.strip()) for item in value]
     ids = [int(item) if type(item) is float and item.is_integer() else item for item in value]
     for item in ids:
         if type(item) is not int:
             raise bad(path.name, f"{where} holds {str(item)[:40]!r}, which is no integer", TOKENS_HINT)
         if not 0 <= item < vocab_size:
-            raise bad(
-                path.name,
-                f"{where} holds the id {item}, outside 0..{vocab_size - 1}",
-                "Make the ids with this model's own tokenizer.",
-            )
+            hint = "Make the ids with this model's own tokenizer."
+            if item < 0:
+                hint = "If that is padding, replace it by any id, with 0 in an attention_mask."
+            raise bad(path.name, f"{where} holds the id {item}, outside 0..{vocab_size - 1}", hint)
     return ids
 
 
@@ -292,13 +315,17 @@ def _ids(value: Any, where: str, path: Path, vocab_size: int) -> list[int]:
 
 def _note_labels(ids: list[int], columns: Mapping[str, Any], found: TokenFile) -> None:
     """Note labels that are another text, as those of models with an encoder, and not the ids or the next ids."""
-    labels = columns.get("labels")
-    if not isinstance(labels, list) or not _has_ids(labels):
-        return
-    for shift in (0, 1):
-        if all(label in (-100, token) for label, token in zip(labels, ids[shift:], strict=False)):
-            return
-    found.unread["labels"] = None
+    for name in LABELS:
+        labels = columns.get(name)
+        if (
+            isinstance(labels, list)
+            and _has_ids(labels)
+            and not any(
+                all(label in (-100, token) for label, token in zip(labels, ids[shift:], strict=False))
+                for shift in (0, 1)
+            )
+        ):
+            found.unread[name] = None
 
 
 def _visible(ids: list[int], sample: _Record, path: Path, found: TokenFile) -> list[list[int]]:
@@ -326,6 +353,19 @@ def _visible(ids: list[int], sample: _Record, path: Path, found: TokenFile) -> l
         else:
             found.num_masked += 1
     return [run for run in runs if run]
+
+
+def _add_masked(runs: list[list[int]], columns: Mapping[str, Any], padding: PaddingIds, found: TokenFile) -> None:
+    """Add what a mask shows, without an id that only pads and, if no mask of the file hides anything, without the
+    padding that other columns mark.
+    """
+    if found.num_masked or len(runs) > 1:
+        for run in runs:
+            found.samples += [run] if padding.kept else _without_padding(run, {}, padding, found)
+        return
+    for run in runs:
+        # The id of the padding also ends texts: the mask says that its runs are text, unless a column marks them.
+        found.samples += _without_padding(run, columns, PaddingIds(None, True) if padding.kept else padding, found)
 
 
 def _without_padding(

@@ -89,6 +89,8 @@ def describe(unapplied: Mapping[str, Any]) -> str:
 
 
 def _is_off(key: str, value: Any) -> bool:
+    if key.endswith("_token_id") and value is not False:
+        return value in (None, [])  # 0 is a token
     return value in _OFF[key] if key in _OFF and value is not None else value in (None, False, 0, "", [], {})
 
 

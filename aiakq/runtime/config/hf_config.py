@@ -22,6 +22,10 @@ _LEARNED_POSITIONS = frozenset({"OPTForCausalLM", "GPT2LMHeadModel", "GPTBigCode
 #: Rotary parameters that do not belong to scaling, and scaling types that do not extend the context.
 _NO_SCALING = frozenset({"rope_theta", "partial_rotary_factor"})
 _SAME_CONTEXT = frozenset({"default", "llama3", "longrope"})
+#: Generation values that are integers, or lists of them.
+_INTEGERS = frozenset({"top_k", "max_new_tokens", "eos_token_id"})
+#: What a server can do, besides a correction of the file, about a value that no request could have.
+_OTHERWISE = ", override the value with --override-generation-config, or ignore the file with --generation-config vllm"
 
 
 def read_config(path: Path, name: str, missing_ok: bool = False) -> dict[str, Any]:
@@ -109,18 +113,32 @@ def generation_config(folder: Path, args: Mapping[str, Any], raw: Mapping[str, A
     unknown = [name for name in over if name not in APPLIED]
     if unknown:
         raise _bad("--override-generation-config", unknown[0], "one of " + ", ".join(APPLIED))
-    for name in over:
-        _check_default(name, over[name], None)
+    over = {name: _checked(name, value, None) for name, value in over.items()}
     for name in APPLIED:
-        if name not in over:
-            _check_default(name, config.get(name), "generation_config.json")
+        if name in config and name not in over:
+            config[name] = _checked(name, config[name], "generation_config.json")
     return {name: value for name, value in (config | over).items() if value is not None}
 
 
-def _check_default(name: str, value: Any, file: str | None) -> None:
-    """Raise ``generation_config`` for a value that no request could have, or ``bad_option`` if it is not of a file."""
+def check_generation_config(folder: Path, raw: Mapping[str, Any]) -> None:
+    """Raise ``generation_config`` if ``generation_config.json`` of ``folder``, or config.json ``raw``, has a value that
+    ends the start of a server.
+    """
+    config = _own_generation_config(folder) or of_model_config(raw)
+    for file, values in (("generation_config.json", config), ("config.json", raw)):
+        for name in APPLIED if values is config else ("eos_token_id",):
+            _checked(name, values.get(name), file, otherwise="")
+
+
+def _checked(name: str, value: Any, file: str | None, otherwise: str = _OTHERWISE) -> Any:
+    """Return a default value of requests; whole numbers of JSON such as 2.0 become integers where one is expected.
+
+    Raises ``generation_config`` for a value that no request could have, or ``bad_option`` if it is not of a file.
+    """
     if value is None:
-        return
+        return None
+    if name in _INTEGERS:
+        value = [_whole(each) for each in value] if isinstance(value, list) else _whole(value)
     try:
         if name == "eos_token_id":
             allowed = "a token id or a list of token ids"
@@ -137,7 +155,13 @@ def _check_default(name: str, value: Any, file: str | None) -> None:
     except AiakqError:
         if file is None:
             raise _bad("--override-generation-config", f"{name}: {value!r:.64}", allowed) from None
-        raise error("generation_config", file=file, key=name, value=f"{value!r:.64}", allowed=allowed) from None
+        fields = {"key": name, "value": f"{value!r:.64}", "allowed": allowed, "otherwise": otherwise}
+        raise error("generation_config", file=file, **fields) from None
+    return value
+
+
+def _whole(value: Any) -> Any:
+    return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def _own_generation_config(folder: Path) -> dict[str, Any]:
@@ -175,10 +199,10 @@ class GenerationConfig:
         ``generation_config`` and what reading the files raises.
         """
         values = generation_config(folder, args, raw)
-        _check_default("eos_token_id", raw.get("eos_token_id"), "config.json")
+        models_own = _checked("eos_token_id", raw.get("eos_token_id"), "config.json")
         eos_token_ids = _known_ids("the generation config", values.get("eos_token_id"), vocab_size)
         if not eos_token_ids:
-            eos_token_ids = _known_ids("config.json", raw.get("eos_token_id"), vocab_size)
+            eos_token_ids = _known_ids("config.json", models_own, vocab_size)
         sampling = {name: values[name] for name in SAMPLING if name in values}
         grammars = GrammarDefaults.from_args(args["structured_outputs_config"] or {})
         unapplied = not_applied(values)

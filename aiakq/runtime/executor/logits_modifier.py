@@ -16,6 +16,9 @@ from aiakq.runtime.engine.messages import RequestSpec
 from aiakq.runtime.executor.thought_tracker import SpelledBudget, ThoughtTracker
 from aiakq.runtime.sampling_params import LogitsProcessor, SamplingParams
 
+#: A difference of logits that leaves no probability for the lower one.
+_FAR_AHEAD = 1e4
+
 
 class LogitsModifier:
     """Modifies the logits of one sequence.
@@ -114,7 +117,10 @@ class LogitsModifier:
 
 
 class BudgetedModifier(LogitsModifier):
-    """A modifier that also ends thoughts whose budget is used up: it leaves only the token that has to come next."""
+    """A modifier that also ends thoughts whose budget is used up: it leaves only the token that has to come next.
+
+    Where the model would end the message, behind a call for example, it may do so.
+    """
 
     def __init__(
         self, spec: RequestSpec, processors: Sequence[LogitsProcessor], token_ids: list[int], spelled: SpelledBudget
@@ -126,22 +132,26 @@ class BudgetedModifier(LogitsModifier):
         self._tracker = ThoughtTracker(spelled)
 
     def modifies(self, position: int, drafts: list[int]) -> bool:
-        return super().modifies(position, drafts) or self._forced(drafts) is not None
+        return super().modifies(position, drafts) or self._followed(drafts).forced is not None
 
     def apply(self, logits: Tensor, token_ids: list[int], drafts: list[int]) -> None:
         """See LogitsModifier; logits [V]."""
-        forced = self._forced(drafts)
+        tracker = self._followed(drafts)
+        forced, may_end = tracker.forced, not (tracker.is_ending or self._masks_stops(len(token_ids) + len(drafts)))
+        best = int(logits.argmax()) if forced is not None and may_end else None
         if forced is None or self.calls_functions:
             super().apply(logits, token_ids, drafts)
         if forced is not None:
             logits.fill_(float("-inf"))
             logits[forced] = 0.0
+            if best in self._spec.eos_token_ids:
+                logits[best] = _FAR_AHEAD  # a grammar may forbid it, and leaves the other
 
-    def _forced(self, drafts: list[int]) -> int | None:
-        """The token that has to come behind ``drafts``; None if any may."""
+    def _followed(self, drafts: list[int]) -> ThoughtTracker:
+        """The tracker behind ``drafts``."""
         tracker = self._tracker
         if tracker.is_done:
-            return None
+            return tracker
         for token in self._token_ids[self._num_followed :]:
             tracker.add(token)
         self._num_followed = len(self._token_ids)
@@ -149,7 +159,7 @@ class BudgetedModifier(LogitsModifier):
             tracker = tracker.copy()
             for token in drafts:
                 tracker.add(token)
-        return tracker.forced
+        return tracker
 
 
 def _all_but(allowed: Sequence[int], vocab: int, device: torch.device) -> Tensor:

@@ -77,6 +77,11 @@ class ThoughtTracker:
         return self._state is _State.DONE
 
     @property
+    def is_ending(self) -> bool:
+        """Whether a part of the end has come."""
+        return self._state is _State.ENDS or self._overlap() > 0
+
+    @property
     def forced(self) -> int | None:
         """The token that has to come next; None if any may."""
         end_ids = self._spelled.budget.end_ids

@@ -60,7 +60,10 @@ def kind_of_head(checkpoint: Checkpoint) -> str | None:
 
 
 def load(config: EngineConfig, target: Model) -> Eagle3Head:
-    """The head; ``target`` returns its hidden states from now on. Raises ``unsupported`` and ``tensor_*``."""
+    """The head; ``target`` returns its hidden states from now on.
+
+    Raises ``unsupported``, ``not_finite`` and ``tensor_*``.
+    """
     draft = config.draft
     assert draft is not None
     if not isinstance(target, Decoder):
@@ -74,6 +77,7 @@ def load(config: EngineConfig, target: Model) -> Eagle3Head:
     problem = refusal(str(draft.load.path), compare(weights.checkpoint, _required(head, weights.checkpoint)))
     if problem is not None:
         raise problem
+    weights.checkpoint.check_finite()  # NaN in a head would end all drafting without a word
     builder = Eagle3Builder(head, weights, None)
     if not builder.has_embedding:
         builder = Eagle3Builder(head, weights, _shared_embedding(config, draft, target))

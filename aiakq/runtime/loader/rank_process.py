@@ -17,7 +17,7 @@ from collections.abc import Callable
 from importlib.metadata import version
 from typing import TYPE_CHECKING, NoReturn
 
-from aiakq.errors import WORKER, AiakqError, error, one_line
+from aiakq.errors import WORKER, AiakqError, error, memory_error, one_line
 from aiakq.runtime.distributed.messages import (
     Abandon,
     Alive,
@@ -76,6 +76,9 @@ def run_rank(channel: Channel, connect: Callable[[Load], Connections]) -> int:
     except OSError:
         raise
     except BaseException as failure:
+        if lacking := memory_error(failure):
+            channel.send(frame(RankFailed(lacking.id, lacking.plain_fields)))
+            return lacking.exit_code
         traceback.print_exc()
         channel.send(frame(RankFailed("rank_failed", {"rank": first.rank, "reason": one_line(failure)})))
         return WORKER

@@ -68,7 +68,10 @@ def _unused(info: Mapping[str, Any], checkpoint: Checkpoint) -> list[str]:
 def _load(
     hf_config: Any, config: EngineConfig, checkpoint: Checkpoint, options: dict[str, Any]
 ) -> tuple[Any, dict[str, Any]]:
-    """Return the model and transformers' loading info. Files with names that it does not know are read by aiakq."""
+    """Return the model and transformers' loading info.
+
+    aiakq reads files with names that transformers does not know, and those that may not be mapped.
+    """
     from transformers import AutoModelForCausalLM
 
     for remark in checkpoint.remarks:
@@ -78,7 +81,7 @@ def _load(
     is_usual = files == {"model.safetensors"} or (
         (config.load.path / INDEX).exists() and all(file.endswith(".safetensors") for file in files)
     )
-    if is_usual and not config.load.ignore_patterns:
+    if is_usual and config.load.mapped and not config.load.ignore_patterns:
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             config.load.path, local_files_only=True, use_safetensors=True, **common
         )

@@ -34,7 +34,7 @@ STEP_MAX_ITEMS = 1000
 MAX_LEXER_STATES = 1 << 15
 #: Maximum number of characters of a schema whose first mask is enough of a test, and what it must not contain.
 _MAX_PLAIN = 512
-_NOT_PLAIN = re.compile(r'pattern|format|depend|Of"|"(?:if|not|enum|const)"|[$\\]|"m(?:in|ax|ult)|"prefix')
+_NOT_PLAIN = re.compile(r'"(?:pattern|format|depend|m(?:in|ax)[LIP]|mult|prefix|(?:one|all)Of"|(?:if|not)"|\$)')
 #: Seconds after which a grammar that waits for memory is tried again: requests end without a notice.
 _RETRY_SECONDS = 0.1
 
@@ -53,13 +53,15 @@ class _Tokens:
         self.tokens = [token if len(token) <= MAX_TOKEN_BYTES else b"" for token in vocabulary.tokens]
         self.special_token_ids = vocabulary.special_ids
         self.eos_token_id = vocabulary.eos_ids[0]
+        self._ends = frozenset(vocabulary.eos_ids)
         self._split = vocabulary.splitter()
 
     def __call__(self, text: str) -> list[int]:
         """The tokens of a forced text, split as the model's own tokenizer does."""
         ids = self._split(text)
         whole = b"".join(self.tokens[id] for id in ids if id < len(self.tokens))
-        return ids if whole == text.encode() else self.greedy(text)
+        # An end-of-sequence token that is text for the tokenizer would end the text.
+        return ids if whole == text.encode() and self._ends.isdisjoint(ids) else self.greedy(text)
 
 
 class GrammarCompiler:
@@ -204,10 +206,10 @@ class GrammarCompiler:
             if not isinstance(problem, Exception) and not is_panic(problem):
                 raise
             failure = str(problem) or type(problem).__name__
-        return self._reason(failure, grammar), matcher
+        return (self._reason(failure, grammar) if failure else ""), matcher
 
     def _reason(self, failure: str, grammar: Grammar) -> str:
-        """``failure`` in one line, with the pattern in a JSON schema that is the cause; empty if it is empty."""
+        """``failure`` in one line, with the pattern in a JSON schema that is the cause."""
         if "regex" not in failure or grammar.kind not in ("json", "structural_tag"):
             return reason_of(failure)
         make = self._library.LLMatcher
@@ -247,7 +249,7 @@ class GrammarCompiler:
         """``grammar`` in the language of llguidance."""
         text, make = grammar.text, self._library.LLMatcher
         if grammar.kind == "json":
-            return make.grammar_from_json_schema(json_schema(grammar, json.loads(text)))
+            return make.grammar_from_json_schema(json.dumps(json_schema(grammar, json.loads(text))))
         if grammar.kind == "regex":
             return make.grammar_from_regex(text)
         if grammar.kind == "choice":
@@ -262,7 +264,12 @@ class GrammarCompiler:
 
 def _is_plain(grammar: Grammar) -> bool:
     """Whether ``grammar`` is a small schema of plain keywords, whose later masks are within all limits."""
-    return grammar.kind == "json" and len(grammar.text) <= _MAX_PLAIN and not _NOT_PLAIN.search(grammar.text)
+    return (
+        grammar.kind == "json"
+        and len(grammar.text) <= _MAX_PLAIN
+        and "\\" not in grammar.text
+        and not _NOT_PLAIN.search(grammar.text)
+    )
 
 
 def schemas_in(grammar: Grammar) -> list[Any]:

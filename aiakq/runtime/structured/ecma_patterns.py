@@ -133,3 +133,22 @@ def _class(pattern: str, at: int) -> tuple[str, int]:
     if not parts:
         return (r"[\x{0}-\x{10FFFF}]" if is_negated else r"[^\x{0}-\x{10FFFF}]"), at + 1
     return f"[{'^' if is_negated else ''}{''.join(parts)}]", at + 1
+
+
+#: Parts of patterns in the language of llguidance that Python's ``regex`` spells differently, and classes.
+_NOT_PYTHON = re.compile(r"\\x\{([0-9A-Fa-f]+)\}|(\$)|\[(?:\\.|[^\]\\])*\]|\\.", re.DOTALL)
+_CODE_POINT = re.compile(r"\\x\{([0-9A-Fa-f]+)\}|\\.", re.DOTALL)
+
+
+def to_python(pattern: str) -> str:
+    """Translate ``pattern`` from the language of llguidance to that of the library ``regex``."""
+
+    def character(match: re.Match[str]) -> str:
+        return f"\\U{int(match[1], 16):08X}" if match[1] else match[0]
+
+    def part(match: re.Match[str]) -> str:
+        if match[2]:
+            return r"\Z"
+        return _CODE_POINT.sub(character, match[0])
+
+    return _NOT_PYTHON.sub(part, pattern)

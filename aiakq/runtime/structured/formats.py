@@ -127,6 +127,15 @@ def text_with_tags(
     return format | {"any_special_tokens": text == ANY_TEXT, "stop_after_first": only_one}
 
 
+def with_thoughts(part: Format, starts: Sequence[str], ends: Sequence[str]) -> Format:
+    """``part``, but in text with tags thoughts may open between these marks, in which nothing is enforced."""
+    if part["type"] == "triggered_tags":
+        return part | {"thoughts": {"starts": list(starts), "ends": list(ends)}}
+    if part["type"] == "or":
+        return part | {"elements": [with_thoughts(one, starts, ends) for one in part["elements"]]}
+    return part
+
+
 def format_of(grammar: Grammar) -> Format:
     """``grammar`` as a format object. Raises ``grammar_not_enforceable``."""
     if grammar.kind == "json":

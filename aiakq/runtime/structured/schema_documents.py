@@ -58,6 +58,9 @@ class Base:
         return Base(draft, is_declared, urldefrag(_joined(self.uri, own))[0])
 
 
+_NO_BASE = Base()
+
+
 @dataclass(frozen=True)
 class Target:
     """A schema that a reference refers to, and its base. ``key`` is the same for the same schema."""
@@ -72,7 +75,7 @@ class SchemaDocument:
 
     def __init__(self, root: Any) -> None:
         self.root = root
-        self.base = Base().inside(root) if isinstance(root, dict) else Base()
+        self.base = _NO_BASE.inside(root) if isinstance(root, dict) else _NO_BASE
         self.dynamic_anchors: dict[str, list[Target]] = {}
         self.num_resources = 0
         self.has_recursive_anchor = False

@@ -8,21 +8,20 @@ from typing import Any, Protocol
 
 from aiakq.runtime.structured.ecma_patterns import from_ecma, refused_part
 from aiakq.runtime.structured.schema_documents import Base
-from aiakq.runtime.structured.schema_parts import any_order, both, names_in, objects_only, pattern_of
+from aiakq.runtime.structured.schema_numbers import exact_value, number_keywords
+from aiakq.runtime.structured.schema_parts import any_order, both, listed_names, names_in, objects_only, pattern_of
 from aiakq.runtime.structured.schema_values import (
     ALL_TYPES,
     KEYWORDS_OF_TYPE,
     Schema,
     complement,
-    has_long_integer,
-    plain_number,
     plain_value,
     types_of,
     value_has_type,
     value_key,
     values_of,
 )
-from aiakq.runtime.structured.string_formats import HOSTNAME_UP_TO_6, PATTERNS
+from aiakq.runtime.structured.string_formats import ANCHORED, ANCHORED_HOSTNAME_UP_TO_6
 
 #: Keywords whose schemas apply to the same value.
 _IN_PLACE = frozenset(
@@ -48,6 +47,7 @@ class Cleaner(Protocol):
     """What a schema needs of the document that it is in; see ``SchemaCleaner``."""
 
     closed: bool
+    is_lenient: bool
 
     def refuse(self, *keywords: str, reason: str = "cannot be enforced") -> None: ...
 
@@ -60,6 +60,8 @@ class Cleaner(Protocol):
     def dynamic_reference(self, keyword: str, reference: str, base: Base, closed: bool) -> Schema: ...
 
     def one_of(self, parts: list[Schema]) -> Schema: ...
+
+    def keep_types(self, given: Mapping[str, Any], properties: dict[str, Schema], base: Base) -> None: ...
 
 
 class SchemaNode:
@@ -138,10 +140,15 @@ class SchemaNode:
             values = [value for value in values if value_key(value) in keys]
         values = [plain_value(value) for value in values if value_has_type(value, self._types)]
         values = list({value_key(value): value for value in values}.values())
-        if any(map(has_long_integer, values)):  # llguidance computes with 64-bit floats
+        try:
+            found = [exact_value(value) for value in values]
+        except (ValueError, OverflowError):
             keyword = "const" if "const" in given else "enum"
-            self._cleaner.refuse(keyword, reason="has an integer beyond 2^53, which would be rounded")
+            self._cleaner.refuse(keyword, reason="has a number beyond 2^53, which would be rounded")
             return True
+        if any(is_long for _, is_long in found):
+            self._out.pop("type", None)  # llguidance would take integers for ones of 64 bits
+            values = [value for value, _ in found]
         if "const" in given and len(values) == 1:
             self._out["const"] = values[0]
         else:
@@ -234,7 +241,7 @@ class SchemaNode:
         given = self._given
         patterns = self._patterns([given["pattern"]] if "pattern" in given else ())
         if isinstance(given.get("format"), str):
-            patterns += [f"^(?:{pattern})$" for pattern in self._format(given["format"])]
+            patterns += self._format(given["format"])
         if self._base.is_declared and self._base.draft == 7:  # annotations in other drafts
             if given.get("contentEncoding") == "base64":
                 patterns.append(_BASE64)
@@ -259,19 +266,15 @@ class SchemaNode:
     def _format(self, name: str) -> Sequence[str]:
         """The regular expressions of a format; none if it is an annotation."""
         if name == "hostname" and self._base.is_declared and self._base.draft < 7:
-            return HOSTNAME_UP_TO_6
-        return PATTERNS.get(name, ())
+            return ANCHORED_HOSTNAME_UP_TO_6
+        return ANCHORED.get(name, ())
 
     def _numbers(self) -> None:
-        given = self._given
-        if "multipleOf" in given:
-            self._out["multipleOf"] = plain_number(given["multipleOf"])
-        for limit, exclusive in (("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum")):
-            name = exclusive if given.get(exclusive) is True else limit  # in draft 4 it is a boolean
-            if limit in given:
-                self._out[name] = plain_number(given[limit])
-            if exclusive in given and not isinstance(given[exclusive], bool):
-                self._out[exclusive] = plain_number(given[exclusive])
+        found, refused = number_keywords(self._given, "number" not in self._types)
+        self._out.update(found)
+        if refused:
+            reason = "has a value that cannot be enforced exactly; use one of fewer digits"
+            self._cleaner.refuse(*refused, reason=reason)
 
     def _counts(self, least: str, most: str) -> None:
         if self._given.get(least):
@@ -328,7 +331,13 @@ class SchemaNode:
     def _objects(self) -> None:
         given, out = self._given, self._out
         properties = {name: self._schema(value) for name, value in given.get("properties", {}).items()}
+        if self._cleaner.is_lenient:
+            self._cleaner.keep_types(given, properties, self._base)
         by_pattern = {name: self._schema(value) for name, value in given.get("patternProperties", {}).items()}
+        for pattern in [pattern for pattern in by_pattern if listed_names(pattern)]:
+            value = by_pattern.pop(pattern)  # a parser cannot end where a pattern matches only names that are taken
+            for name in listed_names(pattern):
+                properties[name] = both(properties.get(name, {}), value)
         if properties:
             out["properties"] = properties
         if given.get("required"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Mapping
 from typing import Any
 
@@ -47,3 +48,12 @@ def names_in(schema: Schema) -> set[str]:
         for part in schema.get(keyword, ()):
             found |= names_in(part)
     return found
+
+
+_LITERAL = re.compile(r"\^(?:([\w -]+)|\((?:\?:)?([\w -]+(?:\|[\w -]+)*)\))\$", re.ASCII)
+
+
+def listed_names(pattern: str) -> list[str]:
+    """The names that ``pattern`` lists, if it is nothing but a list of them: they are like other properties."""
+    match = _LITERAL.fullmatch(pattern)
+    return [] if match is None else (match[1] or match[2]).split("|")

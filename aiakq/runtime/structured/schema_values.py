@@ -9,6 +9,8 @@ from typing import Any
 
 Schema = dict[str, Any] | bool
 
+#: Floats hold all integers up to this one.
+MAX_EXACT = 2**53
 ALL_TYPES = ("null", "boolean", "number", "string", "array", "object")
 #: Keywords that apply to values of one type only.
 KEYWORDS_OF_TYPE: Mapping[str, frozenset[str]] = {
@@ -38,16 +40,7 @@ def plain_value(value: Any) -> Any:
 
 def plain_number(value: float) -> float:
     """``value`` as an integer if it is one that floats hold exactly."""
-    return int(value) if isinstance(value, float) and abs(value) <= 2**53 and value.is_integer() else value
-
-
-def has_long_integer(value: Any) -> bool:
-    """Whether ``value`` is, or contains, an integer that 64-bit floats may not hold exactly."""
-    if isinstance(value, list):
-        return any(map(has_long_integer, value))
-    if isinstance(value, dict):
-        return any(map(has_long_integer, value.values()))
-    return isinstance(value, int) and abs(value) > 2**53
+    return int(value) if isinstance(value, float) and abs(value) <= MAX_EXACT and value.is_integer() else value
 
 
 def value_key(value: Any) -> str:

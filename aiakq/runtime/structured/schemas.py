@@ -6,9 +6,11 @@ Keywords that exclude nothing are dropped, some are expressed by others, and the
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from aiakq.runtime.structured.grammars import not_enforceable
+from aiakq.runtime.structured.plain_schemas import SCALARS, is_plain, plain_schema
 from aiakq.runtime.structured.refusals import place_of, shortened
 from aiakq.runtime.structured.schema_documents import Base, SchemaDocument, Target
 from aiakq.runtime.structured.schema_node import SchemaNode
@@ -16,10 +18,6 @@ from aiakq.runtime.structured.schema_values import Schema, are_disjoint, is_well
 
 #: Keywords that may exclude every value.
 _EMPTYING = ("not", "enum", "const", "oneOf", "anyOf", "allOf")
-
-#: Keywords of schemas that allow every value of a type, and those types.
-_ONLY_TYPE = frozenset(("type", "title", "description", "default", "examples"))
-_SCALARS = ("string", "integer", "number", "boolean", "null")
 
 
 def clean_schema(
@@ -44,14 +42,15 @@ def clean_schema(
 class SchemaCleaner:
     """Cleans the schemas of a document.
 
-    closed   see ``clean_schema``.
-    dropped  what is not enforced.
+    closed      see ``clean_schema``.
+    is_lenient  see ``clean_schema``.
+    dropped     what is not enforced.
     """
 
     def __init__(self, document: SchemaDocument, closed: bool, lenient: bool) -> None:
         self.closed = closed
         self.dropped: list[str] = []
-        self._document, self._lenient = document, lenient
+        self._document, self.is_lenient = document, lenient
         self._names: dict[tuple[int, bool], str] = {}
         self._definitions: dict[str, Schema] = {}
         self._pending: list[tuple[str, Target, bool]] = []
@@ -73,7 +72,7 @@ class SchemaCleaner:
         for part in self._one_of:
             self._finish_one_of(part)
         if not isinstance(result, dict):
-            if not self._lenient:
+            if not self.is_lenient:
                 named = next(
                     (f'"{keyword}" in ' for keyword in _EMPTYING if isinstance(root, dict) and keyword in root), ""
                 )
@@ -93,7 +92,7 @@ class SchemaCleaner:
         self._refuse(f"the pattern {shortened(pattern)} at {place} has {part}; write it without one")
 
     def _refuse(self, text: str) -> None:
-        if not self._lenient:
+        if not self.is_lenient:
             raise not_enforceable("", text)
         self.dropped.append(text)
 
@@ -101,11 +100,17 @@ class SchemaCleaner:
         """The clean form of ``value``: {} allows everything, False nothing; ``closed``: of this schema."""
         if isinstance(value, bool):
             return {} if value else False
-        if isinstance(value, dict) and value.get("type") in _SCALARS and value.keys() <= _ONLY_TYPE:
-            return {"type": value["type"]}
         if not isinstance(value, dict):
             self.refuse(str(value), reason="is not a schema, which is an object or a boolean")
             return {}
+        if len(value) == 1 and value.get("type") in SCALARS:
+            return {"type": value["type"]}
+        if is_plain(value):
+            inner = closed if "anyOf" in value else self.closed
+            plain = plain_schema(value, lambda part: self.schema(part, base, inner), closed)
+            if self.is_lenient and isinstance(plain, dict) and "properties" in value and "properties" in plain:
+                self.keep_types(value, plain["properties"], base)
+            return plain
         base = base.inside(value)
         if base.is_declared and base.draft < 2019 and isinstance(value.get("$ref"), str):
             return self.reference(value["$ref"], base, closed)
@@ -118,6 +123,15 @@ class SchemaCleaner:
             else:
                 self.refuse(keyword, reason="has a value that JSON Schema does not allow")
         return SchemaNode(self, known, base, closed).clean()
+
+    def keep_types(self, given: Mapping[str, Any], properties: dict[str, Schema], base: Base) -> None:
+        """Keep the types of required ``properties`` that allow no value: an empty ``enum``, for example."""
+        for name in given.get("required", ()):
+            declared = given["properties"].get(name) if properties.get(name) is False else None
+            if isinstance(declared, dict):
+                self.refuse(name, reason="is required and allows no value")
+                kind = {"type": declared["type"]} if "type" in declared else {}
+                properties[name] = self.schema(kind, base, self.closed)
 
     def reference(self, reference: str, base: Base, closed: bool) -> Schema:
         """The clean form of what ``reference`` refers to."""

@@ -46,19 +46,18 @@ _OCTET = "(?:25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])"
 _IPV4 = rf"(?:{_OCTET}\.){{3}}{_OCTET}"
 _H16 = "[0-9A-Fa-f]{1,4}"
 _LS32 = f"(?:{_H16}:{_H16}|{_IPV4})"
-_IPV6 = "(?:" + "|".join(
-    [
-        f"(?:{_H16}:){{6}}{_LS32}",
-        f"::(?:{_H16}:){{5}}{_LS32}",
-        f"(?:{_H16})?::(?:{_H16}:){{4}}{_LS32}",
-        f"(?:(?:{_H16}:){{0,1}}{_H16})?::(?:{_H16}:){{3}}{_LS32}",
-        f"(?:(?:{_H16}:){{0,2}}{_H16})?::(?:{_H16}:){{2}}{_LS32}",
-        f"(?:(?:{_H16}:){{0,3}}{_H16})?::{_H16}:{_LS32}",
-        f"(?:(?:{_H16}:){{0,4}}{_H16})?::{_LS32}",
-        f"(?:(?:{_H16}:){{0,5}}{_H16})?::{_H16}",
-        f"(?:(?:{_H16}:){{0,6}}{_H16})?::",
-    ]
-) + ")"  # fmt: skip
+
+
+def _ipv6() -> str:
+    """IPv6 addresses: those that end with two groups or an IPv4 address, which is written once, and the others."""
+    group = f"{_H16}:"
+    before = ["", f"(?:{_H16})?", *(f"(?:(?:{group}){{0,{most}}}{_H16})?" for most in range(1, 7))]
+    long = [f"(?:{group}){{6}}", f"::(?:{group}){{5}}"]
+    long += [f"{before[most]}::(?:{group}){{{5 - most}}}" for most in range(1, 5)] + [f"{before[5]}::"]
+    return f"(?:(?:{'|'.join(long)}){_LS32}|{before[6]}::{_H16}|{before[7]}::)"
+
+
+_IPV6 = _ipv6()
 
 
 _ALNUM, _LDH = "[A-Za-z0-9]", "[A-Za-z0-9-]"
@@ -97,10 +96,11 @@ def _identifiers(more: str, private: str) -> tuple[str, str]:
     absolute = f"/(?:{path_char}+(?:/{path_char}*)*)?"
     rootless = f"{path_char}+(?:/{path_char}*)*"
     no_scheme = f"{first}+(?:/{path_char}*)*"
+    scheme = "[A-Za-z][A-Za-z0-9+.-]*:"
     end = rf"(?:\?(?:[{plain}:@/?{private}]|{_PERCENT})*)?(?:#(?:[{plain}:@/?]|{_PERCENT})*)?"
-    whole = f"[A-Za-z][A-Za-z0-9+.-]*:(?:{authority}|{absolute}|{rootless})?{end}"
-    relative = f"(?:{authority}|{absolute}|{no_scheme})?{end}"
-    return whole, f"(?:{whole}|{relative})"
+    whole = f"{scheme}(?:{authority}|{absolute}|{rootless})?{end}"
+    reference = f"(?:(?:{scheme})?(?:{authority}|{absolute})?|{scheme}{rootless}|{no_scheme}){end}"
+    return whole, reference
 
 
 _URI, _URI_REFERENCE = _identifiers("", "")
@@ -135,3 +135,6 @@ PATTERNS: dict[str, tuple[str, ...]] = {
     "relative-json-pointer": (rf"(?:0|[1-9][0-9]*)(?:#|{_POINTER})",),
     "uuid": (f"{_HEX}{{8}}-{_HEX}{{4}}-{_HEX}{{4}}-{_HEX}{{4}}-{_HEX}{{12}}",),
 }
+#: The same as patterns of JSON schemas, which match anywhere in a string.
+ANCHORED = {name: tuple(f"^(?:{each})$" for each in patterns) for name, patterns in PATTERNS.items()}
+ANCHORED_HOSTNAME_UP_TO_6 = tuple(f"^(?:{each})$" for each in HOSTNAME_UP_TO_6)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 from aiakq.runtime.structured.grammars import not_enforceable
-from aiakq.runtime.structured.thoughts import BLANKS, thought_rule
+from aiakq.runtime.structured.thoughts import BLANKS, ThoughtsInText, thought_rule
 
 _ANY = r"(.|\n)*"
 _TEXT = f"/{_ANY}/"
@@ -112,6 +112,7 @@ class _Rules:
                 keeps_special=bool(part.get("any_special_tokens")),
                 text=part.get("text", {"type": "any_text"}),
                 not_first=part.get("not_beginning_with", []),
+                thoughts=part.get("thoughts"),
             )
         if kind == "tags_with_separator":
             return self._separated(part)
@@ -141,6 +142,7 @@ class _Rules:
         text: Any,
         not_first: list[str],
         may_lack: bool = True,
+        thoughts: Mapping[str, Any] | None = None,
     ) -> str:
         """Text with ``tags``, each of which begins with one of ``triggers``; after a trigger, a tag is required.
 
@@ -150,17 +152,16 @@ class _Rules:
         text           format of the text between tags.
         not_first      what the text before the first tag does not begin with, apart from white space.
         may_lack       if ``stops``, whether there may be no tag.
+        thoughts       marks of thoughts that may open in the text; see ``ThoughtsInText``.
         """
         between, text = text, self._free(text)
         first_text = self._free(between | {"not_beginning_with": not_first}) if not_first else ""
         in_text, in_first = [], []
-        begins = {self._parts(one)[0] for one in triggers if one}
-        other_ids = {id for id in self._special_ids.values() if f"<[{id}]>" not in begins} - self._end_ids
-        prefix = ""
-        if keeps_special and other_ids:
-            prefix = "(" + self._rule(f"{text} {_one_of(other_ids)}") + ")*"
-        # Text up to the first special token.
-        head = self._head(between, first_text, other_ids, not_first) if first_text and prefix else ""
+        opening = list(thoughts["starts"]) if thoughts else []
+        begins = {self._parts(one)[0] for one in (*triggers, *opening) if one}
+        others = self._special_ids.values() if keeps_special else ()
+        other_ids = {id for id in others if f"<[{id}]>" not in begins} - self._end_ids
+        prefix, tail, head, first_tails = self._parts_of_text(between, text, first_text, other_ids, not_first, thoughts)
 
         def add(trigger: str, rest: str) -> None:
             in_text.append(self._rule(f"{prefix} {self._until(text, trigger)} {rest}"))
@@ -181,13 +182,43 @@ class _Rules:
                 self._special = special
         later = self._rule(" | ".join(in_text))
         if first_text and not at_least_one:
-            only = " | ".join([first_text, *([f"{head} {prefix} {text}"] if head else [])])
-            more = "" if stops else f"({later})* {prefix} {text}"
+            only = " | ".join([*first_tails, *([f"{head} {prefix} {tail}"] if head else [])])
+            more = "" if stops else f"({later})* {prefix} {tail}"
             return self._rule(f"({' | '.join(in_first)}) {more} | {only}")
         first = self._rule(" | ".join(map(self._tag, tags))) if at_least_one else ""
         if stops:
-            return self._rule(first or (f"{later} | {prefix} {text}" if may_lack else later))
-        return self._rule(f"{first} ({later})* {prefix} {text}")
+            return self._rule(first or (f"{later} | {prefix} {tail}" if may_lack else later))
+        return self._rule(f"{first} ({later})* {prefix} {tail}")
+
+    def _parts_of_text(
+        self,
+        text: Any,
+        terminal: str,
+        first_text: str,
+        special_ids: Collection[int],
+        not_first: list[str],
+        thoughts: Mapping[str, Any] | None,
+    ) -> tuple[str, str, str, list[str]]:
+        """Rules for the text between tags; parameters as in ``triggered`` and ``_head``.
+
+        Returns the text before what comes next, which are special tokens and thoughts; the text at the end; the text up
+        to the first special token or the end of the first thought, if the first text has a rule of its own; and, then,
+        the ways in which the whole text may be without both.
+        """
+        inner = [self._rule(f"{terminal} {_one_of(special_ids)}")] if special_ids else []
+        heads = [self._head(text, first_text, special_ids, not_first)] if first_text and special_ids else []
+        tail, first_tails = terminal, [first_text]
+        if thoughts:
+            in_text = ThoughtsInText(self, terminal, thoughts)
+            inner.append(in_text.closed)
+            tail = self._rule(f"{terminal} | {in_text.unclosed}")
+            if first_text:
+                filled = self._free(text | {"not_beginning_with": not_first, "is_blank": False})
+                closed, unclosed = in_text.after(filled)
+                heads.append(closed)
+                first_tails.append(unclosed)
+        prefix = f"({' | '.join(inner)})*" if inner else ""
+        return prefix, tail, self._rule(" | ".join(heads)) if heads else "", first_tails
 
     def _head(self, text: Any, first_text: str, special_ids: Collection[int], not_first: list[str]) -> str:
         """Text up to and including the first special token; parameters as in ``triggered``.
@@ -230,6 +261,15 @@ class _Rules:
         if first.startswith("<["):  # a special token is never part of the text
             return f"{text} {self._mark(mark)}"
         return self._rule(" ".join([self._rule(f"{text} {first}", "[lazy]"), *more]))
+
+    def until(self, text: str, mark: str) -> list[str]:
+        """Text up to and including ``mark``, as special tokens, if it has any, and spelled as text."""
+        ways = [self._until(text, mark)]
+        if self._parts(mark) != [quoted(mark)]:
+            special, self._special = self._special, None
+            ways.append(self._until(text, mark))
+            self._special = special
+        return ways
 
     def _mark(self, text: str) -> str:
         """A rule of ``text``, in which special tokens are matched as tokens."""

@@ -26,11 +26,48 @@ class Rules(Protocol):
     def parts(self, text: str) -> list[str]: ...
     def spelled(self, text: str) -> str: ...
     def special_except(self, marks: list[str]) -> str: ...
+    def until(self, text: str, mark: str) -> list[str]: ...
 
 
 def thought_rule(rules: Rules, part: Mapping[str, Any]) -> str:
     """Return the name of the rule for a format object of ``formats.after_thought``."""
     return _Thought(rules, part).rule()
+
+
+class ThoughtsInText:
+    """Thoughts that open in the text between tags; nothing is enforced in them.
+
+    text    terminal of the text.
+    marks   the ``starts`` and ``ends`` of thoughts.
+    """
+
+    def __init__(self, rules: Rules, text: str, marks: Mapping[str, Any]) -> None:
+        self._rules, self._marks = rules, marks
+        self._closed, self._unclosed = _bodies(rules, marks["ends"])
+        self.closed, self.unclosed = self.after(text)
+
+    def after(self, text: str) -> tuple[str, str]:
+        """Return the rules of ``text`` and a thought that is closed, and of ``text`` and one that is not."""
+        opened = self._rules.rule(
+            " | ".join(way for mark in self._marks["starts"] for way in self._rules.until(text, mark))
+        )
+        return self._rules.rule(f"{opened} {self._closed}"), self._rules.rule(f"{opened} {self._unclosed}")
+
+
+def _bodies(rules: Rules, ends: list[str]) -> tuple[str, str]:
+    """Return the rules of the rest of a thought up to one of ``ends``, and of one without an end."""
+    others, text = rules.special_except(ends), rules.free(_ANY_TEXT)
+    more = f"({text} {others})*" if others else ""
+    closed = rules.rule(" | ".join(f"{more} {end}" for end in _closing(rules, text, ends)))
+    return closed, rules.rule(f"{more} {text}")
+
+
+def _closing(rules: Rules, text: str, ends: list[str]) -> list[str]:
+    """Return what ends a thought, of which ``text`` is the last part."""
+    marks = " | ".join(map(rules.spelled, ends))
+    special = [rules.parts(mark) for mark in ends]
+    tokens = [" ".join([text, *parts]) for parts in special if parts[0].startswith("<[")]
+    return [*tokens, rules.rule(f"{text} ({marks})", "[lazy]")]
 
 
 class _Thought:
@@ -47,10 +84,7 @@ class _Thought:
         self._first = _not_beginning_with(part["answer"], self._starts)
         self._has_blanks = self._first != part["answer"]
         self._others = rules.special_except(self._ends)
-        self._text = rules.free(_ANY_TEXT)
-        more = f"({self._text} {self._others})*" if self._others else ""
-        self._closed = rules.rule(" | ".join(f"{more} {end}" for end in self._closing(self._text)))
-        self._unclosed = rules.rule(f"{more} {self._text}")
+        self._closed, self._unclosed = _bodies(rules, self._ends)
 
     def rule(self) -> str:
         answer: Format = self._part["answer"]
@@ -64,13 +98,6 @@ class _Thought:
             ways.append(self._rules.of(self._first))
         return self._rules.rule(" | ".join(ways))
 
-    def _closing(self, text: str) -> list[str]:
-        """Return what ends a thought, of which ``text`` is the last part."""
-        marks = " | ".join(map(self._rules.spelled, self._ends))
-        special = [self._rules.parts(mark) for mark in self._ends]
-        ends = [" ".join([text, *parts]) for parts in special if parts[0].startswith("<[")]
-        return [*ends, self._rules.rule(f"{text} ({marks})", "[lazy]")]
-
     def _opening(self) -> list[str]:
         """Return the special tokens that open a thought."""
         marks = [self._rules.parts(mark) for mark in self._starts]
@@ -82,7 +109,7 @@ class _Thought:
         blanks = r"[ \n\r\t]*" if self._has_blanks else ""
         pattern = rf"{blanks}({'|'.join(map(re.escape, self._starts))})(.|\n)*"
         begin = self._rules.free({"type": "regex", "pattern": pattern})
-        ways = [f"{end} {behind}" for end in self._closing(begin)]
+        ways = [f"{end} {behind}" for end in _closing(self._rules, begin, self._ends)]
         ways += [f"{begin} {self._others} {self._closed} {behind}"] if self._others else []
         if self._part["may_end"]:
             ways += [begin, *([f"{begin} {self._others} {self._unclosed}"] if self._others else [])]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
 
@@ -49,6 +49,19 @@ class Vocabulary(msgspec.Struct, frozen=True):
             ends = [size]
         added = [id for id in self.added_ids if id < size]
         return Vocabulary(tokens, sorted(special | set(ends)), ends, added, self.model)
+
+    def text_only_at_end(self, eos_ids: Iterable[int]) -> int | None:
+        """The first of ``eos_ids`` that is a text of which no other tokens can consist: no grammar can demand it.
+
+        White space does not count, which the formats of structured output do not demand.
+        """
+        ends = {id for id in eos_ids if id < len(self.tokens)}
+        ordinary = ends - set(self.special_ids)
+        needed = {id: {bytes([byte]) for byte in self.tokens[id] if byte not in b" \t\r\n"} for id in ordinary}
+        spelled = (
+            {text for id, text in enumerate(self.tokens) if len(text) == 1 and id not in ends} if needed else set()
+        )
+        return next((id for id, parts in sorted(needed.items()) if not parts <= spelled), None)
 
     def splitter(self) -> Callable[[str], list[int]]:
         """A function that approximates the tokenizer: text to token ids, none if ``model`` is empty."""

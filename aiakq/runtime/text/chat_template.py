@@ -13,11 +13,21 @@ from typing import Any
 import msgspec
 
 from aiakq.errors import AiakqError, error
-from aiakq.runtime.text.message_forms import joined_text, message_forms, without_leading_systems
+from aiakq.runtime.text.message_forms import (
+    INSTRUCTING,
+    folded,
+    joined_text,
+    message_forms,
+    with_single_calls,
+    with_text_before_calls,
+    with_users_merged,
+    without_leading_systems,
+)
 from aiakq.runtime.text.message_parts import as_parts
 from aiakq.runtime.text.template_facts import FORMS, ROLES, Messages, TemplateFacts, find_facts
 from aiakq.runtime.text.tools_in_text import DEFAULT_SYNTAX, CallSyntax, without_tools
 from aiakq.runtime.text.unicode_text import well_formed
+from aiakq.system.files import IS_LFS_POINTER, LFS_POINTER
 
 #: Values of --chat-template-content-format; auto: found by rendering probes.
 CONTENT_FORMATS = ("auto", "string", "openai")
@@ -59,6 +69,7 @@ class ChatTemplate:
         content_format: str = "auto",
         source: str = "of the model",
         with_tools: bool = False,
+        arguments: Mapping[str, Any] = {},
     ) -> ChatTemplate:
         """Compile a template and find out what it does.
 
@@ -68,12 +79,18 @@ class ChatTemplate:
         content_format  one of CONTENT_FORMATS.
         source          how errors refer to the template.
         with_tools      whether it is for conversations with tools.
+        arguments       variables that the template gets in every conversation.
         """
         check_compiles(text, source)
         template = cls(text, special_tokens, TemplateFacts())
-        facts = find_facts(template._rendered, with_tools)
+        facts = find_facts(template._rendered, with_tools, arguments)
         if with_tools and (not facts.forms or facts.loses_user_text):
-            facts = find_facts(template._rendered)
+            failure = facts.failures.get("user")
+            facts = find_facts(template._rendered, arguments=arguments)
+            if failure is not None:
+                facts = msgspec.structs.replace(facts, failures=facts.failures | {"tools": failure})
+        if "user" in facts.failures:
+            raise error("template_unusable", source=source, reason=_failing(facts.failures["user"]))
         if content_format != "auto":
             chosen = [form for form in FORMS if form == content_format]
             if content_format == "openai" and "part" in facts.forms.get("user", chosen):
@@ -85,6 +102,8 @@ class ChatTemplate:
         if facts.loses_user_text:
             reason = "leaves out the text of users, both as a string and as a list of parts"
             raise error("template_loses_users", source=source, reason=reason)
+        if facts.cuts_texts:
+            raise error("template_loses_users", source=source, reason="leaves out the end of long texts of users")
         return cls(text, special_tokens, facts)
 
     def render(self, messages: Messages, syntax: CallSyntax = DEFAULT_SYNTAX, /, **arguments: Any) -> str:
@@ -96,12 +115,17 @@ class ChatTemplate:
         template otherwise, which may be anything. Raises ``template_loses`` for text that the template leaves out.
         """
         self._check_shown(messages, arguments)
-        listed = [] if self.facts.takes_tools else arguments.pop("tools", None) or []
-        messages = without_tools(messages, listed, self.facts, syntax)
         if self.facts.lacks("developer"):
             messages = [each | {"role": "system"} if each.get("role") == "developer" else each for each in messages]
+        listed = [] if self.facts.takes_tools else arguments.get("tools") or []
+        if listed and not self.facts.beside_tools:
+            del arguments["tools"]
+        if arguments.get("tools") and not listed:
+            messages = self._led_to_tools(messages)
+        messages = without_tools(messages, listed, self.facts, syntax)
         if self.facts.forms.get("system") == [] and messages and messages[0].get("role") == "system":
             messages = without_leading_systems(messages)
+        messages = self._in_turns(messages)
         failure: Exception | None = None
         for tools in _tool_forms(arguments.get("tools")):
             given = arguments if tools is None else {**arguments, "tools": tools}
@@ -137,6 +161,34 @@ class ChatTemplate:
             content = as_parts([content])
         return {**message, "content": content} if "content" in message else message
 
+    def _led_to_tools(self, messages: Messages) -> Messages:
+        """Return the messages with a beginning with which the template shows tools."""
+        first, hidden = messages[0], self.facts.hides_tools
+        role = first.get("role")
+        if role == "system" and not first.get("content") and "empty" in hidden:
+            return messages[1:] if "none" not in hidden and len(messages) > 1 else messages
+        if role == "developer" and "developer" in hidden and "system" not in hidden:
+            return [{**first, "role": "system"}, *messages[1:]]
+        if role not in INSTRUCTING and "none" in hidden and "empty" not in hidden:
+            return [{"role": "system", "content": ""}, *messages]
+        return messages
+
+    def _in_turns(self, messages: Messages) -> Messages:
+        """Return the messages in an order in which the template shows all. Raises ``template_loses``."""
+        facts = self.facts
+        if facts.takes_calls_alone:
+            messages = with_text_before_calls(messages)
+        if facts.takes_one_call:
+            messages = with_single_calls(messages)
+        folds = facts.folds_systems or facts.forms.get("system") == []
+        if folds and any(message.get("role") in INSTRUCTING for message in messages[1:]):
+            messages = folded(messages)
+        if facts.merges_users:
+            messages = with_users_merged(messages)
+        if not facts.shows_turns and sum(message.get("role") not in INSTRUCTING for message in messages) > 1:
+            raise error("template_loses", param="messages", what="the messages of several turns")
+        return messages
+
     def _check_shown(self, messages: Messages, arguments: Mapping[str, Any]) -> None:
         if arguments.get("documents") and not self.facts.takes_documents:
             raise error("template_loses", param="documents", what="documents")
@@ -163,6 +215,8 @@ def check_compiles(text: str, source: str) -> None:
     from jinja2 import TemplateError
     from transformers.utils.chat_template_utils import _compile_jinja_template
 
+    if text.startswith(LFS_POINTER.decode()):
+        raise error("template_unusable", source=source, reason=IS_LFS_POINTER)
     try:
         _compile_jinja_template(text.lstrip(BYTE_ORDER_MARK))
     except TemplateError as failure:
@@ -175,11 +229,22 @@ def check_compiles(text: str, source: str) -> None:
         raise error("template_unusable", source=source, reason=reason) from None
 
 
+def _failing(reason: str) -> str:
+    """Return why a template cannot be used that fails for every conversation."""
+    hint = "; --default-chat-template-kwargs can set a variable" if "is undefined" in reason else ""
+    return f"it fails for every conversation: {reason}{hint}"
+
+
 def _check_other_roles(messages: Messages, text: str) -> None:
-    """Raise ``template_loses`` for a message whose text is not in ``text``, of a role that is not in ``ROLES``."""
+    """Raise ``template_loses`` for a message whose text is not in ``text``.
+
+    Checks those of a role that is not in ``ROLES``, and results without a call before them.
+    """
+    has_calls = False
     for number, message in enumerate(messages):
         role = message.get("role")
-        if role in ROLES:
+        has_calls = role == "tool" and has_calls or bool(message.get("tool_calls"))
+        if role in ROLES and (role != "tool" or has_calls):
             continue
         words = joined_text(message.get("content")).split()
         if words and words[0].lower() not in text.lower():
@@ -206,7 +271,10 @@ def as_template_error(failure: Exception) -> AiakqError:
 def _tool_forms(tools: list[Any] | None) -> Iterator[list[Any] | None]:
     """Yield the tools as they are, and then with the fields without which some templates fail."""
     yield tools
-    if not tools or not all(isinstance(tool, dict) and isinstance(tool.get("function"), dict) for tool in tools):
+    if not tools:
+        yield []  # for templates that read its length
+        return
+    if not all(isinstance(tool, dict) and isinstance(tool.get("function"), dict) for tool in tools):
         return
     filled = [{**tool, "function": _filled(tool["function"])} for tool in tools]
     if filled != tools:

@@ -19,6 +19,8 @@ class CallForm(NamedTuple):
     as_object: bool
 
 
+#: Roles whose messages are instructions.
+INSTRUCTING = ("system", "developer")
 CALL_FORMS = tuple(itertools.starmap(CallForm, itertools.product(("null", "empty", "absent"), (True, False))))
 
 
@@ -27,19 +29,25 @@ def message_forms(
 ) -> Iterator[list[dict[str, Any]]]:
     """Yield variants of ``messages`` to try in order, until the template accepts one.
 
-    Templates differ in the form of messages with calls: ``preferred`` comes first. Many accept a system message only at
-    the beginning: later ones are merged into the user message at their position, so that the prefix of a conversation
-    stays the same after each turn. Absent fields are omitted, because templates test for them.
+    Templates differ in the form of messages with calls: ``preferred`` comes first. Many accept instructions only at the
+    beginning, for which see ``folded``. Absent fields are omitted, because templates test for them, except the content
+    of messages without calls, which they do not.
     """
-    compact = [{name: value for name, value in message.items() if value is not None} for message in messages]
+    compact = [_compact(message) for message in messages]
     yield from _call_forms(compact, preferred)
-    if any(message.get("role") == "system" for message in compact[1:]):
-        yield from _call_forms(_folded(compact), preferred)
+    if any(message.get("role") in INSTRUCTING for message in compact[1:]):
+        yield from _call_forms(folded(compact), preferred)
+
+
+def _compact(message: dict[str, Any]) -> dict[str, Any]:
+    """Return the message without absent fields."""
+    given = {name: value for name, value in message.items() if value is not None}
+    return given if "tool_calls" in given or "content" in given else {**given, "content": ""}
 
 
 def without_leading_systems(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return the messages with all system messages merged into the messages of users at their position."""
-    return _folded([{"role": "assistant"}, *messages])[1:]
+    return folded([{"role": "assistant"}, *messages])[1:]
 
 
 def joined_text(content: Any) -> str:
@@ -64,20 +72,78 @@ def _call_forms(messages: list[dict[str, Any]], preferred: CallForm) -> Iterator
         yield [_with_calls(message, form) for message in messages]
 
 
-def _folded(originals: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the messages with system messages only at the beginning."""
+def folded(originals: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the messages with instructions, which systems and developers give, only in the first message.
+
+    Those that follow it are appended to it. Later ones are merged into the message of the user at their position, so
+    that the prefix of a conversation stays the same after each turn.
+    """
     messages = originals[:1]
-    is_open = False  # the last message came from a system message, and the next user message is appended to it
+    is_open = False  # the last message came from instructions, and the next user message is appended to it
     for message in originals[1:]:
         role, last = message.get("role"), messages[-1]
-        joins = last.get("role") in ("user", "tool") if role == "system" else is_open and role == "user"
+        instructs = role in INSTRUCTING
+        joins = last.get("role") in ("user", "tool", *INSTRUCTING) if instructs else is_open and role == "user"
         if joins:
-            messages[-1] = {**last, "content": joined(last.get("content"), message.get("content"))}
-            is_open = is_open and role == "system"
+            messages[-1] = _merged(last, message)
+            is_open = is_open and instructs
         else:
-            messages.append({**message, "role": "user"} if role == "system" else message)
-            is_open = role == "system"
+            messages.append({**message, "role": "user"} if instructs else message)
+            is_open = instructs
     return messages
+
+
+def with_users_merged(originals: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the messages with those of the user in a row as one."""
+    messages: list[dict[str, Any]] = []
+    for message in originals:
+        if messages and message.get("role") == "user" == messages[-1].get("role"):
+            messages[-1] = _merged(messages[-1], message)
+        else:
+            messages.append(message)
+    return messages
+
+
+def with_single_calls(originals: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the messages with one call in each, which its result follows."""
+    messages: list[dict[str, Any]] = []
+    for number, message in enumerate(originals):
+        calls = message.get("tool_calls") or []
+        if len(calls) < 2:
+            messages.append(message)
+            continue
+        results = list(itertools.takewhile(lambda each: each.get("role") == "tool", originals[number + 1 :]))
+        for place, call in enumerate(calls):
+            messages.append({**(message if place == 0 else {"role": message.get("role")}), "tool_calls": [call]})
+            found = [each for each in results if each.get("tool_call_id") == call.get("id")]
+            messages += found if call.get("id") is not None else results[place : place + 1]
+    return _without_repeats(messages)
+
+
+def _without_repeats(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the messages without results that were moved to their calls before."""
+    seen: set[int] = set()
+    kept = []
+    for message in messages:
+        if message.get("role") != "tool" or id(message) not in seen:
+            kept.append(message)
+        seen.add(id(message))
+    return kept
+
+
+def with_text_before_calls(originals: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the messages with the text of those that have calls in a message of its own before."""
+    messages: list[dict[str, Any]] = []
+    for message in originals:
+        if message.get("tool_calls") and message.get("content"):
+            messages.append({name: value for name, value in message.items() if name != "tool_calls"})
+            message = {"role": message.get("role"), "tool_calls": message["tool_calls"]}
+        messages.append(message)
+    return messages
+
+
+def _merged(first: dict[str, Any], second: dict[str, Any]) -> dict[str, Any]:
+    return {**first, "content": joined(first.get("content"), second.get("content"))}
 
 
 def joined(first: Any, second: Any) -> Any:

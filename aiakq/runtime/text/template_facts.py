@@ -9,29 +9,30 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 import msgspec
 
-from aiakq.runtime.text.message_forms import CALL_FORMS, CallForm, message_forms
+from aiakq.runtime.text.message_forms import CALL_FORMS, INSTRUCTING, CallForm, message_forms
+from aiakq.runtime.text.turn_probes import FILLER_TOOL, TurnProbes
 
 #: Forms of a message's content: a string, a list of parts with type and text, or a list of exactly one part.
 Form = Literal["string", "openai", "part"]
 FORMS: tuple[Form, ...] = ("string", "openai", "part")
 #: Roles whose messages are probed.
 ROLES = ("user", "assistant", "system", "developer", "tool")
+#: How a conversation may begin: without instructions, or with those of a role; "empty": of the system, without a text.
+Lead = Literal["none", "system", "developer", "empty"]
+LEADS: tuple[Lead, ...] = ("none", "system", "developer", "empty")
 Messages = list[dict[str, Any]]
 #: Renders a conversation with the given arguments; may raise anything.
 Render = Callable[..., str]
 
 #: Lowercase letters only, because templates may strip, split, quote or change the case of a text.
-_WORD, _OTHER = "qzprobewordqz", "qzotherwordqz"
+_WORD, _OTHER, _FIRST_PART = "qzprobewordqz", "qzotherwordqz", "qzfirstwordqz"
 _PARAMETERS = {"type": "object", "properties": {"a": {"type": "string", "description": "b"}}, "required": ["a"]}
 _TOOL = {"type": "function", "function": {"name": _WORD, "description": _WORD, "parameters": _PARAMETERS}}
-_INSTRUCTING = ("system", "developer")
-#: For templates that show calls only beside tools.
-_FILLER_TOOL = {"type": "function", "function": {"name": "f", "description": "c", "parameters": _PARAMETERS}}
 _CALLED = {"name": _WORD, "arguments": json.dumps({_OTHER: "1"})}
 _ASKING = {"role": "assistant", "tool_calls": [{"id": "call00001", "type": "function", "function": _CALLED}]}
 #: Arguments that some templates need, tried one after another.
@@ -52,18 +53,38 @@ class TemplateFacts(msgspec.Struct, frozen=True):
     forms             role -> forms of content whose text it shows. Empty: it leaves the text out. Absent: unknown,
                       because it raised for every probe.
     takes_tools       whether it shows ``tools``. Like the others: true if that is unknown.
+    beside_tools      whether this was found with ``tools`` in every probe.
+    hides_tools       beginnings of conversations with which it does not show ``tools``.
     takes_calls       whether it shows the calls of past messages.
     takes_documents   whether it shows ``documents``.
     shows_names       whether it shows the field ``name`` of users' messages.
     call_form         the form of messages with calls in which they are shown without flaws, such as "None".
+    shows_turns       whether it shows all turns of a conversation.
+    cuts_texts        whether it loses the end of long texts of users.
+    merges_users      whether messages of the user in a row must be merged, because it leaves out one of them.
+    folds_systems     whether instructions behind the first message must be moved, because texts are lost otherwise.
+    takes_one_call    whether only messages with one call each are shown in full.
+    takes_calls_alone  whether only messages with calls and no text are shown in full.
+    failures          role -> why it fails for every conversation with messages of the role, by a fault of its own.
+    refusal           the reason that it gives for refusing every conversation, or "".
     """
 
     forms: dict[str, list[Form]] = {}
     takes_tools: bool = True
+    beside_tools: bool = False
+    hides_tools: list[Lead] = []
     takes_calls: bool = True
     takes_documents: bool = True
     shows_names: bool = True
     call_form: CallForm = CALL_FORMS[0]
+    shows_turns: bool = True
+    cuts_texts: bool = False
+    merges_users: bool = False
+    folds_systems: bool = False
+    takes_one_call: bool = False
+    takes_calls_alone: bool = False
+    failures: dict[str, str] = {}
+    refusal: str = ""
 
     @property
     def loses_user_text(self) -> bool:
@@ -74,28 +95,62 @@ class TemplateFacts(msgspec.Struct, frozen=True):
         return not self.forms.get(role)
 
 
-def find_facts(render: Render, with_tools: bool = False) -> TemplateFacts:
+def find_facts(render: Render, with_tools: bool = False, arguments: Mapping[str, Any] = {}) -> TemplateFacts:
     """Find out what a template does. ``render(messages, **arguments)`` renders it.
 
     with_tools  whether to probe conversations with tools, in which some templates show other parts.
+    arguments   variables of every conversation.
     """
-    probe = _Probe(render, {"tools": [_FILLER_TOOL]} if with_tools else {})
+    probe = _Probe(render, {**arguments, **({"tools": [FILLER_TOOL]} if with_tools else {})})
     forms: dict[str, list[Form]] = {}
+    failures: dict[str, str] = {}
+    refusal = ""
     for role in ROLES:
+        probe.raised.clear()
         shown = [probe.shows_text(role, form, forms) for form in FORMS]
-        if any(each is not None for each in shown):
+        if all(each is None for each in shown):
+            reason, is_refusal = _reason_of(probe.raised)
+            if not is_refusal or (role == "user" and probe.refuses_anything(reason)):
+                failures[role] = reason
+            elif role == "user":
+                refusal = reason
+        else:
             forms[role] = [form for form, is_shown in zip(FORMS, shown, strict=True) if is_shown]
             if {"openai", "part"} <= set(forms[role]):
                 forms[role].remove("part")
+    if not forms:
+        return TemplateFacts(failures=failures, refusal=refusal)
     takes_calls, call_form = probe.calls(forms)
+    shown_roles = frozenset(role for role, known in forms.items() if known)
+    turns = TurnProbes(probe.text, lambda text, role: _content(text, _first(forms, role)), shown_roles)
+    shows_calls = takes_calls and {"assistant", "tool"} <= shown_roles
     return TemplateFacts(
         forms=forms,
         takes_tools=probe.shows_argument(forms, tools=[_TOOL]),
+        beside_tools=with_tools,
+        hides_tools=probe.leads_without_tools(forms),
         takes_calls=takes_calls,
         takes_documents=probe.shows_argument(forms, documents=[_DOCUMENT]),
         shows_names=probe.shows_names(forms),
         call_form=call_form,
+        shows_turns=turns.shows_turns(),
+        cuts_texts=turns.cuts_long_texts(),
+        merges_users=turns.merges_users(),
+        folds_systems=turns.folds_instructions(),
+        takes_one_call=shows_calls and turns.takes_one_call(call_form),
+        takes_calls_alone=shows_calls and turns.takes_calls_alone(call_form),
+        failures=failures,
     )
+
+
+def _reason_of(raised: Sequence[Exception]) -> tuple[str, bool]:
+    """Return why a template raised, and whether it did so on purpose, with ``raise_exception``."""
+    from jinja2 import TemplateError
+
+    refusals = [each for each in raised if type(each) is TemplateError]
+    first = next(iter(refusals or raised))
+    reason = (str(first).strip().splitlines() or [type(first).__name__])[0].rstrip(".")
+    return reason[:200], bool(refusals)
 
 
 class _Probe:
@@ -103,21 +158,21 @@ class _Probe:
 
     def __init__(self, render: Render, arguments: dict[str, Any]) -> None:
         """``arguments``: those of every probe."""
+        self.raised: list[Exception] = []  # since it was cleared
         self._render = render
         self._arguments = arguments
 
     def shows_text(self, role: str, form: Form, known: dict[str, list[Form]]) -> bool | None:
         """Whether content of this form is shown; None if the template raises for every conversation with it."""
         raised = True
-        # Some templates show results only beside tools.
-        arguments: tuple[dict[str, Any], ...] = ({}, {"tools": [_FILLER_TOOL]}) if role == "tool" else ({},)
-        for conversation, given in itertools.product(_conversations(role, form, known), arguments):
-            text = self._text(conversation, **given)
+        for conversation in _conversations(role, form, known):
+            text = self.text(conversation)
             if text is None:
                 continue
             raised = False
             # A template that shows only the first message would lose the user's text after a system message.
-            is_shown = _WORD in text and (role not in _INSTRUCTING or _OTHER in text)
+            is_shown = _WORD in text and (role not in INSTRUCTING or _OTHER in text)
+            is_shown = is_shown and (form != "openai" or _FIRST_PART in text)
             if is_shown and not (form != "string" and any(mark in text for mark in _PRINTED_LIST)):
                 return True
         return None if raised else False
@@ -126,17 +181,29 @@ class _Probe:
         """Whether an argument of the template is shown, in any conversation; true if it raises for all."""
         raised = True
         for conversation in _plain_conversations(known):
-            text = self._text(conversation, **arguments)
+            text = self.text(conversation, **arguments)
             if text is not None:
                 raised = False
                 if _WORD in text:
                     return True
         return raised
 
+    def leads_without_tools(self, known: dict[str, list[Form]]) -> list[Lead]:
+        """Return the beginnings of conversations with which ``tools`` are not shown; not those that it refuses."""
+        user = {"role": "user", "content": _content("a", _first(known, "user"))}
+        found: list[Lead] = []
+        for lead in LEADS:
+            role = "system" if lead == "empty" else lead
+            first = {"role": role, "content": "" if lead == "empty" else _content("b", _first(known, role))}
+            text = self.text([user] if lead == "none" else [first, user], tools=[_TOOL])
+            if text is not None and _WORD not in text:
+                found.append(lead)
+        return found
+
     def shows_names(self, known: dict[str, list[Form]]) -> bool:
         """Whether the name of a user is shown, in any conversation; true if the template raises for all."""
         asked = [[*each[:-1], {**each[-1], "name": _WORD}] for each in _plain_conversations(known)]
-        texts = [text for text in map(self._text, asked) if text is not None]
+        texts = [text for text in map(self.text, asked) if text is not None]
         return not texts or any(_WORD in text for text in texts)
 
     def calls(self, known: dict[str, list[Form]]) -> tuple[bool, CallForm]:
@@ -144,12 +211,15 @@ class _Probe:
         result = {"role": "tool", "tool_call_id": "call00001", "name": "f"}
         result["content"] = _content("1", _first(known, "tool"))
         raised = True
+        saying = {**_ASKING, "content": _content("c", _first(known, "assistant"))}
         found: list[tuple[int, CallForm]] = []
-        for form in _PREFERENCE:
-            for asked, arguments in itertools.product(_plain_conversations(known), ({}, {"tools": [_FILLER_TOOL]})):
+        for form, asking in itertools.product(_PREFERENCE, (_ASKING, saying)):
+            if asking is saying and not raised:
+                continue
+            for asked in _plain_conversations(known):
                 for rest in ([result], [], [result, asked[-1]]):
-                    [conversation] = itertools.islice(message_forms([*asked, _ASKING, *rest], form), 1)
-                    text = self._text(conversation, **arguments)
+                    [conversation] = itertools.islice(message_forms([*asked, asking, *rest], form), 1)
+                    text = self.text(conversation)
                     raised = raised and text is None
                     if text is not None and (_WORD in text or _OTHER in text):
                         found.append((_flaws(text), form))
@@ -158,7 +228,15 @@ class _Probe:
         best = min(found, key=lambda each: each[0], default=(0, CALL_FORMS[0]))[1]
         return bool(found) or raised, best
 
-    def _text(self, conversation: Messages, **arguments: Any) -> str | None:
+    def refuses_anything(self, reason: str) -> bool:
+        """Whether the template raises for this reason whatever the messages are."""
+        for messages in ([], [{"role": _WORD, "content": _WORD}]):
+            self.raised.clear()
+            if self.text(messages) is not None or _reason_of(self.raised) != (reason, True):
+                return False
+        return True
+
+    def text(self, conversation: Messages, **arguments: Any) -> str | None:
         """Return the rendered text in lower case, or None if the template raises with and without documents."""
         for extra in _EXTRAS:
             try:
@@ -167,8 +245,8 @@ class _Probe:
                 ).lower()
             except (MemoryError, TimeoutError):
                 raise
-            except Exception:  # templates raise anything
-                continue
+            except Exception as failure:  # templates raise anything
+                self.raised.append(failure)
         return None
 
 
@@ -186,7 +264,7 @@ def _content(text: str, form: Form) -> Any:
     if form == "string":
         return text
     part = {"type": "text", "text": text}
-    return [part] if form == "part" else [{"type": "text", "text": "a"}, part]
+    return [part] if form == "part" else [{"type": "text", "text": _FIRST_PART}, part]
 
 
 def _plain_conversations(known: dict[str, list[Form]]) -> Iterator[Messages]:
@@ -204,7 +282,7 @@ def _conversations(role: str, form: Form, known: dict[str, list[Form]]) -> Itera
     message: dict[str, Any] = {"role": role, "content": _content(_WORD, form)}
 
     def filler(name: str, fill: Form) -> dict[str, Any]:
-        text = _OTHER if role in _INSTRUCTING and name == "user" else "a"
+        text = _OTHER if role in INSTRUCTING and name == "user" else "a"
         return {"role": name, "content": _content(text, (known[name] or [fill])[0] if name in known else fill)}
 
     for fill in (form, *(each for each in FORMS if each != form)):
@@ -213,7 +291,7 @@ def _conversations(role: str, form: Form, known: dict[str, list[Form]]) -> Itera
             yield from ([message], [system, message], [user, answer, message], [message, answer, user])
         elif role == "assistant":
             yield from ([user, message, user], [user, message], [system, user, message, user])
-        elif role in _INSTRUCTING:
+        elif role in INSTRUCTING:
             yield from ([message, user], [message, user, answer, user])
         else:
             call = {"id": "call00001", "type": "function", "function": {"name": "f", "arguments": {"a": "1"}}}

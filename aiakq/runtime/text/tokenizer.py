@@ -302,7 +302,9 @@ class Tokenizer:
         values |= {"tools": tools} if tools else {}
         try:
             if _renders_as_transformers(self.hf):
-                return self._chat_template(template, bool(tools), content_format).render(read, **values)
+                return self._chat_template(template, bool(tools), content_format, arguments or {}).render(
+                    read, **values
+                )
             return self.hf.apply_chat_template(read, tokenize=False, chat_template=template, **values)
         except AiakqError:
             raise
@@ -312,9 +314,11 @@ class Tokenizer:
     def prepare_chat(self) -> None:
         """Check the model's own template, which otherwise happens with the first conversation. Raises as that."""
         if _renders_as_transformers(self.hf):
-            self._chat_template(None, with_tools=False, content_format="auto")
+            self._chat_template(None, with_tools=False, content_format="auto", arguments={})
 
-    def _chat_template(self, given: str | None, with_tools: bool, content_format: str) -> ChatTemplate:
+    def _chat_template(
+        self, given: str | None, with_tools: bool, content_format: str, arguments: Mapping[str, Any]
+    ) -> ChatTemplate:
         """Return the template, checked at its first use. Raises as ``template_of`` and ``ChatTemplate.checked``."""
         source = "of the model" if given is None else "that was given"
         text = template_of(self.hf, given, with_tools)
@@ -322,7 +326,7 @@ class Tokenizer:
         if key not in self._chat_templates:
             special_tokens = dict(self.hf.special_tokens_map)
             try:
-                template = ChatTemplate.checked(text, special_tokens, content_format, source, with_tools)
+                template = ChatTemplate.checked(text, special_tokens, content_format, source, with_tools, arguments)
             except TimeoutError:  # the caller has set a timer
                 template = ChatTemplate(text, special_tokens, TemplateFacts())
             self._chat_templates[key] = template

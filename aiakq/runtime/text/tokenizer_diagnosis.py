@@ -11,11 +11,10 @@ from pathlib import Path
 from aiakq.errors import AiakqError, error
 from aiakq.formats.model_folder import read_file, read_json
 from aiakq.runtime.text.tokenizer_files import has_tokenizer, wrong_encodings
+from aiakq.system.files import IS_LFS_POINTER, LFS_POINTER
 
 _JSON = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json")
 _SENTENCEPIECE = ("tokenizer.model", "spiece.model", "sentencepiece.bpe.model")
-_LFS_POINTER = b"version https://git-lfs"
-_POINTER = "it is a git-lfs pointer, not the file (run git lfs pull)"
 #: A line of a tiktoken vocabulary: a token in base64 and its rank.
 _TIKTOKEN = re.compile(rb"[A-Za-z0-9+/=]+ [0-9]+\r?\n")
 #: What the package tokenizers says of a part that it does not know.
@@ -68,9 +67,6 @@ def _is_code(folder: Path) -> bool:
 
 def _check_json(folder: Path, name: str) -> None:
     """Raise ``model_malformed`` for a file that is not a JSON object."""
-    content = read_file(folder, name)
-    if content.startswith(_LFS_POINTER):
-        raise error("model_malformed", file=str(folder / name), reason=_POINTER)
     read_json(folder / name, str(folder / name))
 
 
@@ -102,8 +98,8 @@ def _not_sentencepiece(content: bytes) -> str | None:
     """Return why a file is no SentencePiece model, which begins with the field of its first token."""
     if not content:
         return "it is empty"
-    if content.startswith(_LFS_POINTER):
-        return _POINTER
+    if content.startswith(LFS_POINTER):
+        return IS_LFS_POINTER
     if _TIKTOKEN.match(content):
         return "it is a vocabulary of tiktoken, which only the model's own code or a tokenizer.json can say how to use"
     return None if content.startswith(b"\n") else "it is not a SentencePiece model"

@@ -72,7 +72,7 @@ ROUTES = (
             *("lora_root_missing", "lora_disabled", "adapter_exists", "adapter_missing", "adapter_outside_root"),
             *("adapter_malformed", "adapter_unsupported", "adapter_rank", "adapter_mismatch", "adapter_size"),
             *("adapters_in_use", "adapter_changed"),
-            *("path_outside_model", "model_malformed", "format_unsupported", *UNAVAILABLE),
+            *("path_outside_model", "broken_link", "model_malformed", "format_unsupported", *UNAVAILABLE),
         ),
         enabled_by="enable_admin_routes",
     ),

@@ -15,6 +15,7 @@ from aiakq.runtime.structured.formats import (
     schema,
     some_tags,
     tag_grammar_of,
+    with_thoughts,
 )
 from aiakq.runtime.structured.grammars import Grammar
 from aiakq.server.api.reasoning_parsers.base import ReasoningParser
@@ -61,6 +62,8 @@ async def answer_grammar(
     async def grammar(schemas: Mapping[str, Any]) -> Grammar:
         part = calls.format(schemas)
         if reasoning is not None:
+            if not reasoning.is_closed and not calls.is_forced and request_grammar is None:
+                part = with_thoughts(part, reasoning.parser.starts, reasoning.parser.ends)
             may_end = not calls.is_forced and request_grammar is None
             part = reasoning.before(part, "tools", may_end=may_end, may_end_with_call=not may_end)
         return await _checked(service, part, request_grammar, "tools")

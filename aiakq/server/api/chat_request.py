@@ -80,5 +80,8 @@ class ChatCompletionRequest(GenerationRequest, ConversationFields):
         reasoning = None if parser is None else Reasoning(parser, *reasoning_state(service, self, prompts[0]))
         return await answer_grammar(service, self, grammar, reasoning)
 
+    def has_budget_in(self, param: str) -> bool:
+        return self.thinking_token_budget is not None and self._budget_param == param
+
     def thought_state(self, service: Service, prompt: Prompt) -> tuple[bool, bool] | None:
         return None if service.message_format.reasoning_parser is None else reasoning_state(service, self, prompt)

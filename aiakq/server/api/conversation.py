@@ -10,7 +10,8 @@ from aiakq.errors import error
 from aiakq.runtime.text.chat_template import RESERVED_TEMPLATE_KWARGS
 from aiakq.runtime.text.message_parts import join_text_parts, read_message
 from aiakq.runtime.text.template_facts import TemplateFacts
-from aiakq.server.api.foreign_fields import CALL_FIELDS, MESSAGE_FIELDS, REASONING_FIELDS
+from aiakq.server.api.foreign_fields import CALL_FIELDS, MESSAGE_FIELDS
+from aiakq.server.api.foreign_reasoning import REASONING_FIELDS
 from aiakq.server.api.part_fields import check_choice, check_content
 from aiakq.server.api.reasoning_fields import ReasoningFields
 from aiakq.server.api.reasoning_switch import ReasoningEffort

@@ -17,7 +17,7 @@ from aiakq.server.api.reasoning_parsers.base import ReasoningParser
 from aiakq.server.api.tool_parsers import TOOL_PARSERS
 from aiakq.server.api.tool_parsers.base import JsonToolParser, ToolParser
 from aiakq.server.api.tool_parsers.hermes import HermesParser
-from aiakq.system.files import check_named, read_named_text
+from aiakq.system.files import IS_LFS_POINTER, LFS_POINTER, check_named, read_named_text
 
 #: Maximum size of the file of --chat-template.
 MAX_TEMPLATE_BYTES = 4 << 20
@@ -148,7 +148,10 @@ def read_chat_template(value: str | None) -> str | None:
         hint = "Give the path of a Jinja file."
         return error("bad_option", option="--chat-template", value=value, expected=expected, hint=hint)
 
-    return read_named_text(path, MAX_TEMPLATE_BYTES, bad)
+    text = read_named_text(path, MAX_TEMPLATE_BYTES, bad)
+    if text.startswith(LFS_POINTER.decode()):
+        raise bad(IS_LFS_POINTER)
+    return text
 
 
 def template_defaults(given: Mapping[str, Any] | None) -> dict[str, Any]:

@@ -114,7 +114,9 @@ class MessageParser:
     def _parse(self) -> Parsing[None]:
         if self._reasoning is not None:
             yield from self._reasoning.parse(self._text, self._output)
-        if self._tools is not None:
+        if self._tools is not None and self._reasoning is not None:
+            yield from self._reasoning.parse_answer(self._text, self._output)
+        elif self._tools is not None:
             yield from read_message(self._tools, self._text, self._output)
         else:
             yield from self._text.rest(self._output.content)

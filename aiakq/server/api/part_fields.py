@@ -10,7 +10,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from aiakq.errors import error
-from aiakq.server.api.foreign_fields import MESSAGE_FIELDS, NotSupported, refused
+from aiakq.server.api.foreign_field import NotSupported, refused
+from aiakq.server.api.foreign_fields import MESSAGE_FIELDS
 from aiakq.server.api.unknown_fields import UnknownFields
 
 #: Fields that any object may have, which clients send back or which are hints for caches.

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, get_args
 from pydantic import PrivateAttr
 
 from aiakq.errors import error
-from aiakq.server.api.foreign_fields import ForeignField
+from aiakq.server.api.foreign_field import ForeignField
 from aiakq.server.api.reasoning_switch import ReasoningEffort, reasoning_arguments
 from aiakq.server.api.request_model import RequestModel
 from aiakq.server.api.unknown_fields import UnknownFields
@@ -32,6 +32,10 @@ class ReasoningFields(RequestModel):
     def asked_reasoning(self) -> dict[str, tuple[Any, str]]:
         """Return what the declared fields ask for, see ``Asked``."""
         return {}
+
+    def has_budget_in(self, param: str) -> bool:
+        """Whether the field ``param`` also has the budget of thoughts, which has an effect."""
+        return False
 
     def take(self, name: str, value: Any, param: str, field: ForeignField, unknown: UnknownFields) -> None:
         if name not in (_EFFORT, _THINKS):
@@ -59,6 +63,8 @@ class ReasoningFields(RequestModel):
     def name_without_effect(self, template: str, given: Mapping[str, Any], unknown: UnknownFields) -> None:
         """Ignore the fields by name that ``template`` has no switch for. Raises ``unsupported_parameter``."""
         for value, param in self._without_effect(template, given).values():
+            if value is True and self.has_budget_in(param):
+                continue
             refusal = error("unsupported_parameter", param=param, reason=_NO_SWITCH)
             if unknown.refuses and self.refuses_effort:
                 if value != "none":

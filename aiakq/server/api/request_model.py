@@ -16,7 +16,8 @@ from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler, GetJson
 from pydantic_core import CoreSchema, core_schema
 
 from aiakq.errors import AiakqError, error
-from aiakq.server.api.foreign_fields import IGNORED, OPTIONS, ForeignField, NotSupported
+from aiakq.server.api.foreign_field import IGNORED, ForeignField, NotSupported
+from aiakq.server.api.foreign_fields import OPTIONS
 from aiakq.server.api.unknown_fields import REFUSE, UnknownFields
 from aiakq.server.api.unsupported_fields import IGNORED_FIELDS, UNSUPPORTED_FIELDS, UnsupportedField
 from aiakq.server.http.json_surrogates import mended_json

@@ -11,7 +11,7 @@ from typing import Any
 from aiakq.errors import AiakqError, error
 from aiakq.runtime.structured.grammars import json_text
 from aiakq.runtime.structured.relaxed_schemas import loosest_schema
-from aiakq.runtime.structured.schemas import clean_schema
+from aiakq.server.api.output.argument_schemas import NO_ARGUMENTS, clean_arguments
 from aiakq.server.api.tools import Tool
 from aiakq.server.process.text_messages import TextReply
 
@@ -19,9 +19,8 @@ logger = logging.getLogger("aiakq.server")
 
 #: For one request: maximum number of checks of single tools or groups of them, and of seconds that they compute.
 MAX_CHECKS, MAX_CHECK_SECONDS = 32, 2.0
-_NO_ARGUMENTS = {"type": "object", "properties": {}, "additionalProperties": False}
-#: Maximum number of schemas that are kept, and of characters of each.
-_CACHED, _MAX_CACHED_CHARS = 512, 1 << 14
+#: Maximum number of warnings that are remembered, to log each once.
+_MAX_WARNINGS = 512
 
 
 def parameters_name(number: int) -> str:
@@ -42,11 +41,10 @@ def arguments_schema(number: int, tool: Tool) -> dict[str, Any]:
         allowed = "the schema of an object"
         raise error("value_out_of_range", param=param, value=f"type {types}"[:64], allowed=allowed)
     if not schema:
-        return _NO_ARGUMENTS
+        return dict(NO_ARGUMENTS)
     text = json_text(param, schema)
-    clean = _cached if len(text) <= _MAX_CACHED_CHARS else _cleaned
     try:
-        cleaned, dropped = clean(text, bool(tool.function.strict))
+        cleaned, dropped = clean_arguments(text, bool(tool.function.strict))
     except AiakqError as failure:
         if failure.id != "grammar_not_enforceable":
             raise
@@ -55,15 +53,7 @@ def arguments_schema(number: int, tool: Tool) -> dict[str, Any]:
     return cleaned
 
 
-def _cleaned(text: str, is_strict: bool) -> tuple[dict[str, Any], tuple[str, ...]]:
-    cleaned, dropped = clean_schema(json.loads(text), closed=True, only_objects=True, lenient=not is_strict)
-    return cleaned, tuple(dropped)
-
-
-_cached = lru_cache(_CACHED)(_cleaned)
-
-
-@lru_cache(_CACHED)
+@lru_cache(_MAX_WARNINGS)
 def _warn(name: str, note: str) -> None:
     logger.warning("The schema of the tool %s is enforced in part: %s", ascii(name[:64]), ascii(note[:200])[1:-1])
 

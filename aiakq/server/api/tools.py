@@ -10,6 +10,7 @@ from pydantic import Field, PrivateAttr, WithJsonSchema, model_validator
 from aiakq.errors import error
 from aiakq.server.api.output.json_text import MAX_NAME
 from aiakq.server.api.request_model import FailFastList, RequestModel
+from aiakq.server.api.schema_names import SCHEMA_NAMES, check_schema_names, renamed_schema
 
 #: Maximum number of tools in a request.
 MAX_TOOLS = 1024
@@ -36,10 +37,17 @@ class AsSent(RequestModel):
     @model_validator(mode="wrap")
     @classmethod
     def _keep(cls, value: Any, handler: Any) -> Any:
+        if isinstance(value, dict):
+            value = cls._in_own_names(value)
         model = handler(cls._completed(value) if isinstance(value, dict) else value)
         if isinstance(value, dict):
             model._sent = value
         return model
+
+    @classmethod
+    def _in_own_names(cls, value: dict[str, Any]) -> dict[str, Any]:
+        """Return the object with names of other APIs replaced."""
+        return value
 
     @classmethod
     def _completed(cls, value: dict[str, Any]) -> dict[str, Any]:
@@ -85,6 +93,24 @@ class Tool(AsSent):
     _number: int = PrivateAttr(0)
 
     @classmethod
+    def _in_own_names(cls, value: dict[str, Any]) -> dict[str, Any]:
+        function = value.get("function")
+        if not isinstance(function, dict):
+            return value
+        named = renamed_schema(function, "parameters")
+        beside = renamed_schema({name: each for name, each in value.items() if name in SCHEMA_NAMES}, "parameters")
+        moved = {"parameters": beside.get("parameters"), "strict": value.get("strict")}
+        if any(named.get(name) is not None for name in SCHEMA_NAMES):
+            del moved["parameters"]
+        moved = {name: each for name, each in moved.items() if each is not None and named.get(name) is None}
+        if not moved:
+            return value if named is function else value | {"function": named}
+        rest = {name: each for name, each in value.items() if not (name in SCHEMA_NAMES and "parameters" in moved)}
+        if "strict" in moved:
+            del rest["strict"]
+        return rest | {"function": {**named, **moved}}
+
+    @classmethod
     def _completed(cls, value: dict[str, Any]) -> dict[str, Any]:
         is_other = isinstance(value.get("type"), str) and value["type"] != "function"
         return value | {"function": _OtherTool()} if is_other else value
@@ -115,6 +141,7 @@ def check_tools(tools: Sequence[Tool] | None, choice: Any) -> None:
             allowed, value = "a name that no other tool has", tool.function.name[:64]
             raise error("value_out_of_range", param=f"{path}.function.name", value=value, allowed=allowed)
         names.add(tool.function.name)
+        _check_schema(tool, path)
     if choice is None or choice in ("none", "auto"):
         return
     if choice == "required":
@@ -129,6 +156,17 @@ def check_tools(tools: Sequence[Tool] | None, choice: Any) -> None:
     _check_type(choice, ("function", "allowed_tools"), "tool_choice")
     if choice.get("type") != "allowed_tools":
         _check_name(choice, names, "tool_choice")
+
+
+def _check_schema(tool: Tool, path: str) -> None:
+    """Raise ``unsupported_parameter`` for a schema or ``strict`` in a field that is not read."""
+    function = tool.function
+    check_schema_names(function.model_extra or {}, f"{path}.function", function.parameters)
+    beside = tool.model_extra or {}
+    check_schema_names(beside, path, function.parameters)
+    strict = beside.get("strict")
+    if strict is not None and strict != function.strict:
+        raise error("unsupported_parameter", param=f"{path}.strict", reason="function.strict has another value")
 
 
 def allowed_tools(tools: list[Tool] | None, choice: Any) -> tuple[list[Tool] | None, Any]:

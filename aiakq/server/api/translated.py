@@ -68,7 +68,13 @@ class Translated(ReasoningFields):
 
     def check_combinations(self) -> None:
         """Create ``chat``. Raises the errors of ``ChatCompletionRequest`` and its ``check_combinations``."""
-        fields = {name: getattr(self, name) for name in self.same_fields} | self.chat_fields()
+        same = {name: getattr(self, name) for name in self.same_fields}
+        fields = self.chat_fields()
+        for name in same.keys() & fields.keys():
+            if None not in (same[name], fields[name]) and same[name] != fields[name]:
+                reason = f"{name} is given too, with another value"
+                raise error("unsupported_parameter", param=self.own_name(name), reason=reason)
+        fields = same | fields
         try:
             self._chat = parse_values(ChatCompletionRequest, fields)
             self._chat.check_combinations()

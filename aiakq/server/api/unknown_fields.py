@@ -136,7 +136,7 @@ def nearest(name: str, known: frozenset[str]) -> str | None:
 
 def _differ_in_words(name: str, other: str) -> bool:
     """Whether one of two names has all words of the other, and further ones."""
-    words, others = (set(re.split(r"[\s_-]+", each.lower())) for each in (name, other))
+    words, others = (set(re.findall(r"[^\s_-]+", each.lower())) for each in (name, other))
     return words < others or others < words
 
 

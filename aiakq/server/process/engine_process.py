@@ -13,7 +13,7 @@ import time
 import traceback
 from typing import TYPE_CHECKING
 
-from aiakq.errors import WORKER, AiakqError, error, one_line
+from aiakq.errors import WORKER, AiakqError, error, memory_error, one_line
 from aiakq.runtime.engine.loop import run
 from aiakq.runtime.engine.messages import Abort, Inbox, StepOutput, UnloadAdapter
 from aiakq.server.process.adapter_checks import AdapterChecks
@@ -79,6 +79,9 @@ def _run(link: EngineLink) -> int:
         link.send(encode_error(failure))
         return failure.exit_code
     except BaseException as failure:
+        if lacking := memory_error(failure):
+            link.send(encode_error(lacking))
+            return lacking.exit_code
         traceback.print_exc()
         link.send(Failed("engine_start", {"reason": one_line(failure), "hint": "The traceback is above."}))
         return WORKER

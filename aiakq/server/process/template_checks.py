@@ -37,6 +37,7 @@ def checked_template(
     source: str,
     limit_memory: Callable[[], None],
     with_tools: bool = False,
+    arguments: Mapping[str, Any] = {},
 ) -> ChatTemplate:
     """Return ``text`` as a template, compiled for all processes forked later if that is cheap.
 
@@ -46,7 +47,10 @@ def checked_template(
     """
     from transformers.utils import chat_template_utils  # noqa: F401  imported once, for all processes
 
-    result = _in_child(lambda: _check(text, special_tokens, content_format, source, with_tools), limit_memory)
+    def check() -> _Result:
+        return _check(text, special_tokens, content_format, source, with_tools, arguments)
+
+    result = _in_child(check, limit_memory)
     if result.failure is not None:
         id, fields = result.failure
         raise error(id, **fields)
@@ -59,14 +63,21 @@ def checked_template(
     return ChatTemplate(text, special_tokens, facts or TemplateFacts())
 
 
-def _check(text: str, special_tokens: Mapping[str, Any], content_format: str, source: str, with_tools: bool) -> _Result:
+def _check(
+    text: str,
+    special_tokens: Mapping[str, Any],
+    content_format: str,
+    source: str,
+    with_tools: bool,
+    arguments: Mapping[str, Any],
+) -> _Result:
     try:
         before = resource.getrusage(resource.RUSAGE_SELF)
         check_compiles(text, source)
         after = resource.getrusage(resource.RUSAGE_SELF)
         is_cheap = after.ru_utime - before.ru_utime < _CHEAP_SECONDS
         is_cheap = is_cheap and (after.ru_maxrss - before.ru_maxrss) << 10 < _CHEAP_BYTES
-        template = ChatTemplate.checked(text, special_tokens, content_format, source, with_tools)
+        template = ChatTemplate.checked(text, special_tokens, content_format, source, with_tools, arguments)
         return _Result(template.facts, is_cheap=is_cheap)
     except AiakqError as failure:
         return _Result(failure=(failure.id, {name: str(value) for name, value in failure.fields.items()}))

@@ -19,12 +19,13 @@ import msgspec
 from aiakq.arguments.server import KEY_VARIABLES
 from aiakq.errors import AiakqError, error
 from aiakq.runtime.structured.grammars import Grammar, not_enforceable
+from aiakq.runtime.structured.vocabulary import Vocabulary
 from aiakq.runtime.text.tokenizer import NoTokenizer, TokenDecoder, Tokenizer, TokenizerSource
 from aiakq.server.process.text_messages import Drop, Loaded, Setup, TextReply, TextRequest, frame_of, size_of
 from aiakq.server.process.text_process import MAX_SECONDS, MAX_SECONDS_PER_CHAR, WITHOUT_TORCH
 from aiakq.server.process.worker_queue import TextWorkerChannel, WorkerQueue
 from aiakq.system.frames import LENGTH, framed
-from aiakq.system.processes import CHILD_OPTIONS, child_command
+from aiakq.system.processes import CHILD_OPTIONS, child_command, is_stopped
 
 Result = TypeVar("Result")
 _Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
@@ -41,6 +42,8 @@ _MAX_KEPT_GRAMMARS, _MAX_KEPT_CHARS = 512, 1 << 15
 _DROP_SECONDS = 0.2
 #: Seconds after which the tokenizer counts as stuck if a short text is not done.
 STUCK_SECONDS = 10.0
+#: Seconds after which a request that waits looks whether the process is stopped.
+_STOPPED_SECONDS = 1.2 * STUCK_SECONDS
 #: Seconds for a tokenizer to load.
 _LOAD_SECONDS = 300.0
 #: Probe texts, which every tokenizer must be able to process.
@@ -66,6 +69,7 @@ class TextClient:
     loaded      description of the tokenizer, from the process.
     tokenizer   tokenizer in this process, used to decode single tokens and short pieces; it does not encode.
     with_torch  whether the process may import torch, for tokenizers with code of their own.
+    end_failure  why no grammar can be enforced with the end-of-sequence tokens of the model, or "".
     """
 
     def __init__(
@@ -75,12 +79,15 @@ class TextClient:
         with_torch: bool = False,
         content_format: str = "auto",
         template_source: str = "of --chat-template",
+        template_arguments: dict[str, Any] | None = None,
     ) -> None:
-        """For the last two, see ``Setup``."""
+        """For the last three, see ``Setup``."""
         self.with_torch = with_torch
         self.loaded = Loaded()
+        self.end_failure = ""
         self.tokenizer: Tokenizer = NoTokenizer()
         self._setup = Setup(TokenizerSource("", left_out=True), template, max_chars, content_format, template_source)
+        self._setup.template_arguments = template_arguments or {}
         self._is_set_up = False
         self._queue = WorkerQueue()
         self._process: asyncio.subprocess.Process | None = None
@@ -106,6 +113,18 @@ class TextClient:
         first = next(iter(self._short_since.values()), None)
         if first is not None and time.monotonic() - first > STUCK_SECONDS:
             raise error("tokenizer_stuck", limit=STUCK_SECONDS)
+
+    def check_ends(self, eos_ids: Sequence[int]) -> None:
+        """Set ``end_failure`` for the end-of-sequence tokens of the model."""
+        self.end_failure = ""
+        if self.loaded.vocabulary and not self.tokenizer.special_ids.issuperset(eos_ids):
+            vocabulary = msgspec.msgpack.decode(self.loaded.vocabulary, type=Vocabulary)
+            id = vocabulary.text_only_at_end(eos_ids)
+            if id is not None:
+                shown = f"{self.tokenizer.raw_tokens([id])[0]!r:.40}"
+                self.end_failure = (
+                    f"the end-of-sequence token {id} is the text {shown}, which no other tokens can spell"
+                )
 
     async def load(self, source: TokenizerSource) -> None:
         """Load the tokenizer and probe it. Raises the errors of ``TokenizerSource.load``."""
@@ -171,8 +190,8 @@ class TextClient:
     async def _run_grammar(self, request: TextRequest) -> TextReply:
         if self._setup.source.left_out:
             raise error("no_tokenizer")
-        if self.loaded.grammar_failure:
-            return TextReply(0, failure=self.loaded.grammar_failure, failed="grammar")
+        if failure := self.loaded.grammar_failure or self.end_failure:
+            return TextReply(0, failure=failure, failed="grammar")
         return await self._replied(request)
 
     async def run(self, request: TextRequest) -> TextReply:
@@ -292,8 +311,8 @@ class TextClient:
 
         exchange.add_done_callback(on_done)
         try:
-            done, _ = await asyncio.wait({exchange}, timeout=seconds + _EXTRA_SECONDS)
-            if not done:  # its worker is replaced; if that fails too, the whole process is
+            await self._wait(exchange, seconds + _EXTRA_SECONDS)
+            if not exchange.done():  # its worker is replaced; if that fails too, the whole process is
                 if self._control is not None:
                     _write(self._control, Drop(channel.slot, request.number, is_late=True))
                 await asyncio.wait({exchange}, timeout=_REPLACE_SECONDS)
@@ -308,6 +327,14 @@ class TextClient:
             if self._process is process:  # else another request has already detected it
                 await self.stop()
             raise
+
+    async def _wait(self, exchange: asyncio.Future[TextReply], seconds: float) -> None:
+        """Wait for a reply. Raises ``TimeoutError`` if the process, which replaces workers, is stopped meanwhile."""
+        process, deadline = self._process, time.monotonic() + seconds
+        while not exchange.done() and (left := deadline - time.monotonic()) > 0:
+            await asyncio.wait({exchange}, timeout=min(left, _STOPPED_SECONDS))
+            if not exchange.done() and left > _STOPPED_SECONDS and process is not None and is_stopped(process.pid):
+                raise TimeoutError
 
     async def _drop(self, channel: TextWorkerChannel, number: int, exchange: asyncio.Future[TextReply]) -> None:
         """Send ``Drop`` for a worker's request until a reply arrives, because the worker may not have started on it."""

@@ -25,6 +25,7 @@ class Setup(msgspec.Struct):
     max_chars        maximum length of a rendered conversation.
     content_format   one of ``CONTENT_FORMATS``.
     template_source  how errors refer to ``chat_template``.
+    template_arguments  variables of the template in every conversation that does not set them.
     template_facts   those of a ``Loaded`` before, with which the templates need not be checked again.
     """
 
@@ -33,6 +34,7 @@ class Setup(msgspec.Struct):
     max_chars: int
     content_format: str = "auto"
     template_source: str = "of --chat-template"
+    template_arguments: dict[str, Any] = {}
     template_facts: list[TemplateFacts | None] = []
 
 

@@ -163,7 +163,8 @@ def _load_template(setup: Setup, tokenizer: Tokenizer, facts: TemplateFacts | No
     def limit_memory() -> None:
         limit_more_memory(MAX_TEMPLATE_BYTES)
 
-    return checked_template(text, special_tokens, setup.content_format, source, limit_memory, with_tools)
+    arguments = setup.template_arguments
+    return checked_template(text, special_tokens, setup.content_format, source, limit_memory, with_tools, arguments)
 
 
 def _compiler(tokenizer: Tokenizer, loaded: Loaded) -> GrammarCompiler | None:
@@ -197,7 +198,7 @@ class _WorkerPool:
         self._slots = {self._fork(slot): slot for slot in range(len(sockets))}
 
     def run(self) -> None:
-        """Replace workers that die, until the server exits."""
+        """Replace workers that die or are stopped, until the server exits."""
         poll = select.poll()
         poll.register(self._control, select.POLLIN)
         poll.register(self._wake, select.POLLIN)
@@ -206,9 +207,12 @@ class _WorkerPool:
             if self._wake in ready:
                 os.read(self._wake, 1 << 12)
                 while self._slots:
-                    pid, status = os.waitpid(-1, os.WNOHANG)
+                    pid, status = os.waitpid(-1, os.WNOHANG | os.WUNTRACED)
                     if pid == 0:
                         break
+                    if os.WIFSTOPPED(status):  # by an operator, perhaps for good
+                        os.kill(pid, signal.SIGKILL)
+                        pid, status = os.waitpid(pid, 0)
                     self._on_exit(pid, status)
             if self._control.fileno() in ready:
                 body = receive_frame(self._control)
@@ -246,7 +250,7 @@ class _WorkerPool:
         failed = _PARTS[at]
         killer = os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
         timed_out = killer == signal.SIGPROF
-        reason = "it ended its process; is it too large?"
+        reason = "it ended the process that worked on it, probably because it is too large"
         if timed_out:
             reason = "it took too long" if failed == "tokenizer" else f"it took longer than {MAX_SECONDS:g} s"
         try:

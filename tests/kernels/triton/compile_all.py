@@ -62,9 +62,9 @@ KINDS = [("w4a16", 4, 128), ("w4a16", 4, 32), ("w8a16", 8, 128), ("w8a16", 8, K)
 EVERYWHERE = [("w4a16", 4, 128), ("w8a16", 8, K), ("w2a16", 2, 128)]
 
 
-def splits_of(most: str, words: list[str | int]) -> int:
-    """Programs that share an output: one, or any other number."""
-    return 4 if int(most) <= configs.SPLIT_ROWS or any(isinstance(word, int) for word in words) else 1
+def is_split(most: str, words: list[str | int]) -> bool:
+    """Whether programs share an output."""
+    return int(most) <= configs.SPLIT_ROWS or any(isinstance(word, int) for word in words)
 
 
 def grouped_kernels(arch: int) -> Iterator[Row]:
@@ -87,7 +87,7 @@ def grouped_kernels(arch: int) -> Iterator[Row]:
                         MockTensor(torch.int16), MockTensor(torch.int32), MockTensor(torch.float32), *halves[:2],
                         MockTensor(torch.float32), MockTensor(torch.int32), K, 1024, N, 7, N, N_PADDED=N,
                         STEPS=K // step, GROUP=group, BITS=bits, BKP=plane, BN=bn, BM=bm,
-                        SPLIT=splits_of(most, words), STAGES=stages, BIAS=False,
+                        SPLIT=4 if is_split(most, words) else 1, STAGES=stages, BIAS=False,
                         SCALE_FIRST="scale_first" in words, PLAIN=plain, num_warps=warps,
                     )  # fmt: skip
                     kind = f"{scheme} g{group}" if group < K else scheme
@@ -103,7 +103,7 @@ def integer_kernels(arch: int) -> Iterator[Row]:
         made = compiled(
             linear_int8_kernel.integers_kernel, arch, MockTensor(torch.int8), MockTensor(torch.float32),
             MockTensor(torch.int8), MockTensor(torch.float32), y, y, MockTensor(torch.int32), MockTensor(torch.int32),
-            N, 7, N, K=K, BN=bn, BM=bm, BK=128, SPLIT=splits_of(most, words), STAGES=stages,
+            N, 7, N, K=K, BN=bn, BM=bm, BK=128, SPLIT=3 if is_split(most, words) else 1, STAGES=stages,
             WEIGHTS_LEFT="weights_left" in words, BIAS=False, num_warps=warps,
         )  # fmt: skip
         matrix = "IGMMA" if arch == 90 else "IMMA"

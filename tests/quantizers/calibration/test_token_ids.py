@@ -35,6 +35,11 @@ def read(tmp_path):
         {"input_ids": [TEXT + [0] * 6], "attention_mask": [MASK + [0] * 6]},
         {"input_ids": TEXT + [0], "attention_mask": [True] * 10 + [False], "labels": [-100] * 11, "position_ids": [0]},
         [{"input_ids": TEXT + [0], "attention_mask": MASK + [0]}],
+        {"INPUT_IDS": TEXT + [0], "ATTENTION_MASK": MASK + [0]},
+        {"inputIds": TEXT + [0], "attentionMask": MASK + [0]},
+        {"input_ids": TEXT + [0], "attn_mask": MASK + [0]},
+        {"input_ids": TEXT + [0], "attention_masks": MASK + [0]},
+        {"input_ids": TEXT + [0], "attention_mask": [MASK + [0]]},
     ],
 )
 def test_masked_positions_are_left_out(read, content):
@@ -54,8 +59,9 @@ def test_a_gap_in_the_mask_ends_a_sample(read):
         ({"input_ids": [TEXT, TEXT], "attention_mask": MASK}, "attention_mask of another shape"),
         ({"input_ids": TEXT, "attention_mask": [2] * 10}, "not 0 or 1"),
         ({"input_ids": TEXT, "attention_mask": "no"}, "holds 'no', which is no list"),
+        ({"input_ids": TEXT, "attention_mask": [MASK] * 10}, "one list of ids, and an attention_mask of several"),
         ({"labels": TEXT}, "no list 'input_ids'"),
-        ({"input_ids": [*TEXT, -100]}, "outside 0..511"),
+        ({"input_ids": [*TEXT, -100]}, "outside 0..511.* with 0 in an attention_mask"),
         ({"input_ids": TEXT, "attention_mask": [0] * 10}, "no sample"),
     ],
 )
@@ -122,6 +128,13 @@ def csv_of(*rows: list[int]) -> str:
         ("pandas.json", {"input_ids": {"0": TEXT, "1": TEXT, "2": TEXT}}),
         ("prompts.jsonl", (json.dumps({"prompt_token_ids": TEXT[:4], "token_ids": TEXT[4:]}) + "\n") * 3),
         ("names.jsonl", (json.dumps({"Input IDs": TEXT}) + "\n") * 3),
+        ("camel.json", {"inputIds": [TEXT] * 3}),
+        ("upper.jsonl", (json.dumps({"INPUT_IDS": TEXT}) + "\n") * 3),
+        ("upper.json", {"INPUT_IDS": [TEXT] * 3, "n": 3}),
+        ("texts.jsonl", (json.dumps({"input_ids": [str(each) for each in TEXT]}) + "\n") * 3),
+        ("words.jsonl", (json.dumps({"tokens": ["a"] * 10, "ids": TEXT}) + "\n") * 3),
+        ("encodings.json", {"encodings": {"input_ids": [TEXT] * 3, "attention_mask": [MASK] * 3}}),
+        ("inputs.jsonl", (json.dumps({"id": 1, "inputs": {"input_ids": [TEXT]}}) + "\n") * 3),
     ],
 )
 def test_the_usual_forms_are_read(read, name, content):
@@ -146,15 +159,46 @@ def test_a_parquet_file_is_read(tmp_path):
         {"labels": TEXT + [-100] * 4},
         {"labels": [-100] * 5 + TEXT[5:] + [-100] * 4},
         {"special_tokens_mask": [1] + [0] * 9 + [1] * 4},
+        {"labels": " ".join(map(str, TEXT + [-100] * 4))},
+        {"label_ids": TEXT + [-100] * 4},
+        {"segment_ids": MASK + [0] * 4},
         {"length": 10},
+        {"length": [10]},
+        {"valid_length": 10},
         {"position_ids": [*range(10), 9, 9, 9, 9]},
         {"position_ids": [*range(10), 0, 0, 0, 0]},
     ],
 )
 def test_padding_is_recognized_by_other_columns(read, columns):
     """Of a tokenizer whose padding id is another, so that the run itself says nothing."""
-    found = read({"input_ids": TEXT + [99] * 4, **columns}, padding=PaddingIds(2))
-    assert found.samples == [TEXT] and not found.unread
+    ids = TEXT + [99] * 4
+    for mask in ({}, {"attention_mask": [1] * 14}):
+        found = read({"input_ids": ids, **columns, **mask}, padding=PaddingIds(2))
+        assert found.samples == [TEXT] and not found.unread
+
+
+@pytest.mark.parametrize(
+    "columns", [{"labels": TEXT + [2] + [-100] * 4}, {"loss_mask": [0] * 5 + [1] * 6 + [0] * 4}], ids=str
+)
+@pytest.mark.parametrize("padding", [PaddingIds(2, kept=True), PaddingIds()], ids=["known", "unknown"])
+def test_a_mask_of_ones_does_not_hide_padding_that_other_columns_mark(read, columns, padding):
+    """A trainer padded with the id that ends texts after the masks were made."""
+    row = {"input_ids": [*TEXT, 2, 2, 2, 2, 2], "attention_mask": [1] * 15}
+    found = read({**row, **columns}, padding=padding)
+    assert found.samples == [[*TEXT, 2]] and found.num_padding == 4
+    assert "4 tokens of f were left out as padding: runs of the id 2." in found.warnings("f", padding)
+
+
+def test_masks_that_hide_padding_elsewhere_are_believed(read):
+    ones = {"input_ids": [*TEXT, 7, 7, 7], "attention_mask": [1] * 13, "labels": TEXT + [-100] * 3}
+    zeros = {"input_ids": [*TEXT, 0, 0, 0], "attention_mask": [1] * 10 + [0] * 3, "labels": TEXT + [-100] * 3}
+    assert read([ones, zeros], "ids.json").samples == [[*TEXT, 7, 7, 7], TEXT]
+
+
+def test_a_long_run_under_a_mask_of_ones_is_named(read):
+    padding = PaddingIds(2, kept=True)
+    found = read({"input_ids": TEXT + [2] * 9, "attention_mask": [1] * 19}, padding=padding)
+    assert found.samples == [TEXT + [2] * 9] and "begin or end with a run" in found.warnings("f", padding)[0]
 
 
 @pytest.mark.parametrize(
@@ -167,6 +211,7 @@ def test_padding_is_recognized_by_other_columns(read, columns):
         {"mask": [1] * 5 + [0] * 5},
         {"special_tokens_mask": [1] + [0] * 9},
         {"token_type_ids": [0] * 5 + [1] * 5},
+        {"segment_ids": [0] * 10},
         {"position_ids": list(range(10))},
         {"length": 10},
     ],

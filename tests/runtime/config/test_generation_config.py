@@ -37,7 +37,8 @@ def read(folder: Path, values: dict[str, Any], raw: dict[str, Any] = RAW, **give
         ("max_new_tokens", "20"),
         ("eos_token_id", "2"),
         ("eos_token_id", [2, "3"]),
-        ("eos_token_id", 2.0),
+        ("eos_token_id", 2.5),
+        ("top_k", "50"),
         ("eos_token_id", True),
         ("eos_token_id", {"id": 2}),
     ],
@@ -73,6 +74,14 @@ def test_end_tokens_beyond_the_vocabulary_are_left_out_with_a_warning(tmp_path, 
     with caplog.at_level(logging.WARNING, "aiakq.runtime"):
         assert read(tmp_path, values, raw).eos_token_ids == expected
     assert "is left out: the model's vocabulary has the ids 0 to 99" in caplog.text
+
+
+def test_whole_numbers_of_json_are_integers(tmp_path):
+    found = read(tmp_path, {"eos_token_id": [2.0, 3], "top_k": 50.0, "max_new_tokens": 1e2})
+    assert found.eos_token_ids == (2, 3) and found.sampling == {"top_k": 50} and found.max_new_tokens == 100
+    assert all(type(each) is int for each in (*found.eos_token_ids, found.sampling["top_k"], found.max_new_tokens))
+    assert read(tmp_path, {}, {"eos_token_id": 2.0}).eos_token_ids == (2,)
+    assert read(tmp_path, {}, override_generation_config={"top_k": 7.0}).sampling == {"top_k": 7}
 
 
 def test_values_in_range_raise_no_warning(tmp_path, caplog):

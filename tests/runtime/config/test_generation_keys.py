@@ -49,6 +49,11 @@ def test_a_key_that_changes_the_answer_is_named(key: str) -> None:
     assert key in describe(not_applied(config))
 
 
+def test_the_token_0_is_not_a_value_that_is_off() -> None:
+    forced = {"forced_bos_token_id": 0, "forced_eos_token_id": 0}
+    assert not_applied(forced) == forced
+
+
 def test_values_that_are_off_and_keys_without_effect_are_not_named() -> None:
     neutral = {"do_sample": True, "num_beams": 1, "typical_p": 1.0, "min_length": 0, "guidance_scale": 1, "top_h": 1.0}
     effectless = {"transformers_version": "4.40.0", "_from_model_config": True, "pad_token_id": 2, "use_cache": True}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import random
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -280,14 +281,26 @@ def changed(head: str, folder: Path, **tensors: torch.Tensor | None) -> Path:
         ({"norm.weight": torch.ones(64)}, "norm.weight"),
         ({"d2t": None}, "d2t"),
         ({"d2t": torch.full((256,), 100)}, "d2t"),
+        ({"d2t": torch.full((256,), torch.nan)}, "d2t"),
     ],
-    ids=["no fc", "another width", "no d2t", "a token that is not there"],
+    ids=["no fc", "another width", "no d2t", "a token that is not there", "no integers"],
 )
 def test_a_head_with_other_tensors_is_refused(tensors, named, target, head, tmp_path):
     with pytest.raises(AiakqError) as caught:
         drafting(target, changed(head, tmp_path, **tensors))
     assert caught.value.id in ("tensor_inventory", "tensor_mismatch")
     assert named in str(caught.value) + str(caught.value.fields)
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+@pytest.mark.parametrize("name", ["embed_tokens.weight", "midlayer.self_attn.k_proj.weight", "lm_head.weight"])
+def test_a_head_with_values_that_are_not_finite_is_refused_by_name(value, name, target, head, tmp_path):
+    tensors = load_file(f"{head}/model.safetensors")
+    broken = tensors[name].clone()
+    broken.view(-1)[3] = value
+    with pytest.raises(AiakqError, match=re.escape(name)) as caught:
+        drafting(target, changed(head, tmp_path, **{name: broken}))
+    assert caught.value.id == "not_finite"
 
 
 @pytest.mark.parametrize(

@@ -75,6 +75,16 @@ def of(schema: Any) -> Grammar:
         (RECORD | {"propertyNames": {"pattern": "^x"}}, [{"xy": True}], [{"y": True}, {"xy": 1}]),
         (RECORD | {"propertyNames": {"enum": ["a", "b"]}}, [{"a": True, "b": False}], [{"c": True}]),
         (RECORD | {"propertyNames": {"maxLength": 2}}, [{"ab": True}], [{"abc": True}]),
+        (
+            {
+                "type": "object",
+                "properties": {"a": {"type": "integer"}, "b": {}},
+                "patternProperties": {"^a$": {"minimum": 3}, "^(?:b|c c)$": {"type": "null"}},
+                "additionalProperties": False,
+            },
+            [{"a": 3}, {"a": 4, "b": None, "c c": None}],
+            [{"a": 2}, {"b": 1}, {"c c": 1}, {"c": None}],
+        ),
         ({"type": "array", "contains": {}, "minContains": 2}, [[1, 2]], [[1]]),
         ({"type": "object", "dependentRequired": {"a": ["b"]}}, [{}, {"b": 1}, {"a": 1, "b": 1}], [{"a": 1}]),
         ({"type": "object", "properties": {"a": {}}, "unevaluatedProperties": False}, [{"a": 1}], [{"b": 1}]),
@@ -84,6 +94,15 @@ def of(schema: Any) -> Grammar:
         ({"oneOf": [{"type": "integer", "maximum": 3}, {"type": "integer", "minimum": 5}]}, [3, 5], [4]),
         ({"type": "integer", "minimum": 3, "exclusiveMinimum": True}, [4], [3]),
         ({"const": 1.0}, [1], [2]),
+        (
+            {"type": "integer", "minimum": -(2**63), "maximum": 2**63 - 1},
+            [1024 - 2**63, 2**63 - 1],
+            [-(2**63) - 1, 2**63],
+        ),
+        ({"type": "integer", "exclusiveMinimum": 2**53 + 1}, [2**53 + 2], [2**53 + 1]),
+        ({"type": "integer", "minimum": 2**60, "maximum": 2**60 + 512}, [2**60 + 511], [2**60 - 1, 2**60 + 513]),
+        ({"type": "number", "minimum": -(10**17), "maximum": 0.1}, [-(10**17), 0.1], [-(10**17) - 1, 0.11]),
+        ({"type": "integer", "enum": [2**60, 10**20]}, [2**60, 10**20], [2**60 + 1, 10**20 + 1]),
         ({"$recursiveRef": "#", "type": ["array", "null"], "items": {"$recursiveRef": "#"}}, [], []),
         ({"type": ["array", "null"], "items": {"$recursiveRef": "#"}}, [[None, []]], [[1]]),
         ({"$ref": "#here", "$defs": {"a": {"$anchor": "here", "type": "null"}}}, [None], [1]),
@@ -197,6 +216,15 @@ def test_simple_patterns_are_not_changed():
         ({"enum": []}, "allows no value"),
         ({"const": 1095398237498130433}, "beyond 2^53"),
         ({"properties": {"id": {"enum": [7, [-(2**63)]]}}}, "beyond 2^53"),
+        ({"enum": ["a", {"b": float("inf")}]}, "beyond 2^53"),
+        ({"type": "integer", "minimum": 2**53 + 1}, '"minimum" in the schema has a value'),
+        ({"type": "integer", "exclusiveMaximum": 10**16}, '"exclusiveMaximum" in the schema has a value'),
+        ({"type": "integer", "minimum": 0, "maximum": 2**64 - 1}, '"maximum" in the schema has a value'),
+        ({"type": "integer", "maximum": 10**20}, '"maximum" in the schema has a value'),
+        ({"type": "number", "minimum": -1.7976931348623157e308}, '"minimum" in the schema has a value'),
+        ({"type": "number", "exclusiveMinimum": 5e-324}, '"exclusiveMinimum" in the schema has a value'),
+        ({"type": "integer", "multipleOf": 10**9}, '"multipleOf" in the schema has a value'),
+        ({"type": "number", "multipleOf": 0.07}, '"multipleOf" in the schema has a value'),
         ({"type": "object", "properties": {f"p{at}": {} for at in range(300)}}, '"properties"'),
         ({"anyOf": [{"type": "object", "required": [f"p{at}"]} for at in range(1100)]}, '"anyOf"'),
     ],
@@ -209,6 +237,25 @@ def test_what_cannot_be_enforced_is_refused_or_dropped_by_name(compiler, schema,
         cleaned, dropped = clean_schema(schema, lenient=True)
         assert any(named in each for each in dropped) or "allows no value" in dropped[0]
         compiler.matcher(of(cleaned))
+
+
+@pytest.mark.parametrize("keywords", [{"enum": []}, {"enum": [1]}, {"const": None}, {"allOf": [False]}])
+def test_a_required_property_without_values_keeps_its_type(compiler, keywords):
+    schema = {"type": "object", "properties": {"a": {"type": "string", **keywords}, "b": {}}, "required": ["a"]}
+    cleaned, dropped = clean_schema(schema, lenient=True)
+    assert cleaned["properties"]["a"] == {"type": "string"} and '"a" in the schema' in dropped[0]
+    optional, dropped = clean_schema({**schema, "required": []}, lenient=True)
+    assert optional["properties"]["a"] is False and not dropped
+    with pytest.raises(AiakqError):
+        compiler.matcher(of(schema))
+
+
+def test_nothing_may_follow_where_a_pattern_matches_only_names_that_are_taken(compiler):
+    schema = {"type": "object", "properties": {"a": {}}, "patternProperties": {"^a$": {"type": "integer"}}}
+    matcher = compiler.matcher(of(schema | {"required": ["a"], "additionalProperties": False}))
+    for byte in b'{"a":1':
+        matcher.advance(byte)
+    assert matcher._matcher.validate_tokens([ord(",")]) == 0 and matcher._matcher.validate_tokens([ord("}")]) == 1
 
 
 def test_objects_are_closed_where_they_name_all_their_properties():

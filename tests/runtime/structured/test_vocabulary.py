@@ -72,3 +72,25 @@ def test_end_tokens_beyond_the_logits_are_left_out():
     vocabulary = Vocabulary([b"a", b"b", b"c"], special_ids=[2, 7])
     assert vocabulary.resized(3, [2, 99]).eos_ids == [2]
     assert vocabulary.resized(3, [99]).eos_ids == [3], "an end token without a logit"
+
+
+def test_an_ordinary_token_that_ends_texts_is_not_forced_as_text(example_model):
+    vocabulary = Vocabulary.of(Tokenizer.load(example_model))
+    grammar = Grammar("choice", '["the weather"]')
+    for text in (b"the", b" weather"):
+        end = vocabulary.tokens.index(text)
+        matcher = GrammarCompiler(vocabulary.resized(len(vocabulary.tokens), [end])).matcher(grammar)
+        forced = matcher.forced_tokens(20)
+        assert end not in forced and b"".join(vocabulary.tokens[id] for id in forced) == b"the weather"
+        for token in forced:
+            matcher.advance(token)
+        assert matcher.failure is None
+
+
+def test_an_ordinary_token_that_ends_texts_may_be_the_only_spelling_of_one():
+    tokens = [*(bytes([byte]) for byte in range(256)), b"the", b"\n\n", b"<end>", "é".encode()]
+    vocabulary = Vocabulary(tokens, [258])
+    assert vocabulary.text_only_at_end([ord("}")]) == ord("}")
+    for ends in ([256], [257], [258], [259], [ord("\n")], [1000], []):
+        assert vocabulary.text_only_at_end(ends) is None, "another spelling, a special token, or white space"
+    assert Vocabulary(["é".encode(), b"e"], []).text_only_at_end([0]) == 0

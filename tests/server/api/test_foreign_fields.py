@@ -14,6 +14,7 @@ from aiakq.server.api.messages.request import MessagesRequest
 from aiakq.server.api.pooling.embeddings import EmbeddingRequest
 from aiakq.server.api.request_model import parse_body
 from aiakq.server.api.responses.request import ResponsesRequest
+from aiakq.server.api.structured_fields import ResponseFormat
 from aiakq.server.api.unknown_fields import IgnoredFields, UnknownFields, ignored_fields
 
 HI = [{"role": "user", "content": "Hi"}]
@@ -53,6 +54,12 @@ def parse(model, fields):
         ({"grammar": {"type": "regex", "value": "a"}}, {"guided_regex": "a"}),
         ({"json_schema": {"type": "object"}}, {"guided_json": {"type": "object"}}),
         ({"format": {"type": "object"}}, {"guided_json": {"type": "object"}}),
+        ({"temp": 0.5, "freq_penalty": 1, "rep_pen": 1.1}, {"temperature": 0.5, "frequency_penalty": 1}),
+        ({"stop_words": ["a"], "bad_words_list": ["b"]}, {"stop": ["a"], "bad_words": ["b"]}),
+        ({"stop_sequence": "a", "sampler_seed": 3}, {"stop": ["a"], "seed": 3}),
+        ({"tokens_to_generate": 5, "streaming": True}, {"max_tokens": 5, "stream": True}),
+        ({"num_return_sequences": 2}, {"n": 2}),
+        ({"json_mode": True}, {"response_format": ResponseFormat(type="json_object")}),
         ({"truncate": 3}, {"truncate_prompt_tokens": 3}),
         ({"return_full_text": False}, {"echo": False}),
     ],
@@ -67,6 +74,8 @@ def test_fields_are_translated_to_those_of_each_api():
     assert parse(ResponsesRequest, {"num_predict": 5}).max_output_tokens == 5
     assert parse(ResponsesRequest, {"max_tokens": 5, "stop": "a"}).max_output_tokens == 5
     assert parse(MessagesRequest, {"stop": "a"}).stop_sequences == ["a"]
+    schema = {"type": "json_schema", "schema": {"type": "object"}}
+    assert parse(MessagesRequest, {"output_format": schema}).output_config.format.schema_ == {"type": "object"}
     chat = parse(ChatCompletionRequest, {"n_probs": 2, "format": "json"})
     assert (chat.logprobs, chat.top_logprobs, chat.response_format.type) == (True, 2, "json_object")
     nested = parse(ChatCompletionRequest, {"response_format": {"type": "json_object", "schema": {"type": "array"}}})
@@ -147,6 +156,12 @@ def test_fields_whose_value_changes_nothing_are_ignored_in_silence(fields):
         (ChatCompletionRequest, {"messages": [{"role": "assistant", "content": "a", "prefix": True}]}, None),
         (ResponsesRequest, {"response_format": {"type": "json_object"}}, "response_format"),
         (ResponsesRequest, {"n": 2}, "n"),
+        *((CompletionRequest, {name: {"temperature": 1}}, name) for name in ("sampling_params", "generationConfig")),
+        (ChatCompletionRequest, {"system_prompt": "Be brief."}, "system_prompt"),
+        (ChatCompletionRequest, {"responseMimeType": "application/json"}, "responseMimeType"),
+        (ChatCompletionRequest, {"rep_pen": 1.1, "rep_pen_range": 64}, "rep_pen_range"),
+        (ResponsesRequest, {"candidateCount": 2}, "candidateCount"),
+        (MessagesRequest, {"prefill": "Yes"}, "prefill"),
         (MessagesRequest, {"logprobs": True}, "logprobs"),
         (ChatCompletionRequest, {"thinking_budget": 5, "thinking_token_budget": 6}, "thinking_budget"),
         (ChatCompletionRequest, {"think_stop_sentence": "So."}, "think_stop_sentence"),

@@ -34,6 +34,7 @@ SCRIPTS = {
     "<|opened|>": ["Un ", "deux ", "trois.", "</th", "ink>\nQuatre"],
     "<|twice|>": ["<thi", "nk>eins ", "zwei ", "drei", "</thi", "nk>vier ", "fünf ", "sechs ", "sieben."],
     "<|answers|>": ["Plain ", "text."],
+    "<|ends|>": ["<think>Na ", "ja ", "nun ", '<tool_call>{"name": "f", "arguments": {}}</tool_call>'],
     "<|calls|>": ["<think> ich", " rufe ", "auf.", '</think>\n<tool_call>{"name": "f", "arguments": {}}</tool_call>'],
 }
 ARGUMENTS = {
@@ -116,6 +117,17 @@ def test_an_answer_without_a_thought_is_not_changed(thinker):
     assert said(chat(thinker, "answers", thinking_token_budget=0)) == (None, "Plain text.")
 
 
+@pytest.mark.parametrize("fields", [{}, {"tool_choice": "required"}, {"n": 2}], ids=str)
+def test_a_budget_that_is_used_up_behind_a_call_leaves_it_a_call(thinker, fields):
+    for budget in (4, 5, None):
+        for choice in chat(thinker, "ends", tools=TOOLS, thinking_token_budget=budget, **fields)["choices"]:
+            message = choice["message"]
+            assert message["reasoning"] == "Na ja nun" and choice["finish_reason"] == "tool_calls"
+            assert [call["function"]["name"] for call in message["tool_calls"]] == ["f"]
+    ended = chat(thinker, "ends", tools=TOOLS, thinking_token_budget=4, ignore_eos=True, max_tokens=12)
+    assert "<tool_call>" in ended["choices"][0]["message"]["reasoning"], "the message goes on"
+
+
 def test_marks_may_be_split_into_tokens(thinker):
     assert said(chat(thinker, "twice")) == ("eins zwei drei", "vier fünf sechs sieben.")
     assert said(chat(thinker, "twice", thinking_token_budget=5)) == ("eins zwei drei", "vier fünf sechs sieben.")
@@ -188,6 +200,38 @@ def test_other_routes_and_names_have_the_budget(thinker):
     for fields in ({"thinking_token_budget": 2}, {"reasoning": {"max_tokens": 2}}):
         items = post(thinker, "/v1/responses", input="<|thinks|>", temperature=0, **fields)["output"]
         assert [item["content"][0]["text"] for item in items] == list(expected)
+
+
+def test_a_field_whose_budget_has_an_effect_is_not_named_as_ignored(thinker):
+    user = [{"role": "user", "content": "<|thinks|>"}]
+    for path, fields in (
+        ("/v1/messages", {"max_tokens": 50, "thinking": {"type": "enabled", "budget_tokens": 2}}),
+        ("/v1/messages", {"max_tokens": 50, "thinking": {"type": "adaptive", "budget_tokens": 2}}),
+        ("/v1/chat/completions", {"thinking": {"type": "enabled", "budget_tokens": 2}}),
+        ("/v1/chat/completions", {"reasoning": {"enabled": True, "max_tokens": 2}}),
+    ):
+        body = {"messages": user, "temperature": 0, **fields}
+        answer = httpx.post(f"{thinker.url}{path}", json=body, trust_env=False)
+        assert answer.status_code == 200 and "x-ignored-fields" not in answer.headers
+        assert "two" in answer.text and "three" not in answer.text
+    body = {"messages": user, "thinking": {"type": "enabled"}, "thinking_token_budget": 2}
+    answer = httpx.post(f"{thinker.url}/v1/chat/completions", json=body, trust_env=False)
+    assert answer.headers["x-ignored-fields"] == "thinking", "another field has the budget"
+
+
+@pytest.mark.parametrize("name", ["thinking_token_budget", "thinking_budget", "reasoning_budget"])
+def test_two_budgets_of_a_request_are_refused(thinker, name):
+    user = [{"role": "user", "content": "Hi"}]
+    thinking, reasoning = {"type": "enabled", "budget_tokens": 3}, {"max_tokens": 3}
+    for path, param, body in (
+        ("/v1/messages", "thinking.budget_tokens", {"messages": user, "max_tokens": 9, "thinking": thinking}),
+        ("/v1/responses", "reasoning.max_tokens", {"input": "Hi", "reasoning": reasoning}),
+        ("/v1/chat/completions", "thinking", {"messages": user, "thinking": thinking, "max_tokens": 9}),
+    ):
+        refusal = post(thinker, path, 400, **body, **{name: 2})["error"]
+        assert "given too, with another value" in refusal["message"]
+        assert param in refusal["message"] or name in refusal["message"]
+        assert post(thinker, path, **body, **{name: 3})
 
 
 @pytest.mark.parametrize("value", [-2, 1.5, "3", True, [1]], ids=repr)

@@ -12,7 +12,15 @@ import jsonschema
 import pytest
 from call_grammars import KNOWN, LIKE, MARKED, PARSERS, SCHEMAS, UNMARKED, Vocab, after
 
-from aiakq.runtime.structured.formats import either, regex, schema, some_tags, tag_grammar_of, text_with_tags
+from aiakq.runtime.structured.formats import (
+    either,
+    regex,
+    schema,
+    some_tags,
+    tag_grammar_of,
+    text_with_tags,
+    with_thoughts,
+)
 from aiakq.runtime.structured.grammars import Grammar
 from aiakq.server.api.answer_grammar import Reasoning, answer_grammar
 from aiakq.server.api.chat_message import message_of
@@ -244,3 +252,82 @@ def test_white_space_does_not_lead_into_a_thought_where_text_may_not_begin_with_
     for answer in (schema({"type": "object"}), calls):
         part = Reasoning(parser, False).before(answer, "tools")
         assert after(vocab, part, "<think>") is False and after(vocab, part, "\n") is None
+
+
+@pytest.mark.parametrize("special", [True, False], ids=["special", "text"])
+@pytest.mark.parametrize("only_one", [True, False], ids=["one", "many"])
+@pytest.mark.parametrize("name", sorted(set(MARKED) - UNMARKED))
+def test_nothing_is_enforced_in_a_thought_that_opens_after_text(name, only_one, special):
+    parser, reasoning = PARSERS[name], REASONING_PARSERS.load("qwen3")
+
+    class Marked(parser):
+        marks = ("<think>", "</think>", *parser.marks)
+
+    vocab = Vocab(Marked, special)
+    calls = some_tags(parser.call_tags(SCHEMAS, True), parser.separator, only_one=True)
+    call = vocab.sample(tag_grammar_of(calls, LIKE), random.Random(4)).decode()
+    mention = f"{parser.triggers[0]}?"
+    answer = with_thoughts(parser.answer_format(SCHEMAS, only_one), reasoning.starts, reasoning.ends)
+    part = Reasoning(reasoning, False).before(answer, "tools", may_end=True)
+    for begin in ("Well ", "<think>a</think>\n", f"<think>a {call}</think>Well, <other> "):
+        assert after(vocab, part, f"{begin}{mention}") is None
+        for thought in (mention, call, f"{call} <other> {mention}"):
+            text = f"{begin}<think>maybe {thought}"
+            assert after(vocab, part, text) is True and after(vocab, part, f"{text}</think>so") is True
+            assert after(vocab, part, f"{text}</think>{mention}") is None
+            assert after(vocab, part, f"{text}</think> so {call}") is True
+            assert after(vocab, part, f"{text}</think> so <think>{mention}</think> {call}") is True
+
+
+def test_a_thought_that_opens_after_text_is_free_for_requests_with_tools():
+    async def check_grammar(grammar: Grammar, param: str) -> Grammar:
+        return grammar
+
+    limits = SimpleNamespace(grammars=SimpleNamespace(apply=lambda grammar: grammar))
+    service = SimpleNamespace(
+        message_format=MessageFormat(HermesParser, auto_tool_choice=True),
+        text=SimpleNamespace(check_grammar=check_grammar),
+        model=SimpleNamespace(limits=limits),
+    )
+    tools = [{"type": "function", "function": {"name": name, "parameters": each}} for name, each in SCHEMAS.items()]
+    body = {"messages": [{"role": "user", "content": "Hi"}], "tools": tools}
+    for is_closed, expected in ((False, True), (True, None)):
+        reasoning = Reasoning(REASONING_PARSERS.load("qwen3"), False, is_closed)
+        request = parse_body(ChatCompletionRequest, json.dumps(body).encode())
+        grammar = asyncio.run(answer_grammar(service, request, None, reasoning))
+        part = json.loads(grammar.text)["format"]
+        assert after(Vocab(Thinking, True), part, "Well <think> <tool_call>?") is expected
+
+
+@pytest.mark.parametrize("name", KNOWN)
+def test_a_call_that_may_end_a_thought_is_found_behind_broken_ones(name):
+    parser, reasoning = PARSERS[name], REASONING_PARSERS.load("qwen3")
+
+    class Marked(parser):
+        marks = ("<think>", "</think>", *parser.marks)
+
+    vocab = Vocab(Marked, True)
+    calls = some_tags(parser.call_tags(SCHEMAS, True), parser.separator, only_one=True)
+    call = vocab.sample(tag_grammar_of(calls, LIKE), random.Random(4)).decode()
+    part = Reasoning(reasoning, True).before(calls, "tools", may_end_with_call=True)
+    broken = [
+        '{"',
+        "'",
+        '"',
+        '{{"',
+        "{[",
+        "[ [",
+        '\\"',
+        '{"name": "send_mail", "parameters": {"text": "',
+        "[send_mail(text='",
+    ]
+    broken += [call[:at] for at in range(1, len(call), 5)]
+    rng = random.Random(7)
+    for _ in range(40):
+        text = "".join(rng.choice(broken) for _ in range(rng.randint(1, 3))) + call
+        if after(vocab, part, text) is True:
+            for pieces in ([text], [*text, ""]):
+                reader = MessageParser(reasoning(True), parser(SCHEMAS), only_calls=True)
+                events = [event for at, one in enumerate(pieces) for event in reader.feed(one, at + 1 == len(pieces))]
+                [*_, found] = message_of("assistant", events).tool_calls
+                jsonschema.validate(json.loads(found.function.arguments), SCHEMAS[found.function.name])

@@ -13,6 +13,7 @@ from aiakq.server.api.messages.request import MessagesRequest
 from aiakq.server.api.request_model import parse_body
 from aiakq.server.api.responses.request import ResponsesRequest
 from aiakq.server.api.tools import calls_tools, forced_tools
+from aiakq.server.api.unknown_fields import UnknownFields
 
 HI = [{"role": "user", "content": "Hi"}]
 TOOLS = [{"type": "function", "function": {"name": name, "parameters": {}}} for name in ("find", "read", "save")]
@@ -50,6 +51,71 @@ def test_tools_of_other_apis_have_the_form_of_openai():
     answer = parse_body(ResponsesRequest, json.dumps({"input": "Hi", "tools": [flat]}).encode())
     answer.check_combinations()
     assert json.dumps(answer.chat.template_kwargs("")["tools"]) == json.dumps([expected])
+
+
+def offered(api: str, tool: dict[str, Any], beside: dict[str, Any] | None = None) -> list[dict[str, Any]]:
+    """The tools of a chat request with a tool of these fields, after a request to an API of this name."""
+    if api == "chat":
+        return arguments(tools=[{"type": "function", "function": {"name": "f", **tool}, **(beside or {})}])["tools"]
+    own, kind = ({"name": "f"}, MessagesRequest) if api == "messages" else ({"type": "function", "name": "f"}, None)
+    fields = (
+        {"tools": [own | tool], "messages": HI, "max_tokens": 5} if kind else {"tools": [own | tool], "input": "Hi"}
+    )
+    request = parse_body(kind or ResponsesRequest, json.dumps(fields).encode(), UnknownFields("ignore"))
+    try:
+        request.check_combinations()
+        return request.chat.template_kwargs("")["tools"]
+    except AiakqError as failure:
+        raise request.rename_param(failure) from None
+
+
+SCHEMA = {"type": "object", "properties": {"q": {"type": "integer"}}, "required": ["q"]}
+
+
+@pytest.mark.parametrize("api", ["chat", "responses", "messages"])
+@pytest.mark.parametrize("name", ["input_schema", "inputSchema", "parameters", "parametersJsonSchema"])
+def test_a_schema_may_have_the_name_of_another_api(api, name):
+    [tool] = offered(api, {name: SCHEMA, "description": "d"})
+    assert tool == {"type": "function", "function": {"name": "f", "parameters": SCHEMA, "description": "d"}}
+    if api == "chat":
+        assert list(tool["function"]) == ["name", "parameters", "description"], "it stays at its place"
+        [beside] = offered(api, {"parameters": None}, {name: SCHEMA, "strict": True})
+        assert beside == {"type": "function", "function": {"name": "f", "parameters": SCHEMA, "strict": True}}
+        assert offered(api, {"parameters": SCHEMA}, {name: SCHEMA}), "the same one twice"
+
+
+@pytest.mark.parametrize("api", ["chat", "responses", "messages"])
+@pytest.mark.parametrize(
+    "tool",
+    [
+        {"params": SCHEMA},
+        {"argsSchema": SCHEMA},
+        {"own": SCHEMA},
+        {"params": [{"name": "q", "type": "integer"}]},
+        {"properties": SCHEMA["properties"]},
+        {"parameters": {"type": "object"}, "params": SCHEMA},
+        {"parameters": {"type": "object"}, "input_schema": SCHEMA},
+        {"parameters": SCHEMA, "inputSchema": {"type": "object"}},
+    ],
+)
+def test_a_schema_that_would_not_be_enforced_is_refused(api, tool):
+    with pytest.raises(AiakqError) as caught:
+        offered(api, tool)
+    name = "input_schema" if caught.value.id == "missing_field" else list(tool)[-1]
+    place = "tools[0].function." if api == "chat" else "tools[0]."
+    params = {place + name, place + "parameters"} if api == "messages" else {place + name}
+    assert caught.value.param in params and caught.value.http_status == 400
+    if api == "chat" and "parameters" in tool:
+        with pytest.raises(AiakqError, match=r"tools\[0\]\.") as caught:
+            offered(api, {"parameters": tool["parameters"]}, {list(tool)[-1]: list(tool.values())[-1]})
+
+
+def test_schemas_of_results_are_passed_on_and_strict_is_read_from_one_place():
+    sent = {"parameters": {}, "response": SCHEMA, "outputSchema": SCHEMA}
+    [tool] = offered("chat", sent)
+    assert tool["function"] == {"name": "f", **sent}
+    with pytest.raises(AiakqError, match=r"tools\[0\]\.strict is not supported"):
+        offered("chat", {"strict": False}, {"strict": True})
 
 
 @pytest.mark.parametrize("mode", ["auto", "required"])

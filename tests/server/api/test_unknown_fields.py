@@ -88,6 +88,10 @@ def test_misspelled_fields_are_refused_with_the_name_that_was_meant(model):
         ("", None),
         ("__class__", None),
         ("temp", None),
+        (" temperature", "temperature"),
+        ("temperature_", "temperature"),
+        ("_max_tokens", "max_tokens"),
+        ("--top-p", "top_p"),
     ],
 )
 def test_the_nearest_known_name_is_found(name, expected):

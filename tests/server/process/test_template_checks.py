@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -67,7 +68,15 @@ async def rendered(client: TextClient, messages: list[dict[str, Any]] = HI, **ar
     [
         ("{% for m in messages %}\n{{ m.content }}", "'t.jinja' of --chat-template cannot be used: line 2: "),
         ("{% summon messages %}", "'t.jinja' of --chat-template cannot be used: line 1: "),
+        (
+            "version https://git-lfs.github.com/spec/v1\noid sha256:0\n",
+            "cannot be used: it is a git-lfs pointer, not the file",
+        ),
         ("{{ 'Hello' }}", "'t.jinja' of --chat-template leaves out the text of users"),
+        (
+            "{% for m in messages %}{{ mesage.content }}{% endfor %}",
+            "fails for every conversation: 'mesage' is undefined",
+        ),
     ],
 )
 def test_a_template_of_the_operator_ends_the_start(example_model, template, says):
@@ -94,6 +103,33 @@ def test_a_template_of_the_model_that_loses_the_text_of_users_ends_the_start(sou
     client = loaded(source_with("{{ messages[0].text }}"))
     with pytest.raises(AiakqError, match="leaves out the text of users"):
         list(_template_warnings(client))
+
+
+def test_a_template_of_the_model_that_always_fails_is_named(source_with):
+    client = loaded(source_with("{% for m in messages %}{{ mesage.content }}{% endfor %}"))
+    [warning] = _template_warnings(client)
+    assert "'mesage' is undefined" in warning and "Chat requests are refused." in warning
+
+
+@pytest.mark.parametrize(
+    ("template", "says"),
+    [
+        ("{{ messages[-1].content }}", "does not show all turns of a conversation"),
+        ("{{ raise_exception('one') if messages[0].role != 'x' }}" + PLAIN, "refuses every conversation .*: one"),
+        ("{% for m in messages %}{{ m.content if m.role == 'user' else n.x }}{% endfor %}", "of the role assistant: "),
+        ("{% for t in tools %}{{ t.functoin.name }}{% endfor %}" + PLAIN, "fails for conversations with tools: "),
+    ],
+)
+def test_conversations_that_a_template_does_not_take_are_named_at_the_start(source_with, template, says):
+    assert any(re.search(says, warning) for warning in _template_warnings(loaded(source_with(template))))
+
+
+def test_a_template_is_checked_with_the_default_arguments(example_model):
+    needs = "{% for m in messages %}{{ m.content + suffix }}{% endfor %}"
+    options = (needs, 1 << 20, False, "auto", "of the test")
+    assert loaded(TokenizerSource(str(example_model)), *options, {"suffix": "!"}).has_template
+    with pytest.raises(AiakqError, match="'suffix' is undefined"):
+        loaded(TokenizerSource(str(example_model)), *options)
 
 
 def test_facts_outlive_a_restart_of_the_process(source_with, monkeypatch):

@@ -228,6 +228,36 @@ def test_only_a_worker_that_hangs_is_replaced_and_its_request_is_repeated(source
     run(source_with(), use)
 
 
+def test_a_stopped_worker_is_replaced_at_once_whatever_its_request_may_take(source_with):
+    async def use(client: TextClient) -> None:
+        assert client._process is not None
+        process, workers = client._process.pid, workers_of(client)
+        for worker in workers:
+            worker.suspend()
+        text = "a" * (1 << 20)  # could take half a minute
+        compiled = client.compile_grammar(Grammar("json", '{"type": "integer"}'))
+        ids, reply = await asyncio.wait_for(asyncio.gather(ids_of(client, text), compiled), 15)
+        assert ids and not reply.failure
+        assert client._process.pid == process
+        assert not {worker.pid for worker in workers} & {worker.pid for worker in workers_of(client)}
+
+    run(source_with(), use)
+
+
+def test_requests_do_not_wait_for_a_process_that_is_stopped(source_with, monkeypatch):
+    monkeypatch.setattr(text_client, "_STOPPED_SECONDS", 0.5)
+
+    async def use(client: TextClient) -> None:
+        assert client._process is not None
+        first = client._process.pid
+        os.killpg(first, signal.SIGSTOP)
+        compiled = client.compile_grammar(Grammar("json", '{"type": "integer"}'))  # 22 s without that
+        assert not (await asyncio.wait_for(compiled, 15)).failure
+        assert client._process.pid != first
+
+    run(source_with(), use)
+
+
 def test_a_request_whose_workers_are_killed_twice_is_not_the_fault_of_its_client(source_with):
     async def use(client: TextClient) -> None:
         text = " ".join(["qqqqqqqqqqqqqqqqqqqqq"] * 3000)

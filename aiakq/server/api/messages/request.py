@@ -6,15 +6,17 @@ import re
 from collections.abc import Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, WithJsonSchema
+from pydantic import Field, PrivateAttr, WithJsonSchema, model_validator
 
 from aiakq.errors import error
 from aiakq.runtime.sampling_params import SamplingParams
 from aiakq.runtime.text.request import Prompt
+from aiakq.server.api.foreign_field import Fields, ForeignField, Sent
 from aiakq.server.api.generation_request import ModelName
 from aiakq.server.api.messages.blocks import check_blocks, messages_of
 from aiakq.server.api.reasoning_switch import ReasoningEffort
 from aiakq.server.api.request_model import FailFastList, Integer, RequestModel
+from aiakq.server.api.schema_names import check_schema_names, renamed_schema
 from aiakq.server.api.service import Service
 from aiakq.server.api.tools import MAX_TOOLS
 from aiakq.server.api.translated import TokenLimit, Translated, TranslatedRequest
@@ -47,6 +49,11 @@ class MessagesTool(RequestModel):
     description: str | None = None
     input_schema: dict[str, Any] | None = None
     strict: bool | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _in_own_names(cls, value: Any) -> Any:
+        return renamed_schema(value, "input_schema") if isinstance(value, dict) else value
 
 
 class MessagesToolChoice(RequestModel):
@@ -90,9 +97,15 @@ class OutputConfig(RequestModel):
     format: OutputFormat | None = None
 
 
+def _output_config(value: Any, sent: Sent) -> Fields:
+    """The format of the text had a field of its own before."""
+    return {} if value == {} else {"output_config": {"format": value}}
+
+
 class MessagesFields(Translated):
     """Fields of both routes."""
 
+    foreign_fields = {**Translated.foreign_fields, "output_format": ForeignField(_output_config)}
     ignored_fields = frozenset(
         {
             *("metadata", "service_tier", "cache_control", "inference_geo", "speed", "betas", "diagnostics"),
@@ -115,7 +128,7 @@ class MessagesFields(Translated):
     tool_choice: MessagesToolChoice | None = Field(None, description="auto, any, tool (that of name) or none.")
     thinking: Thinking | None = Field(
         None,
-        description="enabled, adaptive or disabled, for chat templates that have a switch for it. With enabled, "
+        description="enabled, adaptive or disabled, for chat templates that have a switch for it. Unless disabled, "
         "budget_tokens is thinking_token_budget, if --reasoning-parser says what ends a thought.",
     )
     output_config: OutputConfig | None = Field(
@@ -169,6 +182,8 @@ class MessagesRequest(MessagesFields, TranslatedRequest):
     max_tokens: TokenLimit = Field(description="Tokens to generate at most; fewer at the end of the context.")
     stop_sequences: FailFastList[str] | None = Field(None, description="The text ends before one of these.")
 
+    _has_budget: bool = PrivateAttr(False)
+
     def chat_fields(self) -> dict[str, Any]:
         format = None if self.output_config is None else self.output_config.format
         response_format = None
@@ -191,7 +206,14 @@ class MessagesRequest(MessagesFields, TranslatedRequest):
     def _budget(self) -> int | None:
         """The budget of ``thinking``."""
         thinking = self.thinking
-        return thinking.budget_tokens if thinking is not None and thinking.type == "enabled" else None
+        return thinking.budget_tokens if thinking is not None and thinking.type != "disabled" else None
+
+    def has_budget_in(self, param: str) -> bool:
+        return param == "thinking" and self._has_budget
+
+    def switch_reasoning(self, service: Service) -> None:
+        self._has_budget = self._budget is not None and service.message_format.thought_marks is not None
+        super().switch_reasoning(service)
 
     async def with_budgets(self, service: Service, prompts: Sequence[Prompt], params: SamplingParams) -> list[Prompt]:
         if self._budget is not None and service.message_format.thought_marks is None:
@@ -215,6 +237,7 @@ def _chat_tool(tool: MessagesTool, path: str) -> dict[str, Any]:
         raise error("unsupported_parameter", param=f"{path}.type", reason=reason)
     if tool.input_schema is None:
         raise error("missing_field", param=f"{path}.input_schema")
+    check_schema_names(tool.model_extra or {}, path, tool.input_schema)
     given = {"name": tool.name, "description": tool.description, "parameters": tool.input_schema, "strict": tool.strict}
     return {"type": "function", "function": {name: value for name, value in given.items() if value is not None}}
 

@@ -50,9 +50,9 @@ class Marks:
         match = self._partial.search(text, max(position, len(text) - self._longest + 1))
         return match.start() if match else len(text)
 
-    def may_begin_in(self, text: str) -> bool:
-        """Whether a mark may begin in ``text``."""
-        return self._first.search(text) is not None
+    def may_begin_in(self, text: str, position: int = 0) -> bool:
+        """Whether a mark may begin in ``text`` from ``position`` on."""
+        return self._first.search(text, position) is not None
 
 
 @lru_cache
@@ -63,6 +63,14 @@ def marks_of(*texts: str) -> Marks:
 
 #: A mark that no text contains.
 _NOTHING = Marks("\ud800")
+
+
+class MarkFound(Exception):
+    """Raised where text of a message has a watched mark, which has been read."""
+
+    def __init__(self, mark: str) -> None:
+        super().__init__(mark)
+        self.mark = mark
 
 
 class TextScanner:
@@ -84,6 +92,7 @@ class TextScanner:
         self._record: list[str] | None = None
         self._part: list[str] | None = None
         self._may_read_again = MAX_READ_AGAIN
+        self._watched: tuple[Marks, Emit] | None = None
 
     @property
     def is_exhausted(self) -> bool:
@@ -95,6 +104,10 @@ class TextScanner:
         self._text = self._text[self._position :] + text
         self._position = 0
         self.ended = ended
+
+    def watch(self, marks: Marks | None, emit: Emit) -> None:
+        """Look for ``marks``, if any, in text that ``emit`` gets. Where one is, ``until`` raises ``MarkFound``."""
+        self._watched = None if marks is None else (marks, emit)
 
     def record(self, text: str = "") -> None:
         """Record what is read from now on, after ``text``, for ``recorded``. A new part begins with ``text``."""
@@ -191,15 +204,18 @@ class TextScanner:
 
         keep_rest  whether to emit a truncated mark at the end of the text.
         """
+        watched = self._watched[0] if self._watched is not None and self._watched[1] == emit else None
         while True:
             match = marks.search(self._text, self._position)
             keep = self.ended and keep_rest
             end = (
                 match.start() if match else len(self._text) if keep else marks.partial_start(self._text, self._position)
             )
+            if watched is not None:
+                end = self._up_to(watched, end, emit)
             if end > self._position:
                 emit(self._take(end))
-            if match:
+            if match and match.start() == end:
                 if read_mark:
                     self._take(match.end())
                 return match[0]
@@ -209,6 +225,18 @@ class TextScanner:
             self.sought = marks
             yield
             self.sought = None
+
+    def _up_to(self, watched: Marks, end: int, emit: Emit) -> int:
+        """Return the position up to which no watched mark can be, at most ``end``. Raises ``MarkFound``."""
+        if not watched.may_begin_in(self._text, self._position):
+            return end
+        match = watched.search(self._text, self._position)
+        if match is not None and match.start() <= end:
+            if match.start() > self._position:
+                emit(self._take(match.start()))
+            self._take(match.end())
+            raise MarkFound(match[0])
+        return end if self.ended else min(end, watched.partial_start(self._text, self._position))
 
     def rest(self, emit: Emit) -> Parsing[None]:
         """Emit all text up to the end."""

@@ -1,4 +1,7 @@
-"""Whether a value matches a JSON schema, in bounded time and without loading anything."""
+"""Whether a value matches a JSON schema, in bounded time and without loading anything.
+
+The schemas are those that ``clean_schema`` returns, whose patterns are in the language of llguidance.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +10,15 @@ import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, TypeGuard
 
-#: Maximum length of a pattern, and maximum nesting depth of schemas.
-MAX_PATTERN, MAX_DEPTH = 1000, 64
+from aiakq.runtime.structured.ecma_patterns import to_python
+from aiakq.runtime.structured.string_formats import ANCHORED, ANCHORED_HOSTNAME_UP_TO_6
+
+#: Maximum length of a pattern that is not one of a format, and maximum nesting depth of schemas.
+MAX_PATTERN, MAX_DEPTH = 8000, 64
+_OF_FORMATS = frozenset(each for patterns in (*ANCHORED.values(), ANCHORED_HOSTNAME_UP_TO_6) for each in patterns)
 _NOT_CHECKED = frozenset(("unevaluatedProperties", "unevaluatedItems", "dependencies", "$dynamicRef", "$recursiveRef"))
 
 _TYPES: Mapping[str, Callable[[Any], bool]] = {
@@ -43,7 +51,7 @@ class _Unknown(Exception):
 
 
 def matches(value: Any, schema: Any, budget: Budget) -> bool:
-    """Whether ``value``, decoded from JSON, matches ``schema``. Formats and malformed keywords are ignored.
+    """Whether ``value``, decoded from JSON, matches ``schema``, which is clean. Malformed keywords are ignored.
 
     Returns False if that is not found out: ``budget``, which it uses up, is too small, the schema refers to another
     document, or has a keyword that is not checked.
@@ -165,19 +173,22 @@ class _Check:
 
     def _search(self, pattern: str, text: str) -> bool:
         """Whether ``pattern`` matches in ``text``. A pattern that cannot be compiled matches nothing."""
-        if self._budget.seconds <= 0 or len(pattern) > MAX_PATTERN:
+        if self._budget.seconds <= 0 or (len(pattern) > MAX_PATTERN and pattern not in _OF_FORMATS):
             raise _Unknown
         import regex  # imported late: few schemas have patterns
 
         start = time.monotonic()
         try:
-            return regex.search(pattern, text, timeout=self._budget.seconds) is not None
+            return regex.search(_python(pattern), text, timeout=self._budget.seconds) is not None
         except regex.error:
             return False
         except TimeoutError:
             raise _Unknown from None
         finally:
             self._budget.seconds -= time.monotonic() - start
+
+
+_python = lru_cache(256)(to_python)
 
 
 def _matches_number(value: float, schema: Mapping[str, Any]) -> bool:

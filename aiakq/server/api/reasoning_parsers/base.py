@@ -6,9 +6,9 @@ from typing import ClassVar
 
 from aiakq.runtime.thought_budget import ThoughtMarks
 from aiakq.server.api.output.events import EventSink
-from aiakq.server.api.output.scanner import Parsing, TextScanner, marks_of
+from aiakq.server.api.output.scanner import MarkFound, Parsing, TextScanner, marks_of
 from aiakq.server.api.reasoning_parsers.thought import Thought
-from aiakq.server.api.tool_parsers.base import ToolParser
+from aiakq.server.api.tool_parsers.base import ToolParser, read_message
 
 
 class ReasoningParser:
@@ -81,3 +81,34 @@ class ReasoningParser:
             output.end_reasoning(text.num_bytes)
         elif thought is not None:
             thought.end()
+
+    def parse_answer(self, text: TextScanner, output: EventSink) -> Parsing[None]:
+        """Read ``text``, which is the answer, with the parser ``tools``.
+
+        A thought that opens in it is part of the answer, and the same holds for the calls in it as in ``parse``.
+        """
+        assert self.tools is not None
+        if self.is_closed or type(self).thought_marks() is None:
+            yield from read_message(self.tools, text, output)
+            return
+        output.content((yield from text.skip_spaces()))
+        mark = yield from text.match(*self.starts)  # not taken for the beginning of a call: it may begin with a bracket
+        is_later = False
+        while True:
+            if not mark:
+                text.watch(marks_of(*self.starts), output.content)
+                try:
+                    yield from read_message(self.tools, text, output, is_later=is_later)
+                    return
+                except MarkFound as found:
+                    mark = found.mark
+                text.watch(None, output.content)
+            output.content(mark)
+            thought = Thought(self.tools, output, text.num_bytes, in_answer=True)
+            end = yield from text.until(marks_of(*self.ends), thought.add)
+            if not end:
+                thought.end()
+                return
+            thought.close()
+            output.content(end)
+            mark, is_later = "", True

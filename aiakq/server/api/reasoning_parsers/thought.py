@@ -22,9 +22,14 @@ MAX_HELD = 1 << 20
 class Thought:
     """Passes the text of a thought on to ``output``, except what may turn out to be a call."""
 
-    def __init__(self, tools: ToolParser, output: EventSink, num_bytes: int) -> None:
-        """num_bytes: UTF-8 length of the message up to the thought."""
+    def __init__(self, tools: ToolParser, output: EventSink, num_bytes: int, in_answer: bool = False) -> None:
+        """
+        num_bytes  UTF-8 length of the message up to the thought.
+        in_answer  whether the thought is part of the answer, whose text it is.
+        """
         self._tools, self._output, self._num_bytes = tools, output, num_bytes
+        self._in_answer = in_answer
+        self._emit = output.content if in_answer else output.reasoning
         self._held: deque[str] = deque()
         self._offset = 0  # of the first character of ``_held`` that has not been passed on
         self._num_held = 0
@@ -36,7 +41,7 @@ class Thought:
         marks = self._scanner.sought
         if marks is not None and not self._num_held and not marks.may_begin_in(text):  # the parser need not see it
             self._num_bytes += num_bytes_of(text)
-            self._output.reasoning(text)
+            self._emit(text)
             return
         while text:
             room = MAX_HELD - self._num_held
@@ -60,7 +65,8 @@ class Thought:
         if not self._calls.found:
             self.close()
             return
-        self._output.end_reasoning(self._num_bytes)
+        if not self._in_answer:
+            self._output.end_reasoning(self._num_bytes)
         for replay in self._calls.found:
             replay(self._output)
 
@@ -68,7 +74,7 @@ class Thought:
         """Start to look for calls in the text that is added from now on."""
         self._scanner = TextScanner()
         self._scanner.keep_parts()
-        self._calls = CheckedCalls(self._tools.tools, self._scanner, self._budget)
+        self._calls = CheckedCalls(self._tools.enforced, self._scanner, self._budget)
         self._parsing = read_message(self._tools, self._scanner, self._calls, in_thought=True)
         self._num_passed = 0  # characters of the scanner's text that were passed on
 
@@ -89,4 +95,4 @@ class Thought:
                 self._held.popleft()
                 self._offset = 0
             self._num_bytes += num_bytes_of(piece)
-            self._output.reasoning(piece)
+            self._emit(piece)

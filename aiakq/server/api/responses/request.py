@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field, PrivateAttr, WithJsonSchema
 
 from aiakq.errors import error
-from aiakq.server.api.foreign_fields import REASONING_OPTIONS
+from aiakq.server.api.foreign_reasoning import REASONING_OPTIONS
 from aiakq.server.api.reasoning_switch import ReasoningEffort
 from aiakq.server.api.request_model import FailFastList, Integer, RequestModel
 from aiakq.server.api.responses.items import check_items, continues, messages_of

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar
 
 from aiakq.runtime.structured.formats import Format, const, regex, schema, sequence, some_tags, tag, text_with_tags
+from aiakq.server.api.output.argument_schemas import EnforcedSchemas
 from aiakq.server.api.output.events import EventSink, NoCall
 from aiakq.server.api.output.json_text import json_call
 from aiakq.server.api.output.scanner import Marks, Parsing, TextScanner, marks_of
@@ -22,7 +23,8 @@ class ToolParser:
     triggers        strings that always start a call; empty if the format has none.
     separator       text between two calls.
     quotes_values   whether the values of arguments are in quotes, so that no call can be part of one unescaped.
-    tools           tool name -> JSON schema of its arguments.
+    tools           tool name -> JSON schema of its arguments, as the client wrote it.
+    enforced        the same in the form that grammars enforce, to check calls that no grammar enforced.
 
     A parser never raises: text that is not a call is content. Whether the arguments of a call are valid is up to
     ``output``. Time and memory are linear in the length of the text.
@@ -36,6 +38,7 @@ class ToolParser:
 
     def __init__(self, tools: Mapping[str, Mapping[str, Any]]) -> None:
         self.tools = tools
+        self.enforced = EnforcedSchemas(tools)
 
     def parse(self, text: TextScanner, output: EventSink) -> Parsing[None]:
         """Parse ``text`` to its end, and pass calls and other text to ``output``."""
@@ -43,6 +46,10 @@ class ToolParser:
 
     def parse_thought(self, text: TextScanner, output: EventSink) -> Parsing[None]:
         """Like ``parse``, for the text of a thought: a call may begin anywhere."""
+        return self.parse(text, output)
+
+    def parse_later(self, text: TextScanner, output: EventSink) -> Parsing[None]:
+        """Like ``parse``, for text that does not begin the message."""
         return self.parse(text, output)
 
     @classmethod
@@ -69,15 +76,20 @@ class ToolParser:
         return "chatcmpl-tool-" + hashlib.blake2b(seed.encode(), digest_size=16).hexdigest()
 
 
-def read_message(tools: ToolParser, text: TextScanner, output: EventSink, in_thought: bool = False) -> Parsing[None]:
+def read_message(
+    tools: ToolParser, text: TextScanner, output: EventSink, in_thought: bool = False, is_later: bool = False
+) -> Parsing[None]:
     """Read ``text`` to its end with the parser ``tools``. What ``output`` refuses as a call is content.
 
     In a thought, a call may begin within one that is broken off: what was read of that one is read again.
+
+    is_later  whether the text does not begin the message.
     """
     again = in_thought and tools.quotes_values
     while True:
+        parse = tools.parse_thought if in_thought else tools.parse_later if is_later else tools.parse
         try:
-            yield from (tools.parse_thought if in_thought else tools.parse)(text, output)
+            yield from parse(text, output)
             if not again or not output.has_open_call:
                 break
             output.drop_call()
@@ -185,6 +197,9 @@ class PlainJsonParser(JsonToolParser):
         yield from text.skip_spaces()
         if (yield from text.match("[")):
             yield from self.read_calls(text, output, "[")
+
+    def parse_later(self, text: TextScanner, output: EventSink) -> Parsing[None]:
+        return text.rest(output.content)
 
     def parse_thought(self, text: TextScanner, output: EventSink) -> Parsing[None]:
         while (yield from text.until(_BRACKET, output.content)):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from aiakq.runtime.structured.formats import Format, const, regex, sequence, tag
@@ -53,7 +54,9 @@ class Glm45Parser(UnquotedToolParser):
                 continue
             text.recorded()
             output.start_call(called)
-            yield from self._read_arguments(text, output, TaggedArguments(self.tools.get(called, {}), output))
+            enforced = partial(self.enforced.__getitem__, called)
+            arguments = TaggedArguments(self.tools.get(called, {}), output, enforced)
+            yield from self._read_arguments(text, output, arguments)
 
     def _read_arguments(self, text: TextScanner, output: EventSink, arguments: TaggedArguments) -> Parsing[None]:
         """Read the arguments after the name of a call, up to its end."""

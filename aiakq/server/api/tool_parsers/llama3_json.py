@@ -90,6 +90,9 @@ class Llama3JsonParser(JsonToolParser):
             yield from self._read_objects(text, output, spaces, None)
         else:
             output.content(spaces)
+        yield from self.parse_later(text, output)
+
+    def parse_later(self, text: TextScanner, output: EventSink) -> Parsing[None]:
         budget = Budget()
         while mark := (yield from text.until(_STARTS, output.content, read_mark=False)):
             if mark == _TAG:
@@ -97,6 +100,28 @@ class Llama3JsonParser(JsonToolParser):
                 yield from self.read_calls(text, output, mark)
             else:
                 yield from self._read_objects(text, output, "", budget)
+
+    def parse_thought(self, text: TextScanner, output: EventSink) -> Parsing[None]:
+        """A call may begin within what looks like JSON: all but its first character is read again."""
+        while mark := (yield from text.until(_STARTS, output.content, read_mark=False)):
+            if mark == _TAG:
+                yield from text.match(mark)
+                yield from self.read_calls(text, output, mark)
+                continue
+            text.record()
+            while (yield from text.peek()) == "{":
+                if not (yield from json_call(text, output, accepts=self.tools.__contains__)):
+                    written = text.recorded()
+                    output.content(text.read_again(written, keep=written.index("{") + 1))
+                    break
+                if text.is_exhausted:
+                    return
+                text.record()
+                yield from text.skip_spaces()
+                yield from text.match(";", ",")
+                yield from text.skip_spaces()
+            else:
+                output.content(text.recorded())
 
     def _read_objects(self, text: TextScanner, output: EventSink, before: str, budget: Budget | None) -> Parsing[None]:
         """Read calls without the tag, up to an object that is none.
@@ -106,7 +131,7 @@ class Llama3JsonParser(JsonToolParser):
         """
         text.record(before)
         while (yield from text.peek()) == "{":
-            checked = None if budget is None else CheckedCalls(self.tools, text, budget)
+            checked = None if budget is None else CheckedCalls(self.enforced, text, budget)
             try:
                 is_call = yield from json_call(text, checked or output, accepts=self.tools.__contains__)
                 if not is_call:

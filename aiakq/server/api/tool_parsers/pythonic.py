@@ -45,6 +45,7 @@ class PythonicParser(UnquotedToolParser):
     marks: ClassVar[tuple[str, ...]] = ("<|python_tag|>",)
     template_marks: ClassVar[tuple[str, ...]] = ("[func_name1(",)
     triggers: ClassVar[tuple[str, ...]] = starts
+    quotes_values = True
 
     @classmethod
     def arguments_format(cls, parameters: Mapping[str, Any]) -> Format | None:
@@ -83,6 +84,9 @@ class PythonicParser(UnquotedToolParser):
             yield from self._read_list(text, output, only_known=not mark)
         else:
             output.content(text.recorded())
+        yield from self.parse_later(text, output)
+
+    def parse_later(self, text: TextScanner, output: EventSink) -> Parsing[None]:
         marks = marks_of(*self.starts)
         while mark := (yield from text.until(marks, output.content)):
             yield from self._read_marked(mark, text, output)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from aiakq.runtime.structured.formats import Format, sequence, tag, text_with_tags
@@ -64,7 +65,9 @@ class Qwen3CoderParser(UnquotedToolParser):
             text.recorded()
             text.take()
             output.start_call(called)
-            yield from self._read_parameters(text, output, TaggedArguments(self.tools.get(called, {}), output))
+            enforced = partial(self.enforced.__getitem__, called)
+            arguments = TaggedArguments(self.tools.get(called, {}), output, enforced)
+            yield from self._read_parameters(text, output, arguments)
 
     def _read_parameters(self, text: TextScanner, output: EventSink, arguments: TaggedArguments) -> Parsing[None]:
         """Read the parameters after the name of a call, up to its end."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from aiakq.server.api.output.events import EventSink
@@ -34,12 +34,14 @@ _NAMES = {name: name for names in _TYPES.values() for name in names} | {
 class TaggedArguments:
     """Writes the arguments of one call as a JSON object, value by value.
 
-    schema  JSON schema of the object.
+    schema    JSON schema of the object, as the client wrote it.
+    enforced  the same as grammars enforce it, which is needed where ``schema`` does not name types directly.
     """
 
-    def __init__(self, schema: Mapping[str, Any], output: EventSink) -> None:
-        properties = schema.get("properties")
-        self._schema, self._properties = schema, properties if isinstance(properties, Mapping) else {}
+    def __init__(
+        self, schema: Mapping[str, Any], output: EventSink, enforced: Callable[[], Mapping[str, Any]] = dict
+    ) -> None:
+        self._schema, self._enforced = schema, enforced
         self._output = output
         self._keys: set[str] = set()
 
@@ -49,9 +51,10 @@ class TaggedArguments:
         name = json.dumps(key, ensure_ascii=False)
         self._keys.add(key)
         self._output.arguments(f"{separator}{name}: ")
-        declared = self._properties.get(key)
-        schema = resolved(declared, self._schema) or declared
-        return ArgumentText(json_types(schema), self._output.arguments, trim_line)
+        types = _types_of(self._schema, key)
+        if not types and key in _properties(self._schema):
+            types = _types_of(self._enforced(), key)
+        return ArgumentText(types, self._output.arguments, trim_line)
 
     def end(self, is_complete: bool = True) -> None:
         """End the arguments; ``is_complete``: see ``EventSink.end_call``."""
@@ -122,6 +125,17 @@ class ArgumentText:
         if self._trim_line:
             text = text.removeprefix("\n").removesuffix("\n")
         self._emit(json_of(text, self._types))
+
+
+def _properties(schema: Mapping[str, Any]) -> Mapping[str, Any]:
+    properties = schema.get("properties")
+    return properties if isinstance(properties, Mapping) else {}
+
+
+def _types_of(schema: Mapping[str, Any], key: str) -> frozenset[str]:
+    """Return the types of the property ``key`` of objects with the JSON schema ``schema``."""
+    declared = _properties(schema).get(key)
+    return json_types(resolved(declared, schema) or declared)
 
 
 def json_types(schema: Any) -> frozenset[str]:

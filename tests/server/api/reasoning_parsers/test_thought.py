@@ -162,9 +162,7 @@ def test_a_call_is_found_behind_marks_that_are_only_mentioned(name):
             assert parse(name, *text) == parse(name, *pairs) == parse(name, text, "") == message
 
 
-@pytest.mark.parametrize(
-    "name", [name for name in CALLS if TOOL_PARSERS.load(name).quotes_values and "llama" not in name]
-)
+@pytest.mark.parametrize("name", [name for name in CALLS if TOOL_PARSERS.load(name).quotes_values])
 def test_a_call_is_found_behind_one_that_is_broken_off_in_a_string(name):
     call = CALLS[name]("find", ARGUMENTS)
     for part in re.findall(r'.*?"(?=\w)', call)[-3:]:
@@ -208,6 +206,38 @@ def test_several_calls_and_text_follow_the_thought(name):
     assert parse(name, *text) == message
     only = parse(name, *text, max_calls=1)
     assert calls_of(only) == [("find", ARGUMENTS)]
+
+
+@FORMATS
+@pytest.mark.parametrize("reasoning", MARKS)
+@pytest.mark.parametrize("begin", ["Well, ", "Hm.END", "Hm.ENDWell, "])
+def test_a_thought_that_opens_after_text_follows_the_same_rule(name, reasoning, begin):
+    start, end = MARKS[reasoning]
+    call = CALLS[name]("find", ARGUMENTS)
+    is_open = "END" in begin
+    first, _, before = begin.rpartition("END")
+    thinks = f"{before}{start} maybe {call} or"
+    for after in ("", " Done.", f" so {start} {call}{end} no"):
+        text = f"{thinks}{end}{after}"
+        message = parse(name, f"{first}{end if is_open else ''}{text}", reasoning=reasoning, is_open=is_open)
+        assert (message.content, calls_of(message)) == (text, []), "closed: all of it is text"
+        assert message.reasoning == ("Hm." if is_open else None)
+        assert parse(name, *f"{first}{end if is_open else ''}{text}", reasoning=reasoning, is_open=is_open) == message
+    text = f"{first}{end if is_open else ''}{before}{start} maybe {call}"
+    message = parse(name, text, reasoning=reasoning, is_open=is_open)
+    assert calls_of(message) == [("find", ARGUMENTS)] and message.content == f"{before}{start} maybe"
+    assert parse(name, *text, reasoning=reasoning, is_open=is_open) == message
+    invalid = f"{first}{end if is_open else ''}{before}{start} maybe {CALLS[name]('find', {'n': 1})}"
+    assert not calls_of(parse(name, invalid, reasoning=reasoning, is_open=is_open))
+
+
+@FORMATS
+def test_a_mark_of_a_thought_in_an_argument_opens_none(name):
+    arguments = {"q": "a <think> b"}
+    for text in (CALLS[name]("find", arguments), f"Hm.</think>{CALLS[name]('find', arguments)}"):
+        message = parse(name, text, is_open="</think>" in text)
+        assert calls_of(message) == [("find", arguments)] and message.content is None
+        assert parse(name, *text, is_open="</think>" in text) == message
 
 
 @FORMATS

@@ -1,0 +1,140 @@
+"""TurnProbes: what a chat template does with conversations of several turns, calls and instructions.
+
+As in template_facts.py, every message of a probe has a word of its own, and the rendered text shows which are lost.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from aiakq.runtime.text.message_forms import (
+    INSTRUCTING,
+    CallForm,
+    message_forms,
+    with_single_calls,
+    with_text_before_calls,
+)
+
+Messages = list[dict[str, Any]]
+_PARAMETERS = {"type": "object", "properties": {"a": {"type": "string", "description": "b"}}, "required": ["a"]}
+#: For templates that show calls only beside tools.
+FILLER_TOOL = {"type": "function", "function": {"name": "f", "description": "c", "parameters": _PARAMETERS}}
+#: Words before the one that is looked for in a long text, and what is between them.
+_LONG = 1000
+
+
+class TurnProbes:
+    """Renders conversations of several turns.
+
+    render   returns the text of a conversation in lower case, or None if the template raises.
+    content  returns a text as the content of a message of a role.
+    shown    roles whose messages are shown.
+    """
+
+    def __init__(
+        self, render: Callable[..., str | None], content: Callable[[str, str], Any], shown: frozenset[str]
+    ) -> None:
+        self._render, self._content, self._shown = render, content, shown
+
+    def cuts_long_texts(self) -> bool:
+        """Whether the end of a long text of a user is lost."""
+        return self._loses([[*lead, ("user", "a\n" * _LONG)] for lead in self._leads()])
+
+    def shows_turns(self) -> bool:
+        """Whether all turns of a conversation are shown."""
+        turns = [("user", ""), ("assistant", ""), ("user", "")]
+        longer = [*turns, ("assistant", ""), ("user", "")]
+        return not self._loses([[*lead, *rest] for lead in self._leads() for rest in (turns, longer)])
+
+    def merges_users(self) -> bool:
+        """Whether one of two messages of the user in a row is lost."""
+        users = [("user", ""), ("user", "")]
+        answered = [("user", ""), ("assistant", ""), *users]
+        return self._loses([[*lead, *rest] for lead in self._leads() for rest in (users, answered)])
+
+    def folds_instructions(self) -> bool:
+        """Whether a text is lost if there are messages of the system or of developers behind the first message."""
+        user, answer = ("user", ""), ("assistant", "")
+        conversations = []
+        for role, lead in itertools.product(INSTRUCTING, self._leads()):
+            late = (role, "")
+            if role not in self._shown:
+                continue
+            conversations += [
+                [*lead, user, answer, late, user],
+                [*lead, user, answer, late, user, answer, late, user],
+                [*lead, user, answer, user, late],
+                [*lead, user, late, user],
+            ]
+            if lead:
+                conversations += [[*lead, late, user], [*lead, late, late, user]]
+        return self._loses(conversations)
+
+    def takes_one_call(self, form: CallForm) -> bool:
+        """Whether only messages with one call each are shown in full."""
+        messages = [self._said("user", "a"), self._calling("bc"), self._result("b"), self._result("c")]
+        return self._needs(with_single_calls, messages, form)
+
+    def takes_calls_alone(self, form: CallForm) -> bool:
+        """Whether only messages with calls and no text are shown in full."""
+        messages = [self._said("user", "a"), {**self._said("assistant", "b"), **self._calling("c")}, self._result("c")]
+        return self._needs(with_text_before_calls, messages, form)
+
+    def _needs(self, change: Callable[[Messages], Messages], messages: Messages, form: CallForm) -> bool:
+        """Whether all texts of ``messages`` are shown only after ``change``."""
+        asked = self._said("user", "z")
+        whole = ([*messages], [*messages, asked])
+        if any(self._shows_calls(each, form) for each in whole):
+            return False
+        return any(self._shows_calls(change(each), form) for each in whole)
+
+    def _shows_calls(self, messages: Messages, form: CallForm) -> bool:
+        [conversation] = itertools.islice(message_forms(messages, form), 1)
+        text = self._render(conversation)
+        sent = json.dumps(messages)
+        return text is not None and all(word in text for word in map(_word, "abc") if word in sent)
+
+    def _said(self, role: str, letter: str) -> dict[str, Any]:
+        return {"role": role, "content": self._content(_word(letter), role)}
+
+    def _calling(self, letters: str) -> dict[str, Any]:
+        called = [
+            {
+                "id": f"call0000{letter}",
+                "type": "function",
+                "function": {"name": "f", "arguments": {"a": _word(letter)}},
+            }
+            for letter in letters
+        ]
+        return {"role": "assistant", "tool_calls": called}
+
+    def _result(self, letter: str) -> dict[str, Any]:
+        return {"role": "tool", "tool_call_id": f"call0000{letter}", "name": "f", "content": self._content("d", "tool")}
+
+    def _leads(self) -> Iterator[list[tuple[str, str]]]:
+        """Yield the beginnings of conversations: none, and one of each instructing role that is shown."""
+        yield []
+        for role in INSTRUCTING:
+            if role in self._shown:
+                yield [(role, "")]
+
+    def _loses(self, conversations: list[list[tuple[str, str]]]) -> bool:
+        """Whether a text is lost in any of ``conversations``, each a list of (role, beginning of the text)."""
+        for conversation in conversations:
+            messages, words = [], []
+            for number, (role, beginning) in enumerate(conversation):
+                word = _word(chr(ord("a") + number))
+                messages.append({"role": role, "content": self._content(beginning + word, role)})
+                if role in self._shown:
+                    words.append(word)
+            text = self._render(messages)
+            if text is not None and not all(word in text for word in words):
+                return True
+        return False
+
+
+def _word(letter: str) -> str:
+    return f"qzturnword{letter}qz"

@@ -1,0 +1,238 @@
+"""Conversations of which a template would lose a part: they are rendered so that it shows all of them, or refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from aiakq.errors import AiakqError
+from aiakq.runtime.text.chat_template import ChatTemplate
+
+EACH = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}"
+TURNS = "{% for m in messages if m.role in ('user', 'assistant') %}[{{ m.role }}]{{ m.content }}{% endfor %}"
+FIRST = "{% if messages[0].role in ROLES %}[S]{{ messages[0].content }}{% endif %}" + TURNS
+LAST = (
+    "{% set ns = namespace(s='') %}{% for m in messages if m.role == 'system' %}{% set ns.s = m.content %}{% endfor %}"
+    "[S]{{ ns.s }}" + TURNS
+)
+RAISES = "{% for m in messages[1:] if m.role in ROLES %}{{ raise_exception('late') }}{% endfor %}" + FIRST
+INSTRUCTED = {
+    "the first system message only": FIRST.replace("ROLES", "('system',)"),
+    "the first instructions only": FIRST.replace("ROLES", "('system', 'developer')"),
+    "the last system message only": LAST,
+    "developers only": FIRST.replace("ROLES", "('developer',)"),
+    "refuses later ones": RAISES.replace("ROLES", "('system', 'developer')"),
+    "all": EACH,
+}
+TEMPLATE_ROLES = ("system", "developer")
+
+
+def said(*messages: str) -> list[dict[str, Any]]:
+    return [dict(zip(("role", "content"), message.split(":"), strict=True)) for message in messages]
+
+
+def checked(text: str, **options: Any) -> ChatTemplate:
+    return ChatTemplate.checked(text, {}, source="of the test", **options)
+
+
+@pytest.mark.parametrize("name", INSTRUCTED)
+@pytest.mark.parametrize("role", TEMPLATE_ROLES)
+@pytest.mark.parametrize("lead", [[], ["system:S1"], ["developer:S1"]])
+@pytest.mark.parametrize(
+    "messages",
+    [
+        ["user:U1", "assistant:A1", "ROLE:L1", "user:U2"],
+        ["ROLE:L1", "user:U1"],
+        ["user:U1", "ROLE:L1"],
+        ["user:U1", "assistant:A1", "ROLE:L1", "ROLE:L2", "user:U2", "assistant:A2", "ROLE:L3", "user:U3"],
+    ],
+)
+def test_no_instructions_are_lost_wherever_they_are(name, role, lead, messages):
+    conversation = said(*lead, *(each.replace("ROLE", role) for each in messages))
+    text = checked(INSTRUCTED[name]).render(conversation)
+    assert all(message["content"] in text for message in conversation)
+
+
+def test_later_instructions_go_to_the_message_of_the_user_at_their_position():
+    conversation = said("system:S", "developer:T", "user:U", "assistant:A", "system:L", "user:V")
+    for name in ("the first system message only", "the last system message only"):
+        assert checked(INSTRUCTED[name]).render(conversation) == "[S]S\n\nT[user]U[assistant]A[user]L\n\nV"
+    shown = "[system]S[developer]T[user]U[assistant]A[system]L[user]V"
+    assert checked(EACH).render(conversation) == shown, "a template that shows them gets them as they are"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{{ messages[-1].content }}",
+        "{{ (messages | selectattr('role', 'equalto', 'user') | list)[-1].content }}",
+        "{% for m in messages[-2:] %}{{ m.content }}{% endfor %}",
+        "{% for m in messages %}{% if loop.first or loop.last %}{{ m.content }}{% endif %}{% endfor %}",
+    ],
+)
+def test_a_conversation_of_which_the_template_shows_some_turns_is_refused(text):
+    template = checked(text)
+    assert "U" in template.render(said("user:U")) and not template.facts.shows_turns
+    for messages in (["user:U", "assistant:A", "user:V"], ["user:U", "assistant:A"]):
+        with pytest.raises(AiakqError, match="no place for") as caught:
+            template.render(said(*messages))
+        assert caught.value.id == "template_loses" and caught.value.http_status == 400
+
+
+def test_messages_of_the_user_in_a_row_become_one_where_the_template_leaves_one_out():
+    text = (
+        "{% for m in messages %}{% if loop.last or messages[loop.index].role != m.role %}[{{ m.content }}]{% endif %}"
+    )
+    assert checked(text + "{% endfor %}").render(said("user:U", "user:V", "assistant:A", "user:W")) == "[U\n\nV][A][W]"
+
+
+@pytest.mark.parametrize("cut", ["m.content[:40]", "m.content | truncate(500)", "m.content.split('\n')[0]"])
+def test_a_template_that_cuts_texts_off_is_refused(cut):
+    with pytest.raises(AiakqError, match="leaves out the end of long texts") as caught:
+        checked("{% for m in messages %}{{ " + cut + " }}{% endfor %}")
+    assert caught.value.id == "template_loses_users"
+
+
+# --- calls
+
+CALL = "<{{ c.function.name }} {{ c.function.arguments | tojson }}>"
+SHOWN = {
+    "the first call only": "{{ m.content or '' }}{% for c in (m.tool_calls or [])[:1] %}" + CALL + "{% endfor %}",
+    "one call or none": "{% if (m.tool_calls or []) | length > 1 %}{{ raise_exception('one') }}{% endif %}"
+    "{{ m.content or '' }}{% for c in m.tool_calls or [] %}" + CALL + "{% endfor %}",
+    "no text beside calls": "{% if m.tool_calls %}{% for c in m.tool_calls %}" + CALL + "{% endfor %}"
+    "{% else %}{{ m.content }}{% endif %}",
+    "no calls beside text": "{% if m.content %}{{ m.content }}{% else %}{% for c in m.tool_calls or [] %}"
+    + CALL
+    + "{% endfor %}{% endif %}",
+    "one part": "{{ m.content[0].text }}",
+}
+
+
+def call(id: str | None, word: str) -> dict[str, Any]:
+    return {"id": id, "type": "function", "function": {"name": "f", "arguments": {"a": word}}}
+
+
+@pytest.mark.parametrize("name", SHOWN)
+@pytest.mark.parametrize("ids", [("x", "y"), (None, None)])
+def test_no_call_result_or_text_beside_them_is_lost(name, ids):
+    template = checked("{% for m in messages %}[{{ m.role }}]" + SHOWN[name] + "{% endfor %}")
+    asked = {"role": "assistant", "content": "T1", "tool_calls": [call(ids[0], "C1"), call(ids[1], "C2")]}
+    results = [
+        {"role": "tool", "tool_call_id": id, "content": word} for id, word in zip(ids, ("R1", "R2"), strict=True)
+    ]
+    text = template.render([*said("user:U1"), asked, *results, *said("user:U2")])
+    assert all(text.count(word) == 1 for word in ("U1", "T1", "C1", "C2", "R1", "R2", "U2"))
+
+
+def test_calls_are_followed_by_their_results_where_the_template_takes_one_at_a_time():
+    template = checked("{% for m in messages %}[{{ m.role }}]" + SHOWN["the first call only"] + "{% endfor %}")
+    asked = {"role": "assistant", "tool_calls": [call("x", "C1"), call("y", "C2")]}
+    results = [{"role": "tool", "tool_call_id": id, "content": f"R{id}"} for id in ("y", "x")]
+    text = template.render([*said("user:U"), asked, *results])
+    assert text == '[user]U[assistant]<f {"a": "C1"}>[tool]Rx[assistant]<f {"a": "C2"}>[tool]Ry'
+
+
+# --- faults
+
+FAULTY = [
+    "{% for m in messages %}{{ m.role }}: {{ mesage.content }}{% endfor %}",
+    "{{ render(messages) }}",
+    "{% for m in messages %}{{ m.content.stripp() }}{% endfor %}",
+    "{% for m in messages %}{{ m.content + suffix }}{% endfor %}",
+    "{% for i in range(999999999) %}{% endfor %}{{ messages[0].content }}",
+    "{{ raise_exception('use the processor') }}",
+]
+
+
+@pytest.mark.parametrize("text", FAULTY)
+@pytest.mark.parametrize("with_tools", [False, True])
+def test_a_template_that_fails_for_every_conversation_is_refused(text, with_tools):
+    with pytest.raises(AiakqError, match="of the test cannot be used: it fails for every conversation: ") as caught:
+        checked(text, with_tools=with_tools)
+    assert caught.value.id == "template_unusable" and "\n" not in str(caught.value)
+
+
+def test_a_variable_of_every_conversation_is_known_when_the_template_is_checked():
+    template = checked(FAULTY[3], arguments={"suffix": "!"})
+    assert template.render(said("user:U"), suffix="!") == "U!"
+    with pytest.raises(AiakqError, match="'suffix' is undefined; --default-chat-template-kwargs can set a variable"):
+        checked(FAULTY[3])
+
+
+def test_a_template_that_refuses_other_conversations_on_purpose_is_no_fault():
+    needs = "{% if messages[0].role != 'functions' %}{{ raise_exception('functions first') }}{% endif %}" + EACH
+    template = checked(needs)
+    assert template.facts.refusal == "functions first" and not template.facts.failures
+    assert template.render(said("functions:F", "user:U")) == "[functions]F[user]U"
+    no_system = checked("{% if messages[0].role == 'system' %}{{ raise_exception('none') }}{% endif %}" + EACH)
+    assert not no_system.facts.failures and not no_system.facts.refusal
+
+
+def test_a_fault_in_the_branch_of_a_role_is_known():
+    faulty = "{% for m in messages if m.role == 'assistant' %}{{ mesage.content }}{% endfor %}"
+    assert checked(faulty + EACH).facts.failures["assistant"] == "'mesage' is undefined"
+    tools = "{% for t in tools or [] %}{{ t.functoin.name }}{% endfor %}" + EACH
+    assert "functoin" in checked(tools, with_tools=True).facts.failures["tools"]
+
+
+# --- tools and empty contents
+
+TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}
+LISTED = "{% for t in tools or [] %}<{{ t.function.name }}>{% endfor %}"
+
+
+@pytest.mark.parametrize(
+    "condition",
+    [
+        "messages[0].role in ('system', 'developer')",
+        "messages[0].role in ('system', 'user')",
+        "messages[0].role != 'system' or messages[0].content",
+        "messages[0].content",
+    ],
+)
+@pytest.mark.parametrize("lead", [[], ["system:S"], ["developer:S"], ["system:"]])
+def test_tools_are_shown_however_a_conversation_begins(condition, lead):
+    text = "{% if " + condition + " %}" + LISTED + "{% endif %}" + EACH
+    for with_tools in (False, True):
+        shown = checked(text, with_tools=with_tools).render(said(*lead, "user:U"), tools=[TOOL])
+        assert "<add>" in shown and "U" in shown and ("S" in shown) == ("S" in "".join(lead)[-1:])
+
+
+def test_instructions_of_developers_beside_listed_tools_are_not_lost():
+    template = checked(TURNS, with_tools=True)
+    for lead in (["developer:D"], ["system:S", "developer:D"], ["user:U", "assistant:A", "developer:D"]):
+        text = template.render(said(*lead, "user:V"), tools=[TOOL])
+        assert '"name": "add"' in text and all(each.split(":")[1] in text for each in (*lead, "user:V"))
+
+
+@pytest.mark.parametrize("role", ["user", "assistant"])
+@pytest.mark.parametrize("content", [{}, {"content": None}], ids=["absent", "null"])
+def test_a_message_without_content_and_calls_is_empty(role, content):
+    template = checked("{% for m in messages %}[{{ m.role }}]{{ m.content.strip() }}{% endfor %}")
+    assert template.render([*said("user:U"), {"role": role, **content}, *said("user:V")]) == f"[user]U[{role}][user]V"
+
+
+def test_a_template_may_read_how_many_tools_there_are():
+    template = checked("{% if tools | length > 0 %}" + LISTED + "{% endif %}" + EACH)
+    assert template.render(said("user:U")) == "[user]U"
+    assert template.render(said("user:U"), tools=[TOOL]) == "<add>[user]U"
+
+
+def test_calls_that_are_shown_only_beside_tools_are_written_as_text_without_them():
+    shown = "{% if tools %}{% for c in m.tool_calls or [] %}" + CALL + "{% endfor %}{% endif %}"
+    text = "{% for m in messages %}[{{ m.role }}]{{ m.content or '' }}" + shown + "{% endfor %}"
+    asked = {"role": "assistant", "content": None, "tool_calls": [call("x", "C1")]}
+    messages = [*said("user:U"), asked, {"role": "tool", "tool_call_id": "x", "content": "R"}]
+    assert '<tool_call>{"name": "f", "arguments": {"a": "C1"}}</tool_call>' in checked(text).render(messages)
+    beside = checked(text, with_tools=True).render(messages, tools=[TOOL])
+    assert beside.endswith('[user]U[assistant]<f {"a": "C1"}>[tool]R')
+
+
+def test_a_result_without_a_call_is_shown_or_refused():
+    asks = "{% for m in messages %}{% if m.role != 'tool' or loop.index0 and messages[loop.index0 - 1].tool_calls %}"
+    template = checked(asks + "[{{ m.role }}]{{ m.content or '' }}{{ m.tool_calls }}{% endif %}{% endfor %}")
+    with pytest.raises(AiakqError, match="no place for messages of the role 'tool'") as caught:
+        template.render([{"role": "tool", "tool_call_id": "x", "content": "R1"}, *said("user:U")])
+    assert caught.value.param == "messages[0].role"

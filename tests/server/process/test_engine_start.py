@@ -1,0 +1,36 @@
+"""How a process of the engine that cannot load its model says so."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from aiakq.errors import RESOURCES, WORKER
+from aiakq.server.process import engine_process
+from aiakq.server.process.ipc import Failed, Start
+
+ALLOCATOR = "[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 67117056 bytes"
+
+
+@pytest.mark.parametrize(
+    ("failure", "id", "code", "has_traceback"),
+    [
+        (RuntimeError(ALLOCATOR), "out_of_memory", RESOURCES, False),
+        (MemoryError(), "out_of_memory", RESOURCES, False),
+        (RuntimeError("another"), "engine_start", WORKER, True),
+    ],
+    ids=str,
+)
+def test_a_lack_of_memory_is_an_error_and_no_traceback(monkeypatch, capfd, failure, id, code, has_traceback):
+    def load(*arguments: Any) -> None:
+        raise failure
+
+    sent: list[Any] = []
+    link: Any = SimpleNamespace(receive=lambda wait: [Start({}, [], 0, 1)], send=sent.append)
+    monkeypatch.setattr(engine_process, "_load", load)
+    assert engine_process._run(link) == code
+    [told] = sent
+    assert isinstance(told, Failed) and told.id == id
+    assert ("Traceback" in capfd.readouterr().err) == has_traceback
