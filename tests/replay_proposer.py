@@ -41,6 +41,6 @@ def replaying(llm: LLM, known: Iterable[list[int]], mistakes: float) -> LLM:
     """``llm`` with draft tokens from ``known``, which are prompts with their outputs, in any number of rows."""
     scheduler = llm.engine.scheduler
     assert scheduler.config.speculation is not None
-    scheduler.costs, scheduler.max_rows = FREE, 100
-    scheduler.proposer = Replay(known, mistakes)
+    scheduler.drafts.costs, scheduler.drafts.max_rows = FREE, 100
+    scheduler.drafts.proposer = Replay(known, mistakes)
     return llm

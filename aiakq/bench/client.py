@@ -12,7 +12,7 @@ from typing import Any
 
 import httpx
 
-from aiakq.bench.workload import Request, vocab_size
+from aiakq.bench.workload import WorkloadRequest, vocab_size
 from aiakq.errors import error
 
 #: One line of the Prometheus text format: name, labels, value.
@@ -102,7 +102,7 @@ class Endpoint:
     def is_chat(self) -> bool:
         return self.path.endswith("/chat/completions")
 
-    def body(self, request: Request) -> dict[str, Any]:
+    def body(self, request: WorkloadRequest) -> dict[str, Any]:
         """Return the JSON body of ``request``."""
         body: dict[str, Any] = {
             "model": request.model or self.model,
@@ -206,7 +206,7 @@ async def server_counters(client: httpx.AsyncClient) -> dict[str, float]:
     return totals
 
 
-async def complete(client: httpx.AsyncClient, endpoint: Endpoint, request: Request, timing: Timing) -> None:
+async def complete(client: httpx.AsyncClient, endpoint: Endpoint, request: WorkloadRequest, timing: Timing) -> None:
     """Stream one greedy completion and fill in ``timing``. Failures are stored in ``timing.error``, not raised."""
     body = endpoint.body(request)
     stream_done = False

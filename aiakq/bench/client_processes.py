@@ -19,7 +19,7 @@ from aiakq.bench.load import ClientLoad, Progress, measure_client, send_at, send
 from aiakq.bench.local_tokenizer import open_tokenizer
 from aiakq.bench.request_source import RequestSource
 from aiakq.bench.stopping import StopRule
-from aiakq.bench.workload import Request, open_workload
+from aiakq.bench.workload import WorkloadRequest, open_workload
 from aiakq.errors import error
 from aiakq.system.processes import begin_child, child_command, end_child
 
@@ -58,7 +58,7 @@ class Partition:
     api_key: str | None
     timeout_s: float
     endpoint: Endpoint
-    requests: list[Request]
+    requests: list[WorkloadRequest]
     offsets: list[float]
     indices: list[int]
     max_concurrency: int | None

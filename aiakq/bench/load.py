@@ -14,7 +14,7 @@ from aiakq.bench.client import Endpoint, Timing, complete
 from aiakq.bench.stopping import StopRule
 from aiakq.bench.summary import Summary, summarize
 from aiakq.bench.traffic import follow
-from aiakq.bench.workload import Request
+from aiakq.bench.workload import WorkloadRequest
 
 #: Progress callback: finished requests, total number of requests (0 if unknown), failed requests.
 Progress = Callable[[int, int, int], None]
@@ -74,7 +74,7 @@ async def measure_client() -> AsyncIterator[ClientLoad]:
 async def send_at(
     client: httpx.AsyncClient,
     endpoint: Endpoint,
-    requests: Sequence[Request],
+    requests: Sequence[WorkloadRequest],
     offsets: Sequence[float],
     max_concurrency: int | None,
     progress: Progress,
@@ -131,7 +131,7 @@ async def send_at(
 async def send_for(
     client: httpx.AsyncClient,
     endpoint: Endpoint,
-    requests: Iterator[Request],
+    requests: Iterator[WorkloadRequest],
     seconds: float,
     concurrency: int,
     progress: Progress,

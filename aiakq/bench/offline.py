@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from aiakq.bench import workload
 from aiakq.bench.drafts import draft_metrics, order
-from aiakq.bench.workload import Request
+from aiakq.bench.workload import WorkloadRequest
 from aiakq.errors import error
 from aiakq.records import environment
 from aiakq.runtime.engine.loop import timed_step
@@ -49,7 +49,7 @@ class MeasuredEngine:
             raise error("usage", reason="--compare-speculation needs speculative decoding.", hint=hint)
 
     def compare_drafts(
-        self, requests: Sequence[Request], ignore_eos: bool, number: int
+        self, requests: Sequence[WorkloadRequest], ignore_eos: bool, number: int
     ) -> tuple[float, list[RequestOutput], float]:
         """Run all requests with draft tokens and without, in the order of round ``number``, each time without anything
         that is known of earlier requests. Returns what ``generate`` returns with draft tokens, and the seconds without.
@@ -92,7 +92,7 @@ class MeasuredEngine:
             stats.steps - before.steps - self._skipped_steps,
         )
 
-    def generate(self, requests: Sequence[Request], ignore_eos: bool) -> tuple[float, list[RequestOutput]]:
+    def generate(self, requests: Sequence[WorkloadRequest], ignore_eos: bool) -> tuple[float, list[RequestOutput]]:
         """Run all requests greedily. Returns the elapsed seconds, and the outputs in the order of ``requests``."""
         from aiakq.runtime.sampling_params import SamplingParams
 

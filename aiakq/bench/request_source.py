@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from aiakq.bench.client import Endpoint
 from aiakq.bench.local_tokenizer import LocalTokenizer
-from aiakq.bench.workload import Request, Workload
+from aiakq.bench.workload import Workload, WorkloadRequest
 from aiakq.errors import error
 
 
@@ -28,12 +28,12 @@ class RequestSource:
     tokenizer: LocalTokenizer | None = None
     adapters: Sequence[str] = ()
 
-    def batch(self) -> list[Request]:
+    def batch(self) -> list[WorkloadRequest]:
         """Return one batch of the workload's requests. Raises ``usage`` if they cannot be generated."""
         assert self.workload is not None
         return self.prepared(self.workload.requests(self.vocab_size))
 
-    def prepared(self, requests: Sequence[Request]) -> list[Request]:
+    def prepared(self, requests: Sequence[WorkloadRequest]) -> list[WorkloadRequest]:
         """Return ``requests`` for the endpoint, with text for chat and adapters assigned.
 
         Raises ``usage`` if chat needs a tokenizer to turn token ids into text and there is none.
@@ -47,7 +47,7 @@ class RequestSource:
             models.append(name if request.follows is None else models[request.follows])
         return [replace(request, model=name) for request, name in zip(prepared, models, strict=True)]
 
-    def endless(self, first: Sequence[Request]) -> Iterator[Request]:
+    def endless(self, first: Sequence[WorkloadRequest]) -> Iterator[WorkloadRequest]:
         """Yield ``first``, then further batches; without a workload, ``first`` repeatedly."""
         while True:
             yield from first
@@ -55,7 +55,9 @@ class RequestSource:
                 first = self.batch()
 
 
-def _as_text(requests: Sequence[Request], endpoint: Endpoint, tokenizer: LocalTokenizer | None) -> list[Request]:
+def _as_text(
+    requests: Sequence[WorkloadRequest], endpoint: Endpoint, tokenizer: LocalTokenizer | None
+) -> list[WorkloadRequest]:
     if not endpoint.is_chat or all(request.messages or isinstance(request.prompt, str) for request in requests):
         return list(requests)
     if tokenizer is None:
@@ -67,7 +69,7 @@ def _as_text(requests: Sequence[Request], endpoint: Endpoint, tokenizer: LocalTo
     return [_with_text(request, tokenizer) for request in requests]
 
 
-def _with_text(request: Request, tokenizer: LocalTokenizer) -> Request:
+def _with_text(request: WorkloadRequest, tokenizer: LocalTokenizer) -> WorkloadRequest:
     # A later turn of a conversation contributes only its new message; the earlier ones are its history.
     own = request.prompt if request.message is None else request.message
     return replace(request, prompt=tokenizer.text_of(own)) if isinstance(own, list) else request

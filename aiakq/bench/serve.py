@@ -29,7 +29,7 @@ from aiakq.bench.request_metrics import LIMITED, detailed, measure
 from aiakq.bench.request_source import RequestSource
 from aiakq.bench.stopping import StopRule
 from aiakq.bench.summary import milliseconds, summarize
-from aiakq.bench.workload import Request, Workload
+from aiakq.bench.workload import Workload, WorkloadRequest
 from aiakq.errors import error
 from aiakq.records import Record, environment, load_average
 
@@ -137,7 +137,7 @@ async def _source(
 
 
 async def _warm_up(
-    client: httpx.AsyncClient, source: RequestSource, first: Request, options: ServeOptions, rng: random.Random
+    client: httpx.AsyncClient, source: RequestSource, first: WorkloadRequest, options: ServeOptions, rng: random.Random
 ) -> None:
     """Send the warm-up requests, which are not measured. Raises ``bench_failed`` if one fails."""
     assert source.workload is not None
@@ -240,13 +240,13 @@ class _Load:
 
     options: ServeOptions
     source: RequestSource
-    first: Sequence[Request]
+    first: Sequence[WorkloadRequest]
     rng: random.Random
     seed: int
     model: ServedModel
     rule: StopRule
 
-    def partition(self, requests: Sequence[Request], offsets: Sequence[float]) -> Partition:
+    def partition(self, requests: Sequence[WorkloadRequest], offsets: Sequence[float]) -> Partition:
         """Return the load as a single partition, to be split among processes."""
         options, source = self.options, self.source
         server = (options.base_url, options.api_key, options.timeout_s, source.endpoint)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from aiakq.arguments.bench import WorkloadArguments
-from aiakq.bench.workload import NUM_PROMPTS, Request, Workload, known_size, read_data
+from aiakq.bench.workload import NUM_PROMPTS, Workload, WorkloadRequest, known_size, read_data
 from aiakq.errors import AiakqError, error
 
 #: Tokens per block hash of a Mooncake trace.
@@ -24,13 +24,15 @@ class PrefixPrompts(Workload):
 
     fresh_prompts = False
 
-    def requests(self, vocab_size: int | None) -> list[Request]:
+    def requests(self, vocab_size: int | None) -> list[WorkloadRequest]:
         """See Workload. Raises ``usage`` if ``vocab_size`` is None."""
         options, size = self.options, known_size(vocab_size)
         count = NUM_PROMPTS if options.num_prompts is None else options.num_prompts
         prefixes = [_tokens(self.rng, options.prefix_len, size) for _ in range(options.num_prefixes)]
         return [
-            Request(prefixes[index % len(prefixes)] + _tokens(self.rng, options.input_len, size), options.output_len)
+            WorkloadRequest(
+                prefixes[index % len(prefixes)] + _tokens(self.rng, options.input_len, size), options.output_len
+            )
             for index in range(count)
         ]
 
@@ -43,23 +45,23 @@ class Conversations(Workload):
 
     fresh_prompts = False
 
-    def requests(self, vocab_size: int | None) -> list[Request]:
+    def requests(self, vocab_size: int | None) -> list[WorkloadRequest]:
         """See Workload. Returns --num-prompts requests in total, turn by turn. Raises ``usage`` if ``vocab_size`` is
         None.
         """
         options, size = self.options, known_size(vocab_size)
         count = NUM_PROMPTS if options.num_prompts is None else options.num_prompts
         conversations = -(-count // options.turns)
-        found: list[Request] = []
+        found: list[WorkloadRequest] = []
         for index in range(count):
             own = _tokens(self.rng, options.input_len, size)
             if index < conversations:
-                found.append(Request(own, options.output_len))
+                found.append(WorkloadRequest(own, options.output_len))
                 continue
             before = found[index - conversations]
             assert isinstance(before.prompt, list)
             history = before.prompt + _tokens(self.rng, options.output_len, size)
-            found.append(Request(history + own, options.output_len, follows=index - conversations, message=own))
+            found.append(WorkloadRequest(history + own, options.output_len, follows=index - conversations, message=own))
         return found
 
 
@@ -87,14 +89,14 @@ class Trace(Workload):
         if not self._lines:
             raise error("usage", reason=f"{path} contains no requests.", hint="See docs/bench.md for the format.")
 
-    def requests(self, vocab_size: int | None) -> list[Request]:
+    def requests(self, vocab_size: int | None) -> list[WorkloadRequest]:
         """See Workload. Times count from the first line, divided by --trace-speed."""
         first = min(line["at"] for line in self._lines)
         found = []
         for line in sorted(self._lines, key=lambda line: line["at"]):
             prompt = line.get("prompt") or self._prompt(line, known_size(vocab_size))
             at = (line["at"] - first) / self.options.trace_speed
-            found.append(Request(prompt, max(1, line["output_length"]), at))
+            found.append(WorkloadRequest(prompt, max(1, line["output_length"]), at))
         return found
 
     def _prompt(self, line: dict[str, Any], size: int) -> list[int]:
@@ -126,12 +128,12 @@ class ShareGPT(Workload):
         rng.shuffle(found)
         self._requests = found[: options.num_prompts]
 
-    def requests(self, vocab_size: int | None) -> list[Request]:
+    def requests(self, vocab_size: int | None) -> list[WorkloadRequest]:
         """See Workload."""
         return self._requests
 
 
-def follow(request: Request, previous: Request, response: str, chat: bool) -> Request:
+def follow(request: WorkloadRequest, previous: WorkloadRequest, response: str, chat: bool) -> WorkloadRequest:
     """Return ``request`` with its history: in chat, the messages of ``previous`` and the ``response`` to it."""
     if not chat:
         return request
@@ -155,7 +157,7 @@ def _read_burstgpt(path: Path) -> list[dict[str, Any]]:
     rows = list(csv.DictReader(io.StringIO(read_data(path), newline="")))
     lines = []
     for row in rows:
-        lengths = {"input_length": int(row["Request tokens"]), "output_length": int(row["Response tokens"])}
+        lengths = {"input_length": int(row["WorkloadRequest tokens"]), "output_length": int(row["Response tokens"])}
         if lengths["output_length"] > 0:
             lines.append({"at": float(row["Timestamp"]), **lengths})
     return lines
@@ -175,10 +177,10 @@ def _read_json_lines(path: Path) -> list[dict[str, Any]]:
     return lines
 
 
-def _first_exchange(entry: dict[str, Any]) -> Request | None:
+def _first_exchange(entry: dict[str, Any]) -> WorkloadRequest | None:
     """Return the first message of a conversation with the estimated length of its reply, or None without a reply."""
     turns: Sequence[dict[str, str]] = entry.get("conversations") or ()
     if len(turns) < 2 or not turns[0]["value"].strip() or not turns[1]["value"].strip():
         return None
     # OpenAI's estimate: four tokens per three English words.
-    return Request(turns[0]["value"], max(1, len(turns[1]["value"].split()) * 4 // 3))
+    return WorkloadRequest(turns[0]["value"], max(1, len(turns[1]["value"].split()) * 4 // 3))

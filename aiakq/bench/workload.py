@@ -42,7 +42,7 @@ _MAX_BYTES = 1 << 30
 
 
 @dataclass(frozen=True)
-class Request:
+class WorkloadRequest:
     """One request of a workload.
 
     prompt      text, or token ids, whose number no tokenizer changes.
@@ -78,7 +78,7 @@ class Workload(ABC):
         self.rng = rng
 
     @abstractmethod
-    def requests(self, vocab_size: int | None) -> list[Request]:
+    def requests(self, vocab_size: int | None) -> list[WorkloadRequest]:
         """Return the requests to measure. ``vocab_size`` is None if the server does not report it."""
 
     def warnings(self) -> list[str]:
@@ -97,7 +97,7 @@ class RandomPrompts(Workload):
             reason = "random prompts are not read from a file"
             raise error("option_conflict", option="--workload random", other="--dataset", reason=reason, hint=hint)
 
-    def requests(self, vocab_size: int | None) -> list[Request]:
+    def requests(self, vocab_size: int | None) -> list[WorkloadRequest]:
         """See Workload. Raises ``usage`` if ``vocab_size`` is None."""
         count = NUM_PROMPTS if self.options.num_prompts is None else self.options.num_prompts
         size = known_size(vocab_size)
@@ -117,7 +117,7 @@ class Dataset(Workload):
             raise error("usage", reason="--workload dataset needs a file of prompts.", hint="Give --dataset FILE.")
         self._requests, self._repeated = dataset_requests(options.dataset, options.num_prompts, options.output_len, rng)
 
-    def requests(self, vocab_size: int | None) -> list[Request]:
+    def requests(self, vocab_size: int | None) -> list[WorkloadRequest]:
         """See Workload."""
         return self._requests
 
@@ -158,9 +158,11 @@ def new_seed() -> int:
     return secrets.randbits(32)
 
 
-def random_requests(count: int, input_len: int, output_len: int, vocab_size: int, rng: random.Random) -> list[Request]:
+def random_requests(
+    count: int, input_len: int, output_len: int, vocab_size: int, rng: random.Random
+) -> list[WorkloadRequest]:
     """Return ``count`` requests of ``input_len`` token ids, uniformly random over the vocabulary."""
-    return [Request([rng.randrange(vocab_size) for _ in range(input_len)], output_len) for _ in range(count)]
+    return [WorkloadRequest([rng.randrange(vocab_size) for _ in range(input_len)], output_len) for _ in range(count)]
 
 
 def read_data(path: Path) -> str:
@@ -168,7 +170,9 @@ def read_data(path: Path) -> str:
     return read_named_text(path, _MAX_BYTES, lambda reason: error("model_malformed", file=path, reason=reason))
 
 
-def dataset_requests(path: Path, count: int | None, output_len: int, rng: random.Random) -> tuple[list[Request], bool]:
+def dataset_requests(
+    path: Path, count: int | None, output_len: int, rng: random.Random
+) -> tuple[list[WorkloadRequest], bool]:
     """Read requests from a file with one per line, as text or as JSON with ``prompt`` and optionally ``max_tokens``.
 
     Returns ``count`` requests in random order (None for all of them), and whether some had to be repeated. Raises
@@ -185,9 +189,9 @@ def dataset_requests(path: Path, count: int | None, output_len: int, rng: random
     return [found[index % len(found)] for index in range(total)], total > len(found)
 
 
-def _parse_line(path: Path, number: int, line: str, output_len: int) -> Request:
+def _parse_line(path: Path, number: int, line: str, output_len: int) -> WorkloadRequest:
     if not line.lstrip().startswith("{"):
-        return Request(line, output_len)
+        return WorkloadRequest(line, output_len)
     try:
         record = json.loads(line)
     except json.JSONDecodeError as problem:
@@ -200,7 +204,7 @@ def _parse_line(path: Path, number: int, line: str, output_len: int) -> Request:
             file=f"{path}, line {number}",
             reason="'prompt' must be text or token ids and 'max_tokens' a positive integer",
         )
-    return Request(prompt, length)
+    return WorkloadRequest(prompt, length)
 
 
 def hit_rate(queries: float | None, hits: float | None) -> float | None:
@@ -228,6 +232,6 @@ def vocab_size(config: Mapping[str, Any]) -> int | None:
     return size if isinstance(size, int) and size > 0 else None
 
 
-def input_tokens(requests: Sequence[Request]) -> list[int | None]:
+def input_tokens(requests: Sequence[WorkloadRequest]) -> list[int | None]:
     """Return the prompt lengths in tokens; None for prompts that are text."""
     return [len(request.prompt) if isinstance(request.prompt, list) else None for request in requests]

@@ -11,7 +11,7 @@ from aiakq.arguments.server import keywords, notices
 from aiakq.errors import AiakqError, error
 from aiakq.runtime.config.engine import EngineConfig
 from aiakq.runtime.engine.loop import run, timed_step
-from aiakq.runtime.engine.messages import Abort, Inbox, ResetPrefixCache, StepOutput
+from aiakq.runtime.engine.messages import Abort, Inbox, RequestOptions, ResetPrefixCache, StepOutput
 from aiakq.runtime.loader.loading import load_engine
 from aiakq.runtime.lora.requests import AdapterRef, CheckedAdapters, LoRARequest
 from aiakq.runtime.offline_checks import OfflineChecks
@@ -20,6 +20,8 @@ from aiakq.runtime.pooling_params import Pooling, PoolingParams
 from aiakq.runtime.sampling_params import SamplingParams
 from aiakq.runtime.text.output_processor import Delta, OutputProcessor, truncated
 from aiakq.runtime.text.outputs import CompletionOutput, RequestMetrics, RequestOutput
+from aiakq.runtime.text.request import Prompt as TokenizedPrompt
+from aiakq.runtime.text.request import Request
 from aiakq.runtime.text.tokenizer import is_panic
 
 
@@ -223,17 +225,10 @@ class LLM(PoolingMethods):
                 results[request_id] = _empty(request_id, text, ids, each)
                 if each.grammar is not None:
                     self._checks.check_grammar(each)
-                specs = self._processor.add(
-                    request_id,
-                    ids,
-                    each,
-                    priority,
-                    salt,
-                    within_context=True,
-                    pooling=pooling,
-                    adapter=adapter,
-                    thought=self._checks.thought_budget(ids, each),
-                )
+                prompt = TokenizedPrompt(text, ids, self._checks.thought_budget(ids, each))
+                options = RequestOptions(priority=priority, cache_salt=salt, pooling=pooling, adapter=adapter)
+                request = Request(request_id, [prompt], each, options, within_context=True)
+                specs = self._processor.add(request_id, prompt, request)
                 inbox += specs
                 if each.logits_processors:
                     for spec in specs:
@@ -279,7 +274,8 @@ class LLM(PoolingMethods):
             def deliver(step: StepOutput) -> None:
                 for output in step.outputs:
                     deltas, aborts = self._processor.process(output)
-                    inbox.extend(Abort(id) for id in aborts)
+                    if aborts:
+                        inbox.append(Abort(aborts))
                     for delta in deltas:
                         result = results[delta.request_id]
                         _apply(delta, result)

@@ -9,7 +9,7 @@ from replay_proposer import FREE
 
 from aiakq.bench import latency, throughput
 from aiakq.bench.offline import MeasuredEngine
-from aiakq.bench.workload import Request
+from aiakq.bench.workload import WorkloadRequest
 from aiakq.cli import main
 from aiakq.runtime.loader import step_costs
 
@@ -123,7 +123,7 @@ def runs(monkeypatch) -> list:
 
     def generate(self, *arguments):
         scheduler = self.llm.engine.scheduler
-        found.append((scheduler.drafts_enabled, scheduler.proposer))
+        found.append((scheduler.drafts.is_enabled, scheduler.drafts.proposer))
         return inner(self, *arguments)
 
     monkeypatch.setattr(MeasuredEngine, "generate", generate)
@@ -166,8 +166,8 @@ def test_a_draft_model_computes_nothing_in_runs_without_drafts(drafting):
     steps: list[int] = []
     runner = measured.llm.engine.executor.proposer.runner
     inner = runner.forward
-    runner.forward = lambda step: (steps.append(measured.llm.engine.scheduler.drafts_enabled), inner(step))[1]
-    requests = [Request([5, 6, 7, 8] * 4, 20), Request([9, 8, 7] * 4, 20)]
+    runner.forward = lambda step: (steps.append(measured.llm.engine.scheduler.drafts.is_enabled), inner(step))[1]
+    requests = [WorkloadRequest([5, 6, 7, 8] * 4, 20), WorkloadRequest([9, 8, 7] * 4, 20)]
     for number in range(2):
         measured.compare_drafts(requests, True, number)
     assert steps and all(steps)

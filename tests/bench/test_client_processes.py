@@ -8,18 +8,18 @@ from aiakq.bench import client_processes, serve
 from aiakq.bench.client import Endpoint
 from aiakq.bench.client_processes import Partition, split
 from aiakq.bench.serve import ServeOptions
-from aiakq.bench.workload import Request
+from aiakq.bench.workload import WorkloadRequest
 from aiakq.errors import AiakqError
 
 
-def whole_of(requests: list[Request], max_concurrency: int | None = None) -> Partition:
+def whole_of(requests: list[WorkloadRequest], max_concurrency: int | None = None) -> Partition:
     offsets = [float(index) for index in range(len(requests))]
     endpoint = Endpoint("/v1/completions", "m", True)
     return Partition("http://x", None, 1.0, endpoint, requests, offsets, list(range(len(requests))), max_concurrency)
 
 
 def test_requests_are_split_evenly_and_keep_their_times():
-    partitions = split(whole_of([Request(str(index), 1) for index in range(7)], max_concurrency=5), 3)
+    partitions = split(whole_of([WorkloadRequest(str(index), 1) for index in range(7)], max_concurrency=5), 3)
     assert [partition.indices for partition in partitions] == [[0, 3, 6], [1, 4], [2, 5]]
     assert [partition.offsets for partition in partitions] == [[0, 3, 6], [1, 4], [2, 5]]
     assert [partition.max_concurrency for partition in partitions] == [2, 2, 1]
@@ -27,7 +27,9 @@ def test_requests_are_split_evenly_and_keep_their_times():
 
 def test_conversations_stay_together():
     follows = [None, None, 0, 1, 2, 3]
-    partitions = split(whole_of([Request(str(index), 1, follows=before) for index, before in enumerate(follows)]), 4)
+    partitions = split(
+        whole_of([WorkloadRequest(str(index), 1, follows=before) for index, before in enumerate(follows)]), 4
+    )
     assert [partition.indices for partition in partitions] == [[0, 2, 4], [1, 3, 5]]
     assert [request.follows for request in partitions[1].requests] == [None, 0, 1]
 

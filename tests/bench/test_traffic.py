@@ -10,21 +10,21 @@ import pytest
 from aiakq.arguments.bench import WorkloadArguments
 from aiakq.bench import serve, workload
 from aiakq.bench.serve import ServeOptions
-from aiakq.bench.workload import Request
+from aiakq.bench.workload import WorkloadRequest
 from aiakq.errors import AiakqError
 
 MOONCAKE = [
     {"timestamp": 1000, "input_length": 1100, "output_length": 5, "hash_ids": [1, 2, 3]},
     {"timestamp": 3500, "input_length": 600, "output_length": 7, "hash_ids": [1, 9]},
 ]
-BURSTGPT = """Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type
+BURSTGPT = """Timestamp,Model,WorkloadRequest tokens,Response tokens,Total tokens,Log Type
 5,ChatGPT,12,3,15,Conversation log
 6,ChatGPT,20,0,20,Conversation log
 9,GPT-4,30,4,34,API log
 """
 
 
-def requests_of(vocab_size: int | None = 1000, **options) -> list[Request]:
+def requests_of(vocab_size: int | None = 1000, **options) -> list[WorkloadRequest]:
     return workload.open_workload(WorkloadArguments(**options), random.Random(0)).requests(vocab_size)
 
 

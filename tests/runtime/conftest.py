@@ -12,10 +12,7 @@ import msgspec
 import pytest
 
 from aiakq import LLM
-from aiakq.runtime.engine.adapters import AdapterRef
-from aiakq.runtime.engine.records import Executor, PendingStep, StepBatch, StepResult
-from aiakq.runtime.structured.grammars import Grammar
-from aiakq.runtime.structured.vocabulary import Vocabulary
+from aiakq.runtime.engine.records import Executor, PendingStep, Preparation, StepBatch, StepResult
 
 T = TypeVar("T")
 
@@ -33,20 +30,8 @@ class EncodingExecutor:
     def submit(self, batch: StepBatch) -> PendingStep:
         return EncodingPendingStep(self, self.inner.submit(self.crossed(batch, StepBatch)))
 
-    def reset(self) -> None:
-        self.inner.reset()
-
-    def set_vocabulary(self, vocabulary: Vocabulary) -> None:
-        self.inner.set_vocabulary(self.crossed(vocabulary, Vocabulary))
-
-    def prepare_grammar(self, grammar: Grammar) -> Future[None] | None:
-        return self.inner.prepare_grammar(self.crossed(grammar, Grammar))
-
-    def stage_adapter(self, adapter: AdapterRef) -> Future[Exception | None]:
-        return self.inner.stage_adapter(self.crossed(adapter, AdapterRef))
-
-    def drop_adapter(self, adapter: AdapterRef) -> None:
-        self.inner.drop_adapter(self.crossed(adapter, AdapterRef))
+    def prepare(self, preparation: Preparation) -> Future[Any] | None:
+        return self.inner.prepare(self.crossed(preparation, Preparation))
 
     def crossed(self, record: T, type_: type[T]) -> T:
         encoded = msgspec.msgpack.encode(record)

@@ -14,7 +14,16 @@ from dataclasses import dataclass, field
 
 from aiakq.runtime.engine.engine import PROBE
 from aiakq.runtime.engine.messages import NOT_FINITE, NOTHING_LEFT, RequestSpec, TokenLogprobs
-from aiakq.runtime.engine.records import Chunk, ChunkResult, NewSequence, SampledToken, StepBatch, StepResult
+from aiakq.runtime.engine.records import (
+    Chunk,
+    ChunkResult,
+    CommandsDone,
+    NewSequence,
+    PendingStep,
+    SampledToken,
+    StepBatch,
+    StepResult,
+)
 
 VOCAB = 2048
 #: Tokens 0 .. ENDS - 1 come up often: what requests stop at.
@@ -214,8 +223,11 @@ class PagedExecutor:
             self._states[chunk.slot].pages += chunk.new_pages
         return PagedStep(self, batch.chunks, [self._states[chunk.slot] for chunk in batch.chunks])
 
-    def submit(self, batch: StepBatch) -> PagedStep:
+    def submit(self, batch: StepBatch) -> PendingStep:
         """See ``Executor``."""
+        if not batch.chunks:
+            self.reset()
+            return CommandsDone()
         step = self.apply(batch)
         behind = self._pending[-1] if self._pending else None
         self._pending.append(step)
@@ -247,7 +259,7 @@ class PagedExecutor:
         return StepResult(step.results)
 
     def reset(self) -> None:
-        """See ``Executor``."""
+        """Drop every pending step and every sequence."""
         self._pending.clear()
         self._states.clear()
         self._not_run.clear()

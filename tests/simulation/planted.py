@@ -14,11 +14,12 @@ import msgspec
 from aiakq.errors import error
 from aiakq.runtime.engine import engine as planted_engine
 from aiakq.runtime.engine import sequence as planted_sequence
+from aiakq.runtime.engine.client_shares import ClientShares
 from aiakq.runtime.engine.engine import Engine
-from aiakq.runtime.engine.fair_scheduler import FairScheduler
 from aiakq.runtime.engine.pages import ROOT, PagePool, page_hash
 from aiakq.runtime.engine.scheduler import Scheduler
 from aiakq.runtime.engine.sequence import ScheduledChunk, Sequence
+from aiakq.runtime.engine.step_builder import StepBuilder
 
 Patch = Callable[[object, str, Any], None]
 
@@ -52,7 +53,7 @@ def page_inserted_before_it_is_full(patch: Patch) -> None:
 
 def answer_scheduled_before_its_token_is_known(patch: Patch) -> None:
     """A stage would compute a token that the last stage has yet to sample."""
-    patch(Scheduler, "_wanted", lambda self, sequence: sequence.num_uncomputed_tokens)
+    patch(Scheduler, "num_wanted", lambda self, sequence: sequence.num_uncomputed_tokens)
 
 
 def last_token_taken_from_the_cache(patch: Patch) -> None:
@@ -64,7 +65,7 @@ def last_token_taken_from_the_cache(patch: Patch) -> None:
         full = len(sequence.token_ids) // self.pool.page_size
         return self.pool.match(sequence.page_hashes(self.pool.page_size, full))
 
-    patch(Scheduler, "_shared_pages", shared_pages)
+    patch(Scheduler, "shared_pages", shared_pages)
 
 
 def hash_without_the_one_before(patch: Patch) -> None:
@@ -119,29 +120,27 @@ def preempted_sequence_keeps_its_progress(patch: Patch) -> None:
         self.num_computed_tokens = computed
         return pages
 
-    def admit(self: Scheduler, *args: Any) -> None:
-        before = {sequence: sequence.num_computed_tokens for sequence in self.waiting}
-        real_admit(self, *args)
-        for sequence, computed in before.items():
-            if sequence.pages and computed and sequence.num_computed_tokens < computed:
-                sequence.num_computed_tokens = computed
+    def start(self: Scheduler, sequence: Sequence, *args: Any) -> None:
+        computed = sequence.num_computed_tokens
+        real_start(self, sequence, *args)
+        sequence.num_computed_tokens = max(sequence.num_computed_tokens, computed)
 
-    real, real_admit = Sequence.reset, Scheduler._admit
+    real, real_start = Sequence.reset, Scheduler.start
     patch(Sequence, "reset", reset)
-    patch(Scheduler, "_admit", admit)
+    patch(Scheduler, "start", start)
 
 
 def preempted_sequence_loses_its_place(patch: Patch) -> None:
     """It waits behind everyone who came after it."""
 
     def preempt(self: Scheduler, sequence: Sequence) -> None:
-        self.pool.decref(sequence.reset())
-        self._free_slot(sequence)
+        real(self, sequence)
+        self.waiting.remove(sequence)
         sequence.order = (sequence.order[0], next(self._numbers))
         bisect.insort(self.waiting, sequence, key=lambda one: one.order)
-        self.num_preemptions += 1
 
-    patch(Scheduler, "_preempt", preempt)
+    real = Scheduler.preempt
+    patch(Scheduler, "preempt", preempt)
 
 
 def prompts_begin_again_for_ever(patch: Patch) -> None:
@@ -150,39 +149,33 @@ def prompts_begin_again_for_ever(patch: Patch) -> None:
     def schedule(self: Scheduler, now: float = 0.0) -> list[Any]:
         for sequence in list(self.running):
             if sequence.num_outputs == 0 and 1 < sequence.num_computed_tokens and not sequence.pending_chunks:
-                self.running.remove(sequence)
-                self._preempt(sequence)
+                self.preempt(sequence)
         return real(self, now)
 
-    real = FairScheduler.schedule
-    patch(FairScheduler, "schedule", schedule)
+    real = Scheduler.schedule
+    patch(Scheduler, "schedule", schedule)
 
 
 def first_come_is_preempted(patch: Patch) -> None:
     """Pages are taken from the oldest instead of the youngest."""
-
-    def preempt(self: Scheduler, sequence: Sequence) -> None:
-        if self.running:
-            self.running.append(sequence)
-            sequence = self.running.pop(0)
-        real(self, sequence)
-
-    real = Scheduler._preempt
-    patch(Scheduler, "_preempt", preempt)
+    patch(StepBuilder, "_last", lambda self, candidates: candidates[0])
 
 
 def who_does_not_fit_is_overtaken(patch: Patch) -> None:
     """A long prompt waits for as long as short ones come."""
 
-    def admit(self: Scheduler, *args: Any) -> None:
-        real(self, *args)
-        if len(self.waiting) > 1 and len(self.running) < self.max_num_seqs:
-            head = self.waiting.pop(0)
-            real(self, *args)
-            self.waiting.insert(0, head)
+    def make_room(self: StepBuilder, sequence: Sequence, shared: list[int], demand: Any) -> bool:
+        while not (has_room := real(self, sequence, shared, demand)) and demand.waiting:
+            sequence = demand.waiting.popleft()
+            if not shared and self._admits and real(self, sequence, [], demand):
+                count = min(len(sequence.token_ids), self._tokens_left)
+                self._scheduler.start(sequence, [], count)
+                self._counts[sequence] = count
+                self._tokens_left -= count
+        return has_room
 
-    real = Scheduler._admit
-    patch(Scheduler, "_admit", admit)
+    real = StepBuilder._make_room
+    patch(StepBuilder, "_make_room", make_room)
 
 
 def budget_off_by_one(patch: Patch) -> None:
@@ -215,20 +208,15 @@ def abort_leaks_pages(patch: Patch) -> None:
 def page_in_the_wrong_place_at_a_border(patch: Patch) -> None:
     """The page for the token after a full one is put before it."""
 
-    def grow(self: Scheduler, sequence: Sequence, count: int) -> bool:
-        before = len(sequence.pages)
-        grown = real(self, sequence, count)
-        if (
-            grown
-            and before
-            and len(sequence.pages) > before
-            and sequence.num_computed_tokens % self.pool.page_size == 0
-        ):
-            sequence.pages[before - 1], sequence.pages[before] = sequence.pages[before], sequence.pages[before - 1]
-        return grown
+    def extend(self: PagePool, pages: list[int], num_tokens: int) -> bool:
+        before = len(pages)
+        extended = real(self, pages, num_tokens)
+        if extended and before and len(pages) > before and num_tokens % self.page_size == 1:
+            pages[before - 1], pages[before] = pages[before], pages[before - 1]
+        return extended
 
-    real = Scheduler._grow
-    patch(Scheduler, "_grow", grow)
+    real = PagePool.extend
+    patch(PagePool, "extend", extend)
 
 
 def row_of_who_ended_answered_to_another(patch: Patch) -> None:
@@ -346,31 +334,31 @@ def preempted_sequence_is_introduced_without_its_outputs(patch: Patch) -> None:
 
 def clients_are_not_charged(patch: Patch) -> None:
     """Who has most requests is served as often as it has requests."""
-    patch(FairScheduler, "_rank", lambda self, turn: (turn.next.order if turn.next else (0, 0), turn.client))
+    patch(StepBuilder, "_rank", lambda self, demand: (demand.next.order if demand.next else (0, 0), demand.client))
 
 
 def satisfied_clients_save_up(patch: Patch) -> None:
     """Who wanted little for long keeps everybody waiting once it wants much."""
 
-    def settle(self: FairScheduler, chosen: list[ScheduledChunk], blocked: set[str]) -> None:
-        self._least = 0
-        for chunk in chosen:
-            self.counters[chunk.sequence.spec.client] += chunk.count
+    def charge(self: ClientShares, served: list[tuple[str, int]], unserved: set[str]) -> None:
+        self._min_counter = 0
+        for client, weight in served:
+            self.counters[client] += weight
 
-    patch(FairScheduler, "_settle", settle)
+    patch(ClientShares, "charge", charge)
 
 
 def reverse_order_within_a_client(patch: Patch) -> None:
     """The last request of a client starts first."""
 
-    def turns(self: FairScheduler, waited: bool) -> Any:
+    def demands(self: StepBuilder, waited: bool) -> Any:
         found = real(self, waited)
-        for turn in found.values():
-            turn.waiting.reverse()
+        for demand in found:
+            demand.waiting.reverse()
         return found
 
-    real = FairScheduler._turns
-    patch(FairScheduler, "_turns", turns)
+    real = StepBuilder._demands_of_clients
+    patch(StepBuilder, "_demands_of_clients", demands)
 
 
 #: Those that only show with several clients.

@@ -10,6 +10,7 @@ from typing import Any
 
 from planted import Patch
 
+from aiakq.runtime.engine.draft_planner import DraftPlanner
 from aiakq.runtime.engine.engine import Engine
 from aiakq.runtime.engine.scheduler import Scheduler
 from aiakq.runtime.engine.sequence import ScheduledChunk, Sequence
@@ -48,13 +49,22 @@ def draft_tokens_exceed_max_tokens(patch: Patch) -> None:
 
 def draft_tokens_preempt(patch: Patch) -> None:
     """A sequence is preempted for draft tokens."""
+    schedulers: dict[DraftPlanner, Scheduler] = {}
 
-    def grow(self: Scheduler, sequence: Sequence, count: int) -> bool:
-        while not self._grow(sequence, count):
-            self._preempt(self.running.pop())
+    def init(self: Scheduler, *arguments: Any) -> None:
+        real_init(self, *arguments)
+        if self.drafts is not None:
+            schedulers[self.drafts] = self
+
+    def grow(self: DraftPlanner, sequence: Sequence, count: int, num_running: int) -> bool:
+        scheduler = schedulers[self]
+        while not self._pool.extend(sequence.pages, sequence.num_computed_tokens + count):
+            scheduler.preempt(scheduler.running[-1])
         return True
 
-    patch(Scheduler, "_grow_for_drafts", grow)
+    real_init = Scheduler.__init__
+    patch(Scheduler, "__init__", init)
+    patch(DraftPlanner, "_grow", grow)
 
 
 def steps_run_ahead_of_draft_tokens(patch: Patch) -> None:

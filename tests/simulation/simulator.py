@@ -94,7 +94,7 @@ class SeededWorld(World):
         if draw.random() < self.setup.aborting and self.clients and "aborts" not in self.without:
             # Of any age: waiting, running, just sent, ended, unknown; now and then twice.
             ids = [*self.live, f"r{len(self.clients) - 1}", "unknown"]
-            victim = Abort(draw.choice(ids))
+            victim = Abort([draw.choice(ids)])
             inbox += [victim] * draw.choice([1, 1, 2])
         if self._draws["resets"].random() < self.setup.resetting and "resets" not in self.without:
             inbox.insert(0, ResetPrefixCache())

@@ -7,7 +7,7 @@ from collections import deque
 import msgspec
 from model import Fault, PagedExecutor
 
-from aiakq.runtime.engine.records import StepBatch, StepResult
+from aiakq.runtime.engine.records import CommandsDone, PendingStep, StepBatch, StepResult
 
 
 class StagedExecutor(PagedExecutor):
@@ -27,8 +27,11 @@ class StagedExecutor(PagedExecutor):
         if any(step.is_lost for step in self._queue):
             self.fault, self._limit = short
 
-    def submit(self, batch: StepBatch) -> StagedStep:  # type: ignore[override]
+    def submit(self, batch: StepBatch) -> PendingStep:
         """See ``Executor``."""
+        if not batch.chunks:
+            self.reset()
+            return CommandsDone()
         self.cleared.update(batch.cleared_pages)
         step = StagedStep(self, msgspec.msgpack.encode(batch), self.epoch)
         # Behind a step that did not run none does.
@@ -59,7 +62,7 @@ class StagedExecutor(PagedExecutor):
         return result
 
     def reset(self) -> None:
-        """See ``Executor``."""
+        """See PagedExecutor."""
         for step in self._queue:
             self.apply(msgspec.msgpack.decode(step.batch, type=StepBatch))
         self._queue.clear()

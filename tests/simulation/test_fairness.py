@@ -14,7 +14,8 @@ from sizes import Setup
 from world import World
 
 from aiakq.runtime.config.scheduler import SchedulerConfig
-from aiakq.runtime.engine.fair_scheduler import OUTPUT_WEIGHT, QUANTUM
+from aiakq.runtime.engine.client_shares import OUTPUT_WEIGHT
+from aiakq.runtime.engine.step_builder import QUANTUM
 from aiakq.runtime.sampling_params import SamplingParams
 
 SEEDS = range(6)
@@ -42,14 +43,14 @@ class Appetites(World):
         for step in range(steps):
             inbox = []
             for index, (client, (most, prompt, outputs)) in enumerate(APPETITES.items()):
-                has = sum(one.spec.client == client for one in self.live.values())
+                has = sum(one.spec.options.client == client for one in self.live.values())
                 if step >= 20 * index and has < most:
                     inbox += self._request(client, prompt, outputs)
             self.step(inbox, None)
             self.now += 0.01 + 0.001 * sum(chunk.count for chunk in self.scheduled)
             for chunk in self.scheduled:
                 answers = chunk.count == 1 and chunk.completes
-                self.served[chunk.sequence.spec.client] += OUTPUT_WEIGHT if answers else chunk.count
+                self.served[chunk.sequence.client] += OUTPUT_WEIGHT if answers else chunk.count
 
     def _request(self, client: str, prompt: int, outputs: int):
         tokens = [self.draw.randrange(VOCAB) for _ in range(self.draw.randint(max(1, prompt // 2), prompt))]

@@ -8,10 +8,10 @@ import pytest
 from scheduler_configs import scheduler_config
 
 from aiakq.runtime.engine.engine import Engine
-from aiakq.runtime.engine.fair_scheduler import FairScheduler
-from aiakq.runtime.engine.messages import ModelLimits, RequestSpec, admit
+from aiakq.runtime.engine.messages import ModelLimits, RequestOptions, RequestSpec, admit
 from aiakq.runtime.engine.pages import PagePool
 from aiakq.runtime.engine.records import ChunkResult, SampledToken, StepBatch, StepResult
+from aiakq.runtime.engine.scheduler import Scheduler
 from aiakq.runtime.sampling_params import SamplingParams
 
 
@@ -38,9 +38,6 @@ class TimedStages:
         self.now = self.free[0]
         return TimedStep(self, at, [chunk.samples for chunk in batch.chunks])
 
-    def reset(self) -> None:
-        """See ``Executor``."""
-
 
 class TimedStep:
     """A pending step that is computed at ``end``."""
@@ -60,12 +57,12 @@ def stage_use(stages: int, requests: list[tuple[int, int]], clients: int = 1) ->
     pool = PagePool(4096, 16, False)
     limits = ModelLimits(100, 8192, pool.num_usable * 16)
     executor = TimedStages(stages)
-    engine = Engine(executor, FairScheduler(pool, config), limits, {}, stages)
+    engine = Engine(executor, Scheduler(pool, config), limits, {}, stages)
     inbox: list[RequestSpec] = []
     for number, (prompt, answer) in enumerate(requests):
         params = SamplingParams(max_tokens=answer, ignore_eos=True, seed=0)
         ids = [number % 90] * prompt
-        inbox.append(admit(f"r{number}", ids, params, limits, 0, client=f"c{number % clients}"))
+        inbox.append(admit(f"r{number}", ids, params, limits, 0, options=RequestOptions(client=f"c{number % clients}")))
     engine.step(executor.now, [*inbox])
     while engine.has_work():
         engine.step(executor.now, [])

@@ -21,11 +21,12 @@ from aiakq.runtime.engine.pages import PagePool
 from aiakq.runtime.engine.scheduler import Scheduler
 from aiakq.runtime.sampling_params import SamplingParams
 from aiakq.runtime.text.output_processor import OutputProcessor
+from aiakq.runtime.text.request import Prompt, Request
 from aiakq.runtime.text.tokenizer import NoTokenizer
-from aiakq.server.process.ipc import Cancel, Reset, Submit, ToEngine
+from aiakq.server.process.ipc import Submit, ToEngine
 from aiakq.server.process.queue_limits import QueueLimits
 from aiakq.server.process.request_manager import RequestManager
-from aiakq.server.process.request_stream import Prompt, RequestDeltas, RequestStream
+from aiakq.server.process.request_stream import RequestDeltas, RequestStream
 from aiakq.server.telemetry.metrics import Metrics
 
 #: A few tokens, so that prompts begin alike.
@@ -63,7 +64,7 @@ class EngineMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.world.clients)
     @rule(data=st.data())
     def abort(self, data):
-        self.inbox.append(Abort(data.draw(st.sampled_from([*self.world.clients, "unknown"]))))
+        self.inbox.append(Abort([data.draw(st.sampled_from([*self.world.clients, "unknown"]))]))
 
     @rule()
     def abort_all(self):
@@ -129,9 +130,9 @@ class ManagerMachine(RuleBasedStateMachine):
         self.engine_starts()
 
     def teardown(self):
-        if self.engine is None:
-            self.engine_starts()
         for _ in range(2000):
+            if self.engine is None:  # also if it ends only now, of a fault in the step before
+                self.engine_starts()
             if not self.engine.has_work() and not self.inbox:
                 break
             self.step(1)
@@ -187,10 +188,8 @@ class ManagerMachine(RuleBasedStateMachine):
         assert self.engine is not None
         if isinstance(record, Submit):
             self.inbox += record.specs()
-        elif isinstance(record, Cancel):
-            self.inbox += [Abort(id) for id in record.request_ids]
-        elif isinstance(record, Reset):
-            self.inbox.append(ResetPrefixCache())
+        elif isinstance(record, (Abort, ResetPrefixCache)):
+            self.inbox.append(record)
 
     # --- the readers
 
@@ -207,7 +206,9 @@ class ManagerMachine(RuleBasedStateMachine):
         self.number += 1
         given = [Prompt(None, prompt) for prompt in prompts]
         try:
-            stream = self.manager.start(f"q{self.number}", given, params, self.now, final_only=whole)
+            stream = self.manager.start(
+                Request(f"q{self.number}", given, params, arrival_time=self.now, final_only=whole)
+            )
         except AiakqError as refusal:
             assert refusal.id == ("overloaded" if self.engine is not None else "engine_restarting")
             return
@@ -255,8 +256,8 @@ class ManagerMachine(RuleBasedStateMachine):
                 reader.ends[key] = delta.finish_reason
 
     def check_answer(self, reader: Reader) -> None:
-        params = reader.stream.params
-        for prompt_index, prompt in enumerate(reader.stream.prompts):
+        params = reader.stream.request.params
+        for prompt_index, prompt in enumerate(reader.stream.request.prompts):
             alone = [self.alone(prompt.token_ids, params, index) for index in range(params.num_sequences)]
             for index in range(params.n):
                 found = reader.got.get((prompt_index, index), [])
@@ -306,7 +307,7 @@ class ManagerMachine(RuleBasedStateMachine):
             assert not sequences, "while there is no engine, no sequence is registered"
         else:
             sent = {one.request_id for one in self.inbox if not isinstance(one, (Abort, ResetPrefixCache))}
-            stopped = {one.request_id for one in self.inbox if isinstance(one, Abort)}
+            stopped = {id for one in self.inbox if isinstance(one, Abort) for id in one.request_ids}
             assert unfinished == (self.engine._sequences.keys() | sent) - stopped
         streams = set(manager._streams)
         assert all(reader.done or reader.stream in streams or reader.stream.failure for reader in self.readers)

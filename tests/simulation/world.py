@@ -15,13 +15,13 @@ from staged import StagedExecutor
 
 from aiakq.errors import AiakqError
 from aiakq.runtime.engine.engine import Engine
-from aiakq.runtime.engine.fair_scheduler import FairScheduler
 from aiakq.runtime.engine.messages import (
     NOT_FINITE,
     OUT_OF_MEMORY,
     Abort,
     Inbox,
     ModelLimits,
+    RequestOptions,
     RequestSpec,
     ResetPrefixCache,
     StepOutput,
@@ -29,6 +29,7 @@ from aiakq.runtime.engine.messages import (
     admit,
 )
 from aiakq.runtime.engine.pages import PagePool
+from aiakq.runtime.engine.scheduler import Scheduler
 from aiakq.runtime.engine.sequence import ScheduledChunk, Sequence
 from aiakq.runtime.sampling_params import SamplingParams
 
@@ -50,8 +51,7 @@ class World:
         self.setup = setup
         self.totals = totals or Totals()
         self.totals.worlds += 1
-        self.steps = 0
-        self.trace = 0
+        self.steps = self.trace = 0
         self.now = 0.0
         self.clients: dict[str, Client] = {}
         self.live: dict[str, Client] = {}
@@ -61,21 +61,20 @@ class World:
         setup = self.setup
         self.model = (StagedExecutor if setup.stages > 1 else PagedExecutor)(setup.num_pages, setup.page_size)
         pool = PagePool(setup.num_pages, setup.page_size, setup.caching)
-        limits = ModelLimits(
-            VOCAB, setup.max_len, pool.num_usable * setup.page_size, eos_token_ids=(0,), by_priority=True
-        )
-        scheduler = FairScheduler(pool, setup.scheduler)
-        scheduler.costs, scheduler.max_rows = setup.costs, setup.max_rows
+        capacity = pool.num_usable * setup.page_size
+        limits = ModelLimits(VOCAB, setup.max_len, capacity, eos_token_ids=(0,), by_priority=True)
+        scheduler = Scheduler(pool, setup.scheduler)
+        if scheduler.drafts is not None:
+            scheduler.drafts.costs, scheduler.drafts.max_rows = setup.costs, setup.max_rows
         self.scheduled: list[ScheduledChunk] = []
         scheduler.schedule = self._recorded(scheduler.schedule)  # type: ignore[method-assign]
         self.engine = Engine(self.model, scheduler, limits, {}, max(setup.stages, 1 + setup.ahead))
         self.page_checks = PageChecks(self.engine, self.model, setup)
         self.fairness_checks = FairnessChecks(scheduler, setup)
         self._generated = self._prompted = self._preempted = self._queried = self._hit = self._worked = 0
-        self._bad_steps = self._doubts = 0
+        self._bad_steps = self._doubts = self._head_steps = self._quiet_steps = 0
         self._head: str | None = None
-        self._head_steps = 0
-        self._told_tokens = self._told_ends = self._quiet_steps = 0
+        self._emitted = (0, 0)
         # Full pages: the epoch in which they were computed, the salt, and what the last position holds.
         self._pages: set[tuple[int, str, int]] = set()
 
@@ -103,7 +102,8 @@ class World:
         for index in range(count):
             number = len(self.clients)
             limits = self.engine.limits
-            spec = admit(f"r{number}", prompt, params, limits, index, priority=priority, cache_salt=salt, client=owner)
+            options = RequestOptions(priority=priority, cache_salt=salt, client=owner)
+            spec = admit(f"r{number}", prompt, params, limits, index, options=options)
             self.clients[spec.request_id] = self.live[spec.request_id] = Client(spec, Alone(spec), (priority, number))
             specs.append(spec)
         self.totals.requests += count
@@ -127,9 +127,10 @@ class World:
         scheduler = self.engine.scheduler
         if any(isinstance(message, ResetPrefixCache) for message in inbox):
             self.model.epoch += 1
-        stopped = {message.request_id for message in inbox if isinstance(message, Abort)} & self.live.keys()
+        aborts = [message for message in inbox if isinstance(message, Abort)]
+        stopped = {id for message in aborts for id in message.request_ids} & self.live.keys()
         before = [
-            (one, scheduler._wanted(one), one.num_preemptions) for one in scheduler.running if one.id not in stopped
+            (one, scheduler.num_wanted(one), one.num_preemptions) for one in scheduler.running if one.id not in stopped
         ]
         self.model.begin(fault)
         self.scheduled = []
@@ -304,7 +305,7 @@ class World:
             must(not cached or row.starts > client.starts, "positions were left out")
         if cached and first:
             must(first % P == 0 and first < total, f"{first} tokens cannot come from the cache")
-            page = (row.epoch, spec.cache_salt, client.alone.entries[first - 1])
+            page = (row.epoch, spec.options.cache_salt, client.alone.entries[first - 1])
             must(page in self._pages, f"{row.id} may not find its pages")
         client.starts, client.computed = row.starts, end
         must(first < end <= total, "more tokens run than there are")
@@ -359,7 +360,7 @@ class World:
         if row.epoch == self.model.epoch:
             P = self.setup.page_size
             ends = range((row.first // P + 1) * P, end + 1, P)
-            self._pages |= {(row.epoch, client.spec.cache_salt, client.alone.entries[at - 1]) for at in ends}
+            self._pages |= {(row.epoch, client.spec.options.cache_salt, client.alone.entries[at - 1]) for at in ends}
 
     def _check_tokens(self, client: Client, count: int) -> int:
         """At most ``count`` tokens are what the request gets alone, and it ends as it does alone; returns how many."""
@@ -438,9 +439,9 @@ class World:
 
     def _check_emission(self) -> None:
         """While there is work, a token is told or a request ends within QUIET_STEPS steps."""
-        told, ends = self.totals.tokens, sum(self.totals.ends.values())
-        moved = (told, ends) != (self._told_tokens, self._told_ends) or not self.live
-        self._told_tokens, self._told_ends = told, ends
+        emitted = self.totals.tokens, sum(self.totals.ends.values())
+        moved = emitted != self._emitted or not self.live
+        self._emitted = emitted
         self._quiet_steps = 0 if moved else self._quiet_steps + 1
         must(self._quiet_steps <= QUIET_STEPS, f"nobody is told anything for {QUIET_STEPS} steps")
 

@@ -23,7 +23,7 @@ from aiakq.bench import client as http
 from aiakq.bench.client import Endpoint, Timing
 from aiakq.bench.comparison.sides import Side
 from aiakq.bench.comparison.worker import digest
-from aiakq.bench.workload import Request, known_size, random_requests
+from aiakq.bench.workload import WorkloadRequest, known_size, random_requests
 from aiakq.errors import error
 
 #: Disables admission limits: a comparison must not measure rejected requests.
@@ -124,7 +124,7 @@ class ServedSide:
             "digest": digest([[*timing.text.encode()] for timing in timings]),
         }
 
-    async def _complete(self, request: Request, timing: Timing) -> None:
+    async def _complete(self, request: WorkloadRequest, timing: Timing) -> None:
         await http.complete(self._client, self._endpoint, request, timing)
 
     def __enter__(self) -> ServedSide:

@@ -12,10 +12,7 @@ from typing import Any
 
 import msgspec
 
-from aiakq.runtime.engine.adapters import AdapterRef
-from aiakq.runtime.engine.records import StepBatch, StepResult
-from aiakq.runtime.structured.grammars import Grammar
-from aiakq.runtime.structured.vocabulary import Vocabulary
+from aiakq.runtime.engine.records import Preparation, StepBatch, StepResult
 from aiakq.system.frames import framed, receive_frame
 
 
@@ -121,7 +118,7 @@ class RankReady(msgspec.Struct, tag="ready"):
 
 
 class Batch(msgspec.Struct, tag="batch"):
-    """The batch of the next step; ``Launch`` or ``Abandon`` follows."""
+    """The next batch. If it has chunks, ``Launch`` or ``Abandon`` follows."""
 
     batch: StepBatch
 
@@ -158,38 +155,16 @@ class Resumed(msgspec.Struct, tag="resumed"):
     """The rank's stage can run collectives again."""
 
 
-class UseVocabulary(msgspec.Struct, tag="vocabulary"):
-    """The vocabulary that grammars are compiled for, for the rank that samples."""
+class Prepare(msgspec.Struct, tag="prepare"):
+    """What sequences of later steps need, to be prepared while steps run."""
 
-    vocabulary: Vocabulary
-
-
-class PrepareGrammar(msgspec.Struct, tag="grammar"):
-    """A grammar that sequences of later steps use."""
-
-    grammar: Grammar
-
-
-class StageAdapter(msgspec.Struct, tag="adapter"):
-    """An adapter to be read while steps run, before a later batch loads it."""
-
-    adapter: AdapterRef
-
-
-class DropAdapter(msgspec.Struct, tag="drop_adapter"):
-    """An adapter that was to be staged, and that no batch loads."""
-
-    adapter: AdapterRef
+    preparation: Preparation
 
 
 class Sampled(msgspec.Struct, tag="sampled"):
     """The tokens sampled in the oldest pending step, as one list per chunk."""
 
     tokens: list[list[int]]
-
-
-class ResetSequences(msgspec.Struct, tag="reset"):
-    """Request to drop all sequences."""
 
 
 class Results(msgspec.Struct, tag="results"):
@@ -216,21 +191,7 @@ class RankFailed(msgspec.Struct, tag="failed"):
     fields: dict[str, Any]
 
 
-ToRank = (
-    Load
-    | CountPages
-    | Configure
-    | Batch
-    | Launch
-    | Abandon
-    | Resume
-    | Sampled
-    | ResetSequences
-    | UseVocabulary
-    | PrepareGrammar
-    | StageAdapter
-    | DropAdapter
-)
+ToRank = Load | CountPages | Configure | Batch | Launch | Abandon | Resume | Sampled | Prepare
 FromRank = (
     Listening | RankLoaded | PagesCounted | RankReady | Abandoned | Resumed | Results | OutOfMemory | Alive | RankFailed
 )

@@ -37,8 +37,20 @@ class AdapterRef(msgspec.Struct, frozen=True):
     nbytes: int
 
 
-class NewAdapter(msgspec.Struct, frozen=True):
-    """An adapter that is put into a slot.
+class DropAdapter(msgspec.Struct, frozen=True, tag="drop_adapter"):
+    """Drop what was read of an adapter; no batch loads it."""
+
+    adapter: AdapterRef
+
+
+class FreeAdapter(msgspec.Struct, frozen=True, tag="free_adapter"):
+    """Remove the adapter in a slot from memory."""
+
+    slot: int
+
+
+class LoadAdapter(msgspec.Struct, frozen=True, tag="load_adapter"):
+    """Put an adapter that was read into a slot.
 
     error  why rank 0 could not; the others do not try then.
     """
@@ -95,7 +107,7 @@ class AdapterPool:
         self._is_blocked = False
         self._num_overtaking = 0
         self.freed: list[int] = []
-        self.loaded: list[NewAdapter] = []
+        self.loaded: list[LoadAdapter] = []
         self._staged: dict[str, _Staged] = {}
         self.dropped: list[AdapterRef] = []
         self.wanted: list[AdapterRef] = []
@@ -207,7 +219,7 @@ class AdapterPool:
             self._make_room(adapter)
             slot = self._free.pop()
             self._resident[adapter.key] = slot, adapter.nbytes
-            self.loaded.append(NewAdapter(slot, adapter))
+            self.loaded.append(LoadAdapter(slot, adapter))
         self._resident.move_to_end(adapter.key)
 
     def stop(self, adapter: AdapterRef | None) -> None:
@@ -225,11 +237,13 @@ class AdapterPool:
         if adapter is not None:
             _decrease(self._preempted, adapter.key)
 
-    def changes(self) -> tuple[list[int], list[NewAdapter]]:
-        """``freed`` and ``loaded`` since the last call."""
-        changed = self.freed, self.loaded
+    def changes(self) -> list[FreeAdapter | LoadAdapter]:
+        """Return the commands for the next batch: ``freed`` and ``loaded`` since the last call."""
+        if not (self.freed or self.loaded):
+            return []
+        commands: list[FreeAdapter | LoadAdapter] = [*map(FreeAdapter, self.freed), *self.loaded]
         self.freed, self.loaded = [], []
-        return changed
+        return commands
 
     def check(self) -> None:
         """Assert that no slot is lost or used twice, and that what runs is in memory and within its limits."""

@@ -18,17 +18,17 @@ from collections.abc import Callable
 from concurrent.futures import Future
 
 from aiakq.errors import error
-from aiakq.runtime.engine.adapters import AdapterPool
+from aiakq.runtime.engine.adapters import AdapterPool, DropAdapter
 from aiakq.runtime.engine.messages import (
     ADAPTER_FAILED,
     NOT_FINITE,
     OUT_OF_MEMORY,
-    Abort,
     AdapterStaged,
     EnableDrafts,
     EngineStats,
     Inbox,
     ModelLimits,
+    RequestOptions,
     RequestSpec,
     RequestTimes,
     ResetPrefixCache,
@@ -40,16 +40,19 @@ from aiakq.runtime.engine.messages import (
 from aiakq.runtime.engine.records import (
     ChunkResult,
     Executor,
+    ExecutorCommand,
     PendingStep,
+    PrepareAdapter,
+    ResetSequences,
     SampledToken,
     StepBatch,
     StepResult,
+    UseVocabulary,
 )
 from aiakq.runtime.engine.scheduler import Scheduler
 from aiakq.runtime.engine.sequence import ScheduledChunk, Sequence
 from aiakq.runtime.pooling_params import Pooling
 from aiakq.runtime.sampling_params import SamplingParams
-from aiakq.runtime.speculation.proposers import proposer_of
 from aiakq.runtime.speculation.speculation import DraftCounts
 from aiakq.runtime.structured.vocabulary import Vocabulary
 
@@ -83,7 +86,7 @@ class Engine:
         self.limits = limits
         self.facts = facts
         self.max_pending_steps = max_pending_steps
-        self.on_start: Callable[[list[str]], None] = _ignore
+        self.on_start: Callable[[list[str]], None] = lambda request_ids: None
         self.stats = EngineStats(num_pages=scheduler.pool.num_usable, num_free_pages=scheduler.pool.num_free)
         self.adapter_reads: dict[str, Future[Exception | None]] = {}
         self._sequences: dict[str, Sequence] = {}
@@ -119,15 +122,16 @@ class Engine:
                 self.scheduler.reset_prefix_cache()
             elif isinstance(message, EnableDrafts):
                 self._collect(0, now, outputs)  # pending steps may have draft tokens
-                self.scheduler.drafts_enabled = message.enabled
-                self.scheduler.proposer = proposer_of(self.scheduler.config.speculation)
-                self.executor.enable_drafts(message.enabled)
+                if self.scheduler.drafts is not None:
+                    self.scheduler.drafts.enable(message.enabled)
+                self._send(message)
             elif isinstance(message, UnloadAdapter):
                 self._unload_adapter(message.key, is_replaced=True)
             elif isinstance(message, AdapterStaged):
                 self._set_staged(message.key)
             else:
-                self._abort(message, outputs)
+                for request_id in message.request_ids:
+                    self._abort(request_id, outputs)
         if self._pending and (self.scheduler.may_preempt() or self.scheduler.awaits_results()):
             # Sequences that ended free their pages, and no sequence is preempted while a token of it is pending.
             # Draft tokens follow tokens that are known.
@@ -152,10 +156,10 @@ class Engine:
         """Abort every request, drop what is pending, and return the requests' last outputs."""
         outputs: list[TokenOutput] = []
         for request_id in list(self._sequences):
-            self._abort(Abort(request_id), outputs)
+            self._abort(request_id, outputs)
         self._pending.clear()
         self.scheduler.freed_slots.clear()
-        self.executor.reset()
+        self._send(ResetSequences())
         if self.scheduler.adapters is not None:
             self.stage_adapters(self.scheduler.adapters)
         self._count(0, outputs)
@@ -163,7 +167,7 @@ class Engine:
 
     def set_vocabulary(self, vocabulary: Vocabulary) -> None:
         """Set the vocabulary for grammars. Called before the first request with a grammar."""
-        self.executor.set_vocabulary(vocabulary.resized(self.limits.vocab_size, self.limits.eos_token_ids))
+        self._send(UseVocabulary(vocabulary.resized(self.limits.vocab_size, self.limits.eos_token_ids)))
 
     def check(self) -> None:
         """Assert the invariants that hold between steps: no page or slot lost, used twice or mixed up, and every
@@ -182,8 +186,8 @@ class Engine:
         self._sequences[spec.request_id] = sequence
         self.scheduler.add(sequence)
 
-    def _abort(self, message: Abort, outputs: list[TokenOutput]) -> None:
-        sequence = self._sequences.get(message.request_id)
+    def _abort(self, request_id: str, outputs: list[TokenOutput]) -> None:
+        sequence = self._sequences.get(request_id)
         if sequence is not None:
             output = self._output(sequence)
             self._finish(sequence, output, "abort")
@@ -192,11 +196,13 @@ class Engine:
     def stage_adapters(self, adapters: AdapterPool) -> None:
         """Have the executor read the adapters that waiting sequences need, and drop those that none needs any more."""
         dropped, wanted = adapters.staging_changes()
+        self._send(*map(DropAdapter, dropped))
         for adapter in dropped:
-            self.executor.drop_adapter(adapter)
             self.adapter_reads.pop(adapter.key, None)
         for adapter in wanted:
-            self.adapter_reads[adapter.key] = self.executor.stage_adapter(adapter)
+            reading = self.executor.prepare(PrepareAdapter(adapter))
+            assert reading is not None, "the scheduler has no adapters either"
+            self.adapter_reads[adapter.key] = reading
 
     def _unload_adapter(self, key: str, is_replaced: bool = False) -> None:
         if self.scheduler.adapters is not None:
@@ -214,9 +220,14 @@ class Engine:
         sequences = [chunk.sequence for chunk in chunks]
         new = [sequence.introduction() for sequence in sequences if sequence.num_submitted_pages is None]
         records = [chunk.record() for chunk in chunks]
-        if self.scheduler.adapters is None:
-            return self.executor.submit(StepBatch(freed, cleared, new, records))
-        return self.executor.submit(StepBatch(freed, cleared, new, records, *self.scheduler.adapters.changes()))
+        adapters = self.scheduler.adapters
+        commands = [] if adapters is None else adapters.changes()
+        return self.executor.submit(StepBatch(freed, cleared, new, records, [*commands]))
+
+    def _send(self, *commands: ExecutorCommand) -> None:
+        """Have the executor apply ``commands`` now."""
+        if commands:
+            self.executor.submit(StepBatch(commands=list(commands))).collect()
 
     def _collect(self, max_pending: int, now: float, outputs: list[TokenOutput]) -> None:
         """Collect and commit the oldest steps until at most ``max_pending`` are pending."""
@@ -264,7 +275,9 @@ class Engine:
         token = self.limits.eos_token_ids[0] if self.limits.eos_token_ids else 0
         pooling = None if self.limits.pooling is None else Pooling("LAST")
         num_new = int(pooling is None)
-        spec = RequestSpec(PROBE, [token], SamplingParams(temperature=0.0), num_new, seed=0, pooling=pooling)
+        spec = RequestSpec(
+            PROBE, [token], SamplingParams(temperature=0.0), num_new, 0, options=RequestOptions(pooling=pooling)
+        )
         # The slot after those of the scheduler.
         slot = self.scheduler.max_num_seqs
         sequence = Sequence(spec, RequestTimes(arrived=now), slot=slot, pages=pages)
@@ -299,8 +312,8 @@ class Engine:
             if failure == NOT_FINITE:
                 # Its keys and values may not be finite either: no other sequence may share or inherit them.
                 self._cleared_pages += self.scheduler.pool.evict(sequence.pages)
-            elif failure.startswith(ADAPTER_FAILED) and sequence.spec.adapter is not None:
-                self._unload_adapter(sequence.spec.adapter.key)  # a later request has it read again
+            elif failure.startswith(ADAPTER_FAILED) and sequence.adapter is not None:
+                self._unload_adapter(sequence.adapter.key)  # a later request has it read again
             self._fail(sequence, failure, outputs)
             return
         if result.prompt_logprobs is not None:
@@ -411,13 +424,9 @@ class Engine:
             prompt_tokens=self._prompt_tokens,
             generation_tokens=old.generation_tokens + sum(len(output.token_ids) for output in outputs),
             steps=old.steps + bool(num_scheduled),
-            num_clients=scheduler.num_clients,
+            num_clients=len(scheduler.clients),
             drafts=self._drafts,
         )
-
-
-def _ignore(request_ids: list[str]) -> None:
-    """The default for ``on_start``."""
 
 
 def _failure(result: ChunkResult) -> str | None:

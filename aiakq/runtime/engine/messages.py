@@ -78,6 +78,27 @@ class ModelLimits:
         return self.pooling
 
 
+class RequestOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What a client asks for besides its prompts and sampling parameters. The record travels from the route to the
+    engine.
+
+    priority    scheduling priority; smaller values are scheduled first.
+    cache_salt  prefix cache pages are shared only between requests with the same salt.
+    client      client that the request belongs to; steps are shared between clients (``StepBuilder``).
+    pooling     how prompts are pooled, for requests that generate nothing.
+    adapter     LoRA adapter; validated by ``runtime.lora.requests``.
+    """
+
+    priority: int = 0
+    cache_salt: str = ""
+    client: str = ""
+    pooling: Pooling | None = None
+    adapter: AdapterRef | None = None
+
+
+DEFAULT_OPTIONS = RequestOptions()
+
+
 class RequestSpec(msgspec.Struct, frozen=True):
     """One sequence to generate or pool, with validated fields. Created by ``admit`` only.
 
@@ -88,12 +109,8 @@ class RequestSpec(msgspec.Struct, frozen=True):
                      so that a preempted sequence is regenerated identically.
     eos_token_ids    token ids that end the sequence with ``stop_reason`` None; empty with ignore_eos.
     bad_word_ids     ``sampling.bad_words`` as sequences of token ids that must not occur in the output.
-    priority         scheduling priority; smaller values are scheduled first.
-    cache_salt       prefix cache pages are shared only between requests with the same salt.
-    client           client that the request belongs to; steps are shared between clients (``FairScheduler``).
+    options          what the client asks for, the same for all sequences of a request.
     grammar          grammar that the generated text has to match.
-    pooling          how the prompt is pooled, for requests that generate nothing.
-    adapter          LoRA adapter of the sequence; validated by ``runtime.lora.requests``.
     thought          the longest thought, and how it is ended.
     """
 
@@ -104,12 +121,8 @@ class RequestSpec(msgspec.Struct, frozen=True):
     seed: int
     eos_token_ids: list[int] = []
     bad_word_ids: list[list[int]] = []
-    priority: int = 0
-    cache_salt: str = ""
-    client: str = ""
+    options: RequestOptions = DEFAULT_OPTIONS
     grammar: Grammar | None = None
-    pooling: Pooling | None = None
-    adapter: AdapterRef | None = None
     thought: ThoughtBudget | None = None
 
 
@@ -120,25 +133,21 @@ def admit(
     limits: ModelLimits,
     index: int = 0,
     bad_word_ids: Sequence[list[int]] = (),
-    priority: int = 0,
-    cache_salt: str = "",
+    options: RequestOptions = DEFAULT_OPTIONS,
     within_context: bool = False,
-    client: str = "",
-    pooling: Pooling | None = None,
 ) -> RequestSpec:
     """Validate a request against ``limits`` and create its ``RequestSpec``.
 
     index           index of the sequence in a request with n > 1.
     bad_word_ids    token ids of ``params.bad_words``.
     within_context  reduce a ``max_tokens`` that exceeds the context length, instead of refusing it.
-    pooling         how to pool the prompt, for requests that generate nothing.
 
     Raises AiakqError: empty_prompt, invalid_token_id, context_length_exceeded, value_out_of_range, invalid_type,
     unsupported_parameter, task_mismatch.
     """
-    _check_prompt(prompt_token_ids, limits, pooling)
+    _check_prompt(prompt_token_ids, limits, options.pooling)
     _check_ids_of_parameters(params, bad_word_ids, limits.vocab_size)
-    _check_priority(priority, limits)
+    _check_priority(options.priority, limits)
     _check_logprobs(params, limits)
     longest = min(limits.max_model_len, limits.max_kv_tokens)
     max_new_tokens = longest - len(prompt_token_ids)
@@ -155,7 +164,7 @@ def admit(
             "context_length_exceeded",
             param="max_tokens" if max_new_tokens > 0 else "prompt",
             prompt=len(prompt_token_ids),
-            wanted=max(1 if pooling is None else 0, max_tokens),
+            wanted=max(1 if options.pooling is None else 0, max_tokens),
             limit=longest,
         )
     return RequestSpec(
@@ -166,11 +175,8 @@ def admit(
         seed=secrets.randbits(63) if params.seed is None else params.seed + index,
         eos_token_ids=[] if params.ignore_eos else list(limits.eos_token_ids),
         bad_word_ids=list(bad_word_ids),
-        priority=priority,
-        cache_salt=cache_salt,
-        client=client,
+        options=options,
         grammar=None if params.grammar is None else limits.grammars.apply(params.grammar),
-        pooling=pooling,
     )
 
 
@@ -228,20 +234,17 @@ def _check_ids(param: str, ids: Iterable[int], vocab_size: int) -> None:
             raise error("invalid_token_id", param=param, value=token, last=vocab_size - 1)
 
 
-@dataclass(frozen=True)
-class Abort:
-    """Abort a request and free its pages; unknown and finished ids are ignored."""
+class Abort(msgspec.Struct, frozen=True, tag="abort"):
+    """Abort requests and free their pages; unknown and finished ids are ignored."""
 
-    request_id: str
+    request_ids: list[str]
 
 
-@dataclass(frozen=True)
-class ResetPrefixCache:
+class ResetPrefixCache(msgspec.Struct, frozen=True, tag="reset_prefix_cache"):
     """Clear the prefix cache: later requests reuse no pages filled before."""
 
 
-@dataclass(frozen=True)
-class EnableDrafts:
+class EnableDrafts(msgspec.Struct, frozen=True, tag="enable_drafts"):
     """Propose draft tokens from now on, or propose none, to measure what they bring. Proposers start anew, and know no
     outputs of earlier requests.
     """
@@ -249,22 +252,22 @@ class EnableDrafts:
     enabled: bool
 
 
-@dataclass(frozen=True)
-class UnloadAdapter:
+class UnloadAdapter(msgspec.Struct, frozen=True, tag="unload_adapter"):
     """Unload the adapter with this key as soon as no request uses it."""
 
     key: str
 
 
-@dataclass(frozen=True)
-class AdapterStaged:
+class AdapterStaged(msgspec.Struct, frozen=True, tag="adapter_staged"):
     """The executor has read the adapter with this key, or has failed to: a step can load it without reading files."""
 
     key: str
 
 
-#: The messages that ``Engine.step`` processes, in order.
-Inbox = list[RequestSpec | Abort | ResetPrefixCache | EnableDrafts | UnloadAdapter | AdapterStaged]
+#: What ``Engine.step`` does besides running requests.
+Command = Abort | ResetPrefixCache | EnableDrafts | UnloadAdapter | AdapterStaged
+#: New requests, and commands, in order.
+Inbox = list[RequestSpec | Command]
 
 
 class TokenLogprobs(msgspec.Struct):

@@ -71,6 +71,23 @@ class PagePool:
             pages.append(page)
         return pages
 
+    def pages_for(self, num_tokens: int) -> int:
+        """Return the number of pages that hold ``num_tokens``."""
+        return -(-num_tokens // self.page_size)
+
+    def extend(self, pages: list[int], num_tokens: int) -> bool:
+        """Append the pages that ``pages``, those of a sequence, lack to hold ``num_tokens``.
+
+        Returns False, without any change, if there are not enough free pages.
+        """
+        needed = -(-num_tokens // self.page_size) - len(pages)
+        if needed > 0:
+            allocated = self.allocate(needed)
+            if allocated is None:
+                return False
+            pages += allocated
+        return True
+
     def match(self, hashes: SequenceType[bytes]) -> list[int]:
         """Return the pages of the longest cached prefix of ``hashes``, without changing reference counts."""
         pages = []

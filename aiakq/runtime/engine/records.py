@@ -13,8 +13,8 @@ from typing import Any, Protocol
 
 import msgspec
 
-from aiakq.runtime.engine.adapters import AdapterRef, NewAdapter
-from aiakq.runtime.engine.messages import RequestSpec, TokenLogprobs
+from aiakq.runtime.engine.adapters import AdapterRef, DropAdapter, FreeAdapter, LoadAdapter
+from aiakq.runtime.engine.messages import EnableDrafts, RequestSpec, TokenLogprobs
 from aiakq.runtime.pooling_params import Pooled
 from aiakq.runtime.structured.grammars import Grammar
 from aiakq.runtime.structured.vocabulary import Vocabulary
@@ -56,22 +56,51 @@ class Chunk(msgspec.Struct, frozen=True, omit_defaults=True):
     num_forced: int = 0
 
 
+class UseVocabulary(msgspec.Struct, frozen=True, tag="use_vocabulary"):
+    """The vocabulary for grammars. It precedes the first sequence with a grammar."""
+
+    vocabulary: Vocabulary
+
+
+class ResetSequences(msgspec.Struct, frozen=True, tag="reset_sequences"):
+    """Drop every pending step and every sequence."""
+
+
+class PrepareGrammar(msgspec.Struct, frozen=True, tag="prepare_grammar"):
+    """Begin to compile a grammar while steps run. While the future exists, the compiled grammar stays in memory; if it
+    is cancelled, nobody waits for the grammar any more.
+    """
+
+    grammar: Grammar
+
+
+class PrepareAdapter(msgspec.Struct, frozen=True, tag="prepare_adapter"):
+    """Start reading an adapter while steps run. The result of the future is the error if that failed."""
+
+    adapter: AdapterRef
+
+
+#: What an executor does before it runs the chunks of a batch.
+ExecutorCommand = UseVocabulary | ResetSequences | EnableDrafts | DropAdapter | FreeAdapter | LoadAdapter
+#: What an executor does while steps run.
+Preparation = PrepareGrammar | PrepareAdapter
+
+
 class StepBatch(msgspec.Struct, frozen=True):
-    """One step, and what changed since the batch before it. The fields are applied in this order.
+    """One step, and what changed since the batch before it. A batch without chunks only has commands.
 
     freed_slots    sequences that finished or were preempted; their numbers may be used again in ``new_sequences``.
     cleared_pages  pages to fill with zeros, because a failed sequence may have left values that are not finite.
+    new_sequences  added when the slots are free.
     chunks         those of one token come first.
-    freed_adapters slots of adapters to drop, before ``new_adapters`` and ``new_sequences``.
-    new_adapters   to be put into slots.
+    commands       applied first, in order.
     """
 
-    freed_slots: list[int]
-    cleared_pages: list[int]
-    new_sequences: list[NewSequence]
-    chunks: list[Chunk]
-    freed_adapters: list[int] = []
-    new_adapters: list[NewAdapter] = []
+    freed_slots: list[int] = []
+    cleared_pages: list[int] = []
+    new_sequences: list[NewSequence] = []
+    chunks: list[Chunk] = []
+    commands: list[ExecutorCommand] = []
 
 
 class SampledToken(msgspec.Struct):
@@ -139,6 +168,14 @@ class PendingStep(Protocol):
         """Wait for the step's results. Steps are collected once each, in the order in which they were submitted."""
 
 
+class CommandsDone:
+    """The ``PendingStep`` of a batch without chunks."""
+
+    def collect(self) -> StepResult:
+        """Return an empty result."""
+        return StepResult()
+
+
 class Executor(Protocol):
     """Runs the steps that an engine schedules, one after the other."""
 
@@ -149,24 +186,7 @@ class Executor(Protocol):
         collected: it may depend on every token before it.
         """
 
-    def reset(self) -> None:
-        """Drop every pending step and every sequence."""
-
-    def enable_drafts(self, enabled: bool) -> None:
-        """Whether a model proposes draft tokens; if not, its prompts are not computed either. No step is pending."""
-
-    def set_vocabulary(self, vocabulary: Vocabulary) -> None:
-        """Set the vocabulary for grammars. Called before the first sequence with a grammar."""
-
-    def prepare_grammar(self, grammar: Grammar) -> Future[Any] | None:
-        """Begin to compile ``grammar`` beside the steps; None if nothing is to be waited for. While the future exists,
-        the compiled grammar stays in memory; if it is cancelled, nobody waits for the grammar any more.
+    def prepare(self, preparation: Preparation) -> Future[Any] | None:
+        """Start what later sequences need, while steps run. The future is done when a batch need not wait for it; None
+        if nothing is to be waited for.
         """
-
-    def stage_adapter(self, adapter: AdapterRef) -> Future[Exception | None]:
-        """Start reading ``adapter`` while steps run. The future is done when a batch can load it without reading files;
-        its result is the error if that failed.
-        """
-
-    def drop_adapter(self, adapter: AdapterRef) -> None:
-        """Drop what ``stage_adapter`` has read of ``adapter``; no batch loads it."""

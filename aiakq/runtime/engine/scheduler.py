@@ -1,12 +1,13 @@
 """Scheduler: chooses the sequences of a step and the number of tokens of each.
 
 There is no prefill or decode phase. Every sequence has tokens whose keys and values are not computed yet: a whole
-prompt at first, one token later. Each step has one budget of tokens, given to running sequences first, so that decodes
-get their next token while long prompts are computed in chunks. When pages run out, the running sequence that is last in
-order gives its pages back and starts over later (preemption by recompute); it keeps its order in the queue and its
-generated tokens.
+prompt at first, one token later. Each step has one budget of tokens, given to decodes first, so that they get their
+next token while long prompts are computed in chunks. When pages run out, the running sequence that is last in order
+gives its pages back and starts over later (preemption by recompute); it keeps its order in the queue and its generated
+tokens.
 
-The order is that of arrival, or of the requests' priority and then of arrival.
+The order is that of arrival, or of the requests' priority and then of arrival. Clients (``RequestSpec.client``) share
+steps fairly at equal priority: ``StepBuilder`` serves them in turns.
 
 A step may be scheduled while earlier ones are pending. Their tokens count as computed, and the tokens they will sample
 are counted although their values are not known. Steps run one after the other, so the pages of a sequence that ended
@@ -21,14 +22,18 @@ from __future__ import annotations
 
 import bisect
 import itertools
+from collections import deque
 from collections.abc import Iterator
 from operator import attrgetter
 
 from aiakq.runtime.config.scheduler import SchedulerConfig
 from aiakq.runtime.engine.adapters import AdapterPool, AdapterRef
-from aiakq.runtime.engine.draft_scheduling import DraftScheduling
+from aiakq.runtime.engine.client_shares import ClientShares
+from aiakq.runtime.engine.draft_planner import DraftPlanner
 from aiakq.runtime.engine.pages import PagePool
 from aiakq.runtime.engine.sequence import ScheduledChunk, Sequence
+from aiakq.runtime.engine.step_builder import StepBuilder
+from aiakq.runtime.engine.step_times import StepTimes
 
 _ORDER = attrgetter("order")
 #: Tokens of prompts that a step computes at least, although the stages could share them more evenly: fewer do not take
@@ -36,39 +41,50 @@ _ORDER = attrgetter("order")
 _MIN_PIPELINED_TOKENS = 64
 
 
-class Scheduler(DraftScheduling):
+class Scheduler:
     """Waiting and running sequences over one page pool, each list in order.
 
+    clients      how many tokens each client was served.
     adapters     in memory; None: no sequence has one.
+    drafts       planner of draft tokens; None without speculative decoding.
+    budget       tokens in a step.
+    step_times   how long steps take by their number of tokens.
     freed_slots  of sequences that stopped running, for the next batch to the executor; its reader empties it.
     """
 
     def __init__(self, pool: PagePool, config: SchedulerConfig) -> None:
-        super().__init__(pool, config)
-        self.adapters = None if config.lora is None else AdapterPool(config.lora)
+        self.pool = pool
+        self.config = config
         self.max_num_seqs = config.max_num_seqs
+        self.budget = config.max_num_batched_tokens
+        self.clients = ClientShares()
+        self.adapters = None if config.lora is None else AdapterPool(config.lora)
+        self.drafts = None if config.speculation is None else DraftPlanner(pool, config, config.speculation)
         self.waiting: list[Sequence] = []
+        self.running: list[Sequence] = []
         self.num_preemptions = 0
         self.prefix_queries = 0
         self.prefix_hits = 0
         self.freed_slots: list[int] = []
         self._free_slots = list(reversed(range(self.max_num_seqs)))
         self._numbers = itertools.count()
+        self._had_prompts = False
         self._last_step = 0.0
         self._prompt_seconds = 0.0
+        self.step_times = StepTimes()
+        # Tokens of the steps whose time is not known yet: with async scheduling a step ends when the next is submitted.
+        self._steps: deque[int] = deque([0] * config.async_scheduling, maxlen=1 + config.async_scheduling)
 
-    @property
-    def num_clients(self) -> int:
-        """Clients with waiting or running sequences. Here all are of one client."""
-        return bool(self.waiting or self.running)
+    # --- sequences
 
     def add(self, sequence: Sequence) -> None:
         """Queue a new sequence behind the waiting ones of its priority."""
-        sequence.order = (sequence.spec.priority, next(self._numbers))
-        if self.config.speculation is not None:
-            sequence.speculation = self._new_speculation(sequence, self.config.speculation)
+        sequence.order = (sequence.spec.options.priority, next(self._numbers))
+        self.clients.add(sequence.client)
+        if self.drafts is not None:
+            sequence.speculation = self.drafts.new_sequence(sequence)
         if self.adapters is not None:
-            self.adapters.add(sequence.spec.adapter)
+            self.adapters.add(sequence.adapter)
         bisect.insort(self.waiting, sequence, key=_ORDER)
 
     def remove(self, sequence: Sequence) -> None:
@@ -79,39 +95,58 @@ class Scheduler(DraftScheduling):
         else:
             self.waiting.remove(sequence)
             if self.adapters is not None and sequence.num_cached is not None:
-                self.adapters.resume(sequence.spec.adapter)
+                self.adapters.resume(sequence.adapter)
         if self.adapters is not None:
-            self.adapters.remove(sequence.spec.adapter)
+            self.adapters.remove(sequence.adapter)
         if sequence.speculation is not None:
             sequence.speculation.finish(sequence.token_ids)
         self.pool.decref(sequence.pages)
         sequence.pages = []
+        self.clients.remove(sequence.client)
+
+    # --- steps
+
+    def awaits_results(self) -> bool:
+        """Whether the next step needs the results of pending ones."""
+        return self.drafts is not None and self.drafts.awaits_results(self.running)
 
     def may_preempt(self) -> bool:
-        """Whether the running sequences could need more pages for the next step than are free."""
+        """Whether the next step may preempt a sequence: pages may run out, or another client wants to start."""
         needed = 0
         for sequence in self.running:
             end = sequence.num_computed_tokens + min(sequence.num_uncomputed_tokens, self.budget)
-            needed += max(0, self._pages_for(end) - len(sequence.pages))
-        return needed > self.pool.num_free
+            needed += max(0, self.pool.pages_for(end) - len(sequence.pages))
+        if needed > self.pool.num_free:
+            return True
+        if len(self.clients) < 2 or not self.waiting:
+            return False
+        running = {sequence.client for sequence in self.running}
+        return any(sequence.client not in running for sequence in self.waiting)
 
     def schedule(self, now: float = 0.0) -> list[ScheduledChunk]:
-        """Choose the chunks of the step at ``now`` and allocate their pages. Those of one token come first (decodes).
+        """Choose the chunks of the step at ``now``, in seconds, and allocate their pages. Those of one token come first
+        (decodes). The times of steps are measured, too.
 
         If ``may_preempt``, no step may be pending.
         """
-        chosen = self._choose(self._waited(now))
+        # If nothing is running, the time since the last step includes idle time.
+        if self.running and self._steps and self._steps[0] and now > self._last_step:
+            self.step_times.observe(self._steps[0], now - self._last_step)
+        chosen = StepBuilder(self, *self._step_limits(), waited=self._waited(now)).chunks()
         if self.adapters is not None:
             self.adapters.end_step(self._waiting_adapters())
         self._had_prompts = any(chunk.count > 1 for chunk in chosen)
-        if self.config.speculation is not None and self.drafts_enabled:
-            self._add_drafts(chosen, self.config.speculation)
+        if self.drafts is not None:
+            self.drafts.add_drafts(chosen, self.running, self._had_prompts)
         chosen.sort(key=lambda chunk: chunk.count > 1)
+        num_tokens = 0
         for chunk in chosen:
             sequence = chunk.sequence
             sequence.num_computed_tokens = chunk.end
             sequence.num_pending_tokens += chunk.samples
             sequence.pending_chunks.append(chunk)
+            num_tokens += chunk.count
+        self._steps.append(num_tokens)
         return chosen
 
     @property
@@ -119,50 +154,23 @@ class Scheduler(DraftScheduling):
         """Waiting sequences whose adapter is not ready, or has no room."""
         if self.adapters is None:
             return 0
-        return sum(not self.adapters.admits(sequence.spec.adapter) for sequence in self.waiting)
+        return sum(not self.admits(sequence) for sequence in self.waiting)
 
     def _waiting_adapters(self) -> Iterator[AdapterRef | None]:
         """The adapters of waiting sequences, in the order in which they are read."""
-        return (sequence.spec.adapter for sequence in self.waiting)
+        counters = self.clients.counters
+        turns = sorted(self.waiting, key=lambda one: (one.order[0], counters[one.client], one.order[1]))
+        yield from (sequence.adapter for sequence in turns)
 
-    def _choose(self, waited: bool) -> list[ScheduledChunk]:
-        """The chunks of a step, with their pages. ``waited``: whether waiting sequences may start."""
-        decodes, budget = self._step_limits()
-        # Decodes get their token even if prompts come before them in order.
-        reserved = min(decodes, sum(self._wanted(sequence) == 1 for sequence in self.running))
-        share = self._share(budget - reserved)
-        chosen: list[ScheduledChunk] = []
-        preempted = False
-        index = 0
-        while index < len(self.running) and budget > 0:
-            sequence = self.running[index]
-            wanted = self._wanted(sequence)
-            if wanted == 1:
-                reserved -= decodes > 0
-                count = int(decodes > 0)
-                decodes -= 1
-            else:
-                # 0 if the last token is pending.
-                count = self._allowance(wanted, budget - reserved, share)
-            while count and not self._grow(sequence, count):
-                victim = self.running.pop()
-                self._preempt(victim)
-                preempted = True
-                if victim is sequence:
-                    count = 0
-            if count:
-                chosen.append(ScheduledChunk.of(sequence, count))
-                budget -= count
-            index += 1
-        if waited and not preempted:
-            self._admit(chosen, budget, share)
-        return chosen
-
-    def _wanted(self, sequence: Sequence) -> int:
+    def num_wanted(self, sequence: Sequence) -> int:
         """Tokens of a running sequence that could be computed in this step."""
         if self.config.num_stages > 1 and sequence.num_pending_tokens:
             return 0
         return sequence.num_uncomputed_tokens
+
+    def admits(self, sequence: Sequence) -> bool:
+        """Whether a waiting sequence may start, as far as slots and pages allow."""
+        return self.adapters is None or self.adapters.admits(sequence.adapter)
 
     def _step_limits(self) -> tuple[int, int]:
         """The maximum number of decodes and of tokens in a step. With pipeline stages, a share that leaves as much work
@@ -193,99 +201,58 @@ class Scheduler(DraftScheduling):
         earliest = min(sequence.times.arrived for sequence in self.waiting)
         return now - earliest > self.config.scheduler_delay_factor * self._prompt_seconds
 
-    def _share(self, room: int) -> int:
-        """The maximum tokens of a prompt in this step: its share of ``room`` if several prompts are split at a time."""
-        prompts = sum(self._wanted(sequence) > 1 for sequence in self.running) + len(self.waiting)
-        return max(1, room // max(1, min(self.config.max_num_partial_prefills, prompts)))
-
-    def _allowance(self, uncomputed: int, room: int, share: int) -> int:
-        """Tokens of a prompt that this step computes."""
-        config = self.config
-        if not config.enable_chunked_prefill:
-            return uncomputed if uncomputed <= room else 0
-        if config.long_prefill_token_threshold and self._is_long(uncomputed):
-            share = min(share, config.long_prefill_token_threshold)
-        return max(0, min(uncomputed, room, share))
-
-    def _is_long(self, uncomputed: int) -> bool:
-        return 0 < self.config.long_prompt_tokens < uncomputed
-
-    def _admit(self, chosen: list[ScheduledChunk], budget: int, share: int) -> None:
-        """Start waiting sequences while budget, slots and pages last."""
-        config = self.config
-        split = sum(not chunk.completes for chunk in chosen)
-        long = sum(self._is_long(sequence.num_uncomputed_tokens) for sequence in self.running)
-        index = 0
-        while index < len(self.waiting) and budget > 0 and len(self.running) < self.max_num_seqs:
-            sequence = self.waiting[index]
-            if self.adapters is not None and not self.adapters.admits(sequence.spec.adapter):
-                index += 1
-                continue
-            shared = self._shared_pages(sequence)
-            uncomputed = len(sequence.token_ids) - len(shared) * self.pool.page_size
-            is_long = self._is_long(uncomputed)
-            if is_long and long >= config.max_long_partial_prefills < config.max_num_partial_prefills:
-                index += 1
-                continue
-            count = self._allowance(uncomputed, budget, share)
-            if count == 0 or (count < uncomputed and split >= config.max_num_partial_prefills):
-                return
-            # The whole prompt must fit now: half a prompt that cannot continue would only block others.
-            needed = self._pages_for(len(sequence.token_ids)) - len(shared)
-            if needed + self.pool.num_idle(shared) > self.pool.num_free:
-                return
-            self._start(sequence, shared, count)
-            chosen.append(ScheduledChunk.of(sequence, count))
-            budget -= count
-            split += count < uncomputed
-            long += is_long
-
-    def _start(self, sequence: Sequence, shared: list[int], count: int) -> None:
+    def start(self, sequence: Sequence, shared: list[int], count: int) -> None:
         """Let a waiting sequence run: give it a slot, the cached pages ``shared``, and those for ``count`` tokens."""
         cached = len(shared) * self.pool.page_size
         self.waiting.remove(sequence)
         if self.adapters is not None:
-            self.adapters.start(sequence.spec.adapter)
+            self.adapters.start(sequence.adapter)
             if sequence.num_cached is not None:  # it was preempted
-                self.adapters.resume(sequence.spec.adapter)
+                self.adapters.resume(sequence.adapter)
         self.pool.incref(shared)
         sequence.pages = list(shared)
         sequence.slot = self._free_slots.pop()
         sequence.num_computed_tokens = cached
         sequence.num_inserted_pages = len(shared)
-        self._num_idle_steps = 0
+        if self.drafts is not None:
+            self.drafts.on_sequences_changed()
         if sequence.num_cached is None:
             sequence.num_cached = cached
             self.prefix_queries += sequence.num_prompt
             self.prefix_hits += cached
         bisect.insort(self.running, sequence, key=_ORDER)
-        grown = self._grow(sequence, count)
+        grown = self.pool.extend(sequence.pages, cached + count)
         assert grown, "the pages were counted before"
 
-    def _shared_pages(self, sequence: Sequence) -> list[int]:
+    def shared_pages(self, sequence: Sequence) -> list[int]:
         """Cached pages of an equal beginning. The last token is always computed, because its logits are needed."""
         if not self.pool.caching or sequence.reads_whole_prompt:
             return []
         full = (len(sequence.token_ids) - 1) // self.pool.page_size
         return self.pool.match(sequence.page_hashes(self.pool.page_size, full))
 
-    def _preempt(self, sequence: Sequence) -> None:
+    def preempt(self, sequence: Sequence) -> None:
+        """Stop a running sequence, which starts over later."""
+        self.running.remove(sequence)
         self.pool.decref(sequence.reset())
         self._free_slot(sequence)
         if self.adapters is not None:
-            self.adapters.preempt(sequence.spec.adapter)
+            self.adapters.preempt(sequence.adapter)
         bisect.insort(self.waiting, sequence, key=_ORDER)
         self.num_preemptions += 1
 
     def _free_slot(self, sequence: Sequence) -> None:
         assert sequence.slot is not None
-        self._num_idle_steps = 0
+        if self.drafts is not None:
+            self.drafts.on_sequences_changed()
         if self.adapters is not None:
-            self.adapters.stop(sequence.spec.adapter)
+            self.adapters.stop(sequence.adapter)
         self._free_slots.append(sequence.slot)
         if sequence.num_submitted_pages is not None:
             self.freed_slots.append(sequence.slot)
         sequence.slot = sequence.num_submitted_pages = None
+
+    # --- the prefix cache
 
     def insert_pages(self, chunk: ScheduledChunk) -> None:
         """Put the pages that ``chunk`` filled into the prefix cache; its step has run and the result is valid."""
@@ -320,6 +287,6 @@ class Scheduler(DraftScheduling):
         assert sorted([*used, *self._free_slots]) == list(range(self.max_num_seqs)), "a slot is lost"
         assert not any(sequence.slot is not None for sequence in self.waiting), "a waiting sequence has a slot"
         for sequence in live:
-            assert len(sequence.pages) >= self._pages_for(sequence.num_computed_tokens)
+            assert len(sequence.pages) >= self.pool.pages_for(sequence.num_computed_tokens)
             assert sequence.num_computed_tokens <= len(sequence.token_ids) + sequence.num_pending_tokens
             assert sequence.num_pending_tokens == sum(chunk.samples for chunk in sequence.pending_chunks)

@@ -25,6 +25,7 @@ class Sequence:
     speculation         of its draft tokens; None: it gets none.
     resamples           whether its tokens are sampled among the whole vocabulary sorted: the sampler's usual
                         candidates were not enough once.
+    client, adapter     of its request.
     hashes              of the full pages' tokens, as far as computed by ``page_hashes``.
     order               (priority, number of arrival); the smallest is scheduled first.
     """
@@ -54,6 +55,7 @@ class Sequence:
         self.num_prompt = len(self.token_ids)
         self.stop_ids = frozenset(self.spec.sampling.stop_token_ids or ())
         self.eos_ids = frozenset(self.spec.eos_token_ids)
+        self.client, self.adapter = self.spec.options.client, self.spec.options.adapter
         self._repetition = self.spec.sampling.repetition_detection
         # The keys and values of the last token are never needed.
         self._num_needed_tokens = self.num_prompt + max(self.spec.max_tokens - 1, 0)
@@ -86,7 +88,7 @@ class Sequence:
     @property
     def reads_whole_prompt(self) -> bool:
         """Whether the model's output for every token of the prompt is needed, so that none may be left out."""
-        pooling = self.spec.pooling
+        pooling = self.spec.options.pooling
         return self.spec.sampling.prompt_logprobs is not None or (pooling is not None and pooling.reads_every_token)
 
     @property
@@ -94,16 +96,13 @@ class Sequence:
         """Sequences with the same one may share pages and learn draft tokens from each other: a hash of the cache salt,
         into which the server mixes the API key, and of the adapter.
         """
-        adapter = self.spec.adapter
-        return root_hash(self.spec.cache_salt, "" if adapter is None else adapter.key)
+        return root_hash(self.spec.options.cache_salt, "" if self.adapter is None else self.adapter.key)
 
     def page_hashes(self, page_size: int, count: int) -> list[bytes]:
         """Chained hashes of the first ``count`` full pages; computed once each."""
         while len(self.hashes) < count:
             start = len(self.hashes) * page_size
-            adapter = self.spec.adapter
-            key = "" if adapter is None else adapter.key
-            parent = self.hashes[-1] if self.hashes else root_hash(self.spec.cache_salt, key)
+            parent = self.hashes[-1] if self.hashes else self.scope
             self.hashes.append(page_hash(parent, self.token_ids[start : start + page_size]))
         return self.hashes[:count]
 

@@ -17,25 +17,22 @@ from aiakq.runtime.distributed.messages import (
     Abandon,
     Abandoned,
     Batch,
-    DropAdapter,
     Launch,
     OutOfMemory,
-    PrepareGrammar,
-    ResetSequences,
+    Prepare,
     Results,
     Resume,
     Resumed,
     Sampled,
-    StageAdapter,
     ToRank,
-    UseVocabulary,
 )
-from aiakq.runtime.engine.records import StepBatch, StepResult
+from aiakq.runtime.engine.adapters import LoadAdapter
+from aiakq.runtime.engine.records import ExecutorCommand, ResetSequences, StepBatch, StepResult
+from aiakq.runtime.executor.commands import CommandHandlers, handlers_of
 from aiakq.runtime.executor.runner import Runner
 from aiakq.runtime.executor.sampled_step import SampledStep
 from aiakq.runtime.executor.sequences import RunningSequences, SequenceState
 from aiakq.runtime.models.interface import StageOutput
-from aiakq.runtime.structured.compiler import GrammarCompiler
 
 #: Seconds to leave to rank 0 for finding out which rank failed, before this rank reports a failed collective.
 _SECONDS_FOR_CAUSE = 1.0
@@ -92,6 +89,8 @@ class Follower:
         self._batch: StepBatch | None = None
         self._batch_sequences: list[SequenceState] = []  # sequences of the last batch
         self._computed: deque[tuple[int, list[SequenceState]]] = deque()  # steps whose tokens have not arrived
+        handlers = handlers_of(runner, self._sequences, stages.samples)
+        self._handlers = CommandHandlers({ResetSequences: self._reset, **handlers})
         self._is_blocked = False  # since a step ran out of memory, until it is abandoned
 
     @property
@@ -107,8 +106,7 @@ class Follower:
         """
         if isinstance(message, Batch):
             self._batch = message.batch
-            if message.batch.freed_adapters or message.batch.new_adapters:
-                self._change_adapters(message.batch)
+            self._apply_commands(message.batch.commands)
             self._batch_sequences = self._sequences.update(message.batch, {}, self._runner.adapters)
             if message.batch.cleared_pages:
                 self._runner.clear(message.batch.cleared_pages)
@@ -126,33 +124,18 @@ class Follower:
             if not self._stages.samples:
                 for sequence, new in zip(sequences, message.tokens, strict=True):
                     sequence.token_ids += new
-        elif isinstance(message, UseVocabulary):
-            if self._stages.samples:
-                self._sequences.compiler = GrammarCompiler(message.vocabulary)
-        elif isinstance(message, PrepareGrammar):
-            if self._sequences.compiler is not None:
-                self._sequences.compiler.prepare(message.grammar)
-        elif isinstance(message, StageAdapter | DropAdapter):
-            self._stage_adapter(message)
-        elif isinstance(message, ResetSequences):
-            self._computed.clear()
-            self._sequences.clear()
+        elif isinstance(message, Prepare):
+            self._handlers.prepare(message.preparation)
         return None
 
-    def _stage_adapter(self, message: StageAdapter | DropAdapter) -> None:
-        """Stage an adapter as rank 0 does, or drop it."""
-        adapters = self._runner.adapters
-        assert adapters is not None, "rank 0 has no adapters either"
-        if isinstance(message, StageAdapter):
-            adapters.staging.add(message.adapter)
-        else:
-            adapters.staging.drop(message.adapter.key)
+    def _reset(self, command: ResetSequences) -> None:
+        self._computed.clear()
+        self._sequences.clear()
 
-    def _change_adapters(self, batch: StepBatch) -> None:
-        """Load and free adapters. Raises ``rank_failed`` if this rank fails to load one that rank 0 has loaded."""
-        changed = self._runner.change_adapters(batch)
-        for before, after in zip(batch.new_adapters, changed.new_adapters, strict=True):
-            if after.error != before.error:
+    def _apply_commands(self, commands: list[ExecutorCommand]) -> None:
+        """Raises ``rank_failed`` if this rank fails to load an adapter that rank 0 has loaded."""
+        for before, after in zip(commands, self._handlers.apply(commands), strict=True):
+            if after != before and isinstance(after, LoadAdapter):
                 raise error("rank_failed", rank=self._rank, reason=f"adapter {after.adapter.name}: {after.error}")
 
     def _abandon(self, number: int) -> Abandoned:

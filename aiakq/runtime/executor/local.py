@@ -12,20 +12,27 @@ from concurrent.futures import Future
 from typing import Any
 
 import torch
+from msgspec.structs import replace
 from torch import Tensor
 
 from aiakq.runtime.device_memory import is_out_of_memory, release_memory
-from aiakq.runtime.engine.adapters import AdapterRef
-from aiakq.runtime.engine.records import Chunk, StepBatch, StepResult
+from aiakq.runtime.engine.messages import EnableDrafts
+from aiakq.runtime.engine.records import (
+    Chunk,
+    CommandsDone,
+    PendingStep,
+    Preparation,
+    ResetSequences,
+    StepBatch,
+    StepResult,
+)
+from aiakq.runtime.executor.commands import CommandHandlers, Handler, handlers_of
 from aiakq.runtime.executor.model_proposer import ModelProposer
 from aiakq.runtime.executor.runner import Runner, StepInput
 from aiakq.runtime.executor.sampled_step import SampledStep
 from aiakq.runtime.executor.sequences import RunningSequences, SequenceState
 from aiakq.runtime.models.interface import whole_logits
 from aiakq.runtime.sampling_params import LogitsProcessor
-from aiakq.runtime.structured.compiler import GrammarCompiler
-from aiakq.runtime.structured.grammars import Grammar
-from aiakq.runtime.structured.vocabulary import Vocabulary
 
 
 class LocalPendingStep(SampledStep):
@@ -72,12 +79,18 @@ class LocalExecutor:
         self._sequences = RunningSequences(num_slots, max_pages, runner.projection)
         self._pending: deque[LocalPendingStep] = deque()
         self._processors: dict[str, Sequence[LogitsProcessor]] = {}
+        own: dict[type, Handler] = {ResetSequences: self._reset, EnableDrafts: self._enable_drafts}
+        self._handlers = CommandHandlers(own | handlers_of(runner, self._sequences, samples=True))
 
     @torch.inference_mode()
-    def submit(self, batch: StepBatch) -> LocalPendingStep:
+    def submit(self, batch: StepBatch) -> PendingStep:
         """See ``Executor``."""
-        if batch.freed_adapters or batch.new_adapters:
-            batch = self.runner.change_adapters(batch)
+        if batch.commands:
+            batch = replace(batch, commands=self._handlers.apply(batch.commands))
+        return self._submit(batch) if batch.chunks else CommandsDone()
+
+    def _submit(self, batch: StepBatch) -> LocalPendingStep:
+        """Launch a step whose commands have been applied."""
         sequences = self._sequences.update(batch, self._processors, self.runner.adapters)
         if batch.cleared_pages:
             self.runner.clear(batch.cleared_pages)
@@ -129,35 +142,18 @@ class LocalExecutor:
             following.out_of_memory = not fits(lambda: following.launch_sampler(self._sampler))
         return result
 
-    def reset(self) -> None:
+    def prepare(self, preparation: Preparation) -> Future[Any] | None:
         """See ``Executor``."""
+        return self._handlers.prepare(preparation)
+
+    def _reset(self, command: ResetSequences) -> None:
         self._pending.clear()
         self._sequences.clear()
 
-    def enable_drafts(self, enabled: bool) -> None:
-        """See ``Executor``."""
-        if self.proposer is not None and enabled and not self._drafts_enabled:
+    def _enable_drafts(self, command: EnableDrafts) -> None:
+        if self.proposer is not None and command.enabled and not self._drafts_enabled:
             self.proposer.forget_pages()
-        self._drafts_enabled = enabled
-
-    def set_vocabulary(self, vocabulary: Vocabulary) -> None:
-        """See ``Executor``."""
-        self._sequences.compiler = GrammarCompiler(vocabulary)
-
-    def prepare_grammar(self, grammar: Grammar) -> Future[Any] | None:
-        """See ``Executor``."""
-        compiler = self._sequences.compiler
-        return None if compiler is None else compiler.prepare(grammar)
-
-    def stage_adapter(self, adapter: AdapterRef) -> Future[Exception | None]:
-        """See ``Executor``."""
-        assert self.runner.adapters is not None, "the scheduler has no adapters either"
-        return self.runner.adapters.staging.add(adapter)
-
-    def drop_adapter(self, adapter: AdapterRef) -> None:
-        """See ``Executor``."""
-        assert self.runner.adapters is not None, "the scheduler has no adapters either"
-        self.runner.adapters.staging.drop(adapter.key)
+        self._drafts_enabled = command.enabled
 
     def register_logits_processors(self, request_id: str, processors: Sequence[LogitsProcessor]) -> None:
         """Apply ``processors`` to the logits of a request that is about to be added to the engine.

@@ -5,15 +5,22 @@ from __future__ import annotations
 import itertools
 import weakref
 from concurrent.futures import Future
+from typing import Any
 
 from msgspec.structs import replace
 
 from aiakq.errors import error
 from aiakq.runtime.device_memory import is_out_of_memory
-from aiakq.runtime.distributed.messages import Batch, DropAdapter, Launch, ResetSequences, Sampled, StageAdapter
+from aiakq.runtime.distributed.messages import Batch, Launch, Prepare, Sampled
 from aiakq.runtime.distributed.rank_group import RankGroup
-from aiakq.runtime.engine.adapters import AdapterRef
-from aiakq.runtime.engine.records import StepBatch, StepResult
+from aiakq.runtime.engine.records import (
+    CommandsDone,
+    PendingStep,
+    Preparation,
+    PrepareGrammar,
+    StepBatch,
+    StepResult,
+)
 from aiakq.runtime.executor.follower import NO_MEMORY
 from aiakq.runtime.executor.local import LocalExecutor, LocalPendingStep
 from aiakq.runtime.executor.model_proposer import ModelProposer
@@ -36,13 +43,17 @@ class MultiprocessExecutor(LocalExecutor):
         self._number = 0  # number of the latest step
         weakref.finalize(self, group.close)
 
-    def submit(self, batch: StepBatch) -> LocalPendingStep:
+    def submit(self, batch: StepBatch) -> PendingStep:
         """See ``Executor``."""
+        if batch.chunks:
+            return super().submit(batch)
+        self._group.send(Batch(replace(batch, commands=self._handlers.apply(batch.commands))))
+        return CommandsDone()
+
+    def _submit(self, batch: StepBatch) -> LocalPendingStep:
         self._number = next(self._numbers)
-        if batch.freed_adapters or batch.new_adapters:
-            batch = self.runner.change_adapters(batch)
         self._group.send(Batch(batch))
-        step = super().submit(replace(batch, freed_adapters=[], new_adapters=[]) if batch.new_adapters else batch)
+        step = super()._submit(batch)
         self._group.check()
         if step.out_of_memory:
             self._group.abandon_steps(self._number)
@@ -57,20 +68,11 @@ class MultiprocessExecutor(LocalExecutor):
             self._group.send(Sampled(result.new_tokens()))
         return result
 
-    def reset(self) -> None:
-        """See ``Executor``."""
-        super().reset()
-        self._group.send(ResetSequences())
-
-    def stage_adapter(self, adapter: AdapterRef) -> Future[Exception | None]:
-        """See ``Executor``. Every rank reads the adapter; the future is that of this one."""
-        self._group.send(StageAdapter(adapter))
-        return super().stage_adapter(adapter)
-
-    def drop_adapter(self, adapter: AdapterRef) -> None:
-        """See ``Executor``."""
-        self._group.send(DropAdapter(adapter))
-        super().drop_adapter(adapter)
+    def prepare(self, preparation: Preparation) -> Future[Any] | None:
+        """See ``Executor``. Every rank reads an adapter; the future is that of this one, which alone samples."""
+        if not isinstance(preparation, PrepareGrammar):
+            self._group.send(Prepare(preparation))
+        return super().prepare(preparation)
 
     def _launch_model(self, step: LocalPendingStep, step_input: StepInput) -> None:
         token_ids, collective = step_input.model_input.token_ids, self._collective

@@ -13,27 +13,24 @@ from concurrent.futures import Future
 from typing import Any
 
 import torch
+from msgspec.structs import replace
 
-from aiakq.runtime.distributed.messages import (
-    Batch,
-    DropAdapter,
-    Launch,
+from aiakq.runtime.distributed.messages import Batch, Launch, Prepare, Sampled
+from aiakq.runtime.distributed.rank_group import RankGroup
+from aiakq.runtime.engine.records import (
+    CommandsDone,
+    PendingStep,
+    Preparation,
     PrepareGrammar,
     ResetSequences,
-    Sampled,
-    StageAdapter,
-    UseVocabulary,
+    StepBatch,
+    StepResult,
 )
-from aiakq.runtime.distributed.rank_group import RankGroup
-from aiakq.runtime.engine.adapters import AdapterRef
-from aiakq.runtime.engine.records import StepBatch, StepResult
+from aiakq.runtime.executor.commands import CommandHandlers, handlers_of
 from aiakq.runtime.executor.local import fits
 from aiakq.runtime.executor.runner import Runner
 from aiakq.runtime.executor.sequences import RunningSequences, SequenceState
 from aiakq.runtime.models.interface import StageOutput
-from aiakq.runtime.structured.compiler import GrammarCompiler
-from aiakq.runtime.structured.grammars import Grammar
-from aiakq.runtime.structured.vocabulary import Vocabulary
 
 
 class PipelinedStep:
@@ -73,15 +70,18 @@ class PipelineExecutor:
         self._sequences = RunningSequences(num_slots, max_pages, runner.projection)
         self._pending: deque[PipelinedStep] = deque()
         self._numbers = itertools.count()
-        self._compiler: GrammarCompiler | None = None
+        handlers = handlers_of(runner, self._sequences, samples=True)
+        self._handlers = CommandHandlers({ResetSequences: self._reset, **handlers})
         weakref.finalize(self, group.close)
 
     @torch.inference_mode()
-    def submit(self, batch: StepBatch) -> PipelinedStep:
+    def submit(self, batch: StepBatch) -> PendingStep:
         """See ``Executor``. No chunk may end with a token that is still being sampled."""
-        if batch.freed_adapters or batch.new_adapters:
-            batch = self.runner.change_adapters(batch)
+        if batch.commands:
+            batch = replace(batch, commands=self._handlers.apply(batch.commands))
         self._group.send(Batch(batch))
+        if not batch.chunks:
+            return CommandsDone()
         sequences = self._sequences.update(batch, {}, self.runner.adapters)
         if batch.cleared_pages:
             self.runner.clear(batch.cleared_pages)
@@ -106,42 +106,20 @@ class PipelineExecutor:
             step.result = self._receive(step)
         return step.result
 
-    def reset(self) -> None:
-        """See ``Executor``."""
+    def prepare(self, preparation: Preparation) -> Future[Any] | None:
+        """See ``Executor``. Every stage reads an adapter. The last stage compiles a grammar, and so does this one, to
+        know how long that takes. The future is that of this stage.
+        """
+        future = self._handlers.prepare(preparation)
+        if future is not None and not (isinstance(preparation, PrepareGrammar) and future.done()):
+            self._group.send(Prepare(preparation))
+        return future
+
+    def _reset(self, command: ResetSequences) -> None:
         if self._pending:
             self._group.abandon_steps(self._pending[0].number)
         self._pending.clear()
         self._sequences.clear()
-        self._group.send(ResetSequences())
-
-    def enable_drafts(self, enabled: bool) -> None:
-        """See ``Executor``: there is no model that proposes any."""
-
-    def set_vocabulary(self, vocabulary: Vocabulary) -> None:
-        """See ``Executor``. The vocabulary also goes to the last stage, which samples."""
-        self._group.send(UseVocabulary(vocabulary))
-        self._compiler = GrammarCompiler(vocabulary)
-
-    def prepare_grammar(self, grammar: Grammar) -> Future[Any] | None:
-        """See ``Executor``. The last stage compiles the grammar, and so does this one, to know how long that takes."""
-        if self._compiler is None:
-            return None
-        preparing = self._compiler.prepare(grammar)
-        if not preparing.done():
-            self._group.send(PrepareGrammar(grammar))
-        return preparing
-
-    def stage_adapter(self, adapter: AdapterRef) -> Future[Exception | None]:
-        """See ``Executor``. Every stage reads the adapter; the future is that of this one."""
-        assert self.runner.adapters is not None, "the scheduler has no adapters either"
-        self._group.send(StageAdapter(adapter))
-        return self.runner.adapters.staging.add(adapter)
-
-    def drop_adapter(self, adapter: AdapterRef) -> None:
-        """See ``Executor``."""
-        assert self.runner.adapters is not None, "the scheduler has no adapters either"
-        self._group.send(DropAdapter(adapter))
-        self.runner.adapters.staging.drop(adapter.key)
 
     def _compute(self, step: PipelinedStep, batch: StepBatch) -> None:
         step_input = self.runner.prepare(batch.chunks, step.sequences, self._sequences)

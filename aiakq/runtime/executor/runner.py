@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from msgspec.structs import replace
 from torch import Tensor
 
 from aiakq.kernels.ops.attention import as_bytes
@@ -16,7 +15,7 @@ from aiakq.kernels.recurrent_types import States
 from aiakq.kernels.transfer import on_device
 from aiakq.kernels.types import AttentionContext
 from aiakq.runtime.config.compilation import CompilationConfig
-from aiakq.runtime.engine.records import Chunk, StepBatch
+from aiakq.runtime.engine.records import Chunk
 from aiakq.runtime.executor.captured import Bounds, CapturedStep, capture_step
 from aiakq.runtime.executor.projection import Projection
 from aiakq.runtime.executor.sequences import RunningSequences, SequenceState
@@ -108,14 +107,6 @@ class Runner:
         width = model.config.hidden_size
         return torch.empty(len(step.token_ids), width, dtype=model.ops.dtype, device=self.device)
 
-    def change_adapters(self, batch: StepBatch) -> StepBatch:
-        """Free and load the adapters that ``batch`` names; return the batch with the errors of adapters that failed.
-
-        Must be called before the sequences of the batch are updated.
-        """
-        assert self.adapters is not None, "the scheduler has no adapters either"
-        return replace(batch, new_adapters=self.adapters.apply(batch.freed_adapters, batch.new_adapters))
-
     def clear(self, pages: list[int]) -> None:
         """Zero the keys and values in ``pages`` in every layer.
 
@@ -156,9 +147,9 @@ class Runner:
             lengths.append(end)
         if self.adapters is not None:
             self.adapters.assign(
-                (sequence.spec.adapter, range(start, end), rows)
+                (sequence.spec.options.adapter, range(start, end), rows)
                 for sequence, start, end, rows in zip(sequences, starts, starts[1:], rows_of, strict=False)
-                if sequence.spec.adapter is not None
+                if sequence.spec.options.adapter is not None
             )
         padding = -len(token_ids) % self.model.row_multiple
         for column in (token_ids, positions, slots):
@@ -202,7 +193,7 @@ def _positions_of_logits(chunk: Chunk, sequence: SequenceState) -> Sequence[int]
     tokens, if the chunk is sampled.
     """
     end = chunk.first + chunk.count
-    pooling = sequence.spec.pooling
+    pooling = sequence.spec.options.pooling
     if pooling is not None:
         return pooling.positions(sequence.token_ids, chunk.first, end, sequence.num_prompt)
     if sequence.sampling.prompt_logprobs is not None and chunk.first < sequence.num_prompt:

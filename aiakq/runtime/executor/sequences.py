@@ -97,10 +97,10 @@ class RunningSequences:
             state = SequenceState(record, processors.get(record.spec.request_id, ()), vocabulary)
             if record.spec.grammar is not None and self.compiler is not None:
                 state.matcher = self.compiler.matcher_or_failed(record.spec.grammar, record.output_token_ids)
-            if record.spec.pooling is not None:
-                state.pooler = PromptPooler(record.spec.pooling, self._projection)
-            if adapters is not None and record.spec.adapter is not None:
-                failure = adapters.failure(record.spec.adapter)
+            if record.spec.options.pooling is not None:
+                state.pooler = PromptPooler(record.spec.options.pooling, self._projection)
+            if adapters is not None and record.spec.options.adapter is not None:
+                failure = adapters.failure(record.spec.options.adapter)
                 state.failure = None if failure is None else f"{ADAPTER_FAILED}: {failure}"
             self._states[record.slot] = state
         return [self._append_pages(chunk) for chunk in batch.chunks]

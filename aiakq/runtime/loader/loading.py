@@ -14,8 +14,8 @@ from aiakq.runtime.distributed.messages import Configure
 from aiakq.runtime.distributed.rank_group import RankGroup
 from aiakq.runtime.distributed.starting import limit_torch_threads, start_ranks
 from aiakq.runtime.engine.engine import Engine
-from aiakq.runtime.engine.fair_scheduler import FairScheduler
 from aiakq.runtime.engine.pages import PagePool
+from aiakq.runtime.engine.scheduler import Scheduler
 from aiakq.runtime.executor.kv_cache import (
     count_pages,
     describe_states,
@@ -83,7 +83,7 @@ def _load_engine(config: EngineConfig, on_phase: Callable[[Phase], None], group:
     num_slots = config.scheduler.max_num_seqs + 1  # one slot is the engine's
     runner = new_runner(config, model, num_pages, num_slots)
     how = runner.capture(bounds, config.compilation)
-    scheduler = FairScheduler(pool, config.scheduler)
+    scheduler = Scheduler(pool, config.scheduler)
     size = num_pages * kv_bytes_per_page(model, config.cache)
     pages = f"{pool.num_usable} of {config.cache.block_size} tokens = {tokens} tokens, {size / 2**20:.0f} MiB"
     on_phase(Phase("KV pages", time.monotonic() - started, pages))

@@ -8,7 +8,7 @@ import time
 from aiakq.runtime.config.engine import EngineConfig
 from aiakq.runtime.engine.messages import ModelLimits, RequestSpec
 from aiakq.runtime.engine.pages import PagePool
-from aiakq.runtime.engine.records import Chunk, Executor, NewSequence, StepBatch
+from aiakq.runtime.engine.records import Chunk, Executor, NewSequence, ResetSequences, StepBatch
 from aiakq.runtime.engine.scheduler import Scheduler
 from aiakq.runtime.loader.bookkeeping_costs import measure_bookkeeping
 from aiakq.runtime.sampling_params import SamplingParams
@@ -31,16 +31,16 @@ def set_step_costs(
     """Let ``scheduler`` choose draft lengths from the times of the loaded model, and add them to ``facts``, which are
     for the start-up table. Without speculation, or with dummy weights, nothing is measured.
     """
-    speculation = config.scheduler.speculation
-    if speculation is None or config.pooling is not None:
+    speculation, drafts = config.scheduler.speculation, scheduler.drafts
+    if speculation is None or drafts is None or config.pooling is not None:
         return
     facts["speculation"] = "draft lengths from assumed times of steps"
     if config.load.load_format != "dummy":
-        max_tokens = min(scheduler.max_rows, scheduler.budget)
+        max_tokens = min(drafts.max_rows, drafts.budget)
         costs = measure_step_costs(executor, scheduler.pool, limits, max_tokens, speculation.model is not None)
         if costs is not None:
             costs = costs.with_bookkeeping(*measure_bookkeeping(config.scheduler))
-        scheduler.costs = costs or scheduler.costs
+        drafts.costs = costs or drafts.costs
         if costs is not None:
             facts["speculation"] = describe_costs(costs)
 
@@ -92,7 +92,7 @@ def _measured_step(
     started = time.perf_counter()
     result = executor.submit(StepBatch([], [], [NewSequence(0, spec)], [chunk])).collect()
     took = time.perf_counter() - started
-    executor.reset()
+    executor.submit(StepBatch(commands=[ResetSequences()])).collect()
     is_valid = not result.out_of_memory and result.chunks[0].sampled and result.chunks[0].sampled[0].error is None
     return took if is_valid else None
 

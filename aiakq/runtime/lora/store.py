@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import traceback
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable
+from typing import Any
 
 import msgspec
 import torch
 
 from aiakq.errors import AiakqError, error, one_line
-from aiakq.runtime.engine.adapters import AdapterRef, NewAdapter
+from aiakq.runtime.engine.adapters import AdapterRef, DropAdapter, FreeAdapter, LoadAdapter
 from aiakq.runtime.lora.adapter_folder import LoraWeights, open_adapter
 from aiakq.runtime.lora.layers import AdaptableLayers, PreparedAdapter
 from aiakq.runtime.lora.staging import AdapterStaging
@@ -30,14 +31,13 @@ class AdapterStore:
         self.nbytes: dict[int, int] = {}
         self.staging = AdapterStaging(self._prepare)
 
-    def apply(self, freed: Sequence[int], new: Sequence[NewAdapter]) -> list[NewAdapter]:
-        """Free slots, then load ``new`` adapters, which were staged.
-
-        Returns ``new``, with an error where loading failed.
-        """
-        for slot in freed:
-            self._drop(slot)
-        return [self._load(each) for each in new]
+    def handlers(self) -> dict[type, Callable[[Any], LoadAdapter | None]]:
+        """Return the functions that apply commands, by the type of the command."""
+        return {
+            FreeAdapter: lambda command: self._drop(command.slot),
+            LoadAdapter: self.load,
+            DropAdapter: lambda command: self.staging.drop(command.adapter.key),
+        }
 
     def failure(self, adapter: AdapterRef) -> str | None:
         """Return why an adapter of a batch could not be loaded; None if it was."""
@@ -56,7 +56,8 @@ class AdapterStore:
         self._layers.tokens.assign(list(tokens.items()))
         self._layers.logit_rows.assign(list(logit_rows.items()))
 
-    def _load(self, new: NewAdapter) -> NewAdapter:
+    def load(self, new: LoadAdapter) -> LoadAdapter:
+        """Load an adapter that was staged; return the command, with an error where loading failed."""
         self._drop(new.slot)
         self._slots[new.adapter.key] = new.slot
         reason = new.error

@@ -14,7 +14,6 @@ from typing import Any
 import msgspec
 
 from aiakq.errors import error
-from aiakq.runtime.engine.adapters import AdapterRef
 from aiakq.runtime.engine.messages import (
     ModelLimits,
     RequestSpec,
@@ -24,13 +23,13 @@ from aiakq.runtime.engine.messages import (
     admit,
     repeat,
 )
-from aiakq.runtime.pooling_params import Pooled, Pooling
+from aiakq.runtime.pooling_params import Pooled
 from aiakq.runtime.sampling_params import SamplingParams
 from aiakq.runtime.text.detokenizer import Detokenizer
 from aiakq.runtime.text.outputs import Logprob, PositionLogprobs
+from aiakq.runtime.text.request import Prompt, Request
 from aiakq.runtime.text.stop_strings import StopStrings
 from aiakq.runtime.text.tokenizer import Tokenizer
-from aiakq.runtime.thought_budget import ThoughtBudget
 
 
 @dataclass
@@ -150,54 +149,32 @@ class OutputProcessor:
         """Special tokens by their text."""
         return {self.tokenizer.token_text(id): id for id in self.tokenizer.special_ids}
 
-    def add(
-        self,
-        request_id: str,
-        prompt_token_ids: list[int],
-        params: SamplingParams,
-        priority: int = 0,
-        cache_salt: str = "",
-        bad_words: Sequence[list[int]] | None = None,
-        *,
-        within_context: bool = False,
-        client: str = "",
-        kept_special_tokens: frozenset[int] = frozenset(),
-        pooling: Pooling | None = None,
-        adapter: AdapterRef | None = None,
-        thought: ThoughtBudget | None = None,
-    ) -> list[RequestSpec]:
-        """Validate and register a request; return its sequences for the engine.
+    def add(self, prompt_id: str, prompt: Prompt, request: Request) -> list[RequestSpec]:
+        """Validate and register one prompt of a request; return its sequences for the engine.
 
-        bad_words            ``bad_word_ids`` of ``params.bad_words``; tokenized here if not given.
-        within_context       reduce a ``max_tokens`` that exceeds the context length, instead of refusing it.
-        kept_special_tokens  special tokens that are kept in the text even if special tokens are skipped.
-        pooling              how to pool the prompt, for requests that generate nothing.
-        adapter              LoRA adapter of the request.
-        thought              the longest thought of its text.
         Raises what ``admit`` raises, and ``unsupported_parameter`` for parameters that need a tokenizer if there is
         none.
         """
+        params, kept = request.params, request.kept_special_tokens
         if not self.tokenizer.has_text:
             if params.bad_words:
                 raise error("unsupported_parameter", param="bad_words", reason="there is no tokenizer")
             params = replace(params, detokenize=False)
-        words = bad_word_ids(self.tokenizer, params.bad_words or ()) if bad_words is None else bad_words
-        id, limits = f"{request_id}/0", self.limits
+        words = request.bad_words
+        if words is None:
+            words = bad_word_ids(self.tokenizer, params.bad_words or ())
         first = admit(
-            id, prompt_token_ids, params, limits, 0, words, priority, cache_salt, within_context, client, pooling
+            f"{prompt_id}/0", prompt.token_ids, params, self.limits, 0, words, request.options, request.within_context
         )
-        if adapter is not None:
-            first = msgspec.structs.replace(first, adapter=adapter)
+        thought = prompt.thought
         if thought is not None and thought.max_tokens < first.max_tokens:  # else it is never used up
             first = msgspec.structs.replace(first, thought=thought)
-        specs = [first, *(repeat(first, f"{request_id}/{index}", index) for index in range(1, params.num_sequences))]
+        specs = [first, *(repeat(first, f"{prompt_id}/{index}", index) for index in range(1, params.num_sequences))]
         hidden: dict[str, int] = {}
         if params.stop_strings and params.skip_special_tokens:
-            hidden = {text: id for text, id in self._special_texts.items() if id not in kept_special_tokens}
+            hidden = {text: id for text, id in self._special_texts.items() if id not in kept}
         for index, spec in enumerate(specs):
-            self._streams[spec.request_id] = _Stream(
-                request_id, index, spec, params, self.tokenizer, kept_special_tokens, hidden
-            )
+            self._streams[spec.request_id] = _Stream(prompt_id, index, spec, params, self.tokenizer, kept, hidden)
         return specs
 
     def cancel(self, request_id: str) -> list[str]:

@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from aiakq.runtime.text.output_processor import Delta
+from aiakq.runtime.text.request import Prompt
 from aiakq.server.api.answer_grammar import tool_parser_of
 from aiakq.server.api.conversation import ConversationFields
 from aiakq.server.api.message_parser import MessageParser, ReasoningTokens
 from aiakq.server.api.output.events import ContentPiece, Event, ReasoningPiece
 from aiakq.server.api.service import Service
 from aiakq.server.api.tools import forced_tools, tool_schemas
-from aiakq.server.process.request_stream import Prompt
 
 #: Number of tokens at the end of a prompt that are decoded to see whether it ends with a reasoning mark.
 _TAIL_TOKENS = 32

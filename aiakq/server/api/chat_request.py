@@ -10,13 +10,13 @@ from pydantic import Field
 from aiakq.errors import AiakqError, error
 from aiakq.runtime.sampling_params import SamplingParams
 from aiakq.runtime.structured.grammars import Grammar
+from aiakq.runtime.text.request import Prompt
 from aiakq.server.api.answer_grammar import Reasoning, answer_grammar
 from aiakq.server.api.chat_parsing import reasoning_state
 from aiakq.server.api.conversation import ConversationFields
 from aiakq.server.api.generation_request import GenerationRequest
 from aiakq.server.api.request_model import LIMITED_BY, Integer
 from aiakq.server.api.service import Service
-from aiakq.server.process.request_stream import Prompt
 
 
 class ChatCompletionRequest(GenerationRequest, ConversationFields):

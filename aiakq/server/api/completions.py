@@ -14,6 +14,7 @@ from aiakq.errors import error
 from aiakq.runtime.sampling_params import SamplingParams
 from aiakq.runtime.text.output_processor import Delta
 from aiakq.runtime.text.outputs import PositionLogprobs
+from aiakq.runtime.text.request import Prompt
 from aiakq.runtime.text.tokenizer import Tokenizer
 from aiakq.server.api.generation import generate
 from aiakq.server.api.generation_request import GenerationRequest
@@ -31,7 +32,7 @@ from aiakq.server.api.openai import (
 from aiakq.server.api.routes import PROMPT_ERRORS, Route
 from aiakq.server.api.service import Service
 from aiakq.server.api.text_offsets import TextOffsets
-from aiakq.server.process.request_stream import MAX_PROMPTS, Prompt, check_sequence_count
+from aiakq.server.process.request_stream import MAX_PROMPTS, check_sequence_count
 
 _TOKEN_IDS = {"type": "array", "items": {"type": "integer"}, "minItems": 1}
 _PROMPT_SCHEMA = {

@@ -7,7 +7,6 @@ A route that generates supplies two classes: a request model that satisfies ``Ge
 from __future__ import annotations
 
 import asyncio
-import hashlib
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -19,14 +18,16 @@ from aiakq.errors import AiakqError
 from aiakq.runtime.sampling_params import SamplingParams
 from aiakq.runtime.structured.grammars import Grammar
 from aiakq.runtime.text.output_processor import Delta
+from aiakq.runtime.text.request import Prompt
+from aiakq.runtime.text.request import Request as RuntimeRequest
 from aiakq.server.api.request_model import parse_body
+from aiakq.server.api.request_options import options_of
 from aiakq.server.api.request_tracker import RequestTracker
 from aiakq.server.api.service import Service
-from aiakq.server.http.auth import client_of
 from aiakq.server.http.body import read_body
 from aiakq.server.http.responses import ErrorResponse, JSONResponse
 from aiakq.server.http.streaming import ClientDisconnected, EventStream, cancel_on_disconnect, encode_events
-from aiakq.server.process.request_stream import Prompt, RequestDeltas, RequestStream, merge_deltas
+from aiakq.server.process.request_stream import RequestDeltas, RequestStream, merge_deltas
 
 
 class GenerationInput(Protocol):
@@ -144,17 +145,16 @@ async def _run(
     service.log_request(builder.id, prompts, params)
     try:
         stream = service.manager.start(
-            builder.id,
-            prompts,
-            params,
-            tracker.arrival_time,
-            final_only=not payload.stream,
-            priority=payload.priority or 0,
-            cache_salt=cache_salt_of(getattr(request.state, "owner", ""), payload.cache_salt),
-            client=client_of(request) if service.fair_share else "",
-            bad_words=bad_words,
-            kept_special_tokens=builder.kept_special_tokens,
-            adapter=service.model.adapter(payload.model),
+            RuntimeRequest(
+                builder.id,
+                prompts,
+                params,
+                options_of(service, request, payload, service.model.adapter(payload.model)),
+                tracker.arrival_time,
+                final_only=not payload.stream,
+                bad_words=bad_words,
+                kept_special_tokens=builder.kept_special_tokens,
+            )
         )
     except AiakqError as failure:
         raise payload.rename_param(failure) from None
@@ -246,8 +246,3 @@ def _event_stream(
         tracker.finish(builder.finish_reason if outcome == "complete" else outcome, stream.failure)
 
     return EventStream(events(), builder.error_chunks, on_end, builder.service.options.keep_alive_seconds)
-
-
-def cache_salt_of(owner: str, salt: str | None) -> str:
-    """Return the salt of the prefix hashes: requests share pages only with equal API keys and ``cache_salt``."""
-    return hashlib.sha256(f"{owner} {salt or ''}".encode()).hexdigest()[:32] if owner or salt else ""

@@ -11,6 +11,7 @@ from pydantic import Field
 from aiakq.errors import AiakqError, error
 from aiakq.runtime.sampling_params import SamplingParams
 from aiakq.runtime.structured.grammars import Grammar
+from aiakq.runtime.text.request import Prompt
 from aiakq.server.api.foreign_fields import GENERATION_FIELDS
 from aiakq.server.api.request_model import LIMITED_BY, Integer, RequestModel
 from aiakq.server.api.sampling_fields import SAMPLING_FIELDS, SamplingFields, check_http_maximums
@@ -18,7 +19,6 @@ from aiakq.server.api.service import Service
 from aiakq.server.api.structured_fields import StructuredFields, structured_values
 from aiakq.server.api.thought_budgets import BudgetMethods
 from aiakq.server.api.unsupported_fields import IGNORED_STREAM_OPTIONS
-from aiakq.server.process.request_stream import Prompt
 
 #: Pattern of request ids from clients, which are repeated in a response header and in log lines.
 REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")

@@ -18,12 +18,13 @@ import msgspec
 from aiakq.runtime.sampling_params import SamplingParams
 from aiakq.runtime.text.output_processor import Delta
 from aiakq.runtime.text.outputs import Logprob, PositionLogprobs
+from aiakq.runtime.text.request import Prompt
 from aiakq.server.api.generation import ResponseBuilder
 from aiakq.server.api.generation_request import GenerationRequest
 from aiakq.server.api.request_timings import RequestTimings
 from aiakq.server.api.service import Service
 from aiakq.server.api.text_offsets import TextOffsets
-from aiakq.server.process.request_stream import Prompt, RequestDeltas
+from aiakq.server.process.request_stream import RequestDeltas
 
 #: OpenAI's log-probability of impossible tokens, because JSON has no infinity.
 LOWEST_LOGPROB = -9999.0

@@ -65,7 +65,7 @@ class RequestTracker:
         self._open = False
         service, record = self._service, self.record
         service.num_in_flight -= 1
-        adapter = self._streams[0].adapter if self._streams else None
+        adapter = self._streams[0].request.options.adapter if self._streams else None
         known_adapter = None if adapter is None or service.model.adapters.get(adapter.name) is None else adapter.name
         service.metrics.request_ended(reason, time.monotonic() - self.arrival_time, known_adapter)
         if not service.observers:

@@ -13,13 +13,13 @@ from typing import Any
 from aiakq.errors import AiakqError, error
 from aiakq.runtime.sampling_params import SamplingParams
 from aiakq.runtime.text.output_processor import bad_word_texts, check_truncation, distinct_lists, truncated
+from aiakq.runtime.text.request import Prompt
 from aiakq.server.api.message_parser import MessageFormat
 from aiakq.server.api.model_info import ModelInfo
 from aiakq.server.api.unknown_fields import UnknownFields
 from aiakq.server.errors import copy_error
-from aiakq.server.http.body import MAX_VALUES
 from aiakq.server.process.replicas import Requests
-from aiakq.server.process.request_stream import Prompt, RequestStream
+from aiakq.server.process.request_stream import RequestStream
 from aiakq.server.process.text_client import TextClient
 from aiakq.server.process.text_messages import TextReply, TextRequest
 from aiakq.server.telemetry.logs import OutputLog, request_logger
@@ -56,7 +56,7 @@ class Service:
     fingerprint     the system_fingerprint, equal for equal models, dtypes and versions.
     progress        progress of loading, for /ready.
     max_body_bytes  maximum size of a request body.
-    max_values      maximum number of values in a request body, such as token ids.
+    max_values      number of values that a request body may have at least, such as token ids.
     unknown_fields  handling of unknown request fields.
     fair_share      share the engine fairly between clients instead of requests.
     message_format  format of the model's reasoning and tool calls.
@@ -103,7 +103,7 @@ class Service:
         self.created = int(time.time())
         self.fingerprint = model.fingerprint
         self.max_body_bytes = max_body_bytes
-        self.max_values = max(MAX_VALUES, 2 * model.limits.max_model_len)
+        self.max_values = 2 * model.limits.max_model_len
         self.num_in_flight = 0
         self.closing: AiakqError | None = None
         self.default_template_kwargs: Mapping[str, Any] = {}  # of chat templates, below those of a request
@@ -304,7 +304,7 @@ class Service:
         """Apply --stream-interval and --enable-log-outputs to a request that has just started."""
         stream.interval = self.stream_interval
         if self.log_outputs:
-            stream.output_log = OutputLog(stream.id)
+            stream.output_log = OutputLog(stream.request.id)
 
     def log_request(self, request_id: str, prompts: Sequence[Prompt], params: SamplingParams) -> None:
         """Log a request that is about to start, with --enable-log-requests."""

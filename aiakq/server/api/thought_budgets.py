@@ -11,12 +11,12 @@ from pydantic import PrivateAttr
 
 from aiakq.errors import AiakqError, error
 from aiakq.runtime.sampling_params import SamplingParams
+from aiakq.runtime.text.request import Prompt
 from aiakq.runtime.thought_budget import ThoughtMarks, check_end
 from aiakq.server.api.foreign_field import ForeignField
 from aiakq.server.api.request_model import RequestModel
 from aiakq.server.api.service import Service
 from aiakq.server.api.unknown_fields import UnknownFields
-from aiakq.server.process.request_stream import Prompt
 
 PARAM = "thinking_token_budget"
 

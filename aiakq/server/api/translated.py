@@ -10,6 +10,7 @@ from pydantic import Field, PrivateAttr, WithJsonSchema
 from aiakq.errors import AiakqError, error
 from aiakq.runtime.sampling_params import SamplingParams
 from aiakq.runtime.structured.grammars import Grammar
+from aiakq.runtime.text.request import Prompt
 from aiakq.server.api.chat_request import ChatCompletionRequest
 from aiakq.server.api.conversation import TEMPLATE_KWARGS_SCHEMA
 from aiakq.server.api.foreign_fields import GENERATION_FIELDS
@@ -18,7 +19,6 @@ from aiakq.server.api.reasoning_fields import ReasoningFields
 from aiakq.server.api.request_model import LIMITED_BY, Integer, parse_values
 from aiakq.server.api.sampling_fields import sampling_model
 from aiakq.server.api.service import Service
-from aiakq.server.process.request_stream import Prompt
 
 #: Sampling fields of chat that these APIs accept in addition to their own.
 _SAMPLING_FIELDS = (

@@ -30,8 +30,8 @@ _NOT_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
 _STEPS = {ord("["): 1, ord("{"): 1, ord("]"): -1, ord("}"): -1}
 
 
-async def read_body(request: Request, limit: int, max_values: int = MAX_VALUES) -> bytes:
-    """Read the whole body of a JSON request.
+async def read_body(request: Request, limit: int, num_values: int = 0) -> bytes:
+    """Read the whole body of a JSON request of up to ``num_values`` values, or MAX_VALUES if that is more.
 
     Raises request_too_large (before reading, if content-length says so), unsupported_encoding,
     unsupported_media_type, and what ``check_values`` and ``check_structure`` raise.
@@ -53,7 +53,7 @@ async def read_body(request: Request, limit: int, max_values: int = MAX_VALUES) 
     if len(body) > _SMALL_BYTES:
         # Yield to other tasks between the steps.
         await asyncio.sleep(0)
-        check_values(body, max_values)
+        check_values(body, max(MAX_VALUES, num_values))
         await asyncio.sleep(0)
     check_structure(body)
     if len(body) > _SMALL_BYTES:

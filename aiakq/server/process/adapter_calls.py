@@ -9,8 +9,9 @@ from weakref import WeakValueDictionary
 
 from aiakq.errors import AiakqError
 from aiakq.runtime.engine.adapters import AdapterRef
+from aiakq.runtime.engine.messages import UnloadAdapter
 from aiakq.server.errors import copy_error
-from aiakq.server.process.ipc import AdapterChecked, CheckAdapter, PrefetchAdapter, ToEngine, Unload, decode_error
+from aiakq.server.process.ipc import AdapterChecked, CheckAdapter, PrefetchAdapter, ToEngine, decode_error
 
 
 class AdapterCalls:
@@ -57,7 +58,7 @@ class AdapterCalls:
     def unload(self, adapter: AdapterRef) -> None:
         """Unload an adapter as soon as no request uses it."""
         if self.send is not None:
-            self.send(Unload(adapter.key))
+            self.send(UnloadAdapter(adapter.key))
 
     def on_checked(self, record: AdapterChecked) -> None:
         """Handle the engine's reply to ``check`` or ``prefetch``."""

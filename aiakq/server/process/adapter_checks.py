@@ -74,7 +74,7 @@ class AdapterChecks:
             reading.set_result(None)
         else:
             self._engine.stage_adapters(pool)
-            reading = self._engine.executor.stage_adapter(adapter)  # which has begun
+            reading = self._engine.adapter_reads[adapter.key]
         self._prefetched.append((record, reading))
 
     def done(self) -> list[AdapterChecked]:

@@ -15,11 +15,10 @@ from typing import TYPE_CHECKING
 
 from aiakq.errors import WORKER, AiakqError, error, memory_error, one_line
 from aiakq.runtime.engine.loop import run
-from aiakq.runtime.engine.messages import Abort, EnableDrafts, Inbox, ResetPrefixCache, StepOutput
+from aiakq.runtime.engine.messages import Abort, Inbox, StepOutput, UnloadAdapter
 from aiakq.server.process.adapter_checks import AdapterChecks
 from aiakq.server.process.held_requests import HeldRequests
 from aiakq.server.process.ipc import (
-    Cancel,
     CheckAdapter,
     Configured,
     EngineLink,
@@ -28,13 +27,10 @@ from aiakq.server.process.ipc import (
     Loading,
     PrefetchAdapter,
     Ready,
-    Reset,
-    SetDrafts,
     Start,
     Started,
     Stepped,
     Submit,
-    Unload,
     call_on_hangup,
     encode_error,
 )
@@ -146,21 +142,18 @@ def _serve(link: EngineLink, engine: Engine) -> None:
         for record in records:
             if isinstance(record, Submit):
                 inbox.extend(held.hold(record.specs()))
-            elif isinstance(record, Cancel):
-                held.cancel(record.request_ids)
-                inbox.extend(Abort(request_id) for request_id in record.request_ids)
-            elif isinstance(record, Reset):
-                inbox.append(ResetPrefixCache())
-            elif isinstance(record, SetDrafts):
-                inbox.append(EnableDrafts(record.enabled))
             elif isinstance(record, GiveVocabulary):
                 engine.set_vocabulary(record.vocabulary())
             elif isinstance(record, CheckAdapter):
                 checks.start(record)
-            elif isinstance(record, Unload):
-                checks.unload(record.key)
             elif isinstance(record, PrefetchAdapter):
                 checks.prefetch(record)
+            elif isinstance(record, UnloadAdapter):
+                checks.unload(record.key)
+            elif not isinstance(record, Start):
+                if isinstance(record, Abort):
+                    held.cancel(record.request_ids)
+                inbox.append(record)
         for checked in checks.done():
             link.send(checked)
         inbox += held.ready()

@@ -8,7 +8,7 @@ from typing import Any
 
 from aiakq.runtime.engine.adapters import AdapterRef
 from aiakq.runtime.engine.messages import RequestSpec, TokenOutput
-from aiakq.runtime.engine.records import Executor
+from aiakq.runtime.engine.records import Executor, PrepareGrammar
 
 #: Seconds that an idle engine waits for a grammar before it polls for messages again.
 _PAUSE = 0.005
@@ -26,7 +26,7 @@ class HeldRequests:
         """Hold the requests whose grammar is being compiled, and return the others."""
         free = []
         for spec in specs:
-            compiling = None if spec.grammar is None else self._executor.prepare_grammar(spec.grammar)
+            compiling = None if spec.grammar is None else self._executor.prepare(PrepareGrammar(spec.grammar))
             if compiling is not None:
                 self._in_use[spec.request_id] = compiling
             if compiling is None or compiling.done():
@@ -43,7 +43,8 @@ class HeldRequests:
 
     def adapters(self) -> dict[str, AdapterRef]:
         """The adapters of the requests that are held, by key."""
-        return {spec.adapter.key: spec.adapter for _, spec in self._held if spec.adapter is not None}
+        adapters = (spec.options.adapter for _, spec in self._held)
+        return {adapter.key: adapter for adapter in adapters if adapter is not None}
 
     def cancel(self, request_ids: Iterable[str]) -> None:
         """Remove these requests. What nobody else waits for is not compiled."""

@@ -16,13 +16,11 @@ import msgspec
 
 from aiakq.errors import AiakqError, error
 from aiakq.runtime.engine.adapters import AdapterRef
-from aiakq.runtime.engine.messages import ModelLimits, RequestSpec, StepOutput
-from aiakq.runtime.pooling_params import Pooling
+from aiakq.runtime.engine.messages import Command, ModelLimits, RequestOptions, RequestSpec, StepOutput
 from aiakq.runtime.sampling_params import SamplingParams
 from aiakq.runtime.structured.grammars import Grammar
 from aiakq.runtime.structured.vocabulary import Vocabulary
 from aiakq.runtime.text.tokenizer import TokenizerSource
-from aiakq.runtime.thought_budget import ThoughtBudget
 from aiakq.system.frames import LENGTH, framed
 
 #: Maximum length of a frame, far above any real one; a larger length means that the stream is corrupt.
@@ -42,79 +40,44 @@ class Start(msgspec.Struct, tag="start"):
     num_replicas: int = 1
 
 
-class SequenceFrame(msgspec.Struct):
-    """A ``RequestSpec`` that refers to its prompt, sampling parameters and grammar by their index in ``Submit``.
-
-    grammar  index of the grammar; -1 for none.
-    """
-
-    request_id: str
-    prompt: int
-    sampling: int
-    max_tokens: int
-    seed: int
-    eos_token_ids: list[int]
-    bad_word_ids: list[list[int]]
-    priority: int
-    cache_salt: str
-    client: str
-    pooling: Pooling | None
-    adapter: AdapterRef | None
-    thought: ThoughtBudget | None
-    grammar: int
-
-
-#: The fields of a sequence that are sent unchanged.
-_PLAIN_FIELDS = SequenceFrame.__struct_fields__[3:-1]
+#: The fields of ``RequestSpec`` whose values sequences share, such as long lists of ids.
+_SHARED = ("prompt_token_ids", "sampling", "options", "grammar")
+#: A ``RequestSpec`` that refers to shared values by their index in ``Submit``.
+SequenceFrame: Any = msgspec.defstruct(
+    "SequenceFrame",
+    [(each.name, int if each.name in _SHARED else each.type) for each in msgspec.structs.fields(RequestSpec)],
+)
 
 
 class Submit(msgspec.Struct, tag="submit"):
-    """New sequences. Shared prompts and parameters with long lists of ids are sent only once."""
+    """New sequences. Values that they share are sent only once."""
 
-    prompts: list[list[int]]
-    samplings: list[SamplingParams]
+    prompt_token_ids: list[list[int]]
+    sampling: list[SamplingParams]
+    options: list[RequestOptions]
+    grammar: list[Grammar | None]
     sequences: list[SequenceFrame]
-    grammars: list[Grammar] = []
 
     @classmethod
     def of(cls, specs: Sequence[RequestSpec]) -> Submit:
         """Create the record for ``specs``."""
-        prompts = {id(spec.prompt_token_ids): spec.prompt_token_ids for spec in specs}
-        samplings = {id(spec.sampling): spec.sampling for spec in specs}
-        prompt_index = {key: index for index, key in enumerate(prompts)}
-        sampling_index = {key: index for index, key in enumerate(samplings)}
-        grammars = {id(spec.grammar): spec.grammar for spec in specs if spec.grammar is not None}
-        grammar_index = {key: index for index, key in enumerate(grammars)}
-        sequences = [
-            SequenceFrame(
-                spec.request_id,
-                prompt_index[id(spec.prompt_token_ids)],
-                sampling_index[id(spec.sampling)],
-                grammar=grammar_index.get(id(spec.grammar), -1),
-                **{name: getattr(spec, name) for name in _PLAIN_FIELDS},
-            )
-            for spec in specs
-        ]
-        return cls(list(prompts.values()), list(samplings.values()), sequences, list(grammars.values()))
+        shared = {name: {id(getattr(spec, name)): getattr(spec, name) for spec in specs} for name in _SHARED}
+        index = {name: {key: at for at, key in enumerate(values)} for name, values in shared.items()}
+        sequences = []
+        for spec in specs:
+            fields = msgspec.structs.asdict(spec)
+            fields |= {name: index[name][id(fields[name])] for name in _SHARED}
+            sequences.append(SequenceFrame(**fields))
+        return cls(**{name: list(values.values()) for name, values in shared.items()}, sequences=sequences)
 
     def specs(self) -> list[RequestSpec]:
         """Return the sequences. Their lists are shared and must not be modified."""
-        return [
-            RequestSpec(
-                sequence.request_id,
-                self.prompts[sequence.prompt],
-                self.samplings[sequence.sampling],
-                grammar=None if sequence.grammar < 0 else self.grammars[sequence.grammar],
-                **{name: getattr(sequence, name) for name in _PLAIN_FIELDS},
-            )
-            for sequence in self.sequences
-        ]
-
-
-class Cancel(msgspec.Struct, tag="cancel"):
-    """Sequences to abort."""
-
-    request_ids: list[str]
+        specs = []
+        for sequence in self.sequences:
+            fields = msgspec.structs.asdict(sequence)
+            fields |= {name: getattr(self, name)[fields[name]] for name in _SHARED}
+            specs.append(RequestSpec(**fields))
+        return specs
 
 
 class GiveVocabulary(msgspec.Struct, tag="vocabulary"):
@@ -124,16 +87,6 @@ class GiveVocabulary(msgspec.Struct, tag="vocabulary"):
 
     def vocabulary(self) -> Vocabulary:
         return msgspec.msgpack.decode(self.encoded, type=Vocabulary)
-
-
-class Reset(msgspec.Struct, tag="reset"):
-    """Clear the prefix cache."""
-
-
-class SetDrafts(msgspec.Struct, tag="set_drafts"):
-    """Propose draft tokens from now on, or propose none."""
-
-    enabled: bool
 
 
 class CheckAdapter(msgspec.Struct, tag="check_adapter"):
@@ -153,12 +106,6 @@ class PrefetchAdapter(msgspec.Struct, tag="prefetch_adapter"):
 
     number: int
     adapter: AdapterRef
-
-
-class Unload(msgspec.Struct, tag="unload"):
-    """Unload the adapter with this key as soon as no request uses it."""
-
-    key: str
 
 
 class Configured(msgspec.Struct, tag="configured"):
@@ -219,7 +166,7 @@ class Stepped(msgspec.Struct, tag="stepped"):
     output: StepOutput
 
 
-ToEngine = Start | Submit | Cancel | Reset | SetDrafts | GiveVocabulary | CheckAdapter | PrefetchAdapter | Unload
+ToEngine = Start | Submit | GiveVocabulary | CheckAdapter | PrefetchAdapter | Command
 FromEngine = Configured | Loading | Ready | Failed | AdapterChecked | Started | Stepped
 
 _encoder = msgspec.msgpack.Encoder()

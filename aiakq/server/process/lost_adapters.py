@@ -41,7 +41,7 @@ class LostAdapters:
 
     def keeps(self, stream: RequestStream) -> bool:
         """Whether a request that failed because of its adapter can be answered by another version as a whole."""
-        adapter, versions = stream.adapter, self.versions
+        adapter, versions = stream.request.options.adapter, self.versions
         if adapter is None or versions is None or stream.consumed:
             return False
         current = versions.get(adapter.name)
@@ -57,7 +57,7 @@ class LostAdapters:
     def update(self, now: float) -> None:
         """Restart the requests whose adapter has been replaced, and fail those that have waited for too long."""
         for stream, (deadline, failure) in list(self._waiting.items()):
-            adapter, versions = stream.adapter, self.versions
+            adapter, versions = stream.request.options.adapter, self.versions
             assert adapter is not None and versions is not None
             current = versions.get(adapter.name)
             is_replaced = current is not None and current.key != adapter.key
@@ -65,7 +65,7 @@ class LostAdapters:
                 continue
             del self._waiting[stream]
             if is_replaced:
-                stream.adapter = current
+                stream.use_adapter(current)
                 self._restart(stream)
             else:
                 stream.fail(failure)

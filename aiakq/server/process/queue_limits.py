@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from aiakq.errors import error
 from aiakq.runtime.sampling_params import SamplingParams
-from aiakq.server.process.request_stream import Prompt
+from aiakq.runtime.text.request import Prompt
 
 
 @dataclass(frozen=True)

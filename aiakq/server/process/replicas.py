@@ -13,12 +13,13 @@ from typing import Any
 from aiakq.errors import AiakqError
 from aiakq.runtime.engine.adapters import AdapterRef
 from aiakq.runtime.engine.messages import EngineStats
+from aiakq.runtime.text.request import Prompt, Request
 from aiakq.server.errors import copy_error
 from aiakq.server.process.adapter_calls import AdapterCalls
 from aiakq.server.process.ipc import Configured, Ready
 from aiakq.server.process.lost_adapters import AdapterVersions
 from aiakq.server.process.request_manager import RequestManager
-from aiakq.server.process.request_stream import Prompt, RequestStream
+from aiakq.server.process.request_stream import RequestStream
 from aiakq.server.process.supervisor import LoadingProgress, Supervisor
 from aiakq.server.telemetry.events import OnEvent
 from aiakq.system.threads import available_threads
@@ -78,23 +79,13 @@ class Replicas:
         self.managers = managers
         self._prefixes = PrefixMap(page_size)
 
-    def start(
-        self,
-        request_id: str,
-        prompts: Sequence[Prompt],
-        *arguments: Any,
-        cache_salt: str = "",
-        adapter: AdapterRef | None = None,
-        **named: Any,
-    ) -> RequestStream:
+    def start(self, request: Request) -> RequestStream:
         """See RequestManager. Raises the error of the best replica if all of them refuse the request."""
-        salt = _salt_of(cache_salt, adapter)
-        hashes = [self._prefixes.hashes(prompt.token_ids, salt) for prompt in prompts]
+        hashes = self._hashes(request)
         first: AiakqError | None = None
-        for replica in self._order(prompts, hashes):
-            manager = self.managers[replica]
+        for replica in self._order(request.prompts, hashes):
             try:
-                stream = manager.start(request_id, prompts, *arguments, cache_salt=cache_salt, adapter=adapter, **named)
+                stream = self.managers[replica].start(request)
             except AiakqError as failure:
                 if failure.http_status != 503:
                     raise
@@ -105,6 +96,12 @@ class Replicas:
                 return stream
         assert first is not None
         raise copy_error(first)
+
+    def _hashes(self, request: Request) -> list[list[bytes]]:
+        """Return the hashes of the pages of each prompt. Only prompts with the same salt and adapter share pages."""
+        options = request.options
+        salt = options.cache_salt if options.adapter is None else f"{options.cache_salt} {options.adapter.key}"
+        return [self._prefixes.hashes(prompt.token_ids, salt) for prompt in request.prompts]
 
     def _order(self, prompts: Sequence[Prompt], hashes: Sequence[Sequence[bytes]]) -> list[int]:
         """Return the replicas, best first; those without an engine come last."""
@@ -124,9 +121,8 @@ class Replicas:
         if self.failure is not None:
             return
         for stream in self.managers[replica].take_restarting():
-            salt = _salt_of(stream.cache_salt, stream.adapter)
-            hashes = [self._prefixes.hashes(prompt.token_ids, salt) for prompt in stream.prompts]
-            self.managers[self._order(stream.prompts, hashes)[0]].adopt(stream)
+            prompts, hashes = stream.request.prompts, self._hashes(stream.request)
+            self.managers[self._order(prompts, hashes)[0]].adopt(stream)
 
     @property
     def adapters(self) -> AdapterCalls:
@@ -205,11 +201,6 @@ class Replicas:
     def stats(self) -> EngineStats:
         """The summed statistics of all engines."""
         return sum((manager.stats for manager in self.managers), EngineStats())
-
-
-def _salt_of(cache_salt: str, adapter: AdapterRef | None) -> str:
-    """Return the salt of the prefix hashes: only prompts with the same salt and adapter share pages."""
-    return cache_salt if adapter is None else f"{cache_salt} {adapter.key}"
 
 
 #: The request manager of a server with one or several engines.

@@ -8,18 +8,23 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from aiakq.errors import AiakqError, error
-from aiakq.runtime.engine.adapters import AdapterRef
-from aiakq.runtime.engine.messages import EngineStats, ModelLimits, RequestSpec, StepOutput
-from aiakq.runtime.pooling_params import Pooling
-from aiakq.runtime.sampling_params import SamplingParams
+from aiakq.runtime.engine.messages import (
+    Abort,
+    EnableDrafts,
+    EngineStats,
+    ModelLimits,
+    RequestSpec,
+    ResetPrefixCache,
+    StepOutput,
+)
 from aiakq.runtime.text.output_processor import Delta, OutputProcessor
+from aiakq.runtime.text.request import Request
 from aiakq.server.errors import copy_error
 from aiakq.server.process.adapter_calls import AdapterCalls
-from aiakq.server.process.ipc import Cancel, GiveVocabulary, Reset, SetDrafts, Submit, ToEngine
+from aiakq.server.process.ipc import GiveVocabulary, Submit, ToEngine
 from aiakq.server.process.lost_adapters import AdapterVersions, LostAdapters
 from aiakq.server.process.queue_limits import QueueLimits
 from aiakq.server.process.request_stream import (
-    Prompt,
     RequestStream,
     SequenceProgress,
     check_prompt_logprobs,
@@ -86,47 +91,19 @@ class RequestManager:
 
     # --- requests
 
-    def start(
-        self,
-        request_id: str,
-        prompts: Sequence[Prompt],
-        params: SamplingParams,
-        arrival_time: float,
-        *,
-        final_only: bool = False,
-        priority: int = 0,
-        cache_salt: str = "",
-        client: str = "",
-        bad_words: Sequence[list[int]] | None = None,
-        kept_special_tokens: frozenset[int] = frozenset(),
-        pooling: Pooling | None = None,
-        adapter: AdapterRef | None = None,
-    ) -> RequestStream:
-        """Admit an HTTP request and send its sequences to the engine.
+    def start(self, request: Request) -> RequestStream:
+        """Admit a request and send its sequences to the engine.
 
         Raises too_many_prompts, value_out_of_range, overloaded, ``failure``, and everything ``messages.admit`` raises.
         If it raises, no part of the request was started.
         """
         if self.failure is not None:
             raise copy_error(self.failure)
+        prompts, params = request.prompts, request.params
         check_sequence_count(len(prompts), params)
         check_prompt_logprobs(prompts, params, self._limits.vocab_size)
         self._queue.check(prompts, params, self.num_unfinished, self._num_waiting, self._num_waiting_tokens)
-        stream = RequestStream(
-            request_id,
-            prompts,
-            params,
-            arrival_time,
-            self._on_close,
-            final_only=final_only,
-            priority=priority,
-            cache_salt=cache_salt,
-            client=client,
-            bad_words=bad_words,
-            kept_special_tokens=kept_special_tokens,
-            pooling=pooling,
-            adapter=adapter,
-        )
+        stream = RequestStream(request, self._on_close)
         specs = self._add(stream)
         self._streams[stream] = None
         self._metrics.params_n.observe(params.n)
@@ -137,7 +114,7 @@ class RequestManager:
         """Fail requests that have waited or run for too long; ``now`` is on ``time.monotonic``."""
         queue = self._queue
         for stream in list(self._streams):
-            age = now - stream.arrival_time
+            age = now - stream.request.arrival_time
             if age > queue.max_request_seconds:
                 stream.fail(error("time_limit", limit=queue.max_request_seconds))
             elif age > queue.max_wait_seconds and stream.is_waiting:
@@ -151,16 +128,19 @@ class RequestManager:
 
     def abort(self, ids: Sequence[str] | None, failure: AiakqError) -> int:
         """Fail the running requests with these ids, or all of them for None; return their number."""
-        streams = [stream for stream in self._streams if ids is None or stream.id in ids]
+        streams = [stream for stream in self._streams if ids is None or stream.request.id in ids]
         for stream in streams:
             stream.fail(failure)
         return len(streams)
 
     def adapters_of_requests(self) -> tuple[list[str], list[str]]:
         """Names of the LoRA adapters of running requests, and of waiting ones that do not run."""
-        streams = [stream for stream in self._streams if stream.adapter is not None and not stream.is_complete]
-        names = {stream: stream.adapter.name for stream in streams if stream.adapter is not None}
-        running = {names[stream] for stream in streams if not stream.is_waiting}
+        names: dict[RequestStream, str] = {}
+        for stream in self._streams:
+            adapter = stream.request.options.adapter
+            if adapter is not None and not stream.is_complete:
+                names[stream] = adapter.name
+        running = {name for stream, name in names.items() if not stream.is_waiting}
         return sorted(running), sorted({*names.values()} - running)
 
     def use_adapters(self, versions: AdapterVersions) -> None:
@@ -169,11 +149,11 @@ class RequestManager:
 
     def reset_prefix_cache(self) -> None:
         """Clear the prefix cache."""
-        self._send(Reset())
+        self._send(ResetPrefixCache())
 
     def enable_drafts(self, enabled: bool) -> None:
         """Propose draft tokens from now on, or propose none; a restarted engine proposes them."""
-        self._send(SetDrafts(enabled))
+        self._send(EnableDrafts(enabled))
 
     def _on_close(self, stream: RequestStream) -> None:
         """Handle the end of a request: cancel its unfinished sequences."""
@@ -184,27 +164,15 @@ class RequestManager:
 
     def _add(self, stream: RequestStream) -> list[RequestSpec]:
         """Register the sequences of ``stream``; return them for the engine."""
-        specs: list[RequestSpec] = []
+        request, specs = stream.request, list[RequestSpec]()
         try:
-            for index, (prompt_id, prompt) in enumerate(zip(stream.prompt_ids, stream.prompts, strict=True)):
-                prompt_specs = self._processor.add(
-                    prompt_id,
-                    prompt.token_ids,
-                    stream.params,
-                    stream.priority,
-                    stream.cache_salt,
-                    stream.bad_words,
-                    client=stream.client,
-                    kept_special_tokens=stream.kept_special_tokens,
-                    pooling=stream.pooling,
-                    adapter=stream.adapter,
-                    thought=prompt.thought,
-                )
+            for index, (prompt_id, prompt) in enumerate(zip(stream.prompt_ids, request.prompts, strict=True)):
+                prompt_specs = self._processor.add(prompt_id, prompt, request)
                 states = stream.sequences[index]
                 if not states:
                     states += [SequenceProgress(len(prompt.token_ids), spec.max_tokens) for spec in prompt_specs]
                 sequences = {spec.request_id: state for spec, state in zip(prompt_specs, states, strict=True)}
-                entry = _PromptState(stream, index, sequences, len(prompt_specs), stream.params.n)
+                entry = _PromptState(stream, index, sequences, len(prompt_specs), request.params.n)
                 self._prompts[prompt_id] = entry
                 self._prompt_of_sequence.update(dict.fromkeys(sequences, entry))
                 stream.num_unfinished += len(prompt_specs)
@@ -234,7 +202,7 @@ class RequestManager:
         """Unregister the sequences of ``stream``, and have the engine abort the unfinished ones."""
         unfinished = self._remove(stream)
         if unfinished:
-            self._send(Cancel(unfinished))
+            self._send(Abort(unfinished))
 
     def _remove_prompt(self, prompt_id: str) -> _PromptState | None:
         entry = self._prompts.pop(prompt_id, None)
@@ -332,7 +300,7 @@ class RequestManager:
             for delta in deltas:
                 self._deliver(token_output.request_id, delta, now)
         if stopped:
-            self._send(Cancel(stopped))
+            self._send(Abort(stopped))
 
     def _fail_sequence(self, sequence_id: str) -> None:
         """Fail the request of a sequence whose text could not be produced."""
@@ -393,7 +361,7 @@ class RequestManager:
             metrics.prompt_tokens.inc(sequence.num_prompt_tokens)
             metrics.prompt_tokens_cached.inc(delta.num_cached_tokens)
             if delta.token_ids:
-                metrics.time_to_first_token.observe(now - stream.arrival_time)
+                metrics.time_to_first_token.observe(now - stream.request.arrival_time)
             sequence.first_token_time = sequence.last_token_time = now
         elif num_new > 0:
             metrics.inter_token_latency.observe(now - sequence.last_token_time)

@@ -5,15 +5,16 @@ from __future__ import annotations
 import itertools
 from asyncio import Event
 from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+
+import msgspec
 
 from aiakq.errors import AiakqError, error
 from aiakq.runtime.engine.adapters import AdapterRef
 from aiakq.runtime.engine.messages import RequestTimes
-from aiakq.runtime.pooling_params import Pooling
 from aiakq.runtime.sampling_params import SamplingParams
 from aiakq.runtime.text.output_processor import Delta
-from aiakq.runtime.thought_budget import ThoughtBudget
+from aiakq.runtime.text.request import Prompt, Request
 from aiakq.server.errors import copy_error
 from aiakq.server.telemetry.logs import OutputLog
 
@@ -30,15 +31,6 @@ _NUMBERS = itertools.count()
 
 #: New output of one request, as pairs (index of the prompt, delta of one of its sequences).
 RequestDeltas = list[tuple[int, Delta]]
-
-
-@dataclass(frozen=True)
-class Prompt:
-    """One tokenized prompt. ``text`` is None when the client sent token ids; ``thought`` is the budget behind it."""
-
-    text: str | None
-    token_ids: list[int]
-    thought: ThoughtBudget | None = None
 
 
 @dataclass
@@ -93,7 +85,7 @@ def check_prompt_logprobs(prompts: Sequence[Prompt], params: SamplingParams, voc
 class RequestStream:
     """The output of one HTTP request. Iterate over it once, and always ``close`` it.
 
-    final_only       whether the reader wants only the complete output, not increments.
+    request          what was asked for.
     on_close         called once when the request is finished, failed or abandoned.
     consumed         whether the reader has received any output; until then the request can be restarted.
     num_engine_ends  number of engines that ended while the request was running.
@@ -103,37 +95,10 @@ class RequestStream:
     request is aborted, so that a slow reader costs others neither memory nor pages.
     """
 
-    def __init__(
-        self,
-        id: str,
-        prompts: Sequence[Prompt],
-        params: SamplingParams,
-        arrival_time: float,
-        on_close: Callable[[RequestStream], None],
-        *,
-        final_only: bool = False,
-        priority: int = 0,
-        cache_salt: str = "",
-        client: str = "",
-        bad_words: Sequence[list[int]] | None = None,
-        kept_special_tokens: frozenset[int] = frozenset(),
-        pooling: Pooling | None = None,
-        adapter: AdapterRef | None = None,
-    ) -> None:
-        self.id = id
-        self._key = f"{id}-{next(_NUMBERS)}"
-        self.prompts = prompts
-        self.params = params
-        self.arrival_time = arrival_time
-        self.final_only = final_only
-        self.priority = priority
-        self.cache_salt = cache_salt
-        self.client = client
-        self.bad_words = bad_words
-        self.kept_special_tokens = kept_special_tokens
-        self.pooling = pooling
-        self.adapter = adapter
-        self.sequences: list[list[SequenceProgress]] = [[] for _ in prompts]
+    def __init__(self, request: Request, on_close: Callable[[RequestStream], None]) -> None:
+        self.request = request
+        self._key = f"{request.id}-{next(_NUMBERS)}"
+        self.sequences: list[list[SequenceProgress]] = [[] for _ in request.prompts]
         self.num_unfinished = 0
         self.max_generated = 0
         self.consumed = False
@@ -151,7 +116,7 @@ class RequestStream:
     @property
     def prompt_ids(self) -> list[str]:
         """Ids of the prompts in the output processor, unique even if clients choose equal request ids."""
-        return [f"{self._key}-{index}" for index in range(len(self.prompts))]
+        return [f"{self._key}-{index}" for index in range(len(self.request.prompts))]
 
     @property
     def is_waiting(self) -> bool:
@@ -170,7 +135,7 @@ class RequestStream:
             self._wake.clear()
             unread, self._unread, self._num_unread_bytes = self._unread, {}, 0
             failure, complete = self.failure, self.is_complete
-            if unread and (complete or not self.final_only):
+            if unread and (complete or not self.request.final_only):
                 self.consumed = True
                 yield [(prompt_index, delta) for (prompt_index, _), delta in unread.items()]
             # Output from before the failure is delivered first.
@@ -186,9 +151,9 @@ class RequestStream:
         if self.output_log is not None:
             self.output_log.put(prompt_index, delta)
         self._unread[key] = delta if waiting is None else merge_deltas(waiting, delta)
-        if self.is_complete or not (self.final_only or self._is_early(self._unread[key])):
+        if self.is_complete or not (self.request.final_only or self._is_early(self._unread[key])):
             self._wake.set()
-        if not self.final_only:
+        if not self.request.final_only:
             self._num_unread_bytes += estimate_size(delta)
             if self._num_unread_bytes > MAX_UNREAD_BYTES:
                 self.fail(error("slow_reader", limit=MAX_UNREAD_BYTES))
@@ -212,7 +177,7 @@ class RequestStream:
         """
         assert not self.consumed
         if with_new_ids:
-            self._key = f"{self.id}-{next(_NUMBERS)}"
+            self._key = f"{self.request.id}-{next(_NUMBERS)}"
         self._unread.clear()
         if self.output_log is not None:
             self.output_log.clear()
@@ -221,6 +186,11 @@ class RequestStream:
         for group in self.sequences:
             for sequence in group:
                 sequence.reset()
+
+    def use_adapter(self, adapter: AdapterRef | None) -> None:
+        """Replace the adapter, before the request is restarted."""
+        options = msgspec.structs.replace(self.request.options, adapter=adapter)
+        self.request = replace(self.request, options=options)
 
     def move(self, on_close: Callable[[RequestStream], None]) -> None:
         """Move the request to another engine, whose manager gets ``on_close``."""

@@ -9,15 +9,12 @@ import pytest
 from aiakq.runtime.config.lora import LoraConfig
 from aiakq.runtime.config.scheduler import SchedulerConfig
 from aiakq.runtime.engine import adapters
-from aiakq.runtime.engine.adapters import AdapterPool, AdapterRef
-from aiakq.runtime.engine.fair_scheduler import FairScheduler
-from aiakq.runtime.engine.messages import RequestSpec, RequestTimes
+from aiakq.runtime.engine.adapters import AdapterPool, AdapterRef, FreeAdapter
+from aiakq.runtime.engine.messages import RequestOptions, RequestSpec, RequestTimes
 from aiakq.runtime.engine.pages import PagePool, root_hash
 from aiakq.runtime.engine.scheduler import Scheduler
 from aiakq.runtime.engine.sequence import Sequence
 from aiakq.runtime.sampling_params import SamplingParams
-
-SCHEDULERS = pytest.mark.parametrize("kind", [Scheduler, FairScheduler])
 
 
 def ref(key: str, nbytes: int = 10) -> AdapterRef:
@@ -31,9 +28,9 @@ class World:
     reads_per_step  adapters that are read during a step.
     """
 
-    def __init__(self, kind=Scheduler, num_pages: int = 60, max_num_seqs: int = 4, **lora: int) -> None:
+    def __init__(self, num_pages: int = 60, max_num_seqs: int = 4, **lora: int) -> None:
         config = SchedulerConfig(max_num_seqs=max_num_seqs, max_num_batched_tokens=16, lora=LoraConfig(**lora))
-        self.scheduler = kind(PagePool(num_pages, 4), config)
+        self.scheduler = Scheduler(PagePool(num_pages, 4), config)
         self.slots: dict[int, str] = {}
         self.reading: list[str] = []
         self.read: set[str] = set()
@@ -46,7 +43,12 @@ class World:
         self.count += 1
         sampling = SamplingParams(max_tokens=tokens)
         spec = RequestSpec(
-            f"r{self.count}", [self.count % 90] * prompt, sampling, tokens, 0, adapter=adapter, client=client
+            f"r{self.count}",
+            [self.count % 90] * prompt,
+            sampling,
+            tokens,
+            0,
+            options=RequestOptions(adapter=adapter, client=client),
         )
         sequence = Sequence(spec, RequestTimes(float(self.steps)))
         self.scheduler.add(sequence)
@@ -62,10 +64,10 @@ class World:
             pool.set_ready(key)
         chunks = self.scheduler.schedule(float(self.steps))
         if chunks:
-            freed, loaded = pool.changes()
-            for slot in freed:
-                del self.slots[slot]
-            for new in loaded:
+            for new in pool.changes():
+                if isinstance(new, FreeAdapter):
+                    del self.slots[new.slot]
+                    continue
                 assert new.slot not in self.slots, "the slot is in use"
                 assert new.adapter.key in self.read, "a step reads an adapter"
                 self.read.remove(new.adapter.key)
@@ -80,7 +82,7 @@ class World:
             self.reads.append(adapter.key)
         assert len(self.reading) + len(self.read) <= self.scheduler.config.lora.max_staged
         for chunk in chunks:
-            adapter = chunk.sequence.spec.adapter
+            adapter = chunk.sequence.adapter
             assert adapter is None or adapter.key in self.slots.values(), "an adapter that runs was evicted"
         for chunk in chunks:
             sequence = chunk.sequence
@@ -109,9 +111,8 @@ class World:
         raise AssertionError("sequences wait forever")
 
 
-@SCHEDULERS
-def test_no_more_adapters_run_than_allowed_and_base_sequences_pass_by(kind):
-    world = World(kind, max_loras=2, max_resident=3)
+def test_no_more_adapters_run_than_allowed_and_base_sequences_pass_by():
+    world = World(max_loras=2, max_resident=3)
     a, b, c = (world.add(ref(key)) for key in "abc")
     base, again = world.add(None), world.add(ref("a"))
     assert world.step() == [base]
@@ -121,18 +122,16 @@ def test_no_more_adapters_run_than_allowed_and_base_sequences_pass_by(kind):
     assert sorted(world.slots.values()) == ["a", "b", "c"]
 
 
-@SCHEDULERS
-def test_the_least_recently_used_adapter_is_evicted(kind):
-    world = World(kind, max_loras=1, max_resident=2)
+def test_the_least_recently_used_adapter_is_evicted():
+    world = World(max_loras=1, max_resident=2)
     for key in ("a", "b", "a", "c"):
         world.add(ref(key), tokens=1)
         world.drain()
     assert sorted(world.slots.values()) == ["a", "c"]
 
 
-@SCHEDULERS
-def test_bytes_are_limited(kind):
-    world = World(kind, max_loras=4, max_resident=4, max_bytes=25)
+def test_bytes_are_limited():
+    world = World(max_loras=4, max_resident=4, max_bytes=25)
     for key in "abc":
         world.add(ref(key))
     world.step()
@@ -145,13 +144,12 @@ def test_bytes_are_limited(kind):
     assert list(world.slots.values()) == ["d"]
 
 
-@SCHEDULERS
-def test_a_dropped_adapter_leaves_memory_after_its_last_sequence(kind):
-    world = World(kind, max_loras=1, max_resident=2)
+def test_a_dropped_adapter_leaves_memory_after_its_last_sequence():
+    world = World(max_loras=1, max_resident=2)
     world.add(ref("a"), tokens=1)
     world.drain()
     world.scheduler.adapters.unload("a")
-    assert world.scheduler.adapters.changes() == ([0], [])
+    assert world.scheduler.adapters.changes() == [FreeAdapter(0)]
     world.slots.clear()
     running, waiting = world.add(ref("b"), tokens=4), world.add(ref("b"), tokens=2, prompt=16)
     world.step()
@@ -161,12 +159,11 @@ def test_a_dropped_adapter_leaves_memory_after_its_last_sequence(kind):
     assert list(world.slots.values()) == ["b"]
     world.drain()
     assert running.num_outputs == 4 and waiting.num_outputs == 2
-    assert world.scheduler.adapters.changes()[0] and world.scheduler.adapters.num_resident == 0
+    assert world.scheduler.adapters.changes() and world.scheduler.adapters.num_resident == 0
 
 
-@SCHEDULERS
-def test_others_run_while_an_adapter_is_read(kind):
-    world = World(kind, max_loras=2, max_resident=2)
+def test_others_run_while_an_adapter_is_read():
+    world = World(max_loras=2, max_resident=2)
     world.add(ref("a"), tokens=1)
     world.drain()
     world.reads_per_step = 0
@@ -177,10 +174,9 @@ def test_others_run_while_an_adapter_is_read(kind):
     assert held in world.step()
 
 
-@SCHEDULERS
-def test_an_adapter_that_is_evicted_while_its_sequence_waits_is_staged_again(kind):
+def test_an_adapter_that_is_evicted_while_its_sequence_waits_is_staged_again():
     """The sequence arrives when its adapter is in memory, and starts when it is not any more."""
-    world = World(kind, max_loras=1, max_resident=1, max_num_seqs=1)
+    world = World(max_loras=1, max_resident=1, max_num_seqs=1)
     world.add(ref("a"), tokens=9)
     world.read_all()
     world.add(ref("b"), tokens=9)
@@ -191,15 +187,13 @@ def test_an_adapter_that_is_evicted_while_its_sequence_waits_is_staged_again(kin
     assert evicted.num_outputs == 3 and world.reads == ["a", "b", "a"]
 
 
-@SCHEDULERS
 @pytest.mark.parametrize("ends", [False, True])
-def test_the_adapter_of_a_preempted_sequence_stays_in_memory(kind, ends):
+def test_the_adapter_of_a_preempted_sequence_stays_in_memory(ends):
     """Part of its output has been read, so that it could not begin again with other files."""
-    world = World(kind, max_loras=1, max_resident=1, max_num_seqs=1)
+    world = World(max_loras=1, max_resident=1, max_num_seqs=1)
     sequence = world.add(ref("a"), tokens=4)
     world.read_all()
-    world.scheduler.running.remove(sequence)
-    world.scheduler._preempt(sequence)
+    world.scheduler.preempt(sequence)
     other = world.add(ref("b"), client="another")
     if ends:
         world.scheduler.remove(sequence)
@@ -209,9 +203,8 @@ def test_the_adapter_of_a_preempted_sequence_stays_in_memory(kind, ends):
     assert ends or sequence.num_outputs == 4
 
 
-@SCHEDULERS
-def test_adapters_that_no_waiting_sequence_needs_are_evicted_first(kind):
-    world = World(kind, max_loras=1, max_resident=2, max_num_seqs=1)
+def test_adapters_that_no_waiting_sequence_needs_are_evicted_first():
+    world = World(max_loras=1, max_resident=2, max_num_seqs=1)
     for key in "ab":
         world.add(ref(key), tokens=1)
         world.drain()
@@ -233,7 +226,7 @@ def test_adapters_are_read_in_order_of_arrival():
 
 
 def test_adapters_of_one_client_do_not_keep_those_of_another_waiting():
-    world = World(FairScheduler, max_loras=2, max_resident=8, max_num_seqs=8)
+    world = World(max_loras=2, max_resident=8, max_num_seqs=8)
     world.reads_per_step = 1
     for number in range(20):
         world.add(ref(f"x{number}"), tokens=2, client="x")
@@ -243,9 +236,8 @@ def test_adapters_of_one_client_do_not_keep_those_of_another_waiting():
     assert {"y0", "y1"} < set(world.reads[:8])
 
 
-@SCHEDULERS
-def test_what_was_read_for_a_sequence_that_ends_is_dropped(kind):
-    world = World(kind, max_loras=1, max_resident=1)
+def test_what_was_read_for_a_sequence_that_ends_is_dropped():
+    world = World(max_loras=1, max_resident=1)
     runs = world.add(ref("a"), tokens=9)
     world.read_all()
     gone, stays, also = world.add(ref("b")), world.add(ref("c")), world.add(ref("c"))
@@ -260,9 +252,8 @@ def test_what_was_read_for_a_sequence_that_ends_is_dropped(kind):
     assert stays.num_outputs == 3 and world.reads == ["a", "b", "c", "b"]
 
 
-@SCHEDULERS
-def test_an_adapter_that_is_unloaded_while_it_is_read_leaves_memory_with_its_last_sequence(kind):
-    world = World(kind, max_loras=1, max_resident=2)
+def test_an_adapter_that_is_unloaded_while_it_is_read_leaves_memory_with_its_last_sequence():
+    world = World(max_loras=1, max_resident=2)
     world.reads_per_step = 0
     sequence = world.add(ref("a"))
     world.step()
@@ -272,10 +263,9 @@ def test_an_adapter_that_is_unloaded_while_it_is_read_leaves_memory_with_its_las
     assert sequence.num_outputs == 3 and world.scheduler.adapters.num_resident == 0
 
 
-@SCHEDULERS
-def test_a_replaced_adapter_stays_in_memory_until_its_sequences_have_ended(kind):
+def test_a_replaced_adapter_stays_in_memory_until_its_sequences_have_ended():
     """Its files may be gone, and the one that replaces it is in memory before a sequence names it."""
-    world = World(kind, max_loras=1, max_resident=1, max_num_seqs=1)
+    world = World(max_loras=1, max_resident=1, max_num_seqs=1)
     pool = world.scheduler.adapters
     world.add(ref("other"), tokens=4)
     old = world.add(ref("v1"), tokens=2)
@@ -297,9 +287,8 @@ def test_a_replaced_adapter_stays_in_memory_until_its_sequences_have_ended(kind)
     assert world.reads.count("v3") == 1
 
 
-@SCHEDULERS
-def test_an_adapter_prefetched_without_sequences_makes_room_for_one_that_has_some(kind):
-    world = World(kind, max_loras=1, max_resident=1)
+def test_an_adapter_prefetched_without_sequences_makes_room_for_one_that_has_some():
+    world = World(max_loras=1, max_resident=1)
     pool = world.scheduler.adapters
     assert pool.prefetch(ref("a")) and pool.prefetch(ref("b")) and pool.prefetch(ref("c"))
     world.read_all()
@@ -313,12 +302,11 @@ def test_an_adapter_prefetched_without_sequences_makes_room_for_one_that_has_som
     assert not world.read
 
 
-@SCHEDULERS
 @pytest.mark.parametrize("seed", range(6))
-def test_no_adapter_in_memory_is_read_again_after_it_was_replaced(kind, seed):
+def test_no_adapter_in_memory_is_read_again_after_it_was_replaced(seed):
     draw = random.Random(seed)
     most, limit = draw.randint(1, 2), draw.choice([None, 40])
-    world = World(kind, max_loras=most, max_resident=most + draw.randint(0, 1), max_bytes=limit)
+    world = World(max_loras=most, max_resident=most + draw.randint(0, 1), max_bytes=limit)
     pool, versions, gone = world.scheduler.adapters, {"a": 0, "b": 0, "c": 0}, set()
     count = 0
     for _ in range(400):
@@ -341,21 +329,20 @@ def test_no_adapter_in_memory_is_read_again_after_it_was_replaced(kind, seed):
     assert count > 5
 
 
-@SCHEDULERS
 @pytest.mark.parametrize("bug", ["admits", "_unstage"])
-def test_the_tests_find_adapters_that_are_not_staged(kind, bug, monkeypatch):
+def test_the_tests_find_adapters_that_are_not_staged(bug, monkeypatch):
     if bug == "admits":
         monkeypatch.setattr(AdapterPool, "admits", lambda self, adapter: len(self._running) < 1)
     else:
         monkeypatch.setattr(AdapterPool, "_unstage", lambda self, adapter: self._staged.pop(adapter.key))
     with pytest.raises((AssertionError, KeyError)):
-        test_an_adapter_that_is_evicted_while_its_sequence_waits_is_staged_again(kind)
-        test_what_was_read_for_a_sequence_that_ends_is_dropped(kind)
+        test_an_adapter_that_is_evicted_while_its_sequence_waits_is_staged_again()
+        test_what_was_read_for_a_sequence_that_ends_is_dropped()
 
 
-def longest_wait(kind: type[Scheduler], steps: int = 600) -> int:
+def longest_wait(steps: int = 600) -> int:
     """Steps that a sequence waits whose adapter is not running, while others' requests never end."""
-    world = World(kind, max_loras=1, max_resident=1, max_num_seqs=3)
+    world = World(max_loras=1, max_resident=1, max_num_seqs=3)
     world.add(ref("a"), tokens=5)
     world.read_all()
     patient = world.add(ref("b"), tokens=2)
@@ -367,25 +354,22 @@ def longest_wait(kind: type[Scheduler], steps: int = 600) -> int:
     return steps
 
 
-@SCHEDULERS
-def test_nobody_waits_forever_for_an_adapter(kind):
-    assert longest_wait(kind) < 100
+def test_nobody_waits_forever_for_an_adapter():
+    assert longest_wait() < 100
 
 
-@SCHEDULERS
-def test_the_test_finds_starvation(kind, monkeypatch):
+def test_the_test_finds_starvation(monkeypatch):
     monkeypatch.setattr(adapters, "MAX_OVERTAKING", 10**9)
-    assert longest_wait(kind) == 600
+    assert longest_wait() == 600
 
 
-@SCHEDULERS
 @pytest.mark.parametrize("seed", range(12))
-def test_random_loads_keep_every_rule(kind, seed):
+def test_random_loads_keep_every_rule(seed):
     draw = random.Random(seed)
     most = draw.randint(1, 3)
     limit = draw.choice([None, 30, 60])
     lora = {"max_loras": most, "max_resident": most + draw.randint(0, 2), "max_bytes": limit}
-    world = World(kind, num_pages=draw.choice([12, 40]), **lora)
+    world = World(num_pages=draw.choice([12, 40]), **lora)
     keys = {key: ref(key, draw.randint(1, 30)) for key in "abcdef"}
     for _ in range(300):
         world.reads_per_step = draw.choice([0, 0, 1, 2])

@@ -96,7 +96,14 @@ def test_answers_through_graphs_are_the_same(tiny_model, monkeypatch):
 
 def spec(id: str, prompt: list[int], max_tokens: int, **more) -> RequestSpec:
     sampling = SamplingParams(temperature=0.0, max_tokens=max_tokens)
-    return RequestSpec(request_id=id, prompt_token_ids=prompt, sampling=sampling, max_tokens=max_tokens, seed=0, **more)
+    return RequestSpec(
+        request_id=id,
+        prompt_token_ids=prompt,
+        sampling=sampling,
+        max_tokens=max_tokens,
+        seed=0,
+        **more,
+    )
 
 
 @pytest.fixture
@@ -159,7 +166,7 @@ def test_the_token_after_the_end_of_an_answer_is_ignored(engine, calls):
 def test_an_aborted_request_is_not_heard_of_again_even_if_another_has_its_name(engine):
     engine.step(0.0, [spec("a", [5] * 20, 9), spec("b", [6] * 4, 3)])
     engine.step(1.0, [])
-    news = engine.step(2.0, [Abort("a"), spec("a", [7] * 4, 2)]).outputs
+    news = engine.step(2.0, [Abort(["a"]), spec("a", [7] * 4, 2)]).outputs
     assert [(n.request_id, n.finish_reason, len(n.token_ids)) for n in news] == [("a", "abort", 0), ("b", None, 1)]
     engine.check()
     seen = []

@@ -9,9 +9,9 @@ from replay_proposer import FREE
 from scheduler_configs import scheduler_config
 
 from aiakq.runtime.config.speculation import SpeculationConfig
-from aiakq.runtime.engine.fair_scheduler import FairScheduler
 from aiakq.runtime.engine.messages import ModelLimits, RequestTimes, admit
 from aiakq.runtime.engine.pages import PagePool
+from aiakq.runtime.engine.scheduler import Scheduler
 from aiakq.runtime.engine.sequence import Sequence
 from aiakq.runtime.sampling_params import SamplingParams
 from aiakq.runtime.speculation.draft_length import StepCosts
@@ -25,8 +25,8 @@ class Steps:
 
     def __init__(self, costs: StepCosts, count: int = 1, pages: int = 99, right: bool = True, **speculation) -> None:
         config = scheduler_config(speculation=SpeculationConfig(**speculation))
-        self.scheduler = FairScheduler(PagePool(pages, 4, False), config)
-        self.scheduler.costs, self._right = costs, right
+        self.scheduler = Scheduler(PagePool(pages, 4, False), config)
+        self.scheduler.drafts.costs, self._right = costs, right
         self.sequences = []
         self._draw = random.Random(0)
         for number in range(count):
@@ -87,7 +87,7 @@ def test_drafts_that_the_executor_proposed_are_verified_although_the_budget_is_s
     steps = Steps(StepCosts({1: 1.0, 16: 1.1}, bookkeeping=0.01), right=False)
     steps.step()
     steps.step()
-    steps.scheduler._draft_budget.charge(100.0)
+    steps.scheduler.drafts._draft_budget.charge(100.0)
     (sequence,) = steps.sequences
     sequence.speculation.receive(len(sequence.token_ids), [7, 8], is_forced=True, is_late=False)
     assert steps.step() == [2]
@@ -169,7 +169,7 @@ def test_steps_in_which_no_length_pays_do_not_look_until_the_batch_changes(monke
     for _ in range(20):
         steps.step()
     assert len(looks) <= 4
-    steps.scheduler.costs = FREE
+    steps.scheduler.drafts.costs = FREE
     steps.scheduler.remove(steps.sequences[1])
     assert steps.step() != [0] or steps.step() != [0]
 
@@ -200,7 +200,7 @@ def test_the_limit_on_requests_is_obeyed_at_its_edge(count, drafts):
 
 def test_a_step_has_no_more_rows_than_were_recorded():
     steps = Steps(FREE, 4, num_speculative_tokens=6)
-    steps.scheduler.max_rows = 7
+    steps.scheduler.drafts.max_rows = 7
     totals = [sum(steps.step()) for _ in range(8)]
     assert max(totals) == 3
 

@@ -14,7 +14,15 @@ from aiakq.kernels.types import AttentionSpec
 from aiakq.runtime.config.scheduler import SchedulerConfig
 from aiakq.runtime.device_memory import is_out_of_memory
 from aiakq.runtime.engine.engine import Engine
-from aiakq.runtime.engine.messages import NOTHING_LEFT, OUT_OF_MEMORY, Abort, ModelLimits, RequestSpec, ResetPrefixCache
+from aiakq.runtime.engine.messages import (
+    NOTHING_LEFT,
+    OUT_OF_MEMORY,
+    Abort,
+    ModelLimits,
+    RequestOptions,
+    RequestSpec,
+    ResetPrefixCache,
+)
 from aiakq.runtime.engine.pages import PagePool
 from aiakq.runtime.engine.scheduler import Scheduler
 from aiakq.runtime.executor import sampled_step, sampler
@@ -85,7 +93,7 @@ def model_of(engine: Engine) -> CountingModel:
 
 def spec(id: str, prompt: list[int], max_tokens: int, priority: int = 0, **sampling) -> RequestSpec:
     params = SamplingParams(temperature=0.0, max_tokens=max_tokens, **sampling)
-    return RequestSpec(id, prompt, params, max_tokens=max_tokens, seed=0, priority=priority)
+    return RequestSpec(id, prompt, params, max_tokens=max_tokens, seed=0, options=RequestOptions(priority=priority))
 
 
 def expected(prompt: list[int], count: int) -> list[int]:
@@ -126,7 +134,7 @@ def test_random_traffic_loses_and_mixes_nothing(seed, ahead):
             specs[request.request_id], answers[request.request_id] = request, []
             live[request.request_id] = prompt
         if live and draw.random() < 0.08:
-            inbox.append(Abort(draw.choice([*live, "unknown"])))
+            inbox.append(Abort([draw.choice([*live, "unknown"])]))
         out = engine.step(float(now), inbox)
         engine.check()
         for news in out.outputs:

@@ -5,16 +5,17 @@ from __future__ import annotations
 import pytest
 
 from aiakq.runtime.config.scheduler import SchedulerConfig
-from aiakq.runtime.engine.fair_scheduler import FIRST_LIMIT, FairScheduler
-from aiakq.runtime.engine.messages import RequestSpec, RequestTimes
+from aiakq.runtime.engine.messages import RequestOptions, RequestSpec, RequestTimes
 from aiakq.runtime.engine.pages import PagePool
+from aiakq.runtime.engine.scheduler import Scheduler
 from aiakq.runtime.engine.sequence import Sequence
+from aiakq.runtime.engine.step_builder import FIRST_LIMIT
 from aiakq.runtime.sampling_params import SamplingParams
 
 PAGE = 4
 
 
-def run(scheduler: FairScheduler, now: float = 0.0) -> list[tuple[Sequence, int, int]]:
+def run(scheduler: Scheduler, now: float = 0.0) -> list[tuple[Sequence, int, int]]:
     """One step, and what the engine does with its results: the sequence, first token and count of each chunk."""
     chunks = scheduler.schedule(now)
     for chunk in chunks:
@@ -25,15 +26,17 @@ def run(scheduler: FairScheduler, now: float = 0.0) -> list[tuple[Sequence, int,
     return [(chunk.sequence, chunk.first, chunk.count) for chunk in chunks]
 
 
-def make_scheduler(num_pages=400, max_num_seqs=40, budget=256, **config) -> FairScheduler:
+def make_scheduler(num_pages=400, max_num_seqs=40, budget=256, **config) -> Scheduler:
     pool = PagePool(num_pages, PAGE, caching=False)
-    return FairScheduler(pool, SchedulerConfig(max_num_seqs=max_num_seqs, max_num_batched_tokens=budget, **config))
+    return Scheduler(pool, SchedulerConfig(max_num_seqs=max_num_seqs, max_num_batched_tokens=budget, **config))
 
 
-def add(scheduler: FairScheduler, client: str, length: int, max_tokens: int = 50, priority: int = 0) -> Sequence:
+def add(scheduler: Scheduler, client: str, length: int, max_tokens: int = 50, priority: int = 0) -> Sequence:
     name = f"{client}{len(scheduler.waiting) + len(scheduler.running)}"
     params = SamplingParams(max_tokens=max_tokens)
-    spec = RequestSpec(name, [1] * length, params, max_tokens, 0, priority=priority, client=client)
+    spec = RequestSpec(
+        name, [1] * length, params, max_tokens, 0, options=RequestOptions(priority=priority, client=client)
+    )
     sequence = Sequence(spec, RequestTimes(0.0))
     scheduler.add(sequence)
     return sequence
@@ -43,7 +46,7 @@ def tokens(step: list[tuple[Sequence, int, int]]) -> dict[str, int]:
     """Tokens of a step by client."""
     found: dict[str, int] = {}
     for sequence, _, count in step:
-        found[sequence.spec.client] = found.get(sequence.spec.client, 0) + count
+        found[sequence.client] = found.get(sequence.client, 0) + count
     return found
 
 
@@ -52,7 +55,7 @@ def test_a_step_of_one_client_is_as_if_there_were_none():
     first, second = add(scheduler, "a", 40), add(scheduler, "a", 40)
     assert run(scheduler) == [(first, 0, 32)]
     assert run(scheduler) == [(first, 32, 8), (second, 0, 24)]
-    assert scheduler.num_clients == 1
+    assert len(scheduler.clients) == 1
 
 
 def test_a_later_clients_prompt_is_not_behind_all_of_anothers():
@@ -150,18 +153,18 @@ def test_counters_of_who_left_are_kept_until_they_say_nothing():
     burst = add(scheduler, "burst", 40)
     while burst.num_outputs == 0:
         run(scheduler)
-    served = scheduler.counters["burst"]
+    served = scheduler.clients.counters["burst"]
     scheduler.remove(burst)
-    assert scheduler.counters["burst"] == served
+    assert scheduler.clients.counters["burst"] == served
     again = add(scheduler, "burst", 40)
-    assert scheduler.counters["burst"] >= served
+    assert scheduler.clients.counters["burst"] >= served
     scheduler.remove(again)
     for _ in range(4):
         run(scheduler)
-    assert "burst" not in scheduler.counters
+    assert "burst" not in scheduler.clients.counters
     for sequence in [*scheduler.running, *scheduler.waiting]:
         scheduler.remove(sequence)
-    assert not scheduler.counters and scheduler.num_clients == 0
+    assert not scheduler.clients.counters and len(scheduler.clients) == 0
 
 
 def test_a_preempted_sequence_goes_on_where_it_was():

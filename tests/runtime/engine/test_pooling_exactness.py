@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,8 @@ import pytest
 import torch
 
 from aiakq import LLM
+from aiakq.runtime.engine.scheduler import Scheduler
+from aiakq.runtime.engine.sequence import ScheduledChunk
 from aiakq.runtime.models import ARCHITECTURES
 from aiakq.runtime.pooling_params import POOLING_TYPES
 
@@ -43,6 +46,19 @@ def _encoded(behind_bytes, folder: Path, prompts: list[list[int]], **arguments: 
     return [result.outputs.data for result in results], llm
 
 
+def _preempt_often(patch: pytest.MonkeyPatch) -> None:
+    """Preempt the last sequence before every fourth step; prompts that start have pages for all of their tokens."""
+    steps = itertools.count()
+
+    def schedule(self: Scheduler, now: float = 0.0) -> list[ScheduledChunk]:
+        if next(steps) % 4 == 3 and len(self.running) > 1 and not self.running[-1].pending_chunks:
+            self.preempt(self.running[-1])
+        return real(self, now)
+
+    real = Scheduler.schedule
+    patch.setattr(Scheduler, "schedule", schedule)
+
+
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_embeddings_are_those_of_transformers(architecture, tiny_model, behind_bytes, rank_arguments):
     folder, prompts = tiny_model(architecture), _prompts()
@@ -57,7 +73,9 @@ def test_embeddings_are_those_of_transformers(architecture, tiny_model, behind_b
     [("LlamaForCausalLM", kind) for kind in POOLING_TYPES]
     + [(name, kind) for name in ("Gemma2ForCausalLM", "Qwen3NextForCausalLM") for kind in ("LAST", "MEAN")],
 )
-def test_every_mode_gives_the_same_bits(architecture, kind, tiny_model, engine_modes, behind_bytes, rank_arguments):
+def test_every_mode_gives_the_same_bits(
+    architecture, kind, tiny_model, engine_modes, behind_bytes, rank_arguments, monkeypatch
+):
     folder, prompts = tiny_model(architecture), _prompts()
     step = prompts[0][5]
     pooler = {"pooling_type": kind, "normalize": kind == "MEAN", **({"step_tag_id": step} if kind == "STEP" else {})}
@@ -70,7 +88,6 @@ def test_every_mode_gives_the_same_bits(architecture, kind, tiny_model, engine_m
     }[kind]
     expected = [rows(states, ids) for states, ids in zip(_states(folder, prompts), prompts, strict=True)]
     alone: list[torch.Tensor] = []
-    # A prompt fits when it starts: only several half-computed ones run out of pages.
     preempted = {**engine_modes["preempted"], "num_gpu_blocks_override": 25, "max_model_len": 96, "max_num_seqs": 8}
     preempted |= {"max_num_batched_tokens": 24, "max_num_partial_prefills": 4, "max_long_partial_prefills": 4}
     modes = engine_modes | {"preempted": preempted, "async": {"async_scheduling": True, "max_num_batched_tokens": 13}}
@@ -78,7 +95,10 @@ def test_every_mode_gives_the_same_bits(architecture, kind, tiny_model, engine_m
         del modes["async"]
     for mode, given in modes.items():
         arguments = {**given, **rank_arguments, "override_pooler_config": pooler}
-        found, llm = _encoded(behind_bytes, folder, prompts, **arguments)
+        with monkeypatch.context() as patch:
+            if mode == "preempted":
+                _preempt_often(patch)
+            found, llm = _encoded(behind_bytes, folder, prompts, **arguments)
         for ours, theirs in zip(found, expected, strict=True):
             assert ours.shape == theirs.shape
             assert (ours - theirs).norm() <= 1e-4 * theirs.norm(), mode

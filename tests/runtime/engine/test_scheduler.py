@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from aiakq.runtime.config.scheduler import SchedulerConfig
-from aiakq.runtime.engine.messages import RequestSpec, RequestTimes
+from aiakq.runtime.engine.messages import RequestOptions, RequestSpec, RequestTimes
 from aiakq.runtime.engine.pages import PagePool
 from aiakq.runtime.engine.scheduler import Scheduler
 from aiakq.runtime.engine.sequence import ScheduledChunk, Sequence
@@ -20,7 +20,8 @@ def make_scheduler(num_pages=40, max_num_seqs=4, budget=16, caching=True, **conf
 def add(scheduler: Scheduler, prompt: list[int], max_tokens: int = 9, arrived: float = 0.0, **more) -> Sequence:
     name = f"r{len(scheduler.waiting) + len(scheduler.running)}"
     sampling = more.pop("sampling", SamplingParams(max_tokens=max_tokens))
-    sequence = Sequence(RequestSpec(name, prompt, sampling, max_tokens, 0, **more), RequestTimes(arrived))
+    spec = RequestSpec(name, prompt, sampling, max_tokens, 0, options=RequestOptions(**more))
+    sequence = Sequence(spec, RequestTimes(arrived))
     scheduler.add(sequence)
     return sequence
 
@@ -211,7 +212,7 @@ def test_prompts_share_a_step_if_several_may_be_split():
 def test_short_prompts_overtake_long_ones_beyond_their_limit():
     scheduler = make_scheduler(budget=12, max_num_partial_prefills=2, max_long_partial_prefills=1, long_prompt_tokens=8)
     long, longer, short = add(scheduler, [1] * 40), add(scheduler, [2] * 44), add(scheduler, [3] * 5)
-    assert run(scheduler) == [(long, 0, 6), (short, 0, 5)]
+    assert run(scheduler) == [(long, 0, 7), (short, 0, 5)]
     assert longer in scheduler.waiting
 
 

@@ -212,7 +212,7 @@ def test_suffix_decoding_changes_no_answer(folder, expected, engine_modes, mode)
     config = {"method": "suffix", "disable_by_batch_size": 1000}
     arguments = {"dtype": "float32", "max_model_len": 128, **engine_modes[mode]}
     llm = LLM(folder, speculative_config=config, **arguments)
-    llm.engine.scheduler.max_rows = 100
+    llm.engine.scheduler.drafts.max_rows = 100
     for _ in range(2):  # the second time every output is known
         before = llm.engine.stats.steps, llm.engine.stats.drafts.accepted
         assert answers(llm) == expected

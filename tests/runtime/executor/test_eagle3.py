@@ -76,7 +76,7 @@ def head(tmp_path_factory) -> str:
 def drafting(target: str, head: object, **arguments: Any) -> LLM:
     config = {"model": str(head), **DRAFTING}
     llm = LLM(target, dtype="float32", max_model_len=128, speculative_config=config, **arguments)
-    llm.engine.scheduler.max_rows = 100
+    llm.engine.scheduler.drafts.max_rows = 100
     return llm
 
 

@@ -18,7 +18,9 @@ from safetensors.torch import load_file, save_file
 from aiakq import LLM, LoRARequest, SamplingParams
 from aiakq.errors import AiakqError
 from aiakq.runtime.distributed import child_ranks
+from aiakq.runtime.engine.adapters import DropAdapter
 from aiakq.runtime.engine.messages import UnloadAdapter
+from aiakq.runtime.engine.records import PrepareAdapter, StepBatch
 from aiakq.runtime.executor import kv_cache
 from aiakq.runtime.lora.requests import check_adapter
 from aiakq.runtime.lora.store import read
@@ -192,8 +194,8 @@ def test_no_rank_reads_adapters_in_a_step(ranks, base, requests, monkeypatch):
     assert answers(llm, given, chosen) == answers(single, given, chosen)
     assert llm.engine.executor.runner.adapters.staging.keys == []
     dropped = llm._adapters.of(requests[4])
-    llm.engine.executor.stage_adapter(dropped).result(120)
-    llm.engine.executor.drop_adapter(dropped)
+    llm.engine.executor.prepare(PrepareAdapter(dropped)).result(120)
+    llm.engine.executor.submit(StepBatch(commands=[DropAdapter(dropped)]))
     assert answers(llm, given[:1], [requests[4]]) == answers(single, given[:1], [requests[4]])
 
 

@@ -14,12 +14,20 @@ from hypothesis import strategies as st
 
 from aiakq import SamplingParams
 from aiakq.errors import AiakqError
-from aiakq.runtime.engine.messages import ModelLimits, TokenLogprobs, TokenOutput
+from aiakq.runtime.engine.messages import ModelLimits, RequestSpec, TokenLogprobs, TokenOutput
 from aiakq.runtime.text.output_processor import Delta, OutputProcessor, bad_word_ids, truncated
+from aiakq.runtime.text.request import Prompt
+from aiakq.runtime.text.request import Request as Asked
 from aiakq.runtime.text.tokenizer import NoTokenizer, Tokenizer
 
 LIMITS = ModelLimits(vocab_size=320, max_model_len=512, max_kv_tokens=512, max_logprobs=5, eos_token_ids=(1,))
 PROMPT = [40, 41, 42]
+
+
+def added(processor: OutputProcessor, params: SamplingParams, id: str = "r", **fields: Any) -> list[RequestSpec]:
+    """The sequences of a request with one prompt."""
+    prompt = Prompt(None, PROMPT)
+    return processor.add(id, prompt, Asked(id, [prompt], params, **fields))
 
 
 class Request:
@@ -27,7 +35,7 @@ class Request:
 
     def __init__(self, tokenizer: Tokenizer, params: SamplingParams) -> None:
         self.processor = OutputProcessor(tokenizer, LIMITS)
-        (self.spec,) = self.processor.add("r", PROMPT, params)
+        (self.spec,) = added(self.processor, params, "r")
         self.deltas: list[Delta] = []
         self.aborts: list[str] = []
 
@@ -231,7 +239,7 @@ def test_a_special_token_that_is_kept_is_text_like_any_other(bytewise: Tokenizer
     for kept in (frozenset(), frozenset([0])):
         processor = OutputProcessor(bytewise, LIMITS)
         params = SamplingParams(max_tokens=9, stop=["<s>"], min_tokens=2)
-        [spec] = processor.add("r", PROMPT, params, kept_special_tokens=kept)
+        [spec] = added(processor, params, "r", kept_special_tokens=kept)
         first, _ = processor.process(TokenOutput(spec.request_id, [0], [-0.5]))
         assert (first[0].text, first[0].finish_reason) == ("<s>" if kept else "", None), "within min_tokens"
         second, aborts = processor.process(TokenOutput(spec.request_id, [70, 0], [-0.5, -0.5]))
@@ -253,7 +261,7 @@ def test_a_stop_token_is_part_of_the_text_only_if_asked(include: bool, request_f
 
 def test_a_request_for_several_sequences_keeps_them_apart(bytewise: Tokenizer) -> None:
     processor = OutputProcessor(bytewise, LIMITS)
-    specs = processor.add("r", PROMPT, SamplingParams(n=3, seed=7, max_tokens=8))
+    specs = added(processor, SamplingParams(n=3, seed=7, max_tokens=8), "r")
     assert [spec.seed for spec in specs] == [7, 8, 9]
     assert len({spec.request_id for spec in specs}) == 3
     for index in (2, 0, 1):
@@ -263,8 +271,8 @@ def test_a_request_for_several_sequences_keeps_them_apart(bytewise: Tokenizer) -
 
 def test_a_cancelled_request_is_dropped_with_all_its_sequences(bytewise: Tokenizer) -> None:
     processor = OutputProcessor(bytewise, LIMITS)
-    specs = processor.add("r", PROMPT, SamplingParams(n=2, max_tokens=8))
-    (other,) = processor.add("other", PROMPT, SamplingParams(max_tokens=8))
+    specs = added(processor, SamplingParams(n=2, max_tokens=8), "r")
+    (other,) = added(processor, SamplingParams(max_tokens=8), "other")
     assert processor.cancel("r") == [spec.request_id for spec in specs]
     assert processor.cancel("r") == []
     assert processor.process(TokenOutput(specs[0].request_id, [80], [-1.0])) == ([], [])
@@ -324,9 +332,9 @@ def test_without_a_tokenizer_what_needs_text_is_refused() -> None:
     processor = OutputProcessor(NoTokenizer(), LIMITS)
     for params in (SamplingParams(bad_words=["a"]), SamplingParams(stop="a")):
         with pytest.raises(AiakqError) as caught:
-            processor.add("r", PROMPT, params)
+            added(processor, params, "r")
         assert caught.value.param in ("bad_words", "stop")
-    (spec,) = processor.add("r", PROMPT, SamplingParams(max_tokens=8))
+    (spec,) = added(processor, SamplingParams(max_tokens=8), "r")
     (delta,), aborts = processor.process(TokenOutput(spec.request_id, [80], [-1.0], finish_reason="length"))
     assert (delta.text, delta.token_ids, aborts) == ("", [80], [])
 
@@ -334,7 +342,7 @@ def test_without_a_tokenizer_what_needs_text_is_refused() -> None:
 def test_bad_words_are_forbidden_at_the_beginning_and_after_a_space(bytewise: Tokenizer) -> None:
     encode = bytewise.encode
     assert bad_word_ids(bytewise, ["ab", " ab"]) == [encode("ab"), encode(" ab")]
-    (spec,) = OutputProcessor(bytewise, LIMITS).add("r", PROMPT, SamplingParams(bad_words=["b"], max_tokens=8))
+    (spec,) = added(OutputProcessor(bytewise, LIMITS), SamplingParams(bad_words=["b"], max_tokens=8))
     assert spec.bad_word_ids == [encode("b"), encode(" b")]
 
 

@@ -18,6 +18,7 @@ from aiakq.runtime.executor.thought_tracker import SpelledBudget, ThoughtTracker
 from aiakq.runtime.structured.compiler import GrammarCompiler
 from aiakq.runtime.structured.formats import any_text, regex, tag_grammar_of
 from aiakq.runtime.structured.vocabulary import Vocabulary
+from aiakq.runtime.text.request import Prompt, Request
 from aiakq.server.api.answer_grammar import Reasoning
 from aiakq.server.api.chat_message import message_of
 from aiakq.server.api.message_parser import MessageParser
@@ -25,7 +26,7 @@ from aiakq.server.api.reasoning_parsers import REASONING_PARSERS
 from aiakq.server.api.reasoning_parsers.base import ReasoningParser
 from aiakq.server.api.reasoning_parsers.gptoss import GptossReasoningParser
 from aiakq.server.background import RunningServer, start_in_background
-from aiakq.server.process.request_stream import Prompt, RequestStream
+from aiakq.server.process.request_stream import RequestStream
 
 THOUGHT = ["One ", "two ", "three ", "four ", "five."]
 SCRIPTS = {
@@ -379,11 +380,13 @@ def test_a_request_that_starts_again_keeps_its_budget():
 
     thought = PlainMarks.thought_marks().budget(3, [7], is_open=True)
     processor = OutputProcessor(NoTokenizer(), ModelLimits(99, 99, 99))
-    stream = RequestStream("r", [Prompt(None, [1, 2], thought)], SamplingParams(max_tokens=9), 0.0, lambda stream: None)
+    request = Request("r", [Prompt(None, [1, 2], thought)], SamplingParams(max_tokens=9))
+    stream = RequestStream(request, lambda stream: None)
     for _ in range(2):
-        [prompt] = stream.prompts
-        [spec] = processor.add("r", prompt.token_ids, stream.params, thought=prompt.thought)
+        [prompt] = stream.request.prompts
+        [spec] = processor.add("r", prompt, stream.request)
         assert spec.thought == thought
         stream.restart()
-    [spec] = processor.add("s", [1], SamplingParams(max_tokens=3), thought=thought)
+    prompt = Prompt(None, [1], thought)
+    [spec] = processor.add("s", prompt, Request("s", [prompt], SamplingParams(max_tokens=3)))
     assert spec.thought is None, "it cannot be used up"

@@ -7,7 +7,7 @@ from concurrent.futures import Future
 
 from aiakq import SamplingParams
 from aiakq.runtime.engine.messages import ModelLimits, RequestSpec, TokenOutput, admit
-from aiakq.runtime.structured.grammars import Grammar
+from aiakq.runtime.engine.records import PrepareGrammar
 from aiakq.server.process.held_requests import HeldRequests
 
 
@@ -17,8 +17,8 @@ class Compiling:
     def __init__(self) -> None:
         self.futures: dict[str, Future[None]] = {}
 
-    def prepare_grammar(self, grammar: Grammar) -> Future[None] | None:
-        return self.futures.setdefault(grammar.text, Future())
+    def prepare(self, preparation: PrepareGrammar) -> Future[None] | None:
+        return self.futures.setdefault(preparation.grammar.text, Future())
 
 
 def spec(id: str, regex: str = "") -> RequestSpec:

@@ -11,10 +11,13 @@ import pytest
 
 from aiakq.errors import error
 from aiakq.runtime.engine.messages import (
+    Abort,
     EngineStats,
     ModelLimits,
+    RequestOptions,
     RequestSpec,
     RequestTimes,
+    ResetPrefixCache,
     StepOutput,
     TokenLogprobs,
     TokenOutput,
@@ -43,8 +46,8 @@ OUTPUT = TokenOutput(
     [
         ipc.Start({"model": "m", "seed": 0, "names": ["a"]}),
         ipc.Submit.of([SPEC]),
-        ipc.Cancel(["r/0", "r/1"]),
-        ipc.Reset(),
+        Abort(["r/0", "r/1"]),
+        ResetPrefixCache(),
     ],
     ids=lambda record: type(record).__name__,
 )
@@ -76,7 +79,9 @@ def test_sequences_of_a_request_share_their_lists_in_a_frame():
     """Sixteen sequences with the whole vocabulary allowed: neither the frame nor the engine has sixteen lists."""
     params = SamplingParams(n=16, allowed_token_ids=[*range(50_000), *range(50_000)])
     assert len(params.allowed_token_ids) == 50_000
-    first = RequestSpec("r/0", list(range(5000)), params, 5, 7, bad_word_ids=[[1, 2]], cache_salt="s")
+    first = RequestSpec(
+        "r/0", list(range(5000)), params, 5, 7, bad_word_ids=[[1, 2]], options=RequestOptions(cache_salt="s")
+    )
     specs = [first, *(repeat(first, f"r/{index}", index) for index in range(1, 16))]
     (body,) = ipc.split(bytearray(ipc.frame(ipc.Submit.of(specs))))
     assert len(body) < 300_000
@@ -86,8 +91,6 @@ def test_sequences_of_a_request_share_their_lists_in_a_frame():
 
 
 def test_sequences_are_sent_with_all_their_fields():
-    changed = {"prompt_token_ids", "sampling", "grammar"}
-    assert set(RequestSpec.__struct_fields__) - changed <= set(ipc.SequenceFrame.__struct_fields__)
     thought = ThoughtBudget(3, ["<a>"], ["</a>"], [5, 6], is_open=True, anywhere=False, repeats=True)
     spec = msgspec.structs.replace(SPEC, thought=thought)
     (body,) = ipc.split(bytearray(ipc.frame(ipc.Submit.of([spec, SPEC]))))
@@ -96,7 +99,7 @@ def test_sequences_are_sent_with_all_their_fields():
 
 def test_what_is_pooled_crosses_both_ways():
     pooling = Pooling("STEP", normalize=True, activation="softmax", dimensions=3, step_tag_id=9)
-    spec = RequestSpec("r/0", [1, 2], SamplingParams(max_tokens=0), 0, 1, pooling=pooling)
+    spec = RequestSpec("r/0", [1, 2], SamplingParams(max_tokens=0), 0, 1, options=RequestOptions(pooling=pooling))
     (body,) = ipc.split(bytearray(ipc.frame(ipc.Submit.of([spec, SPEC]))))
     assert ipc.decode_to_engine(body).specs() == [spec, SPEC]
     stepped = ipc.Stepped(StepOutput([TokenOutput("r/0", finish_reason="stop", pooled=Pooled(b"\0\1\2\3", 1))]))
@@ -105,7 +108,7 @@ def test_what_is_pooled_crosses_both_ways():
 
 
 def test_frames_are_split_however_the_stream_is_cut():
-    records = [ipc.Cancel(["x" * size]) for size in (0, 1, 300, 70000)]
+    records = [Abort(["x" * size]) for size in (0, 1, 300, 70000)]
     stream = b"".join(map(ipc.frame, records))
     for step in (1, 3, 1000, len(stream)):
         buffer, bodies = bytearray(), []
@@ -131,12 +134,12 @@ def test_receive_blocks_only_with_wait():
     with ours, theirs:
         link = ipc.EngineLink(theirs)
         assert link.receive(wait=False) == []
-        frame = ipc.frame(ipc.Cancel(["a"]))
+        frame = ipc.frame(Abort(["a"]))
         ours.sendall(frame + frame[:3])
-        assert link.receive(wait=True) == [ipc.Cancel(["a"])]
+        assert link.receive(wait=True) == [Abort(["a"])]
         assert link.receive(wait=False) == []
         threading.Timer(0.05, ours.sendall, [frame[3:]]).start()
-        assert link.receive(wait=True) == [ipc.Cancel(["a"])]
+        assert link.receive(wait=True) == [Abort(["a"])]
         ipc.call_on_hangup(theirs, gone.set)
         assert not gone.wait(0.05)
         ours.close()

@@ -10,14 +10,23 @@ import pytest
 
 from aiakq.errors import AiakqError, error
 from aiakq.runtime.engine.adapters import AdapterRef
-from aiakq.runtime.engine.messages import ADAPTER_FAILED, ModelLimits, RequestSpec, StepOutput, TokenOutput
+from aiakq.runtime.engine.messages import (
+    ADAPTER_FAILED,
+    Abort,
+    ModelLimits,
+    RequestOptions,
+    RequestSpec,
+    StepOutput,
+    TokenOutput,
+)
 from aiakq.runtime.sampling_params import SamplingParams
 from aiakq.runtime.text.output_processor import Delta
+from aiakq.runtime.text.request import Prompt, Request
 from aiakq.server.api.adapters import AdapterRegistry
-from aiakq.server.process.ipc import Cancel, Submit
+from aiakq.server.process.ipc import Submit
 from aiakq.server.process.lost_adapters import REPLACEMENT_SECONDS, LostAdapters
 from aiakq.server.process.request_manager import QueueLimits, RequestManager
-from aiakq.server.process.request_stream import Prompt, RequestStream
+from aiakq.server.process.request_stream import RequestStream
 from aiakq.server.telemetry.metrics import Metrics
 
 OLD, NEW = (AdapterRef(key, "sql", f"/{key}", 1) for key in ("old", "new"))
@@ -34,8 +43,8 @@ def lost(root: str | None = "/") -> tuple[LostAdapters, AdapterRegistry, list[Re
 
 def request() -> RequestStream:
     """A request of the old version."""
-    params, nothing = SamplingParams(), lambda stream: None
-    return RequestStream("r", [Prompt(None, [1])], params, time.monotonic(), nothing, adapter=OLD)
+    asked = Request("r", [Prompt(None, [1])], SamplingParams(), RequestOptions(adapter=OLD), time.monotonic())
+    return RequestStream(asked, lambda stream: None)
 
 
 def replace(registry: AdapterRegistry) -> None:
@@ -51,7 +60,7 @@ def test_a_request_waits_for_the_next_version_and_then_has_that():
     assert not restarted and stream.failure is None
     replace(registry)
     kept.update(time.monotonic())
-    assert restarted == [stream] and stream.adapter == NEW
+    assert restarted == [stream] and stream.request.options.adapter == NEW
     kept.update(time.monotonic() + LATER)
     assert restarted == [stream] and stream.failure is None
 
@@ -63,7 +72,7 @@ def test_a_request_is_restarted_at_once_if_its_adapter_has_been_replaced(root):
     stream = request()
     assert kept.keeps(stream)
     kept.add(stream, error("adapter_lost", reason="gone"))
-    assert restarted == [stream] and stream.adapter == NEW
+    assert restarted == [stream] and stream.request.options.adapter == NEW
 
 
 @pytest.mark.parametrize("removed", [False, True])
@@ -92,7 +101,7 @@ def test_a_request_waits_for_a_load_that_takes_long():
     asyncio.run(registry.load("sql", "new", ["base"], check, prefetch, replace=True))
     assert stream.failure is None and not registry.is_loading("sql")
     kept.update(time.monotonic() + LATER)
-    assert restarted == [stream] and stream.adapter == NEW
+    assert restarted == [stream] and stream.request.options.adapter == NEW
 
 
 def test_a_failed_load_ends_the_wait():
@@ -151,10 +160,11 @@ class Processor:
         self.ids: dict[str, list[str]] = {}
         self.adapters: list[AdapterRef] = []
 
-    def add(self, prompt_id: str, token_ids: list[int], params: SamplingParams, *_: Any, **named: Any) -> list[Any]:
+    def add(self, prompt_id: str, prompt: Prompt, request: Request) -> list[Any]:
         self.ids[prompt_id] = [f"{prompt_id}-{index}" for index in range(2)]
-        self.adapters.append(named["adapter"])
-        return [RequestSpec(id, token_ids, params, 5, 0, adapter=named["adapter"]) for id in self.ids[prompt_id]]
+        self.adapters.append(request.options.adapter)
+        ids, params, options = self.ids[prompt_id], request.params, request.options
+        return [RequestSpec(id, prompt.token_ids, params, 5, 0, options=options) for id in ids]
 
     def cancel(self, prompt_id: str) -> list[str]:
         return self.ids.pop(prompt_id, [])
@@ -175,9 +185,8 @@ def managed() -> tuple[RequestManager, Processor, AdapterRegistry, list[Any], Re
     manager = RequestManager(processor, limits, metrics.of_engine(0), queue)  # type: ignore[arg-type]
     manager.use_adapters(registry)
     manager.on_engine_ready(sent.append, limits)
-    stream = manager.start(
-        "r", [Prompt(None, [1])], SamplingParams(n=2), time.monotonic(), adapter=OLD, final_only=True
-    )
+    options, prompts = RequestOptions(adapter=OLD), [Prompt(None, [1])]
+    stream = manager.start(Request("r", prompts, SamplingParams(n=2), options, time.monotonic(), final_only=True))
     first, _ = processor.ids[stream.prompt_ids[0]]
     manager.on_start([first])
     manager.on_step(StepOutput([TokenOutput(first, [7], finish_reason="length")]))
@@ -195,7 +204,7 @@ def lose(manager: RequestManager, stream: RequestStream) -> str:
 def test_all_sequences_of_a_request_begin_again_with_the_next_version():
     manager, processor, registry, sent, stream = managed()
     before = lose(manager, stream)
-    assert isinstance(sent[-1], Cancel) and before in sent[-1].request_ids and manager.num_unfinished == 0
+    assert isinstance(sent[-1], Abort) and before in sent[-1].request_ids and manager.num_unfinished == 0
     replace(registry)
     manager.expire(time.monotonic())
     assert isinstance(sent[-1], Submit) and processor.adapters == [OLD, NEW] and manager.num_unfinished == 2

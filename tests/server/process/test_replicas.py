@@ -13,8 +13,8 @@ import httpx
 import pytest
 
 from aiakq.errors import AiakqError, error
+from aiakq.runtime.text.request import Prompt
 from aiakq.server.process.replicas import PrefixMap, Replicas
-from aiakq.server.process.request_stream import Prompt
 
 
 class Manager:

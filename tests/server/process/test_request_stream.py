@@ -7,7 +7,8 @@ import asyncio
 from aiakq.runtime.sampling_params import SamplingParams
 from aiakq.runtime.text.output_processor import Delta
 from aiakq.runtime.text.outputs import Logprob
-from aiakq.server.process.request_stream import Prompt, RequestStream, SequenceProgress, merge_deltas
+from aiakq.runtime.text.request import Prompt, Request
+from aiakq.server.process.request_stream import RequestStream, SequenceProgress, merge_deltas
 
 
 def test_deltas_are_merged_in_order():
@@ -22,7 +23,7 @@ def test_deltas_are_merged_in_order():
 def stream_of(num_tokens: int, interval: int) -> list[list[int]]:
     """Put tokens into a stream one by one, read whenever it wakes, and return the tokens of each output."""
     progress = SequenceProgress(1, 8)
-    stream = RequestStream("r", [Prompt(None, [1])], SamplingParams(), 0.0, lambda stream: None)
+    stream = RequestStream(Request("r", [Prompt(None, [1])], SamplingParams()), lambda stream: None)
     stream.interval, stream.num_unfinished, stream.sequences = interval, 1, [[progress]]
 
     async def run() -> list[list[int]]:

@@ -17,11 +17,11 @@ from lora_adapters import adapted, save_adapter
 
 from aiakq import LLM, LoRARequest, SamplingParams
 from aiakq.runtime.engine.adapters import AdapterRef
-from aiakq.runtime.engine.messages import RequestSpec, admit
+from aiakq.runtime.engine.messages import Abort, RequestSpec, UnloadAdapter, admit
 from aiakq.runtime.lora import store
 from aiakq.server.process import engine_process
 from aiakq.server.process.held_requests import HeldRequests
-from aiakq.server.process.ipc import AdapterChecked, Cancel, PrefetchAdapter, Stepped, Submit, Unload
+from aiakq.server.process.ipc import AdapterChecked, PrefetchAdapter, Stepped, Submit
 
 ARGUMENTS = {"dtype": "float32", "max_model_len": 512, "num_gpu_blocks_override": 200, "enable_lora": True}
 
@@ -211,7 +211,7 @@ def test_an_adapter_that_is_unloaded_stays_while_a_request_waits_for_its_grammar
     served.submit("first", adapters[0])
     served.until(lambda: "first" in served.finished)
     served.submit("waits", adapters[0])
-    served.put(Unload(served.llm._adapters.of(adapters[0]).key))
+    served.put(UnloadAdapter(served.llm._adapters.of(adapters[0]).key))
     served.submit("other", adapters[1])  # there is no room for its adapter
     served.submit("plain", None)
     served.until(lambda: "plain" in served.finished)
@@ -247,7 +247,7 @@ def test_an_adapter_that_is_unloaded_while_it_is_read_still_answers_its_request(
     reads.blocked = "adapter 0"
     served.submit("held", adapters[0])
     assert reads.begun.wait(120)
-    served.put(Unload(served.llm._adapters.of(adapters[0]).key))
+    served.put(UnloadAdapter(served.llm._adapters.of(adapters[0]).key))
     served.submit("plain", None)
     served.until(lambda: "plain" in served.finished)
     reads.passes.set()
@@ -265,7 +265,7 @@ def test_a_cancelled_request_leaves_nothing_behind(start, adapters, reads, alone
     served.submit("held", adapters[0])
     served.submit("next", adapters[1])
     assert reads.begun.wait(120)
-    served.put(Cancel(["held"]))
+    served.put(Abort(["held"]))
     reads.passes.set()
     served.until(lambda: "next" in served.finished)
     served.submit("again", adapters[0])

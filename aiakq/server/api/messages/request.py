@@ -10,6 +10,7 @@ from pydantic import Field, PrivateAttr, WithJsonSchema, model_validator
 
 from aiakq.errors import error
 from aiakq.runtime.sampling_params import SamplingParams
+from aiakq.runtime.text.request import Prompt
 from aiakq.server.api.foreign_field import Fields, ForeignField, Sent
 from aiakq.server.api.generation_request import ModelName
 from aiakq.server.api.messages.blocks import check_blocks, messages_of
@@ -21,7 +22,6 @@ from aiakq.server.api.tools import MAX_TOOLS
 from aiakq.server.api.translated import TokenLimit, Translated, TranslatedRequest
 from aiakq.server.api.unknown_fields import UnknownFields
 from aiakq.server.api.unsupported_fields import UnsupportedField
-from aiakq.server.process.request_stream import Prompt
 
 _BLOCKS_SCHEMA = {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "object"}}]}
 #: Chat parameter -> this API's name, where they differ, except parameters of tools.

@@ -21,17 +21,18 @@ from starlette.responses import Response
 from aiakq.errors import AiakqError, error
 from aiakq.runtime.pooling_params import Pooled, Pooling, PoolingLimits, PoolingParams
 from aiakq.runtime.sampling_params import SamplingParams
-from aiakq.server.api.generation import cache_salt_of
+from aiakq.runtime.text.request import Prompt
+from aiakq.runtime.text.request import Request as RuntimeRequest
 from aiakq.server.api.pooling.pooling_fields import PoolingFields
 from aiakq.server.api.request_model import parse_body
+from aiakq.server.api.request_options import options_of
 from aiakq.server.api.request_tracker import RequestTracker
 from aiakq.server.api.routes import PROMPT_ERRORS, Handler, Route
 from aiakq.server.api.service import Service
-from aiakq.server.http.auth import client_of
 from aiakq.server.http.body import read_body
 from aiakq.server.http.responses import JSONResponse
 from aiakq.server.http.streaming import ClientDisconnected, cancel_on_disconnect
-from aiakq.server.process.request_stream import MAX_PROMPTS, Prompt, RequestStream
+from aiakq.server.process.request_stream import MAX_PROMPTS, RequestStream
 
 #: Maximum number of texts, or pairs of texts, of one request.
 MAX_INPUTS = 2048
@@ -80,8 +81,7 @@ class PoolingCall(Generic[Payload]):
         self._num_rows = 0
         # All batches have the adapter that has the requested name when the first one starts.
         self._adapter = functools.cache(lambda: service.model.adapter(payload.model))
-        self._cache_salt = cache_salt_of(getattr(request.state, "owner", ""), None)
-        self._client = client_of(request) if service.fair_share else ""
+        self._request = request
         self.params = SamplingParams(
             max_tokens=0,
             detokenize=False,
@@ -186,17 +186,9 @@ class PoolingCall(Generic[Payload]):
             service.check_open()
             arrival = time.monotonic() if self._arrival_time is None else self._arrival_time
             try:
+                options = options_of(service, self._request, self.payload, self._adapter(), pooling)
                 stream = service.manager.start(
-                    self.id,
-                    prompts,
-                    self.params,
-                    arrival,
-                    final_only=True,
-                    priority=self.payload.priority or 0,
-                    cache_salt=self._cache_salt,
-                    client=self._client,
-                    pooling=pooling,
-                    adapter=self._adapter(),
+                    RuntimeRequest(self.id, prompts, self.params, options, arrival, final_only=True)
                 )
             except AiakqError as failure:
                 if failure.id not in _RETRIED_ERRORS or self._arrival_time is not None:

@@ -1,4 +1,4 @@
-"""DraftScheduling: the part of the scheduler that adds draft tokens to a step."""
+"""DraftPlanner: adds draft tokens to the steps of a scheduler where they pay."""
 
 from __future__ import annotations
 
@@ -15,93 +15,100 @@ from aiakq.runtime.speculation.speculation import Speculation
 _ALWAYS = 2**62
 
 
-class DraftScheduling:
-    """Running sequences over a page pool, and their draft tokens.
+class DraftPlanner:
+    """Chooses which sequences of a step get draft tokens, and how many.
 
-    proposer     of draft tokens; None: there are none, or the executor proposes them.
+    proposer     of draft tokens; None: the executor proposes them.
     costs        of steps by their number of tokens, from which draft lengths are chosen.
     max_rows     rows of logits in a step with draft tokens.
     budget       tokens in a step.
-    drafts_enabled  changed by benchmarks between runs, to compare with the same engine without draft tokens.
+    is_enabled   changed by ``enable``.
     """
 
-    def __init__(self, pool: PagePool, config: SchedulerConfig) -> None:
-        self.pool = pool
-        self.config = config
-        self.proposer = proposer_of(config.speculation)
+    def __init__(self, pool: PagePool, config: SchedulerConfig, speculation: SpeculationConfig) -> None:
+        self.proposer = proposer_of(speculation)
         self.costs = DEFAULT_COSTS
         self.max_rows = config.max_rows
         self.budget = config.max_num_batched_tokens
-        self.drafts_enabled = True
-        self.running: list[Sequence] = []
-        self._had_prompts = False
+        self.is_enabled = True
+        self._pool = pool
+        self._config = speculation
+        self._num_stages = config.num_stages
         self._acceptance = AcceptanceRate()
         self._draft_budget = DraftBudget()
         self._num_steps = 0  # since the budget earned last
         self._num_idle_steps = 0  # how many of the next steps of the same sequences need not look for draft tokens
 
-    def _new_speculation(self, sequence: Sequence, config: SpeculationConfig) -> Speculation:
-        """The draft tokens of a new sequence."""
+    def enable(self, enabled: bool) -> None:
+        """Propose draft tokens from now on, or none, so that benchmarks can compare. Proposers start anew."""
+        self.is_enabled = enabled
+        self.proposer = proposer_of(self._config)
+
+    def new_sequence(self, sequence: Sequence) -> Speculation:
+        """Return the state of speculation of a new sequence."""
         shared = self.proposer
         proposer = None if shared is None else shared.new_sequence(sequence.scope, sequence.num_prompt)
-        return Speculation(proposer, config.num_speculative_tokens, self._acceptance, self._draft_budget)
+        return Speculation(proposer, self._config.num_speculative_tokens, self._acceptance, self._draft_budget)
 
-    def awaits_results(self) -> bool:
+    def on_sequences_changed(self) -> None:
+        """Other sequences run in the next step than in the last one."""
+        self._num_idle_steps = 0
+
+    def awaits_results(self, running: list[Sequence]) -> bool:
         """Whether the next step needs the results of pending ones, because it follows draft tokens or may have some."""
-        config = self.config.speculation
-        if config is None or not self.drafts_enabled or self.config.num_stages > 1:
+        if not self.is_enabled or self._num_stages > 1:
             return False
-        for sequence in self.running:
+        for sequence in running:
             if any(chunk.drafts or chunk.num_proposed for chunk in sequence.pending_chunks):
                 return True
-        num, length = len(self.running), config.num_speculative_tokens
-        if num >= config.disable_by_batch_size or self.costs.min_acceptance(num, num, length) > MAX_RATE:
+        num, length = len(running), self._config.num_speculative_tokens
+        if num >= self._config.disable_by_batch_size or self.costs.min_acceptance(num, num, length) > MAX_RATE:
             return False
         return any(
-            one.num_pending_tokens and one.speculation is not None and one.speculation.expects_drafts
-            for one in self.running
+            one.num_pending_tokens and one.speculation is not None and one.speculation.expects_drafts for one in running
         )
 
-    def _add_drafts(self, chosen: list[ScheduledChunk], config: SpeculationConfig) -> None:
+    def add_drafts(self, chosen: list[ScheduledChunk], running: list[Sequence], has_prompts: bool) -> None:
         """Append draft tokens to the decodes among ``chosen`` where they pay, while budget, pages and rows of logits
         last. No sequence is preempted for them.
+
+        has_prompts  whether some of ``chosen`` are parts of prompts.
         """
-        if len(self.running) >= config.disable_by_batch_size:
+        config = self._config
+        if not self.is_enabled or len(running) >= config.disable_by_batch_size:
             return
         self._num_steps += 1
-        is_complete = len(chosen) == len(self.running)
+        is_complete = len(chosen) == len(running)
         if self._num_idle_steps > 0 and is_complete:
             self._num_idle_steps -= 1
             return
         due = [chunk for chunk in chosen if chunk.count == 1 and chunk.sequence.may_have_drafts]
-        pays = not due or self._add_proposals(chosen, due, config)
+        pays = not due or self._add_proposals(chosen, due, len(running))
         has_model = config.model is not None
         asking = [one for one in chosen if (has_model or one.sequence.spec.grammar is not None) and one.samples]
         if asking:
-            self._request_drafts(asking, config)
-        elif is_complete and not has_model and not self._had_prompts:
-            self._num_idle_steps = self._steps_until_due() if pays else _ALWAYS
+            self._request_drafts(asking, len(running))
+        elif is_complete and not has_model and not has_prompts:
+            self._num_idle_steps = self._steps_until_due(running) if pays else _ALWAYS
 
-    def _steps_until_due(self) -> int:
+    def _steps_until_due(self, running: list[Sequence]) -> int:
         """How many of the following steps cannot have draft tokens, if the same sequences run: a step adds a token to
         each that has none.
         """
         first = min(
-            (one.speculation.due_at - len(one.token_ids) for one in self.running if one.speculation is not None),
+            (one.speculation.due_at - len(one.token_ids) for one in running if one.speculation is not None),
             default=0,
         )
         return max(0, first - 1, self._draft_budget.num_steps_until_earned - 1)
 
-    def _add_proposals(
-        self, chosen: list[ScheduledChunk], due: list[ScheduledChunk], config: SpeculationConfig
-    ) -> bool:
+    def _add_proposals(self, chosen: list[ScheduledChunk], due: list[ScheduledChunk], num_running: int) -> bool:
         """Append draft tokens to the chunks of ``due``, decodes among ``chosen``, where they pay. False if they would
         not although all were accepted.
         """
         num_decodes = sum(chunk.count == 1 for chunk in chosen)
         num_tokens = sum(chunk.count for chunk in chosen)
         room = min(self.max_rows - sum(chunk.samples for chunk in chosen), self.budget - num_tokens)
-        required = self.costs.min_acceptance(num_tokens, num_decodes, config.num_speculative_tokens)
+        required = self.costs.min_acceptance(num_tokens, num_decodes, self._config.num_speculative_tokens)
         if room <= 0 or required > MAX_RATE:
             return room <= 0
         costs, budget = self.costs, self._draft_budget
@@ -109,7 +116,7 @@ class DraftScheduling:
         self._num_steps = 0
         if budget.is_spent and self.proposer is not None:
             due = [one for one in due if one.sequence.speculation is not None and one.sequence.speculation.has_received]
-        proposals = self._proposals(due, room, config)
+        proposals = self._proposals(due, room)
         rates = [speculation.rate for _, speculation, _ in proposals]
         lengths = [0] * len(rates)
         if max(rates, default=0.0) >= required:
@@ -118,14 +125,14 @@ class DraftScheduling:
         for (chunk, speculation, drafts), length in zip(proposals, lengths, strict=True):
             if length == 0:
                 speculation.set_aside(chunk.sequence.token_ids, drafts)
-            elif self._grow_for_drafts(chunk.sequence, 1 + length):
+            elif self._grow(chunk.sequence, 1 + length, num_running):
                 chunk.add_drafts(drafts[:length])
         verification = costs.step(num_tokens + sum(lengths)) - costs.step(num_tokens)
         budget.charge(verification + len(due) * costs.bookkeeping)
         return True
 
     def _proposals(
-        self, decodes: list[ScheduledChunk], room: int, config: SpeculationConfig
+        self, decodes: list[ScheduledChunk], room: int
     ) -> list[tuple[ScheduledChunk, Speculation, list[int]]]:
         """The draft tokens that are proposed for ``decodes``, where there are any."""
         proposals = []
@@ -135,16 +142,17 @@ class DraftScheduling:
             if sequence.num_pending_tokens:
                 speculation.compare_ahead(sequence.token_ids)
                 continue
-            max_tokens = min(room, sequence.max_draft_tokens, config.max_model_len - chunk.end)
+            max_tokens = min(room, sequence.max_draft_tokens, self._config.max_model_len - chunk.end)
             drafts = speculation.propose(sequence.token_ids, max_tokens) if max_tokens > 0 else []
             if drafts:
                 proposals.append((chunk, speculation, drafts))
         return proposals
 
-    def _request_drafts(self, chunks: list[ScheduledChunk], config: SpeculationConfig) -> None:
+    def _request_drafts(self, chunks: list[ScheduledChunk], num_running: int) -> None:
         """Ask the executor to propose draft tokens to follow what ``chunks`` sample: those that a grammar forces, and,
         where it pays, those of a model.
         """
+        config = self._config
         asked: list[tuple[ScheduledChunk, Speculation, int]] = []
         for chunk in chunks:
             speculation, limit = chunk.sequence.speculation, chunk.max_requested_drafts(config.max_model_len)
@@ -156,26 +164,25 @@ class DraftScheduling:
             return
         rates = [speculation.proposer_rate for _, speculation, _ in asked]
         limits = [min(limit, speculation.max_length) for _, speculation, limit in asked]
-        lengths = self._proposed_lengths(len(chunks), rates, limits, config)
+        lengths = self._proposed_lengths(len(chunks), rates, limits)
         for (chunk, speculation, _), length in zip(asked, lengths, strict=True):
             chunk.num_proposed = length
             if length:
-                self._grow_for_drafts(chunk.sequence, chunk.count + length)  # for keys of the draft model
+                self._grow(chunk.sequence, chunk.count + length, num_running)  # for keys of the draft model
                 num_missed = speculation.model_read(chunk.end, chunk.sequence.num_prompt)
                 self._draft_budget.charge(self.costs.proposal(1 + num_missed) - self.costs.proposal(1))
             else:
                 speculation.expect_none()
 
-    def _proposed_lengths(
-        self, num_decodes: int, rates: list[float], limits: list[int], config: SpeculationConfig
-    ) -> list[int]:
+    def _proposed_lengths(self, num_decodes: int, rates: list[float], limits: list[int]) -> list[int]:
         """How many tokens a draft model proposes for each sequence: as many as pay, or one to see whether they would.
         None while the budget is spent, or where they would not pay although all were accepted.
         """
         costs, budget = self.costs, self._draft_budget
         budget.earn(self._num_steps, costs.step(num_decodes), num_decodes)
         self._num_steps = 0
-        required = costs.min_acceptance(num_decodes, num_decodes, config.num_speculative_tokens, with_proposals=True)
+        length = self._config.num_speculative_tokens
+        required = costs.min_acceptance(num_decodes, num_decodes, length, with_proposals=True)
         room = self.max_rows - num_decodes
         if budget.is_spent or room <= 0 or required > MAX_RATE:
             return [0] * len(rates)
@@ -189,22 +196,10 @@ class DraftScheduling:
         budget.charge(sum(map(costs.proposal, steps)))
         return lengths
 
-    def _pages_for(self, tokens: int) -> int:
-        return -(-tokens // self.pool.page_size)
-
-    def _grow(self, sequence: Sequence, count: int) -> bool:
-        """Allocate the pages for ``count`` more tokens of ``sequence``; False if there are not enough."""
-        needed = self._pages_for(sequence.num_computed_tokens + count) - len(sequence.pages)
-        if needed > 0:
-            pages = self.pool.allocate(needed)
-            if pages is None:
-                return False
-            sequence.pages += pages
-        return True
-
-    def _grow_for_drafts(self, sequence: Sequence, count: int) -> bool:
-        """The same for draft tokens, which may not take the last page that a running sequence could need."""
-        needed = self._pages_for(sequence.num_computed_tokens + count) - len(sequence.pages)
-        if needed > 0 and self.pool.num_free - needed < len(self.running):
+    def _grow(self, sequence: Sequence, count: int, num_running: int) -> bool:
+        """Allocate the pages for ``count`` more tokens, but not the last one that a running sequence could need."""
+        num_tokens = sequence.num_computed_tokens + count
+        needed = self._pool.pages_for(num_tokens) - len(sequence.pages)
+        if needed > 0 and self._pool.num_free - needed < num_running:
             return False
-        return self._grow(sequence, count)
+        return self._pool.extend(sequence.pages, num_tokens)
