@@ -196,8 +196,8 @@ class AdapterPool:
         """Whether a sequence with ``adapter`` may start now. If not, only a few of those behind it may."""
         if adapter is None:
             return True
-        is_replaced = adapter.key in self._replaced  # others may be waiting for it to end
-        if self._is_blocked and self._num_overtaking >= MAX_OVERTAKING and not is_replaced:
+        must_end = adapter.key in self._replaced or adapter.key in self._preempted  # others may wait for its place
+        if self._is_blocked and self._num_overtaking >= MAX_OVERTAKING and not must_end:
             return False
         if adapter.key not in self._resident:
             staged = self._staged.get(adapter.key)

@@ -203,6 +203,31 @@ def test_the_adapter_of_a_preempted_sequence_stays_in_memory(ends):
     assert ends or sequence.num_outputs == 4
 
 
+def test_a_sequence_that_is_preempted_often_runs_on_although_another_adapter_waits_for_its_place():
+    """Nobody could run otherwise: the one that waits needs the place of the adapter that the preempted one keeps."""
+    pool = AdapterPool(LoraConfig(max_loras=1, max_resident=1))
+    first, second = ref("first"), ref("second")
+    pool.add(first)
+    assert pool.prefetch(first)
+    pool.set_ready(first.key)
+    pool.start(first)
+    pool.add(second)
+    assert pool.prefetch(second)
+    pool.set_ready(second.key)
+    for _ in range(2 * adapters.MAX_OVERTAKING):
+        pool.stop(first)
+        pool.preempt(first)
+        pool.end_step([second, first])
+        assert not pool.admits(second), "the preempted sequence keeps its adapter in memory"
+        assert pool.admits(first)
+        pool.start(first)
+        pool.resume(first)
+    pool.stop(first)
+    pool.remove(first)
+    pool.end_step([second])
+    assert pool.admits(second)
+
+
 def test_adapters_that_no_waiting_sequence_needs_are_evicted_first():
     world = World(max_loras=1, max_resident=2, max_num_seqs=1)
     for key in "ab":
