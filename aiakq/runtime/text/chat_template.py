@@ -15,6 +15,7 @@ import msgspec
 from aiakq.errors import AiakqError, error
 from aiakq.runtime.text.message_forms import (
     INSTRUCTING,
+    appended,
     folded,
     joined_text,
     message_forms,
@@ -133,6 +134,8 @@ class ChatTemplate:
                 try:
                     text = well_formed(self._rendered([self._in_form(message) for message in form], **given))
                     _check_other_roles(messages, text)
+                    if self.facts.partly_shown:
+                        self._check_ends(form, given)
                     return text
                 except AiakqError:
                     raise
@@ -148,6 +151,23 @@ class ChatTemplate:
 
         values = {**self._special_tokens, **arguments}
         return render_jinja_template(conversations=[messages], chat_template=self.text, **values)[0][0]
+
+    def _check_ends(self, messages: Messages, arguments: Mapping[str, Any]) -> None:
+        """Raise ``template_loses`` for a message that is lost, or its end, of a role of which it may be."""
+        marked, words = [], {}
+        for number, message in enumerate(messages):
+            if message.get("role") in self.facts.partly_shown and message.get("content"):
+                words[number] = word = f"qzend{number}qz"
+                content = message["content"]
+                ended = f"{content} {word}" if isinstance(content, str) else appended(content, word)
+                message = {**message, "content": ended}
+            marked.append(self._in_form(message))
+        text = self._rendered(marked, **arguments).lower()
+        for number, word in words.items():
+            if word not in text:
+                role = messages[number].get("role")
+                what = f"long texts or conversations (a message of the role {role!r:.64} is cut off or left out)"
+                raise error("template_loses", param="messages", what=what)
 
     def _in_form(self, message: dict[str, Any]) -> dict[str, Any]:
         """Return a message with its content in the form that the template takes for its role."""

@@ -61,6 +61,7 @@ class TemplateFacts(msgspec.Struct, frozen=True):
     call_form         the form of messages with calls in which they are shown without flaws, such as "None".
     shows_turns       whether it shows all turns of a conversation.
     cuts_texts        whether it loses the end of long texts of users.
+    partly_shown      roles whose messages may be lost, or their ends: in long conversations, or of long texts.
     merges_users      whether messages of the user in a row must be merged, because it leaves out one of them.
     folds_systems     whether instructions behind the first message must be moved, because texts are lost otherwise.
     takes_one_call    whether only messages with one call each are shown in full.
@@ -79,6 +80,7 @@ class TemplateFacts(msgspec.Struct, frozen=True):
     call_form: CallForm = CALL_FORMS[0]
     shows_turns: bool = True
     cuts_texts: bool = False
+    partly_shown: list[str] = []
     merges_users: bool = False
     folds_systems: bool = False
     takes_one_call: bool = False
@@ -135,6 +137,7 @@ def find_facts(render: Render, with_tools: bool = False, arguments: Mapping[str,
         call_form=call_form,
         shows_turns=turns.shows_turns(),
         cuts_texts=turns.cuts_long_texts(),
+        partly_shown=turns.partly_shown(call_form),
         merges_users=turns.merges_users(),
         folds_systems=turns.folds_instructions(),
         takes_one_call=shows_calls and turns.takes_one_call(call_form),
@@ -221,7 +224,7 @@ class _Probe:
                     [conversation] = itertools.islice(message_forms([*asked, asking, *rest], form), 1)
                     text = self.text(conversation)
                     raised = raised and text is None
-                    if text is not None and (_WORD in text or _OTHER in text):
+                    if text is not None and _WORD in text and _OTHER in text:
                         found.append((_flaws(text), form))
             if found and found[-1][0] == 0:
                 break
@@ -251,9 +254,8 @@ class _Probe:
 
 
 def _flaws(text: str) -> int:
-    """Return how much of a rendered call looks wrong: a content of "None", arguments in another form, or no name."""
-    missing = [word for word in (_WORD, _OTHER) if word not in text]
-    return text.count("none") + sum(map(text.count, _WRONG_ARGUMENTS)) + len(missing)
+    """Return how much of a rendered call looks wrong: a content of "None", or arguments in another form."""
+    return text.count("none") + sum(map(text.count, _WRONG_ARGUMENTS))
 
 
 def _first(known: dict[str, list[Form]], role: str) -> Form:

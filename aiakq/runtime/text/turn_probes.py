@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import string
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -22,8 +23,8 @@ Messages = list[dict[str, Any]]
 _PARAMETERS = {"type": "object", "properties": {"a": {"type": "string", "description": "b"}}, "required": ["a"]}
 #: For templates that show calls only beside tools.
 FILLER_TOOL = {"type": "function", "function": {"name": "f", "description": "c", "parameters": _PARAMETERS}}
-#: Words before the one that is looked for in a long text, and what is between them.
-_LONG = 1000
+#: Words before the one that is looked for in a long text, and messages of a long conversation.
+_LONG, _MANY = 10_000, 60
 
 
 class TurnProbes:
@@ -42,6 +43,31 @@ class TurnProbes:
     def cuts_long_texts(self) -> bool:
         """Whether the end of a long text of a user is lost."""
         return self._loses([[*lead, ("user", "a\n" * _LONG)] for lead in self._leads()])
+
+    def partly_shown(self, form: CallForm) -> list[str]:
+        """Roles of messages that may be lost: those of long conversations, the ends of long texts, or some in a row.
+
+        form  the form of messages with calls.
+        """
+        turns = [("user", ""), ("assistant", "")] * (_MANY // 2)
+        if self._loses([[*lead, *turns, ("user", "")] for lead in self._leads()]):
+            return sorted(self._shown)
+        user, long = ("user", ""), "a\n" * _LONG
+        conversations = {
+            "system": [[("system", long), user]],
+            "developer": [[("developer", long), user]],
+            "assistant": [[user, ("assistant", long), user], [user, ("assistant", ""), ("assistant", ""), user]],
+        }
+        found = [role for role, each in conversations.items() if role in self._shown and self._loses(each)]
+        return found + (["tool"] if "tool" in self._shown and self._cuts_results(form) else [])
+
+    def _cuts_results(self, form: CallForm) -> bool:
+        """Whether the end of a long result is lost, or one of two results."""
+        user, one = self._said("user", "a"), self._result("b", "a\n" * _LONG)
+        cut = [user, self._calling("b"), one]
+        two = [user, self._calling("bc"), self._result("b"), self._result("c")]
+        two = with_single_calls(two) if self.takes_one_call(form) else two
+        return any(self._shows_calls(each, form, "r") is False for each in (cut, [*cut, user], two))
 
     def shows_turns(self) -> bool:
         """Whether all turns of a conversation are shown."""
@@ -91,11 +117,15 @@ class TurnProbes:
             return False
         return any(self._shows_calls(change(each), form) for each in whole)
 
-    def _shows_calls(self, messages: Messages, form: CallForm) -> bool:
+    def _shows_calls(self, messages: Messages, form: CallForm, of: str = "") -> bool | None:
+        """Whether all words of messages are shown, or only those ``of`` results, "r"; None if the template raises."""
         [conversation] = itertools.islice(message_forms(messages, form), 1)
         text = self._render(conversation)
+        if text is None:
+            return None
         sent = json.dumps(messages)
-        return text is not None and all(word in text for word in map(_word, "abc") if word in sent)
+        words = [_word(letter + ending) for letter in "abcz" for ending in {of, "r"}]
+        return all(word in text for word in words if word in sent)
 
     def _said(self, role: str, letter: str) -> dict[str, Any]:
         return {"role": role, "content": self._content(_word(letter), role)}
@@ -111,8 +141,10 @@ class TurnProbes:
         ]
         return {"role": "assistant", "tool_calls": called}
 
-    def _result(self, letter: str) -> dict[str, Any]:
-        return {"role": "tool", "tool_call_id": f"call0000{letter}", "name": "f", "content": self._content("d", "tool")}
+    def _result(self, letter: str, beginning: str = "") -> dict[str, Any]:
+        """The result of the call ``letter``, with a word of its own."""
+        content = self._content(beginning + _word(letter + "r"), "tool")
+        return {"role": "tool", "tool_call_id": f"call0000{letter}", "name": "f", "content": content}
 
     def _leads(self) -> Iterator[list[tuple[str, str]]]:
         """Yield the beginnings of conversations: none, and one of each instructing role that is shown."""
@@ -126,7 +158,7 @@ class TurnProbes:
         for conversation in conversations:
             messages, words = [], []
             for number, (role, beginning) in enumerate(conversation):
-                word = _word(chr(ord("a") + number))
+                word = _word("".join(map(string.ascii_lowercase.__getitem__, divmod(number, 26))))
                 messages.append({"role": role, "content": self._content(beginning + word, role)})
                 if role in self._shown:
                     words.append(word)
@@ -136,5 +168,5 @@ class TurnProbes:
         return False
 
 
-def _word(letter: str) -> str:
-    return f"qzturnword{letter}qz"
+def _word(letters: str) -> str:
+    return f"qzturnword{letters}qz"

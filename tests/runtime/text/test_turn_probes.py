@@ -236,3 +236,81 @@ def test_a_result_without_a_call_is_shown_or_refused():
     with pytest.raises(AiakqError, match="no place for messages of the role 'tool'") as caught:
         template.render([{"role": "tool", "tool_call_id": "x", "content": "R1"}, *said("user:U")])
     assert caught.value.param == "messages[0].role"
+
+
+# --- parts of long conversations
+
+EACH_TURN = (
+    "{% for m in messages %}[{{ m.role }}]TEXT{% for c in m.tool_calls or [] %}" + CALL + "{% endfor %}{% endfor %}"
+)
+
+
+def showing(text: str, role: str = "", messages: str = "messages") -> str:
+    """A template that shows ``text`` for messages of ``role``, and the content of others."""
+    text = (
+        "{{ m.content or '' }}" if not role else "{{ " + text + f" if m.role == '{role}' else m.content or '' " + "}}"
+    )
+    return EACH_TURN.replace("TEXT", text).replace("in messages", f"in {messages}")
+
+
+RESULTS = [
+    {"role": "assistant", "tool_calls": [call("x", "C1"), call("y", "C2")]},
+    {"role": "tool", "tool_call_id": "x", "content": "word " * 100 + "R1"},
+    {"role": "tool", "tool_call_id": "y", "content": "R2"},
+]
+TURNS_OF_TEN = said("user:first", *["assistant:A", "user:U"] * 5)
+PARTLY_SHOWN = {
+    "the last eight messages": (showing("", messages="messages[-8:]"), TURNS_OF_TEN, "user"),
+    "the first eight messages": (showing("", messages="messages[:8]"), TURNS_OF_TEN, "user"),
+    "the beginning of answers": (
+        showing("m.content[:100]", "assistant"),
+        said("user:U", "assistant:" + "word " * 100, "user:V"),
+        "assistant",
+    ),
+    "the first line of instructions": (
+        showing("m.content.split('\n')[0]", "system"),
+        said("system:S1\nS2", "user:U"),
+        "system",
+    ),
+    "the beginning of results": (
+        showing("m.content | truncate(90)", "tool"),
+        [*said("user:U"), *RESULTS],
+        "tool",
+    ),
+    "the first of two answers": (
+        "{% for m in messages %}{% if m.role == 'user' or messages[loop.index0 - 1].role == 'user' %}"
+        "[{{ m.content }}]{% endif %}{% endfor %}",
+        said("user:U", "assistant:A1", "assistant:A2", "user:V"),
+        "assistant",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PARTLY_SHOWN)
+def test_a_conversation_of_which_a_message_or_its_end_is_lost_is_refused_by_its_role(name):
+    text, conversation, role = PARTLY_SHOWN[name]
+    template = checked(text)
+    assert role in template.facts.partly_shown
+    with pytest.raises(AiakqError, match=f"message of the role '{role}' is cut off or left out") as caught:
+        template.render(conversation)
+    assert caught.value.id == "template_loses" and caught.value.http_status == 400
+    short = said("system:S", "user:U", "assistant:A", "user:V")
+    assert all(each["content"] in template.render(short) for each in short if each["role"] != "system")
+
+
+def test_a_template_that_shows_everything_is_rendered_once():
+    assert checked(showing("")).facts.partly_shown == []
+
+
+def test_each_of_two_results_follows_its_call_where_the_template_shows_one_result_in_a_row():
+    template = checked(showing("('' if messages[loop.index0 - 1].role == 'tool' else m.content)", "tool"))
+    text = template.render([*said("user:U"), *RESULTS])
+    assert all(text.count(word) == 1 for word in ("C1", "C2", "R1", "R2"))
+
+
+@pytest.mark.parametrize("shown", ["{{ c.function.name }}", "{{ c.function.arguments | tojson }}"])
+def test_calls_are_written_as_text_where_the_template_shows_a_part_of_them(shown):
+    template = checked(showing("").replace(CALL, shown))
+    asked = {"role": "assistant", "tool_calls": [call("x", "C1")]}
+    text = template.render([*said("user:U"), asked, {"role": "tool", "tool_call_id": "x", "content": "R1"}])
+    assert '<tool_call>{"name": "f", "arguments": {"a": "C1"}}</tool_call>' in text and "R1" in text
