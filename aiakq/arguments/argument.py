@@ -233,6 +233,20 @@ def _check_type(argument: Argument, value: Any, source: str | None) -> None:
         raise _bad(argument, value, source, argument.kind)
     if argument.type in (list, tuple) and not all(isinstance(entry, str) for entry in value):
         raise _bad(argument, value, source, "a list of strings")
+    if argument.type is dict and not _is_portable(value):
+        expected = f"{argument.kind} with integers of at most 64 bits and with text that is Unicode"
+        raise _bad(argument, value, source, expected)
+
+
+def _is_portable(value: Any) -> bool:
+    """Whether other processes can be sent ``value``: no integers of more than 64 bits, no halves of characters."""
+    if isinstance(value, dict):
+        return all(_is_portable(key) and _is_portable(each) for key, each in value.items())
+    if isinstance(value, (list, tuple)):
+        return all(map(_is_portable, value))
+    if isinstance(value, int):
+        return -(1 << 63) <= value < 1 << 64
+    return not isinstance(value, str) or not any("\ud800" <= letter <= "\udfff" for letter in value)
 
 
 def value_of_text(argument: Argument, text: str, source: str | None = None) -> Any:

@@ -271,6 +271,15 @@ def test_a_wrong_value_is_refused_with_what_is_expected(given, said):
     assert caught.value.id == "bad_option" and said in str(caught.value)
 
 
+@pytest.mark.parametrize("option", [row.flag for row in ARGUMENTS if row.type is dict])
+@pytest.mark.parametrize("value", [10**30, -(2**63) - 1, "half \ud83d", {"\udcff": 1}, [{"a": [2**64]}]])
+def test_objects_with_what_other_processes_cannot_be_sent_are_refused(option, value):
+    name = option.removeprefix("--").replace("-", "_")
+    with pytest.raises(AiakqError, match="integers of at most 64 bits and with text that is Unicode") as caught:
+        checked({"model": "m", name: {"a": value}}, server=True)
+    assert caught.value.id == "bad_option" and option in str(caught.value)
+
+
 @pytest.mark.parametrize(
     "given",
     [
