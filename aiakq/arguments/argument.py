@@ -233,9 +233,12 @@ def _check_type(argument: Argument, value: Any, source: str | None) -> None:
         raise _bad(argument, value, source, argument.kind)
     if argument.type in (list, tuple) and not all(isinstance(entry, str) for entry in value):
         raise _bad(argument, value, source, "a list of strings")
-    if argument.type is dict and not _is_portable(value):
-        expected = f"{argument.kind} with integers of at most 64 bits and with text that is Unicode"
-        raise _bad(argument, value, source, expected)
+    if argument.type is not float and not _is_portable(str(value) if isinstance(value, Path) else value):
+        limits = {
+            dict: "a JSON object with integers of at most 64 bits and with text that is Unicode",
+            int: "an integer of at most 64 bits",
+        }
+        raise _bad(argument, value, source, limits.get(argument.type, "text that is Unicode"))
 
 
 def _is_portable(value: Any) -> bool:

@@ -94,8 +94,11 @@ class AiakqError(Exception):
     @property
     def plain_fields(self) -> dict[str, Any]:
         """The fields, with values that MessagePack cannot encode as text, to rebuild the error in another process."""
-        plain = (str, int, float, bool, type(None))
-        return {name: value if isinstance(value, plain) else as_text(value) for name, value in self.fields.items()}
+
+        def is_plain(value: Any) -> bool:
+            return isinstance(value, (str, float, type(None))) or (isinstance(value, int) and value.bit_length() < 64)
+
+        return {name: value if is_plain(value) else as_text(value) for name, value in self.fields.items()}
 
     def body(self) -> dict[str, Any]:
         """Return the JSON body of an HTTP response, in the format that OpenAI clients parse."""

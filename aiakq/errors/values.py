@@ -19,6 +19,13 @@ class _ShortRepr(reprlib.Repr):
         self.maxstring = self.maxother = 200
         self.maxlong = 60
 
+    def repr_int(self, x: int, level: int) -> str:
+        """As in ``Repr``; Python refuses to write integers of thousands of digits."""
+        try:
+            return super().repr_int(x, level)
+        except ValueError:
+            return f"an integer of {x.bit_length()} bits"
+
 
 _SHORT = _ShortRepr()
 #: Characters of a value with many entries.
@@ -33,7 +40,12 @@ def short_repr(value: object) -> str:
 
 def as_text(value: object) -> str:
     """Return ``str(value)``; containers are shortened."""
-    return short_repr(value) if isinstance(value, (dict, list, tuple, set, frozenset)) else str(value)
+    is_short = not isinstance(value, (dict, list, tuple, set, frozenset)) and not _is_long(value)
+    return str(value) if is_short else short_repr(value)
+
+
+def _is_long(value: object) -> bool:
+    return isinstance(value, int) and value.bit_length() > 1000
 
 
 class MessageFormatter(string.Formatter):
@@ -47,6 +59,6 @@ class MessageFormatter(string.Formatter):
             return shlex.quote(str(value))
         if conversion == "r":
             return short_repr(value)
-        if isinstance(value, (dict, list, tuple, set, frozenset)):
+        if isinstance(value, (dict, list, tuple, set, frozenset)) or _is_long(value):
             return as_text(value)
         return super().convert_field(value, conversion)

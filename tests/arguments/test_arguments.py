@@ -281,6 +281,23 @@ def test_objects_with_what_other_processes_cannot_be_sent_are_refused(option, va
 
 
 @pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"served_model_name": ["a\udcff"]}, "text that is Unicode"),
+        ({"model": "a\udcff"}, "text that is Unicode"),
+        ({"seed": 10**30}, "an integer of at most 64 bits"),
+        ({"max_model_len": 10**5000}, "an integer of at most 64 bits"),
+        ({"gpu_memory_utilization": 10**5000}, "at most 1"),
+    ],
+    ids=["a list", "a name", "an integer", "an integer that cannot be spelled", "a number"],
+)
+def test_values_that_other_processes_cannot_be_sent_are_refused(given, said):
+    with pytest.raises(AiakqError) as caught:
+        checked({"model": "m"} | given, server=True)
+    assert caught.value.id == "bad_option" and said in str(caught.value)
+
+
+@pytest.mark.parametrize(
     "given",
     [
         {"max_num_partial_prefills": 2, "enable_chunked_prefill": False},

@@ -33,6 +33,13 @@ def test_short_values_are_spelled_as_they_are(value):
     assert short_repr(value) == repr(value)
 
 
+def test_integers_that_python_does_not_spell_are_named_by_their_length():
+    problem = error("bad_option", option="--seed", value=10**5000, expected="an integer", hint="")
+    assert "--seed is an integer of 16610 bits" in problem.message
+    assert short_repr([10**5000]) == "[an integer of 16610 bits]"
+    assert len(str(problem.plain_fields)) < 200 and isinstance(problem.plain_fields["value"], str)
+
+
 @pytest.mark.parametrize("path", ["/models/My Model", "it's", "a;b", "$HOME", "plain"])
 def test_commands_in_remedies_can_be_copied_to_a_shell(path):
     remedy = error("path_outside_model", path=path, file="config.json -> /x").remedy
