@@ -298,7 +298,9 @@ class SamplingParams:
             above = value > parameter.minimum if parameter.exclusive else value >= parameter.minimum
             # Written such that NaN fails, since every comparison with it is false.
             if not (above and value <= parameter.maximum):
-                raise error("value_out_of_range", param=name, value=value, allowed=parameter.allowed)
+                hides_limit = value > parameter.maximum and parameter.maximum >= 1e4
+                allowed = f"at most {int(parameter.maximum)}" if hides_limit else parameter.allowed
+                raise error("value_out_of_range", param=name, value=value, allowed=allowed)
             if expected is not int:
                 setattr(self, name, float(value))
 

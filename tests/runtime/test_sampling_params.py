@@ -59,6 +59,24 @@ def answer(llm: LLM, prompt="Once upon a time", **params):
     return llm.generate(prompt, SamplingParams(**params), use_tqdm=False)[0]
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "allowed"),
+    [
+        ("max_tokens", 2**63 - 1, "at most 2147483648"),
+        ("thinking_token_budget", 2**53, "at most 2147483648"),
+        ("seed", 2**64, "at most 9223372036854775807"),
+        ("temperature", float("inf"), "at most 10000"),
+        ("temperature", float("nan"), "0 or more"),
+        ("max_tokens", -1, "0 or more"),
+        ("top_p", 2, "above 0, at most 1"),
+    ],
+)
+def test_a_value_beyond_a_limit_is_refused_with_the_limit(name, value, allowed):
+    with pytest.raises(AiakqError, match=f"allowed is {allowed}.") as caught:
+        SamplingParams(**{name: value})
+    assert caught.value.id == "value_out_of_range"
+
+
 def test_the_best_of_several_are_returned_best_first(llm):
     params = {"seed": 3, "temperature": 1.2, "max_tokens": 12, "ignore_eos": True}
     every = answer(llm, n=6, **params).outputs
