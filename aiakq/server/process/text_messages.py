@@ -14,6 +14,8 @@ from aiakq.runtime.text.tokenizer import TokenizerSource
 from aiakq.runtime.text.tools_in_text import CallSyntax
 from aiakq.system.frames import framed
 
+#: Code of integers of more than 64 bits.
+_LONG = 1
 #: The stages of a request.
 Part = Literal["template", "tokenizer", "grammar"]
 
@@ -184,21 +186,30 @@ def size_of(request: TextRequest) -> int:
 
 
 def frame_of(request: TextRequest) -> bytes:
-    """Encode ``request``. Raises ``invalid_type`` for integers that MessagePack cannot encode."""
+    """Encode ``request``, which ``request_of`` decodes."""
     try:
         return framed(msgspec.msgpack.encode(request))
     except OverflowError:
-        part = "messages"
-        for name, value in {"chat_template_kwargs": request.arguments, "tools": request.arguments.get("tools")}.items():
-            if _overflows(value):
-                part = name
-        reason = "it has an integer of more than 64 bits"
-        raise error("invalid_type", param=part, reason=reason) from None
+        messages, arguments = _with_long_integers(request.messages), _with_long_integers(request.arguments)
+        request = msgspec.structs.replace(request, messages=messages, arguments=arguments)
+        return framed(msgspec.msgpack.encode(request))
 
 
-def _overflows(value: object) -> bool:
-    try:
-        msgspec.msgpack.encode(value)
-    except OverflowError:
-        return True
-    return False
+def request_of(body: bytes) -> TextRequest:
+    """Decode a request that ``frame_of`` encoded."""
+    return msgspec.msgpack.decode(body, type=TextRequest, ext_hook=_long_integer)
+
+
+def _with_long_integers(value: Any) -> Any:
+    """Return ``value`` with integers of more than 64 bits as extensions, because MessagePack has none."""
+    if isinstance(value, dict):
+        return {name: _with_long_integers(each) for name, each in value.items()}
+    if isinstance(value, list):
+        return list(map(_with_long_integers, value))
+    if isinstance(value, int) and value.bit_length() > 63:
+        return msgspec.msgpack.Ext(_LONG, value.to_bytes(value.bit_length() // 8 + 1, "big", signed=True))
+    return value
+
+
+def _long_integer(code: int, data: memoryview) -> int:
+    return int.from_bytes(data, "big", signed=True)

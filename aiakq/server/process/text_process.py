@@ -42,7 +42,16 @@ from aiakq.runtime.text.infill import find_infill
 from aiakq.runtime.text.template_facts import TemplateFacts
 from aiakq.runtime.text.tokenizer import Tokenizer
 from aiakq.server.process.template_checks import checked_template
-from aiakq.server.process.text_messages import Drop, Loaded, Part, Setup, TextReply, TextRequest, pair_length
+from aiakq.server.process.text_messages import (
+    Drop,
+    Loaded,
+    Part,
+    Setup,
+    TextReply,
+    TextRequest,
+    pair_length,
+    request_of,
+)
 from aiakq.system.frames import framed, receive_frame
 from aiakq.system.memory import heap_bytes, limit_more_memory, trim_heap
 from aiakq.system.processes import begin_child, end_with_parent
@@ -307,7 +316,7 @@ class _Worker:
         # CPU time, not wall-clock time: the machine may be busy, and neither stage can sleep.
         signal.signal(signal.SIGPROF, signal.SIG_DFL)
         while (body := receive_frame(sock)) is not None:
-            request = msgspec.msgpack.decode(body, type=TextRequest)
+            request = request_of(body)
             part: Part = "tokenizer"
 
             def begin(next_part: Part, seconds: float, num_bytes: int, number: int = request.number) -> None:

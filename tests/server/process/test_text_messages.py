@@ -1,0 +1,17 @@
+"""Messages to the tokenizer's process: what clients send arrives as it is."""
+
+from __future__ import annotations
+
+import pytest
+
+from aiakq.server.process.text_messages import TextRequest, frame_of, request_of
+from aiakq.system.frames import LENGTH
+
+
+@pytest.mark.parametrize("number", [0, -1, 2**63 - 1, -(2**63), 2**64 - 1, 2**64, -(2**63) - 1, 10**30, -(10**4000)])
+def test_integers_of_any_length_arrive_in_schemas_messages_and_arguments(number):
+    tool = {"function": {"name": "f", "parameters": {"properties": {"a": {"enum": [number, True, "b", 1.5, None]}}}}}
+    request = TextRequest(
+        1, messages=[{"role": "user", "content": "c", "score": number}], arguments={"tools": [tool], "limit": number}
+    )
+    assert request_of(frame_of(request)[LENGTH.size :]) == request
