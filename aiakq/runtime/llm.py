@@ -133,7 +133,7 @@ class LLM(PoolingMethods):
         if continue_final_message and add_generation_prompt:
             hint = "Set add_generation_prompt=False."
             raise error("usage", reason="continue_final_message goes without a generation prompt.", hint=hint)
-        conversations: Any = [messages] if messages and isinstance(messages[0], dict) else messages
+        conversations = _conversations_of(messages)
         prompts = [
             self.tokenizer.chat_prompt(
                 conversation,
@@ -282,6 +282,22 @@ class LLM(PoolingMethods):
                         bar.update(result.finished)
 
             run(self.engine, receive, deliver)
+
+
+def _conversations_of(messages: Any) -> list[list[dict[str, Any]]]:
+    """Return the conversations of ``LLM.chat``. Raises ``invalid_type``."""
+    conversations = (
+        [messages] if isinstance(messages, list) and messages and isinstance(messages[0], dict) else messages
+    )
+    if not isinstance(conversations, (list, tuple)) or not conversations:
+        raise error("invalid_type", param="messages", reason="a list of messages, or of such lists, is expected")
+    for number, conversation in enumerate(conversations):
+        each = isinstance(conversation, (list, tuple)) and all(isinstance(message, dict) for message in conversation)
+        if not each or not conversation:
+            place = "messages" if conversations == [messages] else f"messages[{number}]"
+            reason = "a list of at least one message is expected, each a dict with role and content"
+            raise error("invalid_type", param=place, reason=reason)
+    return list(conversations)
 
 
 def _empty(request_id: str, prompt: str | None, ids: list[int], params: SamplingParams) -> RequestOutput:

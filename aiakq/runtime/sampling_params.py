@@ -288,18 +288,16 @@ class SamplingParams:
 
     def _check_numbers(self) -> None:
         for name, parameter, expected, optional in _numbers():
-            value = getattr(self, name)
-            if value is None and optional:
+            if (value := getattr(self, name)) is None and optional:
                 continue
             if isinstance(value, bool) or not isinstance(value, expected):
                 kind = "an integer" if expected is int else "a number"
                 raise error("invalid_type", param=name, reason=f"{kind} is expected, not {value!r:.64}")
-            assert parameter.minimum is not None and parameter.maximum is not None
-            above = value > parameter.minimum if parameter.exclusive else value >= parameter.minimum
+            assert (low := parameter.minimum) is not None and (high := parameter.maximum) is not None
+            above = value > low if parameter.exclusive else value >= low
             # Written such that NaN fails, since every comparison with it is false.
-            if not (above and value <= parameter.maximum):
-                hides_limit = value > parameter.maximum and parameter.maximum >= 1e4
-                allowed = f"at most {int(parameter.maximum)}" if hides_limit else parameter.allowed
+            if not (above and value <= high):
+                allowed = f"at most {int(high)}" if value > max(high, 1e4) else parameter.allowed
                 raise error("value_out_of_range", param=name, value=value, allowed=allowed)
             if expected is not int:
                 setattr(self, name, float(value))

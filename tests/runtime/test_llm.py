@@ -175,6 +175,22 @@ def test_chat_uses_the_template(llm):
     assert result.prompt == "<|im_start|>user\nHello<|im_end|>\n<|im_start|>assistant\n"
 
 
+@pytest.mark.parametrize("messages", ["hello", [], {"role": "user", "content": "a"}, None, ["a"], [[]], [1], [[1]]])
+def test_chat_names_what_is_no_conversation(llm, messages):
+    with pytest.raises(AiakqError, match="is expected") as caught:
+        llm.chat(messages, use_tqdm=False)
+    assert caught.value.id == "invalid_type" and caught.value.param.startswith("messages")
+
+
+@pytest.mark.parametrize(
+    "schema", [{"enum": {1, 2}}, {"const": 10**5000}, {"const": b"a"}], ids=["set", "long", "bytes"]
+)
+def test_a_schema_that_is_no_json_is_refused_by_name(llm, schema):
+    with pytest.raises(AiakqError, match="it cannot be written as JSON") as caught:
+        llm.generate("a", SamplingParams(structured_outputs={"json": schema}), use_tqdm=False)
+    assert caught.value.id == "invalid_type" and caught.value.param == "structured_outputs.json"
+
+
 def test_chat_takes_tools_and_past_calls(llm):
     template = (
         "{% for tool in tools %}[{{ tool.function.name }}]{% endfor %}{% for message in messages %}"

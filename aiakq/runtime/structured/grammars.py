@@ -242,7 +242,10 @@ def _checked_text(param: str, text: Any) -> str:
 
 def json_text(param: str, value: Any) -> str:
     """Return ``value`` as JSON, with U+FFFD for lone surrogates. Raises ``invalid_type`` for one in a name."""
-    text = json.dumps(value, ensure_ascii=False)
+    try:
+        text = json.dumps(value, ensure_ascii=False)
+    except (TypeError, ValueError, RecursionError) as failure:
+        raise error("invalid_type", param=param, reason=f"it cannot be written as JSON: {failure}"[:200]) from None
     if has_surrogates(text) and not _has_unicode_names(value):
         reason = "a name in the schema has half of a character (a lone surrogate)"
         raise error("invalid_type", param=param, reason=reason)

@@ -224,7 +224,7 @@ class _Probe:
                     [conversation] = itertools.islice(message_forms([*asked, asking, *rest], form), 1)
                     text = self.text(conversation)
                     raised = raised and text is None
-                    if text is not None and _WORD in text and _OTHER in text:
+                    if text is not None and (_WORD in text or _OTHER in text):
                         found.append((_flaws(text), form))
             if found and found[-1][0] == 0:
                 break
@@ -254,8 +254,9 @@ class _Probe:
 
 
 def _flaws(text: str) -> int:
-    """Return how much of a rendered call looks wrong: a content of "None", or arguments in another form."""
-    return text.count("none") + sum(map(text.count, _WRONG_ARGUMENTS))
+    """Return how much of a rendered call looks wrong: a content of "None", arguments in another form, or no name."""
+    missing = [word for word in (_WORD, _OTHER) if word not in text]
+    return text.count("none") + sum(map(text.count, _WRONG_ARGUMENTS)) + len(missing)
 
 
 def _first(known: dict[str, list[Form]], role: str) -> Form:

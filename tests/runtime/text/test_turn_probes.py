@@ -306,11 +306,3 @@ def test_each_of_two_results_follows_its_call_where_the_template_shows_one_resul
     template = checked(showing("('' if messages[loop.index0 - 1].role == 'tool' else m.content)", "tool"))
     text = template.render([*said("user:U"), *RESULTS])
     assert all(text.count(word) == 1 for word in ("C1", "C2", "R1", "R2"))
-
-
-@pytest.mark.parametrize("shown", ["{{ c.function.name }}", "{{ c.function.arguments | tojson }}"])
-def test_calls_are_written_as_text_where_the_template_shows_a_part_of_them(shown):
-    template = checked(showing("").replace(CALL, shown))
-    asked = {"role": "assistant", "tool_calls": [call("x", "C1")]}
-    text = template.render([*said("user:U"), asked, {"role": "tool", "tool_call_id": "x", "content": "R1"}])
-    assert '<tool_call>{"name": "f", "arguments": {"a": "C1"}}</tool_call>' in text and "R1" in text
