@@ -217,20 +217,24 @@ def _prompt_and_answer(
     """
     if not isinstance(prompt, list):
         return prompt, None
-    parts, suffixes = [(name, prompt)], ("attention_mask", "mask")
+    parts = [(name, prompt)]
+    suffixes: tuple[str, ...] = ("attention_mask", "mask")
     if answer is not None and columns[answer][: len(prompt)] == prompt:
         parts, suffixes = [(answer, columns[answer])], suffixes[:1]  # completion_mask is 0 for the prompt, too
     elif answer is not None:
         parts.append((answer, columns[answer]))
-    ids, mask, is_masked = [], [], False
+    ids: list[Any] = []
+    mask: list[Any] = []
+    is_masked = False
     for each, cell in parts:
         stem = each.removesuffix("ids").removesuffix("token_").removesuffix("input_")
         names = [stem + suffix for suffix in suffixes if stem]
         found = next((mask_name for mask_name in names if _fits(columns.get(mask_name), cell)), None)
         ids += cell
         mask += [1] * len(cell) if found is None else columns[found]
-        is_masked = is_masked or found is not None
-        used.update({found} - {None})
+        if found is not None:
+            is_masked = True
+            used.add(found)
     return ids, mask if is_masked else None
 
 
