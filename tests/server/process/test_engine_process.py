@@ -80,8 +80,6 @@ def test_only_a_load_that_fails_by_itself_shows_a_traceback(monkeypatch, capsys,
     """The end of the server while the model is loading is not an error of the engine."""
     ours, theirs = socket.socketpair()
     theirs.sendall(frame(Start({})))
-    if is_gone:
-        theirs.shutdown(socket.SHUT_WR)
 
     def load(link: EngineLink, start: Start) -> None:
         if is_gone:
