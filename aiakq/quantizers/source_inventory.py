@@ -32,7 +32,11 @@ def check_checkpoint(checkpoint: Checkpoint) -> None:
 
 
 def check_source(model: SourceModel) -> list[str]:
-    """Return warnings about the files. Raises ``tensor_inventory``, or ``tensor_mismatch`` for integers."""
+    """Return warnings about the files.
+
+    Raises ``tensor_inventory``, ``tensor_mismatch`` for integers, and ``config_key_unsupported``: a server refuses such
+    a config whichever implementation is to run it.
+    """
     checkpoint = model.checkpoint
     warnings = [separate_head.remark(model.separate_head)] if model.separate_head else []
     warnings += checkpoint.remarks
@@ -43,7 +47,7 @@ def check_source(model: SourceModel) -> list[str]:
         if config.architecture in ARCHITECTURES:
             warnings += [f"copied, but not used: {part}" for part in describe(check_inventory(config, checkpoint))]
     except AiakqError as problem:
-        if problem.id == "tensor_inventory":
+        if problem.id in ("tensor_inventory", "config_key_unsupported"):
             raise
         # A native family may not support this config; transformers then runs the output.
     for name, _ in model.model.named_parameters():

@@ -99,3 +99,19 @@ def test_an_empty_or_damaged_generation_config_is_ignored_with_a_warning(tiny_mo
     with caplog.at_level(logging.WARNING, logger="aiakq.runtime"):
         load_for_scoring(tmp_path / "out", "float32", "cpu")
     assert any("generation_config.json is ignored" in record.getMessage() for record in caplog.records)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"logit_scale": 0.5}, {"rope_scaling": {"rope_type": "linear", "factor": 2.0}}],
+    ids=["unknown key", "two scalings"],
+)
+def test_a_config_that_every_server_refuses_is_refused_before_any_work(tiny_model, tmp_path, monkeypatch, changes):
+    folder = changed(tiny_model("LlamaForCausalLM"), tmp_path / "in", {})
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, **changes}))
+    monkeypatch.setattr(pipeline, "block_loop", lambda *_: pytest.fail("work was started"))
+    with pytest.raises(AiakqError) as caught:
+        quantized(folder, tmp_path / "out")
+    assert caught.value.id == "config_key_unsupported" and next(iter(changes)) in str(caught.value)
+    assert not (tmp_path / "out").exists()

@@ -197,16 +197,50 @@ def _columns(value: Mapping[str, Any], where: str, path: Path, found: TokenFile)
     if mask is None and ambiguous is not None:
         reason = f"{where} has a {ambiguous}, whose ones are padding in some programs and text in others"
         raise bad(path.name, reason, "Write an attention_mask: 1 for text, 0 for padding.")
-    ids, answer = _listed(columns[name], where, path), None
+    ids, answer, used = _listed(columns[name], where, path), None, set(_USED)
     if name.startswith("prompt") and mask is None:
         answer = next((each for each in _ANSWERS if isinstance(columns.get(each), list)), None)
-        if answer is not None and isinstance(ids, list):
-            ids = columns[answer] if columns[answer][: len(ids)] == ids else ids + columns[answer]
+        ids, mask = _prompt_and_answer(columns, name, ids, answer, used)
     others = {each: _weak(cell, where, path) for each, cell in columns.items() if each in _USED and answer is None}
     for each, cell in columns.items():
-        if each not in {name, answer} | _USED | _OTHERS and _has_ids(cell):
+        if each not in {name, answer} | used | _OTHERS and _has_ids(cell):
             found.unread[each] = None
     yield _Record(where, ids, None if mask is None else _listed(mask, where, path), others)
+
+
+def _prompt_and_answer(
+    columns: Mapping[str, Any], name: str, prompt: Any, answer: str | None, used: set[str]
+) -> tuple[Any, Any]:
+    """Return the ids of a prompt and of the answer in another column, if any, and their mask or None.
+
+    Each part may have a mask of its own, whose name is added to ``used``: ``prompt_mask``, ``chosen_attention_mask``.
+    """
+    if not isinstance(prompt, list):
+        return prompt, None
+    parts = [(name, prompt)]
+    suffixes: tuple[str, ...] = ("attention_mask", "mask")
+    if answer is not None and columns[answer][: len(prompt)] == prompt:
+        parts, suffixes = [(answer, columns[answer])], suffixes[:1]  # completion_mask is 0 for the prompt, too
+    elif answer is not None:
+        parts.append((answer, columns[answer]))
+    ids: list[Any] = []
+    mask: list[Any] = []
+    is_masked = False
+    for each, cell in parts:
+        stem = each.removesuffix("ids").removesuffix("token_").removesuffix("input_")
+        names = [stem + suffix for suffix in suffixes if stem]
+        found = next((mask_name for mask_name in names if _fits(columns.get(mask_name), cell)), None)
+        ids += cell
+        mask += [1] * len(cell) if found is None else columns[found]
+        if found is not None:
+            is_masked = True
+            used.add(found)
+    return ids, mask if is_masked else None
+
+
+def _fits(mask: Any, ids: list[Any]) -> bool:
+    """Whether ``mask`` has a value for each id, or for each list of a batch."""
+    return isinstance(mask, list) and len(mask) == len(ids) > 0
 
 
 def _has_ids(cell: Any) -> bool:
@@ -334,6 +368,8 @@ def _visible(ids: list[int], sample: _Record, path: Path, found: TokenFile) -> l
     A mask of packed samples has their numbers: 1, 1, 2, 2, 2, 0.
     """
     mask, where = sample.mask, sample.where
+    if isinstance(mask, list) and all(isinstance(item, str) and _NUMBER.fullmatch(item) for item in mask):
+        mask = [_integer(item) for item in mask]
     if not isinstance(mask, list) or len(mask) != len(ids):
         length = len(mask) if isinstance(mask, list) else "no"
         raise bad(path.name, f"{where} has {len(ids)} ids and an attention_mask of {length} values", TOKENS_HINT)
@@ -375,6 +411,8 @@ def _without_padding(
     begin, end = paddings.trimmed(ids, paddings.marked(ids, columns), padding)
     found.padding_ids.update(ids[:begin], ids[end:])
     starts = [at for at in paddings.boundaries(ids, columns) if begin < at < end]
+    if begin and starts[:1] == [begin + 1]:  # the one of a run that was kept would be a sample
+        begin = starts.pop(0)
     kept = []
     for first, last in zip([begin, *starts], [*starts, end], strict=True):
         for part in paddings.parts(ids[first:last], padding):

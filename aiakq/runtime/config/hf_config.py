@@ -69,6 +69,7 @@ def model_config(folder: Path, args: Mapping[str, Any]) -> dict[str, Any]:
         # A new scaling replaces the old one completely; other rotary parameters are kept.
         kept = {name: value for name, value in parameters.items() if scaling is None or name in _NO_SCALING}
         raw["rope_parameters"] = {**kept, **(scaling or {}), **({} if theta is None else {"rope_theta": theta})}
+        raw.pop("rope_scaling", None)  # some files have both
     else:
         raw |= {} if scaling is None else {"rope_scaling": scaling}
         raw |= {} if theta is None else {"rope_theta": theta}

@@ -49,7 +49,25 @@ def rope_parameters(raw: Mapping[str, Any]) -> dict[str, Any]:
     """Return rope_theta, rope_type and the parameters of that type; or these by kind of layer, if layers differ.
 
     They are read from rope_parameters (transformers 5), or from rope_theta, rope_scaling and other keys of older files.
+    Raises ``config_key_unsupported`` if both are there and mean different things: programs differ in which they use.
     """
+    for key in ("rope_parameters", "rope_scaling"):
+        if raw.get(key) is not None and not isinstance(raw[key], Mapping):
+            raise _malformed(f"{key} is {raw[key]!r:.64}, not an object")
+    older = {key: value for key, value in raw.items() if key != "rope_parameters"}
+    if not raw.get("rope_parameters"):
+        return _parameters(older)
+    newer = _parameters({key: value for key, value in raw.items() if key != "rope_scaling"})
+    if raw.get("rope_scaling") and _parameters(older) != newer:
+        reason = (
+            "rope_parameters says otherwise, and transformers leaves out its values, rope_theta too; keep one of them"
+        )
+        raise error("config_key_unsupported", key="rope_scaling", value=f"{raw['rope_scaling']!r:.64}", reason=reason)
+    return newer
+
+
+def _parameters(raw: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the parameters of a config that has rope_parameters or the older keys."""
     given = raw.get("rope_parameters")
     if given:
         if is_nested(given):
@@ -110,7 +128,8 @@ def _complete(raw: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any
         rope["rope_type"] = "longrope"
     rope["rope_type"] = _RENAMED.get(rope["rope_type"], rope["rope_type"])
     base = _BASES.get(str(raw.get("model_type")), 10000.0)
-    rope.setdefault("rope_theta", raw.get("rope_theta", raw.get("rotary_emb_base")) or base)
+    bases = (rope.get("rope_theta"), raw.get("rope_theta"), raw.get("rotary_emb_base"), base)
+    rope["rope_theta"] = next(each for each in bases if each is not None)
     if not 0 < rope["rope_theta"] < math.inf:
         raise _malformed(f"rope_theta is {rope['rope_theta']!r:.64}")
     part = raw.get("partial_rotary_factor", raw.get("rotary_pct"))

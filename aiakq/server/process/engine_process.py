@@ -82,6 +82,8 @@ def _run(link: EngineLink) -> int:
         if lacking := memory_error(failure):
             link.send(encode_error(lacking))
             return lacking.exit_code
+        if isinstance(failure, ConnectionError) and link.receive(wait=False) is None:
+            return 0  # the server ended while the model was loading
         traceback.print_exc()
         link.send(Failed("engine_start", {"reason": one_line(failure), "hint": "The traceback is above."}))
         return WORKER

@@ -239,8 +239,10 @@ class RequestManager:
         running_error      fails running requests that cannot be replayed.
         new_request_error  fails new requests until ``on_engine_ready``.
         replay             keep requests whose readers have received no output, for the next engine. A request that was
-                           running when two engines ended may be the cause, and is not given to a third.
+                           running when two engines ended may be the cause, and is not given to a third; nor is one that
+                           two engines had received when they ended without running any.
         """
+        has_running = any(not stream.is_complete and not stream.is_waiting for stream in self._streams)
         self.failure = new_request_error
         self._send = _discard
         self.adapters.on_engine_end(new_request_error)
@@ -250,7 +252,9 @@ class RequestManager:
             self._lost.discard(stream)
             if stream.is_complete:  # all output is available
                 continue
-            stream.num_engine_ends += not stream.is_waiting
+            # A request that is restarting had not been sent to this engine, which was still loading.
+            may_be_cause = not stream.is_waiting or not (has_running or stream.restarting)
+            stream.num_engine_ends += may_be_cause
             if replay and not stream.consumed and stream.num_engine_ends < 2:
                 self._remove(stream)
                 stream.restart()

@@ -295,3 +295,35 @@ def test_types_of_ids_in_parquet(tmp_path, kind):
     pyarrow.parquet.write_table(pyarrow.table({"input_ids": ids}), tmp_path / "ids.parquet")
     found = read_token_file(tmp_path / "ids.parquet", 512, PaddingIds())
     assert found.samples == [TEXT] * 2 and found.num_empty == 1
+
+
+@pytest.mark.parametrize(
+    ("prompt", "answer"),
+    [("prompt_ids", "completion_ids"), ("prompt_input_ids", "chosen_input_ids"), ("prompt_token_ids", "token_ids")],
+)
+@pytest.mark.parametrize("suffix", ["attention_mask", "mask"])
+def test_prompts_and_answers_have_masks_of_their_own(read, prompt, answer, suffix):
+    """As trainers of preferences and rewards store them: prompts padded on the left, answers on the right."""
+    stem = answer.removesuffix("ids").removesuffix("token_").removesuffix("input_")
+    row = {prompt: [0] * 3 + TEXT[:6], answer: TEXT[6:] + [0] * 3, f"prompt_{suffix}": [0] * 3 + [1] * 6}
+    found = read({**row, **({f"{stem}{suffix}": [1] * 4 + [0] * 3} if stem else {answer: TEXT[6:]})})
+    assert found.samples == [TEXT] and not found.unread
+    right = {prompt: TEXT[:6] + [0] * 3, answer: TEXT[6:], f"prompt_{suffix}": [1] * 6 + [0] * 3}
+    assert read(right).samples == [TEXT[:6], TEXT[6:]]
+
+
+def test_a_mask_of_the_loss_over_prompt_and_answer_hides_nothing(read):
+    row = {"prompt_ids": TEXT[:6], "completion_ids": TEXT, "completion_mask": [0] * 6 + [1] * 4}
+    assert read(row).samples == [TEXT]
+
+
+def test_a_mask_of_texts_is_read_like_ids_of_texts(read):
+    row = {"input_ids": [str(token) for token in [*TEXT, 0]], "attention_mask": ["1"] * 10 + ["0"]}
+    assert read(row).samples == [TEXT]
+
+
+@pytest.mark.parametrize("filled", [1, -1])
+def test_padding_on_the_left_leaves_no_sample_of_its_own(read, filled):
+    """Positions of padding are 1 in transformers, and the text begins at 0."""
+    row = {"input_ids": [0] * 5 + TEXT, "position_ids": [filled] * 5 + list(range(10))}
+    assert read([row, row], "ids.json").samples == [TEXT, TEXT]

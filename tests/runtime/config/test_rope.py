@@ -27,7 +27,7 @@ def test_what_a_file_leaves_out_is_what_its_class_has(kind: str) -> None:
     assert bases(rope_parameters({"model_type": kind})) == bases(CONFIG_MAPPING[kind]().rope_parameters)
 
 
-@pytest.mark.parametrize("base", [float("nan"), float("inf"), -1.0])
+@pytest.mark.parametrize("base", [float("nan"), float("inf"), -1.0, 0, 0.0])
 def test_bases_that_are_no_numbers_are_refused(base: float) -> None:
     with pytest.raises(AiakqError) as caught:
         rope_parameters({"model_type": "llama", "rope_theta": base})
@@ -74,3 +74,42 @@ def test_phi3_and_phimoe_read_the_scaling_that_they_know() -> None:
     assert rope_parameters({"model_type": "phi3", "rope_scaling": {**LONG, "type": "su"}})["rope_type"] == "longrope"
     scales = {"short_mscale": 1.1, "long_mscale": 1.2}
     assert rope_parameters({"model_type": "phimoe", "rope_scaling": {**LONG, **scales}})["long_mscale"] == 1.2
+
+
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
+
+
+@pytest.mark.parametrize(
+    ("scaling", "parameters", "theta"),
+    [
+        (YARN, {"rope_type": "default", "rope_theta": 1e6}, None),
+        (YARN, {"rope_type": "default", "rope_theta": 1e6}, 1e6),
+        (YARN, {**YARN, "rope_theta": 1e6}, None),  # transformers takes the base of the class
+        ({"type": "linear", "factor": 2.0}, {"rope_type": "linear", "factor": 4.0}, None),
+        ({"type": "default"}, {"rope_type": "linear", "factor": 4.0}, None),
+    ],
+)
+def test_two_scalings_that_differ_are_refused(scaling, parameters, theta) -> None:
+    """Guides add rope_scaling to config.json, also to files of transformers 5, which have rope_parameters."""
+    raw = {"model_type": "llama", "rope_scaling": scaling, "rope_parameters": parameters}
+    with pytest.raises(AiakqError) as caught:
+        rope_parameters(raw if theta is None else {**raw, "rope_theta": theta})
+    assert caught.value.id == "config_key_unsupported" and "rope_scaling" in str(caught.value)
+
+
+def test_both_spellings_of_one_scaling_are_read() -> None:
+    raw = {"model_type": "llama", "rope_theta": 1e6, "rope_scaling": {"type": "linear", "factor": 2.0}}
+    new = {"rope_type": "linear", "factor": 2.0, "rope_theta": 1e6}
+    assert rope_parameters({**raw, "rope_parameters": new}) == rope_parameters(raw) == new
+
+
+@pytest.mark.parametrize("key", ["rope_scaling", "rope_parameters"])
+@pytest.mark.parametrize("value", ["linear", [1], 2.0])
+def test_a_scaling_that_is_no_object_is_named(key, value) -> None:
+    with pytest.raises(AiakqError) as caught:
+        rope_parameters({"model_type": "llama", key: value})
+    assert f"{key} is {value!r}, not an object" in str(caught.value)
+
+
+def test_a_base_of_null_is_that_of_the_class() -> None:
+    assert rope_parameters({"model_type": "llama4_text", "rope_parameters": {"rope_theta": None}})["rope_theta"] == 5e5

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
+import pytest
+
+from aiakq.server.process import engine_process
+from aiakq.server.process.ipc import EngineLink, Loading, Start, frame
 
 PROMPT = "It was the best of times, it was"
 ASKED = [
@@ -68,3 +73,22 @@ def test_an_engine_in_a_long_step_ends_with_a_killed_server(start_server):
         if is_running():
             os.kill(engine, signal.SIGKILL)
         server.process.wait()
+
+
+@pytest.mark.parametrize("is_gone", [True, False])
+def test_only_a_load_that_fails_by_itself_shows_a_traceback(monkeypatch, capsys, is_gone):
+    """The end of the server while the model is loading is not an error of the engine."""
+    ours, theirs = socket.socketpair()
+    theirs.sendall(frame(Start({})))
+
+    def load(link: EngineLink, start: Start) -> None:
+        if is_gone:
+            theirs.close()
+            link.send(Loading("weights", 1.0, "read"))
+        raise ConnectionResetError("a mirror of the hub hung up")
+
+    monkeypatch.setattr(engine_process, "_load", load)
+    code = engine_process._run(EngineLink(ours))
+    shown = capsys.readouterr().err
+    assert (code, shown) == (0, "") if is_gone else code != 0 and "a mirror of the hub hung up" in shown
+    theirs.close()

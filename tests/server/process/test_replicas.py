@@ -13,7 +13,9 @@ import httpx
 import pytest
 
 from aiakq.errors import AiakqError, error
-from aiakq.runtime.text.request import Prompt
+from aiakq.runtime.engine.messages import RequestOptions
+from aiakq.runtime.sampling_params import SamplingParams
+from aiakq.runtime.text.request import Prompt, Request
 from aiakq.server.process.replicas import PrefixMap, Replicas
 
 
@@ -25,21 +27,21 @@ class Manager:
         self.refuses: AiakqError | None = failure
         self.taken: list[str] = []
 
-    def start(self, request_id: str, prompts: Any, *arguments: Any, **named: Any) -> str:
+    def start(self, request: Request) -> str:
         if self.refuses is not None:
             raise self.refuses
-        self.taken.append(request_id)
-        return request_id
+        self.taken.append(request.id)
+        return request.id
 
 
 def prompt(*tokens: int) -> list[Prompt]:
     return [Prompt(None, list(tokens))]
 
 
-def start(replicas: Replicas, tokens: list[int], **named: Any) -> int:
+def start(replicas: Replicas, tokens: list[int], **options: Any) -> int:
     """The replica that takes a prompt."""
     before = [len(manager.taken) for manager in replicas.managers]
-    replicas.start("id", prompt(*tokens), None, 0.0, **named)
+    replicas.start(Request("id", prompt(*tokens), SamplingParams(), RequestOptions(**options)))
     return next(number for number, manager in enumerate(replicas.managers) if len(manager.taken) > before[number])
 
 

@@ -8,11 +8,19 @@ import socket
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import httpx
 import pytest
 
+from aiakq.errors import error
+from aiakq.runtime.engine.messages import ModelLimits, RequestOptions, RequestSpec
+from aiakq.runtime.sampling_params import SamplingParams
+from aiakq.runtime.text.request import Prompt, Request
 from aiakq.server.background import RunningServer
+from aiakq.server.process.request_manager import QueueLimits, RequestManager
+from aiakq.server.process.request_stream import RequestStream
+from aiakq.server.telemetry.metrics import Metrics
 
 LONG = {"prompt": "Long", "temperature": 0, "max_tokens": 900, "ignore_eos": True}
 SHORT = {"prompt": "Once", "temperature": 0, "max_tokens": 4}
@@ -116,3 +124,65 @@ def test_a_reader_that_leaves_a_mebibyte_unread_loses_its_request(server, metric
         received = b"".join(iter(lambda: connection.recv(1 << 20), b"")).decode()
     events = [line[6:] for line in received.splitlines() if line.startswith("data: ")]
     assert json.loads(events[-1])["error"]["code"] == "slow_reader" and "[DONE]" not in events
+
+
+class Processor:
+    """What a manager asks the output processor: every request has one sequence."""
+
+    limits: Any = None
+
+    def add(self, prompt_id: str, prompt: Prompt, request: Request) -> list[RequestSpec]:
+        return [RequestSpec(f"{prompt_id}-0", prompt.token_ids, request.params, 5, 0, options=request.options)]
+
+    def cancel(self, prompt_id: str) -> list[str]:
+        return [f"{prompt_id}-0"]
+
+
+class Engines:
+    """A manager, and engines that end."""
+
+    def __init__(self) -> None:
+        metrics = Metrics("base", 100, {"block_size": "16"}).of_engine(0)
+        self.limits = ModelLimits(100, 200, 300)
+        self.manager = RequestManager(Processor(), self.limits, metrics, QueueLimits(9, 9, 900, 60, 60))  # type: ignore[arg-type]
+        self.start()
+
+    def start(self) -> None:
+        self.manager.on_engine_ready(lambda record: None, self.limits)
+
+    def ask(self) -> RequestStream:
+        options = RequestOptions()
+        return self.manager.start(
+            Request("r", [Prompt(None, [1])], SamplingParams(), options, time.monotonic(), final_only=True)
+        )
+
+    def run(self, stream: RequestStream) -> None:
+        self.manager.on_start([f"{prompt_id}-0" for prompt_id in stream.prompt_ids])
+
+    def end(self) -> None:
+        ended = error("engine_restarting", reason="it was ended by SIGKILL")
+        self.manager.on_engine_end(ended, ended, replay=True)
+
+
+def test_a_request_that_two_engines_received_and_did_not_run_is_not_given_to_a_third():
+    """As a request whose arrival takes the last memory: none of its sequences starts before the engine is killed."""
+    engines = Engines()
+    stream = engines.ask()
+    engines.end()
+    assert stream.failure is None
+    engines.end()  # the next one ended while it was loading, and had not received the request
+    assert stream.failure is None
+    engines.start()
+    engines.end()
+    assert stream.failure is not None and stream.failure.id == "request_quarantined"
+
+
+def test_a_request_that_waits_beside_running_ones_is_not_blamed_for_the_end_of_their_engines():
+    engines = Engines()
+    running, waiting = engines.ask(), engines.ask()
+    for _ in range(2):
+        engines.run(running)
+        engines.end()
+        engines.start()
+    assert running.failure is not None and running.failure.id == "request_quarantined"
+    assert waiting.failure is None
