@@ -70,9 +70,14 @@ def test_a_template_may_be_missing_be_given_or_fail(byte_tokenizer: Any) -> None
         tokenizer.chat_prompt(messages)
     assert caught.value.id == "no_chat_template"
     assert tokenizer.chat_prompt(messages, "{{ messages[0].content }}{{ tone }}", arguments={"tone": "!"}) == "Hi!"
-    with pytest.raises(AiakqError, match="no such role") as caught:
-        tokenizer.chat_prompt(messages, "{{ raise_exception('no such role') }}")
-    assert caught.value.id == "chat_template"
+    refuses = "{{ raise_exception('no greetings') }}"
+    for template, id in (
+        (refuses, "template_unusable"),
+        ("{% if messages[0].content == 'Hi' %}" + refuses + "{% endif %}{{ messages[0].content }}", "chat_template"),
+    ):
+        with pytest.raises(AiakqError, match="no greetings") as caught:
+            tokenizer.chat_prompt(messages, template)
+        assert caught.value.id == id
 
 
 def test_without_a_tokenizer_there_is_no_text() -> None:
