@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import subprocess
 import sys
 import warnings
+import weakref
 
 import pytest
 
@@ -320,3 +322,17 @@ def test_chat_lists_tools_where_the_template_has_no_place(llm):
     [result] = llm.chat([{"role": "user", "content": "Hi"}], tools=[tool], chat_template=template, **options)
     assert result.prompt.startswith("[system]") and json.dumps(tool) in result.prompt
     assert result.prompt.endswith("[user]Hi")
+
+
+def test_an_executor_is_freed_with_its_last_reference(example_model):
+    """It then ends the processes of other ranks, which garbage collection would do some time later."""
+    llm = LLM(str(example_model))
+    llm.generate("a", SamplingParams(max_tokens=2), use_tqdm=False)
+    executor = weakref.ref(llm.engine.executor)
+    gc.collect()
+    gc.disable()
+    try:
+        del llm
+        assert executor() is None
+    finally:
+        gc.enable()

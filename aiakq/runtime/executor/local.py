@@ -79,8 +79,13 @@ class LocalExecutor:
         self._sequences = RunningSequences(num_slots, max_pages, runner.projection)
         self._pending: deque[LocalPendingStep] = deque()
         self._processors: dict[str, Sequence[LogitsProcessor]] = {}
+        self._feature_handlers = handlers_of(runner, self._sequences, samples=True)
+
+    @property
+    def _handlers(self) -> CommandHandlers:
+        # Not kept: in a cycle with its own methods, the executor, and with it other ranks' processes, would live on.
         own: dict[type, Handler] = {ResetSequences: self._reset, EnableDrafts: self._enable_drafts}
-        self._handlers = CommandHandlers(own | handlers_of(runner, self._sequences, samples=True))
+        return CommandHandlers(own | self._feature_handlers)
 
     @torch.inference_mode()
     def submit(self, batch: StepBatch) -> PendingStep:

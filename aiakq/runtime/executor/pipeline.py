@@ -70,9 +70,13 @@ class PipelineExecutor:
         self._sequences = RunningSequences(num_slots, max_pages, runner.projection)
         self._pending: deque[PipelinedStep] = deque()
         self._numbers = itertools.count()
-        handlers = handlers_of(runner, self._sequences, samples=True)
-        self._handlers = CommandHandlers({ResetSequences: self._reset, **handlers})
+        self._feature_handlers = handlers_of(runner, self._sequences, samples=True)
         weakref.finalize(self, group.close)
+
+    @property
+    def _handlers(self) -> CommandHandlers:
+        # Not kept, as in LocalExecutor.
+        return CommandHandlers({ResetSequences: self._reset, **self._feature_handlers})
 
     @torch.inference_mode()
     def submit(self, batch: StepBatch) -> PendingStep:

@@ -188,7 +188,8 @@ def test_labels_of_metrics_stay_those_of_served_adapters_over_a_thousand_loads()
         for number in range(count):
             name = f"name {number}"
             await load_adapter(service, posted({"lora_name": name, "lora_path": "x"}))
-            stream = SimpleNamespace(adapter=registry.get(name), sequences=[])
+            request = SimpleNamespace(options=SimpleNamespace(adapter=registry.get(name)))
+            stream = SimpleNamespace(request=request, sequences=[])
             before, after = (RequestTracker(service, posted({}).scope) for _ in range(2))
             for tracker in (before, after):
                 tracker._streams = [stream]

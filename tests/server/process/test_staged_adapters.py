@@ -99,7 +99,8 @@ class Served:
         params = SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True)
         ref = None if adapter is None else self.llm._adapters.of(adapter)
         made = admit(id, [5] * 20, params, self.llm.engine.limits)
-        self.put(Submit.of([msgspec.structs.replace(made, adapter=ref)]))
+        options = msgspec.structs.replace(made.options, adapter=ref)
+        self.put(Submit.of([msgspec.structs.replace(made, options=options)]))
 
     def until(self, holds: Callable[[], bool]) -> None:
         with self._lock:

@@ -419,7 +419,7 @@ def test_replies_name_what_failed(source_with):
         reply = await client.run(TextRequest(0, token_ids=await ids_of(client, "Once upon")))
         assert reply.text == "Once upon"
         with pytest.raises(AiakqError) as caught:
-            await client.run(TextRequest(0, messages=[{"role": "user"}], arguments={"nonsense": "x"}))
+            await client.run(TextRequest(0, messages=[{"content": "no role"}]))
         assert caught.value.id == "chat_template"
 
     run(source_with(), use)

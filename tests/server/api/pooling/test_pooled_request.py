@@ -13,6 +13,7 @@ from typing import Any
 
 import httpx
 
+from aiakq.runtime.engine.adapters import AdapterRef
 from aiakq.server.api.pooling.pooled_request import PoolingCall
 from aiakq.server.background import start_in_background
 from aiakq.server.process.request_stream import Prompt
@@ -40,10 +41,11 @@ def test_a_request_outlives_an_engine(embedder):
 
 def test_all_parts_of_a_request_have_one_version_of_its_adapter():
     """Also when another one is loaded in its place between two parts."""
-    adapters, started = iter(["version 1", "version 2"]), []
+    adapters = iter([AdapterRef(version, "sql", "/adapters/sql", 1) for version in ("version 1", "version 2")])
+    started: list[str] = []
     service: Any = SimpleNamespace(
         model=SimpleNamespace(limits=SimpleNamespace(pools=lambda: None), adapter=lambda name: next(adapters)),
-        manager=SimpleNamespace(start=lambda *arguments, adapter, **named: started.append(adapter)),
+        manager=SimpleNamespace(start=lambda request: started.append(request.options.adapter.key)),
         fair_share=False,
         check_open=lambda: None,
     )
