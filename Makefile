@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 # Two at a time: many tests wait for servers.
 PYTEST := $(BIN)/pytest -q -n 2 --dist loadfile $(PYTEST_ARGS)
 
-.PHONY: help image release quickstart test test-elsewhere check format docs frameworks models soak hostile quality large bench bench-cpu counters ab kernels sanitize triton resolve gpu clean
+.PHONY: help image release quickstart test test-all test-fast test-elsewhere check format docs frameworks models soak hostile quality large bench bench-cpu counters ab kernels sanitize triton resolve gpu clean
 
 help:  ## these lines
 	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 14
@@ -45,18 +45,24 @@ $(VENV)/.native: setup.py kernels/cpu/build.py $(wildcard kernels/cpu/src/*) | $
 quickstart: $(VENV)/.runtime $(VENV)/.native  ## quantize the example model four ways, serve, ask, measure, compare
 	@$(BIN)/python examples/quickstart.py
 
-test: $(VENV)/.test $(VENV)/.native  ## every test, on the CPU, without a network
-	$(PYTEST)
+test: $(VENV)/.test $(VENV)/.native  ## every kind of test, on the CPU, without a network; large grids in part
+	$(PYTEST) --lane quick
+
+test-all: $(VENV)/.test $(VENV)/.native  ## every test; SHARD=1/3: what `make test` leaves out, the first third of it
+	$(PYTEST) $(if $(SHARD),--lane rest --shard $(SHARD))
+
+test-fast: $(VENV)/.test $(VENV)/.native  ## the tests that take a moment
+	$(PYTEST) --lane fast
 
 test-elsewhere: $(VENV)/.test $(VENV)/.native  ## the runtime's tests as on machines with AVX2 only, and without native kernels
 	AIAKQ_CPU_ISA=avx2 $(PYTEST) tests/runtime
 	AIAKQ_KERNELS=reference $(PYTEST) tests/runtime
 
-check: $(VENV)/.test $(VENV)/.native  ## format, lint, types, then every test
+check: $(VENV)/.test $(VENV)/.native  ## format, lint, types, then `make test`
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	$(PYTEST)
+	$(PYTEST) --lane quick
 
 format: $(VENV)/.test  ## put the code into its format
 	$(BIN)/ruff format .

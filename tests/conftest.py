@@ -16,6 +16,7 @@ import pytest
 import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
+import lanes
 from tiny_models import PLAIN_NORMS, TINY
 
 try:
@@ -44,6 +45,30 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 ROOT = Path(__file__).resolve().parent.parent
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Options that choose a part of the tests; see lanes.py."""
+    group = parser.getgroup("aiakq")
+    group.addoption(
+        "--lane", choices=[*lanes.LANES, "rest"], help="run a part of the tests; rest: what quick leaves out"
+    )
+    group.addoption("--shard", metavar="I/N", help="run the I-th of N parts of the tests")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out the tests that are not in the lane or the shard."""
+    lane, shard = config.getoption("--lane"), config.getoption("--shard")
+    kept = {item.nodeid for item in items}
+    if lane:
+        quick = lanes.chosen(
+            [item.nodeid for item in items], lanes.LANES.get(lane, lanes.LANES["quick"]), lanes.seconds_of_functions()
+        )
+        kept = kept - quick if lane == "rest" else quick
+    if shard:
+        kept = {name for name in kept if lanes.in_shard(name, shard)}
+    config.hook.pytest_deselected(items=[item for item in items if item.nodeid not in kept])
+    items[:] = [item for item in items if item.nodeid in kept]
 
 
 _frozen = 0  # modules

@@ -1,0 +1,107 @@
+"""Lanes: which tests ``make test``, ``make test-fast`` and ``make test-all`` run.
+
+Cases of a test function are alike: a lane runs as many of them as take a few seconds by ``durations.json``, spread
+evenly over its parameters, and leaves out a function of which one case takes longer than that. The cheapest function of
+every file is always run. ``python tests/lanes.py JUNIT_XML`` writes ``durations.json`` from a run of all tests.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import xml.etree.ElementTree as ElementTree
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from zlib import crc32
+
+HERE = Path(__file__).resolve().parent
+FILE = HERE / "durations.json"
+#: Seconds per case below which nothing is recorded.
+NEGLIGIBLE = 0.02
+
+
+@dataclass(frozen=True)
+class Lane:
+    """How much of a test function runs.
+
+    per_function  seconds of all its cases.
+    per_case      seconds of one case above which the function is left out.
+    """
+
+    per_function: float
+    per_case: float
+
+
+LANES = {"fast": Lane(0.2, 0.5), "quick": Lane(1.2, 6.0)}
+
+
+def seconds_of_functions() -> dict[str, float]:
+    """Return the seconds of one case by function, such as ``tests/test_cli.py::test_help``."""
+    found: dict[str, float] = json.loads(FILE.read_text())
+    return found
+
+
+def chosen(node_ids: Sequence[str], lane: Lane, seconds: Mapping[str, float]) -> set[str]:
+    """Return those of the tests that ``lane`` runs."""
+    functions: dict[str, list[str]] = defaultdict(list)
+    for node_id in node_ids:
+        functions[function_of(node_id)].append(node_id)
+    cheapest: dict[str, str] = {}
+    for function in functions:
+        file = function.partition("::")[0]
+        if file not in cheapest or seconds.get(function, 0.0) < seconds.get(cheapest[file], 0.0):
+            cheapest[file] = function
+    kept: set[str] = set()
+    for function, cases in functions.items():
+        took = seconds.get(function, 0.0)
+        if took > lane.per_case:
+            count = int(function in cheapest.values())
+        else:
+            count = len(cases) if took * len(cases) <= lane.per_function else max(1, int(lane.per_function / took))
+        kept.update(spread(cases, count))
+    return kept
+
+
+def function_of(node_id: str) -> str:
+    """Return a test's id without its parameters."""
+    return node_id.partition("[")[0]
+
+
+def spread(cases: Sequence[str], count: int) -> list[str]:
+    """Return ``count`` of the cases, the first and the last among them if there are two."""
+    if count >= len(cases):
+        return list(cases)
+    if count < 2:
+        return list(cases[:count])
+    return [cases[number * (len(cases) - 1) // (count - 1)] for number in range(count)]
+
+
+def in_shard(node_id: str, shard: str) -> bool:
+    """Return whether a test is in the shard ``I/N``, I from 1 to N; a file's cases are spread over all shards."""
+    number, _, count = shard.partition("/")
+    return crc32(node_id.encode()) % int(count) == int(number) - 1
+
+
+def record(junit: Path) -> None:
+    """Write the mean seconds per case of every function in a report of a run."""
+    cases: dict[str, list[float]] = defaultdict(list)
+    for case in ElementTree.parse(junit).iter("testcase"):
+        *folders, module = case.get("classname", "").split(".")
+        parts = [*folders, module]
+        # A test's class follows the name of its file.
+        at = next(
+            number
+            for number in range(len(parts), 0, -1)
+            if (HERE.parent / Path(*parts[:number])).with_suffix(".py").is_file()
+        )
+        file = Path(*parts[:at]).with_suffix(".py").as_posix()
+        names = [*parts[at:], case.get("name", "").partition("[")[0]]
+        cases["::".join([file, *names])].append(float(case.get("time", 0)))
+    means = {name: round(sum(took) / len(took), 2) for name, took in sorted(cases.items())}
+    FILE.write_text(json.dumps({name: took for name, took in means.items() if took > NEGLIGIBLE}, indent=0) + "\n")
+
+
+if __name__ == "__main__":
+    record(Path(sys.argv[1]))

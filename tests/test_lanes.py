@@ -1,0 +1,55 @@
+"""Which tests a lane runs, by how long their functions take."""
+
+from __future__ import annotations
+
+import lanes
+import pytest
+from lanes import Lane
+
+LANE = Lane(per_function=1.0, per_case=2.0)
+
+
+def cases(function: str, count: int) -> list[str]:
+    return [f"{function}[{number}]" for number in range(count)]
+
+
+def test_quick_functions_run_whole_and_large_grids_in_part():
+    quick, grid = cases("tests/a.py::test_quick", 50), cases("tests/a.py::test_grid", 50)
+    kept = lanes.chosen([*quick, *grid], LANE, {"tests/a.py::test_grid": 0.25})
+    assert kept == {*quick, *(f"tests/a.py::test_grid[{number}]" for number in (0, 16, 32, 49))}
+
+
+def test_a_case_that_takes_long_is_left_out_unless_its_file_has_nothing_cheaper():
+    names = ["tests/a.py::test_long", "tests/a.py::test_short", "tests/b.py::test_only"]
+    seconds = {"tests/a.py::test_long": 9.0, "tests/b.py::test_only": 30.0}
+    assert lanes.chosen(names, LANE, seconds) == {"tests/a.py::test_short", "tests/b.py::test_only"}
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, 3, 9, 10, 20])
+def test_cases_are_spread_over_the_grid(count):
+    kept = lanes.spread(cases("f", 10), count)
+    assert len(set(kept)) == len(kept) == min(count, 10)
+    if count > 1:
+        assert {kept[0], kept[-1]} == {"f[0]", "f[9]"}
+
+
+def test_shards_are_parts_of_all():
+    names = cases("tests/a.py::test", 100)
+    parts = [{name for name in names if lanes.in_shard(name, f"{number}/3")} for number in (1, 2, 3)]
+    assert set.union(*parts) == set(names) and sum(map(len, parts)) == 100 and min(map(len, parts)) > 10
+
+
+def test_durations_are_read_from_a_report(tmp_path, monkeypatch):
+    report = tmp_path / "junit.xml"
+    report.write_text(
+        '<testsuites><testsuite><testcase classname="tests.test_lanes" name="test_a[1]" time="1.0"/>'
+        '<testcase classname="tests.test_lanes" name="test_a[2]" time="2.0"/>'
+        '<testcase classname="tests.test_lanes.TestB" name="runTest" time="4.0"/>'
+        '<testcase classname="tests.test_lanes" name="test_c" time="0.001"/></testsuite></testsuites>'
+    )
+    monkeypatch.setattr(lanes, "FILE", tmp_path / "durations.json")
+    lanes.record(report)
+    assert lanes.seconds_of_functions() == {
+        "tests/test_lanes.py::TestB::runTest": 4.0,
+        "tests/test_lanes.py::test_a": 1.5,
+    }
