@@ -378,14 +378,17 @@ def test_malformed_fields_are_refused(reciter, fields, code, param):
     assert (failure["code"], failure["param"]) == (code, param)
 
 
-def test_integers_beyond_64_bits_are_refused_and_cost_no_worker(reciter):
-    tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "maxProperties": 2**70}}}
+def test_integers_beyond_64_bits_reach_the_template_and_cost_no_worker(reciter):
+    """A limit that no grammar can enforce is left out of a tool's schema, unless the tool is strict."""
+    parameters = {"type": "object", "properties": {"a": {"type": "integer", "maximum": 2**70 + 1}}, "required": ["a"]}
+    function = {"name": "f", "parameters": parameters | {"additionalProperties": False}}
     call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": {"a": 2**70}}}
     messages = [{"role": "user", "content": "Hi"}, {"role": "assistant", "tool_calls": [call]}]
     for _ in range(5):  # there are fewer workers
-        for param, fields in (("tools", {"tools": [tool]}), ("messages", {"messages": messages})):
-            failure = refusal(reciter, **fields)
-            assert (failure["code"], failure["param"]) == ("invalid_type", param)
+        for fields in ({"tools": [{"type": "function", "function": function}]}, {"messages": messages}):
+            assert chat(reciter, "both", **fields)["choices"]
+        failure = refusal(reciter, tools=[{"type": "function", "function": function | {"strict": True}}])
+        assert "maximum" in failure["message"]
     assert chat(reciter, "both")["choices"][0]["message"]["content"]
 
 
