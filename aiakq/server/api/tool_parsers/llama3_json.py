@@ -116,10 +116,7 @@ class Llama3JsonParser(JsonToolParser):
                     break
                 if text.is_exhausted:
                     return
-                text.record()
-                yield from text.skip_spaces()
-                yield from text.match(";", ",")
-                yield from text.skip_spaces()
+                yield from _record_separator(text)
             else:
                 output.content(text.recorded())
 
@@ -149,11 +146,16 @@ class Llama3JsonParser(JsonToolParser):
                 checked.found[0](output)
             elif text.is_exhausted:
                 return
-            text.record()
-            yield from text.skip_spaces()
-            yield from text.match(";", ",")
-            yield from text.skip_spaces()
+            yield from _record_separator(text)
         output.content(text.recorded())
+
+
+def _record_separator(text: TextScanner) -> Parsing[None]:
+    """Read what separates two calls, and record from there on."""
+    text.record()
+    yield from text.skip_spaces()
+    yield from text.match(";", ",")
+    yield from text.skip_spaces()
 
 
 def _quoted(name: str) -> str:
