@@ -186,6 +186,19 @@ def test_a_call_that_ends_a_thought_may_be_spelled_as_the_model_is_used_to(name)
             assert [call.function.name for call in message_of("assistant", message).tool_calls] == ["get_time"]
 
 
+def service_with_tools() -> SimpleNamespace:
+    """What the grammar of a request with tools needs of the service."""
+
+    async def check_grammar(grammar: Grammar, param: str) -> Grammar:
+        return grammar
+
+    return SimpleNamespace(
+        message_format=MessageFormat(HermesParser, auto_tool_choice=True),
+        text=SimpleNamespace(check_grammar=check_grammar),
+        model=SimpleNamespace(limits=SimpleNamespace(grammars=SimpleNamespace(apply=lambda grammar: grammar))),
+    )
+
+
 @pytest.mark.parametrize(
     "fields, may_end, may_end_with_call",
     [
@@ -197,15 +210,7 @@ def test_a_call_that_ends_a_thought_may_be_spelled_as_the_model_is_used_to(name)
     ids=["auto", "required", "named", "response format"],
 )
 def test_how_a_message_with_tools_may_end_within_its_thought(fields, may_end, may_end_with_call):
-    async def check_grammar(grammar: Grammar, param: str) -> Grammar:
-        return grammar
-
-    limits = SimpleNamespace(grammars=SimpleNamespace(apply=lambda grammar: grammar))
-    service = SimpleNamespace(
-        message_format=MessageFormat(HermesParser, auto_tool_choice=True),
-        text=SimpleNamespace(check_grammar=check_grammar),
-        model=SimpleNamespace(limits=limits),
-    )
+    service = service_with_tools()
     tools = [{"type": "function", "function": {"name": name, "parameters": each}} for name, each in SCHEMAS.items()]
     body = {"messages": [{"role": "user", "content": "Hi"}], "tools": tools, **fields}
     request = parse_body(ChatCompletionRequest, json.dumps(body).encode())
@@ -280,15 +285,7 @@ def test_nothing_is_enforced_in_a_thought_that_opens_after_text(name, only_one, 
 
 
 def test_a_thought_that_opens_after_text_is_free_for_requests_with_tools():
-    async def check_grammar(grammar: Grammar, param: str) -> Grammar:
-        return grammar
-
-    limits = SimpleNamespace(grammars=SimpleNamespace(apply=lambda grammar: grammar))
-    service = SimpleNamespace(
-        message_format=MessageFormat(HermesParser, auto_tool_choice=True),
-        text=SimpleNamespace(check_grammar=check_grammar),
-        model=SimpleNamespace(limits=limits),
-    )
+    service = service_with_tools()
     tools = [{"type": "function", "function": {"name": name, "parameters": each}} for name, each in SCHEMAS.items()]
     body = {"messages": [{"role": "user", "content": "Hi"}], "tools": tools}
     for is_closed, expected in ((False, True), (True, None)):
