@@ -6,7 +6,7 @@ from aiakq.quantizers.recipe import Component, Method
 
 WEIGHT_ONLY_INT8 = Method(
     summary="Every weight was rounded to the nearest of 256 levels, with one scale per output row.",
-    rounder=Component("rtn"),
+    rounder=Component("rtn").with_parameters(scale_search="near"),
     bits=(8,),
 )
 

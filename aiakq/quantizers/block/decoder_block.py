@@ -18,7 +18,7 @@ from aiakq.quantizers.block.scale_folder import ScaleFolder
 from aiakq.quantizers.model.activations import SAMPLE_TOKENS, Activations
 from aiakq.quantizers.model.experts import expert, expert_pattern, experts_of, in_stages
 from aiakq.quantizers.model.groups import Heads, SmoothMapping, block_linears
-from aiakq.quantizers.numerics.clip import round_searched
+from aiakq.quantizers.numerics.clip import round_near, round_searched
 from aiakq.quantizers.numerics.output_error import OutputErrors
 from aiakq.quantizers.numerics.rounding import Rounding, round_weight
 from aiakq.quantizers.workers.protocol import OneProcess, Task, Value, Workers
@@ -196,10 +196,11 @@ class DecoderBlock:
         spec = self._specs[name]
         return round_weight(self.weight(name), spec.bits, spec.group_size, spec.symmetric, self.plan.scales, clip)
 
-    def rtn_searched(self, name: str) -> Rounding:
-        """The same, with ranges searched by the rounding error of the weights."""
+    def rtn_searched(self, name: str, near: bool) -> Rounding:
+        """The same, with ranges searched by the rounding error of the weights, ``near`` the full range or below it."""
         spec = self._specs[name]
-        return round_searched(self.weight(name), spec.bits, spec.group_size, spec.symmetric, self.plan.scales)
+        rounded = round_near if near else round_searched
+        return rounded(self.weight(name), spec.bits, spec.group_size, spec.symmetric, self.plan.scales)
 
     def finish(self, name: str, rounding: Rounding) -> None:
         """Submit a rounded linear; see ``BlockResult.finish``."""

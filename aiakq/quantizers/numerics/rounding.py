@@ -56,7 +56,7 @@ def scales_for(low: Tensor, high: Tensor, bits: int, symmetric: bool, storage: t
 
 def codes_for(values: Tensor, scales: Tensor, zeros: Tensor, bits: int) -> Tensor:
     """Return the nearest code of each value, as float: ``round(value / scale) + zero``, clamped to 0 .. 2**b - 1."""
-    return (torch.round(values / scales) + zeros).clamp_(0, 2**bits - 1)
+    return (values / scales).round_().add_(zeros).clamp_(0, 2**bits - 1)
 
 
 #: Codes [N, K] uint8, scales and zeros [N, K / G] float32.

@@ -15,12 +15,15 @@ from aiakq.quantizers.numerics.rounding import Rounding
 from aiakq.quantizers.recipe import SCALE_SEARCHES, Recipe, Rounder
 from aiakq.spec import LayerSpec
 
+RTN_SEARCHES = (*SCALE_SEARCHES, "near")
+
 
 @dataclass(frozen=True)
 class Rtn(Rounder):
     """Round to nearest.
 
-    scale_search  ``minmax`` uses the full range of a group, ``mse`` also smaller ones, by the error of its weights.
+    scale_search  ``minmax`` uses the full range of a group; ``near`` also ranges within 1 % of it and ``mse`` smaller
+                  ones down to half of it, by the error of its weights.
     """
 
     scale_search: str = "minmax"
@@ -32,18 +35,18 @@ class Rtn(Rounder):
     restartable = True
 
     def __post_init__(self) -> None:
-        self.require(self.scale_search in SCALE_SEARCHES, "scale_search", f"one of {', '.join(SCALE_SEARCHES)}")
+        self.require(self.scale_search in RTN_SEARCHES, "scale_search", f"one of {', '.join(RTN_SEARCHES)}")
 
     def refusal(self, recipe: Recipe, scheme: LayerSpec) -> str | None:
-        if recipe.clips and self.scale_search == "mse":
+        if recipe.clips and self.scale_search != "minmax":
             return "a transform before it chooses the ranges already"
         return None
 
     def round(self, block: DecoderBlock, part: BlockPart) -> None:
         tasks: dict[str, Callable[[], Rounding]] = {}
         for name in part.linears:
-            if self.scale_search == "mse":
-                tasks[name] = partial(block.rtn_searched, name)
-            else:
+            if self.scale_search == "minmax":
                 tasks[name] = partial(block.rtn, name, block.clip.pop(name, None))
+            else:
+                tasks[name] = partial(block.rtn_searched, name, near=self.scale_search == "near")
         block.finish_shared(tasks)

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from aiakq.quantizers.numerics.clip import best_clip, round_searched, searched_scales
+from aiakq.quantizers.numerics.clip import best_clip, round_near, round_searched, searched_scales
 from aiakq.quantizers.numerics.rounding import dequantize, grouped, round_activations, round_weight
 
 
@@ -27,6 +27,29 @@ def test_error_is_at_most_half_a_step(symmetric: bool, bits: int, group: int, st
     # The ends of a range may lie one more rounding of the scale or of the zero point away.
     assert float(steps.max()) <= 1.01 + 2**bits * torch.finfo(storage).eps
     assert float(steps.mean()) < 0.3
+
+
+@pytest.mark.parametrize("symmetric", [True, False])
+@pytest.mark.parametrize("group", [-1, 32])
+def test_ranges_near_the_full_one_are_never_worse(symmetric: bool, group: int) -> None:
+    dense = weight()
+    size = dense.shape[1] if group == -1 else group
+    full = dequantize(*round_weight(dense, 8, group, symmetric, torch.float16), size)
+    near = dequantize(*round_near(dense, 8, group, symmetric, torch.float16), size)
+    errors = [grouped(found - dense, size).square().sum(-1) for found in (near, full)]
+    assert bool((errors[0] <= errors[1] * 1.0001).all())
+    assert float(errors[0].sum()) < float(errors[1].sum())
+
+
+@pytest.mark.parametrize("storage", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize(("k", "gain"), [(128, 0.98), (1024, 0.99)])
+def test_ranges_near_the_full_one_lower_the_error_at_8_bits(storage: torch.dtype, k: int, gain: float) -> None:
+    dense = weight(256, k).to(storage).float()
+    full = dequantize(*round_weight(dense, 8, -1, True, storage), k)
+    near = dequantize(*round_near(dense, 8, -1, True, storage), k)
+    errors = [(found - dense).square().sum(1).sqrt() for found in (near, full)]
+    assert float(errors[0].sum() / errors[1].sum()) < gain
+    assert bool((errors[0] <= errors[1] * 1.0001).all())
 
 
 @pytest.mark.parametrize("symmetric", [True, False])
