@@ -1,6 +1,6 @@
-"""The native kernels' part of the installation: built where there is a C++ compiler, left out with one line where not.
+"""What the installation builds: the native kernels, where there is a C++ compiler, and the manual page.
 
-Everything else is in pyproject.toml; the build itself is kernels/cpu/build.py.
+Everything else is in pyproject.toml; the build of the kernels is kernels/cpu/build.py, the page docs/manual.py.
 """
 
 import importlib.util
@@ -19,10 +19,19 @@ FOLDER = Path("kernels", "cpu")
 #: whose torch has another OpenMP runtime than this one's.
 REQUIRED = "AIAKQ_REQUIRE_NATIVE"
 
-spec = importlib.util.spec_from_file_location("aiakq_native_build", ROOT / FOLDER / "build.py")
-native = importlib.util.module_from_spec(spec)
-sys.modules[spec.name] = native
-spec.loader.exec_module(native)
+
+def load(name, path):
+    """Import a script of the source tree, of which nothing is installed yet."""
+    spec = importlib.util.spec_from_file_location(name, ROOT / path)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+native = load("aiakq_native_build", FOLDER / "build.py")
+manual = load("aiakq_manual", Path("docs", "manual.py"))
+manual.PAGE.write_text(manual.manual_page(), encoding="utf-8")
 
 
 class BuildNative(build_ext):
