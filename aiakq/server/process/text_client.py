@@ -18,8 +18,8 @@ import msgspec
 
 from aiakq.arguments.server import KEY_VARIABLES
 from aiakq.errors import AiakqError, error
-from aiakq.runtime.structured.grammars import Grammar, not_enforceable
-from aiakq.runtime.structured.vocabulary import Vocabulary
+from aiakq.runtime.protocol.grammar import Grammar, not_enforceable
+from aiakq.runtime.protocol.vocabulary import Vocabulary
 from aiakq.runtime.text.tokenizer import NoTokenizer, TokenDecoder, Tokenizer, TokenizerSource
 from aiakq.server.process.text_messages import Drop, Loaded, Setup, TextReply, TextRequest, frame_of, size_of
 from aiakq.server.process.text_process import MAX_SECONDS, MAX_SECONDS_PER_CHAR, WITHOUT_TORCH
