@@ -63,6 +63,17 @@ class Vocabulary(msgspec.Struct, frozen=True):
         )
         return next((id for id, parts in sorted(needed.items()) if not parts <= spelled), None)
 
+    def end_failure(self, tokenizer: Tokenizer, eos_ids: Iterable[int]) -> str:
+        """Return why no grammar can be enforced with the end-of-sequence tokens of a model, or "".
+
+        tokenizer  that of the vocabulary.
+        """
+        id = self.text_only_at_end(eos_ids)
+        if id is None:
+            return ""
+        shown = f"{tokenizer.raw_tokens([id])[0]!r:.40}"
+        return f"the end-of-sequence token {id} is the text {shown}, which no other tokens can spell"
+
     def splitter(self) -> Callable[[str], list[int]]:
         """A function that approximates the tokenizer: text to token ids, none if ``model`` is empty."""
         if not self.model:

@@ -119,12 +119,7 @@ class TextClient:
         self.end_failure = ""
         if self.loaded.vocabulary and not self.tokenizer.special_ids.issuperset(eos_ids):
             vocabulary = msgspec.msgpack.decode(self.loaded.vocabulary, type=Vocabulary)
-            id = vocabulary.text_only_at_end(eos_ids)
-            if id is not None:
-                shown = f"{self.tokenizer.raw_tokens([id])[0]!r:.40}"
-                self.end_failure = (
-                    f"the end-of-sequence token {id} is the text {shown}, which no other tokens can spell"
-                )
+            self.end_failure = vocabulary.end_failure(self.tokenizer, eos_ids)
 
     async def load(self, source: TokenizerSource) -> None:
         """Load the tokenizer and probe it. Raises the errors of ``TokenizerSource.load``."""
