@@ -104,7 +104,7 @@ class AdapterPool:
         self._unwanted: set[str] = set()
         self._replaced: set[str] = set()  # have sequences, and may not be readable any more
         self._prefetched: set[str] = set()  # staged or in memory since before the first sequence with them
-        self._held: Counter[str] = Counter()  # waiting sequences of requests that have begun
+        self._pinned: Counter[str] = Counter()  # waiting sequences of requests that have begun
         self._is_blocked = False
         self._num_overtaking = 0
         self.freed: list[int] = []
@@ -196,7 +196,7 @@ class AdapterPool:
     def admits(self, adapter: AdapterRef | None, has_begun: bool = False) -> bool:
         """Whether a sequence with ``adapter`` may start now. If not, only a few of those behind it may.
 
-        has_begun  whether the sequence holds its adapter.
+        has_begun  whether the sequence has pinned its adapter.
         """
         if adapter is None:
             return True
@@ -231,15 +231,15 @@ class AdapterPool:
         if adapter is not None:
             _decrease(self._running, adapter.key)
 
-    def hold(self, adapter: AdapterRef | None) -> None:
+    def pin(self, adapter: AdapterRef | None) -> None:
         """A sequence waits whose request has begun: its adapter stays in memory, because its files may change."""
         if adapter is not None:
-            self._held[adapter.key] += 1
+            self._pinned[adapter.key] += 1
 
-    def release(self, adapter: AdapterRef | None) -> None:
-        """A sequence that held its adapter starts, or has ended."""
+    def unpin(self, adapter: AdapterRef | None) -> None:
+        """A sequence that has pinned its adapter starts, or has ended."""
         if adapter is not None:
-            _decrease(self._held, adapter.key)
+            _decrease(self._pinned, adapter.key)
 
     def changes(self) -> list[FreeAdapter | LoadAdapter]:
         """Return the commands for the next batch: ``freed`` and ``loaded`` since the last call."""
@@ -254,7 +254,7 @@ class AdapterPool:
         slots = [slot for slot, _ in self._resident.values()]
         assert sorted([*slots, *self._free]) == list(range(self._config.max_resident)), "an adapter's slot is lost"
         assert self._running.keys() <= self._resident.keys(), "an adapter that runs was evicted"
-        assert self._held.keys() <= self._resident.keys(), "the adapter of a request that has begun was evicted"
+        assert self._pinned.keys() <= self._resident.keys(), "the adapter of a request that has begun was evicted"
         assert len(self._running) <= self._config.max_loras, "too many adapters run"
         assert all(count <= self._live[key] for key, count in self._running.items()), "an adapter's count is wrong"
         limit = self._config.max_bytes
@@ -280,7 +280,7 @@ class AdapterPool:
 
     def _stays(self, key: str) -> bool:
         """Whether an adapter in memory may not be evicted."""
-        return key in self._running or key in self._held or (key in self._replaced and key in self._live)
+        return key in self._running or key in self._pinned or (key in self._replaced and key in self._live)
 
     def _make_room(self, adapter: AdapterRef) -> None:
         limit = self._config.max_bytes

@@ -98,7 +98,7 @@ class Scheduler:
         else:
             self.waiting.remove(sequence)
             if self.adapters is not None and sequence.has_begun:
-                self.adapters.release(sequence.adapter)
+                self.adapters.unpin(sequence.adapter)
             elif sequence.spec.group in self._siblings:
                 self._leave_group(sequence)
         if self.adapters is not None:
@@ -241,20 +241,20 @@ class Scheduler:
         self.pool.decref(sequence.reset())
         self._free_slot(sequence)
         if self.adapters is not None:
-            self.adapters.hold(sequence.adapter)
+            self.adapters.pin(sequence.adapter)
         bisect.insort(self.waiting, sequence, key=_ORDER)
         self.num_preemptions += 1
 
     def _begin(self, sequence: Sequence, adapters: AdapterPool) -> None:
-        """A sequence starts: those of its request that still wait hold their adapter from now on."""
+        """A sequence starts: those of its request that still wait pin their adapter."""
         if sequence.has_begun:
-            adapters.release(sequence.adapter)
+            adapters.unpin(sequence.adapter)
             return
         sequence.has_begun = True
         for sibling in self._siblings.pop(sequence.spec.group, ()):
             if sibling is not sequence:
                 sibling.has_begun = True
-                adapters.hold(sibling.adapter)
+                adapters.pin(sibling.adapter)
 
     def _leave_group(self, sequence: Sequence) -> None:
         """A sequence has ended before any of its request has begun."""

@@ -94,6 +94,7 @@ class DummyWeights(LinearBuilder):
     def embedding(
         self, name: str, vocab: int, width: int, *, tied: bool, bias: Tensor | None = None
     ) -> tuple[EmbeddingLayer, LinearLayer | None]:
+        """See Weights: bias [V]."""
         return self.embedding_of(self._random(name, vocab, width), tied, bias)
 
 

@@ -98,6 +98,7 @@ class RequiredWeights:
     def embedding(
         self, name: str, vocab: int, width: int, *, tied: bool, bias: Tensor | None = None
     ) -> tuple[EmbeddingLayer, LinearLayer | None]:
+        """See Weights: bias [V]."""
         table = self.tensor(name, vocab, width)
         return self.ops.embedding(table), TorchDense(table) if tied else None
 

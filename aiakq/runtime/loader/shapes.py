@@ -34,6 +34,7 @@ class ShapeRecorder(RequiredWeights):
     def embedding(
         self, name: str, vocab: int, width: int, *, tied: bool, bias: Tensor | None = None
     ) -> tuple[EmbeddingLayer, LinearLayer | None]:
+        """See Weights: bias [V]."""
         if tied:
             self.shapes.append(("lm_head", vocab, width))
         return super().embedding(name, vocab, width, tied=tied, bias=bias)

@@ -107,6 +107,7 @@ class CheckpointWeights(LinearBuilder):
     def embedding(
         self, name: str, vocab: int, width: int, *, tied: bool, bias: Tensor | None = None
     ) -> tuple[EmbeddingLayer, LinearLayer | None]:
+        """See Weights: bias [V]."""
         return self.embedding_of(self._stored(name, vocab, width), tied, bias)
 
     def _quantized(self, name: str, n: int, k: int) -> QWeight:
