@@ -213,6 +213,9 @@ def test_hub_files(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     resolve_model("org/name")
     assert not any("bin" in pattern for pattern in asked[0])
     assert [pattern for pattern in asked[1] if "bin" in pattern] == ["pytorch_model*.bin"]
+    files[:] = ["config.json", "model.fp16.safetensors", "pytorch_model.bin"]  # a variant does not count
+    resolve_model("org/name")
+    assert [pattern for pattern in asked[2] if "bin" in pattern] == ["pytorch_model*.bin"]
     for weights, wanted in (("safetensors", {"*.safetensors"}), ("pt", {"pytorch_model*.bin"}), ("none", set())):
         resolve_model("org/name", weights=weights, ignore=["consolidated*"])
         assert {pattern for pattern in asked[-1] if "bin" in pattern or "tensors" in pattern} == wanted

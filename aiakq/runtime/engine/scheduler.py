@@ -61,6 +61,7 @@ class Scheduler:
         self.clients = ClientShares()
         self.adapters = None if config.lora is None else AdapterPool(config.lora)
         self.drafts = None if config.speculation is None else DraftPlanner(pool, config, config.speculation)
+        self._siblings: dict[str, list[Sequence]] = {}  # by group: with an adapter, of requests that have not begun
         self.waiting: list[Sequence] = []
         self.running: list[Sequence] = []
         self.num_preemptions = 0
@@ -86,6 +87,8 @@ class Scheduler:
             sequence.speculation = self.drafts.new_sequence(sequence)
         if self.adapters is not None:
             self.adapters.add(sequence.adapter)
+            if sequence.adapter is not None and sequence.spec.group:
+                self._siblings.setdefault(sequence.spec.group, []).append(sequence)
         bisect.insort(self.waiting, sequence, key=_ORDER)
 
     def remove(self, sequence: Sequence) -> None:
@@ -95,8 +98,10 @@ class Scheduler:
             self._free_slot(sequence)
         else:
             self.waiting.remove(sequence)
-            if self.adapters is not None and sequence.num_cached is not None:
-                self.adapters.resume(sequence.adapter)
+            if self.adapters is not None and sequence.has_begun:
+                self.adapters.unpin(sequence.adapter)
+            elif sequence.spec.group in self._siblings:
+                self._leave_group(sequence)
         if self.adapters is not None:
             self.adapters.remove(sequence.adapter)
         if sequence.speculation is not None:
@@ -171,7 +176,7 @@ class Scheduler:
 
     def admits(self, sequence: Sequence) -> bool:
         """Whether a waiting sequence may start, as far as slots and pages allow."""
-        return self.adapters is None or self.adapters.admits(sequence.adapter)
+        return self.adapters is None or self.adapters.admits(sequence.adapter, sequence.has_begun)
 
     def _step_limits(self) -> tuple[int, int]:
         """The maximum number of decodes and of tokens in a step. With pipeline stages, a share that leaves as much work
@@ -208,8 +213,7 @@ class Scheduler:
         self.waiting.remove(sequence)
         if self.adapters is not None:
             self.adapters.start(sequence.adapter)
-            if sequence.num_cached is not None:  # it was preempted
-                self.adapters.resume(sequence.adapter)
+            self._begin(sequence, self.adapters)
         self.pool.incref(shared)
         sequence.pages = list(shared)
         sequence.slot = self._free_slots.pop()
@@ -238,9 +242,27 @@ class Scheduler:
         self.pool.decref(sequence.reset())
         self._free_slot(sequence)
         if self.adapters is not None:
-            self.adapters.preempt(sequence.adapter)
+            self.adapters.pin(sequence.adapter)
         bisect.insort(self.waiting, sequence, key=_ORDER)
         self.num_preemptions += 1
+
+    def _begin(self, sequence: Sequence, adapters: AdapterPool) -> None:
+        """A sequence starts: those of its request that still wait pin their adapter."""
+        if sequence.has_begun:
+            adapters.unpin(sequence.adapter)
+            return
+        sequence.has_begun = True
+        for sibling in self._siblings.pop(sequence.spec.group, ()):
+            if sibling is not sequence:
+                sibling.has_begun = True
+                adapters.pin(sibling.adapter)
+
+    def _leave_group(self, sequence: Sequence) -> None:
+        """A sequence has ended before any of its request has begun."""
+        siblings = self._siblings[sequence.spec.group]
+        siblings.remove(sequence)
+        if not siblings:
+            del self._siblings[sequence.spec.group]
 
     def _free_slot(self, sequence: Sequence) -> None:
         assert sequence.slot is not None
