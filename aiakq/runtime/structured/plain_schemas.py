@@ -28,7 +28,9 @@ def is_plain(given: dict[str, Any]) -> bool:
         parts = given["anyOf"]
         if not isinstance(parts, list) or not _ALTERNATIVES >= given.keys():
             return False
-        return len(parts) <= _MAX_ALTERNATIVES and all(isinstance(part, (dict, bool)) for part in parts)
+        if len(parts) > _MAX_ALTERNATIVES or not all(isinstance(part, (dict, bool)) for part in parts):
+            return False
+        return not any(isinstance(part, dict) and "multipleOf" in part for part in parts)
     kind = given.get("type")
     keywords = _KEYWORDS.get(kind) if isinstance(kind, str) else None
     if keywords is None or not keywords >= given.keys():

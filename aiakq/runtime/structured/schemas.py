@@ -13,6 +13,7 @@ from aiakq.runtime.structured.grammars import not_enforceable
 from aiakq.runtime.structured.plain_schemas import SCALARS, is_plain, plain_schema
 from aiakq.runtime.structured.refusals import place_of, shortened
 from aiakq.runtime.structured.schema_documents import Base, SchemaDocument, Target
+from aiakq.runtime.structured.schema_multiples import can_combine, without_multiples
 from aiakq.runtime.structured.schema_node import SchemaNode
 from aiakq.runtime.structured.schema_values import Schema, are_disjoint, is_well_formed
 
@@ -55,6 +56,7 @@ class SchemaCleaner:
         self._definitions: dict[str, Schema] = {}
         self._pending: list[tuple[str, Target, bool]] = []
         self._one_of: list[dict[str, Any]] = []
+        self._has_multiples = False
 
     def root(self, only_objects: bool) -> dict[str, Any]:
         """The clean schema of the document."""
@@ -71,6 +73,8 @@ class SchemaCleaner:
             self._definitions[name] = self.schema(target.schema, target.base, closed)
         for part in self._one_of:
             self._finish_one_of(part)
+        if self._has_multiples:
+            self._finish_multiples([result, *self._definitions.values()])
         if not isinstance(result, dict):
             if not self.is_lenient:
                 named = next(
@@ -122,6 +126,7 @@ class SchemaCleaner:
                 known[keyword] = each
             else:
                 self.refuse(keyword, reason="has a value that JSON Schema does not allow")
+        self._has_multiples |= "multipleOf" in known
         return SchemaNode(self, known, base, closed).clean()
 
     def keep_types(self, given: Mapping[str, Any], properties: dict[str, Schema], base: Base) -> None:
@@ -163,9 +168,17 @@ class SchemaCleaner:
 
     def _finish_one_of(self, part: dict[str, Any]) -> None:
         parts = part.pop("oneOf")
-        if not are_disjoint(parts, lambda reference: self._definitions.get(reference.rpartition("/")[2], {})):
+        if not are_disjoint(parts, self._resolved):
             self.refuse("oneOf", reason="has alternatives that may be valid at once, which cannot be excluded")
         part["anyOf"] = parts
+
+    def _finish_multiples(self, schemas: list[Schema]) -> None:
+        if not can_combine(schemas, self._resolved):
+            self.refuse("multipleOf", reason="has values that cannot be enforced together; use ones of fewer digits")
+            without_multiples(schemas)
+
+    def _resolved(self, reference: str) -> Schema:
+        return self._definitions.get(reference.rpartition("/")[2], {})
 
     def _definition(self, target: Target, closed: bool) -> Schema:
         if isinstance(target.schema, bool):
