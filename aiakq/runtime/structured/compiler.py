@@ -34,7 +34,7 @@ STEP_MAX_ITEMS = 1000
 MAX_LEXER_STATES = 1 << 15
 #: Maximum number of characters of a schema whose first mask is enough of a test, and what it must not contain.
 _MAX_PLAIN = 512
-_NOT_PLAIN = re.compile(r'"(?:pattern|format|depend|m(?:in|ax)[LIP]|mult|prefix|(?:one|all)Of"|(?:if|not)"|\$)')
+_NOT_PLAIN = re.compile(r'"(?:pattern|depend|m(?:in|ax)[LIP]|mult|prefix|(?:one|all)Of"|(?:if|not)"|\$)')
 #: Seconds after which a grammar that waits for memory is tried again: requests end without a notice.
 _RETRY_SECONDS = 0.1
 
