@@ -9,16 +9,16 @@ from aiakq.runtime.structured.schema_values import Schema
 
 SCALARS = ("string", "integer", "number", "boolean", "null")
 #: Keywords that exclude nothing, and the keywords of plain schemas by their types.
-_NOTES = frozenset(
+NOTES = frozenset(
     ("title", "description", "default", "examples", "example", "deprecated", "readOnly", "writeOnly", "$comment")
 )
 _KEYWORDS = {
-    **{kind: _NOTES | {"type"} for kind in SCALARS},
-    "string": _NOTES | {"type", "enum"},
-    "array": _NOTES | {"type", "items"},
-    "object": _NOTES | {"type", "properties", "required", "additionalProperties"},
+    **{kind: NOTES | {"type"} for kind in SCALARS},
+    "string": NOTES | {"type", "enum"},
+    "array": NOTES | {"type", "items"},
+    "object": NOTES | {"type", "properties", "required", "additionalProperties"},
 }
-_ALTERNATIVES = _NOTES | {"anyOf"}
+_ALTERNATIVES = NOTES | {"anyOf"}
 _MAX_PROPERTIES, _MAX_TEXTS, _MAX_ALTERNATIVES = 200, 1000, 100
 
 

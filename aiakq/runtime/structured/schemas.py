@@ -10,13 +10,16 @@ from collections.abc import Mapping
 from typing import Any
 
 from aiakq.runtime.structured.grammars import not_enforceable
-from aiakq.runtime.structured.plain_schemas import SCALARS, is_plain, plain_schema
+from aiakq.runtime.structured.plain_schemas import NOTES, SCALARS, is_plain, plain_schema
 from aiakq.runtime.structured.refusals import place_of, shortened
 from aiakq.runtime.structured.schema_documents import Base, SchemaDocument, Target
 from aiakq.runtime.structured.schema_multiples import can_combine, without_multiples
 from aiakq.runtime.structured.schema_node import SchemaNode
 from aiakq.runtime.structured.schema_values import Schema, are_disjoint, is_well_formed
 
+#: Formats whose expressions take long to compile, and the keywords of schemas that share one of them.
+_SHARED = ("date-time", "time")
+_OF_SHARED = NOTES | {"type", "format"}
 #: Keywords that may exclude every value.
 _EMPTYING = ("not", "enum", "const", "oneOf", "anyOf", "allOf")
 
@@ -126,8 +129,16 @@ class SchemaCleaner:
                 known[keyword] = each
             else:
                 self.refuse(keyword, reason="has a value that JSON Schema does not allow")
+        if known.get("format") in _SHARED and value.get("type") == "string" and _OF_SHARED >= value.keys():
+            return self._shared(SchemaNode(self, known, base, closed), known["format"])
         self._has_multiples |= "multipleOf" in known
         return SchemaNode(self, known, base, closed).clean()
+
+    def _shared(self, node: SchemaNode, name: str) -> Schema:
+        """A reference to the clean form of ``node``, which is compiled once for all strings of the format ``name``."""
+        if name not in self._definitions:
+            self._definitions[name] = node.clean()
+        return {"$ref": f"#/$defs/{name}"}
 
     def keep_types(self, given: Mapping[str, Any], properties: dict[str, Schema], base: Base) -> None:
         """Keep the types of required ``properties`` that allow no value: an empty ``enum``, for example."""
