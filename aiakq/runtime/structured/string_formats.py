@@ -70,10 +70,7 @@ _IPV6 = _ipv6()
 _ALNUM, _LDH = "[A-Za-z0-9]", "[A-Za-z0-9-]"
 #: A label without hyphens in both its third and its fourth place: those are names in Punycode, whose rules no regular
 #: expression can express, so that none is generated.
-_LABEL = (
-    f"{_ALNUM}(?:{_ALNUM}|{_LDH}{_ALNUM}|{_LDH}{_ALNUM}{_LDH}{{0,59}}{_ALNUM}|{_LDH}-{_ALNUM}"
-    f"|{_LDH}-{_ALNUM}{_LDH}{{0,58}}{_ALNUM})?"
-)
+_LABEL = f"{_ALNUM}(?:{_ALNUM}|{_LDH}(?:{_ALNUM}(?:{_LDH}{{0,59}}{_ALNUM})?|-{_ALNUM}(?:{_LDH}{{0,58}}{_ALNUM})?))?"
 _HOSTNAME = rf"{_LABEL}(?:\.{_LABEL})*"
 _ATEXT = r"[A-Za-z0-9!#$%\x26'*+\-/=?\^_`{|}\x7E]"
 _QUOTED = r'"(?:[\x20\x21\x23-\x5B\x5D-\x7D\x7E]|\\[\x20-\x7D\x7E])*"'
