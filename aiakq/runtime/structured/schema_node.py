@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 from aiakq.runtime.structured.ecma_patterns import from_ecma, refused_part
 from aiakq.runtime.structured.schema_documents import Base
+from aiakq.runtime.structured.schema_multiples import joined_multiples
 from aiakq.runtime.structured.schema_numbers import exact_value, number_keywords
 from aiakq.runtime.structured.schema_parts import any_order, both, listed_names, names_in, objects_only, pattern_of
 from aiakq.runtime.structured.schema_values import (
@@ -185,7 +186,7 @@ class SchemaNode:
         self._condition()
 
     def _any_of(self, parts: list[Schema]) -> Schema:
-        found: list[Schema] = [part for part in parts if part is not False]
+        found = joined_multiples([part for part in parts if part is not False])
         if {} in found or not self._can_choose(found):
             return {}
         return {"anyOf": found} if len(found) > 1 else found[0] if found else False
@@ -270,11 +271,30 @@ class SchemaNode:
         return ANCHORED.get(name, ())
 
     def _numbers(self) -> None:
-        found, refused = number_keywords(self._given, "number" not in self._types)
-        self._out.update(found)
+        found, choices, refused = number_keywords(self._given, "number" not in self._types)
+        if choices:
+            self._choose_numbers(found, choices)
+        else:
+            self._out.update(found)
         if refused:
             reason = "has a value that cannot be enforced exactly; use one of fewer digits"
             self._cleaner.refuse(*refused, reason=reason)
+
+    def _choose_numbers(self, limits: Mapping[str, Any], choices: list[Schema]) -> None:
+        """Set ``limits`` of numbers, and ``choices``, of which one holds too."""
+        others = [name for name in self._types if name not in ("number", "integer")]
+        any_other: list[Schema] = [{"type": others if len(others) > 1 else others[0]}] if others else []
+        part = self._any_of([*choices, *any_other])
+        if isinstance(part, dict) and not {"anyOf", "enum", "const"} & self._given.keys():
+            if part.keys() == {"enum"}:  # all values within the limits
+                limits = {}
+            elif self._out == {"type": "number"} and not limits:
+                del self._out["type"]
+            self._out.update({**limits, **part})
+            return
+        self._out.update(limits)
+        if part is False or part != {"anyOf": self._given.get("anyOf")}:
+            self._parts.append(part)
 
     def _counts(self, least: str, most: str) -> None:
         if self._given.get(least):
