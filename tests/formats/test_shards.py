@@ -9,7 +9,6 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from aiakq.errors import AiakqError
 from aiakq.formats.checkpoint import Checkpoint
 from aiakq.formats.model_folder import INDEX
 
@@ -27,14 +26,7 @@ def folder(tmp_path: Path) -> Path:
     return path
 
 
-def refused(path: Path) -> AiakqError:
-    with pytest.raises(AiakqError) as caught:
-        Checkpoint.open(path)
-    assert "\n" not in str(caught.value)
-    return caught.value
-
-
-def test_shards_may_be_in_folders_of_the_model(folder: Path) -> None:
+def test_shards_may_be_in_folders_of_the_model(folder: Path, refused) -> None:
     index = json.loads((folder / INDEX).read_text())
     (folder / "weights").mkdir()
     for file in set(index["weight_map"].values()):
@@ -48,7 +40,7 @@ def test_shards_may_be_in_folders_of_the_model(folder: Path) -> None:
     assert refused(folder).id == "path_outside_model"
 
 
-def test_the_index_of_a_variant_is_read(folder: Path) -> None:
+def test_the_index_of_a_variant_is_read(folder: Path, refused) -> None:
     index = json.loads((folder / INDEX).read_text())
     for file in set(index["weight_map"].values()):
         (folder / file).rename(folder / file.replace("model-", "model.fp16-"))
@@ -61,7 +53,7 @@ def test_the_index_of_a_variant_is_read(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["C64", "F8_E8M0", "F4"])
-def test_a_dtype_that_is_not_read_is_not_called_damage(folder: Path, dtype: str) -> None:
+def test_a_dtype_that_is_not_read_is_not_called_damage(folder: Path, dtype: str, refused) -> None:
     header = json.dumps({"a.weight": {"dtype": dtype, "shape": [1], "data_offsets": [0, 8]}}).encode()
     file = "model-00001-of-00002.safetensors"
     (folder / file).write_bytes(len(header).to_bytes(8, "little") + header + b"\0" * 8)
