@@ -91,7 +91,7 @@ ONES, TWOS = torch.ones(2, 3), torch.full((2, 3), 2.0)
 FP16_SHARDS = {"a.weight": "pytorch_model.fp16-00001-of-00002.bin", "b.weight": "pytorch_model.fp16-00002-of-00002.bin"}
 
 
-def test_the_only_variant_in_files_of_torch_is_read(empty: Path) -> None:
+def test_the_only_variant_in_files_of_torch_is_read(empty: Path, refused) -> None:
     write_torch(empty, FP16_SHARDS, "pytorch_model.bin.index.fp16.json")
     checkpoint = Checkpoint.open(empty)
     assert set(checkpoint.inventory) == set(FP16_SHARDS) and torch.equal(checkpoint.tensor("b.weight"), TWOS)
@@ -129,7 +129,7 @@ def test_weights_without_a_variant_precede_those_of_one_in_another_kind_of_file(
 @pytest.mark.parametrize("kind", ["safetensors", "bin"])
 @pytest.mark.parametrize("indexed", [False, True])
 def test_several_variants_and_no_other_weights_are_refused_with_their_names(
-    empty: Path, kind: str, indexed: bool
+    empty: Path, kind: str, indexed: bool, refused
 ) -> None:
     stem = "model" if kind == "safetensors" else "pytorch_model"
     for variant in ("fp16", "fp32"):

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from functools import lru_cache
-from typing import Any, Protocol
+from typing import Any
 
 from aiakq.runtime.structured.ecma_patterns import from_ecma, refused_part
-from aiakq.runtime.structured.schema_documents import Base
+from aiakq.runtime.structured.schema_documents import Base, Cleaner
 from aiakq.runtime.structured.schema_multiples import joined_multiples
 from aiakq.runtime.structured.schema_numbers import exact_value, number_keywords
 from aiakq.runtime.structured.schema_parts import any_order, both, listed_names, names_in, objects_only, pattern_of
@@ -42,27 +42,6 @@ _MAX_OPTIONAL, _MAX_ALTERNATIVES, _ARRAY = 248, 1000, 6
 def _unused_keywords(types: frozenset[str]) -> frozenset[str]:
     """Keywords that apply to values of other types only."""
     return frozenset().union(*(names for name, names in KEYWORDS_OF_TYPE.items() if name not in types))
-
-
-class Cleaner(Protocol):
-    """What a schema needs of the document that it is in; see ``SchemaCleaner``."""
-
-    closed: bool
-    is_lenient: bool
-
-    def refuse(self, *keywords: str, reason: str = "cannot be enforced") -> None: ...
-
-    def refuse_pattern(self, pattern: str, part: str) -> None: ...
-
-    def schema(self, value: Any, base: Base, closed: bool) -> Schema: ...
-
-    def reference(self, reference: str, base: Base, closed: bool) -> Schema: ...
-
-    def dynamic_reference(self, keyword: str, reference: str, base: Base, closed: bool) -> Schema: ...
-
-    def one_of(self, parts: list[Schema]) -> Schema: ...
-
-    def keep_types(self, given: Mapping[str, Any], properties: dict[str, Schema], base: Base) -> None: ...
 
 
 class SchemaNode:
