@@ -7,6 +7,7 @@ from aiakq.runtime.config.scheduler import SchedulerConfig
 from aiakq.runtime.engine.pages import PagePool
 from aiakq.runtime.engine.scheduler import Scheduler
 from aiakq.runtime.engine.sequence import Sequence
+from aiakq.runtime.lora.resource import AdapterResource
 from aiakq.runtime.protocol.adapters import AdapterRef
 from aiakq.runtime.protocol.command import FreeAdapter
 from aiakq.runtime.protocol.output import RequestTimes
@@ -26,8 +27,10 @@ class World:
     """
 
     def __init__(self, num_pages: int = 60, max_num_seqs: int = 4, **lora: int) -> None:
-        config = SchedulerConfig(max_num_seqs=max_num_seqs, max_num_batched_tokens=16, lora=LoraConfig(**lora))
-        self.scheduler = Scheduler(PagePool(num_pages, 4), config)
+        config = SchedulerConfig(max_num_seqs=max_num_seqs, max_num_batched_tokens=16)
+        self.max_staged = LoraConfig(**lora).max_staged
+        self.resource = AdapterResource(LoraConfig(**lora))
+        self.scheduler = Scheduler(PagePool(num_pages, 4), config, [self.resource])
         self.slots: dict[int, str] = {}
         self.reading: list[str] = []
         self.read: set[str] = set()
@@ -57,7 +60,7 @@ class World:
     def step(self) -> list[Sequence]:
         """One step; returns the sequences that ran."""
         self.steps += 1
-        pool = self.scheduler.adapters
+        pool = self.resource.pool
         for key in self.reading[: self.reads_per_step]:
             self.reading.remove(key)
             self.read.add(key)
@@ -80,7 +83,7 @@ class World:
             assert adapter.key not in self.read and adapter.key not in self.reading, "it is staged twice"
             self.reading.append(adapter.key)
             self.reads.append(adapter.key)
-        assert len(self.reading) + len(self.read) <= self.scheduler.config.lora.max_staged
+        assert len(self.reading) + len(self.read) <= self.max_staged
         for chunk in chunks:
             adapter = chunk.sequence.adapter
             assert adapter is None or adapter.key in self.slots.values(), "an adapter that runs was evicted"

@@ -23,7 +23,6 @@ class Sequence:
     num_submitted_pages of ``pages``, how many the executor knows; None: it does not know the sequence.
     pages               KV pages in order; covers at least num_computed_tokens.
     num_inserted_pages  of ``pages``, how many are in the prefix cache, or are kept out of it.
-    has_begun           whether it, or another sequence of its request, has run: some of the output may have been read.
     speculation         of its draft tokens; None: it gets none.
     resamples           whether its tokens are sampled among the whole vocabulary sorted: the sampler's usual
                         candidates were not enough once.
@@ -48,7 +47,6 @@ class Sequence:
     hashes: list[bytes] = field(default_factory=list)
     num_inserted_pages: int = 0
     num_cached: int | None = None
-    has_begun: bool = False
     num_preemptions: int = 0
     prompt_done: bool = False
     prompt_logprobs: list[TokenLogprobs | None] | None = None

@@ -8,10 +8,10 @@ import pytest
 from adapter_world import World, ref
 
 from aiakq.runtime.config.lora import LoraConfig
-from aiakq.runtime.engine import adapters
-from aiakq.runtime.engine.adapters import AdapterPool
 from aiakq.runtime.engine.pages import root_hash
 from aiakq.runtime.engine.sequence import Sequence
+from aiakq.runtime.lora import adapter_pool as adapters
+from aiakq.runtime.lora.adapter_pool import AdapterPool
 from aiakq.runtime.protocol.command import FreeAdapter
 
 
@@ -52,18 +52,18 @@ def test_a_dropped_adapter_leaves_memory_after_its_last_sequence():
     world = World(max_loras=1, max_resident=2)
     world.add(ref("a"), tokens=1)
     world.drain()
-    world.scheduler.adapters.unload("a")
-    assert world.scheduler.adapters.changes() == [FreeAdapter(0)]
+    world.resource.pool.unload("a")
+    assert world.resource.pool.changes() == [FreeAdapter(0)]
     world.slots.clear()
     running, waiting = world.add(ref("b"), tokens=4), world.add(ref("b"), tokens=2, prompt=16)
     world.step()
     world.step()
-    world.scheduler.adapters.unload("b")
+    world.resource.pool.unload("b")
     world.step()
     assert list(world.slots.values()) == ["b"]
     world.drain()
     assert running.num_outputs == 4 and waiting.num_outputs == 2
-    assert world.scheduler.adapters.changes() and world.scheduler.adapters.num_resident == 0
+    assert world.resource.pool.changes() and world.resource.pool.num_resident == 0
 
 
 def test_others_run_while_an_adapter_is_read():
@@ -122,7 +122,7 @@ def test_the_adapter_of_a_request_that_has_begun_stays_in_memory_for_its_other_s
     world.drain()
     assert [each.num_outputs for each in (*sequences, other)] == [2] * (len(sequences) + 1)
     assert world.reads == ["a", "b"]
-    assert not world.scheduler._siblings and not world.scheduler.adapters._pinned
+    assert not world.resource._siblings and not world.resource.pool._pinned
 
 
 def test_the_sequences_of_another_request_wait_behind_an_adapter_that_needs_the_place(monkeypatch):
@@ -142,10 +142,10 @@ def test_a_request_that_has_not_begun_does_not_keep_its_adapter():
     waiting = [world.add(ref("a"), group="one") for _ in range(2)]
     for sequence in waiting:
         world.scheduler.remove(sequence)
-    assert not world.scheduler._siblings
+    assert not world.resource._siblings
     world.add(ref("b"))
     world.drain()
-    assert not world.scheduler.adapters.is_resident("a")
+    assert not world.resource.pool.is_resident("a")
 
 
 def test_a_sequence_that_is_preempted_often_runs_on_although_another_adapter_waits_for_its_place():
@@ -227,16 +227,16 @@ def test_an_adapter_that_is_unloaded_while_it_is_read_leaves_memory_with_its_las
     world.reads_per_step = 0
     sequence = world.add(ref("a"))
     world.step()
-    world.scheduler.adapters.unload("a")
+    world.resource.pool.unload("a")
     world.reads_per_step = 1
     world.drain()
-    assert sequence.num_outputs == 3 and world.scheduler.adapters.num_resident == 0
+    assert sequence.num_outputs == 3 and world.resource.pool.num_resident == 0
 
 
 def test_a_replaced_adapter_stays_in_memory_until_its_sequences_have_ended():
     """Its files may be gone, and the one that replaces it is in memory before a sequence names it."""
     world = World(max_loras=1, max_resident=1, max_num_seqs=1)
-    pool = world.scheduler.adapters
+    pool = world.resource.pool
     world.add(ref("other"), tokens=4)
     old = world.add(ref("v1"), tokens=2)
     world.read_all()
@@ -259,7 +259,7 @@ def test_a_replaced_adapter_stays_in_memory_until_its_sequences_have_ended():
 
 def test_an_adapter_prefetched_without_sequences_makes_room_for_one_that_has_some():
     world = World(max_loras=1, max_resident=1)
-    pool = world.scheduler.adapters
+    pool = world.resource.pool
     assert pool.prefetch(ref("a")) and pool.prefetch(ref("b")) and pool.prefetch(ref("c"))
     world.read_all()
     assert world.read == {"b", "c"}
@@ -277,7 +277,7 @@ def test_no_adapter_in_memory_is_read_again_after_it_was_replaced(seed):
     draw = random.Random(seed)
     most, limit = draw.randint(1, 2), draw.choice([None, 40])
     world = World(max_loras=most, max_resident=most + draw.randint(0, 1), max_bytes=limit)
-    pool, versions, gone = world.scheduler.adapters, {"a": 0, "b": 0, "c": 0}, set()
+    pool, versions, gone = world.resource.pool, {"a": 0, "b": 0, "c": 0}, set()
     count = 0
     for _ in range(400):
         world.reads_per_step = draw.choice([0, 1, 2])
@@ -358,14 +358,14 @@ def test_random_loads_keep_every_rule(seed):
             if live:
                 world.scheduler.remove(draw.choice(live))
         if draw.random() < 0.05:
-            world.scheduler.adapters.unload(draw.choice("abcdef"))
+            world.resource.pool.unload(draw.choice("abcdef"))
         world.step()
     world.reads_per_step = 1
     world.drain()
     assert not world.reading and not world.read
     for key in keys:
-        world.scheduler.adapters.unload(key)
-    assert world.scheduler.adapters.num_resident == world.scheduler.adapters.num_running == 0
+        world.resource.pool.unload(key)
+    assert world.resource.pool.num_resident == world.resource.pool.num_running == 0
 
 
 def test_an_eviction_while_in_use_would_be_found():
@@ -373,7 +373,7 @@ def test_an_eviction_while_in_use_would_be_found():
     world.add(ref("a"), tokens=9)
     world.step()
     world.step()
-    world.scheduler.adapters._evict("a")
+    world.resource.pool._evict("a")
     with pytest.raises(AssertionError, match="evicted"):
         world.scheduler.check()
 
