@@ -7,10 +7,11 @@ documentation.
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,8 @@ _IN_WORDS: dict[type, str] = {
     Path: "a path",
 }
 _TYPES: dict[str, type] = {kind.__name__: kind for kind in (str, int, float, bool, list, tuple, dict, Path)}
+#: Annotation of a field that lists its values.
+_LITERAL = re.compile(r"Literal\[([^\]]*)\]")
 #: Words for the values of a switch.
 BOOLEANS = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
 #: Prefix of the environment variables of options.
@@ -54,7 +57,7 @@ class Argument:
     off          flag that turns a switch off; ``--no-`` plus the name if None.
     positional   whether it is a positional argument.
     required     whether there is no default.
-    choices      allowed values, if they can be listed.
+    choices      allowed values, if they can be listed; those of a field of type Literal.
     low, high    inclusive bounds of numbers.
     above        exclusive lower bound.
     suffixes     whether an integer may be written like 25.6k, 32K, 1M.
@@ -173,10 +176,13 @@ def rows_of(options: type, group: str = "") -> tuple[Argument, ...]:
             continue
         # Annotations are strings: the first word is the type, as in ``int | None`` and ``tuple[str, ...]``.
         words = str(field.type)
-        kind = _TYPES.get(words.partition("[")[0].partition(" |")[0])
+        listed = _LITERAL.match(words)
+        kind = str if listed else _TYPES.get(words.partition("[")[0].partition(" |")[0])
         required = field.default is field.default_factory is dataclasses.MISSING
         default = None if field.default is dataclasses.MISSING else field.default
         settings: dict[str, Any] = {"type": kind, "group": group, "paths": kind is str and "Path" in words}
+        if listed:
+            settings["choices"] = ast.literal_eval(f"({listed[1]},)")
         settings |= field.metadata["argument"]
         rows.append(Argument(field.name, default=default, required=required, **settings))
     return tuple(rows)
@@ -300,9 +306,10 @@ def parse_number(text: str) -> int | None:
     return whole * factor + scaled // 10 ** (len(part) - 1)
 
 
-def part_of(options: type, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return those of ``values`` that are fields of the dataclass ``options``."""
-    return {field.name: values[field.name] for field in dataclasses.fields(options) if field.name in values}
+def part_of(options: type, arguments: object) -> dict[str, Any]:
+    """Return the fields of the dataclass ``options`` that ``arguments``, another one, has too, with its values."""
+    names = (field.name for field in dataclasses.fields(options))
+    return {name: getattr(arguments, name) for name in names if hasattr(arguments, name)}
 
 
 def _bad(argument: Argument, value: Any, source: str | None, expected: str) -> AiakqError:

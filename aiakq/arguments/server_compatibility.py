@@ -8,7 +8,7 @@ from typing import Any
 from aiakq.arguments.argument import argument
 
 
-@dataclass(init=False, repr=False, eq=False)  # only its fields are used: the server takes a mapping
+@dataclass(frozen=True, kw_only=True)
 class CompatibleServerArguments:
     """Options of the HTTP server, with vLLM's names."""
 

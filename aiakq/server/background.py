@@ -20,7 +20,7 @@ from typing import Any
 
 import msgspec
 
-from aiakq.arguments.server import KEY_VARIABLES, checked
+from aiakq.arguments.server import KEY_VARIABLES, ServerArguments, checked
 from aiakq.errors import AiakqError, error
 from aiakq.server.process.ipc import Failed, call_on_hangup, decode_error, encode_error
 from aiakq.server.telemetry.events import OnEvent, ServerEvent
@@ -137,7 +137,7 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     peer = socket.socket(fileno=int(sys.argv[1]))
     with peer.makefile("rb") as lines:
-        args = msgspec.json.decode(lines.readline())
+        args = msgspec.json.decode(lines.readline(), type=ServerArguments)
     call_on_hangup(peer, _stop_with_parent)
     from aiakq.server.launch import serve
 

@@ -81,7 +81,7 @@ def check_engine(engine: dict[str, Any], command: str) -> None:
     from aiakq.arguments.server import checked
     from aiakq.formats.hub import check_model_name
 
-    model = checked(engine, server=False)["model"]
+    model = checked(engine, server=False).model
     if not model:
         raise error("usage", reason="No model is given.", hint=f"Example: aiakq bench {command} MODEL")
     check_model_name(model)

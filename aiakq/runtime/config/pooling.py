@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from aiakq.arguments.engine import EngineArguments
 from aiakq.errors import AiakqError, error
 from aiakq.formats.model_folder import read_json
 from aiakq.runtime.config.model import OutputHead, first_architecture
@@ -54,7 +55,7 @@ class PoolingConfig:
         return self.limits.pooling.kind in ("MEAN", "ALL", "STEP")
 
     @staticmethod
-    def from_args(args: Mapping[str, Any], folder: Path, raw: Mapping[str, Any]) -> PoolingConfig | None:
+    def from_args(args: EngineArguments, folder: Path, raw: Mapping[str, Any]) -> PoolingConfig | None:
         """Create it from --task and the files in ``folder``; return None for a generative model. ``raw`` is
         config.json.
 
@@ -72,14 +73,14 @@ class PoolingConfig:
             task = "embed" if pools and task == "generate" else task
         if task == "generate":
             _check_generates(architecture)
-            if args["override_pooler_config"]:
+            if args.override_pooler_config:
                 reason = "a generative model does not pool"
                 raise _conflict("--override-pooler-config", "--task generate", reason)
             return None
-        if args["model_impl"] == "transformers":
+        if args.model_impl == "transformers":
             raise _conflict("--model-impl transformers", f"--task {task}", "only native models can be pooled")
         _check_causal(raw)
-        return _pooled(task, architecture, folder, raw, modules, args["override_pooler_config"] or {})
+        return _pooled(task, architecture, folder, raw, modules, args.override_pooler_config or {})
 
     def model_config(self, raw: Mapping[str, Any]) -> dict[str, Any]:
         """Return config.json with the generative class of the same layers as architecture."""
@@ -90,12 +91,12 @@ class PoolingConfig:
 _POOLS = "pooling"
 
 
-def _requested_task(args: Mapping[str, Any]) -> str:
+def _requested_task(args: EngineArguments) -> str:
     """Return the task that --task, --runner and --convert select: one of --task, or ``_POOLS``.
 
     Raises ``option_conflict`` if they contradict each other.
     """
-    task, runner, convert = _RENAMED.get(args["task"], args["task"]), args["runner"], args["convert"]
+    task, runner, convert = _RENAMED.get(args.task, args.task), args.runner, args.convert
     wanted = {"auto": "auto", "generate": "generate", "pooling": _POOLS}[runner]
     flag = f"--runner {runner}"
     if convert in ("embed", "classify"):

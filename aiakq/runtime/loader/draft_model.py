@@ -9,28 +9,27 @@ A method that needs a model is a module with
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
+from aiakq.arguments.engine import EngineArguments
 from aiakq.errors import AiakqError, error
 from aiakq.formats.checkpoint import Checkpoint
 from aiakq.runtime.config.eagle3 import is_eagle3
 from aiakq.runtime.config.engine import EngineConfig
+from aiakq.runtime.config.load import LoadConfig
 from aiakq.runtime.config.speculation_methods import check_supported
 from aiakq.runtime.executor.cpu_program import Bounds
 from aiakq.runtime.executor.draft_model import DraftModel
 from aiakq.runtime.executor.runner import Runner
 from aiakq.runtime.loader import eagle3
-from aiakq.runtime.loader.draft_config import draft_folder, with_draft
+from aiakq.runtime.loader.draft_config import with_draft
 from aiakq.runtime.loader.model_loader import load_within_memory
 from aiakq.runtime.models.interface import Model
 
 
-def configure(config: EngineConfig, args: Mapping[str, Any]) -> EngineConfig:
+def configure(config: EngineConfig, args: EngineArguments) -> EngineConfig:
     """With the draft model of ``args``, or with the EAGLE-3 head if it is one. Raises ``option_conflict`` and what
     ``EngineConfig.from_args`` raises.
     """
-    if is_eagle3(draft_folder(args).path):
+    if is_eagle3(LoadConfig.from_args(args).path):
         return eagle3.configure(config, args)
     draft = EngineConfig.from_args(args)
     reason = ""
@@ -40,7 +39,7 @@ def configure(config: EngineConfig, args: Mapping[str, Any]) -> EngineConfig:
         reason = "states of recurrent layers cannot be rolled back"
     if reason:
         hint = "Take one of the same family, or this model quantized."
-        raise error("option_conflict", option="--speculative-model", other=args["model"], reason=reason, hint=hint)
+        raise error("option_conflict", option="--speculative-model", other=args.model, reason=reason, hint=hint)
     return with_draft(config, draft, "draft_model")
 
 

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+from aiakq.arguments.engine import EngineArguments
 from aiakq.errors import AiakqError, error
 from aiakq.formats.checkpoint import Checkpoint
 from aiakq.formats.inventory import RequiredTensors, compare, refusal
 from aiakq.kernels.ops.embedding import EmbeddingLayer
 from aiakq.runtime.config.eagle3 import Eagle3Config, is_eagle3, quantized_head, unsupported_head
 from aiakq.runtime.config.engine import EngineConfig
+from aiakq.runtime.config.load import LoadConfig
 from aiakq.runtime.config.quantization import checked_spec
 from aiakq.runtime.executor.eagle3 import Eagle3Proposer
 from aiakq.runtime.executor.runner import Bounds, Runner
-from aiakq.runtime.loader.draft_config import draft_folder, with_draft
+from aiakq.runtime.loader.draft_config import with_draft
 from aiakq.runtime.loader.required import RequiredWeights
 from aiakq.runtime.loader.weights import open_weights
 from aiakq.runtime.models.decoder import Decoder
@@ -32,12 +34,12 @@ _OTHER_HEADS: dict[str, Callable[[], AiakqError]] = {
 _EMBEDDING = "model.embed_tokens.weight"
 
 
-def configure(config: EngineConfig, args: Mapping[str, Any]) -> EngineConfig:
+def configure(config: EngineConfig, args: EngineArguments) -> EngineConfig:
     """With the head of ``args``. Raises ``option_conflict``, ``quantization_mismatch`` and ``unsupported``."""
-    load = draft_folder(args)
+    load = LoadConfig.from_args(args)
     if not is_eagle3(load.path) and kind_of_head(Checkpoint.open(load.path)) != "eagle3":
         raise _conflict(args, "it is not an EAGLE-3 head", "Give a draft model with the method draft_model.")
-    checked_spec(load.path, {}, args["quantization"])
+    checked_spec(load.path, {}, args.quantization)
     head = Eagle3Config.from_folder(load.path)
     reason = ""
     if head.model.vocab_size != config.model.vocab_size:
@@ -134,5 +136,5 @@ def _check_ids(draft: EngineConfig, head: Eagle3Head) -> None:
         raise error("tensor_mismatch", path=draft.load.path, reason=reason)
 
 
-def _conflict(args: Mapping[str, Any], reason: str, hint: str) -> AiakqError:
-    return error("option_conflict", option="--speculative-model", other=args["model"], reason=reason, hint=hint)
+def _conflict(args: EngineArguments, reason: str, hint: str) -> AiakqError:
+    return error("option_conflict", option="--speculative-model", other=args.model, reason=reason, hint=hint)
