@@ -155,7 +155,7 @@ class Argument:
         return words + " or auto" if self.automatic else words
 
 
-def argument(default: Any, help: str, **settings: Any) -> Any:
+def argument(default: object, help: str, **settings: object) -> Any:
     """Declare a dataclass field as an option; ``settings`` are fields of Argument.
 
     ``...`` as the default makes it required; ``dict`` is a new empty one.
@@ -221,7 +221,7 @@ def checked_value(argument: Argument, value: Any, source: str | None = None) -> 
         raise _bad(argument, problem.args[0], source, argument.kind) from None
 
 
-def _is_auto(argument: Argument, value: Any) -> bool:
+def _is_auto(argument: Argument, value: object) -> bool:
     text = value.strip().lower() if isinstance(value, str) else value
     return text == "auto" or (argument.type is int and text in ("-1", -1) and not isinstance(value, bool))
 
@@ -247,7 +247,7 @@ def _check_type(argument: Argument, value: Any, source: str | None) -> None:
         raise _bad(argument, value, source, limits.get(argument.type, "text that is Unicode"))
 
 
-def _is_portable(value: Any) -> bool:
+def _is_portable(value: object) -> bool:
     """Whether other processes can be sent ``value``: no integers of more than 64 bits, no halves of characters."""
     if isinstance(value, dict):
         return all(_is_portable(key) and _is_portable(each) for key, each in value.items())
@@ -258,7 +258,7 @@ def _is_portable(value: Any) -> bool:
     return not isinstance(value, str) or not any("\ud800" <= letter <= "\udfff" for letter in value)
 
 
-def value_of_text(argument: Argument, text: str, source: str | None = None) -> Any:
+def value_of_text(argument: Argument, text: str, source: str | None = None) -> object:
     """Parse and validate ``text`` from a command line or an environment variable. Raises ``bad_option``."""
     if argument.type in (list, tuple):
         return checked_value(argument, split_list(argument, text), source)
@@ -272,7 +272,7 @@ def split_list(argument: Argument, text: str) -> list[str]:
     return [part for part in text.split(argument.separator) if part]
 
 
-def _parse(argument: Argument, text: str, source: str | None) -> Any:
+def _parse(argument: Argument, text: str, source: str | None) -> object:
     """Parse ``text`` as a value of the argument's type."""
     try:
         if argument.type is dict:
@@ -312,7 +312,7 @@ def part_of(options: type, arguments: object) -> dict[str, Any]:
     return {name: getattr(arguments, name) for name in names if hasattr(arguments, name)}
 
 
-def _bad(argument: Argument, value: Any, source: str | None, expected: str) -> AiakqError:
+def _bad(argument: Argument, value: object, source: str | None, expected: str) -> AiakqError:
     by_default = "" if argument.default in (None, (), "") else f"The default is {argument.default}."
     hint = by_default if argument.hint is None else argument.hint
     return error(

@@ -105,14 +105,14 @@ class CommandArguments:
         for row in self.own_rows:
             if row.required and row.name not in own:
                 raise MissingArgument(row)
-        values: list[Any] = [_instance(part, own) for part in self.parts]
+        values: list[object] = [_instance(part, own) for part in self.parts]
         if self.engine:
             ambient = {} if self.external and model is None else environment
             engine = given_values(self.engine_rows, words, ambient, config, file)
             values.append(engine if model is None else engine | {"model": model})
         return values
 
-    def _check_keys(self, config: Mapping[str, Any], file: str | None) -> None:
+    def _check_keys(self, config: Mapping[str, object], file: str | None) -> None:
         known = {row.key for row in self.rows}
         for key in config:
             if key not in known:
@@ -122,7 +122,7 @@ class CommandArguments:
                 raise error("usage", reason=f"There is no {kind} {key!r}{_in_file(file)}.", hint=hint)
 
 
-def _instance(part: type, values: Mapping[str, Any]) -> Any:
+def _instance(part: type, values: Mapping[str, object]) -> object:
     """Return an instance of ``part`` with those of ``values`` that are its fields."""
     return part(**{field.name: values[field.name] for field in fields(part) if field.name in values})
 
@@ -141,11 +141,11 @@ def _in_file(file: str | None) -> str:
 
 def given_values(
     rows: tuple[Argument, ...],
-    words: Mapping[str, Any],
+    words: Mapping[str, object],
     environment: Mapping[str, str],
-    config: Mapping[str, Any],
+    config: Mapping[str, object],
     file: str | None = None,
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """Return the validated values of all rows that were given, by ``name``. Raises ``bad_option``."""
     values = {}
     for row in rows:
@@ -165,7 +165,7 @@ def given_values(
     return values
 
 
-def _configured(row: Argument, value: Any, source: str | None) -> Any:
+def _configured(row: Argument, value: object, source: str | None) -> object:
     """Return a validated value of a configuration file; text in place of a number or a switch is parsed."""
     if isinstance(value, str) and row.type in (int, float, bool):
         return value_of_text(row, value, source)

@@ -293,11 +293,11 @@ SERVER_ARGUMENTS: tuple[Argument, ...] = (
 ARGUMENTS: tuple[Argument, ...] = ENGINE_ARGUMENTS + SERVER_ARGUMENTS
 
 
-def keywords(given: Mapping[str, Any]) -> dict[str, Any]:
+def keywords(given: Mapping[str, object]) -> dict[str, Any]:
     """Return keyword arguments with the names that ``checked`` knows, from any spelling of the command line."""
     names = {key: row.name for row in ARGUMENTS for key in row.keys}
     objects = {key for row in ARGUMENTS if row.type is dict for key in row.keys} | UNSUPPORTED.keys()
-    values: dict[str, Any] = {}
+    values: dict[str, object] = {}
     for key, value in plain_keys(given, objects.__contains__).items():
         name = names.get(key, key)
         if name in values:
@@ -307,10 +307,10 @@ def keywords(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 @overload
-def checked(given: Mapping[str, Any], *, server: Literal[True]) -> ServerArguments: ...
+def checked(given: Mapping[str, object], *, server: Literal[True]) -> ServerArguments: ...
 @overload
-def checked(given: Mapping[str, Any], *, server: Literal[False]) -> EngineArguments: ...
-def checked(given: Mapping[str, Any], *, server: bool) -> EngineArguments:
+def checked(given: Mapping[str, object], *, server: Literal[False]) -> EngineArguments: ...
+def checked(given: Mapping[str, object], *, server: bool) -> EngineArguments:
     """Return all arguments of the engine (and the server) with every given value validated.
 
     None, like a missing value, stands for the default. Arguments without effect (unsupported.py) are omitted.

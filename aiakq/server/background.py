@@ -16,7 +16,6 @@ import threading
 import time
 from collections.abc import Mapping
 from types import TracebackType
-from typing import Any
 
 import msgspec
 
@@ -110,7 +109,7 @@ class RunningServer:
 
 
 def start_in_background(
-    args: Mapping[str, Any], on_event: OnEvent | None = None, timeout: float = 600.0
+    args: Mapping[str, object], on_event: OnEvent | None = None, timeout: float = 600.0
 ) -> RunningServer:
     """Context manager: start ``aiakq serve`` with ``args`` (defaults filled in) and wait until it is ready.
 

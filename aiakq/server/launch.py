@@ -10,7 +10,7 @@ import shlex
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
 import prometheus_client
 
@@ -37,6 +37,8 @@ from aiakq.server.shutdown import Signals, drain
 from aiakq.server.start_checks import check_named_files
 from aiakq.server.telemetry.events import OnEvent, ServerEvent
 from aiakq.server.telemetry.logs import configure_logging, logging_as_events
+
+_Result = TypeVar("_Result")
 
 
 def serve(args: ServerArguments, on_event: OnEvent) -> int:
@@ -137,7 +139,7 @@ def _checked_connections(requested: int, on_event: OnEvent) -> int:
     return fitting
 
 
-def _result_or_kill(loading: asyncio.Task[Any], supervisors: Supervisors) -> Any:
+def _result_or_kill(loading: asyncio.Task[_Result], supervisors: Supervisors) -> _Result:
     """Return the result of ``loading``. If it fails, kill the engines, which may still be reading weights."""
     try:
         return loading.result()

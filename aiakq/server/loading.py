@@ -7,7 +7,6 @@ import logging
 import math
 import time
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 from aiakq.arguments.server import ServerArguments
 from aiakq.errors import error
@@ -181,7 +180,7 @@ async def _load_engines_and_tokenizer(
 
     engine_task = asyncio.create_task(supervisors.load(configured.set_result))
     tokenizer_task = asyncio.create_task(load_tokenizer())
-    tasks: tuple[asyncio.Task[Any], ...] = (engine_task, tokenizer_task)
+    tasks: tuple[asyncio.Task[object], ...] = (engine_task, tokenizer_task)
     try:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
         for task in tasks:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import signal
 import time
-from typing import Any
 
 from aiakq.errors import error
 from aiakq.server.api.service import Service
@@ -29,7 +28,7 @@ class Signals:
         for number in (signal.SIGINT, signal.SIGTERM):
             asyncio.get_running_loop().remove_signal_handler(number)
 
-    async def wait_or(self, *tasks: asyncio.Task[Any]) -> bool:
+    async def wait_or(self, *tasks: asyncio.Task[object]) -> bool:
         """Wait for the first signal or for one of ``tasks``. Returns whether a task has finished."""
         first = asyncio.create_task(self._first.wait())
         await asyncio.wait({*tasks, first}, return_when=asyncio.FIRST_COMPLETED)

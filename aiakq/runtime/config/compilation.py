@@ -71,7 +71,7 @@ class CompilationConfig:
         )
 
 
-def _with_flags(args: EngineArguments, values: dict[str, Any]) -> dict[str, Any]:
+def _with_flags(args: EngineArguments, values: dict[str, Any]) -> dict[str, object]:
     """Return ``values`` with those that have an option of their own. Raises ``bad_option``."""
     sizes = args.cudagraph_capture_sizes
     if sizes is not None:
@@ -86,11 +86,11 @@ def _with_flags(args: EngineArguments, values: dict[str, Any]) -> dict[str, Any]
     return values
 
 
-def _whole(value: Any, minimum: int) -> bool:
+def _whole(value: object, minimum: int) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= minimum
 
 
-def _bad(config: Any, expected: str) -> Exception:
+def _bad(config: object, expected: str) -> Exception:
     return error(
         "bad_option",
         option="--compilation-config",

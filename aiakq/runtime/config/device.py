@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 
@@ -54,7 +54,7 @@ class DeviceConfig:
         return _DTYPE_NAMES[self.dtype]
 
     @staticmethod
-    def from_args(args: EngineArguments, raw: Mapping[str, Any]) -> DeviceConfig:
+    def from_args(args: EngineArguments, raw: Mapping[str, object]) -> DeviceConfig:
         """Create it from --device and --dtype; ``raw`` is config.json. Raises ``device``."""
         device = pick_device(args.device)
         return DeviceConfig(device, *pick_dtype(args.dtype, raw, device))
@@ -79,7 +79,7 @@ def _cpu_has_bf16() -> bool:
     return any(getattr(torch.cpu, check, lambda: False)() for check in checks)
 
 
-def pick_dtype(name: str, raw: Mapping[str, Any], device: torch.device) -> tuple[torch.dtype, str]:
+def pick_dtype(name: str, raw: Mapping[str, object], device: torch.device) -> tuple[torch.dtype, str]:
     """Return the dtype of activations, and the reason for it; ``raw`` is config.json."""
     if name != "auto":
         return DTYPES[name], "set by --dtype"

@@ -63,6 +63,6 @@ MULTIPLIERS: dict[str, Any] = {
 }
 
 
-def llama_keys(without: tuple[str, ...] = (), **others: Any) -> dict[str, Any]:
+def llama_keys(without: tuple[str, ...] = (), **others: object) -> dict[str, object]:
     """Return Llama's keys with others."""
     return {name: value for name, value in LLAMA.items() if name not in without} | others

@@ -29,7 +29,7 @@ _INTEGERS = frozenset({"top_k", "max_new_tokens", "eos_token_id"})
 _OTHERWISE = ", override the value with --override-generation-config, or ignore the file with --generation-config vllm"
 
 
-def read_config(path: Path, name: str, missing_ok: bool = False) -> dict[str, Any]:
+def read_config(path: Path, name: str, missing_ok: bool = False) -> dict[str, object]:
     """Read a JSON file of a model folder. Raises ``model_incomplete`` or ``model_malformed``."""
     if not (path / name).exists():
         if missing_ok:
@@ -38,7 +38,7 @@ def read_config(path: Path, name: str, missing_ok: bool = False) -> dict[str, An
     return read_json(path / name, name)
 
 
-def model_config(folder: Path, args: EngineArguments) -> dict[str, Any]:
+def model_config(folder: Path, args: EngineArguments) -> dict[str, object]:
     """Read config.json in ``folder`` or --hf-config-path, and apply --hf-overrides and --rope-*.
 
     Raises ``bad_option`` and what reading it raises.
@@ -75,7 +75,9 @@ def model_config(folder: Path, args: EngineArguments) -> dict[str, Any]:
     return raw
 
 
-def _with_longer_context(raw: dict[str, Any], scaling: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+def _with_longer_context(
+    raw: dict[str, Any], scaling: Mapping[str, Any]
+) -> tuple[dict[str, object], dict[str, object]]:
     """Return ``raw`` with the context length multiplied by the factor of ``scaling``, and the completed ``scaling``.
 
     ``rope_type`` and ``original_max_position_embeddings`` are filled in. Raises ``bad_option``.
@@ -94,7 +96,7 @@ def _with_longer_context(raw: dict[str, Any], scaling: Mapping[str, Any]) -> tup
     return raw if kind in _SAME_CONTEXT else raw | {"max_position_embeddings": int(trained * factor)}, scaled
 
 
-def generation_config(folder: Path, args: EngineArguments, raw: Mapping[str, Any]) -> dict[str, Any]:
+def generation_config(folder: Path, args: EngineArguments, raw: Mapping[str, object]) -> dict[str, Any]:
     """Return the contents of generation_config.json, after --generation-config and its override.
 
     The EOS tokens are the model's, unless a folder is given. Without the file, config.json ``raw`` may have the values,
@@ -120,7 +122,7 @@ def generation_config(folder: Path, args: EngineArguments, raw: Mapping[str, Any
     return {name: value for name, value in (config | over).items() if value is not None}
 
 
-def check_generation_config(folder: Path, raw: Mapping[str, Any]) -> None:
+def check_generation_config(folder: Path, raw: Mapping[str, object]) -> None:
     """Raise ``generation_config`` if ``generation_config.json`` of ``folder``, or config.json ``raw``, has a value that
     ends the start of a server.
     """
@@ -160,11 +162,11 @@ def _checked(name: str, value: Any, file: str | None, otherwise: str = _OTHERWIS
     return value
 
 
-def _whole(value: Any) -> Any:
+def _whole(value: object) -> object:
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
-def _own_generation_config(folder: Path) -> dict[str, Any]:
+def _own_generation_config(folder: Path) -> dict[str, object]:
     """Return the model's generation_config.json; without one, or if it is empty or damaged, {}, as in transformers."""
     try:
         return read_config(folder, "generation_config.json", missing_ok=True)
@@ -192,7 +194,7 @@ class GenerationConfig:
     remark: str = ""
 
     @staticmethod
-    def from_args(folder: Path, args: EngineArguments, raw: Mapping[str, Any], vocab_size: int) -> GenerationConfig:
+    def from_args(folder: Path, args: EngineArguments, raw: Mapping[str, object], vocab_size: int) -> GenerationConfig:
         """Create it from the model folder, --generation-config and its override; ``raw`` is config.json.
 
         Logs a warning for end-of-sequence tokens beyond the vocabulary, which are left out. Raises ``bad_option``,
@@ -210,7 +212,7 @@ class GenerationConfig:
         return GenerationConfig(eos_token_ids, sampling, values.get("max_new_tokens"), grammars, remark)
 
 
-def _known_ids(source: str, ids: Any, vocab_size: int) -> tuple[int, ...]:
+def _known_ids(source: str, ids: object, vocab_size: int) -> tuple[int, ...]:
     """Return the distinct end-of-sequence tokens that the model can generate, and warn about others."""
     given = dict.fromkeys(ids if isinstance(ids, list) else [] if ids is None else [ids])
     unknown = [id for id in given if not 0 <= id < vocab_size]
@@ -221,5 +223,5 @@ def _known_ids(source: str, ids: Any, vocab_size: int) -> tuple[int, ...]:
     return tuple(id for id in given if id not in unknown)
 
 
-def _bad(option: str, value: Any, expected: str) -> AiakqError:
+def _bad(option: str, value: object, expected: str) -> AiakqError:
     return error("bad_option", option=option, value=value, expected=expected, hint="See docs/arguments.md.")

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from aiakq.arguments.argument import part_of
 from aiakq.arguments.engine import EngineArguments, LoadArguments
@@ -39,7 +38,7 @@ class LoadConfig(LoadArguments):
         check_files(path)
         return LoadConfig(**part_of(LoadConfig, args) | {"path": path})
 
-    def with_stored_head(self, model: ModelConfig, raw: Mapping[str, Any]) -> ModelConfig:
+    def with_stored_head(self, model: ModelConfig, raw: Mapping[str, object]) -> ModelConfig:
         """Return ``model`` with an output layer of its own, if one is stored that differs from the embedding.
 
         raw  config.json.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from aiakq.arguments.engine import EngineArguments
 from aiakq.errors import error
@@ -67,7 +66,7 @@ class ParallelConfig:
             args,
         )
 
-    def remark(self, config_json: Mapping[str, Any]) -> str | None:
+    def remark(self, config_json: Mapping[str, object]) -> str | None:
         """Return a note if the checkpoint was quantized for another tensor-parallel size, else None."""
         planned = planned_size(config_json)
         if planned in (None, 1, self.tensor_parallel_size):
@@ -75,7 +74,7 @@ class ParallelConfig:
         return f"served with -tp {self.tensor_parallel_size}, quantized for -tp {planned}"
 
 
-def planned_size(config_json: Mapping[str, Any]) -> int | None:
+def planned_size(config_json: Mapping[str, object]) -> int | None:
     """Return the tensor-parallel size that ``aiakq quantize`` prepared a checkpoint for; None if not recorded."""
     record = config_json.get("aiakq")
     size = record.get("tp") if isinstance(record, Mapping) else None

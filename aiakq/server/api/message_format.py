@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
 from aiakq.arguments.server import ServerArguments
 from aiakq.errors import AiakqError, error
@@ -175,7 +175,7 @@ def read_chat_template(value: str | None) -> str | None:
     return text
 
 
-def template_defaults(given: Mapping[str, Any] | None) -> dict[str, Any]:
+def template_defaults(given: Mapping[str, object] | None) -> dict[str, object]:
     """Return the arguments of --default-chat-template-kwargs. Raises ``bad_option`` for a name that is taken."""
     for name in given or {}:
         if name in RESERVED_TEMPLATE_KWARGS or not name.isidentifier():

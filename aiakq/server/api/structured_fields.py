@@ -117,7 +117,7 @@ class StructuredFields(RequestModel):
             raise error("value_out_of_range", param="guided_decoding_backend", value=backend[:64], allowed=allowed)
 
 
-def structured_values(fields: StructuredFields) -> Mapping[str, Any]:
+def structured_values(fields: StructuredFields) -> Mapping[str, object]:
     """Return the structured-output sampling parameter for ``fields``."""
     named_grammar = fields.grammar_and_name()
     return {} if named_grammar is None else {"structured_outputs": named_grammar[0]}

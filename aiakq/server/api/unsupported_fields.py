@@ -24,7 +24,7 @@ class UnsupportedField:
     neutral: tuple[Any, ...] = ()
     hint: bool = False
 
-    def accepts(self, value: Any) -> bool:
+    def accepts(self, value: object) -> bool:
         """Whether ``value`` is neutral. Types are compared, too: true is not 1, and 0 is not false."""
         return value is None or any(type(value) is type(neutral) and value == neutral for neutral in self.neutral)
 

@@ -48,7 +48,7 @@ class Gateway:
         self.args = args
         self.root_path = args.root_path
         self.app: ASGIApp | None = None
-        self.progress: Callable[[], dict[str, Any]] = dict
+        self.progress: Callable[[], dict[str, object]] = dict
         self.on_refusal: OnRefusal = lambda scope, refusal: None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

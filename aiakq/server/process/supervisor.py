@@ -7,7 +7,6 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 from aiakq.arguments.server import ServerArguments
 from aiakq.errors import AiakqError, error
@@ -31,7 +30,7 @@ class LoadingProgress:
         self._start_time = time.monotonic()
         self.phases: list[str] = []
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, object]:
         return {"seconds": round(time.monotonic() - self._start_time, 1), "done": list(self.phases)}
 
 

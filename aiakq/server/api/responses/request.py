@@ -159,7 +159,7 @@ class ResponsesRequest(TranslatedRequest):
         check_items(self.input, unknown)
         check_tools(self.tools, self.tool_choice, unknown)
 
-    def chat_fields(self) -> dict[str, Any]:
+    def chat_fields(self) -> dict[str, object]:
         self._offered = offered = OfferedTools(self.tools, self.tool_choice)
         messages = messages_of(self.instructions, self.input)
         if not messages:
@@ -196,9 +196,9 @@ class ResponsesRequest(TranslatedRequest):
             return self.offered.paths[int(tool[1])] + tool[2]
         return _NAMES.get(param, param)
 
-    def asked_reasoning(self) -> dict[str, tuple[Any, str]]:
+    def asked_reasoning(self) -> dict[str, tuple[object, str]]:
         options = self.reasoning or ReasoningOptions()
-        asked: dict[str, tuple[Any, str]] = {}
+        asked: dict[str, tuple[object, str]] = {}
         if options.effort is not None:
             asked["reasoning_effort"] = options.effort, "reasoning.effort"
         if options.enabled is not None:
