@@ -395,7 +395,7 @@ def allowed_values(name: str) -> str:
     return f"{kind}: {parameter.allowed}"
 
 
-def _well_formed(texts: Any) -> Any:
+def _well_formed(texts: object) -> Any:
     """Return a string or a list of strings with U+FFFD for lone surrogates; anything else unchanged."""
     if isinstance(texts, str):
         return well_formed(texts)

@@ -97,7 +97,7 @@ class TemplateFacts(msgspec.Struct, frozen=True):
         return not self.forms.get(role)
 
 
-def find_facts(render: Render, with_tools: bool = False, arguments: Mapping[str, Any] = {}) -> TemplateFacts:
+def find_facts(render: Render, with_tools: bool = False, arguments: Mapping[str, object] = {}) -> TemplateFacts:
     """Find out what a template does. ``render(messages, **arguments)`` renders it.
 
     with_tools  whether to probe conversations with tools, in which some templates show other parts.
@@ -159,7 +159,7 @@ def _reason_of(raised: Sequence[Exception]) -> tuple[str, bool]:
 class _Probe:
     """Renders probes."""
 
-    def __init__(self, render: Render, arguments: dict[str, Any]) -> None:
+    def __init__(self, render: Render, arguments: dict[str, object]) -> None:
         """``arguments``: those of every probe."""
         self.raised: list[Exception] = []  # since it was cleared
         self._render = render
@@ -180,7 +180,7 @@ class _Probe:
                 return True
         return None if raised else False
 
-    def shows_argument(self, known: dict[str, list[Form]], **arguments: Any) -> bool:
+    def shows_argument(self, known: dict[str, list[Form]], **arguments: object) -> bool:
         """Whether an argument of the template is shown, in any conversation; true if it raises for all."""
         raised = True
         for conversation in _plain_conversations(known):
@@ -282,7 +282,7 @@ def _plain_conversations(known: dict[str, list[Form]]) -> Iterator[Messages]:
 
 def _conversations(role: str, form: Form, known: dict[str, list[Form]]) -> Iterator[Messages]:
     """Yield conversations with a message of ``role`` that contains the word."""
-    message: dict[str, Any] = {"role": role, "content": _content(_WORD, form)}
+    message: dict[str, object] = {"role": role, "content": _content(_WORD, form)}
 
     def filler(name: str, fill: Form) -> dict[str, Any]:
         text = _OTHER if role in INSTRUCTING and name == "user" else "a"

@@ -92,7 +92,7 @@ class Tokenizer:
 
     unused_template = ""
 
-    def __init__(self, hf: Any, compiled: bool = True, settings: Mapping[str, Any] | None = None) -> None:
+    def __init__(self, hf: Any, compiled: bool = True, settings: Mapping[str, object] | None = None) -> None:
         """
         settings  the keys and values of the tokenizer's files, to name those that are not applied.
         """
