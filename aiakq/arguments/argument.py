@@ -93,7 +93,7 @@ class Argument:
     bare: str | None = None
     separator: str = ","
     environment: bool = True
-    convert: Callable[[Any], Any] | None = None
+    convert: Callable[[Any], object] | None = None
     metavar: str | None = None
     expected: str | None = None
     hint: str | None = None

@@ -41,11 +41,11 @@ class ModelArguments:
         bare="",
     )
     hf_config_path: str | None = argument(None, "Folder or hub name of the config.json to use instead of the model's.")
-    hf_overrides: dict[str, Any] | None = argument(
+    hf_overrides: dict[str, object] | None = argument(
         None,
         "Overrides of values in config.json, as a JSON object.",
     )
-    rope_scaling: dict[str, Any] | None = argument(
+    rope_scaling: dict[str, object] | None = argument(
         None,
         'RoPE scaling, like {"rope_type": "yarn", "factor": 4.0}; the context length is multiplied by the factor.',
     )
@@ -79,7 +79,7 @@ class ModelArguments:
         "vLLM's newer name for --task of a model that pools. embed: --task embed; classify: --task classify, or score "
         "for a model with one label; auto and none: --task or --runner decides.",
     )
-    override_pooler_config: dict[str, Any] | None = argument(
+    override_pooler_config: dict[str, object] | None = argument(
         None,
         "Overrides of the model's pooling settings for embeddings or scores, as a JSON object with pooling_type (LAST, "
         "CLS, MEAN, ALL, STEP), task (embed, classify, token_embed, token_classify), normalize, softmax, "
@@ -109,7 +109,7 @@ class ModelArguments:
         "Source of default sampling parameters. auto: the model's generation_config.json; a folder: the file in it; "
         "vllm: none. A max_new_tokens in the file limits every request.",
     )
-    override_generation_config: dict[str, Any] | None = argument(
+    override_generation_config: dict[str, object] | None = argument(
         None,
         'Overrides of the generation config, as a JSON object like {"temperature": 0.5}.',
     )
@@ -252,12 +252,12 @@ class TokenizerArguments:
         "encode, decode and apply_chat_template of transformers.",
     )
     skip_tokenizer_init: bool = argument(False, "Do not load a tokenizer: prompts and outputs are token ids.")
-    structured_outputs_config: dict[str, Any] | None = argument(
+    structured_outputs_config: dict[str, object] | None = argument(
         None,
         "Defaults of structured output for requests that do not set them, as a JSON object: disable_any_whitespace, "
         "disable_additional_properties; backend accepts vLLM's names and has no effect.",
     )
-    reasoning_config: dict[str, Any] | None = argument(
+    reasoning_config: dict[str, object] | None = argument(
         None,
         "What thinking_token_budget of a request ends a thought with, as a JSON object: reasoning_end_str, which may "
         "have words before the end mark, and reasoning_start_str. The marks of --reasoning-parser if not given.",
@@ -360,7 +360,7 @@ class SchedulerArguments:
 class SpeculationArguments:
     """Speculative decoding: several draft tokens are verified in one step, without changing the output."""
 
-    speculative_config: dict[str, Any] | None = argument(
+    speculative_config: dict[str, object] | None = argument(
         None,
         "Speculative decoding, as a JSON object: method (ngram, suffix, draft_model, eagle3), "
         "model, quantization, num_speculative_tokens, prompt_lookup_max, prompt_lookup_min, suffix_decoding_*, "

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from aiakq.arguments.argument import argument
 
@@ -12,7 +11,7 @@ from aiakq.arguments.argument import argument
 class CompatibleServerArguments:
     """Options of the HTTP server, with vLLM's names."""
 
-    default_chat_template_kwargs: dict[str, Any] | None = argument(
+    default_chat_template_kwargs: dict[str, object] | None = argument(
         None,
         'Default arguments of the chat template, as a JSON object like {"enable_thinking": false}; '
         "chat_template_kwargs of a request take precedence.",

@@ -96,7 +96,7 @@ class Endpoint:
     path: str
     model: str
     ignore_eos: bool
-    extra: Mapping[str, Any] = field(default_factory=dict)
+    extra: Mapping[str, object] = field(default_factory=dict)
 
     @property
     def is_chat(self) -> bool:

@@ -77,7 +77,7 @@ class Document:
     where: str
     text: str | None = None
     messages: tuple[Message, ...] = ()
-    tools: tuple[Any, ...] = ()
+    tools: tuple[object, ...] = ()
 
     @property
     def size(self) -> int:

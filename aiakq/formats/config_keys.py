@@ -98,7 +98,7 @@ def _unquantized(value: object) -> bool:
 
 
 #: Key -> whether a value changes nothing.
-_BY_VALUE: Mapping[str, Callable[[Any], bool]] = {
+_BY_VALUE: Mapping[str, Callable[[object], bool]] = {
     "act_bits": _unquantized,
     "data_type": lambda value: str(value).lower() in ("int", "int_sym", "int_asym"),
     "checkpoint_version": lambda value: str(value) == "1",

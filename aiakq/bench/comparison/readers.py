@@ -256,7 +256,7 @@ def _of_interval(value: float, bounds: Mapping[str, object] | None, confidence: 
 
 _Reader = Callable[[dict[str, Any], str, int | None], Result]
 #: (whether a document is of a tool, reader for it), first match wins.
-_READERS: list[tuple[Callable[[dict[str, Any]], bool], _Reader]] = [
+_READERS: list[tuple[Callable[[dict[str, object]], bool], _Reader]] = [
     (lambda document: "schema_version" in document and "kind" in document, _read_aiakq),
     (lambda document: isinstance(document.get("benchmarks"), list) and "metadata" in document, _read_guidellm),
     (

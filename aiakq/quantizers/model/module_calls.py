@@ -26,7 +26,7 @@ class ModuleCall:
     """One call of a module and its output tensor."""
 
     args: tuple[Any, ...]
-    kwargs: dict[str, Any]
+    kwargs: dict[str, object]
     output: Tensor
 
     def repeat(self, module: nn.Module) -> Tensor:

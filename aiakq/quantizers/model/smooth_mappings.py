@@ -40,7 +40,9 @@ class BlockTrace:
 
     heads: Heads
     fold: bool
-    _known: dict[tuple[Any, ...], tuple[list[tuple[str, ...]], tuple[SmoothMapping, ...]]] = field(default_factory=dict)
+    _known: dict[tuple[object, ...], tuple[list[tuple[str, ...]], tuple[SmoothMapping, ...]]] = field(
+        default_factory=dict
+    )
 
     def trace(
         self, block: nn.Module, index: int, inputs: Activations

@@ -37,7 +37,7 @@ class Family:
     rotary: bool = True
 
 
-LLAMA: dict[str, Any] = {
+LLAMA: dict[str, object] = {
     "intermediate_size": 11008,
     "num_key_value_heads": None,
     "head_dim": None,

@@ -52,7 +52,7 @@ WITHOUT_EFFECT: Mapping[str, tuple[str, ...]] = {
     "the chat template and parsers say it": ("chat_format", "user_token_id", "assistant_token_id", "lang_to_id"),
 }
 #: Key -> values, besides null, that mean it is off.
-_OFF: Mapping[str, tuple[Any, ...]] = {
+_OFF: Mapping[str, tuple[object, ...]] = {
     "do_sample": (True,),
     **dict.fromkeys(
         ("num_beams", "num_beam_groups", "typical_p", "encoder_repetition_penalty", "guidance_scale"), (1,)
@@ -60,7 +60,7 @@ _OFF: Mapping[str, tuple[Any, ...]] = {
     "top_h": (1,),
 }
 #: Defaults of transformers' GenerationConfig, which old versions wrote into config.json.
-_DEFAULTS: Mapping[str, Any] = {"temperature": 1.0, "top_p": 1.0, "top_k": 50, "repetition_penalty": 1.0}
+_DEFAULTS: Mapping[str, object] = {"temperature": 1.0, "top_p": 1.0, "top_k": 50, "repetition_penalty": 1.0}
 #: Keys that have an effect only with beam search.
 _BEAMS = frozenset({"length_penalty", "early_stopping", "diversity_penalty", "constraints", "force_words_ids"})
 

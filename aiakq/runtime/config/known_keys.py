@@ -90,7 +90,7 @@ _NESTED: Mapping[str, frozenset[str]] = {
     "attn_config": _MPT_ATTENTION,
 }
 #: Keys of any family -> the only values that are supported.
-_FIXED: Mapping[str, tuple[Any, ...]] = {
+_FIXED: Mapping[str, tuple[object, ...]] = {
     "is_causal": (True,),
     "is_encoder_decoder": (False,),
     "add_cross_attention": (False,),
@@ -239,7 +239,7 @@ _POSITIVE = frozenset(
 )
 #: Taps of convolutions, which need a state: with one there is none.
 _TAPS = frozenset({"conv_L_cache", "conv_kernel", "linear_conv_kernel_dim", "mamba_d_conv"})
-_OFF: tuple[Any, ...] = (None, False, 0, "", [], {})
+_OFF: tuple[object, ...] = (None, False, 0, "", [], {})
 
 
 def model_type_of(raw: Mapping[str, object], architecture: str) -> str:

@@ -240,7 +240,7 @@ def _override(pooling: Pooling, override: Mapping[str, object], has_scores: bool
 
 
 #: Keys of vLLM's pooler config that only have their neutral values here, and why.
-_NEUTRAL_ONLY: Mapping[str, tuple[tuple[Any, ...], str]] = {
+_NEUTRAL_ONLY: Mapping[str, tuple[tuple[object, ...], str]] = {
     "dimensions": ((), "left out: the field dimensions of a request truncates embeddings"),
     "enable_chunked_processing": ((False,), "false: a long text is not split into several"),
     "max_embed_len": ((), "left out: --max-model-len is the longest text"),

@@ -19,7 +19,7 @@ _BASES = {
 #: Parts of each head that families rotate by default, if not the whole.
 _PARTS = {"bamba": 0.5, "glm": 0.5, "glm4": 0.5, "glm4_moe": 0.5, "phi": 0.5, "qwen3_next": 0.25}
 #: Scaling of a family whose config.json has none.
-_SCALINGS: Mapping[str, Mapping[str, Any]] = {
+_SCALINGS: Mapping[str, Mapping[str, object]] = {
     "gpt_oss": {
         "rope_type": "yarn",
         "factor": 32.0,

@@ -36,7 +36,7 @@ _TOOL = {"type": "function", "function": {"name": _WORD, "description": _WORD, "
 _CALLED = {"name": _WORD, "arguments": json.dumps({_OTHER: "1"})}
 _ASKING = {"role": "assistant", "tool_calls": [{"id": "call00001", "type": "function", "function": _CALLED}]}
 #: Arguments that some templates need, tried one after another.
-_EXTRAS: tuple[dict[str, Any], ...] = ({}, {"documents": [{"title": "d", "text": "e"}]}, {"tools": []})
+_EXTRAS: tuple[dict[str, object], ...] = ({}, {"documents": [{"title": "d", "text": "e"}]}, {"tools": []})
 #: The order of preference among forms of calls that a template shows equally well; transformers' form first.
 _PREFERENCE = sorted(CALL_FORMS, key=lambda form: (not form.as_object, form.content != "absent"))
 #: One document with the names of fields that published templates read.

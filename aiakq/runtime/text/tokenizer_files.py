@@ -155,9 +155,9 @@ def _are_tokens(value: object) -> bool:
 
 
 _TOKEN_FLAGS = ("lstrip", "rstrip", "normalized", "single_word", "special")
-_ID: tuple[str, Callable[[Any], bool]] = ("a token id", _is_id)
+_ID: tuple[str, Callable[[object], bool]] = ("a token id", _is_id)
 #: Key -> what its value has to be, besides null.
-_EXPECTED: dict[str, tuple[str, Callable[[Any], bool]]] = {
+_EXPECTED: dict[str, tuple[str, Callable[[object], bool]]] = {
     **dict.fromkeys(_TOKENS, ("a token", _is_token)),
     **dict.fromkeys(_SWITCHES, ("true or false", lambda value: isinstance(value, bool))),
     "chat_template": ("a template, or a list of objects with name and template", _is_template),

@@ -124,7 +124,7 @@ class ConversationFields(ReasoningFields):
     chat_template_kwargs: Annotated[dict[str, Any], WithJsonSchema(TEMPLATE_KWARGS_SCHEMA)] | None = Field(
         None, description="Arguments of the chat template, such as enable_thinking: any JSON values."
     )
-    documents: FailFastList[dict[str, Any]] | None = Field(
+    documents: FailFastList[dict[str, object]] | None = Field(
         None, description="Documents for chat templates that show them, usually with title and text."
     )
     reasoning_effort: ReasoningEffort | None = Field(

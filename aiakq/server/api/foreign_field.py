@@ -35,7 +35,7 @@ class ForeignField:
     named      whether it is ignored by name if its value is not supported, instead of refused.
     """
 
-    translate: Callable[[Any, Sent], Fields]
+    translate: Callable[[object, Sent], Fields]
     replaces: bool = False
     hint: bool = False
     named: bool = False

@@ -32,7 +32,7 @@ class AsSent(RequestModel):
     ignored_fields = frozenset()
     unsupported_fields: ClassVar = {}
 
-    _sent: dict[str, Any] = PrivateAttr(default_factory=dict)
+    _sent: dict[str, object] = PrivateAttr(default_factory=dict)
 
     @model_validator(mode="wrap")
     @classmethod

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 
 @dataclass(frozen=True)
@@ -21,7 +20,7 @@ class UnsupportedField:
     """
 
     reason: str
-    neutral: tuple[Any, ...] = ()
+    neutral: tuple[object, ...] = ()
     hint: bool = False
 
     def accepts(self, value: object) -> bool:

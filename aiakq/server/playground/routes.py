@@ -42,7 +42,7 @@ class PlaygroundSettings(msgspec.Struct):
     version: str
     max_model_len: int
     max_logprobs: int
-    default_sampling: dict[str, Any]
+    default_sampling: dict[str, object]
     chat: bool
     tools: str
     structured: bool

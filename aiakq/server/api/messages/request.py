@@ -47,7 +47,7 @@ class MessagesTool(RequestModel):
     type: str | None = None
     name: str
     description: str | None = None
-    input_schema: dict[str, Any] | None = None
+    input_schema: dict[str, object] | None = None
     strict: bool | None = None
 
     @model_validator(mode="before")
@@ -84,7 +84,7 @@ class OutputFormat(RequestModel):
     unsupported_fields: ClassVar = {}
 
     type: Literal["json_schema"]
-    schema_: dict[str, Any] | None = Field(None, alias="schema")
+    schema_: dict[str, object] | None = Field(None, alias="schema")
 
 
 class OutputConfig(RequestModel):
@@ -121,7 +121,7 @@ class MessagesFields(Translated):
     messages: Annotated[list[Any], Field(min_length=1, json_schema_extra={"items": {"type": "object"}})] = Field(
         description="The conversation: text, tool_use, tool_result and thinking."
     )
-    system: Annotated[Any, WithJsonSchema(_BLOCKS_SCHEMA)] = Field(None, description="Comes first.")
+    system: Annotated[object, WithJsonSchema(_BLOCKS_SCHEMA)] = Field(None, description="Comes first.")
     tools: Annotated[FailFastList[MessagesTool], Field(max_length=MAX_TOOLS)] | None = Field(
         None, description="Functions that the model may call."
     )

@@ -11,7 +11,7 @@ from aiakq.runtime.structured.schemas import clean_schema
 from aiakq.runtime.text.unicode_text import well_formed
 
 #: What a tool without a schema takes.
-NO_ARGUMENTS: Mapping[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
+NO_ARGUMENTS: Mapping[str, object] = {"type": "object", "properties": {}, "additionalProperties": False}
 #: Maximum number of schemas that are kept, and of characters of each; of longer ones, only the last are kept.
 _CACHED, _MAX_CACHED_CHARS, _LONG_CACHED = 512, 1 << 14, 8
 

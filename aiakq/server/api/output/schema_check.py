@@ -21,7 +21,7 @@ MAX_PATTERN, MAX_DEPTH = 8000, 64
 _OF_FORMATS = frozenset(each for patterns in (*ANCHORED.values(), ANCHORED_HOSTNAME_UP_TO_6) for each in patterns)
 _NOT_CHECKED = frozenset(("unevaluatedProperties", "unevaluatedItems", "dependencies", "$dynamicRef", "$recursiveRef"))
 
-_TYPES: Mapping[str, Callable[[Any], bool]] = {
+_TYPES: Mapping[str, Callable[[object], bool]] = {
     "object": lambda value: isinstance(value, dict),
     "array": lambda value: isinstance(value, list),
     "string": lambda value: isinstance(value, str),

@@ -35,7 +35,7 @@ class Property:
     """
 
     name: str
-    schema: Mapping[str, Any]
+    schema: Mapping[str, object]
     is_required: bool
 
 
@@ -82,7 +82,7 @@ def _is_length(value: object) -> bool:
     return type(value) is int and value >= 0
 
 
-_KEYWORDS: Mapping[str, Callable[[Any], bool]] = {
+_KEYWORDS: Mapping[str, Callable[[object], bool]] = {
     "type": lambda value: isinstance(value, str) or _are_texts(value),
     "properties": lambda value: isinstance(value, dict),
     "required": _are_texts,
