@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from aiakq.errors import AiakqError, error
 from aiakq.terminal import console
 from aiakq.terminal.json_log import JsonLog
@@ -12,7 +10,7 @@ from aiakq.terminal.server_log import ServerLog
 
 
 @with_arguments("serve")
-def serve(engine: dict[str, Any]) -> int:
+def serve(engine: dict[str, object]) -> int:
     """Serve a model over HTTP with the OpenAI API."""
     from aiakq.arguments.server import checked
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from aiakq.errors import AiakqError, error
 from aiakq.formats import quantization_config
@@ -112,7 +112,7 @@ class Inspection:
         parameters = sum(layer.parameters for layer in chosen)
         return 8 * sum(layer.nbytes for layer in chosen) / parameters if parameters else None
 
-    def document(self) -> dict[str, Any]:
+    def document(self) -> dict[str, object]:
         """Return the inspection as JSON values, with layers not collapsed."""
         spec = self.spec
         return {
