@@ -85,7 +85,7 @@ class TargetModules:
         return None
 
 
-def parse_targets(values: Mapping[str, Any], bad: Callable[[str, str], AiakqError]) -> TargetModules:
+def parse_targets(values: Mapping[str, object], bad: Callable[[str, str], AiakqError]) -> TargetModules:
     """Read the fields of a config.
 
     bad  returns the error for a field whose value is not what it should be.
@@ -111,7 +111,7 @@ def parse_targets(values: Mapping[str, Any], bad: Callable[[str, str], AiakqErro
     return TargetModules(targets, excluded, _layers(layers, bad), _layer_patterns(patterns, bad))
 
 
-def _layers(value: Any, bad: Callable[[str, str], AiakqError]) -> frozenset[int] | None:
+def _layers(value: object, bad: Callable[[str, str], AiakqError]) -> frozenset[int] | None:
     numbers = [value] if type(value) is int else value or []
     if not isinstance(numbers, list) or not all(type(number) is int for number in numbers):
         raise bad("layers_to_transform", "a layer number or a list of them")
