@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, overload
 
-from aiakq.arguments.argument import Argument, argument, checked_value, rows_of
+from aiakq.arguments.argument import Argument, argument, checked_value, part_of, rows_of
 from aiakq.arguments.engine import ENGINE_ARGUMENTS, EngineArguments
 from aiakq.arguments.lora import checked_modules
 from aiakq.arguments.server_compatibility import CompatibleServerArguments
@@ -20,7 +20,7 @@ from aiakq.arguments.unsupported import BY_NAME as UNSUPPORTED
 from aiakq.arguments.unsupported import notices, refuse
 from aiakq.errors import error, short_repr
 
-__all__ = ["ARGUMENTS", "SERVER_ARGUMENTS", "ServerArguments", "checked", "keywords", "notices"]
+__all__ = ["ARGUMENTS", "SERVER_ARGUMENTS", "ServerArguments", "checked", "engine_arguments", "keywords", "notices"]
 
 #: Environment variable with API keys of the server, separated by commas.
 API_KEY_VARIABLE = "AIAKQ_API_KEY"
@@ -327,3 +327,9 @@ def checked(given: Mapping[str, object], *, server: bool) -> EngineArguments:
             raise error("usage", reason=f"There is no engine argument {short_repr(name)}.", hint=hint)
     values = {name: checked_value(row, given[name]) for name, row in known.items() if given.get(name) is not None}
     return ServerArguments(**values) if server else EngineArguments(**values)
+
+
+def engine_arguments(given: Mapping[str, object]) -> EngineArguments:
+    """Validate keywords for an engine; those of the server are accepted too. Raises as ``checked``."""
+    args = checked({name: value for name, value in given.items() if value is not None}, server=True)
+    return EngineArguments(**part_of(EngineArguments, args))

@@ -15,13 +15,13 @@ from typing import TypeVar
 import prometheus_client
 
 from aiakq.arguments.server import ServerArguments
-from aiakq.errors import WORKER, AiakqError, error
+from aiakq.errors import AiakqError, error
 from aiakq.server.api.app import count_refusals, create_app
 from aiakq.server.api.routes import error_shapes, keyless_paths, load_routes
 from aiakq.server.api.service import Service
 from aiakq.server.http.auth import CURL_KEY, read_admin_keys, read_keys
 from aiakq.server.http.body_budget import BodyBudget
-from aiakq.server.http.http_server import FLUSH_SECONDS, Gateway, start_http
+from aiakq.server.http.http_server import Gateway, start_http
 from aiakq.server.http.listener import (
     allow_many_connections,
     bind,
@@ -31,9 +31,8 @@ from aiakq.server.http.listener import (
     url_of,
 )
 from aiakq.server.loading import load_service, startup_facts
-from aiakq.server.periodic import expire_requests, release_memory, report_stats, trim_memory
 from aiakq.server.process.replicas import Supervisors
-from aiakq.server.shutdown import Signals, drain
+from aiakq.server.shutdown import Signals, serve_until_end
 from aiakq.server.start_checks import check_named_files
 from aiakq.server.telemetry.events import OnEvent, ServerEvent
 from aiakq.server.telemetry.logs import configure_logging, logging_as_events
@@ -108,7 +107,7 @@ async def _serve(args: ServerArguments, on_event: OnEvent) -> int:
             page = "" if args.disable_playground or args.uds is not None else f"{url}/"
             event = _ready_event(service, facts, url, bool(keys), seconds, supervisors.all[0].engine.pid)
             on_event(replace(event, page=page))
-            return await _serve_until_end(service, supervisors, engine, args, signals, server_task, on_event, budget)
+            return await serve_until_end(service, supervisors, engine, args, signals, server_task, on_event, budget)
         finally:
             server.should_exit = True
             await asyncio.gather(supervisors.stop(), server_task, return_exceptions=True)
@@ -162,41 +161,6 @@ def _freeze_garbage_collector() -> None:
     gc.collect()
     gc.freeze()
     gc.collect()  # resets the counts that decide when the next full collection is due
-
-
-async def _serve_until_end(
-    service: Service,
-    supervisors: Supervisors,
-    engine: asyncio.Task[AiakqError],
-    args: ServerArguments,
-    signals: Signals,
-    server_task: asyncio.Task[None],
-    on_event: OnEvent,
-    budget: BodyBudget,
-) -> int:
-    """Serve until a signal arrives and running requests are finished, or no engine is left. Returns the exit code."""
-    tasks = [
-        asyncio.create_task(expire_requests(service.manager)),
-        asyncio.create_task(release_memory(service, budget)),
-        asyncio.create_task(trim_memory()),
-    ]
-    if not args.disable_log_stats:
-        tasks.append(asyncio.create_task(report_stats(service, on_event)))
-    try:
-        await signals.wait_or(server_task, engine)
-        if server_task.done():  # ends only with an exception; raise it
-            server_task.result()
-        supervisors.closing = True
-        timeout = 0 if engine.done() else args.shutdown_timeout
-        interrupted = await drain(service, timeout, signals, on_event)
-        if engine.done():
-            engine.result()  # raise a bug in the supervisor
-            return WORKER
-        return 128 + signals.received[-1] if interrupted else 0
-    finally:
-        for task in (*tasks, engine):
-            task.cancel()
-        await service.stop(FLUSH_SECONDS)
 
 
 def _ready_event(

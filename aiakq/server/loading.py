@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import logging
-import math
 import time
 from collections.abc import Iterator, Sequence
 
 from aiakq.arguments.server import ServerArguments
-from aiakq.errors import error
 from aiakq.server.api.message_format import ParserOptions, read_chat_template, template_defaults
 from aiakq.server.api.model_info import ModelInfo
 from aiakq.server.api.service import ResponseOptions, Service
@@ -19,11 +16,9 @@ from aiakq.server.process.queue_limits import QueueLimits
 from aiakq.server.process.replicas import Supervisors
 from aiakq.server.process.text_client import TextClient
 from aiakq.server.telemetry.events import OnEvent, ServerEvent, phase_event
-from aiakq.server.telemetry.logs import RequestLog, request_logger
 from aiakq.server.telemetry.metrics import Metrics
+from aiakq.server.telemetry.observers import enable_request_log, open_observers
 from aiakq.server.telemetry.process_metrics import add_process_metrics
-from aiakq.server.telemetry.request_records import RequestObserver
-from aiakq.server.telemetry.traces import Tracer
 
 #: Smallest default limit of a request body; models with long contexts have a larger one.
 MIN_BODY_BYTES = 4 << 20
@@ -66,7 +61,7 @@ async def load_service(
         metrics,
         max_body_bytes=args.max_body_bytes or max(MIN_BODY_BYTES, 8 * ready.limits.max_model_len),
         progress=lambda: supervisors.progress.as_dict(),
-        log_prompts=_enable_request_log(args),
+        log_prompts=enable_request_log(args),
         unknown_fields=args.unknown_fields,
         options=_response_options(args),
         fair_share=bool(args.fair_share),
@@ -200,22 +195,6 @@ def _template_source(value: str | None) -> str:
     return f"'{value}' of --chat-template" if value is not None and "{" not in value else "of --chat-template"
 
 
-def open_observers(args: ServerArguments, on_event: OnEvent) -> list[RequestObserver]:
-    """Return the observers of requests: log and traces. Raises option_conflict, traces_missing and bad_option."""
-    observers: list[RequestObserver] = []
-    if args.otlp_traces_endpoint:
-        names = args.served_names
-        observers.append(Tracer(args.otlp_traces_endpoint, args.collect_detailed_traces or (), names[0]))
-    elif args.collect_detailed_traces:
-        reason = "without a collector there are no traces"
-        hint = "Give --otlp-traces-endpoint URL."
-        other = "no --otlp-traces-endpoint"
-        raise error("option_conflict", option="--collect-detailed-traces", other=other, reason=reason, hint=hint)
-    if args.log_format == "json":
-        observers.append(RequestLog(on_event))  # after the tracer, whose ids it writes
-    return observers
-
-
 def startup_facts(service: Service, reports: Sequence[Ready]) -> dict[str, str]:
     """Return the facts for the start-up table, which are shown below its phases."""
     sampling, facts = service.model.default_sampling, dict(reports[0].facts)
@@ -224,15 +203,3 @@ def startup_facts(service: Service, reports: Sequence[Ready]) -> dict[str, str]:
     if not sampling:
         return facts
     return {**facts, "default sampling": ", ".join(f"{name} {value}" for name, value in sampling.items())}
-
-
-def _enable_request_log(args: ServerArguments) -> float | None:
-    """Enable the request log for --enable-log-requests. Returns ``log_prompts`` of ``Service``."""
-    if not args.enable_log_requests:
-        if args.enable_log_outputs:
-            other, reason = "no --enable-log-requests", "outputs are logged with their requests"
-            hint = "Give both."
-            raise error("option_conflict", option="--enable-log-outputs", other=other, reason=reason, hint=hint)
-        return None
-    request_logger.setLevel(logging.INFO)
-    return math.inf if args.max_log_len is None else args.max_log_len

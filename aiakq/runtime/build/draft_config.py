@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from aiakq.arguments.engine import EngineArguments
 from aiakq.runtime.config.engine import EngineConfig
+from aiakq.runtime.config.load import LoadConfig
+
+
+def draft_folder(args: EngineArguments) -> LoadConfig:
+    """Where the model of ``args`` is, after downloads. Raises model_* and ``path_outside_model``."""
+    return LoadConfig.from_args(args)
 
 
 def with_draft(config: EngineConfig, draft: EngineConfig, method: str) -> EngineConfig:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from aiakq.errors import AiakqError, error
+from aiakq.formats.checkpoint import Checkpoint
 from aiakq.runtime.config.hf_config import read_config
 from aiakq.runtime.config.model import ModelConfig, first_architecture
 from aiakq.runtime.config.speculation_methods import check_supported
@@ -84,6 +85,14 @@ class Eagle3Config:
                 hint="Take a head that was trained for this model.",
             )
         return layers
+
+
+def kind_of_head(path: Path) -> str | None:
+    """eagle3 or eagle if the tensors are those of such a head, which some config.json do not say; else None."""
+    inventory = Checkpoint.open(path).inventory
+    if not {"fc.weight", "model.fc.weight"} & inventory.keys():
+        return None
+    return "eagle3" if any(name.endswith("hidden_norm.weight") for name in inventory) else "eagle"
 
 
 def is_eagle3(path: Path) -> bool:

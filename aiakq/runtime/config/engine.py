@@ -5,16 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from aiakq.arguments.argument import part_of
 from aiakq.arguments.engine import EngineArguments
-from aiakq.arguments.server import checked
-from aiakq.errors import error
+from aiakq.arguments.server import engine_arguments
 from aiakq.runtime.config.cache import CacheConfig
 from aiakq.runtime.config.compilation import CompilationConfig
 from aiakq.runtime.config.device import DeviceConfig
 from aiakq.runtime.config.hf_config import GenerationConfig, model_config
 from aiakq.runtime.config.load import LoadConfig
-from aiakq.runtime.config.model import ModelConfig
+from aiakq.runtime.config.model import ModelConfig, length_limit
 from aiakq.runtime.config.parallel import ParallelConfig
 from aiakq.runtime.config.pooling import PoolingConfig
 from aiakq.runtime.config.quantization import check_scales, checked_spec
@@ -66,14 +64,14 @@ class EngineConfig:
 
         Raises AiakqError: usage, bad_option, option_conflict, model_*, quantization_mismatch, device.
         """
-        args = given if isinstance(given, EngineArguments) else _checked(given)
+        args = given if isinstance(given, EngineArguments) else engine_arguments(given)
         load = LoadConfig.from_args(args)
         raw = model_config(load.path, args)
         spec = checked_spec(load.path, raw, args.quantization)
         pooling = PoolingConfig.from_args(args, load.path, raw)
         model = ModelConfig.from_hf(raw if pooling is None else pooling.model_config(raw))
         stated, raw = raw, dict(model.raw)
-        max_model_len = _max_model_len(args, model, None if pooling is None else pooling.max_length)
+        max_model_len = length_limit(args, model, None if pooling is None else pooling.max_length)
         model = replace(model, context=max_model_len, num_positions=max_model_len)
         model = load.with_stored_head(replace(model, head=None if pooling is None else pooling.head), raw)
         if args.disable_sliding_window:
@@ -100,12 +98,6 @@ class EngineConfig:
         return _with_draft(config, args)
 
 
-def _checked(given: Mapping[str, object]) -> EngineArguments:
-    """Validate keywords; those of the server are accepted too. Raises ``usage``, ``bad_option``, ``option_refused``."""
-    args = checked({name: value for name, value in given.items() if value is not None}, server=True)
-    return EngineArguments(**part_of(EngineArguments, args))
-
-
 #: Arguments that apply to the draft model too: those of devices, loading and the KV cache.
 _SHARED = {
     *("device", "dtype", "kv_cache_dtype", "block_size", "enable_prefix_caching", "num_gpu_blocks_override"),
@@ -125,23 +117,3 @@ def _with_draft(config: EngineConfig, args: EngineArguments) -> EngineConfig:
     draft = EngineArguments(model=speculation.model, quantization=speculation.quantization, **shared)
     with_draft: EngineConfig = PROPOSERS.load(speculation.method).configure(config, draft)
     return with_draft
-
-
-def _max_model_len(args: EngineArguments, model: ModelConfig, own_limit: int | None) -> int:
-    """Return the maximum tokens of prompt plus output; with auto, memory may reduce it later. Raises ``bad_option``.
-
-    own_limit  maximum length of the texts that an embedding model was trained for, or None.
-    """
-    limit, whose = model.context, "the model's own limit"
-    hint = "The model was not trained for positions beyond it."
-    windows = [window for window in model.sliding_windows if window is not None]
-    if args.disable_sliding_window and windows and min(windows) < limit:
-        limit, whose = min(windows), "the model's window"
-        hint = "Without --disable-sliding-window, more is possible."
-    max_model_len = args.max_model_len
-    if max_model_len is None or max_model_len == "auto":
-        return limit if own_limit is None else min(limit, own_limit)
-    if max_model_len > limit and model.has_positions:
-        expected = f"at most {limit}, {whose}"
-        raise error("bad_option", option="--max-model-len", value=max_model_len, expected=expected, hint=hint)
-    return max_model_len

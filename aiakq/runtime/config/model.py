@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from aiakq.arguments.engine import EngineArguments
 from aiakq.errors import AiakqError, error
 from aiakq.runtime.config.families import FAMILIES
 from aiakq.runtime.config.known_keys import check_keys, completed, with_floats
@@ -370,3 +371,23 @@ def _sliding_windows(raw: Mapping[str, Any], kinds: tuple[str, ...]) -> tuple[in
     if not window and "sliding_attention" in kinds:
         raise _malformed("sliding_window", window)
     return tuple(window if kind == "sliding_attention" else None for kind in kinds)
+
+
+def length_limit(args: EngineArguments, model: ModelConfig, own_limit: int | None) -> int:
+    """Return the maximum tokens of prompt plus output; with auto, memory may reduce it later. Raises ``bad_option``.
+
+    own_limit  maximum length of the texts that an embedding model was trained for, or None.
+    """
+    limit, whose = model.context, "the model's own limit"
+    hint = "The model was not trained for positions beyond it."
+    windows = [window for window in model.sliding_windows if window is not None]
+    if args.disable_sliding_window and windows and min(windows) < limit:
+        limit, whose = min(windows), "the model's window"
+        hint = "Without --disable-sliding-window, more is possible."
+    max_model_len = args.max_model_len
+    if max_model_len is None or max_model_len == "auto":
+        return limit if own_limit is None else min(limit, own_limit)
+    if max_model_len > limit and model.has_positions:
+        expected = f"at most {limit}, {whose}"
+        raise error("bad_option", option="--max-model-len", value=max_model_len, expected=expected, hint=hint)
+    return max_model_len
