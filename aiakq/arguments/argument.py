@@ -7,7 +7,6 @@ documentation.
 
 from __future__ import annotations
 
-import ast
 import dataclasses
 import json
 import re
@@ -182,7 +181,7 @@ def rows_of(options: type, group: str = "") -> tuple[Argument, ...]:
         default = None if field.default is dataclasses.MISSING else field.default
         settings: dict[str, Any] = {"type": kind, "group": group, "paths": kind is str and "Path" in words}
         if listed:
-            settings["choices"] = ast.literal_eval(f"({listed[1]},)")
+            settings["choices"] = tuple(re.findall("'([^']*)'", listed[1]))
         settings |= field.metadata["argument"]
         rows.append(Argument(field.name, default=default, required=required, **settings))
     return tuple(rows)

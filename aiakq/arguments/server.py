@@ -48,7 +48,7 @@ def _servers(given: list[str]) -> list[str]:
     return [url.rstrip("/") for url in given]
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)  # repr would show keys
 class FrontendArguments:
     """Options of the HTTP server."""
 
@@ -276,7 +276,7 @@ class FrontendArguments:
     disable_log_stats: bool = argument(False, "Do not log statistics every ten seconds.")
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)  # repr would show keys
 class ServerArguments(EngineArguments, FrontendArguments, CompatibleServerArguments):
     """All arguments of ``aiakq serve``: those of the engine and of the HTTP server, validated (``checked``)."""
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from aiakq.arguments.argument import argument
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class CompatibleServerArguments:
     """Options of the HTTP server, with vLLM's names."""
 

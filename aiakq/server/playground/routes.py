@@ -42,7 +42,7 @@ class PlaygroundSettings(msgspec.Struct):
     version: str
     max_model_len: int
     max_logprobs: int
-    default_sampling: dict[str, object]
+    default_sampling: dict[str, Any]
     chat: bool
     tools: str
     structured: bool

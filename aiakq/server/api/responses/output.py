@@ -42,7 +42,7 @@ class ReasoningItem(msgspec.Struct, kw_only=True, tag="reasoning"):
     """The reasoning before the answer, without a summary."""
 
     id: str
-    summary: list[object] = msgspec.field(default_factory=list)
+    summary: list[Any] = msgspec.field(default_factory=list)
     content: list[ReasoningText]
     encrypted_content: str | None = None
     status: Status
