@@ -13,7 +13,8 @@ from typing import Any
 import msgspec
 
 from aiakq.arguments.engine import EngineArguments
-from aiakq.runtime.engine.records import Preparation, StepBatch, StepResult
+from aiakq.runtime.protocol.command import Preparation
+from aiakq.runtime.protocol.step import StepBatch, StepResult
 from aiakq.system.frames import framed, receive_frame
 
 

@@ -40,7 +40,7 @@ from aiakq.runtime.distributed.messages import (
     frame,
 )
 from aiakq.runtime.distributed.model_share import ModelShare
-from aiakq.runtime.engine.records import StepResult
+from aiakq.runtime.protocol.step import StepResult
 
 #: Time limit in seconds for a rank to load the model, or to set up its cache.
 LOAD_SECONDS = 1800.0

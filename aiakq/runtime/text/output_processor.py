@@ -14,20 +14,15 @@ from typing import Any
 import msgspec
 
 from aiakq.errors import error
-from aiakq.runtime.engine.messages import (
-    ModelLimits,
-    RequestSpec,
-    RequestTimes,
-    TokenLogprobs,
-    TokenOutput,
-    admit,
-    repeat,
-)
-from aiakq.runtime.pooling_params import Pooled
-from aiakq.runtime.sampling_params import SamplingParams
+from aiakq.runtime.engine.admission import admit, repeat
+from aiakq.runtime.protocol.limits import ModelLimits
+from aiakq.runtime.protocol.output import RequestTimes, TokenOutput
+from aiakq.runtime.protocol.pooling_params import Pooled
+from aiakq.runtime.protocol.request import Prompt, Request, RequestSpec
+from aiakq.runtime.protocol.request_output import Logprob, PositionLogprobs
+from aiakq.runtime.protocol.sampling_params import SamplingParams
+from aiakq.runtime.protocol.step import TokenLogprobs
 from aiakq.runtime.text.detokenizer import Detokenizer
-from aiakq.runtime.text.outputs import Logprob, PositionLogprobs
-from aiakq.runtime.text.request import Prompt, Request
 from aiakq.runtime.text.stop_strings import StopStrings
 from aiakq.runtime.text.tokenizer import Tokenizer
 
@@ -149,9 +144,10 @@ class OutputProcessor:
         """Special tokens by their text."""
         return {self.tokenizer.token_text(id): id for id in self.tokenizer.special_ids}
 
-    def add(self, prompt_id: str, prompt: Prompt, request: Request) -> list[RequestSpec]:
+    def add(self, prompt_id: str, prompt: Prompt, request: Request, key: str = "") -> list[RequestSpec]:
         """Validate and register one prompt of a request; return its sequences for the engine.
 
+        key  unique id of the request; ``prompt_id`` if not given, for a request with one prompt.
         Raises what ``admit`` raises, and ``unsupported_parameter`` for parameters that need a tokenizer if there is
         none.
         """
@@ -169,6 +165,8 @@ class OutputProcessor:
         thought = prompt.thought
         if thought is not None and thought.max_tokens < first.max_tokens:  # else it is never used up
             first = msgspec.structs.replace(first, thought=thought)
+        if len(request.prompts) * params.num_sequences > 1:
+            first = msgspec.structs.replace(first, group=key or prompt_id)
         specs = [first, *(repeat(first, f"{prompt_id}/{index}", index) for index in range(1, params.num_sequences))]
         hidden: dict[str, int] = {}
         if params.stop_strings and params.skip_special_tokens:

@@ -14,13 +14,14 @@ from aiakq.arguments.engine import EngineArguments
 from aiakq.errors import AiakqError, error
 from aiakq.formats.hub import resolve_model
 from aiakq.formats.model_folder import check_files, read_json
+from aiakq.runtime.protocol.unicode_text import well_formed
 from aiakq.runtime.text.chat_template import (
     ChatTemplate,
     as_template_error,
     check_chat_arguments,
     template_of,
 )
-from aiakq.runtime.text.message_parts import read_messages
+from aiakq.runtime.text.message_parts import check_tools, read_messages
 from aiakq.runtime.text.spelling import TokenSpelling
 from aiakq.runtime.text.template_facts import TemplateFacts
 from aiakq.runtime.text.tokenizer_diagnosis import why_unreadable
@@ -34,7 +35,6 @@ from aiakq.runtime.text.tokenizer_files import (
 )
 from aiakq.runtime.text.tokenizer_growth import MAX_GROWTH, check_decoder, growth_of
 from aiakq.runtime.text.tokenizer_keys import remark
-from aiakq.runtime.text.unicode_text import well_formed
 
 
 @dataclass(frozen=True)
@@ -294,6 +294,7 @@ class Tokenizer:
         if template is None and not self.has_chat_template:
             raise error("no_chat_template")
         read = read_messages(messages)
+        check_tools(tools)
         check_chat_arguments(content_format, arguments or {})
         values = {**(arguments or {}), "add_generation_prompt": add_generation_prompt}
         values |= {"continue_final_message": True} if continue_final_message else {}

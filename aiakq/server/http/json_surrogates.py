@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 
 from aiakq.errors import error
-from aiakq.runtime.text.unicode_text import has_surrogates, well_formed
+from aiakq.runtime.protocol.unicode_text import has_surrogates, well_formed
 
 #: Fields with names and paths.
 _NAMES = frozenset(

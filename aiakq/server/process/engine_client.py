@@ -12,7 +12,7 @@ from aiakq.arguments.argument import part_of
 from aiakq.arguments.engine import EngineArguments
 from aiakq.arguments.server import KEY_VARIABLES, ServerArguments
 from aiakq.errors import error
-from aiakq.runtime.engine.messages import StepOutput
+from aiakq.runtime.protocol.output import StepOutput
 from aiakq.server.process.ipc import (
     AdapterChecked,
     Configured,

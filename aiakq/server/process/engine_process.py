@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING
 
 from aiakq.errors import WORKER, AiakqError, error, memory_error, one_line
 from aiakq.runtime.engine.loop import run
-from aiakq.runtime.engine.messages import Abort, Inbox, StepOutput, UnloadAdapter
+from aiakq.runtime.protocol.command import Abort, Inbox, UnloadAdapter
+from aiakq.runtime.protocol.output import StepOutput
 from aiakq.server.process.adapter_checks import AdapterChecks
 from aiakq.server.process.held_requests import HeldRequests
 from aiakq.server.process.ipc import (
@@ -127,7 +128,8 @@ def _load(link: EngineLink, start: Start) -> Engine:
 
     engine = load_engine(config, on_phase)
     freeze_objects()
-    link.send(Ready(engine.limits, dict(engine.facts), _settings(config), config.scheduler.max_num_seqs))
+    settings = _settings(config, engine.stats.num_pages)
+    link.send(Ready(engine.limits, dict(engine.facts), settings, config.scheduler.max_num_seqs))
     return engine
 
 
@@ -170,10 +172,15 @@ def _serve(link: EngineLink, engine: Engine) -> None:
     run(engine, receive, deliver)
 
 
-def _settings(config: EngineConfig) -> dict[str, str]:
-    """The labels of the ``cache_config_info`` metric."""
+def _settings(config: EngineConfig, num_pages: int) -> dict[str, str]:
+    """The labels of the ``cache_config_info`` metric, in vLLM's spelling."""
+    tokens = num_pages * config.cache.block_size
     return {
         "block_size": str(config.cache.block_size),
+        "cache_dtype": str(config.cache.dtype).removeprefix("torch."),
+        "num_gpu_blocks": str(num_pages),
+        "kv_cache_size_tokens": str(tokens),
+        "kv_cache_max_concurrency": f"{tokens / config.max_model_len:.2f}",
         "enable_prefix_caching": str(config.cache.enable_prefix_caching),
         "gpu_memory_utilization": str(config.cache.gpu_memory_utilization),
         "max_num_batched_tokens": str(config.scheduler.max_num_batched_tokens),

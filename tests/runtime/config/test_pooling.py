@@ -12,7 +12,7 @@ from aiakq.arguments.engine import EngineArguments
 from aiakq.errors import AiakqError
 from aiakq.runtime.config.model import OutputHead
 from aiakq.runtime.config.pooling import PoolingConfig
-from aiakq.runtime.pooling_params import Pooling
+from aiakq.runtime.protocol.pooling_params import Pooling
 
 EMBEDDING = Pooling("LAST", normalize=True)
 

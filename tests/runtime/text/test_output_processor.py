@@ -14,10 +14,12 @@ from hypothesis import strategies as st
 
 from aiakq import SamplingParams
 from aiakq.errors import AiakqError
-from aiakq.runtime.engine.messages import ModelLimits, RequestSpec, TokenLogprobs, TokenOutput
+from aiakq.runtime.protocol.limits import ModelLimits
+from aiakq.runtime.protocol.output import TokenOutput
+from aiakq.runtime.protocol.request import Prompt, RequestSpec
+from aiakq.runtime.protocol.request import Request as Asked
+from aiakq.runtime.protocol.step import TokenLogprobs
 from aiakq.runtime.text.output_processor import Delta, OutputProcessor, bad_word_ids, truncated
-from aiakq.runtime.text.request import Prompt
-from aiakq.runtime.text.request import Request as Asked
 from aiakq.runtime.text.tokenizer import NoTokenizer, Tokenizer
 
 LIMITS = ModelLimits(vocab_size=320, max_model_len=512, max_kv_tokens=512, max_logprobs=5, eos_token_ids=(1,))
@@ -353,3 +355,18 @@ def test_the_end_of_a_long_prompt_is_kept(keep: int | None, max_tokens: int | No
     ids = list(range(600))
     found = truncated(ids, SamplingParams(truncate_prompt_tokens=keep, max_tokens=max_tokens), LIMITS)
     assert found == ids[-expected:]
+
+
+def test_the_sequences_of_a_request_have_a_group_in_common(bytewise):
+    """It tells the engine which waiting sequences belong to an answer of which a part may have been read."""
+    processor = OutputProcessor(bytewise, LIMITS)
+    for id, params, groups in (
+        ("a", SamplingParams(), [""]),
+        ("b", SamplingParams(n=2), ["b"] * 2),
+        ("c", SamplingParams(best_of=3), ["c"] * 3),
+    ):
+        assert [spec.group for spec in added(processor, params, id)] == groups
+    prompts = [Prompt(None, PROMPT)] * 2
+    asked = Asked("d", prompts, SamplingParams())
+    specs = [spec for at, prompt in enumerate(prompts) for spec in processor.add(f"d-{at}", prompt, asked, "d")]
+    assert [spec.group for spec in specs] == ["d", "d"]
