@@ -407,7 +407,7 @@ class SpeculationArguments:
     )
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)  # repr would show the hub token
 class EngineArguments(
     ModelArguments,
     LoadArguments,
