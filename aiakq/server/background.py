@@ -16,11 +16,10 @@ import threading
 import time
 from collections.abc import Mapping
 from types import TracebackType
-from typing import Any
 
 import msgspec
 
-from aiakq.arguments.server import KEY_VARIABLES, checked
+from aiakq.arguments.server import KEY_VARIABLES, ServerArguments, checked
 from aiakq.errors import AiakqError, error
 from aiakq.server.process.ipc import Failed, call_on_hangup, decode_error, encode_error
 from aiakq.server.telemetry.events import OnEvent, ServerEvent
@@ -110,7 +109,7 @@ class RunningServer:
 
 
 def start_in_background(
-    args: Mapping[str, Any], on_event: OnEvent | None = None, timeout: float = 600.0
+    args: Mapping[str, object], on_event: OnEvent | None = None, timeout: float = 600.0
 ) -> RunningServer:
     """Context manager: start ``aiakq serve`` with ``args`` (defaults filled in) and wait until it is ready.
 
@@ -137,7 +136,7 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     peer = socket.socket(fileno=int(sys.argv[1]))
     with peer.makefile("rb") as lines:
-        args = msgspec.json.decode(lines.readline())
+        args = msgspec.json.decode(lines.readline(), type=ServerArguments)
     call_on_hangup(peer, _stop_with_parent)
     from aiakq.server.launch import serve
 

@@ -86,7 +86,7 @@ class SideProcess:
                     raise self._failure()
                 self._received += chunk
         line, _, self._received = self._received.partition(b"\n")
-        response: dict[str, Any] = json.loads(line)
+        response: dict[str, object] = json.loads(line)
         return response
 
     def _failure(self) -> Exception:

@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+from aiakq.arguments.engine import EngineArguments
 from aiakq.runtime.protocol.command import Preparation
 from aiakq.runtime.protocol.step import StepBatch, StepResult
 from aiakq.system.frames import framed, receive_frame
@@ -20,7 +21,7 @@ from aiakq.system.frames import framed, receive_frame
 class Load(msgspec.Struct, tag="load"):
     """The first message to a rank: what to load, and its position among the ranks.
 
-    arguments   engine arguments as the user gave them.
+    arguments   engine arguments.
     rank        global rank; ranks are numbered stage by stage.
     size        number of ranks per stage (tensor parallel size).
     num_stages  number of stages (pipeline parallel size).
@@ -36,7 +37,7 @@ class Load(msgspec.Struct, tag="load"):
     addresses   addresses of the listeners of all ranks, if descriptors cannot be inherited.
     """
 
-    arguments: dict[str, Any]
+    arguments: EngineArguments
     rank: int
     size: int
     num_stages: int

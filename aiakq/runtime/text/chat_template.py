@@ -54,7 +54,7 @@ class ChatTemplate:
     special_tokens  variables of the template, such as bos_token.
     """
 
-    def __init__(self, text: str, special_tokens: Mapping[str, Any], facts: TemplateFacts) -> None:
+    def __init__(self, text: str, special_tokens: Mapping[str, object], facts: TemplateFacts) -> None:
         self.text = text.lstrip(BYTE_ORDER_MARK)
         self.facts = facts
         self._special_tokens = special_tokens
@@ -165,7 +165,7 @@ class ChatTemplate:
         values = {**self._special_tokens, **arguments}
         return render_jinja_template(conversations=[messages], chat_template=self.text, **values)[0][0]
 
-    def _check_ends(self, messages: Messages, arguments: Mapping[str, Any]) -> None:
+    def _check_ends(self, messages: Messages, arguments: Mapping[str, object]) -> None:
         """Raise ``template_loses`` for a message that is lost, or its end, of a role of which it may be."""
         marked, words = [], {}
         for number, message in enumerate(messages):
@@ -182,7 +182,7 @@ class ChatTemplate:
                 what = f"long texts or conversations (a message of the role {role!r:.64} is cut off or left out)"
                 raise error("template_loses", param="messages", what=what)
 
-    def _in_form(self, message: dict[str, Any]) -> dict[str, Any]:
+    def _in_form(self, message: dict[str, object]) -> dict[str, object]:
         """Return a message with its content in the form that the template takes for its role."""
         content = message.get("content")
         if isinstance(content, str) and message.get("role") in self._takes_strings:
@@ -222,7 +222,7 @@ class ChatTemplate:
             raise error("template_loses", param="messages", what="the messages of several turns")
         return messages
 
-    def _check_shown(self, messages: Messages, arguments: Mapping[str, Any]) -> None:
+    def _check_shown(self, messages: Messages, arguments: Mapping[str, object]) -> None:
         if arguments.get("documents") and not self.facts.takes_documents:
             raise error("template_loses", param="documents", what="documents")
         if self.facts.forms.get("assistant") == []:
@@ -322,7 +322,7 @@ def _tool_forms(tools: list[Any] | None) -> Iterator[list[Any] | None]:
         yield filled
 
 
-def _filled(function: dict[str, Any]) -> dict[str, Any]:
+def _filled(function: dict[str, object]) -> dict[str, object]:
     filled = dict(function)
     for name, value in (("description", ""), ("parameters", _NO_PARAMETERS)):
         if filled.get(name) is None:

@@ -36,7 +36,7 @@ class TurnProbes:
     """
 
     def __init__(
-        self, render: Callable[..., str | None], content: Callable[[str, str], Any], shown: frozenset[str]
+        self, render: Callable[..., str | None], content: Callable[[str, str], object], shown: frozenset[str]
     ) -> None:
         self._render, self._content, self._shown = render, content, shown
 
@@ -127,10 +127,10 @@ class TurnProbes:
         words = [_word(letter + ending) for letter in "abcz" for ending in {of, "r"}]
         return all(word in text for word in words if word in sent)
 
-    def _said(self, role: str, letter: str) -> dict[str, Any]:
+    def _said(self, role: str, letter: str) -> dict[str, object]:
         return {"role": role, "content": self._content(_word(letter), role)}
 
-    def _calling(self, letters: str) -> dict[str, Any]:
+    def _calling(self, letters: str) -> dict[str, object]:
         called = [
             {
                 "id": f"call0000{letter}",

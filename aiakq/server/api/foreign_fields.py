@@ -10,7 +10,6 @@ use it.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from aiakq.server.api.foreign_field import (
     Fields,
@@ -28,18 +27,18 @@ from aiakq.server.api.foreign_reasoning import REASONING_FIELDS
 # --- sampling
 
 
-def _do_sample(value: Any, sent: Sent) -> Fields:
+def _do_sample(value: object, sent: Sent) -> Fields:
     if value is False:
         return {"temperature": 0.0}
     return {} if value is True else refuse("it is true or false")
 
 
-def _token_limit(value: Any, sent: Sent) -> Fields:
+def _token_limit(value: object, sent: Sent) -> Fields:
     """-1 and -2 are Ollama's and llama.cpp's values for no limit."""
     return {} if equal(value, -1) or equal(value, -2) else {"max_tokens": value}
 
 
-def _penalty_window(value: Any, sent: Sent) -> Fields:
+def _penalty_window(value: object, sent: Sent) -> Fields:
     """The penalties of other servers see only the last tokens. -1 is the whole context, as here."""
     penalties = {
         "repetition_penalty": 1,
@@ -52,12 +51,12 @@ def _penalty_window(value: Any, sent: Sent) -> Fields:
     return refuse("penalties apply to the whole text; use -1") if penalizes and not equal(value, -1) else {}
 
 
-def _newline_penalty(value: Any, sent: Sent) -> Fields:
+def _newline_penalty(value: object, sent: Sent) -> Fields:
     penalizes = any(sent.sent(name) not in (None, 1) for name in ("repetition_penalty", "repeat_penalty"))
     return refuse("penalties apply to all tokens") if value is False and penalizes else {}
 
 
-def _stops(value: Any, sent: Sent) -> Fields:
+def _stops(value: object, sent: Sent) -> Fields:
     return {"stop": [value] if isinstance(value, str) else value}
 
 
@@ -134,13 +133,13 @@ _SAMPLING: dict[str, ForeignField] = {
 _ELSEWHERE = "requests to this route have no such field"
 
 
-def _top_tokens(value: Any, sent: Sent) -> Fields:
+def _top_tokens(value: object, sent: Sent) -> Fields:
     if equal(value, 0):
         return {}
     return {"logprobs": True, "top_logprobs": value} if sent.has("top_logprobs") else {"logprobs": value}
 
 
-def _grammar(value: Any, sent: Sent) -> Fields:
+def _grammar(value: object, sent: Sent) -> Fields:
     """A grammar of llama.cpp, or an object of TGI."""
     if value == "":
         return {}
@@ -151,13 +150,13 @@ def _grammar(value: Any, sent: Sent) -> Fields:
     return {"guided_grammar": value}
 
 
-def _json_mode(value: Any, sent: Sent) -> Fields:
+def _json_mode(value: object, sent: Sent) -> Fields:
     if value is True:
         return {"response_format": {"type": "json_object"}}
     return {} if value is False else refuse("it is true or false")
 
 
-def _format(value: Any, sent: Sent) -> Fields:
+def _format(value: object, sent: Sent) -> Fields:
     """Ollama's: "json", or a schema."""
     if value in ("", {}):
         return {}
@@ -296,7 +295,7 @@ CALL_FIELDS: Mapping[str, ForeignField] = ignored(
 )
 
 
-def _schema_of_format(value: Any, sent: Sent) -> Fields:
+def _schema_of_format(value: object, sent: Sent) -> Fields:
     """llama.cpp, SGLang and others put the schema beside the type."""
     return {"type": "json_schema", "json_schema": {"schema": value}}
 

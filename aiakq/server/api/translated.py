@@ -53,7 +53,7 @@ class Translated(ReasoningFields):
 
     # --- supplied by subclasses
 
-    def chat_fields(self) -> dict[str, Any]:
+    def chat_fields(self) -> dict[str, object]:
         """Return the fields of the chat request, except ``same_fields``.
 
         Raises ``unsupported_parameter`` and other errors with this API's names.
@@ -117,7 +117,7 @@ class TranslatedRequest(_Fields, Translated):
         None, description="Arguments of the chat template, such as enable_thinking."
     )
 
-    def sampling_params(self, defaults: Mapping[str, Any]) -> SamplingParams:
+    def sampling_params(self, defaults: Mapping[str, object]) -> SamplingParams:
         """Return the sampling parameters: the request's values, else ``defaults``."""
         return self.chat.sampling_params(defaults)
 

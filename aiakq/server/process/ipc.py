@@ -14,6 +14,7 @@ from typing import Any
 
 import msgspec
 
+from aiakq.arguments.engine import EngineArguments
 from aiakq.errors import AiakqError, error
 from aiakq.runtime.protocol.adapters import AdapterRef
 from aiakq.runtime.protocol.command import Command
@@ -31,13 +32,13 @@ MAX_FRAME = 1 << 30
 
 
 class Start(msgspec.Struct, tag="start"):
-    """The first frame to the engine: its arguments, as validated by ``aiakq.arguments.server.checked``.
+    """The first frame to the engine: its arguments.
 
     cpus          processors that it may use; empty for all.
     replica       index among the ``num_replicas`` engines of the server.
     """
 
-    arguments: dict[str, Any]
+    arguments: EngineArguments
     cpus: list[int] = []
     replica: int = 0
     num_replicas: int = 1

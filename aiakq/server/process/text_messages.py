@@ -36,7 +36,7 @@ class Setup(msgspec.Struct):
     max_chars: int
     content_format: str = "auto"
     template_source: str = "of --chat-template"
-    template_arguments: dict[str, Any] = {}
+    template_arguments: dict[str, object] = {}
     template_facts: list[TemplateFacts | None] = []
 
 
@@ -200,7 +200,7 @@ def request_of(body: bytes) -> TextRequest:
     return msgspec.msgpack.decode(body, type=TextRequest, ext_hook=_long_integer)
 
 
-def _with_long_integers(value: Any) -> Any:
+def _with_long_integers(value: object) -> object:
     """Return ``value`` with integers of more than 64 bits as extensions, because MessagePack has none."""
     if isinstance(value, dict):
         return {name: _with_long_integers(each) for name, each in value.items()}

@@ -12,6 +12,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from aiakq.arguments.engine import EngineArguments
 from aiakq.server.process import engine_process
 from aiakq.server.process.ipc import EngineLink, Loading, Start, frame
 
@@ -79,7 +80,7 @@ def test_an_engine_in_a_long_step_ends_with_a_killed_server(start_server):
 def test_only_a_load_that_fails_by_itself_shows_a_traceback(monkeypatch, capsys, is_gone):
     """The end of the server while the model is loading is not an error of the engine."""
     ours, theirs = socket.socketpair()
-    theirs.sendall(frame(Start({})))
+    theirs.sendall(frame(Start(EngineArguments())))
 
     def load(link: EngineLink, start: Start) -> None:
         if is_gone:

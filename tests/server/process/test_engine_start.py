@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from aiakq.arguments.engine import EngineArguments
 from aiakq.errors import RESOURCES, WORKER
 from aiakq.server.process import engine_process
 from aiakq.server.process.ipc import Failed, Start
@@ -28,7 +29,7 @@ def test_a_lack_of_memory_is_an_error_and_no_traceback(monkeypatch, capfd, failu
         raise failure
 
     sent: list[Any] = []
-    link: Any = SimpleNamespace(receive=lambda wait: [Start({}, [], 0, 1)], send=sent.append)
+    link: Any = SimpleNamespace(receive=lambda wait: [Start(EngineArguments(), [], 0, 1)], send=sent.append)
     monkeypatch.setattr(engine_process, "_load", load)
     assert engine_process._run(link) == code
     [told] = sent

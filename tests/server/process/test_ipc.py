@@ -9,6 +9,7 @@ import threading
 import msgspec
 import pytest
 
+from aiakq.arguments.engine import EngineArguments
 from aiakq.errors import error
 from aiakq.runtime.engine.admission import repeat
 from aiakq.runtime.protocol.command import Abort, ResetPrefixCache
@@ -37,7 +38,9 @@ OUTPUT = TokenOutput(
 @pytest.mark.parametrize(
     "record",
     [
-        ipc.Start({"model": "m", "seed": 0, "names": ["a"]}),
+        ipc.Start(
+            EngineArguments(model="m", pp_layer_partition=(2, 1), compilation_config={"mode": 0}, max_model_len="auto")
+        ),
         ipc.Submit.of([SPEC]),
         Abort(["r/0", "r/1"]),
         ResetPrefixCache(),

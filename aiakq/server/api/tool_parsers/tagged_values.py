@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping
-from typing import Any
 
 from aiakq.server.api.output.events import EventSink
 from aiakq.server.api.output.json_values import decoded, is_valid
@@ -39,7 +38,7 @@ class TaggedArguments:
     """
 
     def __init__(
-        self, schema: Mapping[str, Any], output: EventSink, enforced: Callable[[], Mapping[str, Any]] = dict
+        self, schema: Mapping[str, object], output: EventSink, enforced: Callable[[], Mapping[str, object]] = dict
     ) -> None:
         self._schema, self._enforced = schema, enforced
         self._output = output
@@ -127,18 +126,18 @@ class ArgumentText:
         self._emit(json_of(text, self._types))
 
 
-def _properties(schema: Mapping[str, Any]) -> Mapping[str, Any]:
+def _properties(schema: Mapping[str, object]) -> Mapping[str, object]:
     properties = schema.get("properties")
     return properties if isinstance(properties, Mapping) else {}
 
 
-def _types_of(schema: Mapping[str, Any], key: str) -> frozenset[str]:
+def _types_of(schema: Mapping[str, object], key: str) -> frozenset[str]:
     """Return the types of the property ``key`` of objects with the JSON schema ``schema``."""
     declared = _properties(schema).get(key)
     return json_types(resolved(declared, schema) or declared)
 
 
-def json_types(schema: Any) -> frozenset[str]:
+def json_types(schema: object) -> frozenset[str]:
     """Return the types that a JSON schema allows, including its alternatives; empty if it does not restrict them.
 
     Types that JSON Schema does not have are those of the same meaning; others restrict nothing.
