@@ -1,10 +1,10 @@
 """Request fields of other servers and clients, and what they mean here.
 
 A field is translated to fields of this server, ignored because it changes nothing about the answer, or refused because
-ignoring it would change the answer. Which one may depend on its value: ``mirostat: 0`` changes nothing. The table
-covers OpenAI, vLLM, SGLang, llama.cpp, Ollama, TGI, LMDeploy, text-generation-webui, Mistral, Cohere, DashScope,
+ignoring it would change the answer. Which one may depend on its value: ``mirostat: 0`` changes nothing. The tables
+cover OpenAI, vLLM, SGLang, llama.cpp, Ollama, TGI, LMDeploy, text-generation-webui, Mistral, Cohere, DashScope,
 OpenRouter, LiteLLM, LangChain, TensorRT-LLM, NeMo, KoboldAI, Gemini and lm_eval. ``--unknown-fields refuse`` does not
-use it.
+use them.
 """
 
 from __future__ import annotations
@@ -276,6 +276,27 @@ POOLING_FIELDS: Mapping[str, ForeignField] = {
     **dict.fromkeys(("output_dimension", "dims"), renamed("dimensions")),
     **all_refused("texts are not cut in parts", "late_chunking late_chunking_params", False),
     **all_refused("only text is read", "images image", []),
+}
+
+
+def _text(value: Any, sent: Sent) -> Fields:
+    """llama.cpp's /tokenize adds special tokens only if asked to."""
+    asked = any(sent.sent(name) is not None for name in ("add_special", "add_special_tokens"))
+    return {"prompt": value} if asked else {"prompt": value, "add_special_tokens": False}
+
+
+#: Fields of /tokenize.
+TOKENIZATION_FIELDS: Mapping[str, ForeignField] = {
+    "content": ForeignField(_text),
+    "add_special": renamed("add_special_tokens"),
+    "parse_special": refused("special tokens in a text are read as such", True),
+    "with_pieces": refused("use return_token_strs", False),
+    **all_refused("texts are not cut", "truncate_prompt_tokens truncation", False),
+}
+#: Fields of /detokenize.
+DETOKENIZATION_FIELDS: Mapping[str, ForeignField] = {
+    "skip_special_tokens": refused("special tokens are part of the text", False),
+    "spaces_between_special_tokens": refused("the text is not changed", False),
 }
 
 #: Fields of messages of other servers' answers, which clients send back, and hints for their caches.

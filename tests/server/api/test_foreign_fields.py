@@ -15,6 +15,7 @@ from aiakq.server.api.pooling.embeddings import EmbeddingRequest
 from aiakq.server.api.request_model import parse_body
 from aiakq.server.api.responses.request import ResponsesRequest
 from aiakq.server.api.structured_fields import ResponseFormat
+from aiakq.server.api.tokenization import DetokenizeRequest, TokenizeChatRequest, TokenizeRequest
 from aiakq.server.api.unknown_fields import IgnoredFields, UnknownFields, ignored_fields
 
 HI = [{"role": "user", "content": "Hi"}]
@@ -24,6 +25,9 @@ BODIES = {
     ResponsesRequest: {"input": "Hi"},
     MessagesRequest: {"messages": HI, "max_tokens": 8},
     EmbeddingRequest: {"input": "Hi"},
+    TokenizeRequest: {},
+    TokenizeChatRequest: {"messages": HI},
+    DetokenizeRequest: {"tokens": [1]},
 }
 
 
@@ -189,4 +193,56 @@ def test_a_translated_field_of_the_wrong_type_is_refused_by_its_own_name():
 
 def test_names_in_the_table_are_single_words():
     tables = [getattr(foreign_fields, name) for name in dir(foreign_fields) if name.endswith("_FIELDS")]
-    assert len(tables) == 6 and all(name.split() == [name] for table in tables for name in table)
+    assert len(tables) == 8 and all(name.split() == [name] for table in tables for name in table)
+
+
+@pytest.mark.parametrize(
+    ("fields", "special"),
+    [
+        ({"content": "a"}, False),  # as llama.cpp, not as vLLM
+        ({"content": "a", "add_special": None}, False),
+        ({"content": "a", "add_special": True}, True),
+        ({"add_special": True, "content": "a"}, True),
+        ({"content": "a", "add_special_tokens": True}, True),
+        ({"content": "a", "add_special": False, "with_pieces": False, "parse_special": True}, False),
+        ({"prompt": "a"}, None),
+        ({"prompt": "a", "add_special": False}, False),
+        ({"content": ""}, False),
+    ],
+    ids=str,
+)
+def test_texts_for_llama_cpp_are_tokenized_with_its_defaults(fields, special):
+    request = parse(TokenizeRequest, fields)
+    assert request.text() == fields.get("content", fields.get("prompt")) and request.add_special_tokens is special
+
+
+@pytest.mark.parametrize(
+    ("model", "fields", "code", "param"),
+    [
+        (TokenizeRequest, {"content": "a", "with_pieces": True}, "unsupported_parameter", "with_pieces"),
+        (TokenizeRequest, {"content": "a", "parse_special": False}, "unsupported_parameter", "parse_special"),
+        (TokenizeRequest, {"content": "a", "prompt": "b"}, "unsupported_parameter", "content"),
+        (TokenizeRequest, {"content": ["a", 5]}, "invalid_type", "content"),
+        (TokenizeRequest, {"content": "a", "add_special": "yes"}, "invalid_type", "add_special"),
+        (
+            TokenizeRequest,
+            {"prompt": "a", "truncate_prompt_tokens": 3},
+            "unsupported_parameter",
+            "truncate_prompt_tokens",
+        ),
+        (TokenizeChatRequest, {"content": "a"}, "unsupported_parameter", "content"),
+        (DetokenizeRequest, {"skip_special_tokens": True}, "unsupported_parameter", "skip_special_tokens"),
+    ],
+    ids=str,
+)
+def test_tokenization_that_would_differ_is_refused_by_name(model, fields, code, param):
+    with pytest.raises(AiakqError) as failure:
+        parse(model, fields)
+    assert (failure.value.id, failure.value.param) == (code, param)
+
+
+@pytest.mark.parametrize("fields", [{}, {"prompt": None}, {"contents": None}, {"add_special": True}], ids=str)
+def test_a_text_to_tokenize_is_required(fields):
+    with pytest.raises(AiakqError) as failure:
+        parse(TokenizeRequest, fields).text()
+    assert (failure.value.id, failure.value.param) == ("missing_field", "prompt")
