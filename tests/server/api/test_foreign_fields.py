@@ -182,6 +182,37 @@ def test_fields_whose_value_would_change_the_answer_are_refused_by_name(model, f
     assert caught.value.param == (param or "messages[0].prefix")
 
 
+@pytest.mark.parametrize("model", [ResponsesRequest, MessagesRequest])
+def test_what_chat_refuses_is_not_ignored_by_other_apis(model):
+    """Unless it is a hint."""
+    names = {name for name, field in ChatCompletionRequest.unsupported_fields.items() if not field.hint}
+    names |= {"include_reasoning", "return_tokens_as_token_ids", "add_special_tokens", "documents", "suffix"}
+    for name in names - model.model_fields.keys():
+        with pytest.raises(AiakqError) as caught:
+            parse(model, {name: "something"})
+        assert (caught.value.id, caught.value.param) == ("unsupported_parameter", name)
+
+
+@pytest.mark.parametrize(
+    ("model", "name", "value", "neutral"),
+    [
+        (ResponsesRequest, "previous_input_messages", HI, []),
+        (ResponsesRequest, "enable_response_messages", True, False),
+        (ResponsesRequest, "include_reasoning", False, True),
+        (MessagesRequest, "documents", [{"text": "a"}], []),
+        (MessagesRequest, "parallel_tool_calls", False, True),
+        (MessagesRequest, "use_beam_search", True, False),
+    ],
+    ids=str,
+)
+def test_neutral_values_of_fields_of_other_routes_are_accepted(model, name, value, neutral):
+    parse(model, {name: neutral})
+    parse(model, {name: None})
+    with pytest.raises(AiakqError) as caught:
+        parse(model, {name: value})
+    assert (caught.value.id, caught.value.param) == ("unsupported_parameter", name)
+
+
 def test_a_translated_field_of_the_wrong_type_is_refused_by_its_own_name():
     with pytest.raises(AiakqError) as caught:
         parse(CompletionRequest, {"num_predict": "five"})
