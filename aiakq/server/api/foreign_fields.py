@@ -164,6 +164,9 @@ def _format(value: Any, sent: Sent) -> Fields:
     return {"response_format": {"type": "json_object"}} if value == "json" else {"guided_json": value}
 
 
+_ADAPTERS = all_refused(
+    "an adapter is chosen by the field model", "lora lora_path adapter_id lora_request lora_name adapter_name", [], ""
+)
 _ANSWERS: dict[str, ForeignField] = {
     "grammar": ForeignField(_grammar),
     "ebnf": renamed("guided_grammar", ""),
@@ -210,12 +213,7 @@ _ANSWERS: dict[str, ForeignField] = {
         "nothing is fetched from the web", "search_parameters enable_search search_settings web_search", False, {}
     ),
     **all_refused("every answer is returned at once or streamed", "deferred background", False),
-    **all_refused(
-        "an adapter is chosen by the field model",
-        "lora lora_path adapter_id lora_request lora_name adapter_name",
-        [],
-        "",
-    ),
+    **_ADAPTERS,
     **all_refused("requests bring no code", "custom_logit_processor"),
     **all_refused(
         "only text is read", "images image image_data video_data audio_data mm_payload images_config", [], {}, ""
@@ -268,6 +266,21 @@ _WITHOUT_EFFECT: dict[str, ForeignField] = {
 OPTIONS = "options"
 #: Fields of requests that generate.
 GENERATION_FIELDS: Mapping[str, ForeignField] = {**_WITHOUT_EFFECT, **_SAMPLING, **_ANSWERS, **REASONING_FIELDS}
+
+
+_SIDES = {"END": "right", "START": "left"}
+
+
+def _cut(value: Any, sent: Sent) -> Fields:
+    """Of TEI (a boolean) and Cohere (a side): a text that is too long is cut, by TEI at its end."""
+    if value is False or value == "NONE":
+        return {}
+    side = "END" if value is True else value
+    if not isinstance(side, str) or side not in _SIDES:
+        refuse("it is true, false, NONE, START or END")
+    return {"truncate_prompt_tokens": -1, "truncation_side": _SIDES[side]}
+
+
 #: Fields of requests with embeddings, classes or scores, which sampling does not change.
 POOLING_FIELDS: Mapping[str, ForeignField] = {
     **_WITHOUT_EFFECT,
@@ -275,7 +288,9 @@ POOLING_FIELDS: Mapping[str, ForeignField] = {
     **all_refused("numbers are float32", "embedding_types output_dtype", ["float"], "float"),
     **dict.fromkeys(("output_dimension", "dims"), renamed("dimensions")),
     **all_refused("texts are not cut in parts", "late_chunking late_chunking_params", False),
-    **all_refused("only text is read", "images image", []),
+    **all_refused("only text is read", "images image image_data video_data audio_data", []),
+    **_ADAPTERS,
+    "truncate": ForeignField(_cut),
 }
 
 

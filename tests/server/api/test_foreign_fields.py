@@ -172,6 +172,11 @@ def test_fields_whose_value_changes_nothing_are_ignored_in_silence(fields):
         (ChatCompletionRequest, {"nvext": {"use_raw_prompt": True}}, "nvext"),
         (ChatCompletionRequest, {"google": {"cached_content": "a"}}, "google"),
         (EmbeddingRequest, {"input_type": "query"}, "input_type"),
+        (EmbeddingRequest, {"truncate": "MIDDLE"}, "truncate"),
+        (EmbeddingRequest, {"truncate": 5}, "truncate"),
+        (EmbeddingRequest, {"truncate": True, "truncation_side": "left"}, "truncate"),
+        (EmbeddingRequest, {"lora_path": "a"}, "lora_path"),
+        (EmbeddingRequest, {"audio_data": ["a"]}, "audio_data"),
     ],
     ids=str,
 )
@@ -220,6 +225,21 @@ def test_a_translated_field_of_the_wrong_type_is_refused_by_its_own_name():
     with pytest.raises(AiakqError) as caught:
         parse(ChatCompletionRequest, {"thinking": {"type": "enabled", "budget_tokens": "five"}})
     assert (caught.value.id, caught.value.param) == ("invalid_type", "thinking")
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        (False, (None, None)),
+        ("NONE", (None, None)),
+        (True, (-1, "right")),
+        ("END", (-1, "right")),
+        ("START", (-1, "left")),
+    ],
+)
+def test_texts_to_embed_are_cut_as_other_servers_cut_them(value, expected):
+    request = parse(EmbeddingRequest, {"truncate": value})
+    assert (request.truncate_prompt_tokens, request.truncation_side) == expected
 
 
 def test_names_in_the_table_are_single_words():
