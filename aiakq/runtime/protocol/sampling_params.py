@@ -338,9 +338,6 @@ class SamplingParams:
             if not 1 <= len(self.logprob_token_ids) <= MAX_LOGPROB_TOKEN_IDS:
                 given, allowed = f"{len(self.logprob_token_ids)} ids", f"1 to {MAX_LOGPROB_TOKEN_IDS}"
                 raise error("value_out_of_range", param="logprob_token_ids", value=given, allowed=allowed)
-            if self.max_tokens == 0:
-                reason = "it is about generated tokens, of which max_tokens=0 leaves none"
-                raise error("unsupported_parameter", param="logprob_token_ids", reason=reason)
             if self.logprobs is None:
                 self.logprobs = 0
         if self.allowed_token_ids is not None:
