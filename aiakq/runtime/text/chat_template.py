@@ -127,8 +127,10 @@ class ChatTemplate:
         if arguments.get("tools") and not listed:
             messages = self._led_to_tools(messages)
         messages = without_tools(messages, listed, self.facts, syntax)
-        if self.facts.forms.get("system") == [] and messages and messages[0].get("role") == "system":
-            messages = without_leading_systems(messages)
+        if messages and messages[0].get("role") == "system":
+            hidden = self.facts.hides_systems and messages[-1].get("role") != "user"
+            if hidden or self.facts.forms.get("system") == []:
+                messages = without_leading_systems(messages)
         messages = self._in_turns(messages)
         text = self._in_accepted_turns(messages, arguments)
         tools = () if listed else arguments.get("tools") or ()

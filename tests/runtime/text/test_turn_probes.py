@@ -153,6 +153,29 @@ def test_texts_beside_calls_are_joined_where_users_and_assistants_alternate(cont
         render(said("user:U", "user:V"))
 
 
+@pytest.mark.parametrize("role", TEMPLATE_ROLES)
+def test_instructions_are_shown_where_the_template_shows_them_to_the_last_user_only(role):
+    shown = "{% if m.role == 'user' and loop.last and s %}{{ s }}|{% endif %}{{ m.content or '' }}"
+    calls = "{% for c in m.tool_calls or [] %}" + CALL + "{% endfor %}"
+    text = "{% set s = messages[0].content if messages[0].role == 'system' else '' %}"
+    text += (
+        "{% for m in messages if m.role in ('user', 'assistant', 'tool') %}[{{ m.role }}]"
+        + shown
+        + calls
+        + "{% endfor %}"
+    )
+    render = checked(text).render
+    asked = said(f"{role}:S", "user:U")
+    called = [
+        {"role": "assistant", "tool_calls": [call("x", "C")]},
+        {"role": "tool", "tool_call_id": "x", "content": "R"},
+    ]
+    assert render(asked) == "[user]S|U", "as the template shows them"
+    assert render([*asked, *called]) == '[user]S\n\nU[assistant]<f {"a": "C"}>[tool]R'
+    assert render([*asked, *called, *said("user:V")]).endswith("[user]S|V")
+    assert render([*asked, *said("assistant:A")]) == "[user]S\n\nU[assistant]A"
+
+
 def test_calls_are_followed_by_their_results_where_the_template_takes_one_at_a_time():
     template = checked("{% for m in messages %}[{{ m.role }}]" + SHOWN["the first call only"] + "{% endfor %}")
     asked = {"role": "assistant", "tool_calls": [call("x", "C1"), call("y", "C2")]}
