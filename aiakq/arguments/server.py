@@ -24,8 +24,10 @@ __all__ = ["ARGUMENTS", "SERVER_ARGUMENTS", "ServerArguments", "checked", "engin
 
 #: Environment variable with API keys of the server, separated by commas.
 API_KEY_VARIABLE = "AIAKQ_API_KEY"
+#: That of vLLM, with one key, which counts if there is no other.
+VLLM_KEY_VARIABLE = "VLLM_API_KEY"
 #: Variables with keys, which are not passed to the processes of the server.
-KEY_VARIABLES = frozenset({API_KEY_VARIABLE, "AIAKQ_ADMIN_API_KEY"})
+KEY_VARIABLES = frozenset({API_KEY_VARIABLE, "AIAKQ_ADMIN_API_KEY", VLLM_KEY_VARIABLE})
 
 
 def _trace_details(given: list[str]) -> list[str]:

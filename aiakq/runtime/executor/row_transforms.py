@@ -7,6 +7,7 @@ A request has those whose parameters it sets, in the order of ``TRANSFORMS``, wh
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -194,9 +195,16 @@ TRANSFORMS: tuple[Callable[[RequestSpec], RowTransform | None], ...] = (
 )
 
 
+@functools.cache
+def _plugins() -> tuple[Callable[[RequestSpec], RowTransform | None], ...]:
+    return tuple(ROW_TRANSFORMS.load(name) for name in ROW_TRANSFORMS)
+
+
 def transforms_of(spec: RequestSpec, processors: Sequence[LogitsProcessor]) -> tuple[RowTransform, ...]:
     """Return the transforms of a sequence in their order: ``processors``, the built-in ones, those of plug-ins."""
-    found: list[RowTransform | None] = [Processors(spec, processors)] if processors else []
-    found += [make(spec) for make in TRANSFORMS]
-    found += [ROW_TRANSFORMS.load(name)(spec) for name in ROW_TRANSFORMS]
-    return tuple(each for each in found if each is not None)
+    found: list[RowTransform] = [Processors(spec, processors)] if processors else []
+    for make in (*TRANSFORMS, *_plugins()):
+        transform = make(spec)
+        if transform is not None:
+            found.append(transform)
+    return tuple(found)

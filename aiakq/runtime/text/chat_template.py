@@ -23,6 +23,7 @@ from aiakq.runtime.text.message_forms import (
     message_forms,
     with_single_calls,
     with_text_before_calls,
+    with_texts_joined,
     with_users_merged,
     without_leading_systems,
 )
@@ -126,10 +127,12 @@ class ChatTemplate:
         if arguments.get("tools") and not listed:
             messages = self._led_to_tools(messages)
         messages = without_tools(messages, listed, self.facts, syntax)
-        if self.facts.forms.get("system") == [] and messages and messages[0].get("role") == "system":
-            messages = without_leading_systems(messages)
+        if messages and messages[0].get("role") == "system":
+            hidden = self.facts.hides_systems and messages[-1].get("role") != "user"
+            if hidden or self.facts.forms.get("system") == []:
+                messages = without_leading_systems(messages)
         messages = self._in_turns(messages)
-        text = self._in_accepted_form(messages, arguments)
+        text = self._in_accepted_turns(messages, arguments)
         tools = () if listed else arguments.get("tools") or ()
         if not _shows_names(tools, text):
             if messages[0].get("role") not in INSTRUCTING and not self.facts.lacks("system"):
@@ -137,6 +140,21 @@ class ChatTemplate:
             if not _shows_names(tools, text):
                 raise error("template_loses", param="tools", what="tools in this conversation")
         return text
+
+    def _in_accepted_turns(self, messages: Messages, arguments: Mapping[str, Any]) -> str:
+        """Return the text of the messages, if need be with the texts beside calls joined. Raises as ``render``.
+
+        Templates in which users and assistants alternate refuse a second text of the same turn.
+        """
+        try:
+            return self._in_accepted_form(messages, arguments)
+        except (AiakqError, MemoryError, TimeoutError):
+            raise
+        except Exception:
+            one_each = with_texts_joined(messages) if self.facts.takes_calls_alone else messages
+            if one_each == messages:
+                raise
+            return self._in_accepted_form(one_each, arguments)
 
     def _in_accepted_form(self, messages: Messages, arguments: Mapping[str, Any]) -> str:
         """Return the text of the messages in the first form that the template accepts. Raises as ``render``."""

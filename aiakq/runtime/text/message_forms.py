@@ -142,6 +142,22 @@ def with_text_before_calls(originals: list[dict[str, object]]) -> list[dict[str,
     return messages
 
 
+def with_texts_joined(originals: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the messages with the assistant's texts between two of the user as one, at the place of the last."""
+    messages: list[dict[str, Any]] = []  # from the last one to the first
+    place: int | None = None
+    for message in reversed(originals):
+        if message.get("role") == "assistant" and not message.get("tool_calls"):
+            if place is not None:
+                messages[place] = {**messages[place], **_merged(message, messages[place])}
+                continue
+            place = len(messages)
+        elif message.get("role") not in ("assistant", "tool"):
+            place = None
+        messages.append(message)
+    return messages[::-1]
+
+
 def _merged(first: dict[str, object], second: dict[str, object]) -> dict[str, Any]:
     return {**first, "content": joined(first.get("content"), second.get("content"))}
 

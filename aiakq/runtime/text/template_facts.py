@@ -79,6 +79,8 @@ class TemplateFacts(msgspec.Struct, frozen=True):
     partly_shown      roles whose messages may be lost, or their ends: in long conversations, or of long texts.
     merges_users      whether messages of the user in a row must be merged, because it leaves out one of them.
     folds_systems     whether instructions behind the first message must be moved, because texts are lost otherwise.
+    hides_systems     whether instructions at the beginning must be moved if the last message is not the user's, because
+                      they are lost otherwise.
     takes_one_call    whether only messages with one call each are shown in full.
     takes_calls_alone  whether only messages with calls and no text are shown in full.
     failures          role -> why it fails for every conversation with messages of the role, by a fault of its own.
@@ -98,6 +100,7 @@ class TemplateFacts(msgspec.Struct, frozen=True):
     partly_shown: list[str] = []
     merges_users: bool = False
     folds_systems: bool = False
+    hides_systems: bool = False
     takes_one_call: bool = False
     takes_calls_alone: bool = False
     failures: dict[str, str] = {}
@@ -158,6 +161,7 @@ def find_facts(render: Render, with_tools: bool = False, arguments: Mapping[str,
         partly_shown=turns.partly_shown(call_form),
         merges_users=turns.merges_users(),
         folds_systems=turns.folds_instructions(),
+        hides_systems=turns.hides_systems(call_form),
         takes_one_call=shows_calls and turns.takes_one_call(call_form),
         takes_calls_alone=shows_calls and turns.takes_calls_alone(call_form),
         failures=failures,

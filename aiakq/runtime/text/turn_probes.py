@@ -17,6 +17,7 @@ from aiakq.runtime.text.message_forms import (
     message_forms,
     with_single_calls,
     with_text_before_calls,
+    without_leading_systems,
 )
 
 Messages = list[dict[str, Any]]
@@ -98,6 +99,17 @@ class TurnProbes:
             if lead:
                 conversations += [[*lead, late, user], [*lead, late, late, user]]
         return self._loses(conversations)
+
+    def hides_systems(self, form: CallForm) -> bool:
+        """Whether the system's text at the beginning is lost if the last message is not the user's."""
+        if "system" not in self._shown:
+            return False
+        begun = [self._said("system", "a"), self._said("user", "b")]
+        answered, returned = [self._said("assistant", "c")], [self._calling("c"), self._result("c")]
+        return any(
+            self._shows_calls(each, form) is False and bool(self._shows_calls(without_leading_systems(each), form))
+            for each in ([*begun, *answered], [*begun, *returned])
+        )
 
     def takes_one_call(self, form: CallForm) -> bool:
         """Whether only messages with one call each are shown in full."""

@@ -1,10 +1,10 @@
 """Request fields of other servers and clients, and what they mean here.
 
 A field is translated to fields of this server, ignored because it changes nothing about the answer, or refused because
-ignoring it would change the answer. Which one may depend on its value: ``mirostat: 0`` changes nothing. The table
-covers OpenAI, vLLM, SGLang, llama.cpp, Ollama, TGI, LMDeploy, text-generation-webui, Mistral, Cohere, DashScope,
+ignoring it would change the answer. Which one may depend on its value: ``mirostat: 0`` changes nothing. The tables
+cover OpenAI, vLLM, SGLang, llama.cpp, Ollama, TGI, LMDeploy, text-generation-webui, Mistral, Cohere, DashScope,
 OpenRouter, LiteLLM, LangChain, TensorRT-LLM, NeMo, KoboldAI, Gemini and lm_eval. ``--unknown-fields refuse`` does not
-use it.
+use them.
 """
 
 from __future__ import annotations
@@ -163,6 +163,9 @@ def _format(value: object, sent: Sent) -> Fields:
     return {"response_format": {"type": "json_object"}} if value == "json" else {"guided_json": value}
 
 
+_ADAPTERS = all_refused(
+    "an adapter is chosen by the field model", "lora lora_path adapter_id lora_request lora_name adapter_name", [], ""
+)
 _ANSWERS: dict[str, ForeignField] = {
     "grammar": ForeignField(_grammar),
     "ebnf": renamed("guided_grammar", ""),
@@ -209,12 +212,7 @@ _ANSWERS: dict[str, ForeignField] = {
         "nothing is fetched from the web", "search_parameters enable_search search_settings web_search", False, {}
     ),
     **all_refused("every answer is returned at once or streamed", "deferred background", False),
-    **all_refused(
-        "an adapter is chosen by the field model",
-        "lora lora_path adapter_id lora_request lora_name adapter_name",
-        [],
-        "",
-    ),
+    **_ADAPTERS,
     **all_refused("requests bring no code", "custom_logit_processor"),
     **all_refused(
         "only text is read", "images image image_data video_data audio_data mm_payload images_config", [], {}, ""
@@ -267,6 +265,21 @@ _WITHOUT_EFFECT: dict[str, ForeignField] = {
 OPTIONS = "options"
 #: Fields of requests that generate.
 GENERATION_FIELDS: Mapping[str, ForeignField] = {**_WITHOUT_EFFECT, **_SAMPLING, **_ANSWERS, **REASONING_FIELDS}
+
+
+_SIDES = {"END": "right", "START": "left"}
+
+
+def _cut(value: object, sent: Sent) -> Fields:
+    """Of TEI (a boolean) and Cohere (a side): a text that is too long is cut, by TEI at its end."""
+    if value is False or value == "NONE":
+        return {}
+    side = "END" if value is True else value
+    if not isinstance(side, str) or side not in _SIDES:
+        refuse("it is true, false, NONE, START or END")
+    return {"truncate_prompt_tokens": -1, "truncation_side": _SIDES[side]}
+
+
 #: Fields of requests with embeddings, classes or scores, which sampling does not change.
 POOLING_FIELDS: Mapping[str, ForeignField] = {
     **_WITHOUT_EFFECT,
@@ -274,7 +287,30 @@ POOLING_FIELDS: Mapping[str, ForeignField] = {
     **all_refused("numbers are float32", "embedding_types output_dtype", ["float"], "float"),
     **dict.fromkeys(("output_dimension", "dims"), renamed("dimensions")),
     **all_refused("texts are not cut in parts", "late_chunking late_chunking_params", False),
-    **all_refused("only text is read", "images image", []),
+    **all_refused("only text is read", "images image image_data video_data audio_data", []),
+    **_ADAPTERS,
+    "truncate": ForeignField(_cut),
+}
+
+
+def _text(value: object, sent: Sent) -> Fields:
+    """llama.cpp's /tokenize adds special tokens only if asked to."""
+    asked = any(sent.sent(name) is not None for name in ("add_special", "add_special_tokens"))
+    return {"prompt": value} if asked else {"prompt": value, "add_special_tokens": False}
+
+
+#: Fields of /tokenize.
+TOKENIZATION_FIELDS: Mapping[str, ForeignField] = {
+    "content": ForeignField(_text),
+    "add_special": renamed("add_special_tokens"),
+    "parse_special": refused("special tokens in a text are read as such", True),
+    "with_pieces": refused("use return_token_strs", False),
+    **all_refused("texts are not cut", "truncate_prompt_tokens truncation", False),
+}
+#: Fields of /detokenize.
+DETOKENIZATION_FIELDS: Mapping[str, ForeignField] = {
+    "skip_special_tokens": refused("special tokens are part of the text", False),
+    "spaces_between_special_tokens": refused("the text is not changed", False),
 }
 
 #: Fields of messages of other servers' answers, which clients send back, and hints for their caches.

@@ -324,8 +324,9 @@ def finite(logprob: float) -> float:
 
 
 def top_by_rank(position: PositionLogprobs, count: int) -> list[tuple[int, Logprob]]:
-    """Return the ``count`` most likely tokens of a position, best first."""
-    ranked = [(token, entry) for token, entry in position.items() if entry.rank is not None and entry.rank <= count]
+    """Return the ``count`` most likely tokens of a position, best first; all that have a rank if it is -1."""
+    last = math.inf if count == -1 else count
+    ranked = [(token, entry) for token, entry in position.items() if entry.rank is not None and entry.rank <= last]
     return sorted(ranked, key=lambda item: item[1].rank or 0)
 
 

@@ -19,7 +19,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from aiakq.arguments.server import API_KEY_VARIABLE, ServerArguments
+from aiakq.arguments.server import API_KEY_VARIABLE, VLLM_KEY_VARIABLE, ServerArguments
 from aiakq.errors import AiakqError, error
 from aiakq.server.http.error_shapes import error_body
 from aiakq.server.http.listener import is_loopback
@@ -60,8 +60,10 @@ class Keys:
 
 def read_keys(args: ServerArguments, environment: Mapping[str, str]) -> Keys:
     """Return all keys of --api-key, --api-key-file and the environment. Raises ``bad_option``."""
-    keys = [key for key in environment.get(API_KEY_VARIABLE, "").split(",") if key]
-    return Keys([*_checked_keys(args.api_key, "--api-key-file", args.api_key_file), *_checked(keys)])
+    variable = [key for key in environment.get(API_KEY_VARIABLE, "").split(",") if key]
+    keys = [*_checked_keys(args.api_key, "--api-key-file", args.api_key_file), *_checked(variable)]
+    of_vllm = environment.get(VLLM_KEY_VARIABLE, "")
+    return Keys(keys if keys or not of_vllm else _checked([of_vllm]))
 
 
 def read_admin_keys(args: ServerArguments) -> Keys:

@@ -43,7 +43,7 @@ def test_a_bias_is_penalized_and_a_ban_is_not_lifted_by_it():
     assert logits.tolist() == [1.0, float("-inf"), 2.5, 1.0]
 
 
-def test_transforms_of_plug_ins_come_last(monkeypatch):
+def test_transforms_of_plug_ins_come_last(monkeypatch, request):
     class Doubled(row_transforms.RowTransform):
         def apply(self, logits, outputs):
             logits *= 2
@@ -56,6 +56,8 @@ def test_transforms_of_plug_ins_come_last(monkeypatch):
             return lambda request: Doubled() if request.sampling.logit_bias else None
 
     monkeypatch.setattr(row_transforms, "ROW_TRANSFORMS", Plugins())
+    row_transforms._plugins.cache_clear()
+    request.addfinalizer(row_transforms._plugins.cache_clear)
     logits = torch.tensor([1.0, 1.0])
     LogitsModifier(spec(logit_bias={1: 1.0}), ()).apply(logits, [1, 2], [])
     assert logits.tolist() == [2.0, 4.0] and transforms_of(spec(), ()) == ()

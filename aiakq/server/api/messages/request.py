@@ -113,6 +113,8 @@ class MessagesFields(Translated):
         }
     )
     unsupported_fields = {
+        **Translated.unsupported_fields,
+        "parallel_tool_calls": UnsupportedField("use tool_choice.disable_parallel_tool_use", (True,)),
         "container": UnsupportedField("no code is run"),
         "mcp_servers": UnsupportedField("the server calls no tools itself", ([],)),
     }

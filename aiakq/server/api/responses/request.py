@@ -105,6 +105,9 @@ class ResponsesRequest(TranslatedRequest):
         }
     )
     unsupported_fields = {
+        **TranslatedRequest.unsupported_fields,
+        "previous_input_messages": UnsupportedField("all messages belong into input", ([],)),
+        "enable_response_messages": UnsupportedField("the prompt and the text are not returned", (False,)),
         "previous_response_id": UnsupportedField(_STATELESS),
         "conversation": UnsupportedField(_STATELESS),
         "background": UnsupportedField("responses are not stored, so that none can be asked for later", (False,)),

@@ -12,6 +12,8 @@ from aiakq.server.api.output.scanner import Emit, Marks, Parsing, TextScanner
 from aiakq.server.api.tool_parsers.argument_formats import resolved
 from aiakq.server.api.tool_parsers.python_values import python_value
 
+#: Matches integers with a fraction of zero.
+_WHOLE = re.compile(r"(-?[0-9]+)\.0+")
 #: Matches the quotes of JSON strings, and escape sequences.
 _STRING_MARKS = re.compile(r'\\.?|["\n]', re.DOTALL)
 _TYPES: dict[type, tuple[str, ...]] = {
@@ -167,6 +169,9 @@ def json_of(text: str, types: frozenset[str]) -> str:
     if is_valid(value) and _fits(value, types):
         return stripped
     if "string" not in types:
+        whole = _WHOLE.fullmatch(stripped) if "integer" in types else None
+        if whole is not None and is_valid(value):
+            return whole[1]
         written = python_value(stripped)
         if written is not None and _fits(decoded(written), types):
             return written
