@@ -14,7 +14,8 @@ from aiakq.runtime.text.output_processor import Delta
 from aiakq.server.api.chat_message import MessageDelta, ResponseMessage, deltas_of, message_of
 from aiakq.server.api.chat_parsing import MessageParsers
 from aiakq.server.api.chat_request import ChatCompletionRequest
-from aiakq.server.api.generation import generate
+from aiakq.server.api.execution import answer
+from aiakq.server.api.generation import TokenResults
 from aiakq.server.api.openai import (
     Choice,
     ChoiceState,
@@ -191,7 +192,7 @@ class ChatResponseBuilder(OpenAIResponseBuilder):
 
 async def chat_completions(service: Service, request: Request) -> Response:
     """Generate the next message of a conversation, using the model's chat template. Only text content is supported."""
-    return await generate(service, request, ChatCompletionRequest, ChatResponseBuilder)
+    return await answer(service, request, TokenResults(ChatCompletionRequest, ChatResponseBuilder))
 
 
 ROUTES = (

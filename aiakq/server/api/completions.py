@@ -16,7 +16,8 @@ from aiakq.runtime.protocol.request_output import PositionLogprobs
 from aiakq.runtime.protocol.sampling_params import SamplingParams
 from aiakq.runtime.text.output_processor import Delta
 from aiakq.runtime.text.tokenizer import Tokenizer
-from aiakq.server.api.generation import generate
+from aiakq.server.api.execution import answer
+from aiakq.server.api.generation import TokenResults
 from aiakq.server.api.generation_request import GenerationRequest
 from aiakq.server.api.openai import (
     Choice,
@@ -241,7 +242,7 @@ def prompt_offsets(tokenizer: Tokenizer, token_ids: Sequence[int], text: str) ->
 
 async def completions(service: Service, request: Request) -> Response:
     """Generate a continuation of each prompt."""
-    return await generate(service, request, CompletionRequest, CompletionResponseBuilder)
+    return await answer(service, request, TokenResults(CompletionRequest, CompletionResponseBuilder))
 
 
 ROUTES = (

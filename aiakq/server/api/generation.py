@@ -1,4 +1,4 @@
-"""Handling of generation requests: admission, execution, and the response as JSON or an event stream.
+"""TokenResults: generates tokens for a request, and returns them as JSON or an event stream.
 
 A route that generates supplies two classes: a request model that satisfies ``GenerationInput``, and a
 ``ResponseBuilder``.
@@ -11,27 +11,22 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any, Protocol
 
 import msgspec
-from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from aiakq.errors import AiakqError
 from aiakq.runtime.protocol.grammar import Grammar
-from aiakq.runtime.protocol.request import Prompt
-from aiakq.runtime.protocol.request import Request as RuntimeRequest
+from aiakq.runtime.protocol.request import Prompt, Request
 from aiakq.runtime.protocol.sampling_params import SamplingParams
 from aiakq.runtime.text.output_processor import Delta
-from aiakq.server.api.request_model import parse_body
-from aiakq.server.api.request_options import options_of
-from aiakq.server.api.request_tracker import RequestTracker
+from aiakq.server.api.execution import Execution
 from aiakq.server.api.service import Service
-from aiakq.server.http.body import read_body
 from aiakq.server.http.responses import ErrorResponse, JSONResponse
-from aiakq.server.http.streaming import ClientDisconnected, EventStream, cancel_on_disconnect, encode_events
-from aiakq.server.process.request_stream import RequestDeltas, RequestStream, merge_deltas
+from aiakq.server.http.streaming import EventStream, encode_events
+from aiakq.server.process.request_stream import RequestDeltas, RequestStream
 
 
 class GenerationInput(Protocol):
-    """A request model for ``generate``."""
+    """A request model for ``TokenResults``."""
 
     model: str | None
     stream: bool | None
@@ -100,102 +95,66 @@ class ResponseBuilder:
         return [ErrorResponse.from_error(failure)]
 
 
-async def generate(service: Service, request: Request, model: type[object], builder: type[ResponseBuilder]) -> Response:
-    """Run a generation request. ``model`` satisfies ``GenerationInput``; ``builder`` builds the response."""
-    tracker = RequestTracker(service, request.scope)
-    try:
-        service.check_available()
-        with tracker.record.phase("read_body"):
-            body = await read_body(request, service.max_body_bytes, service.max_values)
+class TokenResults:
+    """Result builder of requests that generate tokens.
+
+    model    body of the request; satisfies ``GenerationInput``.
+    builder  builds the response.
+    """
+
+    def __init__(self, model: type[Any], builder: type[ResponseBuilder]) -> None:
+        self._model, self._builder = model, builder
+
+    async def respond(self, execution: Execution, body: bytes) -> Response:
+        """See ResultBuilder."""
+        service = execution.service
         service.model.limits.check_generates()
-        return await cancel_on_disconnect(request, _run(service, request, body, model, builder, tracker))
-    except (ClientDisconnected, ClientDisconnect):
-        tracker.finish("abort")
-        raise
-    except BaseException as failure:
-        tracker.finish("error", failure)
-        if isinstance(failure, AiakqError):
-            service.metrics.request_refused(failure)
-        raise
+        with execution.record.phase("tokenize"):
+            payload: GenerationInput = execution.parse(self._model, body)
+            payload.check_combinations()
+            try:
+                params = payload.sampling_params(service.model.default_sampling)
+                prompts = await payload.tokenize(service, params)
+            except AiakqError as failure:
+                raise payload.rename_param(failure) from None
+        try:
+            builder, stream = await self._start(execution, payload, prompts, params)
+        except AiakqError as failure:
+            raise payload.rename_param(failure) from None
+        if payload.stream:
+            # An error before the first output gets its own HTTP status, unless that takes too long for a proxy.
+            deltas = aiter(stream)
+            first = await _first_output(deltas, service.options.keep_alive_seconds)
+            return _event_stream(execution, builder, stream, first, deltas)
+        outputs = await stream.collect()
+        if params.prompt_logprobs is None:
+            response = JSONResponse(builder.response(outputs))
+        else:  # can take seconds, so not on the event loop
+            response = await asyncio.to_thread(lambda: JSONResponse(builder.response(outputs)))
+        execution.finish(builder.finish_reason)
+        return response
 
-
-async def _run(
-    service: Service,
-    request: Request,
-    body: bytes,
-    model: type[object],
-    builder_type: type[ResponseBuilder],
-    tracker: RequestTracker,
-) -> Response:
-    with tracker.record.phase("tokenize"):
-        payload, prompts, params = await read_generation_request(service, body, model)
-    grammar = None if params.grammar is None else service.model.limits.grammars.apply(params.grammar)
-    try:
-        with tracker.record.phase("check_grammar"):
+    async def _start(
+        self, execution: Execution, payload: GenerationInput, prompts: list[Prompt], params: SamplingParams
+    ) -> tuple[ResponseBuilder, RequestStream]:
+        """Check the grammar and the budget of thoughts, and start the request."""
+        service = execution.service
+        grammar = None if params.grammar is None else service.model.limits.grammars.apply(params.grammar)
+        with execution.record.phase("check_grammar"):
             params.grammar = await payload.grammar_of(service, prompts, grammar)
         if params.thinking_token_budget is not None:
             prompts = await payload.with_budgets(service, prompts, params)
-    except AiakqError as failure:
-        raise payload.rename_param(failure) from None
-    bad_words = await service.bad_word_ids(params)
-    service.check_available()  # tokenization takes time
-    state = request.state
-    request_id = getattr(state, "client_request_id", None) or getattr(payload, "request_id", None) or state.request_id
-    builder = builder_type(service, payload, request_id, prompts, params)
-    service.log_request(builder.id, prompts, params)
-    try:
-        stream = service.manager.start(
-            RuntimeRequest(
-                builder.id,
-                prompts,
-                params,
-                options_of(service, request, payload, service.model.adapter(payload.model)),
-                tracker.arrival_time,
-                final_only=not payload.stream,
-                bad_words=bad_words,
-                kept_special_tokens=builder.kept_special_tokens,
-            )
+        bad_words = await service.bad_word_ids(params)
+        builder = self._builder(service, payload, execution.id, prompts, params)
+        request = Request(
+            builder.id,
+            prompts,
+            params,
+            final_only=not payload.stream,
+            bad_words=bad_words,
+            kept_special_tokens=builder.kept_special_tokens,
         )
-    except AiakqError as failure:
-        raise payload.rename_param(failure) from None
-    service.configure_stream(stream)
-    tracker.start(builder.id, params, payload, stream)
-    deltas = aiter(stream)
-    try:
-        if payload.stream:
-            # An error before the first output gets its own HTTP status, unless that takes too long for a proxy.
-            first = await _first_output(deltas, service.options.keep_alive_seconds)
-            return _event_stream(builder, stream, first, deltas, tracker)
-        outputs = await _collect(deltas, params.n)
-        complete = [outputs[index] for index in range(len(prompts) * params.n)]
-        if params.prompt_logprobs is None:
-            response = JSONResponse(builder.response(complete))
-        else:  # can take seconds, so not on the event loop
-            response = await asyncio.to_thread(lambda: JSONResponse(builder.response(complete)))
-    except BaseException:
-        stream.close()
-        raise
-    stream.close()
-    tracker.finish(builder.finish_reason)
-    return response
-
-
-async def read_generation_request(
-    service: Service, body: bytes, model: type[Any]
-) -> tuple[GenerationInput, list[Prompt], SamplingParams]:
-    """Parse a body as ``model``, validate it, and derive sampling parameters and tokenized prompts."""
-    payload: GenerationInput = parse_body(model, body, service.unknown_fields)
-    service.model.check_name(payload.model)
-    payload.check_combinations()
-    try:
-        params = payload.sampling_params(service.model.default_sampling)
-    except AiakqError as failure:
-        raise payload.rename_param(failure) from None
-    try:
-        prompts = await payload.tokenize(service, params)
-    except AiakqError as failure:
-        raise payload.rename_param(failure) from None
-    return payload, prompts, params
+        return builder, await execution.execute(request)
 
 
 async def _first_output(deltas: AsyncIterator[RequestDeltas], seconds: float) -> asyncio.Future[RequestDeltas]:
@@ -211,24 +170,14 @@ async def _first_output(deltas: AsyncIterator[RequestDeltas], seconds: float) ->
     return first
 
 
-async def _collect(deltas: AsyncIterator[RequestDeltas], n: int) -> dict[int, Delta]:
-    """Return the complete outputs, ``n`` for every prompt, by choice index."""
-    outputs: dict[int, Delta] = {}
-    async for batch in deltas:
-        for prompt_index, delta in batch:
-            index = prompt_index * n + delta.index
-            outputs[index] = merge_deltas(outputs[index], delta) if index in outputs else delta
-    return outputs
-
-
 def _event_stream(
+    execution: Execution,
     builder: ResponseBuilder,
     stream: RequestStream,
     first: asyncio.Future[RequestDeltas],
     rest: AsyncIterator[RequestDeltas],
-    tracker: RequestTracker,
 ) -> EventStream:
-    tracker.record.streamed = True
+    execution.record.streamed = True
 
     async def events() -> AsyncIterator[bytes]:
         if builder.params.prompt_logprobs is None:
@@ -242,7 +191,6 @@ def _event_stream(
 
     def on_end(outcome: str) -> None:
         first.cancel()
-        stream.close()
-        tracker.finish(builder.finish_reason if outcome == "complete" else outcome, stream.failure)
+        execution.finish(builder.finish_reason if outcome == "complete" else outcome, stream.failure)
 
     return EventStream(events(), builder.error_chunks, on_end, builder.service.options.keep_alive_seconds)

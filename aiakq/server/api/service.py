@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,10 +18,8 @@ from aiakq.server.api.model_info import ModelInfo
 from aiakq.server.api.unknown_fields import UnknownFields
 from aiakq.server.errors import copy_error
 from aiakq.server.process.replicas import Requests
-from aiakq.server.process.request_stream import RequestStream
 from aiakq.server.process.text_client import TextClient
 from aiakq.server.process.text_messages import TextReply, TextRequest
-from aiakq.server.telemetry.logs import OutputLog, request_logger
 from aiakq.server.telemetry.metrics import Metrics
 from aiakq.server.telemetry.request_records import RequestObserver
 
@@ -299,21 +296,3 @@ class Service:
     def token_text(self, token_id: int) -> str:
         """Return the text of a single token."""
         return self.tokenizer.token_text(token_id)
-
-    def configure_stream(self, stream: RequestStream) -> None:
-        """Apply --stream-interval and --enable-log-outputs to a request that has just started."""
-        stream.interval = self.stream_interval
-        if self.log_outputs:
-            stream.output_log = OutputLog(stream.request.id)
-
-    def log_request(self, request_id: str, prompts: Sequence[Prompt], params: SamplingParams) -> None:
-        """Log a request that is about to start, with --enable-log-requests."""
-        if self.log_prompts is None:
-            return
-        length = None if math.isinf(self.log_prompts) else int(self.log_prompts)
-        shown = [(prompt.token_ids if prompt.text is None else prompt.text)[:length] for prompt in prompts]
-        defaults = SamplingParams()
-        changed = {name: value for name, value in vars(params).items() if value != getattr(defaults, name)}
-        changed.pop("stop_strings", None)
-        lengths = [len(prompt.token_ids) for prompt in prompts]
-        request_logger.info("request %s: prompts %r of %s tokens, params %r", request_id, shown, lengths, changed)

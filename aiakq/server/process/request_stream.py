@@ -145,6 +145,18 @@ class RequestStream:
             if complete:
                 return
 
+    async def collect(self) -> list[Delta]:
+        """Return the complete output of each sequence, grouped by prompt, and close the stream of a ``final_only``
+        request. Raises the error that it failed with.
+        """
+        outputs: dict[tuple[int, int], Delta] = {}
+        try:
+            async for deltas in self:
+                outputs |= {(prompt_index, delta.index): delta for prompt_index, delta in deltas}
+        finally:
+            self.close()
+        return [outputs[key] for key in sorted(outputs)]
+
     def put(self, prompt_index: int, delta: Delta) -> None:
         """Add output from the engine."""
         key = (prompt_index, delta.index)
@@ -221,6 +233,5 @@ def merge_deltas(earlier: Delta, later: Delta) -> Delta:
         earlier.prompt_logprobs = later.prompt_logprobs
     for name in ("cumulative_logprob", "finish_reason", "stop_reason", "times", "num_preemptions", "error"):
         setattr(earlier, name, getattr(later, name))
-    earlier.pooled = later.pooled or earlier.pooled
     earlier.num_cached_tokens = max(earlier.num_cached_tokens, later.num_cached_tokens)
     return earlier

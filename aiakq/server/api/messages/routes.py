@@ -9,7 +9,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from aiakq.errors import AiakqError
-from aiakq.server.api.generation import generate
+from aiakq.server.api.execution import answer
+from aiakq.server.api.generation import TokenResults
 from aiakq.server.api.messages.builder import (
     MessageDeltaEvent,
     MessagesBuilder,
@@ -38,7 +39,7 @@ class CountTokensResponse(msgspec.Struct):
 
 async def messages(service: Service, request: Request) -> Response:
     """Generate the next message of a conversation, as in Anthropic's Messages API."""
-    return await generate(service, request, MessagesRequest, MessagesBuilder)
+    return await answer(service, request, TokenResults(MessagesRequest, MessagesBuilder))
 
 
 async def count_tokens(service: Service, request: Request) -> Response:

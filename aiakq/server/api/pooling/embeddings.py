@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
@@ -15,6 +14,7 @@ from aiakq.errors import error
 from aiakq.runtime.protocol.pooling_params import PoolingLimits, PoolingParams
 from aiakq.server.api.completions import split_prompts
 from aiakq.server.api.conversation import TEMPLATE_KWARGS_SCHEMA, ChatMessage, ConversationFields
+from aiakq.server.api.execution import answer
 from aiakq.server.api.pooling.number_encoding import (
     EmbedDtype,
     EncodingFormat,
@@ -23,14 +23,12 @@ from aiakq.server.api.pooling.number_encoding import (
     encoded,
     metadata_header,
 )
-from aiakq.server.api.pooling.pooled_request import (
+from aiakq.server.api.pooling.pooled_results import (
     MAX_INPUTS,
+    PooledList,
     PooledPrompt,
-    PoolingCall,
-    PoolingUsage,
-    answer,
+    PooledResults,
     pooling_route,
-    usage_of,
 )
 from aiakq.server.api.pooling.pooling_fields import PoolingFields, same
 from aiakq.server.api.request_model import FailFastList, Integer
@@ -67,7 +65,7 @@ class InputFields(PoolingFields):
         None, description="Arguments of the chat template."
     )
 
-    async def inputs(self, call: PoolingCall[Any]) -> list[str | list[int]]:
+    async def inputs(self, results: PooledResults[Any]) -> list[str | list[int]]:
         """Return the texts or token ids. Raises ``invalid_type``, ``empty_prompt``, ``missing_field`` and others."""
         if self.messages is None:
             if self.input is None:
@@ -81,15 +79,15 @@ class InputFields(PoolingFields):
             continue_final_message=self.continue_final_message,
             chat_template_kwargs=self.chat_template_kwargs,
         )
-        service = call.service
+        service = results.service
         arguments = conversation.template_kwargs(service.chat_template, service.unknown_fields)
         messages, adds = conversation.conversation(), bool(self.add_special_tokens)
-        return [(await service.tokenize_chat(messages, arguments, adds, call.params)).token_ids]
+        return [(await service.tokenize_chat(messages, arguments, adds, results.params)).token_ids]
 
-    async def pool(self, call: PoolingCall[Any]) -> list[PooledPrompt]:
+    async def pool(self, results: PooledResults[Any]) -> list[PooledPrompt]:
         """Return the pooled prompts."""
         params = self.params()
-        return await call.pool(await self.inputs(call), params, self.add_special_tokens is not False)
+        return await results.pool(await self.inputs(results), params, self.add_special_tokens is not False)
 
     def params(self) -> PoolingParams:
         """Return the pooling parameters of the inputs."""
@@ -174,15 +172,10 @@ class Embedding(msgspec.Struct):
     object: Literal["embedding"] = "embedding"
 
 
-class EmbeddingResponse(msgspec.Struct):
+class EmbeddingResponse(PooledList):
     """Embeddings in the order of the inputs."""
 
-    id: str
-    created: int
-    model: str
     data: list[Embedding]
-    usage: PoolingUsage
-    object: Literal["list"] = "list"
 
 
 class PoolingData(msgspec.Struct):
@@ -193,15 +186,10 @@ class PoolingData(msgspec.Struct):
     object: Literal["pooling"] = "pooling"
 
 
-class PoolingResponse(msgspec.Struct):
+class PoolingResponse(PooledList):
     """Outputs in the order of the inputs."""
 
-    id: str
-    created: int
-    model: str
     data: list[PoolingData]
-    usage: PoolingUsage
-    object: Literal["list"] = "list"
 
 
 class Classification(msgspec.Struct):
@@ -213,51 +201,59 @@ class Classification(msgspec.Struct):
     num_classes: int
 
 
-class ClassificationResponse(msgspec.Struct):
+class ClassificationResponse(PooledList):
     """Labels in the order of the inputs."""
 
-    id: str
-    created: int
-    model: str
     data: list[Classification]
-    usage: PoolingUsage
-    object: Literal["list"] = "list"
 
 
-async def embeddings(service: Service, request: Request) -> Response:
-    """Return an embedding for each text."""
+class EmbeddingResults(PooledResults[EmbeddingRequest]):
+    """An embedding for each text."""
 
-    async def respond(call: PoolingCall[EmbeddingRequest]) -> EmbeddingResponse | Response:
-        call.limits.check_embeds()
-        encoding = call.payload.encoding()
-        outputs = await call.payload.pool(call)
+    fields, id_prefix = EmbeddingRequest, "embd-"
+
+    async def response(self) -> EmbeddingResponse | Response:
+        self.limits.check_embeds()
+        encoding = self.payload.encoding()
+        outputs = await self.payload.pool(self)
         if encoding.format in ("bytes", "bytes_only"):
-            return _bytes_response(call, encoding, outputs, one_row=True)
+            return _bytes_response(self, encoding, outputs, one_row=True)
         values = await encoded([each.pooled for each in outputs], encoding, one_row=True)
-        data = [Embedding(index, value) for index, value in enumerate(values)]
-        return EmbeddingResponse(call.id, int(time.time()), call.model, data, usage_of(outputs))
-
-    return await answer(service, request, EmbeddingRequest, "embd-", respond)
+        return self.listed(EmbeddingResponse, [Embedding(index, value) for index, value in enumerate(values)], outputs)
 
 
-async def pooling(service: Service, request: Request) -> Response:
-    """Return the model's output for each text: an embedding, scores, or a row for each token."""
+class VectorResults(PooledResults[PoolingRequest]):
+    """An embedding, scores, or a row for each token, for each text."""
 
-    async def respond(call: PoolingCall[PoolingRequest]) -> PoolingResponse | Response:
-        payload, one_row = call.payload, call.limits.pooling.has_one_row
-        encoding, params = payload.encoding(), payload.params_for(call.limits)
-        outputs = await call.pool(await payload.inputs(call), params, payload.add_special_tokens is not False)
+    fields, id_prefix = PoolingRequest, "pool-"
+
+    async def response(self) -> PoolingResponse | Response:
+        payload, one_row = self.payload, self.limits.pooling.has_one_row
+        encoding, params = payload.encoding(), payload.params_for(self.limits)
+        outputs = await self.pool(await payload.inputs(self), params, payload.add_special_tokens is not False)
         if encoding.format in ("bytes", "bytes_only"):
-            return _bytes_response(call, encoding, outputs, one_row)
+            return _bytes_response(self, encoding, outputs, one_row)
         values = await encoded([each.pooled for each in outputs], encoding, one_row)
-        data = [PoolingData(index, value) for index, value in enumerate(values)]
-        return PoolingResponse(call.id, int(time.time()), call.model, data, usage_of(outputs))
+        return self.listed(PoolingResponse, [PoolingData(index, value) for index, value in enumerate(values)], outputs)
 
-    return await answer(service, request, PoolingRequest, "pool-", respond)
+
+class ClassificationResults(PooledResults[ClassificationRequest]):
+    """The label of each text."""
+
+    fields, id_prefix = ClassificationRequest, "classify-"
+
+    async def response(self) -> ClassificationResponse:
+        self.limits.check_classifies()
+        names, data = self.limits.labels, []
+        outputs = await self.payload.pool(self)
+        for index, prompt in enumerate(outputs):
+            probs = prompt.pooled.vector()
+            data.append(Classification(index, names[probs.index(max(probs))], probs, len(probs)))
+        return self.listed(ClassificationResponse, data, outputs)
 
 
 def _bytes_response(
-    call: PoolingCall[Any], encoding: NumberEncoding, outputs: Sequence[PooledPrompt], one_row: bool
+    results: PooledResults[Any], encoding: NumberEncoding, outputs: Sequence[PooledPrompt], one_row: bool
 ) -> Response:
     """Return the vectors one after the other, and their positions in a header."""
     pooled = [each.pooled for each in outputs]
@@ -265,26 +261,25 @@ def _bytes_response(
     body, items = encoding.body([one.data for one in pooled], shapes)
     headers = None
     if encoding.format == "bytes":
-        usage = msgspec.to_builtins(usage_of(outputs))
-        metadata = {"id": call.id, "created": int(time.time()), "model": call.model, "data": items, "usage": usage}
+        metadata = msgspec.to_builtins(results.listed(PooledList, items, outputs))
+        del metadata["object"]
         headers = {"metadata": metadata_header(metadata)}
     return Response(body, headers=headers, media_type="application/octet-stream")
 
 
+async def embeddings(service: Service, request: Request) -> Response:
+    """Return an embedding for each text."""
+    return await answer(service, request, EmbeddingResults())
+
+
+async def pooling(service: Service, request: Request) -> Response:
+    """Return the model's output for each text: an embedding, scores, or a row for each token."""
+    return await answer(service, request, VectorResults())
+
+
 async def classify(service: Service, request: Request) -> Response:
     """Return the probability of each label for each text."""
-
-    async def respond(call: PoolingCall[ClassificationRequest]) -> ClassificationResponse:
-        call.limits.check_classifies()
-        names = call.limits.labels
-        outputs = await call.payload.pool(call)
-        data = []
-        for index, prompt in enumerate(outputs):
-            probs = prompt.pooled.vector()
-            data.append(Classification(index, names[probs.index(max(probs))], probs, len(probs)))
-        return ClassificationResponse(call.id, int(time.time()), call.model, data, usage_of(outputs))
-
-    return await answer(service, request, ClassificationRequest, "classify-", respond)
+    return await answer(service, request, ClassificationResults())
 
 
 ROUTES = (

@@ -7,9 +7,8 @@ cosine similarity of the embeddings of both texts.
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Sequence
-from typing import Annotated, Literal
+from typing import Annotated, Literal, TypeVar
 
 import msgspec
 from pydantic import Field
@@ -18,12 +17,13 @@ from starlette.responses import Response
 
 from aiakq.errors import error
 from aiakq.runtime.protocol.pooling_params import PoolingParams, paired, similarity
-from aiakq.server.api.pooling.pooled_request import (
+from aiakq.server.api.execution import answer
+from aiakq.server.api.pooling.pooled_results import (
     MAX_INPUTS,
+    PooledList,
     PooledPrompt,
-    PoolingCall,
+    PooledResults,
     PoolingUsage,
-    answer,
     pooling_route,
     usage_of,
 )
@@ -109,6 +109,9 @@ class RerankRequest(ScoringFields):
         return [document if isinstance(document, str) else document.text for document in self.documents]
 
 
+Scoring = TypeVar("Scoring", bound=ScoringFields)
+
+
 class Score(msgspec.Struct):
     """The score of one pair."""
 
@@ -117,15 +120,10 @@ class Score(msgspec.Struct):
     object: Literal["score"] = "score"
 
 
-class ScoreResponse(msgspec.Struct):
+class ScoreResponse(PooledList):
     """Scores in the order of the pairs."""
 
-    id: str
-    created: int
-    model: str
     data: list[Score]
-    usage: PoolingUsage
-    object: Literal["list"] = "list"
 
 
 class RankedText(msgspec.Struct):
@@ -151,67 +149,74 @@ class RerankResponse(msgspec.Struct):
     usage: PoolingUsage
 
 
-async def _cut(
-    call: PoolingCall[ScoreRequest] | PoolingCall[RerankRequest], pairs: Sequence[tuple[str, str]]
-) -> Sequence[tuple[str, str]]:
-    """Return ``pairs`` with each text cut as the request says."""
-    query_limit, limit = call.payload.max_tokens_per_query or 0, call.payload.max_tokens_per_doc or 0
-    if not (query_limit or limit):
-        return pairs
-    queries = await call.cut([query for query, _ in pairs], query_limit)
-    return list(zip(queries, await call.cut([text for _, text in pairs], limit), strict=True))
+class ScoringResults(PooledResults[Scoring]):
+    """Scores of pairs of texts."""
+
+    async def scores(self, pairs: Sequence[tuple[str, str]]) -> tuple[list[float], list[PooledPrompt]]:
+        """Return the score of each pair, and the pooled prompts."""
+        self.limits.check_scores()
+        params = self.payload.params()
+        pairs = await self._cut(pairs)
+        if self.limits.is_classifier:
+            outputs = await self.pool_pairs(pairs, params)
+            return [prompt.pooled.vector()[0] for prompt in outputs], outputs
+        texts = list(dict.fromkeys(text for pair in pairs for text in pair))
+        outputs = []
+        for start in range(0, len(texts), MAX_INPUTS):  # two prompts per pair
+            outputs += await self.pool(texts[start : start + MAX_INPUTS], params)
+        vectors = {text: prompt.pooled.vector() for text, prompt in zip(texts, outputs, strict=True)}
+        scores: list[float] = []
+        for one, two in pairs:
+            if len(scores) % _SCORES_AT_A_TIME == 0:
+                await asyncio.sleep(0)
+            scores.append(similarity(vectors[one], vectors[two]))
+        return scores, outputs
+
+    async def _cut(self, pairs: Sequence[tuple[str, str]]) -> Sequence[tuple[str, str]]:
+        """Return ``pairs`` with each text cut as the request says."""
+        query_limit, limit = self.payload.max_tokens_per_query or 0, self.payload.max_tokens_per_doc or 0
+        if not (query_limit or limit):
+            return pairs
+        queries = await self.cut([query for query, _ in pairs], query_limit)
+        return list(zip(queries, await self.cut([text for _, text in pairs], limit), strict=True))
 
 
-async def _scores(
-    call: PoolingCall[ScoreRequest] | PoolingCall[RerankRequest], pairs: Sequence[tuple[str, str]]
-) -> tuple[list[float], list[PooledPrompt]]:
-    """Return the score of each pair, and the pooled prompts."""
-    call.limits.check_scores()
-    params = call.payload.params()
-    pairs = await _cut(call, pairs)
-    if call.limits.is_classifier:
-        outputs = await call.pool_pairs(pairs, params)
-        return [prompt.pooled.vector()[0] for prompt in outputs], outputs
-    texts = list(dict.fromkeys(text for pair in pairs for text in pair))
-    outputs = []
-    for start in range(0, len(texts), MAX_INPUTS):  # two prompts per pair
-        outputs += await call.pool(texts[start : start + MAX_INPUTS], params)
-    vectors = {text: prompt.pooled.vector() for text, prompt in zip(texts, outputs, strict=True)}
-    scores: list[float] = []
-    for one, two in pairs:
-        if len(scores) % _SCORES_AT_A_TIME == 0:
-            await asyncio.sleep(0)
-        scores.append(similarity(vectors[one], vectors[two]))
-    return scores, outputs
+class ScoreResults(ScoringResults[ScoreRequest]):
+    """The score of each pair."""
+
+    fields, id_prefix = ScoreRequest, "score-"
+
+    async def response(self) -> ScoreResponse:
+        scores, outputs = await self.scores(self.payload.pairs())
+        return self.listed(ScoreResponse, [Score(index, value) for index, value in enumerate(scores)], outputs)
 
 
-async def score(service: Service, request: Request) -> Response:
-    """Return the similarity or relevance score of each pair of texts."""
+class RerankResults(ScoringResults[RerankRequest]):
+    """Documents by their relevance to a query."""
 
-    async def respond(call: PoolingCall[ScoreRequest]) -> ScoreResponse:
-        scores, outputs = await _scores(call, call.payload.pairs())
-        data = [Score(index, value) for index, value in enumerate(scores)]
-        return ScoreResponse(call.id, int(time.time()), call.model, data, usage_of(outputs))
+    fields, id_prefix = RerankRequest, "rerank-"
 
-    return await answer(service, request, ScoreRequest, "score-", respond)
-
-
-async def rerank(service: Service, request: Request) -> Response:
-    """Rank documents by their relevance to a query."""
-
-    async def respond(call: PoolingCall[RerankRequest]) -> RerankResponse:
-        payload = call.payload
+    async def response(self) -> RerankResponse:
+        payload = self.payload
         texts = payload.texts()
-        scores, outputs = await _scores(call, [(payload.query, text) for text in texts])
+        scores, outputs = await self.scores([(payload.query, text) for text in texts])
         order = sorted(range(len(texts)), key=lambda index: -scores[index])[: payload.top_n or None]
         repeats = payload.return_documents is not False
         results = [
             RankedDocument(index, scores[index], RankedText(texts[index]) if repeats else msgspec.UNSET)
             for index in order
         ]
-        return RerankResponse(call.id, call.model, results, usage_of(outputs))
+        return RerankResponse(self.id, self.model, results, usage_of(outputs))
 
-    return await answer(service, request, RerankRequest, "rerank-", respond)
+
+async def score(service: Service, request: Request) -> Response:
+    """Return the similarity or relevance score of each pair of texts."""
+    return await answer(service, request, ScoreResults())
+
+
+async def rerank(service: Service, request: Request) -> Response:
+    """Rank documents by their relevance to a query."""
+    return await answer(service, request, RerankResults())
 
 
 _RANKED = (rerank, RerankRequest, RerankResponse, "The documents, best first.")

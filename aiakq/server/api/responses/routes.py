@@ -5,7 +5,8 @@ from __future__ import annotations
 from starlette.requests import Request
 from starlette.responses import Response
 
-from aiakq.server.api.generation import generate
+from aiakq.server.api.execution import answer
+from aiakq.server.api.generation import TokenResults
 from aiakq.server.api.responses.builder import ResponseEvent, ResponsesBuilder, ResponsesResponse
 from aiakq.server.api.responses.output import (
     ArgumentsDeltaEvent,
@@ -22,7 +23,7 @@ from aiakq.server.api.service import Service
 
 async def responses(service: Service, request: Request) -> Response:
     """Generate the next output of a conversation, as in OpenAI's Responses API. Responses are not stored."""
-    return await generate(service, request, ResponsesRequest, ResponsesBuilder)
+    return await answer(service, request, TokenResults(ResponsesRequest, ResponsesBuilder))
 
 
 ROUTES = (

@@ -13,7 +13,7 @@ import torch
 from openai import OpenAI
 
 from aiakq import LLM, PoolingParams
-from aiakq.server.api.pooling.pooled_request import MAX_INPUTS
+from aiakq.server.api.pooling.pooled_results import MAX_INPUTS
 
 TEXTS = ["The first text", "another text, which is a bit longer than a step has room for", "x"]
 
