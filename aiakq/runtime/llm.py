@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import itertools
 import warnings
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
 
 from aiakq.arguments.server import keywords, notices
 from aiakq.errors import AiakqError, error
@@ -13,17 +13,20 @@ from aiakq.runtime.build.loading import load_engine
 from aiakq.runtime.config.engine import EngineConfig
 from aiakq.runtime.engine.loop import run, timed_step
 from aiakq.runtime.lora.requests import AdapterRef, CheckedAdapters, LoRARequest
+from aiakq.runtime.offline import OutputBuilder, Prompt, RequestOutputBuilder, listed_prompts
 from aiakq.runtime.offline_checks import OfflineChecks
-from aiakq.runtime.offline_pooling import PoolingMethods, Prompt, listed_prompts
+from aiakq.runtime.pooling.offline import PooledOutputBuilder, PoolingMethods
 from aiakq.runtime.protocol.command import Abort, Inbox, ResetPrefixCache
 from aiakq.runtime.protocol.output import StepOutput
-from aiakq.runtime.protocol.pooling_params import Pooling, PoolingParams
+from aiakq.runtime.protocol.pooling_params import PoolingLimits, PoolingParams
 from aiakq.runtime.protocol.request import Prompt as TokenizedPrompt
 from aiakq.runtime.protocol.request import Request, RequestOptions
-from aiakq.runtime.protocol.request_output import CompletionOutput, RequestMetrics, RequestOutput
+from aiakq.runtime.protocol.request_output import RequestOutput
 from aiakq.runtime.protocol.sampling_params import SamplingParams
-from aiakq.runtime.text.output_processor import Delta, OutputProcessor, truncated
+from aiakq.runtime.text.output_processor import OutputProcessor, truncated
 from aiakq.runtime.text.tokenizer import is_panic
+
+Result = TypeVar("Result")
 
 
 class LLM(PoolingMethods):
@@ -88,25 +91,28 @@ class LLM(PoolingMethods):
         """
         self.engine.limits.check_generates()
         listed = listed_prompts(prompts if prompts is not None else prompt_token_ids)
-        params = self._params_for(listed, sampling_params)
-        priorities = self._priorities(listed, priority)
-        salts = [str(one.get("cache_salt") or "") if isinstance(one, dict) else "" for one in listed]
-        adapters = None if lora_request is None else self._one_for_each("lora_request", listed, lora_request)
-        return self._run([self._read(prompt) for prompt in listed], params, priorities, salts, use_tqdm, adapters)
+        params, options = self._params_for(listed, sampling_params), self._options(listed, priority, lora_request)
+        requests = self._requests([self._read(prompt) for prompt in listed], params, options)
+        return self._run(requests, RequestOutputBuilder, use_tqdm)
+
+    def _pooling_limits(self) -> PoolingLimits:
+        """See PoolingMethods."""
+        return self.engine.limits.pools()
 
     def _pool(
-        self, prompts: Sequence[Prompt], params: PoolingParams, truncate_prompt_tokens: int | None, use_tqdm: bool
-    ) -> list[RequestOutput]:
+        self,
+        builder: Callable[[Request], PooledOutputBuilder[Result]],
+        prompts: Sequence[Prompt],
+        params: PoolingParams | None,
+        truncate_prompt_tokens: int | None,
+        use_tqdm: bool,
+    ) -> list[Result]:
         """See PoolingMethods."""
-        pooling = self.engine.limits.pools().resolve(params)
+        pooling = self._pooling_limits().resolve(params or PoolingParams())
         nothing = SamplingParams(max_tokens=0, detokenize=False, truncate_prompt_tokens=truncate_prompt_tokens)
-        salts = [str(one.get("cache_salt") or "") if isinstance(one, dict) else "" for one in prompts]
-        read, count = [self._read(prompt) for prompt in prompts], len(prompts)
-        results = self._run(read, [nothing] * count, [0] * count, salts, use_tqdm, None, pooling)
-        for result in results:
-            if result.error is not None:
-                raise error("numerical_error", reason=result.error)
-        return results
+        options = [RequestOptions(cache_salt=_salt(prompt), pooling=pooling) for prompt in prompts]
+        read = [self._read(prompt) for prompt in prompts]
+        return self._run(self._requests(read, [nothing] * len(read), options), builder, use_tqdm)
 
     def chat(
         self,
@@ -152,9 +158,8 @@ class LLM(PoolingMethods):
         ]
         # The template already contains the special tokens.
         read = [self._encoded(prompt, add_special_tokens=False) for prompt in prompts]
-        params, priorities = self._params_for(prompts, sampling_params), self._priorities(read, priority)
-        adapters = None if lora_request is None else self._one_for_each("lora_request", read, lora_request)
-        return self._run(read, params, priorities, [""] * len(read), use_tqdm, adapters)
+        params, options = self._params_for(prompts, sampling_params), self._options(prompts, priority, lora_request)
+        return self._run(self._requests(read, params, options), RequestOutputBuilder, use_tqdm)
 
     def _params_for(
         self, prompts: object, params: SamplingParams | Sequence[SamplingParams] | None
@@ -204,56 +209,64 @@ class LLM(PoolingMethods):
             reason = (str(failure).strip().splitlines() or [type(failure).__name__])[0].rstrip(".")
             raise error("tokenization", reason=reason) from failure
 
-    def _run(
+    def _options(
         self,
-        prompts: list[tuple[str | None, list[int]]],
-        params: list[SamplingParams],
-        priorities: list[int],
-        salts: list[str],
-        use_tqdm: bool,
-        adapters: Sequence[LoRARequest | None] | None = None,
-        pooling: Pooling | None = None,
-    ) -> list[RequestOutput]:
-        checked: Sequence[AdapterRef | None] = [None] * len(prompts)
-        if adapters is not None:
-            checked = [None if adapter is None else self._adapters.of(adapter) for adapter in adapters]
-        results: dict[str, RequestOutput] = {}
+        prompts: Sequence[Prompt],
+        priority: int | Sequence[int] | None,
+        lora_request: LoRARequest | Sequence[LoRARequest | None] | None,
+    ) -> list[RequestOptions]:
+        """Return the options of each prompt. Raises ``usage`` and the errors of adapters."""
+        priorities = self._priorities(prompts, priority)
+        adapters: list[AdapterRef | None] = [None] * len(prompts)
+        if lora_request is not None:
+            given = self._one_for_each("lora_request", prompts, lora_request)
+            adapters = [None if adapter is None else self._adapters.of(adapter) for adapter in given]
+        return [
+            RequestOptions(priority=each, cache_salt=_salt(prompt), adapter=adapter)
+            for prompt, each, adapter in zip(prompts, priorities, adapters, strict=True)
+        ]
+
+    def _requests(
+        self, prompts: list[tuple[str | None, list[int]]], params: list[SamplingParams], options: list[RequestOptions]
+    ) -> list[Request]:
+        """Return a request for each prompt. Raises the errors of grammars and of budgets of thoughts."""
+        requests = []
+        for (text, ids), each, option in zip(prompts, params, options, strict=True):
+            ids = truncated(ids, each, self.engine.limits)
+            if each.grammar is not None:
+                self._checks.check_grammar(each)
+            prompt = TokenizedPrompt(text, ids, self._checks.thought_budget(ids, each))
+            requests.append(Request(str(next(self._ids)), [prompt], each, option, within_context=True))
+        return requests
+
+    def _run(
+        self, requests: list[Request], builder: Callable[[Request], OutputBuilder[Result]], use_tqdm: bool
+    ) -> list[Result]:
+        """Run ``requests`` of one prompt each; ``builder`` decides what each returns."""
+        builders = {request.id: builder(request) for request in requests}
         inbox: Inbox = []
         with_processors: list[str] = []
         try:
-            for (text, ids), each, priority, salt, adapter in zip(
-                prompts, params, priorities, salts, checked, strict=True
-            ):
-                request_id = str(next(self._ids))
-                ids = truncated(ids, each, self.engine.limits)
-                results[request_id] = _empty(request_id, text, ids, each)
-                if each.grammar is not None:
-                    self._checks.check_grammar(each)
-                prompt = TokenizedPrompt(text, ids, self._checks.thought_budget(ids, each))
-                options = RequestOptions(priority=priority, cache_salt=salt, pooling=pooling, adapter=adapter)
-                request = Request(request_id, [prompt], each, options, within_context=True)
-                specs = self._processor.add(request_id, prompt, request)
+            for request in requests:
+                specs = self._processor.add(request.id, request.prompts[0], request)
                 inbox += specs
-                if each.logits_processors:
+                if request.params.logits_processors:
                     for spec in specs:
                         self._executor_with_functions().register_logits_processors(
-                            spec.request_id, each.logits_processors
+                            spec.request_id, request.params.logits_processors
                         )
                         with_processors.append(spec.request_id)
-            self._run_requests(inbox, results, use_tqdm)
+            self._run_requests(inbox, builders, use_tqdm)
         except BaseException:
             # Abort the requests of a failed or interrupted call, so that they do not run in the next one.
-            for request_id in results:
+            for request_id in builders:
                 self._processor.cancel(request_id)
             self.engine.abort_all()
             raise
         finally:
             for request_id in with_processors:
                 self._executor_with_functions().unregister_logits_processors(request_id)
-        for result, each in zip(results.values(), params, strict=True):
-            if each.num_sequences > each.n:
-                result.outputs = _best(result.outputs, each.n)
-        return list(results.values())
+        return [each.result() for each in builders.values()]
 
     def _executor_with_functions(self) -> Any:
         """Return the executor, if it can call functions of this process. Raises ``unsupported_parameter``."""
@@ -262,8 +275,8 @@ class LLM(PoolingMethods):
             raise error("unsupported_parameter", param="logits_processors", reason=reason)
         return self.engine.executor
 
-    def _run_requests(self, inbox: Inbox, results: dict[str, RequestOutput], use_tqdm: bool) -> None:
-        """Run the requests in ``inbox`` until all are finished, and fill in ``results``."""
+    def _run_requests(self, inbox: Inbox, builders: Mapping[str, OutputBuilder[object]], use_tqdm: bool) -> None:
+        """Run the requests in ``inbox`` until all are finished, and add their output to ``builders``."""
         from tqdm import tqdm
 
         def receive(idle: bool) -> Inbox | None:
@@ -273,7 +286,7 @@ class LLM(PoolingMethods):
             inbox.clear()
             return taken
 
-        with tqdm(total=len(results), desc="Processed prompts", disable=not use_tqdm) as bar:
+        with tqdm(total=len(builders), desc="Processed prompts", disable=not use_tqdm) as bar:
 
             def deliver(step: StepOutput) -> None:
                 for output in step.outputs:
@@ -281,9 +294,7 @@ class LLM(PoolingMethods):
                     if aborts:
                         inbox.append(Abort(aborts))
                     for delta in deltas:
-                        result = results[delta.request_id]
-                        _apply(delta, result)
-                        bar.update(result.finished)
+                        bar.update(builders[delta.request_id].add(delta))
 
             run(self.engine, receive, deliver)
 
@@ -304,45 +315,6 @@ def _conversations_of(messages: object) -> list[list[dict[str, Any]]]:
     return list(conversations)
 
 
-def _empty(request_id: str, prompt: str | None, ids: list[int], params: SamplingParams) -> RequestOutput:
-    wants_logprobs = params.logprobs is not None
-    outputs = [
-        CompletionOutput(index, "", [], 0.0, [] if wants_logprobs else None) for index in range(params.num_sequences)
-    ]
-    return RequestOutput(request_id, prompt, ids, outputs, finished=False)
-
-
-def _best(outputs: list[CompletionOutput], count: int) -> list[CompletionOutput]:
-    """Return the ``count`` most likely sequences, renumbered, best first."""
-    chosen = sorted(outputs, key=lambda output: -output.cumulative_logprob)[:count]
-    for index, output in enumerate(chosen):
-        output.index = index
-    return chosen
-
-
-def _apply(delta: Delta, result: RequestOutput) -> None:
-    """Add a delta to the result of its request."""
-    output = result.outputs[delta.index]
-    output.text += delta.text
-    output.token_ids += delta.token_ids
-    output.cumulative_logprob = delta.cumulative_logprob
-    if delta.logprobs is not None and output.logprobs is not None:
-        output.logprobs += delta.logprobs
-    if delta.prompt_logprobs is not None:
-        result.prompt_logprobs = list(delta.prompt_logprobs)
-    result.num_cached_tokens = max(result.num_cached_tokens, delta.num_cached_tokens)
-    result.error = delta.error or result.error
-    result.pooled = delta.pooled or result.pooled
-    if delta.finish_reason is not None:
-        output.finish_reason, output.stop_reason = delta.finish_reason, delta.stop_reason
-        result.finished = all(other.finished() for other in result.outputs)
-    if delta.times is not None:
-        times = delta.times
-        result.metrics = RequestMetrics(
-            arrival_time=times.arrived,
-            first_scheduled_time=times.scheduled,
-            first_token_time=times.first_token,
-            last_token_time=times.last_token,
-            finished_time=times.last_token if result.finished else None,
-            num_preemptions=delta.num_preemptions,
-        )
+def _salt(prompt: Prompt) -> str:
+    """Return the cache salt of a prompt."""
+    return str(prompt.get("cache_salt") or "") if isinstance(prompt, dict) else ""

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-
-from aiakq.runtime.protocol.pooling_params import Pooled
+from dataclasses import dataclass
 
 
 @dataclass
@@ -59,7 +57,7 @@ class RequestMetrics:
 
 @dataclass
 class RequestOutput:
-    """A prompt and everything generated for it so far; for pooling models, the ``pooled`` prompt."""
+    """A prompt and everything generated for it so far."""
 
     request_id: str
     prompt: str | None
@@ -69,5 +67,4 @@ class RequestOutput:
     prompt_logprobs: list[PositionLogprobs | None] | None = None
     num_cached_tokens: int = 0
     metrics: RequestMetrics | None = None
-    error: str | None = field(default=None)
-    pooled: Pooled | None = field(default=None, repr=False)
+    error: str | None = None

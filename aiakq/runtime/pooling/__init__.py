@@ -1,0 +1,1 @@
+"""Embeddings and scores: prompts are pooled to vectors instead of continued."""

@@ -1,0 +1,167 @@
+"""PoolingMethods: the part of ``LLM`` that returns embeddings and scores. Names and results follow vLLM's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Generic, TypeVar
+
+import torch
+
+from aiakq.errors import error
+from aiakq.runtime.offline import Prompt, Prompts, listed_prompts
+from aiakq.runtime.pooling.outputs import (
+    ClassificationOutput,
+    ClassificationRequestOutput,
+    EmbeddingOutput,
+    EmbeddingRequestOutput,
+    PoolingOutput,
+    PoolingRequestOutput,
+    ScoringOutput,
+    ScoringRequestOutput,
+)
+from aiakq.runtime.protocol.pooling_params import Pooled, PoolingLimits, PoolingParams, paired, similarity
+from aiakq.runtime.protocol.request import Request
+from aiakq.runtime.text.output_processor import Delta
+from aiakq.runtime.text.tokenizer import Tokenizer
+
+Output = TypeVar("Output")
+
+
+class PooledOutputBuilder(Generic[Output]):
+    """Builds the output of a request that pools its prompt.
+
+    kind     class of the output.
+    convert  returns its ``outputs`` for a pooled prompt.
+    """
+
+    _last: Delta
+
+    def __init__(self, kind: Callable[..., Output], convert: Callable[[Pooled], object], request: Request) -> None:
+        self._kind, self._convert, self._request = kind, convert, request
+
+    def add(self, delta: Delta) -> bool:
+        """See OutputBuilder."""
+        self._last = delta
+        return delta.finish_reason is not None
+
+    def result(self) -> Output:
+        """Return the output. Raises ``numerical_error`` if the prompt could not be pooled."""
+        last, request = self._last, self._request
+        if last.pooled is None:
+            raise error("numerical_error", reason=last.error)
+        return self._kind(request.id, self._convert(last.pooled), request.prompts[0].token_ids, last.num_cached_tokens)
+
+
+class PoolingMethods:
+    """Methods of ``LLM`` that pool prompts instead of generating text.
+
+    In all methods, ``truncate_prompt_tokens`` is the number of tokens to keep at the end of a prompt; -1 for as many as
+    fit.
+    """
+
+    tokenizer: Tokenizer
+
+    def _pooling_limits(self) -> PoolingLimits:
+        """Return the limits of pooling requests. Raises ``task_mismatch`` for a generative model."""
+        raise NotImplementedError
+
+    def _pool(
+        self,
+        builder: Callable[[Request], PooledOutputBuilder[Output]],
+        prompts: Sequence[Prompt],
+        params: PoolingParams | None,
+        truncate_prompt_tokens: int | None,
+        use_tqdm: bool,
+    ) -> list[Output]:
+        """Pool ``prompts``. Raises AiakqError for prompts that cannot be pooled."""
+        raise NotImplementedError
+
+    def encode(
+        self,
+        prompts: Prompts | None = None,
+        pooling_params: PoolingParams | None = None,
+        use_tqdm: bool = True,
+        prompt_token_ids: list[int] | list[list[int]] | None = None,
+        truncate_prompt_tokens: int | None = None,
+    ) -> list[PoolingRequestOutput]:
+        """Return the pooled output of each prompt as a tensor; see --task.
+
+        Raises AiakqError for an invalid prompt, ``task_mismatch`` for a generative model.
+        """
+        listed = listed_prompts(prompts if prompts is not None else prompt_token_ids)
+        one_row = self._pooling_limits().pooling.has_one_row
+        builder = partial(
+            PooledOutputBuilder, PoolingRequestOutput, lambda pooled: PoolingOutput(_tensor(pooled, one_row))
+        )
+        return self._pool(builder, listed, pooling_params, truncate_prompt_tokens, use_tqdm)
+
+    def embed(
+        self,
+        prompts: Prompts,
+        use_tqdm: bool = True,
+        pooling_params: PoolingParams | None = None,
+        truncate_prompt_tokens: int | None = None,
+    ) -> list[EmbeddingRequestOutput]:
+        """Return the embedding of each prompt. Raises as ``encode``, ``task_mismatch`` without embeddings."""
+        self._pooling_limits().check_embeds()
+        return self._pool(_embedded, listed_prompts(prompts), pooling_params, truncate_prompt_tokens, use_tqdm)
+
+    def classify(
+        self,
+        prompts: Prompts,
+        use_tqdm: bool = True,
+        pooling_params: PoolingParams | None = None,
+        truncate_prompt_tokens: int | None = None,
+    ) -> list[ClassificationRequestOutput]:
+        """Return label probabilities of each prompt. Raises as ``encode``, ``task_mismatch`` without labels."""
+        self._pooling_limits().check_classifies()
+        return self._pool(_classified, listed_prompts(prompts), pooling_params, truncate_prompt_tokens, use_tqdm)
+
+    def score(
+        self,
+        text_1: str | Sequence[str],
+        text_2: str | Sequence[str],
+        use_tqdm: bool = True,
+        truncate_prompt_tokens: int | None = None,
+    ) -> list[ScoringRequestOutput]:
+        """Score pairs of texts: one first text with every second text, or first and second texts pairwise.
+
+        A model with one label scores the pair; for an embedding model the score is the cosine similarity.
+        """
+        limits = self._pooling_limits()
+        limits.check_scores()
+        pairs = paired([text_1] if isinstance(text_1, str) else text_1, [text_2] if isinstance(text_2, str) else text_2)
+        if limits.is_classifier:
+            encode = self.tokenizer.encode_pair
+            prompts: list[Prompt] = [
+                one + two if limits.concatenates else {"prompt_token_ids": encode(one, two)} for one, two in pairs
+            ]
+            return self._pool(_scored, prompts, None, truncate_prompt_tokens, use_tqdm)
+        texts = list(dict.fromkeys(text for pair in pairs for text in pair))
+        results = self._pool(_embedded, texts, None, truncate_prompt_tokens, use_tqdm)
+        outputs = dict(zip(texts, results, strict=True))
+        scored = []
+        for one, two in pairs:
+            second = outputs[two]
+            score = similarity(outputs[one].outputs.embedding, second.outputs.embedding)
+            output = ScoringOutput(score)
+            scored.append(
+                ScoringRequestOutput(second.request_id, output, second.prompt_token_ids, second.num_cached_tokens)
+            )
+        return scored
+
+
+_embedded = partial(PooledOutputBuilder, EmbeddingRequestOutput, lambda pooled: EmbeddingOutput(pooled.vector()))
+_classified = partial(
+    PooledOutputBuilder, ClassificationRequestOutput, lambda pooled: ClassificationOutput(pooled.vector())
+)
+_scored = partial(PooledOutputBuilder, ScoringRequestOutput, lambda pooled: ScoringOutput(pooled.vector()[0]))
+
+
+def _tensor(pooled: Pooled, one_row: bool) -> torch.Tensor:
+    """Return the pooled result as a tensor [D] or [T, D] float32."""
+    if not pooled.data:
+        return torch.zeros(0, pooled.width)
+    rows = torch.frombuffer(bytearray(pooled.data), dtype=torch.float32).view(-1, pooled.width)
+    return rows[0] if one_row else rows
