@@ -7,14 +7,12 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 from pydantic import Field, WithJsonSchema
-from starlette.requests import Request
 from starlette.responses import Response
 
 from aiakq.errors import error
 from aiakq.runtime.protocol.pooling_params import PoolingLimits, PoolingParams
 from aiakq.server.api.completions import split_prompts
 from aiakq.server.api.conversation import TEMPLATE_KWARGS_SCHEMA, ChatMessage, ConversationFields
-from aiakq.server.api.execution import answer
 from aiakq.server.api.pooling.number_encoding import (
     EmbedDtype,
     EncodingFormat,
@@ -32,7 +30,6 @@ from aiakq.server.api.pooling.pooled_results import (
 )
 from aiakq.server.api.pooling.pooling_fields import PoolingFields, same
 from aiakq.server.api.request_model import FailFastList, Integer
-from aiakq.server.api.service import Service
 
 _TOKEN_IDS = {"type": "array", "items": {"type": "integer"}, "minItems": 1}
 _INPUT_SCHEMA = {
@@ -213,6 +210,7 @@ class EmbeddingResults(PooledResults[EmbeddingRequest]):
     fields, id_prefix = EmbeddingRequest, "embd-"
 
     async def response(self) -> EmbeddingResponse | Response:
+        """Return an embedding for each text."""
         self.limits.check_embeds()
         encoding = self.payload.encoding()
         outputs = await self.payload.pool(self)
@@ -228,6 +226,7 @@ class VectorResults(PooledResults[PoolingRequest]):
     fields, id_prefix = PoolingRequest, "pool-"
 
     async def response(self) -> PoolingResponse | Response:
+        """Return the model's output for each text: an embedding, scores, or a row for each token."""
         payload, one_row = self.payload, self.limits.pooling.has_one_row
         encoding, params = payload.encoding(), payload.params_for(self.limits)
         outputs = await self.pool(await payload.inputs(self), params, payload.add_special_tokens is not False)
@@ -243,6 +242,7 @@ class ClassificationResults(PooledResults[ClassificationRequest]):
     fields, id_prefix = ClassificationRequest, "classify-"
 
     async def response(self) -> ClassificationResponse:
+        """Return the probability of each label for each text."""
         self.limits.check_classifies()
         names, data = self.limits.labels, []
         outputs = await self.payload.pool(self)
@@ -267,23 +267,8 @@ def _bytes_response(
     return Response(body, headers=headers, media_type="application/octet-stream")
 
 
-async def embeddings(service: Service, request: Request) -> Response:
-    """Return an embedding for each text."""
-    return await answer(service, request, EmbeddingResults())
-
-
-async def pooling(service: Service, request: Request) -> Response:
-    """Return the model's output for each text: an embedding, scores, or a row for each token."""
-    return await answer(service, request, VectorResults())
-
-
-async def classify(service: Service, request: Request) -> Response:
-    """Return the probability of each label for each text."""
-    return await answer(service, request, ClassificationResults())
-
-
 ROUTES = (
-    pooling_route("/v1/embeddings", embeddings, EmbeddingRequest, EmbeddingResponse, "The embeddings."),
-    pooling_route("/pooling", pooling, PoolingRequest, PoolingResponse, "The vectors."),
-    pooling_route("/classify", classify, ClassificationRequest, ClassificationResponse, "The labels."),
+    pooling_route("/v1/embeddings", EmbeddingResults, EmbeddingResponse, "The embeddings."),
+    pooling_route("/pooling", VectorResults, PoolingResponse, "The vectors."),
+    pooling_route("/classify", ClassificationResults, ClassificationResponse, "The labels."),
 )

@@ -14,15 +14,16 @@ from dataclasses import dataclass
 from typing import Any, Generic, Literal, TypeVar
 
 import msgspec
+from starlette.requests import Request as HTTPRequest
 from starlette.responses import Response
 
 from aiakq.errors import AiakqError, error
 from aiakq.runtime.protocol.pooling_params import Pooled, Pooling, PoolingParams
 from aiakq.runtime.protocol.request import Prompt, Request, RequestOptions
 from aiakq.runtime.protocol.sampling_params import SamplingParams
-from aiakq.server.api.execution import Execution
+from aiakq.server.api.execution import Execution, answer
 from aiakq.server.api.pooling.pooling_fields import PoolingFields
-from aiakq.server.api.routes import PROMPT_ERRORS, Handler, Route
+from aiakq.server.api.routes import PROMPT_ERRORS, Route
 from aiakq.server.api.service import Service
 from aiakq.server.http.responses import JSONResponse
 from aiakq.server.process.request_stream import MAX_PROMPTS
@@ -79,7 +80,7 @@ class PooledResults(Generic[Payload]):
     payload: Payload
 
     async def response(self) -> msgspec.Struct | Response:
-        """Return the response, or its JSON body."""
+        """Return the response, or its JSON body. The docstring of a subclass describes its route."""
         raise NotImplementedError
 
     async def respond(self, execution: Execution, body: bytes) -> Response:
@@ -213,15 +214,20 @@ def usage_of(prompts: Sequence[PooledPrompt]) -> PoolingUsage:
 
 
 def pooling_route(
-    path: str, handler: Handler, request: type[PoolingFields], response: type[msgspec.Struct], description: str
+    path: str, results: type[PooledResults[Any]], response: type[msgspec.Struct], description: str
 ) -> Route:
     """Return a pooling route; ``description`` is that of its response."""
+
+    async def handler(service: Service, request: HTTPRequest) -> Response:
+        return await answer(service, request, results())
+
+    handler.__doc__ = results.response.__doc__
     return Route(
         "POST",
         path,
         handler,
         "pooling",
-        request=(request,),
+        request=(results.fields,),
         response=response,
         description=description,
         errors=PROMPT_ERRORS,

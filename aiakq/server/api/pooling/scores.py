@@ -12,12 +12,9 @@ from typing import Annotated, Literal, TypeVar
 
 import msgspec
 from pydantic import Field
-from starlette.requests import Request
-from starlette.responses import Response
 
 from aiakq.errors import error
 from aiakq.runtime.protocol.pooling_params import PoolingParams, paired, similarity
-from aiakq.server.api.execution import answer
 from aiakq.server.api.pooling.pooled_results import (
     MAX_INPUTS,
     PooledList,
@@ -29,7 +26,6 @@ from aiakq.server.api.pooling.pooled_results import (
 )
 from aiakq.server.api.pooling.pooling_fields import PoolingFields, same
 from aiakq.server.api.request_model import FailFastList, Integer, RequestModel
-from aiakq.server.api.service import Service
 
 _Texts = str | Annotated[FailFastList[str], Field(min_length=1, max_length=MAX_INPUTS)]
 _Limit = Annotated[Integer, Field(json_schema_extra={"minimum": 0})]
@@ -187,6 +183,7 @@ class ScoreResults(ScoringResults[ScoreRequest]):
     fields, id_prefix = ScoreRequest, "score-"
 
     async def response(self) -> ScoreResponse:
+        """Return the similarity or relevance score of each pair of texts."""
         scores, outputs = await self.scores(self.payload.pairs())
         return self.listed(ScoreResponse, [Score(index, value) for index, value in enumerate(scores)], outputs)
 
@@ -197,6 +194,7 @@ class RerankResults(ScoringResults[RerankRequest]):
     fields, id_prefix = RerankRequest, "rerank-"
 
     async def response(self) -> RerankResponse:
+        """Rank documents by their relevance to a query."""
         payload = self.payload
         texts = payload.texts()
         scores, outputs = await self.scores([(payload.query, text) for text in texts])
@@ -209,19 +207,10 @@ class RerankResults(ScoringResults[RerankRequest]):
         return RerankResponse(self.id, self.model, results, usage_of(outputs))
 
 
-async def score(service: Service, request: Request) -> Response:
-    """Return the similarity or relevance score of each pair of texts."""
-    return await answer(service, request, ScoreResults())
-
-
-async def rerank(service: Service, request: Request) -> Response:
-    """Rank documents by their relevance to a query."""
-    return await answer(service, request, RerankResults())
-
-
-_RANKED = (rerank, RerankRequest, RerankResponse, "The documents, best first.")
-
 ROUTES = (
-    *(pooling_route(path, score, ScoreRequest, ScoreResponse, "The scores.") for path in ("/score", "/v1/score")),
-    *(pooling_route(path, *_RANKED) for path in ("/rerank", "/v1/rerank", "/v2/rerank")),
+    *(pooling_route(path, ScoreResults, ScoreResponse, "The scores.") for path in ("/score", "/v1/score")),
+    *(
+        pooling_route(path, RerankResults, RerankResponse, "The documents, best first.")
+        for path in ("/rerank", "/v1/rerank", "/v2/rerank")
+    ),
 )
