@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from aiakq.arguments.argument import Argument, argument, rows_of
 from aiakq.arguments.lora import LoraArguments
+from aiakq.arguments.pooling import PoolingArguments
 
 #: Headings, in the order of the help page.
 GROUPS = ("model", "text", "memory", "scheduling")
@@ -62,29 +63,6 @@ class ModelArguments:
         low=1,
         suffixes=True,
         automatic=True,
-    )
-    task: Literal["auto", "generate", "embed", "embedding", "classify", "score", "reward"] = argument(
-        "auto",
-        "Task of the model. generate: text generation; embed (or embedding): an embedding per text; classify: "
-        "probabilities of labels; score: one score per pair of texts; reward: a reward per token. auto: according to "
-        "the model's files.",
-    )
-    runner: Literal["auto", "generate", "pooling"] = argument(
-        "auto",
-        "vLLM's newer name for --task. generate: --task generate; pooling: the task of the model's files, or embed; "
-        "auto: --task decides.",
-    )
-    convert: Literal["auto", "none", "embed", "classify"] = argument(
-        "auto",
-        "vLLM's newer name for --task of a model that pools. embed: --task embed; classify: --task classify, or score "
-        "for a model with one label; auto and none: --task or --runner decides.",
-    )
-    override_pooler_config: dict[str, object] | None = argument(
-        None,
-        "Overrides of the model's pooling settings for embeddings or scores, as a JSON object with pooling_type (LAST, "
-        "CLS, MEAN, ALL, STEP), task (embed, classify, token_embed, token_classify), normalize, softmax, "
-        "use_activation and step_tag_id.",
-        flags=("--override-pooler-config", "--pooler-config"),
     )
     max_logprobs: int = argument(
         20,
@@ -410,6 +388,7 @@ class SpeculationArguments:
 @dataclass(frozen=True, kw_only=True, repr=False)  # repr would show the hub token
 class EngineArguments(
     ModelArguments,
+    PoolingArguments,
     LoadArguments,
     DeviceArguments,
     CompilationArguments,
@@ -424,6 +403,7 @@ class EngineArguments(
 
 _PARTS: tuple[tuple[type, str], ...] = (
     (ModelArguments, "model"),
+    (PoolingArguments, "model"),
     (LoadArguments, "model"),
     (DeviceArguments, "model"),
     (CompilationArguments, "model"),

@@ -223,6 +223,14 @@ def read_json(path: Path, file: str) -> dict[str, Any]:
     return value
 
 
+def first_architecture(config: Mapping[str, object]) -> str:
+    """Return the first architecture of config.json, ``unnamed`` without one. Raises ``model_malformed``."""
+    names = config.get("architectures") or ["unnamed"]
+    if not isinstance(names, list) or not isinstance(names[0], str):
+        raise error("model_malformed", file="config.json", reason="architectures is no list of names")
+    return names[0]
+
+
 def module_files(folder: Path) -> list[str]:
     """Return the files in module folders of sentence-transformers, like 1_Pooling/config.json, sorted."""
     if not (folder / "modules.json").exists():

@@ -35,7 +35,7 @@ class OfflineChecks:
     def attach(self, engine: Engine) -> None:
         """Check the requests of ``engine``; sets ``end_failure``."""
         self.engine, tokenizer, ends = engine, self._tokenizer, engine.limits.eos_token_ids
-        if engine.limits.pooling is None and tokenizer.has_text and not tokenizer.special_ids.issuperset(ends):
+        if engine.limits.generates and tokenizer.has_text and not tokenizer.special_ids.issuperset(ends):
             self.end_failure = end_failure(vocabulary_of(tokenizer), tokenizer, ends)
 
     def check_grammar(self, params: SamplingParams) -> None:

@@ -94,7 +94,7 @@ def _warnings(text: TextClient, model: ModelInfo) -> Iterator[str]:
     """Yield what operators should know about the model's files. Raises ``template_loses_users``."""
     if warning := _vocabulary_warning(text, model.limits.vocab_size):
         yield warning
-    if model.limits.pooling is not None:
+    if not model.limits.generates:
         return
     if text.tokenizer.has_text and not text.has_template:
         yield "The model has no chat template: chat requests are refused. --chat-template FILE gives it one."

@@ -12,8 +12,8 @@ from aiakq.arguments.server import checked, keywords
 from aiakq.arguments.unsupported import UNSUPPORTED
 from aiakq.errors import AiakqError
 from aiakq.runtime.config.compilation import CompilationConfig
-from aiakq.runtime.config.pooling import PoolingConfig, _override
 from aiakq.runtime.config.speculation import SpeculationConfig
+from aiakq.runtime.pooling.config import PoolingConfig, _override
 from aiakq.runtime.protocol.pooling_params import Pooling
 
 #: The names of all options, by command and version of vLLM.

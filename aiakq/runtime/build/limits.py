@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import msgspec
-
-from aiakq.errors import error
 from aiakq.runtime.config.engine import EngineConfig
 from aiakq.runtime.executor.cpu_program import Bounds
 from aiakq.runtime.loader.required import adaptable_modules
@@ -61,10 +58,4 @@ def _pooling_limits(config: EngineConfig, model: Model) -> PoolingLimits | None:
     if config.pooling is None:
         return None
     assert isinstance(model, Decoder), "only native models are pooled"
-    width = model.output_width
-    for module in config.pooling.dense:
-        if module.inputs != width:
-            reason = f"{module.path} has {module.inputs} inputs, but the module before it has {width} outputs"
-            raise error("model_malformed", file="modules.json", reason=reason)
-        width = module.outputs
-    return msgspec.structs.replace(config.pooling.limits, width=width)
+    return config.pooling.limits_of(model.output_width)

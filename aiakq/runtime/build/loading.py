@@ -101,7 +101,7 @@ def _load_engine(config: EngineConfig, on_phase: Callable[[Phase], None], group:
     }
     ranks = [] if group is None else [group.describe()]
     ranks += [remark] if (remark := config.parallel.remark(config.model.raw)) else []
-    if config.generation.remark and limits.pooling is None:
+    if config.generation.remark and limits.generates:
         facts["generation_config.json"] = config.generation.remark
     if limits.pooling is not None:
         facts["task"] = limits.pooling.describe()

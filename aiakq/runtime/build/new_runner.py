@@ -11,18 +11,20 @@ from aiakq.runtime.distributed.model_share import ModelShare
 from aiakq.runtime.executor.cpu_program import Bounds
 from aiakq.runtime.executor.kv_cache import state_rows
 from aiakq.runtime.executor.model_proposer import ModelProposer
-from aiakq.runtime.executor.projection import Projection
+from aiakq.runtime.executor.output_reader import new_logprobs_reader
 from aiakq.runtime.executor.runner import Runner
 from aiakq.runtime.lora.store import AdapterStore
 from aiakq.runtime.models.decoder import Decoder
 from aiakq.runtime.models.interface import Model
+from aiakq.runtime.pooling.pooler import poolers_of
 
 
 def new_runner(config: EngineConfig, model: Model, num_pages: int, num_slots: int) -> Runner:
-    """Create a runner of ``model`` with a KV cache of ``num_pages``. Raises what ``Projection.load`` raises."""
+    """Create a runner of ``model`` with a KV cache of ``num_pages``. Raises what ``poolers_of`` raises."""
     states = state_rows(config, model, num_pages, num_slots)
-    projection = None if config.pooling is None else Projection.load(config.load.path, config.pooling.dense)
-    runner = Runner(model, num_pages, config.cache.block_size, config.device.device, states, projection)
+    pooling = config.pooling
+    new_reader = new_logprobs_reader if pooling is None else poolers_of(config.load.path, pooling.dense)
+    runner = Runner(model, num_pages, config.cache.block_size, config.device.device, states, new_reader)
     if isinstance(model, Decoder) and model.adapters is not None:
         runner.adapters = AdapterStore(model.adapters)
     return runner

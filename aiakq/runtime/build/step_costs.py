@@ -35,7 +35,7 @@ def set_step_costs(
     for the start-up table. Without speculation, or with dummy weights, nothing is measured.
     """
     speculation, drafts = config.scheduler.speculation, scheduler.drafts
-    if speculation is None or drafts is None or config.pooling is not None:
+    if speculation is None or drafts is None or not limits.generates:
         return
     facts["speculation"] = "draft lengths from assumed times of steps"
     if config.load.load_format != "dummy":

@@ -12,12 +12,12 @@ from aiakq.runtime.config.compilation import CompilationConfig
 from aiakq.runtime.config.device import DeviceConfig
 from aiakq.runtime.config.hf_config import GenerationConfig, model_config
 from aiakq.runtime.config.load import LoadConfig
-from aiakq.runtime.config.model import ModelConfig, length_limit
+from aiakq.runtime.config.model import ModelConfig, OutputHead, length_limit
 from aiakq.runtime.config.parallel import ParallelConfig
-from aiakq.runtime.config.pooling import PoolingConfig
 from aiakq.runtime.config.quantization import check_scales, checked_spec
 from aiakq.runtime.config.scheduler import SchedulerConfig
 from aiakq.runtime.config.speculation_methods import PROPOSERS
+from aiakq.runtime.pooling.config import PoolingConfig
 from aiakq.runtime.text.tokenizer import TokenizerSource
 from aiakq.spec import QuantSpec
 
@@ -73,7 +73,8 @@ class EngineConfig:
         stated, raw = raw, dict(model.raw)
         max_model_len = length_limit(args, model, None if pooling is None else pooling.max_length)
         model = replace(model, context=max_model_len, num_positions=max_model_len)
-        model = load.with_stored_head(replace(model, head=None if pooling is None else pooling.head), raw)
+        head = None if pooling is None else OutputHead(pooling.num_labels, pooling.label_tokens)
+        model = load.with_stored_head(replace(model, head=head), raw)
         if args.disable_sliding_window:
             model = replace(model, sliding_windows=(None,) * model.num_layers)
         device = DeviceConfig.from_args(args, raw)

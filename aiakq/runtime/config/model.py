@@ -11,6 +11,7 @@ from typing import Any
 
 from aiakq.arguments.engine import EngineArguments
 from aiakq.errors import AiakqError, error
+from aiakq.formats.model_folder import first_architecture
 from aiakq.runtime.config.families import FAMILIES
 from aiakq.runtime.config.known_keys import check_keys, completed, with_floats
 from aiakq.runtime.config.rope import is_nested, longest_context, rope_parameters, rotated_layers
@@ -222,14 +223,6 @@ def _check_even(raw: Mapping[str, Any], rope: Mapping[str, Any], head_dim: int) 
     is_whole = any(int(head_dim * part.get("partial_rotary_factor", 1.0)) == head_dim for part in parts)
     if family is not None and family.rotary and is_whole and head_dim % 2:
         raise _malformed("head_dim", head_dim)
-
-
-def first_architecture(raw: Mapping[str, object]) -> str:
-    """Return the first architecture of config.json, ``unnamed`` without one. Raises ``model_malformed``."""
-    names = raw.get("architectures") or ["unnamed"]
-    if not isinstance(names, list) or not isinstance(names[0], str):
-        raise error("model_malformed", file="config.json", reason="architectures is no list of names")
-    return names[0]
 
 
 def _malformed(name: str, value: object) -> AiakqError:

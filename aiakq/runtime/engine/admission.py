@@ -9,7 +9,6 @@ import msgspec
 
 from aiakq.errors import error
 from aiakq.runtime.protocol.limits import ModelLimits
-from aiakq.runtime.protocol.pooling_params import Pooling
 from aiakq.runtime.protocol.request import DEFAULT_OPTIONS, RequestOptions, RequestSpec
 from aiakq.runtime.protocol.sampling_params import SamplingParams
 
@@ -33,7 +32,10 @@ def admit(
     Raises AiakqError: empty_prompt, invalid_token_id, context_length_exceeded, value_out_of_range, invalid_type,
     unsupported_parameter, task_mismatch.
     """
-    _check_prompt(prompt_token_ids, limits, options.pooling)
+    limits.check_task(options, prompt_token_ids)
+    if not prompt_token_ids:
+        raise error("empty_prompt", param="prompt")
+    _check_ids("prompt", prompt_token_ids, limits.vocab_size)
     _check_ids_of_parameters(params, bad_word_ids, limits.vocab_size)
     _check_priority(options.priority, limits)
     _check_logprobs(params, limits)
@@ -52,7 +54,7 @@ def admit(
             "context_length_exceeded",
             param="max_tokens" if max_new_tokens > 0 else "prompt",
             prompt=len(prompt_token_ids),
-            wanted=max(1 if options.pooling is None else 0, max_tokens),
+            wanted=max(int(limits.generates), max_tokens),
             limit=longest,
         )
     return RequestSpec(
@@ -83,16 +85,6 @@ def _check_logprobs(params: SamplingParams, limits: ModelLimits) -> None:
         # -1 means the whole vocabulary.
         if count is not None and (limits.vocab_size if count == -1 else count) > limits.max_logprobs:
             raise error("value_out_of_range", param=name, value=count, allowed=f"at most {limits.max_logprobs}")
-
-
-def _check_prompt(token_ids: list[int], limits: ModelLimits, pooling: Pooling | None) -> None:
-    if pooling is None:
-        limits.check_generates()
-    else:
-        limits.pools().check_rows(pooling.num_rows(token_ids), "prompt")
-    if not token_ids:
-        raise error("empty_prompt", param="prompt")
-    _check_ids("prompt", token_ids, limits.vocab_size)
 
 
 def _check_priority(priority: int, limits: ModelLimits) -> None:

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import bisect
 import itertools
-import math
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -34,9 +33,7 @@ from aiakq.runtime.protocol.command import (
 )
 from aiakq.runtime.protocol.limits import ModelLimits
 from aiakq.runtime.protocol.output import OUT_OF_MEMORY, DraftCounts, EngineStats, RequestTimes, StepOutput, TokenOutput
-from aiakq.runtime.protocol.pooling_params import Pooling
-from aiakq.runtime.protocol.request import RequestOptions, RequestSpec
-from aiakq.runtime.protocol.sampling_params import SamplingParams
+from aiakq.runtime.protocol.request import RequestSpec
 from aiakq.runtime.protocol.step import (
     NOT_FINITE,
     ChunkResult,
@@ -241,20 +238,15 @@ class Engine:
         pages = self.scheduler.pool.allocate(1) if self._bad_steps >= 2 else None
         if pages is None:
             return
-        token = self.limits.eos_token_ids[0] if self.limits.eos_token_ids else 0
-        pooling = None if self.limits.pooling is None else Pooling("LAST")
-        num_new = int(pooling is None)
-        spec = RequestSpec(
-            PROBE, [token], SamplingParams(temperature=0.0), num_new, 0, options=RequestOptions(pooling=pooling)
-        )
         # The slot after those of the scheduler.
         slot = self.scheduler.max_num_seqs
+        spec = self.limits.shortest_request(PROBE)
         sequence = Sequence(spec, RequestTimes(arrived=now), slot=slot, pages=pages)
         result = self._submit([ScheduledChunk.of(sequence, 1)]).collect()
         self.scheduler.freed_slots.append(slot)
         self.scheduler.pool.decref(pages)
         if not result.out_of_memory:
-            if _failure(result.chunks[0]) == NOT_FINITE:
+            if result.chunks[0].failure == NOT_FINITE:
                 raise error("model_broken")
             self._bad_steps = 0
 
@@ -266,17 +258,17 @@ class Engine:
         for chunk, part in committed:
             self._commit(chunk, part, now, outputs)
         for _, part in committed:
-            if part.pooled is not None or (part.sampled and part.sampled[0].error != NOT_FINITE):
+            if part.is_finite:
                 self._bad_steps = 0
                 return
-        if any(_failure(part) == NOT_FINITE for _, part in committed):
+        if any(part.failure == NOT_FINITE for _, part in committed):
             self._bad_steps += 1
 
     def _commit(self, chunk: ScheduledChunk, result: ChunkResult, now: float, outputs: list[TokenOutput]) -> None:
         """Take over the result of one chunk."""
         sequence = chunk.sequence
         sequence.collected(chunk)
-        failure = _failure(result)
+        failure = result.failure
         if failure is not None:
             if failure == NOT_FINITE:
                 # Its keys and values may not be finite either: no other sequence may share or inherit them.
@@ -305,9 +297,9 @@ class Engine:
         elif chunk.completes:
             output = self._output(sequence)
             output.pooled = result.pooled
-            if result.pooled is not None:
+            if not output.is_empty:
                 sequence.times.first_token = sequence.times.last_token = now
-            self._finish(sequence, output, "length" if result.pooled is None else "stop")
+            self._finish(sequence, output, "length" if output.is_empty else "stop")
             outputs.append(output)
 
     def _keep_prompt_logprobs(self, chunk: ScheduledChunk, logprobs: list[TokenLogprobs]) -> None:
@@ -396,20 +388,6 @@ class Engine:
             num_clients=len(scheduler.clients),
             drafts=self._drafts,
         )
-
-
-def _failure(result: ChunkResult) -> str | None:
-    """Why a sequence cannot go on: a token that could not be sampled, or a result or log-probability that is not a
-    number.
-    """
-    for sampled in result.sampled:
-        if sampled.error is not None:
-            return sampled.error
-    if result.pooling_error is not None:
-        return result.pooling_error
-    if result.prompt_logprobs and any(math.isnan(scores.logprobs[0]) for scores in result.prompt_logprobs):
-        return NOT_FINITE
-    return None
 
 
 def _halves(chunks: list[ScheduledChunk]) -> list[list[ScheduledChunk]]:

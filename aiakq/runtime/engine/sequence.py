@@ -89,8 +89,7 @@ class Sequence:
     @property
     def reads_whole_prompt(self) -> bool:
         """Whether the model's output for every token of the prompt is needed, so that none may be left out."""
-        pooling = self.spec.options.pooling
-        return self.spec.sampling.prompt_logprobs is not None or (pooling is not None and pooling.reads_every_token)
+        return self.spec.sampling.prompt_logprobs is not None or self.spec.options.reads_every_token
 
     @property
     def scope(self) -> bytes:

@@ -69,7 +69,7 @@ class LocalExecutor:
         self.proposer = proposer
         self._drafts_enabled = True
         self._sampler = runner.model.sampler
-        self._sequences = RunningSequences(num_slots, max_pages, runner.projection)
+        self._sequences = RunningSequences(num_slots, max_pages, runner.new_reader)
         self._pending: deque[LocalPendingStep] = deque()
         self._processors: dict[str, Sequence[LogitsProcessor]] = {}
         self._feature_handlers = handlers_of(runner, self._sequences, samples=True)

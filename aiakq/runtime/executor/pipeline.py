@@ -61,7 +61,7 @@ class PipelineExecutor:
         assert group.link is not None
         self.runner = runner
         self._group, self._link = group, group.link
-        self._sequences = RunningSequences(num_slots, max_pages, runner.projection)
+        self._sequences = RunningSequences(num_slots, max_pages, runner.new_reader)
         self._pending: deque[PipelinedStep] = deque()
         self._numbers = itertools.count()
         self._feature_handlers = handlers_of(runner, self._sequences, samples=True)

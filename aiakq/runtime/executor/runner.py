@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import zlib
 from array import array
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -16,7 +15,7 @@ from aiakq.kernels.transfer import on_device
 from aiakq.kernels.types import AttentionContext
 from aiakq.runtime.config.compilation import CompilationConfig
 from aiakq.runtime.executor.captured import Bounds, CapturedStep, capture_step
-from aiakq.runtime.executor.projection import Projection
+from aiakq.runtime.executor.output_reader import NewReader, new_logprobs_reader, sampled_positions
 from aiakq.runtime.executor.sequences import RunningSequences, SequenceState
 from aiakq.runtime.executor.states import StateRows
 from aiakq.runtime.lora.store import AdapterStore
@@ -57,7 +56,7 @@ class Runner:
 
     captured    captured step that replaces ``model.forward`` where it accepts the input; None without one.
     states      allocation of state rows, if the model has recurrent layers.
-    projection  projection applied to pooled rows, if there is one.
+    new_reader  creates what reads the outputs of the model for a sequence.
     adapters    LoRA adapters in memory; None without LoRA.
     shift       offset between a token and the position at which the model reads it: 1 for EAGLE-3 heads.
     """
@@ -72,13 +71,13 @@ class Runner:
         page_size: int,
         device: torch.device,
         states: StateRows | None = None,
-        projection: Projection | None = None,
+        new_reader: NewReader = new_logprobs_reader,
     ) -> None:
         self.model = model
         self.page_size = page_size
         self.device = device
         self.states = states
-        self.projection = projection
+        self.new_reader = new_reader
         self.caches = model.new_caches(num_pages, page_size, 1 if states is None else states.num_rows)
         self.captured: CapturedStep | None = None
 
@@ -140,7 +139,8 @@ class Runner:
             positions += range(first, end)
             pages = sequence.pages
             slots += [pages[position // P] * P + position % P for position in range(first, end)]
-            needed = _positions_of_logits(chunk, sequence)
+            reader = sequence.reader
+            needed = sampled_positions(chunk) if reader is None else reader.positions(chunk)
             rows_of.append(range(len(logit_rows), len(logit_rows) + len(needed)))
             logit_rows += [starts[-1] + position - first for position in needed]
             starts.append(starts[-1] + chunk.count)
@@ -184,18 +184,3 @@ class Runner:
             numbers += [0] * (-len(column) % multiple)
         packed = on_device(numbers, self.device, dtype)
         return [packed[start : start + len(column)] for start, column in zip(starts, columns, strict=True)]
-
-
-def _positions_of_logits(chunk: Chunk, sequence: SequenceState) -> Sequence[int]:
-    """Return the positions of a chunk whose logits (or hidden states to pool) are needed.
-
-    These are the positions to pool; or all, for prompt log-probabilities; or the last position and those of draft
-    tokens, if the chunk is sampled.
-    """
-    end = chunk.first + chunk.count
-    pooling = sequence.spec.options.pooling
-    if pooling is not None:
-        return pooling.positions(sequence.token_ids, chunk.first, end, sequence.num_prompt)
-    if sequence.sampling.prompt_logprobs is not None and chunk.first < sequence.num_prompt:
-        return range(chunk.first, end)
-    return range(max(chunk.first, end - 1 - len(chunk.drafts)), end) if chunk.samples else range(0)

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from torch import Tensor
 
 from aiakq.kernels.ops.sampling import Sampler
-from aiakq.kernels.transfer import copies_on_host, on_device
-from aiakq.runtime.executor.pooler import PromptPooler
-from aiakq.runtime.executor.sampler import SamplerOutput, SamplerRow, prompt_logprobs, sample
+from aiakq.kernels.transfer import on_device
+from aiakq.runtime.executor.output_reader import FillResult, ModelOutput
+from aiakq.runtime.executor.sampler import SamplerOutput, SamplerRow, sample
 from aiakq.runtime.executor.sequences import SequenceState
 from aiakq.runtime.protocol.step import (
     GRAMMAR_FAILED,
@@ -18,7 +16,6 @@ from aiakq.runtime.protocol.step import (
     ChunkResult,
     SampledToken,
     StepResult,
-    TokenLogprobs,
 )
 
 
@@ -36,9 +33,7 @@ class SampledStep:
         self._logit_rows: list[range] = []
         self._samples: SamplerOutput | None = None
         self._row_of: dict[SequenceState, int] = {}  # the first, if there are drafts
-        self._scores: dict[int, Callable[[], list[TokenLogprobs]]] = {}
-        self._outputs: Callable[[], list[Tensor]] | None = None
-        self._width = 0
+        self._reads: dict[int, FillResult] = {}
 
     def take_logits(self, logits: Tensor, rows: list[range]) -> None:
         """The logits [R, V] that the model computed, or will have, and each chunk's rows of them."""
@@ -52,22 +47,22 @@ class SampledStep:
         token_ids.index_copy_(0, to, self._samples.tokens.index_select(0, rows))
 
     def launch_sampler(self, sampler: Sampler) -> None:
-        """Launch what reads the logits: sampling and prompt log-probabilities. The host knows every token before.
+        """Launch what reads the logits: sampling and readers of sequences. The host knows every token before.
 
         A sequence whose last token turned out not to be valid is left out.
         """
         logits = self._logits
         assert logits is not None
         self.is_sampled, self._logits = True, None
-        if any(sequence.pooler is not None for sequence in self.sequences):
-            self._width = logits.shape[1]
-            # The next step writes over them.
-            self._outputs = copies_on_host(logits.clone() if logits.device.type == "cpu" else logits)
+        output: ModelOutput | None = None
         sampled: list[SamplerRow] = []
         rows: list[int] = []
         for index, (chunk, sequence) in enumerate(zip(self.chunks, self.sequences, strict=True)):
-            if sequence.sampling.prompt_logprobs is not None and chunk.first < sequence.num_prompt:
-                self._scores[index] = _prompt_scores(sampler, logits, chunk, sequence, self._logit_rows[index])
+            if sequence.reader is not None:
+                output = output or ModelOutput(logits, sampler)
+                fill = sequence.reader.read(chunk, output, self._logit_rows[index])
+                if fill is not None:
+                    self._reads[index] = fill
             known = chunk.first + chunk.count - len(chunk.drafts)
             if chunk.samples and known == len(sequence.token_ids):
                 self._row_of[sequence] = len(sampled)
@@ -95,22 +90,12 @@ class SampledStep:
                 if chunk.num_forced and sequence.matcher is not None:
                     result.proposed = sequence.matcher.forced_tokens(chunk.num_forced)
                     result.is_forced = bool(result.proposed)
-            if index in self._scores:
-                result.prompt_logprobs = self._scores[index]()
-            if sequence.pooler is not None:
-                self._pool(index, sequence.pooler, result)
+            if index in self._reads:
+                self._reads[index](result)
             if sequence.failure is not None:
                 result = ChunkResult([SampledToken(0, 0.0, error=sequence.failure)])
             results.append(result)
         return StepResult(results)
-
-    def _pool(self, index: int, pooler: PromptPooler, result: ChunkResult) -> None:
-        """Add the outputs for one chunk to its prompt's; behind the last one, fill in the result."""
-        assert self._outputs is not None
-        chunk, sequence, rows = self.chunks[index], self.sequences[index], self._logit_rows[index]
-        pooler.add(self._outputs()[0][rows.start : rows.stop], chunk.first, chunk.count)
-        if chunk.first + chunk.count == sequence.num_prompt:
-            result.pooled, result.pooling_error = pooler.result(self._width)
 
 
 def _accepted(sequence: SequenceState, drafts: list[int], tokens: list[SampledToken]) -> list[SampledToken]:
@@ -141,15 +126,3 @@ def _check_grammar(sequence: SequenceState, sampled: SampledToken) -> None:
         sampled.ends = matcher.is_finished
     if matcher is None or matcher.failure is not None:
         sampled.error = GRAMMAR_FAILED
-
-
-def _prompt_scores(
-    sampler: Sampler, logits: Tensor, chunk: Chunk, sequence: SequenceState, rows: range
-) -> Callable[[], list[TokenLogprobs]]:
-    """Log-probabilities of the prompt tokens that ``rows`` predict."""
-    count = sequence.sampling.prompt_logprobs
-    assert count is not None
-    targets = sequence.token_ids[chunk.first + 1 : min(chunk.first + chunk.count + 1, sequence.num_prompt)]
-    if not targets:
-        return list
-    return prompt_logprobs(sampler, logits[rows.start : rows.start + len(targets)], targets, count)

@@ -9,8 +9,6 @@ Everything is launched without waiting for the device until the results are coll
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor
 
@@ -146,20 +144,6 @@ def _masks(rows: list[SamplerRow]) -> TokenMasks | None:
         matcher.fill_mask(address)
         address += stride
     return TokenMasks([index for index, _ in matchers], bits)
-
-
-def prompt_logprobs(
-    sampler: Sampler, logits: Tensor, targets: list[int], count: int
-) -> Callable[[], list[TokenLogprobs]]:
-    """Log-probabilities of prompt tokens: row i of ``logits`` [R, V] float32, which may change after the call, predicts
-    ``targets[i]``. The function returned waits for them.
-    """
-    count = logits.shape[1] if count == -1 else count
-    pending = sampler(logits, [SampleRow(token=target, num_logprobs=count) for target in targets])
-    return lambda: [
-        TokenLogprobs([token, *top_ids], [logprob, *top_logprobs], rank)
-        for token, logprob, _, rank, top_ids, top_logprobs in pending.collect()
-    ]
 
 
 _MASK = (1 << 64) - 1

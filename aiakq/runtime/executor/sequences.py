@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 
 from aiakq.runtime.executor.logits_modifier import BudgetedModifier, LogitsModifier
-from aiakq.runtime.executor.pooler import PromptPooler
-from aiakq.runtime.executor.projection import Projection
+from aiakq.runtime.executor.output_reader import NewReader, OutputReader, new_logprobs_reader
 from aiakq.runtime.executor.thought_tracker import SpelledBudget
 from aiakq.runtime.lora.store import AdapterStore
 from aiakq.runtime.protocol.request import RequestSpec
@@ -27,13 +26,13 @@ class SequenceState:
     pages      its KV pages in order.
     modifier   of its logits.
     matcher    of its grammar, after ``token_ids``; None: it has none.
-    pooler     of its prompt; None: it is continued.
+    reader     of the model's output; None: it is only sampled.
     failure    why nothing it computes counts; None: it does.
     state_at   per row of its states, the number of tokens it is the state after, or none; see StateRows.
     """
 
     __slots__ = (
-        *("drafted", "failure", "matcher", "modifier", "num_drafted", "num_prompt", "pages", "pooler", "sampling"),
+        *("drafted", "failure", "matcher", "modifier", "num_drafted", "num_prompt", "pages", "reader", "sampling"),
         *("slot", "spec", "state_at", "token_ids"),
     )
 
@@ -58,7 +57,7 @@ class SequenceState:
             spelled = SpelledBudget(spec.thought, vocabulary)
             self.modifier = BudgetedModifier(spec, logits_processors, self.token_ids, spelled)
         self.matcher: GrammarMatcher | None = None
-        self.pooler: PromptPooler | None = None
+        self.reader: OutputReader | None = None
         self.num_drafted: int | None = None
         self.drafted: list[int] = []
         self.failure: str | None = None
@@ -69,13 +68,13 @@ class RunningSequences:
 
     page_table  [slots, max pages] int32 on the host; row s holds the pages of slot s, padded with page 0.
     compiler    of the sequences' grammars; None where nothing is sampled, or no grammar was announced.
-    projection  of what is pooled, if the model has one.
+    new_reader  creates the readers of sequences.
     """
 
-    def __init__(self, num_slots: int, max_pages: int, projection: Projection | None = None) -> None:
+    def __init__(self, num_slots: int, max_pages: int, new_reader: NewReader = new_logprobs_reader) -> None:
         self.page_table = torch.zeros(num_slots, max_pages, dtype=torch.int32)
         self.compiler: GrammarCompiler | None = None
-        self._projection = projection
+        self._new_reader = new_reader
         self._states: dict[int, SequenceState] = {}
 
     def update(
@@ -97,8 +96,7 @@ class RunningSequences:
             state = SequenceState(record, processors.get(record.spec.request_id, ()), vocabulary)
             if record.spec.grammar is not None and self.compiler is not None:
                 state.matcher = self.compiler.matcher_or_failed(record.spec.grammar, record.output_token_ids)
-            if record.spec.options.pooling is not None:
-                state.pooler = PromptPooler(record.spec.options.pooling, self._projection)
+            state.reader = self._new_reader(record.spec)
             if adapters is not None and record.spec.options.adapter is not None:
                 failure = adapters.failure(record.spec.options.adapter)
                 state.failure = None if failure is None else f"{ADAPTER_FAILED}: {failure}"

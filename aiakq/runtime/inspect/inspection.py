@@ -191,7 +191,7 @@ def inspect_checkpoint(
     ``format_unsupported`` for files that cannot be read, ``tensor_mismatch`` for shapes that contradict the format, and
     ``device``.
     """
-    from aiakq.runtime.config.model import first_architecture
+    from aiakq.formats.model_folder import first_architecture
     from aiakq.runtime.inspect.description import plan
 
     checkpoint = Checkpoint.fetch(model, revision)

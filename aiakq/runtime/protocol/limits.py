@@ -6,7 +6,9 @@ from dataclasses import dataclass, field
 
 from aiakq.errors import error
 from aiakq.runtime.protocol.grammar import GrammarDefaults
-from aiakq.runtime.protocol.pooling_params import PoolingLimits
+from aiakq.runtime.protocol.pooling_params import Pooling, PoolingLimits
+from aiakq.runtime.protocol.request import DEFAULT_OPTIONS, RequestOptions, RequestSpec
+from aiakq.runtime.protocol.sampling_params import SamplingParams
 
 
 @dataclass(frozen=True)
@@ -55,13 +57,32 @@ class ModelLimits:
     adapters: AdapterLimits | None = None
 
     @property
+    def generates(self) -> bool:
+        """Whether the model generates text; else it pools prompts."""
+        return self.pooling is None
+
+    def check_task(self, request: RequestOptions, prompt_token_ids: list[int]) -> None:
+        """Raise ``task_mismatch`` for a request of another kind, ``value_out_of_range`` for too many pooled rows."""
+        if request.pooling is None:
+            self.check_generates()
+        else:
+            self.pools().check_rows(request.pooling.num_rows(prompt_token_ids), "prompt")
+
+    def shortest_request(self, request_id: str) -> RequestSpec:
+        """Return the shortest request that the model can run."""
+        options = DEFAULT_OPTIONS if self.generates else RequestOptions(pooling=Pooling("LAST"))
+        token = self.eos_token_ids[0] if self.eos_token_ids else 0
+        params = SamplingParams(temperature=0.0)
+        return RequestSpec(request_id, [token], params, int(self.generates), 0, options=options)
+
+    @property
     def task(self) -> str:
         """The model's task: generate, embed, classify, score or reward."""
         return "generate" if self.pooling is None else self.pooling.task
 
     def check_generates(self) -> None:
         """Raise ``task_mismatch`` if the model pools prompts instead of generating text."""
-        if self.pooling is not None:
+        if not self.generates:
             raise error("task_mismatch", task=self.task, wanted="continue texts", needed="generate")
 
     def pools(self) -> PoolingLimits:

@@ -53,6 +53,11 @@ class TokenOutput:
     error: str | None = None
     pooled: Pooled | None = None
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether it has neither tokens nor a pooled prompt."""
+        return not self.token_ids and self.pooled is None
+
 
 @dataclass
 class DraftCounts:

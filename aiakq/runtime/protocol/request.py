@@ -35,6 +35,11 @@ class RequestOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     pooling: Pooling | None = None
     adapter: AdapterRef | None = None
 
+    @property
+    def reads_every_token(self) -> bool:
+        """Whether the model's output for every token of the prompt is needed."""
+        return self.pooling is not None and self.pooling.reads_every_token
+
 
 DEFAULT_OPTIONS = RequestOptions()
 

@@ -6,6 +6,8 @@ table under a slot number, and a step names only what is new (docs/decisions/001
 
 from __future__ import annotations
 
+import math
+
 import msgspec
 
 from aiakq.runtime.protocol.command import ExecutorCommand
@@ -116,7 +118,7 @@ class ChunkResult(msgspec.Struct, omit_defaults=True):
     sampled          in order; empty if nothing was to be sampled, or if the token before was not valid.
     prompt_logprobs  of the prompt tokens that the chunk's logits predict, if the request asked.
     pooled           what the prompt has become, if the chunk is its last.
-    pooling_error    why it has not: NOT_FINITE.
+    error            why it has not: NOT_FINITE.
     proposed         draft tokens to follow ``sampled``, see ``Chunk``.
     is_forced        whether a grammar forces them.
     """
@@ -124,9 +126,26 @@ class ChunkResult(msgspec.Struct, omit_defaults=True):
     sampled: list[SampledToken] = []
     prompt_logprobs: list[TokenLogprobs] | None = None
     pooled: Pooled | None = None
-    pooling_error: str | None = None
+    error: str | None = None
     proposed: list[int] = []
     is_forced: bool = False
+
+    @property
+    def is_finite(self) -> bool:
+        """Whether the model's output is known to be finite."""
+        return self.pooled is not None or bool(self.sampled and self.sampled[0].error != NOT_FINITE)
+
+    @property
+    def failure(self) -> str | None:
+        """Why the sequence cannot go on: a token that could not be sampled, or a result that is not finite."""
+        for sampled in self.sampled:
+            if sampled.error is not None:
+                return sampled.error
+        if self.error is not None:
+            return self.error
+        if self.prompt_logprobs and any(math.isnan(scores.logprobs[0]) for scores in self.prompt_logprobs):
+            return NOT_FINITE
+        return None
 
 
 class StepResult(msgspec.Struct):

@@ -273,7 +273,7 @@ class Service:
 
     def _too_long(self, num_tokens: int | str, params: SamplingParams) -> AiakqError:
         limits = self.model.limits
-        min_tokens = int(limits.pooling is None)
+        min_tokens = int(limits.generates)
         longest, wanted = min(limits.max_model_len, limits.max_kv_tokens), max(min_tokens, params.max_tokens or 0)
         return error("context_length_exceeded", param="prompt", prompt=num_tokens, wanted=wanted, limit=longest)
 

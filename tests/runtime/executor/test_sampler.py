@@ -12,7 +12,7 @@ from aiakq.kernels.ops import Ops, sampling
 from aiakq.kernels.ops.sampling import CANDIDATES, TorchSampler
 from aiakq.runtime.engine.admission import admit
 from aiakq.runtime.executor import sampler
-from aiakq.runtime.executor.sampler import SamplerRow, prompt_logprobs, uniform_at
+from aiakq.runtime.executor.sampler import SamplerRow, uniform_at
 from aiakq.runtime.executor.sequences import SequenceState
 from aiakq.runtime.protocol.limits import ModelLimits
 from aiakq.runtime.protocol.sampling_params import SamplingParams
@@ -214,16 +214,6 @@ def test_row_that_is_not_finite_is_named_and_others_are_not_touched():
     logits[0, 3] = float("nan")
     results = sample(logits, [row(temperature=0), row(temperature=0)])
     assert results[0].error and results[1].error is None and results[1].token == good
-
-
-def test_prompt_logprobs_put_the_actual_token_first():
-    logits = torch.randn(2, VOCAB)
-    rows = prompt_logprobs(CPU_SAMPLER, logits, [5, 6], 2)()
-    raw = logits.log_softmax(-1)
-    assert [row.token_ids[0] for row in rows] == [5, 6]
-    assert rows[0].logprobs[0] == pytest.approx(raw[0, 5].item(), abs=1e-6)
-    assert rows[0].token_ids[1:] == raw[0].topk(2).indices.tolist()
-    assert rows[1].chosen_rank == int((raw[1] > raw[1, 6]).sum()) + 1
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,7 @@ import pytest
 
 from aiakq.arguments.engine import EngineArguments
 from aiakq.errors import AiakqError
-from aiakq.runtime.config.model import OutputHead
-from aiakq.runtime.config.pooling import PoolingConfig
+from aiakq.runtime.pooling.config import PoolingConfig
 from aiakq.runtime.protocol.pooling_params import Pooling
 
 EMBEDDING = Pooling("LAST", normalize=True)
@@ -65,7 +64,11 @@ def test_files_of_sentence_transformers_make_an_embedding_model(tmp_path):
 def test_any_language_model_embeds_on_request(tmp_path):
     for task in ("embed", "embedding"):
         found = pooled(tmp_path, "LlamaForCausalLM", task)
-        assert found.limits.task == "embed" and found.limits.pooling == EMBEDDING and found.head == OutputHead()
+        assert (
+            found.limits.task == "embed"
+            and found.limits.pooling == EMBEDDING
+            and (found.num_labels, found.label_tokens) == (0, None)
+        )
     assert pooled(tmp_path, "LlamaForCausalLM", "reward").limits.pooling == Pooling("ALL")
 
 
@@ -88,7 +91,9 @@ def test_any_language_model_embeds_on_request(tmp_path):
 )
 def test_labels_and_their_activation(raw, labels, activation, tmp_path):
     found = pooled(tmp_path, "LlamaForSequenceClassification", **raw)
-    assert found.head == OutputHead(labels) and found.limits.pooling == Pooling("LAST", activation=activation)
+    assert (found.num_labels, found.label_tokens) == (labels, None) and found.limits.pooling == Pooling(
+        "LAST", activation=activation
+    )
     assert found.limits.labels == list(raw.get("id2label", {}).values()) or [f"LABEL_{i}" for i in range(labels)]
     assert found.limits.task == ("score" if labels == 1 else "classify")
 
@@ -205,7 +210,11 @@ def test_a_reranker_made_of_a_language_model(tmp_path):
     tokenizer = {"model": {"vocab": {"no": 3, "maybe": 4}}, "added_tokens": [{"content": "yes", "id": 9}]}
     (tmp_path / "tokenizer.json").write_text(json.dumps(tokenizer))
     found = pooled(tmp_path, "Qwen3ForSequenceClassification", **words)
-    assert found.limits.task == "score" and found.head == OutputHead(1, (3, 9)) and found.limits.concatenates
+    assert (
+        found.limits.task == "score"
+        and (found.num_labels, found.label_tokens) == (1, (3, 9))
+        and found.limits.concatenates
+    )
     for wrong in (
         {**words, "is_original_qwen3_reranker": False},
         {**words, "classifier_from_token": ["no"]},

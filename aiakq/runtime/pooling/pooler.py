@@ -1,4 +1,4 @@
-"""PromptPooler: pools the hidden states of one prompt, which arrive chunk by chunk.
+"""PromptPooler: pools the outputs of the model for one prompt, which arrive chunk by chunk.
 
 Pooling runs on the host, per prompt and in token order, so that the result does not depend on batching, chunking or
 preemption.
@@ -6,24 +6,59 @@ preemption.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from pathlib import Path
+
 import numpy as np
 import torch
 from torch import Tensor
 
-from aiakq.runtime.executor.projection import Projection
+from aiakq.runtime.executor.output_reader import FillResult, ModelOutput, NewReader
+from aiakq.runtime.pooling.projection import Projection
+from aiakq.runtime.pooling.sentence_transformers import DenseModule
 from aiakq.runtime.protocol.pooling_params import Pooled, Pooling
-from aiakq.runtime.protocol.step import NOT_FINITE
+from aiakq.runtime.protocol.request import RequestSpec
+from aiakq.runtime.protocol.step import NOT_FINITE, Chunk, ChunkResult
+
+
+def poolers_of(folder: Path, dense: Sequence[DenseModule]) -> NewReader:
+    """Return what creates the poolers of a model with ``dense`` modules. Raises as ``Projection.load``."""
+    projection = Projection.load(folder, dense)
+
+    def new_pooler(spec: RequestSpec) -> PromptPooler | None:
+        pooling = spec.options.pooling
+        return None if pooling is None else PromptPooler(pooling, projection, spec.prompt_token_ids)
+
+    return new_pooler
 
 
 class PromptPooler:
-    """Pools one prompt; ``projection`` is applied to the pooled rows before normalization."""
+    """Pools the prompt ``token_ids``, as an OutputReader. ``projection`` is applied to the pooled rows before
+    normalization.
+    """
 
-    def __init__(self, pooling: Pooling, projection: Projection | None) -> None:
-        self._pooling, self._projection = pooling, projection
+    def __init__(self, pooling: Pooling, projection: Projection | None, token_ids: Sequence[int] = ()) -> None:
+        self._pooling, self._projection, self._token_ids = pooling, projection, token_ids
         self._rows: list[Tensor] = []
         self._sum: np.ndarray | None = None
         self._count = 0
         self._end: int | None = None
+
+    def positions(self, chunk: Chunk) -> Sequence[int]:
+        """See OutputReader."""
+        prompt = self._token_ids
+        return self._pooling.positions(prompt, chunk.first, chunk.first + chunk.count, len(prompt))
+
+    def read(self, chunk: Chunk, output: ModelOutput, rows: range) -> FillResult:
+        """See OutputReader. The result is that of the last chunk of the prompt."""
+        on_host, width = output.on_host(), output.rows.shape[1]
+
+        def fill(result: ChunkResult) -> None:
+            self.add(on_host()[rows.start : rows.stop], chunk.first, chunk.count)
+            if chunk.first + chunk.count == len(self._token_ids):
+                result.pooled, result.error = self.result(width)
+
+        return fill
 
     def add(self, rows: Tensor, first: int, count: int) -> None:
         """Add the next chunk of the prompt, ``count`` tokens from position ``first`` on.

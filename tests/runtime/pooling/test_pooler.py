@@ -7,7 +7,7 @@ import random
 import pytest
 import torch
 
-from aiakq.runtime.executor.pooler import PromptPooler
+from aiakq.runtime.pooling.pooler import PromptPooler
 from aiakq.runtime.protocol.pooling_params import Pooled, Pooling
 from aiakq.runtime.protocol.step import NOT_FINITE
 

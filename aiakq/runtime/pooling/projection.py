@@ -13,7 +13,7 @@ from aiakq.errors import error
 from aiakq.formats.model_folder import open_file, real_path
 from aiakq.formats.safetensors_file import read_header, read_tensor
 from aiakq.formats.torch_file import read_torch_file
-from aiakq.runtime.config.sentence_transformers import DenseModule
+from aiakq.runtime.pooling.sentence_transformers import DenseModule
 
 _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "Identity": lambda x: x,

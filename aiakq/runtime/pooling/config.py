@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from aiakq.arguments.engine import EngineArguments
 from aiakq.errors import AiakqError, error
-from aiakq.formats.model_folder import read_json
-from aiakq.runtime.config.model import OutputHead, first_architecture
-from aiakq.runtime.config.sentence_transformers import (
+from aiakq.formats.model_folder import first_architecture, read_json
+from aiakq.runtime.pooling.sentence_transformers import (
     CrossEncoder,
     DenseModule,
     SentenceTransformer,
@@ -35,7 +36,8 @@ class PoolingConfig:
     """Configuration of a pooling model.
 
     limits        limits of requests.
-    head          output of the model instead of logits.
+    num_labels    number of outputs of the score layer; 0 for hidden states.
+    label_tokens  two tokens whose difference of logits is the score, see OutputHead.
     architecture  the family's generative class, which has the same layers.
     stated        the class that config.json names.
     dense         Dense modules applied to pooled rows.
@@ -43,7 +45,8 @@ class PoolingConfig:
     """
 
     limits: PoolingLimits
-    head: OutputHead
+    num_labels: int
+    label_tokens: tuple[int, int] | None
     architecture: str
     stated: str
     dense: tuple[DenseModule, ...] = ()
@@ -81,6 +84,15 @@ class PoolingConfig:
             raise _conflict("--model-impl transformers", f"--task {task}", "only native models can be pooled")
         _check_causal(raw)
         return _pooled(task, architecture, folder, raw, modules, args.override_pooler_config or {})
+
+    def limits_of(self, width: int) -> PoolingLimits:
+        """Return the limits of requests to a model whose output has ``width`` values. Raises ``model_malformed``."""
+        for module in self.dense:
+            if module.inputs != width:
+                reason = f"{module.path} has {module.inputs} inputs, but the module before it has {width} outputs"
+                raise error("model_malformed", file="modules.json", reason=reason)
+            width = module.outputs
+        return msgspec.structs.replace(self.limits, width=width)
 
     def model_config(self, raw: Mapping[str, object]) -> dict[str, object]:
         """Return config.json with the generative class of the same layers as architecture."""
@@ -169,9 +181,8 @@ def _pooled(
         reason = f"it has {len(labels)} labels, and a score is one number"
         raise _conflict("--task score", architecture, reason, "--task classify serves it.")
     tokens = _label_tokens(folder, raw) if is_classifier else None
-    head = OutputHead(len(labels), tokens)
     pairs = read_cross_encoder(folder) if is_classifier and tokens is None else CrossEncoder()
-    pooling = _override(_default(task, raw, modules, pairs, head), override, bool(head.num_labels))
+    pooling = _override(_default(task, raw, modules, pairs, len(labels)), override, bool(labels))
     dense = () if modules is None or task != "embed" else modules.dense
     return PoolingConfig(
         limits=PoolingLimits(
@@ -182,7 +193,8 @@ def _pooled(
             labels=labels,
             concatenates=tokens is not None,
         ),
-        head=head,
+        num_labels=len(labels),
+        label_tokens=tokens,
         architecture=_family(architecture),
         stated=architecture,
         dense=dense,
@@ -191,13 +203,13 @@ def _pooled(
 
 
 def _default(
-    task: str, raw: Mapping[str, object], modules: SentenceTransformer | None, pairs: CrossEncoder, head: OutputHead
+    task: str, raw: Mapping[str, object], modules: SentenceTransformer | None, pairs: CrossEncoder, num_labels: int
 ) -> Pooling:
     """Return the default pooling of a model, from its files or else vLLM's defaults."""
     if task == "reward":
         return Pooling("ALL")
-    if head.num_labels:
-        return Pooling("LAST", activation=_activation(raw, pairs, head.num_labels))
+    if num_labels:
+        return Pooling("LAST", activation=_activation(raw, pairs, num_labels))
     if modules is None:
         return Pooling("LAST", normalize=True)
     return Pooling(modules.pooling, normalize=modules.normalize)

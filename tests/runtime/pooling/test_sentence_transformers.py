@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from aiakq.errors import AiakqError
-from aiakq.runtime.config.sentence_transformers import DenseModule, SentenceTransformer, read_modules
+from aiakq.runtime.pooling.sentence_transformers import DenseModule, SentenceTransformer, read_modules
 
 OLD = "sentence_transformers.models."
 NEW = "sentence_transformers.sentence_transformer.modules."
