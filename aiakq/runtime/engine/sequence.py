@@ -27,6 +27,7 @@ class Sequence:
     resamples           whether its tokens are sampled among the whole vocabulary sorted: the sampler's usual
                         candidates were not enough once.
     client, adapter     of its request.
+    reads_whole_prompt  whether the model's output for every token of the prompt is needed, so that none is left out.
     hashes              of the full pages' tokens, as far as computed by ``page_hashes``.
     order               (priority, number of arrival); the smallest is scheduled first.
     """
@@ -52,12 +53,14 @@ class Sequence:
     prompt_logprobs: list[TokenLogprobs | None] | None = None
 
     def __post_init__(self) -> None:
+        options, sampling = self.spec.options, self.spec.sampling
         self.token_ids = list(self.spec.prompt_token_ids)
         self.num_prompt = len(self.token_ids)
-        self.stop_ids = frozenset(self.spec.sampling.stop_token_ids or ())
+        self.stop_ids = frozenset(sampling.stop_token_ids or ())
         self.eos_ids = frozenset(self.spec.eos_token_ids)
-        self.client, self.adapter = self.spec.options.client, self.spec.options.adapter
-        self._repetition = self.spec.sampling.repetition_detection
+        self.client, self.adapter = options.client, options.adapter
+        self.reads_whole_prompt = sampling.prompt_logprobs is not None or options.reads_every_token
+        self._repetition = sampling.repetition_detection
         # The keys and values of the last token are never needed.
         self._num_needed_tokens = self.num_prompt + max(self.spec.max_tokens - 1, 0)
 
@@ -85,11 +88,6 @@ class Sequence:
     def may_have_drafts(self) -> bool:
         """Whether it is worth a look if there are draft tokens to follow its last token."""
         return self.speculation is not None and len(self.token_ids) >= self.speculation.due_at
-
-    @property
-    def reads_whole_prompt(self) -> bool:
-        """Whether the model's output for every token of the prompt is needed, so that none may be left out."""
-        return self.spec.sampling.prompt_logprobs is not None or self.spec.options.reads_every_token
 
     @property
     def scope(self) -> bytes:

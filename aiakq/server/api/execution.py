@@ -19,6 +19,7 @@ from starlette.requests import Request as HTTPRequest
 from starlette.responses import Response
 
 from aiakq.errors import AiakqError
+from aiakq.runtime.protocol.adapters import AdapterRef
 from aiakq.runtime.protocol.request import Request
 from aiakq.runtime.protocol.sampling_params import SamplingParams
 from aiakq.server.api.request_model import RequestModel, parse_body
@@ -56,6 +57,7 @@ class Execution:
 
     id: str
     _payload: Any
+    _adapter: AdapterRef | None
 
     def __init__(self, service: Service, request: HTTPRequest) -> None:
         self.service = service
@@ -101,16 +103,16 @@ class Execution:
     def _completed(self, request: Request) -> Request:
         """Return ``request`` with what the engine gets of the HTTP request besides prompts and parameters."""
         service, payload, state = self.service, self._payload, self._request.state
-        if self._streams:  # all have the adapter that had the requested name when the first one started
-            adapter, arrival_time = self._streams[0].request.options.adapter, time.monotonic()
-        else:
-            adapter, arrival_time = service.model.adapter(payload.model), self._tracker.arrival_time
+        arrival_time = time.monotonic()
+        if not self._streams:
+            # All have the adapter that has the requested name when the first one starts.
+            self._adapter, arrival_time = service.model.adapter(payload.model), self._tracker.arrival_time
         options = msgspec.structs.replace(
             request.options,
             priority=payload.priority or 0,
             cache_salt=_cache_salt(getattr(state, "owner", ""), getattr(payload, "cache_salt", None)),
             client=client_of(self._request) if service.fair_share else "",
-            adapter=adapter,
+            adapter=self._adapter,
         )
         return replace(request, options=options, arrival_time=arrival_time)
 
