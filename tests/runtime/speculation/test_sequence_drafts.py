@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from aiakq.runtime.protocol.output import DraftCounts
 from aiakq.runtime.speculation.draft_length import AcceptanceRate
-from aiakq.runtime.speculation.speculation import Speculation
+from aiakq.runtime.speculation.sequence_drafts import Speculation
 
 
 class Counting:

@@ -21,12 +21,12 @@ from aiakq import LLM, SamplingParams
 from aiakq.errors import AiakqError
 from aiakq.quantizers.options import QuantizeOptions
 from aiakq.quantizers.pipeline import quantize_checkpoint
-from aiakq.runtime.build import step_costs
-from aiakq.runtime.executor.eagle3 import Part
-from aiakq.runtime.models.eagle3 import Eagle3Head
 from aiakq.runtime.protocol.command import EnableDrafts
 from aiakq.runtime.protocol.step import SampledToken
+from aiakq.runtime.speculation import step_costs
 from aiakq.runtime.speculation.draft_length import StepCosts
+from aiakq.runtime.speculation.eagle3.head import Eagle3Head
+from aiakq.runtime.speculation.eagle3.proposer import Part
 
 PROMPT = [7, 300, 21, 5, 90, 41, 7, 300, 8, 111, 4, 77, 250]
 #: The head of speculators' layout.
