@@ -85,11 +85,13 @@ class DraftPlanner(StepExtension):
 
     def awaits_results(self, running: list[Sequence]) -> bool:
         """Draft tokens follow tokens that are known: the next step waits where a pending one has some, or it may."""
-        if not self.is_enabled or self._num_stages > 1:
+        if self._num_stages > 1:
             return False
         for sequence in running:
             if any(chunk.drafts or chunk.num_proposed for chunk in sequence.pending_chunks):
                 return True
+        if not self.is_enabled:
+            return False
         num, length = len(running), self._config.num_speculative_tokens
         if num >= self._config.disable_by_batch_size or self.costs.min_acceptance(num, num, length) > MAX_RATE:
             return False

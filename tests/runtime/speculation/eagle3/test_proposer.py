@@ -14,6 +14,7 @@ import pytest
 import torch
 from eagle3_heads import CONFIG, ReferenceHead, write_head
 from mixed_requests import answers, requests
+from replay_proposer import planner_of
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
@@ -76,7 +77,7 @@ def head(tmp_path_factory) -> str:
 def drafting(target: str, head: object, **arguments: Any) -> LLM:
     config = {"model": str(head), **DRAFTING}
     llm = LLM(target, dtype="float32", max_model_len=128, speculative_config=config, **arguments)
-    llm.engine.scheduler.drafts.max_rows = 100
+    planner_of(llm).max_rows = 100
     return llm
 
 
