@@ -24,6 +24,7 @@ from aiakq import LLM, SamplingParams
 from aiakq.runtime.executor import sampled_step
 from aiakq.runtime.protocol.command import EnableDrafts
 from aiakq.runtime.speculation.draft_length import AcceptanceRate, StepCosts
+from aiakq.runtime.speculation.draft_model import proposer
 from aiakq.runtime.speculation.planner import DraftPlanner
 
 
