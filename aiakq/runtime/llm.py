@@ -114,7 +114,7 @@ class LLM(PoolingMethods):
         read = [self._read(prompt) for prompt in prompts]
         return self._run(self._requests(read, [nothing] * len(read), options), builder, use_tqdm)
 
-    def chat(
+    def chat(  # noqa: PLR0913  the parameters of vLLM
         self,
         messages: list[dict[str, object]] | list[list[dict[str, object]]],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,

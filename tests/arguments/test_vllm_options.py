@@ -12,9 +12,9 @@ from aiakq.arguments.server import checked, keywords
 from aiakq.arguments.unsupported import UNSUPPORTED
 from aiakq.errors import AiakqError
 from aiakq.runtime.config.compilation import CompilationConfig
-from aiakq.runtime.config.speculation import SpeculationConfig
 from aiakq.runtime.pooling.config import PoolingConfig, _override
 from aiakq.runtime.protocol.pooling_params import Pooling
+from aiakq.runtime.speculation.config import SpeculationConfig
 
 #: The names of all options, by command and version of vLLM.
 NAMES = json.loads((Path(__file__).parent / "vllm_options.json").read_text())

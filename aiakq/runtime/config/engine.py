@@ -16,7 +16,6 @@ from aiakq.runtime.config.model import ModelConfig, OutputHead, length_limit
 from aiakq.runtime.config.parallel import ParallelConfig
 from aiakq.runtime.config.quantization import check_scales, checked_spec
 from aiakq.runtime.config.scheduler import SchedulerConfig
-from aiakq.runtime.config.speculation_methods import PROPOSERS
 from aiakq.runtime.pooling.config import PoolingConfig
 from aiakq.runtime.text.tokenizer import TokenizerSource
 from aiakq.spec import QuantSpec
@@ -116,5 +115,5 @@ def _with_draft(config: EngineConfig, args: EngineArguments) -> EngineConfig:
         return config
     shared = {name: getattr(args, name) for name in _SHARED}
     draft = EngineArguments(model=speculation.model, quantization=speculation.quantization, **shared)
-    with_draft: EngineConfig = PROPOSERS.load(speculation.method).configure(config, draft)
+    with_draft: EngineConfig = speculation.load_method().configure(config, draft)
     return with_draft

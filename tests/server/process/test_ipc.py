@@ -11,7 +11,7 @@ import pytest
 
 from aiakq.arguments.engine import EngineArguments
 from aiakq.errors import error
-from aiakq.runtime.engine.admission import repeat
+from aiakq.runtime.protocol.admission import repeat
 from aiakq.runtime.protocol.command import Abort, ResetPrefixCache
 from aiakq.runtime.protocol.limits import ModelLimits
 from aiakq.runtime.protocol.output import EngineStats, RequestTimes, StepOutput, TokenOutput
