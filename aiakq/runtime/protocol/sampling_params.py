@@ -176,7 +176,7 @@ class SamplingParams:
     )
     logit_bias: dict[int, Bias] | None = _param(
         None,
-        "Token id -> value added to its logit, clamped to -100..100, or false: it is never generated. Also a list of pairs.",
+        "Token id -> value added to its logit, clamped to -100..100, or false to exclude it; also a list of pairs.",
         schema={"object": {"maxProperties": MAX_LOGIT_BIAS, "propertyNames": {"pattern": TOKEN_KEY.pattern}}},
     )
     allowed_token_ids: list[int] | None = _param(
