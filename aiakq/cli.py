@@ -32,7 +32,7 @@ from aiakq.terminal.help import Command, Group, PlainCommand
 from aiakq.terminal.options import add_options, has_table, parser_words
 from aiakq.terminal.quantize_command import quantize
 from aiakq.terminal.serve_command import serve
-from aiakq.terminal.usage_errors import check_unknown, close_names, usage_error
+from aiakq.terminal.usage_errors import check_unknown, close_names, options_of_others, usage_error
 
 WINDOWS = sys.platform == "win32"
 #: What a shell reports for a program that a signal ended: 128 + SIGINT, 128 + SIGPIPE.
@@ -146,6 +146,10 @@ def _run(words: list[str], debug: bool) -> int:
             raise console.ClosedOutput from end
         except typer.Abort:
             raise KeyboardInterrupt from None
+        except AiakqError as problem:
+            if remark := options_of_others(f"{problem.message} {problem.remedy}", name):
+                problem.add_note(remark)
+            raise
         except Exception as problem:
             if hasattr(problem, "format_message"):
                 raise usage_error(problem, name) from None
