@@ -25,7 +25,7 @@ def test_every_metric_is_listed():
     families = {family.name for family in Metrics("m", 100, {"a": "b"}).registry.collect()}
     named = set(re.findall(r"`([a-z0-9_]+)(?:\{[a-z_, ]+\})?`", PAGE))
     for family in families:
-        name = family.partition(":")[2]
+        name = family.rpartition(":")[2]
         assert {name, f"{name}_total"} & named, name
 
 
