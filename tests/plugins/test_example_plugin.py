@@ -88,6 +88,12 @@ def test_its_output_is_served_beside_a_route_of_the_plugin(plugin_folder, quanti
         assert http.post("/v1/completions", json=asked).json()["usage"]["completion_tokens"] == 8
         count = http.post("/count_tokens", json={"text": text}).json()["count"]
         assert count == len(http.post("/tokenize", json={"prompt": text, "add_special_tokens": False}).json()["tokens"])
+        token = http.post("/tokenize", json={"prompt": " the", "add_special_tokens": False}).json()["tokens"][0]
+        banning = asked | {"logit_bias": {str(token): 100}, "vllm_xargs": {"ban": [token]}, "max_tokens": 1}
+        for asked in (banning, banning | {"vllm_xargs": {}}):
+            chosen = http.post("/v1/completions", json=asked).json()["choices"][0]["text"]
+            assert (chosen == " the") == (not asked["vllm_xargs"])
+        assert http.post("/ban_limit", json={"limit": 2}).status_code == 200
         refused = http.post("/count_tokens", json={"words": text})
         assert refused.status_code == 400 and refused.json()["error"]["type"] == "invalid_request_error"
         route = http.get("/openapi.json").json()["paths"]["/count_tokens"]["post"]
@@ -122,6 +128,32 @@ for config in (None, {"method": "repeat", "num_speculative_tokens": 3}):
 print(outputs[0] == outputs[1], llm.engine.stats.drafts.accepted > 10)
 """
     assert run("-c", code, tiny_model("LlamaForCausalLM")).stdout.split() == ["True", "True"]
+
+
+def test_a_feature_changes_logits_limits_requests_and_has_a_command(run, tiny_model):
+    code = """
+import sys
+from aiakq import LLM, SamplingParams
+from aiakq.runtime.protocol.command import PluginCommand
+llm = LLM(sys.argv[1], dtype="float32", max_num_seqs=4)
+def params(**given):
+    return SamplingParams(temperature=0, max_tokens=6, ignore_eos=True, **given)
+[free] = llm.generate({"prompt_token_ids": [7, 8, 9]}, params(), use_tqdm=False)
+ban = sorted(set(free.outputs[0].token_ids))
+inner, most = llm.engine.scheduler.schedule, []
+def schedule(now):
+    chunks = inner(now)
+    most.append(len(chunks))
+    return chunks
+llm.engine.scheduler.schedule = schedule
+for limit in (1, 3):
+    llm.engine.step(0.0, [PluginCommand("bans", {"limit": limit})])
+    most.clear()
+    prompts = [{"prompt_token_ids": [7, 8, 9 + number]} for number in range(4)]
+    found = llm.generate(prompts, params(extra_args={"ban": ban}), use_tqdm=False)
+    print(max(most), any(set(one.outputs[0].token_ids) & set(ban) for one in found))
+"""
+    assert run("-c", code, tiny_model("LlamaForCausalLM")).stdout.split() == ["1", "False", "3", "False"]
 
 
 def test_a_workload_is_measured_by_its_name(run, tiny_model):

@@ -285,7 +285,7 @@ class ManagerMachine(RuleBasedStateMachine):
         elif what == "operator":
             ids = data.draw(st.sampled_from([["q1"], ["q2", "q3"], ["unknown"]]))
             self.manager.abort(ids, error("aborted"))
-            self.manager.reset_prefix_cache()
+            self.manager.send(ResetPrefixCache())
         else:
             self.now += 60.0 if what == "much later" else 1.0
             self.manager.expire(self.now)

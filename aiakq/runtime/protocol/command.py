@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 
 from aiakq.runtime.protocol.adapters import AdapterRef
@@ -26,6 +28,17 @@ class EnableDrafts(msgspec.Struct, frozen=True, tag="enable_drafts"):
     """
 
     enabled: bool
+
+
+class PluginCommand(msgspec.Struct, frozen=True, tag="plugin"):
+    """A command to a ``Resource`` of a package outside the tree.
+
+    feature  its name, by which the resource knows the command.
+    values   JSON values.
+    """
+
+    feature: str
+    values: dict[str, Any] = {}
 
 
 class UnloadAdapter(msgspec.Struct, frozen=True, tag="unload_adapter"):
@@ -88,7 +101,7 @@ class PrepareAdapter(msgspec.Struct, frozen=True, tag="prepare_adapter"):
 
 
 #: What ``Engine.step`` does besides running requests.
-Command = Abort | ResetPrefixCache | EnableDrafts | UnloadAdapter | AdapterStaged
+Command = Abort | ResetPrefixCache | EnableDrafts | UnloadAdapter | AdapterStaged | PluginCommand
 #: New requests, and commands, in order.
 Inbox = list[RequestSpec | Command]
 #: What an executor does before it runs the chunks of a batch.

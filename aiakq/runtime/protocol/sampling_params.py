@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, get_args, get_type_hints
 
 from aiakq.errors import error
+from aiakq.runtime.protocol.extra_args import MAX_EXTRA_ARGS, MAX_EXTRA_NAME, checked_extra_args
 from aiakq.runtime.protocol.grammar import Grammar, grammar_of
 from aiakq.runtime.protocol.token_bias import MAX_LOGIT_BIAS, TOKEN_KEY, Bias, checked_bias
 from aiakq.runtime.protocol.unicode_text import well_formed
@@ -222,6 +223,12 @@ class SamplingParams:
         2**31,
         "0 or more, or -1 for no limit",
     )
+    extra_args: dict[str, Any] | None = _param(
+        None,
+        "Values for extensions by name: numbers, strings, booleans or lists of them. Without an extension that reads "
+        "them they have no effect.",
+        schema={"object": {"maxProperties": MAX_EXTRA_ARGS, "propertyNames": {"maxLength": MAX_EXTRA_NAME}}},
+    )
     guided_decoding: object = _param(None, "Older name of structured_outputs: a GuidedDecodingParams.", only_local=True)
     structured_outputs: object = _param(
         None, "What the text has to match: a StructuredOutputsParams, or a dict with its fields.", only_local=True
@@ -260,6 +267,8 @@ class SamplingParams:
             )
         if self.logit_bias is not None:
             self.logit_bias = checked_bias(self.logit_bias)
+        if self.extra_args is not None:
+            self.extra_args = checked_extra_args(self.extra_args)
         self._check_ids()
 
     def as_record(self) -> SamplingParams:

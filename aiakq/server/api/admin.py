@@ -8,6 +8,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from aiakq.errors import error
+from aiakq.runtime.protocol.command import EnableDrafts, ResetPrefixCache
 from aiakq.server.api.request_model import FailFastList, RequestModel, parse_body
 from aiakq.server.api.routes import UNAVAILABLE, Route
 from aiakq.server.api.service import Service
@@ -37,7 +38,7 @@ async def abort_requests(service: Service, request: Request) -> Response:
 async def reset_prefix_cache(service: Service, request: Request) -> Response:
     """Clear the prefix cache, so that later prompts reuse no cached pages."""
     service.check_available()
-    service.manager.reset_prefix_cache()
+    service.manager.send(ResetPrefixCache())
     return Response()
 
 
@@ -53,7 +54,7 @@ async def set_speculation(service: Service, request: Request) -> Response:
     """
     service.check_available()
     body = await read_body(request, service.max_body_bytes)
-    service.manager.enable_drafts(parse_body(SpeculationRequest, body).enabled)
+    service.manager.send(EnableDrafts(parse_body(SpeculationRequest, body).enabled))
     return Response()
 
 

@@ -72,6 +72,7 @@ _SAMPLING: dict[str, ForeignField] = {
     "max_completion_tokens": renamed("max_tokens"),
     "min_new_tokens": renamed("min_tokens"),
     "temp": renamed("temperature"),
+    "vllm_xargs": renamed("extra_args"),
     "freq_penalty": renamed("frequency_penalty"),
     "pres_penalty": renamed("presence_penalty"),
     **dict.fromkeys(("repeat_penalty", "rep_pen", "rep_penalty"), renamed("repetition_penalty")),

@@ -26,7 +26,7 @@ _SAMPLING_FIELDS = (
     *("temperature", "top_p", "top_k", "min_p", "seed", "presence_penalty", "frequency_penalty"),
     *("repetition_penalty", "logit_bias", "ignore_eos", "skip_special_tokens", "spaces_between_special_tokens"),
     *("min_tokens", "stop_token_ids", "include_stop_str_in_output", "allowed_token_ids", "bad_words"),
-    *("repetition_detection", "thinking_token_budget"),
+    *("repetition_detection", "thinking_token_budget", "extra_args"),
 )
 _CHAT_ONLY = "only chat completions have it"
 #: Fields of other routes that would change the answer.

@@ -43,7 +43,6 @@ IGNORED_FIELDS = frozenset(
         "prompt_cache_retention",
         "prediction",
         "parallel_tool_calls",
-        "vllm_xargs",
     }
 )
 IGNORED_STREAM_OPTIONS = frozenset({"include_obfuscation"})

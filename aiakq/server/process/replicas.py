@@ -12,6 +12,7 @@ from functools import partial
 from aiakq.arguments.server import ServerArguments
 from aiakq.errors import AiakqError
 from aiakq.runtime.protocol.adapters import AdapterRef
+from aiakq.runtime.protocol.command import Command, ResetPrefixCache
 from aiakq.runtime.protocol.output import EngineStats
 from aiakq.runtime.protocol.request import Prompt, Request
 from aiakq.server.errors import copy_error
@@ -151,16 +152,12 @@ class Replicas:
         for manager in self.managers:
             manager.use_adapters(versions)
 
-    def reset_prefix_cache(self) -> None:
+    def send(self, command: Command) -> None:
         """See RequestManager."""
-        self._prefixes.forget()
+        if isinstance(command, ResetPrefixCache):
+            self._prefixes.forget()
         for manager in self.managers:
-            manager.reset_prefix_cache()
-
-    def enable_drafts(self, enabled: bool) -> None:
-        """See RequestManager."""
-        for manager in self.managers:
-            manager.enable_drafts(enabled)
+            manager.send(command)
 
     def expire(self, now: float) -> None:
         """See RequestManager."""

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from aiakq.errors import AiakqError, error
-from aiakq.runtime.protocol.command import Abort, EnableDrafts, ResetPrefixCache
+from aiakq.runtime.protocol.command import Abort, Command
 from aiakq.runtime.protocol.limits import ModelLimits
 from aiakq.runtime.protocol.output import EngineStats, StepOutput
 from aiakq.runtime.protocol.request import Request, RequestSpec
@@ -141,13 +141,9 @@ class RequestManager:
         """Set the adapters that requests may name."""
         self._lost.versions = versions
 
-    def reset_prefix_cache(self) -> None:
-        """Clear the prefix cache."""
-        self._send(ResetPrefixCache())
-
-    def enable_drafts(self, enabled: bool) -> None:
-        """Propose draft tokens from now on, or propose none; a restarted engine proposes them."""
-        self._send(EnableDrafts(enabled))
+    def send(self, command: Command) -> None:
+        """Have the engine carry out a command. An engine that is restarted later does not know it."""
+        self._send(command)
 
     def _on_close(self, stream: RequestStream) -> None:
         """Handle the end of a request: cancel its unfinished sequences."""

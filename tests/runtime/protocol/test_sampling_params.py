@@ -210,3 +210,26 @@ def test_priorities_count_with_their_policy_only(llm, example_model):
     assert started[2] < started[1] < started[0]
     with pytest.raises(AiakqError, match="2 priority"):
         other.generate(["a"], SamplingParams(), use_tqdm=False, priority=[1, 2])
+
+
+@pytest.mark.parametrize(
+    ("given", "code"),
+    [
+        ([1], "invalid_type"),
+        ({1: 2}, "invalid_type"),
+        ({"a": {"b": 1}}, "invalid_type"),
+        ({"a": [None]}, "invalid_type"),
+        ({"": 1}, "value_out_of_range"),
+        ({"a" * 65: 1}, "value_out_of_range"),
+        ({str(number): 1 for number in range(65)}, "value_out_of_range"),
+    ],
+)
+def test_values_for_extensions_are_few_and_plain(given, code):
+    with pytest.raises(AiakqError) as refused:
+        SamplingParams(extra_args=given)
+    assert refused.value.id == code and str(refused.value.param).startswith("extra_args")
+
+
+def test_values_for_extensions_are_kept_as_they_are():
+    given = {"text": "a\ud800", "numbers": [1, 2.5], "flag": True}
+    assert SamplingParams(extra_args=given).extra_args == given | {"text": "a\ufffd"}

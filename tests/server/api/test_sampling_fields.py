@@ -50,6 +50,7 @@ def test_every_field_reaches_the_sampling_params():
         "logprob_token_ids": [5, 6],
         "repetition_detection": {"max_pattern_size": 3, "min_count": 2},
         "thinking_token_budget": 5,
+        "extra_args": {"a": [1, "b"]},
     }
     assert values.keys() == parameters().keys() - ONLY_LOCAL, "a new parameter has a value here, too"
     params = CompletionRequest(prompt="a", **values).sampling_params({"temperature": 0.1})
