@@ -35,7 +35,8 @@ LAYERS = [
     {"aiakq.kernels"},
     {"aiakq.arguments", "aiakq.spec", "aiakq.records"},
     {"aiakq.patterns"},
-    {"aiakq.system", "aiakq.errors", "aiakq.__version__"},
+    {"aiakq.system"},
+    {"aiakq.errors", "aiakq.__version__"},
 ]
 #: Modules that import nothing but the standard library and each other, and what else each may.
 STANDARD_LIBRARY_ONLY: dict[str, set[str]] = {
@@ -45,7 +46,7 @@ STANDARD_LIBRARY_ONLY: dict[str, set[str]] = {
     "aiakq.registry": set(),
     "aiakq.kernels.registry": set(),
     "aiakq.arguments": set(),
-    "aiakq.system": {"psutil"},
+    "aiakq.system": {"psutil", "msgspec"},
 }
 #: Folders of tests/ that hold no tests of one package.
 TESTS_OF_NO_PACKAGE = {"examples", "plugins", "simulation"}

@@ -21,7 +21,7 @@ from aiakq.bench.request_source import RequestSource
 from aiakq.bench.stopping import StopRule
 from aiakq.bench.workload import WorkloadRequest, open_workload
 from aiakq.errors import error
-from aiakq.system.processes import begin_child, child_command, end_child
+from aiakq.system.child import begin_child, child_command, end_child
 
 #: Seconds from when all processes are ready to the first request, and between progress reports of a process.
 _START_DELAY, _REPORT_INTERVAL = 0.1, 0.2

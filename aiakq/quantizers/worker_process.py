@@ -24,7 +24,7 @@ from aiakq.errors import WORKER, AiakqError, error, memory_error, one_line
 from aiakq.quantizers.workers.messages import Job, WorkerAlive, WorkerChannel, WorkerFailed
 from aiakq.quantizers.workers.protocol import Value
 from aiakq.quantizers.workers.worker import FirstWorkerGone, Worker
-from aiakq.system.processes import begin_child, exit_child
+from aiakq.system.child import begin_child, exit_child
 
 #: Seconds between two heartbeats.
 _SIGN_SECONDS = 2.0

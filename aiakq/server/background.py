@@ -24,7 +24,7 @@ from aiakq.arguments.server import KEY_VARIABLES, checked
 from aiakq.errors import AiakqError, error
 from aiakq.server.process.ipc import Failed, call_on_hangup, decode_error, encode_error
 from aiakq.server.telemetry.events import OnEvent, ServerEvent
-from aiakq.system.processes import CHILD_OPTIONS, child_command, end_child
+from aiakq.system.child import CHILD_OPTIONS, child_command, end_child
 
 _CODE = "from aiakq.server.background import main; main()"
 

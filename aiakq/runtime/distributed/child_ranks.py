@@ -12,10 +12,10 @@ from aiakq.errors import error
 from aiakq.runtime.config.parallel import ParallelConfig
 from aiakq.runtime.distributed.collectives import RankCollective, descriptor_bytes, open_collective, unavailable
 from aiakq.runtime.distributed.links import LinkSender
-from aiakq.runtime.distributed.messages import Channel, Load, frame
+from aiakq.runtime.distributed.messages import Load, RankChannel, frame
 from aiakq.runtime.distributed.rank_group import RankGroup
+from aiakq.system.child import Child, child_command, child_environment
 from aiakq.system.frames import limit_sending
-from aiakq.system.processes import ChildProcess
 from aiakq.system.threads import RestoreThreads
 from aiakq.system.topology import cpu_shares
 
@@ -129,12 +129,12 @@ class ChildRank:
     def __init__(self, load: Load) -> None:
         """Start the process. Raises ``rank_failed``."""
         self.number = load.rank
-        inherited: Sequence[int | None] = (load.memory, load.link_in, load.link_out)
+        inherited = [number for number in (load.memory, load.link_in, load.link_out) if number is not None]
         try:
-            self.process = ChildProcess(_CODE, load.threads, [number for number in inherited if number is not None])
+            self.process = Child(child_command(_CODE), child_environment(load.threads), pass_fds=inherited)
         except OSError as failure:
             raise error("rank_failed", rank=load.rank, reason=f"it could not be started: {failure}") from None
         self.kill, self.end, self.exit_reason = self.process.kill, self.process.end, self.process.exit_reason
         limit_sending(self.process.socket, load.time_limit)
-        self.channel = Channel(self.process.socket)
+        self.channel = RankChannel(self.process.socket)
         self.channel.send(frame(load))

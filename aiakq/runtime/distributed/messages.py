@@ -206,7 +206,7 @@ def frame(record: ToRank | FromRank) -> bytes:
     return framed(_encoder.encode(record))
 
 
-class Channel:
+class RankChannel:
     """One end of a control connection. Sending and receiving block; several threads may send."""
 
     def __init__(self, sock: socket.socket) -> None:

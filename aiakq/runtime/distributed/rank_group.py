@@ -24,12 +24,12 @@ from aiakq.runtime.distributed.messages import (
     Abandon,
     Abandoned,
     Alive,
-    Channel,
     Configure,
     CountPages,
     FromRank,
     OutOfMemory,
     PagesCounted,
+    RankChannel,
     RankFailed,
     RankLoaded,
     RankReady,
@@ -58,7 +58,7 @@ class Rank(Protocol):
     """
 
     number: int
-    channel: Channel
+    channel: RankChannel
 
     def kill(self) -> None:
         """Kill the process immediately."""

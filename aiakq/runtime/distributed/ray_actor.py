@@ -12,7 +12,7 @@ from typing import Any
 
 from aiakq.errors import AiakqError, error
 from aiakq.runtime.distributed.connections import CONTROL, Address, Peer, connect
-from aiakq.system.processes import describe_exit, start_child
+from aiakq.system.child import describe_exit, start_child
 
 
 class ProcessActor:

@@ -14,7 +14,7 @@ from aiakq.errors import AiakqError, error
 from aiakq.kernels.cpu import library
 from aiakq.runtime.config.engine import EngineConfig
 from aiakq.runtime.distributed.links import LinkSender
-from aiakq.runtime.distributed.messages import Channel, Listening, Load, RankFailed, frame
+from aiakq.runtime.distributed.messages import Listening, Load, RankChannel, RankFailed, frame
 from aiakq.runtime.distributed.rank_group import RankGroup
 from aiakq.runtime.distributed.ray_cluster import Placement, Session
 from aiakq.runtime.distributed.ray_processes import START_SECONDS, RayProcess, RayProcesses
@@ -51,7 +51,7 @@ class _Started:
         self._restore: Callable[[], None] = RestoreThreads(torch.get_num_threads(), torch.set_num_threads)
         self._placement: Placement | None = None
         self._processes: RayProcesses | None = None
-        self._channels: dict[int, Channel] = {}
+        self._channels: dict[int, RankChannel] = {}
 
     def group(self, config: EngineConfig) -> RankGroup:
         """Start the ranks, connect them to each other, and return them as a group."""
@@ -61,7 +61,7 @@ class _Started:
         slots = placement.slots
         self._processes = processes = RayProcesses(self._session, placement, _CODE)
         processes.start()
-        self._channels = {rank: Channel(sock) for rank, sock in sorted(processes.sockets.items())}
+        self._channels = {rank: RankChannel(sock) for rank, sock in sorted(processes.sockets.items())}
         own_address = processes.listener.address
         assert isinstance(own_address, tuple)
         addresses = [own_address, *(self._address(rank) for rank in range(1, count))]
@@ -139,7 +139,7 @@ class _Started:
 class RayRank:
     """A rank whose process Ray has started; implements ``Rank``."""
 
-    def __init__(self, process: RayProcess, channel: Channel, time_limit: float) -> None:
+    def __init__(self, process: RayProcess, channel: RankChannel, time_limit: float) -> None:
         self.number, self.channel, self.process = process.number, channel, process
         self.kill, self.end, self.exit_reason = process.kill, process.end, process.exit_reason
         limit_sending(channel.socket, time_limit)

@@ -21,19 +21,19 @@ from aiakq.errors import WORKER, AiakqError, error, memory_error, one_line
 from aiakq.runtime.distributed.messages import (
     Abandon,
     Alive,
-    Channel,
     Configure,
     CountPages,
     Load,
     PagesCounted,
+    RankChannel,
     RankFailed,
     RankLoaded,
     RankReady,
     ToRank,
     frame,
 )
+from aiakq.system.child import begin_child, exit_child
 from aiakq.system.memory import freeze_objects
-from aiakq.system.processes import begin_child, exit_child
 
 if TYPE_CHECKING:
     from aiakq.runtime.distributed.collectives import RankCollective
@@ -48,10 +48,10 @@ def main() -> None:
     run_and_exit(int(sys.argv[1]), lambda channel: run_rank(channel, _inherited))
 
 
-def run_and_exit(file: int, run: Callable[[Channel], int]) -> NoReturn:
+def run_and_exit(file: int, run: Callable[[RankChannel], int]) -> NoReturn:
     """Call ``run`` with a channel over the socket with descriptor ``file``, and exit with the code that it returns."""
     begin_child()
-    channel = Channel(socket.socket(fileno=file))
+    channel = RankChannel(socket.socket(fileno=file))
     try:
         code = run(channel)
     except OSError:  # rank 0 closed the connection while this rank was sending
@@ -59,7 +59,7 @@ def run_and_exit(file: int, run: Callable[[Channel], int]) -> NoReturn:
     exit_child(code)
 
 
-def run_rank(channel: Channel, connect: Callable[[Load], Connections]) -> int:
+def run_rank(channel: RankChannel, connect: Callable[[Load], Connections]) -> int:
     """Load the model and execute messages; return the exit code. Raises OSError if rank 0 is gone.
 
     connect  returns the connections to the other ranks.
@@ -88,7 +88,7 @@ def run_rank(channel: Channel, connect: Callable[[Load], Connections]) -> int:
 class _Inbox:
     """Queue of the messages from rank 0, which may arrive while the rank waits for another socket."""
 
-    def __init__(self, channel: Channel) -> None:
+    def __init__(self, channel: RankChannel) -> None:
         self._channel = channel
         self._early: deque[ToRank | None] = deque()
 
@@ -109,7 +109,7 @@ class _Inbox:
 class _Pulse(threading.Thread):
     """Sends heartbeats to rank 0 while it waits for this rank."""
 
-    def __init__(self, channel: Channel, seconds: float) -> None:
+    def __init__(self, channel: RankChannel, seconds: float) -> None:
         super().__init__(name="pulse", daemon=True)
         self.busy = threading.Event()
         self.busy.set()
@@ -133,7 +133,7 @@ def _inherited(load: Load) -> Connections:
     return Connections(_meet(load), *links)
 
 
-def _follow(channel: Channel, load: Load, connect: Callable[[Load], Connections]) -> None:
+def _follow(channel: RankChannel, load: Load, connect: Callable[[Load], Connections]) -> None:
     """Load the model, then execute messages until rank 0 closes the connection."""
     pulse = _Pulse(channel, min(1.0, load.time_limit / 8))
     pulse.start()
@@ -189,7 +189,7 @@ def _follow(channel: Channel, load: Load, connect: Callable[[Load], Connections]
             _check(load, collective, channel)
 
 
-def _check(load: Load, collective: RankCollective, channel: Channel) -> None:
+def _check(load: Load, collective: RankCollective, channel: RankChannel) -> None:
     """Raise ``rank_late`` or ``rank_failed`` if a rank of this stage timed out or its connection was lost."""
     if collective.late_rank is not None:
         raise _late(load, collective, load.time_limit)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from aiakq.errors import AiakqError, error
 from aiakq.runtime.distributed.connections import SECRET_BYTES, Listener
-from aiakq.runtime.distributed.messages import Channel, Listening, Load, RankFailed, frame
+from aiakq.runtime.distributed.messages import Listening, Load, RankChannel, RankFailed, frame
 from aiakq.runtime.loader.rank_process import run_and_exit, run_rank
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ def main() -> None:
     run_and_exit(int(sys.argv[1]), lambda channel: _run(channel, sys.argv[2]))
 
 
-def _run(channel: Channel, host: str) -> int:
+def _run(channel: RankChannel, host: str) -> int:
     """Load the model and execute messages; return the exit code. Raises OSError if rank 0 is gone."""
     secret = sys.stdin.buffer.read(SECRET_BYTES)
     try:

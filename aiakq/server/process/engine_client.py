@@ -29,7 +29,7 @@ from aiakq.server.process.ipc import (
     frame,
     split,
 )
-from aiakq.system.processes import CHILD_OPTIONS, child_command, describe_exit
+from aiakq.system.child import CHILD_OPTIONS, child_command, describe_exit
 from aiakq.system.threads import limit_threads, spin_briefly
 
 _CODE = "from aiakq.server.process.engine_process import main; main()"

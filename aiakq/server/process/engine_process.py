@@ -34,8 +34,8 @@ from aiakq.server.process.ipc import (
     call_on_hangup,
     encode_error,
 )
+from aiakq.system.child import begin_child, exit_child
 from aiakq.system.memory import freeze_objects
-from aiakq.system.processes import begin_child, exit_child
 
 if TYPE_CHECKING:
     from aiakq.runtime.config.engine import EngineConfig

@@ -24,8 +24,8 @@ from aiakq.runtime.text.tokenizer import NoTokenizer, TokenDecoder, Tokenizer, T
 from aiakq.server.process.text_messages import Drop, Loaded, Setup, TextReply, TextRequest, frame_of, size_of
 from aiakq.server.process.text_process import MAX_SECONDS, MAX_SECONDS_PER_CHAR, WITHOUT_TORCH
 from aiakq.server.process.worker_queue import TextWorkerChannel, WorkerQueue
+from aiakq.system.child import CHILD_OPTIONS, child_command, is_stopped
 from aiakq.system.frames import LENGTH, framed
-from aiakq.system.processes import CHILD_OPTIONS, child_command, is_stopped
 
 Result = TypeVar("Result")
 _Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]

@@ -52,9 +52,9 @@ from aiakq.server.process.text_messages import (
     pair_length,
     request_of,
 )
+from aiakq.system.child import begin_child, end_with_parent
 from aiakq.system.frames import framed, receive_frame
 from aiakq.system.memory import heap_bytes, limit_more_memory, trim_heap
-from aiakq.system.processes import begin_child, end_with_parent
 
 WITHOUT_TORCH = "--without-torch"
 #: Size of request and reply in bytes above which a worker returns freed memory to the system.

@@ -1,0 +1,78 @@
+"""AsyncChannel: the end of a channel (channel.py) on an event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections import deque
+from collections.abc import AsyncIterator
+from typing import Any, Generic
+
+from aiakq.system.channel import Codec, Failure, Heartbeat, Receive, Send, split
+
+#: Size in bytes above which a frame takes milliseconds to decode, for example with prompt log-probabilities.
+_LARGE_FRAME = 256 << 10
+
+
+class AsyncChannel(Generic[Send, Receive]):
+    """One end of a channel, used on one event loop. ``open`` creates it."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, receives: Any) -> None:
+        self._reader, self._writer = reader, writer
+        self._codec: Codec[Send, Receive] = Codec(receives)
+        self._buffer = bytearray()
+        self._bodies: deque[bytes] = deque()
+
+    @classmethod
+    async def open(cls, sock: socket.socket, receives: Any) -> AsyncChannel[Send, Receive]:
+        """Create the end of ``sock``, which belongs to it from then on. ``receives``: see ``Codec``."""
+        return cls(*await asyncio.open_connection(sock=sock), receives)
+
+    @property
+    def is_closing(self) -> bool:
+        """Whether the channel is closed, or found the other end gone while sending."""
+        return self._writer.is_closing()
+
+    def frame(self, record: Send | Heartbeat | Failure) -> bytes:
+        """Return a record as a frame, for ``send_frame``."""
+        return self._codec.frame(record)
+
+    def send(self, record: Send | Heartbeat | Failure) -> None:
+        """Queue a record. Does nothing if the other end is gone."""
+        self.send_frame(self._codec.frame(record))
+
+    def send_frame(self, frame: bytes) -> None:
+        """Queue a frame that is encoded already, like ``send``."""
+        if not self._writer.is_closing():
+            self._writer.write(frame)
+
+    async def receive(self) -> Receive | None:
+        """Return the next record; None if the other end is gone, also in the middle of a frame.
+
+        Raises the error that the other end sends, and ``InvalidMessage``.
+        """
+        while True:
+            while self._bodies:
+                body = self._bodies.popleft()
+                if len(body) > _LARGE_FRAME:
+                    await asyncio.sleep(0)  # yield to other tasks
+                record = self._codec.record(body)
+                if record is not None:
+                    return record
+            try:
+                data = await self._reader.read(1 << 18)
+            except OSError:
+                return None
+            if not data:
+                return None
+            self._buffer += data
+            self._bodies.extend(split(self._buffer))
+
+    async def records(self) -> AsyncIterator[Receive]:
+        """Yield every record until the other end is gone. Raises like ``receive``."""
+        while (record := await self.receive()) is not None:
+            yield record
+
+    def close(self) -> None:
+        """Close the connection after what is queued has been sent."""
+        self._writer.close()
