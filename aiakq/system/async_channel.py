@@ -25,8 +25,9 @@ class AsyncChannel(Generic[Send, Receive]):
 
     @classmethod
     async def open(cls, sock: socket.socket, receives: Any) -> AsyncChannel[Send, Receive]:
-        """Create the end of ``sock``, which belongs to it from then on. ``receives``: see ``Codec``."""
-        return cls(*await asyncio.open_connection(sock=sock), receives)
+        """Create the end of ``sock``, which is taken from its object. ``receives``: see ``Codec``."""
+        own = socket.socket(fileno=sock.detach())
+        return cls(*await asyncio.open_connection(sock=own), receives)
 
     @property
     def is_closing(self) -> bool:

@@ -19,6 +19,7 @@ import struct
 import threading
 import time
 from collections.abc import Callable
+from pathlib import PurePath
 from typing import Any, Generic, TypeVar
 
 import msgspec
@@ -71,18 +72,19 @@ class Codec(Generic[Send, Receive]):
 
     receives  type of the records to decode: a struct, or a union of tagged structs.
     as_json   use JSON instead of MessagePack, for a process without msgspec.
-    enc_hook  converts values that cannot be encoded.
+    enc_hook  converts values that cannot be encoded; if not given, only paths can.
     """
 
     def __init__(self, receives: Any, as_json: bool = False, enc_hook: Callable[[Any], Any] | None = None) -> None:
+        enc_hook = enc_hook or _path_as_text
         every = receives | Heartbeat | Failure
         self._enc_hook = enc_hook
         if as_json:
             self._encode = msgspec.json.Encoder(enc_hook=enc_hook).encode
-            self._decode: Callable[[bytes | bytearray], Any] = msgspec.json.Decoder(every).decode
+            self._decode: Callable[[bytes | bytearray], Any] = msgspec.json.Decoder(every, dec_hook=_path_of).decode
         else:
             self._encode = msgspec.msgpack.Encoder(enc_hook=enc_hook).encode
-            self._decode = msgspec.msgpack.Decoder(every, ext_hook=_long_integer).decode
+            self._decode = msgspec.msgpack.Decoder(every, ext_hook=_long_integer, dec_hook=_path_of).decode
 
     def frame(self, record: Send | Heartbeat | Failure) -> bytes:
         """Return a record as a frame. Raises ValueError if it is too long."""
@@ -135,8 +137,9 @@ def length_at(buffer: bytearray, start: int = 0) -> int:
 class Channel(Generic[Send, Receive]):
     """One end of a channel that blocks. Any number of threads may send, one may receive.
 
-    socket  the stream socket, whose owner this is.
-    heard   when the last bytes arrived (``time.monotonic``).
+    socket      the stream socket, whose owner this is.
+    heard       when the last bytes arrived (``time.monotonic``).
+    frame_size  length of the frame that ``receive`` returned last, in bytes.
     """
 
     def __init__(
@@ -150,6 +153,7 @@ class Channel(Generic[Send, Receive]):
         sock.setblocking(True)
         self.socket = sock
         self.heard = time.monotonic()
+        self.frame_size = 0
         self._codec: Codec[Send, Receive] = Codec(receives, as_json, enc_hook)
         self._buffer = bytearray()
         self._sending = threading.Lock()
@@ -219,6 +223,7 @@ class Channel(Generic[Send, Receive]):
                 return None
             body = self._buffer[LENGTH.size : end]
             del self._buffer[:end]
+            self.frame_size = len(body)
             record = self._codec.record(body)
             if record is not None:
                 return record
@@ -244,10 +249,11 @@ class Channel(Generic[Send, Receive]):
 
     def receive_into(self, view: memoryview) -> None:
         """Receive the bytes that follow a frame into all of ``view``. Raises ``Disconnected``."""
-        buffered = min(len(view), len(self._buffer))
-        view[:buffered] = self._buffer[:buffered]
-        del self._buffer[:buffered]
-        view = view[buffered:]
+        if self._buffer and view:
+            buffered = min(len(view), len(self._buffer))
+            view[:buffered] = self._buffer[:buffered]
+            del self._buffer[:buffered]
+            view = view[buffered:]
         while view:
             try:
                 count = self.socket.recv_into(view[: 1 << 24])
@@ -340,6 +346,18 @@ def is_readable(sock: socket.socket, seconds: float) -> bool:
     poll = select.poll()
     poll.register(sock, select.POLLIN)
     return bool(poll.poll(1000 * seconds))
+
+
+def _path_as_text(value: Any) -> Any:
+    if isinstance(value, PurePath):
+        return str(value)
+    raise TypeError(f"a {type(value).__name__} cannot be sent")
+
+
+def _path_of(kind: type, value: Any) -> Any:
+    if issubclass(kind, PurePath):
+        return kind(value)
+    raise TypeError(f"a {kind.__name__} cannot be received")
 
 
 def _with_long_integers(value: Any) -> Any:

@@ -194,6 +194,11 @@ def begin_child() -> None:
     end_with_parent()
 
 
+def parent_socket(index: int = 0) -> socket.socket:
+    """Return a socket to the parent, see ``Child``; ``index`` counts this process's arguments."""
+    return socket.socket(fileno=int(sys.argv[1 + index]))
+
+
 def run_for_parent(
     channel: Channel[Any, Any], work: Callable[[], None], unexpected: Callable[[str], AiakqError]
 ) -> int:

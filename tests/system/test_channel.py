@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -85,6 +86,18 @@ def test_integers_of_any_length_arrive_but_only_where_any_value_may():
     (body,) = split(bytearray(codec.frame(Seed(2**64, {}))))
     with pytest.raises(InvalidMessage):
         codec.record(body)
+
+
+def test_paths_arrive_as_paths_and_no_other_object_is_sent(ends):
+    class File(msgspec.Struct, tag="file"):
+        path: Path | None
+        others: list[Any] = []
+
+    codec: Codec[File, File] = Codec(File)
+    (body,) = split(bytearray(codec.frame(File(Path("/a/b"), [Path("c")]))))
+    assert codec.record(body) == File(Path("/a/b"), ["c"])
+    with pytest.raises(TypeError):
+        codec.frame(File(None, [object()]))
 
 
 def test_bytes_that_follow_a_frame_are_received_apart(ends):
