@@ -8,9 +8,9 @@ import torch
 
 from aiakq.errors import AiakqError
 from aiakq.quantizers.numerics.sums import total
-from aiakq.quantizers.workers.messages import WorkerChannel
+from aiakq.quantizers.workers.messages import FirstChannel, Values, receive_values
 from aiakq.quantizers.workers.protocol import SHARDS, OneProcess, Task, owners, shards
-from aiakq.system.frames import framed
+from aiakq.system.channel import LENGTH
 
 
 def test_shards_hold_every_batch_once_in_order():
@@ -113,6 +113,6 @@ def test_tensors_arrive_as_they_were_sent(dtype, together):
 def test_what_is_no_message_is_refused(body):
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        theirs.sendall(framed(body))
+        theirs.sendall(LENGTH.pack(len(body)) + body)
         with pytest.raises(ValueError):
-            WorkerChannel(ours).receive()
+            receive_values(FirstChannel(ours, Values))
