@@ -11,8 +11,8 @@ from torch.nn.functional import pad
 
 from aiakq.kernels.recurrent_types import StateContext
 from aiakq.kernels.types import AttentionContext
+from aiakq.runtime.build.model_loader import load_model
 from aiakq.runtime.config.engine import EngineConfig
-from aiakq.runtime.loader.model_loader import load_model
 from aiakq.runtime.models.interface import Model, ModelInput, whole_logits
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from aiakq import formats
 from aiakq.errors import error
 from aiakq.quantizers.model.source import SourceModel
-from aiakq.runtime.loader.transformers_fallback import unservable
+from aiakq.runtime.hf.transformers_fallback import unservable
 from aiakq.runtime.models import ARCHITECTURES
 from aiakq.spec import QuantSpec
 

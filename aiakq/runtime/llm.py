@@ -9,10 +9,10 @@ from typing import Any
 
 from aiakq.arguments.server import keywords, notices
 from aiakq.errors import AiakqError, error
+from aiakq.runtime.build.loading import load_engine
 from aiakq.runtime.config.engine import EngineConfig
 from aiakq.runtime.engine.loop import run, timed_step
 from aiakq.runtime.engine.messages import Abort, Inbox, RequestOptions, ResetPrefixCache, StepOutput
-from aiakq.runtime.loader.loading import load_engine
 from aiakq.runtime.lora.requests import AdapterRef, CheckedAdapters, LoRARequest
 from aiakq.runtime.offline_checks import OfflineChecks
 from aiakq.runtime.offline_pooling import PoolingMethods, Prompt, listed_prompts

@@ -44,7 +44,7 @@ def inspect(arguments: InspectArguments, output: JsonArguments) -> None:
     from aiakq.formats.hub import check_model_name
 
     check_model_name(arguments.model)
-    from aiakq.runtime.loader.inspection import collapse, inspect_checkpoint
+    from aiakq.runtime.inspect.inspection import collapse, inspect_checkpoint
 
     checked({name: getattr(arguments, name) for name in ("model", "dtype", "device")}, server=False)
     inspection = inspect_checkpoint(arguments.model, arguments.revision, arguments.device, arguments.dtype)

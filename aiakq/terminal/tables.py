@@ -16,7 +16,7 @@ from aiakq.terminal.console import facts, number, plain, result_line, show, size
 if TYPE_CHECKING:
     from aiakq.bench.gates import Outcome
     from aiakq.quantizers.report.records import QuantizeReport
-    from aiakq.runtime.loader.inspection import Inspection, Layer
+    from aiakq.runtime.inspect.inspection import Inspection, Layer
 
 #: Distributions of a benchmark, in display order.
 _DURATIONS = {
@@ -340,7 +340,7 @@ def _inventory(report: Inspection) -> None:
     """Print the tensors that are missing, extra or of another shape, if any."""
     from aiakq.formats import separate_head
     from aiakq.formats.left_out import describe
-    from aiakq.runtime.loader.inspection import collapse_differences
+    from aiakq.runtime.inspect.inspection import collapse_differences
 
     for remark in report.remarks:
         warning(remark)

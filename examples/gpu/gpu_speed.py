@@ -270,8 +270,8 @@ def step_ms(engine: Any, batch: int, steps: int, ahead: bool) -> float | None:
 
 def random_engine(config: dict[str, Any], spec: QuantSpec, **arguments: Any) -> tuple[Any, float]:
     """An engine of a model of this shape at random weights, and the seconds that loading it took."""
+    from aiakq.runtime.build.loading import load_engine
     from aiakq.runtime.config.engine import EngineConfig
-    from aiakq.runtime.loader.loading import load_engine
 
     with tempfile.TemporaryDirectory() as folder:
         written = config | {"quantization_config": quantization_config.write(spec)}

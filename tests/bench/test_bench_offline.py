@@ -11,7 +11,7 @@ from aiakq.bench import latency, throughput
 from aiakq.bench.offline import MeasuredEngine
 from aiakq.bench.workload import WorkloadRequest
 from aiakq.cli import main
-from aiakq.runtime.loader import step_costs
+from aiakq.runtime.build import step_costs
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ from aiakq.formats import quantization_config
 from aiakq.formats.checkpoint import Checkpoint
 from aiakq.kernels.types import QWeight
 from aiakq.runtime.config.engine import EngineConfig
-from aiakq.runtime.loader.inspection import inspect_checkpoint
+from aiakq.runtime.inspect.inspection import inspect_checkpoint
 from aiakq.runtime.loader.required import check_inventory
 from aiakq.runtime.models import ARCHITECTURES
 from aiakq.spec import QuantSpec

@@ -13,8 +13,8 @@ from safetensors.torch import load_file
 
 from aiakq.evaluation.scoring import ScoringModel
 from aiakq.formats.checkpoint import Checkpoint
+from aiakq.runtime.build.model_loader import load_model
 from aiakq.runtime.config.engine import EngineConfig
-from aiakq.runtime.loader.model_loader import load_model
 
 ROOTS = [Path(__file__).parent / "fixtures"]
 if os.environ.get("AIAKQ_INTEROP"):

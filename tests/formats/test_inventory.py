@@ -14,10 +14,10 @@ from safetensors.torch import load_file, save_file
 from aiakq.errors import AiakqError
 from aiakq.formats.checkpoint import Checkpoint
 from aiakq.formats.inventory import Difference, RequiredTensors, compare, refusal, table
+from aiakq.runtime.build.model_loader import load_model
 from aiakq.runtime.config.engine import EngineConfig
 from aiakq.runtime.config.model import ModelConfig
-from aiakq.runtime.loader.inspection import collapse_differences, inspect_checkpoint
-from aiakq.runtime.loader.model_loader import load_model
+from aiakq.runtime.inspect.inspection import collapse_differences, inspect_checkpoint
 from aiakq.runtime.loader.required import required_tensors
 from aiakq.runtime.models import ARCHITECTURES
 

@@ -17,7 +17,7 @@ from aiakq.formats.separate_head import separate_head
 from aiakq.quantizers.options import QuantizeOptions
 from aiakq.quantizers.pipeline import quantize_checkpoint
 from aiakq.runtime.config.engine import EngineConfig
-from aiakq.runtime.loader.inspection import inspect_checkpoint
+from aiakq.runtime.inspect.inspection import inspect_checkpoint
 
 EMBEDDING = "model.embed_tokens.weight"
 IDS = torch.arange(3, 30)[None]

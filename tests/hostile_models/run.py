@@ -236,12 +236,6 @@ def preload() -> None:
     import transformers
     import transformers.models.llama.modeling_llama
 
-    import aiakq.cli
-    import aiakq.quantizers.pipeline
-    import aiakq.runtime.llm
-    import aiakq.runtime.loader.inspection
-    import aiakq.runtime.loader.model_loader  # noqa: F401
-
     _ = transformers.AutoTokenizer, transformers.AutoModelForCausalLM, transformers.CONFIG_MAPPING
 
 

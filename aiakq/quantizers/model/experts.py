@@ -1,6 +1,6 @@
 """Mixtures of experts during quantization: one linear per expert and projection, and the tokens that each expert sees.
 
-The fused experts of transformers are replaced by separate ones (runtime/loader/fused_experts.py), under the names that
+The fused experts of transformers are replaced by separate ones (runtime/hf/fused_experts.py), under the names that
 checkpoints have.
 """
 
@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from aiakq.runtime.loader.fused_experts import Expert, FusedExperts, SeparateExperts, fused_experts
+from aiakq.runtime.hf.fused_experts import Expert, FusedExperts, SeparateExperts, fused_experts
 
 #: Minimum number of tokens for which an expert is calibrated on its own tokens.
 MIN_TOKENS = 128

@@ -29,7 +29,7 @@ from aiakq.quantizers.model.merged_adapter import MergedAdapter, merged_bias, me
 from aiakq.quantizers.model.shapes import LinearShape
 from aiakq.quantizers.numerics.rounding import round_activations
 from aiakq.runtime.config.model import check_config
-from aiakq.runtime.loader.tensor_names import TensorNames
+from aiakq.runtime.hf.tensor_names import TensorNames
 from aiakq.runtime.lora.adapter_folder import LoraWeights
 
 #: Last parts of the names of row-parallel linears, whose outputs are reduced over GPUs and whose inputs are sharded.

@@ -8,14 +8,14 @@ from aiakq.registry import Registry
 NGRAM, SUFFIX, DRAFT_MODEL, EAGLE3 = "ngram", "suffix", "draft_model", "eagle3"
 
 #: Method -> a ``Proposer`` (runtime/speculation/proposers.py), or a module where the method needs a model
-#: (runtime/loader/draft_model.py).
+#: (runtime/build/draft_model.py).
 PROPOSERS = Registry(
     "aiakq.proposers",
     {
         NGRAM: "aiakq.runtime.speculation.ngram:NgramProposer",
         SUFFIX: "aiakq.runtime.speculation.suffix:SuffixProposer",
-        DRAFT_MODEL: "aiakq.runtime.loader.draft_model",
-        EAGLE3: "aiakq.runtime.loader.eagle3",
+        DRAFT_MODEL: "aiakq.runtime.build.draft_model",
+        EAGLE3: "aiakq.runtime.build.eagle3",
     },
 )
 

@@ -19,7 +19,7 @@ from aiakq.system.frames import limit_sending
 from aiakq.system.threads import RestoreThreads
 from aiakq.system.topology import cpu_shares
 
-_CODE = "from aiakq.runtime.loader.rank_process import main; main()"
+_CODE = "from aiakq.runtime.build.rank_process import main; main()"
 
 
 def start_child_ranks(parallel: ParallelConfig, transport: str, gpus: Sequence[int] = ()) -> RankGroup:

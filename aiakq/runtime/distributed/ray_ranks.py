@@ -22,7 +22,7 @@ from aiakq.runtime.distributed.rendezvous import Connections, Rendezvous
 from aiakq.system.frames import limit_sending
 from aiakq.system.threads import RestoreThreads
 
-_CODE = "from aiakq.runtime.loader.remote_rank import main; main()"
+_CODE = "from aiakq.runtime.build.remote_rank import main; main()"
 
 
 def start_ray_ranks(config: EngineConfig) -> RankGroup:

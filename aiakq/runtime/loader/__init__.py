@@ -1,1 +1,1 @@
-"""The loader: builds a model from a checkpoint and binds its layers to kernels."""
+"""Weights: the tensors of a checkpoint or random ones, bound to the layers of a model."""

@@ -38,9 +38,9 @@ from aiakq.system.child import begin_child, exit_child
 from aiakq.system.memory import freeze_objects
 
 if TYPE_CHECKING:
+    from aiakq.runtime.build.loading import Phase
     from aiakq.runtime.config.engine import EngineConfig
     from aiakq.runtime.engine.engine import Engine
-    from aiakq.runtime.loader.loading import Phase
 
 #: Seconds that a step may continue after the HTTP process is gone.
 LAST_STEP_SECONDS = 1.0
@@ -105,9 +105,9 @@ def _load(link: EngineLink, start: Start) -> Engine:
     """Build the engine, reporting every phase to the HTTP process."""
     began = time.monotonic()
     from aiakq.formats.model_folder import folder_identity
+    from aiakq.runtime.build.loading import load_engine
     from aiakq.runtime.config.engine import EngineConfig
     from aiakq.runtime.distributed.replica import take_devices
-    from aiakq.runtime.loader.loading import load_engine
 
     take_devices(start.arguments, start.replica, start.num_replicas)
     link.send(Loading("libraries", time.monotonic() - began, "torch and aiakq imported"))

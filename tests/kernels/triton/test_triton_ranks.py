@@ -139,7 +139,7 @@ def test_two_processes_give_the_bits_of_one(tiny_model, tmp_path, monkeypatch):
     )
     monkeypatch.setenv("AIAKQ_KERNELS", "triton,triton-w8a8")
     monkeypatch.setattr(triton, "other_device", lambda device: None)
-    start = "from aiakq.runtime.loader.rank_process import main; main()"
+    start = "from aiakq.runtime.build.rank_process import main; main()"
     patch = "from aiakq.kernels import triton; triton.other_device = lambda device: None"
     monkeypatch.setattr(child_ranks, "_CODE", f"{patch}\n{start}")
     monkeypatch.setattr(starting, "transport_of", lambda config: "torch")

@@ -32,7 +32,7 @@ from aiakq.quantizers.model.source import SourceModel
 from aiakq.quantizers.options import QuantizeOptions
 from aiakq.quantizers.pipeline import quantize_checkpoint
 from aiakq.quantizers.report.records import QuantizeReport
-from aiakq.runtime.loader.fused_experts import Expert, Spelling
+from aiakq.runtime.hf.fused_experts import Expert, Spelling
 
 FAMILIES = ["MixtralForCausalLM", "Qwen2MoeForCausalLM", "Qwen3MoeForCausalLM"]
 EVERY = {"MixtralForCausalLM": ("block_sparse_moe.experts", "w1"), "Qwen2MoeForCausalLM": ("mlp.experts", "gate_proj")}

@@ -14,7 +14,7 @@ from aiakq import LLM, SamplingParams
 from aiakq.errors import AiakqError
 from aiakq.formats.checkpoint import Checkpoint
 from aiakq.runtime.config.model import ModelConfig
-from aiakq.runtime.loader.inspection import inspect_checkpoint
+from aiakq.runtime.inspect.inspection import inspect_checkpoint
 
 PROMPTS = [[5, 9, 40], list(range(10, 60)), [7] * 17]
 #: How multimodal files call the text model's tensors, and its output layer.

@@ -14,6 +14,7 @@ from torch import Tensor
 from aiakq import SamplingParams
 from aiakq.kernels.cpu import library
 from aiakq.kernels.torch_collective import TorchCollective
+from aiakq.runtime.build.model_loader import load_model
 from aiakq.runtime.config.engine import EngineConfig
 from aiakq.runtime.distributed.model_share import ModelShare
 from aiakq.runtime.engine.messages import RequestSpec
@@ -21,7 +22,6 @@ from aiakq.runtime.engine.records import Chunk, NewSequence, StepBatch
 from aiakq.runtime.executor.kv_cache import fit_positions, state_rows
 from aiakq.runtime.executor.runner import Runner
 from aiakq.runtime.executor.sequences import RunningSequences
-from aiakq.runtime.loader.model_loader import load_model
 
 
 @pytest.fixture(autouse=True)

@@ -35,7 +35,7 @@ def apply(self, message):
 follower.Follower.apply = apply
 """
 CALL = """
-from aiakq.runtime.loader import rank_process
+from aiakq.runtime.build import rank_process
 follow = rank_process._follow
 def patched(channel, load, connect):
     if load.rank == {rank}:
@@ -72,7 +72,7 @@ def call(module: str, owner: str, name: str, count: int = 1) -> str:
 
 #: Kinds of steps: where, in which rank, and code that gets it there.
 PLACES = {
-    "loading": (1, call("aiakq.runtime.loader.model_loader", "", "load_model")),
+    "loading": (1, call("aiakq.runtime.build.model_loader", "", "load_model")),
     "counting pages": (2, call("aiakq.runtime.executor.kv_cache", "", "count_pages")),
     "making its cache": (3, call("aiakq.runtime.executor.runner", ".Runner", "__init__")),
     "a new batch": (1, message("Batch")),
@@ -102,7 +102,7 @@ def test_a_rank_is_lost_at(place, how, example_model, monkeypatch, tmp_path):
     rank, code = PLACES[place]
     started = tmp_path / "started"
     code = START.replace("{how}", how) + code.replace("{rank}", str(rank)) + write_pid(started)
-    command = f"{code}\nfrom aiakq.runtime.loader.rank_process import main; main()"
+    command = f"{code}\nfrom aiakq.runtime.build.rank_process import main; main()"
     monkeypatch.setattr(child_ranks, "_CODE", command)
     monkeypatch.setattr("aiakq.runtime.distributed.rank_group.SILENT_SECONDS", 4 * LIMIT)
     with pytest.raises(AiakqError) as failure:

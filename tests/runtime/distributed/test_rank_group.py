@@ -50,7 +50,7 @@ def patched(monkeypatch) -> Iterator[Callable[[str], None]]:
     """``patched(code)`` makes the process of every rank but 0 run ``code`` first."""
 
     def patch(code: str) -> None:
-        start = "from aiakq.runtime.loader.rank_process import main; main()"
+        start = "from aiakq.runtime.build.rank_process import main; main()"
         monkeypatch.setattr(child_ranks, "_CODE", f"{code}\n{start}")
 
     yield patch

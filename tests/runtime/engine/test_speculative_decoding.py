@@ -16,8 +16,8 @@ from safetensors.torch import load_file, save_file
 from aiakq import LLM, SamplingParams
 from aiakq.errors import AiakqError
 from aiakq.kernels.ops import sampling
+from aiakq.runtime.build import step_costs
 from aiakq.runtime.engine.sequence import Sequence
-from aiakq.runtime.loader import step_costs
 
 NGRAM = {"method": "ngram", "num_speculative_tokens": 5, "disable_by_batch_size": 1000}
 

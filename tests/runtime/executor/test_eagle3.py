@@ -21,10 +21,10 @@ from aiakq import LLM, SamplingParams
 from aiakq.errors import AiakqError
 from aiakq.quantizers.options import QuantizeOptions
 from aiakq.quantizers.pipeline import quantize_checkpoint
+from aiakq.runtime.build import step_costs
 from aiakq.runtime.engine.messages import EnableDrafts
 from aiakq.runtime.engine.records import SampledToken
 from aiakq.runtime.executor.eagle3 import Part
-from aiakq.runtime.loader import step_costs
 from aiakq.runtime.models.eagle3 import Eagle3Head
 from aiakq.runtime.speculation.draft_length import StepCosts
 

@@ -180,7 +180,7 @@ def ahead(adapter):
     assert threading.current_thread().name.startswith("staging"), "a step reads an adapter"
     return read(adapter)
 store.read = ahead
-from aiakq.runtime.loader.rank_process import main; main()
+from aiakq.runtime.build.rank_process import main; main()
 """
 
 

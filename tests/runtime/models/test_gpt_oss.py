@@ -14,7 +14,7 @@ from torch import Tensor
 
 from aiakq.errors import AiakqError
 from aiakq.evaluation.scoring import load_for_scoring
-from aiakq.runtime.loader.inspection import inspect_checkpoint
+from aiakq.runtime.inspect.inspection import inspect_checkpoint
 from aiakq.runtime.models.gpt_oss import dequantized
 
 

@@ -14,15 +14,15 @@ from typing import Any
 
 from aiakq.errors import AiakqError, error
 from aiakq.formats.checkpoint import Checkpoint
+from aiakq.runtime.build import eagle3
+from aiakq.runtime.build.draft_config import draft_folder, with_draft
+from aiakq.runtime.build.model_loader import load_within_memory
 from aiakq.runtime.config.eagle3 import is_eagle3
 from aiakq.runtime.config.engine import EngineConfig
 from aiakq.runtime.config.speculation_methods import check_supported
 from aiakq.runtime.executor.cpu_program import Bounds
 from aiakq.runtime.executor.draft_model import DraftModel
 from aiakq.runtime.executor.runner import Runner
-from aiakq.runtime.loader import eagle3
-from aiakq.runtime.loader.draft_config import draft_folder, with_draft
-from aiakq.runtime.loader.model_loader import load_within_memory
 from aiakq.runtime.models.interface import Model
 
 

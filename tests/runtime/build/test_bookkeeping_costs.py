@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from scheduler_configs import scheduler_config
 
+from aiakq.runtime.build import bookkeeping_costs
 from aiakq.runtime.config.speculation import SpeculationConfig
-from aiakq.runtime.loader import bookkeeping_costs
 
 
 @pytest.mark.parametrize("method", ["ngram", "suffix", "draft_model"])

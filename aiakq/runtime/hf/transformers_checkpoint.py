@@ -15,7 +15,7 @@ from aiakq.formats.checkpoint import Checkpoint
 from aiakq.formats.inventory import FLOATS, Difference, refusal
 from aiakq.formats.model_folder import INDEX, some_of
 from aiakq.runtime.config.engine import EngineConfig
-from aiakq.runtime.loader.tensor_names import TensorNames
+from aiakq.runtime.hf.tensor_names import TensorNames
 
 logger = logging.getLogger("aiakq.runtime")
 

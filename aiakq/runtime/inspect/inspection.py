@@ -192,7 +192,7 @@ def inspect_checkpoint(
     ``device``.
     """
     from aiakq.runtime.config.model import first_architecture
-    from aiakq.runtime.loader.description import plan
+    from aiakq.runtime.inspect.description import plan
 
     checkpoint = Checkpoint.fetch(model, revision)
     target = _target(checkpoint, device, dtype)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from aiakq.runtime.build.model_loader import load_within_memory
 from aiakq.runtime.config.engine import EngineConfig
 from aiakq.runtime.config.speculation_methods import PROPOSERS
 from aiakq.runtime.distributed.model_share import ModelShare
@@ -12,7 +13,6 @@ from aiakq.runtime.executor.kv_cache import state_rows
 from aiakq.runtime.executor.model_proposer import ModelProposer
 from aiakq.runtime.executor.projection import Projection
 from aiakq.runtime.executor.runner import Runner
-from aiakq.runtime.loader.model_loader import load_within_memory
 from aiakq.runtime.lora.store import AdapterStore
 from aiakq.runtime.models.decoder import Decoder
 from aiakq.runtime.models.interface import Model

@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 from aiakq import formats
 from aiakq.formats import quantization_config
 from aiakq.kernels.types import QWeight
-from aiakq.runtime.loader.inspection import Layer, collapse, inspect_checkpoint
+from aiakq.runtime.inspect.inspection import Layer, collapse, inspect_checkpoint
 from aiakq.spec import QuantSpec
 
 N, K = 64, 256

@@ -57,8 +57,8 @@ def test_an_architecture_with_other_state_is_refused(tmp_path):
 
 
 def _load(folder):
+    from aiakq.runtime.build.model_loader import load_model
     from aiakq.runtime.config.engine import EngineConfig
-    from aiakq.runtime.loader.model_loader import load_model
 
     return load_model(EngineConfig.from_args({"model": str(folder)}))
 

@@ -24,12 +24,12 @@ from aiakq.kernels.ops.linear import ROW_MULTIPLE
 from aiakq.kernels.types import AttentionContext, AttentionSpec
 from aiakq.runtime.config.engine import EngineConfig
 from aiakq.runtime.device_memory import is_out_of_memory
+from aiakq.runtime.hf import attention_probe
+from aiakq.runtime.hf.quantized_modules import QuantizedModule, replace_quantized
+from aiakq.runtime.hf.transformers_checkpoint import MissedTensors, load_checkpoint
+from aiakq.runtime.hf.transformers_config import read_transformers_config, unsupported
+from aiakq.runtime.inspect.description import describe_linear_layers, describe_operations
 from aiakq.runtime.layers.attention import LayerCache
-from aiakq.runtime.loader import attention_probe
-from aiakq.runtime.loader.description import describe_linear_layers, describe_operations
-from aiakq.runtime.loader.quantized_modules import QuantizedModule, replace_quantized
-from aiakq.runtime.loader.transformers_checkpoint import MissedTensors, load_checkpoint
-from aiakq.runtime.loader.transformers_config import read_transformers_config, unsupported
 from aiakq.runtime.loader.weights import open_weights, operations
 from aiakq.runtime.models.interface import Model, ModelInput
 

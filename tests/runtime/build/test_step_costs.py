@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from aiakq import LLM, SamplingParams
-from aiakq.runtime.loader import step_costs
+from aiakq.runtime.build import step_costs
 from aiakq.runtime.speculation.draft_length import DEFAULT_COSTS
 
 NGRAM = {"method": "ngram"}

@@ -5,12 +5,12 @@ from __future__ import annotations
 import itertools
 import time
 
+from aiakq.runtime.build.bookkeeping_costs import measure_bookkeeping
 from aiakq.runtime.config.engine import EngineConfig
 from aiakq.runtime.engine.messages import ModelLimits, RequestSpec
 from aiakq.runtime.engine.pages import PagePool
 from aiakq.runtime.engine.records import Chunk, Executor, NewSequence, ResetSequences, StepBatch
 from aiakq.runtime.engine.scheduler import Scheduler
-from aiakq.runtime.loader.bookkeeping_costs import measure_bookkeeping
 from aiakq.runtime.sampling_params import SamplingParams
 from aiakq.runtime.speculation.draft_length import StepCosts
 

@@ -10,9 +10,9 @@ import sys
 from typing import TYPE_CHECKING
 
 from aiakq.errors import AiakqError, error
+from aiakq.runtime.build.rank_process import run_and_exit, run_rank
 from aiakq.runtime.distributed.connections import SECRET_BYTES, Listener
 from aiakq.runtime.distributed.messages import Listening, Load, RankChannel, RankFailed, frame
-from aiakq.runtime.loader.rank_process import run_and_exit, run_rank
 
 if TYPE_CHECKING:
     from aiakq.runtime.distributed.rendezvous import Connections

@@ -8,6 +8,9 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from aiakq.runtime.build.limits import bounds_of, limits_of
+from aiakq.runtime.build.new_runner import load_models, new_model_proposer, new_runner
+from aiakq.runtime.build.step_costs import set_step_costs
 from aiakq.runtime.config.engine import EngineConfig
 from aiakq.runtime.device_memory import release_memory
 from aiakq.runtime.distributed.messages import Configure
@@ -23,9 +26,6 @@ from aiakq.runtime.executor.kv_cache import (
     kv_bytes_per_page,
 )
 from aiakq.runtime.executor.selection import new_executor
-from aiakq.runtime.loader.limits import bounds_of, limits_of
-from aiakq.runtime.loader.new_runner import load_models, new_model_proposer, new_runner
-from aiakq.runtime.loader.step_costs import set_step_costs
 from aiakq.system.memory import gc_frozen
 
 

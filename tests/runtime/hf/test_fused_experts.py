@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from aiakq.runtime.loader.fused_experts import computes_the_same, fused_experts
+from aiakq.runtime.hf.fused_experts import computes_the_same, fused_experts
 
 SIZES = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4}
 

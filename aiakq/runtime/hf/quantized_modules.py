@@ -9,8 +9,8 @@ from transformers.pytorch_utils import Conv1D
 
 from aiakq.errors import error
 from aiakq.kernels.ops.linear import ROW_MULTIPLE, LinearLayer
-from aiakq.runtime.loader.fused_experts import Expert, FusedExperts, SeparateExperts, fused_experts
-from aiakq.runtime.loader.tensor_names import TensorNames
+from aiakq.runtime.hf.fused_experts import Expert, FusedExperts, SeparateExperts, fused_experts
+from aiakq.runtime.hf.tensor_names import TensorNames
 from aiakq.runtime.loader.weights import CheckpointWeights
 
 

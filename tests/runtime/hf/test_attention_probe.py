@@ -12,8 +12,8 @@ from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 from aiakq import LLM
 from aiakq.errors import AiakqError
 from aiakq.kernels.types import AttentionSpec
-from aiakq.runtime.loader import attention_probe, transformers_fallback
-from aiakq.runtime.loader.attention_probe import is_mask_of
+from aiakq.runtime.hf import attention_probe, transformers_fallback
+from aiakq.runtime.hf.attention_probe import is_mask_of
 
 SMALL = {
     "vocab_size": 96, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 4, "num_attention_heads": 4,

@@ -11,7 +11,7 @@ from aiakq.kernels.ops.sharded import ShardedOps
 from aiakq.runtime.config.engine import EngineConfig
 from aiakq.runtime.device_memory import is_out_of_memory
 from aiakq.runtime.distributed.model_share import ModelShare, stage_of
-from aiakq.runtime.loader.description import describe_left_out, describe_operations, separate_head_remark
+from aiakq.runtime.inspect.description import describe_left_out, describe_operations, separate_head_remark
 from aiakq.runtime.loader.memory_check import check_weights_fit
 from aiakq.runtime.loader.weights import CheckpointWeights, weights_for
 from aiakq.runtime.lora.layers import AdaptableLayers
@@ -47,7 +47,7 @@ def load_model(config: EngineConfig, share: ModelShare | None = None) -> tuple[M
             known=FAMILIES,
         )
     if not native or config.load.model_impl == "transformers":
-        from aiakq.runtime.loader.transformers_fallback import load_transformers_model
+        from aiakq.runtime.hf.transformers_fallback import load_transformers_model
 
         if config.scheduler.lora is not None:
             reason = "LoRA adapters are supported for native models only"

@@ -141,6 +141,8 @@ def _follow(channel: RankChannel, load: Load, connect: Callable[[Load], Connecti
         os.sched_setaffinity(0, load.cpus)
     import torch
 
+    from aiakq.runtime.build.model_loader import load_model
+    from aiakq.runtime.build.new_runner import new_runner
     from aiakq.runtime.config.engine import EngineConfig
     from aiakq.runtime.distributed.links import LinkReceiver, LinkSender
     from aiakq.runtime.distributed.model_share import ModelShare
@@ -148,8 +150,6 @@ def _follow(channel: RankChannel, load: Load, connect: Callable[[Load], Connecti
     from aiakq.runtime.executor.cpu_program import Bounds
     from aiakq.runtime.executor.follower import Follower, Stages
     from aiakq.runtime.executor.kv_cache import count_pages, fit_positions
-    from aiakq.runtime.loader.model_loader import load_model
-    from aiakq.runtime.loader.new_runner import new_runner
 
     torch.set_num_threads(load.threads)
     connected = connect(load)

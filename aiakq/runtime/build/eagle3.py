@@ -10,12 +10,12 @@ from aiakq.errors import AiakqError, error
 from aiakq.formats.checkpoint import Checkpoint
 from aiakq.formats.inventory import RequiredTensors, compare, refusal
 from aiakq.kernels.ops.embedding import EmbeddingLayer
+from aiakq.runtime.build.draft_config import draft_folder, with_draft
 from aiakq.runtime.config.eagle3 import Eagle3Config, is_eagle3, quantized_head, unsupported_head
 from aiakq.runtime.config.engine import EngineConfig
 from aiakq.runtime.config.quantization import checked_spec
 from aiakq.runtime.executor.eagle3 import Eagle3Proposer
 from aiakq.runtime.executor.runner import Bounds, Runner
-from aiakq.runtime.loader.draft_config import draft_folder, with_draft
 from aiakq.runtime.loader.required import RequiredWeights
 from aiakq.runtime.loader.weights import open_weights
 from aiakq.runtime.models.decoder import Decoder
