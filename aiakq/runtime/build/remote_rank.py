@@ -9,10 +9,11 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
-from aiakq.errors import AiakqError, error
-from aiakq.runtime.build.rank_process import run_and_exit, run_rank
+from aiakq.errors import error
+from aiakq.runtime.build.rank_process import run_rank
 from aiakq.runtime.distributed.connections import SECRET_BYTES, Listener
-from aiakq.runtime.distributed.messages import Listening, Load, RankChannel, RankFailed, frame
+from aiakq.runtime.distributed.messages import FollowerChannel, Listening, Load, ToRank
+from aiakq.system.child import begin_child, exit_child, parent_socket, run_for_parent
 
 if TYPE_CHECKING:
     from aiakq.runtime.distributed.rendezvous import Connections
@@ -20,19 +21,16 @@ if TYPE_CHECKING:
 
 def main() -> None:
     """Entry point of the process; never returns."""
-    run_and_exit(int(sys.argv[1]), lambda channel: _run(channel, sys.argv[2]))
-
-
-def _run(channel: RankChannel, host: str) -> int:
-    """Load the model and execute messages; return the exit code. Raises OSError if rank 0 is gone."""
+    begin_child()
+    channel = FollowerChannel(parent_socket(), ToRank)
     secret = sys.stdin.buffer.read(SECRET_BYTES)
-    try:
-        listener = _listen(host, secret)
-    except AiakqError as failure:
-        channel.send(frame(RankFailed(failure.id, failure.plain_fields)))
-        return failure.exit_code
-    assert isinstance(listener.address, tuple)
-    channel.send(frame(Listening(*listener.address)))
+    listener: Listener
+
+    def listen() -> None:
+        nonlocal listener
+        listener = _listen(sys.argv[2], secret)
+        assert isinstance(listener.address, tuple)
+        channel.send(Listening(*listener.address))
 
     def connect(load: Load) -> Connections:
         from aiakq.runtime.distributed.rendezvous import Rendezvous  # imported late, because it imports torch
@@ -43,7 +41,8 @@ def _run(channel: RankChannel, host: str) -> int:
         finally:
             listener.close()
 
-    return run_rank(channel, connect)
+    code = run_for_parent(channel, listen, lambda reason: error("ray_unavailable", reason=reason))
+    exit_child(code or run_rank(channel, connect))
 
 
 def _listen(host: str, secret: bytes) -> Listener:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 from collections.abc import Sequence
@@ -12,10 +13,10 @@ from aiakq.errors import error
 from aiakq.runtime.config.parallel import ParallelConfig
 from aiakq.runtime.distributed.collectives import RankCollective, descriptor_bytes, open_collective, unavailable
 from aiakq.runtime.distributed.links import LinkSender
-from aiakq.runtime.distributed.messages import Load, RankChannel, frame
+from aiakq.runtime.distributed.messages import Load, channel_to_rank
 from aiakq.runtime.distributed.rank_group import RankGroup
+from aiakq.system.channel import Disconnected
 from aiakq.system.child import Child, child_command, child_environment
-from aiakq.system.frames import limit_sending
 from aiakq.system.threads import RestoreThreads
 from aiakq.system.topology import cpu_shares
 
@@ -135,6 +136,6 @@ class ChildRank:
         except OSError as failure:
             raise error("rank_failed", rank=load.rank, reason=f"it could not be started: {failure}") from None
         self.kill, self.end, self.exit_reason = self.process.kill, self.process.end, self.process.exit_reason
-        limit_sending(self.process.socket, load.time_limit)
-        self.channel = RankChannel(self.process.socket)
-        self.channel.send(frame(load))
+        self.channel = channel_to_rank(self.process.socket, load.time_limit)
+        with contextlib.suppress(Disconnected):  # the group tells why
+            self.channel.send(load)

@@ -5,10 +5,8 @@ Rank r belongs to stage r // size. The ranks of a stage share its layers, and th
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import queue
-import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -23,24 +21,22 @@ from aiakq.runtime.distributed.links import LinkSender
 from aiakq.runtime.distributed.messages import (
     Abandon,
     Abandoned,
-    Alive,
     Configure,
     CountPages,
     FromRank,
     OutOfMemory,
     PagesCounted,
     RankChannel,
-    RankFailed,
     RankLoaded,
     RankReady,
     Results,
     Resume,
     Resumed,
     ToRank,
-    frame,
 )
 from aiakq.runtime.distributed.model_share import ModelShare
 from aiakq.runtime.engine.records import StepResult
+from aiakq.system.channel import Disconnected, InvalidMessage
 
 #: Time limit in seconds for a rank to load the model, or to set up its cache.
 LOAD_SECONDS = 1800.0
@@ -115,7 +111,6 @@ class RankGroup:
         self._failure: AiakqError | None = None
         self._closing = False
         self._ranks = list(ranks)
-        self._heard = [0.0] * (len(ranks) + 1)
         self._short: set[int] = (
             set()
         )  # steps in which a rank ran out of memory, reported while an earlier result was awaited
@@ -194,14 +189,14 @@ class RankGroup:
 
     def send(self, record: ToRank) -> None:
         """Send a record to every rank."""
-        data = frame(record)
+        frame = self._ranks[0].channel.frame(record)
         for rank in self._ranks:
             try:
-                rank.channel.send(data)
-            except BlockingIOError:  # the rank did not read within the time limit
+                rank.channel.send_frame(frame)
+            except TimeoutError:  # the rank did not read within the time limit
                 self._failure = self._failure or self._late(rank.number, "receiving the next step")
                 self.check()
-            except OSError:
+            except Disconnected:
                 self.check(gone=rank.number)
 
     def next_result(self, number: int) -> StepResult | None:
@@ -282,12 +277,11 @@ class RankGroup:
         if self.link is not None:
             self.link.close()
         for rank in self._ranks:
-            with contextlib.suppress(OSError):
-                rank.channel.socket.shutdown(socket.SHUT_RDWR)
+            rank.channel.hang_up()
         for rank, reader in zip(self._ranks, self._readers, strict=True):
             rank.end()
             reader.join(5.0)
-            rank.channel.socket.close()
+            rank.channel.close()
         self._on_close()
 
     # --- messages from the ranks ---
@@ -300,7 +294,7 @@ class RankGroup:
         self.check()
         now = time.monotonic()
         for rank in self._ranks:
-            if now - max(self._heard[rank.number], since) > limit:
+            if now - max(rank.channel.heard, since) > limit:
                 self._failure = error("rank_late", rank=rank.number, limit=limit, operation="no heartbeat")
                 self.check()
 
@@ -328,16 +322,15 @@ class RankGroup:
 
     def _read(self, rank: Rank) -> None:
         """Receive the messages of a rank until its connection ends; runs in a thread per rank."""
-        failure: AiakqError | None = None
-        while (message := rank.channel.receive_from_rank()) is not None:
-            self._heard[rank.number] = time.monotonic()
-            if isinstance(message, RankFailed):
-                failure = error(message.id, **message.fields)
-            elif not isinstance(message, Alive):
-                self._arrived.put((rank.number, message))
+        try:
+            failure = rank.channel.follow(lambda message: self._arrived.put((rank.number, message)))
+        except InvalidMessage as problem:
+            rank.kill()
+            reason = f"it sent data that cannot be read: {problem}"
+            failure = error("rank_failed", rank=rank.number, reason=reason)
         if not self._closing:
-            reason = failure or error("rank_failed", rank=rank.number, reason=rank.exit_reason())
-            self._failure = self._failure or reason
+            failure = failure or error("rank_failed", rank=rank.number, reason=rank.exit_reason())
+            self._failure = self._failure or failure
             self._give_up()
         self._arrived.put((rank.number, None))
 

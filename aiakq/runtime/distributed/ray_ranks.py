@@ -5,7 +5,7 @@ Ray starts their processes and detects lost nodes; the ranks communicate over th
 
 from __future__ import annotations
 
-import select
+import contextlib
 from collections.abc import Callable
 
 import torch
@@ -14,12 +14,11 @@ from aiakq.errors import AiakqError, error
 from aiakq.kernels.cpu import library
 from aiakq.runtime.config.engine import EngineConfig
 from aiakq.runtime.distributed.links import LinkSender
-from aiakq.runtime.distributed.messages import Listening, Load, RankChannel, RankFailed, frame
+from aiakq.runtime.distributed.messages import Listening, Load, RankChannel, channel_to_rank
 from aiakq.runtime.distributed.rank_group import RankGroup
 from aiakq.runtime.distributed.ray_cluster import Placement, Session
 from aiakq.runtime.distributed.ray_processes import START_SECONDS, RayProcess, RayProcesses
 from aiakq.runtime.distributed.rendezvous import Connections, Rendezvous
-from aiakq.system.frames import limit_sending
 from aiakq.system.threads import RestoreThreads
 
 _CODE = "from aiakq.runtime.build.remote_rank import main; main()"
@@ -61,7 +60,9 @@ class _Started:
         slots = placement.slots
         self._processes = processes = RayProcesses(self._session, placement, _CODE)
         processes.start()
-        self._channels = {rank: RankChannel(sock) for rank, sock in sorted(processes.sockets.items())}
+        self._channels = {
+            rank: channel_to_rank(sock, parallel.timeout) for rank, sock in sorted(processes.sockets.items())
+        }
         own_address = processes.listener.address
         assert isinstance(own_address, tuple)
         addresses = [own_address, *(self._address(rank) for rank in range(1, count))]
@@ -69,9 +70,7 @@ class _Started:
         rendezvous = Rendezvous(0, size, addresses, processes.listener, processes.secret)
         connections = self._rendezvous(rendezvous, parallel.timeout)
         processes.listener.close()
-        ranks = [
-            RayRank(processes.process(rank), channel, parallel.timeout) for rank, channel in self._channels.items()
-        ]
+        ranks = [RayRank(processes.process(rank), channel) for rank, channel in self._channels.items()]
         threads = min(slots[0].threads, torch.get_num_threads())
         torch.set_num_threads(threads)
         link = None if connections.link_out is None else LinkSender(connections.link_out)
@@ -109,17 +108,14 @@ class _Started:
                 time_limit=parallel.timeout,
                 addresses=addresses,
             )
-            channel.send(frame(load))
+            channel.send(load)
 
     def _address(self, rank: int) -> tuple[str, int]:
         """Receive the address that a rank listens at."""
-        channel = self._channels[rank]
-        readable, _, _ = select.select([channel.socket], [], [], START_SECONDS)
-        if not readable:
-            raise error("rank_late", rank=rank, limit=START_SECONDS, operation="starting its process")
-        message = channel.receive_from_rank()
-        if isinstance(message, RankFailed):
-            raise error(message.id, **message.fields)
+        try:
+            message = self._channels[rank].receive(START_SECONDS)
+        except TimeoutError:
+            raise error("rank_late", rank=rank, limit=START_SECONDS, operation="starting its process") from None
         if not isinstance(message, Listening):
             raise error("rank_failed", rank=rank, reason="it exited before it began to load")
         return message.host, message.port
@@ -129,17 +125,14 @@ class _Started:
             return rendezvous.connect(time_limit)
         except AiakqError:
             for channel in self._channels.values():  # a rank may have reported a more specific error
-                if select.select([channel.socket], [], [], 0)[0]:
-                    message = channel.receive_from_rank()
-                    if isinstance(message, RankFailed):
-                        raise error(message.id, **message.fields) from None
+                with contextlib.suppress(TimeoutError):
+                    channel.receive(0)
             raise
 
 
 class RayRank:
     """A rank whose process Ray has started; implements ``Rank``."""
 
-    def __init__(self, process: RayProcess, channel: RankChannel, time_limit: float) -> None:
+    def __init__(self, process: RayProcess, channel: RankChannel) -> None:
         self.number, self.channel, self.process = process.number, channel, process
         self.kill, self.end, self.exit_reason = process.kill, process.end, process.exit_reason
-        limit_sending(channel.socket, time_limit)
