@@ -348,6 +348,17 @@ def is_readable(sock: socket.socket, seconds: float) -> bool:
     return bool(poll.poll(1000 * seconds))
 
 
+def receive_exactly(sock: socket.socket, count: int) -> bytes | None:
+    """Receive ``count`` bytes from a blocking socket; None if the other end is gone before. Raises ConnectionError."""
+    received = bytearray()
+    while len(received) < count:
+        piece = sock.recv(min(1 << 20, count - len(received)))
+        if not piece:
+            return None
+        received += piece
+    return bytes(received)
+
+
 def _path_as_text(value: Any) -> Any:
     if isinstance(value, PurePath):
         return str(value)

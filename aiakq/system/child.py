@@ -83,7 +83,7 @@ class Child:
 
     sockets  this process's ends of the sockets, for channels to own.
     socket   the first of them.
-    pid      id of the process.
+    process  the process.
     """
 
     def __init__(
@@ -108,7 +108,7 @@ class Child:
         numbers = [theirs.fileno() for _, theirs in pairs]
         self._output = tempfile.TemporaryFile() if keep_output else None
         try:
-            self._process = subprocess.Popen(
+            self.process = subprocess.Popen(
                 [*command, *map(str, numbers)],
                 stdin=subprocess.DEVNULL,
                 stdout=self._output or _STDERR,
@@ -123,36 +123,40 @@ class Child:
         finally:
             for _, theirs in pairs:
                 theirs.close()
-        self.pid = self._process.pid
+
+    @property
+    def pid(self) -> int:
+        """Id of the process."""
+        return self.process.pid
 
     @property
     def exit_code(self) -> int | None:
         """Exit code, negative for a signal; None while the process is running."""
-        return self._process.poll()
+        return self.process.poll()
 
     def send_signal(self, number: int) -> None:
         """Send the process a signal. Does nothing if it has exited."""
-        self._process.send_signal(number)
+        self.process.send_signal(number)
 
     def kill(self) -> None:
         """Kill the process, and those of its children that are in its process group, immediately."""
-        if self._process.poll() is None:
+        if self.process.poll() is None:
             with contextlib.suppress(OSError):
                 os.killpg(self.pid, signal.SIGKILL)
 
     def end(self, seconds: float = 2.0) -> None:
         """Wait for the process to exit after its channel was shut down, and kill it if it does not."""
         with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(seconds)
+            self.process.wait(seconds)
         self.kill()
-        self._process.wait()
+        self.process.wait()
 
     async def exited(self, seconds: float) -> bool:
         """Wait up to ``seconds`` for the process to exit, without blocking the event loop; whether it has."""
         import asyncio  # imported late: every child imports this module
 
         deadline, pause = time.monotonic() + seconds, 0.001
-        while self._process.poll() is None:
+        while self.process.poll() is None:
             if time.monotonic() >= deadline:
                 return False
             await asyncio.sleep(pause)
@@ -170,8 +174,8 @@ class Child:
 
         This is the last line of its output if that is kept.
         """
-        reason = exit_reason(self._process, seconds)
-        if self._output is None or self._process.returncode is None:
+        reason = exit_reason(self.process, seconds)
+        if self._output is None or self.process.returncode is None:
             return reason
         self._output.seek(max(0, os.fstat(self._output.fileno()).st_size - _LAST_BYTES))
         lines = self._output.read().decode("utf-8", "replace").strip().splitlines()

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from aiakq.runtime.models.interface import StageOutput
-from aiakq.system.frames import receive_exactly
+from aiakq.system.channel import receive_exactly
 
 #: Epoch, number of the step, rows, columns, bytes per value, number of tensors.
 _HEADER = struct.Struct("<QQIIII")

@@ -18,7 +18,7 @@ from aiakq.kernels.cpu.gather import NativeCollective, memory_bytes
 from aiakq.kernels.cpu.gather_sockets import SocketCollective, Stream
 from aiakq.runtime.distributed.collectives import RankCollective
 from aiakq.runtime.distributed.connections import ALARM, DATA, LINK, MEMORY, Listener, Peer, connect, connect_once
-from aiakq.system.frames import receive_exactly
+from aiakq.system.channel import receive_exactly
 
 #: Time limit of the rendezvous in seconds, once the addresses of all ranks are known.
 RENDEZVOUS_SECONDS = 30.0
