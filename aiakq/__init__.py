@@ -12,10 +12,10 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from aiakq.runtime.llm import LLM
     from aiakq.runtime.lora.requests import LoRARequest
-    from aiakq.runtime.pooling_params import PoolingParams
-    from aiakq.runtime.sampling_params import SamplingParams
-    from aiakq.runtime.structured.grammars import GuidedDecodingParams, StructuredOutputsParams
-    from aiakq.runtime.text.outputs import CompletionOutput, RequestOutput
+    from aiakq.runtime.protocol.grammar import GuidedDecodingParams, StructuredOutputsParams
+    from aiakq.runtime.protocol.pooling_params import PoolingParams
+    from aiakq.runtime.protocol.request_output import CompletionOutput, RequestOutput
+    from aiakq.runtime.protocol.sampling_params import SamplingParams
 
 __all__ = [
     "LLM",
@@ -32,12 +32,12 @@ __all__ = [
 _LAZY = {
     "LLM": "aiakq.runtime.llm",
     "LoRARequest": "aiakq.runtime.lora.requests",
-    "PoolingParams": "aiakq.runtime.pooling_params",
-    "SamplingParams": "aiakq.runtime.sampling_params",
-    "GuidedDecodingParams": "aiakq.runtime.structured.grammars",
-    "StructuredOutputsParams": "aiakq.runtime.structured.grammars",
-    "RequestOutput": "aiakq.runtime.text.outputs",
-    "CompletionOutput": "aiakq.runtime.text.outputs",
+    "PoolingParams": "aiakq.runtime.protocol.pooling_params",
+    "SamplingParams": "aiakq.runtime.protocol.sampling_params",
+    "GuidedDecodingParams": "aiakq.runtime.protocol.grammar",
+    "StructuredOutputsParams": "aiakq.runtime.protocol.grammar",
+    "RequestOutput": "aiakq.runtime.protocol.request_output",
+    "CompletionOutput": "aiakq.runtime.protocol.request_output",
 }
 
 

@@ -26,10 +26,10 @@ from transformers import AutoConfig
 
 from aiakq import LLM, SamplingParams
 from aiakq.errors import AiakqError
+from aiakq.runtime.protocol.grammar import grammar_of
 from aiakq.runtime.structured.compiler import GrammarCompiler
-from aiakq.runtime.structured.grammars import grammar_of
 from aiakq.runtime.structured.matcher import GrammarMatcher
-from aiakq.runtime.structured.vocabulary import Vocabulary
+from aiakq.runtime.structured.vocabulary import vocabulary_of
 from aiakq.runtime.text.tokenizer import Tokenizer
 from aiakq.server.background import start_in_background
 
@@ -49,7 +49,7 @@ def schemas(model: str, file: Path) -> None:
     """What is enforced, whether the instances that come with the schemas are decided rightly, and times."""
     limits = AutoConfig.from_pretrained(model)
     tokenizer = Tokenizer.load(Path(model))
-    compiler = GrammarCompiler(Vocabulary.of(tokenizer).resized(limits.vocab_size, [limits.eos_token_id]))
+    compiler = GrammarCompiler(vocabulary_of(tokenizer).resized(limits.vocab_size, [limits.eos_token_id]))
     refused: Counter[str] = Counter()
     counts: Counter[str] = Counter()
     compile_times: list[float] = []

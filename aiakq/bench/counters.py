@@ -170,7 +170,7 @@ def _count(llm: Any, phase: CountedPhase) -> tuple[dict[str, int], dict[str, dic
 
 
 def _generate(llm: Any, phase: CountedPhase, seed: int) -> None:
-    from aiakq.runtime.sampling_params import SamplingParams
+    from aiakq.runtime.protocol.sampling_params import SamplingParams
 
     rng = random.Random(f"{seed} {phase.name}")
     vocab_size = llm.engine.limits.vocab_size

@@ -13,7 +13,7 @@ from aiakq.bench.drafts import add_speedup, draft_metrics
 from aiakq.bench.offline import MeasuredEngine, Progress
 from aiakq.bench.summary import milliseconds, rate, summarize
 from aiakq.records import Record
-from aiakq.runtime.text.outputs import RequestOutput
+from aiakq.runtime.protocol.request_output import RequestOutput
 
 
 @dataclass(frozen=True)

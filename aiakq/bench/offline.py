@@ -12,11 +12,12 @@ from aiakq.bench.workload import WorkloadRequest
 from aiakq.errors import error
 from aiakq.records import environment
 from aiakq.runtime.engine.loop import timed_step
-from aiakq.runtime.engine.messages import EnableDrafts, EngineStats
+from aiakq.runtime.protocol.command import EnableDrafts
+from aiakq.runtime.protocol.output import EngineStats
 
 if TYPE_CHECKING:
     from aiakq.runtime.llm import LLM
-    from aiakq.runtime.text.outputs import RequestOutput
+    from aiakq.runtime.protocol.request_output import RequestOutput
 
 #: Progress callback: stage, completed steps, total steps.
 Progress = Callable[[str, int, int], None]
@@ -94,7 +95,7 @@ class MeasuredEngine:
 
     def generate(self, requests: Sequence[WorkloadRequest], ignore_eos: bool) -> tuple[float, list[RequestOutput]]:
         """Run all requests greedily. Returns the elapsed seconds, and the outputs in the order of ``requests``."""
-        from aiakq.runtime.sampling_params import SamplingParams
+        from aiakq.runtime.protocol.sampling_params import SamplingParams
 
         prompts = [
             request.prompt if isinstance(request.prompt, str) else {"prompt_token_ids": request.prompt}

@@ -14,7 +14,7 @@ from aiakq.bench.latency import token_times
 from aiakq.bench.offline import MeasuredEngine, Progress
 from aiakq.bench.summary import milliseconds, rate
 from aiakq.records import Record
-from aiakq.runtime.text.outputs import RequestOutput
+from aiakq.runtime.protocol.request_output import RequestOutput
 
 
 @dataclass(frozen=True)

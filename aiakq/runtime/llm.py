@@ -12,16 +12,17 @@ from aiakq.errors import AiakqError, error
 from aiakq.runtime.build.loading import load_engine
 from aiakq.runtime.config.engine import EngineConfig
 from aiakq.runtime.engine.loop import run, timed_step
-from aiakq.runtime.engine.messages import Abort, Inbox, RequestOptions, ResetPrefixCache, StepOutput
 from aiakq.runtime.lora.requests import AdapterRef, CheckedAdapters, LoRARequest
 from aiakq.runtime.offline_checks import OfflineChecks
 from aiakq.runtime.offline_pooling import PoolingMethods, Prompt, listed_prompts
-from aiakq.runtime.pooling_params import Pooling, PoolingParams
-from aiakq.runtime.sampling_params import SamplingParams
+from aiakq.runtime.protocol.command import Abort, Inbox, ResetPrefixCache
+from aiakq.runtime.protocol.output import StepOutput
+from aiakq.runtime.protocol.pooling_params import Pooling, PoolingParams
+from aiakq.runtime.protocol.request import Prompt as TokenizedPrompt
+from aiakq.runtime.protocol.request import Request, RequestOptions
+from aiakq.runtime.protocol.request_output import CompletionOutput, RequestMetrics, RequestOutput
+from aiakq.runtime.protocol.sampling_params import SamplingParams
 from aiakq.runtime.text.output_processor import Delta, OutputProcessor, truncated
-from aiakq.runtime.text.outputs import CompletionOutput, RequestMetrics, RequestOutput
-from aiakq.runtime.text.request import Prompt as TokenizedPrompt
-from aiakq.runtime.text.request import Request
 from aiakq.runtime.text.tokenizer import is_panic
 
 

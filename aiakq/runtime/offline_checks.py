@@ -7,11 +7,11 @@ from typing import Any
 
 from aiakq.errors import error
 from aiakq.runtime.engine.engine import Engine
-from aiakq.runtime.sampling_params import SamplingParams
+from aiakq.runtime.protocol.sampling_params import SamplingParams
+from aiakq.runtime.protocol.thought_budget import ThoughtBudget, check_end, configured_marks
 from aiakq.runtime.structured.compiler import GrammarCompiler
-from aiakq.runtime.structured.vocabulary import Vocabulary
+from aiakq.runtime.structured.vocabulary import vocabulary_of
 from aiakq.runtime.text.tokenizer import Tokenizer
-from aiakq.runtime.thought_budget import ThoughtBudget, check_end, configured_marks
 
 _PARAM = "thinking_token_budget"
 
@@ -61,7 +61,7 @@ class OfflineChecks:
         if self._compiler is None:
             if not self._tokenizer.has_text:
                 raise error("no_tokenizer")
-            vocabulary = Vocabulary.of(self._tokenizer)
+            vocabulary = vocabulary_of(self._tokenizer)
             limits = self.engine.limits
             self._compiler = GrammarCompiler(vocabulary.resized(limits.vocab_size, limits.eos_token_ids))
             self.engine.set_vocabulary(vocabulary)

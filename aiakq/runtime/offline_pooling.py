@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from aiakq.errors import error
-from aiakq.runtime.pooling_params import Pooled, PoolingLimits, PoolingParams, paired, similarity
-from aiakq.runtime.text.outputs import RequestOutput
+from aiakq.runtime.protocol.pooling_params import Pooled, PoolingLimits, PoolingParams, paired, similarity
+from aiakq.runtime.protocol.request_output import RequestOutput
 from aiakq.runtime.text.pooling_outputs import (
     ClassificationOutput,
     ClassificationRequestOutput,

@@ -14,7 +14,7 @@ from aiakq.errors import AiakqError
 from aiakq.runtime.config.compilation import CompilationConfig
 from aiakq.runtime.config.pooling import PoolingConfig, _override
 from aiakq.runtime.config.speculation import SpeculationConfig
-from aiakq.runtime.pooling_params import Pooling
+from aiakq.runtime.protocol.pooling_params import Pooling
 
 #: The names of all options, by command and version of vLLM.
 NAMES = json.loads((Path(__file__).parent / "vllm_options.json").read_text())

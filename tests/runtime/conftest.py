@@ -12,7 +12,9 @@ import msgspec
 import pytest
 
 from aiakq import LLM
-from aiakq.runtime.engine.records import Executor, PendingStep, Preparation, StepBatch, StepResult
+from aiakq.runtime.engine.executor import Executor, PendingStep
+from aiakq.runtime.protocol.command import Preparation
+from aiakq.runtime.protocol.step import StepBatch, StepResult
 
 T = TypeVar("T")
 

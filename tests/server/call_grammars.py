@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import torch
 
+from aiakq.runtime.protocol.grammar import Grammar
+from aiakq.runtime.protocol.vocabulary import Vocabulary
 from aiakq.runtime.structured.compiler import GrammarCompiler
 from aiakq.runtime.structured.formats import tag_grammar_of
-from aiakq.runtime.structured.grammars import Grammar
 from aiakq.runtime.structured.matcher import GrammarMatcher
-from aiakq.runtime.structured.vocabulary import Vocabulary
 from aiakq.server.api.chat_message import message_of
 from aiakq.server.api.message_parser import MessageParser
 from aiakq.server.api.tool_parsers import TOOL_PARSERS

@@ -11,7 +11,7 @@ import pytest
 
 from aiakq import SamplingParams
 from aiakq.errors import AiakqError
-from aiakq.runtime.structured.vocabulary import Vocabulary
+from aiakq.runtime.protocol.vocabulary import Vocabulary
 from aiakq.server.api.message_format import read_chat_template, template_defaults
 from aiakq.server.api.service import Service
 from aiakq.server.loading import _vocabulary_warning

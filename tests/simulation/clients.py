@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from model import Alone
 
-from aiakq.runtime.engine.messages import RequestSpec
+from aiakq.runtime.protocol.request import RequestSpec
 
 
 class Violation(AssertionError):

@@ -13,16 +13,18 @@ from collections import Counter, deque
 from dataclasses import dataclass, field
 
 from aiakq.runtime.engine.engine import PROBE
-from aiakq.runtime.engine.messages import NOT_FINITE, NOTHING_LEFT, RequestSpec, TokenLogprobs
-from aiakq.runtime.engine.records import (
+from aiakq.runtime.engine.executor import CommandsDone, PendingStep
+from aiakq.runtime.protocol.request import RequestSpec
+from aiakq.runtime.protocol.step import (
+    NOT_FINITE,
+    NOTHING_LEFT,
     Chunk,
     ChunkResult,
-    CommandsDone,
     NewSequence,
-    PendingStep,
     SampledToken,
     StepBatch,
     StepResult,
+    TokenLogprobs,
 )
 
 VOCAB = 2048

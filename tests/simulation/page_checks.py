@@ -9,7 +9,7 @@ from model import PagedExecutor, Refused, Row
 from sizes import Setup
 
 from aiakq.runtime.engine.engine import Engine
-from aiakq.runtime.engine.messages import NOT_FINITE
+from aiakq.runtime.protocol.step import NOT_FINITE
 
 
 class PageChecks:

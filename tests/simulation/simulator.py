@@ -20,8 +20,9 @@ from model import ENDS, VOCAB, Fault
 from sizes import Setup
 from world import World
 
-from aiakq.runtime.engine.messages import Abort, Inbox, RequestSpec, ResetPrefixCache
-from aiakq.runtime.sampling_params import SamplingParams
+from aiakq.runtime.protocol.command import Abort, Inbox, ResetPrefixCache
+from aiakq.runtime.protocol.request import RequestSpec
+from aiakq.runtime.protocol.sampling_params import SamplingParams
 
 #: What can be left out of a world.
 PARTS = ("aborts", "resets", "faults", "priorities", "children", "ends", "owners", "stages")

@@ -7,7 +7,8 @@ from collections import deque
 import msgspec
 from model import Fault, PagedExecutor
 
-from aiakq.runtime.engine.records import CommandsDone, PendingStep, StepBatch, StepResult
+from aiakq.runtime.engine.executor import CommandsDone, PendingStep
+from aiakq.runtime.protocol.step import StepBatch, StepResult
 
 
 class StagedExecutor(PagedExecutor):

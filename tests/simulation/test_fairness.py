@@ -16,7 +16,7 @@ from world import World
 from aiakq.runtime.config.scheduler import SchedulerConfig
 from aiakq.runtime.engine.client_shares import OUTPUT_WEIGHT
 from aiakq.runtime.engine.step_builder import QUANTUM
-from aiakq.runtime.sampling_params import SamplingParams
+from aiakq.runtime.protocol.sampling_params import SamplingParams
 
 SEEDS = range(6)
 #: How many requests each client has at a time, and the longest of its prompts and outputs.

@@ -7,12 +7,14 @@ import random
 import pytest
 from scheduler_configs import scheduler_config
 
+from aiakq.runtime.engine.admission import admit
 from aiakq.runtime.engine.engine import Engine
-from aiakq.runtime.engine.messages import ModelLimits, RequestOptions, RequestSpec, admit
 from aiakq.runtime.engine.pages import PagePool
-from aiakq.runtime.engine.records import ChunkResult, SampledToken, StepBatch, StepResult
 from aiakq.runtime.engine.scheduler import Scheduler
-from aiakq.runtime.sampling_params import SamplingParams
+from aiakq.runtime.protocol.limits import ModelLimits
+from aiakq.runtime.protocol.request import RequestOptions, RequestSpec
+from aiakq.runtime.protocol.sampling_params import SamplingParams
+from aiakq.runtime.protocol.step import ChunkResult, SampledToken, StepBatch, StepResult
 
 
 class TimedStages:

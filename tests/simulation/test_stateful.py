@@ -15,13 +15,15 @@ from world import World
 
 from aiakq.errors import AiakqError, error
 from aiakq.runtime.config.scheduler import SchedulerConfig
+from aiakq.runtime.engine.admission import admit
 from aiakq.runtime.engine.engine import Engine
-from aiakq.runtime.engine.messages import Abort, Inbox, ModelLimits, ResetPrefixCache, admit
 from aiakq.runtime.engine.pages import PagePool
 from aiakq.runtime.engine.scheduler import Scheduler
-from aiakq.runtime.sampling_params import SamplingParams
+from aiakq.runtime.protocol.command import Abort, Inbox, ResetPrefixCache
+from aiakq.runtime.protocol.limits import ModelLimits
+from aiakq.runtime.protocol.request import Prompt, Request
+from aiakq.runtime.protocol.sampling_params import SamplingParams
 from aiakq.runtime.text.output_processor import OutputProcessor
-from aiakq.runtime.text.request import Prompt, Request
 from aiakq.runtime.text.tokenizer import NoTokenizer
 from aiakq.server.process.ipc import Submit, ToEngine
 from aiakq.server.process.queue_limits import QueueLimits

@@ -14,24 +14,17 @@ from sizes import Setup
 from staged import StagedExecutor
 
 from aiakq.errors import AiakqError
+from aiakq.runtime.engine.admission import admit
 from aiakq.runtime.engine.engine import Engine
-from aiakq.runtime.engine.messages import (
-    NOT_FINITE,
-    OUT_OF_MEMORY,
-    Abort,
-    Inbox,
-    ModelLimits,
-    RequestOptions,
-    RequestSpec,
-    ResetPrefixCache,
-    StepOutput,
-    TokenOutput,
-    admit,
-)
 from aiakq.runtime.engine.pages import PagePool
 from aiakq.runtime.engine.scheduler import Scheduler
 from aiakq.runtime.engine.sequence import ScheduledChunk, Sequence
-from aiakq.runtime.sampling_params import SamplingParams
+from aiakq.runtime.protocol.command import Abort, Inbox, ResetPrefixCache
+from aiakq.runtime.protocol.limits import ModelLimits
+from aiakq.runtime.protocol.output import OUT_OF_MEMORY, StepOutput, TokenOutput
+from aiakq.runtime.protocol.request import RequestOptions, RequestSpec
+from aiakq.runtime.protocol.sampling_params import SamplingParams
+from aiakq.runtime.protocol.step import NOT_FINITE
 
 #: Deaths of the engine that a request may take part in; as in the server's table.
 DEATHS = 2

@@ -7,11 +7,12 @@ import time
 
 from aiakq.runtime.config.scheduler import SchedulerConfig
 from aiakq.runtime.engine.engine import Engine
-from aiakq.runtime.engine.messages import ModelLimits, RequestSpec
 from aiakq.runtime.engine.pages import PagePool
-from aiakq.runtime.engine.records import Chunk, ChunkResult, SampledToken, StepBatch, StepResult
 from aiakq.runtime.engine.scheduler import Scheduler
-from aiakq.runtime.sampling_params import SamplingParams
+from aiakq.runtime.protocol.limits import ModelLimits
+from aiakq.runtime.protocol.request import RequestSpec
+from aiakq.runtime.protocol.sampling_params import SamplingParams
+from aiakq.runtime.protocol.step import Chunk, ChunkResult, SampledToken, StepBatch, StepResult
 from aiakq.runtime.speculation.draft_length import StepCosts
 
 #: Steps with and without draft tokens that are timed, two of each in turns.

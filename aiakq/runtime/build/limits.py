@@ -6,14 +6,13 @@ import msgspec
 
 from aiakq.errors import error
 from aiakq.runtime.config.engine import EngineConfig
-from aiakq.runtime.engine.adapters import AdapterLimits
-from aiakq.runtime.engine.messages import ModelLimits
 from aiakq.runtime.executor.cpu_program import Bounds
 from aiakq.runtime.loader.required import adaptable_modules
 from aiakq.runtime.loader.weights import open_weights
 from aiakq.runtime.models.decoder import Decoder
 from aiakq.runtime.models.interface import Model
-from aiakq.runtime.pooling_params import PoolingLimits
+from aiakq.runtime.protocol.limits import AdapterLimits, ModelLimits
+from aiakq.runtime.protocol.pooling_params import PoolingLimits
 
 
 def bounds_of(config: EngineConfig, max_kv_tokens: int) -> Bounds:

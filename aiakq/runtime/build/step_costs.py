@@ -7,11 +7,14 @@ import time
 
 from aiakq.runtime.build.bookkeeping_costs import measure_bookkeeping
 from aiakq.runtime.config.engine import EngineConfig
-from aiakq.runtime.engine.messages import ModelLimits, RequestSpec
+from aiakq.runtime.engine.executor import Executor
 from aiakq.runtime.engine.pages import PagePool
-from aiakq.runtime.engine.records import Chunk, Executor, NewSequence, ResetSequences, StepBatch
 from aiakq.runtime.engine.scheduler import Scheduler
-from aiakq.runtime.sampling_params import SamplingParams
+from aiakq.runtime.protocol.command import ResetSequences
+from aiakq.runtime.protocol.limits import ModelLimits
+from aiakq.runtime.protocol.request import RequestSpec
+from aiakq.runtime.protocol.sampling_params import SamplingParams
+from aiakq.runtime.protocol.step import Chunk, NewSequence, StepBatch
 from aiakq.runtime.speculation.draft_length import StepCosts
 
 #: Tokens of the steps that are measured, each of which verifies one token less.

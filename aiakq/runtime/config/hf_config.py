@@ -12,8 +12,8 @@ from aiakq.errors import AiakqError, error
 from aiakq.formats.hub import resolve_model
 from aiakq.formats.model_folder import read_json
 from aiakq.runtime.config.generation_keys import APPLIED, SAMPLING, describe, not_applied, of_model_config
-from aiakq.runtime.sampling_params import SamplingParams, allowed_values
-from aiakq.runtime.structured.grammars import GrammarDefaults
+from aiakq.runtime.protocol.grammar import GrammarDefaults
+from aiakq.runtime.protocol.sampling_params import SamplingParams, allowed_values
 
 logger = logging.getLogger("aiakq.runtime")
 

@@ -17,7 +17,7 @@ from aiakq.runtime.config.sentence_transformers import (
     read_cross_encoder,
     read_modules,
 )
-from aiakq.runtime.pooling_params import POOLING_TYPES, Pooling, PoolingLimits
+from aiakq.runtime.protocol.pooling_params import POOLING_TYPES, Pooling, PoolingLimits
 
 _CLASSIFIER = "ForSequenceClassification"
 #: Suffixes of generative classes whose names also end like those of pooling classes.

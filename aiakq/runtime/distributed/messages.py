@@ -10,7 +10,8 @@ from typing import Any
 
 import msgspec
 
-from aiakq.runtime.engine.records import Preparation, StepBatch, StepResult
+from aiakq.runtime.protocol.command import Preparation
+from aiakq.runtime.protocol.step import StepBatch, StepResult
 from aiakq.system.channel import Channel
 
 

@@ -35,7 +35,7 @@ from aiakq.runtime.distributed.messages import (
     ToRank,
 )
 from aiakq.runtime.distributed.model_share import ModelShare
-from aiakq.runtime.engine.records import StepResult
+from aiakq.runtime.protocol.step import StepResult
 from aiakq.system.channel import Disconnected, InvalidMessage
 
 #: Time limit in seconds for a rank to load the model, or to set up its cache.

@@ -13,69 +13,14 @@ from __future__ import annotations
 
 from collections import Counter, OrderedDict
 from collections.abc import Iterable
-from dataclasses import dataclass, field
-
-import msgspec
+from dataclasses import dataclass
 
 from aiakq.runtime.config.lora import LoraConfig
+from aiakq.runtime.protocol.adapters import AdapterRef
+from aiakq.runtime.protocol.command import FreeAdapter, LoadAdapter
 
 #: Sequences that may start before one that waits for its adapter; then the running adapters' sequences run out.
 MAX_OVERTAKING = 32
-
-
-class AdapterRef(msgspec.Struct, frozen=True):
-    """An adapter in a folder.
-
-    key     hash of its contents, which is its identity.
-    name    what requests call it.
-    nbytes  of its tensors in the file.
-    """
-
-    key: str
-    name: str
-    path: str
-    nbytes: int
-
-
-class DropAdapter(msgspec.Struct, frozen=True, tag="drop_adapter"):
-    """Drop what was read of an adapter; no batch loads it."""
-
-    adapter: AdapterRef
-
-
-class FreeAdapter(msgspec.Struct, frozen=True, tag="free_adapter"):
-    """Remove the adapter in a slot from memory."""
-
-    slot: int
-
-
-class LoadAdapter(msgspec.Struct, frozen=True, tag="load_adapter"):
-    """Put an adapter that was read into a slot.
-
-    error  why rank 0 could not; the others do not try then.
-    """
-
-    slot: int
-    adapter: AdapterRef
-    error: str | None = None
-
-
-@dataclass(frozen=True)
-class AdapterLimits:
-    """Limits and layer sizes against which the adapters of requests are checked.
-
-    max_loras   different ones in a step.
-    modules     the linear layers of the model that may be adapted: name -> outputs N and inputs K.
-    widths      MLP widths that were padded since adapters were trained: key of config.json -> before and after.
-    model_type  of config.json, of its text part if it has one.
-    """
-
-    max_rank: int
-    max_bytes: int | None = None
-    max_loras: int = 1
-    modules: dict[str, tuple[int, int]] = field(default_factory=dict)
-    widths: dict[str, tuple[int, int]] = field(default_factory=dict)
-    model_type: str = ""
 
 
 @dataclass

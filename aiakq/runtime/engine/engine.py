@@ -18,43 +18,37 @@ from collections.abc import Callable
 from concurrent.futures import Future
 
 from aiakq.errors import error
-from aiakq.runtime.engine.adapters import AdapterPool, DropAdapter
-from aiakq.runtime.engine.messages import (
+from aiakq.runtime.engine.adapters import AdapterPool
+from aiakq.runtime.engine.executor import Executor, PendingStep
+from aiakq.runtime.engine.scheduler import Scheduler
+from aiakq.runtime.engine.sequence import ScheduledChunk, Sequence
+from aiakq.runtime.protocol.command import (
+    AdapterStaged,
+    DropAdapter,
+    EnableDrafts,
+    ExecutorCommand,
+    Inbox,
+    PrepareAdapter,
+    ResetPrefixCache,
+    ResetSequences,
+    UnloadAdapter,
+    UseVocabulary,
+)
+from aiakq.runtime.protocol.limits import ModelLimits
+from aiakq.runtime.protocol.output import OUT_OF_MEMORY, DraftCounts, EngineStats, RequestTimes, StepOutput, TokenOutput
+from aiakq.runtime.protocol.pooling_params import Pooling
+from aiakq.runtime.protocol.request import RequestOptions, RequestSpec
+from aiakq.runtime.protocol.sampling_params import SamplingParams
+from aiakq.runtime.protocol.step import (
     ADAPTER_FAILED,
     NOT_FINITE,
-    OUT_OF_MEMORY,
-    AdapterStaged,
-    EnableDrafts,
-    EngineStats,
-    Inbox,
-    ModelLimits,
-    RequestOptions,
-    RequestSpec,
-    RequestTimes,
-    ResetPrefixCache,
-    StepOutput,
-    TokenLogprobs,
-    TokenOutput,
-    UnloadAdapter,
-)
-from aiakq.runtime.engine.records import (
     ChunkResult,
-    Executor,
-    ExecutorCommand,
-    PendingStep,
-    PrepareAdapter,
-    ResetSequences,
     SampledToken,
     StepBatch,
     StepResult,
-    UseVocabulary,
+    TokenLogprobs,
 )
-from aiakq.runtime.engine.scheduler import Scheduler
-from aiakq.runtime.engine.sequence import ScheduledChunk, Sequence
-from aiakq.runtime.pooling_params import Pooling
-from aiakq.runtime.sampling_params import SamplingParams
-from aiakq.runtime.speculation.speculation import DraftCounts
-from aiakq.runtime.structured.vocabulary import Vocabulary
+from aiakq.runtime.protocol.vocabulary import Vocabulary
 
 #: The id of the request with which the engine tests the model.
 PROBE = "probe"

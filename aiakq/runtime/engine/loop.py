@@ -7,7 +7,8 @@ from collections.abc import Callable
 from concurrent.futures import FIRST_COMPLETED, wait
 
 from aiakq.runtime.engine.engine import Engine
-from aiakq.runtime.engine.messages import AdapterStaged, Inbox, StepOutput
+from aiakq.runtime.protocol.command import AdapterStaged, Inbox
+from aiakq.runtime.protocol.output import StepOutput
 
 #: Seconds to wait for an adapter before polling for messages again, while nothing can run without one.
 _PAUSE = 0.005

@@ -27,13 +27,14 @@ from collections.abc import Iterator
 from operator import attrgetter
 
 from aiakq.runtime.config.scheduler import SchedulerConfig
-from aiakq.runtime.engine.adapters import AdapterPool, AdapterRef
+from aiakq.runtime.engine.adapters import AdapterPool
 from aiakq.runtime.engine.client_shares import ClientShares
 from aiakq.runtime.engine.draft_planner import DraftPlanner
 from aiakq.runtime.engine.pages import PagePool
 from aiakq.runtime.engine.sequence import ScheduledChunk, Sequence
 from aiakq.runtime.engine.step_builder import StepBuilder
 from aiakq.runtime.engine.step_times import StepTimes
+from aiakq.runtime.protocol.adapters import AdapterRef
 
 _ORDER = attrgetter("order")
 #: Tokens of prompts that a step computes at least, although the stages could share them more evenly: fewer do not take

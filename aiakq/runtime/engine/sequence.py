@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from aiakq.runtime.engine.messages import RequestSpec, RequestTimes, TokenLogprobs
 from aiakq.runtime.engine.pages import page_hash, root_hash
-from aiakq.runtime.engine.records import Chunk, NewSequence
+from aiakq.runtime.protocol.output import RequestTimes
+from aiakq.runtime.protocol.request import RequestSpec
+from aiakq.runtime.protocol.step import Chunk, NewSequence, TokenLogprobs
 from aiakq.runtime.speculation.speculation import Speculation
 
 

@@ -1,1 +1,1 @@
-"""Executors run the steps that the engine schedules. Their protocol is in ``aiakq.runtime.engine.records``."""
+"""Executors run the steps that the engine schedules. Their protocol is in ``aiakq.runtime.engine.executor``."""

@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any
 
-from aiakq.runtime.engine.records import ExecutorCommand, Preparation, PrepareAdapter, PrepareGrammar, UseVocabulary
 from aiakq.runtime.executor.runner import Runner
 from aiakq.runtime.executor.sequences import RunningSequences
+from aiakq.runtime.protocol.command import ExecutorCommand, Preparation, PrepareAdapter, PrepareGrammar, UseVocabulary
 from aiakq.runtime.structured.compiler import GrammarCompiler
 
 #: A function that applies a command. It may return the command as other ranks apply it.

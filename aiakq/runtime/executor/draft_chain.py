@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from aiakq.runtime.engine.records import Chunk, ChunkResult, SampledToken
 from aiakq.runtime.executor.sampler import SamplerRow
 from aiakq.runtime.executor.sequences import SequenceState
+from aiakq.runtime.protocol.step import Chunk, ChunkResult, SampledToken
 
 
 class DraftChain:

@@ -26,13 +26,13 @@ from aiakq.runtime.distributed.messages import (
     Sampled,
     ToRank,
 )
-from aiakq.runtime.engine.adapters import LoadAdapter
-from aiakq.runtime.engine.records import ExecutorCommand, ResetSequences, StepBatch, StepResult
 from aiakq.runtime.executor.commands import CommandHandlers, handlers_of
 from aiakq.runtime.executor.runner import Runner
 from aiakq.runtime.executor.sampled_step import SampledStep
 from aiakq.runtime.executor.sequences import RunningSequences, SequenceState
 from aiakq.runtime.models.interface import StageOutput
+from aiakq.runtime.protocol.command import ExecutorCommand, LoadAdapter, ResetSequences
+from aiakq.runtime.protocol.step import StepBatch, StepResult
 
 #: Seconds to leave to rank 0 for finding out which rank failed, before this rank reports a failed collective.
 _SECONDS_FOR_CAUSE = 1.0

@@ -16,23 +16,16 @@ from msgspec.structs import replace
 from torch import Tensor
 
 from aiakq.runtime.device_memory import is_out_of_memory, release_memory
-from aiakq.runtime.engine.messages import EnableDrafts
-from aiakq.runtime.engine.records import (
-    Chunk,
-    CommandsDone,
-    PendingStep,
-    Preparation,
-    ResetSequences,
-    StepBatch,
-    StepResult,
-)
+from aiakq.runtime.engine.executor import CommandsDone, PendingStep
 from aiakq.runtime.executor.commands import CommandHandlers, Handler, handlers_of
 from aiakq.runtime.executor.model_proposer import ModelProposer
 from aiakq.runtime.executor.runner import Runner, StepInput
 from aiakq.runtime.executor.sampled_step import SampledStep
 from aiakq.runtime.executor.sequences import RunningSequences, SequenceState
 from aiakq.runtime.models.interface import whole_logits
-from aiakq.runtime.sampling_params import LogitsProcessor
+from aiakq.runtime.protocol.command import EnableDrafts, Preparation, ResetSequences
+from aiakq.runtime.protocol.sampling_params import LogitsProcessor
+from aiakq.runtime.protocol.step import Chunk, StepBatch, StepResult
 
 
 class LocalPendingStep(SampledStep):

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from aiakq.kernels.transfer import on_device
-from aiakq.runtime.engine.messages import RequestSpec
 from aiakq.runtime.executor.thought_tracker import SpelledBudget, ThoughtTracker
-from aiakq.runtime.sampling_params import LogitsProcessor, SamplingParams
+from aiakq.runtime.protocol.request import RequestSpec
+from aiakq.runtime.protocol.sampling_params import LogitsProcessor, SamplingParams
 
 #: A difference of logits that leaves no probability for the lower one.
 _FAR_AHEAD = 1e4

@@ -6,10 +6,10 @@ from typing import Protocol
 
 from torch import Tensor
 
-from aiakq.runtime.engine.records import Chunk, ChunkResult
 from aiakq.runtime.executor.runner import Runner
 from aiakq.runtime.executor.sequences import RunningSequences, SequenceState
 from aiakq.runtime.models.interface import ModelInput
+from aiakq.runtime.protocol.step import Chunk, ChunkResult
 
 
 class ModelProposer(Protocol):

@@ -13,18 +13,13 @@ from aiakq.errors import error
 from aiakq.runtime.device_memory import is_out_of_memory
 from aiakq.runtime.distributed.messages import Batch, Launch, Prepare, Sampled
 from aiakq.runtime.distributed.rank_group import RankGroup
-from aiakq.runtime.engine.records import (
-    CommandsDone,
-    PendingStep,
-    Preparation,
-    PrepareGrammar,
-    StepBatch,
-    StepResult,
-)
+from aiakq.runtime.engine.executor import CommandsDone, PendingStep
 from aiakq.runtime.executor.follower import NO_MEMORY
 from aiakq.runtime.executor.local import LocalExecutor, LocalPendingStep
 from aiakq.runtime.executor.model_proposer import ModelProposer
 from aiakq.runtime.executor.runner import Runner, StepInput
+from aiakq.runtime.protocol.command import Preparation, PrepareGrammar
+from aiakq.runtime.protocol.step import StepBatch, StepResult
 
 
 class MultiprocessExecutor(LocalExecutor):

@@ -17,20 +17,14 @@ from msgspec.structs import replace
 
 from aiakq.runtime.distributed.messages import Batch, Launch, Prepare, Sampled
 from aiakq.runtime.distributed.rank_group import RankGroup
-from aiakq.runtime.engine.records import (
-    CommandsDone,
-    PendingStep,
-    Preparation,
-    PrepareGrammar,
-    ResetSequences,
-    StepBatch,
-    StepResult,
-)
+from aiakq.runtime.engine.executor import CommandsDone, PendingStep
 from aiakq.runtime.executor.commands import CommandHandlers, handlers_of
 from aiakq.runtime.executor.local import fits
 from aiakq.runtime.executor.runner import Runner
 from aiakq.runtime.executor.sequences import RunningSequences, SequenceState
 from aiakq.runtime.models.interface import StageOutput
+from aiakq.runtime.protocol.command import Preparation, PrepareGrammar, ResetSequences
+from aiakq.runtime.protocol.step import StepBatch, StepResult
 
 
 class PipelinedStep:

@@ -10,9 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from aiakq.runtime.engine.messages import NOT_FINITE
 from aiakq.runtime.executor.projection import Projection
-from aiakq.runtime.pooling_params import Pooled, Pooling
+from aiakq.runtime.protocol.pooling_params import Pooled, Pooling
+from aiakq.runtime.protocol.step import NOT_FINITE
 
 
 class PromptPooler:

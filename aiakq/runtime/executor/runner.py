@@ -15,7 +15,6 @@ from aiakq.kernels.recurrent_types import States
 from aiakq.kernels.transfer import on_device
 from aiakq.kernels.types import AttentionContext
 from aiakq.runtime.config.compilation import CompilationConfig
-from aiakq.runtime.engine.records import Chunk
 from aiakq.runtime.executor.captured import Bounds, CapturedStep, capture_step
 from aiakq.runtime.executor.projection import Projection
 from aiakq.runtime.executor.sequences import RunningSequences, SequenceState
@@ -23,6 +22,7 @@ from aiakq.runtime.executor.states import StateRows
 from aiakq.runtime.lora.store import AdapterStore
 from aiakq.runtime.models.decoder import Decoder
 from aiakq.runtime.models.interface import Model, ModelInput, StageOutput
+from aiakq.runtime.protocol.step import Chunk
 
 
 @dataclass

@@ -8,11 +8,18 @@ from torch import Tensor
 
 from aiakq.kernels.ops.sampling import Sampler
 from aiakq.kernels.transfer import copies_on_host, on_device
-from aiakq.runtime.engine.messages import GRAMMAR_FAILED, NOT_FINITE, TokenLogprobs
-from aiakq.runtime.engine.records import Chunk, ChunkResult, SampledToken, StepResult
 from aiakq.runtime.executor.pooler import PromptPooler
 from aiakq.runtime.executor.sampler import SamplerOutput, SamplerRow, prompt_logprobs, sample
 from aiakq.runtime.executor.sequences import SequenceState
+from aiakq.runtime.protocol.step import (
+    GRAMMAR_FAILED,
+    NOT_FINITE,
+    Chunk,
+    ChunkResult,
+    SampledToken,
+    StepResult,
+    TokenLogprobs,
+)
 
 
 class SampledStep:

@@ -24,10 +24,9 @@ from aiakq.kernels.ops.sampling import (
     TokenMasks,
 )
 from aiakq.kernels.transfer import on_device
-from aiakq.runtime.engine.messages import NOT_FINITE, NOTHING_LEFT, TokenLogprobs
-from aiakq.runtime.engine.records import SampledToken
 from aiakq.runtime.executor.sequences import SequenceState
-from aiakq.runtime.sampling_params import SamplingParams
+from aiakq.runtime.protocol.sampling_params import SamplingParams
+from aiakq.runtime.protocol.step import NOT_FINITE, NOTHING_LEFT, SampledToken, TokenLogprobs
 from aiakq.runtime.structured.matcher import GrammarMatcher
 
 

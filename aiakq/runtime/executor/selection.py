@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from aiakq.runtime.distributed.rank_group import RankGroup
-from aiakq.runtime.engine.records import Executor
+from aiakq.runtime.engine.executor import Executor
 from aiakq.runtime.executor.local import LocalExecutor
 from aiakq.runtime.executor.model_proposer import ModelProposer
 from aiakq.runtime.executor.multiprocess import MultiprocessExecutor

@@ -7,17 +7,17 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from aiakq.runtime.engine.messages import ADAPTER_FAILED, RequestSpec
-from aiakq.runtime.engine.records import Chunk, NewSequence, StepBatch
 from aiakq.runtime.executor.logits_modifier import BudgetedModifier, LogitsModifier
 from aiakq.runtime.executor.pooler import PromptPooler
 from aiakq.runtime.executor.projection import Projection
 from aiakq.runtime.executor.thought_tracker import SpelledBudget
 from aiakq.runtime.lora.store import AdapterStore
-from aiakq.runtime.sampling_params import LogitsProcessor
+from aiakq.runtime.protocol.request import RequestSpec
+from aiakq.runtime.protocol.sampling_params import LogitsProcessor
+from aiakq.runtime.protocol.step import ADAPTER_FAILED, Chunk, NewSequence, StepBatch
+from aiakq.runtime.protocol.vocabulary import Vocabulary
 from aiakq.runtime.structured.compiler import GrammarCompiler
 from aiakq.runtime.structured.matcher import GrammarMatcher
-from aiakq.runtime.structured.vocabulary import Vocabulary
 
 
 class SequenceState:

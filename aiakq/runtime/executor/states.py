@@ -8,8 +8,8 @@ can continue, and at the last tokens of a running sequence.
 from __future__ import annotations
 
 from aiakq.kernels.recurrent_types import StateContext
-from aiakq.runtime.engine.records import Chunk
 from aiakq.runtime.executor.sequences import SequenceState
+from aiakq.runtime.protocol.step import Chunk
 
 #: Number of states stored per running sequence. A chunk reads one state and writes the state after its last token; if
 #: it samples, it also writes the state before that token, which is recomputed if the sampled token is rejected. The

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from enum import IntEnum
 
-from aiakq.runtime.structured.vocabulary import Vocabulary
-from aiakq.runtime.thought_budget import ThoughtBudget
+from aiakq.runtime.protocol.thought_budget import ThoughtBudget
+from aiakq.runtime.protocol.vocabulary import Vocabulary
 
 _BLANKS = b" \t\r\n"
 #: Maximum bytes of a character.

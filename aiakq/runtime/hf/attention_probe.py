@@ -16,12 +16,12 @@ import torch
 from torch import Tensor
 
 from aiakq.kernels.types import AttentionSpec
-from aiakq.runtime.engine.messages import RequestSpec
-from aiakq.runtime.engine.records import Chunk, NewSequence, StepBatch
 from aiakq.runtime.executor.runner import Runner
 from aiakq.runtime.executor.sequences import RunningSequences
 from aiakq.runtime.models.interface import Model, whole_logits
-from aiakq.runtime.sampling_params import SamplingParams
+from aiakq.runtime.protocol.request import RequestSpec
+from aiakq.runtime.protocol.sampling_params import SamplingParams
+from aiakq.runtime.protocol.step import Chunk, NewSequence, StepBatch
 
 #: Lengths of both sequences, and the number of tokens of the first one in the first step.
 LENGTHS, FIRST_CHUNK = (40, 23), 17

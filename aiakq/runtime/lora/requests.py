@@ -8,10 +8,10 @@ from pathlib import Path
 from aiakq.errors import error
 from aiakq.formats.model_folder import file_identity
 from aiakq.patterns import time_limit
-from aiakq.runtime.engine.adapters import AdapterLimits
-from aiakq.runtime.engine.adapters import AdapterRef as AdapterRef
 from aiakq.runtime.lora.adapter_folder import CONFIG, WEIGHTS, open_adapter
 from aiakq.runtime.lora.layers import check_fits
+from aiakq.runtime.protocol.adapters import AdapterRef as AdapterRef
+from aiakq.runtime.protocol.limits import AdapterLimits
 
 #: Processor time for all patterns of an adapter's config, and time to read its file: other adapters wait meanwhile.
 _PATTERN_SECONDS, _READ_SECONDS = 1.0, 120.0

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Generic, TypeVar
 
-from aiakq.runtime.engine.adapters import AdapterRef
+from aiakq.runtime.protocol.adapters import AdapterRef
 
 T = TypeVar("T")
 

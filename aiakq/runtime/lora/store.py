@@ -11,10 +11,11 @@ import msgspec
 import torch
 
 from aiakq.errors import AiakqError, error, one_line
-from aiakq.runtime.engine.adapters import AdapterRef, DropAdapter, FreeAdapter, LoadAdapter
 from aiakq.runtime.lora.adapter_folder import LoraWeights, open_adapter
 from aiakq.runtime.lora.layers import AdaptableLayers, PreparedAdapter
 from aiakq.runtime.lora.staging import AdapterStaging
+from aiakq.runtime.protocol.adapters import AdapterRef
+from aiakq.runtime.protocol.command import DropAdapter, FreeAdapter, LoadAdapter
 
 
 class AdapterStore:

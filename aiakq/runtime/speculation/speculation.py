@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from itertools import zip_longest
-
 from aiakq.runtime.speculation.draft_budget import DraftBudget
 from aiakq.runtime.speculation.draft_length import AcceptanceRate
 from aiakq.runtime.speculation.proposers import SequenceProposer
@@ -167,38 +164,3 @@ class Speculation:
 
     def _expect(self, num_accepted: float) -> None:
         self._expected += _EXPECTED_WEIGHT * (num_accepted - self._expected)
-
-
-@dataclass
-class DraftCounts:
-    """Counters of speculative decoding since the start.
-
-    steps     verifications: times that a sequence had draft tokens in a step.
-    drafts    draft tokens.
-    accepted  accepted draft tokens; ``by_position``: of the first, second, ... draft token of a verification.
-    """
-
-    steps: int = 0
-    drafts: int = 0
-    accepted: int = 0
-    by_position: list[int] = field(default_factory=list)
-
-    def observe(self, num_drafts: int, num_accepted: int) -> None:
-        """One sequence had ``num_drafts`` in a step."""
-        self.steps += 1
-        self.drafts += num_drafts
-        self.accepted += num_accepted
-        self.by_position += [0] * (num_drafts - len(self.by_position))
-        for position in range(num_accepted):
-            self.by_position[position] += 1
-
-    def copy(self) -> DraftCounts:
-        """The counts as they are now."""
-        return DraftCounts(self.steps, self.drafts, self.accepted, list(self.by_position))
-
-    def __add__(self, other: DraftCounts) -> DraftCounts:
-        """Those of two engines together."""
-        by_position = [one + two for one, two in zip_longest(self.by_position, other.by_position, fillvalue=0)]
-        return DraftCounts(
-            self.steps + other.steps, self.drafts + other.drafts, self.accepted + other.accepted, by_position
-        )

@@ -8,7 +8,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable
 from typing import Any
 
-from aiakq.runtime.structured.grammars import Grammar
+from aiakq.runtime.protocol.grammar import Grammar
 
 #: Maximum bytes of one grammar when it is compiled, and of all that an engine keeps.
 MAX_GRAMMAR_HELD, MAX_HELD = 64 << 20, 256 << 20

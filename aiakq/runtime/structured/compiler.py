@@ -14,15 +14,16 @@ from queue import Empty, SimpleQueue
 from typing import Any, cast
 
 from aiakq.errors import AiakqError
+from aiakq.runtime.protocol.grammar import WHITESPACE, Grammar, not_enforceable
+from aiakq.runtime.protocol.vocabulary import Vocabulary
 from aiakq.runtime.structured.compiled import CompiledGrammar, CompiledGrammars
 from aiakq.runtime.structured.formats import text_before
-from aiakq.runtime.structured.grammars import WHITESPACE, Grammar, not_enforceable
 from aiakq.runtime.structured.matcher import GrammarMatcher
 from aiakq.runtime.structured.refusals import reason_of, refused_pattern
 from aiakq.runtime.structured.schemas import clean_schema
 from aiakq.runtime.structured.structural_tags import choice_rules, tag_grammar
 from aiakq.runtime.structured.thought_end import MarkedThought, ThoughtMatcher, calls_at_end
-from aiakq.runtime.structured.vocabulary import Vocabulary
+from aiakq.runtime.structured.vocabulary import splitter
 from aiakq.runtime.text.tokenizer import is_panic
 from aiakq.system.fair_queue import FairQueue
 
@@ -54,7 +55,7 @@ class _Tokens:
         self.special_token_ids = vocabulary.special_ids
         self.eos_token_id = vocabulary.eos_ids[0]
         self._ends = frozenset(vocabulary.eos_ids)
-        self._split = vocabulary.splitter()
+        self._split = splitter(vocabulary)
 
     def __call__(self, text: str) -> list[int]:
         """The tokens of a forced text, split as the model's own tokenizer does."""

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from aiakq.runtime.structured.grammars import Grammar
+from aiakq.runtime.protocol.grammar import Grammar
 from aiakq.runtime.structured.structural_tags import format_of_tags
 
 Format = dict[str, Any]

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from aiakq.runtime.structured.grammars import not_enforceable
+from aiakq.runtime.protocol.grammar import not_enforceable
 from aiakq.runtime.structured.plain_schemas import SCALARS, is_plain, plain_schema
 from aiakq.runtime.structured.refusals import place_of, shortened
 from aiakq.runtime.structured.schema_documents import Base, SchemaDocument, Target

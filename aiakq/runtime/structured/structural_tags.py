@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
-from aiakq.runtime.structured.grammars import not_enforceable
+from aiakq.runtime.protocol.grammar import not_enforceable
 from aiakq.runtime.structured.thoughts import BLANKS, ThoughtsInText, thought_rule
 
 _ANY = r"(.|\n)*"

@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 
 from aiakq.errors import AiakqError, error
+from aiakq.runtime.protocol.unicode_text import well_formed
 from aiakq.runtime.text.message_forms import (
     INSTRUCTING,
     appended,
@@ -27,7 +28,6 @@ from aiakq.runtime.text.message_forms import (
 from aiakq.runtime.text.message_parts import as_parts
 from aiakq.runtime.text.template_facts import FORMS, ROLES, Messages, TemplateFacts, find_facts
 from aiakq.runtime.text.tools_in_text import DEFAULT_SYNTAX, CallSyntax, without_tools
-from aiakq.runtime.text.unicode_text import well_formed
 from aiakq.system.files import IS_LFS_POINTER, LFS_POINTER
 
 #: Values of --chat-template-content-format; auto: found by rendering probes.

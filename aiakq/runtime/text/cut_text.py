@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import bisect
 
+from aiakq.runtime.protocol.unicode_text import well_formed
 from aiakq.runtime.text.tokenizer import Tokenizer
-from aiakq.runtime.text.unicode_text import well_formed
 
 
 def cut_text(tokenizer: Tokenizer, text: str, max_tokens: int) -> str:

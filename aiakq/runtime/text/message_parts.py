@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from aiakq.errors import error
-from aiakq.runtime.text.unicode_text import has_surrogates
+from aiakq.runtime.protocol.unicode_text import has_surrogates
 
 #: Type of a part with text -> the field of its text.
 TEXT_PARTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}

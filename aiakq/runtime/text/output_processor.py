@@ -14,20 +14,15 @@ from typing import Any
 import msgspec
 
 from aiakq.errors import error
-from aiakq.runtime.engine.messages import (
-    ModelLimits,
-    RequestSpec,
-    RequestTimes,
-    TokenLogprobs,
-    TokenOutput,
-    admit,
-    repeat,
-)
-from aiakq.runtime.pooling_params import Pooled
-from aiakq.runtime.sampling_params import SamplingParams
+from aiakq.runtime.engine.admission import admit, repeat
+from aiakq.runtime.protocol.limits import ModelLimits
+from aiakq.runtime.protocol.output import RequestTimes, TokenOutput
+from aiakq.runtime.protocol.pooling_params import Pooled
+from aiakq.runtime.protocol.request import Prompt, Request, RequestSpec
+from aiakq.runtime.protocol.request_output import Logprob, PositionLogprobs
+from aiakq.runtime.protocol.sampling_params import SamplingParams
+from aiakq.runtime.protocol.step import TokenLogprobs
 from aiakq.runtime.text.detokenizer import Detokenizer
-from aiakq.runtime.text.outputs import Logprob, PositionLogprobs
-from aiakq.runtime.text.request import Prompt, Request
 from aiakq.runtime.text.stop_strings import StopStrings
 from aiakq.runtime.text.tokenizer import Tokenizer
 

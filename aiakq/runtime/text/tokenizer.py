@@ -13,6 +13,7 @@ from typing import Any
 from aiakq.errors import AiakqError, error
 from aiakq.formats.hub import resolve_model
 from aiakq.formats.model_folder import check_files, read_json
+from aiakq.runtime.protocol.unicode_text import well_formed
 from aiakq.runtime.text.chat_template import (
     ChatTemplate,
     as_template_error,
@@ -33,7 +34,6 @@ from aiakq.runtime.text.tokenizer_files import (
 )
 from aiakq.runtime.text.tokenizer_growth import MAX_GROWTH, check_decoder, growth_of
 from aiakq.runtime.text.tokenizer_keys import remark
-from aiakq.runtime.text.unicode_text import well_formed
 
 
 @dataclass(frozen=True)

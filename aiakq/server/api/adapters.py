@@ -10,7 +10,7 @@ from typing import Any
 
 from aiakq.arguments.lora import parse_module
 from aiakq.errors import AiakqError, error
-from aiakq.runtime.engine.adapters import AdapterRef
+from aiakq.runtime.protocol.adapters import AdapterRef
 
 #: Validates an adapter, given its name, its path, and the folder that must contain it, or None.
 Check = Callable[[str, str, str | None], Awaitable[AdapterRef]]

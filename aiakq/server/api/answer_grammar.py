@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from aiakq.errors import AiakqError, error
+from aiakq.runtime.protocol.grammar import Grammar
 from aiakq.runtime.structured.formats import (
     Format,
     after_thought,
@@ -17,7 +18,6 @@ from aiakq.runtime.structured.formats import (
     tag_grammar_of,
     with_thoughts,
 )
-from aiakq.runtime.structured.grammars import Grammar
 from aiakq.server.api.reasoning_parsers.base import ReasoningParser
 from aiakq.server.api.service import Service
 from aiakq.server.api.tool_parsers.base import PlainJsonParser, ToolParser

@@ -9,8 +9,8 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
+from aiakq.runtime.protocol.request_output import Logprob
 from aiakq.runtime.text.output_processor import Delta
-from aiakq.runtime.text.outputs import Logprob
 from aiakq.server.api.chat_message import MessageDelta, ResponseMessage, deltas_of, message_of
 from aiakq.server.api.chat_parsing import MessageParsers
 from aiakq.server.api.chat_request import ChatCompletionRequest

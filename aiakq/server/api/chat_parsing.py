@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from aiakq.runtime.protocol.request import Prompt
 from aiakq.runtime.text.output_processor import Delta
-from aiakq.runtime.text.request import Prompt
 from aiakq.server.api.answer_grammar import tool_parser_of
 from aiakq.server.api.conversation import ConversationFields
 from aiakq.server.api.message_parser import MessageParser, ReasoningTokens

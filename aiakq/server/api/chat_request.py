@@ -8,9 +8,9 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from aiakq.errors import AiakqError, error
-from aiakq.runtime.sampling_params import SamplingParams
-from aiakq.runtime.structured.grammars import Grammar
-from aiakq.runtime.text.request import Prompt
+from aiakq.runtime.protocol.grammar import Grammar
+from aiakq.runtime.protocol.request import Prompt
+from aiakq.runtime.protocol.sampling_params import SamplingParams
 from aiakq.server.api.answer_grammar import Reasoning, answer_grammar
 from aiakq.server.api.chat_parsing import reasoning_state
 from aiakq.server.api.conversation import ConversationFields

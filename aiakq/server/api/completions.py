@@ -11,10 +11,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from aiakq.errors import error
-from aiakq.runtime.sampling_params import SamplingParams
+from aiakq.runtime.protocol.request import Prompt
+from aiakq.runtime.protocol.request_output import PositionLogprobs
+from aiakq.runtime.protocol.sampling_params import SamplingParams
 from aiakq.runtime.text.output_processor import Delta
-from aiakq.runtime.text.outputs import PositionLogprobs
-from aiakq.runtime.text.request import Prompt
 from aiakq.runtime.text.tokenizer import Tokenizer
 from aiakq.server.api.generation import generate
 from aiakq.server.api.generation_request import GenerationRequest

@@ -15,11 +15,11 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from aiakq.errors import AiakqError
-from aiakq.runtime.sampling_params import SamplingParams
-from aiakq.runtime.structured.grammars import Grammar
+from aiakq.runtime.protocol.grammar import Grammar
+from aiakq.runtime.protocol.request import Prompt
+from aiakq.runtime.protocol.request import Request as RuntimeRequest
+from aiakq.runtime.protocol.sampling_params import SamplingParams
 from aiakq.runtime.text.output_processor import Delta
-from aiakq.runtime.text.request import Prompt
-from aiakq.runtime.text.request import Request as RuntimeRequest
 from aiakq.server.api.request_model import parse_body
 from aiakq.server.api.request_options import options_of
 from aiakq.server.api.request_tracker import RequestTracker

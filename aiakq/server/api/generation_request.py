@@ -9,9 +9,9 @@ from typing import Annotated, Any, ClassVar
 from pydantic import Field
 
 from aiakq.errors import AiakqError, error
-from aiakq.runtime.sampling_params import SamplingParams
-from aiakq.runtime.structured.grammars import Grammar
-from aiakq.runtime.text.request import Prompt
+from aiakq.runtime.protocol.grammar import Grammar
+from aiakq.runtime.protocol.request import Prompt
+from aiakq.runtime.protocol.sampling_params import SamplingParams
 from aiakq.server.api.foreign_fields import GENERATION_FIELDS
 from aiakq.server.api.request_model import LIMITED_BY, Integer, RequestModel
 from aiakq.server.api.sampling_fields import SAMPLING_FIELDS, SamplingFields, check_http_maximums

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from aiakq.errors import AiakqError, error
+from aiakq.runtime.protocol.thought_budget import configured_marks
 from aiakq.runtime.text.chat_template import RESERVED_TEMPLATE_KWARGS
 from aiakq.runtime.text.tools_in_text import DEFAULT_SYNTAX, CallSyntax
-from aiakq.runtime.thought_budget import configured_marks
 from aiakq.server.api.message_parser import MessageFormat
 from aiakq.server.api.reasoning_parsers import REASONING_PARSERS
 from aiakq.server.api.reasoning_parsers.base import ReasoningParser

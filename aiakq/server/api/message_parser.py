@@ -10,9 +10,9 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
+from aiakq.runtime.protocol.thought_budget import ThoughtMarks
 from aiakq.runtime.text.tokenizer import Tokenizer
 from aiakq.runtime.text.tools_in_text import DEFAULT_SYNTAX, CallSyntax
-from aiakq.runtime.thought_budget import ThoughtMarks
 from aiakq.server.api.output.events import Event, EventSink
 from aiakq.server.api.output.scanner import Parsing, TextScanner
 from aiakq.server.api.reasoning_parsers.base import ReasoningParser

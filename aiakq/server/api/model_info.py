@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from aiakq.errors import error
-from aiakq.runtime.engine.adapters import AdapterRef
-from aiakq.runtime.engine.messages import ModelLimits
+from aiakq.runtime.protocol.adapters import AdapterRef
+from aiakq.runtime.protocol.limits import ModelLimits
 from aiakq.server.api.adapters import AdapterRegistry
 from aiakq.server.api.fingerprint import fingerprint
 

@@ -15,10 +15,10 @@ from typing import Any, Generic, Literal, TypeVar
 
 import msgspec
 
-from aiakq.runtime.sampling_params import SamplingParams
+from aiakq.runtime.protocol.request import Prompt
+from aiakq.runtime.protocol.request_output import Logprob, PositionLogprobs
+from aiakq.runtime.protocol.sampling_params import SamplingParams
 from aiakq.runtime.text.output_processor import Delta
-from aiakq.runtime.text.outputs import Logprob, PositionLogprobs
-from aiakq.runtime.text.request import Prompt
 from aiakq.server.api.generation import ResponseBuilder
 from aiakq.server.api.generation_request import GenerationRequest
 from aiakq.server.api.request_timings import RequestTimings

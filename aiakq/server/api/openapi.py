@@ -11,7 +11,7 @@ import msgspec
 
 import aiakq
 from aiakq.errors import REGISTRY
-from aiakq.runtime.engine.messages import ModelLimits
+from aiakq.runtime.protocol.limits import ModelLimits
 from aiakq.server.api.model_info import ModelInfo
 from aiakq.server.api.request_model import LIMITED_BY, RequestModel
 from aiakq.server.api.routes import Route

@@ -7,9 +7,9 @@ from typing import Any
 
 from starlette.requests import Request
 
-from aiakq.runtime.engine.adapters import AdapterRef
-from aiakq.runtime.engine.messages import RequestOptions
-from aiakq.runtime.pooling_params import Pooling
+from aiakq.runtime.protocol.adapters import AdapterRef
+from aiakq.runtime.protocol.pooling_params import Pooling
+from aiakq.runtime.protocol.request import RequestOptions
 from aiakq.server.api.service import Service
 from aiakq.server.http.auth import client_of
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from aiakq.runtime.engine.messages import RequestTimes
+from aiakq.runtime.protocol.output import RequestTimes
 
 
 class RequestTimings(msgspec.Struct):

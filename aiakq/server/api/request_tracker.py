@@ -8,7 +8,7 @@ from typing import Any
 from starlette.types import Scope
 
 from aiakq.errors import AiakqError
-from aiakq.runtime.sampling_params import SamplingParams
+from aiakq.runtime.protocol.sampling_params import SamplingParams
 from aiakq.server.api.service import Service
 from aiakq.server.errors import as_aiakq_error
 from aiakq.server.http.request_ids import client_id_of

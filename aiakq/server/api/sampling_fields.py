@@ -14,7 +14,7 @@ from typing import Annotated, Any, Union, get_args, get_origin
 from pydantic import Field, create_model
 
 from aiakq.errors import error
-from aiakq.runtime.sampling_params import Parameter, SamplingParams, parameters
+from aiakq.runtime.protocol.sampling_params import Parameter, SamplingParams, parameters
 from aiakq.server.api.request_model import LIMITED_BY, Integer, RequestModel
 
 

@@ -11,9 +11,9 @@ from functools import cached_property
 from typing import Any
 
 from aiakq.errors import AiakqError, error
-from aiakq.runtime.sampling_params import SamplingParams
+from aiakq.runtime.protocol.request import Prompt
+from aiakq.runtime.protocol.sampling_params import SamplingParams
 from aiakq.runtime.text.output_processor import bad_word_texts, check_truncation, distinct_lists, truncated
-from aiakq.runtime.text.request import Prompt
 from aiakq.server.api.message_parser import MessageFormat
 from aiakq.server.api.model_info import ModelInfo
 from aiakq.server.api.unknown_fields import UnknownFields

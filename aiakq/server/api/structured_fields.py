@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, WithJsonSchema
 
 from aiakq.errors import error
-from aiakq.runtime.structured.grammars import BACKENDS, Grammar, grammar_of, new_grammar
+from aiakq.runtime.protocol.grammar import BACKENDS, Grammar, grammar_of, new_grammar
 from aiakq.server.api.foreign_fields import FORMAT_FIELDS
 from aiakq.server.api.request_model import RequestModel
 

@@ -10,9 +10,9 @@ from typing import Any
 from pydantic import PrivateAttr
 
 from aiakq.errors import AiakqError, error
-from aiakq.runtime.sampling_params import SamplingParams
-from aiakq.runtime.text.request import Prompt
-from aiakq.runtime.thought_budget import ThoughtMarks, check_end
+from aiakq.runtime.protocol.request import Prompt
+from aiakq.runtime.protocol.sampling_params import SamplingParams
+from aiakq.runtime.protocol.thought_budget import ThoughtMarks, check_end
 from aiakq.server.api.foreign_field import ForeignField
 from aiakq.server.api.request_model import RequestModel
 from aiakq.server.api.service import Service

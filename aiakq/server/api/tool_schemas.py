@@ -9,7 +9,7 @@ from functools import lru_cache
 from typing import Any
 
 from aiakq.errors import AiakqError, error
-from aiakq.runtime.structured.grammars import json_text
+from aiakq.runtime.protocol.grammar import json_text
 from aiakq.runtime.structured.relaxed_schemas import loosest_schema
 from aiakq.server.api.output.argument_schemas import NO_ARGUMENTS, clean_arguments
 from aiakq.server.api.tools import Tool

@@ -8,9 +8,9 @@ from typing import Annotated, Any, ClassVar
 from pydantic import Field, PrivateAttr, WithJsonSchema
 
 from aiakq.errors import AiakqError, error
-from aiakq.runtime.sampling_params import SamplingParams
-from aiakq.runtime.structured.grammars import Grammar
-from aiakq.runtime.text.request import Prompt
+from aiakq.runtime.protocol.grammar import Grammar
+from aiakq.runtime.protocol.request import Prompt
+from aiakq.runtime.protocol.sampling_params import SamplingParams
 from aiakq.server.api.chat_request import ChatCompletionRequest
 from aiakq.server.api.conversation import TEMPLATE_KWARGS_SCHEMA
 from aiakq.server.api.foreign_fields import GENERATION_FIELDS

@@ -11,7 +11,7 @@ import json
 from typing import Any
 
 from aiakq.errors import error
-from aiakq.runtime.text.unicode_text import has_surrogates, well_formed
+from aiakq.runtime.protocol.unicode_text import has_surrogates, well_formed
 
 #: Fields with names and paths.
 _NAMES = frozenset(

@@ -8,8 +8,8 @@ from collections.abc import Callable
 from weakref import WeakValueDictionary
 
 from aiakq.errors import AiakqError
-from aiakq.runtime.engine.adapters import AdapterRef
-from aiakq.runtime.engine.messages import UnloadAdapter
+from aiakq.runtime.protocol.adapters import AdapterRef
+from aiakq.runtime.protocol.command import UnloadAdapter
 from aiakq.server.errors import copy_error
 from aiakq.server.process.ipc import AdapterChecked, CheckAdapter, PrefetchAdapter, ToEngine
 

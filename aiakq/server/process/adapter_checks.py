@@ -7,8 +7,8 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from typing import TYPE_CHECKING, Any
 
 from aiakq.errors import AiakqError, error, one_line
-from aiakq.runtime.engine.adapters import AdapterRef
-from aiakq.runtime.engine.messages import UnloadAdapter
+from aiakq.runtime.protocol.adapters import AdapterRef
+from aiakq.runtime.protocol.command import UnloadAdapter
 from aiakq.server.process.ipc import AdapterChecked, CheckAdapter, PrefetchAdapter
 from aiakq.system.channel import Failure
 

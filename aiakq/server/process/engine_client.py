@@ -10,7 +10,7 @@ from typing import Any
 from aiakq.arguments.engine import ENGINE_ARGUMENTS
 from aiakq.arguments.server import KEY_VARIABLES
 from aiakq.errors import error
-from aiakq.runtime.engine.messages import StepOutput
+from aiakq.runtime.protocol.output import StepOutput
 from aiakq.server.process.ipc import (
     AdapterChecked,
     Configured,

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 
 from aiakq.errors import AiakqError, error
 from aiakq.runtime.engine.loop import run
-from aiakq.runtime.engine.messages import Abort, Inbox, StepOutput, UnloadAdapter
+from aiakq.runtime.protocol.command import Abort, Inbox, UnloadAdapter
+from aiakq.runtime.protocol.output import StepOutput
 from aiakq.server.process.adapter_checks import AdapterChecks
 from aiakq.server.process.held_requests import HeldRequests
 from aiakq.server.process.ipc import (

@@ -6,9 +6,11 @@ from collections.abc import Iterable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from typing import Any
 
-from aiakq.runtime.engine.adapters import AdapterRef
-from aiakq.runtime.engine.messages import RequestSpec, TokenOutput
-from aiakq.runtime.engine.records import Executor, PrepareGrammar
+from aiakq.runtime.engine.executor import Executor
+from aiakq.runtime.protocol.adapters import AdapterRef
+from aiakq.runtime.protocol.command import PrepareGrammar
+from aiakq.runtime.protocol.output import TokenOutput
+from aiakq.runtime.protocol.request import RequestSpec
 
 #: Seconds that an idle engine waits for a grammar before it polls for messages again.
 _PAUSE = 0.005

@@ -7,11 +7,14 @@ from typing import Any
 
 import msgspec
 
-from aiakq.runtime.engine.adapters import AdapterRef
-from aiakq.runtime.engine.messages import Command, ModelLimits, RequestOptions, RequestSpec, StepOutput
-from aiakq.runtime.sampling_params import SamplingParams
-from aiakq.runtime.structured.grammars import Grammar
-from aiakq.runtime.structured.vocabulary import Vocabulary
+from aiakq.runtime.protocol.adapters import AdapterRef
+from aiakq.runtime.protocol.command import Command
+from aiakq.runtime.protocol.grammar import Grammar
+from aiakq.runtime.protocol.limits import ModelLimits
+from aiakq.runtime.protocol.output import StepOutput
+from aiakq.runtime.protocol.request import RequestOptions, RequestSpec
+from aiakq.runtime.protocol.sampling_params import SamplingParams
+from aiakq.runtime.protocol.vocabulary import Vocabulary
 from aiakq.runtime.text.tokenizer import TokenizerSource
 from aiakq.system.async_channel import AsyncChannel
 from aiakq.system.channel import Channel, Failure

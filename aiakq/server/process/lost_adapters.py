@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from aiakq.errors import AiakqError
-from aiakq.runtime.engine.adapters import AdapterRef
+from aiakq.runtime.protocol.adapters import AdapterRef
 from aiakq.server.process.request_stream import RequestStream
 
 #: Seconds for which a request waits for the next version of its adapter to be loaded, if no load of it has begun.

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from aiakq.errors import error
-from aiakq.runtime.sampling_params import SamplingParams
-from aiakq.runtime.text.request import Prompt
+from aiakq.runtime.protocol.request import Prompt
+from aiakq.runtime.protocol.sampling_params import SamplingParams
 
 
 @dataclass(frozen=True)

@@ -11,9 +11,9 @@ from functools import partial
 from typing import Any
 
 from aiakq.errors import AiakqError
-from aiakq.runtime.engine.adapters import AdapterRef
-from aiakq.runtime.engine.messages import EngineStats
-from aiakq.runtime.text.request import Prompt, Request
+from aiakq.runtime.protocol.adapters import AdapterRef
+from aiakq.runtime.protocol.output import EngineStats
+from aiakq.runtime.protocol.request import Prompt, Request
 from aiakq.server.errors import copy_error
 from aiakq.server.process.adapter_calls import AdapterCalls
 from aiakq.server.process.ipc import Configured, Ready

@@ -8,17 +8,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from aiakq.errors import AiakqError, error
-from aiakq.runtime.engine.messages import (
-    Abort,
-    EnableDrafts,
-    EngineStats,
-    ModelLimits,
-    RequestSpec,
-    ResetPrefixCache,
-    StepOutput,
-)
+from aiakq.runtime.protocol.command import Abort, EnableDrafts, ResetPrefixCache
+from aiakq.runtime.protocol.limits import ModelLimits
+from aiakq.runtime.protocol.output import EngineStats, StepOutput
+from aiakq.runtime.protocol.request import Request, RequestSpec
 from aiakq.runtime.text.output_processor import Delta, OutputProcessor
-from aiakq.runtime.text.request import Request
 from aiakq.server.errors import copy_error
 from aiakq.server.process.adapter_calls import AdapterCalls
 from aiakq.server.process.ipc import GiveVocabulary, Submit, ToEngine

@@ -10,11 +10,11 @@ from dataclasses import dataclass, replace
 import msgspec
 
 from aiakq.errors import AiakqError, error
-from aiakq.runtime.engine.adapters import AdapterRef
-from aiakq.runtime.engine.messages import RequestTimes
-from aiakq.runtime.sampling_params import SamplingParams
+from aiakq.runtime.protocol.adapters import AdapterRef
+from aiakq.runtime.protocol.output import RequestTimes
+from aiakq.runtime.protocol.request import Prompt, Request
+from aiakq.runtime.protocol.sampling_params import SamplingParams
 from aiakq.runtime.text.output_processor import Delta
-from aiakq.runtime.text.request import Prompt, Request
 from aiakq.server.errors import copy_error
 from aiakq.server.telemetry.logs import OutputLog
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from aiakq.errors import AiakqError, error
-from aiakq.runtime.engine.messages import ADAPTER_FAILED, GRAMMAR_FAILED, NOTHING_LEFT, OUT_OF_MEMORY
+from aiakq.runtime.protocol.output import OUT_OF_MEMORY
+from aiakq.runtime.protocol.step import ADAPTER_FAILED, GRAMMAR_FAILED, NOTHING_LEFT
 
 
 def sequence_error(reason: str) -> AiakqError:

@@ -17,8 +17,8 @@ import msgspec
 
 from aiakq.arguments.server import KEY_VARIABLES
 from aiakq.errors import AiakqError, error
-from aiakq.runtime.structured.grammars import Grammar, not_enforceable
-from aiakq.runtime.structured.vocabulary import Vocabulary
+from aiakq.runtime.protocol.grammar import Grammar, not_enforceable
+from aiakq.runtime.protocol.vocabulary import Vocabulary
 from aiakq.runtime.text.tokenizer import NoTokenizer, TokenDecoder, Tokenizer, TokenizerSource
 from aiakq.server.process.text_messages import (
     ClientControl,

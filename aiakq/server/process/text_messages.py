@@ -7,7 +7,7 @@ from typing import Any, Literal
 import msgspec
 
 from aiakq.errors import AiakqError
-from aiakq.runtime.structured.grammars import Grammar
+from aiakq.runtime.protocol.grammar import Grammar
 from aiakq.runtime.text.infill import Infill
 from aiakq.runtime.text.template_facts import TemplateFacts
 from aiakq.runtime.text.tokenizer import TokenizerSource

@@ -35,7 +35,7 @@ from aiakq.errors import AiakqError, error, one_line
 from aiakq.runtime.structured.compiled import MAX_GRAMMAR_HELD
 from aiakq.runtime.structured.compiler import GrammarCompiler
 from aiakq.runtime.structured.relaxed_schemas import relaxed_schema
-from aiakq.runtime.structured.vocabulary import Vocabulary
+from aiakq.runtime.structured.vocabulary import vocabulary_of
 from aiakq.runtime.text.chat_template import ChatTemplate, template_of
 from aiakq.runtime.text.cut_text import cut_text
 from aiakq.runtime.text.infill import find_infill
@@ -181,7 +181,7 @@ def _load_template(setup: Setup, tokenizer: Tokenizer, facts: TemplateFacts | No
 def _compiler(tokenizer: Tokenizer, loaded: Loaded) -> GrammarCompiler | None:
     """Return the grammar compiler that all workers share. Sets the vocabulary of ``loaded``, or its failure."""
     try:
-        vocabulary = Vocabulary.of(tokenizer)
+        vocabulary = vocabulary_of(tokenizer)
         loaded.vocabulary = msgspec.msgpack.encode(vocabulary)
         # End-of-sequence tokens matter only to the engine: this compiler only validates grammars.
         return GrammarCompiler(vocabulary.resized(len(vocabulary.tokens), []))

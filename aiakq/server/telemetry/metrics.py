@@ -22,7 +22,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
 from aiakq.errors import AiakqError
-from aiakq.runtime.engine.messages import EngineStats, RequestTimes
+from aiakq.runtime.protocol.output import EngineStats, RequestTimes
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from aiakq.errors import AiakqError
-from aiakq.runtime.engine.messages import RequestTimes
-from aiakq.runtime.sampling_params import SamplingParams
+from aiakq.runtime.protocol.output import RequestTimes
+from aiakq.runtime.protocol.sampling_params import SamplingParams
 
 #: What a request that the client abandoned before its response is logged with; nginx uses the same number.
 CLIENT_CLOSED_REQUEST = 499

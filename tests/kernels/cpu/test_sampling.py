@@ -10,12 +10,13 @@ import torch
 
 from aiakq.kernels.cpu.sampling import NativeSampler
 from aiakq.kernels.ops.sampling import ModifiedLogits, SampleOutcome, SampleRow, TokenMasks, TorchSampler
-from aiakq.runtime.engine.messages import ModelLimits, admit
-from aiakq.runtime.engine.records import NewSequence, SampledToken
+from aiakq.runtime.engine.admission import admit
 from aiakq.runtime.executor import sampler
 from aiakq.runtime.executor.sampler import SamplerRow
 from aiakq.runtime.executor.sequences import SequenceState
-from aiakq.runtime.sampling_params import SamplingParams
+from aiakq.runtime.protocol.limits import ModelLimits
+from aiakq.runtime.protocol.sampling_params import SamplingParams
+from aiakq.runtime.protocol.step import NewSequence, SampledToken
 
 
 def sampler_row(vocab: int, seed: int = 0, outputs=(), **params) -> SamplerRow:

@@ -11,7 +11,7 @@ import pytest
 from aiakq.errors import AiakqError
 from aiakq.runtime.config.model import OutputHead
 from aiakq.runtime.config.pooling import PoolingConfig
-from aiakq.runtime.pooling_params import Pooling
+from aiakq.runtime.protocol.pooling_params import Pooling
 
 ARGS = {
     "task": "auto",

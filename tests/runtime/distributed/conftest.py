@@ -17,11 +17,11 @@ from aiakq.kernels.torch_collective import TorchCollective
 from aiakq.runtime.build.model_loader import load_model
 from aiakq.runtime.config.engine import EngineConfig
 from aiakq.runtime.distributed.model_share import ModelShare
-from aiakq.runtime.engine.messages import RequestSpec
-from aiakq.runtime.engine.records import Chunk, NewSequence, StepBatch
 from aiakq.runtime.executor.kv_cache import fit_positions, state_rows
 from aiakq.runtime.executor.runner import Runner
 from aiakq.runtime.executor.sequences import RunningSequences
+from aiakq.runtime.protocol.request import RequestSpec
+from aiakq.runtime.protocol.step import Chunk, NewSequence, StepBatch
 
 
 @pytest.fixture(autouse=True)

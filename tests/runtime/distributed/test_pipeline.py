@@ -206,7 +206,7 @@ def test_steps_pending_at_an_abort_do_not_affect_later_requests(stages, alone):
     llm = stages(pipeline_parallel_size=3)
     engine = llm.engine
     generate(llm)
-    from aiakq.runtime.engine.messages import RequestSpec
+    from aiakq.runtime.protocol.request import RequestSpec
 
     for number in range(3):
         spec = RequestSpec(str(number), PROMPTS[number]["prompt_token_ids"], GREEDY, max_tokens=24, seed=0)

@@ -9,12 +9,15 @@ import pytest
 from aiakq.runtime.config.lora import LoraConfig
 from aiakq.runtime.config.scheduler import SchedulerConfig
 from aiakq.runtime.engine import adapters
-from aiakq.runtime.engine.adapters import AdapterPool, AdapterRef, FreeAdapter
-from aiakq.runtime.engine.messages import RequestOptions, RequestSpec, RequestTimes
+from aiakq.runtime.engine.adapters import AdapterPool
 from aiakq.runtime.engine.pages import PagePool, root_hash
 from aiakq.runtime.engine.scheduler import Scheduler
 from aiakq.runtime.engine.sequence import Sequence
-from aiakq.runtime.sampling_params import SamplingParams
+from aiakq.runtime.protocol.adapters import AdapterRef
+from aiakq.runtime.protocol.command import FreeAdapter
+from aiakq.runtime.protocol.output import RequestTimes
+from aiakq.runtime.protocol.request import RequestOptions, RequestSpec
+from aiakq.runtime.protocol.sampling_params import SamplingParams
 
 
 def ref(key: str, nbytes: int = 10) -> AdapterRef:

@@ -12,12 +12,13 @@ from aiakq.kernels.cpu import library
 from aiakq.kernels.ops import sampling
 from aiakq.runtime.config import device as device_config
 from aiakq.runtime.config.engine import EngineConfig
-from aiakq.runtime.engine.messages import Abort, RequestSpec, ResetPrefixCache
-from aiakq.runtime.engine.records import Chunk, NewSequence, StepBatch
 from aiakq.runtime.engine.sequence import Sequence
 from aiakq.runtime.executor import cuda_graphs as graphs
 from aiakq.runtime.executor.cuda_graphs import DecodeGraphs
 from aiakq.runtime.executor.local import LocalExecutor, LocalPendingStep
+from aiakq.runtime.protocol.command import Abort, ResetPrefixCache
+from aiakq.runtime.protocol.request import RequestSpec
+from aiakq.runtime.protocol.step import Chunk, NewSequence, StepBatch
 
 
 def pair(folder, **arguments) -> tuple[LLM, LLM]:

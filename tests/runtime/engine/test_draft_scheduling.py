@@ -9,11 +9,13 @@ from replay_proposer import FREE
 from scheduler_configs import scheduler_config
 
 from aiakq.runtime.config.speculation import SpeculationConfig
-from aiakq.runtime.engine.messages import ModelLimits, RequestTimes, admit
+from aiakq.runtime.engine.admission import admit
 from aiakq.runtime.engine.pages import PagePool
 from aiakq.runtime.engine.scheduler import Scheduler
 from aiakq.runtime.engine.sequence import Sequence
-from aiakq.runtime.sampling_params import SamplingParams
+from aiakq.runtime.protocol.limits import ModelLimits
+from aiakq.runtime.protocol.output import RequestTimes
+from aiakq.runtime.protocol.sampling_params import SamplingParams
 from aiakq.runtime.speculation.draft_length import StepCosts
 
 #: A step takes as long as it has tokens.

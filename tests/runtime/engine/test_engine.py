@@ -14,21 +14,17 @@ from aiakq.kernels.types import AttentionSpec
 from aiakq.runtime.config.scheduler import SchedulerConfig
 from aiakq.runtime.device_memory import is_out_of_memory
 from aiakq.runtime.engine.engine import Engine
-from aiakq.runtime.engine.messages import (
-    NOTHING_LEFT,
-    OUT_OF_MEMORY,
-    Abort,
-    ModelLimits,
-    RequestOptions,
-    RequestSpec,
-    ResetPrefixCache,
-)
 from aiakq.runtime.engine.pages import PagePool
 from aiakq.runtime.engine.scheduler import Scheduler
 from aiakq.runtime.executor import sampled_step, sampler
 from aiakq.runtime.executor.local import LocalExecutor
 from aiakq.runtime.executor.runner import Runner
-from aiakq.runtime.sampling_params import SamplingParams
+from aiakq.runtime.protocol.command import Abort, ResetPrefixCache
+from aiakq.runtime.protocol.limits import ModelLimits
+from aiakq.runtime.protocol.output import OUT_OF_MEMORY
+from aiakq.runtime.protocol.request import RequestOptions, RequestSpec
+from aiakq.runtime.protocol.sampling_params import SamplingParams
+from aiakq.runtime.protocol.step import NOTHING_LEFT
 
 VOCAB = 50
 PAGE = 4

@@ -5,12 +5,13 @@ from __future__ import annotations
 import pytest
 
 from aiakq.runtime.config.scheduler import SchedulerConfig
-from aiakq.runtime.engine.messages import RequestOptions, RequestSpec, RequestTimes
 from aiakq.runtime.engine.pages import PagePool
 from aiakq.runtime.engine.scheduler import Scheduler
 from aiakq.runtime.engine.sequence import Sequence
 from aiakq.runtime.engine.step_builder import FIRST_LIMIT
-from aiakq.runtime.sampling_params import SamplingParams
+from aiakq.runtime.protocol.output import RequestTimes
+from aiakq.runtime.protocol.request import RequestOptions, RequestSpec
+from aiakq.runtime.protocol.sampling_params import SamplingParams
 
 PAGE = 4
 

@@ -14,7 +14,7 @@ from aiakq import LLM
 from aiakq.runtime.engine.scheduler import Scheduler
 from aiakq.runtime.engine.sequence import ScheduledChunk
 from aiakq.runtime.models import ARCHITECTURES
-from aiakq.runtime.pooling_params import POOLING_TYPES
+from aiakq.runtime.protocol.pooling_params import POOLING_TYPES
 
 NUM_PROMPTS = 12
 

@@ -9,7 +9,7 @@ from replay_proposer import FREE
 
 from aiakq import LLM, SamplingParams
 from aiakq.runtime.build import step_costs
-from aiakq.runtime.engine.messages import EnableDrafts
+from aiakq.runtime.protocol.command import EnableDrafts
 from aiakq.runtime.speculation.draft_length import StepCosts
 
 #: Steps take as long as they have tokens: draft tokens never pay.

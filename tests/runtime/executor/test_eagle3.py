@@ -22,10 +22,10 @@ from aiakq.errors import AiakqError
 from aiakq.quantizers.options import QuantizeOptions
 from aiakq.quantizers.pipeline import quantize_checkpoint
 from aiakq.runtime.build import step_costs
-from aiakq.runtime.engine.messages import EnableDrafts
-from aiakq.runtime.engine.records import SampledToken
 from aiakq.runtime.executor.eagle3 import Part
 from aiakq.runtime.models.eagle3 import Eagle3Head
+from aiakq.runtime.protocol.command import EnableDrafts
+from aiakq.runtime.protocol.step import SampledToken
 from aiakq.runtime.speculation.draft_length import StepCosts
 
 PROMPT = [7, 300, 21, 5, 90, 41, 7, 300, 8, 111, 4, 77, 250]

@@ -7,9 +7,9 @@ import random
 import pytest
 import torch
 
-from aiakq.runtime.engine.messages import NOT_FINITE
 from aiakq.runtime.executor.pooler import PromptPooler
-from aiakq.runtime.pooling_params import Pooled, Pooling
+from aiakq.runtime.protocol.pooling_params import Pooled, Pooling
+from aiakq.runtime.protocol.step import NOT_FINITE
 
 
 def _pooled(pooling: Pooling, rows: torch.Tensor, cuts: list[int]) -> Pooled:

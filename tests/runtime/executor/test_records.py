@@ -7,7 +7,7 @@ import pytest
 
 from aiakq import LLM, SamplingParams
 from aiakq.errors import AiakqError
-from aiakq.runtime.engine.records import StepBatch
+from aiakq.runtime.protocol.step import StepBatch
 
 
 def test_a_decoding_step_is_a_few_bytes_per_sequence(tiny_model, behind_bytes):

@@ -10,17 +10,18 @@ import torch
 from torch import Tensor
 
 from aiakq.kernels.ops import Ops
-from aiakq.runtime.engine.messages import ModelLimits, admit
-from aiakq.runtime.engine.records import Chunk, NewSequence
+from aiakq.runtime.engine.admission import admit
 from aiakq.runtime.executor import sampled_step
 from aiakq.runtime.executor.logits_modifier import LogitsModifier
 from aiakq.runtime.executor.sampled_step import SampledStep
 from aiakq.runtime.executor.sampler import SamplerRow
 from aiakq.runtime.executor.sequences import SequenceState
-from aiakq.runtime.sampling_params import SamplingParams
+from aiakq.runtime.protocol.limits import ModelLimits
+from aiakq.runtime.protocol.sampling_params import SamplingParams
+from aiakq.runtime.protocol.step import Chunk, NewSequence
+from aiakq.runtime.protocol.vocabulary import Vocabulary
 from aiakq.runtime.structured.compiler import GrammarCompiler
 from aiakq.runtime.structured.matcher import GrammarMatcher
-from aiakq.runtime.structured.vocabulary import Vocabulary
 
 #: One per letter; the last one ends the text.
 TOKENS = [*(bytes([letter]) for letter in b"abcdefghijklmnopqrstuvwxyz "), b"<end>"]

@@ -11,13 +11,13 @@ from aiakq import LLM, SamplingParams
 from aiakq.errors import AiakqError
 from aiakq.kernels.ops import sampling
 from aiakq.kernels.recurrent_types import States
-from aiakq.runtime.engine.messages import RequestSpec
-from aiakq.runtime.engine.records import Chunk, NewSequence
 from aiakq.runtime.engine.sequence import Sequence
 from aiakq.runtime.executor import kv_cache
 from aiakq.runtime.executor.kv_cache import kv_bytes_per_page, state_bytes
 from aiakq.runtime.executor.sequences import SequenceState
 from aiakq.runtime.executor.states import RING, StateRows
+from aiakq.runtime.protocol.request import RequestSpec
+from aiakq.runtime.protocol.step import Chunk, NewSequence
 
 PAGE = 4
 PAGES = 10

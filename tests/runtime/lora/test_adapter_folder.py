@@ -15,11 +15,11 @@ from safetensors.torch import load_file, save_file
 
 from aiakq.errors import AiakqError
 from aiakq.patterns import time_limit
-from aiakq.runtime.engine.adapters import AdapterLimits
 from aiakq.runtime.lora import requests
 from aiakq.runtime.lora.adapter_config import parse_config
 from aiakq.runtime.lora.adapter_folder import CONFIG, WEIGHTS, open_adapter
 from aiakq.runtime.lora.requests import check_adapter
+from aiakq.runtime.protocol.limits import AdapterLimits
 
 
 def tiny_llama():

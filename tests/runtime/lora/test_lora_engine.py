@@ -18,12 +18,11 @@ from safetensors.torch import load_file, save_file
 from aiakq import LLM, LoRARequest, SamplingParams
 from aiakq.errors import AiakqError
 from aiakq.runtime.distributed import child_ranks
-from aiakq.runtime.engine.adapters import DropAdapter
-from aiakq.runtime.engine.messages import UnloadAdapter
-from aiakq.runtime.engine.records import PrepareAdapter, StepBatch
 from aiakq.runtime.executor import kv_cache
 from aiakq.runtime.lora.requests import check_adapter
 from aiakq.runtime.lora.store import read
+from aiakq.runtime.protocol.command import DropAdapter, PrepareAdapter, UnloadAdapter
+from aiakq.runtime.protocol.step import StepBatch
 
 NUM_ADAPTERS = 5
 #: How the engine is driven; every mode gives the same tokens and log-probabilities.

@@ -7,8 +7,8 @@ import threading
 import pytest
 
 from aiakq.errors import error
-from aiakq.runtime.engine.adapters import AdapterRef
 from aiakq.runtime.lora.staging import AdapterStaging
+from aiakq.runtime.protocol.adapters import AdapterRef
 
 
 def ref(key: str) -> AdapterRef:

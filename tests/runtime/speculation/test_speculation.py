@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from aiakq.runtime.protocol.output import DraftCounts
 from aiakq.runtime.speculation.draft_length import AcceptanceRate
-from aiakq.runtime.speculation.speculation import DraftCounts, Speculation
+from aiakq.runtime.speculation.speculation import Speculation
 
 
 class Counting:

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
+from aiakq.runtime.protocol.grammar import Grammar
+from aiakq.runtime.protocol.vocabulary import Vocabulary
 from aiakq.runtime.structured import compiled
 from aiakq.runtime.structured.compiled import CompiledGrammars
 from aiakq.runtime.structured.compiler import GrammarCompiler
-from aiakq.runtime.structured.grammars import Grammar
-from aiakq.runtime.structured.vocabulary import Vocabulary
 
 TOKENS = [*(bytes([byte]) for byte in range(256)), b"<end>"]
 

@@ -6,13 +6,13 @@ import json
 
 import pytest
 
+from aiakq.runtime.protocol.grammar import Grammar
+from aiakq.runtime.protocol.vocabulary import Vocabulary
 from aiakq.runtime.structured.compiler import GrammarCompiler
 from aiakq.runtime.structured.ecma_patterns import refused_part
 from aiakq.runtime.structured.formats import regex, schema, tag, tag_grammar_of
-from aiakq.runtime.structured.grammars import Grammar
 from aiakq.runtime.structured.refusals import MAX_REASON
 from aiakq.runtime.structured.schemas import clean_schema
-from aiakq.runtime.structured.vocabulary import Vocabulary
 
 
 @pytest.fixture(scope="module")

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from aiakq.errors import AiakqError
+from aiakq.runtime.protocol.grammar import Grammar, grammar_of
+from aiakq.runtime.protocol.vocabulary import Vocabulary
 from aiakq.runtime.structured.compiler import GrammarCompiler
 from aiakq.runtime.structured.ecma_patterns import from_ecma
-from aiakq.runtime.structured.grammars import Grammar, grammar_of
 from aiakq.runtime.structured.schemas import clean_schema
-from aiakq.runtime.structured.vocabulary import Vocabulary
 
 TOKENS = [*(bytes([byte]) for byte in range(256)), b"<end>"]
 RECORD = {"type": "object", "additionalProperties": {"type": "boolean"}}

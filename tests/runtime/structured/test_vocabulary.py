@@ -6,9 +6,10 @@ import tokenizers
 from tokenizers import decoders, models
 from transformers import PreTrainedTokenizerFast
 
+from aiakq.runtime.protocol.grammar import Grammar
+from aiakq.runtime.protocol.vocabulary import Vocabulary
 from aiakq.runtime.structured.compiler import GrammarCompiler
-from aiakq.runtime.structured.grammars import Grammar
-from aiakq.runtime.structured.vocabulary import Vocabulary
+from aiakq.runtime.structured.vocabulary import splitter, vocabulary_of
 from aiakq.runtime.text.tokenizer import Tokenizer
 
 TEXTS = ['{"name": "x", "ages": [1, 2]}', "The sea was calm, and nobody spoke.", "naïve café — 你好 🙂"]
@@ -16,7 +17,7 @@ TEXTS = ['{"name": "x", "ages": [1, 2]}', "The sea was calm, and nobody spoke.",
 
 def test_the_bytes_of_a_byte_level_vocabulary(example_model):
     tokenizer = Tokenizer.load(example_model)
-    vocabulary = Vocabulary.of(tokenizer)
+    vocabulary = vocabulary_of(tokenizer)
     assert len(vocabulary.tokens) == tokenizer.vocab_size == len(tokenizer.hf)
     for text in TEXTS:
         ids = tokenizer.encode(text, add_special_tokens=False)
@@ -26,7 +27,7 @@ def test_the_bytes_of_a_byte_level_vocabulary(example_model):
 
 def test_texts_are_split_as_the_tokenizer_does_it(example_model):
     tokenizer = Tokenizer.load(example_model)
-    split = Vocabulary.of(tokenizer).splitter()
+    split = splitter(vocabulary_of(tokenizer))
     for text in TEXTS:
         ids = split(text)
         assert ids == tokenizer.encode(text, add_special_tokens=False)
@@ -36,16 +37,16 @@ def test_texts_are_split_as_the_tokenizer_does_it(example_model):
 def test_added_tokens_are_found_first(example_model):
     tokenizer = Tokenizer.load(example_model)
     tokenizer.hf.add_tokens(["<tool_call>", "<tool_call>\n"])
-    split = Vocabulary.of(tokenizer).splitter()
+    split = splitter(vocabulary_of(tokenizer))
     for text in ("a<tool_call>b</tool_call>", "<tool_call>\n<tool_call>", "x"):
         assert split(text) == tokenizer.encode(text, add_special_tokens=False)
 
 
 def test_a_tokenizer_in_python_has_a_vocabulary_too(example_model):
     compiled, slow = (Tokenizer.load(example_model, mode=mode) for mode in ("auto", "slow"))
-    own = Vocabulary.of(slow)
-    assert own.tokens == Vocabulary.of(compiled).tokens and own.model == ""
-    assert own.splitter()("abc") == []
+    own = vocabulary_of(slow)
+    assert own.tokens == vocabulary_of(compiled).tokens and own.model == ""
+    assert splitter(own)("abc") == []
     matcher = GrammarCompiler(own.resized(len(own.tokens), [2])).matcher(Grammar("regex", "abc"))
     for token in compiled.encode("abc", add_special_tokens=False):
         matcher.advance(token)
@@ -59,7 +60,7 @@ def test_sentencepiece_spells_spaces_and_bytes():
     inner.decoder = decoders.Sequence(
         [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
     )
-    vocabulary = Vocabulary.of(Tokenizer(PreTrainedTokenizerFast(tokenizer_object=inner, unk_token="<unk>")))
+    vocabulary = vocabulary_of(Tokenizer(PreTrainedTokenizerFast(tokenizer_object=inner, unk_token="<unk>")))
     assert vocabulary.tokens[1:6] == [b" the", b" sea", b"s", b" ", b"\0"]
     assert vocabulary.special_ids == [0]
     matcher = GrammarCompiler(vocabulary.resized(300, [0])).matcher(Grammar("regex", "(é| the seas)"))
@@ -75,7 +76,7 @@ def test_end_tokens_beyond_the_logits_are_left_out():
 
 
 def test_an_ordinary_token_that_ends_texts_is_not_forced_as_text(example_model):
-    vocabulary = Vocabulary.of(Tokenizer.load(example_model))
+    vocabulary = vocabulary_of(Tokenizer.load(example_model))
     grammar = Grammar("choice", '["the weather"]')
     for text in (b"the", b" weather"):
         end = vocabulary.tokens.index(text)

@@ -14,10 +14,12 @@ from hypothesis import strategies as st
 
 from aiakq import SamplingParams
 from aiakq.errors import AiakqError
-from aiakq.runtime.engine.messages import ModelLimits, RequestSpec, TokenLogprobs, TokenOutput
+from aiakq.runtime.protocol.limits import ModelLimits
+from aiakq.runtime.protocol.output import TokenOutput
+from aiakq.runtime.protocol.request import Prompt, RequestSpec
+from aiakq.runtime.protocol.request import Request as Asked
+from aiakq.runtime.protocol.step import TokenLogprobs
 from aiakq.runtime.text.output_processor import Delta, OutputProcessor, bad_word_ids, truncated
-from aiakq.runtime.text.request import Prompt
-from aiakq.runtime.text.request import Request as Asked
 from aiakq.runtime.text.tokenizer import NoTokenizer, Tokenizer
 
 LIMITS = ModelLimits(vocab_size=320, max_model_len=512, max_kv_tokens=512, max_logprobs=5, eos_token_ids=(1,))

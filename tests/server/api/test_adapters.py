@@ -25,8 +25,8 @@ from aiakq import LLM, LoRARequest, SamplingParams
 from aiakq.arguments.lora import LoraModule, parse_module
 from aiakq.arguments.server import checked
 from aiakq.errors import AiakqError
-from aiakq.runtime.engine.adapters import AdapterRef
-from aiakq.runtime.engine.messages import ModelLimits
+from aiakq.runtime.protocol.adapters import AdapterRef
+from aiakq.runtime.protocol.limits import ModelLimits
 from aiakq.server.api.adapter_routes import load_adapter, unload_adapter
 from aiakq.server.api.adapters import AdapterRegistry
 from aiakq.server.api.model_info import ModelInfo

@@ -8,7 +8,7 @@ import pytest
 
 from aiakq.arguments.server import checked
 from aiakq.errors import AiakqError
-from aiakq.runtime.thought_budget import ThoughtMarks
+from aiakq.runtime.protocol.thought_budget import ThoughtMarks
 from aiakq.server.api.message_format import ParserOptions
 from aiakq.server.api.message_parser import MessageFormat
 from aiakq.server.api.reasoning_parsers import REASONING_PARSERS

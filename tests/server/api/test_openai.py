@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from aiakq.runtime.text.outputs import Logprob
+from aiakq.runtime.protocol.request_output import Logprob
 from aiakq.server.api.openai import LOWEST_LOGPROB, finite, top_by_rank
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from msgspec import UNSET
 
-from aiakq.runtime.engine.messages import RequestTimes
+from aiakq.runtime.protocol.output import RequestTimes
 from aiakq.server.api.request_timings import RequestTimings
 
 

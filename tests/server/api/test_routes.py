@@ -13,7 +13,7 @@ from starlette.responses import Response
 
 from aiakq.arguments.server import checked
 from aiakq.errors import REGISTRY, AiakqError, error
-from aiakq.runtime.engine.messages import ModelLimits
+from aiakq.runtime.protocol.limits import ModelLimits
 from aiakq.server.api import routes as table
 from aiakq.server.api.app import create_app
 from aiakq.server.api.model_info import ModelInfo

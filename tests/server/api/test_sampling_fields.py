@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from aiakq.runtime.sampling_params import SamplingParams, parameters
+from aiakq.runtime.protocol.sampling_params import SamplingParams, parameters
 from aiakq.server.api.chat_request import ChatCompletionRequest
 from aiakq.server.api.completions import CompletionRequest
 from aiakq.server.api.openapi import request_schema

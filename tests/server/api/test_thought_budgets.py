@@ -15,10 +15,10 @@ from reciter import TEMPLATE
 from reciting_model import write_model
 
 from aiakq.runtime.executor.thought_tracker import SpelledBudget, ThoughtTracker
+from aiakq.runtime.protocol.request import Prompt, Request
+from aiakq.runtime.protocol.vocabulary import Vocabulary
 from aiakq.runtime.structured.compiler import GrammarCompiler
 from aiakq.runtime.structured.formats import any_text, regex, tag_grammar_of
-from aiakq.runtime.structured.vocabulary import Vocabulary
-from aiakq.runtime.text.request import Prompt, Request
 from aiakq.server.api.answer_grammar import Reasoning
 from aiakq.server.api.chat_message import message_of
 from aiakq.server.api.message_parser import MessageParser
@@ -373,8 +373,8 @@ def test_a_parser_that_reads_thoughts_in_its_own_way_has_no_marks():
 
 
 def test_a_request_that_starts_again_keeps_its_budget():
-    from aiakq.runtime.engine.messages import ModelLimits
-    from aiakq.runtime.sampling_params import SamplingParams
+    from aiakq.runtime.protocol.limits import ModelLimits
+    from aiakq.runtime.protocol.sampling_params import SamplingParams
     from aiakq.runtime.text.output_processor import OutputProcessor
     from aiakq.runtime.text.tokenizer import NoTokenizer
 

@@ -12,6 +12,7 @@ import jsonschema
 import pytest
 from call_grammars import KNOWN, LIKE, MARKED, PARSERS, SCHEMAS, UNMARKED, Vocab, after
 
+from aiakq.runtime.protocol.grammar import Grammar
 from aiakq.runtime.structured.formats import (
     either,
     regex,
@@ -21,7 +22,6 @@ from aiakq.runtime.structured.formats import (
     text_with_tags,
     with_thoughts,
 )
-from aiakq.runtime.structured.grammars import Grammar
 from aiakq.server.api.answer_grammar import Reasoning, answer_grammar
 from aiakq.server.api.chat_message import message_of
 from aiakq.server.api.chat_request import ChatCompletionRequest

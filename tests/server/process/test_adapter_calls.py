@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from aiakq.runtime.engine.adapters import AdapterRef
+from aiakq.runtime.protocol.adapters import AdapterRef
 from aiakq.server.process.adapter_calls import AdapterCalls
 from aiakq.server.process.ipc import AdapterChecked, CheckAdapter, ToEngine
 

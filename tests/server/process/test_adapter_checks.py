@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from aiakq.runtime.engine.messages import ModelLimits
 from aiakq.runtime.lora import requests
+from aiakq.runtime.protocol.limits import ModelLimits
 from aiakq.server.process.adapter_checks import AdapterChecks
 from aiakq.server.process.ipc import CheckAdapter
 

@@ -6,8 +6,11 @@ import weakref
 from concurrent.futures import Future
 
 from aiakq import SamplingParams
-from aiakq.runtime.engine.messages import ModelLimits, RequestSpec, TokenOutput, admit
-from aiakq.runtime.engine.records import PrepareGrammar
+from aiakq.runtime.engine.admission import admit
+from aiakq.runtime.protocol.command import PrepareGrammar
+from aiakq.runtime.protocol.limits import ModelLimits
+from aiakq.runtime.protocol.output import TokenOutput
+from aiakq.runtime.protocol.request import RequestSpec
 from aiakq.server.process.held_requests import HeldRequests
 
 

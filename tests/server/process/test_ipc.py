@@ -8,23 +8,16 @@ from typing import Any
 import msgspec
 import pytest
 
-from aiakq.runtime.engine.messages import (
-    Abort,
-    EngineStats,
-    ModelLimits,
-    RequestOptions,
-    RequestSpec,
-    RequestTimes,
-    ResetPrefixCache,
-    StepOutput,
-    TokenLogprobs,
-    TokenOutput,
-    repeat,
-)
-from aiakq.runtime.pooling_params import Pooled, Pooling
-from aiakq.runtime.sampling_params import SamplingParams
+from aiakq.runtime.engine.admission import repeat
+from aiakq.runtime.protocol.command import Abort, ResetPrefixCache
+from aiakq.runtime.protocol.limits import ModelLimits
+from aiakq.runtime.protocol.output import EngineStats, RequestTimes, StepOutput, TokenOutput
+from aiakq.runtime.protocol.pooling_params import Pooled, Pooling
+from aiakq.runtime.protocol.request import RequestOptions, RequestSpec
+from aiakq.runtime.protocol.sampling_params import SamplingParams
+from aiakq.runtime.protocol.step import TokenLogprobs
+from aiakq.runtime.protocol.thought_budget import ThoughtBudget
 from aiakq.runtime.text.tokenizer import TokenizerSource
-from aiakq.runtime.thought_budget import ThoughtBudget
 from aiakq.server.process import ipc
 from aiakq.system.channel import Codec, InvalidMessage, split
 

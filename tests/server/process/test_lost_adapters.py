@@ -9,19 +9,14 @@ from typing import Any
 import pytest
 
 from aiakq.errors import AiakqError, error
-from aiakq.runtime.engine.adapters import AdapterRef
-from aiakq.runtime.engine.messages import (
-    ADAPTER_FAILED,
-    Abort,
-    ModelLimits,
-    RequestOptions,
-    RequestSpec,
-    StepOutput,
-    TokenOutput,
-)
-from aiakq.runtime.sampling_params import SamplingParams
+from aiakq.runtime.protocol.adapters import AdapterRef
+from aiakq.runtime.protocol.command import Abort
+from aiakq.runtime.protocol.limits import ModelLimits
+from aiakq.runtime.protocol.output import StepOutput, TokenOutput
+from aiakq.runtime.protocol.request import Prompt, Request, RequestOptions, RequestSpec
+from aiakq.runtime.protocol.sampling_params import SamplingParams
+from aiakq.runtime.protocol.step import ADAPTER_FAILED
 from aiakq.runtime.text.output_processor import Delta
-from aiakq.runtime.text.request import Prompt, Request
 from aiakq.server.api.adapters import AdapterRegistry
 from aiakq.server.process.ipc import Submit
 from aiakq.server.process.lost_adapters import REPLACEMENT_SECONDS, LostAdapters

@@ -13,9 +13,8 @@ import httpx
 import pytest
 
 from aiakq.errors import AiakqError, error
-from aiakq.runtime.engine.messages import RequestOptions
-from aiakq.runtime.sampling_params import SamplingParams
-from aiakq.runtime.text.request import Prompt, Request
+from aiakq.runtime.protocol.request import Prompt, Request, RequestOptions
+from aiakq.runtime.protocol.sampling_params import SamplingParams
 from aiakq.server.process.replicas import PrefixMap, Replicas
 
 

@@ -14,9 +14,9 @@ import httpx
 import pytest
 
 from aiakq.errors import error
-from aiakq.runtime.engine.messages import ModelLimits, RequestOptions, RequestSpec
-from aiakq.runtime.sampling_params import SamplingParams
-from aiakq.runtime.text.request import Prompt, Request
+from aiakq.runtime.protocol.limits import ModelLimits
+from aiakq.runtime.protocol.request import Prompt, Request, RequestOptions, RequestSpec
+from aiakq.runtime.protocol.sampling_params import SamplingParams
 from aiakq.server.background import RunningServer
 from aiakq.server.process.request_manager import QueueLimits, RequestManager
 from aiakq.server.process.request_stream import RequestStream

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 
-from aiakq.runtime.sampling_params import SamplingParams
+from aiakq.runtime.protocol.request import Prompt, Request
+from aiakq.runtime.protocol.request_output import Logprob
+from aiakq.runtime.protocol.sampling_params import SamplingParams
 from aiakq.runtime.text.output_processor import Delta
-from aiakq.runtime.text.outputs import Logprob
-from aiakq.runtime.text.request import Prompt, Request
 from aiakq.server.process.request_stream import RequestStream, SequenceProgress, merge_deltas
 
 

@@ -16,9 +16,11 @@ import torch
 from lora_adapters import adapted, save_adapter
 
 from aiakq import LLM, LoRARequest, SamplingParams
-from aiakq.runtime.engine.adapters import AdapterRef
-from aiakq.runtime.engine.messages import Abort, RequestSpec, UnloadAdapter, admit
+from aiakq.runtime.engine.admission import admit
 from aiakq.runtime.lora import store
+from aiakq.runtime.protocol.adapters import AdapterRef
+from aiakq.runtime.protocol.command import Abort, UnloadAdapter
+from aiakq.runtime.protocol.request import RequestSpec
 from aiakq.server.process import engine_process
 from aiakq.server.process.held_requests import HeldRequests
 from aiakq.server.process.ipc import AdapterChecked, PrefetchAdapter, Stepped, Submit

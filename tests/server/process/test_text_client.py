@@ -22,7 +22,7 @@ import psutil
 import pytest
 
 from aiakq.errors import AiakqError
-from aiakq.runtime.structured.grammars import Grammar
+from aiakq.runtime.protocol.grammar import Grammar
 from aiakq.runtime.text.tokenizer import Tokenizer, TokenizerSource
 from aiakq.server.process import text_client
 from aiakq.server.process.text_client import NUM_WORKERS, TextClient, client_of_request

@@ -6,8 +6,7 @@ import time
 
 import pytest
 
-from aiakq.runtime.engine.messages import EngineStats
-from aiakq.runtime.speculation.speculation import DraftCounts
+from aiakq.runtime.protocol.output import DraftCounts, EngineStats
 from aiakq.server.telemetry.metrics import Metrics
 
 COUNTERS = """

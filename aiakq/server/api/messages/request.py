@@ -9,8 +9,8 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field, PrivateAttr, WithJsonSchema, model_validator
 
 from aiakq.errors import error
-from aiakq.runtime.sampling_params import SamplingParams
-from aiakq.runtime.text.request import Prompt
+from aiakq.runtime.protocol.request import Prompt
+from aiakq.runtime.protocol.sampling_params import SamplingParams
 from aiakq.server.api.foreign_field import Fields, ForeignField, Sent
 from aiakq.server.api.generation_request import ModelName
 from aiakq.server.api.messages.blocks import check_blocks, messages_of

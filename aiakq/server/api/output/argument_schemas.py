@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from typing import Any
 
+from aiakq.runtime.protocol.unicode_text import well_formed
 from aiakq.runtime.structured.schemas import clean_schema
-from aiakq.runtime.text.unicode_text import well_formed
 
 #: What a tool without a schema takes.
 NO_ARGUMENTS: Mapping[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}

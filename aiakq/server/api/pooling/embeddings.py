@@ -12,7 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from aiakq.errors import error
-from aiakq.runtime.pooling_params import PoolingLimits, PoolingParams
+from aiakq.runtime.protocol.pooling_params import PoolingLimits, PoolingParams
 from aiakq.server.api.completions import split_prompts
 from aiakq.server.api.conversation import TEMPLATE_KWARGS_SCHEMA, ChatMessage, ConversationFields
 from aiakq.server.api.pooling.number_encoding import (

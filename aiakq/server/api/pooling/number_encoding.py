@@ -12,7 +12,7 @@ from typing import Any, Literal
 import msgspec
 
 from aiakq.errors import error
-from aiakq.runtime.pooling_params import Pooled
+from aiakq.runtime.protocol.pooling_params import Pooled
 
 #: Number, position, shape and number format of a vector.
 Place = dict[str, object]

@@ -19,10 +19,10 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from aiakq.errors import AiakqError, error
-from aiakq.runtime.pooling_params import Pooled, Pooling, PoolingLimits, PoolingParams
-from aiakq.runtime.sampling_params import SamplingParams
-from aiakq.runtime.text.request import Prompt
-from aiakq.runtime.text.request import Request as RuntimeRequest
+from aiakq.runtime.protocol.pooling_params import Pooled, Pooling, PoolingLimits, PoolingParams
+from aiakq.runtime.protocol.request import Prompt
+from aiakq.runtime.protocol.request import Request as RuntimeRequest
+from aiakq.runtime.protocol.sampling_params import SamplingParams
 from aiakq.server.api.pooling.pooling_fields import PoolingFields
 from aiakq.server.api.request_model import parse_body
 from aiakq.server.api.request_options import options_of

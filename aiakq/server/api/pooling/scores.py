@@ -17,7 +17,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from aiakq.errors import error
-from aiakq.runtime.pooling_params import PoolingParams, paired, similarity
+from aiakq.runtime.protocol.pooling_params import PoolingParams, paired, similarity
 from aiakq.server.api.pooling.pooled_request import (
     MAX_INPUTS,
     PooledPrompt,

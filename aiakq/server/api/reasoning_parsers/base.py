@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from aiakq.runtime.thought_budget import ThoughtMarks
+from aiakq.runtime.protocol.thought_budget import ThoughtMarks
 from aiakq.server.api.output.events import EventSink
 from aiakq.server.api.output.scanner import MarkFound, Parsing, TextScanner, marks_of
 from aiakq.server.api.reasoning_parsers.thought import Thought

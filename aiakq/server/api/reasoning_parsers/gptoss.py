@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from aiakq.runtime.thought_budget import ThoughtMarks
+from aiakq.runtime.protocol.thought_budget import ThoughtMarks
 from aiakq.server.api.output.channels import ENDS, MARKS, read_channels
 from aiakq.server.api.output.events import EventSink
 from aiakq.server.api.output.scanner import Parsing, TextScanner

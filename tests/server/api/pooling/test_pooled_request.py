@@ -13,7 +13,7 @@ from typing import Any
 
 import httpx
 
-from aiakq.runtime.engine.adapters import AdapterRef
+from aiakq.runtime.protocol.adapters import AdapterRef
 from aiakq.server.api.pooling.pooled_request import PoolingCall
 from aiakq.server.background import start_in_background
 from aiakq.server.process.request_stream import Prompt

@@ -1,23 +1,25 @@
-"""The executor protocol, and the records that describe a step and its results.
+"""A step of the model: what is computed, and the results.
 
-The engine decides what runs; an executor holds the model, the KV memory and its own copy of every running sequence.
-Between them pass the records below: integers, strings, floats and lists, which could cross a process or be broadcast
-to ranks. A sequence is introduced once, with its tokens and its request; from then on the executor keeps its tokens
-and its page table under a slot number, and a step names only what is new (docs/decisions/0018-executor.md).
+A sequence is introduced once, with its tokens and its request; from then on the executor keeps its tokens and its page
+table under a slot number, and a step names only what is new (docs/decisions/0018-executor.md).
 """
 
 from __future__ import annotations
 
-from concurrent.futures import Future
-from typing import Any, Protocol
-
 import msgspec
 
-from aiakq.runtime.engine.adapters import AdapterRef, DropAdapter, FreeAdapter, LoadAdapter
-from aiakq.runtime.engine.messages import EnableDrafts, RequestSpec, TokenLogprobs
-from aiakq.runtime.pooling_params import Pooled
-from aiakq.runtime.structured.grammars import Grammar
-from aiakq.runtime.structured.vocabulary import Vocabulary
+from aiakq.runtime.protocol.command import ExecutorCommand
+from aiakq.runtime.protocol.pooling_params import Pooled
+from aiakq.runtime.protocol.request import RequestSpec
+
+#: The ``error`` of a sequence whose logits are not finite.
+NOT_FINITE = "the model's output is not finite (overflow)"
+#: The ``error`` of a sequence whose masks forbid every token.
+NOTHING_LEFT = "no token is left that the request allows"
+#: The ``error`` of a sequence whose grammar matcher has failed.
+GRAMMAR_FAILED = "its grammar cannot be followed any further"
+#: Prefix of the ``error`` of a sequence whose LoRA adapter could not be loaded.
+ADAPTER_FAILED = "its adapter cannot be loaded"
 
 
 class NewSequence(msgspec.Struct, frozen=True):
@@ -56,36 +58,6 @@ class Chunk(msgspec.Struct, frozen=True, omit_defaults=True):
     num_forced: int = 0
 
 
-class UseVocabulary(msgspec.Struct, frozen=True, tag="use_vocabulary"):
-    """The vocabulary for grammars. It precedes the first sequence with a grammar."""
-
-    vocabulary: Vocabulary
-
-
-class ResetSequences(msgspec.Struct, frozen=True, tag="reset_sequences"):
-    """Drop every pending step and every sequence."""
-
-
-class PrepareGrammar(msgspec.Struct, frozen=True, tag="prepare_grammar"):
-    """Begin to compile a grammar while steps run. While the future exists, the compiled grammar stays in memory; if it
-    is cancelled, nobody waits for the grammar any more.
-    """
-
-    grammar: Grammar
-
-
-class PrepareAdapter(msgspec.Struct, frozen=True, tag="prepare_adapter"):
-    """Start reading an adapter while steps run. The result of the future is the error if that failed."""
-
-    adapter: AdapterRef
-
-
-#: What an executor does before it runs the chunks of a batch.
-ExecutorCommand = UseVocabulary | ResetSequences | EnableDrafts | DropAdapter | FreeAdapter | LoadAdapter
-#: What an executor does while steps run.
-Preparation = PrepareGrammar | PrepareAdapter
-
-
 class StepBatch(msgspec.Struct, frozen=True):
     """One step, and what changed since the batch before it. A batch without chunks only has commands.
 
@@ -101,6 +73,18 @@ class StepBatch(msgspec.Struct, frozen=True):
     new_sequences: list[NewSequence] = []
     chunks: list[Chunk] = []
     commands: list[ExecutorCommand] = []
+
+
+class TokenLogprobs(msgspec.Struct):
+    """Log-probabilities at one position: the chosen token first, then the most likely ones, best first.
+
+    is_ranked  false: the others are those of ``logprob_token_ids``.
+    """
+
+    token_ids: list[int]
+    logprobs: list[float]
+    chosen_rank: int
+    is_ranked: bool = True
 
 
 class SampledToken(msgspec.Struct):
@@ -159,34 +143,3 @@ class StepResult(msgspec.Struct):
     def new_tokens(self) -> list[list[int]]:
         """For each chunk the tokens that continue its sequence."""
         return [[sampled.token for sampled in chunk.sampled if sampled.is_valid] for chunk in self.chunks]
-
-
-class PendingStep(Protocol):
-    """A step that was submitted."""
-
-    def collect(self) -> StepResult:
-        """Wait for the step's results. Steps are collected once each, in the order in which they were submitted."""
-
-
-class CommandsDone:
-    """The ``PendingStep`` of a batch without chunks."""
-
-    def collect(self) -> StepResult:
-        """Return an empty result."""
-        return StepResult()
-
-
-class Executor(Protocol):
-    """Runs the steps that an engine schedules, one after the other."""
-
-    def submit(self, batch: StepBatch) -> PendingStep:
-        """Start a step behind those that are pending, without waiting for them.
-
-        A chunk may end with the token that the step before samples. Its own token is sampled only when that step was
-        collected: it may depend on every token before it.
-        """
-
-    def prepare(self, preparation: Preparation) -> Future[Any] | None:
-        """Start what later sequences need, while steps run. The future is done when a batch need not wait for it; None
-        if nothing is to be waited for.
-        """

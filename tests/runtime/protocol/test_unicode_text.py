@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from aiakq.errors import AiakqError
-from aiakq.runtime.sampling_params import SamplingParams
-from aiakq.runtime.structured.grammars import grammar_of
+from aiakq.runtime.protocol.grammar import grammar_of
+from aiakq.runtime.protocol.sampling_params import SamplingParams
+from aiakq.runtime.protocol.unicode_text import well_formed
 from aiakq.runtime.text.tokenizer import Tokenizer
-from aiakq.runtime.text.unicode_text import well_formed
 
 
 @pytest.mark.parametrize(

@@ -12,12 +12,13 @@ from hypothesis import strategies as st
 
 from aiakq import SamplingParams, StructuredOutputsParams
 from aiakq.errors import AiakqError
-from aiakq.runtime.engine.messages import ModelLimits, admit
+from aiakq.runtime.engine.admission import admit
+from aiakq.runtime.protocol.grammar import Grammar, GrammarDefaults, grammar_of
+from aiakq.runtime.protocol.limits import ModelLimits
+from aiakq.runtime.protocol.vocabulary import Vocabulary
 from aiakq.runtime.structured.compiler import GrammarCompiler
-from aiakq.runtime.structured.grammars import Grammar, GrammarDefaults, grammar_of
 from aiakq.runtime.structured.matcher import GrammarMatcher
 from aiakq.runtime.structured.schemas import clean_schema
-from aiakq.runtime.structured.vocabulary import Vocabulary
 
 SINGLE = [bytes([byte]) for byte in range(256)]
 #: Bytes, some longer tokens, two special ones, and an end.

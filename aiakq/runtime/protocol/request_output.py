@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from aiakq.runtime.pooling_params import Pooled
+from aiakq.runtime.protocol.pooling_params import Pooled
 
 
 @dataclass

@@ -10,8 +10,8 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, get_args, get_type_hints
 
 from aiakq.errors import error
-from aiakq.runtime.structured.grammars import Grammar, grammar_of
-from aiakq.runtime.text.unicode_text import well_formed
+from aiakq.runtime.protocol.grammar import Grammar, grammar_of
+from aiakq.runtime.protocol.unicode_text import well_formed
 
 #: Temperatures below this are greedy, since dividing logits by them would overflow (see docs/serving.md).
 GREEDY_BELOW = 1e-5

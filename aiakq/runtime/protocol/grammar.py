@@ -10,7 +10,7 @@ from typing import Any, Literal
 import msgspec
 
 from aiakq.errors import AiakqError, error
-from aiakq.runtime.text.unicode_text import has_surrogates, well_formed
+from aiakq.runtime.protocol.unicode_text import has_surrogates, well_formed
 
 Kind = Literal["json", "regex", "choice", "grammar", "structural_tag"]
 

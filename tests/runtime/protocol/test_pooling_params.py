@@ -8,7 +8,7 @@ import pytest
 
 from aiakq import PoolingParams
 from aiakq.errors import AiakqError
-from aiakq.runtime.pooling_params import MAX_NUMBERS, Pooled, Pooling, PoolingLimits, paired, similarity
+from aiakq.runtime.protocol.pooling_params import MAX_NUMBERS, Pooled, Pooling, PoolingLimits, paired, similarity
 
 EMBEDS = PoolingLimits("embed", Pooling("LAST", normalize=True), 8, dimensions=[])
 SCORES = PoolingLimits("score", Pooling("LAST", activation="sigmoid"), 1, labels=["good"])

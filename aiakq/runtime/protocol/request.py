@@ -1,0 +1,98 @@
+"""A request on its way: ``Request`` as a client sends it, ``RequestSpec`` as the engine runs one of its sequences.
+
+``Request`` is built by a route of the server or by ``LLM`` and passed on whole; ``engine.admission.admit`` makes a
+``RequestSpec`` of each of its sequences.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from aiakq.runtime.protocol.adapters import AdapterRef
+from aiakq.runtime.protocol.grammar import Grammar
+from aiakq.runtime.protocol.pooling_params import Pooling
+from aiakq.runtime.protocol.sampling_params import SamplingParams
+from aiakq.runtime.protocol.thought_budget import ThoughtBudget
+
+
+class RequestOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What a client asks for besides its prompts and sampling parameters. The record travels from the route to the
+    engine.
+
+    priority    scheduling priority; smaller values are scheduled first.
+    cache_salt  prefix cache pages are shared only between requests with the same salt.
+    client      client that the request belongs to; steps are shared between clients (``StepBuilder``).
+    pooling     how prompts are pooled, for requests that generate nothing.
+    adapter     LoRA adapter; validated by ``runtime.lora.requests``.
+    """
+
+    priority: int = 0
+    cache_salt: str = ""
+    client: str = ""
+    pooling: Pooling | None = None
+    adapter: AdapterRef | None = None
+
+
+DEFAULT_OPTIONS = RequestOptions()
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """One tokenized prompt. ``text`` is None when the client sent token ids; ``thought`` is the budget behind it."""
+
+    text: str | None
+    token_ids: list[int]
+    thought: ThoughtBudget | None = None
+
+
+@dataclass(frozen=True)
+class Request:
+    """One or several prompts with the same parameters.
+
+    options              what the engine gets of it besides prompts and sampling parameters.
+    arrival_time         seconds on ``time.monotonic``.
+    final_only           whether the reader wants only the complete output, not increments.
+    bad_words            ``bad_word_ids`` of ``params.bad_words``; tokenized later if None.
+    kept_special_tokens  special tokens that are kept in the text even if special tokens are skipped.
+    within_context       reduce a ``max_tokens`` that exceeds the context length, instead of refusing it.
+    """
+
+    id: str
+    prompts: Sequence[Prompt]
+    params: SamplingParams
+    options: RequestOptions = DEFAULT_OPTIONS
+    arrival_time: float = 0.0
+    final_only: bool = False
+    bad_words: Sequence[list[int]] | None = None
+    kept_special_tokens: frozenset[int] = frozenset()
+    within_context: bool = False
+
+
+class RequestSpec(msgspec.Struct, frozen=True):
+    """One sequence to generate or pool, with validated fields. Created by ``admit`` only.
+
+    sampling         sampling parameters of the request, without ``logits_processors``, which cannot be encoded, and
+                     without structured outputs, which ``grammar`` replaces.
+    max_tokens       maximum number of tokens to generate; 0 only scores the prompt.
+    seed             seed of the sequence: the request's plus the index of the sequence, or a random one. It is fixed,
+                     so that a preempted sequence is regenerated identically.
+    eos_token_ids    token ids that end the sequence with ``stop_reason`` None; empty with ignore_eos.
+    bad_word_ids     ``sampling.bad_words`` as sequences of token ids that must not occur in the output.
+    options          what the client asks for, the same for all sequences of a request.
+    grammar          grammar that the generated text has to match.
+    thought          the longest thought, and how it is ended.
+    """
+
+    request_id: str
+    prompt_token_ids: list[int]
+    sampling: SamplingParams
+    max_tokens: int
+    seed: int
+    eos_token_ids: list[int] = []
+    bad_word_ids: list[list[int]] = []
+    options: RequestOptions = DEFAULT_OPTIONS
+    grammar: Grammar | None = None
+    thought: ThoughtBudget | None = None
