@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from typing import Any, Generic
 
 from aiakq.system.channel import Codec, Failure, Heartbeat, Receive, Send, split
@@ -21,7 +20,7 @@ class AsyncChannel(Generic[Send, Receive]):
         self._reader, self._writer = reader, writer
         self._codec: Codec[Send, Receive] = Codec(receives)
         self._buffer = bytearray()
-        self._bodies: deque[bytes] = deque()
+        self._bodies: Iterator[bytes] = iter(())  # the frames that have arrived and are not decoded yet
 
     @classmethod
     async def open(cls, sock: socket.socket, receives: Any) -> AsyncChannel[Send, Receive]:
@@ -53,26 +52,34 @@ class AsyncChannel(Generic[Send, Receive]):
         Raises the error that the other end sends, and ``InvalidMessage``.
         """
         while True:
-            while self._bodies:
-                body = self._bodies.popleft()
+            for body in self._bodies:
+                record = self._codec.record(body)
+                if record is not None:
+                    return record
+            if not await self._read():
+                return None
+
+    async def records(self) -> AsyncIterator[Receive]:
+        """Yield every record until the other end is gone. Raises like ``receive``, and is faster for many records."""
+        while True:
+            for body in self._bodies:
                 if len(body) > _LARGE_FRAME:
                     await asyncio.sleep(0)  # yield to other tasks
                 record = self._codec.record(body)
                 if record is not None:
-                    return record
-            try:
-                data = await self._reader.read(1 << 18)
-            except OSError:
-                return None
-            if not data:
-                return None
-            self._buffer += data
-            self._bodies.extend(split(self._buffer))
+                    yield record
+            if not await self._read():
+                return
 
-    async def records(self) -> AsyncIterator[Receive]:
-        """Yield every record until the other end is gone. Raises like ``receive``."""
-        while (record := await self.receive()) is not None:
-            yield record
+    async def _read(self) -> bool:
+        """Read what has arrived; return False if the other end is gone."""
+        try:
+            data = await self._reader.read(1 << 18)
+        except OSError:
+            return False
+        self._buffer += data
+        self._bodies = iter(split(self._buffer))
+        return bool(data)
 
     def close(self) -> None:
         """Close the connection after what is queued has been sent."""

@@ -103,9 +103,10 @@ class Codec(Generic[Send, Receive]):
             record = self._decode(body)
         except (msgspec.MsgspecError, ValueError, RecursionError) as problem:
             raise InvalidMessage(str(problem)) from problem
-        if isinstance(record, Failure):
+        kind = type(record)  # faster than isinstance
+        if kind is Failure:
             raise record.error()
-        return None if isinstance(record, Heartbeat) else record
+        return None if kind is Heartbeat else record
 
 
 def split(buffer: bytearray) -> list[bytes]:

@@ -364,7 +364,7 @@ class TextClient:
     async def _exchange(self, worker: TextWorkerChannel, number: int, frame: bytes) -> TextReply:
         """Send a request and wait for its reply. Must not be cancelled."""
         worker.channel.send_frame(frame)
-        async for reply in worker.channel.records():
+        while (reply := await worker.channel.receive()) is not None:
             if reply.number == number:  # else it is the reply for a worker that died while idle
                 return reply
         raise Disconnected
