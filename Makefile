@@ -8,7 +8,7 @@ PYTEST := $(BIN)/pytest -q -n 2 --dist loadfile $(PYTEST_ARGS)
 .PHONY: help image release quickstart test test-all test-fast test-elsewhere check format docs frameworks models soak hostile quality large bench bench-cpu counters ab kernels sanitize triton resolve gpu clean
 
 help:  ## these lines
-	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 14
+	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 16
 
 # An index with other builds of torch, such as the one without CUDA, which is a tenth of the size.
 TORCH_INDEX ?=
@@ -125,7 +125,7 @@ sanitize: $(VENV)/.test  ## tests of the native kernels under checks of memory, 
 # TRITON=3.6.0 takes that version; COMPILE=quick compiles every kernel, but not every configuration.
 TRITON ?=
 COMPILE ?= all
-triton: $(VENV)/.test  ## compile the GPU kernels with the newest Triton of the index, or with version $(TRITON)
+triton: $(VENV)/.test  ## compile the GPU kernels with the newest Triton of the index, or with TRITON=3.6.0
 	rm -rf $(VENV)/triton
 	$(BIN)/pip install -qq --disable-pip-version-check --no-deps --target $(VENV)/triton triton$(addprefix ==,$(TRITON))
 	PYTHONPATH=$(VENV)/triton AIAKQ_COMPILE=$(COMPILE) $(BIN)/pytest -q tests/kernels/triton/test_triton_compiled.py
@@ -134,7 +134,7 @@ resolve: | $(BIN)/pip  ## whether pip can resolve what the GPU image installs; d
 	$(PYTHON) examples/deploy/requirements.py --device gpu > $(VENV)/gpu.txt
 	$(BIN)/pip install --dry-run --ignore-installed -qq --disable-pip-version-check -c constraints.txt -r $(VENV)/gpu.txt
 
-gpu:  ## everything that needs an NVIDIA GPU, in one go; results under $$OUT (default out/gpu)
+gpu:  ## everything that needs an NVIDIA GPU, in one go; results under $OUT (default out/gpu)
 	$(PYTHON) examples/gpu/gpu.py
 
 CONTAINERS ?= podman

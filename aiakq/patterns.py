@@ -10,7 +10,7 @@ import contextlib
 import functools
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from typing import Any
 
@@ -48,21 +48,25 @@ def matches(pattern: str, name: str) -> bool:
     return match_regex(text, name) is not None
 
 
-def match_regex(text: str, name: str) -> Any:
+def match_regex(text: str, name: str, refused: Callable[[str, str], AiakqError] | None = None) -> Any:
     """Match a regular expression at the beginning of ``name``; returns its match object, or None.
 
-    Raises ``format_unsupported`` for an expression that is too long, malformed or too costly.
+    refused  returns the error for an expression that is too long, malformed or too costly, from the expression and the
+             reason. ``format_unsupported`` if not given.
     """
+    refused = refused or _refused
     if len(name) > MAX_NAME:
-        raise _refused(text, f"a name has {len(name)} characters, at most {MAX_NAME} are read")
+        raise refused(text, f"a name has {len(name)} characters, at most {MAX_NAME} are read")
     left = _left.get()
     if left is not None and left <= 0:
-        raise _refused(text, "the patterns of this file take too long to match")
+        raise refused(text, "the patterns of this file take too long to match")
     started = time.thread_time()
     try:
         return _compiled(text).match(name, timeout=_TIMEOUT)
+    except _Unusable as failure:
+        raise refused(text, str(failure)) from None
     except TimeoutError:
-        raise _refused(text, "it takes too long to match") from None
+        raise refused(text, "it takes too long to match") from None
     finally:
         if left is not None:
             _left.set(left - (time.thread_time() - started))
@@ -79,16 +83,21 @@ def glob_to_regex(pattern: str) -> str:
     return "^" + "".join(pieces.get(char) or re.escape(char) for char in pattern) + "$"
 
 
+class _Unusable(Exception):
+    """An expression that does not compile."""
+
+
 @functools.lru_cache(maxsize=4096)
 def _compiled(text: str) -> Any:
     import regex  # imported late: the command line imports this module before it matches anything
 
     if len(text) > MAX_PATTERN:
-        raise _refused(text, f"it has {len(text)} characters, at most {MAX_PATTERN} are read")
+        raise _Unusable(f"it has {len(text)} characters, at most {MAX_PATTERN} are read")
     try:
         return regex.compile(text)
     except (regex.error, RecursionError, OverflowError, MemoryError) as problem:
-        raise _refused(text, str(problem) or type(problem).__name__) from None
+        # Without the position, which is that in an expression around the one in the file.
+        raise _Unusable(getattr(problem, "msg", "") or str(problem) or type(problem).__name__) from None
 
 
 def _refused(text: str, reason: str) -> AiakqError:

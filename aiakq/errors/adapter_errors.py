@@ -21,6 +21,10 @@ ADAPTER_ERRORS = {
         "The adapter '{adapter}' sets {field}, which is not supported: {reason}.",
         "Merge the adapter into its model with PEFT's merge_and_unload, or train one without it.",
     ),
+    "adapter_pattern": ErrorKind(
+        "The adapter '{adapter}' has {pattern!r} in {field}, which cannot be used as a regular expression: {reason}.",
+        "Correct {field} in its adapter_config.json; PEFT matches module names with Python's re.",
+    ),
     "adapter_contradiction": ErrorKind(
         "The adapter '{adapter}' has tensors of {module}, which {field} in its adapter_config.json does not select, so"
         " PEFT ignores them.",

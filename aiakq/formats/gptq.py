@@ -201,13 +201,14 @@ def _dynamic(dynamic: Mapping[str, Any], base: LayerSpec) -> Iterable[tuple[str,
 def _rotated(config: Mapping[str, Any]) -> tuple[str, ...]:
     """Return patterns of the linears whose inputs GPTQModel rotates online; its other rotations are in the weights.
 
-    The key holds the kind of the matrix, which GPTQModel does not store; only Hadamard's can be computed again.
+    The key says which matrix rotated the hidden states. The online rotation of GPTQModel's loader is Hadamard's for
+    ``random``, too, but no such file has been compared with it yet.
     """
     rotation = config.get("rotation")
     if says_nothing(rotation):
         return ()
     if not isinstance(rotation, str) or rotation.strip().lower() != "hadamard":
-        raise unsupported(f"GPTQ with rotation {rotation!r:.40}, a matrix that the files do not hold")
+        raise unsupported(f"GPTQ with rotation {rotation!r:.40} (only 'hadamard' is supported)")
     return (r"re:.*mlp\.down_proj$",)
 
 

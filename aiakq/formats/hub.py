@@ -11,6 +11,7 @@ from typing import Any
 
 from aiakq.errors import error
 from aiakq.formats.model_folder import FOLDED_SCALES, FOLDED_SCALES_KEY
+from aiakq.formats.shards import has_torch_files, variant_of
 from aiakq.system.network import answers
 
 #: Files to download besides weights: config, tokenizer, templates.
@@ -170,4 +171,7 @@ def _weight_patterns(name: str, revision: str | None, weights: str, token: str |
         # Offline or unreachable: use the cache, and let the download report the error.
         return _SAFETENSORS + (_TORCH if huggingface_hub.constants.HF_HUB_OFFLINE else [])
     files = [sibling.rfilename for sibling in siblings if "/" not in sibling.rfilename]
-    return _SAFETENSORS if any(file.endswith(".safetensors") for file in files) else _TORCH
+    safetensors = [file for file in files if file.endswith(".safetensors")]
+    if all(map(variant_of, safetensors)) and has_torch_files(files):  # the local folder is read like this, too
+        return _TORCH
+    return _SAFETENSORS if safetensors else _TORCH

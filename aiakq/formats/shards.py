@@ -14,6 +14,12 @@ from aiakq.formats.model_folder import INDEX, link_problem, read_json, some_of
 #: Names of an index; those of a variant such as fp16 have its name inside.
 _INDEXES = ("*.safetensors.index.json", "*.safetensors.index.*.json")
 _TORCH_INDEX = "pytorch_model.bin.index.json"
+_TORCH_INDEXES = "pytorch_model.bin.index.*.json"
+#: Files of a variant, such as fp16, that transformers reads only if asked for it.
+_VARIANT = re.compile(
+    r"(?:model|pytorch_model)\.(?:(?:safetensors|bin)\.index\.(?P<a>[^.]+)\.json"
+    r"|(?P<b>[^.]+?)(?:-[0-9]+-of-[0-9]+)?\.(?:safetensors|bin))"
+)
 #: Names of torch's files that contain weights rather than a trainer's state.
 _TORCH_FILES = ("pytorch_model*.bin", "gptq_model*.bin")
 #: Files of weights that aiakq does not read, and whose they are.
@@ -37,8 +43,8 @@ Shards = Mapping[str, frozenset[str] | None]
 def shard_files(folder: Path, weights: str, ignore: Sequence[str]) -> Shards:
     """Return the files of weights to read.
 
-    As in transformers, a file of the whole model precedes an index. Without an index, shards are read if none of their
-    set is missing.
+    As in transformers, a file of the whole model precedes an index, and both precede a variant such as fp16, which is
+    read if it is the only one. Without an index, shards are read if none of their set is missing.
 
     weights  safetensors or pt read only one kind; auto reads torch's files where there are no safetensors.
     ignore   patterns of files to ignore.
@@ -50,26 +56,32 @@ def shard_files(folder: Path, weights: str, ignore: Sequence[str]) -> Shards:
     def files(*patterns: str) -> list[str]:
         return _matching(folder, patterns, ignore)
 
-    if weights != "pt":
-        indexes = [INDEX] if os.path.lexists(folder / INDEX) else files(*_INDEXES)
-        shards = files("*.safetensors")
-        if "model.safetensors" in shards:
-            return {"model.safetensors": None}
-        if len(indexes) == 1:
-            return _indexed_files(folder, indexes[0], ".safetensors", ignore)
-        if len(shards) == 1:
-            return {shards[0]: None}
-        if shards:
-            return _whole_set(folder, shards, indexes)
-        if weights == "safetensors":
-            raise _no_weights(folder, "*.safetensors")
-    if os.path.lexists(folder / _TORCH_INDEX) and "pytorch_model.bin" not in files(*_TORCH_FILES):
-        return _indexed_files(folder, _TORCH_INDEX, ".bin", ignore)
-    shards = files(*_TORCH_FILES)
-    if len(shards) == 1 or "pytorch_model.bin" in shards:
-        return {"pytorch_model.bin" if len(shards) > 1 else shards[0]: None}
-    if len(shards) > 1:
-        raise _no_index(folder, _TORCH_INDEX, shards)
+    indexes = [INDEX] if os.path.lexists(folder / INDEX) else files(*_INDEXES)
+    shards = files("*.safetensors")
+    torch_indexes = [_TORCH_INDEX] if os.path.lexists(folder / _TORCH_INDEX) else files(_TORCH_INDEXES)
+    torch_shards = files(*_TORCH_FILES)
+    only_variants = all(map(variant_of, [*indexes, *shards]))
+    if weights == "pt" or (weights == "auto" and only_variants and has_torch_files([*torch_indexes, *torch_shards])):
+        indexes = shards = []
+    if "model.safetensors" in shards:
+        return {"model.safetensors": None}
+    if len(indexes) == 1:
+        return _indexed_files(folder, indexes[0], ".safetensors", ignore)
+    if len(shards) == 1:
+        return {shards[0]: None}
+    if shards:
+        return _whole_set(folder, shards, indexes)
+    if weights == "safetensors":
+        raise _no_weights(folder, "*.safetensors")
+    if "pytorch_model.bin" in torch_shards:
+        return {"pytorch_model.bin": None}
+    if len(torch_indexes) == 1:
+        return _indexed_files(folder, torch_indexes[0], ".bin", ignore)
+    if len(torch_shards) == 1:
+        return {torch_shards[0]: None}
+    if torch_shards:
+        _check_variants(folder, [*torch_indexes, *torch_shards])
+        raise _no_index(folder, _TORCH_INDEX, torch_shards)
     for pattern, kind in _OTHER_WEIGHTS.items():
         if files(pattern):
             raise error("format_unsupported", reason=f"its weights are in {kind} files ({some_of(files(pattern))})")
@@ -97,6 +109,26 @@ def _matching(folder: Path, patterns: Sequence[str], ignore: Sequence[str]) -> l
     return [name for name in names if not any(fnmatchcase(name, pattern) for pattern in ignore)]
 
 
+def has_torch_files(names: Collection[str]) -> bool:
+    """Whether ``names`` has a file or index of torch's that is not of a variant."""
+    return "pytorch_model.bin" in names or _TORCH_INDEX in names
+
+
+def variant_of(name: str) -> str:
+    """Return the variant whose weights or index a file holds; "" if it is none."""
+    match = _VARIANT.fullmatch(name)
+    return "" if match is None else match["a"] or match["b"]
+
+
+def _check_variants(folder: Path, names: Sequence[str]) -> None:
+    """Raise ``model_incomplete`` if files hold several variants of the model, and nothing says which one is meant."""
+    variants = {variant_of(name): name for name in sorted(names, key=len, reverse=True)}
+    if len(variants) > 1 and "" not in variants:
+        given = f"no weights without the name of a variant, but {some_of(sorted(variants.values()))}"
+        missing = f"it holds {given}, of which all but one have to be left out with --ignore-patterns"
+        raise error("model_incomplete", path=str(folder), missing=missing)
+
+
 def _no_weights(folder: Path, pattern: str) -> AiakqError:
     """Return the error for a folder without files like ``pattern``, naming one that has nearly such a name."""
     near = [path.name for path in sorted(folder.iterdir()) if ".safetensor" in path.name.lower()]
@@ -114,6 +146,7 @@ def _no_index(folder: Path, index: str, shards: Sequence[str]) -> AiakqError:
 
 def _whole_set(folder: Path, shards: Sequence[str], indexes: Sequence[str]) -> Shards:
     """Return the shards if they are numbered and none is missing. Raises ``model_incomplete``."""
+    _check_variants(folder, [*indexes, *shards])
     numbered = [_NUMBERED.fullmatch(name) for name in shards]
     sets = {(match[1], match[3]) for match in numbered if match is not None}
     if indexes or None in numbered or len(sets) != 1:

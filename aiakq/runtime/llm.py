@@ -42,7 +42,10 @@ class LLM(PoolingMethods):
             warnings.warn(self.tokenizer.unused_template, stacklevel=2)
         self.tokenizer.check_growth()
         self._checks = OfflineChecks(self.tokenizer, arguments.get("reasoning_config"))
-        self.engine = self._checks.engine = load_engine(self.config)
+        self.engine = load_engine(self.config)
+        self._checks.attach(self.engine)
+        if self._checks.end_failure:
+            warnings.warn(f"Structured output is refused: {self._checks.end_failure}.", stacklevel=2)
         self.engine.facts["tokenizer"] = self.tokenizer.describe()
         self._processor = OutputProcessor(self.tokenizer, self.engine.limits)
         self._adapters = CheckedAdapters(self.engine.limits.adapters)

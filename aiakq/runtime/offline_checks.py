@@ -7,10 +7,11 @@ from typing import Any
 
 from aiakq.errors import error
 from aiakq.runtime.engine.engine import Engine
+from aiakq.runtime.protocol.grammar import not_enforceable
 from aiakq.runtime.protocol.sampling_params import SamplingParams
 from aiakq.runtime.protocol.thought_budget import ThoughtBudget, check_end, configured_marks
 from aiakq.runtime.structured.compiler import GrammarCompiler
-from aiakq.runtime.structured.vocabulary import vocabulary_of
+from aiakq.runtime.structured.vocabulary import end_failure, vocabulary_of
 from aiakq.runtime.text.tokenizer import Tokenizer
 
 _PARAM = "thinking_token_budget"
@@ -19,10 +20,12 @@ _PARAM = "thinking_token_budget"
 class OfflineChecks:
     """Checks of requests.
 
-    engine  engine that gets the requests; set when it is loaded.
+    engine       engine that gets the requests; set when it is loaded.
+    end_failure  why no grammar can be enforced with the end-of-sequence tokens of the model, or "".
     """
 
     engine: Engine
+    end_failure: str = ""
 
     def __init__(self, tokenizer: Tokenizer, reasoning_config: Mapping[str, Any] | None) -> None:
         """Raises ``bad_option`` for a wrong ``reasoning_config``."""
@@ -30,10 +33,18 @@ class OfflineChecks:
         self._marks = configured_marks(reasoning_config)
         self._compiler: GrammarCompiler | None = None  # created for the first request that needs the vocabulary
 
+    def attach(self, engine: Engine) -> None:
+        """Check the requests of ``engine``; sets ``end_failure``."""
+        self.engine, tokenizer, ends = engine, self._tokenizer, engine.limits.eos_token_ids
+        if engine.limits.pooling is None and tokenizer.has_text and not tokenizer.special_ids.issuperset(ends):
+            self.end_failure = end_failure(vocabulary_of(tokenizer), tokenizer, ends)
+
     def check_grammar(self, params: SamplingParams) -> None:
         """Raise ``grammar_not_enforceable`` for an invalid grammar, ``no_tokenizer`` for any without a tokenizer."""
         assert params.grammar is not None
         name = "structured_outputs" if params.guided_decoding is None else "guided_decoding"
+        if self.end_failure:
+            raise not_enforceable(name, self.end_failure)
         self._grammar_compiler().matcher(self.engine.limits.grammars.apply(params.grammar), param=name)
 
     def thought_budget(self, prompt_token_ids: list[int], params: SamplingParams) -> ThoughtBudget | None:

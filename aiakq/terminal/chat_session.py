@@ -29,7 +29,7 @@ COMMANDS = {
     "/save FILE": "write the conversation to a file, as JSON",
     "/exit": "exit (or press Ctrl-D)",
 }
-_INTRODUCTION = '/help lists commands. Enclose several lines in """, or end a line with \\ to continue it.'
+_INTRODUCTION = '/help lists commands.\nEnclose several lines in """, or end a line with \\ to continue it.'
 
 
 class ChatSession:

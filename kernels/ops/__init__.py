@@ -187,9 +187,9 @@ class Ops(RecurrentOps):
         layer: EmbeddingLayer = self._bind("embedding", problem).prepare(table.to(self.device), problem)
         return layer
 
-    def tied_embedding(self, table: Tensor) -> tuple[EmbeddingLayer, DenseLayer]:
-        """Bind the embedding of ``table`` [V, D] and the output layer tied to it, which share one weight."""
-        head = self.dense(table)
+    def tied_embedding(self, table: Tensor, bias: Tensor | None = None) -> tuple[EmbeddingLayer, DenseLayer]:
+        """Bind the embedding of ``table`` [V, D] and the output layer of the same weight, with ``bias`` [V]."""
+        head = self.dense(table, bias)
         rows = head.embedding()
         return self.embedding(rows) if isinstance(rows, Tensor) else rows, head
 

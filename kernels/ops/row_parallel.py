@@ -228,13 +228,13 @@ class RowParallelOps(ShardedOps):
         self.notes["mixture"] += 1
         return SummedExperts(own, bounds, self.collective, width)
 
-    def tied_embedding(self, table: Tensor) -> tuple[EmbeddingLayer, DenseLayer]:
+    def tied_embedding(self, table: Tensor, bias: Tensor | None = None) -> tuple[EmbeddingLayer, DenseLayer]:
         """See Ops: the embedding and the output layer share the same rows of ``table`` [V, D]."""
         bounds = shares(len(table), self.collective.size, TILE)
         first, end = bounds[self.collective.rank :][:2]
         if len(table) <= FEW_OUTPUTS or bounds[-2] == bounds[-1]:
-            return super().tied_embedding(table)
-        head = self.dense(table)
+            return super().tied_embedding(table, bias)
+        head = self.dense(table, bias)
         assert isinstance(head, ShardedLinear)
         self.settle(head)
         assert isinstance(head.own, DenseLayer)

@@ -361,9 +361,9 @@ class ShardedOps(Ops):
         own = super().embedding(table[:, first:end].contiguous()) if end > first else None
         return ShardedEmbedding(own, bounds, self.collective, self)
 
-    def tied_embedding(self, table: Tensor) -> tuple[EmbeddingLayer, DenseLayer]:
+    def tied_embedding(self, table: Tensor, bias: Tensor | None = None) -> tuple[EmbeddingLayer, DenseLayer]:
         """See Ops: ``table`` [V, D] is sharded along its columns for the embedding, its rows for the output layer."""
-        return self.embedding(table), self.dense(table)
+        return self.embedding(table), self.dense(table, bias)
 
     def attention(
         self,

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
 
+from aiakq.errors import AiakqError
+from aiakq.formats.checkpoint import Checkpoint
 from aiakq.kernels.types import QWeight
 
 
@@ -37,6 +40,13 @@ def _as_words(tensor: torch.Tensor) -> list[str]:
     return [f"{value & 0xFFFFFFFF:08x}" for value in tensor.reshape(-1).tolist()]
 
 
+def _refused(folder: Path) -> AiakqError:
+    with pytest.raises(AiakqError) as caught:
+        Checkpoint.open(folder)
+    assert "\n" not in str(caught.value)
+    return caught.value
+
+
 @pytest.fixture(scope="session")
 def random_weight() -> Callable[..., QWeight]:
     """``random_weight(scheme, group, zeros, n, k)`` -> a weight with a bias, always the same one."""
@@ -53,3 +63,9 @@ def same_weight() -> Callable[[QWeight, QWeight], None]:
 def as_words() -> Callable[[torch.Tensor], list[str]]:
     """``as_words(tensor)`` -> its int32 numbers in hexadecimal digits."""
     return _as_words
+
+
+@pytest.fixture(scope="session")
+def refused() -> Callable[[Path], AiakqError]:
+    """``refused(folder)`` -> the error of one line that opening it as a checkpoint raises."""
+    return _refused

@@ -37,13 +37,6 @@ def folder(tmp_path: Path) -> Path:
     return path
 
 
-def refused(path: Path) -> AiakqError:
-    with pytest.raises(AiakqError) as caught:
-        Checkpoint.open(path)
-    assert "\n" not in str(caught.value)
-    return caught.value
-
-
 def test_inventory_and_tensors(folder: Path) -> None:
     checkpoint = Checkpoint.open(folder)
     assert checkpoint.config == {"model_type": "llama"}
@@ -157,7 +150,7 @@ def test_older_tools_keep_the_quantization_in_a_file_of_its_own(tmp_path: Path) 
     assert (spec.format, spec.bits, spec.group_size) == ("gptq", 4, 128)
 
 
-def test_checkpoints_with_missing_files_are_refused(folder: Path, tmp_path: Path) -> None:
+def test_checkpoints_with_missing_files_are_refused(folder: Path, tmp_path: Path, refused) -> None:
     assert refused(tmp_path / "nowhere").id == "model_missing"
     shard = folder / "model-00002-of-00002.safetensors"
     shard.rename(tmp_path / "kept")
@@ -189,7 +182,7 @@ def test_an_index_that_is_not_exact_is_noted_and_its_files_are_read(folder: Path
     assert "index" in remark and {"left out": "b", "too many": "d", "another file": "a"}[change] + ".weight" in remark
 
 
-def test_two_tensors_of_one_name_have_to_be_equal(folder: Path) -> None:
+def test_two_tensors_of_one_name_have_to_be_equal(folder: Path, refused) -> None:
     second = "model-00002-of-00002.safetensors"
     save_file({"c.weight": torch.arange(5), "a.weight": torch.ones(2, 3)}, folder / second)
     assert torch.equal(Checkpoint.open(folder).tensor("a.weight"), torch.ones(2, 3))
@@ -207,14 +200,14 @@ def test_a_file_of_the_whole_model_precedes_an_index(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(("file", "kind"), [("q4.gguf", "GGUF"), ("weights.00.npz", "MLX"), ("model.onnx", "ONNX")])
-def test_files_of_weights_that_are_not_read_are_named(tmp_path: Path, file: str, kind: str) -> None:
+def test_files_of_weights_that_are_not_read_are_named(tmp_path: Path, file: str, kind: str, refused) -> None:
     (tmp_path / "config.json").write_text("{}")
     (tmp_path / file).write_bytes(b"x")
     problem = refused(tmp_path)
     assert problem.id == "format_unsupported" and kind in str(problem) and file in str(problem)
 
 
-def test_pickles_are_refused(tmp_path: Path) -> None:
+def test_pickles_are_refused(tmp_path: Path, refused) -> None:
     (tmp_path / "config.json").write_text("{}")
     (tmp_path / "pytorch_model.bin").write_bytes(b"\x80\x04.")
     problem = refused(tmp_path)
@@ -225,20 +218,20 @@ def test_pickles_are_refused(tmp_path: Path) -> None:
     "file",
     ["../outside.safetensors", "/etc/outside.safetensors", "..", "", ".", "sub/../../outside.safetensors", "a\0b"],
 )
-def test_an_index_cannot_name_files_outside_the_folder(folder: Path, file: str) -> None:
+def test_an_index_cannot_name_files_outside_the_folder(folder: Path, file: str, refused) -> None:
     save_file({"a": torch.ones(1)}, folder.parent / "outside.safetensors")
     (folder / INDEX).write_text(json.dumps({"weight_map": {"a": file}}))
     assert refused(folder).id == "path_outside_model"
 
 
 @pytest.mark.parametrize("file", ["sub/x.bin", "x.bin", "model-00001-of-00002.SAFETENSORS"])
-def test_an_index_that_names_other_files_of_the_folder_is_malformed(folder: Path, file: str) -> None:
+def test_an_index_that_names_other_files_of_the_folder_is_malformed(folder: Path, file: str, refused) -> None:
     (folder / INDEX).write_text(json.dumps({"weight_map": {"a": file}}))
     problem = refused(folder)
     assert problem.id == "model_malformed" and INDEX in str(problem) and repr(file) in str(problem)
 
 
-def test_a_whole_set_of_shards_needs_no_index(folder: Path, tmp_path: Path) -> None:
+def test_a_whole_set_of_shards_needs_no_index(folder: Path, tmp_path: Path, refused) -> None:
     (folder / INDEX).unlink()
     checkpoint = Checkpoint.open(folder)
     assert set(checkpoint.inventory) == {"a.weight", "b.weight", "c.weight"} and "no index" in checkpoint.remarks[0]
@@ -261,7 +254,7 @@ def test_files_of_weights_that_are_not_read_are_noted(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["config.json", INDEX, "model-00002-of-00002.safetensors"])
-def test_links_that_lead_nowhere_are_named(folder: Path, name: str) -> None:
+def test_links_that_lead_nowhere_are_named(folder: Path, name: str, refused) -> None:
     (folder / name).unlink()
     (folder / name).symlink_to("nowhere")
     assert f"{name} " in str(refused(folder)) and "a link to 'nowhere', which does not exist" in str(refused(folder))
@@ -279,18 +272,18 @@ def test_links_that_lead_nowhere_are_named(folder: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["MODEL.SAFETENSORS", "model.Safetensors", "model.safetensor"])
-def test_a_file_that_is_nearly_named_as_weights_is_named(tmp_path: Path, name: str) -> None:
+def test_a_file_that_is_nearly_named_as_weights_is_named(tmp_path: Path, name: str, refused) -> None:
     (tmp_path / "config.json").write_text("{}")
     save_file({"a": torch.ones(1)}, tmp_path / name)
     assert f"{name} would have to be renamed" in str(refused(tmp_path))
 
 
-def test_a_shard_whose_name_differs_in_case_is_named(folder: Path) -> None:
+def test_a_shard_whose_name_differs_in_case_is_named(folder: Path, refused) -> None:
     (folder / "model-00002-of-00002.safetensors").rename(folder / "model-00002-of-00002.SAFETENSORS")
     assert "unless model-00002-of-00002.SAFETENSORS is meant" in str(refused(folder))
 
 
-def test_links_stay_in_the_folder_or_the_hub_cache(tmp_path: Path) -> None:
+def test_links_stay_in_the_folder_or_the_hub_cache(tmp_path: Path, refused) -> None:
     save_file({"a": torch.ones(1)}, tmp_path / "secret.safetensors")
     folder = tmp_path / "model"
     folder.mkdir()
@@ -308,7 +301,7 @@ def test_links_stay_in_the_folder_or_the_hub_cache(tmp_path: Path) -> None:
     assert torch.equal(Checkpoint.open(snapshot).tensor("a"), torch.ones(1))
 
 
-def test_a_named_pipe_does_not_block(tmp_path: Path) -> None:
+def test_a_named_pipe_does_not_block(tmp_path: Path, refused) -> None:
     (tmp_path / "config.json").write_text("{}")
     os.mkfifo(tmp_path / "model.safetensors")
     assert refused(tmp_path).id == "model_malformed"
@@ -348,7 +341,7 @@ def entry(start: int, end: int, shape: Any = (1,), dtype: str = "F32") -> dict[s
         container(b'{"a": {"dtype": "F32", "shape": [], "data_offsets": [0, 4]}, "a": {}}', b"\0" * 4),
     ],
 )
-def test_malformed_files(tmp_path: Path, content: bytes) -> None:
+def test_malformed_files(tmp_path: Path, content: bytes, refused) -> None:
     (tmp_path / "config.json").write_text("{}")
     (tmp_path / "model.safetensors").write_bytes(content)
     problem = refused(tmp_path)
@@ -356,7 +349,7 @@ def test_malformed_files(tmp_path: Path, content: bytes) -> None:
     assert "model.safetensors" in str(problem)
 
 
-def test_too_many_tensors_are_refused_before_they_are_parsed(tmp_path: Path) -> None:
+def test_too_many_tensors_are_refused_before_they_are_parsed(tmp_path: Path, refused) -> None:
     """Hundreds of thousands of empty tensors fit into one header; comparing them with the model takes minutes."""
     (tmp_path / "config.json").write_text("{}")
     content = container(json.dumps({f"{number:06d}": entry(0, 0, (0,), "U8") for number in range(230_000)}).encode())
@@ -366,7 +359,7 @@ def test_too_many_tensors_are_refused_before_they_are_parsed(tmp_path: Path) -> 
     assert time.process_time() - began < 1
 
 
-def test_a_folder_in_place_of_weights_is_refused(tmp_path: Path) -> None:
+def test_a_folder_in_place_of_weights_is_refused(tmp_path: Path, refused) -> None:
     (tmp_path / "config.json").write_text("{}")
     (tmp_path / "model.safetensors").mkdir()
     assert refused(tmp_path).id == "model_malformed"
@@ -380,12 +373,12 @@ def test_names_of_no_model(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{", "nul", '{"a": NaN', "[" * 100_000])
-def test_a_malformed_config_is_refused(folder: Path, text: str) -> None:
+def test_a_malformed_config_is_refused(folder: Path, text: str, refused) -> None:
     (folder / "config.json").write_text(text)
     assert refused(folder).id == "model_malformed"
 
 
-def test_a_folder_of_ours_without_its_manifest_is_refused(folder: Path) -> None:
+def test_a_folder_of_ours_without_its_manifest_is_refused(folder: Path, refused) -> None:
     (folder / "config.json").write_text('{"aiakq": {}}')
     problem = refused(folder)
     assert problem.id == "model_incomplete"

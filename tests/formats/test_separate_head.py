@@ -97,3 +97,29 @@ def test_a_tied_weight_may_be_stored_under_the_name_of_the_head(tiny_model, tmp_
     source = tiny_model("Qwen2ForCausalLM")
     folder = with_head(source, tmp_path / "head", torch.clone, keep_embedding=False)
     assert torch.equal(logits(folder), logits(source))
+
+
+@pytest.mark.parametrize("architecture", ["GPTJForCausalLM", "PhiForCausalLM"])
+def test_a_tied_head_keeps_its_own_bias(architecture, tiny_model, tmp_path):
+    from transformers import AutoModelForCausalLM
+
+    folder = tiny_model(architecture, tie_word_embeddings=True)
+    stored = load_file(folder / "model.safetensors")
+    assert "lm_head.weight" not in stored and stored["lm_head.bias"].any()
+    found = logits(folder)
+    with torch.inference_mode():
+        expected = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)(IDS).logits[0]
+    torch.testing.assert_close(found.reshape(expected.shape), expected, rtol=1e-4, atol=1e-4)
+    shutil.copytree(folder, tmp_path / "without")
+    save_file(
+        {name: tensor for name, tensor in stored.items() if name != "lm_head.bias"},
+        tmp_path / "without" / "model.safetensors",
+    )
+    torch.testing.assert_close(
+        logits(tmp_path / "without") + stored["lm_head.bias"], found, rtol=1e-4, atol=1e-4, msg="no bias is zero"
+    )
+    quantize_checkpoint(QuantizeOptions(str(folder), str(tmp_path / "out"), "weight_only_int8", evaluate=False))
+    assert torch.equal(load_file(tmp_path / "out" / "model.safetensors")["lm_head.bias"], stored["lm_head.bias"])
+    params = SamplingParams(max_tokens=4, temperature=0, detokenize=False)
+    llm = LLM(str(tmp_path / "out"), dtype="float32", skip_tokenizer_init=True, num_gpu_blocks_override=20)
+    assert llm.generate([{"prompt_token_ids": [3, 4, 5]}], params, use_tqdm=False)[0].finished

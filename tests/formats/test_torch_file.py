@@ -30,13 +30,6 @@ def folder(tmp_path: Path) -> Path:
     return path
 
 
-def refused(folder: Path) -> AiakqError:
-    with pytest.raises(AiakqError) as caught:
-        Checkpoint.open(folder)
-    assert "\n" not in str(caught.value)
-    return caught.value
-
-
 def test_a_dtype_that_is_not_read_is_not_called_damage(tmp_path):
     torch.save({"a.weight": torch.ones(2, dtype=torch.complex64)}, tmp_path / "pytorch_model.bin")
     with pytest.raises(AiakqError, match="The dtype torch.complex64 of the tensor a.weight in") as caught:
@@ -63,7 +56,7 @@ def test_a_state_dict_may_be_wrapped(folder: Path, wrapper: str) -> None:
     assert list(Checkpoint.open(folder).inventory) == ["a"]
 
 
-def test_shards_with_an_index(folder: Path) -> None:
+def test_shards_with_an_index(folder: Path, refused) -> None:
     torch.save({"a": torch.ones(3)}, folder / "pytorch_model-00001-of-00002.bin")
     torch.save({"b": torch.zeros(2)}, folder / "pytorch_model-00002-of-00002.bin")
     assert refused(folder).id == "model_incomplete"
@@ -119,7 +112,7 @@ def with_pickle(path: Path, content: bytes) -> None:
             target.writestr(entry.filename, data)
 
 
-def test_code_is_never_run(folder: Path, tmp_path: Path) -> None:
+def test_code_is_never_run(folder: Path, tmp_path: Path, refused) -> None:
     canary = tmp_path / "ran"
     file = folder / "pytorch_model.bin"
     for save in (
@@ -153,12 +146,12 @@ def test_code_is_never_run(folder: Path, tmp_path: Path) -> None:
     ],
     ids=lambda content: str(type(content)),
 )
-def test_anything_but_plain_tensors_is_refused(folder: Path, content: object) -> None:
+def test_anything_but_plain_tensors_is_refused(folder: Path, content: object, refused) -> None:
     torch.save(content, folder / "pytorch_model.bin")
     assert refused(folder).id == "pickle_refused"
 
 
-def test_a_shape_beyond_the_data_is_refused(folder: Path) -> None:
+def test_a_shape_beyond_the_data_is_refused(folder: Path, refused) -> None:
     """The pickle claims a larger storage, or a larger shape, than the record has."""
     good = io.BytesIO()
     torch.save({"a": torch.ones(300)}, good)
@@ -170,7 +163,7 @@ def test_a_shape_beyond_the_data_is_refused(folder: Path) -> None:
         assert refused(folder).id in ("pickle_refused", "model_malformed")
 
 
-def test_damaged_files(folder: Path) -> None:
+def test_damaged_files(folder: Path, refused) -> None:
     file = folder / "pytorch_model.bin"
     torch.save({"a": torch.ones(1000)}, file)
     whole = file.read_bytes()
@@ -213,6 +206,9 @@ def test_hub_files(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     resolve_model("org/name")
     assert not any("bin" in pattern for pattern in asked[0])
     assert [pattern for pattern in asked[1] if "bin" in pattern] == ["pytorch_model*.bin"]
+    files[:] = ["config.json", "model.fp16.safetensors", "pytorch_model.bin"]  # a variant does not count
+    resolve_model("org/name")
+    assert [pattern for pattern in asked[2] if "bin" in pattern] == ["pytorch_model*.bin"]
     for weights, wanted in (("safetensors", {"*.safetensors"}), ("pt", {"pytorch_model*.bin"}), ("none", set())):
         resolve_model("org/name", weights=weights, ignore=["consolidated*"])
         assert {pattern for pattern in asked[-1] if "bin" in pattern or "tensors" in pattern} == wanted

@@ -29,7 +29,8 @@ HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))
 os.environ |= {"HF_HUB_OFFLINE": "1", "RUST_BACKTRACE": "0", "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
 
-import texts  # noqa: E402, F401  registers its families
+import quantized  # noqa: E402, F401  registers its families
+import texts  # noqa: E402, F401
 import weights  # noqa: E402, F401
 from base import Case, cases, write_base  # noqa: E402
 
@@ -41,6 +42,10 @@ MEMORY = 3 << 30
 FILE_SIZE = 256 << 20
 #: Lines that aiakq's errors may have after their sentence: a table of tensors.
 MAX_LINES = 30
+#: Whether accesses to memory are checked (``make sanitize``), for which all addresses are reserved.
+SANITIZED = "libasan" in os.environ.get("LD_PRELOAD", "")
+#: What sanitizers call what they find.
+FINDINGS = ("AddressSanitizer", "runtime error:")
 KNOWN_CODES = {0} | {kind.exit_code for kind in REGISTRY.values()} - {BUG}
 
 
@@ -73,17 +78,29 @@ def chat(folder: Path) -> int:
     return quantize(folder, *words, "--calibration", str(data))
 
 
-def load(folder: Path, text: bool = False) -> int:
-    """LLM: load, then two tokens; or encode and decode a text too."""
-    from aiakq import LLM, SamplingParams
+def load(folder: Path, text: bool = False, adapter: bool = False, tokens: int = 2, **arguments: Any) -> int:
+    """LLM: load, then some tokens; or encode and decode a text too, or with the adapter beside the model."""
+    from aiakq import LLM, LoRARequest, SamplingParams
 
     def run() -> None:
-        llm = LLM(model=str(folder), device="cpu", num_gpu_blocks_override=17, max_model_len=64)
+        llm = LLM(model=str(folder), device="cpu", num_gpu_blocks_override=17, max_model_len=64, **arguments)
         prompt: Any = "Hi aaaaaaaaaaaaaaaaaaaaaaaaaaa there" if text else {"prompt_token_ids": [5, 6, 7]}
-        for params in (None, SamplingParams(temperature=0, max_tokens=2)):
-            llm.generate([prompt], params or llm.get_default_sampling_params(), use_tqdm=False)
+        request = LoRARequest("adapter", 1, str(folder / "adapter")) if adapter else None
+        for params in (None, SamplingParams(temperature=0, max_tokens=tokens)):
+            params = params or llm.get_default_sampling_params()
+            llm.generate([prompt], params, use_tqdm=False, lora_request=request)
 
     return _as_the_command_line_does(run)
+
+
+def head(folder: Path) -> int:
+    """LLM with the EAGLE-3 head beside the model, in steps that cost the same with draft tokens and without."""
+    from aiakq.runtime.build import step_costs
+    from aiakq.runtime.speculation.draft_length import StepCosts
+
+    step_costs.measure_step_costs = lambda *arguments: StepCosts({1: 1.0, 1000: 1.0})
+    config = {"method": "eagle3", "model": str(folder / "head"), "num_speculative_tokens": 3}
+    return load(folder, tokens=8, speculative_config=config)
 
 
 def _as_the_command_line_does(run: Callable[[], None]) -> int:
@@ -103,6 +120,8 @@ COMMANDS: dict[str, Callable[[Path], int]] = {
     "load": load,
     "quantize": quantize,
     "text": lambda folder: load(folder, text=True),
+    "adapter": lambda folder: load(folder, adapter=True, enable_lora=True),
+    "head": head,
     "chat": chat,
 }
 
@@ -135,7 +154,8 @@ def child(case: Case, command: str, workplace: Path, seconds: float) -> None:
     try:
         with open("/proc/self/statm") as stream:
             used = int(stream.read().split()[0]) * resource.getpagesize()
-        resource.setrlimit(resource.RLIMIT_AS, (used + MEMORY, used + MEMORY))
+        if not SANITIZED:
+            resource.setrlimit(resource.RLIMIT_AS, (used + MEMORY, used + MEMORY))
         resource.setrlimit(resource.RLIMIT_CPU, (int(seconds), int(seconds)))
         resource.setrlimit(resource.RLIMIT_FSIZE, (FILE_SIZE, FILE_SIZE))
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
@@ -161,6 +181,9 @@ def verdict(case: Case, command: str, workplace: Path, status: int | None) -> tu
     """(harmless, refused or broken; the last line, or what is broken)."""
     said = (workplace / "stderr").read_text(errors="replace")
     last = said.strip().splitlines()[-1] if said.strip() else ""
+    found = [line for line in said.splitlines() if any(words in line for words in FINDINGS)]
+    if found:
+        return "broken", f"{found[0]:.300}"
     if status is None:
         return "broken", "it did not end in time"
     if status < 0:

@@ -13,6 +13,7 @@ import pytest
 
 from aiakq import LLM, CompletionOutput, RequestOutput, SamplingParams
 from aiakq.errors import AiakqError
+from aiakq.runtime.text.tokenizer import Tokenizer
 
 
 @pytest.fixture(scope="module")
@@ -195,7 +196,7 @@ def test_a_schema_that_is_no_json_is_refused_by_name(llm, schema):
 
 def test_chat_takes_tools_and_past_calls(llm):
     template = (
-        "{% for tool in tools %}[{{ tool.function.name }}]{% endfor %}{% for message in messages %}"
+        "{% for tool in tools %}[{{ tool | tojson }}]{% endfor %}{% for message in messages %}"
         "{{ message.role }}:{{ message.content }}{% for call in message.tool_calls or [] %}"
         "{{ call.function.arguments.items() | list }}{% endfor %};{% endfor %}"
     )
@@ -206,8 +207,23 @@ def test_chat_takes_tools_and_past_calls(llm):
         {"role": "tool", "tool_call_id": "1", "content": "2"},
     ]
     options = {"sampling_params": SamplingParams(max_tokens=1), "use_tqdm": False, "chat_template": template}
-    [result] = llm.chat(messages, tools=[{"type": "function", "function": {"name": "f"}}], **options)
-    assert result.prompt == "[f]user:Hi;assistant:[('a', 1)];tool:2;"
+    tool = {"type": "function", "function": {"name": "f"}}
+    [result] = llm.chat(messages, tools=[tool], **options)
+    assert result.prompt == f"[{json.dumps(tool)}]user:Hi;assistant:[('a', 1)];tool:2;"
+
+
+@pytest.mark.parametrize("tools", ["x", {"type": "function"}, ["x"], [1]])
+def test_chat_names_what_is_no_tool(llm, tools):
+    with pytest.raises(AiakqError, match="is expected") as caught:
+        llm.chat([{"role": "user", "content": "Hi"}], tools=tools, use_tqdm=False)
+    assert caught.value.id == "invalid_type" and caught.value.param.startswith("tools")
+
+
+def test_chat_names_calls_that_are_none(llm):
+    asked = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "", "tool_calls": "x"}]
+    with pytest.raises(AiakqError, match="a list of calls is expected") as caught:
+        llm.chat(asked, use_tqdm=False)
+    assert caught.value.id == "invalid_type" and caught.value.param == "messages[1].tool_calls"
 
 
 def test_chat_continues_the_last_message(llm):
@@ -336,3 +352,19 @@ def test_an_executor_is_freed_with_its_last_reference(example_model):
         assert executor() is None
     finally:
         gc.enable()
+
+
+def test_ends_that_are_texts_or_beyond_the_vocabulary_are_named_at_load(example_model, tmp_path, caplog):
+    """As by a server: the first refuse structured output, the others are left out."""
+    tokenizer = Tokenizer.load(example_model)
+    brace = next(id for id in range(tokenizer.vocab_size) if tokenizer.token_bytes(id) == b"}")
+    folder = _copy(example_model, tmp_path / "model")
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [1, brace, 10**6]}))
+    with pytest.warns(UserWarning, match=f"Structured output is refused: the end-of-sequence token {brace} is "):
+        llm = LLM(str(folder), num_gpu_blocks_override=20)
+    assert llm.engine.limits.eos_token_ids == (1, brace)
+    assert "1000000 of the generation config is left out" in caplog.text
+    with pytest.raises(AiakqError, match="which no other tokens can spell") as caught:
+        llm.generate("a", SamplingParams(structured_outputs={"json": {"type": "object"}}), use_tqdm=False)
+    assert caught.value.id == "grammar_not_enforceable" and caught.value.param == "structured_outputs"
+    assert llm.generate("a", SamplingParams(max_tokens=1), use_tqdm=False)[0].finished

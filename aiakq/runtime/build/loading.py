@@ -26,6 +26,7 @@ from aiakq.runtime.executor.kv_cache import (
     kv_bytes_per_page,
 )
 from aiakq.runtime.executor.selection import new_executor
+from aiakq.runtime.lora.resource import resources_of
 from aiakq.system.memory import gc_frozen
 
 
@@ -83,7 +84,7 @@ def _load_engine(config: EngineConfig, on_phase: Callable[[Phase], None], group:
     num_slots = config.scheduler.max_num_seqs + 1  # one slot is the engine's
     runner = new_runner(config, model, num_pages, num_slots)
     how = runner.capture(bounds, config.compilation)
-    scheduler = Scheduler(pool, config.scheduler)
+    scheduler = Scheduler(pool, config.scheduler, resources_of(config.scheduler.lora))
     size = num_pages * kv_bytes_per_page(model, config.cache)
     pages = f"{pool.num_usable} of {config.cache.block_size} tokens = {tokens} tokens, {size / 2**20:.0f} MiB"
     on_phase(Phase("KV pages", time.monotonic() - started, pages))

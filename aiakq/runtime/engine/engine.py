@@ -16,22 +16,20 @@ import math
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
+from typing import Any
 
 from aiakq.errors import error
-from aiakq.runtime.engine.adapters import AdapterPool
 from aiakq.runtime.engine.executor import Executor, PendingStep
 from aiakq.runtime.engine.scheduler import Scheduler
 from aiakq.runtime.engine.sequence import ScheduledChunk, Sequence
 from aiakq.runtime.protocol.command import (
-    AdapterStaged,
-    DropAdapter,
+    Abort,
+    Command,
     EnableDrafts,
     ExecutorCommand,
     Inbox,
-    PrepareAdapter,
     ResetPrefixCache,
     ResetSequences,
-    UnloadAdapter,
     UseVocabulary,
 )
 from aiakq.runtime.protocol.limits import ModelLimits
@@ -40,7 +38,6 @@ from aiakq.runtime.protocol.pooling_params import Pooling
 from aiakq.runtime.protocol.request import RequestOptions, RequestSpec
 from aiakq.runtime.protocol.sampling_params import SamplingParams
 from aiakq.runtime.protocol.step import (
-    ADAPTER_FAILED,
     NOT_FINITE,
     ChunkResult,
     SampledToken,
@@ -61,8 +58,6 @@ class Engine:
     facts   what the start-up table shows: dtype and why, kernels per layer kind, pages.
     stats   after the last step.
     max_pending_steps  steps that may be submitted and not collected; 1 is synchronous.
-    adapter_reads      adapters by key that the executor reads while steps run. The caller puts an ``AdapterStaged``
-                       into the inbox for each that is done.
     on_start           is called with the ids of requests that are scheduled for the first time, before the step runs:
                        it may be the last thing that this process does.
     """
@@ -82,7 +77,6 @@ class Engine:
         self.max_pending_steps = max_pending_steps
         self.on_start: Callable[[list[str]], None] = lambda request_ids: None
         self.stats = EngineStats(num_pages=scheduler.pool.num_usable, num_free_pages=scheduler.pool.num_free)
-        self.adapter_reads: dict[str, Future[Exception | None]] = {}
         self._sequences: dict[str, Sequence] = {}
         self._pending: deque[tuple[list[ScheduledChunk], PendingStep]] = deque()
         self._cleared_pages: list[int] = []
@@ -94,10 +88,12 @@ class Engine:
         """Whether a step would compute anything."""
         return bool(self._sequences)
 
-    def awaits_adapters(self) -> bool:
-        """While there are ``adapter_reads``: whether the last step had nothing to compute, because all sequences await
-        them.
-        """
+    def preparations(self) -> dict[Command, Future[Any]]:
+        """What the executor prepares while steps run; a command goes into the inbox when its future is done."""
+        return {command: ready for each in self.scheduler.resources for command, ready in each.preparations.items()}
+
+    def is_stalled(self) -> bool:
+        """Whether the last step had nothing to compute, because all sequences await ``preparations``."""
         return not self._pending and not self.stats.num_scheduled_tokens
 
     def step(self, now: float, inbox: Inbox) -> StepOutput:
@@ -119,20 +115,17 @@ class Engine:
                 if self.scheduler.drafts is not None:
                     self.scheduler.drafts.enable(message.enabled)
                 self._send(message)
-            elif isinstance(message, UnloadAdapter):
-                self._unload_adapter(message.key, is_replaced=True)
-            elif isinstance(message, AdapterStaged):
-                self._set_staged(message.key)
-            else:
+            elif isinstance(message, Abort):
                 for request_id in message.request_ids:
                     self._abort(request_id, outputs)
+            else:
+                any(resource.handle(message) for resource in self.scheduler.resources)
         if self._pending and (self.scheduler.may_preempt() or self.scheduler.awaits_results()):
             # Sequences that ended free their pages, and no sequence is preempted while a token of it is pending.
             # Draft tokens follow tokens that are known.
             self._collect(0, now, outputs)
         chunks = self.scheduler.schedule(now)
-        if self.scheduler.adapters is not None:
-            self.stage_adapters(self.scheduler.adapters)
+        self._prepare()
         started = [chunk.sequence for chunk in chunks if chunk.sequence.times.scheduled is None]
         for sequence in started:
             sequence.times.scheduled = now
@@ -154,8 +147,7 @@ class Engine:
         self._pending.clear()
         self.scheduler.freed_slots.clear()
         self._send(ResetSequences())
-        if self.scheduler.adapters is not None:
-            self.stage_adapters(self.scheduler.adapters)
+        self._prepare()
         self._count(0, outputs)
         return outputs
 
@@ -187,25 +179,9 @@ class Engine:
             self._finish(sequence, output, "abort")
             outputs.append(output)
 
-    def stage_adapters(self, adapters: AdapterPool) -> None:
-        """Have the executor read the adapters that waiting sequences need, and drop those that none needs any more."""
-        dropped, wanted = adapters.staging_changes()
-        self._send(*map(DropAdapter, dropped))
-        for adapter in dropped:
-            self.adapter_reads.pop(adapter.key, None)
-        for adapter in wanted:
-            reading = self.executor.prepare(PrepareAdapter(adapter))
-            assert reading is not None, "the scheduler has no adapters either"
-            self.adapter_reads[adapter.key] = reading
-
-    def _unload_adapter(self, key: str, is_replaced: bool = False) -> None:
-        if self.scheduler.adapters is not None:
-            self.scheduler.adapters.unload(key, is_replaced)
-
-    def _set_staged(self, key: str) -> None:
-        """The executor has read an adapter."""
-        if self.scheduler.adapters is not None and self.adapter_reads.pop(key, None) is not None:
-            self.scheduler.adapters.set_ready(key)
+    def _prepare(self) -> None:
+        for resource in self.scheduler.resources:
+            resource.prepare(self.executor)
 
     def _submit(self, chunks: list[ScheduledChunk]) -> PendingStep:
         """Submit a step, and with it what changed since the one before."""
@@ -214,9 +190,10 @@ class Engine:
         sequences = [chunk.sequence for chunk in chunks]
         new = [sequence.introduction() for sequence in sequences if sequence.num_submitted_pages is None]
         records = [chunk.record() for chunk in chunks]
-        adapters = self.scheduler.adapters
-        commands = [] if adapters is None else adapters.changes()
-        return self.executor.submit(StepBatch(freed, cleared, new, records, [*commands]))
+        commands: list[ExecutorCommand] = []
+        for resource in self.scheduler.resources:
+            commands += resource.commands()
+        return self.executor.submit(StepBatch(freed, cleared, new, records, commands))
 
     def _send(self, *commands: ExecutorCommand) -> None:
         """Have the executor apply ``commands`` now."""
@@ -306,8 +283,8 @@ class Engine:
             if failure == NOT_FINITE:
                 # Its keys and values may not be finite either: no other sequence may share or inherit them.
                 self._cleared_pages += self.scheduler.pool.evict(sequence.pages)
-            elif failure.startswith(ADAPTER_FAILED) and sequence.adapter is not None:
-                self._unload_adapter(sequence.adapter.key)  # a later request has it read again
+            for resource in self.scheduler.resources:
+                resource.fail(sequence, failure)
             self._fail(sequence, failure, outputs)
             return
         if result.prompt_logprobs is not None:

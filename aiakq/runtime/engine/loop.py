@@ -7,10 +7,10 @@ from collections.abc import Callable
 from concurrent.futures import FIRST_COMPLETED, wait
 
 from aiakq.runtime.engine.engine import Engine
-from aiakq.runtime.protocol.command import AdapterStaged, Inbox
+from aiakq.runtime.protocol.command import Inbox
 from aiakq.runtime.protocol.output import StepOutput
 
-#: Seconds to wait for an adapter before polling for messages again, while nothing can run without one.
+#: Seconds to wait for a preparation before polling for messages again, while nothing can run without it.
 _PAUSE = 0.005
 
 
@@ -33,13 +33,13 @@ def run(engine: Engine, receive: Callable[[bool], Inbox | None], deliver: Callab
         busy = engine.has_work()
         # A leak is detected as soon as the engine is idle, before it runs out of pages.
         assert busy or engine.stats.num_free_pages == engine.stats.num_pages, "a page has leaked"
-        if engine.adapter_reads and engine.awaits_adapters():
-            wait(engine.adapter_reads.values(), timeout=_PAUSE, return_when=FIRST_COMPLETED)
+        if engine.is_stalled() and (preparations := engine.preparations()):
+            wait(preparations.values(), timeout=_PAUSE, return_when=FIRST_COMPLETED)
         inbox = receive(not busy)
         if inbox is None:
             return
-        if engine.adapter_reads:
-            done = [key for key, reading in engine.adapter_reads.items() if reading.done()]
-            inbox = [*inbox, *map(AdapterStaged, done)]
+        done = [command for command, ready in engine.preparations().items() if ready.done()]
+        if done:
+            inbox = [*inbox, *done]
         if busy or inbox:
             deliver(timed_step(engine, inbox))

@@ -23,19 +23,20 @@ from __future__ import annotations
 import bisect
 import itertools
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from operator import attrgetter
+from typing import TypeVar
 
 from aiakq.runtime.config.scheduler import SchedulerConfig
-from aiakq.runtime.engine.adapters import AdapterPool
 from aiakq.runtime.engine.client_shares import ClientShares
 from aiakq.runtime.engine.draft_planner import DraftPlanner
 from aiakq.runtime.engine.pages import PagePool
+from aiakq.runtime.engine.resources import Resource
 from aiakq.runtime.engine.sequence import ScheduledChunk, Sequence
 from aiakq.runtime.engine.step_builder import StepBuilder
 from aiakq.runtime.engine.step_times import StepTimes
-from aiakq.runtime.protocol.adapters import AdapterRef
 
+R = TypeVar("R", bound=Resource)
 _ORDER = attrgetter("order")
 #: Tokens of prompts that a step computes at least, although the stages could share them more evenly: fewer do not take
 #: much less time.
@@ -46,20 +47,20 @@ class Scheduler:
     """Waiting and running sequences over one page pool, each list in order.
 
     clients      how many tokens each client was served.
-    adapters     in memory; None: no sequence has one.
+    resources    what sequences need besides slots and pages.
     drafts       planner of draft tokens; None without speculative decoding.
     budget       tokens in a step.
     step_times   how long steps take by their number of tokens.
     freed_slots  of sequences that stopped running, for the next batch to the executor; its reader empties it.
     """
 
-    def __init__(self, pool: PagePool, config: SchedulerConfig) -> None:
+    def __init__(self, pool: PagePool, config: SchedulerConfig, resources: Iterable[Resource] = ()) -> None:
         self.pool = pool
         self.config = config
         self.max_num_seqs = config.max_num_seqs
         self.budget = config.max_num_batched_tokens
         self.clients = ClientShares()
-        self.adapters = None if config.lora is None else AdapterPool(config.lora)
+        self.resources = tuple(resources)
         self.drafts = None if config.speculation is None else DraftPlanner(pool, config, config.speculation)
         self.waiting: list[Sequence] = []
         self.running: list[Sequence] = []
@@ -76,6 +77,10 @@ class Scheduler:
         # Tokens of the steps whose time is not known yet: with async scheduling a step ends when the next is submitted.
         self._steps: deque[int] = deque([0] * config.async_scheduling, maxlen=1 + config.async_scheduling)
 
+    def resource(self, kind: type[R]) -> R | None:
+        """Return the resource of class ``kind``; None if there is none."""
+        return next((each for each in self.resources if isinstance(each, kind)), None)
+
     # --- sequences
 
     def add(self, sequence: Sequence) -> None:
@@ -84,8 +89,8 @@ class Scheduler:
         self.clients.add(sequence.client)
         if self.drafts is not None:
             sequence.speculation = self.drafts.new_sequence(sequence)
-        if self.adapters is not None:
-            self.adapters.add(sequence.adapter)
+        for resource in self.resources:
+            resource.add(sequence)
         bisect.insort(self.waiting, sequence, key=_ORDER)
 
     def remove(self, sequence: Sequence) -> None:
@@ -95,10 +100,8 @@ class Scheduler:
             self._free_slot(sequence)
         else:
             self.waiting.remove(sequence)
-            if self.adapters is not None and sequence.num_cached is not None:
-                self.adapters.resume(sequence.adapter)
-        if self.adapters is not None:
-            self.adapters.remove(sequence.adapter)
+        for resource in self.resources:
+            resource.remove(sequence)
         if sequence.speculation is not None:
             sequence.speculation.finish(sequence.token_ids)
         self.pool.decref(sequence.pages)
@@ -134,8 +137,8 @@ class Scheduler:
         if self.running and self._steps and self._steps[0] and now > self._last_step:
             self.step_times.observe(self._steps[0], now - self._last_step)
         chosen = StepBuilder(self, *self._step_limits(), waited=self._waited(now)).chunks()
-        if self.adapters is not None:
-            self.adapters.end_step(self._waiting_adapters())
+        for resource in self.resources:
+            resource.end_step(self._waiting_in_turn())
         self._had_prompts = any(chunk.count > 1 for chunk in chosen)
         if self.drafts is not None:
             self.drafts.add_drafts(chosen, self.running, self._had_prompts)
@@ -152,16 +155,13 @@ class Scheduler:
 
     @property
     def num_deferred(self) -> int:
-        """Waiting sequences whose adapter is not ready, or has no room."""
-        if self.adapters is None:
-            return 0
-        return sum(not self.admits(sequence) for sequence in self.waiting)
+        """Waiting sequences that a resource does not admit yet, such as those whose adapter is not in memory."""
+        return sum(not self.admits(sequence) for sequence in self.waiting) if self.resources else 0
 
-    def _waiting_adapters(self) -> Iterator[AdapterRef | None]:
-        """The adapters of waiting sequences, in the order in which they are read."""
+    def _waiting_in_turn(self) -> Iterator[Sequence]:
+        """Waiting sequences, those of the clients that were served least first. Sorted when the first is asked for."""
         counters = self.clients.counters
-        turns = sorted(self.waiting, key=lambda one: (one.order[0], counters[one.client], one.order[1]))
-        yield from (sequence.adapter for sequence in turns)
+        yield from sorted(self.waiting, key=lambda one: (one.order[0], counters[one.client], one.order[1]))
 
     def num_wanted(self, sequence: Sequence) -> int:
         """Tokens of a running sequence that could be computed in this step."""
@@ -170,8 +170,11 @@ class Scheduler:
         return sequence.num_uncomputed_tokens
 
     def admits(self, sequence: Sequence) -> bool:
-        """Whether a waiting sequence may start, as far as slots and pages allow."""
-        return self.adapters is None or self.adapters.admits(sequence.adapter)
+        """Whether every resource lets a waiting sequence start; slots and pages aside."""
+        for resource in self.resources:
+            if not resource.admits(sequence):
+                return False
+        return True
 
     def _step_limits(self) -> tuple[int, int]:
         """The maximum number of decodes and of tokens in a step. With pipeline stages, a share that leaves as much work
@@ -206,10 +209,8 @@ class Scheduler:
         """Let a waiting sequence run: give it a slot, the cached pages ``shared``, and those for ``count`` tokens."""
         cached = len(shared) * self.pool.page_size
         self.waiting.remove(sequence)
-        if self.adapters is not None:
-            self.adapters.start(sequence.adapter)
-            if sequence.num_cached is not None:  # it was preempted
-                self.adapters.resume(sequence.adapter)
+        for resource in self.resources:
+            resource.acquire(sequence)
         self.pool.incref(shared)
         sequence.pages = list(shared)
         sequence.slot = self._free_slots.pop()
@@ -237,8 +238,6 @@ class Scheduler:
         self.running.remove(sequence)
         self.pool.decref(sequence.reset())
         self._free_slot(sequence)
-        if self.adapters is not None:
-            self.adapters.preempt(sequence.adapter)
         bisect.insort(self.waiting, sequence, key=_ORDER)
         self.num_preemptions += 1
 
@@ -246,8 +245,8 @@ class Scheduler:
         assert sequence.slot is not None
         if self.drafts is not None:
             self.drafts.on_sequences_changed()
-        if self.adapters is not None:
-            self.adapters.stop(sequence.adapter)
+        for resource in self.resources:
+            resource.release(sequence)
         self._free_slots.append(sequence.slot)
         if sequence.num_submitted_pages is not None:
             self.freed_slots.append(sequence.slot)
@@ -283,8 +282,8 @@ class Scheduler:
         assert len({id(sequence) for sequence in live}) == len(live), "a sequence is queued twice"
         self.pool.check([sequence.pages for sequence in live])
         used = [sequence.slot for sequence in self.running if sequence.slot is not None]
-        if self.adapters is not None:
-            self.adapters.check()
+        for resource in self.resources:
+            resource.check()
         assert sorted([*used, *self._free_slots]) == list(range(self.max_num_seqs)), "a slot is lost"
         assert not any(sequence.slot is not None for sequence in self.waiting), "a waiting sequence has a slot"
         for sequence in live:

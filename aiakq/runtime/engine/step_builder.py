@@ -48,7 +48,7 @@ class Queues(Protocol):
         """Return the tokens of a running sequence that could be computed in this step."""
 
     def admits(self, sequence: Sequence) -> bool:
-        """Return whether a waiting sequence may start, as far as slots and pages allow."""
+        """Return whether every resource lets a waiting sequence start; slots and pages aside."""
 
     def shared_pages(self, sequence: Sequence) -> list[int]:
         """Return the cached pages of an equal beginning."""

@@ -80,9 +80,13 @@ class LinearBuilder:
             return self._ops.linear(whole, len(weights))
         return ConcatLinear([self._ops.linear(weight) for weight in weights])
 
-    def embedding_of(self, table: Tensor, tied: bool) -> tuple[EmbeddingLayer, LinearLayer | None]:
-        """Return the embedding with a table [V, D], and the output layer if it is tied; both then share the weight."""
-        return self._ops.tied_embedding(table) if tied else (self._ops.embedding(table), None)
+    def embedding_of(
+        self, table: Tensor, tied: bool, bias: Tensor | None = None
+    ) -> tuple[EmbeddingLayer, LinearLayer | None]:
+        """Return the embedding with a table [V, D], and the output layer with ``bias`` [V] if it is tied; both then
+        share the weight.
+        """
+        return self._ops.tied_embedding(table, bias) if tied else (self._ops.embedding(table), None)
 
 
 def same_scheme(weight: QWeight, other: QWeight) -> bool:

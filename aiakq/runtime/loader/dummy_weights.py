@@ -91,8 +91,11 @@ class DummyWeights(LinearBuilder):
             return self.ops.linear(random_weight(specs[0], n, k, joined, self.ops.device, self._codes), len(parts))
         return self.dense(joined_rows([self._random(f"{name}.weight", n, k) for name, n in parts]), joined, len(parts))
 
-    def embedding(self, name: str, vocab: int, width: int, *, tied: bool) -> tuple[EmbeddingLayer, LinearLayer | None]:
-        return self.embedding_of(self._random(name, vocab, width), tied)
+    def embedding(
+        self, name: str, vocab: int, width: int, *, tied: bool, bias: Tensor | None = None
+    ) -> tuple[EmbeddingLayer, LinearLayer | None]:
+        """See Weights: bias [V]."""
+        return self.embedding_of(self._random(name, vocab, width), tied, bias)
 
 
 def random_weight(

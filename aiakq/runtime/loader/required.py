@@ -95,7 +95,10 @@ class RequiredWeights:
         self.modules[name] = (n, k)
         return layer
 
-    def embedding(self, name: str, vocab: int, width: int, *, tied: bool) -> tuple[EmbeddingLayer, LinearLayer | None]:
+    def embedding(
+        self, name: str, vocab: int, width: int, *, tied: bool, bias: Tensor | None = None
+    ) -> tuple[EmbeddingLayer, LinearLayer | None]:
+        """See Weights: bias [V]."""
         table = self.tensor(name, vocab, width)
         return self.ops.embedding(table), TorchDense(table) if tied else None
 

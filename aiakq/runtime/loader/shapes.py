@@ -31,10 +31,13 @@ class ShapeRecorder(RequiredWeights):
         self.shapes.append((parts[0][0], sum(n for _, n in parts), k))
         return TorchDense(self._empty(self.shapes[-1][1], k))
 
-    def embedding(self, name: str, vocab: int, width: int, *, tied: bool) -> tuple[EmbeddingLayer, LinearLayer | None]:
+    def embedding(
+        self, name: str, vocab: int, width: int, *, tied: bool, bias: Tensor | None = None
+    ) -> tuple[EmbeddingLayer, LinearLayer | None]:
+        """See Weights: bias [V]."""
         if tied:
             self.shapes.append(("lm_head", vocab, width))
-        return super().embedding(name, vocab, width, tied=tied)
+        return super().embedding(name, vocab, width, tied=tied, bias=bias)
 
 
 def linear_shapes(config: ModelConfig, checkpoint: Checkpoint) -> list[tuple[str, int, int]]:

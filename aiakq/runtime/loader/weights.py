@@ -104,8 +104,11 @@ class CheckpointWeights(LinearBuilder):
             return self.quantized(weights if rows is None else [each.with_rows(rows) for each in weights])
         return ConcatLinear([self._read([part], k, bias) for part in parts])
 
-    def embedding(self, name: str, vocab: int, width: int, *, tied: bool) -> tuple[EmbeddingLayer, LinearLayer | None]:
-        return self.embedding_of(self._stored(name, vocab, width), tied)
+    def embedding(
+        self, name: str, vocab: int, width: int, *, tied: bool, bias: Tensor | None = None
+    ) -> tuple[EmbeddingLayer, LinearLayer | None]:
+        """See Weights: bias [V]."""
+        return self.embedding_of(self._stored(name, vocab, width), tied, bias)
 
     def _quantized(self, name: str, n: int, k: int) -> QWeight:
         source = self.checkpoint.locate_linear(name)

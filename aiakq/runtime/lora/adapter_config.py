@@ -1,8 +1,8 @@
 """AdapterConfig: the fields of PEFT's ``adapter_config.json`` that determine what a LoRA adapter computes.
 
 Every field that changes the result is applied or refused by name; an unknown field, which a later PEFT may write, is
-refused unless it is null, false or empty. The adapted modules are those that have tensors; the config must select each
-of them.
+refused unless it is null, false or empty; zero may be a setting like any other number. The adapted modules are those
+that have tensors; the config must select each of them.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from aiakq.errors import AiakqError, error
-from aiakq.patterns import matches
-from aiakq.runtime.lora.target_modules import TargetModules, parse_targets
+from aiakq.patterns import match_regex
+from aiakq.runtime.lora.target_modules import TargetModules, parse_targets, pattern_refusal
 
 #: Name and largest size of the file.
 CONFIG, MAX_CONFIG_BYTES = "adapter_config.json", 1 << 20
@@ -47,6 +47,8 @@ _REFUSED = {
     "use_qalora": "it averages inputs by groups",
     "velora_config": "it is another product",
 }
+#: Switches among them, for which 0 is false.
+_SWITCHES = ("use_bdlora", "use_qalora")
 #: Initializations of an adapter that do not change the weights of its base model.
 _INITIALIZATIONS = ("true", "false", "none", "gaussian", "eva", "orthogonal", "mica")
 _MAX_PATTERNS = 4096
@@ -65,6 +67,7 @@ class AdapterConfig:
     lora_bias, dora whether B has a bias; whether rows are scaled to a magnitude (DoRA, arXiv:2402.09353).
     targets         which modules are selected for adaptation.
     base_model      name of the model that the adapter was trained on, for messages only.
+    adapter         how errors call the adapter.
     """
 
     rank: int = 8
@@ -76,15 +79,24 @@ class AdapterConfig:
     dora: bool = False
     targets: TargetModules = TargetModules()
     base_model: str = ""
+    adapter: str = ""
 
     def rank_of(self, module: str) -> int:
-        """Return the rank of a module. Raises ``format_unsupported`` for a pattern that cannot be matched."""
-        return int(_first(self.rank_pattern, module, self.rank))
+        """Return the rank of a module. Raises ``adapter_pattern`` for a pattern that cannot be matched."""
+        return int(self._first("rank_pattern", self.rank_pattern, module, self.rank))
 
     def scale(self, module: str, rank: int) -> float:
-        """Return the factor of B(Ax) in a module of this rank. Raises ``format_unsupported``."""
-        alpha = _first(self.alpha_pattern, module, self.alpha)
+        """Return the factor of B(Ax) in a module of this rank. Raises ``adapter_pattern``."""
+        alpha = self._first("alpha_pattern", self.alpha_pattern, module, self.alpha)
         return alpha / (math.sqrt(rank) if self.rank_stabilized else rank)
+
+    def _first(self, field: str, pattern: tuple[tuple[str, float], ...], module: str, default: float) -> float:
+        """Return the number of the first key that matches ``module``, as get_pattern_key of PEFT does."""
+        for key, number in pattern:
+            refused = pattern_refusal(self.adapter, field, key)
+            if _may_match(key, module) and match_regex(rf"(.*\.)?({key})$", module, refused) is not None:
+                return number
+        return default
 
 
 def parse_config(values: Mapping[str, Any], adapter: str) -> AdapterConfig:
@@ -100,7 +112,7 @@ def parse_config(values: Mapping[str, Any], adapter: str) -> AdapterConfig:
         reason = f"its peft_type is {values.get('peft_type')!r:.40}, not LORA"
         raise error("adapter_malformed", adapter=adapter, reason=reason)
     for field, value in values.items():
-        if field not in _WITHOUT_EFFECT | _READ and value not in (None, False, [], {}, ""):
+        if field not in _WITHOUT_EFFECT | _READ and not _is_off(field, value):
             raise unsupported(f"{field:.60}" if field in _REFUSED else field, _REFUSED.get(field, "it is not known"))
     if values.get("bias", "none") != "none":
         raise unsupported("bias", "it replaces biases of the base model")
@@ -120,8 +132,9 @@ def parse_config(values: Mapping[str, Any], adapter: str) -> AdapterConfig:
         rank_stabilized=reader.switch("use_rslora"),
         lora_bias=reader.switch("lora_bias"),
         dora=reader.switch("use_dora"),
-        targets=parse_targets(values, reader.bad),
+        targets=parse_targets(values, adapter, reader.bad),
         base_model=base[:200] if isinstance(base, str) else "",
+        adapter=adapter,
     )
     if config.dora and config.lora_bias:
         raise unsupported("lora_bias", "PEFT has no DoRA with it")
@@ -169,12 +182,11 @@ def _is_number(value: Any, whole: bool) -> bool:
     return math.isfinite(value) and abs(value) < 2**40
 
 
-def _first(pattern: tuple[tuple[str, float], ...], module: str, default: float) -> float:
-    """Return the number of the first key that matches ``module``, as PEFT does (utils/other.py, get_pattern_key)."""
-    for key, number in pattern:
-        if _may_match(key, module) and matches(rf"re:(.*\.)?({key})$", module):
-            return number
-    return default
+def _is_off(field: str, value: Any) -> bool:
+    """Whether a field that is not applied says that nothing is to be done."""
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        return field in _SWITCHES and value == 0
+    return value in (None, False, [], {}, "")
 
 
 def _may_match(key: str, module: str) -> bool:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from aiakq.errors import AiakqError
+from aiakq.errors import AiakqError, error
 from aiakq.patterns import match_regex
 
 _MAX_NAMES = 1 << 16
@@ -29,6 +29,15 @@ DEFAULT_TARGETS: dict[str, tuple[str, ...]] = {
 }
 
 
+def pattern_refusal(adapter: str, field: str, pattern: str) -> Callable[[str, str], AiakqError]:
+    """Return a function that returns the error for ``pattern``, which is in ``field``; see ``match_regex``."""
+
+    def refused(text: str, reason: str) -> AiakqError:
+        return error("adapter_pattern", adapter=adapter, field=field, pattern=pattern[:60], reason=reason)
+
+    return refused
+
+
 @dataclass(frozen=True)
 class _Names:
     """A list of module names, each of which also selects modules whose names end with it, or one regular expression."""
@@ -36,9 +45,10 @@ class _Names:
     names: frozenset[str] = frozenset()
     regex: str | None = None
 
-    def match(self, module: str) -> bool:
+    def match(self, module: str, adapter: str, field: str) -> bool:
         if self.regex is not None:
-            return match_regex(rf"(?:{self.regex})\Z", module) is not None
+            refused = pattern_refusal(adapter, field, self.regex)
+            return match_regex(rf"(?:{self.regex})\Z", module, refused) is not None
         parts = module.split(".")
         return any(".".join(parts[first:]) in self.names for first in range(len(parts)))
 
@@ -50,19 +60,21 @@ class TargetModules:
     targets         None: the defaults of the model type; see ``DEFAULT_TARGETS``.
     layers          layer numbers to which ``targets`` is limited; None: all. Full module names are not limited.
     layer_patterns  regular expressions for what precedes the layer number in a module name; (): anything.
+    adapter         how errors call the adapter.
     """
 
     targets: _Names | None = None
     excluded: _Names = _Names()
     layers: frozenset[int] | None = None
     layer_patterns: tuple[str, ...] = ()
+    adapter: str = ""
 
     def deselecting_field(self, module: str, model_type: str) -> str | None:
         """Return the field because of which PEFT ignores the tensors of ``module``; None if the config selects it.
 
-        Raises ``format_unsupported`` for a regular expression that is malformed or too costly.
+        Raises ``adapter_pattern`` for a regular expression that is malformed or too costly.
         """
-        if self.excluded.match(module):
+        if self.excluded.match(module, self.adapter, "exclude_modules"):
             return "exclude_modules"
         targets = self.targets
         if targets is None:
@@ -70,25 +82,26 @@ class TargetModules:
             targets = _Names(frozenset(defaults))
         if targets.regex is not None and targets.regex.lower() == _ALL_LINEAR:
             return "target_modules" if module.rpartition(".")[2] in _OUTPUT_LAYERS else None
-        if not targets.match(module):
+        if not targets.match(module, self.adapter, "target_modules"):
             return "target_modules"
         is_limited = self.layers is not None and module not in targets.names
         return "layers_to_transform" if is_limited and self._layer(module) not in (self.layers or ()) else None
 
     def _layer(self, module: str) -> int | None:
         """Return the layer number in a module name as PEFT finds it."""
-        regexes = [rf"(?:^|.*?\.){pattern}\.(?P<idx>\d+)\." for pattern in self.layer_patterns]
-        for regex in regexes or [r".*?\.[^.]*\.(?P<idx>\d+)\."]:
-            found = match_regex(regex, module)
+        regexes = {pattern: rf"(?:^|.*?\.){pattern}\.(?P<idx>\d+)\." for pattern in self.layer_patterns}
+        for pattern, regex in (regexes or {"": r".*?\.[^.]*\.(?P<idx>\d+)\."}).items():
+            found = match_regex(regex, module, pattern_refusal(self.adapter, "layers_pattern", pattern))
             if found is not None:
                 return None if found["idx"] is None else int(found["idx"])
         return None
 
 
-def parse_targets(values: Mapping[str, Any], bad: Callable[[str, str], AiakqError]) -> TargetModules:
+def parse_targets(values: Mapping[str, Any], adapter: str, bad: Callable[[str, str], AiakqError]) -> TargetModules:
     """Read the fields of a config.
 
-    bad  returns the error for a field whose value is not what it should be.
+    adapter  how errors call the adapter.
+    bad      returns the error for a field whose value is not what it should be.
     """
 
     def names(field: str) -> _Names:
@@ -108,7 +121,7 @@ def parse_targets(values: Mapping[str, Any], bad: Callable[[str, str], AiakqErro
                 raise bad(field, "null, although target_modules is a regular expression")
     if patterns and layers is None:
         raise bad("layers_pattern", "null, although layers_to_transform is")
-    return TargetModules(targets, excluded, _layers(layers, bad), _layer_patterns(patterns, bad))
+    return TargetModules(targets, excluded, _layers(layers, bad), _layer_patterns(patterns, bad), adapter)
 
 
 def _layers(value: Any, bad: Callable[[str, str], AiakqError]) -> frozenset[int] | None:

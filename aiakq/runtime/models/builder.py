@@ -130,12 +130,21 @@ class DecoderBuilder:
         name = f"{self.names.embedding}.weight"
         if tied and not self.weights.has(name) and self.weights.has(f"{self.names.head}.weight"):
             name = f"{self.names.head}.weight"  # some files hold the tied weight under this name only
-        return self.weights.embedding(name, config.vocab_size, self.embedding_width, tied=tied)
+        bias = self._tied_bias() if tied else None
+        return self.weights.embedding(name, config.vocab_size, self.embedding_width, tied=tied, bias=bias)
+
+    def _tied_bias(self) -> Tensor | None:
+        """Return the bias of the tied output layer, which most files do not have."""
+        name = f"{self.names.head}.bias"
+        stored = self.head_bias and self.weights.has(name)
+        return self.weights.tensor(name, self.config.vocab_size) if stored else None
 
     def _adaptable_head(self, head: LinearLayer) -> LinearLayer:
         """Return the tied output layer with support for LoRA adapters of its own."""
         table, shape = f"{self.names.embedding}.weight", (self.config.vocab_size, self.embedding_width)
-        return self.weights.adaptable(head, self.names.head, *shape, lambda: self.weights.tensor(table, *shape))
+        return self.weights.adaptable(
+            head, self.names.head, *shape, lambda: self.weights.tensor(table, *shape), self._tied_bias()
+        )
 
     def head(self) -> LinearLayer:
         """Return the output layer, if it is not tied."""

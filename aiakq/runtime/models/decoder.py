@@ -80,8 +80,10 @@ class Weights(Protocol):
         bias    the layer's bias [N], or None.
         """
 
-    def embedding(self, name: str, vocab: int, width: int, *, tied: bool) -> tuple[EmbeddingLayer, LinearLayer | None]:
-        """Return the embedding with the table ``name`` [V, D], and the output layer if it is tied to it."""
+    def embedding(
+        self, name: str, vocab: int, width: int, *, tied: bool, bias: Tensor | None = None
+    ) -> tuple[EmbeddingLayer, LinearLayer | None]:
+        """Return the embedding with the table ``name`` [V, D], and the output layer with ``bias`` [V] if it is tied."""
 
 
 class MLP(Protocol):

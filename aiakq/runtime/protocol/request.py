@@ -84,6 +84,7 @@ class RequestSpec(msgspec.Struct, frozen=True):
     options          what the client asks for, the same for all sequences of a request.
     grammar          grammar that the generated text has to match.
     thought          the longest thought, and how it is ended.
+    group            the same for all sequences of a request, and for no other request; "" if it has only one.
     """
 
     request_id: str
@@ -96,3 +97,4 @@ class RequestSpec(msgspec.Struct, frozen=True):
     options: RequestOptions = DEFAULT_OPTIONS
     grammar: Grammar | None = None
     thought: ThoughtBudget | None = None
+    group: str = ""

@@ -13,6 +13,8 @@ from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any, cast
 
+import msgspec
+
 from aiakq.errors import AiakqError
 from aiakq.runtime.protocol.grammar import WHITESPACE, Grammar, not_enforceable
 from aiakq.runtime.protocol.vocabulary import Vocabulary
@@ -33,9 +35,10 @@ MAX_TOKEN_BYTES = 1000
 STEP_MAX_ITEMS = 1000
 #: Maximum states that a grammar adds while it is used, of about a kilobyte each.
 MAX_LEXER_STATES = 1 << 15
-#: Maximum number of characters of a schema whose first mask is enough of a test, and what it must not contain.
-_MAX_PLAIN = 512
-_NOT_PLAIN = re.compile(r'"(?:pattern|format|depend|m(?:in|ax)[LIP]|mult|prefix|(?:one|all)Of"|(?:if|not)"|\$)')
+#: Maximum number of characters of a schema whose first mask is enough of a test, and what it must not contain; and
+#: maximum numbers of characters and of objects without alternatives.
+_MAX_PLAIN, _MAX_PLAIN_SINGLE, _MAX_PLAIN_OBJECTS = 512, 8192, 48
+_NOT_PLAIN = re.compile(r'"(?:pattern|depend|m(?:in|ax)[LIP]|mult|prefix|(?:one|all)Of"|(?:if|not)"|\$)')
 #: Seconds after which a grammar that waits for memory is tried again: requests end without a notice.
 _RETRY_SECONDS = 0.1
 
@@ -222,6 +225,8 @@ class GrammarCompiler:
 
     def _with_thought_end(self, matcher: Any, grammar: Grammar) -> Any:
         """``matcher``, which also lets the thought of ``grammar`` end with a call if it may."""
+        if '"may_end_with_call": true' not in grammar.text:
+            return matcher
         tags = json.loads(grammar.text)
         calls = calls_at_end(tags)
         if calls is None:
@@ -250,7 +255,7 @@ class GrammarCompiler:
         """``grammar`` in the language of llguidance."""
         text, make = grammar.text, self._library.LLMatcher
         if grammar.kind == "json":
-            return make.grammar_from_json_schema(json.dumps(json_schema(grammar, json.loads(text))))
+            return make.grammar_from_json_schema(_written(json_schema(grammar, _read(text))))
         if grammar.kind == "regex":
             return make.grammar_from_regex(text)
         if grammar.kind == "choice":
@@ -263,14 +268,31 @@ class GrammarCompiler:
         return make.grammar_from_lark(any_to_lark(text))
 
 
+def _read(text: str) -> Any:
+    """The value of JSON, in which numbers may be infinite."""
+    try:
+        return msgspec.json.decode(text)
+    except (msgspec.MsgspecError, RecursionError):
+        return json.loads(text)
+
+
+def _written(schema: dict[str, Any]) -> str:
+    """``schema``, which is clean and so has finite numbers only, as JSON."""
+    return msgspec.json.encode(schema).decode()
+
+
 def _is_plain(grammar: Grammar) -> bool:
     """Whether ``grammar`` is a small schema of plain keywords, whose later masks are within all limits."""
     return (
         grammar.kind == "json"
-        and len(grammar.text) <= _MAX_PLAIN
+        and (len(grammar.text) <= _MAX_PLAIN or _is_single(grammar.text))
         and "\\" not in grammar.text
         and not _NOT_PLAIN.search(grammar.text)
     )
+
+
+def _is_single(text: str) -> bool:
+    return len(text) <= _MAX_PLAIN_SINGLE and text.count("{") <= _MAX_PLAIN_OBJECTS and '"anyOf"' not in text
 
 
 def schemas_in(grammar: Grammar) -> list[Any]:

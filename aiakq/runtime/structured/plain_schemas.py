@@ -9,16 +9,16 @@ from aiakq.runtime.structured.schema_values import Schema
 
 SCALARS = ("string", "integer", "number", "boolean", "null")
 #: Keywords that exclude nothing, and the keywords of plain schemas by their types.
-_NOTES = frozenset(
+NOTES = frozenset(
     ("title", "description", "default", "examples", "example", "deprecated", "readOnly", "writeOnly", "$comment")
 )
 _KEYWORDS = {
-    **{kind: _NOTES | {"type"} for kind in SCALARS},
-    "string": _NOTES | {"type", "enum"},
-    "array": _NOTES | {"type", "items"},
-    "object": _NOTES | {"type", "properties", "required", "additionalProperties"},
+    **{kind: NOTES | {"type"} for kind in SCALARS},
+    "string": NOTES | {"type", "enum"},
+    "array": NOTES | {"type", "items"},
+    "object": NOTES | {"type", "properties", "required", "additionalProperties"},
 }
-_ALTERNATIVES = _NOTES | {"anyOf"}
+_ALTERNATIVES = NOTES | {"anyOf"}
 _MAX_PROPERTIES, _MAX_TEXTS, _MAX_ALTERNATIVES = 200, 1000, 100
 
 
@@ -28,7 +28,9 @@ def is_plain(given: dict[str, Any]) -> bool:
         parts = given["anyOf"]
         if not isinstance(parts, list) or not _ALTERNATIVES >= given.keys():
             return False
-        return len(parts) <= _MAX_ALTERNATIVES and all(isinstance(part, (dict, bool)) for part in parts)
+        if len(parts) > _MAX_ALTERNATIVES or not all(isinstance(part, (dict, bool)) for part in parts):
+            return False
+        return not any(isinstance(part, dict) and "multipleOf" in part for part in parts)
     kind = given.get("type")
     keywords = _KEYWORDS.get(kind) if isinstance(kind, str) else None
     if keywords is None or not keywords >= given.keys():

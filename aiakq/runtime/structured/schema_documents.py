@@ -5,8 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 from urllib.parse import unquote, urldefrag, urljoin
+
+from aiakq.runtime.structured.schema_values import Schema
 
 #: The newest draft, which also applies where none is declared.
 NEWEST = 2020
@@ -123,6 +125,27 @@ class SchemaDocument:
                 self._anchors.setdefault((base.uri, schema[keyword]), target)
         if isinstance(schema.get("$dynamicAnchor"), str):
             self.dynamic_anchors.setdefault(schema["$dynamicAnchor"], []).append(target)
+
+
+class Cleaner(Protocol):
+    """What a schema needs of the document that it is in; see ``SchemaCleaner``."""
+
+    closed: bool
+    is_lenient: bool
+
+    def refuse(self, *keywords: str, reason: str = "cannot be enforced") -> None: ...
+
+    def refuse_pattern(self, pattern: str, part: str) -> None: ...
+
+    def schema(self, value: Any, base: Base, closed: bool) -> Schema: ...
+
+    def reference(self, reference: str, base: Base, closed: bool) -> Schema: ...
+
+    def dynamic_reference(self, keyword: str, reference: str, base: Base, closed: bool) -> Schema: ...
+
+    def one_of(self, parts: list[Schema]) -> Schema: ...
+
+    def keep_types(self, given: Mapping[str, Any], properties: dict[str, Schema], base: Base) -> None: ...
 
 
 def _subschemas(target: Target) -> Iterator[Target]:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from functools import lru_cache
-from typing import Any, Protocol
+from typing import Any
 
 from aiakq.runtime.structured.ecma_patterns import from_ecma, refused_part
-from aiakq.runtime.structured.schema_documents import Base
+from aiakq.runtime.structured.schema_documents import Base, Cleaner
+from aiakq.runtime.structured.schema_multiples import joined_multiples
 from aiakq.runtime.structured.schema_numbers import exact_value, number_keywords
 from aiakq.runtime.structured.schema_parts import any_order, both, listed_names, names_in, objects_only, pattern_of
 from aiakq.runtime.structured.schema_values import (
@@ -41,27 +42,6 @@ _MAX_OPTIONAL, _MAX_ALTERNATIVES, _ARRAY = 248, 1000, 6
 def _unused_keywords(types: frozenset[str]) -> frozenset[str]:
     """Keywords that apply to values of other types only."""
     return frozenset().union(*(names for name, names in KEYWORDS_OF_TYPE.items() if name not in types))
-
-
-class Cleaner(Protocol):
-    """What a schema needs of the document that it is in; see ``SchemaCleaner``."""
-
-    closed: bool
-    is_lenient: bool
-
-    def refuse(self, *keywords: str, reason: str = "cannot be enforced") -> None: ...
-
-    def refuse_pattern(self, pattern: str, part: str) -> None: ...
-
-    def schema(self, value: Any, base: Base, closed: bool) -> Schema: ...
-
-    def reference(self, reference: str, base: Base, closed: bool) -> Schema: ...
-
-    def dynamic_reference(self, keyword: str, reference: str, base: Base, closed: bool) -> Schema: ...
-
-    def one_of(self, parts: list[Schema]) -> Schema: ...
-
-    def keep_types(self, given: Mapping[str, Any], properties: dict[str, Schema], base: Base) -> None: ...
 
 
 class SchemaNode:
@@ -185,7 +165,7 @@ class SchemaNode:
         self._condition()
 
     def _any_of(self, parts: list[Schema]) -> Schema:
-        found: list[Schema] = [part for part in parts if part is not False]
+        found = joined_multiples([part for part in parts if part is not False])
         if {} in found or not self._can_choose(found):
             return {}
         return {"anyOf": found} if len(found) > 1 else found[0] if found else False
@@ -270,11 +250,30 @@ class SchemaNode:
         return ANCHORED.get(name, ())
 
     def _numbers(self) -> None:
-        found, refused = number_keywords(self._given, "number" not in self._types)
-        self._out.update(found)
+        found, choices, refused = number_keywords(self._given, "number" not in self._types)
+        if choices:
+            self._choose_numbers(found, choices)
+        else:
+            self._out.update(found)
         if refused:
             reason = "has a value that cannot be enforced exactly; use one of fewer digits"
             self._cleaner.refuse(*refused, reason=reason)
+
+    def _choose_numbers(self, limits: Mapping[str, Any], choices: list[Schema]) -> None:
+        """Set ``limits`` of numbers, and ``choices``, of which one holds too."""
+        others = [name for name in self._types if name not in ("number", "integer")]
+        any_other: list[Schema] = [{"type": others if len(others) > 1 else others[0]}] if others else []
+        part = self._any_of([*choices, *any_other])
+        if isinstance(part, dict) and not {"anyOf", "enum", "const"} & self._given.keys():
+            if part.keys() == {"enum"}:  # all values within the limits
+                limits = {}
+            elif self._out == {"type": "number"} and not limits:
+                del self._out["type"]
+            self._out.update({**limits, **part})
+            return
+        self._out.update(limits)
+        if part is False or part != {"anyOf": self._given.get("anyOf")}:
+            self._parts.append(part)
 
     def _counts(self, least: str, most: str) -> None:
         if self._given.get(least):

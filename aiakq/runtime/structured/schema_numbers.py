@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from decimal import Decimal
+from decimal import ROUND_DOWN, Decimal
 from typing import Any
 
-from aiakq.runtime.structured.schema_values import MAX_EXACT, plain_number
+from aiakq.runtime.structured.schema_multiples import multiples_of
+from aiakq.runtime.structured.schema_values import MAX_EXACT, Schema, plain_number
 
 #: Limits of numbers that are not integers are 0, or have an absolute value between these.
 _SMALLEST, _LARGEST = 1e-60, 10**17
@@ -15,14 +16,14 @@ _SMALLEST, _LARGEST = 1e-60, 10**17
 LEAST_INTEGER, _END_OF_INTEGERS = 1024 - 2**63, 2**63
 #: End of limits of integers away from 0, without a limit on the other side.
 _END_OF_LONE_LIMITS = 10**18
-#: Maximum value of the digits of ``multipleOf``, as an integer.
-_MAX_DIGITS = (2**32 - 1) // 10
 
 Keywords = dict[str, float]
 
 
-def number_keywords(given: Mapping[str, Any], is_integer: bool) -> tuple[Keywords, list[str]]:
+def number_keywords(given: Mapping[str, Any], is_integer: bool) -> tuple[Keywords, list[Schema], list[str]]:
     """The keywords for numbers in ``given`` as they are enforced, and the names of those that cannot be exactly.
+
+    In between, the schemas of which one holds too, if there are any.
 
     The integer -2^63, and the 1023 above it, are never allowed by a limit: the lowest one is ``LEAST_INTEGER``.
     """
@@ -38,10 +39,16 @@ def number_keywords(given: Mapping[str, Any], is_integer: bool) -> tuple[Keyword
     if not is_plain:
         limits, refused = (_integer_limits if is_integer else _limits)(limits)
     if "multipleOf" in given:
-        if _is_exact_step(given["multipleOf"]) and (is_plain or not limits):
-            return {"multipleOf": _number(given["multipleOf"]), **limits}, refused
-        refused.append("multipleOf")
-    return limits, refused
+        multiples = multiples_of(given["multipleOf"], limits, is_integer) if is_plain or not limits else None
+        if multiples is None:
+            return limits, [], [*refused, "multipleOf"]
+        first = multiples[0]
+        if len(multiples) > 1 or isinstance(first, bool) or "multipleOf" not in first:
+            return limits, multiples, refused
+        return {name: value for name, value in first.items() if name != "type"}, [], refused
+    if is_integer or not limits:
+        return limits, [], refused
+    return _without_whole_end(limits), _with_cut_ends(limits), refused
 
 
 def _number(value: float) -> float:
@@ -108,13 +115,57 @@ def _is_exact_integer(value: int) -> bool:
     return LEAST_INTEGER <= value < _END_OF_INTEGERS and int(float(value)) == value
 
 
-def _is_exact_step(value: float) -> bool:
-    """Whether llguidance finds the digits of ``multipleOf``, which it multiplies by 10 until it is an integer."""
-    step, places = float(value), 0
-    while not step.is_integer():
-        step, places = step * 10, places + 1
-    digits = int(step)
-    while places and digits % 10 == 0:
-        digits, places = digits // 10, places - 1
-    exact = value if isinstance(value, int) else Decimal(repr(value))
-    return 0 < digits <= _MAX_DIGITS and Decimal(digits).scaleb(-places) == exact
+def _without_whole_end(limits: Keywords) -> Keywords:
+    """``limits`` as llguidance keeps them: between 0 and 0.5, it also writes a 0 that is excluded.
+
+    The limit becomes the next number, as far as 64-bit floats tell it apart.
+    """
+    found = dict(limits)
+    for sign, names in (
+        (1, ("exclusiveMinimum", "minimum", "maximum")),
+        (-1, ("exclusiveMaximum", "maximum", "minimum")),
+    ):
+        end, inner, outer = names
+        other = f"exclusive{outer.capitalize()}"
+        if end not in found or sign * found[end] < 0 or found[end] != int(found[end]):
+            continue
+        last = min((sign * found[name] for name in (outer, other) if name in found), default=math.inf)
+        if last >= sign * found[end] + 1:
+            continue
+        start = _SMALLEST if found[end] == 0 else math.nextafter(sign * found.pop(end), math.inf)
+        found.pop(end, None)
+        found[inner] = sign * max(start, sign * found.get(inner, sign * start))
+    return found
+
+
+def _with_cut_ends(limits: Keywords) -> list[Schema]:
+    """Schemas of numbers within ``limits`` and those that llguidance does not write, none if it writes all.
+
+    Those are what is left of the limit away from 0 if its last digits are cut: up to 1.85, it writes 1.80, but not 1.8.
+    """
+    cut: list[float] = []
+    whole: list[Schema] = []
+    for sign, names in ((1, ("maximum", "exclusiveMaximum")), (-1, ("minimum", "exclusiveMinimum"))):
+        ends = [sign * limits[name] for name in names if name in limits]
+        end = Decimal(repr(min(ends))) if ends else Decimal(0)
+        places = -int(end.as_tuple().exponent)
+        if end <= 0 or places < 2:
+            continue
+        parts = [end.quantize(Decimal(1).scaleb(-place), ROUND_DOWN) for place in range(1, places)]
+        cut += [sign * float(part) for part in parts if part != int(part)]
+        if parts[0] == int(parts[0]):
+            number = sign * int(parts[0])
+            whole = [*whole, {"type": "number", "minimum": number - (sign > 0), "maximum": number + (sign < 0)}]
+    found = [value for value in dict.fromkeys(cut) if _is_within(value, limits)]
+    if not found and not whole:
+        return []
+    return [{"type": "number"}, *whole, *([{"enum": found}] if found else [])]
+
+
+def _is_within(value: float, limits: Keywords) -> bool:
+    return not (
+        value < limits.get("minimum", value)
+        or value > limits.get("maximum", value)
+        or value <= limits.get("exclusiveMinimum", -math.inf)
+        or value >= limits.get("exclusiveMaximum", math.inf)
+    )

@@ -10,12 +10,16 @@ from collections.abc import Mapping
 from typing import Any
 
 from aiakq.runtime.protocol.grammar import not_enforceable
-from aiakq.runtime.structured.plain_schemas import SCALARS, is_plain, plain_schema
+from aiakq.runtime.structured.plain_schemas import NOTES, SCALARS, is_plain, plain_schema
 from aiakq.runtime.structured.refusals import place_of, shortened
 from aiakq.runtime.structured.schema_documents import Base, SchemaDocument, Target
+from aiakq.runtime.structured.schema_multiples import can_combine, without_multiples
 from aiakq.runtime.structured.schema_node import SchemaNode
 from aiakq.runtime.structured.schema_values import Schema, are_disjoint, is_well_formed
 
+#: Formats whose expressions take long to compile, and the keywords of schemas that share one of them.
+_SHARED = ("date-time", "time")
+_OF_SHARED = NOTES | {"type", "format"}
 #: Keywords that may exclude every value.
 _EMPTYING = ("not", "enum", "const", "oneOf", "anyOf", "allOf")
 
@@ -55,6 +59,7 @@ class SchemaCleaner:
         self._definitions: dict[str, Schema] = {}
         self._pending: list[tuple[str, Target, bool]] = []
         self._one_of: list[dict[str, Any]] = []
+        self._has_multiples = False
 
     def root(self, only_objects: bool) -> dict[str, Any]:
         """The clean schema of the document."""
@@ -71,6 +76,8 @@ class SchemaCleaner:
             self._definitions[name] = self.schema(target.schema, target.base, closed)
         for part in self._one_of:
             self._finish_one_of(part)
+        if self._has_multiples:
+            self._finish_multiples([result, *self._definitions.values()])
         if not isinstance(result, dict):
             if not self.is_lenient:
                 named = next(
@@ -122,7 +129,16 @@ class SchemaCleaner:
                 known[keyword] = each
             else:
                 self.refuse(keyword, reason="has a value that JSON Schema does not allow")
+        if known.get("format") in _SHARED and value.get("type") == "string" and _OF_SHARED >= value.keys():
+            return self._shared(SchemaNode(self, known, base, closed), known["format"])
+        self._has_multiples |= "multipleOf" in known
         return SchemaNode(self, known, base, closed).clean()
+
+    def _shared(self, node: SchemaNode, name: str) -> Schema:
+        """A reference to the clean form of ``node``, which is compiled once for all strings of the format ``name``."""
+        if name not in self._definitions:
+            self._definitions[name] = node.clean()
+        return {"$ref": f"#/$defs/{name}"}
 
     def keep_types(self, given: Mapping[str, Any], properties: dict[str, Schema], base: Base) -> None:
         """Keep the types of required ``properties`` that allow no value: an empty ``enum``, for example."""
@@ -163,9 +179,17 @@ class SchemaCleaner:
 
     def _finish_one_of(self, part: dict[str, Any]) -> None:
         parts = part.pop("oneOf")
-        if not are_disjoint(parts, lambda reference: self._definitions.get(reference.rpartition("/")[2], {})):
+        if not are_disjoint(parts, self._resolved):
             self.refuse("oneOf", reason="has alternatives that may be valid at once, which cannot be excluded")
         part["anyOf"] = parts
+
+    def _finish_multiples(self, schemas: list[Schema]) -> None:
+        if not can_combine(schemas, self._resolved):
+            self.refuse("multipleOf", reason="has values that cannot be enforced together; use ones of fewer digits")
+            without_multiples(schemas)
+
+    def _resolved(self, reference: str) -> Schema:
+        return self._definitions.get(reference.rpartition("/")[2], {})
 
     def _definition(self, target: Target, closed: bool) -> Schema:
         if isinstance(target.schema, bool):

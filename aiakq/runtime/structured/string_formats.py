@@ -5,6 +5,8 @@ A value of ``PATTERNS`` is a list of expressions, each of which the whole string
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 _DATE = (
     r"(?:[0-9]{4}-(?:(?:0[13578]|1[02])-(?:0[1-9]|[12][0-9]|3[01])|(?:0[469]|11)-(?:0[1-9]|[12][0-9]|30)"
     r"|02-(?:0[1-9]|1[0-9]|2[0-8]))"
@@ -14,30 +16,35 @@ _HOUR, _MINUTE, _FRACTION = "(?:[01][0-9]|2[0-3])", "[0-5][0-9]", r"(?:\.[0-9]+)
 _OFFSET = f"(?:[zZ]|[+-]{_HOUR}:{_MINUTE})"
 
 
-def _leap_seconds() -> tuple[str, str, str]:
-    """Times, in second 60 only with an offset whose hour, and one whose minute, can be that of 23:59 UTC.
+def _times(date: str = "", any_date: str = "") -> tuple[str, ...]:
+    """Times after ``date``, in second 60 only with an offset whose hour and minute can be those of 23:59 UTC.
 
-    Minutes that differ in a digit are listed by that digit, as the expressions are parsed for every schema.
+    The first expression is exact but for that. The others say how the hour, the tens of the minute and its ones belong
+    to the offset, and nothing else: they are parsed for every schema, and a string in another second matches them soon.
+
+    any_date  what all of ``date`` match.
     """
-    end = f":60{_FRACTION}"
-    utc = f"23:59{end}[zZ]"
-    hours = [utc]
-    for hour in range(24):
-        same = f"{_MINUTE}{end}(?:\\+{hour:02}:(?:0[1-9]|[1-5][0-9])|-{23 - hour:02}:{_MINUTE})"
-        hours.append(f"{hour:02}:(?:59{end}\\+{(hour + 1) % 24:02}:00|{same})")
-    tens = "|".join(f"{ten}[0-9]{end}-{_HOUR}:{5 - ten}[0-9]" for ten in range(6))
-    ones = "|".join(f"[0-5]{one}{end}-{_HOUR}:[0-5]{9 - one}" for one in range(10))
-    after = "|".join(f"{ten}(?:[0-8]{end}\\+{_HOUR}:{ten}[1-9]|9{end}\\+{_HOUR}:{(ten + 1) % 6}0)" for ten in range(6))
-    after_ones = "|".join(f"[0-5]{one}{end}\\+{_HOUR}:[0-5]{(one + 1) % 10}" for one in range(10))
-    plain = f"{_HOUR}:{_MINUTE}:[0-5][0-9]{_FRACTION}{_OFFSET}"
+    rest, second = "[-+:.0-9Zz]*", "6[:.0-9]*"
+
+    def of_offset(length: int, alternatives: Iterable[str], utc: str, end: str = "") -> str:
+        skipped = f"[:0-9]{{{length}}}" if length else ""
+        ends = f"(?:{'|'.join(alternatives)}){end}"
+        return f"{any_date}{skipped}(?:[:0-9]{{{6 - length}}}[0-5]{rest}|{utc}:{second}[zZ]|{ends})"
+
+    hours = (
+        f"{hour:02}:[0-9]{{2}}:{second}(?:\\+(?:{hour:02}:(?:0[1-9]|[1-5])|{(hour + 1) % 24:02}:00)|-{23 - hour:02})"
+        for hour in range(24)
+    )
+    tens = (f"{ten}[0-9]:{second}(?:-[0-9]+:{5 - ten}|\\+[0-9]+:(?:{ten}[1-9]|{(ten + 1) % 6}0))" for ten in range(6))
+    ones = (f"{one}:{second}(?:-[0-9]+:[0-5]{9 - one}|\\+[0-9]+:[0-5]{(one + 1) % 10})" for one in range(10))
     return (
-        f"(?:{plain}|{'|'.join(hours)})",
-        f"(?:{plain}|{utc}|{_HOUR}:(?:{tens}|{after}))",
-        f"(?:{plain}|{utc}|{_HOUR}:(?:{ones}|{after_ones}))",
+        f"{date}{_HOUR}:{_MINUTE}:(?:[0-5][0-9]|60){_FRACTION}{_OFFSET}",
+        of_offset(0, hours, "23:59", rest),
+        of_offset(3, tens, "5[0-9]", "[0-9]?"),
+        of_offset(4, ones, "9"),
     )
 
 
-_TIMES = _leap_seconds()
 _DURATION_TIME = r"T(?:[0-9]+H(?:[0-9]+M(?:[0-9]+S)?)?|[0-9]+M(?:[0-9]+S)?|[0-9]+S)"
 _DURATION_DATE = r"(?:[0-9]+D|[0-9]+M(?:[0-9]+D)?|[0-9]+Y(?:[0-9]+M(?:[0-9]+D)?)?)"
 _DURATION = f"P(?:{_DURATION_DATE}(?:{_DURATION_TIME})?|{_DURATION_TIME}|[0-9]+W)"
@@ -63,10 +70,7 @@ _IPV6 = _ipv6()
 _ALNUM, _LDH = "[A-Za-z0-9]", "[A-Za-z0-9-]"
 #: A label without hyphens in both its third and its fourth place: those are names in Punycode, whose rules no regular
 #: expression can express, so that none is generated.
-_LABEL = (
-    f"{_ALNUM}(?:{_ALNUM}|{_LDH}{_ALNUM}|{_LDH}{_ALNUM}{_LDH}{{0,59}}{_ALNUM}|{_LDH}-{_ALNUM}"
-    f"|{_LDH}-{_ALNUM}{_LDH}{{0,58}}{_ALNUM})?"
-)
+_LABEL = f"{_ALNUM}(?:{_ALNUM}|{_LDH}(?:{_ALNUM}(?:{_LDH}{{0,59}}{_ALNUM})?|-{_ALNUM}(?:{_LDH}{{0,58}}{_ALNUM})?))?"
 _HOSTNAME = rf"{_LABEL}(?:\.{_LABEL})*"
 _ATEXT = r"[A-Za-z0-9!#$%\x26'*+\-/=?\^_`{|}\x7E]"
 _QUOTED = r'"(?:[\x20\x21\x23-\x5B\x5D-\x7D\x7E]|\\[\x20-\x7D\x7E])*"'
@@ -119,8 +123,8 @@ HOSTNAME_UP_TO_6 = (
 )
 PATTERNS: dict[str, tuple[str, ...]] = {
     "date": (_DATE,),
-    "time": _TIMES,
-    "date-time": tuple(f"{_DATE}[tT]{time}" for time in _TIMES),
+    "time": _times(),
+    "date-time": _times(f"{_DATE}[tT]", "[-0-9]{10}[tT]"),
     "duration": (_DURATION,),
     "email": (_EMAIL,),
     "hostname": (_HOSTNAME, r"[A-Za-z0-9.-]{1,253}"),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from aiakq.runtime.protocol.vocabulary import Vocabulary
 from aiakq.runtime.text.spelling import CompiledModel
@@ -18,6 +18,18 @@ def vocabulary_of(tokenizer: Tokenizer) -> Vocabulary:
         added_ids=sorted(tokenizer.added_ids),
         model=tokenizer.model_json(),
     )
+
+
+def end_failure(vocabulary: Vocabulary, tokenizer: Tokenizer, eos_ids: Iterable[int]) -> str:
+    """Return why no grammar can be enforced with the end-of-sequence tokens of a model, or "".
+
+    tokenizer  that of the vocabulary.
+    """
+    id = vocabulary.text_only_at_end(eos_ids)
+    if id is None:
+        return ""
+    shown = f"{tokenizer.raw_tokens([id])[0]!r:.40}"
+    return f"the end-of-sequence token {id} is the text {shown}, which no other tokens can spell"
 
 
 def splitter(vocabulary: Vocabulary) -> Callable[[str], list[int]]:

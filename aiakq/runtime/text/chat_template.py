@@ -6,7 +6,8 @@ form that the template takes, it is the text of transformers' ``apply_chat_templ
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -43,6 +44,7 @@ RESERVED_TEMPLATE_KWARGS = frozenset(
 )
 #: Editors write it at the beginning of a file; transformers passes it on to the prompt.
 BYTE_ORDER_MARK = "\ufeff"
+_PLAIN_NAME = re.compile(r"[A-Za-z0-9_.-]+")
 _NO_PARAMETERS = {"type": "object", "properties": {}}
 
 
@@ -127,6 +129,17 @@ class ChatTemplate:
         if self.facts.forms.get("system") == [] and messages and messages[0].get("role") == "system":
             messages = without_leading_systems(messages)
         messages = self._in_turns(messages)
+        text = self._in_accepted_form(messages, arguments)
+        tools = () if listed else arguments.get("tools") or ()
+        if not _shows_names(tools, text):
+            if messages[0].get("role") not in INSTRUCTING and not self.facts.lacks("system"):
+                text = self._in_accepted_form([{"role": "system", "content": ""}, *messages], arguments)
+            if not _shows_names(tools, text):
+                raise error("template_loses", param="tools", what="tools in this conversation")
+        return text
+
+    def _in_accepted_form(self, messages: Messages, arguments: Mapping[str, Any]) -> str:
+        """Return the text of the messages in the first form that the template accepts. Raises as ``render``."""
         failure: Exception | None = None
         for tools in _tool_forms(arguments.get("tools")):
             given = arguments if tools is None else {**arguments, "tools": tools}
@@ -286,6 +299,14 @@ def as_template_error(failure: Exception) -> AiakqError:
     """Return what a template raised as the error ``chat_template``."""
     reason = (str(failure).strip().splitlines() or [type(failure).__name__])[0].rstrip(".")
     return error("chat_template", reason=reason[:200])
+
+
+def _shows_names(tools: Sequence[Any], text: str) -> bool:
+    """Whether ``text`` has the names of all ``tools``, as far as a template writes them as they are."""
+    functions = [tool.get("function") or tool for tool in tools if isinstance(tool, dict)]
+    names = [function.get("name") for function in functions if isinstance(function, dict)]
+    plain = [name for name in names if isinstance(name, str) and _PLAIN_NAME.fullmatch(name)]
+    return all(name in text for name in plain) or all(name.lower() in text.lower() for name in plain)
 
 
 def _tool_forms(tools: list[Any] | None) -> Iterator[list[Any] | None]:

@@ -31,6 +31,8 @@ _REASONING_LISTS = ("thinking_blocks", "reasoning_details")
 #: What messages may have besides text -> the roles that have it. Roles with other names may have everything.
 _HOLDERS = {"reasoning": ("assistant",), "calls": ("assistant",), "results": ("user", "tool", "function")}
 _ROLES = frozenset({"system", "developer", "user", "assistant", "tool", "function"})
+#: Fields of a message that are texts.
+_TEXTS = ("name", "tool_call_id", "reasoning_content", "reasoning")
 #: Fields of a message -> what they hold.
 _HELD_BY_FIELDS = {
     **dict.fromkeys(("reasoning_content", "reasoning", *_REASONING_LISTS), "reasoning"),
@@ -107,11 +109,13 @@ def read_message(message: dict[str, Any], path: str) -> list[dict[str, Any]]:
     """Return a message in the form of chat messages, whose content is a string or a list of parts of type text.
 
     Reasoning becomes ``reasoning_content``, and parts with calls ``tool_calls``. Parts with results become messages
-    of role tool. The deprecated fields and roles of OpenAI's API become the current ones. Raises as ``read_content``.
+    of role tool. The deprecated fields and roles of OpenAI's API become the current ones. Raises as ``read_content``,
+    and ``invalid_type`` and ``missing_field`` for fields of another type.
     """
+    _check_types(message, path)
     if isinstance(message.get("content"), str) and message.get("role") != "function" and _PLAIN.issuperset(message):
         return [message]
-    role = message["role"] if isinstance(message.get("role"), str) else ""
+    role = message["role"]
     for name, held in _HELD_BY_FIELDS.items():
         if message.get(name):
             _check_holder(held, role, f"{path}.{name}", name)
@@ -128,13 +132,11 @@ def read_message(message: dict[str, Any], path: str) -> list[dict[str, Any]]:
         read["reasoning_content"] = read["reasoning"] = reasoning
     calls = list(read.get("tool_calls") or ()) + [_call(*each) for each in content.calls]
     function = message.get("function_call")
-    if not calls and isinstance(function, dict) and isinstance(function.get("name"), str):
+    if not calls and function:
         calls = [{"type": "function", "function": {"arguments": None, **function}}]
     read.pop("tool_calls", None)
     for number, call in enumerate(calls):
-        called = call.get("function") if isinstance(call, dict) else None
-        if isinstance(called, dict):
-            check_keys(called.get("arguments"), f"{path}.tool_calls[{number}].function.arguments")
+        check_keys(call["function"].get("arguments"), f"{path}.tool_calls[{number}].function.arguments")
     if calls:
         read["tool_calls"], read["content"] = calls, read["content"] or None
     if read["role"] == "function":
@@ -147,6 +149,45 @@ def read_message(message: dict[str, Any], path: str) -> list[dict[str, Any]]:
 def read_messages(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return the messages of a conversation as ``read_message`` does. Raises as it."""
     return [each for number, message in enumerate(messages) for each in read_message(message, f"messages[{number}]")]
+
+
+def _check_types(message: dict[str, Any], path: str) -> None:
+    """Raise ``invalid_type`` or ``missing_field`` for a field of another type than in chat requests."""
+    string_of(message, "role", path)
+    for name in _TEXTS:
+        if message.get(name) is not None:
+            string_of(message, name, path)
+    if message.get("function_call"):
+        _check_called(message["function_call"], f"{path}.function_call")
+    calls = message.get("tool_calls") or ()
+    if not isinstance(calls, (list, tuple)):
+        raise error("invalid_type", param=f"{path}.tool_calls", reason="a list of calls is expected")
+    for number, call in enumerate(calls):
+        place = f"{path}.tool_calls[{number}]"
+        if not isinstance(call, dict):
+            raise error("invalid_type", param=place, reason="an object with type and function is expected")
+        if call.get("function") is None:
+            raise error("missing_field", param=f"{place}.function")
+        _check_called(call["function"], f"{place}.function")
+
+
+def _check_called(function: Any, path: str) -> None:
+    """Raise ``invalid_type`` or ``missing_field`` unless a called function has a name, and text or an object for it."""
+    if not isinstance(function, dict):
+        raise error("invalid_type", param=path, reason="an object with name and arguments is expected")
+    string_of(function, "name", path)
+    arguments = function.get("arguments")
+    if arguments is not None and not isinstance(arguments, (str, dict)):
+        raise error("invalid_type", param=f"{path}.arguments", reason="a string or an object is expected")
+
+
+def check_tools(tools: Any) -> None:
+    """Raise ``invalid_type`` unless ``tools`` is a list of objects, or of functions that transformers describes."""
+    if tools is not None and not isinstance(tools, (list, tuple)):
+        raise error("invalid_type", param="tools", reason="a list of tools is expected")
+    for number, tool in enumerate(tools or ()):
+        if not isinstance(tool, dict) and not callable(tool):
+            raise error("invalid_type", param=f"tools[{number}]", reason="an object with type and function is expected")
 
 
 def _with_results(message: dict[str, Any], content: Content) -> list[dict[str, Any]]:

@@ -144,9 +144,10 @@ class OutputProcessor:
         """Special tokens by their text."""
         return {self.tokenizer.token_text(id): id for id in self.tokenizer.special_ids}
 
-    def add(self, prompt_id: str, prompt: Prompt, request: Request) -> list[RequestSpec]:
+    def add(self, prompt_id: str, prompt: Prompt, request: Request, key: str = "") -> list[RequestSpec]:
         """Validate and register one prompt of a request; return its sequences for the engine.
 
+        key  unique id of the request; ``prompt_id`` if not given, for a request with one prompt.
         Raises what ``admit`` raises, and ``unsupported_parameter`` for parameters that need a tokenizer if there is
         none.
         """
@@ -164,6 +165,8 @@ class OutputProcessor:
         thought = prompt.thought
         if thought is not None and thought.max_tokens < first.max_tokens:  # else it is never used up
             first = msgspec.structs.replace(first, thought=thought)
+        if len(request.prompts) * params.num_sequences > 1:
+            first = msgspec.structs.replace(first, group=key or prompt_id)
         specs = [first, *(repeat(first, f"{prompt_id}/{index}", index) for index in range(1, params.num_sequences))]
         hidden: dict[str, int] = {}
         if params.stop_strings and params.skip_special_tokens:

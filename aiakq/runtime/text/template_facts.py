@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 import msgspec
@@ -31,20 +31,34 @@ Render = Callable[..., str]
 
 #: Lowercase letters only, because templates may strip, split, quote or change the case of a text.
 _WORD, _OTHER, _FIRST_PART = "qzprobewordqz", "qzotherwordqz", "qzfirstwordqz"
-_PARAMETERS = {"type": "object", "properties": {"a": {"type": "string", "description": "b"}}, "required": ["a"]}
-_TOOL = {"type": "function", "function": {"name": _WORD, "description": _WORD, "parameters": _PARAMETERS}}
+#: What must be shown of two tools: names, descriptions and parameters; and of two documents: their titles or texts.
+_TOOL_WORDS = [tuple(f"qz{what}{number}qz" for what in ("tool", "about", "parameter")) for number in ("one", "two")]
+_DOCUMENT_WORDS = ("qzdocumentoneqz", "qzdocumenttwoqz")
 _CALLED = {"name": _WORD, "arguments": json.dumps({_OTHER: "1"})}
 _ASKING = {"role": "assistant", "tool_calls": [{"id": "call00001", "type": "function", "function": _CALLED}]}
 #: Arguments that some templates need, tried one after another.
 _EXTRAS: tuple[dict[str, Any], ...] = ({}, {"documents": [{"title": "d", "text": "e"}]}, {"tools": []})
 #: The order of preference among forms of calls that a template shows equally well; transformers' form first.
 _PREFERENCE = sorted(CALL_FORMS, key=lambda form: (not form.as_object, form.content != "absent"))
-#: One document with the names of fields that published templates read.
-_DOCUMENT = {"title": _WORD, "text": _WORD, "content": _WORD, "contents": _WORD, "doc_id": 1, "id": 1}
 #: Beginnings of a list of parts that a template printed as a whole.
 _PRINTED_LIST = ("[{'type'", '[{"type"', "[{&#39;type", "[{&#34;type")
 #: Signs of arguments in a form that the template does not expect: printed as a Python object, or quoted twice.
 _WRONG_ARGUMENTS = (f"'{_OTHER}'", f'\\"{_OTHER}')
+
+
+def _tool(name: str, description: str, parameter: str) -> dict[str, Any]:
+    properties = {parameter: {"type": "string", "description": "b"}}
+    parameters = {"type": "object", "properties": properties, "required": [parameter]}
+    return {"type": "function", "function": {"name": name, "description": description, "parameters": parameters}}
+
+
+def _document(number: int, text: str) -> dict[str, Any]:
+    """Return a document with the names of fields that published templates read."""
+    return {"title": text, "text": text, "content": text, "contents": text, "doc_id": number, "id": number}
+
+
+_TOOLS = [_tool(*words) for words in _TOOL_WORDS]
+_DOCUMENTS = list(itertools.starmap(_document, enumerate(_DOCUMENT_WORDS)))
 
 
 class TemplateFacts(msgspec.Struct, frozen=True):
@@ -52,11 +66,12 @@ class TemplateFacts(msgspec.Struct, frozen=True):
 
     forms             role -> forms of content whose text it shows. Empty: it leaves the text out. Absent: unknown,
                       because it raised for every probe.
-    takes_tools       whether it shows ``tools``. Like the others: true if that is unknown.
+    takes_tools       whether it shows all ``tools``, with descriptions and parameters. Like the others: true if that is
+                      unknown.
     beside_tools      whether this was found with ``tools`` in every probe.
     hides_tools       beginnings of conversations with which it does not show ``tools``.
     takes_calls       whether it shows the calls of past messages.
-    takes_documents   whether it shows ``documents``.
+    takes_documents   whether it shows the title or the text of all ``documents``.
     shows_names       whether it shows the field ``name`` of users' messages.
     call_form         the form of messages with calls in which they are shown without flaws, such as "None".
     shows_turns       whether it shows all turns of a conversation.
@@ -122,17 +137,20 @@ def find_facts(render: Render, with_tools: bool = False, arguments: Mapping[str,
                 forms[role].remove("part")
     if not forms:
         return TemplateFacts(failures=failures, refusal=refusal)
+    takes_tools = probe.shows_argument(forms, itertools.chain(*_TOOL_WORDS), tools=_TOOLS)
+    if with_tools and not takes_tools and probe.mentions_tools(forms):
+        return find_facts(render, arguments=arguments)  # it is not given tools, of which it would show a part
     takes_calls, call_form = probe.calls(forms)
     shown_roles = frozenset(role for role, known in forms.items() if known)
     turns = TurnProbes(probe.text, lambda text, role: _content(text, _first(forms, role)), shown_roles)
     shows_calls = takes_calls and {"assistant", "tool"} <= shown_roles
     return TemplateFacts(
         forms=forms,
-        takes_tools=probe.shows_argument(forms, tools=[_TOOL]),
+        takes_tools=takes_tools,
         beside_tools=with_tools,
         hides_tools=probe.leads_without_tools(forms),
         takes_calls=takes_calls,
-        takes_documents=probe.shows_argument(forms, documents=[_DOCUMENT]),
+        takes_documents=probe.shows_argument(forms, _DOCUMENT_WORDS, documents=_DOCUMENTS),
         shows_names=probe.shows_names(forms),
         call_form=call_form,
         shows_turns=turns.shows_turns(),
@@ -180,16 +198,24 @@ class _Probe:
                 return True
         return None if raised else False
 
-    def shows_argument(self, known: dict[str, list[Form]], **arguments: Any) -> bool:
-        """Whether an argument of the template is shown, in any conversation; true if it raises for all."""
-        raised = True
+    def shows_argument(self, known: dict[str, list[Form]], words: Iterable[str], **arguments: Any) -> bool:
+        """Whether all ``words`` of an argument are shown, in any conversation; true if the template raises for all."""
+        raised, words = True, tuple(words)
         for conversation in _plain_conversations(known):
             text = self.text(conversation, **arguments)
             if text is not None:
                 raised = False
-                if _WORD in text:
+                if all(word in text for word in words):
                     return True
         return raised
+
+    def mentions_tools(self, known: dict[str, list[Form]]) -> bool:
+        """Whether a conversation without calls has another text if there are tools."""
+        for conversation in _plain_conversations(known):
+            texts = self.text(conversation, tools=_TOOLS), self.text(conversation, tools=[])
+            if None not in texts and texts[0] != texts[1]:
+                return True
+        return False
 
     def leads_without_tools(self, known: dict[str, list[Form]]) -> list[Lead]:
         """Return the beginnings of conversations with which ``tools`` are not shown; not those that it refuses."""
@@ -198,8 +224,8 @@ class _Probe:
         for lead in LEADS:
             role = "system" if lead == "empty" else lead
             first = {"role": role, "content": "" if lead == "empty" else _content("b", _first(known, role))}
-            text = self.text([user] if lead == "none" else [first, user], tools=[_TOOL])
-            if text is not None and _WORD not in text:
+            text = self.text([user] if lead == "none" else [first, user], tools=_TOOLS)
+            if text is not None and _TOOL_WORDS[0][0] not in text:
                 found.append(lead)
         return found
 

@@ -20,7 +20,7 @@ from aiakq.runtime.text.chat_template import (
     check_chat_arguments,
     template_of,
 )
-from aiakq.runtime.text.message_parts import read_messages
+from aiakq.runtime.text.message_parts import check_tools, read_messages
 from aiakq.runtime.text.spelling import TokenSpelling
 from aiakq.runtime.text.template_facts import TemplateFacts
 from aiakq.runtime.text.tokenizer_diagnosis import why_unreadable
@@ -296,6 +296,7 @@ class Tokenizer:
         if template is None and not self.has_chat_template:
             raise error("no_chat_template")
         read = read_messages(messages)
+        check_tools(tools)
         check_chat_arguments(content_format, arguments or {})
         values = {**(arguments or {}), "add_generation_prompt": add_generation_prompt}
         values |= {"continue_final_message": True} if continue_final_message else {}

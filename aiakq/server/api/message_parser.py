@@ -75,7 +75,7 @@ class MessageParser:
         if reasoning is not None:
             reasoning.tools = tools
         self._parsing = self._parse()
-        self._advance()
+        next(self._parsing, None)
 
     @property
     def has_valid_calls(self) -> bool:
@@ -102,14 +102,10 @@ class MessageParser:
             self._output.holds_calls = True
         self._is_new = False
         self._text.feed(text, ended)
-        self._advance()
+        next(self._parsing, None)
         if ended:
             self._output.finish()
         return self._output.take()
-
-    def _advance(self) -> None:
-        """Parse the available text."""
-        next(self._parsing, None)
 
     def _parse(self) -> Parsing[None]:
         if self._reasoning is not None:

@@ -33,8 +33,9 @@ _END_OF_HEAD = re.compile(rb"\n\r?\n")
 #: A bare line feed, or a header continued on the next line, which servers interpret differently.
 _AMBIGUOUS = re.compile(rb"(?<!\r)\n|\n[ \t]")
 _LINE_ENDS = "its lines do not end as they must"
-#: Empty lines that may come before a request; some clients send one after a body.
-MAX_EMPTY_LINES = 4
+#: Empty lines that may come before a request, with or without a carriage return; some clients send one after a body.
+MAX_EMPTY_LINES = 16
+_EMPTY_LINES = (b"\n", b"\r\n")
 
 
 @dataclass
@@ -128,7 +129,7 @@ class StrictParser(h11.Connection):
         self._num_empty_lines = 0
 
     def next_event(self) -> Any:
-        if self._head[:1] == b"\r" and self.is_idle and not self._skip_empty_lines():
+        if self._head[:1] in (b"\r", b"\n") and self.is_idle and not self._skip_empty_lines():
             return h11.NEED_DATA
         try:
             event = super().next_event()
@@ -158,10 +159,11 @@ class StrictParser(h11.Connection):
 
     def _skip_empty_lines(self) -> bool:
         """Discard empty lines before a request; whether it is known that there are no more."""
-        while self._head[:2] == b"\r\n" and self._num_empty_lines < MAX_EMPTY_LINES:
+        while self._head.startswith(_EMPTY_LINES) and self._num_empty_lines < MAX_EMPTY_LINES:
             self._num_empty_lines += 1
-            self._strict_buffer.maybe_extract_at_most(2)
-            del self._head[:2]
+            length = 1 if self._head[:1] == b"\n" else 2
+            self._strict_buffer.maybe_extract_at_most(length)
+            del self._head[:length]
         return self._head != b"\r"
 
     def _in_origin_form(self, request: h11.Request) -> h11.Request:
@@ -169,7 +171,7 @@ class StrictParser(h11.Connection):
         if request.target[:1] == b"/":
             return request
         try:
-            target, host = split_absolute(request.target)
+            target, host = split_absolute(request.target, request.method)
         except ValueError:
             self._refuse(_invalid("its target is no address of this server"))
         if host is None:

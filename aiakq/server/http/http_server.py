@@ -30,6 +30,8 @@ from aiakq.server.http.tls import CertificateFiles
 from aiakq.server.telemetry.logs import WithoutPaths
 from aiakq.system.files import check_named
 
+#: Methods that a route of the server may have.
+METHODS = "GET, HEAD, OPTIONS, POST"
 #: Seconds to flush responses that are already written.
 FLUSH_SECONDS = 2
 #: Seconds of delay of the sweep from which on the event loop counts as blocked.
@@ -38,6 +40,8 @@ LATE_SECONDS = 0.5
 
 class Gateway:
     """The initial application: responds 503 ``loading`` until ``app`` is set, except on /live and the playground.
+
+    It also answers OPTIONS for the server as a whole.
 
     progress    progress of loading, for /ready.
     on_refusal  called with requests that access control refuses.
@@ -52,7 +56,9 @@ class Gateway:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         app = self.app
-        if app is None:
+        if scope["path"] == "*" and scope["method"] == "OPTIONS":
+            app = Response(status_code=204, headers={"allow": METHODS})
+        elif app is None:
             failure = error("loading")
             path = route_path(scope["path"], self.root_path)
             if path == "/live":

@@ -7,6 +7,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from typing import TYPE_CHECKING, Any
 
 from aiakq.errors import AiakqError, error, one_line
+from aiakq.runtime.lora.resource import AdapterResource
 from aiakq.runtime.protocol.adapters import AdapterRef
 from aiakq.runtime.protocol.command import UnloadAdapter
 from aiakq.server.process.ipc import AdapterChecked, CheckAdapter, PrefetchAdapter
@@ -24,6 +25,7 @@ class AdapterChecks:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
+        self._adapters = engine.scheduler.resource(AdapterResource)
         self._limits = engine.limits.adapters
         self._threads: ThreadPoolExecutor | None = None
         self._running: list[Future[AdapterChecked]] = []
@@ -47,9 +49,9 @@ class AdapterChecks:
         held  adapters of the requests that wait for their grammar. The pool counts one sequence for each that is to be
               unloaded, so that it stays in memory.
         """
-        pool = self._engine.scheduler.adapters
-        if pool is None or not (self._ending or self._counted):
+        if self._adapters is None or not (self._ending or self._counted):
             return []
+        pool = self._adapters.pool
         for adapter in self._counted:  # its requests have been sent before
             pool.remove(adapter)
         self._counted, needed, messages = [], held(), []
@@ -66,16 +68,16 @@ class AdapterChecks:
 
     def prefetch(self, record: PrefetchAdapter) -> None:
         """Start reading an adapter, unless requests still have it from before it was unloaded."""
-        adapter, pool = record.adapter, self._engine.scheduler.adapters
-        assert pool is not None, "no adapter passes the check without a pool of them"
+        assert self._adapters is not None, "no adapter passes the check without a pool of them"
+        adapter, pool = record.adapter, self._adapters.pool
         reading: Future[Exception | None] = Future()
         if adapter.key in self._ending or not pool.prefetch(adapter):
             reading.set_result(error("adapters_in_use", name=adapter.name[:64]))
         elif pool.is_resident(adapter.key):
             reading.set_result(None)
         else:
-            self._engine.stage_adapters(pool)
-            reading = self._engine.adapter_reads[adapter.key]
+            self._adapters.prepare(self._engine.executor)
+            reading = self._adapters.reads[adapter.key]
         self._prefetched.append((record, reading))
 
     def done(self) -> list[AdapterChecked]:
@@ -87,9 +89,8 @@ class AdapterChecks:
         if read:
             self._prefetched = [each for each in self._prefetched if each not in read]
         for record, reading in read:
-            pool = self._engine.scheduler.adapters
-            if reading.result() is not None and pool is not None:
-                pool.unload(record.adapter.key)  # the next attempt reads it again
+            if reading.result() is not None and self._adapters is not None:
+                self._adapters.pool.unload(record.adapter.key)  # the next attempt reads it again
         return [*(each.result() for each in ended), *(_reply(record, reading.result()) for record, reading in read)]
 
     def wait(self) -> bool:

@@ -105,7 +105,8 @@ def _load(channel: EngineChannel, start: Start) -> Engine:
 
     engine = load_engine(config, on_phase)
     freeze_objects()
-    channel.send(Ready(engine.limits, dict(engine.facts), _settings(config), config.scheduler.max_num_seqs))
+    settings = _settings(config, engine.stats.num_pages)
+    channel.send(Ready(engine.limits, dict(engine.facts), settings, config.scheduler.max_num_seqs))
     return engine
 
 
@@ -148,10 +149,15 @@ def _serve(channel: EngineChannel, engine: Engine) -> None:
     run(engine, receive, deliver)
 
 
-def _settings(config: EngineConfig) -> dict[str, str]:
-    """The labels of the ``cache_config_info`` metric."""
+def _settings(config: EngineConfig, num_pages: int) -> dict[str, str]:
+    """The labels of the ``cache_config_info`` metric, in vLLM's spelling."""
+    tokens = num_pages * config.cache.block_size
     return {
         "block_size": str(config.cache.block_size),
+        "cache_dtype": str(config.cache.dtype).removeprefix("torch."),
+        "num_gpu_blocks": str(num_pages),
+        "kv_cache_size_tokens": str(tokens),
+        "kv_cache_max_concurrency": f"{tokens / config.max_model_len:.2f}",
         "enable_prefix_caching": str(config.cache.enable_prefix_caching),
         "gpu_memory_utilization": str(config.cache.gpu_memory_utilization),
         "max_num_batched_tokens": str(config.scheduler.max_num_batched_tokens),

@@ -161,7 +161,7 @@ class RequestManager:
         request, specs = stream.request, list[RequestSpec]()
         try:
             for index, (prompt_id, prompt) in enumerate(zip(stream.prompt_ids, request.prompts, strict=True)):
-                prompt_specs = self._processor.add(prompt_id, prompt, request)
+                prompt_specs = self._processor.add(prompt_id, prompt, request, stream.key)
                 states = stream.sequences[index]
                 if not states:
                     states += [SequenceProgress(len(prompt.token_ids), spec.max_tokens) for spec in prompt_specs]

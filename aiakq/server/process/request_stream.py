@@ -86,6 +86,7 @@ class RequestStream:
     """The output of one HTTP request. Iterate over it once, and always ``close`` it.
 
     request          what was asked for.
+    key              its id in the engine, unique even if clients choose equal request ids.
     on_close         called once when the request is finished, failed or abandoned.
     consumed         whether the reader has received any output; until then the request can be restarted.
     num_engine_ends  number of engines that ended while the request was running.
@@ -97,7 +98,7 @@ class RequestStream:
 
     def __init__(self, request: Request, on_close: Callable[[RequestStream], None]) -> None:
         self.request = request
-        self._key = f"{request.id}-{next(_NUMBERS)}"
+        self.key = f"{request.id}-{next(_NUMBERS)}"
         self.sequences: list[list[SequenceProgress]] = [[] for _ in request.prompts]
         self.num_unfinished = 0
         self.max_generated = 0
@@ -115,8 +116,8 @@ class RequestStream:
 
     @property
     def prompt_ids(self) -> list[str]:
-        """Ids of the prompts in the output processor, unique even if clients choose equal request ids."""
-        return [f"{self._key}-{index}" for index in range(len(self.request.prompts))]
+        """Ids of the prompts in the output processor, unique like ``key``."""
+        return [f"{self.key}-{index}" for index in range(len(self.request.prompts))]
 
     @property
     def is_waiting(self) -> bool:
@@ -177,7 +178,7 @@ class RequestStream:
         """
         assert not self.consumed
         if with_new_ids:
-            self._key = f"{self.request.id}-{next(_NUMBERS)}"
+            self.key = f"{self.request.id}-{next(_NUMBERS)}"
         self._unread.clear()
         if self.output_log is not None:
             self.output_log.clear()

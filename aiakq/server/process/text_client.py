@@ -19,6 +19,7 @@ from aiakq.arguments.server import KEY_VARIABLES
 from aiakq.errors import AiakqError, error
 from aiakq.runtime.protocol.grammar import Grammar, not_enforceable
 from aiakq.runtime.protocol.vocabulary import Vocabulary
+from aiakq.runtime.structured.vocabulary import end_failure
 from aiakq.runtime.text.tokenizer import NoTokenizer, TokenDecoder, Tokenizer, TokenizerSource
 from aiakq.server.process.text_messages import (
     ClientControl,
@@ -127,12 +128,7 @@ class TextClient:
         self.end_failure = ""
         if self.loaded.vocabulary and not self.tokenizer.special_ids.issuperset(eos_ids):
             vocabulary = msgspec.msgpack.decode(self.loaded.vocabulary, type=Vocabulary)
-            id = vocabulary.text_only_at_end(eos_ids)
-            if id is not None:
-                shown = f"{self.tokenizer.raw_tokens([id])[0]!r:.40}"
-                self.end_failure = (
-                    f"the end-of-sequence token {id} is the text {shown}, which no other tokens can spell"
-                )
+            self.end_failure = end_failure(vocabulary, self.tokenizer, eos_ids)
 
     async def load(self, source: TokenizerSource) -> None:
         """Load the tokenizer and probe it. Raises the errors of ``TokenizerSource.load``."""

@@ -1,5 +1,7 @@
 """The tests of the native kernels with address and thread sanitizers: ``make sanitize``.
 
+With the first one, malicious weights, adapters and heads are loaded, too.
+
 Needs GCC with its sanitizers, on Linux. Findings are printed and fail the test run.
 """
 
@@ -16,6 +18,8 @@ from aiakq.kernels.cpu import build
 ROOT = Path(__file__).resolve().parent.parent.parent.parent
 #: These start processes, or build and load libraries of their own, which would not be checked.
 EXCLUDED = ("tests/kernels/cpu/test_build.py", "tests/kernels/cpu/test_threads.py")
+#: Families of tests/hostile_models whose numbers native kernels read.
+HOSTILE = ("quantized weights", "adapters", "heads")
 #: The library's threads are checked; torch and its OpenMP runtime are not instrumented.
 SUPPRESSIONS = (
     "called_from_lib:libtorch_cpu.so\ncalled_from_lib:libgomp.so.1\nrace:libtorch_cpu.so\nrace:libgomp.so.1\n"
@@ -48,7 +52,20 @@ def run(check: str, only: list[str]) -> int:
     command = ["setarch", "-R"] if shutil.which("setarch") else []
     command += [sys.executable, "-P", "-m", "pytest", "-q", "--capture=sys", "-o", "timeout=1800"]
     command += only or ["tests/kernels", *(f"--ignore={name}" for name in EXCLUDED)]
-    return subprocess.run(command, cwd=ROOT, env=environment).returncode
+    code = subprocess.run(command, cwd=ROOT, env=environment).returncode
+    if check == "address" and not only:
+        for family in HOSTILE:
+            command = [
+                sys.executable,
+                "-P",
+                "tests/hostile_models/run.py",
+                "--seconds",
+                "300",
+                "--only",
+                f"{family} / ",
+            ]
+            code |= subprocess.run(command, cwd=ROOT, env=environment).returncode
+    return code
 
 
 if __name__ == "__main__":

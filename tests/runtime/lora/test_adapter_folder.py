@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 
 import pytest
@@ -143,7 +144,40 @@ def test_a_value_that_does_not_fit_is_refused_with_its_field(field, value, folde
 
 def test_a_pattern_that_would_run_forever_is_refused(folder):
     change(folder, alpha_pattern={"(a|[a-z]|.)*[!?]": 3})
-    assert refusal(folder).id == "format_unsupported"
+    problem = refusal(folder)
+    assert problem.id == "adapter_pattern" and "'(a|[a-z]|.)*[!?]' in alpha_pattern" in str(problem)
+
+
+@pytest.mark.parametrize("field", ["rank_pattern", "alpha_pattern"])
+@pytest.mark.parametrize("pattern", ["*q_proj", "(q_proj", "[q_proj", "q_proj)", "+", "q_proj\\"])
+def test_a_pattern_that_is_no_regular_expression_is_named_with_its_field_and_the_reason(field, pattern, folder):
+    """PEFT fails on it."""
+    from peft.utils.other import get_pattern_key
+
+    with pytest.raises(re.error):
+        get_pattern_key([pattern], "model.layers.0.self_attn.q_proj")
+    change(folder, **{field: {pattern: 4}})
+    problem = refusal(folder)
+    assert problem.id == "adapter_pattern" and f"has {pattern!r} in {field}, " in str(problem)
+    assert "at position" not in str(problem), "it would be the position in another expression"
+
+
+def test_a_pattern_behind_the_one_that_matches_is_not_read(folder):
+    """As in PEFT, which compiles one after another."""
+    from peft.utils.other import get_pattern_key
+
+    keys = {"q_proj": 4, "*": 8}
+    assert get_pattern_key(list(keys), "model.layers.0.self_attn.q_proj") == "q_proj"
+    change(folder, rank_pattern=keys, alpha_pattern=keys)
+    assert {module.scale for module in open_adapter(folder).modules.values()} == {1.0}
+
+
+@pytest.mark.parametrize("value", [0, 0.0, -0.0])
+def test_zero_is_a_setting_like_any_other_number_unless_the_field_is_a_switch(value, folder):
+    change(folder, lora_dropout=value, use_qalora=value, use_bdlora=value)
+    assert open_adapter(folder).modules
+    change(folder, a_field_of_next_year=value)
+    assert "a_field_of_next_year = " in str(refusal(folder))
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,7 @@ from aiakq.errors import AiakqError
 from aiakq.runtime.distributed import child_ranks
 from aiakq.runtime.executor import kv_cache
 from aiakq.runtime.lora.requests import check_adapter
+from aiakq.runtime.lora.resource import AdapterResource
 from aiakq.runtime.lora.store import read
 from aiakq.runtime.protocol.command import DropAdapter, PrepareAdapter, UnloadAdapter
 from aiakq.runtime.protocol.step import StepBatch
@@ -133,7 +134,7 @@ def test_sixteen_adapters_and_base_rows_share_steps(base, tmp_path):
     given = [[3 + (7 * index + at) % 300 for at in range(1 + index % 20)] for index in range(len(chosen))]
     llm = engine(base, max_loras=16, max_num_seqs=64, enable_prefix_caching=False)
     together = answers(llm, given, chosen, 4)
-    assert llm.engine.scheduler.adapters.num_resident == 16
+    assert llm.engine.scheduler.resource(AdapterResource).pool.num_resident == 16
     for index in (*range(0, 48, 3), 47):
         assert answers(llm, [given[index]], [chosen[index]], 4) == [together[index]]
     rows = [index for index, adapter in enumerate(chosen) if adapter is None]
@@ -229,7 +230,7 @@ def test_the_same_adapter_under_two_names_is_one(base, requests, tmp_path):
     copy = LoRARequest("another name", 99, str(tmp_path / "copy"))
     llm = engine(base)
     first, second = answers(llm, [[5] * 20] * 2, [requests[1], copy])
-    assert first == second and llm.engine.scheduler.adapters.num_resident == 1
+    assert first == second and llm.engine.scheduler.resource(AdapterResource).pool.num_resident == 1
 
 
 def test_a_folder_with_new_contents_is_another_adapter(base, requests, tmp_path):

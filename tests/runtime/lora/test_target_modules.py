@@ -167,10 +167,13 @@ def test_values_that_select_nothing_sensible_are_refused_with_their_field(fields
 
 @pytest.mark.parametrize("pattern", ["(q_proj", "(a|[a-z.]|.)*[!?]"])
 def test_an_expression_that_is_malformed_or_too_costly_is_refused(pattern, saved, tmp_path):
-    folder = changed(saved(["q_proj"])[0], tmp_path / "adapter", {"target_modules": pattern})
-    with pytest.raises(AiakqError) as caught:
-        check(folder)
-    assert caught.value.id == "format_unsupported" and pattern in str(caught.value)
+    layered = {"layers_to_transform": [0, 1], "layers_pattern": [pattern]}
+    for fields in ({"target_modules": pattern}, {"exclude_modules": pattern}, layered):
+        folder = changed(saved(["q_proj"])[0], tmp_path / [*fields][-1], fields)
+        with pytest.raises(AiakqError) as caught:
+            check(folder)
+        assert caught.value.id == "adapter_pattern"
+        assert f"{pattern!r} in {[*fields][-1]}, " in str(caught.value)
 
 
 def test_names_are_selected_as_peft_selects_them():

@@ -302,3 +302,13 @@ def test_thousands_of_choices_can_be_followed_to_the_end(compiler, kind):
         assert matcher._matcher.validate_tokens([byte])
         matcher.advance(byte)
     assert matcher.failure is None and matcher._matcher.is_accepting()
+
+
+def test_a_format_that_takes_long_to_compile_is_compiled_once(compiler):
+    time_of = {"type": "string", "format": "date-time", "description": "When"}
+    schema = {"type": "object", "properties": dict.fromkeys("abc", time_of), "required": ["c"]}
+    cleaned, _ = clean_schema(schema, closed=True)
+    assert json.dumps(cleaned).count("pattern") == json.dumps(clean_schema(time_of)[0]).count("pattern")
+    values = [{"a": "2024-02-29T01:29:60+01:30", "c": "2024-02-29T01:29:59Z"}, {"c": "2024-02-29T01:29:60+01:29"}]
+    for each in (schema, cleaned):
+        assert [accepts(compiler, of(each), value) for value in values] == [True, False]

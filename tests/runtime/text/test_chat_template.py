@@ -52,7 +52,10 @@ FORMS = {
         "{% if messages | length < 3 %}{{ raise_exception('short') }}{% endif %}" + each(PARTS),
         ["openai"],
     ),
-    "needs documents": ("{{ documents[0].title + '' }}" + each(PARTS), ["openai"]),
+    "needs documents": (
+        "{{ documents[0].title + '' }}{% for d in documents[1:] %}{{ d.title }}{% endfor %}" + each(PARTS),
+        ["openai"],
+    ),
     "parts of users only": (
         each("{% if m.role == 'user' %}" + PARTS + "{% else %}{{ m.content }}{% endif %}"),
         ["openai"],
@@ -196,10 +199,10 @@ def test_tools_are_those_of_the_client_byte_for_byte():
 
 
 def test_fields_without_which_a_template_fails_are_filled_in():
-    shown = "{{ '# ' + t.function.description }}{{ t.function.parameters.properties | tojson }}"
+    shown = "{{ t.function.name + ': ' + t.function.description }}{{ t.function.parameters.properties | tojson }}"
     template = checked("{% for t in tools or [] %}" + shown + "{% endfor %}" + each("{{ m.content }}"))
     bare = [{"type": "function", "function": {"name": "f"}}]
-    assert template.render([said("user", "Hi")], tools=bare) == "# {}[user]Hi"
+    assert template.render([said("user", "Hi")], tools=bare) == "f: {}[user]Hi"
 
 
 @pytest.mark.parametrize(
@@ -230,6 +233,77 @@ def test_tools_are_listed_in_a_system_message_where_the_template_has_no_place():
     assert text.startswith("[system]Be brief.\n\n") and json.dumps(SENT[1]) in text
     assert '[assistant]<tool_call>{"name": "f", "arguments": {"a": 1}}</tool_call>' in text
     assert text.endswith("[tool]done")
+
+
+@pytest.mark.parametrize(
+    "shown",
+    [
+        "{{ tools[0] | tojson }}",
+        "{% for t in tools %}{{ t.function.name }} {% endfor %}",
+        "{% for t in tools %}{{ t.function.name }}: {{ t.function.description }} {% endfor %}",
+        "{% for t in tools %}{{ t.function.name }}{{ t.function.parameters | tojson }}{% endfor %}",
+        "{% for t in tools %}{{ t.function.description }}{{ t.function.parameters | tojson }}{% endfor %}",
+        "{{ tools[1:] | tojson }}",
+        "{{ tools | length }} tools",
+    ],
+)
+@pytest.mark.parametrize("with_tools", [False, True])
+def test_a_template_that_shows_a_part_of_the_tools_has_no_place_for_them(shown, with_tools):
+    """They are listed once, and the template gets none."""
+    text = "{% if tools %}TOOLS " + shown + "{% endif %}" + each("{{ m.content }}")
+    template = ChatTemplate.checked(text, {}, with_tools=with_tools)
+    assert not template.facts.takes_tools
+    rendered = template.render([said("user", "Hi")], tools=SENT)
+    assert rendered.startswith("[system]You can call functions.") and "TOOLS" not in rendered
+    assert all(rendered.count(json.dumps(tool)) == 1 for tool in SENT)
+    assert template.render([said("user", "Hi")]) == "[user]Hi"
+
+
+@pytest.mark.parametrize(
+    "shown",
+    [
+        "{{ tools | tojson }}",
+        "{{ tools }}",
+        "{% for t in tools %}{{ t.function.name | upper }}{{ t.function.description }}"
+        "{% for name in t.function.parameters.properties %}{{ name }}{% endfor %}{% endfor %}",
+    ],
+)
+def test_a_template_that_shows_all_of_the_tools_has_a_place_for_them(shown):
+    assert checked("{% if tools %}" + shown + "{% endif %}" + each("{{ m.content }}")).facts.takes_tools
+
+
+@pytest.mark.parametrize("shown", ["{{ documents[0].text }}", "{{ documents[0] }}", "{{ documents | length }}"])
+def test_a_template_that_shows_a_part_of_the_documents_has_no_place_for_them(shown):
+    template = checked("{% if documents %}" + shown + "{% endif %}" + each("{{ m.content }}"))
+    documents = [{"title": "T", "text": "x"}, {"title": "U", "text": "y"}]
+    with pytest.raises(AiakqError, match="no place for documents"):
+        template.render([said("user", "Hi")], documents=documents)
+
+
+#: Shows tools beside the first message, if that is of the user or the system.
+FIRST = (
+    "{% for m in messages %}{% if loop.first and m.role in ('system', 'user') and tools %}{{ tools | tojson }}"
+    "{% endif %}[{{ m.role }}]{{ m.content }}{% endfor %}"
+)
+
+
+def test_tools_are_shown_to_a_conversation_that_begins_with_an_answer():
+    template = ChatTemplate.checked(FIRST, {}, with_tools=True)
+    rest = [said("assistant", "Welcome."), said("user", "Hi")]
+    shown = json.dumps(SENT)
+    assert template.facts.takes_tools and template.render(rest[1:], tools=SENT) == f"{shown}[user]Hi"
+    assert template.render(rest, tools=SENT) == f"{shown}[system][assistant]Welcome.[user]Hi"
+    assert template.render(rest) == "[assistant]Welcome.[user]Hi"
+
+
+def test_tools_that_a_template_leaves_out_of_a_conversation_are_refused():
+    text = "{% if messages | length < 3 %}{{ tools | tojson }}{% endif %}" + each("{{ m.content }}")
+    template = ChatTemplate.checked(text, {}, with_tools=True)
+    turns = [said("user", "Hi"), said("assistant", "Yes?"), said("user", "Well")]
+    assert json.dumps(SENT) in template.render(turns[:1], tools=SENT)
+    with pytest.raises(AiakqError, match="no place for tools in this conversation") as caught:
+        template.render(turns, tools=SENT)
+    assert caught.value.id == "template_loses" and caught.value.param == "tools"
 
 
 def test_results_go_to_the_user_where_the_template_has_no_place():

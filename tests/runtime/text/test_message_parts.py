@@ -109,6 +109,47 @@ def test_what_is_no_text_is_named(content, id, param):
 
 
 def test_messages_of_other_roles_may_have_everything():
-    for role in ("model", None, ["user"]):
-        [message] = read_message({"role": role, "content": [{"type": "thinking", "thinking": "Hm."}, "A"]}, "x")
-        assert message["reasoning_content"] == "Hm." and message["role"] == role
+    [message] = read_message({"role": "model", "content": [{"type": "thinking", "thinking": "Hm."}, "A"]}, "x")
+    assert message["reasoning_content"] == "Hm." and message["role"] == "model"
+
+
+CALL = {"type": "function", "function": {"name": "f", "arguments": "{}"}}
+
+
+@pytest.mark.parametrize(
+    ("fields", "id", "param"),
+    [
+        ({"role": None}, "missing_field", "role"),
+        ({"role": ["user"]}, "invalid_type", "role"),
+        ({"name": 1}, "invalid_type", "name"),
+        ({"reasoning_content": ["Hm."]}, "invalid_type", "reasoning_content"),
+        ({"tool_call_id": 1}, "invalid_type", "tool_call_id"),
+        ({"tool_calls": "x"}, "invalid_type", "tool_calls"),
+        ({"tool_calls": {"0": CALL}}, "invalid_type", "tool_calls"),
+        ({"tool_calls": [CALL, "x"]}, "invalid_type", "tool_calls[1]"),
+        ({"tool_calls": [{"name": "f"}]}, "missing_field", "tool_calls[0].function"),
+        ({"tool_calls": [{"function": "f"}]}, "invalid_type", "tool_calls[0].function"),
+        ({"tool_calls": [{"function": {}}]}, "missing_field", "tool_calls[0].function.name"),
+        ({"tool_calls": [{"function": {"name": 1}}]}, "invalid_type", "tool_calls[0].function.name"),
+        (
+            {"tool_calls": [{"function": {"name": "f", "arguments": [1]}}]},
+            "invalid_type",
+            "tool_calls[0].function.arguments",
+        ),
+        ({"function_call": "f"}, "invalid_type", "function_call"),
+        ({"function_call": {"arguments": "{}"}}, "missing_field", "function_call.name"),
+    ],
+)
+@pytest.mark.parametrize("content", ["A", None])
+def test_a_field_of_another_type_is_refused_with_its_path(fields, id, param, content):
+    """Offline, and in calibration data, where no model of a request has checked it before."""
+    with pytest.raises(AiakqError) as caught:
+        read_message({"role": "assistant", "content": content, **fields}, "messages[0]")
+    assert caught.value.id == id and caught.value.param == f"messages[0].{param}"
+    assert len(str(caught.value).splitlines()) == 1
+
+
+def test_fields_that_are_null_or_empty_are_absent():
+    empty = {"name": None, "tool_calls": None, "function_call": None, "reasoning": None, "tool_call_id": None}
+    assert read("A", **empty)[0]["content"] == "A"
+    assert "tool_calls" not in read("A", tool_calls=[])[0]

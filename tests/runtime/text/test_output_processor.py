@@ -355,3 +355,18 @@ def test_the_end_of_a_long_prompt_is_kept(keep: int | None, max_tokens: int | No
     ids = list(range(600))
     found = truncated(ids, SamplingParams(truncate_prompt_tokens=keep, max_tokens=max_tokens), LIMITS)
     assert found == ids[-expected:]
+
+
+def test_the_sequences_of_a_request_have_a_group_in_common(bytewise):
+    """It tells the engine which waiting sequences belong to an answer of which a part may have been read."""
+    processor = OutputProcessor(bytewise, LIMITS)
+    for id, params, groups in (
+        ("a", SamplingParams(), [""]),
+        ("b", SamplingParams(n=2), ["b"] * 2),
+        ("c", SamplingParams(best_of=3), ["c"] * 3),
+    ):
+        assert [spec.group for spec in added(processor, params, id)] == groups
+    prompts = [Prompt(None, PROMPT)] * 2
+    asked = Asked("d", prompts, SamplingParams())
+    specs = [spec for at, prompt in enumerate(prompts) for spec in processor.add(f"d-{at}", prompt, asked, "d")]
+    assert [spec.group for spec in specs] == ["d", "d"]

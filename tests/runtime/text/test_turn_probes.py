@@ -180,7 +180,8 @@ def test_a_fault_in_the_branch_of_a_role_is_known():
 # --- tools and empty contents
 
 TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}
-LISTED = "{% for t in tools or [] %}<{{ t.function.name }}>{% endfor %}"
+_TOOL_TEXT = "<{{ t.function.name }}>{{ t.function.description }}{{ t.function.parameters.properties | join }}"
+LISTED = "{% for t in tools or [] %}" + _TOOL_TEXT + "{% endfor %}"
 
 
 @pytest.mark.parametrize(

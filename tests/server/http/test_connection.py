@@ -116,15 +116,19 @@ REFUSED = [
 def test_a_few_empty_lines_before_a_request_are_skipped(dial):
     get = b"GET /version HTTP/1.1\r\nhost: 127.0.0.1\r\n%b\r\n"
     last = get % b"connection: close\r\n"
-    for pieces in ((b"\r\n" + last,), (b"\r\n" * 4 + last,), (b"\r", b"\n", last), (b"\r\n", last)):
+    bare = ((b"\n" + last,), (b"\n" * 4, last), (b"\r\n\n\r\n" + last,), (b"\n\r", b"\n" + last))
+    for pieces in (*bare, (b"\r\n" + last,), (b"\r\n" * 16 + last,), (b"\r", b"\n", last), (b"\r\n", last)):
         connection = dial()
         for piece in pieces[:-1]:
             connection.sendall(piece)
             time.sleep(0.05)
         assert send(connection, pieces[-1]).startswith(b"HTTP/1.1 200"), pieces
     assert send(dial(), get % b"" + b"\r\n\r\n" + last).count(b"HTTP/1.1 200") == 2
-    check(send(dial(), b"\r\n" * 5 + last), 400, "invalid_http")
-    check(send(dial(), b"\n" + last), 400, "invalid_http")
+    assert send(dial(), get % b"" + b"\n" + get % b"" + b"\r\n" + last).count(b"HTTP/1.1 200") == 3
+    for line in (b"\r\n", b"\n"):
+        check(send(dial(), line * 17 + last), 400, "invalid_http")
+    for line in (b"\r", b"\r\r\n", b" \r\n", b"\t\n"):
+        check(send(dial(), line + last), 400, "invalid_http")
 
 
 def test_empty_lines_do_not_extend_the_time_for_a_request(dial):

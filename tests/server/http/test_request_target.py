@@ -31,6 +31,11 @@ ABSOLUTE = [
 ]
 
 
+def test_options_of_a_target_without_a_path_is_for_the_whole_server():
+    assert split_absolute(b"http://a:80", b"OPTIONS") == (b"*", b"a:80")
+    assert split_absolute(b"http://a:80/", b"OPTIONS") == (b"/", b"a:80")
+
+
 @pytest.mark.parametrize(("target", "expected"), ABSOLUTE)
 def test_absolute_targets_are_split_into_path_and_host(target, expected):
     assert split_absolute(target) == expected

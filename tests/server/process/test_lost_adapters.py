@@ -155,7 +155,7 @@ class Processor:
         self.ids: dict[str, list[str]] = {}
         self.adapters: list[AdapterRef] = []
 
-    def add(self, prompt_id: str, prompt: Prompt, request: Request) -> list[Any]:
+    def add(self, prompt_id: str, prompt: Prompt, request: Request, key: str) -> list[Any]:
         self.ids[prompt_id] = [f"{prompt_id}-{index}" for index in range(2)]
         self.adapters.append(request.options.adapter)
         ids, params, options = self.ids[prompt_id], request.params, request.options

@@ -17,6 +17,8 @@ from aiakq.errors import error
 from aiakq.runtime.protocol.limits import ModelLimits
 from aiakq.runtime.protocol.request import Prompt, Request, RequestOptions, RequestSpec
 from aiakq.runtime.protocol.sampling_params import SamplingParams
+from aiakq.runtime.text.output_processor import OutputProcessor
+from aiakq.runtime.text.tokenizer import Tokenizer
 from aiakq.server.background import RunningServer
 from aiakq.server.process.request_manager import QueueLimits, RequestManager
 from aiakq.server.process.request_stream import RequestStream
@@ -131,7 +133,7 @@ class Processor:
 
     limits: Any = None
 
-    def add(self, prompt_id: str, prompt: Prompt, request: Request) -> list[RequestSpec]:
+    def add(self, prompt_id: str, prompt: Prompt, request: Request, key: str) -> list[RequestSpec]:
         return [RequestSpec(f"{prompt_id}-0", prompt.token_ids, request.params, 5, 0, options=request.options)]
 
     def cancel(self, prompt_id: str) -> list[str]:
@@ -186,3 +188,20 @@ def test_a_request_that_waits_beside_running_ones_is_not_blamed_for_the_end_of_t
         engines.start()
     assert running.failure is not None and running.failure.id == "request_quarantined"
     assert waiting.failure is None
+
+
+def test_all_prompts_of_a_request_have_one_group_and_no_other_request_has_it(byte_tokenizer):
+    """Also if clients choose equal request ids."""
+    limits = ModelLimits(320, 200, 300)
+    metrics = Metrics("base", 100, {"block_size": "16"}).of_engine(0)
+    queue = QueueLimits(9, 9, 900, 60, 60)
+    manager = RequestManager(OutputProcessor(Tokenizer(byte_tokenizer), limits), limits, metrics, queue)
+    sent: list[Any] = []
+    manager.on_engine_ready(sent.append, limits)
+    for _ in range(2):
+        prompts = [Prompt(None, [1]), Prompt(None, [2])]
+        params = SamplingParams(n=2, max_tokens=1)
+        manager.start(Request("same", prompts, params, RequestOptions(), time.monotonic()))
+    groups = [{spec.group for spec in submitted.specs()} for submitted in sent]
+    assert [len(each) for each in groups] == [1, 1] and len(groups[0] | groups[1]) == 2
+    assert all(len(submitted.specs()) == 4 for submitted in sent)

@@ -18,6 +18,7 @@ from lora_adapters import adapted, save_adapter
 from aiakq import LLM, LoRARequest, SamplingParams
 from aiakq.runtime.engine.admission import admit
 from aiakq.runtime.lora import store
+from aiakq.runtime.lora.resource import AdapterResource
 from aiakq.runtime.protocol.adapters import AdapterRef
 from aiakq.runtime.protocol.command import Abort, UnloadAdapter
 from aiakq.runtime.protocol.request import RequestSpec
@@ -224,7 +225,7 @@ def test_an_adapter_that_is_unloaded_stays_while_a_request_waits_for_its_grammar
     assert served.tokens["waits"] == alone[adapters[0]] and reads.names.count("adapter 0") == 1
     served.submit("end", None)
     served.until(lambda: "end" in served.finished)
-    pool = served.llm.engine.scheduler.adapters
+    pool = served.llm.engine.scheduler.resource(AdapterResource).pool
     assert served.llm._adapters.of(adapters[0]).key not in pool._resident
 
 
@@ -276,7 +277,7 @@ def test_a_cancelled_request_leaves_nothing_behind(start, adapters, reads, alone
     served.end()
     del served.tokens["held"]
     assert served.tokens == {"next": alone[adapters[1]], "again": alone[adapters[0]]}
-    assert served.staged() == [] and served.llm.engine.adapter_reads == {}
+    assert served.staged() == [] and served.llm.engine.preparations() == {}
 
 
 @pytest.mark.parametrize("ahead", [False, True])

@@ -167,7 +167,10 @@ def named(**templates: str) -> list[dict[str, str]]:
 
 
 TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}
-WITH_TOOLS = PLAIN + "{% for t in tools %}<{{ t.function.name }}>{% endfor %}"
+WITH_TOOLS = (
+    PLAIN + "{% for t in tools %}<{{ t.function.name }}>{{ t.function.description }}"
+    "{{ t.function.parameters.properties | join }}{% endfor %}"
+)
 
 
 @pytest.mark.parametrize("place", ["tokenizer_config.json", "additional_chat_templates"])

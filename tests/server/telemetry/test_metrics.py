@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 
 import pytest
@@ -59,7 +60,12 @@ def test_every_metric_is_exported_from_the_start(http, metrics_of, server):
     assert "aiakq:engine_restarts_total" in samples
     text = http.get("/metrics").text
     assert 'vllm:num_requests_running{engine="0",model_name="tinybooks"} ' in text
-    assert any(line.startswith("vllm:cache_config_info{") and 'block_size="16"' in line for line in text.splitlines())
+    [info] = [line for line in text.splitlines() if line.startswith("vllm:cache_config_info{")]
+    labels = dict(re.findall(r'(\w+)="([^"]*)"', info))
+    assert labels["block_size"] == "16" and labels["cache_dtype"] == "float32"
+    tokens = int(labels["kv_cache_size_tokens"])
+    assert tokens == 16 * int(labels["num_gpu_blocks"]) > 0
+    assert float(labels["kv_cache_max_concurrency"]) == round(tokens / 1024, 2)
     assert http.get("/metrics").headers["content-type"].startswith("text/plain")
 
 

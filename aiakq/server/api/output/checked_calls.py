@@ -53,7 +53,7 @@ class CheckedCalls(EventSink):
         if call is None:
             return
         arguments = "".join(call.arguments) or "{}"
-        value = decoded(arguments, strict=True)
+        value = decoded(arguments, strict=True, exact=True)
         if not is_complete or not isinstance(value, dict) or not matches(value, self._tools[call.name], self._budget):
             raise NoCall
 

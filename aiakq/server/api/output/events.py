@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
+
+import msgspec
 
 from aiakq.server.api.output.json_values import decoded
 from aiakq.server.api.output.scanner import TextScanner
@@ -11,22 +14,19 @@ from aiakq.server.api.output.scanner import TextScanner
 _SPACES = " \t\r\n"
 
 
-@dataclass(frozen=True)
-class ContentPiece:
+class ContentPiece(msgspec.Struct, frozen=True):
     """Text of the answer."""
 
     text: str
 
 
-@dataclass(frozen=True)
-class ReasoningPiece:
+class ReasoningPiece(msgspec.Struct, frozen=True):
     """Text of the reasoning before the answer."""
 
     text: str
 
 
-@dataclass(frozen=True)
-class CallStarted:
+class CallStarted(msgspec.Struct, frozen=True):
     """The start of a call of the tool ``name``; calls are numbered from 0."""
 
     index: int
@@ -34,16 +34,14 @@ class CallStarted:
     name: str
 
 
-@dataclass(frozen=True)
-class ArgumentsPiece:
+class ArgumentsPiece(msgspec.Struct, frozen=True):
     """A piece of the arguments of a call; concatenated, the pieces are a JSON object if the call is valid."""
 
     index: int
     text: str
 
 
-@dataclass(frozen=True)
-class CallEnded:
+class CallEnded(msgspec.Struct, frozen=True):
     """The end of a call; ``is_valid``: its arguments are a JSON object."""
 
     index: int
@@ -104,8 +102,8 @@ class EventSink:
         self._pieces: list[str] = []  # of the open event
         self._call: _Call | None = None
         self._num_invalid = 0
-        self._content = _Trimmed(lambda text: self._add(ContentPiece, text))
-        self._reasoning = _Trimmed(lambda text: self._add(ReasoningPiece, text), at_start=True)
+        self._content = _Trimmed(partial(self._add, ContentPiece))
+        self._reasoning = _Trimmed(partial(self._add, ReasoningPiece), at_start=True)
 
     @property
     def has_valid_calls(self) -> bool:
@@ -230,6 +228,9 @@ class _Trimmed:
         self._spaces: list[str] = []
 
     def add(self, text: str) -> None:
+        if not self._at_start and not self._spaces and text[-1:] not in _SPACES:  # most text
+            self._emit(text)
+            return
         body = text.rstrip(_SPACES)
         spaces = text[len(body) :]
         if body:

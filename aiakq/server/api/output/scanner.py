@@ -37,7 +37,7 @@ class Marks:
         beginnings = {text[:length] for text in texts for length in range(1, len(text))}
         longest_first = sorted(map(re.escape, beginnings), key=len, reverse=True)
         self._partial = re.compile(rf"(?:{'|'.join(longest_first)})\Z") if longest_first else None
-        self._first = re.compile("|".join({re.escape(text[0]) for text in texts}))
+        self.beginning = _beginning_of(*texts)
 
     def search(self, text: str, position: int) -> re.Match[str] | None:
         """Return the first mark in ``text`` from ``position`` on."""
@@ -52,7 +52,13 @@ class Marks:
 
     def may_begin_in(self, text: str, position: int = 0) -> bool:
         """Whether a mark may begin in ``text`` from ``position`` on."""
-        return self._first.search(text, position) is not None
+        return self.beginning.search(text, position) is not None
+
+
+@lru_cache
+def _beginning_of(*texts: str) -> re.Pattern[str]:
+    """A pattern of the characters with which ``texts`` begin."""
+    return re.compile("|".join(sorted({re.escape(text[0]) for text in texts})))
 
 
 @lru_cache
@@ -205,14 +211,17 @@ class TextScanner:
         keep_rest  whether to emit a truncated mark at the end of the text.
         """
         watched = self._watched[0] if self._watched is not None and self._watched[1] == emit else None
+        beginning = marks.beginning if watched is None else _beginning_of(*marks.texts, *watched.texts)
         while True:
-            match = marks.search(self._text, self._position)
-            keep = self.ended and keep_rest
-            end = (
-                match.start() if match else len(self._text) if keep else marks.partial_start(self._text, self._position)
-            )
-            if watched is not None:
-                end = self._up_to(watched, end, emit)
+            match, end = None, len(self._text)
+            if beginning.search(self._text, self._position):  # no mark begins in most text
+                match = marks.search(self._text, self._position)
+                if match:
+                    end = match.start()
+                elif not (self.ended and keep_rest):
+                    end = marks.partial_start(self._text, self._position)
+                if watched is not None:
+                    end = self._up_to(watched, end, emit)
             if end > self._position:
                 emit(self._take(end))
             if match and match.start() == end:
@@ -228,8 +237,6 @@ class TextScanner:
 
     def _up_to(self, watched: Marks, end: int, emit: Emit) -> int:
         """Return the position up to which no watched mark can be, at most ``end``. Raises ``MarkFound``."""
-        if not watched.may_begin_in(self._text, self._position):
-            return end
         match = watched.search(self._text, self._position)
         if match is not None and match.start() <= end:
             if match.start() > self._position:
@@ -244,7 +251,7 @@ class TextScanner:
 
     def _take(self, end: int) -> str:
         text, self._position = self._text[self._position : end], end
-        self.num_bytes += num_bytes_of(text)
+        self.num_bytes += len(text) if text.isascii() else num_bytes_of(text)
         self.num_chars += len(text)
         if self._record is not None:
             self._record.append(text)

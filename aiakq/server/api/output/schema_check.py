@@ -6,20 +6,23 @@ The schemas are those that ``clean_schema`` returns, whose patterns are in the l
 from __future__ import annotations
 
 import json
-import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from decimal import Decimal
 from functools import lru_cache
 from typing import Any, TypeGuard
 
 from aiakq.runtime.structured.ecma_patterns import to_python
 from aiakq.runtime.structured.string_formats import ANCHORED, ANCHORED_HOSTNAME_UP_TO_6
 
-#: Maximum length of a pattern that is not one of a format, and maximum nesting depth of schemas.
-MAX_PATTERN, MAX_DEPTH = 8000, 64
+#: Maximum length of a pattern that is not one of a format, maximum nesting depth of schemas, and maximum number of
+#: digits of a number.
+MAX_PATTERN, MAX_DEPTH, MAX_DIGITS = 8000, 64, 1000
 _OF_FORMATS = frozenset(each for patterns in (*ANCHORED.values(), ANCHORED_HOSTNAME_UP_TO_6) for each in patterns)
 _NOT_CHECKED = frozenset(("unevaluatedProperties", "unevaluatedItems", "dependencies", "$dynamicRef", "$recursiveRef"))
+
+Number = int | float | Decimal
 
 _TYPES: Mapping[str, Callable[[Any], bool]] = {
     "object": lambda value: isinstance(value, dict),
@@ -27,10 +30,8 @@ _TYPES: Mapping[str, Callable[[Any], bool]] = {
     "string": lambda value: isinstance(value, str),
     "boolean": lambda value: isinstance(value, bool),
     "null": lambda value: value is None,
-    "number": lambda value: isinstance(value, int | float) and not isinstance(value, bool),
-    "integer": lambda value: (
-        isinstance(value, int | float) and not isinstance(value, bool) and (value == math.floor(value))
-    ),
+    "number": lambda value: isinstance(value, int | float | Decimal) and not isinstance(value, bool),
+    "integer": lambda value: _TYPES["number"](value) and _digits_of(value)[1] >= 0,
 }
 
 
@@ -52,6 +53,8 @@ class _Unknown(Exception):
 
 def matches(value: Any, schema: Any, budget: Budget) -> bool:
     """Whether ``value``, decoded from JSON, matches ``schema``, which is clean. Malformed keywords are ignored.
+
+    Numbers are compared as they are written: floats by the shortest text of each.
 
     Returns False if that is not found out: ``budget``, which it uses up, is too small, the schema refers to another
     document, or has a keyword that is not checked.
@@ -191,31 +194,49 @@ class _Check:
 _python = lru_cache(256)(to_python)
 
 
-def _matches_number(value: float, schema: Mapping[str, Any]) -> bool:
+def _matches_number(value: Number, schema: Mapping[str, Any]) -> bool:
     if not _fits(value, schema, "minimum", "maximum"):
         return False
+    number = _exact(value)
     above, below, step = (schema.get(key) for key in ("exclusiveMinimum", "exclusiveMaximum", "multipleOf"))
-    if _is_number(above) and value <= above or _is_number(below) and value >= below:
+    if _is_number(above) and number <= _exact(above) or _is_number(below) and number >= _exact(below):
         return False
-    if above is True and value == schema.get("minimum") or below is True and value == schema.get("maximum"):  # draft 4
-        return False
+    if above is True and _equal(value, schema.get("minimum")) or below is True and _equal(value, schema.get("maximum")):
+        return False  # draft 4
     return not _is_number(step) or step <= 0 or _is_multiple(value, step)
 
 
-def _is_multiple(value: float, step: float) -> bool:
-    if isinstance(value, int) and isinstance(step, int):
-        return value % step == 0
-    ratio = value / step
-    return abs(ratio - round(ratio)) < 1e-9
+def _is_multiple(value: Number, step: Number) -> bool:
+    (digits, power), (unit, unit_power) = _digits_of(value), _digits_of(step)
+    if power >= unit_power:
+        return digits * pow(10, power - unit_power, unit) % unit == 0
+    return digits == 0 or (unit_power - power <= MAX_DIGITS and digits % (unit * 10 ** (unit_power - power)) == 0)
 
 
-def _fits(size: float, schema: Mapping[str, Any], least: str, most: str) -> bool:
-    low, high = schema.get(least), schema.get(most)
-    return not (_is_number(low) and size < low or _is_number(high) and size > high)
+def _exact(value: Number) -> int | Decimal:
+    return Decimal(repr(value)) if isinstance(value, float) else value
 
 
-def _is_number(value: Any) -> TypeGuard[float]:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+def _digits_of(value: Number) -> tuple[int, int]:
+    """``value`` as an integer without zeros at its end, and the power of ten by which it is multiplied.
+
+    Raises ``_Unknown`` if it has too many digits.
+    """
+    sign, digits, power = Decimal(repr(value) if isinstance(value, float) else value).as_tuple()
+    if len(digits) > MAX_DIGITS or not isinstance(power, int):
+        raise _Unknown
+    text = "".join(map(str, digits)).lstrip("0")
+    kept = text.rstrip("0")
+    return (0, 0) if not kept else (int(kept) * (-1 if sign else 1), power + len(text) - len(kept))
+
+
+def _fits(size: Number, schema: Mapping[str, Any], least: str, most: str) -> bool:
+    low, high, number = schema.get(least), schema.get(most), _exact(size)
+    return not (_is_number(low) and number < _exact(low) or _is_number(high) and number > _exact(high))
+
+
+def _is_number(value: Any) -> TypeGuard[Number]:
+    return isinstance(value, int | float | Decimal) and not isinstance(value, bool)
 
 
 def _equal(one: Any, other: Any) -> bool:
@@ -232,7 +253,7 @@ def _normal(value: Any) -> Any:
         return [_normal(one) for one in value]
     if isinstance(value, dict):
         return {name: _normal(one) for name, one in value.items()}
-    return int(value) if isinstance(value, float) and value.is_integer() else value
+    return {"": list(_digits_of(value))} if _is_number(value) else [value]
 
 
 def _list(schema: Mapping[str, Any], name: str) -> list[Any]:

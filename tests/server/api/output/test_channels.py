@@ -92,3 +92,53 @@ def test_any_text_in_any_pieces_gives_the_same(parts, data):
     pieces = [text[a:b] for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True)]
     for reasoning in (True, False):
         assert parse(*pieces, reasoning=reasoning) == parse(text, reasoning=reasoning)
+
+
+FINAL = "<|channel|>final<|message|>Bye"
+
+
+@pytest.mark.parametrize(
+    ("text", "reasoning", "content"),
+    [
+        ("<|channel|>analysis Hello<|channel|>final<|message|>Bye", "Hello", "Bye"),
+        ("<|channel|>analysis Hello<|end|><|start|>assistant" + FINAL, "Hello", "Bye"),
+        ("<|channel|>final Hello you", None, "Hello you"),
+        ("<|channel|>final Hello<|return|>", None, "Hello"),
+        ("<|channel|>Hello you<|end|>", None, "Hello you"),
+        ("<|channel|>final Hello <|message|>Bye", None, "Hello Bye"),
+        ("<|channel|>final Hello you <|message|>Bye", None, "Hello you Bye"),
+        (THOUGHT + "Hello <|start|>assistant" + FINAL, "Hm.", "Hello Bye"),
+        (THOUGHT + "assistants <|start|>assistant" + FINAL, "Hm.", "assistants Bye"),
+        ("<|start|>assistant Hello <|channel|>final<|message|>Bye", None, "Hello Bye"),
+        ("<|start|>Hello you <|message|>Bye", None, "Hello you Bye"),
+        ("<|start|>assistant<|message|>Bye", None, "Bye"),
+        ("<|channel|>analysis code<|message|>1<|end|>" + FINAL, "1", "Bye"),
+        ("<|start|>assistant<|channel|>anal", None, "anal"),
+        ("<|start|>assistant", None, ""),
+        (THOUGHT + "Hello", "Hm.", "Hello"),
+    ],
+)
+def test_text_in_a_header_is_text_of_the_message(text, reasoning, content):
+    assert parse(text) == (reasoning, content, [])
+    assert parse(*text) == (reasoning, content, [])
+    assert parse(text, reasoning=False) == (None, f"{reasoning or ''}{content or ''}", [])
+
+
+def test_a_recipient_may_come_before_the_first_mark():
+    """The prompt ends with <|start|>assistant."""
+    call = BEFORE.removeprefix("<|start|>assistant")
+    for reasoning in (True, False):
+        assert parse(*call, reasoning=reasoning) == parse(call, reasoning=reasoning)
+        assert parse(call, reasoning=reasoning) == (None, None, [("get_weather", '{"city": "Rome"}')])
+    text = "to=functions.get_time is how a call begins"
+    assert parse(text) == (None, text, [])
+    assert parse(text + FINAL) == (None, text + "Bye", [])
+
+
+@given(parts=st.lists(st.sampled_from([*MARKS, "analysis", "final", " ", "one", "two three", "\n"]), max_size=12))
+def test_no_word_of_the_model_is_lost(parts):
+    """Besides what headers consist of."""
+    text = "".join(parts)
+    reasoning, content, _ = parse(text, tools=False)
+    shown = f"{reasoning or ''}{content or ''}"
+    assert [shown.count(word) for word in ("two", "three")] == [text.count(word) for word in ("two", "three")]

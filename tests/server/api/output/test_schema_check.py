@@ -7,6 +7,7 @@ import time
 import jsonschema
 import pytest
 
+from aiakq.server.api.output.json_values import decoded, is_valid
 from aiakq.server.api.output.schema_check import Budget, matches
 
 SCHEMAS = [
@@ -68,3 +69,33 @@ def test_a_budget_is_shared_by_several_checks():
     schema = {"properties": {"a": {"items": {}}}}
     results = [matches({"a": [1, 2]}, schema, budget) for _ in range(4)]
     assert results == [True, True, False, False]
+
+
+@pytest.mark.parametrize(
+    ("schema", "valid", "invalid"),
+    [
+        ({"minimum": 9007199254740993}, ["9007199254740993", "1e16"], ["9007199254740992", "9007199254740992.9"]),
+        ({"exclusiveMaximum": 2**63}, ["9223372036854775807"], ["9223372036854775808", "9223372036854775808.0"]),
+        ({"multipleOf": 0.1}, ["0.3", "1e-1", "0.30", "7", "1e300"], ["0.30000000000000004", "0.31", "1e-2"]),
+        ({"multipleOf": 3}, ["9007199254740993", "3e20"], ["9007199254740992", "1e20", "1.5"]),
+        ({"maximum": 0.1}, ["0.1", "0.10", "-1e400"], ["0.1000000000000000001", "1e400"]),
+        ({"const": 2**60 + 1}, ["1152921504606846977", "1152921504606846977.0"], ["1152921504606846976"]),
+        ({"enum": [0.3, 1]}, ["0.3", "3e-1", "1.0", "10E-1"], ["0.30000000000000001", "1.0000000000000000001"]),
+        ({"type": "integer"}, ["1.0", "1e3", "1000e-3", "-0.0"], ["1.00000000000000000001", "1e-1"]),
+        ({"type": "array", "uniqueItems": True}, ["[1, 1.0000000000000000001]"], ["[1, 1.0]", "[1e1, 10]"]),
+    ],
+)
+def test_numbers_are_compared_as_they_are_written(schema, valid, invalid):
+    for texts, expected in ((valid, True), (invalid, False)):
+        for text in texts:
+            assert matches(decoded(text, strict=True, exact=True), schema, Budget()) is expected, text
+
+
+@pytest.mark.parametrize("text", ["1e999999999999", "1e-999999999999", "1" * 4000])
+def test_huge_numbers_take_no_time(text):
+    start = time.process_time()
+    value = decoded(text, exact=True)
+    assert not any(matches(value, {"const": 3, **schema}, Budget()) for schema in ({}, {"multipleOf": 0.003}))
+    assert matches(value, {"type": "integer"}, Budget()) is (text == "1e999999999999")
+    assert not is_valid(decoded("1e99999999999999999999", exact=True))
+    assert time.process_time() - start < 1

@@ -325,3 +325,15 @@ def test_a_prompt_that_closes_the_thought_leaves_no_room_for_another(is_open):
         text = f"{start}a{end}b"
         found = message_of("assistant", message.feed(text, ended=True))
         assert (found.reasoning, found.content) == (None, text)
+
+
+@FORMATS
+@pytest.mark.parametrize(
+    ("number", "given", "is_valid"),
+    [({"multipleOf": 0.1}, 0.3, True), ({"multipleOf": 0.1}, 0.1 + 0.2, False), ({"multipleOf": 3}, 2**53 + 1, True)],
+)
+def test_numbers_of_a_call_in_a_thought_are_compared_as_they_are_written(name, number, given, is_valid):
+    tools = {"find": {"type": "object", "properties": {"n": {"type": "number", **number}}, "required": ["n"]}}
+    parser = MessageParser(REASONING_PARSERS.load("qwen3")(True), TOOL_PARSERS.load(name)(tools))
+    message = message_of("assistant", parser.feed(f"Hm.\n{CALLS[name]('find', {'n': given})}", ended=True))
+    assert calls_of(message) == ([("find", {"n": given})] if is_valid else [])

@@ -2,8 +2,9 @@
 
 An adapter is loaded in the step in which the first sequence with it starts. Before that it is staged: the executor
 reads and packs it while steps run, so that no step reads files. It stays in memory until another one needs its place.
-The least recently used adapter is evicted, those of waiting sequences last, and never one that runs or that a preempted
-sequence will run with again; an evicted adapter is staged again. Executors load what a batch says.
+The least recently used adapter is evicted, those of waiting sequences last, and never one that runs, or that a waiting
+sequence of a request that has begun will run with (it was preempted, or another sequence of the request has run). An
+evicted adapter is staged again. Executors load what a batch says.
 
 The files of an adapter that was unloaded or replaced may be gone: it stays in memory until its sequences have ended,
 and starts before adapters that can be read again. The adapter that replaces it is staged before requests may name it.
@@ -48,7 +49,7 @@ class AdapterPool:
         self._unwanted: set[str] = set()
         self._replaced: set[str] = set()  # have sequences, and may not be readable any more
         self._prefetched: set[str] = set()  # staged or in memory since before the first sequence with them
-        self._preempted: Counter[str] = Counter()  # sequences that have begun, and wait to run on
+        self._pinned: Counter[str] = Counter()  # waiting sequences of requests that have begun
         self._is_blocked = False
         self._num_overtaking = 0
         self.freed: list[int] = []
@@ -137,11 +138,14 @@ class AdapterPool:
         self.dropped, self.wanted = [], []
         return changed
 
-    def admits(self, adapter: AdapterRef | None) -> bool:
-        """Whether a sequence with ``adapter`` may start now. If not, only a few of those behind it may."""
+    def admits(self, adapter: AdapterRef | None, has_begun: bool = False) -> bool:
+        """Whether a sequence with ``adapter`` may start now. If not, only a few of those behind it may.
+
+        has_begun  whether the sequence has pinned its adapter.
+        """
         if adapter is None:
             return True
-        must_end = adapter.key in self._replaced or adapter.key in self._preempted  # others may wait for its place
+        must_end = has_begun or adapter.key in self._replaced  # others may wait for its place
         if self._is_blocked and self._num_overtaking >= MAX_OVERTAKING and not must_end:
             return False
         if adapter.key not in self._resident:
@@ -172,15 +176,15 @@ class AdapterPool:
         if adapter is not None:
             _decrease(self._running, adapter.key)
 
-    def preempt(self, adapter: AdapterRef | None) -> None:
-        """A sequence that was stopped will be resumed: its adapter stays in memory, because its files may change."""
+    def pin(self, adapter: AdapterRef | None) -> None:
+        """A sequence waits whose request has begun: its adapter stays in memory, because its files may change."""
         if adapter is not None:
-            self._preempted[adapter.key] += 1
+            self._pinned[adapter.key] += 1
 
-    def resume(self, adapter: AdapterRef | None) -> None:
-        """A preempted sequence runs again, or has ended."""
+    def unpin(self, adapter: AdapterRef | None) -> None:
+        """A sequence that has pinned its adapter starts, or has ended."""
         if adapter is not None:
-            _decrease(self._preempted, adapter.key)
+            _decrease(self._pinned, adapter.key)
 
     def changes(self) -> list[FreeAdapter | LoadAdapter]:
         """Return the commands for the next batch: ``freed`` and ``loaded`` since the last call."""
@@ -195,7 +199,7 @@ class AdapterPool:
         slots = [slot for slot, _ in self._resident.values()]
         assert sorted([*slots, *self._free]) == list(range(self._config.max_resident)), "an adapter's slot is lost"
         assert self._running.keys() <= self._resident.keys(), "an adapter that runs was evicted"
-        assert self._preempted.keys() <= self._resident.keys(), "the adapter of a preempted sequence was evicted"
+        assert self._pinned.keys() <= self._resident.keys(), "the adapter of a request that has begun was evicted"
         assert len(self._running) <= self._config.max_loras, "too many adapters run"
         assert all(count <= self._live[key] for key, count in self._running.items()), "an adapter's count is wrong"
         limit = self._config.max_bytes
@@ -221,7 +225,7 @@ class AdapterPool:
 
     def _stays(self, key: str) -> bool:
         """Whether an adapter in memory may not be evicted."""
-        return key in self._running or key in self._preempted or (key in self._replaced and key in self._live)
+        return key in self._running or key in self._pinned or (key in self._replaced and key in self._live)
 
     def _make_room(self, adapter: AdapterRef) -> None:
         limit = self._config.max_bytes

@@ -5,113 +5,14 @@ from __future__ import annotations
 import random
 
 import pytest
+from adapter_world import World, ref
 
 from aiakq.runtime.config.lora import LoraConfig
-from aiakq.runtime.config.scheduler import SchedulerConfig
-from aiakq.runtime.engine import adapters
-from aiakq.runtime.engine.adapters import AdapterPool
-from aiakq.runtime.engine.pages import PagePool, root_hash
-from aiakq.runtime.engine.scheduler import Scheduler
+from aiakq.runtime.engine.pages import root_hash
 from aiakq.runtime.engine.sequence import Sequence
-from aiakq.runtime.protocol.adapters import AdapterRef
+from aiakq.runtime.lora import adapter_pool as adapters
+from aiakq.runtime.lora.adapter_pool import AdapterPool
 from aiakq.runtime.protocol.command import FreeAdapter
-from aiakq.runtime.protocol.output import RequestTimes
-from aiakq.runtime.protocol.request import RequestOptions, RequestSpec
-from aiakq.runtime.protocol.sampling_params import SamplingParams
-
-
-def ref(key: str, nbytes: int = 10) -> AdapterRef:
-    return AdapterRef(key, f"name of {key}", f"/adapters/{key}", nbytes)
-
-
-class World:
-    """A scheduler, and an executor's adapters: those that are loaded (``slots``), being read, and read.
-
-    reads           keys in the order in which they were staged.
-    reads_per_step  adapters that are read during a step.
-    """
-
-    def __init__(self, num_pages: int = 60, max_num_seqs: int = 4, **lora: int) -> None:
-        config = SchedulerConfig(max_num_seqs=max_num_seqs, max_num_batched_tokens=16, lora=LoraConfig(**lora))
-        self.scheduler = Scheduler(PagePool(num_pages, 4), config)
-        self.slots: dict[int, str] = {}
-        self.reading: list[str] = []
-        self.read: set[str] = set()
-        self.reads: list[str] = []
-        self.reads_per_step = 99
-        self.count = 0
-        self.steps = 0
-
-    def add(self, adapter: AdapterRef | None, tokens: int = 3, prompt: int = 3, client: str = "") -> Sequence:
-        self.count += 1
-        sampling = SamplingParams(max_tokens=tokens)
-        spec = RequestSpec(
-            f"r{self.count}",
-            [self.count % 90] * prompt,
-            sampling,
-            tokens,
-            0,
-            options=RequestOptions(adapter=adapter, client=client),
-        )
-        sequence = Sequence(spec, RequestTimes(float(self.steps)))
-        self.scheduler.add(sequence)
-        return sequence
-
-    def step(self) -> list[Sequence]:
-        """One step; returns the sequences that ran."""
-        self.steps += 1
-        pool = self.scheduler.adapters
-        for key in self.reading[: self.reads_per_step]:
-            self.reading.remove(key)
-            self.read.add(key)
-            pool.set_ready(key)
-        chunks = self.scheduler.schedule(float(self.steps))
-        if chunks:
-            for new in pool.changes():
-                if isinstance(new, FreeAdapter):
-                    del self.slots[new.slot]
-                    continue
-                assert new.slot not in self.slots, "the slot is in use"
-                assert new.adapter.key in self.read, "a step reads an adapter"
-                self.read.remove(new.adapter.key)
-                self.slots[new.slot] = new.adapter.key
-        dropped, wanted = pool.staging_changes()
-        for adapter in dropped:
-            self.read.discard(adapter.key)
-            self.reading = [key for key in self.reading if key != adapter.key]
-        for adapter in wanted:
-            assert adapter.key not in self.read and adapter.key not in self.reading, "it is staged twice"
-            self.reading.append(adapter.key)
-            self.reads.append(adapter.key)
-        assert len(self.reading) + len(self.read) <= self.scheduler.config.lora.max_staged
-        for chunk in chunks:
-            adapter = chunk.sequence.adapter
-            assert adapter is None or adapter.key in self.slots.values(), "an adapter that runs was evicted"
-        for chunk in chunks:
-            sequence = chunk.sequence
-            sequence.collected(chunk)
-            self.scheduler.insert_pages(chunk)
-            if chunk.samples:
-                sequence.token_ids.append(7)
-                if sequence.num_outputs == sequence.spec.max_tokens:
-                    self.scheduler.remove(sequence)
-        self.scheduler.check()
-        return [chunk.sequence for chunk in chunks]
-
-    def read_all(self) -> None:
-        """Step until every adapter is read that has room and that nobody runs with."""
-        while True:
-            count = len(self.reads)
-            self.step()
-            if not self.reading and len(self.reads) == count:
-                return
-
-    def drain(self, limit: int = 10_000) -> None:
-        for _ in range(limit):
-            if not (self.scheduler.running or self.scheduler.waiting):
-                return
-            self.step()
-        raise AssertionError("sequences wait forever")
 
 
 def test_no_more_adapters_run_than_allowed_and_base_sequences_pass_by():
@@ -151,18 +52,18 @@ def test_a_dropped_adapter_leaves_memory_after_its_last_sequence():
     world = World(max_loras=1, max_resident=2)
     world.add(ref("a"), tokens=1)
     world.drain()
-    world.scheduler.adapters.unload("a")
-    assert world.scheduler.adapters.changes() == [FreeAdapter(0)]
+    world.resource.pool.unload("a")
+    assert world.resource.pool.changes() == [FreeAdapter(0)]
     world.slots.clear()
     running, waiting = world.add(ref("b"), tokens=4), world.add(ref("b"), tokens=2, prompt=16)
     world.step()
     world.step()
-    world.scheduler.adapters.unload("b")
+    world.resource.pool.unload("b")
     world.step()
     assert list(world.slots.values()) == ["b"]
     world.drain()
     assert running.num_outputs == 4 and waiting.num_outputs == 2
-    assert world.scheduler.adapters.changes() and world.scheduler.adapters.num_resident == 0
+    assert world.resource.pool.changes() and world.resource.pool.num_resident == 0
 
 
 def test_others_run_while_an_adapter_is_read():
@@ -206,6 +107,47 @@ def test_the_adapter_of_a_preempted_sequence_stays_in_memory(ends):
     assert ends or sequence.num_outputs == 4
 
 
+@pytest.mark.parametrize("end", ["length", "abort"])
+def test_the_adapter_of_a_request_that_has_begun_stays_in_memory_for_its_other_sequences(end, monkeypatch):
+    """Part of the output has been read, so that the request could not begin again with other files."""
+    monkeypatch.setattr(adapters, "MAX_OVERTAKING", 0)
+    world = World(max_loras=1, max_resident=1, max_num_seqs=1)
+    sequences = [world.add(ref("a"), tokens=2, group="one") for _ in range(3)]
+    other = world.add(ref("b"), tokens=2, client="another")
+    while sequences[0].num_outputs < 2:
+        world.step()
+    if end == "abort":
+        world.scheduler.remove(sequences.pop())
+    world.read_all()
+    world.drain()
+    assert [each.num_outputs for each in (*sequences, other)] == [2] * (len(sequences) + 1)
+    assert world.reads == ["a", "b"]
+    assert not world.resource._siblings and not world.resource.pool._pinned
+
+
+def test_the_sequences_of_another_request_wait_behind_an_adapter_that_needs_the_place(monkeypatch):
+    monkeypatch.setattr(adapters, "MAX_OVERTAKING", 0)
+    world = World(max_loras=1, max_resident=1, max_num_seqs=1)
+    first = [world.add(ref("a"), tokens=2, group="one") for _ in range(3)]
+    other = world.add(ref("b"), tokens=2)
+    later = [world.add(ref("a"), tokens=2, group="two") for _ in range(3)]
+    ended: list[Sequence] = []
+    while len(ended) < 7:
+        ended += [each for each in world.step() if each.num_outputs == 2]
+    assert ended == [*first, other, *later] and world.reads == ["a", "b", "a"]
+
+
+def test_a_request_that_has_not_begun_does_not_keep_its_adapter():
+    world = World(max_loras=1, max_resident=1)
+    waiting = [world.add(ref("a"), group="one") for _ in range(2)]
+    for sequence in waiting:
+        world.scheduler.remove(sequence)
+    assert not world.resource._siblings
+    world.add(ref("b"))
+    world.drain()
+    assert not world.resource.pool.is_resident("a")
+
+
 def test_a_sequence_that_is_preempted_often_runs_on_although_another_adapter_waits_for_its_place():
     """Nobody could run otherwise: the one that waits needs the place of the adapter that the preempted one keeps."""
     pool = AdapterPool(LoraConfig(max_loras=1, max_resident=1))
@@ -219,12 +161,12 @@ def test_a_sequence_that_is_preempted_often_runs_on_although_another_adapter_wai
     pool.set_ready(second.key)
     for _ in range(2 * adapters.MAX_OVERTAKING):
         pool.stop(first)
-        pool.preempt(first)
+        pool.pin(first)
         pool.end_step([second, first])
         assert not pool.admits(second), "the preempted sequence keeps its adapter in memory"
-        assert pool.admits(first)
+        assert pool.admits(first, has_begun=True)
         pool.start(first)
-        pool.resume(first)
+        pool.unpin(first)
     pool.stop(first)
     pool.remove(first)
     pool.end_step([second])
@@ -285,16 +227,16 @@ def test_an_adapter_that_is_unloaded_while_it_is_read_leaves_memory_with_its_las
     world.reads_per_step = 0
     sequence = world.add(ref("a"))
     world.step()
-    world.scheduler.adapters.unload("a")
+    world.resource.pool.unload("a")
     world.reads_per_step = 1
     world.drain()
-    assert sequence.num_outputs == 3 and world.scheduler.adapters.num_resident == 0
+    assert sequence.num_outputs == 3 and world.resource.pool.num_resident == 0
 
 
 def test_a_replaced_adapter_stays_in_memory_until_its_sequences_have_ended():
     """Its files may be gone, and the one that replaces it is in memory before a sequence names it."""
     world = World(max_loras=1, max_resident=1, max_num_seqs=1)
-    pool = world.scheduler.adapters
+    pool = world.resource.pool
     world.add(ref("other"), tokens=4)
     old = world.add(ref("v1"), tokens=2)
     world.read_all()
@@ -317,7 +259,7 @@ def test_a_replaced_adapter_stays_in_memory_until_its_sequences_have_ended():
 
 def test_an_adapter_prefetched_without_sequences_makes_room_for_one_that_has_some():
     world = World(max_loras=1, max_resident=1)
-    pool = world.scheduler.adapters
+    pool = world.resource.pool
     assert pool.prefetch(ref("a")) and pool.prefetch(ref("b")) and pool.prefetch(ref("c"))
     world.read_all()
     assert world.read == {"b", "c"}
@@ -335,7 +277,7 @@ def test_no_adapter_in_memory_is_read_again_after_it_was_replaced(seed):
     draw = random.Random(seed)
     most, limit = draw.randint(1, 2), draw.choice([None, 40])
     world = World(max_loras=most, max_resident=most + draw.randint(0, 1), max_bytes=limit)
-    pool, versions, gone = world.scheduler.adapters, {"a": 0, "b": 0, "c": 0}, set()
+    pool, versions, gone = world.resource.pool, {"a": 0, "b": 0, "c": 0}, set()
     count = 0
     for _ in range(400):
         world.reads_per_step = draw.choice([0, 1, 2])
@@ -360,7 +302,7 @@ def test_no_adapter_in_memory_is_read_again_after_it_was_replaced(seed):
 @pytest.mark.parametrize("bug", ["admits", "_unstage"])
 def test_the_tests_find_adapters_that_are_not_staged(bug, monkeypatch):
     if bug == "admits":
-        monkeypatch.setattr(AdapterPool, "admits", lambda self, adapter: len(self._running) < 1)
+        monkeypatch.setattr(AdapterPool, "admits", lambda self, adapter, has_begun: len(self._running) < 1)
     else:
         monkeypatch.setattr(AdapterPool, "_unstage", lambda self, adapter: self._staged.pop(adapter.key))
     with pytest.raises((AssertionError, KeyError)):
@@ -368,22 +310,26 @@ def test_the_tests_find_adapters_that_are_not_staged(bug, monkeypatch):
         test_what_was_read_for_a_sequence_that_ends_is_dropped()
 
 
-def longest_wait(steps: int = 600) -> int:
-    """Steps that a sequence waits whose adapter is not running, while others' requests never end."""
+def longest_wait(steps: int = 600, group_size: int = 1) -> int:
+    """Steps that a sequence waits whose adapter is not running, while others' requests, each of ``group_size``
+    sequences, never end.
+    """
     world = World(max_loras=1, max_resident=1, max_num_seqs=3)
     world.add(ref("a"), tokens=5)
     world.read_all()
     patient = world.add(ref("b"), tokens=2)
     for waited in range(steps):
         if len(world.scheduler.waiting) < 3:
-            world.add(ref("a"), tokens=4)
+            for _ in range(group_size):
+                world.add(ref("a"), tokens=4, group=f"{waited}" if group_size > 1 else "")
         if patient in world.step():
             return waited
     return steps
 
 
-def test_nobody_waits_forever_for_an_adapter():
-    assert longest_wait() < 100
+@pytest.mark.parametrize("group_size", [1, 8])
+def test_nobody_waits_forever_for_an_adapter(group_size):
+    assert longest_wait(group_size=group_size) < 100
 
 
 def test_the_test_finds_starvation(monkeypatch):
@@ -399,24 +345,27 @@ def test_random_loads_keep_every_rule(seed):
     lora = {"max_loras": most, "max_resident": most + draw.randint(0, 2), "max_bytes": limit}
     world = World(num_pages=draw.choice([12, 40]), **lora)
     keys = {key: ref(key, draw.randint(1, 30)) for key in "abcdef"}
-    for _ in range(300):
+    for step in range(300):
         world.reads_per_step = draw.choice([0, 0, 1, 2])
         if draw.random() < 0.5 and len(world.scheduler.waiting) < 12:
             adapter = None if draw.random() < 0.2 else keys[draw.choice("abcdef")]
-            world.add(adapter, draw.randint(1, 6), draw.randint(1, 20), draw.choice(["", "x", "y"]))
+            client = draw.choice(["", "x", "y"])
+            count = draw.choice([1, 1, 3])
+            for _ in range(count):
+                world.add(adapter, draw.randint(1, 6), draw.randint(1, 20), client, f"{step}" if count > 1 else "")
         if draw.random() < 0.05:
             live = world.scheduler.running + world.scheduler.waiting
             if live:
                 world.scheduler.remove(draw.choice(live))
         if draw.random() < 0.05:
-            world.scheduler.adapters.unload(draw.choice("abcdef"))
+            world.resource.pool.unload(draw.choice("abcdef"))
         world.step()
     world.reads_per_step = 1
     world.drain()
     assert not world.reading and not world.read
     for key in keys:
-        world.scheduler.adapters.unload(key)
-    assert world.scheduler.adapters.num_resident == world.scheduler.adapters.num_running == 0
+        world.resource.pool.unload(key)
+    assert world.resource.pool.num_resident == world.resource.pool.num_running == 0
 
 
 def test_an_eviction_while_in_use_would_be_found():
@@ -424,7 +373,7 @@ def test_an_eviction_while_in_use_would_be_found():
     world.add(ref("a"), tokens=9)
     world.step()
     world.step()
-    world.scheduler.adapters._evict("a")
+    world.resource.pool._evict("a")
     with pytest.raises(AssertionError, match="evicted"):
         world.scheduler.check()
 

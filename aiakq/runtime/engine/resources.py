@@ -1,0 +1,61 @@
+"""Resource: what sequences need in order to run, besides slots and pages, such as adapters in memory.
+
+A feature that admits sequences is a subclass, which ``Scheduler`` is given; neither it nor the engine knows which there
+are. Its methods are called in this order for every sequence: ``add``, then any number of times ``admits``, ``acquire``
+and ``release``, then ``remove``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from concurrent.futures import Future
+from typing import Any
+
+from aiakq.runtime.engine.executor import Executor
+from aiakq.runtime.engine.sequence import Sequence
+from aiakq.runtime.protocol.command import Command, ExecutorCommand
+
+
+class Resource:
+    """A resource of which there is always enough; subclasses override what they need."""
+
+    def add(self, sequence: Sequence) -> None:
+        """A new sequence waits."""
+
+    def admits(self, sequence: Sequence) -> bool:
+        """Return whether a waiting sequence may start now."""
+        return True
+
+    def acquire(self, sequence: Sequence) -> None:
+        """A sequence starts that every resource admits."""
+
+    def release(self, sequence: Sequence) -> None:
+        """A sequence stops running: it has ended, or was preempted and waits again."""
+
+    def remove(self, sequence: Sequence) -> None:
+        """A sequence has ended, and does not run any more."""
+
+    def fail(self, sequence: Sequence, failure: str) -> None:
+        """A sequence ends with ``failure`` of the executor; ``remove`` follows."""
+
+    def end_step(self, waiting: Iterator[Sequence]) -> None:
+        """The sequences of a step have been chosen; ``waiting`` are the others, in the order in which they start."""
+
+    def prepare(self, executor: Executor) -> None:
+        """Have the executor prepare what later steps need."""
+
+    @property
+    def preparations(self) -> Mapping[Command, Future[Any]]:
+        """What the executor prepares while steps run: when a future is done, the engine gets the command."""
+        return {}
+
+    def commands(self) -> list[ExecutorCommand]:
+        """Return the executor's commands for the next batch."""
+        return []
+
+    def handle(self, command: Command) -> bool:
+        """Carry out a command to the engine; return whether it is one of this resource."""
+        return False
+
+    def check(self) -> None:
+        """Assert the invariants that hold between steps."""
