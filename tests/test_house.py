@@ -34,8 +34,7 @@ LAYERS = [
     {"aiakq.registry"},
     {"aiakq.kernels"},
     {"aiakq.arguments", "aiakq.spec", "aiakq.records"},
-    {"aiakq.patterns"},
-    {"aiakq.system"},
+    {"aiakq.patterns", "aiakq.system"},
     {"aiakq.errors", "aiakq.__version__"},
 ]
 #: Modules that import nothing but the standard library and each other, and what else each may.

@@ -19,7 +19,7 @@ from aiakq.errors import AiakqError, error, one_line
 from aiakq.quantizers.workers.messages import Job, ToWorker, WorkerChannel, receive_values
 from aiakq.quantizers.workers.protocol import Value
 from aiakq.quantizers.workers.worker import Worker
-from aiakq.system.channel import Disconnected, HeartbeatSender
+from aiakq.system.channel import Disconnected
 from aiakq.system.child import begin_child, exit_child, parent_socket, run_for_parent
 
 #: Seconds between two heartbeats.
@@ -30,7 +30,7 @@ def main() -> None:
     """Run the worker; the entry point of the child process, which never returns."""
     begin_child()
     channel = WorkerChannel(parent_socket(), ToWorker)
-    HeartbeatSender(channel, _SIGN_SECONDS, lambda: os._exit(0)).start()
+    channel.send_heartbeats(_SIGN_SECONDS, lambda: os._exit(0))
     rank = 0
 
     def work() -> None:

@@ -196,6 +196,12 @@ class Channel(Generic[Send, Receive]):
         """Send an error, which ``receive`` raises at the other end. Raises ``Disconnected``."""
         self.send(Failure.of(failure))
 
+    def send_heartbeats(self, seconds: float, on_gone: Callable[[], None] = lambda: None) -> HeartbeatSender:
+        """Send heartbeats from a thread; see ``HeartbeatSender``."""
+        sender = HeartbeatSender(self, seconds, on_gone)
+        sender.start()
+        return sender
+
     def _send_all(self, part: bytes | memoryview) -> None:
         view = memoryview(part)
         while view:

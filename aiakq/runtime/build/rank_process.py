@@ -26,7 +26,6 @@ from aiakq.runtime.distributed.messages import (
     RankReady,
     ToRank,
 )
-from aiakq.system.channel import Disconnected, HeartbeatSender
 from aiakq.system.child import begin_child, exit_child, parent_socket, run_for_parent
 from aiakq.system.memory import freeze_objects
 
@@ -60,8 +59,8 @@ def run_rank(channel: FollowerChannel, connect: Callable[[Load], Connections]) -
         rank = load.rank
         try:
             _follow(channel, load, connect)
-        except (ConnectionError, TimeoutError) as failure:  # another rank is gone: rank 0 knows which
-            raise Disconnected from failure
+        except (ConnectionError, TimeoutError):
+            return  # another rank is gone: rank 0 knows which
 
     return run_for_parent(channel, work, lambda reason: error("rank_failed", rank=rank, reason=reason))
 
@@ -97,8 +96,7 @@ def _inherited(load: Load) -> Connections:
 
 def _follow(channel: FollowerChannel, load: Load, connect: Callable[[Load], Connections]) -> None:
     """Load the model, then execute messages until rank 0 closes the connection."""
-    heartbeat = HeartbeatSender(channel, min(1.0, load.time_limit / 8))
-    heartbeat.start()
+    heartbeat = channel.send_heartbeats(min(1.0, load.time_limit / 8))
     if load.cpus:
         os.sched_setaffinity(0, load.cpus)
     import torch
