@@ -185,9 +185,9 @@ def _quiet_libraries() -> Iterator[None]:
         logging.disable(before)
 
 
-def _find_command(program: Any, words: Sequence[str]) -> tuple[Any, str, list[str]]:
+def _find_command(program: object, words: Sequence[str]) -> tuple[object, str, list[str]]:
     """The command that ``words`` name, its name as typed after "aiakq", and the words that are left for it."""
-    command: Any = program
+    command: object = program
     names: list[str] = []
     for position, word in enumerate(words):
         below = getattr(command, "commands", None)

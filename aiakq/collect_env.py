@@ -42,9 +42,9 @@ _CGROUP = Path("/sys/fs/cgroup")
 _GPU_QUERY = ("--query-gpu=name,memory.total,driver_version,compute_cap", "--format=csv,noheader")
 
 
-def collect() -> dict[str, Any]:
+def collect() -> dict[str, object]:
     """The whole document, as JSON values."""
-    sections: dict[str, Callable[[], Any]] = {
+    sections: dict[str, Callable[[], object]] = {
         "versions": _versions,
         "system": _system,
         "processor": _processor,
@@ -69,7 +69,7 @@ def text(document: Mapping[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _lines(value: Any, indent: str) -> list[str]:
+def _lines(value: object, indent: str) -> list[str]:
     if isinstance(value, Mapping):
         lines = []
         for key, item in value.items():
@@ -81,13 +81,13 @@ def _lines(value: Any, indent: str) -> list[str]:
     return [f"{indent}{_said(value)}"]
 
 
-def _said(value: Any) -> str:
+def _said(value: object) -> str:
     if value is None or value in ({}, []):
         return "none"
     return {True: "yes", False: "no"}[value] if isinstance(value, bool) else str(value).replace("\n", " ")
 
 
-def _found(make: Callable[[], Any]) -> Any:
+def _found(make: Callable[[], object]) -> Any:
     """Return ``make()``, or the reason it failed, as text."""
     try:
         return make()
@@ -98,7 +98,7 @@ def _found(make: Callable[[], Any]) -> Any:
 # --- sections ---------------------------------------------------------------------------------------------------------
 
 
-def _versions() -> dict[str, Any]:
+def _versions() -> dict[str, object]:
     versions = {
         "aiakq": aiakq.__version__,
         "commit": _found(lambda: records.environment()["commit"]),
@@ -114,7 +114,7 @@ def _version(package: str) -> str:
         return "not installed"
 
 
-def _system() -> dict[str, Any]:
+def _system() -> dict[str, object]:
     release = _found(platform.freedesktop_os_release)
     return {
         "os": release.get("PRETTY_NAME") if isinstance(release, dict) else platform.system(),
@@ -150,7 +150,7 @@ def _processor() -> dict[str, Any]:
     }
 
 
-def topology() -> dict[str, Any]:
+def topology() -> dict[str, object]:
     """The NUMA nodes, the threads of a process, and the processors that ranks (``-tp``) would be bound to."""
     nodes = cpu_nodes()
     shares = {}
@@ -178,7 +178,7 @@ def _ranges(numbers: list[int]) -> str:
     return ",".join("-".join(map(str, part)) for part in parts)
 
 
-def _memory() -> dict[str, Any]:
+def _memory() -> dict[str, object]:
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     within, processors = cgroups.available_memory(), cgroups.processor_limit()
     limits = {
@@ -204,7 +204,7 @@ def _limit(text: str) -> str:
     return "max" if word.isdigit() and int(word) >= 2**62 else word
 
 
-def _kernels() -> dict[str, Any]:
+def _kernels() -> dict[str, object]:
     from aiakq.kernels.cpu import library
 
     reason = library.unavailable()
@@ -215,9 +215,9 @@ def _kernels() -> dict[str, Any]:
     }
 
 
-def _gpus() -> list[Any]:
+def _gpus() -> list[object]:
     """The GPUs as the driver names them, and what torch makes of them."""
-    gpus: list[Any] = []
+    gpus: list[object] = []
     command = shutil.which("nvidia-smi")
     if command is not None:
         done = subprocess.run([command, *_GPU_QUERY], capture_output=True, text=True, timeout=10)

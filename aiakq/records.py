@@ -58,7 +58,7 @@ class Record:
         }
 
 
-def finite(value: Any, by_name: bool = False) -> Any:
+def finite(value: object, by_name: bool = False) -> Any:
     """``value`` for JSON: lists, objects with string keys, paths as text, and numbers that are not finite as None.
 
     ``by_name`` keeps the latter as "inf" or "nan", for settings, where None would say something else.
@@ -74,12 +74,12 @@ def finite(value: Any, by_name: bool = False) -> Any:
     return value
 
 
-def to_json(document: Mapping[str, Any]) -> str:
+def to_json(document: Mapping[str, object]) -> str:
     """JSON text of a document, with a newline at the end. A NaN in it is our own bug and raises ValueError."""
     return json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
 
 
-def write_json(document: Mapping[str, Any], path: Path) -> None:
+def write_json(document: Mapping[str, object], path: Path) -> None:
     """Write a document so that ``path`` holds the old content or all of the new. Raises ``output_failed``."""
     text = to_json(document)
     temporary = None
@@ -127,7 +127,7 @@ def load_average() -> float | None:
         return None
 
 
-def _machine() -> dict[str, Any]:
+def _machine() -> dict[str, object]:
     """Memory, limits of the container, and what else the speed of a machine depends on; None where it does not say."""
     from aiakq.system.cgroups import processor_limit
 

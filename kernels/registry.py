@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -58,7 +58,7 @@ class Registry(Mapping[str, str]):
             return None
         return _package(self._entry_points()[name])
 
-    def load(self, name: str) -> Any:
+    def load(self, name: str) -> object:
         """Import and return the module, or the attribute of a module, that ``name`` refers to.
 
         Raises KeyError for an unknown name, and PluginError if a plugin's entry cannot be imported.
@@ -82,7 +82,7 @@ class Registry(Mapping[str, str]):
             self._plugins = self._merge(entry_points(group=self.group))
         return self._plugins
 
-    def _merge(self, plugins: Any) -> dict[str, EntryPoint]:
+    def _merge(self, plugins: object) -> dict[str, EntryPoint]:
         merged: dict[str, EntryPoint] = {}
         for plugin in sorted(plugins, key=lambda plugin: plugin.name):
             other = merged.get(plugin.name)
@@ -98,9 +98,9 @@ class Registry(Mapping[str, str]):
         return merged
 
 
-def _import(target: str) -> Any:
+def _import(target: str) -> object:
     module, _, attributes = target.partition(":")
-    attribute_value: Any = importlib.import_module(module)
+    attribute_value: object = importlib.import_module(module)
     for attribute in filter(None, attributes.split(".")):
         attribute_value = getattr(attribute_value, attribute)
     return attribute_value

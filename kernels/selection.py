@@ -6,7 +6,6 @@ import os
 from collections.abc import Collection
 from dataclasses import dataclass
 from types import ModuleType
-from typing import Any
 
 from aiakq.kernels.registry import Registry
 
@@ -40,7 +39,7 @@ def allowed(name: str, operation: str | None = None) -> bool:
 
 
 def select(
-    operation: str, implementations: Registry, problem: Any, exclude: Collection[str] = ()
+    operation: str, implementations: Registry, problem: object, exclude: Collection[str] = ()
 ) -> tuple[Selection, ModuleType]:
     """Ask implementations in order of preference; the last one is a reference that supports every problem.
 

@@ -13,7 +13,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -62,7 +61,7 @@ class TorchCollective:
         self._device = device
         # Never closed: torch threads may access it until the process ends, and its number must not be reused.
         self._store = dist.FileStore(f"/proc/self/fd/{os.dup(descriptor)}", size)
-        self._backend: Any = None
+        self._backend: object = None
         self._is_given_up = False
         self._watch: StepWatch | None = None
 
@@ -158,7 +157,7 @@ class TorchCollective:
         options.rootRank = 0
         self._run("broadcast", [x], options)
 
-    def _run(self, operation: str, *arguments: Any) -> None:
+    def _run(self, operation: str, *arguments: object) -> None:
         """Run an operation of the backend; on a GPU, enqueue it after previously launched work."""
         self.num_operations += 1
         if self._is_given_up:
@@ -201,7 +200,7 @@ def _refuse_recording() -> None:
         raise RecordingError("ranks communicate through torch.distributed")
 
 
-def _gloo(collective: TorchCollective) -> Any:
+def _gloo(collective: TorchCollective) -> object:
     """Create a gloo process group restricted to the loopback interface."""
     options = dist.ProcessGroupGloo._Options()
     options._devices = [dist.ProcessGroupGloo.create_device(interface="lo")]
@@ -209,7 +208,7 @@ def _gloo(collective: TorchCollective) -> Any:
     return dist.ProcessGroupGloo(collective._store, collective.rank, collective.size, options)
 
 
-def _nccl(collective: TorchCollective) -> Any:
+def _nccl(collective: TorchCollective) -> object:
     """Create an NCCL process group restricted to the loopback interface. Its timeout is a fallback for the watch."""
     os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")
     # With error handling, NCCL would end the process without naming the late rank.
@@ -219,7 +218,7 @@ def _nccl(collective: TorchCollective) -> Any:
     return dist.ProcessGroupNCCL(collective._store, collective.rank, collective.size, options)
 
 
-def _aborted(backend: Any) -> None:
+def _aborted(backend: object) -> None:
     with contextlib.suppress(RuntimeError):
         backend.abort()
 

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor
 
 
-def on_device(values: Any, device: torch.device, dtype: torch.dtype | None = None) -> Tensor:
+def on_device(values: object, device: torch.device, dtype: torch.dtype | None = None) -> Tensor:
     """Copy numbers [...] to ``device``, for work launched after the call.
 
     values  a list of numbers, possibly nested, whose shape the result has; or a tensor [...] on the host.

@@ -1,5 +1,5 @@
 """The rules of the house, read from the tree: imports go one way and never in a circle, files and functions stay
-readable, words are the field's own, tests mirror the tree.
+readable, tests mirror the tree.
 
 What does not follow a rule yet is listed in ``house_exceptions.txt``, one per line. The list only shrinks: a new
 violation fails, and so does a line that is no longer needed. ``python tests/test_house.py`` removes those lines.
@@ -53,30 +53,6 @@ TESTS_OF_NO_PACKAGE = {"examples", "plugins", "simulation"}
 MAX_FILE_LINES = 450
 MAX_FUNCTION_LINES = 60
 MAX_IMPORTS = 15
-
-#: Private words (design.md, section 2): a pattern for names that are defined, where, and the words to use.
-WORDS = [
-    (r"Flight|flights?|launch(ed)?|land(ed)?", "aiakq.runtime", "PendingStep, submit, collect"),
-    (r"Scheduled", "aiakq.runtime", "ScheduledChunk"),
-    (r"num_missing|num_coming", "aiakq", "num_uncomputed_tokens, num_pending_tokens"),
-    (r"draw(n|s|ing)?|draw_\w+", "aiakq.runtime", "sample, resample"),
-    (r"draw(n|s|ing)?|draw_\w+", "aiakq.kernels", "sample, resample"),
-    (r"News|news|Generation|GenerationTable", "aiakq", "RequestOutput, RequestStream, RequestManager"),
-    (r"Binder|SideBySide", "aiakq", "LinearBuilder, ConcatLinear"),
-    (r"give_back|few_objects", "aiakq", "release_memory, gc_frozen"),
-    (r"feedback\w*|gram|pull|response", "aiakq.quantizers", "gptq, hessian, gradient, hinv"),
-    (r"feedback\w*|gram", "aiakq.kernels", "gptq, hessian"),
-    (r"round_plainly|limits|alike", "aiakq.quantizers", "rtn, clip, same_scheme"),
-    (r"Pair|pairs?|Wiring|wiring|witness", "aiakq.quantizers", "SmoothMapping, BlockTrace, probe"),
-    (r"Wish|wish|Arranging|Rows", "aiakq", "ActivationLayout, QuantizedActivation, PackedActivation"),
-    (r"hold|release|publish|forget", "aiakq.runtime.engine", "incref, decref, insert, evict"),
-    (r"Wanted|Noted|Endless", "aiakq", "RequiredTensors, ShapeRecorder, LimitExceeded"),
-    (r"Angles|angles|Turning", "aiakq", "RotaryTables, apply_rotary"),
-    (r"(?i:foreign|overrides|wire)", "aiakq", "unsupported, hf_config, ipc"),
-    (r"trial|trouble|walk", "aiakq", "self_test, unavailable_reason, attention_loop"),
-]
-#: The same in kernels/cpu/src: tokens outside comments and strings.
-CPP_WORDS = r"\b(least|most|pieces|ask_for|together|Room|lot|tell|soften)\b"
 
 
 # --- the tree ---------------------------------------------------------------------------------------------------------
@@ -142,21 +118,6 @@ def functions(path: Path) -> Iterator[tuple[str, ast.FunctionDef | ast.AsyncFunc
                 yield from visit(child, prefix)
 
     return visit(tree_of(path), "")
-
-
-def defined_names(path: Path) -> Iterator[str]:
-    """Names a file defines: functions, classes, arguments, variables, attributes, aliases of imports."""
-    for node in ast.walk(tree_of(path)):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-            yield node.name
-        elif isinstance(node, ast.arg):
-            yield node.arg
-        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
-            yield node.id
-        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
-            yield node.attr
-        elif isinstance(node, ast.alias) and node.asname:
-            yield node.asname
 
 
 # --- rules: each gives what breaks it, as lines of house_exceptions.txt -------------------------------------------
@@ -283,24 +244,26 @@ def extends_namesake(node: ast.ClassDef) -> bool:
 
 
 @rule
-def names_are_words_of_the_field() -> Iterator[str]:
-    for module, path in MODULES.items():
-        names = sorted(set(defined_names(path)))
-        for pattern, package, _ in WORDS:
-            if within(module, package):
-                yield from (f"{module} {name}" for name in names if re.fullmatch(pattern, name.lstrip("_")))
-    for path in sorted((ROOT / "kernels/cpu/src").iterdir()):
-        code = re.sub(r'//[^\n]*|/\*.*?\*/|"(\\.|[^"\\\n])*"', "", path.read_text(encoding="utf-8"), flags=re.DOTALL)
-        yield from (f"kernels/cpu/src/{path.name} {word}" for word in sorted(set(re.findall(CPP_WORDS, code))))
-
-
-@rule
 def public_tensor_functions_state_their_shapes() -> Iterator[str]:
-    """Functions whose annotations name Tensor: the docstring gives a shape, like [M, K]."""
+    """Functions whose annotations name Tensor: the docstring gives a shape, like [M, K].
+
+    A method without a docstring that overrides one of its module has that one's.
+    """
     for module, path in MODULES.items():
         if not within(module, "aiakq.kernels") and not within(module, "aiakq.runtime"):
             continue
+        names = {name for name, _ in functions(path)}
+        bases = {
+            node.name: [ast.unparse(base) for base in node.bases]
+            for node in ast.walk(tree_of(path))
+            if isinstance(node, ast.ClassDef)
+        }
         for name, function in functions(path):
+            owner, _, method = name.rpartition(".")
+            if ast.get_docstring(function) is None and any(
+                f"{base}.{method}" in names for base in bases.get(owner, ())
+            ):
+                continue
             arguments = [*function.args.posonlyargs, *function.args.args, *function.args.kwonlyargs]
             annotations = [argument.annotation for argument in arguments] + [function.returns]
             takes_tensors = any(re.search(r"\bTensor\b", ast.unparse(each)) for each in annotations if each)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -36,6 +36,8 @@ _IN_WORDS: dict[type, str] = {
     Path: "a path",
 }
 _TYPES: dict[str, type] = {kind.__name__: kind for kind in (str, int, float, bool, list, tuple, dict, Path)}
+#: Annotation of a field that lists its values.
+_LITERAL = re.compile(r"Literal\[([^\]]*)\]")
 #: Words for the values of a switch.
 BOOLEANS = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
 #: Prefix of the environment variables of options.
@@ -54,7 +56,7 @@ class Argument:
     off          flag that turns a switch off; ``--no-`` plus the name if None.
     positional   whether it is a positional argument.
     required     whether there is no default.
-    choices      allowed values, if they can be listed.
+    choices      allowed values, if they can be listed; those of a field of type Literal.
     low, high    inclusive bounds of numbers.
     above        exclusive lower bound.
     suffixes     whether an integer may be written like 25.6k, 32K, 1M.
@@ -90,7 +92,7 @@ class Argument:
     bare: str | None = None
     separator: str = ","
     environment: bool = True
-    convert: Callable[[Any], Any] | None = None
+    convert: Callable[[Any], object] | None = None
     metavar: str | None = None
     expected: str | None = None
     hint: str | None = None
@@ -152,7 +154,7 @@ class Argument:
         return words + " or auto" if self.automatic else words
 
 
-def argument(default: Any, help: str, **settings: Any) -> Any:
+def argument(default: object, help: str, **settings: object) -> Any:
     """Declare a dataclass field as an option; ``settings`` are fields of Argument.
 
     ``...`` as the default makes it required; ``dict`` is a new empty one.
@@ -173,10 +175,13 @@ def rows_of(options: type, group: str = "") -> tuple[Argument, ...]:
             continue
         # Annotations are strings: the first word is the type, as in ``int | None`` and ``tuple[str, ...]``.
         words = str(field.type)
-        kind = _TYPES.get(words.partition("[")[0].partition(" |")[0])
+        listed = _LITERAL.match(words)
+        kind = str if listed else _TYPES.get(words.partition("[")[0].partition(" |")[0])
         required = field.default is field.default_factory is dataclasses.MISSING
         default = None if field.default is dataclasses.MISSING else field.default
         settings: dict[str, Any] = {"type": kind, "group": group, "paths": kind is str and "Path" in words}
+        if listed:
+            settings["choices"] = tuple(re.findall("'([^']*)'", listed[1]))
         settings |= field.metadata["argument"]
         rows.append(Argument(field.name, default=default, required=required, **settings))
     return tuple(rows)
@@ -215,7 +220,7 @@ def checked_value(argument: Argument, value: Any, source: str | None = None) -> 
         raise _bad(argument, problem.args[0], source, argument.kind) from None
 
 
-def _is_auto(argument: Argument, value: Any) -> bool:
+def _is_auto(argument: Argument, value: object) -> bool:
     text = value.strip().lower() if isinstance(value, str) else value
     return text == "auto" or (argument.type is int and text in ("-1", -1) and not isinstance(value, bool))
 
@@ -241,7 +246,7 @@ def _check_type(argument: Argument, value: Any, source: str | None) -> None:
         raise _bad(argument, value, source, limits.get(argument.type, "text that is Unicode"))
 
 
-def _is_portable(value: Any) -> bool:
+def _is_portable(value: object) -> bool:
     """Whether other processes can be sent ``value``: no integers of more than 64 bits, no halves of characters."""
     if isinstance(value, dict):
         return all(_is_portable(key) and _is_portable(each) for key, each in value.items())
@@ -252,7 +257,7 @@ def _is_portable(value: Any) -> bool:
     return not isinstance(value, str) or not any("\ud800" <= letter <= "\udfff" for letter in value)
 
 
-def value_of_text(argument: Argument, text: str, source: str | None = None) -> Any:
+def value_of_text(argument: Argument, text: str, source: str | None = None) -> object:
     """Parse and validate ``text`` from a command line or an environment variable. Raises ``bad_option``."""
     if argument.type in (list, tuple):
         return checked_value(argument, split_list(argument, text), source)
@@ -266,7 +271,7 @@ def split_list(argument: Argument, text: str) -> list[str]:
     return [part for part in text.split(argument.separator) if part]
 
 
-def _parse(argument: Argument, text: str, source: str | None) -> Any:
+def _parse(argument: Argument, text: str, source: str | None) -> object:
     """Parse ``text`` as a value of the argument's type."""
     try:
         if argument.type is dict:
@@ -300,12 +305,13 @@ def parse_number(text: str) -> int | None:
     return whole * factor + scaled // 10 ** (len(part) - 1)
 
 
-def part_of(options: type, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return those of ``values`` that are fields of the dataclass ``options``."""
-    return {field.name: values[field.name] for field in dataclasses.fields(options) if field.name in values}
+def part_of(options: type, arguments: object) -> dict[str, Any]:
+    """Return the fields of the dataclass ``options`` that ``arguments``, another one, has too, with its values."""
+    names = (field.name for field in dataclasses.fields(options))
+    return {name: getattr(arguments, name) for name in names if hasattr(arguments, name)}
 
 
-def _bad(argument: Argument, value: Any, source: str | None, expected: str) -> AiakqError:
+def _bad(argument: Argument, value: object, source: str | None, expected: str) -> AiakqError:
     by_default = "" if argument.default in (None, (), "") else f"The default is {argument.default}."
     hint = by_default if argument.hint is None else argument.hint
     return error(

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from aiakq.arguments.argument import argument
 from aiakq.arguments.common import device_argument
@@ -184,7 +183,7 @@ class ServeArguments(WorkloadArguments):
         "Route to send requests to; the chat route gets every prompt as a message.",
         choices=("/v1/completions", "/v1/chat/completions"),
     )
-    extra_body: Mapping[str, Any] = argument(
+    extra_body: Mapping[str, object] = argument(
         dict,
         "Additional fields of every request, as a JSON object: tools, response_format, sampling parameters.",
         type=dict,

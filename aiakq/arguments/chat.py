@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from aiakq.arguments.argument import argument
 
 
-def parse_params(entries: Sequence[str]) -> dict[str, Any]:
+def parse_params(entries: Sequence[str]) -> dict[str, object]:
     """Parse ``temperature=0 stop=["."]`` into request fields; other values than JSON are strings. Raises ValueError."""
-    params: dict[str, Any] = {}
+    params: dict[str, object] = {}
     for entry in entries:
         name, equals, text = entry.strip().partition("=")
         if not equals or not name.isidentifier():

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import Any
 
 from aiakq.arguments import unsupported_bench
-from aiakq.arguments.argument import Argument, checked_value, part_of, rows_of, split_list, value_of_text
+from aiakq.arguments.argument import Argument, checked_value, rows_of, split_list, value_of_text
 from aiakq.arguments.bench import (
     KernelArguments,
     LatencyArguments,
@@ -105,14 +105,14 @@ class CommandArguments:
         for row in self.own_rows:
             if row.required and row.name not in own:
                 raise MissingArgument(row)
-        values: list[Any] = [part(**part_of(part, own)) for part in self.parts]
+        values: list[object] = [_instance(part, own) for part in self.parts]
         if self.engine:
             ambient = {} if self.external and model is None else environment
             engine = given_values(self.engine_rows, words, ambient, config, file)
             values.append(engine if model is None else engine | {"model": model})
         return values
 
-    def _check_keys(self, config: Mapping[str, Any], file: str | None) -> None:
+    def _check_keys(self, config: Mapping[str, object], file: str | None) -> None:
         known = {row.key for row in self.rows}
         for key in config:
             if key not in known:
@@ -120,6 +120,11 @@ class CommandArguments:
                 close = difflib.get_close_matches(key, known, n=1, cutoff=0.7)
                 hint = f"Did you mean {close[0]}?" if close else "Its keys are the options, as --help lists them."
                 raise error("usage", reason=f"There is no {kind} {key!r}{_in_file(file)}.", hint=hint)
+
+
+def _instance(part: type, values: Mapping[str, object]) -> object:
+    """Return an instance of ``part`` with those of ``values`` that are its fields."""
+    return part(**{field.name: values[field.name] for field in fields(part) if field.name in values})
 
 
 class MissingArgument(Exception):
@@ -136,11 +141,11 @@ def _in_file(file: str | None) -> str:
 
 def given_values(
     rows: tuple[Argument, ...],
-    words: Mapping[str, Any],
+    words: Mapping[str, object],
     environment: Mapping[str, str],
-    config: Mapping[str, Any],
+    config: Mapping[str, object],
     file: str | None = None,
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """Return the validated values of all rows that were given, by ``name``. Raises ``bad_option``."""
     values = {}
     for row in rows:
@@ -160,7 +165,7 @@ def given_values(
     return values
 
 
-def _configured(row: Argument, value: Any, source: str | None) -> Any:
+def _configured(row: Argument, value: object, source: str | None) -> object:
     """Return a validated value of a configuration file; text in place of a number or a switch is parsed."""
     if isinstance(value, str) and row.type in (int, float, bool):
         return value_of_text(row, value, source)

@@ -7,14 +7,13 @@ aiakq/runtime/config resolves what depends on the model and the device. Standard
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from aiakq.arguments.argument import Argument, argument, rows_of
 from aiakq.arguments.lora import LoraArguments
 
 #: Headings, in the order of the help page.
 GROUPS = ("model", "text", "memory", "scheduling")
-_DTYPES = ("auto", "half", "float16", "fp16", "bfloat16", "bf16", "float", "float32", "fp32")
 
 
 def _layer_counts(text: str) -> tuple[int, ...]:
@@ -42,11 +41,11 @@ class ModelArguments:
         bare="",
     )
     hf_config_path: str | None = argument(None, "Folder or hub name of the config.json to use instead of the model's.")
-    hf_overrides: dict[str, Any] | None = argument(
+    hf_overrides: dict[str, object] | None = argument(
         None,
         "Overrides of values in config.json, as a JSON object.",
     )
-    rope_scaling: dict[str, Any] | None = argument(
+    rope_scaling: dict[str, object] | None = argument(
         None,
         'RoPE scaling, like {"rope_type": "yarn", "factor": 4.0}; the context length is multiplied by the factor.',
     )
@@ -55,7 +54,7 @@ class ModelArguments:
         False,
         "Use full attention in every layer, and limit the context to the shortest window.",
     )
-    max_model_len: int | str | None = argument(
+    max_model_len: int | Literal["auto"] | None = argument(
         None,
         "Maximum number of tokens of prompt and output together; the model's own limit if not given. auto: as many as "
         "fit into memory, up to that limit.",
@@ -64,26 +63,23 @@ class ModelArguments:
         suffixes=True,
         automatic=True,
     )
-    task: str = argument(
+    task: Literal["auto", "generate", "embed", "embedding", "classify", "score", "reward"] = argument(
         "auto",
         "Task of the model. generate: text generation; embed (or embedding): an embedding per text; classify: "
         "probabilities of labels; score: one score per pair of texts; reward: a reward per token. auto: according to "
         "the model's files.",
-        choices=("auto", "generate", "embed", "embedding", "classify", "score", "reward"),
     )
-    runner: str = argument(
+    runner: Literal["auto", "generate", "pooling"] = argument(
         "auto",
         "vLLM's newer name for --task. generate: --task generate; pooling: the task of the model's files, or embed; "
         "auto: --task decides.",
-        choices=("auto", "generate", "pooling"),
     )
-    convert: str = argument(
+    convert: Literal["auto", "none", "embed", "classify"] = argument(
         "auto",
         "vLLM's newer name for --task of a model that pools. embed: --task embed; classify: --task classify, or score "
         "for a model with one label; auto and none: --task or --runner decides.",
-        choices=("auto", "none", "embed", "classify"),
     )
-    override_pooler_config: dict[str, Any] | None = argument(
+    override_pooler_config: dict[str, object] | None = argument(
         None,
         "Overrides of the model's pooling settings for embeddings or scores, as a JSON object with pooling_type (LAST, "
         "CLS, MEAN, ALL, STEP), task (embed, classify, token_embed, token_classify), normalize, softmax, "
@@ -96,11 +92,10 @@ class ModelArguments:
         group="scheduling",
         low=-1,
     )
-    logprobs_mode: str = argument(
+    logprobs_mode: Literal["raw_logprobs"] = argument(
         "raw_logprobs",
         "Which log-probabilities are returned: those of the model, before temperature, penalties and masks.",
         group="scheduling",
-        choices=("raw_logprobs",),
         hint="Log-probabilities and logits after sampling parameters are not available.",
     )
     quantization: str | None = argument(
@@ -114,7 +109,7 @@ class ModelArguments:
         "Source of default sampling parameters. auto: the model's generation_config.json; a folder: the file in it; "
         "vllm: none. A max_new_tokens in the file limits every request.",
     )
-    override_generation_config: dict[str, Any] | None = argument(
+    override_generation_config: dict[str, object] | None = argument(
         None,
         'Overrides of the generation config, as a JSON object like {"temperature": 0.5}.',
     )
@@ -125,18 +120,16 @@ class ModelArguments:
         low=1,
         high=64,
     )
-    tensor_parallel_math: str = argument(
+    tensor_parallel_math: Literal["auto", "fast", "exact"] = argument(
         "auto",
         "How tensor-parallel ranks share a layer. exact: outputs are sharded and gathered, so that results do not "
         "depend on the number of ranks; fast: half as many synchronizations, with all-reduce of partial sums; auto: "
         "fast on GPUs, exact on CPUs.",
-        choices=("auto", "fast", "exact"),
     )
-    distributed_executor_backend: str | None = argument(
+    distributed_executor_backend: Literal["mp", "ray", "uni", "external_launcher"] | None = argument(
         None,
         "What starts the processes of -tp and -pp. mp (the default): this process, on this machine; ray: Ray, on one "
         "or several machines; uni: a single process.",
-        choices=("mp", "ray", "uni", "external_launcher"),
     )
     distributed_timeout_seconds: float = argument(
         30.0,
@@ -163,11 +156,10 @@ class ModelArguments:
 class LoadArguments:
     """Weight files, and the arithmetic of their weights."""
 
-    load_format: str = argument(
+    load_format: Literal["auto", "safetensors", "pt", "dummy"] = argument(
         "auto",
         "Kind of weight files. auto: safetensors if there are any, else torch files; pt: torch files, of which "
         "only plain tensors are read; dummy: random weights, for benchmarks.",
-        choices=("auto", "safetensors", "pt", "dummy"),
     )
     ignore_patterns: tuple[str, ...] = argument(
         (),
@@ -175,22 +167,19 @@ class LoadArguments:
         "of a model are never read.",
     )
     trust_remote_code: bool = argument(False, "Run Python code from the model folder.")
-    model_impl: str = argument(
+    model_impl: Literal["auto", "aiakq", "transformers"] = argument(
         "auto",
         "auto: aiakq's own implementation if there is one, else that of transformers.",
-        choices=("auto", "aiakq", "transformers"),
     )
-    dequantize: str = argument(
+    dequantize: Literal["auto", "always", "never"] = argument(
         "auto",
         "When to dequantize weights that no kernel can compute with. auto: at load, if they then fit in a "
         "quarter of the free memory; always: at load; never: in each step (least memory, slowest).",
-        choices=("auto", "always", "never"),
     )
-    cpu_math: str = argument(
+    cpu_math: Literal["fast", "exact"] = argument(
         "fast",
         "Arithmetic of weight-only quantized layers on a CPU. fast: integers, with activations quantized to 8 bits in "
         "groups of 32; exact: floats, at a third of the speed.",
-        choices=("fast", "exact"),
     )
     seed: int = argument(0, "Seed of the random weights of --load-format dummy.", low=0)
 
@@ -199,12 +188,11 @@ class LoadArguments:
 class DeviceArguments:
     """Device and dtype of the model."""
 
-    device: str = argument("auto", "auto: cuda if available, else cpu.", choices=("auto", "cpu", "cuda"))
-    dtype: str = argument(
+    device: Literal["auto", "cpu", "cuda"] = argument("auto", "auto: cuda if available, else cpu.")
+    dtype: Literal["auto", "half", "float16", "fp16", "bfloat16", "bf16", "float", "float32", "fp32"] = argument(
         "auto",
         "Dtype of tensors that are not quantized. auto: on a GPU the checkpoint's dtype; on a CPU float32 or, without "
         "the native kernels, bf16 if the processor supports it.",
-        choices=_DTYPES,
     )
 
 
@@ -253,11 +241,10 @@ class TokenizerArguments:
         None,
         "Branch, tag or commit of a hub tokenizer; that of --revision if not given.",
     )
-    tokenizer_mode: str = argument(
+    tokenizer_mode: Literal["auto", "slow"] = argument(
         "auto",
         "auto: the fast tokenizer, called directly; slow: through transformers, with its Python tokenizer if there is "
         "one.",
-        choices=("auto", "slow"),
     )
     tokenizer_extension_path: str | None = argument(
         None,
@@ -265,12 +252,12 @@ class TokenizerArguments:
         "encode, decode and apply_chat_template of transformers.",
     )
     skip_tokenizer_init: bool = argument(False, "Do not load a tokenizer: prompts and outputs are token ids.")
-    structured_outputs_config: dict[str, Any] | None = argument(
+    structured_outputs_config: dict[str, object] | None = argument(
         None,
         "Defaults of structured output for requests that do not set them, as a JSON object: disable_any_whitespace, "
         "disable_additional_properties; backend accepts vLLM's names and has no effect.",
     )
-    reasoning_config: dict[str, Any] | None = argument(
+    reasoning_config: dict[str, object] | None = argument(
         None,
         "What thinking_token_budget of a request ends a thought with, as a JSON object: reasoning_end_str, which may "
         "have words before the end mark, and reasoning_start_str. The marks of --reasoning-parser if not given.",
@@ -295,12 +282,11 @@ class CacheArguments:
         low=0.01,
         high=1.0,
     )
-    kv_cache_dtype: str = argument(
+    kv_cache_dtype: Literal["auto", "float32", "float16", "bfloat16", "int8", "fp8", "fp8_e4m3", "fp8_e5m2"] = argument(
         "auto",
         "Dtype of the KV cache. auto: the same as --dtype. int8 and fp8 (e4m3, or e5m2 with one bit less precision) "
         "take half the memory of bfloat16, with one scale per token and head. int8 is the most accurate of them, and "
         "the fastest on a CPU.",
-        choices=("auto", "float32", "float16", "bfloat16", "int8", "fp8", "fp8_e4m3", "fp8_e5m2"),
     )
     num_gpu_blocks_override: int | None = argument(
         None, "Number of KV cache pages, overriding the one computed from free memory.", low=2
@@ -358,11 +344,10 @@ class SchedulerArguments:
         low=0,
         suffixes=True,
     )
-    scheduling_policy: str = argument(
+    scheduling_policy: Literal["fcfs", "priority"] = argument(
         "fcfs",
         "Order of requests. fcfs: by arrival; priority: by their priority, lowest value first, then by arrival; when "
         "KV cache pages run out, the request with the highest value is preempted.",
-        choices=("fcfs", "priority"),
     )
     scheduler_delay_factor: float = argument(
         0.0,
@@ -375,7 +360,7 @@ class SchedulerArguments:
 class SpeculationArguments:
     """Speculative decoding: several draft tokens are verified in one step, without changing the output."""
 
-    speculative_config: dict[str, Any] | None = argument(
+    speculative_config: dict[str, object] | None = argument(
         None,
         "Speculative decoding, as a JSON object: method (ngram, suffix, draft_model, eagle3), "
         "model, quantization, num_speculative_tokens, prompt_lookup_max, prompt_lookup_min, suffix_decoding_*, "
@@ -420,6 +405,21 @@ class SpeculationArguments:
     speculative_max_model_len: int | None = argument(
         None, "Maximum length of sequences that get draft tokens; no limit if not given.", low=1, suffixes=True
     )
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)  # repr would show the hub token
+class EngineArguments(
+    ModelArguments,
+    LoadArguments,
+    DeviceArguments,
+    CompilationArguments,
+    LoraArguments,
+    TokenizerArguments,
+    CacheArguments,
+    SchedulerArguments,
+    SpeculationArguments,
+):
+    """All arguments of the engine, validated (``aiakq.arguments.server.checked``)."""
 
 
 _PARTS: tuple[tuple[type, str], ...] = (

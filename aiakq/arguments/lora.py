@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from typing import Literal
 
 from aiakq.arguments.argument import argument
 
@@ -69,8 +70,7 @@ class LoraArguments:
         low=1,
         suffixes=True,
     )
-    lora_dtype: str = argument(
+    lora_dtype: Literal["auto", "float16", "bfloat16", "float32"] = argument(
         "auto",
         "Dtype of adapters in memory; auto: that of their files. Sums are accumulated in float32.",
-        choices=("auto", "float16", "bfloat16", "float32"),
     )

@@ -9,10 +9,10 @@ import difflib
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, overload
 
-from aiakq.arguments.argument import Argument, argument, checked_value, rows_of
-from aiakq.arguments.engine import ENGINE_ARGUMENTS
+from aiakq.arguments.argument import Argument, argument, checked_value, part_of, rows_of
+from aiakq.arguments.engine import ENGINE_ARGUMENTS, EngineArguments
 from aiakq.arguments.lora import checked_modules
 from aiakq.arguments.server_compatibility import CompatibleServerArguments
 from aiakq.arguments.spelling import plain_keys
@@ -20,12 +20,14 @@ from aiakq.arguments.unsupported import BY_NAME as UNSUPPORTED
 from aiakq.arguments.unsupported import notices, refuse
 from aiakq.errors import error, short_repr
 
-__all__ = ["ARGUMENTS", "SERVER_ARGUMENTS", "ServerArguments", "checked", "keywords", "notices"]
+__all__ = ["ARGUMENTS", "SERVER_ARGUMENTS", "ServerArguments", "checked", "engine_arguments", "keywords", "notices"]
 
 #: Environment variable with API keys of the server, separated by commas.
 API_KEY_VARIABLE = "AIAKQ_API_KEY"
+#: That of vLLM, with one key, which counts if there is no other.
+VLLM_KEY_VARIABLE = "VLLM_API_KEY"
 #: Variables with keys, which are not passed to the processes of the server.
-KEY_VARIABLES = frozenset({API_KEY_VARIABLE, "AIAKQ_ADMIN_API_KEY"})
+KEY_VARIABLES = frozenset({API_KEY_VARIABLE, "AIAKQ_ADMIN_API_KEY", VLLM_KEY_VARIABLE})
 
 
 def _trace_details(given: list[str]) -> list[str]:
@@ -48,8 +50,8 @@ def _servers(given: list[str]) -> list[str]:
     return [url.rstrip("/") for url in given]
 
 
-@dataclass(init=False, repr=False, eq=False)  # only its fields are used: the server takes a mapping
-class ServerArguments:
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)  # repr would show keys
+class FrontendArguments:
     """Options of the HTTP server."""
 
     host: str = argument("127.0.0.1", "Address to listen on.")
@@ -88,11 +90,10 @@ class ServerArguments:
         None,
         "Jinja template, as a file or a single line; the tokenizer's own if not given.",
     )
-    chat_template_content_format: str = argument(
+    chat_template_content_format: Literal["auto", "string", "openai"] = argument(
         "auto",
         "How the content of messages is passed to the chat template: string, openai (a list of parts), or auto, which "
         "finds out what the template takes.",
-        choices=("auto", "string", "openai"),
     )
     response_role: str = argument("assistant", "Role of chat responses.")
     enable_auto_tool_choice: bool = argument(
@@ -198,10 +199,9 @@ class ServerArguments:
         low=0,
     )
     shutdown_timeout: float = argument(30.0, "Seconds to finish running requests after SIGTERM.", low=0)
-    uvicorn_log_level: str = argument(
+    uvicorn_log_level: Literal["critical", "error", "warning", "info", "debug"] = argument(
         "warning",
         "Log level of the HTTP server.",
-        choices=("critical", "error", "warning", "info", "debug"),
     )
     disable_uvicorn_access_log: bool = argument(
         False, "Do not log a line per request, even with --uvicorn-log-level info."
@@ -213,10 +213,9 @@ class ServerArguments:
         "0: never. If this happens before the first output, later failures are reported as an event of the stream.",
         low=0,
     )
-    log_format: str = argument(
+    log_format: Literal["text", "json"] = argument(
         "text",
         "text: plain lines; json: one object per line, including one per finished request, see docs/operations.md.",
-        choices=("text", "json"),
     )
     otlp_traces_endpoint: str | None = argument(
         None,
@@ -253,12 +252,11 @@ class ServerArguments:
     return_tokens_as_token_ids: bool = argument(
         False, "Represent tokens as token_id:N in lists of log-probabilities, unless a request overrides it."
     )
-    unknown_fields: str = argument(
+    unknown_fields: Literal["ignore", "warn", "refuse"] = argument(
         "ignore",
         "Handling of unknown request fields. ignore: refuse misspelled ones, and those of other servers that would "
         "change the answer; ignore the others, and name them in the response header x-ignored-fields. warn: also "
         "ignore misspelled ones, with one log line per name. refuse: status 400 for all.",
-        choices=("ignore", "warn", "refuse"),
     )
     enable_admin_routes: bool = argument(
         False,
@@ -280,18 +278,28 @@ class ServerArguments:
     disable_log_stats: bool = argument(False, "Do not log statistics every ten seconds.")
 
 
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)  # repr would show keys
+class ServerArguments(EngineArguments, FrontendArguments, CompatibleServerArguments):
+    """All arguments of ``aiakq serve``: those of the engine and of the HTTP server, validated (``checked``)."""
+
+    @property
+    def served_names(self) -> list[str]:
+        """Names of the model in requests."""
+        return self.served_model_name or [self.model or ""]
+
+
 SERVER_ARGUMENTS: tuple[Argument, ...] = (
-    *rows_of(ServerArguments, "server"),
+    *rows_of(FrontendArguments, "server"),
     *rows_of(CompatibleServerArguments, "server"),
 )
 ARGUMENTS: tuple[Argument, ...] = ENGINE_ARGUMENTS + SERVER_ARGUMENTS
 
 
-def keywords(given: Mapping[str, Any]) -> dict[str, Any]:
+def keywords(given: Mapping[str, object]) -> dict[str, Any]:
     """Return keyword arguments with the names that ``checked`` knows, from any spelling of the command line."""
     names = {key: row.name for row in ARGUMENTS for key in row.keys}
     objects = {key for row in ARGUMENTS if row.type is dict for key in row.keys} | UNSUPPORTED.keys()
-    values: dict[str, Any] = {}
+    values: dict[str, object] = {}
     for key, value in plain_keys(given, objects.__contains__).items():
         name = names.get(key, key)
         if name in values:
@@ -300,11 +308,17 @@ def keywords(given: Mapping[str, Any]) -> dict[str, Any]:
     return values
 
 
-def checked(given: Mapping[str, Any], *, server: bool) -> dict[str, Any]:
-    """Return all arguments of the engine (and the server) with defaults filled in and every given value validated.
+@overload
+def checked(given: Mapping[str, object], *, server: Literal[True]) -> ServerArguments: ...
+@overload
+def checked(given: Mapping[str, object], *, server: Literal[False]) -> EngineArguments: ...
+def checked(given: Mapping[str, object], *, server: bool) -> EngineArguments:
+    """Return all arguments of the engine (and the server) with every given value validated.
 
-    Arguments without effect (unsupported.py) are omitted. Raises ``usage`` for an unknown name, ``option_refused`` for
-    an unsupported argument, and ``bad_option`` for a wrong type or value.
+    None, like a missing value, stands for the default. Arguments without effect (unsupported.py) are omitted.
+
+    Raises ``usage`` for an unknown name, ``option_refused`` for an unsupported argument, and ``bad_option`` for a wrong
+    type or value.
     """
     known = {row.name: row for row in (ARGUMENTS if server else ENGINE_ARGUMENTS)}
     refuse(given)
@@ -313,4 +327,11 @@ def checked(given: Mapping[str, Any], *, server: bool) -> dict[str, Any]:
             close = difflib.get_close_matches(name, [*known, *UNSUPPORTED], n=1, cutoff=0.7)
             hint = f"Did you mean {close[0]}?" if close else "aiakq serve --help lists them."
             raise error("usage", reason=f"There is no engine argument {short_repr(name)}.", hint=hint)
-    return {name: checked_value(row, given.get(name, row.default)) for name, row in known.items()}
+    values = {name: checked_value(row, given[name]) for name, row in known.items() if given.get(name) is not None}
+    return ServerArguments(**values) if server else EngineArguments(**values)
+
+
+def engine_arguments(given: Mapping[str, object]) -> EngineArguments:
+    """Validate keywords for an engine; those of the server are accepted too. Raises as ``checked``."""
+    args = checked({name: value for name, value in given.items() if value is not None}, server=True)
+    return EngineArguments(**part_of(EngineArguments, args))

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from aiakq.arguments.argument import argument
 
 
-@dataclass(init=False, repr=False, eq=False)  # only its fields are used: the server takes a mapping
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class CompatibleServerArguments:
     """Options of the HTTP server, with vLLM's names."""
 
-    default_chat_template_kwargs: dict[str, Any] | None = argument(
+    default_chat_template_kwargs: dict[str, object] | None = argument(
         None,
         'Default arguments of the chat template, as a JSON object like {"enable_thinking": false}; '
         "chat_template_kwargs of a request take precedence.",

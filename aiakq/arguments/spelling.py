@@ -173,7 +173,7 @@ class _Rewriter:
         self._has_model = has_model
         self._check_unknown = check_unknown
         self._done = Rewritten()
-        self._objects: dict[str, dict[str, Any]] = {}  # by the main flag of options with dotted keys
+        self._objects: dict[str, dict[str, object]] = {}  # by the main flag of options with dotted keys
         self._given: dict[str, list[object]] = {}  # values by main flag, to find repetitions
 
     def result(self) -> Rewritten:
@@ -318,7 +318,7 @@ def _object(name: str, text: str) -> dict[str, Any]:
     return whole
 
 
-def parsed_text(text: str, listed: bool = False) -> Any:
+def parsed_text(text: str, listed: bool = False) -> object:
     """Parse the value of a dotted key: JSON, True or False, a number like 4k, else a string.
 
     listed  whether it is a list joined with commas.
@@ -332,7 +332,7 @@ def parsed_text(text: str, listed: bool = False) -> Any:
     return {"True": True, "False": False, "None": None}.get(text, text if number is None else number)
 
 
-def set_key(held: dict[str, Any], keys: str, value: Any, name: str) -> str:
+def set_key(held: dict[str, object], keys: str, value: object, name: str) -> str:
     """Set a key like ``a.b`` in nested objects; ``a.b+`` appends to a list.
 
     Returns the key if it had another value before, else an empty string. Raises ``usage`` for keys without a name.
@@ -353,7 +353,7 @@ def set_key(held: dict[str, Any], keys: str, value: Any, name: str) -> str:
     return keys.removesuffix("+") if before is not None and before != value else ""
 
 
-def merged(whole: Mapping[str, Any], keys: Mapping[str, Any]) -> dict[str, Any]:
+def merged(whole: Mapping[str, object], keys: Mapping[str, object]) -> dict[str, Any]:
     """Return ``whole`` with ``keys`` set, objects key by key."""
     result = dict(whole)
     for key, value in keys.items():
@@ -363,8 +363,8 @@ def merged(whole: Mapping[str, Any], keys: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def plain_keys(
-    given: Mapping[str, Any], is_object: Callable[[str], bool], twice: Callable[[str], AiakqError] | None = None
-) -> dict[str, Any]:
+    given: Mapping[str, object], is_object: Callable[[str], bool], twice: Callable[[str], AiakqError] | None = None
+) -> dict[str, object]:
     """Return a mapping of option names to values with names in the form of keywords: underscores, no leading dashes.
 
     A name like ``hf-overrides.rope_theta`` sets a key of the option before the dot, over an object that is given too.
@@ -372,8 +372,8 @@ def plain_keys(
     twice      the error for a name that occurs twice; ``usage`` if None.
     """
     twice = twice or _twice
-    values: dict[str, Any] = {}
-    dotted: dict[str, dict[str, Any]] = {}
+    values: dict[str, object] = {}
+    dotted: dict[str, dict[str, object]] = {}
     for spelled, value in given.items():
         name, dot, keys = spelled.lstrip("-").partition(".")
         name = name.replace("-", "_")

@@ -7,7 +7,6 @@ has no effect or, if ignoring it would change results, refused. Standard library
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from aiakq.arguments.unsupported_newer import NEWER
 from aiakq.arguments.unsupported_row import Unsupported
@@ -115,7 +114,7 @@ UNSUPPORTED: tuple[Unsupported, ...] = (*_OLDER, *NEWER)
 BY_NAME = {row.name: row for row in UNSUPPORTED}
 
 
-def refuse(given: Mapping[str, Any], rows: Mapping[str, Unsupported] = BY_NAME) -> None:
+def refuse(given: Mapping[str, object], rows: Mapping[str, Unsupported] = BY_NAME) -> None:
     """Raise ``option_refused`` for the first argument that is not supported."""
     for name, value in given.items():
         row = rows.get(name)
@@ -124,7 +123,7 @@ def refuse(given: Mapping[str, Any], rows: Mapping[str, Unsupported] = BY_NAME) 
             raise error("option_refused", option=option, reason=row.reason)
 
 
-def notices(given: Mapping[str, Any], by_name: Mapping[str, Unsupported] = BY_NAME) -> list[str]:
+def notices(given: Mapping[str, object], by_name: Mapping[str, Unsupported] = BY_NAME) -> list[str]:
     """Return a line for each argument that is accepted without an effect."""
     rows = [(by_name[name], value) for name, value in given.items() if name in by_name]
     return [

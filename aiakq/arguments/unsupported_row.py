@@ -40,7 +40,7 @@ class Unsupported:
     def status(self) -> str:
         return "refused" if self.refused else "no effect"
 
-    def is_default(self, value: Any) -> bool:
+    def is_default(self, value: object) -> bool:
         """Whether ``value`` is equivalent to not giving the argument."""
         if self.switch and isinstance(value, str):
             value = BOOLEANS.get(value.strip().lower(), value)

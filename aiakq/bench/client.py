@@ -96,15 +96,15 @@ class Endpoint:
     path: str
     model: str
     ignore_eos: bool
-    extra: Mapping[str, Any] = field(default_factory=dict)
+    extra: Mapping[str, object] = field(default_factory=dict)
 
     @property
     def is_chat(self) -> bool:
         return self.path.endswith("/chat/completions")
 
-    def body(self, request: WorkloadRequest) -> dict[str, Any]:
+    def body(self, request: WorkloadRequest) -> dict[str, object]:
         """Return the JSON body of ``request``."""
-        body: dict[str, Any] = {
+        body: dict[str, object] = {
             "model": request.model or self.model,
             "max_tokens": request.output_len,
             "temperature": 0,
@@ -272,7 +272,7 @@ def _http_error(status: int, body: bytes) -> str:
         return f"HTTP {status}: {body[:200].decode('utf-8', 'replace')}"
 
 
-def _message(event: dict[str, Any]) -> str:
+def _message(event: dict[str, object]) -> str:
     problem = event["error"]
     return str(problem["message"] if isinstance(problem, dict) else problem)
 

@@ -129,7 +129,7 @@ def compare(record: Mapping[str, Any], file: Path) -> dict[str, Any]:
     return {**document, "verdict": verdict_of(document)}
 
 
-def _load_of(config: Mapping[str, Any], key: str) -> Any:
+def _load_of(config: Mapping[str, object], key: str) -> Any:
     load = config.get(key)
     # The path of the model does not affect the counters.
     return {name: value for name, value in load.items() if name != "model"} if isinstance(load, Mapping) else load
@@ -146,7 +146,7 @@ def _count(llm: Any, phase: CountedPhase) -> tuple[dict[str, int], dict[str, dic
     pages: list[int] = []
     tokens: list[int] = []
 
-    def counted(now: float, inbox: Any) -> Any:
+    def counted(now: float, inbox: object) -> Any:
         output = step(now, inbox)
         pages.append(output.stats.num_pages - output.stats.num_free_pages)
         tokens.append(output.stats.num_scheduled_tokens)

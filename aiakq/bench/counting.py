@@ -38,7 +38,7 @@ class CountingMode(TorchDispatchMode):
         """Return False to torch, which would otherwise import its compiler."""
         return False
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> object:
         result = func(*args, **(kwargs or {}))
         returned = func._schema.returns
         if returned and all(one.alias_info is not None and not one.alias_info.is_write for one in returned):
@@ -86,7 +86,7 @@ class Counting:
         sys.setprofile(self._profile)
         return self
 
-    def __exit__(self, *exc_info: Any) -> None:
+    def __exit__(self, *exc_info: object) -> None:
         sys.setprofile(None)
         self._mode.__exit__(*exc_info)
         assert self._undo is not None

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from statistics import median
-from typing import Any
 
 from aiakq.bench.comparison.statistics import paired_ratio
 from aiakq.bench.summary import rate
@@ -18,7 +17,7 @@ def draft_metrics(
     by_position: Sequence[float] = (),
     num_tokens: float = 0,
     num_steps: float = 0,
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """The metrics; None where there were no draft tokens.
 
     num_drafts   verifications of one sequence's draft tokens.
@@ -41,7 +40,7 @@ def draft_metrics(
 
 
 def add_speedup(
-    metrics: dict[str, Any], with_drafts: Sequence[float], without: Sequence[float], num_tokens: float
+    metrics: dict[str, object], with_drafts: Sequence[float], without: Sequence[float], num_tokens: float
 ) -> None:
     """Fill in what rounds of the same requests took, in seconds, with draft tokens and without.
 

@@ -142,7 +142,7 @@ def check_measurable(gates: Sequence[Gate], unmeasured: Mapping[str, str]) -> No
                 raise error("bad_gate", gate=gate.text, reason=f"this run does not measure {gate.key}: {reason}")
 
 
-def check_keys(gates: Sequence[Gate], document: Mapping[str, Any]) -> None:
+def check_keys(gates: Sequence[Gate], document: Mapping[str, object]) -> None:
     """Raise ``bad_gate`` for a gate whose key does not name a number (or null) in ``document``.
 
     Call it with an empty result before the run, so that a misspelled key fails early.
@@ -157,7 +157,7 @@ def check_keys(gates: Sequence[Gate], document: Mapping[str, Any]) -> None:
 
 
 def evaluate(
-    gates: Sequence[Gate], document: Mapping[str, Any], baseline: Mapping[str, Any] | None = None
+    gates: Sequence[Gate], document: Mapping[str, object], baseline: Mapping[str, object] | None = None
 ) -> list[Outcome]:
     """Evaluate every gate, relative ones against ``baseline``. Raises ``bad_gate`` for an unknown key."""
     check_keys(gates, document)
@@ -194,15 +194,15 @@ def failure(outcomes: Sequence[Outcome]) -> AiakqError | None:
     return error("gate_failed", failed=len(failed), total=len(outcomes), gates=listed)
 
 
-def _number(document: Mapping[str, Any], key: str) -> float | None:
+def _number(document: Mapping[str, object], key: str) -> float | None:
     """Return the number under a dotted key, or None."""
-    value: Any = document
+    value: object = document
     for part in key.split("."):
         value = value.get(part) if isinstance(value, Mapping) else None
     return value if isinstance(value, (int, float)) and not isinstance(value, bool) else None
 
 
-def _numeric_keys(document: Mapping[str, Any], prefix: str = "") -> Iterable[str]:
+def _numeric_keys(document: Mapping[str, object], prefix: str = "") -> Iterable[str]:
     for key, value in document.items():
         if isinstance(value, Mapping):
             yield from _numeric_keys(value, f"{prefix}{key}.")

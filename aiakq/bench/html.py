@@ -70,7 +70,7 @@ def _text(value: object) -> str:
     return html.escape(str(value))
 
 
-def _number(value: Any) -> str:
+def _number(value: object) -> str:
     return "–" if value is None else f"{value:,.4g}" if isinstance(value, float) else _text(value)
 
 
@@ -221,14 +221,14 @@ def _round_up(value: float) -> float:
     return next(step * power for step in steps if step * power >= value * 0.999)
 
 
-def _flat(document: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    found: dict[str, Any] = {}
+def _flat(document: Mapping[str, object], prefix: str = "") -> dict[str, object]:
+    found: dict[str, object] = {}
     for key, value in document.items():
         found |= _flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {prefix + key: value}
     return found
 
 
-def _settings(settings: Mapping[str, Any]) -> str:
+def _settings(settings: Mapping[str, object]) -> str:
     rows = (
         f"<tr><td>{_text(key)}</td><td>{_text(value)}</td></tr>"
         for key, value in settings.items()

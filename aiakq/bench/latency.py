@@ -78,7 +78,7 @@ def measure(durations: Sequence[float], outputs: Sequence[RequestOutput]) -> dic
     """
     summary = summarize(durations)
     produced = sum(len(answer.token_ids) for output in outputs for answer in output.outputs)
-    metrics: dict[str, Any] = {
+    metrics: dict[str, object] = {
         "avg_latency": summary["mean"],
         "latencies": list(durations),
         "percentiles": {name[1:]: value for name, value in summary.items() if name.startswith("p")},

@@ -50,7 +50,7 @@ def template(document: Mapping[str, Any]) -> dict[str, Any]:
 
 def _merged(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Merge metrics key by key: sums or means of numbers, None if a run lacks one; else the first run's value."""
-    merged: dict[str, Any] = {}
+    merged: dict[str, object] = {}
     for key, value in runs[0].items():
         values = [run.get(key) for run in runs]
         if key == _LISTS:
@@ -67,9 +67,9 @@ def _merged(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return merged
 
 
-def _intervals(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def _intervals(runs: Sequence[Mapping[str, object]]) -> dict[str, Any]:
     """Return intervals like ``{"ttft_ms": {"p50": {"low": ..., "high": ...}}}``; None bounds if a run lacks a value."""
-    intervals: dict[str, Any] = {}
+    intervals: dict[str, object] = {}
     for key, value in runs[0].items():
         values = [run.get(key) for run in runs]
         if isinstance(value, Mapping) and key != _LISTS:

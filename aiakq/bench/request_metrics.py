@@ -34,7 +34,7 @@ def measure(
     if window is not None:
         outputs = sum(_tokens_within(timing, window) for timing in all_timings if timing.error is None)
     within = sum(_within(timing, goodput) for timing in good) if goodput else None
-    metrics: dict[str, Any] = {
+    metrics: dict[str, object] = {
         "completed": len(good),
         "failed": len(timings) - len(good),
         "duration": duration,
@@ -100,7 +100,7 @@ def _peak_concurrency(timings: Sequence[Timing]) -> int:
     return peak
 
 
-def detailed(timings: Sequence[Timing], started: float) -> dict[str, list[Any]]:
+def detailed(timings: Sequence[Timing], started: float) -> dict[str, list[object]]:
     """Return per-request timings in seconds, under the names of vLLM's --save-detailed."""
     return {
         "input_lens": [timing.input_tokens for timing in timings],

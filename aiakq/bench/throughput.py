@@ -86,7 +86,7 @@ def measure(duration: float, outputs: Sequence[RequestOutput]) -> dict[str, Any]
     inputs = sum(len(output.prompt_token_ids) for output in outputs)
     produced = sum(len(answer.token_ids) for output in outputs for answer in output.outputs)
     good = sum(output.error is None for output in outputs)
-    metrics: dict[str, Any] = {
+    metrics: dict[str, object] = {
         "completed": good,
         "failed": len(outputs) - good,
         "duration": duration,

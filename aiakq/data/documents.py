@@ -8,7 +8,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 from aiakq.data.files import HINT, TABLES, bad, file_kind, read_text
 from aiakq.data.json_rows import json_values, looks_like_rows
@@ -34,7 +33,7 @@ def read_file(path: Path, rows: RowOptions | None = None) -> Iterator[Document]:
     Raises ``calibration``, naming the line or row.
     """
     name, rows, kind = path.name, rows or RowOptions(), file_kind(path)
-    values: Iterator[tuple[Any, str]]
+    values: Iterator[tuple[object, str]]
     if kind in TABLES:
         values = ((row, f"row {number}") for number, row in enumerate(read_rows(path, HINT), 1))
     else:
@@ -61,7 +60,7 @@ def read_dataset(name: str, characters: int, seed: int, rows: RowOptions | None 
     options = rows or RowOptions()
     folder, _, part = name.rpartition(":") if not Path(name).is_dir() else (name, "", "")
     try:
-        found: Iterable[Mapping[str, Any]]
+        found: Iterable[Mapping[str, object]]
         if Path(folder).is_dir():
             saved = datasets.load_from_disk(folder)
             if isinstance(saved, datasets.DatasetDict):

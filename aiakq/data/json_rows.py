@@ -18,7 +18,7 @@ _WRAPPERS = ("train", "training", "rows", "data", "dataset", "examples", "sample
 _SPLITS = ("train", "training", "test", "validation", "valid", "val", "dev", "eval")
 
 
-def json_values(text: str, name: str, lines: bool) -> Iterator[tuple[Any, str]]:
+def json_values(text: str, name: str, lines: bool) -> Iterator[tuple[object, str]]:
     """Yield the values of a JSON document or of JSON lines, and their places.
 
     ``lines`` is what the suffix says; a file of the other kind is recognized. Raises ``calibration``.
@@ -41,7 +41,7 @@ def json_values(text: str, name: str, lines: bool) -> Iterator[tuple[Any, str]]:
                 yield value, f"line {number}"
 
 
-def _items(whole: Any, name: str) -> Iterator[tuple[Any, str]]:
+def _items(whole: object, name: str) -> Iterator[tuple[object, str]]:
     """Yield the items of a JSON document: a list, an object that wraps one, or an object of columns."""
     if isinstance(whole, Mapping):
         whole = rows_of(whole, name)
@@ -58,7 +58,7 @@ def _items(whole: Any, name: str) -> Iterator[tuple[Any, str]]:
         raise bad(name, "it is no JSON list of texts or conversations")
 
 
-def rows_of(value: Mapping[str, Any], name: str, columns: frozenset[str] = KNOWN) -> Any:
+def rows_of(value: Mapping[str, object], name: str, columns: frozenset[str] = KNOWN) -> object:
     """Return the rows of an object of columns or of one that wraps a list of rows; any other object as it is.
 
     columns  names of columns that rows can have, in plain spelling.
@@ -86,14 +86,14 @@ def rows_of(value: Mapping[str, Any], name: str, columns: frozenset[str] = KNOWN
     return lists[0] if len(lists) == 1 else value
 
 
-def _is_rows(value: Any, name: str, columns: frozenset[str]) -> bool:
+def _is_rows(value: object, name: str, columns: frozenset[str]) -> bool:
     """Whether a value is a list of rows or of texts, or an object that wraps one."""
     if isinstance(value, list):
         return bool(value) and not is_conversation(value) and isinstance(value[0], Mapping | str | list)
     return isinstance(value, Mapping) and rows_of(value, name, columns) is not value
 
 
-def _is_list_of_rows(value: Any) -> bool:
+def _is_list_of_rows(value: object) -> bool:
     return (
         isinstance(value, list)
         and bool(value)
@@ -117,11 +117,11 @@ def _is_table(value: Mapping[str, Any], columns: frozenset[str]) -> bool:
     return bool(columns & names.keys()) or not any(key in _WRAPPERS or key in _SPLITS for key in names)
 
 
-def _zipped(value: Mapping[str, Any]) -> list[dict[str, Any]]:
+def _zipped(value: Mapping[str, object]) -> list[dict[str, object]]:
     return [dict(zip(value, entries, strict=True)) for entries in zip(*value.values(), strict=True)]
 
 
-def _split_orient(named: Mapping[str, Any]) -> list[dict[str, Any]] | None:
+def _split_orient(named: Mapping[str, object]) -> list[dict[str, object]] | None:
     """Return the rows of pandas' ``to_json(orient="split")``; None for another object."""
     names, data = named.get("columns"), named.get("data")
     if not isinstance(names, list) or not isinstance(data, list):
@@ -131,7 +131,7 @@ def _split_orient(named: Mapping[str, Any]) -> list[dict[str, Any]] | None:
     return [dict(zip(map(str, names), row, strict=True)) for row in data]
 
 
-def _by_index(value: Mapping[str, Any], columns: frozenset[str]) -> Any:
+def _by_index(value: Mapping[str, Any], columns: frozenset[str]) -> object:
     """Return the rows of an object of objects: columns by index, as pandas writes them, or rows by index."""
     inner = list(value.values())
     if columns & set(map(plain_name, value)) and all(each.keys() == inner[0].keys() for each in inner):

@@ -47,14 +47,14 @@ class NoTextError(Exception):
     """A row that is left out, because its text or a part of it is missing."""
 
 
-def is_missing(value: Any) -> bool:
+def is_missing(value: object) -> bool:
     """Whether a cell has no value: null, NaN, an empty list, a text without characters, or the word for one of them."""
     if isinstance(value, str):
         return not value or value.isspace() or (len(value) < 8 and value.strip().lower() in _NO_VALUES)
     return value is None or (isinstance(value, float) and math.isnan(value)) or (isinstance(value, list) and not value)
 
 
-def is_conversation(value: Any) -> bool:
+def is_conversation(value: object) -> bool:
     """Whether a value is one list of messages rather than several documents."""
     if not isinstance(value, list) or not value or not all(isinstance(item, Mapping) for item in value):
         return False
@@ -64,7 +64,7 @@ def is_conversation(value: Any) -> bool:
     return any(name in item for item in value for name in fields)
 
 
-def stored_talk(value: Any, source: str, where: str, named: bool) -> Any:
+def stored_talk(value: object, source: str, where: str, named: bool) -> object:
     """Return a cell with a conversation as a list, of which ``messages_of`` makes messages; any other as it is.
 
     named  whether the column has a name of TALKS: its lists need no roles.
@@ -88,7 +88,7 @@ def stored_talk(value: Any, source: str, where: str, named: bool) -> Any:
     return value
 
 
-def _talk_in_text(text: str, source: str, where: str, named: bool) -> Any:
+def _talk_in_text(text: str, source: str, where: str, named: bool) -> object:
     if text.lstrip()[:1] not in ("[", "{") and not _PRINTED.match(text):
         return text
     printed = _PRINTED.match(text)
@@ -105,7 +105,7 @@ def _talk_in_text(text: str, source: str, where: str, named: bool) -> Any:
     return text
 
 
-def messages_of(value: Sequence[Any], source: str, where: str) -> tuple[Message, ...]:
+def messages_of(value: Sequence[object], source: str, where: str) -> tuple[Message, ...]:
     """Convert a conversation to the names that chat templates expect; other fields of messages are kept.
 
     Raises ``calibration``, and NoTextError for a message without content.
@@ -127,7 +127,7 @@ def messages_of(value: Sequence[Any], source: str, where: str) -> tuple[Message,
     return tuple(_resolved(result))
 
 
-def _turn(item: Mapping[str, Any]) -> list[Message]:
+def _turn(item: Mapping[str, object]) -> list[Message]:
     """Return the two messages of a turn with a question and its answer; none for a message."""
     if any(name in item for name in ("role", "from", "speaker")):
         return []
@@ -140,7 +140,7 @@ def _turn(item: Mapping[str, Any]) -> list[Message]:
     return [{"role": role, "content": text} for role, text in turn if isinstance(text, str) and text]
 
 
-def _message(item: Mapping[str, Any], source: str, at: str) -> Message:
+def _message(item: Mapping[str, object], source: str, at: str) -> Message:
     """Return a message with a role and a content; its other fields are kept if they have a value."""
     message = {str(key): entry for key, entry in item.items() if not _is_null(entry)}
     role_key = next((name for name in _ROLE_KEYS if name in message), None)
@@ -168,7 +168,7 @@ def role_of(name: str) -> str:
     return _ROLES.get(re.sub(r"[\s-]+", "_", plain), name)
 
 
-def _content(content: Any, source: str, at: str) -> Any:
+def _content(content: object, source: str, at: str) -> Any:
     """Return a content as a text or a list of parts, which the reader of messages checks."""
     if isinstance(content, Mapping):
         content = content.get("parts", [content])
@@ -209,7 +209,7 @@ def sound(text: str, source: str, where: str) -> str:
     return text
 
 
-def _is_null(value: Any) -> bool:
+def _is_null(value: object) -> bool:
     return value is None or (isinstance(value, float) and math.isnan(value))
 
 
@@ -250,7 +250,7 @@ def _resolved(messages: list[Message]) -> list[Message]:
     return result
 
 
-def tools_of(value: Any) -> list[Any] | None:
+def tools_of(value: object) -> list[object] | None:
     """Return the tools of a column, a list or its JSON, as OpenAI writes them; None if they are not readable."""
     if isinstance(value, str):
         value = decoded_literal(value)

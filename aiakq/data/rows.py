@@ -77,7 +77,7 @@ class Document:
     where: str
     text: str | None = None
     messages: tuple[Message, ...] = ()
-    tools: tuple[Any, ...] = ()
+    tools: tuple[object, ...] = ()
 
     @property
     def size(self) -> int:
@@ -116,18 +116,18 @@ class RowOptions:
         return lines
 
 
-def plain_name(name: Any) -> str:
+def plain_name(name: object) -> str:
     """Return a column name in the spelling of the tables above: ``inputIds`` as ``input_ids``."""
     words = _CASE.sub("_", str(name).strip().strip("\ufeff"))
     return words.lower().replace("-", "_").replace(" ", "_")
 
 
-def has_known_columns(value: Any) -> bool:
+def has_known_columns(value: object) -> bool:
     """Whether a value is a row with columns that are detected."""
     return isinstance(value, Mapping) and any(plain_name(name) in KNOWN for name in value)
 
 
-def document_of(value: Any, source: str, where: str, rows: RowOptions) -> Document | None:
+def document_of(value: object, source: str, where: str, rows: RowOptions) -> Document | None:
     """Convert a line, item or row to a document; None for one without text, which is counted.
 
     Raises ``calibration`` if its structure is unknown.
@@ -154,7 +154,7 @@ def document_of(value: Any, source: str, where: str, rows: RowOptions) -> Docume
 class _Row:
     """A row with its columns in plain spelling. What has been read is left out of ``columns``."""
 
-    def __init__(self, value: Mapping[str, Any], source: str, where: str) -> None:
+    def __init__(self, value: Mapping[str, object], source: str, where: str) -> None:
         self._source, self._where = source, where
         self._given = value
         self._columns: dict[str, Any] = {}
@@ -173,7 +173,7 @@ class _Row:
             rows.unread[name] += 1
         return found
 
-    def _decoded(self, name: Any, cell: bytes) -> Any:
+    def _decoded(self, name: object, cell: bytes) -> object:
         try:
             return cell.decode()
         except UnicodeDecodeError:
@@ -187,7 +187,7 @@ class _Row:
     def _has(self) -> str:
         return ", ".join(sorted(map(str, self._given))[:6]) or "nothing"
 
-    def _named(self, column: str) -> Any:
+    def _named(self, column: str) -> object:
         """Return the cell of the column that the user named."""
         if column not in self._given and plain_name(column) not in map(plain_name, self._given):
             raise self._bad(f"has no column {column!r} (it has {self._has()})", "Give one of them.")
@@ -197,10 +197,10 @@ class _Row:
             raise NoTextError
         return self._talk(cell, named=True)
 
-    def _talk(self, cell: Any, named: bool = False) -> Any:
+    def _talk(self, cell: object, named: bool = False) -> Any:
         return stored_talk(cell, self._source, self._where, named)
 
-    def _of(self, cell: Any) -> Document:
+    def _of(self, cell: object) -> Document:
         """Return the document of a cell with a text or a conversation."""
         if isinstance(cell, bytes):
             cell = self._decoded("", cell)
@@ -249,7 +249,7 @@ class _Row:
         raise self._bad(f"has no text, messages, or question with an answer (it has {self._has()})")
 
     @staticmethod
-    def _is_talk(cell: list[Any]) -> bool:
+    def _is_talk(cell: list[object]) -> bool:
         return is_conversation(cell) or (len(cell) > 1 and all(isinstance(item, str) for item in cell))
 
     # --- conversations ------------------------------------------------------------------------------------------------
@@ -264,7 +264,7 @@ class _Row:
             if not is_missing(text):
                 messages = ({"role": "system", "content": sound(text, self._source, self._where)}, *messages)
             del self._columns[system]
-        tools: list[Any] | None = None
+        tools: list[object] | None = None
         for name in _TOOLS:
             if tools is None and name in self._columns:
                 tools = tools_of(self._columns[name])
@@ -273,7 +273,7 @@ class _Row:
         return Document(self._where, messages=messages, tools=tuple(tools or ()))
 
     @staticmethod
-    def _text_in(value: Any) -> str | None:
+    def _text_in(value: object) -> str | None:
         """Return the text of a cell: a text, a part or parts of one, or the first of several answers."""
         if isinstance(value, Mapping):
             value = next((value[key] for key in ("parts", "content", "value", "text", "answer") if key in value), None)
@@ -330,7 +330,7 @@ class _Row:
                 raise NoTextError
 
     @staticmethod
-    def _is_in(part: Any, messages: list[Message]) -> bool:
+    def _is_in(part: object, messages: list[Message]) -> bool:
         return isinstance(part, str) and any(part.strip() in str(message["content"]) for message in messages)
 
     def _question(self, names: list[str]) -> list[Message]:
@@ -402,7 +402,7 @@ class _Row:
                 yield name
 
 
-def _texts_in(value: Any, depth: int = 3) -> Iterator[str]:
+def _texts_in(value: object, depth: int = 3) -> Iterator[str]:
     """Yield the texts in a cell, without the names of roles."""
     if isinstance(value, str):
         talk = decoded_json(value) if value[:1] in ("[", "{") else None

@@ -47,12 +47,12 @@ def read_rows(path: Path, hint: str, known: frozenset[str] = KNOWN) -> Iterator[
         raise bad(path.name, f"it is no {title} file ({first[:200].rstrip('.')})", hint) from None
 
 
-def row_without_nulls(row: Mapping[str, Any]) -> dict[str, Any]:
+def row_without_nulls(row: Mapping[str, object]) -> dict[str, object]:
     """Return a row without null fields inside its columns: a column has one type, with the fields of all its values."""
     return {name: _without_nulls(cell) for name, cell in row.items()}
 
 
-def _without_nulls(value: Any) -> Any:
+def _without_nulls(value: object) -> object:
     if isinstance(value, dict):
         return {key: _without_nulls(item) for key, item in value.items() if item is not None}
     if isinstance(value, list) and value and isinstance(value[0], dict | list):
@@ -81,7 +81,7 @@ def _batches(content: Any, kind: str) -> Iterator[Any]:
 # --- CSV --------------------------------------------------------------------------------------------------------------
 
 
-def _delimited(text: str, name: str, usual: str, known: frozenset[str]) -> Iterator[dict[str, Any]]:
+def _delimited(text: str, name: str, usual: str, known: frozenset[str]) -> Iterator[dict[str, object]]:
     """Yield the rows of a text with separated values; ``usual`` is the delimiter that the suffix stands for."""
     csv.field_size_limit(MAX_BYTES)
     first, _, rest = text.partition("\n")

@@ -17,12 +17,12 @@ _PIECE = 8192
 _PIECES_AT_ONCE = 64
 
 
-def read_documents(path: Path, tokenizer: Any = None) -> list[str]:
+def read_documents(path: Path, tokenizer: object = None) -> list[str]:
     """Return the texts of a file, in order. Conversations need a ``tokenizer`` with a chat template."""
     return render_documents(read_file(path), tokenizer, path.name)
 
 
-def render_documents(documents: Iterable[Document], tokenizer: Any, source: str) -> list[str]:
+def render_documents(documents: Iterable[Document], tokenizer: object, source: str) -> list[str]:
     """Return the text of each document; conversations are rendered with the tokenizer's chat template."""
     given = list(documents)
     conversations = [

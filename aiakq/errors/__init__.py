@@ -92,15 +92,15 @@ class AiakqError(Exception):
         return 1 if self.id in _OVER_SOON else 10
 
     @property
-    def plain_fields(self) -> dict[str, Any]:
+    def plain_fields(self) -> dict[str, object]:
         """The fields, with values that MessagePack cannot encode as text, to rebuild the error in another process."""
 
-        def is_plain(value: Any) -> bool:
+        def is_plain(value: object) -> bool:
             return isinstance(value, (str, float, type(None))) or (isinstance(value, int) and value.bit_length() < 64)
 
         return {name: value if is_plain(value) else as_text(value) for name, value in self.fields.items()}
 
-    def body(self) -> dict[str, Any]:
+    def body(self) -> dict[str, object]:
         """Return the JSON body of an HTTP response, in the format that OpenAI clients parse."""
         return {
             "error": {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import aiakq.data
 from aiakq.data.tokens import read_documents, tokenize
@@ -21,7 +21,7 @@ LIMIT = 64 * WINDOW
 
 
 def load_windows(
-    path: Path | None, tokenizer: Any, length: int, vocab_size: int, limit: int = LIMIT
+    path: Path | None, tokenizer: object, length: int, vocab_size: int, limit: int = LIMIT
 ) -> tuple[Tensor, str]:
     """Return windows [W, length] int64 of the text at ``path`` or of the bundled held-out text, and its name.
 

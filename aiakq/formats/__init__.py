@@ -173,5 +173,5 @@ def readers(format: str, schemes: Collection[str], experts: bool) -> Readers:
     return described or Readers()
 
 
-def _optional(name: str, attribute: str, default: Any) -> Any:
+def _optional(name: str, attribute: str, default: object) -> Any:
     return getattr(load(name), attribute, default)

@@ -26,7 +26,7 @@ def from_config(config: Mapping[str, Any]) -> QuantSpec:
     return replace(spec, layers=tuple(layers))
 
 
-def _translated(config: Mapping[str, Any]) -> dict[str, Any]:
+def _translated(config: Mapping[str, object]) -> dict[str, object]:
     """Translate the config to that of the format named by ``packing_format``."""
     packing = read_word(config, "packing_format", "backend", default="auto_round:auto_gptq")
     config = {key: value for key, value in config.items() if key not in ("packing_format", "extra_config")}

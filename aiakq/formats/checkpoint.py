@@ -84,7 +84,7 @@ class Checkpoint:
         path: str | Path,
         weights: str = "auto",
         ignore: Sequence[str] = (),
-        config: Mapping[str, Any] | None = None,
+        config: Mapping[str, object] | None = None,
     ) -> Checkpoint:
         """Read config.json and every shard's header.
 

@@ -15,7 +15,6 @@ import shutil
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any
 
 import safetensors
 from torch import Tensor
@@ -65,7 +64,7 @@ class CheckpointWriter:
         self._pending_beside: dict[str, Tensor] = {}
         self._shards: list[tuple[Path, list[str]]] = []
         self._names: set[str] = set()
-        self._files: dict[str, dict[str, Any]] = {}
+        self._files: dict[str, dict[str, object]] = {}
 
     # --- the context ----------------------------------------------------------------------------------------------
 
@@ -126,7 +125,7 @@ class CheckpointWriter:
         self._names.add(name)
         self._pending_beside[name] = tensor
 
-    def commit(self, name: str, note: Mapping[str, Any] | None = None) -> CommittedStep:
+    def commit(self, name: str, note: Mapping[str, object] | None = None) -> CommittedStep:
         """Write what was added since the last commit to disk as one step. ``note`` holds JSON values."""
         pending, self._pending = self._pending, {}
         beside, self._pending_beside = self._pending_beside, {}
@@ -167,7 +166,7 @@ class CheckpointWriter:
         with self._output.failures():
             self._write_bytes(name, text.encode())
 
-    def add_json(self, name: str, value: Any) -> None:
+    def add_json(self, name: str, value: object) -> None:
         """Write ``value`` as an indented JSON file, replacing an earlier one of that name."""
         self.add_text(name, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
 

@@ -58,7 +58,7 @@ def from_config(config: Mapping[str, Any]) -> QuantSpec:
     )
 
 
-def _stated(group: Any, name: str) -> Mapping[str, Any]:
+def _stated(group: object, name: str) -> Mapping[str, object]:
     """Return a config group. Raises ``format_unsupported`` if it is a list of targets for a scheme known by name."""
     if isinstance(group, list):
         raise unsupported(f"compressed-tensors with the scheme {name!r:.40}, which its config does not describe")
@@ -69,7 +69,7 @@ def _specificity(target: str) -> tuple[bool, str]:
     return target.startswith("re:"), target
 
 
-def _read_group(group: Mapping[str, Any], shared_format: Any) -> LayerSpec:
+def _read_group(group: Mapping[str, object], shared_format: object) -> LayerSpec:
     """Parse one entry of ``config_groups``; ``shared_format`` applies if it has no format of its own."""
     weights = read_object(group.get("weights"), "weights")
     inputs = read_object(group.get("input_activations"), "input_activations")
@@ -99,12 +99,12 @@ def _read_group(group: Mapping[str, Any], shared_format: Any) -> LayerSpec:
     )
 
 
-def _is_dynamic(arguments: Mapping[str, Any]) -> bool:
+def _is_dynamic(arguments: Mapping[str, object]) -> bool:
     """Return ``dynamic``. Raises ``format_unsupported`` for scales that are partly computed at run time ("local")."""
     return read_flag(arguments.get("dynamic"), "dynamic of compressed-tensors")
 
 
-def _check_inputs(inputs: Mapping[str, Any], dynamic: bool) -> None:
+def _check_inputs(inputs: Mapping[str, object], dynamic: bool) -> None:
     """Raise ``format_unsupported`` for activations other than 8-bit integers with one scale per token, or stored."""
     bits, kind = (
         read_integer(first_of(inputs, "num_bits", default=8), "num_bits"),
@@ -150,9 +150,9 @@ def _target(pattern: str) -> str:
     return pattern if is_plain(pattern) or pattern.startswith("re:") else "re:" + glob_to_regex(pattern)
 
 
-def _group(layer: LayerSpec, targets: list[str]) -> dict[str, Any]:
+def _group(layer: LayerSpec, targets: list[str]) -> dict[str, object]:
     """Return one entry of ``config_groups``."""
-    weights: dict[str, Any] = {
+    weights: dict[str, object] = {
         "num_bits": layer.bits,
         "type": "int",
         "symmetric": layer.symmetric,
@@ -161,7 +161,7 @@ def _group(layer: LayerSpec, targets: list[str]) -> dict[str, Any]:
     }
     if layer.group_size != -1:
         weights["group_size"] = layer.group_size
-    group: dict[str, Any] = {
+    group: dict[str, object] = {
         "targets": targets,
         "weights": weights,
         "format": "int-quantized" if layer.activation_bits else "pack-quantized",
@@ -177,6 +177,6 @@ def _group(layer: LayerSpec, targets: list[str]) -> dict[str, Any]:
     return group
 
 
-def writer(config: Mapping[str, Any]) -> str | None:
+def writer(config: Mapping[str, object]) -> str | None:
     """Return the program that wrote a config, if recorded."""
     return f"compressed-tensors {config['version']}" if config.get("version") else None

@@ -93,12 +93,12 @@ ARGUMENTS = frozenset("num_bits type symmetric group_size strategy block_structu
 GROUP = frozenset("targets weights input_activations format".split())
 
 
-def _unquantized(value: Any) -> bool:
+def _unquantized(value: object) -> bool:
     return read_integer(value, "act_bits") >= 16
 
 
 #: Key -> whether a value changes nothing.
-_BY_VALUE: Mapping[str, Callable[[Any], bool]] = {
+_BY_VALUE: Mapping[str, Callable[[object], bool]] = {
     "act_bits": _unquantized,
     "data_type": lambda value: str(value).lower() in ("int", "int_sym", "int_asym"),
     "checkpoint_version": lambda value: str(value) == "1",
@@ -107,7 +107,7 @@ _BY_VALUE: Mapping[str, Callable[[Any], bool]] = {
 _NEVER_RECORDS = ("rotation", "activation", "adapter", "act_bits", "rotation_config", "transform_config", "had_dim")
 
 
-def check_keys(config: Mapping[str, Any], applied: Collection[str], where: str) -> None:
+def check_keys(config: Mapping[str, object], applied: Collection[str], where: str) -> None:
     """Raise ``format_unsupported`` for a key that is neither in ``applied`` nor harmless, naming it and ``where``."""
     for key, value in config.items():
         if key in applied or says_nothing(value):
@@ -127,14 +127,14 @@ def _check_meta(meta: Any, where: str) -> None:
             raise unsupported(f"{where} has {key} {value!r:.60} in meta, which aiakq does not compute")
 
 
-def _check_override(entry: Mapping[str, Any]) -> None:
+def _check_override(entry: Mapping[str, object]) -> None:
     """Check the values for one layer. The type of a layer that is not quantized does not matter."""
     bits = first_of(entry, "bits", "w_bit")
     floats = isinstance(bits, int) and bits >= 16
     check_keys(entry, OVERRIDE | {"data_type"} if floats else OVERRIDE, "the entry of a layer")
 
 
-def layer_override(values: Any, base: LayerSpec) -> LayerSpec | None:
+def layer_override(values: object, base: LayerSpec) -> LayerSpec | None:
     """Return ``base`` with the config's values for one layer; None if they are 16 bits or more, or the layer is off."""
     if values is False:
         return None

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any
 
 from aiakq.errors import AiakqError, error
 
@@ -17,7 +16,7 @@ def unsupported(reason: str) -> AiakqError:
     return error("format_unsupported", reason=reason)
 
 
-def first_of(config: Mapping[str, Any], *names: str, default: Any = None) -> Any:
+def first_of(config: Mapping[str, object], *names: str, default: object = None) -> object:
     """Return the value under the first of ``names`` that is present and not null; tools use different spellings."""
     for name in names:
         if config.get(name) is not None:
@@ -25,12 +24,12 @@ def first_of(config: Mapping[str, Any], *names: str, default: Any = None) -> Any
     return default
 
 
-def read_word(config: Mapping[str, Any], *names: str, default: str) -> str:
+def read_word(config: Mapping[str, object], *names: str, default: str) -> str:
     """Return ``first_of`` as a lower-case string."""
     return str(first_of(config, *names, default=default)).strip().lower()
 
 
-def read_integer(value: Any, what: str) -> int:
+def read_integer(value: object, what: str) -> int:
     """Validate an integer from -1 to 2**31 - 1; some tools write it as text or as a float."""
     if isinstance(value, str) and re.fullmatch(r"-?[0-9]{1,10}", value.strip()):
         value = int(value)
@@ -41,13 +40,13 @@ def read_integer(value: Any, what: str) -> int:
     return value
 
 
-def read_group_size(value: Any) -> int:
+def read_group_size(value: object) -> int:
     """Validate a group size; 0, -1 and null mean one scale per output row and become -1."""
     size = read_integer(-1 if value is None else value, "group_size")
     return size if size > 0 else -1
 
 
-def read_bits(value: Any, what: str) -> int:
+def read_bits(value: object, what: str) -> int:
     """Validate a bit width: 2, 3, 4 or 8."""
     try:
         bits = read_integer(value, "bits")
@@ -58,7 +57,7 @@ def read_bits(value: Any, what: str) -> int:
     return bits
 
 
-def read_flag(value: Any, what: str) -> bool:
+def read_flag(value: object, what: str) -> bool:
     """Validate a boolean, which some tools write as a number or as text."""
     word = value.strip().lower() if isinstance(value, str) else value
     if word in (True, "true", "1"):
@@ -68,7 +67,7 @@ def read_flag(value: Any, what: str) -> bool:
     raise unsupported(f"{what} is {value!r:.40}")
 
 
-def read_names(value: Any, what: str) -> tuple[str, ...]:
+def read_names(value: object, what: str) -> tuple[str, ...]:
     """Validate a list of names or patterns, or one of them; null and false are an empty list."""
     names = [value] if isinstance(value, str) and value else value or []
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
@@ -76,7 +75,7 @@ def read_names(value: Any, what: str) -> tuple[str, ...]:
     return tuple(names)
 
 
-def read_object(value: Any, what: str) -> Mapping[str, Any]:
+def read_object(value: object, what: str) -> Mapping[str, object]:
     """Validate a JSON object; null and false are an empty one."""
     document = {} if value is None or value is False else value
     if not isinstance(document, Mapping):
@@ -84,7 +83,7 @@ def read_object(value: Any, what: str) -> Mapping[str, Any]:
     return document
 
 
-def says_nothing(value: Any) -> bool:
+def says_nothing(value: object) -> bool:
     """Whether a key with this value might as well be absent; some tools write null and false as text."""
     if isinstance(value, str):
         return value.strip().lower() in ("", "none", "null", "false")

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -48,7 +47,7 @@ class LinearScales:
         return weight if self.rows is None else weight * self.rows[:, None]
 
 
-def records_scales(config: Mapping[str, Any]) -> bool:
+def records_scales(config: Mapping[str, object]) -> bool:
     """Whether the checkpoint of this config.json says what was folded into it."""
     own = config.get("aiakq")
     return isinstance(own, dict) and own.get(KEY) == FILE
@@ -61,7 +60,7 @@ def tensors_of(columns: Mapping[str, Tensor], rows: Mapping[str, Tensor], prefix
             yield f"{prefix}.{name}.{kind}", tensor.detach().to("cpu", torch.float32).clone()
 
 
-def read_scales(folder: Path, config: Mapping[str, Any]) -> dict[str, LinearScales]:
+def read_scales(folder: Path, config: Mapping[str, object]) -> dict[str, LinearScales]:
     """Linear layer -> its factors, for a checkpoint that records them. Raises ``model_incomplete`` without the file,
     ``model_malformed`` for one that holds something else.
     """

@@ -185,20 +185,20 @@ def from_config(config: Mapping[str, Any]) -> QuantSpec | None:
     )
 
 
-def _symmetric(config: Mapping[str, Any]) -> bool:
+def _symmetric(config: Mapping[str, object]) -> bool:
     if config.get("sym") is not None:
         return read_flag(config["sym"], "sym")
     return not read_flag(config.get("zero_point"), "zero_point")
 
 
-def _dynamic(dynamic: Mapping[str, Any], base: LayerSpec) -> Iterable[tuple[str, LayerSpec | None]]:
+def _dynamic(dynamic: Mapping[str, object], base: LayerSpec) -> Iterable[tuple[str, LayerSpec | None]]:
     """Parse GPTQModel's overrides: regular expressions after ``+:`` or nothing; ``-:`` marks skipped layers."""
     for key, values in dynamic.items():
         layer = None if key.startswith("-:") else layer_override(values, base)
         yield "re:" + key.removeprefix("+:").removeprefix("-:"), layer
 
 
-def _rotated(config: Mapping[str, Any]) -> tuple[str, ...]:
+def _rotated(config: Mapping[str, object]) -> tuple[str, ...]:
     """Return patterns of the linears whose inputs GPTQModel rotates online; its other rotations are in the weights.
 
     The key says which matrix rotated the hidden states. The online rotation of GPTQModel's loader is Hadamard's for
@@ -212,7 +212,7 @@ def _rotated(config: Mapping[str, Any]) -> tuple[str, ...]:
     return (r"re:.*mlp\.down_proj$",)
 
 
-def _quantizer_note(config: Mapping[str, Any]) -> dict[str, Any]:
+def _quantizer_note(config: Mapping[str, object]) -> dict[str, object]:
     """Return the tool that wrote the file, if recorded; asymmetric version 1 zero points cannot be read without it."""
     meta = config.get("meta")
     written_by = meta.get("quantizer") if isinstance(meta, Mapping) else None

@@ -293,7 +293,7 @@ def _check_named_files(folder: Path) -> None:
                 raise error("path_outside_model", path=str(folder), file=value)
 
 
-def check_manifest(folder: Path, config: Mapping[str, Any]) -> None:
+def check_manifest(folder: Path, config: Mapping[str, object]) -> None:
     """Reject a folder written by aiakq that is incomplete, or whose weights were truncated since."""
     path = folder / MANIFEST
     if not path.exists():

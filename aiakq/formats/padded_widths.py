@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,12 +13,12 @@ Widths = Mapping[str, tuple[int, int]]
 KEY = "padded"
 
 
-def record_widths(widths: Widths) -> dict[str, Any]:
+def record_widths(widths: Widths) -> dict[str, object]:
     """Return the value that is stored under KEY in config.json for ``widths``."""
     return {key: {"from": old, "to": new} for key, (old, new) in widths.items()}
 
 
-def read_widths(config: Mapping[str, Any]) -> dict[str, tuple[int, int]]:
+def read_widths(config: Mapping[str, object]) -> dict[str, tuple[int, int]]:
     """The widths that a config.json records."""
     own = config.get("aiakq")
     entries = own.get(KEY) if isinstance(own, dict) else None

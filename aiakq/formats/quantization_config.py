@@ -72,11 +72,11 @@ def write(spec: QuantSpec) -> dict[str, Any]:
 
     Raises ``option_conflict`` for per-layer settings that the format cannot express.
     """
-    config: dict[str, Any] = formats.load(spec.format).to_config(spec)
+    config: dict[str, object] = formats.load(spec.format).to_config(spec)
     return config
 
 
-def method_of(config: Mapping[str, Any]) -> str:
+def method_of(config: Mapping[str, object]) -> str:
     """Return the ``quant_method`` of a config as the readers spell it, or which its keys imply; "" if none is known."""
     method = str(config.get("quant_method") or "").strip().lower()
     if not method:
@@ -84,7 +84,7 @@ def method_of(config: Mapping[str, Any]) -> str:
     return _ALIASES.get(method.replace("-", "_"), method)
 
 
-def _layout_in_method(config: Mapping[str, Any]) -> dict[str, str]:
+def _layout_in_method(config: Mapping[str, object]) -> dict[str, str]:
     """Return the checkpoint_format that the method's name states. Raises ``format_unsupported`` for another one."""
     if read_word(config, "quant_method", default="").replace("-", "_") != "gptq_v2":
         return {}
@@ -118,7 +118,7 @@ def read(config: Mapping[str, Any]) -> QuantSpec:
 DEQUANTIZED_AT_LOAD = {"mxfp4": "GptOssForCausalLM"}
 
 
-def stored_config(config: Mapping[str, Any]) -> Any:
+def stored_config(config: Mapping[str, object]) -> Any:
     """Return the quantization_config of a config.json, from wherever programs write it; None if there is none."""
     parts = (config, config.get("text_config"), config.get("llm_config"))
     for part in parts:
@@ -131,7 +131,7 @@ def stored_config(config: Mapping[str, Any]) -> Any:
     return None
 
 
-def _unnested(quantization: Any) -> Any:
+def _unnested(quantization: Any) -> object:
     """Return a config without the one around it: transformers once wrote it inside itself."""
     inner = quantization.get("quantization_config") if isinstance(quantization, Mapping) else None
     if not isinstance(inner, Mapping):
@@ -140,7 +140,7 @@ def _unnested(quantization: Any) -> Any:
     return {**outer, **inner}
 
 
-def read_spec(folder: Path, config: Mapping[str, Any]) -> QuantSpec | None:
+def read_spec(folder: Path, config: Mapping[str, object]) -> QuantSpec | None:
     """Return how the model in ``folder`` is quantized, or None: from config.json, or a file of older tools beside it.
 
     Its method is the one that aiakq recorded in config.json, if any: formats record few methods, or none. Raises
@@ -181,7 +181,7 @@ def _check_own_file(folder: Path, spec: QuantSpec) -> None:
             raise unsupported(f"a {name} in {gptq.CONFIG_FILE} that is not that of config.json; make both say the same")
 
 
-def _families(config: Mapping[str, Any]) -> set[str]:
+def _families(config: Mapping[str, object]) -> set[str]:
     """Return the names by which a config.json says what kind of model it is."""
     architectures = config.get("architectures")
     return {str(config.get("model_type")), *map(str, architectures if isinstance(architectures, list) else ())}
@@ -200,7 +200,7 @@ def _config_file(folder: Path) -> Mapping[str, Any] | None:
     return None
 
 
-def _own_file(format: ModuleType, folder: Path) -> Mapping[str, Any] | None:
+def _own_file(format: ModuleType, folder: Path) -> Mapping[str, object] | None:
     """Return the config in the file that only ``format`` has, or None."""
     file = getattr(format, "CONFIG_FILE", None)
     if file is None or not (folder / file).is_file():
@@ -208,13 +208,13 @@ def _own_file(format: ModuleType, folder: Path) -> Mapping[str, Any] | None:
     return {"quant_method": format.QUANT_METHODS[0], **read_json(folder / file, file)}
 
 
-def _recorded_method(config: Mapping[str, Any]) -> str | None:
+def _recorded_method(config: Mapping[str, object]) -> str | None:
     own = config.get("aiakq")
     method = own.get("method") if isinstance(own, Mapping) else None
     return method if isinstance(method, str) and _METHOD.fullmatch(method) else None
 
 
-def writer(config: Mapping[str, Any]) -> str | None:
+def writer(config: Mapping[str, object]) -> str | None:
     """Return the program that wrote a ``quantization_config``, if recorded."""
     meta = config.get("meta")
     quantizer = meta.get("quantizer") if isinstance(meta, Mapping) else None
@@ -231,7 +231,7 @@ def _readers(method: str) -> Iterable[ModuleType]:
     return [format for format in formats.modules() if method in format.QUANT_METHODS]
 
 
-def _unknown_layout(config: Mapping[str, Any], method: str) -> AiakqError:
+def _unknown_layout(config: Mapping[str, object], method: str) -> AiakqError:
     """Return the error for a config with a known method but an unknown layout."""
     details = [config[key] for key in ("checkpoint_format", "format", "version") if config.get(key) is not None]
     named = [

@@ -183,7 +183,7 @@ def unread_dtype(name: str, file: str, dtype: object) -> AiakqError:
     return error("unsupported", what=f"The dtype {dtype} of the tensor {name} in {file}", hint=hint)
 
 
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
     """Convert pairs to a JSON object with unique keys; parsers disagree about which duplicate wins."""
     result = dict(pairs)
     if len(result) != len(pairs):
@@ -191,7 +191,7 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return result
 
 
-def _sizes(value: Any) -> TypeGuard[list[int]]:
+def _sizes(value: object) -> TypeGuard[list[int]]:
     """Whether ``value`` is a list of plain integers that could be sizes in memory (True and 1.0 are not)."""
     return isinstance(value, list) and all(type(item) is int and 0 <= item < 2**48 for item in value)
 
@@ -215,7 +215,7 @@ def write_file(path: Path, tensors: Mapping[str, Tensor]) -> tuple[int, str]:
     Returns the size in bytes and the sha256 of the file. Raises OSError.
     """
     order = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))
-    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    header: dict[str, object] = {"__metadata__": {"format": "pt"}}
     position = 0
     for name in order:
         tensor = tensors[name]

@@ -14,7 +14,7 @@ import warnings
 import zipfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 import torch
 from torch import Tensor
@@ -120,7 +120,7 @@ def _described(name: str, tensor: Tensor, records: Mapping[int, int], path: Path
     return TensorInfo(DTYPE_NAMES[tensor.dtype], tuple(tensor.shape), file, offset, strides)
 
 
-def _tensors(content: Any, path: Path, file: str) -> dict[str, Tensor]:
+def _tensors(content: object, path: Path, file: str) -> dict[str, Tensor]:
     """Return the dictionary of tensors in ``content``, which may be nested one level deep."""
     if isinstance(content, dict):
         for name in _WRAPPERS:

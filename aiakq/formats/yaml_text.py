@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 
 class InvalidYaml(Exception):
     """Raised for text that is not YAML, with the reason, like ``line 3 is not valid YAML``."""
 
 
-def parse_yaml(text: str) -> Any:
+def parse_yaml(text: str) -> object:
     """Return the value of a YAML document. Raises InvalidYaml, also for aliases."""
     import yaml
 
     class Loader(yaml.SafeLoader):
         """The safe loader without aliases."""
 
-        def compose_node(self, parent: Any, index: Any) -> Any:
+        def compose_node(self, parent: object, index: object) -> object:
             if self.check_event(yaml.AliasEvent):
                 raise InvalidYaml(f"line {self.peek_event().start_mark.line + 1} has an alias, which is not allowed")
             return super().compose_node(parent, index)

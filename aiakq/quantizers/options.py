@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from aiakq.arguments.argument import checked_value
 from aiakq.arguments.quantize import QUANTIZE_ARGUMENTS, QuantizeArguments
@@ -49,14 +49,14 @@ class QuantizeOptions(QuantizeArguments):
             raise (problem if file is None else file.located(problem, self)) from None
 
     @classmethod
-    def from_recipe(cls, recipe: str | Path, **given: Any) -> QuantizeOptions:
+    def from_recipe(cls, recipe: str | Path, **given: object) -> QuantizeOptions:
         """Return the options of a recipe file; those in ``given``, which name the input and the output, take
         precedence.
         """
         return cls(**{**read_recipe(Path(recipe)).options, **given, "recipe": recipe})
 
     def _check_values(self) -> None:
-        def need(fine: bool, option: str, value: Any, expected: str) -> None:
+        def need(fine: bool, option: str, value: object, expected: str) -> None:
             if not fine:
                 raise error("bad_option", option=option, value=value, expected=expected, hint="")
 

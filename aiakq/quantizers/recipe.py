@@ -30,7 +30,7 @@ class Component:
     name: str
     parameters: Mapping[str, Any] = field(default_factory=dict)
 
-    def with_parameters(self, **parameters: Any) -> Component:
+    def with_parameters(self, **parameters: object) -> Component:
         return Component(self.name, {**self.parameters, **parameters})
 
 
@@ -60,7 +60,7 @@ class Method:
 class ParameterError(ValueError):
     """Raised when a parameter of a component has an invalid value; ``expected`` completes "which is not"."""
 
-    def __init__(self, parameter: str, value: Any, expected: str, hint: str = "") -> None:
+    def __init__(self, parameter: str, value: object, expected: str, hint: str = "") -> None:
         super().__init__(f"{parameter} is {value!r}, which is not {expected}")
         self.parameter, self.value, self.expected, self.hint = parameter, value, expected, hint
 
@@ -226,7 +226,7 @@ def recipe_of(document: Mapping[str, Any]) -> Recipe:
 def _load(registry: Registry, kind: str, component: Component, labels: Mapping[str, str]) -> Any:
     """Instantiate ``component``. ``labels``: the names of parameters in errors, and under "" that of the component."""
 
-    def bad(parameter: str, value: Any, expected: str, hint: str = "") -> Exception:
+    def bad(parameter: str, value: object, expected: str, hint: str = "") -> Exception:
         label = labels.get(parameter) or (f"{component.name}.{parameter}" if parameter else f"The {kind}")
         return error("bad_option", option=label, value=value, expected=expected, hint=hint)
 
@@ -248,16 +248,16 @@ def _load(registry: Registry, kind: str, component: Component, labels: Mapping[s
         raise bad(problem.parameter, problem.value, problem.expected, problem.hint) from None
 
 
-def _alternatives(hint: Any) -> tuple[Any, ...]:
+def _alternatives(hint: object) -> tuple[Any, ...]:
     return typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
 
 
-def _fits(value: Any, hint: Any) -> bool:
+def _fits(value: object, hint: object) -> bool:
     """Whether a YAML value has the type of a parameter; an integer is accepted as a float."""
     kinds = _alternatives(hint)
     return type(value) in kinds or (type(value) is int and float in kinds)
 
 
-def _type_name(hint: Any) -> str:
+def _type_name(hint: object) -> str:
     words = {float: "a number", int: "an integer", bool: "true or false", str: "a word", type(None): "null"}
     return " or ".join(words.get(kind, str(kind)) for kind in _alternatives(hint))

@@ -73,7 +73,7 @@ def read_recipe(path: Path) -> RecipeFile:
     """Read the recipe in a YAML file or a report. Raises ``bad_option``, which names the file and the key."""
     recipe = _read(path)
     rows = {row.key: row for row in QUANTIZE_ARGUMENTS if row.name not in _OF_ONE_RUN}
-    options: dict[str, Any] = {}
+    options: dict[str, object] = {}
     for key, value in recipe.items():
         if key in rows and value is not None:
             options[rows[key].name] = checked_value(rows[key], value, f"{key} in {path}")
@@ -89,9 +89,9 @@ def read_recipe(path: Path) -> RecipeFile:
     return RecipeFile(str(path), *_preset(options, transforms, rounder, activation_bits, path))
 
 
-def recipe_document(options: QuantizeArguments, recipe: Recipe, activation_bits: int | None) -> dict[str, Any]:
+def recipe_document(options: QuantizeArguments, recipe: Recipe, activation_bits: int | None) -> dict[str, object]:
     """Return the recipe, as JSON values, that repeats a run of ``options`` byte for byte."""
-    document: dict[str, Any] = {}
+    document: dict[str, object] = {}
     for row in QUANTIZE_ARGUMENTS:
         value = getattr(options, row.name)
         repeated = row.name not in (*_OF_ONE_RUN, *_NOT_REPEATED, *_OF_COMPONENTS)
@@ -124,7 +124,7 @@ def _read(path: Path) -> dict[str, Any]:
     if not isinstance(recipe, dict) or not all(isinstance(key, str) for key in recipe):
         raise unreadable("it holds no keys with values")
     names = {name: row.key for row in QUANTIZE_ARGUMENTS for name in row.keys}
-    keys: dict[str, Any] = {}
+    keys: dict[str, object] = {}
     for spelled, value in recipe.items():
         name = spelled.lstrip("-").replace("-", "_")
         key = names.get(name, name)
@@ -134,7 +134,7 @@ def _read(path: Path) -> dict[str, Any]:
     return keys
 
 
-def _transforms(entries: Any, path: Path) -> tuple[Component, ...] | None:
+def _transforms(entries: object, path: Path) -> tuple[Component, ...] | None:
     if entries is None:
         return None
     if not isinstance(entries, list):
@@ -197,5 +197,5 @@ def _row(name: str) -> Argument:
     return next(row for row in QUANTIZE_ARGUMENTS if row.name == name)
 
 
-def _bad(option: str, value: Any, expected: str, hint: str = "") -> AiakqError:
+def _bad(option: str, value: object, expected: str, hint: str = "") -> AiakqError:
     return error("bad_option", option=option, value=value, expected=expected, hint=hint)

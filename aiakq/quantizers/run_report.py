@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime
 from collections.abc import Callable, Mapping
-from typing import Any
 
 import aiakq
 from aiakq.errors import one_line
@@ -92,7 +91,7 @@ inherited_entries = card.inherited_entries
 
 
 def write_report(
-    writer: CheckpointWriter, report: QuantizeReport, prepared: Prepared, inherited: Mapping[str, Any]
+    writer: CheckpointWriter, report: QuantizeReport, prepared: Prepared, inherited: Mapping[str, object]
 ) -> None:
     """Add the report as JSON and as a page, and the model card with the entries ``inherited``, to the output.
 

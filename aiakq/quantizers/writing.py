@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import asdict
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -127,7 +126,7 @@ def layers_of(step: CommittedStep) -> list[LayerResult]:
 
 def written_names(step: CommittedStep) -> set[str]:
     """Return the model's tensors that need not be copied, because this step holds them or their quantized form."""
-    linears: dict[str, Any] = step.note.get("linears", {})
+    linears: dict[str, object] = step.note.get("linears", {})
     return {*step.tensors, *(f"{name}.{last}" for name in linears for last in ("weight", "bias"))}
 
 

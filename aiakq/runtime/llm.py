@@ -110,14 +110,14 @@ class LLM(PoolingMethods):
 
     def chat(
         self,
-        messages: list[dict[str, Any]] | list[list[dict[str, Any]]],
+        messages: list[dict[str, object]] | list[list[dict[str, object]]],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         use_tqdm: bool = True,
         chat_template: str | None = None,
         add_generation_prompt: bool = True,
-        chat_template_kwargs: dict[str, Any] | None = None,
+        chat_template_kwargs: dict[str, object] | None = None,
         continue_final_message: bool = False,
-        tools: list[dict[str, Any]] | None = None,
+        tools: list[dict[str, object]] | None = None,
         lora_request: LoRARequest | Sequence[LoRARequest | None] | None = None,
         chat_template_content_format: str = "auto",
         priority: int | Sequence[int] | None = None,
@@ -157,13 +157,13 @@ class LLM(PoolingMethods):
         return self._run(read, params, priorities, [""] * len(read), use_tqdm, adapters)
 
     def _params_for(
-        self, prompts: Any, params: SamplingParams | Sequence[SamplingParams] | None
+        self, prompts: object, params: SamplingParams | Sequence[SamplingParams] | None
     ) -> list[SamplingParams]:
         if params is None:
             params = self.get_default_sampling_params()
         return self._one_for_each("sampling_params", prompts, params)
 
-    def _priorities(self, prompts: Any, priority: int | Sequence[int] | None) -> list[int]:
+    def _priorities(self, prompts: object, priority: int | Sequence[int] | None) -> list[int]:
         """Return the priority of each prompt; 0 for all if the scheduler does not use priorities."""
         given = self._one_for_each("priority", prompts, 0 if priority is None else priority)
         if self.engine.limits.by_priority or not all(type(each) is int for each in given):
@@ -288,7 +288,7 @@ class LLM(PoolingMethods):
             run(self.engine, receive, deliver)
 
 
-def _conversations_of(messages: Any) -> list[list[dict[str, Any]]]:
+def _conversations_of(messages: object) -> list[list[dict[str, Any]]]:
     """Return the conversations of ``LLM.chat``. Raises ``invalid_type``."""
     conversations = (
         [messages] if isinstance(messages, list) and messages and isinstance(messages[0], dict) else messages

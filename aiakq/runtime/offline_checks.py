@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from aiakq.errors import error
 from aiakq.runtime.engine.engine import Engine
@@ -27,7 +26,7 @@ class OfflineChecks:
     engine: Engine
     end_failure: str = ""
 
-    def __init__(self, tokenizer: Tokenizer, reasoning_config: Mapping[str, Any] | None) -> None:
+    def __init__(self, tokenizer: Tokenizer, reasoning_config: Mapping[str, object] | None) -> None:
         """Raises ``bad_option`` for a wrong ``reasoning_config``."""
         self._tokenizer = tokenizer
         self._marks = configured_marks(reasoning_config)

@@ -15,11 +15,10 @@ import threading
 import time
 from collections.abc import Mapping
 from types import TracebackType
-from typing import Any
 
 import msgspec
 
-from aiakq.arguments.server import KEY_VARIABLES, checked
+from aiakq.arguments.server import KEY_VARIABLES, ServerArguments, checked
 from aiakq.errors import AiakqError, error
 from aiakq.server.telemetry.events import OnEvent, ServerEvent
 from aiakq.system.channel import Channel, Disconnected
@@ -31,7 +30,7 @@ _CODE = "from aiakq.server.background import main; main()"
 class _Arguments(msgspec.Struct, tag="arguments"):
     """The arguments of the server."""
 
-    arguments: dict[str, Any]
+    arguments: ServerArguments
 
 
 class _Report(msgspec.Struct, tag="report"):
@@ -111,7 +110,7 @@ class RunningServer:
 
 
 def start_in_background(
-    args: Mapping[str, Any], on_event: OnEvent | None = None, timeout: float = 600.0
+    args: Mapping[str, object], on_event: OnEvent | None = None, timeout: float = 600.0
 ) -> RunningServer:
     """Context manager: start ``aiakq serve`` with ``args`` (defaults filled in) and wait until it is ready.
 

@@ -8,20 +8,20 @@ import json
 import os
 import shlex
 import time
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
 import prometheus_client
 
-from aiakq.errors import WORKER, AiakqError, error
+from aiakq.arguments.server import ServerArguments
+from aiakq.errors import AiakqError, error
 from aiakq.server.api.app import count_refusals, create_app
 from aiakq.server.api.routes import error_shapes, keyless_paths, load_routes
 from aiakq.server.api.service import Service
 from aiakq.server.http.auth import CURL_KEY, read_admin_keys, read_keys
 from aiakq.server.http.body_budget import BodyBudget
-from aiakq.server.http.http_server import FLUSH_SECONDS, Gateway, start_http
+from aiakq.server.http.http_server import Gateway, start_http
 from aiakq.server.http.listener import (
     allow_many_connections,
     bind,
@@ -31,15 +31,16 @@ from aiakq.server.http.listener import (
     url_of,
 )
 from aiakq.server.loading import load_service, startup_facts
-from aiakq.server.periodic import expire_requests, release_memory, report_stats, trim_memory
 from aiakq.server.process.replicas import Supervisors
-from aiakq.server.shutdown import Signals, drain
+from aiakq.server.shutdown import Signals, serve_until_end
 from aiakq.server.start_checks import check_named_files
 from aiakq.server.telemetry.events import OnEvent, ServerEvent
 from aiakq.server.telemetry.logs import configure_logging, logging_as_events
 
+_Result = TypeVar("_Result")
 
-def serve(args: Mapping[str, Any], on_event: OnEvent) -> int:
+
+def serve(args: ServerArguments, on_event: OnEvent) -> int:
     """Serve until a signal arrives, and return the exit code.
 
     args      arguments validated by ``aiakq.arguments.server.checked(..., server=True)``.
@@ -51,27 +52,27 @@ def serve(args: Mapping[str, Any], on_event: OnEvent) -> int:
     allow_many_connections()
     prometheus_client.disable_created_metrics()
     with logging_as_events(on_event):
-        if args["log_config_file"] is not None:
-            configure_logging(args["log_config_file"])
+        if args.log_config_file is not None:
+            configure_logging(args.log_config_file)
         return asyncio.run(_serve(args, on_event))
 
 
-async def _serve(args: Mapping[str, Any], on_event: OnEvent) -> int:
+async def _serve(args: ServerArguments, on_event: OnEvent) -> int:
     start_time = time.monotonic()
     keys = read_keys(args, os.environ)
-    args = {**args, "fair_share": bool(keys) if args["fair_share"] is None else args["fair_share"]}
-    local = args["uds"] is not None or is_loopback(args["host"])
-    if not keys and not local and not args["allow_no_key"]:
-        raise error("no_key", host=args["host"])
+    args = replace(args, fair_share=bool(keys) if args.fair_share is None else args.fair_share)
+    local = args.uds is not None or is_loopback(args.host)
+    if not keys and not local and not args.allow_no_key:
+        raise error("no_key", host=args.host)
     check_named_files(args)
-    listener = bind(args["host"], args["port"]) if args["uds"] is None else bind_unix(args["uds"])
-    url = url_of(listener, args["host"], tls=bool(args["ssl_certfile"]))
+    listener = bind(args.host, args.port) if args.uds is None else bind_unix(args.uds)
+    url = url_of(listener, args.host, tls=bool(args.ssl_certfile))
     on_event(ServerEvent("listening", f"Listening on {url}; loading the model.", url=url))
     if not keys and not local:
-        text = f"Anyone who can reach {args['host']} can use this server, because it requires no key."
+        text = f"Anyone who can reach {args.host} can use this server, because it requires no key."
         on_event(ServerEvent("warning", text))
     _check_admin_keys(args, bool(keys), on_event)
-    args = {**args, "max_connections": _checked_connections(args["max_connections"], on_event)}
+    args = replace(args, max_connections=_checked_connections(args.max_connections, on_event))
     routes = load_routes(args)
     open_paths = keyless_paths(routes, args)
     gateway = Gateway(args)
@@ -91,37 +92,37 @@ async def _serve(args: Mapping[str, Any], on_event: OnEvent) -> int:
             engine = asyncio.create_task(supervisors.run(service.manager, ready))
             await asyncio.sleep(0)  # until the manager has the engine
             await _load_adapters(service, args, engine)
-            gateway.on_refusal = count_refusals(service, routes, args["root_path"])
+            gateway.on_refusal = count_refusals(service, routes, args.root_path)
             app = create_app(
                 service,
                 routes,
-                root_path=args["root_path"],
+                root_path=args.root_path,
                 keyless_paths=open_paths if keys else None,
-                with_docs=not args["disable_fastapi_docs"],
+                with_docs=not args.disable_fastapi_docs,
             )
-            gateway.app = budget = BodyBudget(app, args["max_total_body_bytes"] or 32 * service.max_body_bytes)
+            gateway.app = budget = BodyBudget(app, args.max_total_body_bytes or 32 * service.max_body_bytes)
             _freeze_garbage_collector()
             seconds = time.monotonic() - start_time
             facts = startup_facts(service, ready)
-            page = "" if args["disable_playground"] or args["uds"] is not None else f"{url}/"
+            page = "" if args.disable_playground or args.uds is not None else f"{url}/"
             event = _ready_event(service, facts, url, bool(keys), seconds, supervisors.all[0].engine.pid)
             on_event(replace(event, page=page))
-            return await _serve_until_end(service, supervisors, engine, args, signals, server_task, on_event, budget)
+            return await serve_until_end(service, supervisors, engine, args, signals, server_task, on_event, budget)
         finally:
             server.should_exit = True
             await asyncio.gather(supervisors.stop(), server_task, return_exceptions=True)
-            if args["uds"] is not None:
-                Path(args["uds"]).unlink(missing_ok=True)
+            if args.uds is not None:
+                Path(args.uds).unlink(missing_ok=True)
 
 
-def _check_admin_keys(args: Mapping[str, Any], asks_for_key: bool, on_event: OnEvent) -> None:
+def _check_admin_keys(args: ServerArguments, asks_for_key: bool, on_event: OnEvent) -> None:
     """Warn if every key administrates. Raises ``option_conflict`` for keys to administrate without routes for it."""
     admin_keys = read_admin_keys(args)
-    if admin_keys and not args["enable_admin_routes"]:
+    if admin_keys and not args.enable_admin_routes:
         reason, hint = "there is nothing to administrate", "Give --enable-admin-routes too."
         other = "no --enable-admin-routes"
         raise error("option_conflict", option="--admin-api-key", other=other, reason=reason, hint=hint)
-    if asks_for_key and args["enable_admin_routes"] and not admin_keys:
+    if asks_for_key and args.enable_admin_routes and not admin_keys:
         text = "Every API key can administrate this server: --admin-api-key gives administration a key of its own."
         on_event(ServerEvent("warning", text))
 
@@ -137,7 +138,7 @@ def _checked_connections(requested: int, on_event: OnEvent) -> int:
     return fitting
 
 
-def _result_or_kill(loading: asyncio.Task[Any], supervisors: Supervisors) -> Any:
+def _result_or_kill(loading: asyncio.Task[_Result], supervisors: Supervisors) -> _Result:
     """Return the result of ``loading``. If it fails, kill the engines, which may still be reading weights."""
     try:
         return loading.result()
@@ -146,7 +147,7 @@ def _result_or_kill(loading: asyncio.Task[Any], supervisors: Supervisors) -> Any
         raise
 
 
-async def _load_adapters(service: Service, args: Mapping[str, Any], engine: asyncio.Task[AiakqError]) -> None:
+async def _load_adapters(service: Service, args: ServerArguments, engine: asyncio.Task[AiakqError]) -> None:
     """Load the adapters of --lora-modules. If one fails, the end of the engine is no failure of its own."""
     try:
         await service.model.adapters.start(args, service.model.names, service.manager.adapters.check)
@@ -160,41 +161,6 @@ def _freeze_garbage_collector() -> None:
     gc.collect()
     gc.freeze()
     gc.collect()  # resets the counts that decide when the next full collection is due
-
-
-async def _serve_until_end(
-    service: Service,
-    supervisors: Supervisors,
-    engine: asyncio.Task[AiakqError],
-    args: Mapping[str, Any],
-    signals: Signals,
-    server_task: asyncio.Task[None],
-    on_event: OnEvent,
-    budget: BodyBudget,
-) -> int:
-    """Serve until a signal arrives and running requests are finished, or no engine is left. Returns the exit code."""
-    tasks = [
-        asyncio.create_task(expire_requests(service.manager)),
-        asyncio.create_task(release_memory(service, budget)),
-        asyncio.create_task(trim_memory()),
-    ]
-    if not args["disable_log_stats"]:
-        tasks.append(asyncio.create_task(report_stats(service, on_event)))
-    try:
-        await signals.wait_or(server_task, engine)
-        if server_task.done():  # ends only with an exception; raise it
-            server_task.result()
-        supervisors.closing = True
-        timeout = 0 if engine.done() else args["shutdown_timeout"]
-        interrupted = await drain(service, timeout, signals, on_event)
-        if engine.done():
-            engine.result()  # raise a bug in the supervisor
-            return WORKER
-        return 128 + signals.received[-1] if interrupted else 0
-    finally:
-        for task in (*tasks, engine):
-            task.cancel()
-        await service.stop(FLUSH_SECONDS)
 
 
 def _ready_event(

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import logging
-import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
 
-from aiakq.errors import error
+from aiakq.arguments.server import ServerArguments
 from aiakq.server.api.message_format import ParserOptions, read_chat_template, template_defaults
 from aiakq.server.api.model_info import ModelInfo
 from aiakq.server.api.service import ResponseOptions, Service
@@ -19,25 +16,22 @@ from aiakq.server.process.queue_limits import QueueLimits
 from aiakq.server.process.replicas import Supervisors
 from aiakq.server.process.text_client import TextClient
 from aiakq.server.telemetry.events import OnEvent, ServerEvent, phase_event
-from aiakq.server.telemetry.logs import RequestLog, request_logger
 from aiakq.server.telemetry.metrics import Metrics
+from aiakq.server.telemetry.observers import enable_request_log, open_observers
 from aiakq.server.telemetry.process_metrics import add_process_metrics
-from aiakq.server.telemetry.request_records import RequestObserver
-from aiakq.server.telemetry.traces import Tracer
 
 #: Smallest default limit of a request body; models with long contexts have a larger one.
 MIN_BODY_BYTES = 4 << 20
 
 
 async def load_service(
-    supervisors: Supervisors, args: Mapping[str, Any], on_event: OnEvent
+    supervisors: Supervisors, args: ServerArguments, on_event: OnEvent
 ) -> tuple[Service, list[Ready]]:
     """Wait until the engines are ready. Returns the service and the ``Ready`` record of every engine."""
     parsers = ParserOptions(args)
-    observers, defaults = open_observers(args, on_event), template_defaults(args["default_chat_template_kwargs"])
+    observers, defaults = open_observers(args, on_event), template_defaults(args.default_chat_template_kwargs)
     reports, configured, text = await _load_engines_and_tokenizer(supervisors, args, on_event, parsers)
-    ready = reports[0]
-    names = args["served_model_name"] or [args["model"]]
+    ready, names = reports[0], args.served_names
     metrics = Metrics(names[0], ready.limits.max_model_len, ready.settings)
     add_process_metrics(
         metrics.registry,
@@ -48,36 +42,36 @@ async def load_service(
     )
     queue = QueueLimits(
         max_running=ready.max_num_seqs,
-        max_waiting=args["max_num_queued_reqs"],
-        max_waiting_tokens=args["max_num_queued_tokens"] or 4 * ready.limits.max_kv_tokens,
-        max_wait_seconds=args["max_queue_seconds"],
-        max_request_seconds=args["max_request_seconds"],
+        max_waiting=args.max_num_queued_reqs,
+        max_waiting_tokens=args.max_num_queued_tokens or 4 * ready.limits.max_kv_tokens,
+        max_wait_seconds=args.max_queue_seconds,
+        max_request_seconds=args.max_request_seconds,
     )
     service = Service(
         ModelInfo(
             names=tuple(names),
-            path=args["model"],
+            path=args.model or "",
             dtype=configured.dtype,
             limits=ready.limits,
             default_sampling=configured.sampling,
-            response_role=args["response_role"],
+            response_role=args.response_role,
         ),
         text,
         requests_of(reports, text.tokenizer, text.loaded.vocabulary, metrics, queue),
         metrics,
-        max_body_bytes=args["max_body_bytes"] or max(MIN_BODY_BYTES, 8 * ready.limits.max_model_len),
+        max_body_bytes=args.max_body_bytes or max(MIN_BODY_BYTES, 8 * ready.limits.max_model_len),
         progress=lambda: supervisors.progress.as_dict(),
-        log_prompts=_enable_request_log(args),
-        unknown_fields=args["unknown_fields"],
+        log_prompts=enable_request_log(args),
+        unknown_fields=args.unknown_fields,
         options=_response_options(args),
-        fair_share=args["fair_share"],
+        fair_share=bool(args.fair_share),
         message_format=parsers.message_format(text.loaded.tools_template, text.loaded.facts.takes_tools),
         observers=observers,
-        root_path=args["root_path"],
-        playground_servers=args["playground_servers"] or (),
+        root_path=args.root_path,
+        playground_servers=args.playground_servers or (),
     )
     service.manager.use_adapters(service.model.adapters)
-    service.stream_interval, service.log_outputs = args["stream_interval"], args["enable_log_outputs"]
+    service.stream_interval, service.log_outputs = args.stream_interval, args.enable_log_outputs
     service.default_template_kwargs = defaults
     text.check_ends(ready.limits.eos_token_ids)
     for warning in _warnings(text, service.model):
@@ -85,14 +79,14 @@ async def load_service(
     return service, reports
 
 
-def _response_options(args: Mapping[str, Any]) -> ResponseOptions:
+def _response_options(args: ServerArguments) -> ResponseOptions:
     """Return the options for the contents of responses."""
     return ResponseOptions(
-        force_include_usage=args["enable_force_include_usage"],
-        return_tokens_as_token_ids=args["return_tokens_as_token_ids"],
-        per_request_metrics=args["enable_per_request_metrics"],
-        prompt_tokens_details=args["enable_prompt_tokens_details"],
-        keep_alive_seconds=args["sse_keep_alive_interval"],
+        force_include_usage=args.enable_force_include_usage,
+        return_tokens_as_token_ids=args.return_tokens_as_token_ids,
+        per_request_metrics=args.enable_per_request_metrics,
+        prompt_tokens_details=args.enable_prompt_tokens_details,
+        keep_alive_seconds=args.sse_keep_alive_interval,
     )
 
 
@@ -151,24 +145,24 @@ def _template_warnings(text: TextClient) -> Iterator[str]:
 
 
 async def _load_engines_and_tokenizer(
-    supervisors: Supervisors, args: Mapping[str, Any], on_event: OnEvent, parsers: ParserOptions
+    supervisors: Supervisors, args: ServerArguments, on_event: OnEvent, parsers: ParserOptions
 ) -> tuple[list[Ready], Configured, TextClient]:
     """Load the tokenizer in its own process while the engines load weights. Raises the first failure of any."""
-    chat_template = read_chat_template(args["chat_template"])
+    chat_template = read_chat_template(args.chat_template)
     configured: asyncio.Future[Configured] = asyncio.get_running_loop().create_future()
 
-    runs_code = args["trust_remote_code"] or args["tokenizer_extension_path"] is not None
+    runs_code = args.trust_remote_code or args.tokenizer_extension_path is not None
     text = TextClient(
         chat_template,
-        4 * (args["max_body_bytes"] or MIN_BODY_BYTES),
+        4 * (args.max_body_bytes or MIN_BODY_BYTES),
         with_torch=runs_code,
-        content_format=args["chat_template_content_format"],
-        template_source=_template_source(args["chat_template"]),
-        template_arguments=template_defaults(args["default_chat_template_kwargs"]),
+        content_format=args.chat_template_content_format,
+        template_source=_template_source(args.chat_template),
+        template_arguments=template_defaults(args.default_chat_template_kwargs),
     )
 
     async def load_tokenizer() -> None:
-        if not args["skip_tokenizer_init"]:
+        if not args.skip_tokenizer_init:
             await text.spawn()
         source = (await configured).tokenizer
         start_time = time.monotonic()
@@ -181,7 +175,7 @@ async def _load_engines_and_tokenizer(
 
     engine_task = asyncio.create_task(supervisors.load(configured.set_result))
     tokenizer_task = asyncio.create_task(load_tokenizer())
-    tasks: tuple[asyncio.Task[Any], ...] = (engine_task, tokenizer_task)
+    tasks: tuple[asyncio.Task[object], ...] = (engine_task, tokenizer_task)
     try:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
         for task in tasks:
@@ -201,22 +195,6 @@ def _template_source(value: str | None) -> str:
     return f"'{value}' of --chat-template" if value is not None and "{" not in value else "of --chat-template"
 
 
-def open_observers(args: Mapping[str, Any], on_event: OnEvent) -> list[RequestObserver]:
-    """Return the observers of requests: log and traces. Raises option_conflict, traces_missing and bad_option."""
-    observers: list[RequestObserver] = []
-    if args["otlp_traces_endpoint"]:
-        names = args["served_model_name"] or [args["model"]]
-        observers.append(Tracer(args["otlp_traces_endpoint"], args["collect_detailed_traces"] or (), names[0]))
-    elif args["collect_detailed_traces"]:
-        reason = "without a collector there are no traces"
-        hint = "Give --otlp-traces-endpoint URL."
-        other = "no --otlp-traces-endpoint"
-        raise error("option_conflict", option="--collect-detailed-traces", other=other, reason=reason, hint=hint)
-    if args["log_format"] == "json":
-        observers.append(RequestLog(on_event))  # after the tracer, whose ids it writes
-    return observers
-
-
 def startup_facts(service: Service, reports: Sequence[Ready]) -> dict[str, str]:
     """Return the facts for the start-up table, which are shown below its phases."""
     sampling, facts = service.model.default_sampling, dict(reports[0].facts)
@@ -225,15 +203,3 @@ def startup_facts(service: Service, reports: Sequence[Ready]) -> dict[str, str]:
     if not sampling:
         return facts
     return {**facts, "default sampling": ", ".join(f"{name} {value}" for name, value in sampling.items())}
-
-
-def _enable_request_log(args: Mapping[str, Any]) -> float | None:
-    """Enable the request log for --enable-log-requests. Returns ``log_prompts`` of ``Service``."""
-    if not args["enable_log_requests"]:
-        if args["enable_log_outputs"]:
-            other, reason = "no --enable-log-requests", "outputs are logged with their requests"
-            hint = "Give both."
-            raise error("option_conflict", option="--enable-log-outputs", other=other, reason=reason, hint=hint)
-        return None
-    request_logger.setLevel(logging.INFO)
-    return math.inf if args["max_log_len"] is None else args["max_log_len"]

@@ -1,15 +1,18 @@
-"""Graceful shutdown: signals, and draining of running requests."""
+"""The end of a server: signals, and draining of running requests."""
 
 from __future__ import annotations
 
 import asyncio
 import signal
 import time
-from typing import Any
 
-from aiakq.errors import error
+from aiakq.arguments.server import ServerArguments
+from aiakq.errors import WORKER, AiakqError, error
 from aiakq.server.api.service import Service
+from aiakq.server.http.body_budget import BodyBudget
 from aiakq.server.http.http_server import FLUSH_SECONDS
+from aiakq.server.periodic import expire_requests, release_memory, report_stats, trim_memory
+from aiakq.server.process.replicas import Supervisors
 from aiakq.server.telemetry.events import OnEvent, ServerEvent
 
 
@@ -29,7 +32,7 @@ class Signals:
         for number in (signal.SIGINT, signal.SIGTERM):
             asyncio.get_running_loop().remove_signal_handler(number)
 
-    async def wait_or(self, *tasks: asyncio.Task[Any]) -> bool:
+    async def wait_or(self, *tasks: asyncio.Task[object]) -> bool:
         """Wait for the first signal or for one of ``tasks``. Returns whether a task has finished."""
         first = asyncio.create_task(self._first.wait())
         await asyncio.wait({*tasks, first}, return_when=asyncio.FIRST_COMPLETED)
@@ -58,3 +61,38 @@ async def drain(service: Service, timeout: float, signals: Signals, on_event: On
         await asyncio.sleep(0.02)
     on_event(ServerEvent("stopped", f"Stopped; {num_cut} requests were cut short." if num_cut else "Stopped."))
     return interrupted
+
+
+async def serve_until_end(
+    service: Service,
+    supervisors: Supervisors,
+    engine: asyncio.Task[AiakqError],
+    args: ServerArguments,
+    signals: Signals,
+    server_task: asyncio.Task[None],
+    on_event: OnEvent,
+    budget: BodyBudget,
+) -> int:
+    """Serve until a signal arrives and running requests are finished, or no engine is left. Returns the exit code."""
+    tasks = [
+        asyncio.create_task(expire_requests(service.manager)),
+        asyncio.create_task(release_memory(service, budget)),
+        asyncio.create_task(trim_memory()),
+    ]
+    if not args.disable_log_stats:
+        tasks.append(asyncio.create_task(report_stats(service, on_event)))
+    try:
+        await signals.wait_or(server_task, engine)
+        if server_task.done():  # ends only with an exception; raise it
+            server_task.result()
+        supervisors.closing = True
+        timeout = 0 if engine.done() else args.shutdown_timeout
+        interrupted = await drain(service, timeout, signals, on_event)
+        if engine.done():
+            engine.result()  # raise a bug in the supervisor
+            return WORKER
+        return 128 + signals.received[-1] if interrupted else 0
+    finally:
+        for task in (*tasks, engine):
+            task.cancel()
+        await service.stop(FLUSH_SECONDS)

@@ -4,47 +4,54 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
 
 from aiakq.arguments.lora import parse_module
+from aiakq.arguments.server import ServerArguments
 from aiakq.errors import error
 from aiakq.formats.model_folder import read_file
 from aiakq.runtime.lora.adapter_config import CONFIG, MAX_CONFIG_BYTES, parse_config
 from aiakq.server.http.http_server import check_tls
 from aiakq.server.loading import read_chat_template
 
-#: Options that name a local folder, and those that name a file. Options of models may also be names on the hub.
-_FOLDERS = ("lora_root",)
-_FILES = ("ssl_certfile", "ssl_keyfile", "ssl_ca_certs", "tokenizer_extension_path")
 
-
-def check_named_files(args: Mapping[str, Any]) -> None:
+def check_named_files(args: ServerArguments) -> None:
     """Raise the error for the first file or folder of ``args`` that cannot be used.
 
     Raises ``bad_option``, ``option_conflict``, ``adapter_missing``, ``adapter_malformed`` and ``adapter_unsupported``.
     """
-    for names, exists, expected in ((_FOLDERS, Path.is_dir, "a folder"), (_FILES, Path.is_file, "a file")):
-        for name in names:
-            if args[name] and not _holds(exists, args[name]):
-                option, hint = f"--{name.replace('_', '-')}", "There is none at this path."
-                raise error("bad_option", option=option, value=args[name], expected=expected, hint=hint)
+    # Options of models may also be names on the hub.
+    files = {
+        "--ssl-certfile": args.ssl_certfile,
+        "--ssl-keyfile": args.ssl_keyfile,
+        "--ssl-ca-certs": args.ssl_ca_certs,
+        "--tokenizer-extension-path": args.tokenizer_extension_path,
+    }
+    _check_paths({"--lora-root": args.lora_root}, Path.is_dir, "a folder")
+    _check_paths(files, Path.is_file, "a file")
     check_tls(args)
-    read_chat_template(args["chat_template"])
+    read_chat_template(args.chat_template)
     _check_adapters(args)
 
 
-def _check_adapters(args: Mapping[str, Any]) -> None:
+def _check_paths(paths: Mapping[str, str | None], exists: Callable[[Path], bool], expected: str) -> None:
+    """Raise ``bad_option`` for the first of ``paths``, by option, that does not exist."""
+    for option, path in paths.items():
+        if path and not _holds(exists, path):
+            hint = "There is none at this path."
+            raise error("bad_option", option=option, value=path, expected=expected, hint=hint)
+
+
+def _check_adapters(args: ServerArguments) -> None:
     """Raise the error for adapters without --enable-lora, for one with a name in use, or that cannot be read."""
-    for name in ("lora_modules", "lora_root"):
-        if args[name] and not args["enable_lora"]:
-            option, reason = f"--{name.replace('_', '-')}", "without it requests have no adapters"
-            hint = "Give --enable-lora too."
+    for option, value in (("--lora-modules", args.lora_modules), ("--lora-root", args.lora_root)):
+        if value and not args.enable_lora:
+            reason, hint = "without it requests have no adapters", "Give --enable-lora too."
             raise error("option_conflict", option=option, other="no --enable-lora", reason=reason, hint=hint)
-    names = args["served_model_name"] or [args["model"]]
+    names = args.served_names
     taken = set(names)
-    for module in map(parse_module, args["lora_modules"] or ()):
+    for module in map(parse_module, args.lora_modules or ()):
         expected = None
         if module.base not in (None, *names):
             expected = f"an adapter of {', '.join(names)}"
@@ -69,8 +76,8 @@ def check_adapter_config(folder: Path) -> None:
     parse_config(values, str(folder))
 
 
-def _holds(exists: Any, path: str | Path) -> bool:
+def _holds(exists: Callable[[Path], bool], path: str | Path) -> bool:
     try:
-        return bool(exists(Path(path).expanduser()))
+        return exists(Path(path).expanduser())
     except (OSError, ValueError):  # too long a path, a zero byte
         return False

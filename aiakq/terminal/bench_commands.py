@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import typer
 
@@ -27,10 +27,10 @@ bench = typer.Typer(
 
 
 def measure(
-    template: dict[str, Any],
+    template: dict[str, object],
     result: ResultArguments,
     run: Callable[[], Record],
-    show: Callable[[dict[str, Any]], None] = tables.bench_result,
+    show: Callable[[dict[str, object]], None] = tables.bench_result,
     emit: bool | None = None,
     unmeasured: Mapping[str, str] | None = None,
 ) -> None:
@@ -76,12 +76,12 @@ def measure(
         raise error("result_has_warnings", count=len(document["warnings"]), first=document["warnings"][0].rstrip("."))
 
 
-def check_engine(engine: dict[str, Any], command: str) -> None:
+def check_engine(engine: dict[str, object], command: str) -> None:
     """Validate the engine arguments before any slow import. Raises ``usage`` and the errors of ``checked``."""
     from aiakq.arguments.server import checked
     from aiakq.formats.hub import check_model_name
 
-    model = checked(engine, server=False)["model"]
+    model = checked(engine, server=False).model
     if not model:
         raise error("usage", reason="No model is given.", hint=f"Example: aiakq bench {command} MODEL")
     check_model_name(model)
@@ -89,7 +89,7 @@ def check_engine(engine: dict[str, Any], command: str) -> None:
 
 @bench.command(cls=Command)
 @with_arguments("bench latency")
-def latency(arguments: LatencyArguments, result: ResultArguments, engine: dict[str, Any]) -> None:
+def latency(arguments: LatencyArguments, result: ResultArguments, engine: dict[str, object]) -> None:
     """Measure the latency of a batch of equal requests, in this process."""
     check_engine(engine, "latency")
     from aiakq.bench import latency as measuring
@@ -105,7 +105,7 @@ def latency(arguments: LatencyArguments, result: ResultArguments, engine: dict[s
 
 @bench.command(cls=Command)
 @with_arguments("bench throughput")
-def throughput(arguments: ThroughputArguments, result: ResultArguments, engine: dict[str, Any]) -> None:
+def throughput(arguments: ThroughputArguments, result: ResultArguments, engine: dict[str, object]) -> None:
     """Measure the throughput of many requests submitted at once, in this process."""
     check_engine(engine, "throughput")
     from aiakq.bench import throughput as measuring

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from aiakq.terminal import console
 from aiakq.terminal.usage_errors import check_one_server, server_url
@@ -27,7 +27,7 @@ _OWN_SERVER = {
 }
 
 
-def address(arguments: ServeArguments, engine: dict[str, Any]) -> str:
+def address(arguments: ServeArguments, engine: dict[str, object]) -> str:
     """Return the URL of the server to measure, or "" to start one. Raises ``option_conflict`` and ``usage``."""
     check_one_server(
         engine,
@@ -46,7 +46,7 @@ def address(arguments: ServeArguments, engine: dict[str, Any]) -> str:
 
 @contextlib.contextmanager
 def running_server(
-    options: ServeOptions, engine: dict[str, Any], bars: console.ProgressBars
+    options: ServeOptions, engine: dict[str, object], bars: console.ProgressBars
 ) -> Iterator[tuple[ServeOptions, Mapping[str, str] | None]]:
     """Yield the options with the server's address, and the facts reported by a server that is started here."""
     if "model" not in engine:

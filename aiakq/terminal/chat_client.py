@@ -60,7 +60,7 @@ class Answer:
         between = self.ended - self.first
         return (self.num_tokens - 1) / between if self.num_tokens and self.num_tokens > 1 and between > 0 else None
 
-    def document(self) -> dict[str, Any]:
+    def document(self) -> dict[str, object]:
         """Return the answer as JSON values, for --json."""
         return {
             "model": self.model,
@@ -104,12 +104,14 @@ class ChatServer:
             raise self._failed("it lists no model at /v1/models.")
         return names
 
-    def ask(self, messages: Sequence[Mapping[str, str]], params: Mapping[str, Any], logprobs: bool) -> Iterator[Answer]:
+    def ask(
+        self, messages: Sequence[Mapping[str, str]], params: Mapping[str, object], logprobs: bool
+    ) -> Iterator[Answer]:
         """Yield the growing answer after every chunk. Raises ``server_unreachable`` and ``no_answer``.
 
         Closing the iterator closes the connection, which makes the server stop generating.
         """
-        body: dict[str, Any] = {"model": self.model, "messages": list(messages), "stream": True}
+        body: dict[str, object] = {"model": self.model, "messages": list(messages), "stream": True}
         body["stream_options"] = {"include_usage": True}
         if logprobs:
             body["logprobs"] = True
@@ -165,7 +167,7 @@ def events(lines: Iterator[str]) -> Iterator[str]:
     raise httpx.RemoteProtocolError("the stream ended without [DONE]")
 
 
-def _message(body: Any) -> str:
+def _message(body: object) -> str:
     """Return the message in an error body."""
     detail = body.get("error") if isinstance(body, dict) else None
     message = detail.get("message") if isinstance(detail, dict) else None

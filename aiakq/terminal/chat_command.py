@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from aiakq.errors import error
 from aiakq.terminal import console
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 @with_arguments("chat")
-def chat(arguments: ChatArguments, output: JsonArguments, engine: dict[str, Any]) -> None:
+def chat(arguments: ChatArguments, output: JsonArguments, engine: dict[str, object]) -> None:
     """Chat with a model that is loaded here, or with one on a running server.
 
     With --prompt, --json or without a terminal, a single answer is written to stdout.
@@ -54,7 +54,7 @@ def chat(arguments: ChatArguments, output: JsonArguments, engine: dict[str, Any]
 
 
 @contextlib.contextmanager
-def _servers(arguments: ChatArguments, engine: dict[str, Any]) -> Iterator[list[ChatServer]]:
+def _servers(arguments: ChatArguments, engine: dict[str, object]) -> Iterator[list[ChatServer]]:
     """Yield the server of the conversation, and that of --compare; servers started here end with the context."""
     from aiakq.terminal.chat_client import ChatServer
 
@@ -74,7 +74,7 @@ def _servers(arguments: ChatArguments, engine: dict[str, Any]) -> Iterator[list[
         yield servers
 
 
-def _started(engine: dict[str, Any], stack: contextlib.ExitStack) -> str:
+def _started(engine: dict[str, object], stack: contextlib.ExitStack) -> str:
     """Start a server for a model, which ends with ``stack``, and return its address."""
     from aiakq.server.background import start_in_background
 

@@ -7,7 +7,6 @@ import json
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 from rich.live import Live
 from rich.table import Table
@@ -42,7 +41,7 @@ class ChatSession:
         self,
         servers: Sequence[ChatServer],
         system: str | None,
-        params: dict[str, Any],
+        params: dict[str, object],
         read: Callable[[str], str] = input,
     ) -> None:
         self.servers = servers
@@ -68,11 +67,11 @@ class ChatSession:
             console.write(f"{letter}: {answer.model}\n{answer.text}\n\n")
         console.note(difference(*answers))
 
-    def answer_document(self, prompt: str) -> dict[str, Any]:
+    def answer_document(self, prompt: str) -> dict[str, object]:
         """Return the answers to ``prompt`` as one document."""
         self.questions.append(prompt)
         answers = self._all_answers()
-        document: dict[str, Any] = {"schema_version": 1, "kind": "chat", "messages": self._messages(0)}
+        document: dict[str, object] = {"schema_version": 1, "kind": "chat", "messages": self._messages(0)}
         document |= {"params": self.params, "answers": [answer.document() for answer in answers]}
         if len(answers) > 1:
             document["common_tokens"] = common_tokens(*answers)

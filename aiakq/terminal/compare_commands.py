@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from aiakq.terminal import console, tables
 from aiakq.terminal.bench_commands import bench, check_engine
@@ -31,7 +31,7 @@ def compare(arguments: CompareArguments, reports: ReportArguments) -> None:
 
 @bench.command(cls=Command)
 @with_arguments("bench ab")
-def ab(arguments: AlternationArguments, reports: ReportArguments, engine: dict[str, Any]) -> None:
+def ab(arguments: AlternationArguments, reports: ReportArguments, engine: dict[str, object]) -> None:
     """Measure two sides alternately on this machine, until a verdict is possible.
 
     A side is a checkout, git revision, wheel, interpreter, model or setting. Exits with 10 if a gated metric is worse
@@ -54,7 +54,7 @@ def ab(arguments: AlternationArguments, reports: ReportArguments, engine: dict[s
 
 @bench.command(cls=Command)
 @with_arguments("bench counters")
-def counters(arguments: CounterArguments, reports: ReportArguments, engine: dict[str, Any]) -> None:
+def counters(arguments: CounterArguments, reports: ReportArguments, engine: dict[str, object]) -> None:
     """Count the work of the engine for a fixed load on a CPU: steps, tokens, pages, operations, bytes.
 
     With --against FILE it exits with 10 if a counter differs from that file, which --output writes.
@@ -76,7 +76,7 @@ def counters(arguments: CounterArguments, reports: ReportArguments, engine: dict
         _finish(counting.compare(document, arguments.against), replace(reports, output=None), allow_undecided=False)
 
 
-def _show(document: dict[str, Any], table: Callable[[dict[str, Any]], None]) -> None:
+def _show(document: dict[str, object], table: Callable[[dict[str, object]], None]) -> None:
     """Print a table on a terminal; otherwise the JSON document on stdout and the table on stderr."""
     is_terminal = console.stdout_is_terminal()
     with console.results_on_stdout(is_terminal):
@@ -85,7 +85,7 @@ def _show(document: dict[str, Any], table: Callable[[dict[str, Any]], None]) -> 
         console.emit(document)
 
 
-def _finish(document: dict[str, Any], reports: ReportArguments, allow_undecided: bool) -> None:
+def _finish(document: dict[str, object], reports: ReportArguments, allow_undecided: bool) -> None:
     """Show and write a comparison, and raise its failure: ``got_worse``, ``counters_changed`` or ``undecided``."""
     from aiakq.bench.comparison.compare import failure
     from aiakq.bench.comparison.reports import write

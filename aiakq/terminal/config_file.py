@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from aiakq.arguments import unsupported
 from aiakq.arguments.spelling import plain_keys
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 _MAX_BYTES = 1 << 20
 
 
-def read_config_file(path: Path, rows: Iterable[Argument] = (), engine: bool = True) -> dict[str, Any]:
+def read_config_file(path: Path, rows: Iterable[Argument] = (), engine: bool = True) -> dict[str, object]:
     """Return the options of a YAML file by their keys, in any spelling that the command line accepts, without dashes.
 
     rows    the options of the command.
@@ -41,7 +41,7 @@ def read_config_file(path: Path, rows: Iterable[Argument] = (), engine: bool = T
     if engine:
         objects |= {row.name for row in unsupported.UNSUPPORTED}
     given = plain_keys(document, objects.__contains__, lambda name: _bad(path, f"it sets {name} twice"))
-    options: dict[str, Any] = {}
+    options: dict[str, object] = {}
     for name, value in given.items():
         key = keys[name].key if name in keys else name
         if key in options:

@@ -14,7 +14,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich import box
 from rich.console import Console, RenderableType
@@ -23,6 +23,9 @@ from rich.text import Text
 
 from aiakq.errors import AiakqError, error
 from aiakq.terminal.usage_errors import close_value
+
+if TYPE_CHECKING:
+    from rich.progress import Progress, TaskID
 
 #: Width in columns without a terminal: wide enough that tables do not truncate names.
 PIPE_WIDTH = 120
@@ -50,7 +53,7 @@ class _Stderr:
             if sys.stderr is not None:
                 sys.stderr.flush()
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> object:
         if sys.stderr is None:
             raise AttributeError(name)
         return getattr(sys.stderr, name)
@@ -223,7 +226,7 @@ def note_missing_folder(model: str) -> None:
         note(sentence)
 
 
-def emit(document: Mapping[str, Any]) -> None:
+def emit(document: Mapping[str, object]) -> None:
     """Write one JSON document to stdout. Raises ClosedOutput if its reader has gone, ``output_failed`` otherwise."""
     from aiakq.records import finite, to_json
 
@@ -348,8 +351,8 @@ class ProgressBars:
         self._console = err()
         self._stage: str | None = None
         self._started = self._printed = self._last = time.monotonic()
-        self._bars: Any = None
-        self._task: Any = None
+        self._bars: Progress | None = None
+        self._task: TaskID | None = None
 
     def __enter__(self) -> ProgressBars:
         if is_animated():
@@ -376,7 +379,7 @@ class ProgressBars:
         """``done`` of ``total`` steps of ``stage`` are finished; ``detail`` names the current one."""
         if stage != self._stage:
             self._begin(stage, total)
-        if self._bars is not None:
+        if self._bars is not None and self._task is not None:
             self._bars.update(self._task, completed=done, total=max(total, 1), detail=plain(detail))
         else:
             self._print_line(stage, done, total, detail)

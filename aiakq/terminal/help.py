@@ -28,21 +28,21 @@ _SOURCES = (
 class Command(typer.core.TyperCommand):
     """A command with this module's help page."""
 
-    def format_help(self, ctx: Any, formatter: Any) -> None:
+    def format_help(self, ctx: object, formatter: object) -> None:
         _print_help(self, ctx, _SOURCES)
 
 
 class PlainCommand(typer.core.TyperCommand):
     """A command whose options are read from the command line only."""
 
-    def format_help(self, ctx: Any, formatter: Any) -> None:
+    def format_help(self, ctx: object, formatter: object) -> None:
         _print_help(self, ctx, None)
 
 
 class Group(typer.core.TyperGroup):
     """A group of commands with this module's help page."""
 
-    def format_help(self, ctx: Any, formatter: Any) -> None:
+    def format_help(self, ctx: object, formatter: object) -> None:
         _print_help(self, ctx, self.epilog)
 
 
@@ -125,7 +125,7 @@ def _description(parameter: Any) -> str:
     return " ".join(words)
 
 
-def default_text(value: Any) -> str:
+def default_text(value: object) -> str:
     """Format a default value; empty for None, for flags that are off and for empty values."""
     if value is None or value is False or value == () or value == "":
         return ""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from aiakq.errors import error
 from aiakq.terminal import console, tables
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 @bench.command(cls=Command)
 @with_arguments("bench serve")
 def serve(
-    arguments: ServeArguments, repeating: RepeatArguments, result: ResultArguments, engine: dict[str, Any]
+    arguments: ServeArguments, repeating: RepeatArguments, result: ResultArguments, engine: dict[str, object]
 ) -> None:
     """Measure a server under load, as its clients see it.
 
@@ -74,7 +74,7 @@ def _progress(bars: console.ProgressBars, stage: str) -> Callable[[int, int, int
 @bench.command(cls=Command)
 @with_arguments("bench sweep")
 def sweep(
-    arguments: ServeArguments, sweep_arguments: SweepArguments, result: ResultArguments, engine: dict[str, Any]
+    arguments: ServeArguments, sweep_arguments: SweepArguments, result: ResultArguments, engine: dict[str, object]
 ) -> None:
     """Measure a server at increasing load: one request at a time, --levels rates, and saturation.
 

@@ -40,8 +40,8 @@ def with_arguments(name: str) -> Callable[[Callable[..., Any]], Any]:
     with the command's name: building a hundred options takes longer than showing a page without them.
     """
 
-    def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
-        def wrapper(**words: Any) -> Any:
+    def decorate(command: Callable[..., object]) -> Callable[..., object]:
+        def wrapper(**words: object) -> object:
             return command(*_values(name, words))
 
         def sign() -> None:
@@ -113,7 +113,7 @@ def _rewrite_words(name: str, words: Sequence[str]) -> Rewritten:
     )
 
 
-def _values(name: str, words: dict[str, Any]) -> list[Any]:
+def _values(name: str, words: dict[str, Any]) -> list[object]:
     """Return the command's parts and the engine's arguments; see ``CommandArguments.values``."""
     from aiakq.arguments.commands import COMMANDS, CONFIG, MissingArgument
     from aiakq.arguments.environment import unknown_variables
@@ -148,7 +148,7 @@ def _values(name: str, words: dict[str, Any]) -> list[Any]:
         raise missing_option(missing.row, name) from None
 
 
-def _recipe_options(arguments: CommandArguments, file: str) -> dict[str, Any]:
+def _recipe_options(arguments: CommandArguments, file: str) -> dict[str, object]:
     """Return the options of a recipe file, by their keys in configuration files."""
     # A slow import: it loads the transforms and rounders that the file names.
     from aiakq.quantizers.recipe_file import read_recipe

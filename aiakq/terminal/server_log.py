@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import time
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from aiakq.terminal import console
 from aiakq.terminal.console import err, facts, line, plain, seconds
 
 if TYPE_CHECKING:
+    from rich.status import Status
+
     from aiakq.server.telemetry.events import ServerEvent
 
 
@@ -20,7 +22,7 @@ class ServerLog:
         self._model = model
         self._started = time.monotonic()
         self._phases: list[ServerEvent] = []
-        self._status: Any = None
+        self._status: Status | None = None
 
     def __enter__(self) -> ServerLog:
         if console.is_animated():

@@ -24,7 +24,6 @@ from collections.abc import Callable
 from ctypes import Structure, c_bool, c_char_p, c_double, c_float, c_int32, c_int64, c_void_p
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -49,7 +48,7 @@ class LibraryMismatchError(OSError):
     """Raised when the library was built from other sources than this package."""
 
 
-def structures(description: dict[str, Any]) -> dict[str, type[Structure]]:
+def structures(description: dict[str, object]) -> dict[str, type[Structure]]:
     """Create ctypes structures from the description returned by aiakq_ops in src/library.cpp.
 
     Raises LibraryMismatchError if ctypes places a field at another offset than the compiler.

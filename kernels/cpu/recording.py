@@ -16,7 +16,6 @@ import ctypes
 import math
 import weakref
 from collections import defaultdict
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -54,7 +53,7 @@ class Recording(TorchDispatchMode):
         library.of_thread.recorder = self._record
         return super().__enter__()
 
-    def __exit__(self, *exc_info: Any) -> None:
+    def __exit__(self, *exc_info: object) -> None:
         library.of_thread.recorder = None
         super().__exit__(*exc_info)
 
@@ -83,7 +82,7 @@ class Recording(TorchDispatchMode):
     def _record(self, ops: tuple[ctypes.Structure, ...]) -> None:
         self.ops += (type(op).from_buffer_copy(op) for op in ops)
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+    def __torch_dispatch__(self, func: object, types: object, args: tuple = (), kwargs: dict | None = None) -> object:
         kwargs = kwargs or {}
         if func is _aten.empty.memory_format:
             return self._memory.tensor(args[0], kwargs.get("dtype") or torch.get_default_dtype())
@@ -102,7 +101,7 @@ class _Memory:
         self.blocks: list[Tensor] = []
         self._free: dict[int, list[Tensor]] = defaultdict(list)
 
-    def tensor(self, shape: Any, dtype: torch.dtype) -> Tensor:
+    def tensor(self, shape: object, dtype: torch.dtype) -> Tensor:
         """Return an uninitialized tensor."""
         count = math.prod(shape)
         if count == 0:

@@ -241,7 +241,7 @@ class Ops(RecurrentOps):
         names = {(bound.operation, bound.selection.name) for bound in self.bound if bound.operation != "sampling"}
         return {name for operation, name in names if REGISTRIES[operation].package(name) is not None}
 
-    def select(self, operation: str, problem: Any) -> tuple[Selection, ModuleType]:
+    def select(self, operation: str, problem: object) -> tuple[Selection, ModuleType]:
         """Select the implementation for ``problem`` and return it with its module, without binding a layer."""
         selected = self._selected.get((operation, problem))
         if selected is None:
@@ -249,7 +249,7 @@ class Ops(RecurrentOps):
             selected = self._selected[operation, problem] = select(operation, REGISTRIES[operation], problem, excluded)
         return selected
 
-    def _bind(self, operation: str, problem: Any, kind: str = "", count: int = 1) -> Any:
+    def _bind(self, operation: str, problem: object, kind: str = "", count: int = 1) -> object:
         selection, module = self.select(operation, problem)
         self.bound[Bound(operation, kind, selection)] += count
         if operation in ("linear", "dense", "batched") and self.device_type == "cpu":
@@ -267,7 +267,7 @@ class PlannedOps(Ops):
         super().__init__(torch.device("meta"), ops.dtype, ops.kv_dtype, ops.excluded, ops.exact, ops.uniform)
         self.device_type = ops.device_type
 
-    def _bind(self, operation: str, problem: Any, kind: str = "", count: int = 1) -> Any:
+    def _bind(self, operation: str, problem: object, kind: str = "", count: int = 1) -> object:
         super()._bind(operation, problem, kind, count)
         return _NotPrepared()
 
@@ -275,7 +275,7 @@ class PlannedOps(Ops):
 class _NotPrepared:
     """Stands in for an implementation's module and for the layers it would prepare."""
 
-    def prepare(self, *arguments: Any) -> Any:
+    def prepare(self, *arguments: object) -> Any:
         return self
 
     row_selection = embedding = feeds = prepare

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
@@ -28,7 +26,7 @@ class RecurrentOps:
     dtype: torch.dtype
     device_type: str
 
-    def _bind(self, operation: str, problem: Any, kind: str = "", count: int = 1) -> Any:
+    def _bind(self, operation: str, problem: object, kind: str = "", count: int = 1) -> object:
         raise NotImplementedError
 
     def convolution(self, spec: ConvolutionSpec) -> Convolution:

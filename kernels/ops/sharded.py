@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Protocol
+from typing import ClassVar, Protocol
 
 import torch
 from torch import Tensor
@@ -238,7 +238,7 @@ class ShardedAttention:
     own  attention of this rank's heads, or None if it has none.
     """
 
-    def __init__(self, spec: AttentionSpec, local: AttentionSpec | None, own: Any, ops: ShardedOps) -> None:
+    def __init__(self, spec: AttentionSpec, local: AttentionSpec | None, own: object, ops: ShardedOps) -> None:
         self._spec, self._local, self._own, self._collective = spec, local, own, ops.collective
         self._copy = ops.scaling()
         bounds = head_shares(spec.num_heads, spec.num_kv_heads, ops.collective.size)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -65,7 +64,7 @@ def _config(query: Tensor, cache: LayerCache, spec: AttentionSpec, decoding: boo
     return config_of(generation, spec.uncut_heads[0], decoding, 8 if cache[0].itemsize == 1 else 16)
 
 
-def constants(spec: AttentionSpec, cache: LayerCache, config: LatentConfig) -> dict[str, Any]:
+def constants(spec: AttentionSpec, cache: LayerCache, config: LatentConfig) -> dict[str, object]:
     """Return the compile-time constants of both kernels."""
     rotated = spec.head_dim - spec.value_dim
     return {

@@ -109,7 +109,7 @@ class PackedLayout(TritonLayout):
         """Allocate a PackedActivation [M, D]; see TritonLayout."""
         y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
         sums = self.sums_for(x)
-        constants: dict[str, Any] = {
+        constants: dict[str, object] = {
             "CODES": False, "GIVEN": False, "sums_ptr": sums, "sums_stride": self.stride, "SUMS": sums is not None,
             "PER_PLANE": self.per_plane, "BITS": self.bits, "BKP": self.plane,
         }  # fmt: skip

@@ -13,7 +13,6 @@ import sys
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from multiprocessing import get_context
-from typing import Any
 
 import torch
 
@@ -29,7 +28,7 @@ class AbsentGpu:
     def __init__(self, arch: int) -> None:
         self.arch = arch
 
-    def get_current_target(self) -> Any:
+    def get_current_target(self) -> object:
         """Return what Triton compiles for."""
         from triton.backends.compiler import GPUTarget
 
@@ -55,8 +54,8 @@ def compile_for(arch: int, families: list[str]) -> int:
 
     kernels: set[str] = set()
 
-    def compile_only(function: JITFunction, grid: Any) -> Any:
-        def launch(*arguments: Any, **options: Any) -> None:
+    def compile_only(function: JITFunction, grid: object) -> object:
+        def launch(*arguments: object, **options: object) -> None:
             kernels.add(function.warmup(*arguments, grid=grid, **options).hash)
 
         return launch

@@ -7,7 +7,6 @@ import itertools
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
 
 from aiakq.kernels.triton import configs
 
@@ -80,7 +79,7 @@ def _first(costs: tuple[float, Entry]) -> float:
 
 def write(gpu: configs.Gpu, tables: Mapping[str, Mapping[str, Mapping[str, Entry]]], folder: Path) -> Path:
     """Merge kernel -> bits -> entries into the table of ``gpu``, write it, and return the file."""
-    whole: dict[str, Any] = copy.deepcopy(configs.table(gpu.name, gpu.capability))
+    whole: dict[str, object] = copy.deepcopy(configs.table(gpu.name, gpu.capability))
     for kernel, by_bits in tables.items():
         whole.setdefault(kernel, {}).update(by_bits)
     folder.mkdir(parents=True, exist_ok=True)

@@ -243,7 +243,7 @@ def test_every_row_that_works_is_shown_by_a_test(row):
 def test_numbers_may_have_suffixes(text, number):
     assert parse_number(text) == number
     if number is not None:
-        assert checked({"max_model_len": text}, server=True)["max_model_len"] == number
+        assert checked({"max_model_len": text}, server=True).max_model_len == number
 
 
 @pytest.mark.parametrize(

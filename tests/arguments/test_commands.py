@@ -116,7 +116,7 @@ def test_a_row_gives_the_same_value_from_every_source(command, row, options_of_c
         assert given_values((row,), {}, {row.variable: text}, {}) == from_words
     if row in COMMANDS["serve"].engine:
         value = config_value_of(row, text)
-        assert checked({row.name: value}, server=True)[row.name] == from_words[row.name]
+        assert getattr(checked({row.name: value}, server=True), row.name) == from_words[row.name]
 
 
 def wrong_text_of(row: Argument) -> str | None:

@@ -41,7 +41,7 @@ def test_the_service_has_a_bundle_and_a_pod_for_each_rank(example_model):
     (container,) = workers["template"]["spec"]["containers"]
     assert workers["replicas"] == ranks * arguments.pop("num_replicas")
     assert container["resources"]["limits"]["cpu"] == str(arguments.pop("cpus_per_rank"))
-    assert checked({**arguments, "model": str(example_model)}, server=True)["pipeline_parallel_size"] == 2
+    assert checked({**arguments, "model": str(example_model)}, server=True).pipeline_parallel_size == 2
     assert policy["kind"] == "NetworkPolicy"
     module, _, function = application["import_path"].partition(":")
     assert f"def {function}(" in (FOLDER / f"{module}.py").read_text()

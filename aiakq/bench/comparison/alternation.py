@@ -81,7 +81,7 @@ class Alternation:
         number, options = len(self.rounds), self.options
         load = {"batch_size": options.batch_size, "input_len": options.input_len, "output_len": options.output_len}
         order = (0, 1) if number % 2 == 0 else (1, 0)
-        turns: tuple[list[dict[str, Any]], list[dict[str, Any]]] = ([], [])
+        turns: tuple[list[dict[str, object]], list[dict[str, object]]] = ([], [])
         with contextlib.ExitStack() as stack:
             workers: dict[int, SideProcess | ServedSide] = {}
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="aiakq-ab-")))
@@ -206,7 +206,7 @@ def run(options: AlternationArguments, engine: Mapping[str, Any], progress: Prog
     return _record(state, time.monotonic() - began)
 
 
-def _with_fixed_cache_size(options: AlternationArguments, engine: Mapping[str, Any]) -> dict[str, Any]:
+def _with_fixed_cache_size(options: AlternationArguments, engine: Mapping[str, Any]) -> dict[str, object]:
     """Return ``engine`` with a KV cache for eight batches unless it sets a size itself.
 
     By default the cache takes a fraction of the free memory, which differs from round to round.
@@ -232,7 +232,7 @@ def _record(state: Alternation, seconds: float) -> Record:
     if missing:
         raise error("side_failed", side="One side", reason=f"it does not measure {', '.join(missing)}")
     rows = state.rows()
-    metrics: dict[str, Any] = {
+    metrics: dict[str, object] = {
         "base": state.sides[0].label,
         "new": state.sides[1].label,
         "margin": options.margin / 100,

@@ -67,7 +67,7 @@ def compare(base: Result, new: Result, options: CompareArguments) -> dict[str, A
 
 def metric_row(
     name: str, base: float, new: float, interval: statistics.Ratio, margin: float, gated: bool
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """Return the row of one metric in the comparison document."""
     higher = name in HIGHER_IS_BETTER
     return {
@@ -125,7 +125,7 @@ def failure(document: Mapping[str, Any], allow_undecided: bool) -> AiakqError | 
     return None
 
 
-def listed(rows: Iterable[Mapping[str, Any]]) -> str:
+def listed(rows: Iterable[Mapping[str, object]]) -> str:
     """Return metrics with their changes as text for a message."""
     return ", ".join(f"{row['metric']} {change_text(row)}" for row in rows)
 

@@ -181,7 +181,7 @@ def _rates(document: Mapping[str, Any]) -> dict[str, Estimate]:
     return {name: Estimate(document[name]) for name in _RATES if _positive(document.get(name))}
 
 
-def _positive(value: Any) -> TypeGuard[float]:
+def _positive(value: object) -> TypeGuard[float]:
     return isinstance(value, (int, float)) and not isinstance(value, bool) and value > 0
 
 
@@ -245,7 +245,7 @@ def _read_guidellm(document: dict[str, Any], label: str, number: int | None) -> 
     return Result("guidellm", "serve", label, metrics, settings=settings)
 
 
-def _of_interval(value: float, bounds: Mapping[str, Any] | None, confidence: float, count: int) -> Estimate:
+def _of_interval(value: float, bounds: Mapping[str, object] | None, confidence: float, count: int) -> Estimate:
     """Return a percentile with the error of the interval that GuideLLM 0.8 and later store for it."""
     low, high = ((bounds or {}).get(key) for key in ("lower", "upper"))
     if not _positive(low) or not _positive(high):
@@ -256,7 +256,7 @@ def _of_interval(value: float, bounds: Mapping[str, Any] | None, confidence: flo
 
 _Reader = Callable[[dict[str, Any], str, int | None], Result]
 #: (whether a document is of a tool, reader for it), first match wins.
-_READERS: list[tuple[Callable[[dict[str, Any]], bool], _Reader]] = [
+_READERS: list[tuple[Callable[[dict[str, object]], bool], _Reader]] = [
     (lambda document: "schema_version" in document and "kind" in document, _read_aiakq),
     (lambda document: isinstance(document.get("benchmarks"), list) and "metadata" in document, _read_guidellm),
     (

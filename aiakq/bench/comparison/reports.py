@@ -33,7 +33,7 @@ def check(options: ReportArguments) -> None:
             raise error("output_failed", path=path, reason="its folder does not exist")
 
 
-def write(document: Mapping[str, Any], options: ReportArguments) -> None:
+def write(document: Mapping[str, object], options: ReportArguments) -> None:
     """Write the reports that ``options`` names. Raises ``output_failed``."""
     for path, text in (
         (options.junit, junit),
@@ -110,7 +110,7 @@ def junit(document: Mapping[str, Any]) -> str:
     return ElementTree.tostring(suite, encoding="unicode", xml_declaration=True) + "\n"
 
 
-def github_action_benchmark(document: Mapping[str, Any]) -> str:
+def github_action_benchmark(document: Mapping[str, object]) -> str:
     """Return a ``customSmallerIsBetter`` array of github-action-benchmark, with the reciprocals of rates."""
     entries = []
     for name, value, row in _values(document):
@@ -126,7 +126,7 @@ def github_action_benchmark(document: Mapping[str, Any]) -> str:
     return json.dumps(entries, indent=2) + "\n"
 
 
-def bencher(document: Mapping[str, Any]) -> str:
+def bencher(document: Mapping[str, object]) -> str:
     """Return Bencher Metric Format: benchmark -> measure -> value and bounds of the new side."""
     measures: dict[str, dict[str, float]] = {}
     for name, value, row in _values(document):

@@ -72,7 +72,7 @@ class ServedSide:
         """
         return self._runner.run(self._ready())
 
-    async def _ready(self) -> dict[str, Any]:
+    async def _ready(self) -> dict[str, object]:
         deadline = time.monotonic() + self._timeout
         while not await self._is_ready():
             if self._process.poll() is not None:
@@ -100,7 +100,7 @@ class ServedSide:
         """
         return self._runner.run(self._measure(seed))
 
-    async def _measure(self, seed: int) -> dict[str, Any]:
+    async def _measure(self, seed: int) -> dict[str, object]:
         load = self._load
         requests = random_requests(
             load["batch_size"], load["input_len"], load["output_len"], self._vocab_size, random.Random(seed)

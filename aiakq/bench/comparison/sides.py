@@ -85,7 +85,7 @@ def open_side(
     name: str,
     word: str | None,
     settings: Sequence[str],
-    engine: Mapping[str, Any],
+    engine: Mapping[str, object],
     stack: contextlib.ExitStack,
     serve: bool = False,
 ) -> Side:

@@ -65,7 +65,7 @@ class StepEnds:
         if step is None:
             return
 
-        def timed(*arguments: Any) -> Any:
+        def timed(*arguments: object) -> object:
             output = step(*arguments)
             self._ends.append(time.monotonic())
             return output

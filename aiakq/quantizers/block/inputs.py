@@ -183,7 +183,7 @@ class BlockInputs:
             kept: list[tuple[str, Tensor]] = []
             waiting = set(names)
 
-            def hook(name: str) -> Callable[[nn.Module, tuple[Any, ...]], None]:
+            def hook(name: str) -> Callable[[nn.Module, tuple[object, ...]], None]:
                 def show(_: nn.Module, args: tuple[Any, ...]) -> None:
                     if copies:
                         kept.append((name, args[0].clone()))

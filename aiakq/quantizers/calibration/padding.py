@@ -75,7 +75,7 @@ def marked(ids: Sequence[int], columns: Mapping[str, Any]) -> list[bool]:
     return marks
 
 
-def boundaries(ids: Sequence[int], columns: Mapping[str, Any]) -> list[int]:
+def boundaries(ids: Sequence[int], columns: Mapping[str, object]) -> list[int]:
     """Return where packed samples begin: where ``position_ids`` start at 0 again."""
     positions = columns.get("position_ids")
     if not isinstance(positions, list) or len(positions) != len(ids):

@@ -68,7 +68,9 @@ class Samples:
         return sizes[0], statistics.median_low(sizes), sizes[-1]
 
 
-def load_samples(options: QuantizeOptions, tokenizer: Any, vocab_size: int, pad_token_id: int | None = None) -> Samples:
+def load_samples(
+    options: QuantizeOptions, tokenizer: object, vocab_size: int, pad_token_id: int | None = None
+) -> Samples:
     """Load the calibration samples that the options specify.
 
     tokenizer     a transformers tokenizer, or None if the model folder has none (then only ids work).
@@ -141,7 +143,7 @@ def title_of(name: str) -> str:
 
 
 def _from_texts(
-    name: str | None, options: QuantizeOptions, tokenizer: Any, vocab_size: int, warnings: list[str]
+    name: str | None, options: QuantizeOptions, tokenizer: object, vocab_size: int, warnings: list[str]
 ) -> list[list[int]]:
     """Return selected windows of one source; sentences about rows that were left out are added to ``warnings``."""
     start = _bos(tokenizer)

@@ -153,7 +153,7 @@ def _records(path: Path, found: TokenFile) -> Iterator[_Record]:
                 yield from _record(_line(content, number, path), f"line {number}", path, found)
 
 
-def _record(value: Any, where: str, path: Path, found: TokenFile) -> Iterator[_Record]:
+def _record(value: object, where: str, path: Path, found: TokenFile) -> Iterator[_Record]:
     """Yield what an item has; nothing for one without a value, which is counted."""
     if isinstance(value, Mapping) and isinstance(value.get("row"), Mapping):
         value = value["row"]  # as the dataset viewer of the hub wraps each row
@@ -168,19 +168,19 @@ def _record(value: Any, where: str, path: Path, found: TokenFile) -> Iterator[_R
         yield _Record(where, _listed(value, where, path))
 
 
-def _has_column(value: Mapping[str, Any]) -> bool:
+def _has_column(value: Mapping[str, object]) -> bool:
     """Whether an object has a column of token ids."""
     return any(plain_name(name) in KNOWN and isinstance(cell, list | str) for name, cell in value.items())
 
 
-def _are_words(cell: Any) -> bool:
+def _are_words(cell: object) -> bool:
     """Whether a cell is a list of texts other than numbers, as the column ``tokens`` of some tokenizers."""
     while isinstance(cell, list) and cell:
         cell = cell[0]
     return isinstance(cell, str) and _NUMBER.fullmatch(cell) is None
 
 
-def _columns(value: Mapping[str, Any], where: str, path: Path, found: TokenFile) -> Iterator[_Record]:
+def _columns(value: Mapping[str, object], where: str, path: Path, found: TokenFile) -> Iterator[_Record]:
     columns = {plain_name(name): cell for name, cell in value.items()}
     names = [name for name in _IDS if name in columns]
     names.sort(key=lambda name: isinstance(columns[name], list) and _are_words(columns[name]))
@@ -210,7 +210,7 @@ def _columns(value: Mapping[str, Any], where: str, path: Path, found: TokenFile)
 
 def _prompt_and_answer(
     columns: Mapping[str, Any], name: str, prompt: Any, answer: str | None, used: set[str]
-) -> tuple[Any, Any]:
+) -> tuple[object, object]:
     """Return the ids of a prompt and of the answer in another column, if any, and their mask or None.
 
     Each part may have a mask of its own, whose name is added to ``used``: ``prompt_mask``, ``chosen_attention_mask``.
@@ -223,8 +223,8 @@ def _prompt_and_answer(
         parts, suffixes = [(answer, columns[answer])], suffixes[:1]  # completion_mask is 0 for the prompt, too
     elif answer is not None:
         parts.append((answer, columns[answer]))
-    ids: list[Any] = []
-    mask: list[Any] = []
+    ids: list[object] = []
+    mask: list[object] = []
     is_masked = False
     for each, cell in parts:
         stem = each.removesuffix("ids").removesuffix("token_").removesuffix("input_")
@@ -238,12 +238,12 @@ def _prompt_and_answer(
     return ids, mask if is_masked else None
 
 
-def _fits(mask: Any, ids: list[Any]) -> bool:
+def _fits(mask: object, ids: list[object]) -> bool:
     """Whether ``mask`` has a value for each id, or for each list of a batch."""
     return isinstance(mask, list) and len(mask) == len(ids) > 0
 
 
-def _has_ids(cell: Any) -> bool:
+def _has_ids(cell: object) -> bool:
     """Whether a cell has a list of integers, or one in it."""
     if isinstance(cell, Mapping):
         return any(map(_has_ids, cell.values()))
@@ -252,13 +252,13 @@ def _has_ids(cell: Any) -> bool:
     return type(cell[0]) is int and len(cell) > 1 if not isinstance(cell[0], list | Mapping) else _has_ids(cell[0])
 
 
-def _weak(cell: Any, where: str, path: Path) -> Any:
+def _weak(cell: object, where: str, path: Path) -> object:
     """Return a column besides the ids, whose texts in tables are lists."""
     is_list = isinstance(cell, str) and (cell.lstrip().startswith("[") or len(_SPLIT.split(cell.strip())) > 1)
     return _listed(cell, where, path) if is_list else cell
 
 
-def _listed(cell: Any, where: str, path: Path) -> Any:
+def _listed(cell: object, where: str, path: Path) -> object:
     """Return a list that may be in a text: as JSON, as numbers, or as NumPy and torch print it."""
     if not isinstance(cell, str):
         return cell
@@ -277,7 +277,7 @@ def _listed(cell: Any, where: str, path: Path) -> Any:
     return value
 
 
-def _line(content: str, number: int, path: Path) -> Any:
+def _line(content: str, number: int, path: Path) -> object:
     if content.startswith("{"):
         value = decoded_literal(content.rstrip(", "))
         if not isinstance(value, dict):
@@ -347,7 +347,7 @@ def _ids(value: Any, where: str, path: Path, vocab_size: int) -> list[int]:
 # --- padding ----------------------------------------------------------------------------------------------------------
 
 
-def _note_labels(ids: list[int], columns: Mapping[str, Any], found: TokenFile) -> None:
+def _note_labels(ids: list[int], columns: Mapping[str, object], found: TokenFile) -> None:
     """Note labels that are another text, as those of models with an encoder, and not the ids or the next ids."""
     for name in LABELS:
         labels = columns.get(name)
@@ -377,7 +377,7 @@ def _visible(ids: list[int], sample: _Record, path: Path, found: TokenFile) -> l
     packed = set(numbers) == set(range(1, len(set(numbers)) + 1))
     runs: list[list[int]] = [[]]
     starts = set(paddings.boundaries(ids, sample.columns))
-    previous: Any = 0
+    previous: object = 0
     for at, (token, visible) in enumerate(zip(ids, mask, strict=True)):
         if visible not in (0, 1) and not (packed and visible in numbers):
             raise bad(path.name, f"{where} has {str(visible)[:40]} in its attention_mask, not 0 or 1", TOKENS_HINT)
@@ -391,7 +391,7 @@ def _visible(ids: list[int], sample: _Record, path: Path, found: TokenFile) -> l
     return [run for run in runs if run]
 
 
-def _add_masked(runs: list[list[int]], columns: Mapping[str, Any], padding: PaddingIds, found: TokenFile) -> None:
+def _add_masked(runs: list[list[int]], columns: Mapping[str, object], padding: PaddingIds, found: TokenFile) -> None:
     """Add what a mask shows, without an id that only pads and, if no mask of the file hides anything, without the
     padding that other columns mark.
     """
@@ -405,7 +405,7 @@ def _add_masked(runs: list[list[int]], columns: Mapping[str, Any], padding: Padd
 
 
 def _without_padding(
-    ids: list[int], columns: Mapping[str, Any], padding: PaddingIds, found: TokenFile
+    ids: list[int], columns: Mapping[str, object], padding: PaddingIds, found: TokenFile
 ) -> list[list[int]]:
     """Return the samples in ``ids`` without padding, as far as it is known."""
     begin, end = paddings.trimmed(ids, paddings.marked(ids, columns), padding)

@@ -10,7 +10,6 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -128,7 +127,7 @@ class ExpertTokens:
 
 
 def count_tokens(
-    name: str, mixture: Experts, run: Callable[[], Any], total: int, add_up: Callable[[Tensor], Tensor]
+    name: str, mixture: Experts, run: Callable[[], object], total: int, add_up: Callable[[Tensor], Tensor]
 ) -> ExpertTokens:
     """Count the tokens that ``run`` routes to each expert, and select the experts that need other calibration tokens.
     ``add_up`` sums the counts [E] of all workers; ``total`` is the number of calibration tokens.

@@ -43,14 +43,14 @@ def _routes(module: nn.Module) -> bool:
     return any(isinstance(child, Experts) or name == "experts" for name, child in module.named_children())
 
 
-def structure(block: nn.Module) -> tuple[Any, ...]:
+def structure(block: nn.Module) -> tuple[object, ...]:
     """Return a key that is equal for blocks with the same modules and shapes, which can share one trace."""
     shapes = tuple((name, tuple(parameter.shape)) for name, parameter in block.named_parameters())
     return type(block), shapes
 
 
 @contextmanager
-def forward_pre_hooks(hooks: Mapping[nn.Module, Callable[..., Any]]) -> Iterator[None]:
+def forward_pre_hooks(hooks: Mapping[nn.Module, Callable[..., object]]) -> Iterator[None]:
     """Context manager: call ``hooks[module](module, args)`` before each module's forward."""
     handles = [module.register_forward_pre_hook(hook) for module, hook in hooks.items()]
     try:
@@ -60,7 +60,7 @@ def forward_pre_hooks(hooks: Mapping[nn.Module, Callable[..., Any]]) -> Iterator
             handle.remove()
 
 
-def tensor_key(x: Tensor) -> tuple[Any, ...]:
+def tensor_key(x: Tensor) -> tuple[object, ...]:
     """Return a key that is equal for tensors [.., K] with the same memory and shape, while both are alive."""
     return x.data_ptr(), x.numel(), x.shape[-1], x.stride()[-2:]
 
@@ -71,7 +71,7 @@ def trace_groups(block: nn.Module, run: Callable[[], Any]) -> list[tuple[str, ..
     ``run`` runs the block once. A linear that does not run is in no group. Experts read the same tensor while tracing
     but different tokens when serving, so the linears of different experts are never in one group.
     """
-    seen: dict[tuple[Any, ...], list[str]] = {}
+    seen: dict[tuple[object, ...], list[str]] = {}
     kept: list[Tensor] = []  # an address identifies a tensor only while the tensor is alive
 
     def hook(name: str) -> Callable[..., None]:

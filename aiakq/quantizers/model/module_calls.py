@@ -26,7 +26,7 @@ class ModuleCall:
     """One call of a module and its output tensor."""
 
     args: tuple[Any, ...]
-    kwargs: dict[str, Any]
+    kwargs: dict[str, object]
     output: Tensor
 
     def repeat(self, module: nn.Module) -> Tensor:
@@ -52,7 +52,7 @@ def record_calls(
     tokens_left = min(SAMPLE_TOKENS, max(FEWEST_TOKENS, TOKENS_TIMES_WIDTH // shape[-1]))
 
     def hook(name: str) -> Callable[..., None]:
-        def note(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        def note(module: nn.Module, args: tuple[object, ...], kwargs: dict[str, object], output: object) -> None:
             seen[name].append(ModuleCall(args, kwargs, first(output)))
 
         return note

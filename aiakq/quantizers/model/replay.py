@@ -86,7 +86,7 @@ class Replay:
 
     def _linear_forward(
         self, linear: nn.Module, cached: HiddenStates, batch: int, in_tuple: bool
-    ) -> Callable[..., Any]:
+    ) -> Callable[..., object]:
         def forward(*args: Any, **kwargs: Any) -> Any:
             out = linear(cached[batch].to(next(linear.parameters()).device))
             return (out, None) if in_tuple else out

@@ -40,7 +40,9 @@ class BlockTrace:
 
     heads: Heads
     fold: bool
-    _known: dict[tuple[Any, ...], tuple[list[tuple[str, ...]], tuple[SmoothMapping, ...]]] = field(default_factory=dict)
+    _known: dict[tuple[object, ...], tuple[list[tuple[str, ...]], tuple[SmoothMapping, ...]]] = field(
+        default_factory=dict
+    )
 
     def trace(
         self, block: nn.Module, index: int, inputs: Activations
@@ -254,12 +256,12 @@ class _Search:
 
     def _trace(self, note: bool) -> Tensor:
         """Run the block and collect ``reads``; with ``note`` also their readers and the order of all modules."""
-        by_tensor: dict[tuple[Any, ...], _Read] = {}
+        by_tensor: dict[tuple[object, ...], _Read] = {}
         kept: list[Tensor] = []
         position = 0
 
         def hook(name: str, module: nn.Module) -> Callable[..., None]:
-            def pre_hook(_: nn.Module, args: tuple[Any, ...]) -> None:
+            def pre_hook(_: nn.Module, args: tuple[object, ...]) -> None:
                 nonlocal position
                 position += 1
                 self.call_order.setdefault(name, position)

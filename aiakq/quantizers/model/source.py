@@ -303,7 +303,7 @@ def cast(tensor: Tensor, name: str, dtype: torch.dtype | None) -> Tensor:
     return result
 
 
-def _says_tied(config: Mapping[str, Any]) -> bool:
+def _says_tied(config: Mapping[str, object]) -> bool:
     """Whether config.json may tie the output layer to the embedding; some families do so without saying it."""
     return config.get("tie_word_embeddings") is not False
 

@@ -12,6 +12,9 @@ its storage dtype, is a matter of chance, worth 1 to 3 % of the error.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from functools import partial
+
 import torch
 from torch import Tensor
 
@@ -38,14 +41,40 @@ def searched_scales(
 
     ``cost`` [..., G] weighs the squared error of each weight; without it the error counts to the power 2.4.
     """
+    return _best_scales(
+        groups,
+        bits,
+        symmetric,
+        storage,
+        range_fractions(),
+        lambda gap: (gap.abs_().pow_(NORM) if cost is None else gap.square_().mul_(cost)).sum(-1),
+    )
+
+
+def _near_scales(groups: Tensor, bits: int, symmetric: bool, storage: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Return those of least squared error among the ranges near the full one; see searched_scales."""
+    return _best_scales(groups, bits, symmetric, storage, NEAR_FRACTIONS, partial(torch.linalg.vector_norm, dim=-1))
+
+
+def _best_scales(
+    groups: Tensor,
+    bits: int,
+    symmetric: bool,
+    storage: torch.dtype,
+    fractions: Sequence[float],
+    loss_of: Callable[[Tensor], Tensor],
+) -> tuple[Tensor, Tensor]:
+    """Return scales and zero points [...] of the fraction of the range of least loss; the first one wins ties.
+
+    ``loss_of`` takes the errors of groups [..., G], which it may overwrite, and returns [...].
+    """
     low, high = ranges(groups, symmetric)
     best, zeros = scales_for(low, high, bits, symmetric, storage)
     lowest: Tensor | None = None
-    for fraction in range_fractions():
+    for fraction in fractions:
         scale, zero = scales_for(low * fraction, high * fraction, bits, symmetric, storage)
         gap = codes_for(groups, scale.unsqueeze(-1), zero.unsqueeze(-1), bits)
-        gap.sub_(zero.unsqueeze(-1)).mul_(scale.unsqueeze(-1)).sub_(groups)
-        loss = (gap.abs_().pow_(NORM) if cost is None else gap.square_().mul_(cost)).sum(-1)
+        loss = loss_of(gap.sub_(zero.unsqueeze(-1)).mul_(scale.unsqueeze(-1)).sub_(groups))
         if lowest is None:
             lowest = loss
             continue
@@ -60,24 +89,22 @@ def round_searched(weight: Tensor, bits: int, group_size: int, symmetric: bool, 
 
     weight [N, K] float32. Returns codes [N, K] uint8, scales and zeros [N, K / G] float32.
     """
-    groups = grouped(weight, group_size)
-    scales = torch.empty(groups.shape[:2], device=weight.device)
-    zeros = torch.empty_like(scales)
-    codes = torch.empty_like(weight, dtype=torch.uint8)
-    step = max(1, _AT_ONCE // weight.shape[1])
-    for start in range(0, len(weight), step):
-        part = groups[start : start + step]
-        scale, zero = searched_scales(part, bits, symmetric, storage)
-        scales[start : start + step], zeros[start : start + step] = scale, zero
-        codes[start : start + step] = codes_for(part, scale.unsqueeze(-1), zero.unsqueeze(-1), bits).flatten(1)
-    return codes, scales, zeros
+    return _round_with(searched_scales, weight, bits, group_size, symmetric, storage)
 
 
 def round_near(weight: Tensor, bits: int, group_size: int, symmetric: bool, storage: torch.dtype) -> Rounding:
-    """Round every weight to the nearest code of its group, with the range near the full one of least squared error.
+    """The same with the range near the full one of least squared error: weight [N, K] float32."""
+    return _round_with(_near_scales, weight, bits, group_size, symmetric, storage)
 
-    weight [N, K] float32. Returns codes [N, K] uint8, scales and zeros [N, K / G] float32.
-    """
+
+def _round_with(
+    search: Callable[[Tensor, int, bool, torch.dtype], tuple[Tensor, Tensor]],
+    weight: Tensor,
+    bits: int,
+    group_size: int,
+    symmetric: bool,
+    storage: torch.dtype,
+) -> Rounding:
     groups = grouped(weight, group_size)
     scales = torch.empty(groups.shape[:2], device=weight.device)
     zeros = torch.empty_like(scales)
@@ -85,21 +112,9 @@ def round_near(weight: Tensor, bits: int, group_size: int, symmetric: bool, stor
     step = max(1, _AT_ONCE // weight.shape[1])
     for start in range(0, len(weight), step):
         part = groups[start : start + step]
-        low, high = ranges(part, symmetric)
-        best, zero = scales_for(low, high, bits, symmetric, storage)
-        lowest: Tensor | None = None
-        for fraction in NEAR_FRACTIONS:
-            scale, shift = scales_for(low * fraction, high * fraction, bits, symmetric, storage)
-            values = codes_for(part, scale.unsqueeze(-1), shift.unsqueeze(-1), bits).sub_(shift.unsqueeze(-1))
-            loss = torch.linalg.vector_norm(torch.addcmul(part, values, scale.unsqueeze(-1), value=-1), dim=-1)
-            if lowest is None:
-                lowest = loss
-                continue
-            better = loss < lowest
-            best, zero = torch.where(better, scale, best), torch.where(better, shift, zero)
-            lowest = torch.where(better, loss, lowest)
-        scales[start : start + step], zeros[start : start + step] = best, zero
-        codes[start : start + step] = codes_for(part, best.unsqueeze(-1), zero.unsqueeze(-1), bits).flatten(1)
+        scale, zero = search(part, bits, symmetric, storage)
+        scales[start : start + step], zeros[start : start + step] = scale, zero
+        codes[start : start + step] = codes_for(part, scale.unsqueeze(-1), zero.unsqueeze(-1), bits).flatten(1)
     return codes, scales, zeros
 
 

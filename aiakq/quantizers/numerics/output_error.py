@@ -45,15 +45,15 @@ class OutputErrors:
             if squared_norm > 0
         }
 
-    def _input_hook(self, name: str) -> Callable[[nn.Module, tuple[Any, ...]], None]:
+    def _input_hook(self, name: str) -> Callable[[nn.Module, tuple[object, ...]], None]:
         def hook(module: nn.Module, args: tuple[Any, ...]) -> None:
             self._inputs[name] = args[0]
             self.sizes[name] = max(self.sizes.get(name, 0.0), largest(args[0]))
 
         return hook
 
-    def _output_hook(self, name: str) -> Callable[[nn.Module, tuple[Any, ...], Tensor], None]:
-        def hook(module: nn.Module, args: tuple[Any, ...], output: Tensor) -> None:
+    def _output_hook(self, name: str) -> Callable[[nn.Module, tuple[object, ...], Tensor], None]:
+        def hook(module: nn.Module, args: tuple[object, ...], output: Tensor) -> None:
             expected = nn.functional.linear(self._inputs.pop(name), self.originals[name])
             bias = self.linears[name].bias
             squared_error = total(((output if bias is None else output - bias) - expected).square())

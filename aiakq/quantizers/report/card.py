@@ -59,7 +59,7 @@ def text(
     return "\n".join(part for part in parts if part)
 
 
-def inherited_entries(folder: Path) -> dict[str, Any]:
+def inherited_entries(folder: Path) -> dict[str, object]:
     """Return the entries of the model card in ``folder`` that a quantized model inherits; empty if it has none.
 
     The front matter is the YAML between a line ``---`` at the top and the next one.
@@ -84,14 +84,14 @@ def inherited_entries(folder: Path) -> dict[str, Any]:
     return {key: value for key, value in entries.items() if key in _INHERITED and _short(value)}
 
 
-def _short(value: Any) -> bool:
+def _short(value: object) -> bool:
     """Whether a value from a foreign card is short enough to be copied."""
     if isinstance(value, list):
         return len(value) <= 100 and all(isinstance(item, str) and len(item) <= 100 for item in value)
     return isinstance(value, str) and len(value) <= 1000
 
 
-def _yaml(value: dict[str, Any]) -> str:
+def _yaml(value: dict[str, object]) -> str:
     import yaml
 
     return yaml.safe_dump(value, sort_keys=False, allow_unicode=True)

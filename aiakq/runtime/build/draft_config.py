@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
-from aiakq.arguments.server import checked
+from aiakq.arguments.engine import EngineArguments
 from aiakq.runtime.config.engine import EngineConfig
 from aiakq.runtime.config.load import LoadConfig
 
 
-def draft_folder(args: Mapping[str, Any]) -> LoadConfig:
+def draft_folder(args: EngineArguments) -> LoadConfig:
     """Where the model of ``args`` is, after downloads. Raises model_* and ``path_outside_model``."""
-    return LoadConfig.from_args(
-        checked({name: value for name, value in args.items() if value is not None}, server=True)
-    )
+    return LoadConfig.from_args(args)
 
 
 def with_draft(config: EngineConfig, draft: EngineConfig, method: str) -> EngineConfig:

@@ -9,15 +9,12 @@ A method that needs a model is a module with
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
+from aiakq.arguments.engine import EngineArguments
 from aiakq.errors import AiakqError, error
-from aiakq.formats.checkpoint import Checkpoint
 from aiakq.runtime.build import eagle3
 from aiakq.runtime.build.draft_config import draft_folder, with_draft
 from aiakq.runtime.build.model_loader import load_within_memory
-from aiakq.runtime.config.eagle3 import is_eagle3
+from aiakq.runtime.config.eagle3 import is_eagle3, kind_of_head
 from aiakq.runtime.config.engine import EngineConfig
 from aiakq.runtime.config.speculation_methods import check_supported
 from aiakq.runtime.executor.cpu_program import Bounds
@@ -26,7 +23,7 @@ from aiakq.runtime.executor.runner import Runner
 from aiakq.runtime.models.interface import Model
 
 
-def configure(config: EngineConfig, args: Mapping[str, Any]) -> EngineConfig:
+def configure(config: EngineConfig, args: EngineArguments) -> EngineConfig:
     """With the draft model of ``args``, or with the EAGLE-3 head if it is one. Raises ``option_conflict`` and what
     ``EngineConfig.from_args`` raises.
     """
@@ -40,7 +37,7 @@ def configure(config: EngineConfig, args: Mapping[str, Any]) -> EngineConfig:
         reason = "states of recurrent layers cannot be rolled back"
     if reason:
         hint = "Take one of the same family, or this model quantized."
-        raise error("option_conflict", option="--speculative-model", other=args["model"], reason=reason, hint=hint)
+        raise error("option_conflict", option="--speculative-model", other=args.model, reason=reason, hint=hint)
     return with_draft(config, draft, "draft_model")
 
 
@@ -57,7 +54,7 @@ def load(config: EngineConfig, target: Model) -> Model:
 
 def _refuse_head(draft: EngineConfig) -> None:
     """Raise ``unsupported`` if the tensors of ``draft`` are those of a head."""
-    kind = eagle3.kind_of_head(Checkpoint.open(draft.load.path))
+    kind = kind_of_head(draft.load.path)
     if kind == "eagle3":
         hint = "Give --speculative-config with the method eagle3 and this model."
         raise error("unsupported", what="An EAGLE-3 head as a draft model", hint=hint)

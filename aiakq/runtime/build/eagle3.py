@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+from aiakq.arguments.engine import EngineArguments
 from aiakq.errors import AiakqError, error
-from aiakq.formats.checkpoint import Checkpoint
 from aiakq.formats.inventory import RequiredTensors, compare, refusal
 from aiakq.kernels.ops.embedding import EmbeddingLayer
 from aiakq.runtime.build.draft_config import draft_folder, with_draft
-from aiakq.runtime.config.eagle3 import Eagle3Config, is_eagle3, quantized_head, unsupported_head
+from aiakq.runtime.config.eagle3 import Eagle3Config, is_eagle3, kind_of_head, quantized_head, unsupported_head
 from aiakq.runtime.config.engine import EngineConfig
 from aiakq.runtime.config.quantization import checked_spec
 from aiakq.runtime.executor.eagle3 import Eagle3Proposer
 from aiakq.runtime.executor.runner import Bounds, Runner
 from aiakq.runtime.loader.required import RequiredWeights
-from aiakq.runtime.loader.weights import open_weights
+from aiakq.runtime.loader.weights import CheckpointWeights, open_weights
 from aiakq.runtime.models.decoder import Decoder
 from aiakq.runtime.models.eagle3 import Eagle3Builder, Eagle3Head
 from aiakq.runtime.models.interface import Model
@@ -32,12 +32,12 @@ _OTHER_HEADS: dict[str, Callable[[], AiakqError]] = {
 _EMBEDDING = "model.embed_tokens.weight"
 
 
-def configure(config: EngineConfig, args: Mapping[str, Any]) -> EngineConfig:
+def configure(config: EngineConfig, args: EngineArguments) -> EngineConfig:
     """With the head of ``args``. Raises ``option_conflict``, ``quantization_mismatch`` and ``unsupported``."""
     load = draft_folder(args)
-    if not is_eagle3(load.path) and kind_of_head(Checkpoint.open(load.path)) != "eagle3":
+    if not is_eagle3(load.path) and kind_of_head(load.path) != "eagle3":
         raise _conflict(args, "it is not an EAGLE-3 head", "Give a draft model with the method draft_model.")
-    checked_spec(load.path, {}, args["quantization"])
+    checked_spec(load.path, {}, args.quantization)
     head = Eagle3Config.from_folder(load.path)
     reason = ""
     if head.model.vocab_size != config.model.vocab_size:
@@ -50,13 +50,6 @@ def configure(config: EngineConfig, args: Mapping[str, Any]) -> EngineConfig:
     length = min(config.max_model_len, head.model.context)
     model = replace(head.model, context=length, num_positions=length)
     return with_draft(config, replace(config, model=model, load=load, spec=None, max_model_len=length), "eagle3")
-
-
-def kind_of_head(checkpoint: Checkpoint) -> str | None:
-    """eagle3 or eagle if the tensors are those of such a head, which some config.json do not say; else None."""
-    if not {"fc.weight", "model.fc.weight"} & checkpoint.inventory.keys():
-        return None
-    return "eagle3" if any(name.endswith("hidden_norm.weight") for name in checkpoint.inventory) else "eagle"
 
 
 def load(config: EngineConfig, target: Model) -> Eagle3Head:
@@ -74,7 +67,7 @@ def load(config: EngineConfig, target: Model) -> Eagle3Head:
     for part, found in _OTHER_HEADS.items():
         if any(part in name for name in weights.checkpoint.inventory):
             raise found()
-    problem = refusal(str(draft.load.path), compare(weights.checkpoint, _required(head, weights.checkpoint)))
+    problem = refusal(str(draft.load.path), compare(weights.checkpoint, _required(head, weights)))
     if problem is not None:
         raise problem
     weights.checkpoint.check_finite()  # NaN in a head would end all drafting without a word
@@ -87,9 +80,9 @@ def load(config: EngineConfig, target: Model) -> Eagle3Head:
     return built
 
 
-def _required(head: Eagle3Config, checkpoint: Checkpoint) -> RequiredTensors:
+def _required(head: Eagle3Config, opened: CheckpointWeights) -> RequiredTensors:
     """The tensors that the head needs. Raises ``model_malformed``."""
-    weights: Any = RequiredWeights(checkpoint, limit=1000)
+    weights: Any = RequiredWeights(opened.checkpoint, limit=1000)
     try:
         Eagle3Builder(head, weights, None).build()
     except (TypeError, ValueError, KeyError, AttributeError, ArithmeticError) as problem:
@@ -134,5 +127,5 @@ def _check_ids(draft: EngineConfig, head: Eagle3Head) -> None:
         raise error("tensor_mismatch", path=draft.load.path, reason=reason)
 
 
-def _conflict(args: Mapping[str, Any], reason: str, hint: str) -> AiakqError:
-    return error("option_conflict", option="--speculative-model", other=args["model"], reason=reason, hint=hint)
+def _conflict(args: EngineArguments, reason: str, hint: str) -> AiakqError:
+    return error("option_conflict", option="--speculative-model", other=args.model, reason=reason, hint=hint)

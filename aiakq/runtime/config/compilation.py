@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from aiakq.arguments.engine import EngineArguments
 from aiakq.errors import error
 
 #: Supported keys, each with its older alias if it has one.
@@ -38,12 +39,12 @@ class CompilationConfig:
     max_seq_len_to_capture: int | None = None
 
     @staticmethod
-    def from_args(args: Mapping[str, Any]) -> CompilationConfig:
+    def from_args(args: EngineArguments) -> CompilationConfig:
         """Create it from --compilation-config (a level or an object), --max-seq-len-to-capture and --enforce-eager.
 
         Raises ``bad_option``.
         """
-        config = args["compilation_config"]
+        config = args.compilation_config
         values = dict(config) if isinstance(config, Mapping) else {} if config is None else {"mode": config}
         values = _with_flags(args, values)
         older = {old: new for new, old in KEYS.items() if old}
@@ -63,33 +64,33 @@ class CompilationConfig:
             raise _bad(config, "a batch size as max_cudagraph_capture_size")
         none = mode == 0 or graphs is False or str(graphs).upper() == "NONE" or sizes == [] or largest == 0
         return CompilationConfig(
-            enforce_eager=args["enforce_eager"] or none,
+            enforce_eager=args.enforce_eager or none,
             cudagraph_capture_sizes=tuple(sorted(set(sizes))) if sizes else None,
             max_cudagraph_capture_size=largest,
-            max_seq_len_to_capture=args["max_seq_len_to_capture"],
+            max_seq_len_to_capture=args.max_seq_len_to_capture,
         )
 
 
-def _with_flags(args: Mapping[str, Any], values: dict[str, Any]) -> dict[str, Any]:
+def _with_flags(args: EngineArguments, values: dict[str, Any]) -> dict[str, object]:
     """Return ``values`` with those that have an option of their own. Raises ``bad_option``."""
-    sizes = args["cudagraph_capture_sizes"]
+    sizes = args.cudagraph_capture_sizes
     if sizes is not None:
         if not all(size.strip().isdecimal() for size in sizes):
             expected = "a list of batch sizes"
             raise error("bad_option", option="--cudagraph-capture-sizes", value=sizes, expected=expected, hint="")
         values["cudagraph_capture_sizes"] = [int(size) for size in sizes]
-    if args["max_cudagraph_capture_size"] is not None:
-        values["max_cudagraph_capture_size"] = args["max_cudagraph_capture_size"]
-    if args["optimization_level"] is not None and "mode" not in values and "level" not in values:
-        values["mode"] = args["optimization_level"]
+    if args.max_cudagraph_capture_size is not None:
+        values["max_cudagraph_capture_size"] = args.max_cudagraph_capture_size
+    if args.optimization_level is not None and "mode" not in values and "level" not in values:
+        values["mode"] = args.optimization_level
     return values
 
 
-def _whole(value: Any, minimum: int) -> bool:
+def _whole(value: object, minimum: int) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= minimum
 
 
-def _bad(config: Any, expected: str) -> Exception:
+def _bad(config: object, expected: str) -> Exception:
     return error(
         "bad_option",
         option="--compilation-config",

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Literal
 
 import torch
 
+from aiakq.arguments.engine import EngineArguments
 from aiakq.errors import error
 from aiakq.kernels.cpu import library
 
@@ -20,6 +21,11 @@ DTYPES = {
     "float": torch.float32,
     "float32": torch.float32,
     "fp32": torch.float32,
+}
+_DTYPE_NAMES: dict[torch.dtype, Literal["float16", "bfloat16", "float32"]] = {
+    torch.float16: "float16",
+    torch.bfloat16: "bfloat16",
+    torch.float32: "float32",
 }
 #: Dtypes of keys and values in the KV cache.
 KV_DTYPES = DTYPES | {
@@ -42,11 +48,16 @@ class DeviceConfig:
     dtype: torch.dtype
     dtype_reason: str
 
+    @property
+    def dtype_name(self) -> Literal["float16", "bfloat16", "float32"]:
+        """The dtype as a value of --dtype."""
+        return _DTYPE_NAMES[self.dtype]
+
     @staticmethod
-    def from_args(args: Mapping[str, Any], raw: Mapping[str, Any]) -> DeviceConfig:
+    def from_args(args: EngineArguments, raw: Mapping[str, object]) -> DeviceConfig:
         """Create it from --device and --dtype; ``raw`` is config.json. Raises ``device``."""
-        device = pick_device(args["device"])
-        return DeviceConfig(device, *pick_dtype(args["dtype"], raw, device))
+        device = pick_device(args.device)
+        return DeviceConfig(device, *pick_dtype(args.dtype, raw, device))
 
 
 def pick_device(name: str) -> torch.device:
@@ -68,7 +79,7 @@ def _cpu_has_bf16() -> bool:
     return any(getattr(torch.cpu, check, lambda: False)() for check in checks)
 
 
-def pick_dtype(name: str, raw: Mapping[str, Any], device: torch.device) -> tuple[torch.dtype, str]:
+def pick_dtype(name: str, raw: Mapping[str, object], device: torch.device) -> tuple[torch.dtype, str]:
     """Return the dtype of activations, and the reason for it; ``raw`` is config.json."""
     if name != "auto":
         return DTYPES[name], "set by --dtype"

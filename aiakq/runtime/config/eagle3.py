@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from aiakq.errors import AiakqError, error
+from aiakq.formats.checkpoint import Checkpoint
 from aiakq.runtime.config.hf_config import read_config
 from aiakq.runtime.config.model import ModelConfig, first_architecture
 from aiakq.runtime.config.speculation_methods import check_supported
@@ -86,6 +87,14 @@ class Eagle3Config:
         return layers
 
 
+def kind_of_head(path: Path) -> str | None:
+    """eagle3 or eagle if the tensors are those of such a head, which some config.json do not say; else None."""
+    inventory = Checkpoint.open(path).inventory
+    if not {"fc.weight", "model.fc.weight"} & inventory.keys():
+        return None
+    return "eagle3" if any(name.endswith("hidden_norm.weight") for name in inventory) else "eagle"
+
+
 def is_eagle3(path: Path) -> bool:
     """Whether the config.json at ``path`` is that of an EAGLE-3 head. Raises ``unsupported`` for other heads."""
     raw = read_config(path, "config.json")
@@ -105,7 +114,9 @@ def unsupported_head(what: str, hint: str = "Take a head without it.") -> AiakqE
     return error("unsupported", what=what, hint=f"{hint} docs/speculation.md names those that work.")
 
 
-def _check_supported(path: Path, raw: Mapping[str, Any], layer: Mapping[str, Any], nested: Mapping[str, Any]) -> None:
+def _check_supported(
+    path: Path, raw: Mapping[str, object], layer: Mapping[str, object], nested: Mapping[str, object]
+) -> None:
     """Raise ``unsupported`` for a head that is computed in another way than here."""
     for part in (raw, nested):
         if part.get("parallel_drafting"):
@@ -129,7 +140,7 @@ def quantized_head() -> AiakqError:
     return unsupported_head("A quantized EAGLE-3 head", "Take the head in 16 bits: it is one layer.")
 
 
-def _check_family(raw: Mapping[str, Any], layer: Mapping[str, Any]) -> None:
+def _check_family(raw: Mapping[str, object], layer: Mapping[str, object]) -> None:
     """Raise ``unsupported`` if the head's decoder layer is not Llama's."""
     architecture = first_architecture(raw)
     family = str(layer.get("model_type", "qwen3")) if layer else architecture
@@ -139,7 +150,7 @@ def _check_family(raw: Mapping[str, Any], layer: Mapping[str, Any]) -> None:
         raise unsupported_head(what, f"Take a head with a layer of {', '.join(_FAMILIES[:-1])} or {_FAMILIES[-1]}.")
 
 
-def _layer_config(raw: Mapping[str, Any], layer: Mapping[str, Any]) -> dict[str, Any]:
+def _layer_config(raw: Mapping[str, object], layer: Mapping[str, object]) -> dict[str, object]:
     """The config of the head's decoder layer as that of a model of one layer.
 
     The layer is Llama's, whatever family config.json names: it is often a copy of the target's config. Only
@@ -166,14 +177,14 @@ def _aux_layers(raw: Mapping[str, Any], nested: Mapping[str, Any]) -> tuple[int,
     return tuple(layer + (not inputs) for layer in layers)
 
 
-def _object(raw: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+def _object(raw: Mapping[str, object], name: str) -> Mapping[str, Any]:
     value = raw.get(name) or {}
     if not isinstance(value, Mapping):
         raise error("model_malformed", file="config.json", reason=f"{name} is {value!r:.64}")
     return value
 
 
-def _switch(name: str, default: bool, *parts: Mapping[str, Any]) -> bool:
+def _switch(name: str, default: bool, *parts: Mapping[str, object]) -> bool:
     """The setting ``name`` in the first of ``parts`` that has it."""
     value = next((part[name] for part in parts if part.get(name) is not None), default)
     if type(value) is not bool:
@@ -181,7 +192,7 @@ def _switch(name: str, default: bool, *parts: Mapping[str, Any]) -> bool:
     return value
 
 
-def _number(raw: Mapping[str, Any], name: str, default: int) -> int:
+def _number(raw: Mapping[str, object], name: str, default: int) -> int:
     value = raw.get(name)
     if value is None:
         return default

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
-from aiakq.arguments.server import checked
-from aiakq.errors import error
+from aiakq.arguments.engine import EngineArguments
+from aiakq.arguments.server import engine_arguments
 from aiakq.runtime.config.cache import CacheConfig
 from aiakq.runtime.config.compilation import CompilationConfig
 from aiakq.runtime.config.device import DeviceConfig
 from aiakq.runtime.config.hf_config import GenerationConfig, model_config
 from aiakq.runtime.config.load import LoadConfig
-from aiakq.runtime.config.model import ModelConfig
+from aiakq.runtime.config.model import ModelConfig, length_limit
 from aiakq.runtime.config.parallel import ParallelConfig
 from aiakq.runtime.config.pooling import PoolingConfig
 from aiakq.runtime.config.quantization import check_scales, checked_spec
@@ -58,24 +57,24 @@ class EngineConfig:
         return self.model.architecture if self.pooling is None else self.pooling.stated
 
     @staticmethod
-    def from_args(given: Mapping[str, Any]) -> EngineConfig:
-        """Validate arguments (docs/arguments.md), find the model, and resolve defaults that depend on its config.
+    def from_args(given: EngineArguments | Mapping[str, object]) -> EngineConfig:
+        """Find the model, and resolve defaults that depend on its config.
+
+        given  validated arguments, or keywords (docs/arguments.md) to validate.
 
         Raises AiakqError: usage, bad_option, option_conflict, model_*, quantization_mismatch, device.
         """
-        args = checked({k: v for k, v in given.items() if v is not None}, server=True)
-        if not args["model"]:
-            raise error("usage", reason="No model is given.", hint="Name a folder or a hub model with --model.")
+        args = given if isinstance(given, EngineArguments) else engine_arguments(given)
         load = LoadConfig.from_args(args)
         raw = model_config(load.path, args)
-        spec = checked_spec(load.path, raw, args["quantization"])
+        spec = checked_spec(load.path, raw, args.quantization)
         pooling = PoolingConfig.from_args(args, load.path, raw)
         model = ModelConfig.from_hf(raw if pooling is None else pooling.model_config(raw))
         stated, raw = raw, dict(model.raw)
-        max_model_len = _max_model_len(args, model, None if pooling is None else pooling.max_length)
+        max_model_len = length_limit(args, model, None if pooling is None else pooling.max_length)
         model = replace(model, context=max_model_len, num_positions=max_model_len)
         model = load.with_stored_head(replace(model, head=None if pooling is None else pooling.head), raw)
-        if args["disable_sliding_window"]:
+        if args.disable_sliding_window:
             model = replace(model, sliding_windows=(None,) * model.num_layers)
         device = DeviceConfig.from_args(args, raw)
         config = EngineConfig(
@@ -86,17 +85,17 @@ class EngineConfig:
             device=device,
             cache=CacheConfig.from_args(args, device, model.is_recurrent),
             scheduler=SchedulerConfig.from_args(args, max_model_len, device.device.type == "cpu", model.is_recurrent),
-            parallel=ParallelConfig.from_args(args, given, device.device.type),
+            parallel=ParallelConfig.from_args(args, device.device.type),
             compilation=CompilationConfig.from_args(args),
             generation=GenerationConfig.from_args(load.path, args, raw, model.vocab_size),
             max_model_len=max_model_len,
-            fit_model_len=args["max_model_len"] == "auto",
-            max_logprobs=model.vocab_size if args["max_logprobs"] == -1 else args["max_logprobs"],
+            fit_model_len=args.max_model_len == "auto",
+            max_logprobs=model.vocab_size if args.max_logprobs == -1 else args.max_logprobs,
             pooling=pooling,
         )
         if config.scheduler.lora is not None:
             check_scales(spec, stated)
-        return _with_draft(config, given)
+        return _with_draft(config, args)
 
 
 #: Arguments that apply to the draft model too: those of devices, loading and the KV cache.
@@ -107,34 +106,14 @@ _SHARED = {
 }
 
 
-def _with_draft(config: EngineConfig, given: Mapping[str, Any]) -> EngineConfig:
+def _with_draft(config: EngineConfig, args: EngineArguments) -> EngineConfig:
     """Return ``config`` with the draft model's, if there is one. Raises ``option_conflict``, ``unsupported``, and as
     ``from_args``.
     """
     speculation = config.scheduler.speculation
     if speculation is None or speculation.model is None:
         return config
-    shared = {name: value for name, value in given.items() if name in _SHARED}
-    own = {"model": speculation.model, "quantization": speculation.quantization, "load_format": "auto"}
-    with_draft: EngineConfig = PROPOSERS.load(speculation.method).configure(config, {**shared, **own})
+    shared = {name: getattr(args, name) for name in _SHARED}
+    draft = EngineArguments(model=speculation.model, quantization=speculation.quantization, **shared)
+    with_draft: EngineConfig = PROPOSERS.load(speculation.method).configure(config, draft)
     return with_draft
-
-
-def _max_model_len(args: Mapping[str, Any], model: ModelConfig, own_limit: int | None) -> int:
-    """Return the maximum tokens of prompt plus output; with auto, memory may reduce it later. Raises ``bad_option``.
-
-    own_limit  maximum length of the texts that an embedding model was trained for, or None.
-    """
-    limit, whose = model.context, "the model's own limit"
-    hint = "The model was not trained for positions beyond it."
-    windows = [window for window in model.sliding_windows if window is not None]
-    if args["disable_sliding_window"] and windows and min(windows) < limit:
-        limit, whose = min(windows), "the model's window"
-        hint = "Without --disable-sliding-window, more is possible."
-    max_model_len = args["max_model_len"]
-    if max_model_len in (None, "auto"):
-        return limit if own_limit is None else min(limit, own_limit)
-    if max_model_len > limit and model.has_positions:
-        expected = f"at most {limit}, {whose}"
-        raise error("bad_option", option="--max-model-len", value=max_model_len, expected=expected, hint=hint)
-    return max_model_len

@@ -37,7 +37,7 @@ class Family:
     rotary: bool = True
 
 
-LLAMA: dict[str, Any] = {
+LLAMA: dict[str, object] = {
     "intermediate_size": 11008,
     "num_key_value_heads": None,
     "head_dim": None,
@@ -63,6 +63,6 @@ MULTIPLIERS: dict[str, Any] = {
 }
 
 
-def llama_keys(without: tuple[str, ...] = (), **others: Any) -> dict[str, Any]:
+def llama_keys(without: tuple[str, ...] = (), **others: object) -> dict[str, object]:
     """Return Llama's keys with others."""
     return {name: value for name, value in LLAMA.items() if name not in without} | others

@@ -52,7 +52,7 @@ WITHOUT_EFFECT: Mapping[str, tuple[str, ...]] = {
     "the chat template and parsers say it": ("chat_format", "user_token_id", "assistant_token_id", "lang_to_id"),
 }
 #: Key -> values, besides null, that mean it is off.
-_OFF: Mapping[str, tuple[Any, ...]] = {
+_OFF: Mapping[str, tuple[object, ...]] = {
     "do_sample": (True,),
     **dict.fromkeys(
         ("num_beams", "num_beam_groups", "typical_p", "encoder_repetition_penalty", "guidance_scale"), (1,)
@@ -60,12 +60,12 @@ _OFF: Mapping[str, tuple[Any, ...]] = {
     "top_h": (1,),
 }
 #: Defaults of transformers' GenerationConfig, which old versions wrote into config.json.
-_DEFAULTS: Mapping[str, Any] = {"temperature": 1.0, "top_p": 1.0, "top_k": 50, "repetition_penalty": 1.0}
+_DEFAULTS: Mapping[str, object] = {"temperature": 1.0, "top_p": 1.0, "top_k": 50, "repetition_penalty": 1.0}
 #: Keys that have an effect only with beam search.
 _BEAMS = frozenset({"length_penalty", "early_stopping", "diversity_penalty", "constraints", "force_words_ids"})
 
 
-def not_applied(config: Mapping[str, Any]) -> dict[str, Any]:
+def not_applied(config: Mapping[str, object]) -> dict[str, Any]:
     """Return the keys and values of a generation config that change what transformers answers, but not a server."""
     beams = config.get("num_beams")
     skipped = frozenset() if isinstance(beams, int) and beams > 1 else _BEAMS
@@ -76,19 +76,19 @@ def not_applied(config: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def of_model_config(raw: Mapping[str, Any]) -> dict[str, Any]:
+def of_model_config(raw: Mapping[str, object]) -> dict[str, object]:
     """Return the generation values in config.json ``raw``, which old files have, other than transformers' defaults."""
     return {key: raw[key] for key in SAMPLING if key in raw and raw[key] not in (None, _DEFAULTS.get(key))}
 
 
-def describe(unapplied: Mapping[str, Any]) -> str:
+def describe(unapplied: Mapping[str, object]) -> str:
     """Return a line of the start-up table about keys that are not applied."""
     shown = [f"{key[:48]} {value!r:.32}" for key, value in sorted(unapplied.items())[:8]]
     more = f" and {len(unapplied) - len(shown)} more" if len(unapplied) > len(shown) else ""
     return f"not applied: {', '.join(shown)}{more}"
 
 
-def _is_off(key: str, value: Any) -> bool:
+def _is_off(key: str, value: object) -> bool:
     if key.endswith("_token_id") and value is not False:
         return value in (None, [])  # 0 is a token
     return value in _OFF[key] if key in _OFF and value is not None else value in (None, False, 0, "", [], {})

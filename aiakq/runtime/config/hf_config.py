@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from aiakq.arguments.engine import EngineArguments
 from aiakq.errors import AiakqError, error
 from aiakq.formats.hub import resolve_model
 from aiakq.formats.model_folder import read_json
@@ -28,7 +29,7 @@ _INTEGERS = frozenset({"top_k", "max_new_tokens", "eos_token_id"})
 _OTHERWISE = ", override the value with --override-generation-config, or ignore the file with --generation-config vllm"
 
 
-def read_config(path: Path, name: str, missing_ok: bool = False) -> dict[str, Any]:
+def read_config(path: Path, name: str, missing_ok: bool = False) -> dict[str, object]:
     """Read a JSON file of a model folder. Raises ``model_incomplete`` or ``model_malformed``."""
     if not (path / name).exists():
         if missing_ok:
@@ -37,20 +38,18 @@ def read_config(path: Path, name: str, missing_ok: bool = False) -> dict[str, An
     return read_json(path / name, name)
 
 
-def model_config(folder: Path, args: Mapping[str, Any]) -> dict[str, Any]:
+def model_config(folder: Path, args: EngineArguments) -> dict[str, object]:
     """Read config.json in ``folder`` or --hf-config-path, and apply --hf-overrides and --rope-*.
 
     Raises ``bad_option`` and what reading it raises.
     """
-    if args["hf_config_path"]:
-        folder = resolve_model(
-            args["hf_config_path"], None, args["download_dir"], weights="none", token=args["hf_token"]
-        )
+    if args.hf_config_path:
+        folder = resolve_model(args.hf_config_path, None, args.download_dir, weights="none", token=args.hf_token)
     raw = read_config(folder, "config.json")
-    replaced = dict(args["hf_overrides"] or {})
+    replaced = dict(args.hf_overrides or {})
     # Configs of transformers 5 have these two inside rope_parameters.
-    scaling = args["rope_scaling"] or replaced.pop("rope_scaling", None)
-    theta = args["rope_theta"] or replaced.pop("rope_theta", None)
+    scaling = args.rope_scaling or replaced.pop("rope_scaling", None)
+    theta = args.rope_theta or replaced.pop("rope_theta", None)
     raw |= replaced
     if scaling is None and theta is None:
         return raw
@@ -76,7 +75,9 @@ def model_config(folder: Path, args: Mapping[str, Any]) -> dict[str, Any]:
     return raw
 
 
-def _with_longer_context(raw: dict[str, Any], scaling: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+def _with_longer_context(
+    raw: dict[str, Any], scaling: Mapping[str, Any]
+) -> tuple[dict[str, object], dict[str, object]]:
     """Return ``raw`` with the context length multiplied by the factor of ``scaling``, and the completed ``scaling``.
 
     ``rope_type`` and ``original_max_position_embeddings`` are filled in. Raises ``bad_option``.
@@ -95,13 +96,13 @@ def _with_longer_context(raw: dict[str, Any], scaling: Mapping[str, Any]) -> tup
     return raw if kind in _SAME_CONTEXT else raw | {"max_position_embeddings": int(trained * factor)}, scaled
 
 
-def generation_config(folder: Path, args: Mapping[str, Any], raw: Mapping[str, Any]) -> dict[str, Any]:
+def generation_config(folder: Path, args: EngineArguments, raw: Mapping[str, object]) -> dict[str, Any]:
     """Return the contents of generation_config.json, after --generation-config and its override.
 
     The EOS tokens are the model's, unless a folder is given. Without the file, config.json ``raw`` may have the values,
     as in old checkpoints. Raises ``bad_option``.
     """
-    source = args["generation_config"]
+    source = args.generation_config
     if source in ("auto", "vllm"):
         config = _own_generation_config(folder) or of_model_config(raw)
         if source == "vllm":
@@ -110,7 +111,7 @@ def generation_config(folder: Path, args: Mapping[str, Any], raw: Mapping[str, A
         raise _bad("--generation-config", source, "auto, vllm or a folder with a generation_config.json")
     else:
         config = read_config(Path(source).expanduser(), "generation_config.json")
-    over = args["override_generation_config"] or {}
+    over = args.override_generation_config or {}
     unknown = [name for name in over if name not in APPLIED]
     if unknown:
         raise _bad("--override-generation-config", unknown[0], "one of " + ", ".join(APPLIED))
@@ -121,7 +122,7 @@ def generation_config(folder: Path, args: Mapping[str, Any], raw: Mapping[str, A
     return {name: value for name, value in (config | over).items() if value is not None}
 
 
-def check_generation_config(folder: Path, raw: Mapping[str, Any]) -> None:
+def check_generation_config(folder: Path, raw: Mapping[str, object]) -> None:
     """Raise ``generation_config`` if ``generation_config.json`` of ``folder``, or config.json ``raw``, has a value that
     ends the start of a server.
     """
@@ -161,11 +162,11 @@ def _checked(name: str, value: Any, file: str | None, otherwise: str = _OTHERWIS
     return value
 
 
-def _whole(value: Any) -> Any:
+def _whole(value: object) -> object:
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
-def _own_generation_config(folder: Path) -> dict[str, Any]:
+def _own_generation_config(folder: Path) -> dict[str, object]:
     """Return the model's generation_config.json; without one, or if it is empty or damaged, {}, as in transformers."""
     try:
         return read_config(folder, "generation_config.json", missing_ok=True)
@@ -193,7 +194,7 @@ class GenerationConfig:
     remark: str = ""
 
     @staticmethod
-    def from_args(folder: Path, args: Mapping[str, Any], raw: Mapping[str, Any], vocab_size: int) -> GenerationConfig:
+    def from_args(folder: Path, args: EngineArguments, raw: Mapping[str, object], vocab_size: int) -> GenerationConfig:
         """Create it from the model folder, --generation-config and its override; ``raw`` is config.json.
 
         Logs a warning for end-of-sequence tokens beyond the vocabulary, which are left out. Raises ``bad_option``,
@@ -205,13 +206,13 @@ class GenerationConfig:
         if not eos_token_ids:
             eos_token_ids = _known_ids("config.json", models_own, vocab_size)
         sampling = {name: values[name] for name in SAMPLING if name in values}
-        grammars = GrammarDefaults.from_args(args["structured_outputs_config"] or {})
+        grammars = GrammarDefaults.from_args(args.structured_outputs_config or {})
         unapplied = not_applied(values)
         remark = describe(unapplied) if unapplied else ""
         return GenerationConfig(eos_token_ids, sampling, values.get("max_new_tokens"), grammars, remark)
 
 
-def _known_ids(source: str, ids: Any, vocab_size: int) -> tuple[int, ...]:
+def _known_ids(source: str, ids: object, vocab_size: int) -> tuple[int, ...]:
     """Return the distinct end-of-sequence tokens that the model can generate, and warn about others."""
     given = dict.fromkeys(ids if isinstance(ids, list) else [] if ids is None else [ids])
     unknown = [id for id in given if not 0 <= id < vocab_size]
@@ -222,5 +223,5 @@ def _known_ids(source: str, ids: Any, vocab_size: int) -> tuple[int, ...]:
     return tuple(id for id in given if id not in unknown)
 
 
-def _bad(option: str, value: Any, expected: str) -> AiakqError:
+def _bad(option: str, value: object, expected: str) -> AiakqError:
     return error("bad_option", option=option, value=value, expected=expected, hint="See docs/arguments.md.")

@@ -90,7 +90,7 @@ _NESTED: Mapping[str, frozenset[str]] = {
     "attn_config": _MPT_ATTENTION,
 }
 #: Keys of any family -> the only values that are supported.
-_FIXED: Mapping[str, tuple[Any, ...]] = {
+_FIXED: Mapping[str, tuple[object, ...]] = {
     "is_causal": (True,),
     "is_encoder_decoder": (False,),
     "add_cross_attention": (False,),
@@ -239,10 +239,10 @@ _POSITIVE = frozenset(
 )
 #: Taps of convolutions, which need a state: with one there is none.
 _TAPS = frozenset({"conv_L_cache", "conv_kernel", "linear_conv_kernel_dim", "mamba_d_conv"})
-_OFF: tuple[Any, ...] = (None, False, 0, "", [], {})
+_OFF: tuple[object, ...] = (None, False, 0, "", [], {})
 
 
-def model_type_of(raw: Mapping[str, Any], architecture: str) -> str:
+def model_type_of(raw: Mapping[str, object], architecture: str) -> str:
     """Return the native family of ``architecture``; another value of ``model_type`` if it is none.
 
     Raises ``config_key_unsupported`` if ``model_type`` names another native family.
@@ -256,7 +256,7 @@ def model_type_of(raw: Mapping[str, Any], architecture: str) -> str:
     return family
 
 
-def completed(raw: Mapping[str, Any], architecture: str) -> dict[str, Any]:
+def completed(raw: Mapping[str, object], architecture: str) -> dict[str, Any]:
     """Return the contents of config.json with one spelling of each key and the defaults of its family that do not
     follow from other keys.
 
@@ -282,7 +282,7 @@ def completed(raw: Mapping[str, Any], architecture: str) -> dict[str, Any]:
     return {**stated, **config, "model_type": kind}
 
 
-def check_keys(raw: Mapping[str, Any]) -> None:
+def check_keys(raw: Mapping[str, object]) -> None:
     """Raise what ``completed`` raises for config.json ``raw``, or its text part, without completing it."""
     text, names = raw.get("text_config"), raw.get("architectures")
     if isinstance(text, Mapping):
@@ -290,7 +290,7 @@ def check_keys(raw: Mapping[str, Any]) -> None:
     completed(with_floats(dict(raw)), str(names[0]) if isinstance(names, list) and names else "")
 
 
-def with_floats(value: Any) -> Any:
+def with_floats(value: object) -> Any:
     """Return ``value`` with decoded non-finite floats, which transformers writes as {"__float__": "Infinity"}."""
     if isinstance(value, dict):
         if set(value) == {"__float__"} and value["__float__"] in ("Infinity", "-Infinity", "NaN"):
@@ -299,7 +299,7 @@ def with_floats(value: Any) -> Any:
     return [with_floats(entry) for entry in value] if isinstance(value, list) else value
 
 
-def _one_spelling(raw: Mapping[str, Any], family: Family) -> dict[str, Any]:
+def _one_spelling(raw: Mapping[str, object], family: Family) -> dict[str, object]:
     """Return ``raw`` with aliases replaced. Raises ``model_malformed`` if two spellings have different values."""
     config = dict(raw)
     for alias, key in family.aliases.items():
@@ -312,7 +312,7 @@ def _one_spelling(raw: Mapping[str, Any], family: Family) -> dict[str, Any]:
     return config
 
 
-def _check(key: str, value: Any, family: Family, kind: str) -> None:
+def _check(key: str, value: object, family: Family, kind: str) -> None:
     """Raise ``config_key_unsupported`` or ``model_malformed`` unless the key is understood."""
     allowed = family.fixed.get(key, None if key in family.defaults else _FIXED.get(key))
     if allowed is not None:
@@ -330,7 +330,7 @@ def _check(key: str, value: Any, family: Family, kind: str) -> None:
         raise _refused(key, value, f"transformers' {kind} models have no such key")
 
 
-def _check_nested(key: str, values: Mapping[str, Any], kind: str) -> None:
+def _check_nested(key: str, values: Mapping[str, object], kind: str) -> None:
     """Raise ``config_key_unsupported`` for a key of an object in config.json that is not understood."""
     for name, value in values.items():
         _check_rotary(name, value)
@@ -352,7 +352,7 @@ def _check_rotary(name: str, value: Any) -> None:
         raise error("model_malformed", file="config.json", reason=f"{name} is {value!r:.64}")
 
 
-def check_unknown(key: str, value: Any, kind: str) -> None:
+def check_unknown(key: str, value: object, kind: str) -> None:
     """Raise ``config_key_unsupported`` for a key that no code of the family ``kind`` reads, unless it has no effect."""
     allowed = _FIXED.get(key)
     if allowed is not None and value is not None and value not in allowed:
@@ -373,7 +373,7 @@ def without_effect(key: str) -> str | None:
     return next((reason for reason, pattern in _EFFECTLESS.items() if pattern.match(key)), None)
 
 
-def _is_off(key: str, value: Any) -> bool:
+def _is_off(key: str, value: object) -> bool:
     """Whether the value of an unknown key means that what it controls is off."""
     if len(key) > _MAX_KEY or (value is False and _ON.match(key)):
         return False
@@ -401,10 +401,10 @@ def _check_type(key: str, value: Any, default: Any) -> None:
         raise error("model_malformed", file="config.json", reason=f"{key} is {value!r:.64}")
 
 
-def _only(allowed: tuple[Any, ...], kind: str) -> str:
+def _only(allowed: tuple[object, ...], kind: str) -> str:
     values = " or ".join(map(repr, allowed)) or "null"
     return f"aiakq's {kind} models compute with {values} only"
 
 
-def _refused(key: str, value: Any, reason: str) -> AiakqError:
+def _refused(key: str, value: object, reason: str) -> AiakqError:
     return error("config_key_unsupported", key=key[:64], value=f"{value!r:.64}", reason=reason)

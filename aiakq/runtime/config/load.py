@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from aiakq.arguments.argument import part_of
-from aiakq.arguments.engine import LoadArguments
-from aiakq.errors import AiakqError
+from aiakq.arguments.engine import EngineArguments, LoadArguments
+from aiakq.errors import AiakqError, error
 from aiakq.formats.checkpoint import Checkpoint
 from aiakq.formats.hub import resolve_model
 from aiakq.formats.model_folder import check_files
@@ -29,15 +28,17 @@ class LoadConfig(LoadArguments):
     mapped: bool = True
 
     @staticmethod
-    def from_args(args: Mapping[str, Any]) -> LoadConfig:
-        """Find or download the model. Raises ``model_*`` and ``path_outside_model``."""
-        weights = "none" if args["load_format"] == "dummy" else args["load_format"]
-        cache, ignore = args["download_dir"], args["ignore_patterns"]
-        path = resolve_model(args["model"], args["revision"], cache, weights, ignore, args["hf_token"])
+    def from_args(args: EngineArguments) -> LoadConfig:
+        """Find or download the model. Raises ``usage`` if none is given, ``model_*`` and ``path_outside_model``."""
+        if not args.model:
+            raise error("usage", reason="No model is given.", hint="Name a folder or a hub model with --model.")
+        weights = "none" if args.load_format == "dummy" else args.load_format
+        cache, ignore = args.download_dir, args.ignore_patterns
+        path = resolve_model(args.model, args.revision, cache, weights, ignore, args.hf_token)
         check_files(path)
         return LoadConfig(**part_of(LoadConfig, args) | {"path": path})
 
-    def with_stored_head(self, model: ModelConfig, raw: Mapping[str, Any]) -> ModelConfig:
+    def with_stored_head(self, model: ModelConfig, raw: Mapping[str, object]) -> ModelConfig:
         """Return ``model`` with an output layer of its own, if one is stored that differs from the embedding.
 
         raw  config.json.

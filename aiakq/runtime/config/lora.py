@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
+from aiakq.arguments.engine import EngineArguments
 from aiakq.errors import error
 
 #: Maximum number of adapters that are read ahead of the step that loads them.
@@ -39,11 +38,11 @@ class LoraConfig:
         return min(self.max_loras + 1, _MAX_STAGED)
 
     @staticmethod
-    def from_args(args: Mapping[str, Any]) -> LoraConfig | None:
+    def from_args(args: EngineArguments) -> LoraConfig | None:
         """Return the limits; None without ``--enable-lora``. Raises ``option_conflict``."""
-        if not args["enable_lora"]:
+        if not args.enable_lora:
             return None
-        max_loras, resident = args["max_loras"], args["max_cpu_loras"]
+        max_loras, resident = args.max_loras, args.max_cpu_loras
         if resident is not None and resident < max_loras:
             raise error(
                 "option_conflict",
@@ -52,12 +51,12 @@ class LoraConfig:
                 reason="the adapters of a step must be in memory",
                 hint=f"Use at least {max_loras}.",
             )
-        if args["model_impl"] == "transformers":
+        if args.model_impl == "transformers":
             reason = "adapters are computed beside the linear layers of aiakq's own models"
             raise error(
                 "option_conflict", option="--enable-lora", other="--model-impl transformers", reason=reason, hint=""
             )
-        if args["tensor_parallel_size"] > 1 and args["tensor_parallel_math"] == "fast":
+        if args.tensor_parallel_size > 1 and args.tensor_parallel_math == "fast":
             raise error(
                 "option_conflict",
                 option="--enable-lora",
@@ -68,7 +67,7 @@ class LoraConfig:
         return LoraConfig(
             max_loras=max_loras,
             max_resident=resident or max_loras,
-            max_bytes=args["max_lora_bytes"],
-            max_rank=args["max_lora_rank"],
-            dtype=args["lora_dtype"],
+            max_bytes=args.max_lora_bytes,
+            max_rank=args.max_lora_rank,
+            dtype=args.lora_dtype,
         )

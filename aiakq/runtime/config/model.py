@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from aiakq.arguments.engine import EngineArguments
 from aiakq.errors import AiakqError, error
 from aiakq.runtime.config.families import FAMILIES
 from aiakq.runtime.config.known_keys import check_keys, completed, with_floats
@@ -43,7 +44,7 @@ _SIZES = (
 )
 
 
-def check_config(raw: Mapping[str, Any], num_tensors: int) -> None:
+def check_config(raw: Mapping[str, object], num_tensors: int) -> None:
     """Validate the sizes and keys of a config before transformers builds a model from it.
 
     Raises as ``check_sizes`` and ``check_keys``.
@@ -52,7 +53,7 @@ def check_config(raw: Mapping[str, Any], num_tensors: int) -> None:
     check_keys(raw)
 
 
-def check_sizes(raw: Mapping[str, Any], num_tensors: int) -> None:
+def check_sizes(raw: Mapping[str, object], num_tensors: int) -> None:
     """Validate the sizes of a config before transformers builds a model from it. Raises ``model_malformed``.
 
     num_tensors  number of tensors of the checkpoint, of which every layer needs at least one.
@@ -119,7 +120,7 @@ class ModelConfig:
     stored_head: str = ""
 
     @staticmethod
-    def from_hf(raw: Mapping[str, Any]) -> ModelConfig:
+    def from_hf(raw: Mapping[str, object]) -> ModelConfig:
         """Create it from config.json.
 
         Raises ``model_malformed`` for invalid values, ``architecture_unsupported`` for missing ones.
@@ -165,7 +166,7 @@ class ModelConfig:
         return kind, self.rope[kind]
 
 
-def _model_config(raw: Mapping[str, Any]) -> ModelConfig:
+def _model_config(raw: Mapping[str, object]) -> ModelConfig:
     def number(*names: str, default: int | None = None) -> int:
         for name in names:
             value = raw.get(name)
@@ -223,7 +224,7 @@ def _check_even(raw: Mapping[str, Any], rope: Mapping[str, Any], head_dim: int) 
         raise _malformed("head_dim", head_dim)
 
 
-def first_architecture(raw: Mapping[str, Any]) -> str:
+def first_architecture(raw: Mapping[str, object]) -> str:
     """Return the first architecture of config.json, ``unnamed`` without one. Raises ``model_malformed``."""
     names = raw.get("architectures") or ["unnamed"]
     if not isinstance(names, list) or not isinstance(names[0], str):
@@ -231,11 +232,11 @@ def first_architecture(raw: Mapping[str, Any]) -> str:
     return names[0]
 
 
-def _malformed(name: str, value: Any) -> AiakqError:
+def _malformed(name: str, value: object) -> AiakqError:
     return error("model_malformed", file="config.json", reason=f"{name} is {value!r:.64}")
 
 
-def _lacks(raw: Mapping[str, Any], name: str) -> AiakqError:
+def _lacks(raw: Mapping[str, object], name: str) -> AiakqError:
     """Return the error for a config without a size that every supported architecture has."""
     architecture = first_architecture(raw)
     if architecture == "unnamed":
@@ -246,7 +247,7 @@ def _lacks(raw: Mapping[str, Any], name: str) -> AiakqError:
     return error("architecture_unsupported", architecture=architecture[:80], reason=reason)
 
 
-def _norm_eps(raw: Mapping[str, Any]) -> float:
+def _norm_eps(raw: Mapping[str, object]) -> float:
     names = ("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_epsilon", "norm_eps")
     name = next((name for name in names if raw.get(name) is not None), "")
     value = raw.get(name, 1e-5)
@@ -255,7 +256,7 @@ def _norm_eps(raw: Mapping[str, Any]) -> float:
     return float(value)
 
 
-def _first(raw: Mapping[str, Any], *names: str) -> Any:
+def _first(raw: Mapping[str, object], *names: str) -> object:
     """Return the value of the first of ``names`` that is set."""
     return next((raw[name] for name in names if raw.get(name)), None)
 
@@ -264,7 +265,7 @@ def _first(raw: Mapping[str, Any], *names: str) -> Any:
 _UNSHARED_HEADS = frozenset({"bloom", "gpt2", "gptj", "mpt", "opt"})
 
 
-def _kv_heads(raw: Mapping[str, Any], stated: int, heads: int) -> int:
+def _kv_heads(raw: Mapping[str, object], stated: int, heads: int) -> int:
     """Return the number of KV heads, which GPT-BigCode and Falcon express by a flag for multi-query attention."""
     kind = raw.get("model_type")
     if kind in _UNSHARED_HEADS:
@@ -276,7 +277,7 @@ def _kv_heads(raw: Mapping[str, Any], stated: int, heads: int) -> int:
     return stated
 
 
-def _layer_kinds(raw: Mapping[str, Any], layers: int) -> tuple[str, ...]:
+def _layer_kinds(raw: Mapping[str, object], layers: int) -> tuple[str, ...]:
     """Return the kind of each layer from ``layer_types``, or else from the family's pattern."""
     kinds, first = raw.get("layer_types"), raw.get("max_window_layers")
     if kinds is not None and not (isinstance(kinds, list) and all(isinstance(kind, str) for kind in kinds)):
@@ -312,7 +313,7 @@ def _layer_kinds(raw: Mapping[str, Any], layers: int) -> tuple[str, ...]:
     )
 
 
-def _stated_kinds(kinds: list[str], raw: Mapping[str, Any]) -> tuple[str, ...]:
+def _stated_kinds(kinds: list[str], raw: Mapping[str, object]) -> tuple[str, ...]:
     """Return the kinds that ``layer_types`` lists. Raises ``config_key_unsupported`` for others than the family's."""
     family = str(raw.get("model_type"))
     for kind in kinds:
@@ -344,7 +345,7 @@ def _recurrent_kinds(raw: Mapping[str, Any], layers: int) -> tuple[str, ...]:
     return ()
 
 
-def _window_is_off(raw: Mapping[str, Any]) -> bool:
+def _window_is_off(raw: Mapping[str, object]) -> bool:
     """Whether ``use_sliding_window`` turns windows off. Raises ``config_key_unsupported`` for families without it."""
     if raw.get("use_sliding_window") is not False:
         return False
@@ -370,3 +371,23 @@ def _sliding_windows(raw: Mapping[str, Any], kinds: tuple[str, ...]) -> tuple[in
     if not window and "sliding_attention" in kinds:
         raise _malformed("sliding_window", window)
     return tuple(window if kind == "sliding_attention" else None for kind in kinds)
+
+
+def length_limit(args: EngineArguments, model: ModelConfig, own_limit: int | None) -> int:
+    """Return the maximum tokens of prompt plus output; with auto, memory may reduce it later. Raises ``bad_option``.
+
+    own_limit  maximum length of the texts that an embedding model was trained for, or None.
+    """
+    limit, whose = model.context, "the model's own limit"
+    hint = "The model was not trained for positions beyond it."
+    windows = [window for window in model.sliding_windows if window is not None]
+    if args.disable_sliding_window and windows and min(windows) < limit:
+        limit, whose = min(windows), "the model's window"
+        hint = "Without --disable-sliding-window, more is possible."
+    max_model_len = args.max_model_len
+    if max_model_len is None or max_model_len == "auto":
+        return limit if own_limit is None else min(limit, own_limit)
+    if max_model_len > limit and model.has_positions:
+        expected = f"at most {limit}, {whose}"
+        raise error("bad_option", option="--max-model-len", value=max_model_len, expected=expected, hint=hint)
+    return max_model_len

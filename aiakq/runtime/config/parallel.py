@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
+from aiakq.arguments.engine import EngineArguments
 from aiakq.errors import error
 
 
@@ -20,7 +20,7 @@ class ParallelConfig:
                             bits for any number of ranks).
     by_ray                  whether Ray places the other ranks; otherwise they are child processes.
     timeout                 time limit in seconds for a rank to wait for another within a step.
-    arguments               engine arguments as given, from which every rank creates its own configuration.
+    arguments               engine arguments, from which every rank creates its own configuration.
     """
 
     tensor_parallel_size: int
@@ -29,7 +29,7 @@ class ParallelConfig:
     math: str
     by_ray: bool
     timeout: float
-    arguments: Mapping[str, Any] = field(repr=False)  # may contain the hub token
+    arguments: EngineArguments = field(repr=False)  # may contain the hub token
 
     @property
     def world_size(self) -> int:
@@ -37,13 +37,10 @@ class ParallelConfig:
         return self.tensor_parallel_size * self.pipeline_parallel_size
 
     @staticmethod
-    def from_args(args: Mapping[str, Any], given: Mapping[str, Any], device_type: str) -> ParallelConfig:
-        """Create it from validated arguments ``args``; ``given`` are the arguments as the user gave them.
-
-        Raises ``option_conflict`` and ``option_refused``.
-        """
-        backend = args["distributed_executor_backend"]
-        count = args["tensor_parallel_size"] * args["pipeline_parallel_size"]
+    def from_args(args: EngineArguments, device_type: str) -> ParallelConfig:
+        """Raises ``option_conflict`` and ``option_refused``."""
+        backend = args.distributed_executor_backend
+        count = args.tensor_parallel_size * args.pipeline_parallel_size
         if backend == "external_launcher":
             reason = "rank 0 starts and controls the other ranks itself"
             raise error("option_refused", option="--distributed-executor-backend external_launcher", reason=reason)
@@ -51,25 +48,25 @@ class ParallelConfig:
             raise error(
                 "option_conflict",
                 option="--distributed-executor-backend uni",
-                other=f"-tp {args['tensor_parallel_size']} -pp {args['pipeline_parallel_size']}",
+                other=f"-tp {args.tensor_parallel_size} -pp {args.pipeline_parallel_size}",
                 reason=f"these sizes need {count} processes",
                 hint="Use mp, or ray for several machines.",
             )
-        math = args["tensor_parallel_math"]
+        math = args.tensor_parallel_math
         if math == "auto":
             # LoRA products are added to complete outputs, not to partial sums.
-            math = "fast" if device_type == "cuda" and not args["enable_lora"] else "exact"
+            math = "fast" if device_type == "cuda" and not args.enable_lora else "exact"
         return ParallelConfig(
-            args["tensor_parallel_size"],
-            args["pipeline_parallel_size"],
-            args["pp_layer_partition"],
+            args.tensor_parallel_size,
+            args.pipeline_parallel_size,
+            args.pp_layer_partition,
             math,
             backend == "ray",
-            args["distributed_timeout_seconds"],
-            dict(given),
+            args.distributed_timeout_seconds,
+            args,
         )
 
-    def remark(self, config_json: Mapping[str, Any]) -> str | None:
+    def remark(self, config_json: Mapping[str, object]) -> str | None:
         """Return a note if the checkpoint was quantized for another tensor-parallel size, else None."""
         planned = planned_size(config_json)
         if planned in (None, 1, self.tensor_parallel_size):
@@ -77,7 +74,7 @@ class ParallelConfig:
         return f"served with -tp {self.tensor_parallel_size}, quantized for -tp {planned}"
 
 
-def planned_size(config_json: Mapping[str, Any]) -> int | None:
+def planned_size(config_json: Mapping[str, object]) -> int | None:
     """Return the tensor-parallel size that ``aiakq quantize`` prepared a checkpoint for; None if not recorded."""
     record = config_json.get("aiakq")
     size = record.get("tp") if isinstance(record, Mapping) else None

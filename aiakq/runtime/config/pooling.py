@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from aiakq.arguments.engine import EngineArguments
 from aiakq.errors import AiakqError, error
 from aiakq.formats.model_folder import read_json
 from aiakq.runtime.config.model import OutputHead, first_architecture
@@ -54,7 +55,7 @@ class PoolingConfig:
         return self.limits.pooling.kind in ("MEAN", "ALL", "STEP")
 
     @staticmethod
-    def from_args(args: Mapping[str, Any], folder: Path, raw: Mapping[str, Any]) -> PoolingConfig | None:
+    def from_args(args: EngineArguments, folder: Path, raw: Mapping[str, object]) -> PoolingConfig | None:
         """Create it from --task and the files in ``folder``; return None for a generative model. ``raw`` is
         config.json.
 
@@ -72,16 +73,16 @@ class PoolingConfig:
             task = "embed" if pools and task == "generate" else task
         if task == "generate":
             _check_generates(architecture)
-            if args["override_pooler_config"]:
+            if args.override_pooler_config:
                 reason = "a generative model does not pool"
                 raise _conflict("--override-pooler-config", "--task generate", reason)
             return None
-        if args["model_impl"] == "transformers":
+        if args.model_impl == "transformers":
             raise _conflict("--model-impl transformers", f"--task {task}", "only native models can be pooled")
         _check_causal(raw)
-        return _pooled(task, architecture, folder, raw, modules, args["override_pooler_config"] or {})
+        return _pooled(task, architecture, folder, raw, modules, args.override_pooler_config or {})
 
-    def model_config(self, raw: Mapping[str, Any]) -> dict[str, Any]:
+    def model_config(self, raw: Mapping[str, object]) -> dict[str, object]:
         """Return config.json with the generative class of the same layers as architecture."""
         return {**raw, "architectures": [self.architecture]}
 
@@ -90,12 +91,12 @@ class PoolingConfig:
 _POOLS = "pooling"
 
 
-def _requested_task(args: Mapping[str, Any]) -> str:
+def _requested_task(args: EngineArguments) -> str:
     """Return the task that --task, --runner and --convert select: one of --task, or ``_POOLS``.
 
     Raises ``option_conflict`` if they contradict each other.
     """
-    task, runner, convert = _RENAMED.get(args["task"], args["task"]), args["runner"], args["convert"]
+    task, runner, convert = _RENAMED.get(args.task, args.task), args.runner, args.convert
     wanted = {"auto": "auto", "generate": "generate", "pooling": _POOLS}[runner]
     flag = f"--runner {runner}"
     if convert in ("embed", "classify"):
@@ -110,7 +111,7 @@ def _requested_task(args: Mapping[str, Any]) -> str:
     raise _conflict(flag, f"--task {task}", "they name different tasks", "Give one of them.")
 
 
-def _task_of(architecture: str, raw: Mapping[str, Any], modules: SentenceTransformer | None) -> str:
+def _task_of(architecture: str, raw: Mapping[str, object], modules: SentenceTransformer | None) -> str:
     """Return the task of a model for --task auto."""
     if modules is not None:
         return "embed"
@@ -126,7 +127,7 @@ def _check_generates(architecture: str) -> None:
         )
 
 
-def _check_causal(raw: Mapping[str, Any]) -> None:
+def _check_causal(raw: Mapping[str, object]) -> None:
     """Raise ``unsupported`` for a model with bidirectional attention."""
     text = raw.get("text_config")
     for config in (raw, text if isinstance(text, Mapping) else {}):
@@ -152,9 +153,9 @@ def _pooled(
     task: str,
     architecture: str,
     folder: Path,
-    raw: Mapping[str, Any],
+    raw: Mapping[str, object],
     modules: SentenceTransformer | None,
-    override: Mapping[str, Any],
+    override: Mapping[str, object],
 ) -> PoolingConfig:
     is_classifier = architecture.endswith(_CLASSIFIER)
     labels = _labels(raw) if is_classifier else []
@@ -190,7 +191,7 @@ def _pooled(
 
 
 def _default(
-    task: str, raw: Mapping[str, Any], modules: SentenceTransformer | None, pairs: CrossEncoder, head: OutputHead
+    task: str, raw: Mapping[str, object], modules: SentenceTransformer | None, pairs: CrossEncoder, head: OutputHead
 ) -> Pooling:
     """Return the default pooling of a model, from its files or else vLLM's defaults."""
     if task == "reward":
@@ -202,7 +203,7 @@ def _default(
     return Pooling(modules.pooling, normalize=modules.normalize)
 
 
-def _override(pooling: Pooling, override: Mapping[str, Any], has_scores: bool) -> Pooling:
+def _override(pooling: Pooling, override: Mapping[str, object], has_scores: bool) -> Pooling:
     """Return ``pooling`` with --override-pooler-config applied. Raises ``bad_option``."""
     override = _without_unsupported(override)
     known: dict[str, tuple[type, ...]] = {
@@ -239,7 +240,7 @@ def _override(pooling: Pooling, override: Mapping[str, Any], has_scores: bool) -
 
 
 #: Keys of vLLM's pooler config that only have their neutral values here, and why.
-_NEUTRAL_ONLY: Mapping[str, tuple[tuple[Any, ...], str]] = {
+_NEUTRAL_ONLY: Mapping[str, tuple[tuple[object, ...], str]] = {
     "dimensions": ((), "left out: the field dimensions of a request truncates embeddings"),
     "enable_chunked_processing": ((False,), "false: a long text is not split into several"),
     "max_embed_len": ((), "left out: --max-model-len is the longest text"),
@@ -250,7 +251,7 @@ _NEUTRAL_ONLY: Mapping[str, tuple[tuple[Any, ...], str]] = {
 _WITHOUT_EFFECT = "enable_flash_late_interaction"
 
 
-def _without_unsupported(override: Mapping[str, Any]) -> dict[str, Any]:
+def _without_unsupported(override: Mapping[str, object]) -> dict[str, Any]:
     """Return the settings without those that have no effect. Raises ``bad_option`` for those that would have one."""
     kept = {name: value for name, value in override.items() if name != _WITHOUT_EFFECT}
     for name, (neutral, expected) in _NEUTRAL_ONLY.items():
@@ -278,7 +279,7 @@ def _kind(given: str, default: str, task: str | None, has_scores: bool) -> str:
     return kind
 
 
-def _older_keys(override: Mapping[str, Any], has_scores: bool) -> dict[str, Any]:
+def _older_keys(override: Mapping[str, object], has_scores: bool) -> dict[str, Any]:
     """Return the settings with the newer keys of vLLM replaced by the older ones. Raises ``bad_option``.
 
     ``use_activation`` is ``normalize`` for embeddings. For scores, true keeps the model's own activation.
@@ -307,7 +308,7 @@ def _bad_override(value: str, expected: str) -> AiakqError:
 _FUNCTIONS = {"Identity": "", "Sigmoid": "sigmoid"}
 
 
-def _activation(raw: Mapping[str, Any], pairs: CrossEncoder, num_labels: int) -> str:
+def _activation(raw: Mapping[str, object], pairs: CrossEncoder, num_labels: int) -> str:
     """Return the activation of scores: the cross-encoder's if there is one, else that of transformers' pipelines."""
     nested = raw.get("sentence_transformers")
     stated = pairs.activation or (nested.get("activation_fn") if isinstance(nested, Mapping) else None)
@@ -326,7 +327,7 @@ def _activation(raw: Mapping[str, Any], pairs: CrossEncoder, num_labels: int) ->
     return "softmax"
 
 
-def _labels(raw: Mapping[str, Any]) -> list[str]:
+def _labels(raw: Mapping[str, object]) -> list[str]:
     """Return the label names as transformers determines them. Raises ``model_malformed``."""
     if raw.get("classifier_from_token") is not None:
         return ["LABEL_0"]
@@ -347,7 +348,7 @@ def _labels(raw: Mapping[str, Any]) -> list[str]:
     return [str(name) for name in labels]
 
 
-def _label_tokens(folder: Path, raw: Mapping[str, Any]) -> tuple[int, int] | None:
+def _label_tokens(folder: Path, raw: Mapping[str, object]) -> tuple[int, int] | None:
     """Return the tokens (negative, positive) whose logits give the score; None for a model with a score layer."""
     words = raw.get("classifier_from_token")
     if words is None:
@@ -360,7 +361,7 @@ def _label_tokens(folder: Path, raw: Mapping[str, Any]) -> tuple[int, int] | Non
     tokenizer = read_json(folder / "tokenizer.json", "tokenizer.json")
     model, added = tokenizer.get("model"), tokenizer.get("added_tokens")
     vocabulary = model.get("vocab") if isinstance(model, dict) else None
-    ids: dict[Any, Any] = dict(vocabulary) if isinstance(vocabulary, dict) else {}
+    ids: dict[object, object] = dict(vocabulary) if isinstance(vocabulary, dict) else {}
     for entry in added if isinstance(added, list) else []:
         if isinstance(entry, dict):
             ids[entry.get("content")] = entry.get("id")
@@ -371,7 +372,7 @@ def _label_tokens(folder: Path, raw: Mapping[str, Any]) -> tuple[int, int] | Non
     return against, for_it
 
 
-def _dimensions(raw: Mapping[str, Any]) -> list[int] | None:
+def _dimensions(raw: Mapping[str, object]) -> list[int] | None:
     """See PoolingLimits. Raises ``model_malformed``."""
     listed = raw.get("matryoshka_dimensions")
     if listed is not None:

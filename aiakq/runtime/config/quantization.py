@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from aiakq.errors import error
 from aiakq.formats import records_method
@@ -20,7 +19,7 @@ _SCALING = ("awq", "smooth_quant")
 _METHODS = Registry("aiakq.methods", dict.fromkeys(("weight_only_int8", "smooth_quant", "awq", "gptq"), ""))
 
 
-def checked_spec(folder: Path, raw: Mapping[str, Any], expected: str | None) -> QuantSpec | None:
+def checked_spec(folder: Path, raw: Mapping[str, object], expected: str | None) -> QuantSpec | None:
     """Return how the weights in ``folder`` are quantized; ``raw`` is config.json, ``expected`` is --quantization.
 
     Raises ``format_unsupported``, and what ``check_quantization`` raises.
@@ -30,7 +29,7 @@ def checked_spec(folder: Path, raw: Mapping[str, Any], expected: str | None) -> 
     return spec
 
 
-def check_quantization(expected: str | None, spec: QuantSpec | None, raw: Mapping[str, Any]) -> None:
+def check_quantization(expected: str | None, spec: QuantSpec | None, raw: Mapping[str, object]) -> None:
     """Raise ``quantization_mismatch`` if the weights are not quantized as ``expected``.
 
     Raises ``bad_option`` for an unknown method.
@@ -57,7 +56,7 @@ def check_quantization(expected: str | None, spec: QuantSpec | None, raw: Mappin
     raise error("quantization_mismatch", wanted=expected, found=stored)
 
 
-def check_scales(spec: QuantSpec | None, raw: Mapping[str, Any]) -> None:
+def check_scales(spec: QuantSpec | None, raw: Mapping[str, object]) -> None:
     """Refuse a model whose layers have scaled inputs, unless its config.json ``raw`` says that its files record the
     scales: LoRA adapters of the original model would be applied to other inputs. Raises ``option_conflict``.
     """

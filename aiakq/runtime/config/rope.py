@@ -19,7 +19,7 @@ _BASES = {
 #: Parts of each head that families rotate by default, if not the whole.
 _PARTS = {"bamba": 0.5, "glm": 0.5, "glm4": 0.5, "glm4_moe": 0.5, "phi": 0.5, "qwen3_next": 0.25}
 #: Scaling of a family whose config.json has none.
-_SCALINGS: Mapping[str, Mapping[str, Any]] = {
+_SCALINGS: Mapping[str, Mapping[str, object]] = {
     "gpt_oss": {
         "rope_type": "yarn",
         "factor": 32.0,
@@ -45,7 +45,7 @@ _BY_KIND = ("gemma3_text", "olmo3")
 _FROM_ORIGINAL = frozenset({"llama3", "yarn", "longrope"})
 
 
-def rope_parameters(raw: Mapping[str, Any]) -> dict[str, Any]:
+def rope_parameters(raw: Mapping[str, object]) -> dict[str, object]:
     """Return rope_theta, rope_type and the parameters of that type; or these by kind of layer, if layers differ.
 
     They are read from rope_parameters (transformers 5), or from rope_theta, rope_scaling and other keys of older files.
@@ -66,7 +66,7 @@ def rope_parameters(raw: Mapping[str, Any]) -> dict[str, Any]:
     return newer
 
 
-def _parameters(raw: Mapping[str, Any]) -> dict[str, Any]:
+def _parameters(raw: Mapping[str, Any]) -> dict[str, object]:
     """Return the parameters of a config that has rope_parameters or the older keys."""
     given = raw.get("rope_parameters")
     if given:
@@ -103,7 +103,7 @@ def rotated_layers(raw: Mapping[str, Any], layers: int) -> list[bool]:
     return [(layer + 1) % every != 0 for layer in range(layers)]
 
 
-def is_nested(rope: Mapping[str, Any]) -> bool:
+def is_nested(rope: Mapping[str, object]) -> bool:
     """Whether the parameters are given per kind of layer."""
     return any(isinstance(value, Mapping) for value in rope.values())
 
@@ -119,7 +119,7 @@ def longest_context(rope: Mapping[str, Any], trained: int) -> int:
     return max([trained, *stretched])
 
 
-def _complete(raw: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+def _complete(raw: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, object]:
     """Complete one set of parameters with values from other keys of the config."""
     rope = dict(given)
     kind = str(rope.pop("type", "default"))

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from aiakq.arguments.argument import part_of
-from aiakq.arguments.engine import SchedulerArguments
+from aiakq.arguments.engine import EngineArguments, SchedulerArguments
 from aiakq.errors import error
 from aiakq.runtime.config.lora import LoraConfig
 from aiakq.runtime.config.speculation import SpeculationConfig
@@ -45,48 +43,48 @@ class SchedulerConfig(SchedulerArguments):
 
     @staticmethod
     def from_args(
-        args: Mapping[str, Any], max_model_len: int, on_cpu: bool, is_recurrent: bool = False
+        args: EngineArguments, max_model_len: int, on_cpu: bool, is_recurrent: bool = False
     ) -> SchedulerConfig:
         """is_recurrent: whether the model has recurrent layers, which need states for every running sequence.
 
         Raises ``option_conflict`` for limits that do not go together."""
         _check_partial_prefills(args)
         # vLLM's default for concurrent partial prefills.
-        share = int(max_model_len * 0.04) if args["max_num_partial_prefills"] > 1 else 0
+        share = int(max_model_len * 0.04) if args.max_num_partial_prefills > 1 else 0
         speculation = SpeculationConfig.from_args(args, is_recurrent)
         settled = {
-            "max_num_seqs": args["max_num_seqs"] or (32 if is_recurrent else 128 if on_cpu else 256),
+            "max_num_seqs": args.max_num_seqs or (32 if is_recurrent else 128 if on_cpu else 256),
             "max_num_batched_tokens": _max_num_batched_tokens(args, max_model_len, on_cpu),
-            "long_prompt_tokens": args["long_prefill_token_threshold"] or share,
+            "long_prompt_tokens": args.long_prefill_token_threshold or share,
             "async_scheduling": _async_scheduling(args, on_cpu),
-            "num_stages": args["pipeline_parallel_size"],
+            "num_stages": args.pipeline_parallel_size,
             "speculation": speculation,
             "lora": LoraConfig.from_args(args),
         }
         return SchedulerConfig(**part_of(SchedulerConfig, args) | settled)
 
 
-def _async_scheduling(args: Mapping[str, Any], on_cpu: bool) -> bool:
+def _async_scheduling(args: EngineArguments, on_cpu: bool) -> bool:
     """Whether steps are scheduled asynchronously. Raises ``option_conflict`` with pipeline parallelism."""
-    if args["pipeline_parallel_size"] == 1:
-        return not on_cpu if args["async_scheduling"] is None else args["async_scheduling"]
-    if args["async_scheduling"]:
+    if args.pipeline_parallel_size == 1:
+        return not on_cpu if args.async_scheduling is None else args.async_scheduling
+    if args.async_scheduling:
         raise error(
             "option_conflict",
             option="--async-scheduling",
-            other=f"--pipeline-parallel-size {args['pipeline_parallel_size']}",
+            other=f"--pipeline-parallel-size {args.pipeline_parallel_size}",
             reason="there, steps of other sequences run meanwhile",
             hint="Leave it out.",
         )
     return False
 
 
-def _max_num_batched_tokens(args: Mapping[str, Any], max_model_len: int, on_cpu: bool) -> int:
+def _max_num_batched_tokens(args: EngineArguments, max_model_len: int, on_cpu: bool) -> int:
     """Return the maximum tokens per step. Raises ``option_conflict`` if a prompt must fit into one step but may not."""
-    budget = args["max_num_batched_tokens"] or (512 if on_cpu else 8192)
-    if args["enable_chunked_prefill"] or budget >= max_model_len:
+    budget = args.max_num_batched_tokens or (512 if on_cpu else 8192)
+    if args.enable_chunked_prefill or budget >= max_model_len:
         return budget
-    if args["max_num_batched_tokens"]:
+    if args.max_num_batched_tokens:
         raise error(
             "option_conflict",
             option="--no-enable-chunked-prefill",
@@ -97,9 +95,9 @@ def _max_num_batched_tokens(args: Mapping[str, Any], max_model_len: int, on_cpu:
     return max_model_len
 
 
-def _check_partial_prefills(args: Mapping[str, Any]) -> None:
-    partial, long = args["max_num_partial_prefills"], args["max_long_partial_prefills"]
-    if partial > 1 and not args["enable_chunked_prefill"]:
+def _check_partial_prefills(args: EngineArguments) -> None:
+    partial, long = args.max_num_partial_prefills, args.max_long_partial_prefills
+    if partial > 1 and not args.enable_chunked_prefill:
         raise error(
             "option_conflict",
             option=f"--max-num-partial-prefills {partial}",

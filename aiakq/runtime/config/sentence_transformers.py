@@ -105,7 +105,7 @@ def _modules(folder: Path) -> list[tuple[str, str]]:
     return [_name_and_path(entry) for entry in modules]
 
 
-def _name_and_path(entry: Any) -> tuple[str, str]:
+def _name_and_path(entry: object) -> tuple[str, str]:
     """Return the last part of a module's type, such as Pooling, and its folder."""
     if not isinstance(entry, dict) or not isinstance(entry.get("type"), str):
         raise _malformed("modules.json", "an entry has no type")
@@ -189,7 +189,7 @@ def _object(folder: Path, name: str) -> dict[str, Any]:
     return value
 
 
-def _json(folder: Path, name: str) -> Any:
+def _json(folder: Path, name: str) -> object:
     # Not relative to the subfolder, since links of the hub cache lead out of it.
     try:
         return json.loads(read_file(folder, name))

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from aiakq.arguments.argument import argument, checked_value, rows_of
-from aiakq.arguments.engine import SpeculationArguments
+from aiakq.arguments.argument import argument, checked_value, part_of, rows_of
+from aiakq.arguments.engine import EngineArguments, SpeculationArguments
 from aiakq.errors import error
 from aiakq.runtime.config.speculation_methods import NGRAM, SUFFIX, resolve
 
@@ -72,16 +71,16 @@ class SpeculationConfig(SuffixKeys):
     max_model_len: int = 1 << 60
 
     @staticmethod
-    def from_args(args: Mapping[str, Any], is_recurrent: bool) -> SpeculationConfig | None:
+    def from_args(args: EngineArguments, is_recurrent: bool) -> SpeculationConfig | None:
         """None without speculation. Raises ``bad_option`` and ``option_conflict``."""
         values = _given(args)
-        if not values and args["speculative_config"] is None:
+        if not values and args.speculative_config is None:
             return None
-        option = "--speculative-model" if args["speculative_config"] is None else "--speculative-config"
+        option = "--speculative-model" if args.speculative_config is None else "--speculative-config"
         values["method"], values["model"] = resolve(values.get("method"), values.get("model"), option)
         if values["method"] == SUFFIX:  # it proposes as many as the match is worth
             values.setdefault("num_speculative_tokens", values.get("suffix_decoding_max_tree_depth", _MAX_TREE_DEPTH))
-        stages = args["pipeline_parallel_size"]
+        stages = args.pipeline_parallel_size
         for is_there, other, reason, hint in (
             (
                 stages > 1 and values["model"] is not None,
@@ -105,14 +104,15 @@ class SpeculationConfig(SuffixKeys):
         return config
 
 
-def _given(args: Mapping[str, Any]) -> dict[str, Any]:
+def _given(args: EngineArguments) -> dict[str, Any]:
     """The keys that are set. Raises ``bad_option`` and ``option_conflict``."""
-    flags = {key: args[name] for name, key in _FLAGS.items() if args[name] is not None}
-    config, option = args["speculative_config"], "--speculative-config"
+    named = {name: value for name, value in part_of(SpeculationArguments, args).items() if value is not None}
+    flags = {key: named[name] for name, key in _FLAGS.items() if name in named}
+    config, option = args.speculative_config, "--speculative-config"
     if config is None:
         return flags
     if flags:
-        name = next(name for name in _FLAGS if args[name] is not None).replace("_", "-")
+        name = next(name for name in _FLAGS if name in named).replace("_", "-")
         reason = "both configure speculative decoding"
         raise error("option_conflict", option=option, other=f"--{name}", reason=reason, hint="Give one of them.")
     rows = {key: _ROWS[name] for name, key in _FLAGS.items() if key != "method"} | _SUFFIX_ROWS

@@ -26,7 +26,7 @@ _TEXT_MODELS = {
 _SHARED = ("quantization_config", "eos_token_id", "bos_token_id", "pad_token_id", "dtype", "torch_dtype", "aiakq")
 
 
-def has_text_part(raw: Mapping[str, Any]) -> bool:
+def has_text_part(raw: Mapping[str, object]) -> bool:
     """Whether config.json ``raw`` describes a multimodal model that contains a language model."""
     return isinstance(raw.get("text_config"), dict)
 
@@ -53,13 +53,13 @@ def text_part(raw: Mapping[str, Any]) -> dict[str, Any]:
     return text
 
 
-def _completed(kind: str, inside: dict[str, Any]) -> dict[str, Any]:
+def _completed(kind: str, inside: dict[str, object]) -> dict[str, object]:
     from transformers import CONFIG_MAPPING  # imported late, because it takes seconds
 
     if kind not in CONFIG_MAPPING:
         return inside
     try:
-        completed: dict[str, Any] = CONFIG_MAPPING[kind].from_dict(inside).to_dict()
+        completed: dict[str, object] = CONFIG_MAPPING[kind].from_dict(inside).to_dict()
     except Exception as problem:  # transformers may raise anything for invalid values
         raise ValueError(f"text_config: {problem}") from problem
     return completed

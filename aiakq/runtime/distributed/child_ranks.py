@@ -49,7 +49,7 @@ def start_child_ranks(parallel: ParallelConfig, transport: str, gpus: Sequence[i
             for rank in range(1, count):
                 link_in, link_out = connections.links(rank)
                 load = Load(
-                    arguments=dict(parallel.arguments),
+                    arguments=parallel.arguments,
                     rank=rank,
                     size=size,
                     num_stages=count // size,

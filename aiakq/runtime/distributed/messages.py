@@ -6,10 +6,10 @@ Rank 0 runs the engine; the other ranks execute the steps that it sends.
 from __future__ import annotations
 
 import socket
-from typing import Any
 
 import msgspec
 
+from aiakq.arguments.engine import EngineArguments
 from aiakq.runtime.protocol.command import Preparation
 from aiakq.runtime.protocol.step import StepBatch, StepResult
 from aiakq.system.channel import Channel
@@ -18,7 +18,7 @@ from aiakq.system.channel import Channel
 class Load(msgspec.Struct, tag="load"):
     """The first message to a rank: what to load, and its position among the ranks.
 
-    arguments   engine arguments as the user gave them.
+    arguments   engine arguments.
     rank        global rank; ranks are numbered stage by stage.
     size        number of ranks per stage (tensor parallel size).
     num_stages  number of stages (pipeline parallel size).
@@ -34,7 +34,7 @@ class Load(msgspec.Struct, tag="load"):
     addresses   addresses of the listeners of all ranks, if descriptors cannot be inherited.
     """
 
-    arguments: dict[str, Any]
+    arguments: EngineArguments
     rank: int
     size: int
     num_stages: int

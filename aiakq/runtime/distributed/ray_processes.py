@@ -96,7 +96,7 @@ class RayProcesses:
         self.listener = Listener(self._host or slots[0].host, self.secret)
         self.sockets: dict[int, socket.socket] = {}
         self._code = code
-        self._actors: list[Any] = []
+        self._actors: list[object] = []
 
     def start(self) -> None:
         """Start all processes and wait until they have connected.
@@ -151,7 +151,7 @@ class RayProcesses:
             refs[number] = actor.start.remote(address, CONNECT_SECONDS, self.secret, *settings)
         return refs
 
-    def _check_start(self, refs: dict[int, Any]) -> None:
+    def _check_start(self, refs: dict[int, object]) -> None:
         for number, ref in refs.items():
             if not self._ray.wait([ref], timeout=0)[0]:
                 continue

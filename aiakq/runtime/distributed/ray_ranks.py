@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 
@@ -89,11 +90,11 @@ class _Started:
     def _load(self, config: EngineConfig, placement: Placement, addresses: list[tuple[str, int]]) -> None:
         """Have the other ranks load the model, with rank 0's device and dtype."""
         parallel = config.parallel
-        dtype = str(config.device.dtype).removeprefix("torch.")
+        arguments = replace(parallel.arguments, device="cpu", dtype=config.device.dtype_name)
         for rank, channel in self._channels.items():
             slot = placement.slots[rank]
             load = Load(
-                arguments={**parallel.arguments, "device": "cpu", "dtype": dtype},
+                arguments=arguments,
                 rank=rank,
                 size=parallel.tensor_parallel_size,
                 num_stages=parallel.pipeline_parallel_size,

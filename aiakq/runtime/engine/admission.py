@@ -75,6 +75,9 @@ def repeat(spec: RequestSpec, request_id: str, index: int) -> RequestSpec:
 
 
 def _check_logprobs(params: SamplingParams, limits: ModelLimits) -> None:
+    if params.logprob_token_ids is not None and params.max_tokens == 0:
+        reason = "it is about generated tokens, of which max_tokens=0 leaves none"
+        raise error("unsupported_parameter", param="logprob_token_ids", reason=reason)
     for name in ("logprobs", "prompt_logprobs"):
         count = getattr(params, name)
         # -1 means the whole vocabulary.

@@ -125,7 +125,8 @@ class Engine:
             # Draft tokens follow tokens that are known.
             self._collect(0, now, outputs)
         chunks = self.scheduler.schedule(now)
-        self._prepare()
+        for resource in self.scheduler.resources:
+            resource.prepare(self.executor)
         started = [chunk.sequence for chunk in chunks if chunk.sequence.times.scheduled is None]
         for sequence in started:
             sequence.times.scheduled = now
@@ -147,7 +148,8 @@ class Engine:
         self._pending.clear()
         self.scheduler.freed_slots.clear()
         self._send(ResetSequences())
-        self._prepare()
+        for resource in self.scheduler.resources:
+            resource.prepare(self.executor)
         self._count(0, outputs)
         return outputs
 
@@ -178,10 +180,6 @@ class Engine:
             output = self._output(sequence)
             self._finish(sequence, output, "abort")
             outputs.append(output)
-
-    def _prepare(self) -> None:
-        for resource in self.scheduler.resources:
-            resource.prepare(self.executor)
 
     def _submit(self, chunks: list[ScheduledChunk]) -> PendingStep:
         """Submit a step, and with it what changed since the one before."""

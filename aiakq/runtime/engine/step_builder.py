@@ -17,7 +17,7 @@ from __future__ import annotations
 import heapq
 from collections import Counter, deque
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Protocol
 
 from aiakq.runtime.config.scheduler import SchedulerConfig
 from aiakq.runtime.engine.client_shares import OUTPUT_WEIGHT, ClientShares
@@ -186,7 +186,7 @@ class StepBuilder:
             count = min(count, config.long_prefill_token_threshold - done)
         return max(0, count)
 
-    def _rank(self, demand: _Demand) -> tuple[Any, ...]:
+    def _rank(self, demand: _Demand) -> tuple[object, ...]:
         """Return the sort key of a client; the smallest is served first.
 
         Ties are broken by the number of running sequences, then by order of arrival.

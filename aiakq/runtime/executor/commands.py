@@ -32,7 +32,7 @@ class CommandHandlers:
     def prepare(self, preparation: Preparation) -> Future[Any] | None:
         """Start a preparation."""
         handler = self._handlers.get(type(preparation))
-        future: Future[Any] | None = None if handler is None else handler(preparation)
+        future: Future[object] | None = None if handler is None else handler(preparation)
         return future
 
 

@@ -33,7 +33,7 @@ class MissedTensors:
             raise problem
 
 
-def load_checkpoint(hf_config: Any, config: EngineConfig, options: dict[str, Any]) -> tuple[Any, MissedTensors]:
+def load_checkpoint(hf_config: object, config: EngineConfig, options: dict[str, object]) -> tuple[Any, MissedTensors]:
     """Load the model through transformers."""
     checkpoint = Checkpoint.open(
         config.load.path, config.load.load_format, config.load.ignore_patterns, config.model.raw
@@ -66,7 +66,7 @@ def _unused(info: Mapping[str, Any], checkpoint: Checkpoint) -> list[str]:
 
 
 def _load(
-    hf_config: Any, config: EngineConfig, checkpoint: Checkpoint, options: dict[str, Any]
+    hf_config: object, config: EngineConfig, checkpoint: Checkpoint, options: dict[str, object]
 ) -> tuple[Any, dict[str, Any]]:
     """Return the model and transformers' loading info.
 

@@ -58,7 +58,7 @@ def _source_of_model(config_class: type) -> str:
     """Return the source of the module with the model class of a config class; empty without one."""
     from transformers import AutoModelForCausalLM
 
-    model: Any = AutoModelForCausalLM._model_mapping.get(config_class, None)
+    model: object = AutoModelForCausalLM._model_mapping.get(config_class, None)
     module = None if model is None else sys.modules.get(getattr(model, "__module__", ""))
     try:
         return "" if module is None else inspect.getsource(module)

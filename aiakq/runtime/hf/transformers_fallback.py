@@ -115,7 +115,7 @@ class _AttentionFunction:
         sliding_window: int | None = None,
         softcap: float | None = None,
         s_aux: Tensor | None = None,
-        **kwargs: Any,
+        **kwargs: object,
     ) -> tuple[Tensor, None]:
         """query [1, H, T, D], key [1, Hkv, T, D] and value [1, Hkv, T, value_dim] -> [1, T, H, value_dim].
 
@@ -149,7 +149,7 @@ class _AttentionFunction:
         return layer.attend(q.contiguous(), cache, self._context).unsqueeze(0), None
 
 
-def _check_call(mask: Tensor | None, arguments: dict[str, Any]) -> None:
+def _check_call(mask: Tensor | None, arguments: dict[str, object]) -> None:
     """Raise _UnsupportedAttentionError for arguments that paged attention does not support."""
     unsupported = [name for name, value in arguments.items() if value is not None and name not in _WITHOUT_EFFECT]
     if unsupported:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from aiakq.errors import AiakqError, error
 from aiakq.formats import quantization_config
@@ -112,7 +112,7 @@ class Inspection:
         parameters = sum(layer.parameters for layer in chosen)
         return 8 * sum(layer.nbytes for layer in chosen) / parameters if parameters else None
 
-    def document(self) -> dict[str, Any]:
+    def document(self) -> dict[str, object]:
         """Return the inspection as JSON values, with layers not collapsed."""
         spec = self.spec
         return {
@@ -160,7 +160,7 @@ class Inspection:
         }
 
 
-def _layer_document(layer: Layer) -> dict[str, Any]:
+def _layer_document(layer: Layer) -> dict[str, object]:
     return {
         "name": layer.name,
         "kind": layer.kind,
@@ -344,7 +344,7 @@ def _writer(checkpoint: Checkpoint) -> str | None:
 
 def collapse(layers: Iterable[Layer]) -> list[Layer]:
     """Merge layers that differ only in the numbers in their names. All norms become one row."""
-    groups: dict[Any, list[Layer]] = {}
+    groups: dict[object, list[Layer]] = {}
     others: list[Layer] = []
     for layer in layers:
         if layer.kind == "other":
@@ -368,7 +368,7 @@ def collapse(layers: Iterable[Layer]) -> list[Layer]:
 
 def collapse_differences(differences: Iterable[Difference]) -> list[tuple[Difference, int]]:
     """Merge differences with equal shapes that differ only in the numbers in their names; return their counts too."""
-    groups: dict[Any, list[Difference]] = {}
+    groups: dict[object, list[Difference]] = {}
     for each in differences:
         groups.setdefault((_NUMBER.sub("#", each.name), each.found, each.expected), []).append(each)
     return [(replace(members[0], name=_joined(members)), len(members)) for members in groups.values()]

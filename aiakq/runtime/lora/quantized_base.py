@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -35,7 +34,7 @@ class QuantizedBase:
     widths: Widths = field(default_factory=dict)
 
     @classmethod
-    def read(cls, folder: Path, config: Mapping[str, Any]) -> QuantizedBase:
+    def read(cls, folder: Path, config: Mapping[str, object]) -> QuantizedBase:
         """Read them from a checkpoint with this config.json. Raises ``model_incomplete``, ``model_malformed``."""
         return cls(read_scales(folder, config), read_widths(config))
 

@@ -124,7 +124,7 @@ def parse_targets(values: Mapping[str, Any], adapter: str, bad: Callable[[str, s
     return TargetModules(targets, excluded, _layers(layers, bad), _layer_patterns(patterns, bad), adapter)
 
 
-def _layers(value: Any, bad: Callable[[str, str], AiakqError]) -> frozenset[int] | None:
+def _layers(value: object, bad: Callable[[str, str], AiakqError]) -> frozenset[int] | None:
     numbers = [value] if type(value) is int else value or []
     if not isinstance(numbers, list) or not all(type(number) is int for number in numbers):
         raise bad("layers_to_transform", "a layer number or a list of them")

@@ -34,7 +34,7 @@ class StateSpace:
     convolution_bias: bool
 
     @staticmethod
-    def of_hybrid(raw: Mapping[str, Any]) -> StateSpace:
+    def of_hybrid(raw: Mapping[str, object]) -> StateSpace:
         """Return the sizes in the config.json of a hybrid family, which also has attention."""
         heads, wide = size(raw, "mamba_n_heads"), size(raw, "mamba_expand") * size(raw, "hidden_size")
         return StateSpace(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from aiakq.errors import error
 from aiakq.kernels.ops.linear import LinearLayer
@@ -21,7 +20,7 @@ def check_routing(top_k: int, count: int) -> None:
         raise error("model_malformed", file="config.json", reason=reason)
 
 
-def size(raw: Mapping[str, Any], *names: str) -> int:
+def size(raw: Mapping[str, object], *names: str) -> int:
     """Return a positive integer of config.json under the first of ``names`` it has. Raises ``model_malformed``."""
     name = next((name for name in names if raw.get(name) is not None), names[0])
     value = raw.get(name)

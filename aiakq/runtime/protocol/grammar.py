@@ -93,7 +93,7 @@ class GrammarDefaults:
     closed: bool = False
 
     @classmethod
-    def from_args(cls, args: Mapping[str, Any]) -> GrammarDefaults:
+    def from_args(cls, args: Mapping[str, object]) -> GrammarDefaults:
         """Create them from --structured-outputs-config. Raises ``bad_option``."""
         option, names = "--structured-outputs-config", ("disable_any_whitespace", "disable_additional_properties")
         without_effect = {"backend": BACKENDS, "disable_fallback": (True, False)}
@@ -117,7 +117,7 @@ _KINDS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
 _FLAGS = ("disable_fallback", "disable_any_whitespace", "disable_additional_properties")
 
 
-def grammar_of(param: str, grammar: Any) -> Grammar | None:
+def grammar_of(param: str, grammar: object) -> Grammar | None:
     """Convert ``grammar``, an object of one of the two classes above or a mapping with their fields, to a ``Grammar``.
 
     Returns None if no field is set.
@@ -159,12 +159,12 @@ def grammar_of(param: str, grammar: Any) -> Grammar | None:
     return new_grammar(kind, f"{param}.{kind}", values[kind], whitespace, closed)
 
 
-def new_grammar(kind: str, param: str, value: Any, whitespace: str | None = None, closed: bool = False) -> Grammar:
+def new_grammar(kind: str, param: str, value: object, whitespace: str | None = None, closed: bool = False) -> Grammar:
     """The grammar for ``value`` of the field ``kind`` of ``StructuredOutputsParams``. Raises as ``grammar_of``."""
     return _MAKERS[kind](param, value, whitespace, closed)
 
 
-def json_grammar(param: str, schema: Any, whitespace: str | None = None, closed: bool = False) -> Grammar:
+def json_grammar(param: str, schema: object, whitespace: str | None = None, closed: bool = False) -> Grammar:
     """JSON that matches ``schema``: an object, a boolean, or the text of one, or a pydantic model. Raises as
     ``grammar_of``.
     """
@@ -178,11 +178,11 @@ def json_grammar(param: str, schema: Any, whitespace: str | None = None, closed:
     return Grammar("json", _checked_text(param, json_text(param, schema)), whitespace, closed)
 
 
-def _regex_grammar(param: str, pattern: Any, whitespace: str | None, closed: bool) -> Grammar:
+def _regex_grammar(param: str, pattern: object, whitespace: str | None, closed: bool) -> Grammar:
     return Grammar("regex", _checked_text(param, pattern))
 
 
-def _choice_grammar(param: str, texts: Any, whitespace: str | None, closed: bool) -> Grammar:
+def _choice_grammar(param: str, texts: object, whitespace: str | None, closed: bool) -> Grammar:
     if not isinstance(texts, (list, tuple)) or not all(isinstance(text, str) for text in texts):
         raise error("invalid_type", param=param, reason="a list of strings is expected")
     distinct = list(dict.fromkeys(map(well_formed, texts)))
@@ -192,16 +192,16 @@ def _choice_grammar(param: str, texts: Any, whitespace: str | None, closed: bool
     return Grammar("choice", json.dumps(distinct, ensure_ascii=False))
 
 
-def _lark_grammar(param: str, text: Any, whitespace: str | None, closed: bool) -> Grammar:
+def _lark_grammar(param: str, text: object, whitespace: str | None, closed: bool) -> Grammar:
     return Grammar("grammar", _checked_text(param, text))
 
 
-def _json_object_grammar(param: str, value: Any, whitespace: str | None, closed: bool) -> Grammar:
+def _json_object_grammar(param: str, value: object, whitespace: str | None, closed: bool) -> Grammar:
     _check_type(param, value, bool, "true is expected")
     return Grammar("json", '{"type": "object"}', whitespace)
 
 
-def _tag_grammar(param: str, tags: Any, whitespace: str | None, closed: bool) -> Grammar:
+def _tag_grammar(param: str, tags: object, whitespace: str | None, closed: bool) -> Grammar:
     if isinstance(tags, str):
         tags = parse_json(param, tags)
     _check_type(param, tags, dict, "an object is expected, or a string of JSON")
@@ -209,7 +209,7 @@ def _tag_grammar(param: str, tags: Any, whitespace: str | None, closed: bool) ->
     return Grammar("structural_tag", _checked_text(param, json_text(param, tags)), whitespace, closed)
 
 
-_MAKERS: dict[str, Callable[[str, Any, str | None, bool], Grammar]] = {
+_MAKERS: dict[str, Callable[[str, object, str | None, bool], Grammar]] = {
     "json": json_grammar,
     "regex": _regex_grammar,
     "choice": _choice_grammar,
@@ -219,7 +219,7 @@ _MAKERS: dict[str, Callable[[str, Any, str | None, bool], Grammar]] = {
 }
 
 
-def parse_json(param: str, text: str) -> Any:
+def parse_json(param: str, text: str) -> object:
     """``text`` as JSON, in which lone surrogates may remain. Raises ``invalid_type``."""
     try:
         return json.loads(_checked_text(param, text))
@@ -227,7 +227,7 @@ def parse_json(param: str, text: str) -> Any:
         raise error("invalid_type", param=param, reason=f"it is not valid JSON: {failure}") from None
 
 
-def _check_type(param: str, value: Any, expected: type, reason: str) -> None:
+def _check_type(param: str, value: object, expected: type, reason: str) -> None:
     if not isinstance(value, expected):
         raise error("invalid_type", param=param, reason=reason)
 
@@ -240,7 +240,7 @@ def _checked_text(param: str, text: Any) -> str:
     return well_formed(text)
 
 
-def json_text(param: str, value: Any) -> str:
+def json_text(param: str, value: object) -> str:
     """Return ``value`` as JSON, with U+FFFD for lone surrogates. Raises ``invalid_type`` for one in a name."""
     try:
         text = json.dumps(value, ensure_ascii=False)
@@ -252,7 +252,7 @@ def json_text(param: str, value: Any) -> str:
     return well_formed(text)
 
 
-def _has_unicode_names(value: Any) -> bool:
+def _has_unicode_names(value: object) -> bool:
     """Whether the names in all objects in ``value``, and those that are required, can be encoded."""
     pending = [value]
     while pending:
@@ -267,7 +267,7 @@ def _has_unicode_names(value: Any) -> bool:
     return True
 
 
-def _check_depth(param: str, schema: Any) -> None:
+def _check_depth(param: str, schema: object) -> None:
     level, depth = [schema], 0
     while level:
         depth += 1

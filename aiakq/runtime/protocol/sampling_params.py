@@ -52,7 +52,7 @@ class Parameter:
     maximum: float | None = None
     allowed: str = ""
     exclusive: bool = False
-    schema: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    schema: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
     limited_by: str = ""
     only_local: bool = False
     http_maximum: int | None = None
@@ -226,8 +226,8 @@ class SamplingParams:
         2**31,
         "0 or more, or -1 for no limit",
     )
-    guided_decoding: Any = _param(None, "Older name of structured_outputs: a GuidedDecodingParams.", only_local=True)
-    structured_outputs: Any = _param(
+    guided_decoding: object = _param(None, "Older name of structured_outputs: a GuidedDecodingParams.", only_local=True)
+    structured_outputs: object = _param(
         None, "What the text has to match: a StructuredOutputsParams, or a dict with its fields.", only_local=True
     )
     stop_strings: tuple[str, ...] = field(init=False, default=())
@@ -395,7 +395,7 @@ def allowed_values(name: str) -> str:
     return f"{kind}: {parameter.allowed}"
 
 
-def _well_formed(texts: Any) -> Any:
+def _well_formed(texts: object) -> Any:
     """Return a string or a list of strings with U+FFFD for lone surrogates; anything else unchanged."""
     if isinstance(texts, str):
         return well_formed(texts)

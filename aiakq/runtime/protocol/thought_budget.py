@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import msgspec
 
@@ -76,7 +75,7 @@ class ThoughtMarks:
         )
 
 
-def configured_marks(config: Mapping[str, Any] | None, own: ThoughtMarks | None = None) -> ThoughtMarks | None:
+def configured_marks(config: Mapping[str, object] | None, own: ThoughtMarks | None = None) -> ThoughtMarks | None:
     """Return the marks of ``--reasoning-config``, with those of the reasoning parser, ``own``, for what it omits.
 
     None if there is no start or no end. Raises ``bad_option``.
@@ -106,7 +105,7 @@ def check_end(marks: ThoughtMarks, text: bytes, end_ids: Sequence[int], eos_ids:
     return ""
 
 
-def _checked(config: Mapping[str, Any]) -> dict[str, str]:
+def _checked(config: Mapping[str, object]) -> dict[str, str]:
     """Return the given marks by their newer names. Raises ``bad_option``."""
     given: dict[str, str] = {}
     for key, value in config.items():
@@ -124,7 +123,7 @@ def _checked(config: Mapping[str, Any]) -> dict[str, str]:
     return given
 
 
-def _bad(key: str, value: Any, expected: str) -> AiakqError:
+def _bad(key: str, value: object, expected: str) -> AiakqError:
     hint = 'It looks like {"reasoning_start_str": "<think>", "reasoning_end_str": "Time is up.</think>"}.'
     return error("bad_option", option=f"{key} of {OPTION}", value=value, expected=expected, hint=hint)
 

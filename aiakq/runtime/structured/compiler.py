@@ -22,7 +22,6 @@ from aiakq.runtime.structured.compiled import CompiledGrammar, CompiledGrammars
 from aiakq.runtime.structured.formats import text_before
 from aiakq.runtime.structured.matcher import GrammarMatcher
 from aiakq.runtime.structured.refusals import reason_of, refused_pattern
-from aiakq.runtime.structured.schemas import clean_schema
 from aiakq.runtime.structured.structural_tags import choice_rules, tag_grammar
 from aiakq.runtime.structured.thought_end import MarkedThought, ThoughtMatcher, calls_at_end
 from aiakq.runtime.structured.vocabulary import splitter
@@ -318,6 +317,8 @@ def json_schema(grammar: Grammar, schema: Any) -> dict[str, Any]:
         options = {**options, "whitespace_pattern": None, "whitespace_flexible": False}
     elif grammar.whitespace is not None:
         options["whitespace_pattern"] = grammar.whitespace
+    from aiakq.runtime.structured.schemas import clean_schema  # a third of this package, which most engines never need
+
     cleaned, _ = clean_schema(schema, closed=grammar.closed)
     return {**cleaned, "x-guidance": options}
 

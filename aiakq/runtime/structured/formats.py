@@ -32,7 +32,7 @@ def regex(pattern: str, excludes: Iterable[str] = ()) -> Format:
     return {"type": "regex", "pattern": pattern, "excludes": list(excludes)}
 
 
-def schema(value: Any) -> Format:
+def schema(value: object) -> Format:
     """JSON that matches a schema."""
     return {"type": "json_schema", "json_schema": value}
 

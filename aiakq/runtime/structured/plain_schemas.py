@@ -22,7 +22,7 @@ _ALTERNATIVES = NOTES | {"anyOf"}
 _MAX_PROPERTIES, _MAX_TEXTS, _MAX_ALTERNATIVES = 200, 1000, 100
 
 
-def is_plain(given: dict[str, Any]) -> bool:
+def is_plain(given: dict[str, object]) -> bool:
     """Whether ``given`` has only keywords of plain schemas, with values that JSON Schema allows."""
     if "anyOf" in given:
         parts = given["anyOf"]
@@ -54,7 +54,7 @@ def plain_schema(given: dict[str, Any], clean: Callable[[Any], Schema], closed: 
     if "anyOf" in given:
         parts: list[Schema] = [part for part in map(clean, given["anyOf"]) if part is not False]
         return {} if {} in parts else {"anyOf": parts} if len(parts) > 1 else parts[0] if parts else False
-    out: dict[str, Any] = {}
+    out: dict[str, object] = {}
     for keyword, value in given.items():
         if keyword == "type":
             out[keyword] = value
@@ -71,5 +71,5 @@ def plain_schema(given: dict[str, Any], clean: Callable[[Any], Schema], closed: 
     return out
 
 
-def _are_texts(value: Any) -> bool:
+def _are_texts(value: object) -> bool:
     return isinstance(value, list) and len(value) <= _MAX_TEXTS and all(isinstance(each, str) for each in value)

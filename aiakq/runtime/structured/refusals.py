@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
-from typing import Any
 
 from aiakq.runtime.structured.ecma_patterns import from_ecma
 from aiakq.runtime.structured.schema_documents import MAPS_OF_SCHEMAS
@@ -44,7 +43,7 @@ def shortened(pattern: str) -> str:
     return f"'{text}'" if text.isprintable() else ascii(text)
 
 
-def refused_pattern(schemas: list[Any], failure_of: Callable[[str], str]) -> str:
+def refused_pattern(schemas: list[object], failure_of: Callable[[str], str]) -> str:
     """The first pattern in JSON ``schemas`` that cannot be enforced, its place and why; empty if there is none.
 
     failure_of  why a regular expression of llguidance cannot be compiled; empty if it can.
@@ -61,14 +60,14 @@ def refused_pattern(schemas: list[Any], failure_of: Callable[[str], str]) -> str
     return ""
 
 
-def place_of(root: Any, pattern: str) -> str:
+def place_of(root: object, pattern: str) -> str:
     """Where ``pattern`` is in the JSON schema ``root``; empty if it is not there."""
     return next((place for place, each in patterns_of(root) if each == pattern), "")
 
 
-def patterns_of(root: Any) -> Iterator[tuple[str, str]]:
+def patterns_of(root: object) -> Iterator[tuple[str, str]]:
     """The place and text of each pattern in a JSON schema."""
-    pending: list[tuple[str, Any, bool]] = [("", root, False)]
+    pending: list[tuple[str, object, bool]] = [("", root, False)]
     while pending:
         place, value, is_map = pending.pop()
         inner = f"{place}." if place else ""

@@ -25,7 +25,7 @@ _OF_OBJECTS = frozenset(("type", "properties", "required", "additionalProperties
 
 def relaxed_schema(
     schema: Mapping[str, Any], compiles: Callable[[dict[str, Any]], bool]
-) -> tuple[dict[str, Any], list[str]]:
+) -> tuple[dict[str, object], list[str]]:
     """The clean ``schema`` of objects without what keeps it from compiling, and what is not enforced of it.
 
     compiles  whether a schema can be enforced.
@@ -52,13 +52,13 @@ def relaxed_schema(
 
 def loosest_schema(
     schema: Mapping[str, Any], compiles: Callable[[dict[str, Any]], bool] = lambda schema: True
-) -> tuple[dict[str, Any], list[str]]:
+) -> tuple[dict[str, object], list[str]]:
     """Only the names and types of the properties of ``schema``; where even that is too much, the required ones."""
     properties: Mapping[str, Schema] = schema.get("properties", {})
     definitions = {"$defs": schema["$defs"]} if "$defs" in schema else {}
     required = [name for name in schema.get("required", ()) if properties.get(name) is not False]
     shallow = {name: _weaker(value, len(_KEPT) - 1, definitions) for name, value in properties.items()}
-    names: dict[str, Any] = {"type": "object", "properties": shallow, "required": required}
+    names: dict[str, object] = {"type": "object", "properties": shallow, "required": required}
     if schema.get("additionalProperties") is False:
         names["additionalProperties"] = False
     if compiles(names):
@@ -68,7 +68,7 @@ def loosest_schema(
 
 
 def _relaxed_properties(
-    properties: Mapping[str, Schema], definitions: Mapping[str, Any], compiles: Callable[[dict[str, Any]], bool]
+    properties: Mapping[str, Schema], definitions: Mapping[str, object], compiles: Callable[[dict[str, object]], bool]
 ) -> tuple[dict[str, Schema], list[str]]:
     """Each of ``properties`` in the strictest form that compiles."""
     found: dict[str, Schema] = {}
@@ -91,7 +91,7 @@ def _weaker(schema: Schema, level: int, definitions: Mapping[str, Any]) -> Schem
     if not isinstance(schema, dict):
         return {}
     kept = _KEPT[level]
-    result: dict[str, Any] = {}
+    result: dict[str, object] = {}
     for keyword, value in schema.items():
         if keyword not in kept:
             continue

@@ -75,7 +75,7 @@ class Target:
 class SchemaDocument:
     """A JSON schema with everything in it that has an identifier or an anchor."""
 
-    def __init__(self, root: Any) -> None:
+    def __init__(self, root: object) -> None:
         self.root = root
         self.base = _NO_BASE.inside(root) if isinstance(root, dict) else _NO_BASE
         self.dynamic_anchors: dict[str, list[Target]] = {}
@@ -157,7 +157,7 @@ def _subschemas(target: Target) -> Iterator[Target]:
             continue
         yield target
         for keyword, value in target.schema.items():
-            parts: list[Any] = []
+            parts: list[object] = []
             if keyword in SCHEMAS and isinstance(value, dict):
                 parts = [value]
             elif keyword in LISTS_OF_SCHEMAS and isinstance(value, list):

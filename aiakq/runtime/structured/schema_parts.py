@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping
-from typing import Any
 
 from aiakq.runtime.structured.schema_values import ALL_TYPES, Schema
 
@@ -30,7 +29,7 @@ def objects_only(schema: Schema) -> Schema:
     return others if found is False else {"anyOf": [found, others]}
 
 
-def pattern_of(names: Mapping[str, Any]) -> str | None:
+def pattern_of(names: Mapping[str, object]) -> str | None:
     """The regular expression of strings of the schema ``names``; None: it has other keywords."""
     if set(names) == {"pattern"}:
         return str(names["pattern"])

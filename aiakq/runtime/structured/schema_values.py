@@ -118,7 +118,7 @@ def are_disjoint(schemas: list[Schema], resolve: Callable[[str], Schema]) -> boo
 _MAX_COMPARED = 32
 
 
-def _all_differ(lists: Iterable[list[Any] | None]) -> bool:
+def _all_differ(lists: Iterable[list[object] | None]) -> bool:
     keys = [key for values in lists for key in {value_key(value) for value in values or ()}]
     return len(keys) == len(set(keys))
 
@@ -192,7 +192,7 @@ def _resolved(schema: Schema, resolve: Callable[[str], Schema]) -> Schema:
     return {}
 
 
-def _is_count(value: Any) -> bool:
+def _is_count(value: object) -> bool:
     return not isinstance(value, bool) and isinstance(value, (int, float)) and value >= 0 and float(value).is_integer()
 
 
@@ -200,19 +200,19 @@ def _is_number(value: Any) -> bool:
     return not isinstance(value, bool) and isinstance(value, (int, float)) and math.isfinite(value)
 
 
-def _are_texts(value: Any) -> bool:
+def _are_texts(value: object) -> bool:
     return isinstance(value, list) and all(isinstance(each, str) for each in value)
 
 
-def _is_map(value: Any) -> bool:
+def _is_map(value: object) -> bool:
     return isinstance(value, dict)
 
 
-def _is_schema(value: Any) -> bool:
+def _is_schema(value: object) -> bool:
     return isinstance(value, (dict, bool))
 
 
-def _are_schemas(value: Any) -> bool:
+def _are_schemas(value: object) -> bool:
     return isinstance(value, list) and all(map(_is_schema, value))
 
 
@@ -250,7 +250,7 @@ _WELL_FORMED: dict[str, Callable[[Any], bool]] = {
 }
 
 
-def is_well_formed(keyword: str, value: Any) -> bool:
+def is_well_formed(keyword: str, value: object) -> bool:
     """Whether JSON Schema allows ``value`` for ``keyword``, in any draft."""
     check = _WELL_FORMED.get(keyword)
     try:

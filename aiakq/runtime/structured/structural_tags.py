@@ -20,8 +20,8 @@ _CONTROL = re.compile("[\x7f-\x9f\u2028\u2029\ufeff]")
 
 
 def tag_grammar(
-    tags: Mapping[str, Any],
-    schema_of: Callable[[Any], Any],
+    tags: Mapping[str, object],
+    schema_of: Callable[[object], object],
     special_ids: Mapping[str, int],
     end_ids: Collection[int] = (),
 ) -> str:
@@ -37,7 +37,7 @@ def tag_grammar(
     return rules.whole(rules.of(format_of_tags(tags)))
 
 
-def format_of_tags(tags: Mapping[str, Any]) -> Any:
+def format_of_tags(tags: Mapping[str, object]) -> Any:
     """The ``format`` object of ``tags`` in either form. Raises ``grammar_not_enforceable``."""
     if "structures" not in tags:
         return tags.get("format")
@@ -56,16 +56,16 @@ class _Rules:
     """Rules of a Lark grammar, and the other grammars that they refer to."""
 
     def __init__(
-        self, schema_of: Callable[[Any], Any], special_ids: Mapping[str, int], end_ids: Collection[int]
+        self, schema_of: Callable[[object], object], special_ids: Mapping[str, int], end_ids: Collection[int]
     ) -> None:
         self._schema_of, self._special_ids, self._end_ids = schema_of, special_ids, frozenset(end_ids)
         names = sorted((re.escape(name) for name in special_ids if name), key=len, reverse=True)
         self._special = re.compile(f"({'|'.join(names)})") if names else None  # None: they are spelled as text
         self._lines: list[str] = []
         # Parts and their rules, by identity of the part and whether special tokens are spelled as text.
-        self._named: dict[tuple[int, bool], tuple[Any, str]] = {}
+        self._named: dict[tuple[int, bool], tuple[object, str]] = {}
         self._schemas: dict[str, str] = {}  # JSON schema -> its rule
-        self._grammars: list[dict[str, Any]] = []
+        self._grammars: list[dict[str, object]] = []
 
     def whole(self, start: str) -> str:
         lark = "\n".join(["%llguidance {}", f"start: {start}", *self._lines])
@@ -122,7 +122,7 @@ class _Rules:
             return thought_rule(self, part)
         raise not_enforceable(_PARAM, f"the format {str(kind)[:64]!r} is unknown")
 
-    def _constants(self, part: Mapping[str, Any]) -> list[str]:
+    def _constants(self, part: Mapping[str, object]) -> list[str]:
         """The texts of which ``part`` is one, without special tokens; none if it is something else."""
         elements = _list(part, "elements", dict)
         texts = [each["value"] for each in elements if each.get("type") == "const_string" and "value" in each]
@@ -230,7 +230,7 @@ class _Rules:
         heads = [f"{filled} {_one_of(special_ids)}", *([f"{first_text} {_one_of(allowed)}"] if allowed else [])]
         return self._rule(" | ".join(heads))
 
-    def _text_before(self, tags: list[dict[str, Any]]) -> str:
+    def _text_before(self, tags: list[dict[str, object]]) -> str:
         """Text that ends with one of ``tags``, and white space; special tokens are allowed in it."""
         begun = [_with_begin(tag) for tag in tags]
         begins = [_text(tag, "begin") for tag in begun]
@@ -240,15 +240,15 @@ class _Rules:
         )
         return self._rule(f"({last})* {last} {self._free(BLANKS)}")
 
-    def _separated(self, part: Mapping[str, Any]) -> str:
+    def _separated(self, part: Mapping[str, object]) -> str:
         tag = self._rule(" | ".join(map(self._tag, _list(part, "tags", dict))))
         many = tag if part.get("stop_after_first") else f"{tag} ({self._mark(_text(part, 'separator'))} {tag})*"
         return self._rule(many if part.get("at_least_one") else f"({many})?")
 
-    def _tag(self, tag: Mapping[str, Any]) -> str:
+    def _tag(self, tag: Mapping[str, object]) -> str:
         return self._rule(f"{self._mark(_text(tag, 'begin'))} {self._rest(tag, '')}")
 
-    def _rest(self, tag: Mapping[str, Any], begin: str) -> str:
+    def _rest(self, tag: Mapping[str, object], begin: str) -> str:
         """The part of a tag after its trigger: ``begin``, its content and its end."""
         content, end = tag.get("content"), _text(tag, "end")
         if isinstance(content, dict) and content.get("type") in ("any_text", "regex") and end:
@@ -332,7 +332,7 @@ class _Rules:
         return self._rule(f"@{name}")
 
 
-def _with_begin(tag: dict[str, Any]) -> dict[str, Any]:
+def _with_begin(tag: dict[str, object]) -> dict[str, object]:
     """``tag`` with the constant with which its content begins as its beginning, if it has none."""
     content = tag.get("content")
     if _text(tag, "begin") or not isinstance(content, dict) or content.get("type") != "sequence":
@@ -365,14 +365,14 @@ def _escaped(pattern: str) -> str:
     return regex_to_lark(pattern, "")
 
 
-def _text(part: Mapping[str, Any], name: str) -> str:
+def _text(part: Mapping[str, object], name: str) -> str:
     value = part.get(name, "" if name == "end" else None)
     if not isinstance(value, str):
         raise not_enforceable(_PARAM, f"{name} has to be a string")
     return value
 
 
-def _list(part: Mapping[str, Any], name: str, kind: type) -> list[Any]:
+def _list(part: Mapping[str, object], name: str, kind: type) -> list[Any]:
     value = part.get(name)
     if not isinstance(value, list) or not value or not all(isinstance(one, kind) for one in value):
         raise not_enforceable(_PARAM, f"{name} has to be a non-empty list of {kind.__name__}")

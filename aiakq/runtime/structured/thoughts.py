@@ -29,7 +29,7 @@ class Rules(Protocol):
     def until(self, text: str, mark: str) -> list[str]: ...
 
 
-def thought_rule(rules: Rules, part: Mapping[str, Any]) -> str:
+def thought_rule(rules: Rules, part: Mapping[str, object]) -> str:
     """Return the name of the rule for a format object of ``formats.after_thought``."""
     return _Thought(rules, part).rule()
 

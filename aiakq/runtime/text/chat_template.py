@@ -23,6 +23,7 @@ from aiakq.runtime.text.message_forms import (
     message_forms,
     with_single_calls,
     with_text_before_calls,
+    with_texts_joined,
     with_users_merged,
     without_leading_systems,
 )
@@ -54,7 +55,7 @@ class ChatTemplate:
     special_tokens  variables of the template, such as bos_token.
     """
 
-    def __init__(self, text: str, special_tokens: Mapping[str, Any], facts: TemplateFacts) -> None:
+    def __init__(self, text: str, special_tokens: Mapping[str, object], facts: TemplateFacts) -> None:
         self.text = text.lstrip(BYTE_ORDER_MARK)
         self.facts = facts
         self._special_tokens = special_tokens
@@ -126,10 +127,12 @@ class ChatTemplate:
         if arguments.get("tools") and not listed:
             messages = self._led_to_tools(messages)
         messages = without_tools(messages, listed, self.facts, syntax)
-        if self.facts.forms.get("system") == [] and messages and messages[0].get("role") == "system":
-            messages = without_leading_systems(messages)
+        if messages and messages[0].get("role") == "system":
+            hidden = self.facts.hides_systems and messages[-1].get("role") != "user"
+            if hidden or self.facts.forms.get("system") == []:
+                messages = without_leading_systems(messages)
         messages = self._in_turns(messages)
-        text = self._in_accepted_form(messages, arguments)
+        text = self._in_accepted_turns(messages, arguments)
         tools = () if listed else arguments.get("tools") or ()
         if not _shows_names(tools, text):
             if messages[0].get("role") not in INSTRUCTING and not self.facts.lacks("system"):
@@ -137,6 +140,21 @@ class ChatTemplate:
             if not _shows_names(tools, text):
                 raise error("template_loses", param="tools", what="tools in this conversation")
         return text
+
+    def _in_accepted_turns(self, messages: Messages, arguments: Mapping[str, Any]) -> str:
+        """Return the text of the messages, if need be with the texts beside calls joined. Raises as ``render``.
+
+        Templates in which users and assistants alternate refuse a second text of the same turn.
+        """
+        try:
+            return self._in_accepted_form(messages, arguments)
+        except (AiakqError, MemoryError, TimeoutError):
+            raise
+        except Exception:
+            one_each = with_texts_joined(messages) if self.facts.takes_calls_alone else messages
+            if one_each == messages:
+                raise
+            return self._in_accepted_form(one_each, arguments)
 
     def _in_accepted_form(self, messages: Messages, arguments: Mapping[str, Any]) -> str:
         """Return the text of the messages in the first form that the template accepts. Raises as ``render``."""
@@ -165,7 +183,7 @@ class ChatTemplate:
         values = {**self._special_tokens, **arguments}
         return render_jinja_template(conversations=[messages], chat_template=self.text, **values)[0][0]
 
-    def _check_ends(self, messages: Messages, arguments: Mapping[str, Any]) -> None:
+    def _check_ends(self, messages: Messages, arguments: Mapping[str, object]) -> None:
         """Raise ``template_loses`` for a message that is lost, or its end, of a role of which it may be."""
         marked, words = [], {}
         for number, message in enumerate(messages):
@@ -182,7 +200,7 @@ class ChatTemplate:
                 what = f"long texts or conversations (a message of the role {role!r:.64} is cut off or left out)"
                 raise error("template_loses", param="messages", what=what)
 
-    def _in_form(self, message: dict[str, Any]) -> dict[str, Any]:
+    def _in_form(self, message: dict[str, object]) -> dict[str, object]:
         """Return a message with its content in the form that the template takes for its role."""
         content = message.get("content")
         if isinstance(content, str) and message.get("role") in self._takes_strings:
@@ -222,7 +240,7 @@ class ChatTemplate:
             raise error("template_loses", param="messages", what="the messages of several turns")
         return messages
 
-    def _check_shown(self, messages: Messages, arguments: Mapping[str, Any]) -> None:
+    def _check_shown(self, messages: Messages, arguments: Mapping[str, object]) -> None:
         if arguments.get("documents") and not self.facts.takes_documents:
             raise error("template_loses", param="documents", what="documents")
         if self.facts.forms.get("assistant") == []:
@@ -322,7 +340,7 @@ def _tool_forms(tools: list[Any] | None) -> Iterator[list[Any] | None]:
         yield filled
 
 
-def _filled(function: dict[str, Any]) -> dict[str, Any]:
+def _filled(function: dict[str, object]) -> dict[str, object]:
     filled = dict(function)
     for name, value in (("description", ""), ("parameters", _NO_PARAMETERS)):
         if filled.get(name) is None:

@@ -90,7 +90,7 @@ def main() -> None:
 def _time_limit(seconds: float) -> Iterator[None]:
     """Raise TimeoutError after ``seconds``, and end the process after twice as long."""
 
-    def too_long(*_: Any) -> None:
+    def too_long(*_: object) -> None:
         raise TimeoutError(f"it takes longer than {seconds} seconds")
 
     signal.signal(signal.SIGALRM, too_long)

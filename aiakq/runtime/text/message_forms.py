@@ -25,7 +25,7 @@ CALL_FORMS = tuple(itertools.starmap(CallForm, itertools.product(("null", "empty
 
 
 def message_forms(
-    messages: list[dict[str, Any]], preferred: CallForm = CALL_FORMS[0]
+    messages: list[dict[str, object]], preferred: CallForm = CALL_FORMS[0]
 ) -> Iterator[list[dict[str, Any]]]:
     """Yield variants of ``messages`` to try in order, until the template accepts one.
 
@@ -39,13 +39,13 @@ def message_forms(
         yield from _call_forms(folded(compact), preferred)
 
 
-def _compact(message: dict[str, Any]) -> dict[str, Any]:
+def _compact(message: dict[str, object]) -> dict[str, object]:
     """Return the message without absent fields."""
     given = {name: value for name, value in message.items() if value is not None}
     return given if "tool_calls" in given or "content" in given else {**given, "content": ""}
 
 
-def without_leading_systems(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def without_leading_systems(messages: list[dict[str, object]]) -> list[dict[str, object]]:
     """Return the messages with all system messages merged into the messages of users at their position."""
     return folded([{"role": "assistant"}, *messages])[1:]
 
@@ -64,7 +64,7 @@ def appended(content: Any, text: str) -> Any:
     return f"{content}\n\n{text}" if content else text
 
 
-def _call_forms(messages: list[dict[str, Any]], preferred: CallForm) -> Iterator[list[dict[str, Any]]]:
+def _call_forms(messages: list[dict[str, object]], preferred: CallForm) -> Iterator[list[dict[str, object]]]:
     if not any("tool_calls" in message for message in messages):
         yield messages
         return
@@ -72,7 +72,7 @@ def _call_forms(messages: list[dict[str, Any]], preferred: CallForm) -> Iterator
         yield [_with_calls(message, form) for message in messages]
 
 
-def folded(originals: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def folded(originals: list[dict[str, object]]) -> list[dict[str, object]]:
     """Return the messages with instructions, which systems and developers give, only in the first message.
 
     Those that follow it are appended to it. Later ones are merged into the message of the user at their position, so
@@ -93,9 +93,9 @@ def folded(originals: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return messages
 
 
-def with_users_merged(originals: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def with_users_merged(originals: list[dict[str, object]]) -> list[dict[str, object]]:
     """Return the messages with those of the user in a row as one."""
-    messages: list[dict[str, Any]] = []
+    messages: list[dict[str, object]] = []
     for message in originals:
         if messages and message.get("role") == "user" == messages[-1].get("role"):
             messages[-1] = _merged(messages[-1], message)
@@ -104,9 +104,9 @@ def with_users_merged(originals: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return messages
 
 
-def with_single_calls(originals: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def with_single_calls(originals: list[dict[str, Any]]) -> list[dict[str, object]]:
     """Return the messages with one call in each, which its result follows."""
-    messages: list[dict[str, Any]] = []
+    messages: list[dict[str, object]] = []
     for number, message in enumerate(originals):
         calls = message.get("tool_calls") or []
         if len(calls) < 2:
@@ -120,7 +120,7 @@ def with_single_calls(originals: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return _without_repeats(messages)
 
 
-def _without_repeats(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def _without_repeats(messages: list[dict[str, object]]) -> list[dict[str, object]]:
     """Return the messages without results that were moved to their calls before."""
     seen: set[int] = set()
     kept = []
@@ -131,9 +131,9 @@ def _without_repeats(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return kept
 
 
-def with_text_before_calls(originals: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def with_text_before_calls(originals: list[dict[str, object]]) -> list[dict[str, object]]:
     """Return the messages with the text of those that have calls in a message of its own before."""
-    messages: list[dict[str, Any]] = []
+    messages: list[dict[str, object]] = []
     for message in originals:
         if message.get("tool_calls") and message.get("content"):
             messages.append({name: value for name, value in message.items() if name != "tool_calls"})
@@ -142,11 +142,27 @@ def with_text_before_calls(originals: list[dict[str, Any]]) -> list[dict[str, An
     return messages
 
 
-def _merged(first: dict[str, Any], second: dict[str, Any]) -> dict[str, Any]:
+def with_texts_joined(originals: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the messages with the assistant's texts between two of the user as one, at the place of the last."""
+    messages: list[dict[str, Any]] = []  # from the last one to the first
+    place: int | None = None
+    for message in reversed(originals):
+        if message.get("role") == "assistant" and not message.get("tool_calls"):
+            if place is not None:
+                messages[place] = {**messages[place], **_merged(message, messages[place])}
+                continue
+            place = len(messages)
+        elif message.get("role") not in ("assistant", "tool"):
+            place = None
+        messages.append(message)
+    return messages[::-1]
+
+
+def _merged(first: dict[str, object], second: dict[str, object]) -> dict[str, Any]:
     return {**first, "content": joined(first.get("content"), second.get("content"))}
 
 
-def joined(first: Any, second: Any) -> Any:
+def joined(first: Any, second: Any) -> object:
     """Return two contents as one: a string if both are, else a list of parts."""
     if not first or not second or (isinstance(first, str) and isinstance(second, str)):
         return appended(first, second) if first and second else first or second or ""
@@ -154,7 +170,7 @@ def joined(first: Any, second: Any) -> Any:
     return [part for parts in lists for part in parts]
 
 
-def _with_calls(message: dict[str, Any], form: CallForm) -> dict[str, Any]:
+def _with_calls(message: dict[str, Any], form: CallForm) -> dict[str, object]:
     if "tool_calls" not in message:
         return message
     calls = []
@@ -171,7 +187,7 @@ def _with_calls(message: dict[str, Any], form: CallForm) -> dict[str, Any]:
     return {**given, "content": None if form.content == "null" else ""}
 
 
-def as_object(arguments: Any) -> dict[str, Any]:
+def as_object(arguments: Any) -> dict[str, object]:
     """Return arguments as an object. Invalid JSON becomes the value of "arguments", so that it does not end a chat."""
     if isinstance(arguments, str):
         try:
@@ -182,6 +198,6 @@ def as_object(arguments: Any) -> dict[str, Any]:
     return arguments or {}
 
 
-def as_text(arguments: Any) -> str:
+def as_text(arguments: object) -> str:
     """Return the arguments of a call as JSON text."""
     return arguments if isinstance(arguments, str) else json.dumps(arguments or {}, ensure_ascii=False)

@@ -78,7 +78,7 @@ def as_parts(texts: list[str]) -> list[dict[str, str]]:
     return [{"type": "text", "text": text} for text in texts]
 
 
-def read_content(content: Any, path: str, role: str) -> Content:
+def read_content(content: object, path: str, role: str) -> Content:
     """Read the content of a message of ``role``: null, a string or a list of parts.
 
     path  its path in the request, for errors.
@@ -100,12 +100,12 @@ def read_content(content: Any, path: str, role: str) -> Content:
     return read
 
 
-def join_text_parts(content: Any, path: str, role: str = "") -> str:
+def join_text_parts(content: object, path: str, role: str = "") -> str:
     """Return the text of a message's content; "" if it is absent. Raises as ``read_content``."""
     return "\n".join(read_content(content, path, role).texts)
 
 
-def read_message(message: dict[str, Any], path: str) -> list[dict[str, Any]]:
+def read_message(message: dict[str, Any], path: str) -> list[dict[str, object]]:
     """Return a message in the form of chat messages, whose content is a string or a list of parts of type text.
 
     Reasoning becomes ``reasoning_content``, and parts with calls ``tool_calls``. Parts with results become messages
@@ -192,7 +192,7 @@ def check_tools(tools: Any) -> None:
 
 def _with_results(message: dict[str, Any], content: Content) -> list[dict[str, Any]]:
     """Return the results of ``content`` as messages, with the texts around them as messages in between."""
-    messages: list[dict[str, Any]] = []
+    messages: list[dict[str, object]] = []
     begin = 0
     for call_id, text, position in [*content.results, (None, "", len(content.texts))]:
         if position > begin:
@@ -202,7 +202,7 @@ def _with_results(message: dict[str, Any], content: Content) -> list[dict[str, A
     return messages[:-1]
 
 
-def check_keys(arguments: Any, path: str) -> None:
+def check_keys(arguments: object, path: str) -> None:
     """Raise ``invalid_type`` if the arguments of a call, as JSON text, have a name with half of a character in it.
 
     In the other texts it becomes U+FFFD, but another name could be meant.
@@ -224,7 +224,7 @@ def check_keys(arguments: Any, path: str) -> None:
             left += value
 
 
-def _listed_thoughts(message: dict[str, Any]) -> list[str]:
+def _listed_thoughts(message: dict[str, object]) -> list[str]:
     """Return the texts of the first of ``_REASONING_LISTS`` that has some."""
     for name in _REASONING_LISTS:
         parts = message.get(name)
@@ -243,12 +243,12 @@ def _check_holder(held: str, role: str, param: str, name: str) -> None:
         raise error("unsupported_parameter", param=param, reason=reason)
 
 
-def _call(id: str | None, name: str, arguments: Any) -> dict[str, Any]:
+def _call(id: str | None, name: str, arguments: object) -> dict[str, Any]:
     call = {"type": "function", "function": {"name": name, "arguments": arguments}}
     return call if id is None else {"id": id, **call}
 
 
-def _read_part(read: Content, part: Any, path: str, role: str) -> None:
+def _read_part(read: Content, part: object, path: str, role: str) -> None:
     if isinstance(part, str):
         read.texts.append(part)
         return
@@ -273,7 +273,7 @@ def _read_part(read: Content, part: Any, path: str, role: str) -> None:
         raise error("unsupported_parameter", param=f"{path}.type", reason=f"{kind:.64}: only text is read")
 
 
-def _thoughts(part: dict[str, Any], names: tuple[str, ...], path: str) -> list[str]:
+def _thoughts(part: dict[str, object], names: tuple[str, ...], path: str) -> list[str]:
     """Return the texts of a part with reasoning, which may be in a list; none if it has only encrypted ones."""
     name = next((name for name in names if part.get(name) is not None), None)
     if name is None:
@@ -287,7 +287,7 @@ def _thoughts(part: dict[str, Any], names: tuple[str, ...], path: str) -> list[s
     return [string_of(part, name, path)]
 
 
-def type_of(part: Any, path: str, default: str | None = None) -> str:
+def type_of(part: object, path: str, default: str | None = None) -> str:
     """Return the field ``type`` of an object. Raises ``invalid_type`` and ``missing_field``."""
     if not isinstance(part, dict):
         raise error("invalid_type", param=path, reason="an object with a type is expected")
@@ -299,7 +299,7 @@ def type_of(part: Any, path: str, default: str | None = None) -> str:
     return kind
 
 
-def string_of(part: dict[str, Any], name: str, path: str) -> str:
+def string_of(part: dict[str, object], name: str, path: str) -> str:
     """Return a string field. Raises ``missing_field`` and ``invalid_type``."""
     value = part.get(name)
     if value is None:

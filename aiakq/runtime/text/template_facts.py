@@ -37,7 +37,7 @@ _DOCUMENT_WORDS = ("qzdocumentoneqz", "qzdocumenttwoqz")
 _CALLED = {"name": _WORD, "arguments": json.dumps({_OTHER: "1"})}
 _ASKING = {"role": "assistant", "tool_calls": [{"id": "call00001", "type": "function", "function": _CALLED}]}
 #: Arguments that some templates need, tried one after another.
-_EXTRAS: tuple[dict[str, Any], ...] = ({}, {"documents": [{"title": "d", "text": "e"}]}, {"tools": []})
+_EXTRAS: tuple[dict[str, object], ...] = ({}, {"documents": [{"title": "d", "text": "e"}]}, {"tools": []})
 #: The order of preference among forms of calls that a template shows equally well; transformers' form first.
 _PREFERENCE = sorted(CALL_FORMS, key=lambda form: (not form.as_object, form.content != "absent"))
 #: Beginnings of a list of parts that a template printed as a whole.
@@ -79,6 +79,8 @@ class TemplateFacts(msgspec.Struct, frozen=True):
     partly_shown      roles whose messages may be lost, or their ends: in long conversations, or of long texts.
     merges_users      whether messages of the user in a row must be merged, because it leaves out one of them.
     folds_systems     whether instructions behind the first message must be moved, because texts are lost otherwise.
+    hides_systems     whether instructions at the beginning must be moved if the last message is not the user's, because
+                      they are lost otherwise.
     takes_one_call    whether only messages with one call each are shown in full.
     takes_calls_alone  whether only messages with calls and no text are shown in full.
     failures          role -> why it fails for every conversation with messages of the role, by a fault of its own.
@@ -98,6 +100,7 @@ class TemplateFacts(msgspec.Struct, frozen=True):
     partly_shown: list[str] = []
     merges_users: bool = False
     folds_systems: bool = False
+    hides_systems: bool = False
     takes_one_call: bool = False
     takes_calls_alone: bool = False
     failures: dict[str, str] = {}
@@ -112,7 +115,7 @@ class TemplateFacts(msgspec.Struct, frozen=True):
         return not self.forms.get(role)
 
 
-def find_facts(render: Render, with_tools: bool = False, arguments: Mapping[str, Any] = {}) -> TemplateFacts:
+def find_facts(render: Render, with_tools: bool = False, arguments: Mapping[str, object] = {}) -> TemplateFacts:
     """Find out what a template does. ``render(messages, **arguments)`` renders it.
 
     with_tools  whether to probe conversations with tools, in which some templates show other parts.
@@ -158,6 +161,7 @@ def find_facts(render: Render, with_tools: bool = False, arguments: Mapping[str,
         partly_shown=turns.partly_shown(call_form),
         merges_users=turns.merges_users(),
         folds_systems=turns.folds_instructions(),
+        hides_systems=turns.hides_systems(call_form),
         takes_one_call=shows_calls and turns.takes_one_call(call_form),
         takes_calls_alone=shows_calls and turns.takes_calls_alone(call_form),
         failures=failures,
@@ -177,7 +181,7 @@ def _reason_of(raised: Sequence[Exception]) -> tuple[str, bool]:
 class _Probe:
     """Renders probes."""
 
-    def __init__(self, render: Render, arguments: dict[str, Any]) -> None:
+    def __init__(self, render: Render, arguments: dict[str, object]) -> None:
         """``arguments``: those of every probe."""
         self.raised: list[Exception] = []  # since it was cleared
         self._render = render
@@ -308,7 +312,7 @@ def _plain_conversations(known: dict[str, list[Form]]) -> Iterator[Messages]:
 
 def _conversations(role: str, form: Form, known: dict[str, list[Form]]) -> Iterator[Messages]:
     """Yield conversations with a message of ``role`` that contains the word."""
-    message: dict[str, Any] = {"role": role, "content": _content(_WORD, form)}
+    message: dict[str, object] = {"role": role, "content": _content(_WORD, form)}
 
     def filler(name: str, fill: Form) -> dict[str, Any]:
         text = _OTHER if role in INSTRUCTING and name == "user" else "a"

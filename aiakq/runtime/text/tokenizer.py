@@ -10,6 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from aiakq.arguments.engine import EngineArguments
 from aiakq.errors import AiakqError, error
 from aiakq.formats.hub import resolve_model
 from aiakq.formats.model_folder import check_files, read_json
@@ -53,18 +54,15 @@ class TokenizerSource:
     left_out: bool = False
 
     @staticmethod
-    def from_args(args: Mapping[str, Any], model: Path) -> TokenizerSource:
+    def from_args(args: EngineArguments, model: Path) -> TokenizerSource:
         """That of the model folder, or what the arguments name. A revision of its own needs a hub name: that of the
         tokenizer, or the model's. Raises ``bad_option`` and model_*.
         """
-        name, revision = args["tokenizer"], args["tokenizer_revision"]
-        folder = model
-        if name or revision:
-            revision = revision or (args["revision"] if name in (None, args["model"]) else None)
-            folder = resolve_model(
-                name or args["model"], revision, args["download_dir"], weights="none", token=args["hf_token"]
-            )
-        extension = args["tokenizer_extension_path"]
+        folder, name = model, args.tokenizer or args.model
+        if name and (args.tokenizer or args.tokenizer_revision):
+            revision = args.tokenizer_revision or (args.revision if name == args.model else None)
+            folder = resolve_model(name, revision, args.download_dir, weights="none", token=args.hf_token)
+        extension = args.tokenizer_extension_path
         if extension is not None and not (Path(extension).is_absolute() and Path(extension).is_file()):
             raise error(
                 "bad_option",
@@ -73,8 +71,8 @@ class TokenizerSource:
                 expected="the absolute path of a Python file",
                 hint="It is run as code, so it has to be named exactly.",
             )
-        trusts, mode, left_out = (args[name] for name in ("trust_remote_code", "tokenizer_mode", "skip_tokenizer_init"))
-        return TokenizerSource(str(folder), trusts, mode, extension, left_out)
+        left_out = args.skip_tokenizer_init
+        return TokenizerSource(str(folder), args.trust_remote_code, args.tokenizer_mode, extension, left_out)
 
     def load(self) -> Tokenizer:
         """Load it. Raises ``model_malformed`` for unreadable files, ``tokenizer_extension`` if its code fails."""
@@ -94,7 +92,7 @@ class Tokenizer:
 
     unused_template = ""
 
-    def __init__(self, hf: Any, compiled: bool = True, settings: Mapping[str, Any] | None = None) -> None:
+    def __init__(self, hf: Any, compiled: bool = True, settings: Mapping[str, object] | None = None) -> None:
         """
         settings  the keys and values of the tokenizer's files, to name those that are not applied.
         """

@@ -75,7 +75,7 @@ def check_encoding(folder: Path) -> None:
             raise error("model_malformed", file=str(folder / name), reason=_NOT_TEXT)
 
 
-def unused_template(folder: Path, used: Any) -> str:
+def unused_template(folder: Path, used: object) -> str:
     """Return a sentence about a template of the model that differs from the ``used`` one and is not used, or "".
 
     As in transformers, chat_template.json is for processors of images and audio: a tokenizer has the template of
@@ -107,7 +107,7 @@ def wrong_encodings(folder: Path) -> Iterator[tuple[str, str]]:
             yield name, _NOT_TEXT
 
 
-def read_settings(folder: Path) -> dict[str, Any]:
+def read_settings(folder: Path) -> dict[str, object]:
     """Return the keys and values of the tokenizer's settings, which ``check_settings`` has accepted."""
     names = ("special_tokens_map.json", "tokenizer_config.json")
     return {
@@ -118,11 +118,11 @@ def read_settings(folder: Path) -> dict[str, Any]:
     }
 
 
-def _is_token(value: Any) -> bool:
+def _is_token(value: object) -> bool:
     return isinstance(value, str) or (isinstance(value, dict) and isinstance(value.get("content"), str))
 
 
-def _is_template(value: Any) -> bool:
+def _is_template(value: object) -> bool:
     """Whether ``value`` is a template, or a list or dictionary of named ones."""
     if isinstance(value, dict):
         return all(isinstance(each, str) for each in value.values())
@@ -131,15 +131,15 @@ def _is_template(value: Any) -> bool:
     return isinstance(value, str) or (bool(named) and are_named)
 
 
-def _are_strings(*values: Any) -> bool:
+def _are_strings(*values: object) -> bool:
     return all(isinstance(value, str) for value in values)
 
 
-def _is_id(value: Any) -> bool:
+def _is_id(value: object) -> bool:
     return type(value) is int and value >= 0
 
 
-def _are_added_tokens(value: Any) -> bool:
+def _are_added_tokens(value: object) -> bool:
     """Whether ``value`` maps ids, as text, to tokens with a content and flags."""
     return isinstance(value, dict) and all(
         id.isdecimal()
@@ -150,14 +150,14 @@ def _are_added_tokens(value: Any) -> bool:
     )
 
 
-def _are_tokens(value: Any) -> bool:
+def _are_tokens(value: object) -> bool:
     return isinstance(value, (list, dict)) and all(map(_is_token, value if isinstance(value, list) else value.values()))
 
 
 _TOKEN_FLAGS = ("lstrip", "rstrip", "normalized", "single_word", "special")
-_ID: tuple[str, Callable[[Any], bool]] = ("a token id", _is_id)
+_ID: tuple[str, Callable[[object], bool]] = ("a token id", _is_id)
 #: Key -> what its value has to be, besides null.
-_EXPECTED: dict[str, tuple[str, Callable[[Any], bool]]] = {
+_EXPECTED: dict[str, tuple[str, Callable[[object], bool]]] = {
     **dict.fromkeys(_TOKENS, ("a token", _is_token)),
     **dict.fromkeys(_SWITCHES, ("true or false", lambda value: isinstance(value, bool))),
     "chat_template": ("a template, or a list of objects with name and template", _is_template),
@@ -187,7 +187,7 @@ LOCAL_CONFIG = frozenset(
 )
 
 
-def plain_value(value: Any) -> Any:
+def plain_value(value: object) -> Any:
     """Return ``value`` as JSON values, with added tokens as their text."""
     if isinstance(value, dict):
         return {str(name): plain_value(each) for name, each in value.items()}

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 #: Maximum factor by which a decoder or normalizer may lengthen a text.
 MAX_GROWTH = 16
 
 
-def growth_of(part: Any) -> float:
+def growth_of(part: object) -> float:
     """Return the factor by which a normalizer of tokenizer.json lengthens a short text."""
     if not isinstance(part, dict):
         return 1.0
@@ -19,7 +18,7 @@ def growth_of(part: Any) -> float:
     return growth * math.prod(growth_of(each) for each in part.get("normalizers") or [])
 
 
-def check_decoder(decoder: Any) -> None:
+def check_decoder(decoder: object) -> None:
     """Raise ValueError for a decoder of tokenizer.json whose time or output is not bounded by its input."""
     growth, left = 1.0, [decoder]
     while left:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Collection, Mapping
-from typing import Any
 
 #: Keys that transformers' classes read, with the same effect as there. ``*`` stands for the rest of a key.
 APPLIED: Mapping[str, tuple[str, ...]] = {
@@ -54,7 +53,7 @@ _CLEANING = "clean_up_tokenization_spaces"
 _CLEANING_ALWAYS = f"{_CLEANING}_for_bpe_even_though_it_will_corrupt_output"
 
 
-def not_applied(config: Mapping[str, Any], is_bpe: bool, read: Collection[str] = ()) -> dict[str, Any]:
+def not_applied(config: Mapping[str, object], is_bpe: bool, read: Collection[str] = ()) -> dict[str, object]:
     """Return the keys and values of a tokenizer's settings that are unknown, or change text only in transformers.
 
     is_bpe  whether the tokenizer's model is BPE, after which transformers does not clean up spaces unless forced to.
@@ -71,7 +70,7 @@ def not_applied(config: Mapping[str, Any], is_bpe: bool, read: Collection[str] =
     return unapplied | ({_CLEANING: True} if cleans else {})
 
 
-def remark(settings: Mapping[str, Any], tokenizer: Any) -> str:
+def remark(settings: Mapping[str, object], tokenizer: object) -> str:
     """Return the end of a line of the start-up table: the settings of ``tokenizer`` that are not applied, if any."""
     model = getattr(getattr(tokenizer, "_tokenizer", None), "model", None)
     unapplied = sorted(not_applied(settings, type(model).__name__ == "BPE", read_by(tokenizer)).items())
@@ -81,7 +80,7 @@ def remark(settings: Mapping[str, Any], tokenizer: Any) -> str:
     return f"; not applied: {', '.join(f'{key[:48]} {value!r:.32}' for key, value in unapplied[:8])}{more}"
 
 
-def read_by(tokenizer: Any) -> set[str]:
+def read_by(tokenizer: object) -> set[str]:
     """Return the keys that the class of a transformers tokenizer reads: the parameters of its constructors."""
     constructors = [each.__dict__["__init__"] for each in type(tokenizer).__mro__[:-1] if "__init__" in each.__dict__]
     return {name for each in constructors for name in inspect.signature(each).parameters}

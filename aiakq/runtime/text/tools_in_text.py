@@ -19,7 +19,7 @@ class CallSyntax(msgspec.Struct, frozen=True):
     end: str = "</tool_call>"
     arguments_key: str = "arguments"
 
-    def write(self, name: str, arguments: Any) -> str:
+    def write(self, name: str, arguments: object) -> str:
         call = json.dumps({"name": name, self.arguments_key: arguments}, ensure_ascii=False)
         return f"{self.begin}{call}{self.end}"
 
@@ -29,7 +29,7 @@ DEFAULT_SYNTAX = CallSyntax()
 
 
 def without_tools(
-    messages: Messages, tools: Sequence[Any], facts: TemplateFacts, syntax: CallSyntax = DEFAULT_SYNTAX
+    messages: Messages, tools: Sequence[object], facts: TemplateFacts, syntax: CallSyntax = DEFAULT_SYNTAX
 ) -> Messages:
     """Return messages for a template of these ``facts``, with what it has no place for as text.
 
@@ -55,7 +55,7 @@ def without_tools(
     return messages
 
 
-def tool_listing(tools: Sequence[Any], syntax: CallSyntax = DEFAULT_SYNTAX) -> str:
+def tool_listing(tools: Sequence[object], syntax: CallSyntax = DEFAULT_SYNTAX) -> str:
     """Return the text that lists ``tools`` and says how to call them."""
     lines = "\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools)
     example = syntax.write("name of the function", {"name of a parameter": "value"})
@@ -67,7 +67,7 @@ def tool_listing(tools: Sequence[Any], syntax: CallSyntax = DEFAULT_SYNTAX) -> s
     )
 
 
-def _with_calls_as_text(message: dict[str, Any], syntax: CallSyntax) -> dict[str, Any]:
+def _with_calls_as_text(message: dict[str, Any], syntax: CallSyntax) -> dict[str, object]:
     calls = message.get("tool_calls")
     if not calls:
         return message
@@ -93,12 +93,12 @@ def _with_results_of_users(messages: Messages) -> Messages:
     return result
 
 
-def _in_marks(content: Any) -> Any:
+def _in_marks(content: object) -> object:
     begin, end = "<tool_response>\n", "\n</tool_response>"
     if isinstance(content, list):
         return [{"type": "text", "text": begin}, *content, {"type": "text", "text": end}]
     return f"{begin}{content or ''}{end}"
 
 
-def _merged(first: dict[str, Any], second: dict[str, Any]) -> dict[str, Any]:
+def _merged(first: dict[str, object], second: dict[str, object]) -> dict[str, Any]:
     return {**first, "content": joined(first.get("content"), second.get("content"))}

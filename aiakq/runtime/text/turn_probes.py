@@ -17,6 +17,7 @@ from aiakq.runtime.text.message_forms import (
     message_forms,
     with_single_calls,
     with_text_before_calls,
+    without_leading_systems,
 )
 
 Messages = list[dict[str, Any]]
@@ -36,7 +37,7 @@ class TurnProbes:
     """
 
     def __init__(
-        self, render: Callable[..., str | None], content: Callable[[str, str], Any], shown: frozenset[str]
+        self, render: Callable[..., str | None], content: Callable[[str, str], object], shown: frozenset[str]
     ) -> None:
         self._render, self._content, self._shown = render, content, shown
 
@@ -99,6 +100,17 @@ class TurnProbes:
                 conversations += [[*lead, late, user], [*lead, late, late, user]]
         return self._loses(conversations)
 
+    def hides_systems(self, form: CallForm) -> bool:
+        """Whether the system's text at the beginning is lost if the last message is not the user's."""
+        if "system" not in self._shown:
+            return False
+        begun = [self._said("system", "a"), self._said("user", "b")]
+        answered, returned = [self._said("assistant", "c")], [self._calling("c"), self._result("c")]
+        return any(
+            self._shows_calls(each, form) is False and bool(self._shows_calls(without_leading_systems(each), form))
+            for each in ([*begun, *answered], [*begun, *returned])
+        )
+
     def takes_one_call(self, form: CallForm) -> bool:
         """Whether only messages with one call each are shown in full."""
         messages = [self._said("user", "a"), self._calling("bc"), self._result("b"), self._result("c")]
@@ -127,10 +139,10 @@ class TurnProbes:
         words = [_word(letter + ending) for letter in "abcz" for ending in {of, "r"}]
         return all(word in text for word in words if word in sent)
 
-    def _said(self, role: str, letter: str) -> dict[str, Any]:
+    def _said(self, role: str, letter: str) -> dict[str, object]:
         return {"role": role, "content": self._content(_word(letter), role)}
 
-    def _calling(self, letters: str) -> dict[str, Any]:
+    def _calling(self, letters: str) -> dict[str, object]:
         called = [
             {
                 "id": f"call0000{letter}",

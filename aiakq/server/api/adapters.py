@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from aiakq.arguments.lora import parse_module
+from aiakq.arguments.server import ServerArguments
 from aiakq.errors import AiakqError, error
 from aiakq.runtime.protocol.adapters import AdapterRef
 
@@ -52,13 +52,13 @@ class AdapterRegistry:
         """Return the served name of the adapter's base model."""
         return self._bases[name]
 
-    async def start(self, args: Mapping[str, Any], names: Sequence[str], check: Check) -> None:
+    async def start(self, args: ServerArguments, names: Sequence[str], check: Check) -> None:
         """Set the root and load the adapters of --lora-modules. ``names`` are the served names of the model.
 
         The arguments have passed ``check_named_files``. Raises the errors of the check.
         """
-        self.root = args["lora_root"]
-        for module in map(parse_module, args["lora_modules"] or ()):
+        self.root = args.lora_root
+        for module in map(parse_module, args.lora_modules or ()):
             path = str(Path(module.path).expanduser())
             self._add(await check(module.name, path, None), module.base or names[0])
 

@@ -59,7 +59,7 @@ async def answer_grammar(
             return await service.text.check_grammar(request_grammar, request.grammar_name())
         return None
 
-    async def grammar(schemas: Mapping[str, Any]) -> Grammar:
+    async def grammar(schemas: Mapping[str, object]) -> Grammar:
         part = calls.format(schemas)
         if reasoning is not None:
             if not reasoning.is_closed and not calls.is_forced and request_grammar is None:
@@ -167,11 +167,11 @@ class _Calls:
     def checks(self) -> ToolSchemaChecks:
         """Return the checks of each tool, for requests whose tools cannot be enforced together."""
 
-        async def check(schemas: Sequence[Any]) -> TextReply:
+        async def check(schemas: Sequence[object]) -> TextReply:
             part = either(*map(schema, schemas))
             return await self._service.text.compile_grammar(_with_defaults(self._service, part, self._request_grammar))
 
-        async def relax(value: Any) -> TextReply:
+        async def relax(value: object) -> TextReply:
             like = _with_defaults(self._service, schema(value), self._request_grammar)
             return await self._service.text.relax_schema(value, like)
 

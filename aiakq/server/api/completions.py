@@ -77,7 +77,7 @@ class CompletionRequest(GenerationRequest):
         return await service.tokenize_prompts(prompts, self.add_special_tokens is not False, params)
 
 
-def split_prompts(prompt: Any, param: str = "prompt") -> list[str | list[int]]:
+def split_prompts(prompt: object, param: str = "prompt") -> list[str | list[int]]:
     """Return the prompts, each as text or token ids, from the four forms of ``param``; ``admit`` validates the ids."""
     if isinstance(prompt, str):
         return [prompt]
@@ -95,7 +95,7 @@ def split_prompts(prompt: Any, param: str = "prompt") -> list[str | list[int]]:
     return [_integers(entry) for entry in prompt]
 
 
-def _integers(token_ids: list[Any]) -> list[Any]:
+def _integers(token_ids: list[object]) -> list[Any]:
     """Return ``token_ids`` with integers for numbers like 4.0; see ``request_model.Integer``."""
     if float not in set(map(type, token_ids)):
         return token_ids

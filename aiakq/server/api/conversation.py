@@ -49,7 +49,7 @@ class PastCall(AsSent):
     type: str | None = None
     function: CalledFunction
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """Return the call as the client sent it, with a type."""
         given = self.as_sent
         return given if given.get("type") is not None else given | {"type": "function"}
@@ -85,12 +85,12 @@ class ChatMessage(RequestModel):
         """The text of the content."""
         return join_text_parts(self.content, "messages")
 
-    def to_dicts(self, path: str) -> list[dict[str, Any]]:
+    def to_dicts(self, path: str) -> list[dict[str, object]]:
         """Return the message as chat templates expect it; several if it has results of calls among its parts.
 
         Raises the errors of ``read_message``. See ``message_forms`` for the form of calls.
         """
-        message: dict[str, Any] = {"role": self.role, "content": self.content}
+        message: dict[str, object] = {"role": self.role, "content": self.content}
         if self.tool_calls:
             message["tool_calls"] = [call.to_dict() for call in self.tool_calls]
         for name in ("reasoning_content", "reasoning", "name", "tool_call_id"):
@@ -124,7 +124,7 @@ class ConversationFields(ReasoningFields):
     chat_template_kwargs: Annotated[dict[str, Any], WithJsonSchema(TEMPLATE_KWARGS_SCHEMA)] | None = Field(
         None, description="Arguments of the chat template, such as enable_thinking: any JSON values."
     )
-    documents: FailFastList[dict[str, Any]] | None = Field(
+    documents: FailFastList[dict[str, object]] | None = Field(
         None, description="Documents for chat templates that show them, usually with title and text."
     )
     reasoning_effort: ReasoningEffort | None = Field(
@@ -151,7 +151,7 @@ class ConversationFields(ReasoningFields):
         numbered = enumerate(self.messages)
         return [each for number, message in numbered for each in message.to_dicts(f"messages[{number}]")]
 
-    def template_kwargs(self, template: str, unknown: UnknownFields = REFUSE) -> dict[str, Any]:
+    def template_kwargs(self, template: str, unknown: UnknownFields = REFUSE) -> dict[str, object]:
         """Return arguments for the chat template. Raises ``unsupported_parameter`` or ``invalid_type``.
 
         unknown  says what happens to an effort or a switch that the template does not support.
@@ -161,7 +161,7 @@ class ConversationFields(ReasoningFields):
                 "unsupported_parameter", param="continue_final_message", reason="it needs add_generation_prompt=false"
             )
         generation_prompt = self.add_generation_prompt is not False and not self.continue_final_message
-        kwargs: dict[str, Any] = {"add_generation_prompt": generation_prompt}
+        kwargs: dict[str, object] = {"add_generation_prompt": generation_prompt}
         if self.continue_final_message:
             kwargs["continue_final_message"] = True
         kwargs.update(self.switches(template))
@@ -191,12 +191,12 @@ class ConversationFields(ReasoningFields):
                 unknown.ignore(error("unsupported_parameter", param=f"messages[{number}].name", reason=reason))
                 return
 
-    def asked_reasoning(self) -> dict[str, tuple[Any, str]]:
+    def asked_reasoning(self) -> dict[str, tuple[object, str]]:
         effort = self.reasoning_effort
         return {} if effort is None else {"reasoning_effort": (effort, "reasoning_effort")}
 
 
-def _check_documents(documents: Any, param: str) -> None:
+def _check_documents(documents: object, param: str) -> None:
     """Raise ``invalid_type`` for anything but a list of objects."""
     if documents is not None and not (
         isinstance(documents, list) and all(isinstance(document, dict) for document in documents)

@@ -35,13 +35,13 @@ class ForeignField:
     named      whether it is ignored by name if its value is not supported, instead of refused.
     """
 
-    translate: Callable[[Any, Sent], Fields]
+    translate: Callable[[object, Sent], Fields]
     replaces: bool = False
     hint: bool = False
     named: bool = False
 
 
-def equal(value: Any, other: Any) -> bool:
+def equal(value: object, other: object) -> bool:
     """Whether two values are equal; numbers of both types are, booleans and numbers are not."""
     return isinstance(value, bool) is isinstance(other, bool) and value == other
 
@@ -51,19 +51,19 @@ def refuse(reason: str) -> NoReturn:
     raise NotSupported(reason)
 
 
-def renamed(name: str, *unset: Any) -> ForeignField:
+def renamed(name: str, *unset: object) -> ForeignField:
     """Another name of the field ``name``, which is not set if the value is one of ``unset``."""
 
-    def translate(value: Any, sent: Sent) -> Fields:
+    def translate(value: object, sent: Sent) -> Fields:
         return {} if any(equal(value, each) for each in unset) else {name: value}
 
     return ForeignField(translate)
 
 
-def refused(reason: str, *neutral: Any) -> ForeignField:
+def refused(reason: str, *neutral: object) -> ForeignField:
     """A field that only has an effect if its value is none of ``neutral``."""
 
-    def translate(value: Any, sent: Sent) -> Fields:
+    def translate(value: object, sent: Sent) -> Fields:
         return {} if any(equal(value, each) for each in neutral) else refuse(reason)
 
     return ForeignField(translate)
@@ -77,6 +77,6 @@ def ignored(names: str) -> dict[str, ForeignField]:
     return dict.fromkeys(names.split(), IGNORED)
 
 
-def all_refused(reason: str, names: str, *neutral: Any) -> dict[str, ForeignField]:
+def all_refused(reason: str, names: str, *neutral: object) -> dict[str, ForeignField]:
     """Return ``refused`` for names that are separated by spaces."""
     return dict.fromkeys(names.split(), refused(reason, *neutral))

@@ -1,16 +1,15 @@
 """Request fields of other servers and clients, and what they mean here.
 
 A field is translated to fields of this server, ignored because it changes nothing about the answer, or refused because
-ignoring it would change the answer. Which one may depend on its value: ``mirostat: 0`` changes nothing. The table
-covers OpenAI, vLLM, SGLang, llama.cpp, Ollama, TGI, LMDeploy, text-generation-webui, Mistral, Cohere, DashScope,
+ignoring it would change the answer. Which one may depend on its value: ``mirostat: 0`` changes nothing. The tables
+cover OpenAI, vLLM, SGLang, llama.cpp, Ollama, TGI, LMDeploy, text-generation-webui, Mistral, Cohere, DashScope,
 OpenRouter, LiteLLM, LangChain, TensorRT-LLM, NeMo, KoboldAI, Gemini and lm_eval. ``--unknown-fields refuse`` does not
-use it.
+use them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from aiakq.server.api.foreign_field import (
     Fields,
@@ -28,18 +27,18 @@ from aiakq.server.api.foreign_reasoning import REASONING_FIELDS
 # --- sampling
 
 
-def _do_sample(value: Any, sent: Sent) -> Fields:
+def _do_sample(value: object, sent: Sent) -> Fields:
     if value is False:
         return {"temperature": 0.0}
     return {} if value is True else refuse("it is true or false")
 
 
-def _token_limit(value: Any, sent: Sent) -> Fields:
+def _token_limit(value: object, sent: Sent) -> Fields:
     """-1 and -2 are Ollama's and llama.cpp's values for no limit."""
     return {} if equal(value, -1) or equal(value, -2) else {"max_tokens": value}
 
 
-def _penalty_window(value: Any, sent: Sent) -> Fields:
+def _penalty_window(value: object, sent: Sent) -> Fields:
     """The penalties of other servers see only the last tokens. -1 is the whole context, as here."""
     penalties = {
         "repetition_penalty": 1,
@@ -52,12 +51,12 @@ def _penalty_window(value: Any, sent: Sent) -> Fields:
     return refuse("penalties apply to the whole text; use -1") if penalizes and not equal(value, -1) else {}
 
 
-def _newline_penalty(value: Any, sent: Sent) -> Fields:
+def _newline_penalty(value: object, sent: Sent) -> Fields:
     penalizes = any(sent.sent(name) not in (None, 1) for name in ("repetition_penalty", "repeat_penalty"))
     return refuse("penalties apply to all tokens") if value is False and penalizes else {}
 
 
-def _stops(value: Any, sent: Sent) -> Fields:
+def _stops(value: object, sent: Sent) -> Fields:
     return {"stop": [value] if isinstance(value, str) else value}
 
 
@@ -134,13 +133,13 @@ _SAMPLING: dict[str, ForeignField] = {
 _ELSEWHERE = "requests to this route have no such field"
 
 
-def _top_tokens(value: Any, sent: Sent) -> Fields:
+def _top_tokens(value: object, sent: Sent) -> Fields:
     if equal(value, 0):
         return {}
     return {"logprobs": True, "top_logprobs": value} if sent.has("top_logprobs") else {"logprobs": value}
 
 
-def _grammar(value: Any, sent: Sent) -> Fields:
+def _grammar(value: object, sent: Sent) -> Fields:
     """A grammar of llama.cpp, or an object of TGI."""
     if value == "":
         return {}
@@ -151,19 +150,22 @@ def _grammar(value: Any, sent: Sent) -> Fields:
     return {"guided_grammar": value}
 
 
-def _json_mode(value: Any, sent: Sent) -> Fields:
+def _json_mode(value: object, sent: Sent) -> Fields:
     if value is True:
         return {"response_format": {"type": "json_object"}}
     return {} if value is False else refuse("it is true or false")
 
 
-def _format(value: Any, sent: Sent) -> Fields:
+def _format(value: object, sent: Sent) -> Fields:
     """Ollama's: "json", or a schema."""
     if value in ("", {}):
         return {}
     return {"response_format": {"type": "json_object"}} if value == "json" else {"guided_json": value}
 
 
+_ADAPTERS = all_refused(
+    "an adapter is chosen by the field model", "lora lora_path adapter_id lora_request lora_name adapter_name", [], ""
+)
 _ANSWERS: dict[str, ForeignField] = {
     "grammar": ForeignField(_grammar),
     "ebnf": renamed("guided_grammar", ""),
@@ -210,12 +212,7 @@ _ANSWERS: dict[str, ForeignField] = {
         "nothing is fetched from the web", "search_parameters enable_search search_settings web_search", False, {}
     ),
     **all_refused("every answer is returned at once or streamed", "deferred background", False),
-    **all_refused(
-        "an adapter is chosen by the field model",
-        "lora lora_path adapter_id lora_request lora_name adapter_name",
-        [],
-        "",
-    ),
+    **_ADAPTERS,
     **all_refused("requests bring no code", "custom_logit_processor"),
     **all_refused(
         "only text is read", "images image image_data video_data audio_data mm_payload images_config", [], {}, ""
@@ -268,6 +265,21 @@ _WITHOUT_EFFECT: dict[str, ForeignField] = {
 OPTIONS = "options"
 #: Fields of requests that generate.
 GENERATION_FIELDS: Mapping[str, ForeignField] = {**_WITHOUT_EFFECT, **_SAMPLING, **_ANSWERS, **REASONING_FIELDS}
+
+
+_SIDES = {"END": "right", "START": "left"}
+
+
+def _cut(value: object, sent: Sent) -> Fields:
+    """Of TEI (a boolean) and Cohere (a side): a text that is too long is cut, by TEI at its end."""
+    if value is False or value == "NONE":
+        return {}
+    side = "END" if value is True else value
+    if not isinstance(side, str) or side not in _SIDES:
+        refuse("it is true, false, NONE, START or END")
+    return {"truncate_prompt_tokens": -1, "truncation_side": _SIDES[side]}
+
+
 #: Fields of requests with embeddings, classes or scores, which sampling does not change.
 POOLING_FIELDS: Mapping[str, ForeignField] = {
     **_WITHOUT_EFFECT,
@@ -275,7 +287,30 @@ POOLING_FIELDS: Mapping[str, ForeignField] = {
     **all_refused("numbers are float32", "embedding_types output_dtype", ["float"], "float"),
     **dict.fromkeys(("output_dimension", "dims"), renamed("dimensions")),
     **all_refused("texts are not cut in parts", "late_chunking late_chunking_params", False),
-    **all_refused("only text is read", "images image", []),
+    **all_refused("only text is read", "images image image_data video_data audio_data", []),
+    **_ADAPTERS,
+    "truncate": ForeignField(_cut),
+}
+
+
+def _text(value: object, sent: Sent) -> Fields:
+    """llama.cpp's /tokenize adds special tokens only if asked to."""
+    asked = any(sent.sent(name) is not None for name in ("add_special", "add_special_tokens"))
+    return {"prompt": value} if asked else {"prompt": value, "add_special_tokens": False}
+
+
+#: Fields of /tokenize.
+TOKENIZATION_FIELDS: Mapping[str, ForeignField] = {
+    "content": ForeignField(_text),
+    "add_special": renamed("add_special_tokens"),
+    "parse_special": refused("special tokens in a text are read as such", True),
+    "with_pieces": refused("use return_token_strs", False),
+    **all_refused("texts are not cut", "truncate_prompt_tokens truncation", False),
+}
+#: Fields of /detokenize.
+DETOKENIZATION_FIELDS: Mapping[str, ForeignField] = {
+    "skip_special_tokens": refused("special tokens are part of the text", False),
+    "spaces_between_special_tokens": refused("the text is not changed", False),
 }
 
 #: Fields of messages of other servers' answers, which clients send back, and hints for their caches.
@@ -296,7 +331,7 @@ CALL_FIELDS: Mapping[str, ForeignField] = ignored(
 )
 
 
-def _schema_of_format(value: Any, sent: Sent) -> Fields:
+def _schema_of_format(value: object, sent: Sent) -> Fields:
     """llama.cpp, SGLang and others put the schema beside the type."""
     return {"type": "json_schema", "json_schema": {"schema": value}}
 

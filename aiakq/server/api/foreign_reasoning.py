@@ -3,35 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from aiakq.server.api.foreign_field import IGNORED, Fields, ForeignField, Sent, all_refused, refuse, refused
 
 _BUDGET = "thinking_token_budget"
 
 
-def _thinking(value: Any, sent: Sent) -> Fields:
+def _thinking(value: object, sent: Sent) -> Fields:
     """A boolean, or the object of Anthropic, DeepSeek and GLM."""
     if isinstance(value, Mapping):
-        fields: dict[str, Any] = {"thinks": value.get("type") != "disabled"}
+        fields: dict[str, object] = {"thinks": value.get("type") != "disabled"}
         if value.get("type") not in ("enabled", "disabled", "adaptive", "auto", None):
             refuse("its type is enabled, disabled or adaptive")
         return fields | (_budget(value, "budget_tokens") if fields["thinks"] else {})
     return _think(value, sent)
 
 
-def _think(value: Any, sent: Sent) -> Fields:
+def _think(value: object, sent: Sent) -> Fields:
     """A boolean, or Ollama's levels."""
     if isinstance(value, bool):
         return {"thinks": value}
     return {"reasoning_effort": value} if isinstance(value, str) else refuse("it is true, false or a level")
 
 
-def _reasoning(value: Any, sent: Sent) -> Fields:
+def _reasoning(value: object, sent: Sent) -> Fields:
     """OpenRouter's object."""
     if not isinstance(value, Mapping):
         return _think(value, sent)
-    fields: dict[str, Any] = {}
+    fields: dict[str, object] = {}
     if value.get("effort") is not None:
         fields["reasoning_effort"] = value["effort"]
     if isinstance(value.get("enabled"), bool):
@@ -41,30 +40,30 @@ def _reasoning(value: Any, sent: Sent) -> Fields:
     return fields | _budget(value, "max_tokens")
 
 
-def _budget(value: Mapping[str, Any], *names: str) -> dict[str, Any]:
+def _budget(value: Mapping[str, object], *names: str) -> dict[str, object]:
     """The budget that ``value`` has under one of ``names``."""
     given = [value[name] for name in names if value.get(name) is not None]
     return {_BUDGET: given[0]} if given else {}
 
 
-def _custom_params(value: Any, sent: Sent) -> Fields:
+def _custom_params(value: object, sent: Sent) -> Fields:
     """SGLang's arguments of its processors of logits, one of which ends thoughts."""
     return _budget(value, "thinking_budget") if isinstance(value, Mapping) else {}
 
 
-def _thinking_config(value: Any, sent: Sent) -> Fields:
+def _thinking_config(value: object, sent: Sent) -> Fields:
     """Gemini's object, which has either spelling."""
     if not isinstance(value, Mapping):
         refuse("it is an object")
     shows = value.get("include_thoughts", value.get("includeThoughts"))
-    fields: dict[str, Any] = {} if shows is not False else {"include_reasoning": False}
+    fields: dict[str, object] = {} if shows is not False else {"include_reasoning": False}
     level = value.get("thinking_level", value.get("thinkingLevel"))
     if isinstance(level, str):
         fields["reasoning_effort"] = level.lower()
     return fields | _budget(value, "thinking_budget", "thinkingBudget")
 
 
-def _google(value: Any, sent: Sent) -> Fields:
+def _google(value: object, sent: Sent) -> Fields:
     """Gemini's fields in requests of OpenAI's form."""
     if not isinstance(value, Mapping) or value.get("cached_content") or value.get("cachedContent"):
         refuse("an object is expected, without prompts that are stored")
@@ -72,7 +71,7 @@ def _google(value: Any, sent: Sent) -> Fields:
     return {} if config is None else _thinking_config(config, sent)
 
 
-def _nvext(value: Any, sent: Sent) -> Fields:
+def _nvext(value: object, sent: Sent) -> Fields:
     """The object of NVIDIA's servers."""
     names = {"max_thinking_tokens": _BUDGET}
     names |= {name: name for name in ("guided_json", "guided_regex", "guided_choice", "guided_grammar")}
@@ -81,12 +80,12 @@ def _nvext(value: Any, sent: Sent) -> Fields:
     return {names[name]: entry for name, entry in value.items() if entry is not None}
 
 
-def _effort(value: Any, sent: Sent) -> Fields:
+def _effort(value: object, sent: Sent) -> Fields:
     """OpenAI's field of chat."""
     return {"reasoning_effort": value}
 
 
-def _switch(value: Any, sent: Sent) -> Fields:
+def _switch(value: object, sent: Sent) -> Fields:
     return {"thinks": value} if isinstance(value, bool) else refuse("it is true or false")
 
 

@@ -41,7 +41,7 @@ class GenerationInput(Protocol):
     def check_combinations(self) -> None:
         """Raise ``unsupported_parameter`` or ``value_out_of_range`` for values that exclude each other."""
 
-    def sampling_params(self, defaults: Mapping[str, Any]) -> SamplingParams:
+    def sampling_params(self, defaults: Mapping[str, object]) -> SamplingParams:
         """Return the sampling parameters: the request's values, else ``defaults`` from the model."""
 
     async def tokenize(self, service: Service, params: SamplingParams) -> list[Prompt]:
@@ -70,7 +70,7 @@ class ResponseBuilder:
     kept_special_tokens: frozenset[int] = frozenset()
 
     def __init__(
-        self, service: Service, request: Any, request_id: str, prompts: Sequence[Prompt], params: SamplingParams
+        self, service: Service, request: object, request_id: str, prompts: Sequence[Prompt], params: SamplingParams
     ) -> None:
         self.service = service
         self.request = request
@@ -100,7 +100,7 @@ class ResponseBuilder:
         return [ErrorResponse.from_error(failure)]
 
 
-async def generate(service: Service, request: Request, model: type[Any], builder: type[ResponseBuilder]) -> Response:
+async def generate(service: Service, request: Request, model: type[object], builder: type[ResponseBuilder]) -> Response:
     """Run a generation request. ``model`` satisfies ``GenerationInput``; ``builder`` builds the response."""
     tracker = RequestTracker(service, request.scope)
     try:
@@ -123,7 +123,7 @@ async def _run(
     service: Service,
     request: Request,
     body: bytes,
-    model: type[Any],
+    model: type[object],
     builder_type: type[ResponseBuilder],
     tracker: RequestTracker,
 ) -> Response:

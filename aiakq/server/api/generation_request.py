@@ -85,7 +85,7 @@ class GenerationRequest(SamplingFields, StructuredFields, BudgetMethods):
         values.update(structured_values(self))
         return {name: value for name, value in values.items() if value is not None}
 
-    def sampling_params(self, defaults: Mapping[str, Any]) -> SamplingParams:
+    def sampling_params(self, defaults: Mapping[str, object]) -> SamplingParams:
         """Return the sampling parameters: the request's values, else the model's ``defaults``, else the class's."""
         return SamplingParams(**{**defaults, **self.sampling_values()})
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Generic, TypeVar
 
+from aiakq.arguments.server import ServerArguments
 from aiakq.errors import AiakqError, error
+from aiakq.registry import Registry
 from aiakq.runtime.protocol.thought_budget import configured_marks
 from aiakq.runtime.text.chat_template import RESERVED_TEMPLATE_KWARGS
 from aiakq.runtime.text.tools_in_text import DEFAULT_SYNTAX, CallSyntax
@@ -29,15 +31,24 @@ class ParserOptions:
     Raises ``bad_option`` for an unknown parser or an invalid plugin file, and ``plugin``.
     """
 
-    def __init__(self, args: Mapping[str, Any]) -> None:
-        self._auto_tool_choice: bool = args["enable_auto_tool_choice"]
-        self._reasoning_config = args["reasoning_config"]
-        self._tools = self._reasoning = None
-        if self._auto_tool_choice or args["tool_call_parser"] is not None:
-            self._tools = _Choice("tool_call_parser", "tool_parser_plugin", TOOL_PARSERS, ToolParser, args)
-        if args["enable_reasoning"] or args["reasoning_parser"] is not None:
+    def __init__(self, args: ServerArguments) -> None:
+        self._auto_tool_choice = args.enable_auto_tool_choice
+        self._reasoning_config = args.reasoning_config
+        self._tools: _Choice[ToolParser] | None = None
+        self._reasoning: _Choice[ReasoningParser] | None = None
+        if self._auto_tool_choice or args.tool_call_parser is not None:
+            self._tools = _Choice(
+                ("--tool-call-parser", args.tool_call_parser),
+                ("--tool-parser-plugin", args.tool_parser_plugin),
+                TOOL_PARSERS,
+                ToolParser,
+            )
+        if args.enable_reasoning or args.reasoning_parser is not None:
             self._reasoning = _Choice(
-                "reasoning_parser", "reasoning_parser_plugin", REASONING_PARSERS, ReasoningParser, args
+                ("--reasoning-parser", args.reasoning_parser),
+                ("--reasoning-parser-plugin", args.reasoning_parser_plugin),
+                REASONING_PARSERS,
+                ReasoningParser,
             )
 
     def message_format(self, template: str, takes_tools: bool = True) -> MessageFormat:
@@ -57,7 +68,7 @@ class ParserOptions:
             configured_marks(self._reasoning_config, own_marks),
         )
 
-    def _tool_parser(self, template: str, takes_tools: bool) -> Any:
+    def _tool_parser(self, template: str, takes_tools: bool) -> type[ToolParser] | None:
         if takes_tools:
             return self._tools.parser(template) if self._tools else None
         named = self._tools.parser(template) if self._tools and self._tools.is_named else None
@@ -74,18 +85,28 @@ def call_syntax_of(parser: type[ToolParser] | None) -> CallSyntax | None:
     return CallSyntax(begin, f"]{end}" if begin.endswith("[") else end, parser.arguments_key)
 
 
-class _Choice:
-    """A parser of a registry or of the operator's plugin file."""
+_Parser = TypeVar("_Parser", ToolParser, ReasoningParser)
 
-    def __init__(self, name: str, plugin: str, registry: Any, base: type[Any], args: Mapping[str, Any]) -> None:
-        self._option = "--" + name.replace("_", "-")
-        self._base = base
-        self._parsers: dict[str, Any] = {}
-        if args[plugin] is not None:
-            self._parsers = _own_parsers("--" + plugin.replace("_", "-"), args[plugin], plugin, base)
+
+class _Choice(Generic[_Parser]):
+    """A parser of a registry or of the operator's plugin file.
+
+    named, plugin  the options that name the parser and the file, with their values.
+    """
+
+    def __init__(
+        self,
+        named: tuple[str, str | None],
+        plugin: tuple[str, str | None],
+        registry: Registry,
+        base: type[_Parser],
+    ) -> None:
+        self._option, self._named = named
+        self._base: type[_Parser] = base
+        option, path = plugin
+        self._parsers = {} if path is None else _own_parsers(option, path, base)
         self._names = [*self._parsers, *(each for each in registry if each not in self._parsers)]
         self._registry = registry
-        self._named = args[name]
         if self._named is not None and self._named not in self._names:
             hint = f"The parsers are {', '.join(self._names)}."
             raise error("bad_option", option=self._option, value=self._named, expected="a parser", hint=hint)
@@ -96,7 +117,7 @@ class _Choice:
     def is_named(self) -> bool:
         return self._named is not None
 
-    def parser(self, template: str) -> Any:
+    def parser(self, template: str) -> type[_Parser]:
         """The class that is named, or the first whose marks ``template`` has."""
         if self._named is not None:
             return self._load(self._named)
@@ -106,22 +127,22 @@ class _Choice:
                 return parser
         raise error("no_parser", option=self._option, names=", ".join(self._names))
 
-    def _load(self, name: str) -> Any:
+    def _load(self, name: str) -> type[_Parser]:
         parser = self._parsers.get(name) or self._registry.load(name)
         if not (isinstance(parser, type) and issubclass(parser, self._base)):
             raise error("plugin", reason=f"{name!r} is not a subclass of {self._base.__name__}")
         return parser
 
 
-def _own_parsers(option: str, path: str, plugin: str, base: type[Any]) -> dict[str, Any]:
+def _own_parsers(option: str, path: str, base: type[ToolParser] | type[ReasoningParser]) -> dict[str, object]:
     """Return the parsers of the operator's plugin file, by name. Raises ``bad_option``."""
-    table = "TOOL_PARSERS" if plugin.startswith("tool") else "REASONING_PARSERS"
+    table = "TOOL_PARSERS" if issubclass(base, ToolParser) else "REASONING_PARSERS"
     hint = f"It has to define {table}, a dictionary of names and subclasses of {base.__name__}."
     check_named(
         Path(path),
         lambda reason: error("bad_option", option=option, value=path, expected=f"a Python file ({reason})", hint=hint),
     )
-    spec = importlib.util.spec_from_file_location(f"aiakq_{plugin}", path)
+    spec = importlib.util.spec_from_file_location(f"aiakq_{option.lstrip('-').replace('-', '_')}", path)
     if spec is None or spec.loader is None:
         raise error("bad_option", option=option, value=path, expected="a Python file", hint=hint)
     module = importlib.util.module_from_spec(spec)
@@ -154,7 +175,7 @@ def read_chat_template(value: str | None) -> str | None:
     return text
 
 
-def template_defaults(given: Mapping[str, Any] | None) -> dict[str, Any]:
+def template_defaults(given: Mapping[str, object] | None) -> dict[str, object]:
     """Return the arguments of --default-chat-template-kwargs. Raises ``bad_option`` for a name that is taken."""
     for name in given or {}:
         if name in RESERVED_TEMPLATE_KWARGS or not name.isidentifier():

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 from aiakq.errors import error
 from aiakq.runtime.protocol.adapters import AdapterRef
@@ -32,7 +31,7 @@ class ModelInfo:
     path: str
     dtype: str
     limits: ModelLimits
-    default_sampling: Mapping[str, Any]
+    default_sampling: Mapping[str, object]
     response_role: str
     adapters: AdapterRegistry = field(default_factory=AdapterRegistry)
 

@@ -186,11 +186,11 @@ class OpenAIResponseBuilder(ResponseBuilder):
         """Return additional fields of the next chunk."""
         return {}
 
-    def choice(self, state: ChoiceState, output: Delta, totals: Mapping[str, Any]) -> Any:
+    def choice(self, state: ChoiceState, output: Delta, totals: Mapping[str, object]) -> Any:
         """Return one entry of ``choices`` in a complete response."""
         raise NotImplementedError
 
-    def chunk_choices(self, state: ChoiceState, delta: Delta, totals: Mapping[str, Any]) -> list[Any]:
+    def chunk_choices(self, state: ChoiceState, delta: Delta, totals: Mapping[str, object]) -> list[Any]:
         """Return entries of ``choices`` in a stream, each for a separate chunk. ``totals`` is empty before the last."""
         raise NotImplementedError
 
@@ -276,7 +276,7 @@ class OpenAIResponseBuilder(ResponseBuilder):
         """Return the field with the generated token ids, if requested."""
         return {"token_ids": delta.token_ids} if self.return_token_ids else {}
 
-    def prompt_token_ids(self, prompt: Prompt) -> dict[str, Any]:
+    def prompt_token_ids(self, prompt: Prompt) -> dict[str, object]:
         """Return the field with the token ids of a prompt, if requested."""
         return {"prompt_token_ids": prompt.token_ids} if self.return_token_ids else {}
 
@@ -324,8 +324,9 @@ def finite(logprob: float) -> float:
 
 
 def top_by_rank(position: PositionLogprobs, count: int) -> list[tuple[int, Logprob]]:
-    """Return the ``count`` most likely tokens of a position, best first."""
-    ranked = [(token, entry) for token, entry in position.items() if entry.rank is not None and entry.rank <= count]
+    """Return the ``count`` most likely tokens of a position, best first; all that have a rank if it is -1."""
+    last = math.inf if count == -1 else count
+    ranked = [(token, entry) for token, entry in position.items() if entry.rank is not None and entry.rank <= last]
     return sorted(ranked, key=lambda item: item[1].rank or 0)
 
 

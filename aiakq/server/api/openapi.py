@@ -43,7 +43,7 @@ def openapi_document(
     keyless_paths   paths that need no key; None if the server requires no keys.
     unknown_fields  whether requests may have unknown fields.
     """
-    response_types: set[Any] = {route.error_body for route in routes}
+    response_types: set[object] = {route.error_body for route in routes}
     response_types |= {
         type_ for route in routes for type_ in (route.response, *_streamed(route)) if isinstance(type_, type)
     }
@@ -68,7 +68,9 @@ def openapi_document(
     return document
 
 
-def _operation(route: Route, method: str, model: ModelInfo, references: dict[Any, Schema], needs_key: bool) -> Schema:
+def _operation(
+    route: Route, method: str, model: ModelInfo, references: dict[object, Schema], needs_key: bool
+) -> Schema:
     operation: Schema = {
         "operationId": re.sub(r"\W+", "_", f"{method}_{route.openapi_path.strip('/')}").strip("_"),
         "summary": route.summary,
@@ -92,7 +94,7 @@ def _operation(route: Route, method: str, model: ModelInfo, references: dict[Any
     return operation
 
 
-def _allow_unknown_fields(node: Any) -> None:
+def _allow_unknown_fields(node: object) -> None:
     """Allow additional properties, and any value of hint fields, in every object schema below ``node``."""
     if isinstance(node, list):
         for entry in node:
@@ -116,7 +118,7 @@ def request_schema(model: type[RequestModel]) -> Schema:
     schema = model.model_json_schema(ref_template=_COMPONENTS + "{model}")
     definitions = schema.pop("$defs", {})
 
-    def inline(node: Any) -> Any:
+    def inline(node: object) -> Any:
         if isinstance(node, list):
             return [inline(entry) for entry in node]
         if not isinstance(node, dict):
@@ -162,7 +164,7 @@ _LIMITS: dict[str, Callable[[ModelInfo], Schema]] = {
 }
 
 
-def resolve_limits(node: Any, model: ModelInfo) -> Any:
+def resolve_limits(node: object, model: ModelInfo) -> Any:
     """Return ``node`` with ``LIMITED_BY`` replaced by the limits of ``model``."""
     if isinstance(node, list):
         return [resolve_limits(entry, model) for entry in node]
@@ -175,7 +177,7 @@ def resolve_limits(node: Any, model: ModelInfo) -> Any:
 # --- responses --------------------------------------------------------------------------------------------------------
 
 
-def response_schemas(types: Iterable[Any]) -> tuple[dict[Any, Schema], Schema]:
+def response_schemas(types: Iterable[Any]) -> tuple[dict[object, Schema], Schema]:
     """Return (type -> schema reference, schema name -> schema) of response models."""
     ordered = sorted(types, key=lambda type_: type_.__name__)
     references, schemas = msgspec.json.schema_components(ordered, ref_template=_COMPONENTS + "{name}")
@@ -191,7 +193,7 @@ def response_schemas(types: Iterable[Any]) -> tuple[dict[Any, Schema], Schema]:
     return dict(zip(ordered, references, strict=True)), schemas
 
 
-def _success(route: Route, references: dict[Any, Schema]) -> Schema:
+def _success(route: Route, references: dict[object, Schema]) -> Schema:
     content: Schema = {}
     if isinstance(route.response, str):
         content[route.response] = {"schema": {"type": "object" if route.response == "application/json" else "string"}}
@@ -202,7 +204,7 @@ def _success(route: Route, references: dict[Any, Schema]) -> Schema:
     return {"description": route.description, **({"content": content} if content else {})}
 
 
-def _event_schema(route: Route, references: dict[Any, Schema]) -> Schema:
+def _event_schema(route: Route, references: dict[object, Schema]) -> Schema:
     """Return the schema of a server-sent event, whose data is JSON: a chunk, or the error that ends the stream."""
     data: Schema = {"type": "string"}
     if events := _streamed(route):
@@ -211,14 +213,14 @@ def _event_schema(route: Route, references: dict[Any, Schema]) -> Schema:
     return {"type": "object", "properties": {"data": data}}
 
 
-def _streamed(route: Route) -> tuple[type[Any], ...]:
+def _streamed(route: Route) -> tuple[type[object], ...]:
     """Return the types of the events of ``route``."""
     if isinstance(route.streams, tuple):
         return route.streams
     return (route.streams,) if isinstance(route.streams, type) else ()
 
 
-def _error_responses(route: Route, references: dict[Any, Schema], needs_key: bool) -> Schema:
+def _error_responses(route: Route, references: dict[object, Schema], needs_key: bool) -> Schema:
     """Return status -> description of the errors of the route with this status."""
     by_status: dict[str, list[str]] = defaultdict(list)
     for id in error_ids(route, needs_key):

@@ -56,7 +56,7 @@ class _NothingSent:
         return False
 
 
-def objects_of(values: Any, path: str) -> Iterator[tuple[dict[str, Any], str]]:
+def objects_of(values: object, path: str) -> Iterator[tuple[dict[str, object], str]]:
     """Return the objects in a list, or the only one, each with its path."""
     if isinstance(values, dict):
         values = [values]
@@ -67,7 +67,7 @@ def objects_of(values: Any, path: str) -> Iterator[tuple[dict[str, Any], str]]:
 
 
 def check_fields(
-    part: Mapping[str, Any],
+    part: Mapping[str, object],
     path: str,
     known: frozenset[str],
     unknown: UnknownFields,
@@ -92,7 +92,7 @@ def check_fields(
                 unknown.ignore(error("unknown_field", param=param, hint="It was ignored."))
 
 
-def check_message(message: Mapping[str, Any], path: str, known: frozenset[str], unknown: UnknownFields) -> None:
+def check_message(message: Mapping[str, object], path: str, known: frozenset[str], unknown: UnknownFields) -> None:
     """Call ``check_fields`` for a message of an API whose messages have no fields but ``known`` ones.
 
     Raises ``unsupported_parameter`` for those of other APIs without which the conversation would be another one.
@@ -109,7 +109,7 @@ def check_message(message: Mapping[str, Any], path: str, known: frozenset[str], 
     check_fields({name: message[name] for name in message if name not in harmless}, path, known, unknown, others)
 
 
-def check_content(content: Any, path: str, unknown: UnknownFields, depth: int = 0) -> None:
+def check_content(content: object, path: str, unknown: UnknownFields, depth: int = 0) -> None:
     """Call ``check_fields`` for the parts of a message's content, and for those in them."""
     if isinstance(content, str) or depth == _MAX_DEPTH:
         return
@@ -126,7 +126,7 @@ def check_content(content: Any, path: str, unknown: UnknownFields, depth: int = 
                 check_content(part[name], f"{part_path}.{name}", unknown, depth + 1)
 
 
-def check_choice(choice: Any, unknown: UnknownFields) -> None:
+def check_choice(choice: object, unknown: UnknownFields) -> None:
     """Call ``check_fields`` for ``tool_choice``, in the form of chat or of responses, and for what is in it."""
     if not isinstance(choice, dict):
         return

@@ -29,7 +29,7 @@ class ReasoningFields(RequestModel):
 
     _asked_by_others: dict[str, tuple[Any, str]] = PrivateAttr(default_factory=dict)
 
-    def asked_reasoning(self) -> dict[str, tuple[Any, str]]:
+    def asked_reasoning(self) -> dict[str, tuple[object, str]]:
         """Return what the declared fields ask for, see ``Asked``."""
         return {}
 
@@ -37,7 +37,7 @@ class ReasoningFields(RequestModel):
         """Whether the field ``param`` also has the budget of thoughts, which has an effect."""
         return False
 
-    def take(self, name: str, value: Any, param: str, field: ForeignField, unknown: UnknownFields) -> None:
+    def take(self, name: str, value: object, param: str, field: ForeignField, unknown: UnknownFields) -> None:
         if name not in (_EFFORT, _THINKS):
             super().take(name, value, param, field, unknown)
             return
@@ -50,17 +50,17 @@ class ReasoningFields(RequestModel):
             raise error("unsupported_parameter", param=param, reason=f"{known[1]} is given too, with another value")
         self._asked_by_others.setdefault(name, (value, param))
 
-    def switches(self, template: str) -> dict[str, Any]:
+    def switches(self, template: str) -> dict[str, object]:
         """Return the arguments of ``template`` that switch reasoning as the request asks."""
         effort, thinks = self._asked()
         return reasoning_arguments(template, effort, thinks)
 
-    def effective_effort(self, template: str, given: Mapping[str, Any]) -> ReasoningEffort | None:
+    def effective_effort(self, template: str, given: Mapping[str, object]) -> ReasoningEffort | None:
         """Return the effort that ``template`` is told; ``given`` are arguments that take precedence."""
         effort, _ = self._asked()
         return None if _EFFORT in self._without_effect(template, given) else effort
 
-    def name_without_effect(self, template: str, given: Mapping[str, Any], unknown: UnknownFields) -> None:
+    def name_without_effect(self, template: str, given: Mapping[str, object], unknown: UnknownFields) -> None:
         """Ignore the fields by name that ``template`` has no switch for. Raises ``unsupported_parameter``."""
         for value, param in self._without_effect(template, given).values():
             if value is True and self.has_budget_in(param):
@@ -77,7 +77,7 @@ class ReasoningFields(RequestModel):
         asked = self.asked_reasoning() | self._asked_by_others
         return asked.get(_EFFORT, (None,))[0], asked.get(_THINKS, (None,))[0]
 
-    def _without_effect(self, template: str, given: Mapping[str, Any]) -> Asked:
+    def _without_effect(self, template: str, given: Mapping[str, object]) -> Asked:
         """Return what the request asks for, but ``template`` is not told."""
         told = {name: value for name, value in self.switches(template).items() if given.get(name, value) == value}
         switched = {value for name, value in told.items() if name != _EFFORT}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
-from typing import Any, Literal
+from typing import Literal
 
 #: All effort values of the APIs; a template supports some of them.
 ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
@@ -25,14 +25,14 @@ def template_names(template: str) -> frozenset[str]:
 
 def reasoning_arguments(
     template: str, effort: ReasoningEffort | None = None, thinks: bool | None = None
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """Return the arguments of ``template`` that control reasoning; empty if it has none.
 
     effort  reasoning effort; for templates with only a switch, "none" turns reasoning off.
     thinks  whether to reason; None to derive it from the effort.
     """
     names = template_names(template)
-    arguments: dict[str, Any] = {}
+    arguments: dict[str, object] = {}
     if effort is not None and "reasoning_effort" in names:
         arguments["reasoning_effort"] = effort
     if thinks is None and effort is not None:

@@ -33,7 +33,7 @@ LIMITED_BY = "x-limited-by"
 class _IntegralNumber:
     """Annotation for integers that may be written as 4.0 or 4e0, but not as 4.5, "4" or true."""
 
-    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+    def __get_pydantic_core_schema__(self, source: object, handler: GetCoreSchemaHandler) -> CoreSchema:
         number, integer = core_schema.float_schema(strict=True), core_schema.int_schema(strict=False)
         integral = core_schema.chain_schema([number, integer])
         return core_schema.union_schema(
@@ -42,7 +42,7 @@ class _IntegralNumber:
             custom_error_type="int_type",
         )
 
-    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, object]:
         return handler(core_schema.int_schema())
 
 
@@ -98,7 +98,7 @@ class RequestModel(BaseModel):
         """Whether ``name`` is a declared field."""
         return name in cls.model_fields
 
-    def take(self, name: str, value: Any, param: str, field: ForeignField, unknown: UnknownFields) -> None:
+    def take(self, name: str, value: object, param: str, field: ForeignField, unknown: UnknownFields) -> None:
         """Set the declared field ``name`` to what the undeclared one at ``param`` says.
 
         Raises ``unsupported_parameter`` if it is set to another value or not declared, and ``invalid_type``.
@@ -118,13 +118,13 @@ class RequestModel(BaseModel):
             refusal = _to_aiakq_error(failure)
             raise error(refusal.id, **refusal.fields | {"param": param}) from None
 
-    def _check_option(self, name: str, value: Any, param: str, unknown: UnknownFields) -> None:
+    def _check_option(self, name: str, value: object, param: str, unknown: UnknownFields) -> None:
         if not self.has(name):
             self._check_extra_field(name, value, param, unknown)
         elif value is not None:
             self.take(name, value, param, _SAME, unknown)
 
-    def _check_extra_field(self, name: str, value: Any, param: str, unknown: UnknownFields) -> None:
+    def _check_extra_field(self, name: str, value: object, param: str, unknown: UnknownFields) -> None:
         if name in self.ignored_fields or value is None:  # clients send null for unset fields
             return
         unsupported = self.unsupported_fields.get(name)
@@ -173,7 +173,9 @@ class RequestModel(BaseModel):
         return frozenset(declared | cls.ignored_fields | cls.unsupported_fields.keys() | looked_up)
 
     @classmethod
-    def __get_pydantic_json_schema__(cls, schema_of_model: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+    def __get_pydantic_json_schema__(
+        cls, schema_of_model: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> dict[str, object]:
         """Return the schema, extended by the undeclared fields that are accepted, with their values."""
         reference = handler(schema_of_model)
         schema = handler.resolve_ref_schema(reference)
@@ -231,7 +233,7 @@ def _check_constants(body: bytes) -> None:
     json.loads(body, parse_constant=refuse, parse_int=len, parse_float=len)
 
 
-def parse_values(model: type[Model], values: Any) -> Model:
+def parse_values(model: type[Model], values: object) -> Model:
     """Validate ``values``, a part of a body, as ``model``. Raises as ``parse_body``, which checks undeclared fields."""
     try:
         return model.model_validate(values)
@@ -251,7 +253,7 @@ def _check_nested(request: RequestModel, path: str, unknown: UnknownFields) -> N
                     _check_object(entry, f"{path}{name}[{index}]", unknown)
 
 
-def _holds_model(annotation: Any) -> bool:
+def _holds_model(annotation: object) -> bool:
     """Whether a value of a type can be, or hold in a list, an object of a request."""
     if isinstance(annotation, type) and issubclass(annotation, RequestModel):
         return True

@@ -6,13 +6,14 @@ A module of routes defines ``ROUTES``, a tuple of ``Route``. Other packages add 
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
 
+from aiakq.arguments.server import ServerArguments
 from aiakq.errors import error
 from aiakq.registry import Registry
 from aiakq.server.api.request_model import RequestModel
@@ -117,7 +118,7 @@ class Route:
         return " ".join((self.handler.__doc__ or "").split("\n\n")[0].split())
 
 
-def load_routes(args: Mapping[str, Any]) -> tuple[Route, ...]:
+def load_routes(args: ServerArguments) -> tuple[Route, ...]:
     """Return all routes enabled by the server arguments ``args``. Raises ``plugin`` for duplicate paths."""
     routes = [route for name in ROUTE_MODULES for route in ROUTE_MODULES.load(name).ROUTES]
     paths: set[str] = set()
@@ -128,9 +129,14 @@ def load_routes(args: Mapping[str, Any]) -> tuple[Route, ...]:
     return tuple(
         route
         for route in routes
-        if (route.enabled_by is None or args[route.enabled_by])
-        and (route.disabled_by is None or not args[route.disabled_by])
+        if (route.enabled_by is None or _is_set(args, route.enabled_by))
+        and (route.disabled_by is None or not _is_set(args, route.disabled_by))
     )
+
+
+def _is_set(args: ServerArguments, option: str) -> bool:
+    """Return whether the option that a route names is set."""
+    return bool(getattr(args, option))
 
 
 def error_shapes(routes: Iterable[Route]) -> dict[str, type[ErrorBody]]:
@@ -138,10 +144,10 @@ def error_shapes(routes: Iterable[Route]) -> dict[str, type[ErrorBody]]:
     return {route.path: route.error_body for route in routes if not issubclass(route.error_body, ErrorResponse)}
 
 
-def keyless_paths(routes: Iterable[Route], args: Mapping[str, Any]) -> frozenset[str]:
+def keyless_paths(routes: Iterable[Route], args: ServerArguments) -> frozenset[str]:
     """Return the paths that need no API key."""
     return frozenset(
         route.path
         for route in routes
-        if not route.needs_key or (isinstance(route.needs_key, str) and args[route.needs_key])
+        if not route.needs_key or (isinstance(route.needs_key, str) and _is_set(args, route.needs_key))
     )

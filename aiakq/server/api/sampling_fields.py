@@ -18,9 +18,9 @@ from aiakq.runtime.protocol.sampling_params import Parameter, SamplingParams, pa
 from aiakq.server.api.request_model import LIMITED_BY, Integer, RequestModel
 
 
-def _json_type(type_: Any) -> Any:
+def _json_type(type_: object) -> Any:
     """Return ``type_`` for JSON: object keys are strings, and lists are validated up to the first error."""
-    origin: Any = get_origin(type_)
+    origin: object = get_origin(type_)
     if origin in (Union, UnionType):
         return functools.reduce(operator.or_, map(_json_type, get_args(type_)))
     if origin is dict:
@@ -32,7 +32,7 @@ def _json_type(type_: Any) -> Any:
     return Integer if type_ is int else type_
 
 
-def _keywords(parameter: Parameter, json_type: str) -> dict[str, Any]:
+def _keywords(parameter: Parameter, json_type: str) -> dict[str, object]:
     """Return the JSON Schema keywords of ``parameter`` for values of ``json_type``."""
     keywords = dict(parameter.schema.get(json_type, {}))
     if json_type in ("integer", "number"):
@@ -76,7 +76,7 @@ def sampling_model(class_name: str, names: Iterable[str]) -> Any:
     return create_model(class_name, __base__=RequestModel, **fields)
 
 
-def check_http_maximums(request: Any) -> None:
+def check_http_maximums(request: object) -> None:
     """Raise ``value_out_of_range`` for a sampling field of ``request`` above its maximum for HTTP requests."""
     for name, maximum in _HTTP_MAXIMUMS.items():
         value = getattr(request, name)

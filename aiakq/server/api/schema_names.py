@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from aiakq.errors import error
 
@@ -28,7 +27,7 @@ _SIMILAR = frozenset(
 )
 
 
-def renamed_schema(tool: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+def renamed_schema(tool: Mapping[str, object], name: str) -> Mapping[str, object]:
     """Return ``tool`` with its only schema in the field ``name``, at the place where it is; else ``tool`` itself."""
     found = [each for each in SCHEMA_NAMES if tool.get(each) is not None]
     if len(found) != 1 or found == [name]:
@@ -37,7 +36,7 @@ def renamed_schema(tool: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     return {name if key == found[0] else key: value for key, value in kept.items()}
 
 
-def check_schema_names(tool: Mapping[str, Any], path: str, schema: Mapping[str, Any] | None) -> None:
+def check_schema_names(tool: Mapping[str, object], path: str, schema: Mapping[str, object] | None) -> None:
     """Raise ``unsupported_parameter`` for a schema of arguments that would not be enforced.
 
     tool    the fields of the tool that are not read.
@@ -55,6 +54,6 @@ def check_schema_names(tool: Mapping[str, Any], path: str, schema: Mapping[str, 
             raise error("unsupported_parameter", param=param, reason="the schema of the arguments is named parameters")
 
 
-def _is_schema(value: Any) -> bool:
+def _is_schema(value: object) -> bool:
     """Whether a value looks like the JSON schema of an object."""
     return isinstance(value, dict) and (value.get("type") == "object" or isinstance(value.get("properties"), dict))

@@ -76,7 +76,7 @@ class Service:
         metrics: Metrics,
         *,
         max_body_bytes: int,
-        progress: Callable[[], dict[str, Any]],
+        progress: Callable[[], dict[str, object]],
         log_prompts: float | None = None,
         unknown_fields: str = "refuse",
         options: ResponseOptions | None = None,
@@ -106,7 +106,7 @@ class Service:
         self.max_values = 2 * model.limits.max_model_len
         self.num_in_flight = 0
         self.closing: AiakqError | None = None
-        self.default_template_kwargs: Mapping[str, Any] = {}  # of chat templates, below those of a request
+        self.default_template_kwargs: Mapping[str, object] = {}  # of chat templates, below those of a request
         self.thought_end_ids: list[int] | None = None  # tokens of the text that ends thoughts, once they are needed
         self.stream_interval = 1  # tokens per chunk of a stream
         self.log_outputs = False
@@ -197,14 +197,14 @@ class Service:
         """Special tokens that mark reasoning or tool calls."""
         return self.message_format.special_tokens(self.tokenizer)
 
-    def template_arguments(self, given: Mapping[str, Any]) -> dict[str, Any]:
+    def template_arguments(self, given: Mapping[str, object]) -> dict[str, object]:
         """Return the arguments of the chat template that a request has ``given``, with the operator's defaults."""
         return {**self.default_template_kwargs, **given}
 
     async def tokenize_chat(
         self,
-        messages: list[dict[str, Any]],
-        template_kwargs: Mapping[str, Any],
+        messages: list[dict[str, object]],
+        template_kwargs: Mapping[str, object],
         add_special_tokens: bool,
         params: SamplingParams,
     ) -> Prompt:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, WithJsonSchema
 
@@ -29,7 +29,7 @@ class JsonSchemaFormat(RequestModel):
     unsupported_fields = {}
 
     name: str | None = None
-    schema_: dict[str, Any] | None = Field(None, alias="schema")
+    schema_: dict[str, object] | None = Field(None, alias="schema")
     strict: bool | None = None
 
 
@@ -42,9 +42,9 @@ class ResponseFormat(RequestModel):
 
     type: Literal["text", "json_object", "json_schema", "structural_tag"]
     json_schema: JsonSchemaFormat | None = None
-    structures: list[dict[str, Any]] | None = None
+    structures: list[dict[str, object]] | None = None
     triggers: list[str] | None = None
-    format: dict[str, Any] | None = None
+    format: dict[str, object] | None = None
 
     def grammar(self) -> Grammar | None:
         """Return the requested grammar. Raises missing_field and the errors of ``grammar_of``."""
@@ -68,16 +68,18 @@ class StructuredFields(RequestModel):
     response_format: ResponseFormat | None = Field(
         None, description="text, json_object, json_schema (enforced whether strict or not) or structural_tag."
     )
-    structured_outputs: dict[str, Any] | None = Field(
+    structured_outputs: dict[str, object] | None = Field(
         None,
         description="One of json, regex, choice, grammar, json_object and structural_tag; and whitespace_pattern, "
         "disable_any_whitespace, disable_additional_properties.",
     )
-    guided_json: Annotated[Any, WithJsonSchema(_SCHEMA)] = Field(None, description="The text is JSON of this schema.")
+    guided_json: Annotated[object, WithJsonSchema(_SCHEMA)] = Field(
+        None, description="The text is JSON of this schema."
+    )
     guided_regex: str | None = Field(None, description="The text matches this regular expression.")
     guided_choice: list[str] | None = Field(None, description="The text is one of these.")
     guided_grammar: str | None = Field(None, description="The text matches this grammar, Lark or GBNF.")
-    structural_tag: Annotated[Any, WithJsonSchema(_SCHEMA)] = Field(
+    structural_tag: Annotated[object, WithJsonSchema(_SCHEMA)] = Field(
         None, description="The text has tags, in which it matches something."
     )
     guided_whitespace_pattern: str | None = Field(None, description="Blanks between the tokens of JSON.")
@@ -117,7 +119,7 @@ class StructuredFields(RequestModel):
             raise error("value_out_of_range", param="guided_decoding_backend", value=backend[:64], allowed=allowed)
 
 
-def structured_values(fields: StructuredFields) -> Mapping[str, Any]:
+def structured_values(fields: StructuredFields) -> Mapping[str, object]:
     """Return the structured-output sampling parameter for ``fields``."""
     named_grammar = fields.grammar_and_name()
     return {} if named_grammar is None else {"structured_outputs": named_grammar[0]}

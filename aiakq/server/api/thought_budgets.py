@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 from pydantic import PrivateAttr
 
@@ -53,7 +52,7 @@ class BudgetMethods(RequestModel):
                 limited.append(replace(prompt, thought=budget(is_open=state[0], repeats=not has_grammar)))
         return limited
 
-    def take(self, name: str, value: Any, param: str, field: ForeignField, unknown: UnknownFields) -> None:
+    def take(self, name: str, value: object, param: str, field: ForeignField, unknown: UnknownFields) -> None:
         super().take(name, value, param, field, unknown)
         if name == PARAM:
             self._budget_param = param

@@ -13,6 +13,7 @@ from starlette.responses import Response
 
 from aiakq.errors import error
 from aiakq.server.api.conversation import ConversationFields
+from aiakq.server.api.foreign_fields import DETOKENIZATION_FIELDS, TOKENIZATION_FIELDS
 from aiakq.server.api.generation_request import ModelName
 from aiakq.server.api.request_model import LIMITED_BY, FailFastList, Integer, RequestModel, parse_body
 from aiakq.server.api.routes import TOKENIZATION, Route
@@ -34,11 +35,21 @@ class TokenizeFields(RequestModel):
 class TokenizeRequest(TokenizeFields):
     """The body of POST /tokenize for a text."""
 
-    prompt: str = Field(description="The text.")
+    foreign_fields = TOKENIZATION_FIELDS
+
+    prompt: str | None = Field(None, description="The text. It is required; llama.cpp's clients call it content.")
+
+    def text(self) -> str:
+        """Return the text. Raises ``missing_field``."""
+        if self.prompt is None:
+            raise error("missing_field", param="prompt")
+        return self.prompt
 
 
 class TokenizeChatRequest(ConversationFields, TokenizeFields):
     """The body of POST /tokenize for a conversation."""
+
+    foreign_fields = {**ConversationFields.foreign_fields, **TOKENIZATION_FIELDS}
 
 
 class TokenizeResponse(msgspec.Struct):
@@ -52,6 +63,8 @@ class TokenizeResponse(msgspec.Struct):
 
 class DetokenizeRequest(RequestModel):
     """The body of POST /detokenize."""
+
+    foreign_fields = DETOKENIZATION_FIELDS
 
     model: ModelName | None = Field(None, description="A served name.")
     tokens: FailFastList[Annotated[Integer, Field(json_schema_extra={LIMITED_BY: "token_id"})]] = Field(
@@ -87,7 +100,7 @@ async def tokenize(service: Service, request: Request) -> Response:
         payload = parse_body(TokenizeRequest, body, service.unknown_fields)
         service.model.check_name(payload.model)
         text_request = TextRequest(
-            0, texts=[payload.prompt], add_special_tokens=payload.add_special_tokens is not False
+            0, texts=[payload.text()], add_special_tokens=payload.add_special_tokens is not False
         )
     # There may be millions of ids, so the worker process encodes them as JSON.
     text_request.as_json, text_request.with_token_texts = True, bool(payload.return_token_strs)

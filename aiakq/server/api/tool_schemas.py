@@ -28,7 +28,7 @@ def parameters_name(number: int) -> str:
     return f"tools[{number}].function.parameters"
 
 
-def arguments_schema(number: int, tool: Tool) -> dict[str, Any]:
+def arguments_schema(number: int, tool: Tool) -> dict[str, object]:
     """Return the JSON schema of the arguments of ``tool``: an object, in keywords that grammars can enforce.
 
     If the tool is not strict, what cannot be enforced is dropped, and the log says so.
@@ -92,13 +92,13 @@ class ToolSchemaChecks:
     def __init__(
         self,
         tools: Sequence[tuple[int, Tool]],
-        check: Callable[[Sequence[Any]], Awaitable[TextReply]],
-        relax: Callable[[Any], Awaitable[TextReply]],
+        check: Callable[[Sequence[object]], Awaitable[TextReply]],
+        relax: Callable[[object], Awaitable[TextReply]],
     ) -> None:
         self._tools, self._check, self._relax = tools, check, relax
         self._num_checks, self._seconds = 0, 0.0
 
-    async def enforceable(self, schemas: dict[str, Any]) -> dict[str, Any]:
+    async def enforceable(self, schemas: dict[str, Any]) -> dict[str, object]:
         """Return ``schemas`` with those relaxed that cannot be enforced.
 
         Raises ``grammar_not_enforceable`` if such a schema is of a strict tool.
@@ -116,13 +116,13 @@ class ToolSchemaChecks:
                 pending += [group[middle:], group[:middle]]
         return found
 
-    def loosest(self, schemas: dict[str, Any]) -> dict[str, Any]:
+    def loosest(self, schemas: dict[str, object]) -> dict[str, object]:
         """Return ``schemas`` with those of tools that are not strict in their loosest form."""
         found = dict(schemas)
         self._loosen(self._tools, found)
         return found
 
-    async def _single(self, number: int, tool: Tool, found: dict[str, Any]) -> None:
+    async def _single(self, number: int, tool: Tool, found: dict[str, object]) -> None:
         name = tool.function.name
         if tool.function.strict:
             reply = await self._counted(self._check([found[name]]))

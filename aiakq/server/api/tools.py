@@ -32,7 +32,7 @@ class AsSent(RequestModel):
     ignored_fields = frozenset()
     unsupported_fields: ClassVar = {}
 
-    _sent: dict[str, Any] = PrivateAttr(default_factory=dict)
+    _sent: dict[str, object] = PrivateAttr(default_factory=dict)
 
     @model_validator(mode="wrap")
     @classmethod
@@ -45,17 +45,17 @@ class AsSent(RequestModel):
         return model
 
     @classmethod
-    def _in_own_names(cls, value: dict[str, Any]) -> dict[str, Any]:
+    def _in_own_names(cls, value: dict[str, object]) -> dict[str, object]:
         """Return the object with names of other APIs replaced."""
         return value
 
     @classmethod
-    def _completed(cls, value: dict[str, Any]) -> dict[str, Any]:
+    def _completed(cls, value: dict[str, object]) -> dict[str, object]:
         """Return the object to validate."""
         return value
 
     @property
-    def as_sent(self) -> dict[str, Any]:
+    def as_sent(self) -> dict[str, object]:
         return self._sent
 
 
@@ -93,7 +93,7 @@ class Tool(AsSent):
     _number: int = PrivateAttr(0)
 
     @classmethod
-    def _in_own_names(cls, value: dict[str, Any]) -> dict[str, Any]:
+    def _in_own_names(cls, value: dict[str, object]) -> dict[str, object]:
         function = value.get("function")
         if not isinstance(function, dict):
             return value
@@ -111,7 +111,7 @@ class Tool(AsSent):
         return rest | {"function": {**named, **moved}}
 
     @classmethod
-    def _completed(cls, value: dict[str, Any]) -> dict[str, Any]:
+    def _completed(cls, value: dict[str, object]) -> dict[str, object]:
         is_other = isinstance(value.get("type"), str) and value["type"] != "function"
         return value | {"function": _OtherTool()} if is_other else value
 
@@ -123,12 +123,12 @@ class Tool(AsSent):
 Tools = Annotated[FailFastList[Tool], Field(max_length=MAX_TOOLS)]
 
 
-def tool_schemas(tools: Sequence[Tool] | None) -> dict[str, Mapping[str, Any]]:
+def tool_schemas(tools: Sequence[Tool] | None) -> dict[str, Mapping[str, object]]:
     """Return tool name -> JSON schema of its arguments."""
     return {tool.function.name: tool.function.parameters or {} for tool in tools or ()}
 
 
-def check_tools(tools: Sequence[Tool] | None, choice: Any) -> None:
+def check_tools(tools: Sequence[Tool] | None, choice: object) -> None:
     """Raise an error for tools or a ``tool_choice`` that cannot be followed, or that contradict each other."""
     names: set[str] = set()
     for number, tool in enumerate(tools or ()):
@@ -169,7 +169,7 @@ def _check_schema(tool: Tool, path: str) -> None:
         raise error("unsupported_parameter", param=f"{path}.strict", reason="function.strict has another value")
 
 
-def allowed_tools(tools: list[Tool] | None, choice: Any) -> tuple[list[Tool] | None, Any]:
+def allowed_tools(tools: list[Tool] | None, choice: object) -> tuple[list[Tool] | None, object]:
     """Return the tools that ``tool_choice`` allows, and the choice among them, which is the mode of allowed_tools.
 
     Raises ``missing_field``, ``invalid_type``, ``value_out_of_range`` and ``unsupported_parameter``.
@@ -199,7 +199,7 @@ def allowed_tools(tools: list[Tool] | None, choice: Any) -> tuple[list[Tool] | N
     return [tool for tool in tools or () if tool.function.name in names], mode
 
 
-def _check_type(choice: dict[str, Any], known: tuple[str, ...], path: str) -> None:
+def _check_type(choice: dict[str, object], known: tuple[str, ...], path: str) -> None:
     kind = choice.get("type", "function")
     if not isinstance(kind, str):
         raise error("invalid_type", param=f"{path}.type", reason="a string is expected")
@@ -208,7 +208,7 @@ def _check_type(choice: dict[str, Any], known: tuple[str, ...], path: str) -> No
         raise error("unsupported_parameter", param=f"{path}.type", reason=reason)
 
 
-def _check_name(choice: dict[str, Any], known: Collection[str], path: str) -> str:
+def _check_name(choice: dict[str, object], known: Collection[str], path: str) -> str:
     """Return the name of the chosen function. Raises ``missing_field`` and ``value_out_of_range``."""
     function = choice.get("function")
     name = function.get("name") if isinstance(function, dict) else None
@@ -220,12 +220,12 @@ def _check_name(choice: dict[str, Any], known: Collection[str], path: str) -> st
     return name
 
 
-def calls_tools(tools: Sequence[Tool] | None, choice: Any) -> bool:
+def calls_tools(tools: Sequence[Tool] | None, choice: object) -> bool:
     """Whether the model may call tools, which are then in the prompt."""
     return bool(tools) and choice != "none"
 
 
-def forced_tools(tools: Sequence[Tool] | None, choice: Any) -> Sequence[Tool] | None:
+def forced_tools(tools: Sequence[Tool] | None, choice: object) -> Sequence[Tool] | None:
     """Return the tools of which one must be called, or None if the model decides."""
     if choice == "required":
         return tools

@@ -19,6 +19,7 @@ from aiakq.server.api.reasoning_fields import ReasoningFields
 from aiakq.server.api.request_model import LIMITED_BY, Integer, parse_values
 from aiakq.server.api.sampling_fields import sampling_model
 from aiakq.server.api.service import Service
+from aiakq.server.api.unsupported_fields import UNSUPPORTED_FIELDS, UnsupportedField
 
 #: Sampling fields of chat that these APIs accept in addition to their own.
 _SAMPLING_FIELDS = (
@@ -27,6 +28,22 @@ _SAMPLING_FIELDS = (
     *("min_tokens", "stop_token_ids", "include_stop_str_in_output", "allowed_token_ids", "bad_words"),
     *("repetition_detection", "thinking_token_budget"),
 )
+_CHAT_ONLY = "only chat completions have it"
+#: Fields of other routes that would change the answer.
+_UNSUPPORTED = {
+    **{
+        name: field
+        for name, field in UNSUPPORTED_FIELDS.items()
+        if name not in GENERATION_FIELDS and name not in ("tools", "tool_choice") and not field.hint
+    },
+    "functions": UnsupportedField("it is the older form of tools, which describes them", ([],)),
+    "function_call": UnsupportedField("it is the older form of tool_choice", ("none", "auto")),
+    "documents": UnsupportedField("they belong into chat_template_kwargs", ([],)),
+    "include_reasoning": UnsupportedField("reasoning is always returned", (True,)),
+    "add_special_tokens": UnsupportedField(_CHAT_ONLY, (False,)),
+    "return_tokens_as_token_ids": UnsupportedField(_CHAT_ONLY, (False,)),
+    "guided_whitespace_pattern": UnsupportedField(_CHAT_ONLY, ("",)),
+}
 #: Maximum number of generated tokens, which may exceed the context.
 TokenLimit = Annotated[Integer, Field(json_schema_extra={"minimum": 0, "maximum": 2**31})]
 
@@ -43,6 +60,7 @@ class Translated(ReasoningFields):
     same_fields: ClassVar[tuple[str, ...]] = ()
 
     foreign_fields = GENERATION_FIELDS
+    unsupported_fields = _UNSUPPORTED
 
     _chat: ChatCompletionRequest | None = PrivateAttr(None)
 
@@ -53,7 +71,7 @@ class Translated(ReasoningFields):
 
     # --- supplied by subclasses
 
-    def chat_fields(self) -> dict[str, Any]:
+    def chat_fields(self) -> dict[str, object]:
         """Return the fields of the chat request, except ``same_fields``.
 
         Raises ``unsupported_parameter`` and other errors with this API's names.
@@ -117,7 +135,7 @@ class TranslatedRequest(_Fields, Translated):
         None, description="Arguments of the chat template, such as enable_thinking."
     )
 
-    def sampling_params(self, defaults: Mapping[str, Any]) -> SamplingParams:
+    def sampling_params(self, defaults: Mapping[str, object]) -> SamplingParams:
         """Return the sampling parameters: the request's values, else ``defaults``."""
         return self.chat.sampling_params(defaults)
 

@@ -67,12 +67,12 @@ class Turns:
             return self._add("assistant")
         return last
 
-    def _add(self, role: str, **fields: Any) -> dict[str, Any]:
+    def _add(self, role: str, **fields: object) -> dict[str, object]:
         self.messages.append({"role": role, **fields})
         return self.messages[-1]
 
 
-def text_of(content: Any, path: str) -> str:
+def text_of(content: object, path: str) -> str:
     """Return the text of a content, a string or a list of nothing but texts. Raises as ``read_content``."""
     return _joined(read_content(content, path, "system").texts)
 

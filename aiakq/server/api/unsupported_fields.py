@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 
 @dataclass(frozen=True)
@@ -21,10 +20,10 @@ class UnsupportedField:
     """
 
     reason: str
-    neutral: tuple[Any, ...] = ()
+    neutral: tuple[object, ...] = ()
     hint: bool = False
 
-    def accepts(self, value: Any) -> bool:
+    def accepts(self, value: object) -> bool:
         """Whether ``value`` is neutral. Types are compared, too: true is not 1, and 0 is not false."""
         return value is None or any(type(value) is type(neutral) and value == neutral for neutral in self.neutral)
 

@@ -13,14 +13,13 @@ import json
 import re
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any
 
 from starlette.datastructures import Headers
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from aiakq.arguments.server import API_KEY_VARIABLE
+from aiakq.arguments.server import API_KEY_VARIABLE, VLLM_KEY_VARIABLE, ServerArguments
 from aiakq.errors import AiakqError, error
 from aiakq.server.http.error_shapes import error_body
 from aiakq.server.http.listener import is_loopback
@@ -59,23 +58,23 @@ class Keys:
         return digest.hex()[:32] if sum(hmac.compare_digest(digest, own) for own in self._digests) else None
 
 
-def read_keys(args: Mapping[str, Any], environment: Mapping[str, str]) -> Keys:
+def read_keys(args: ServerArguments, environment: Mapping[str, str]) -> Keys:
     """Return all keys of --api-key, --api-key-file and the environment. Raises ``bad_option``."""
-    keys = [key for key in environment.get(API_KEY_VARIABLE, "").split(",") if key]
-    return Keys([*_checked_keys(args, "api_key"), *_checked(keys)])
+    variable = [key for key in environment.get(API_KEY_VARIABLE, "").split(",") if key]
+    keys = [*_checked_keys(args.api_key, "--api-key-file", args.api_key_file), *_checked(variable)]
+    of_vllm = environment.get(VLLM_KEY_VARIABLE, "")
+    return Keys(keys if keys or not of_vllm else _checked([of_vllm]))
 
 
-def read_admin_keys(args: Mapping[str, Any]) -> Keys:
+def read_admin_keys(args: ServerArguments) -> Keys:
     """Return all keys of --admin-api-key and --admin-api-key-file. Raises ``bad_option``."""
-    return Keys(_checked_keys(args, "admin_api_key"))
+    return Keys(_checked_keys(args.admin_api_key, "--admin-api-key-file", args.admin_api_key_file))
 
 
-def _checked_keys(args: Mapping[str, Any], name: str) -> list[str]:
-    """Return the keys of the option ``name`` and those in the file that the option ``name``_file names."""
-    keys = list(args[name] or ())
-    path = args[f"{name}_file"]
+def _checked_keys(given: list[str] | None, option: str, path: str | None) -> list[str]:
+    """Return the keys ``given`` and those in the file ``path``, which ``option`` names."""
+    keys = list(given or ())
     if path is not None:
-        option = f"--{name.replace('_', '-')}-file"
 
         def bad(reason: str) -> AiakqError:
             return _bad_keys(option, path, f"a readable file ({reason})")
@@ -99,29 +98,29 @@ def _bad_keys(option: str, value: str, expected: str) -> AiakqError:
 
 
 def add_access_control(
-    app: ASGIApp, args: Mapping[str, Any], keys: Keys, keyless_paths: frozenset[str], on_refusal: OnRefusal
+    app: ASGIApp, args: ServerArguments, keys: Keys, keyless_paths: frozenset[str], on_refusal: OnRefusal
 ) -> ASGIApp:
     """Wrap ``app`` in the access checks of the server arguments ``args``. ``keyless_paths`` need no key."""
-    origins = parse_list(args["allowed_origins"])
+    origins = parse_list(args.allowed_origins)
     admin_keys = read_admin_keys(args)
     if admin_keys:
         app = AdminCheck(app, admin_keys)
     if keys:
-        app = KeyCheck(app, Keys.joined(keys, admin_keys), keyless_paths, on_refusal, args["root_path"])
+        app = KeyCheck(app, Keys.joined(keys, admin_keys), keyless_paths, on_refusal, args.root_path)
     if origins:
         # Outside the key check, because browsers send preflight requests without a key.
         app = CORSMiddleware(
             app,
             allow_origins=origins,
-            allow_methods=parse_list(args["allowed_methods"]) or ["*"],
-            allow_headers=parse_list(args["allowed_headers"]) or ["*"],
-            allow_credentials=args["allow_credentials"],
+            allow_methods=parse_list(args.allowed_methods) or ["*"],
+            allow_headers=parse_list(args.allowed_headers) or ["*"],
+            allow_credentials=args.allow_credentials,
             expose_headers=["x-request-id", "x-ignored-fields"],
         )
-    hosts = parse_list(args["allowed_hosts"])
+    hosts = parse_list(args.allowed_hosts)
     # No host check on a Unix domain socket: web pages cannot reach it, and its clients may send any host.
-    if args["uds"] is None and is_loopback(args["host"]):
-        hosts = [*hosts, "localhost", args["host"]]
+    if args.uds is None and is_loopback(args.host):
+        hosts = [*hosts, "localhost", args.host]
     return HostCheck(app, frozenset(host.lower() for host in hosts), frozenset(origins), on_refusal)
 
 

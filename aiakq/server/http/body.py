@@ -12,7 +12,6 @@ import itertools
 import json
 import re
 from collections.abc import Iterable
-from typing import Any
 
 from starlette.requests import Request
 
@@ -91,7 +90,7 @@ def check_structure(body: bytes | bytearray) -> None:
         _check_brackets(_STRING.sub(b"", body).translate(None, _NOT_BRACKETS))
     num_keys = 0
 
-    def check_keys(pairs: list[tuple[str, Any]]) -> None:
+    def check_keys(pairs: list[tuple[str, object]]) -> None:
         nonlocal num_keys
         num_keys += len(pairs)
         if num_keys > MAX_KEYS:

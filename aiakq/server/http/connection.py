@@ -98,7 +98,7 @@ class StrictParser(h11.Connection):
     state         becomes ``request.state`` of the next request. ``arrival_time``, on ``time.monotonic``, is set in it.
     """
 
-    def __init__(self, limits: Limits, state: dict[str, Any]) -> None:
+    def __init__(self, limits: Limits, state: dict[str, object]) -> None:
         super().__init__(h11.SERVER, limits.header_bytes)
         self._receive_buffer = self._strict_buffer = StrictBuffer()
         self.limits = limits

@@ -17,6 +17,7 @@ import uvicorn
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from aiakq.arguments.server import ServerArguments
 from aiakq.errors import AiakqError, error
 from aiakq.server.http.auth import Keys, OnRefusal, add_access_control
 from aiakq.server.http.connection import GuardedConnection, Limits
@@ -47,11 +48,11 @@ class Gateway:
     on_refusal  called with requests that access control refuses.
     """
 
-    def __init__(self, args: Mapping[str, Any]) -> None:
+    def __init__(self, args: ServerArguments) -> None:
         self.args = args
-        self.root_path = args["root_path"]
+        self.root_path = args.root_path
         self.app: ASGIApp | None = None
-        self.progress: Callable[[], dict[str, Any]] = dict
+        self.progress: Callable[[], dict[str, object]] = dict
         self.on_refusal: OnRefusal = lambda scope, refusal: None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -63,8 +64,8 @@ class Gateway:
             path = route_path(scope["path"], self.root_path)
             if path == "/live":
                 app = Response()
-            elif path == "/" and not self.args["disable_playground"]:
-                app = playground_page(self.args["playground_servers"] or ())
+            elif path == "/" and not self.args.disable_playground:
+                app = playground_page(self.args.playground_servers or ())
             elif path == "/ready":
                 app = not_ready_response(failure, self.progress())
             else:
@@ -131,7 +132,7 @@ class HttpServer(uvicorn.Server):
 def start_http(
     gateway: Gateway,
     listener: socket.socket,
-    args: Mapping[str, Any],
+    args: ServerArguments,
     keys: Keys,
     keyless_paths: frozenset[str],
     error_shapes: Mapping[str, type[ErrorBody]],
@@ -141,73 +142,87 @@ def start_http(
     Raises ``bad_option`` if the certificate cannot be used.
     """
     limits = Limits(
-        connections=args["max_connections"],
-        per_address=args["max_connections_per_address"] if args["uds"] is None else args["max_connections"],
-        header_seconds=args["header_timeout"],
-        body_seconds=args["body_timeout"],
-        idle_seconds=args["idle_timeout"],
-        write_seconds=args["write_timeout"],
+        connections=args.max_connections,
+        per_address=args.max_connections_per_address if args.uds is None else args.max_connections,
+        header_seconds=args.header_timeout,
+        body_seconds=args.body_timeout,
+        idle_seconds=args.idle_timeout,
+        write_seconds=args.write_timeout,
         lingering=fitting_backlog(),
     )
-    level = args["uvicorn_log_level"]
+    level = args.uvicorn_log_level
 
     def on_refusal(scope: Scope, refusal: AiakqError) -> None:
         gateway.on_refusal(scope, refusal)
 
     app = add_access_control(gateway, args, keys, keyless_paths, on_refusal)
-    app = HeadRequests(ErrorShapes(app, error_shapes, args["root_path"]))
+    app = HeadRequests(ErrorShapes(app, error_shapes, args.root_path))
     config = uvicorn.Config(
-        RequestIds(app, args["enable_request_id_headers"]),
+        RequestIds(app, args.enable_request_id_headers),
         http=cast(Any, functools.partial(GuardedConnection, limits=limits)),
         ws="none",
         lifespan="off",
         log_config=None,
         log_level=level,
-        access_log=level in ("info", "debug") and not args["disable_uvicorn_access_log"],
+        access_log=level in ("info", "debug") and not args.disable_uvicorn_access_log,
         server_header=False,
         proxy_headers=False,
         timeout_keep_alive=24 * 3600,  # GuardedConnection has its own timeout
         timeout_graceful_shutdown=FLUSH_SECONDS,
         backlog=fitting_backlog(),
-        ssl_keyfile=args["ssl_keyfile"],
-        ssl_certfile=args["ssl_certfile"],
-        ssl_ca_certs=args["ssl_ca_certs"],
-        ssl_cert_reqs=args["ssl_cert_reqs"],
-        ssl_ciphers=args["ssl_ciphers"] or "TLSv1",  # uvicorn's default
+        ssl_keyfile=args.ssl_keyfile,
+        ssl_certfile=args.ssl_certfile,
+        ssl_ca_certs=args.ssl_ca_certs,
+        ssl_cert_reqs=args.ssl_cert_reqs,
+        ssl_ciphers=args.ssl_ciphers or "TLSv1",  # uvicorn's default
     )
-    if args["disable_access_log_for_endpoints"]:
-        logging.getLogger("uvicorn.access").addFilter(WithoutPaths(args["disable_access_log_for_endpoints"]))
+    if args.disable_access_log_for_endpoints:
+        logging.getLogger("uvicorn.access").addFilter(WithoutPaths(args.disable_access_log_for_endpoints))
     try:
         config.load()
     except (OSError, ValueError) as failure:
         raise _bad_certificate(args, failure) from None
-    server = HttpServer(config, limits, CertificateFiles(args) if args["enable_ssl_refresh"] else None)
+    certificates = None
+    if args.ssl_certfile and args.enable_ssl_refresh:
+        certificates = CertificateFiles(args.ssl_certfile, args.ssl_keyfile, args.ssl_ca_certs)
+    server = HttpServer(config, limits, certificates)
     return server, asyncio.create_task(server.serve(sockets=[listener]))
 
 
-def check_tls(args: Mapping[str, Any]) -> None:
+def check_tls(args: ServerArguments) -> None:
     """Raise ``option_conflict`` for TLS options without effect, or that prevent all clients from connecting."""
     hint = "Give --ssl-certfile FILE and --ssl-keyfile FILE."
-    if not args["ssl_certfile"]:
-        for option in ("ssl_keyfile", "ssl_ca_certs", "ssl_cert_reqs", "ssl_ciphers", "enable_ssl_refresh"):
-            if args[option]:
-                flag = "--" + option.replace("_", "-")
+    if not args.ssl_certfile:
+        without_effect = {
+            "--ssl-keyfile": args.ssl_keyfile,
+            "--ssl-ca-certs": args.ssl_ca_certs,
+            "--ssl-cert-reqs": args.ssl_cert_reqs,
+            "--ssl-ciphers": args.ssl_ciphers,
+            "--enable-ssl-refresh": args.enable_ssl_refresh,
+        }
+        for flag, value in without_effect.items():
+            if value:
                 reason = "TLS needs a certificate"
                 raise error("option_conflict", option=flag, other="no --ssl-certfile", reason=reason, hint=hint)
-    elif args["ssl_cert_reqs"] and not args["ssl_ca_certs"]:
+    elif args.ssl_cert_reqs and not args.ssl_ca_certs:
         reason = "client certificates could not be verified"
         hint = "Give --ssl-ca-certs FILE."
         raise error("option_conflict", option="--ssl-cert-reqs", other="no --ssl-ca-certs", reason=reason, hint=hint)
-    for option in ("ssl_certfile", "ssl_keyfile", "ssl_ca_certs"):
-        if args[option]:
-            _check_readable("--" + option.replace("_", "-"), args[option])
-    if args["ssl_ciphers"]:
+    files = {
+        "--ssl-certfile": args.ssl_certfile,
+        "--ssl-keyfile": args.ssl_keyfile,
+        "--ssl-ca-certs": args.ssl_ca_certs,
+    }
+    for option, path in files.items():
+        if path:
+            _check_readable(option, path)
+    if args.ssl_ciphers:
         try:
-            ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).set_ciphers(args["ssl_ciphers"])
+            ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).set_ciphers(args.ssl_ciphers)
         except ssl.SSLError:
             expected = "a list of cipher suites as openssl ciphers takes it"
-            value = args["ssl_ciphers"]
-            raise error("bad_option", option="--ssl-ciphers", value=value, expected=expected, hint="") from None
+            ciphers = args.ssl_ciphers
+            raise error("bad_option", option="--ssl-ciphers", value=ciphers, expected=expected, hint="") from None
 
 
 def _check_readable(option: str, path: str) -> None:
@@ -219,12 +234,12 @@ def _check_readable(option: str, path: str) -> None:
     check_named(Path(path), bad)
 
 
-def _bad_certificate(args: Mapping[str, Any], failure: Exception) -> AiakqError:
+def _bad_certificate(args: ServerArguments, failure: Exception) -> AiakqError:
     reason = failure.reason if isinstance(failure, ssl.SSLError) else getattr(failure, "strerror", None)
     return error(
         "bad_option",
         option="--ssl-certfile",
-        value=args["ssl_certfile"],
+        value=args.ssl_certfile,
         expected=f"a certificate that can be used ({reason or failure})",
         hint="Give PEM files: the certificate chain, and its key with --ssl-keyfile.",
     )

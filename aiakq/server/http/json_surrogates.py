@@ -8,7 +8,6 @@ be meant.
 from __future__ import annotations
 
 import json
-from typing import Any
 
 from aiakq.errors import error
 from aiakq.runtime.protocol.unicode_text import has_surrogates, well_formed
@@ -38,7 +37,7 @@ def mended_json(body: bytes) -> bytes | None:
     return json.dumps(mended, ensure_ascii=False).encode()
 
 
-def _mended(value: Any, path: str, is_data: bool) -> Any:
+def _mended(value: object, path: str, is_data: bool) -> object:
     if isinstance(value, str):
         return well_formed(value)
     if isinstance(value, list):

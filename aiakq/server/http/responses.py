@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from typing import Annotated, Any, Protocol, Self
+from typing import Annotated, Protocol, Self
 
 import msgspec
 from starlette.responses import Response
@@ -60,7 +60,7 @@ class JSONResponse(Response):
 
     media_type = "application/json"
 
-    def render(self, content: Any) -> bytes:
+    def render(self, content: object) -> bytes:
         return msgspec.json.encode(content)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -90,7 +90,7 @@ def error_response(
     return JSONResponse(body or ErrorResponse.from_error(failure), failure.http_status, headers)
 
 
-def not_ready_response(failure: AiakqError, progress: Mapping[str, Any]) -> JSONResponse:
+def not_ready_response(failure: AiakqError, progress: Mapping[str, object]) -> JSONResponse:
     """Return the response of /ready while requests cannot be served."""
     body = NotReadyResponse.from_error(failure)
     body.loading = msgspec.convert(progress, LoadingStatus)

@@ -57,7 +57,7 @@ class NamedEvent(msgspec.Struct):
     type: str
 
 
-def encode_events(objects: Iterable[Any]) -> bytes:
+def encode_events(objects: Iterable[object]) -> bytes:
     """Encode objects as server-sent events with JSON data; a ``NamedEvent`` also has a name."""
     lines = []
     for each in objects:
@@ -78,7 +78,7 @@ class EventStream(Response):
     def __init__(
         self,
         events: AsyncIterator[bytes],
-        error_events: Callable[[AiakqError], Iterable[Any]],
+        error_events: Callable[[AiakqError], Iterable[object]],
         on_end: Callable[[str], None],
         keep_alive_seconds: float = 0.0,
     ) -> None:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import logging
 import os
 import ssl
-from collections.abc import Mapping
-from typing import Any
 
 logger = logging.getLogger("aiakq.server")
 
@@ -17,10 +15,10 @@ _State = tuple[int, int, int] | None
 class CertificateFiles:
     """The files of --ssl-certfile, --ssl-keyfile and --ssl-ca-certs, which ``refresh`` reloads when they change."""
 
-    def __init__(self, args: Mapping[str, Any]) -> None:
-        self._certificate: str = args["ssl_certfile"]
-        self._key: str | None = args["ssl_keyfile"]
-        self._authorities: str | None = args["ssl_ca_certs"]
+    def __init__(self, certificate: str, key: str | None, authorities: str | None) -> None:
+        self._certificate = certificate
+        self._key = key
+        self._authorities = authorities
         self._states = self._read_states()
 
     def refresh(self, context: ssl.SSLContext) -> None:

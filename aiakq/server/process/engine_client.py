@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import AsyncIterator, Callable, Sequence
 
-from aiakq.arguments.engine import ENGINE_ARGUMENTS
-from aiakq.arguments.server import KEY_VARIABLES
+from aiakq.arguments.argument import part_of
+from aiakq.arguments.engine import EngineArguments
+from aiakq.arguments.server import KEY_VARIABLES, ServerArguments
 from aiakq.errors import error
 from aiakq.runtime.protocol.output import StepOutput
 from aiakq.server.process.ipc import (
@@ -37,7 +37,7 @@ class EngineClient:
 
     @classmethod
     async def start(
-        cls, arguments: Mapping[str, Any], cpus: Sequence[int] = (), threads: int | None = None, replica: int = 0
+        cls, arguments: ServerArguments, cpus: Sequence[int] = (), threads: int | None = None, replica: int = 0
     ) -> EngineClient:
         """Start the process and send it the engine arguments. Raises ``engine_start`` if that fails.
 
@@ -55,8 +55,8 @@ class EngineClient:
         except OSError as failure:
             raise error("engine_start", reason=str(failure), hint="Check free memory and process limits.") from None
         client = cls(child, await ServerChannel.open(child.socket, FromEngine))
-        given = {row.name: arguments[row.name] for row in ENGINE_ARGUMENTS}
-        client.send(Start(given, list(cpus), replica, arguments["data_parallel_size"]))
+        engine = EngineArguments(**part_of(EngineArguments, arguments))  # not the keys of the server
+        client.send(Start(engine, list(cpus), replica, arguments.data_parallel_size))
         return client
 
     @property

@@ -94,7 +94,7 @@ def _load(channel: EngineChannel, start: Start) -> Engine:
         Configured(
             model=str(config.load.path),
             tokenizer=config.tokenizer,
-            dtype=str(config.device.dtype).removeprefix("torch."),
+            dtype=config.device.dtype_name,
             sampling=dict(config.generation.sampling),
             files=folder_identity(config.load.path),
         )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
-from typing import Any
 
 from aiakq.runtime.engine.executor import Executor
 from aiakq.runtime.protocol.adapters import AdapterRef
@@ -21,8 +20,8 @@ class HeldRequests:
 
     def __init__(self, executor: Executor) -> None:
         self._executor = executor
-        self._held: list[tuple[Future[Any], RequestSpec]] = []
-        self._in_use: dict[str, Future[Any]] = {}  # the futures keep the grammars in memory
+        self._held: list[tuple[Future[object], RequestSpec]] = []
+        self._in_use: dict[str, Future[object]] = {}  # the futures keep the grammars in memory
 
     def hold(self, specs: Sequence[RequestSpec]) -> list[RequestSpec]:
         """Hold the requests whose grammar is being compiled, and return the others."""

@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from aiakq.arguments.engine import EngineArguments
 from aiakq.runtime.protocol.adapters import AdapterRef
 from aiakq.runtime.protocol.command import Command
 from aiakq.runtime.protocol.grammar import Grammar
@@ -21,13 +22,13 @@ from aiakq.system.channel import Channel, Failure
 
 
 class Start(msgspec.Struct, tag="start"):
-    """The first frame to the engine: its arguments, as validated by ``aiakq.arguments.server.checked``.
+    """The first frame to the engine: its arguments.
 
     cpus          processors that it may use; empty for all.
     replica       index among the ``num_replicas`` engines of the server.
     """
 
-    arguments: dict[str, Any]
+    arguments: EngineArguments
     cpus: list[int] = []
     replica: int = 0
     num_replicas: int = 1

@@ -6,10 +6,10 @@ import asyncio
 import hashlib
 from array import array
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
 
+from aiakq.arguments.server import ServerArguments
 from aiakq.errors import AiakqError
 from aiakq.runtime.protocol.adapters import AdapterRef
 from aiakq.runtime.protocol.output import EngineStats
@@ -214,8 +214,8 @@ class Supervisors:
     closing  set at shutdown, so that engines that end are not restarted.
     """
 
-    def __init__(self, args: Mapping[str, Any], on_event: OnEvent) -> None:
-        count = args["data_parallel_size"]
+    def __init__(self, args: ServerArguments, on_event: OnEvent) -> None:
+        count = args.data_parallel_size
         threads = None if count == 1 else max(1, available_threads() // count)
         self.all = [
             Supervisor(args, on_event, number if count > 1 else None, cpus, threads)

@@ -7,8 +7,8 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
+from aiakq.arguments.server import ServerArguments
 from aiakq.errors import AiakqError, error
 from aiakq.formats.model_folder import some_of
 from aiakq.server.process.engine_client import EngineClient
@@ -30,7 +30,7 @@ class LoadingProgress:
         self._start_time = time.monotonic()
         self.phases: list[str] = []
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, object]:
         return {"seconds": round(time.monotonic() - self._start_time, 1), "done": list(self.phases)}
 
 
@@ -47,7 +47,7 @@ class Supervisor:
 
     def __init__(
         self,
-        args: Mapping[str, Any],
+        args: ServerArguments,
         on_event: OnEvent,
         replica: int | None = None,
         cpus: Sequence[int] = (),
@@ -134,7 +134,7 @@ class Supervisor:
     def _may_restart(self, now: float) -> bool:
         while self._restart_times and now - self._restart_times[0] > RESTART_WINDOW_SECONDS:
             self._restart_times.popleft()
-        return not self.closing and len(self._restart_times) < self._args["max_engine_restarts"]
+        return not self.closing and len(self._restart_times) < self._args.max_engine_restarts
 
     async def _restart(self) -> Ready:
         pause = _PAUSES[min(len(self._restart_times), len(_PAUSES) - 1)]
@@ -171,7 +171,7 @@ class Supervisor:
 
     async def _watch(self, manager: RequestManager) -> None:
         """Abort the engine when it has work but finishes no step within the step timeout."""
-        timeouts = {False: self._args["first_step_timeout"], True: self._args["step_timeout"]}
+        timeouts = {False: self._args.first_step_timeout, True: self._args.step_timeout}
         interval = min(1.0, *(timeout / 4 for timeout in timeouts.values()))
         while True:
             slept_at = time.monotonic()

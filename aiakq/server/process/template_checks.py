@@ -6,7 +6,6 @@ import os
 import resource
 import signal
 from collections.abc import Callable, Mapping
-from typing import Any
 
 import msgspec
 
@@ -32,12 +31,12 @@ class _Result(msgspec.Struct):
 
 def checked_template(
     text: str,
-    special_tokens: Mapping[str, Any],
+    special_tokens: Mapping[str, object],
     content_format: str,
     source: str,
     limit_memory: Callable[[], None],
     with_tools: bool = False,
-    arguments: Mapping[str, Any] = {},
+    arguments: Mapping[str, object] = {},
 ) -> ChatTemplate:
     """Return ``text`` as a template, compiled for all processes forked later if that is cheap.
 
@@ -65,11 +64,11 @@ def checked_template(
 
 def _check(
     text: str,
-    special_tokens: Mapping[str, Any],
+    special_tokens: Mapping[str, object],
     content_format: str,
     source: str,
     with_tools: bool,
-    arguments: Mapping[str, Any],
+    arguments: Mapping[str, object],
 ) -> _Result:
     try:
         before = resource.getrusage(resource.RUSAGE_SELF)

@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar
-from typing import Any, TypeVar, cast
+from typing import TypeVar, cast
 
 import msgspec
 
@@ -88,7 +88,7 @@ class TextClient:
         with_torch: bool = False,
         content_format: str = "auto",
         template_source: str = "of --chat-template",
-        template_arguments: dict[str, Any] | None = None,
+        template_arguments: dict[str, object] | None = None,
     ) -> None:
         """For the last three, see ``Setup``."""
         self.with_torch = with_torch
@@ -186,7 +186,7 @@ class TextClient:
                 del self._checked_grammars[next(iter(self._checked_grammars))]
         return reply
 
-    async def relax_schema(self, schema: Any, grammar: Grammar) -> TextReply:
+    async def relax_schema(self, schema: object, grammar: Grammar) -> TextReply:
         """Make ``schema`` enforceable, with the options of ``grammar``; see ``TextRequest.relaxed_schema``."""
         options = msgspec.structs.replace(grammar, kind="json", text="")
         return await self._run_grammar(TextRequest(0, grammar=options, relaxed_schema=json.dumps(schema)))

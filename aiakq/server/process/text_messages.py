@@ -35,7 +35,7 @@ class Setup(msgspec.Struct, tag="setup"):
     max_chars: int
     content_format: str = "auto"
     template_source: str = "of --chat-template"
-    template_arguments: dict[str, Any] = {}
+    template_arguments: dict[str, object] = {}
     template_facts: list[TemplateFacts | None] = []
 
 

@@ -27,7 +27,6 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import msgspec
 
@@ -367,7 +366,7 @@ class _Worker:
         assert compiler is not None and grammar is not None, "the server knows that there is none"
         if request.relaxed_schema:
 
-            def compiles(schema: Any) -> bool:
+            def compiles(schema: object) -> bool:
                 return not compiler.try_compile(msgspec.structs.replace(grammar, text=json.dumps(schema)))[0]
 
             schema, reply.dropped = relaxed_schema(json.loads(request.relaxed_schema), compiles)

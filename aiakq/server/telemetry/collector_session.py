@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import http.client
-from typing import Any
+from typing import Any, BinaryIO
 
 import requests
 from requests.adapters import HTTPAdapter
@@ -41,18 +41,18 @@ class CollectorSession(requests.Session):
 class _HeaderReader:
     """The beginning of an answer, line by line, which ends with an error after ``MAX_HEADER_BYTES``."""
 
-    def __init__(self, stream: Any) -> None:
+    def __init__(self, stream: BinaryIO) -> None:
         self.stream = stream
         self._left = MAX_HEADER_BYTES
 
     def readline(self, limit: int) -> bytes:
-        line: bytes = self.stream.readline(min(limit, self._left + 1))
+        line = self.stream.readline(min(limit, self._left + 1))
         self._left -= len(line)
         if self._left < 0:
             raise http.client.HTTPException(f"its headers are longer than {MAX_HEADER_BYTES} bytes")
         return line
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> object:
         return getattr(self.stream, name)
 
 
@@ -92,7 +92,7 @@ class _Adapter(HTTPAdapter):
         super().init_poolmanager(*args, **options)
         self.poolmanager.pool_classes_by_scheme = {"http": _Pool, "https": _TlsPool}
 
-    def proxy_manager_for(self, *args: Any, **options: Any) -> Any:
+    def proxy_manager_for(self, *args: Any, **options: Any) -> object:
         manager = super().proxy_manager_for(*args, **options)
         manager.pool_classes_by_scheme = {"http": _Pool, "https": _TlsPool}
         return manager

@@ -56,7 +56,7 @@ class Metrics:
 
     def __init__(self, model_name: str, max_model_len: int, settings: Mapping[str, str]) -> None:
         self.registry = CollectorRegistry()
-        self._families: dict[str, Any] = {}
+        self._families: dict[str, object] = {}
         self._arguments = model_name, max_model_len, settings
         self._add(0)
 

@@ -137,13 +137,13 @@ class RequestObserver(Protocol):
         """The server ends; what is not written after ``seconds`` is lost."""
 
 
-def log_fields(record: RequestRecord) -> dict[str, Any]:
+def log_fields(record: RequestRecord) -> dict[str, object]:
     """Log record of a finished request; contains nothing of its prompt or its text."""
 
     def milliseconds(end: float | None) -> float | None:
         return None if end is None else round(1000 * (end - record.arrival_time), 2)
 
-    fields: dict[str, Any] = {
+    fields: dict[str, object] = {
         "request_id": record.request_id,
         "client_request_id": record.client_request_id,
         "trace_id": record.trace_id,

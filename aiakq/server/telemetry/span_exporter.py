@@ -6,7 +6,11 @@ import logging
 import re
 import time
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:  # an optional dependency
+    from opentelemetry.sdk.trace import ReadableSpan
+    from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 
 logger = logging.getLogger("aiakq.traces")
 
@@ -25,7 +29,7 @@ class ReportingExporter:
     one a minute while that goes on, and one when spans arrive again.
     """
 
-    def __init__(self, exporter: Any, address: str) -> None:
+    def __init__(self, exporter: SpanExporter, address: str) -> None:
         """address: the collector's, for the log."""
         self._exporter = exporter
         self._address = address
@@ -35,8 +39,8 @@ class ReportingExporter:
         self._log = _OpenTelemetryLog(self)
         self._log.attach()
 
-    def export(self, spans: Sequence[Any]) -> Any:
-        """Send a batch; returns OpenTelemetry's SpanExportResult."""
+    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+        """Send a batch."""
         self._messages.clear()
         try:
             result = self._exporter.export(spans)
@@ -65,14 +69,14 @@ class ReportingExporter:
         """Keep what the exporter logged about the current batch."""
         self._messages.append(message)
 
-    def shutdown(self, *args: Any, **options: Any) -> None:
+    def shutdown(self) -> None:
         """Shut the exporter down; what is lost until then is logged."""
-        self._exporter.shutdown(*args, **options)
+        self._exporter.shutdown()
         self._log.detach()
 
-    def force_flush(self, *args: Any, **options: Any) -> bool:
+    def force_flush(self, timeout_millis: int = 30_000) -> bool:
         """Whether the exporter holds nothing back."""
-        return bool(self._exporter.force_flush(*args, **options))
+        return self._exporter.force_flush(timeout_millis)
 
 
 class _OpenTelemetryLog(logging.Handler):

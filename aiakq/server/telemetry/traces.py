@@ -113,7 +113,7 @@ class Tracer:
         return spans
 
 
-def _exporter(endpoint: str) -> Any:
+def _exporter(endpoint: str) -> SpanExporter:
     """The exporter for ``endpoint``. Raises ``traces_missing`` and ``bad_option``."""
     parts = urlsplit(endpoint)
     protocol = os.environ.get(PROTOCOL_VARIABLE)
@@ -171,7 +171,7 @@ def _last_attributes(record: RequestRecord, served_name: str) -> dict[str, Any]:
     params = record.params
     scheduled, first, last = record.earliest("scheduled"), record.earliest("first_token"), record.latest("last_token")
     arrival = record.arrival_time
-    attributes: dict[str, Any] = {
+    attributes: dict[str, object] = {
         "http.response.status_code": record.status,
         "gen_ai.request.model": record.model,
         "gen_ai.response.model": served_name,

@@ -32,7 +32,7 @@ def test_what_is_mounted_exists():
 def test_the_server_has_no_privilege_and_time_to_drain():
     server = SERVICES["aiakq"]
     assert server["read_only"] and server["cap_drop"] == ["ALL"] and not server["user"].startswith("0")
-    assert int(server["stop_grace_period"].rstrip("s")) > checked({"model": "m"}, server=True)["shutdown_timeout"]
+    assert int(server["stop_grace_period"].rstrip("s")) > checked({"model": "m"}, server=True).shutdown_timeout
     assert unknown_variables(server["environment"]) == []
 
 

@@ -57,7 +57,7 @@ def test_a_pod_may_finish_its_requests(rendered):
     pod = rendered["Deployment"]["spec"]["template"]["spec"]
     [container] = pod["containers"]
     sleep = int(container["lifecycle"]["preStop"]["exec"]["command"][1])
-    assert pod["terminationGracePeriodSeconds"] > sleep + OPTIONS["shutdown_timeout"]
+    assert pod["terminationGracePeriodSeconds"] > sleep + OPTIONS.shutdown_timeout
 
 
 def test_a_pod_has_no_privilege_and_the_options_exist(rendered):

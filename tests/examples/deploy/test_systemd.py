@@ -44,7 +44,7 @@ def test_the_service_is_confined(unit):
 def test_options_exist_and_the_drain_fits():
     known = {row.long_flag for row in ARGUMENTS} | {"--config"}
     assert set(re.findall(r"(--[\w-]+)", re.search(r"^ExecStart=.*$", UNIT, re.M)[0])) <= known
-    assert int(re.search(r"TimeoutStopSec=(\d+)", UNIT)[1]) > checked({"model": "m"}, server=True)["shutdown_timeout"]
+    assert int(re.search(r"TimeoutStopSec=(\d+)", UNIT)[1]) > checked({"model": "m"}, server=True).shutdown_timeout
     options = yaml.safe_load((FOLDER / "serve.yaml").read_text())
     assert {f"--{name}" for name in options} <= known
     assert "Restart=on-failure" in UNIT and f"Exit code {WORKER} " in UNIT

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from aiakq.arguments.engine import EngineArguments
 from aiakq.errors import AiakqError
 from aiakq.runtime.config.hf_config import GenerationConfig
 
@@ -18,8 +19,7 @@ RAW = {"eos_token_id": 2}
 
 def read(folder: Path, values: dict[str, Any], raw: dict[str, Any] = RAW, **given: Any) -> GenerationConfig:
     (folder / "generation_config.json").write_text(json.dumps(values))
-    args = {"generation_config": "auto", "override_generation_config": None, "structured_outputs_config": None}
-    return GenerationConfig.from_args(folder, args | given, raw, vocab_size=100)
+    return GenerationConfig.from_args(folder, EngineArguments(**given), raw, vocab_size=100)
 
 
 @pytest.mark.parametrize(

@@ -8,23 +8,17 @@ from typing import Any
 
 import pytest
 
+from aiakq.arguments.engine import EngineArguments
 from aiakq.errors import AiakqError
 from aiakq.runtime.config.model import OutputHead
 from aiakq.runtime.config.pooling import PoolingConfig
 from aiakq.runtime.protocol.pooling_params import Pooling
 
-ARGS = {
-    "task": "auto",
-    "runner": "auto",
-    "convert": "auto",
-    "override_pooler_config": None,
-    "model_impl": "auto",
-}
 EMBEDDING = Pooling("LAST", normalize=True)
 
 
 def settled(folder: Path, raw: dict[str, Any], **args: Any) -> PoolingConfig | None:
-    return PoolingConfig.from_args({**ARGS, **args}, folder, raw)
+    return PoolingConfig.from_args(EngineArguments(**args), folder, raw)
 
 
 def pooled(folder: Path, architecture: str, task: str = "auto", **raw: Any) -> PoolingConfig:

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 
 import pytest
 import torch
 
+from aiakq.arguments.engine import EngineArguments
 from aiakq.errors import AiakqError
 from aiakq.runtime.distributed.replica import take_devices
 
-ARGUMENTS = {
-    "device": "auto", "distributed_executor_backend": None, "tensor_parallel_size": 2, "pipeline_parallel_size": 1,
-}  # fmt: skip
+ARGUMENTS = EngineArguments(tensor_parallel_size=2)
 
 
 @pytest.fixture(autouse=True)
@@ -30,7 +30,7 @@ def test_a_replica_sees_a_gpu_for_each_of_its_ranks(given, expected):
     assert os.environ["CUDA_VISIBLE_DEVICES"] == expected
 
 
-@pytest.mark.parametrize("arguments, replicas", [(ARGUMENTS, 1), (ARGUMENTS | {"device": "cpu"}, 3)])
+@pytest.mark.parametrize("arguments, replicas", [(ARGUMENTS, 1), (replace(ARGUMENTS, device="cpu"), 3)])
 def test_nothing_is_hidden_from_the_only_replica_or_on_a_cpu(arguments, replicas):
     take_devices(arguments, 0, replicas)
     assert "CUDA_VISIBLE_DEVICES" not in os.environ
@@ -44,4 +44,4 @@ def test_replicas_do_not_share_gpus():
 def test_replicas_do_not_share_a_placement_group():
     os.environ["AIAKQ_RAY_PLACEMENT_GROUP"] = "00"
     with pytest.raises(AiakqError, match="is for one replica, and there are 2"):
-        take_devices(ARGUMENTS | {"distributed_executor_backend": "ray"}, 0, 2)
+        take_devices(replace(ARGUMENTS, distributed_executor_backend="ray"), 0, 2)

@@ -7,13 +7,14 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from aiakq.arguments.engine import EngineArguments
 from aiakq.errors import AiakqError
 from aiakq.runtime.config.parallel import ParallelConfig
 from aiakq.runtime.distributed import child_ranks, starting
 
 
 def config(size: int, stages: int = 1) -> SimpleNamespace:
-    parallel = ParallelConfig(size, stages, None, "fast", False, 30.0, {})
+    parallel = ParallelConfig(size, stages, None, "fast", False, 30.0, EngineArguments())
     return SimpleNamespace(parallel=parallel, device=SimpleNamespace(device=torch.device("cuda")))
 
 
@@ -49,14 +50,10 @@ def test_without_nccl_no_rank_is_started(monkeypatch):
 
 
 def test_the_default_numerics_are_fast_on_gpus_and_exact_on_cpus():
-    arguments = {
-        "tensor_parallel_size": 2, "pipeline_parallel_size": 1, "pp_layer_partition": None,
-        "distributed_executor_backend": None,
-        "distributed_timeout_seconds": 30.0,
-        "enable_lora": False,
-    }  # fmt: skip
     found = {
-        (given, device): ParallelConfig.from_args({**arguments, "tensor_parallel_math": given}, {}, device).math
+        (given, device): ParallelConfig.from_args(
+            EngineArguments(tensor_parallel_size=2, tensor_parallel_math=given), device
+        ).math
         for given in ("auto", "fast", "exact")
         for device in ("cpu", "cuda")
     }

@@ -126,6 +126,56 @@ def test_no_call_result_or_text_beside_them_is_lost(name, ids):
     assert all(text.count(word) == 1 for word in ("U1", "T1", "C1", "C2", "R1", "R2", "U2"))
 
 
+ALTERNATING = (
+    "{% set turns = messages | selectattr('role', 'in', ['user', 'assistant']) | rejectattr('tool_calls') | list %}"
+    "{% for m in turns %}{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}{{ raise_exception('alternate') }}"
+    "{% endif %}{% endfor %}{% for m in messages %}[{{ m.role }}]" + SHOWN["no text beside calls"] + "{% endfor %}"
+)
+
+
+@pytest.mark.parametrize("content", ["T{}", [{"type": "text", "text": "T{}"}]])
+def test_texts_beside_calls_are_joined_where_users_and_assistants_alternate(content):
+    def asked(number: int) -> list[dict[str, Any]]:
+        text = [{**content[0], "text": f"T{number}"}] if isinstance(content, list) else f"T{number}"
+        calling = {"role": "assistant", "content": text, "tool_calls": [call(f"c{number}", f"C{number}")]}
+        return [calling, {"role": "tool", "tool_call_id": f"c{number}", "content": f"R{number}"}]
+
+    render = checked(ALTERNATING).render
+    c = ["", *(f'[assistant]<f {{"a": "C{number}"}}>[tool]R{number}' for number in (1, 2))]
+    assert render([*said("user:U"), *asked(1)]) == f"[user]U[assistant]T1{c[1]}"
+    two = [*said("user:U"), *asked(1), *asked(2)]
+    between = "\n" if isinstance(content, list) else "\n\n"
+    assert render(two) == f"[user]U{c[1]}[assistant]T1{between}T2{c[2]}"
+    later = said("assistant:A", "user:V")
+    text = render([*two, *later, *asked(1)])
+    assert text.startswith(f"[user]U{c[1]}{c[2]}[assistant]T1") and text.endswith(f"A[user]V[assistant]T1{c[1]}")
+    with pytest.raises(Exception, match="alternate"):
+        render(said("user:U", "user:V"))
+
+
+@pytest.mark.parametrize("role", TEMPLATE_ROLES)
+def test_instructions_are_shown_where_the_template_shows_them_to_the_last_user_only(role):
+    shown = "{% if m.role == 'user' and loop.last and s %}{{ s }}|{% endif %}{{ m.content or '' }}"
+    calls = "{% for c in m.tool_calls or [] %}" + CALL + "{% endfor %}"
+    text = "{% set s = messages[0].content if messages[0].role == 'system' else '' %}"
+    text += (
+        "{% for m in messages if m.role in ('user', 'assistant', 'tool') %}[{{ m.role }}]"
+        + shown
+        + calls
+        + "{% endfor %}"
+    )
+    render = checked(text).render
+    asked = said(f"{role}:S", "user:U")
+    called = [
+        {"role": "assistant", "tool_calls": [call("x", "C")]},
+        {"role": "tool", "tool_call_id": "x", "content": "R"},
+    ]
+    assert render(asked) == "[user]S|U", "as the template shows them"
+    assert render([*asked, *called]) == '[user]S\n\nU[assistant]<f {"a": "C"}>[tool]R'
+    assert render([*asked, *called, *said("user:V")]).endswith("[user]S|V")
+    assert render([*asked, *said("assistant:A")]) == "[user]S\n\nU[assistant]A"
+
+
 def test_calls_are_followed_by_their_results_where_the_template_takes_one_at_a_time():
     template = checked("{% for m in messages %}[{{ m.role }}]" + SHOWN["the first call only"] + "{% endfor %}")
     asked = {"role": "assistant", "tool_calls": [call("x", "C1"), call("y", "C2")]}

@@ -347,7 +347,7 @@ def test_a_replaced_adapter_that_is_not_in_memory_is_answered_by_its_next_versio
 
 def test_the_forms_of_lora_modules():
     given = ["a=/x=y", '{"name": "b", "path": "/z", "base_model_name": "base"}']
-    assert checked({"lora_modules": given}, server=True)["lora_modules"] == given
+    assert checked({"lora_modules": given}, server=True).lora_modules == given
     assert [parse_module(text) for text in given] == [LoraModule("a", "/x=y"), LoraModule("b", "/z", "base")]
     for wrong in ("a", "=b", "a=", "{}", "{", '{"name": "b", "path": 3}', '{"name": "b", "path": "c", "rank": "4"}'):
         with pytest.raises(AiakqError) as caught:

@@ -15,6 +15,7 @@ from aiakq.server.api.pooling.embeddings import EmbeddingRequest
 from aiakq.server.api.request_model import parse_body
 from aiakq.server.api.responses.request import ResponsesRequest
 from aiakq.server.api.structured_fields import ResponseFormat
+from aiakq.server.api.tokenization import DetokenizeRequest, TokenizeChatRequest, TokenizeRequest
 from aiakq.server.api.unknown_fields import IgnoredFields, UnknownFields, ignored_fields
 
 HI = [{"role": "user", "content": "Hi"}]
@@ -24,6 +25,9 @@ BODIES = {
     ResponsesRequest: {"input": "Hi"},
     MessagesRequest: {"messages": HI, "max_tokens": 8},
     EmbeddingRequest: {"input": "Hi"},
+    TokenizeRequest: {},
+    TokenizeChatRequest: {"messages": HI},
+    DetokenizeRequest: {"tokens": [1]},
 }
 
 
@@ -168,6 +172,11 @@ def test_fields_whose_value_changes_nothing_are_ignored_in_silence(fields):
         (ChatCompletionRequest, {"nvext": {"use_raw_prompt": True}}, "nvext"),
         (ChatCompletionRequest, {"google": {"cached_content": "a"}}, "google"),
         (EmbeddingRequest, {"input_type": "query"}, "input_type"),
+        (EmbeddingRequest, {"truncate": "MIDDLE"}, "truncate"),
+        (EmbeddingRequest, {"truncate": 5}, "truncate"),
+        (EmbeddingRequest, {"truncate": True, "truncation_side": "left"}, "truncate"),
+        (EmbeddingRequest, {"lora_path": "a"}, "lora_path"),
+        (EmbeddingRequest, {"audio_data": ["a"]}, "audio_data"),
     ],
     ids=str,
 )
@@ -176,6 +185,37 @@ def test_fields_whose_value_would_change_the_answer_are_refused_by_name(model, f
         parse(model, fields)
     assert caught.value.id == "unsupported_parameter"
     assert caught.value.param == (param or "messages[0].prefix")
+
+
+@pytest.mark.parametrize("model", [ResponsesRequest, MessagesRequest])
+def test_what_chat_refuses_is_not_ignored_by_other_apis(model):
+    """Unless it is a hint."""
+    names = {name for name, field in ChatCompletionRequest.unsupported_fields.items() if not field.hint}
+    names |= {"include_reasoning", "return_tokens_as_token_ids", "add_special_tokens", "documents", "suffix"}
+    for name in names - model.model_fields.keys():
+        with pytest.raises(AiakqError) as caught:
+            parse(model, {name: "something"})
+        assert (caught.value.id, caught.value.param) == ("unsupported_parameter", name)
+
+
+@pytest.mark.parametrize(
+    ("model", "name", "value", "neutral"),
+    [
+        (ResponsesRequest, "previous_input_messages", HI, []),
+        (ResponsesRequest, "enable_response_messages", True, False),
+        (ResponsesRequest, "include_reasoning", False, True),
+        (MessagesRequest, "documents", [{"text": "a"}], []),
+        (MessagesRequest, "parallel_tool_calls", False, True),
+        (MessagesRequest, "use_beam_search", True, False),
+    ],
+    ids=str,
+)
+def test_neutral_values_of_fields_of_other_routes_are_accepted(model, name, value, neutral):
+    parse(model, {name: neutral})
+    parse(model, {name: None})
+    with pytest.raises(AiakqError) as caught:
+        parse(model, {name: value})
+    assert (caught.value.id, caught.value.param) == ("unsupported_parameter", name)
 
 
 def test_a_translated_field_of_the_wrong_type_is_refused_by_its_own_name():
@@ -187,6 +227,73 @@ def test_a_translated_field_of_the_wrong_type_is_refused_by_its_own_name():
     assert (caught.value.id, caught.value.param) == ("invalid_type", "thinking")
 
 
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        (False, (None, None)),
+        ("NONE", (None, None)),
+        (True, (-1, "right")),
+        ("END", (-1, "right")),
+        ("START", (-1, "left")),
+    ],
+)
+def test_texts_to_embed_are_cut_as_other_servers_cut_them(value, expected):
+    request = parse(EmbeddingRequest, {"truncate": value})
+    assert (request.truncate_prompt_tokens, request.truncation_side) == expected
+
+
 def test_names_in_the_table_are_single_words():
     tables = [getattr(foreign_fields, name) for name in dir(foreign_fields) if name.endswith("_FIELDS")]
-    assert len(tables) == 6 and all(name.split() == [name] for table in tables for name in table)
+    assert len(tables) == 8 and all(name.split() == [name] for table in tables for name in table)
+
+
+@pytest.mark.parametrize(
+    ("fields", "special"),
+    [
+        ({"content": "a"}, False),  # as llama.cpp, not as vLLM
+        ({"content": "a", "add_special": None}, False),
+        ({"content": "a", "add_special": True}, True),
+        ({"add_special": True, "content": "a"}, True),
+        ({"content": "a", "add_special_tokens": True}, True),
+        ({"content": "a", "add_special": False, "with_pieces": False, "parse_special": True}, False),
+        ({"prompt": "a"}, None),
+        ({"prompt": "a", "add_special": False}, False),
+        ({"content": ""}, False),
+    ],
+    ids=str,
+)
+def test_texts_for_llama_cpp_are_tokenized_with_its_defaults(fields, special):
+    request = parse(TokenizeRequest, fields)
+    assert request.text() == fields.get("content", fields.get("prompt")) and request.add_special_tokens is special
+
+
+@pytest.mark.parametrize(
+    ("model", "fields", "code", "param"),
+    [
+        (TokenizeRequest, {"content": "a", "with_pieces": True}, "unsupported_parameter", "with_pieces"),
+        (TokenizeRequest, {"content": "a", "parse_special": False}, "unsupported_parameter", "parse_special"),
+        (TokenizeRequest, {"content": "a", "prompt": "b"}, "unsupported_parameter", "content"),
+        (TokenizeRequest, {"content": ["a", 5]}, "invalid_type", "content"),
+        (TokenizeRequest, {"content": "a", "add_special": "yes"}, "invalid_type", "add_special"),
+        (
+            TokenizeRequest,
+            {"prompt": "a", "truncate_prompt_tokens": 3},
+            "unsupported_parameter",
+            "truncate_prompt_tokens",
+        ),
+        (TokenizeChatRequest, {"content": "a"}, "unsupported_parameter", "content"),
+        (DetokenizeRequest, {"skip_special_tokens": True}, "unsupported_parameter", "skip_special_tokens"),
+    ],
+    ids=str,
+)
+def test_tokenization_that_would_differ_is_refused_by_name(model, fields, code, param):
+    with pytest.raises(AiakqError) as failure:
+        parse(model, fields)
+    assert (failure.value.id, failure.value.param) == (code, param)
+
+
+@pytest.mark.parametrize("fields", [{}, {"prompt": None}, {"contents": None}, {"add_special": True}], ids=str)
+def test_a_text_to_tokenize_is_required(fields):
+    with pytest.raises(AiakqError) as failure:
+        parse(TokenizeRequest, fields).text()
+    assert (failure.value.id, failure.value.param) == ("missing_field", "prompt")

@@ -13,3 +13,8 @@ def test_infinite_logprobs_can_be_encoded_as_json():
     position = {9: Logprob(-5.0, 30), 1: Logprob(-0.5, 1), 2: Logprob(-0.7, 2)}
     assert [token for token, _ in top_by_rank(position, 2)] == [1, 2]
     assert top_by_rank(position, 0) == []
+
+
+def test_the_whole_vocabulary_is_ranked_on_request():
+    position = {9: Logprob(-5.0, 3), 1: Logprob(-0.5, 1), 2: Logprob(-0.7, 2), 7: Logprob(-9.0)}
+    assert [token for token, _ in top_by_rank(position, -1)] == [1, 2, 9]

@@ -91,6 +91,8 @@ def test_log_probabilities_of_given_tokens(http):
     assert refused(http, **fields)["param"] == "logprob_token_ids"
     assert refused(http, logprobs=1, logprob_token_ids=[10**6])["code"] == "invalid_token_id"
     assert refused(http, logprobs=1, logprob_token_ids=list(range(129)))["code"] == "value_out_of_range"
+    nothing = refused(http, logprobs=1, logprob_token_ids=[5], echo=True, max_tokens=0)
+    assert (nothing["code"], nothing["param"]) == ("unsupported_parameter", "logprob_token_ids")
 
 
 def test_a_text_that_repeats_itself_ends(http):

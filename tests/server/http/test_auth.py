@@ -165,6 +165,17 @@ def test_keys_are_compared_as_hashes():
     assert not any(b"a" == digest for digest in keys._digests)
 
 
+def test_the_key_of_vllm_protects_the_server_if_there_is_no_other():
+    without = checked({}, server=True)
+    only = read_keys(without, {"VLLM_API_KEY": "a,b"})
+    assert only and only.owner("a,b") and only.owner("a") is None, "it is one key"
+    both = read_keys(without, {"VLLM_API_KEY": "a", "AIAKQ_API_KEY": "c"})
+    assert both.owner("c") and both.owner("a") is None
+    given = read_keys(checked({"api_key": ["d"]}, server=True), {"VLLM_API_KEY": "a"})
+    assert given.owner("d") and given.owner("a") is None
+    assert not read_keys(without, {"VLLM_API_KEY": ""})
+
+
 def test_keys_come_from_arguments_file_and_environment(tmp_path):
     file = tmp_path / "keys"
     file.write_text("a\n# b\n c \n")

@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from aiakq.arguments.server import ServerArguments
 from aiakq.errors import AiakqError, error
 from aiakq.server.http.error_shapes import ErrorShapes, error_body
 from aiakq.server.http.http_server import Gateway
@@ -40,12 +41,12 @@ def answer(app: Any, path: str) -> Any:
 
 @pytest.mark.parametrize("path", ["/other", "/other/", "/proxy/other"])
 def test_a_server_that_loads_answers_in_the_shape_of_the_path(path):
-    app = ErrorShapes(Gateway({"root_path": "", "disable_playground": True}), {"/other": Other}, "/proxy")
+    app = ErrorShapes(Gateway(ServerArguments(disable_playground=True)), {"/other": Other}, "/proxy")
     assert answer(app, path) == {"kind": "loading"}
 
 
 def test_other_paths_have_openais_shape():
-    app = ErrorShapes(Gateway({"root_path": "", "disable_playground": True}), {"/other": Other}, "/proxy")
+    app = ErrorShapes(Gateway(ServerArguments(disable_playground=True)), {"/other": Other}, "/proxy")
     for path in ("/", "/other/more", "/v1/models"):
         assert answer(app, path)["error"]["code"] == "loading"
     assert error_body({"type": "http"}, error("loading")) == ErrorResponse.from_error(error("loading"))

@@ -8,6 +8,7 @@ from typing import Any, cast
 
 import httpx
 
+from aiakq.arguments.server import checked
 from aiakq.server.http.http_server import METHODS, Gateway
 
 
@@ -50,7 +51,7 @@ def test_options_for_the_whole_server_are_answered_while_the_model_is_loading():
     async def send(message: Any) -> None:
         sent.append(message)
 
-    gateway = Gateway({"root_path": "", "disable_playground": True})
+    gateway = Gateway(checked({"disable_playground": True}, server=True))
     scope = {"type": "http", "method": "OPTIONS", "path": "*", "headers": []}
     asyncio.run(gateway(scope, cast(Any, None), send))
     assert sent[0]["status"] == 204 and (b"allow", METHODS.encode()) in sent[0]["headers"]

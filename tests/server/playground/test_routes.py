@@ -103,8 +103,8 @@ def test_the_page_is_open_and_the_settings_need_a_key_under_a_path_too(start_ser
 
 def test_the_playground_may_call_the_listed_servers():
     args = checked({"model": "m", "playground_servers": ["http://127.0.0.1:8001/", "/other"]}, server=True)
-    assert args["playground_servers"] == ["http://127.0.0.1:8001", "/other"]
-    policy = policy_of(playground_page(args["playground_servers"]).headers)
+    assert args.playground_servers == ["http://127.0.0.1:8001", "/other"]
+    policy = policy_of(playground_page(args.playground_servers).headers)
     assert policy["connect-src"] == "'self' http://127.0.0.1:8001"
 
 

@@ -24,7 +24,7 @@ def test_a_panic_of_a_native_library_fails_the_check_alone(monkeypatch, problem)
         raise problem
 
     monkeypatch.setattr(requests, "check_adapter", fail)
-    engine: Any = SimpleNamespace(limits=ModelLimits(10, 20, 30))
+    engine: Any = SimpleNamespace(limits=ModelLimits(10, 20, 30), scheduler=SimpleNamespace(resource=lambda kind: None))
     checks = AdapterChecks(engine)
     checks.start(CheckAdapter(3, "a", "/nowhere", None))
     deadline = time.monotonic() + 20

@@ -12,6 +12,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from aiakq.arguments.engine import EngineArguments
 from aiakq.server.process import engine_process
 from aiakq.server.process.ipc import EngineChannel, FromEngine, Loading, Start, ToEngine
 from aiakq.system.channel import Channel
@@ -81,7 +82,7 @@ def test_only_a_load_that_fails_by_itself_shows_a_traceback(monkeypatch, capsys,
     """The end of the server while the model is loading is not an error of the engine."""
     ours, theirs = socket.socketpair()
     server = Channel[ToEngine, FromEngine](theirs, FromEngine)
-    server.send(Start({}))
+    server.send(Start(EngineArguments()))
 
     def load(channel: EngineChannel, start: Start) -> None:
         if is_gone:

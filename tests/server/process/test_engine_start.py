@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from aiakq.arguments.engine import EngineArguments
 from aiakq.errors import RESOURCES, WORKER
 from aiakq.server.process import engine_process
 from aiakq.server.process.ipc import Start
@@ -28,7 +29,8 @@ def test_a_lack_of_memory_is_an_error_and_no_traceback(monkeypatch, capfd, failu
         raise failure
 
     sent: list[Any] = []
-    channel: Any = SimpleNamespace(receive=lambda: Start({}, [], 0, 1), send_failure=sent.append)
+    start = Start(EngineArguments(), [], 0, 1)
+    channel: Any = SimpleNamespace(receive=lambda: start, send_failure=sent.append)
     monkeypatch.setattr(engine_process, "_load", load)
     assert engine_process._run(channel) == code
     [told] = sent

@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from aiakq.arguments.engine import EngineArguments
 from aiakq.runtime.engine.admission import repeat
 from aiakq.runtime.protocol.command import Abort, ResetPrefixCache
 from aiakq.runtime.protocol.limits import ModelLimits
@@ -51,7 +52,9 @@ def from_engine(record: Any) -> Any:
 @pytest.mark.parametrize(
     "record",
     [
-        ipc.Start({"model": "m", "seed": 0, "names": ["a"]}),
+        ipc.Start(
+            EngineArguments(model="m", pp_layer_partition=(2, 1), compilation_config={"mode": 0}, max_model_len="auto")
+        ),
         ipc.Submit.of([SPEC]),
         Abort(["r/0", "r/1"]),
         ResetPrefixCache(),

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from aiakq.errors import error
 from aiakq.runtime.text.message_parts import read_content, string_of
 from aiakq.server.api.part_fields import check_content, check_message, fields, objects_of
@@ -15,7 +13,7 @@ _BILLING_MARK = "x-anthropic-billing-header:"
 _MESSAGE_FIELDS = fields("role content stop_sequence container stop_details")
 
 
-def messages_of(system: Any, messages: list[Any]) -> list[dict[str, Any]]:
+def messages_of(system: object, messages: list[object]) -> list[dict[str, object]]:
     """Return the chat messages for ``system`` and ``messages``.
 
     Raises ``unsupported_parameter``, ``invalid_type``, ``missing_field`` and ``value_out_of_range``.
@@ -31,7 +29,7 @@ def messages_of(system: Any, messages: list[Any]) -> list[dict[str, Any]]:
     return turns.messages
 
 
-def check_blocks(system: Any, messages: list[Any], unknown: UnknownFields) -> None:
+def check_blocks(system: object, messages: list[object], unknown: UnknownFields) -> None:
     """Check the fields of the messages and their blocks. Raises ``unknown_field`` and ``unsupported_parameter``."""
     check_content(system, "system", unknown)
     for message, path in objects_of(messages, "messages"):
@@ -39,7 +37,7 @@ def check_blocks(system: Any, messages: list[Any], unknown: UnknownFields) -> No
         check_content(message.get("content"), f"{path}.content", unknown)
 
 
-def _add(turns: Turns, message: dict[str, Any], path: str) -> None:
+def _add(turns: Turns, message: dict[str, object], path: str) -> None:
     role, content, path = string_of(message, "role", path), message.get("content"), f"{path}.content"
     if content is None:
         raise error("missing_field", param=path)
@@ -54,7 +52,7 @@ def _add(turns: Turns, message: dict[str, Any], path: str) -> None:
         turns.add_assistant(read_content(content, path, role))
 
 
-def _system_text(content: Any, path: str) -> str:
+def _system_text(content: object, path: str) -> str:
     """Return the text of a system prompt, without a block that differs per request and would defeat prefix caching."""
     if isinstance(content, list):
         texts = [part.get("text") if isinstance(part, dict) else None for part in content]

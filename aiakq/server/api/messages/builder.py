@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, Literal
+from typing import Literal
 
 import msgspec
 
@@ -83,7 +83,7 @@ class MessagesBuilder(ChatResponseBuilder):
     id_prefix = "msg_"
     end_of_stream = b""
 
-    def __init__(self, service: Service, request: MessagesRequest, *arguments: Any) -> None:
+    def __init__(self, service: Service, request: MessagesRequest, *arguments: object) -> None:
         super().__init__(service, request.chat, *arguments)
         self.content = ContentBlocks()
         self._has_started = False

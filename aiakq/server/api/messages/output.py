@@ -140,7 +140,7 @@ class ContentBlocks:
         return ToolUseBlock(self._call.id, self._call.name, _arguments(text))
 
 
-def _arguments(text: str) -> dict[str, Any]:
+def _arguments(text: str) -> dict[str, object]:
     try:
         value = msgspec.json.decode(text)
     except (msgspec.DecodeError, UnicodeError, RecursionError):

@@ -47,12 +47,12 @@ class MessagesTool(RequestModel):
     type: str | None = None
     name: str
     description: str | None = None
-    input_schema: dict[str, Any] | None = None
+    input_schema: dict[str, object] | None = None
     strict: bool | None = None
 
     @model_validator(mode="before")
     @classmethod
-    def _in_own_names(cls, value: Any) -> Any:
+    def _in_own_names(cls, value: object) -> object:
         return renamed_schema(value, "input_schema") if isinstance(value, dict) else value
 
 
@@ -84,7 +84,7 @@ class OutputFormat(RequestModel):
     unsupported_fields: ClassVar = {}
 
     type: Literal["json_schema"]
-    schema_: dict[str, Any] | None = Field(None, alias="schema")
+    schema_: dict[str, object] | None = Field(None, alias="schema")
 
 
 class OutputConfig(RequestModel):
@@ -97,7 +97,7 @@ class OutputConfig(RequestModel):
     format: OutputFormat | None = None
 
 
-def _output_config(value: Any, sent: Sent) -> Fields:
+def _output_config(value: object, sent: Sent) -> Fields:
     """The format of the text had a field of its own before."""
     return {} if value == {} else {"output_config": {"format": value}}
 
@@ -113,6 +113,8 @@ class MessagesFields(Translated):
         }
     )
     unsupported_fields = {
+        **Translated.unsupported_fields,
+        "parallel_tool_calls": UnsupportedField("use tool_choice.disable_parallel_tool_use", (True,)),
         "container": UnsupportedField("no code is run"),
         "mcp_servers": UnsupportedField("the server calls no tools itself", ([],)),
     }
@@ -121,7 +123,7 @@ class MessagesFields(Translated):
     messages: Annotated[list[Any], Field(min_length=1, json_schema_extra={"items": {"type": "object"}})] = Field(
         description="The conversation: text, tool_use, tool_result and thinking."
     )
-    system: Annotated[Any, WithJsonSchema(_BLOCKS_SCHEMA)] = Field(None, description="Comes first.")
+    system: Annotated[object, WithJsonSchema(_BLOCKS_SCHEMA)] = Field(None, description="Comes first.")
     tools: Annotated[FailFastList[MessagesTool], Field(max_length=MAX_TOOLS)] | None = Field(
         None, description="Functions that the model may call."
     )
@@ -138,7 +140,7 @@ class MessagesFields(Translated):
     def check_parts(self, path: str, unknown: UnknownFields) -> None:
         check_blocks(self.system, self.messages, unknown)
 
-    def conversation_fields(self) -> dict[str, Any]:
+    def conversation_fields(self) -> dict[str, object]:
         """Return the fields of the chat request."""
         messages = messages_of(self.system, self.messages)
         if not messages:
@@ -163,8 +165,8 @@ class MessagesFields(Translated):
             return tool[1] + _TOOL_PARTS.get(tool[2], tool[2].removeprefix(".function"))
         return _NAMES.get(param, param)
 
-    def asked_reasoning(self) -> dict[str, tuple[Any, str]]:
-        asked: dict[str, tuple[Any, str]] = {}
+    def asked_reasoning(self) -> dict[str, tuple[object, str]]:
+        asked: dict[str, tuple[object, str]] = {}
         if self.output_config is not None and self.output_config.effort is not None:
             asked["reasoning_effort"] = self.output_config.effort, "output_config.effort"
         if self.thinking is not None:
@@ -184,7 +186,7 @@ class MessagesRequest(MessagesFields, TranslatedRequest):
 
     _has_budget: bool = PrivateAttr(False)
 
-    def chat_fields(self) -> dict[str, Any]:
+    def chat_fields(self) -> dict[str, object]:
         format = None if self.output_config is None else self.output_config.format
         response_format = None
         if format is not None:
@@ -226,11 +228,11 @@ class MessagesRequest(MessagesFields, TranslatedRequest):
 class CountTokensRequest(MessagesFields):
     """The body of POST /v1/messages/count_tokens."""
 
-    def chat_fields(self) -> dict[str, Any]:
+    def chat_fields(self) -> dict[str, object]:
         return self.conversation_fields()
 
 
-def _chat_tool(tool: MessagesTool, path: str) -> dict[str, Any]:
+def _chat_tool(tool: MessagesTool, path: str) -> dict[str, object]:
     """Convert a tool to the chat format. Raises ``unsupported_parameter`` and ``missing_field``."""
     if tool.type not in (None, "custom"):
         reason = f"{tool.type:.64}: only tools of the client are called, which have an input_schema"
@@ -242,7 +244,7 @@ def _chat_tool(tool: MessagesTool, path: str) -> dict[str, Any]:
     return {"type": "function", "function": {name: value for name, value in given.items() if value is not None}}
 
 
-def _chat_choice(choice: MessagesToolChoice) -> Any:
+def _chat_choice(choice: MessagesToolChoice) -> object:
     if choice.type != "tool":
         return _CHOICES[choice.type]
     if choice.name is None:

@@ -11,12 +11,12 @@ from aiakq.runtime.protocol.unicode_text import well_formed
 from aiakq.runtime.structured.schemas import clean_schema
 
 #: What a tool without a schema takes.
-NO_ARGUMENTS: Mapping[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
+NO_ARGUMENTS: Mapping[str, object] = {"type": "object", "properties": {}, "additionalProperties": False}
 #: Maximum number of schemas that are kept, and of characters of each; of longer ones, only the last are kept.
 _CACHED, _MAX_CACHED_CHARS, _LONG_CACHED = 512, 1 << 14, 8
 
 
-def clean_arguments(text: str, is_strict: bool) -> tuple[dict[str, Any], tuple[str, ...]]:
+def clean_arguments(text: str, is_strict: bool) -> tuple[dict[str, object], tuple[str, ...]]:
     """The schema of arguments with the JSON ``text`` in keywords that grammars enforce, and what is not enforced.
 
     is_strict  refuse what cannot be enforced instead of dropping it.
@@ -27,7 +27,7 @@ def clean_arguments(text: str, is_strict: bool) -> tuple[dict[str, Any], tuple[s
     return clean(text, is_strict)
 
 
-def _cleaned(text: str, is_strict: bool) -> tuple[dict[str, Any], tuple[str, ...]]:
+def _cleaned(text: str, is_strict: bool) -> tuple[dict[str, object], tuple[str, ...]]:
     cleaned, dropped = clean_schema(json.loads(text), closed=True, only_objects=True, lenient=not is_strict)
     return cleaned, tuple(dropped)
 
@@ -42,14 +42,14 @@ class EnforcedSchemas(Mapping[str, Mapping[str, Any]]):
     given  the schemas as clients write them.
     """
 
-    def __init__(self, given: Mapping[str, Mapping[str, Any]]) -> None:
+    def __init__(self, given: Mapping[str, Mapping[str, object]]) -> None:
         self._given = given
-        self._found: dict[str, Mapping[str, Any]] = {}
+        self._found: dict[str, Mapping[str, object]] = {}
 
     def __contains__(self, name: object) -> bool:
         return name in self._given
 
-    def __getitem__(self, name: str) -> Mapping[str, Any]:
+    def __getitem__(self, name: str) -> Mapping[str, object]:
         given = self._given[name]
         if not given:
             return NO_ARGUMENTS

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
 
 from aiakq.server.api.output.events import EventSink, NoCall
 from aiakq.server.api.output.json_values import decoded
@@ -21,7 +20,7 @@ class CheckedCalls(EventSink):
     num_chars_before  number of characters of the text that are not part of it.
     """
 
-    def __init__(self, tools: Mapping[str, Mapping[str, Any]], text: TextScanner, budget: Budget) -> None:
+    def __init__(self, tools: Mapping[str, Mapping[str, object]], text: TextScanner, budget: Budget) -> None:
         super().__init__(str, text=text)
         self._tools, self._budget = tools, budget
         self.holds_calls = True

@@ -51,7 +51,7 @@ class _Unknown(Exception):
     """Whether the value matches is not found out."""
 
 
-def matches(value: Any, schema: Any, budget: Budget) -> bool:
+def matches(value: object, schema: object, budget: Budget) -> bool:
     """Whether ``value``, decoded from JSON, matches ``schema``, which is clean. Malformed keywords are ignored.
 
     Numbers are compared as they are written: floats by the shortest text of each.
@@ -66,7 +66,7 @@ def matches(value: Any, schema: Any, budget: Budget) -> bool:
 
 
 class _Check:
-    def __init__(self, root: Any, budget: Budget) -> None:
+    def __init__(self, root: object, budget: Budget) -> None:
         self._root, self._budget = root, budget
 
     def matches(self, value: Any, schema: Any, depth: int) -> bool:
@@ -86,7 +86,7 @@ class _Check:
             and (not _TYPES["number"](value) or _matches_number(value, schema))
         )
 
-    def _is_of_type(self, value: Any, schema: Mapping[str, Any]) -> bool:
+    def _is_of_type(self, value: object, schema: Mapping[str, object]) -> bool:
         types = schema.get("type")
         names = [types] if isinstance(types, str) else types if isinstance(types, list) else []
         checks = [_TYPES[name] for name in names if isinstance(name, str) and name in _TYPES]
@@ -97,7 +97,7 @@ class _Check:
             return False
         return "const" not in schema or _equal(value, schema["const"])
 
-    def _combines(self, value: Any, schema: Mapping[str, Any], depth: int) -> bool:
+    def _combines(self, value: object, schema: Mapping[str, object], depth: int) -> bool:
         reference = schema.get("$ref")
         if isinstance(reference, str) and not self.matches(value, self._resolved(reference), depth):
             return False
@@ -114,7 +114,7 @@ class _Check:
             return self.matches(value, schema.get(branch, True), depth)
         return True
 
-    def _resolved(self, reference: str) -> Any:
+    def _resolved(self, reference: str) -> object:
         if not reference.startswith("#"):
             raise _Unknown
         target = self._root
@@ -128,7 +128,7 @@ class _Check:
                 raise _Unknown
         return target
 
-    def _matches_object(self, value: dict[str, Any], schema: Mapping[str, Any], depth: int) -> bool:
+    def _matches_object(self, value: dict[str, object], schema: Mapping[str, object], depth: int) -> bool:
         properties, patterns = _mapping(schema, "properties"), _mapping(schema, "patternProperties")
         required = _list(schema, "required")
         if any(isinstance(name, str) and name not in value for name in required):
@@ -151,7 +151,7 @@ class _Check:
             other in value for name in needed if name in value for other in _list(needed, name)
         )
 
-    def _matches_array(self, value: list[Any], schema: Mapping[str, Any], depth: int) -> bool:
+    def _matches_array(self, value: list[object], schema: Mapping[str, object], depth: int) -> bool:
         if not _fits(len(value), schema, "minItems", "maxItems"):
             return False
         if schema.get("uniqueItems") is True and len({_key(one) for one in value}) < len(value):
@@ -168,7 +168,7 @@ class _Check:
         count = sum(self.matches(one, schema["contains"], depth) for one in value)
         return _fits(count, {"minContains": 1} | dict(schema), "minContains", "maxContains")
 
-    def _matches_string(self, value: str, schema: Mapping[str, Any]) -> bool:
+    def _matches_string(self, value: str, schema: Mapping[str, object]) -> bool:
         pattern = schema.get("pattern")
         return _fits(len(value), schema, "minLength", "maxLength") and (
             not isinstance(pattern, str) or self._search(pattern, value)
@@ -239,16 +239,16 @@ def _is_number(value: Any) -> TypeGuard[Number]:
     return isinstance(value, int | float | Decimal) and not isinstance(value, bool)
 
 
-def _equal(one: Any, other: Any) -> bool:
+def _equal(one: object, other: object) -> bool:
     return one == other if isinstance(one, str) else _key(one) == _key(other)
 
 
-def _key(value: Any) -> str:
+def _key(value: object) -> str:
     """Return a text that is equal for equal JSON values: 1 and 1.0 are, 1 and true are not."""
     return json.dumps(_normal(value), sort_keys=True)
 
 
-def _normal(value: Any) -> Any:
+def _normal(value: object) -> object:
     if isinstance(value, list):
         return [_normal(one) for one in value]
     if isinstance(value, dict):
@@ -256,11 +256,11 @@ def _normal(value: Any) -> Any:
     return {"": list(_digits_of(value))} if _is_number(value) else [value]
 
 
-def _list(schema: Mapping[str, Any], name: str) -> list[Any]:
+def _list(schema: Mapping[str, object], name: str) -> list[object]:
     value = schema.get(name)
     return value if isinstance(value, list) else []
 
 
-def _mapping(schema: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+def _mapping(schema: Mapping[str, object], name: str) -> Mapping[str, object]:
     value = schema.get(name)
     return value if isinstance(value, Mapping) else {}

@@ -50,7 +50,7 @@ _INPUT_SCHEMA = {
 class InputFields(PoolingFields):
     """Fields of requests with one result per text, or for a conversation."""
 
-    input: Annotated[Any, WithJsonSchema(_INPUT_SCHEMA)] = Field(
+    input: Annotated[object, WithJsonSchema(_INPUT_SCHEMA)] = Field(
         None, description="A text, a list of texts, a list of token ids, or a list of such lists."
     )
     messages: Annotated[FailFastList[ChatMessage], Field(min_length=1)] | None = Field(

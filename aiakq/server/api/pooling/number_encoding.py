@@ -83,7 +83,7 @@ def metadata_header(metadata: dict[str, object]) -> str:
 
 async def encoded(prompts: Sequence[Pooled], encoding: NumberEncoding, one_row: bool) -> list[Any]:
     """Encode each result as JSON: a list of numbers, a list of rows, or base64 of the values."""
-    values: list[Any] = []
+    values: list[object] = []
     for pooled in prompts:
         if encoding.format == "base64":
             values.append(base64.b64encode(encoding.encode(pooled.data)).decode())

@@ -104,7 +104,7 @@ class ResponsesBuilder(ChatResponseBuilder):
     id_prefix = "resp_"
     end_of_stream = b""
 
-    def __init__(self, service: Service, request: ResponsesRequest, *arguments: Any) -> None:
+    def __init__(self, service: Service, request: ResponsesRequest, *arguments: object) -> None:
         super().__init__(service, request.chat, *arguments)
         self.payload = request
         encrypts = "reasoning.encrypted_content" in (request.include or ())
@@ -189,7 +189,7 @@ class ResponsesBuilder(ChatResponseBuilder):
         """Return the request fields that the response repeats."""
         payload, params = self.payload, self.params
         offered = payload.offered
-        format: dict[str, Any] = {"type": "text"}
+        format: dict[str, object] = {"type": "text"}
         if payload.text is not None and payload.text.format is not None:
             format = payload.text.format.model_dump(by_alias=True, exclude_unset=True)
         effort = payload.effective_effort(self.service.chat_template, payload.chat.chat_template_kwargs or {})

@@ -25,7 +25,7 @@ _ITEM_FIELDS = {
 }
 
 
-def messages_of(instructions: str | None, items: Any) -> list[dict[str, Any]]:
+def messages_of(instructions: str | None, items: object) -> list[dict[str, object]]:
     """Return the chat messages for ``instructions`` and ``input``.
 
     Raises ``unsupported_parameter``, ``invalid_type``, ``missing_field`` and ``value_out_of_range``.
@@ -42,7 +42,7 @@ def messages_of(instructions: str | None, items: Any) -> list[dict[str, Any]]:
     return turns.messages
 
 
-def check_items(items: Any, unknown: UnknownFields) -> None:
+def check_items(items: object, unknown: UnknownFields) -> None:
     """Call ``check_fields`` for the items of ``input`` and their contents. Raises ``unknown_field``."""
     if not isinstance(items, list):
         return
@@ -59,7 +59,7 @@ def check_items(items: Any, unknown: UnknownFields) -> None:
             check_content(item.get(name), f"{path}.{name}", unknown)
 
 
-def continues(items: Any) -> bool:
+def continues(items: object) -> bool:
     """Whether the response continues the last item, an assistant message that is marked as incomplete."""
     last = items[-1] if isinstance(items, list) and items else None
     if not isinstance(last, dict) or last.get("type", "message") != "message":
@@ -98,7 +98,7 @@ def _add(turns: Turns, item: Any, path: str) -> None:
         raise error("unsupported_parameter", param=f"{path}.type", reason=reason)
 
 
-def _add_message(turns: Turns, item: dict[str, Any], path: str) -> None:
+def _add_message(turns: Turns, item: dict[str, object], path: str) -> None:
     role = string_of(item, "role", path)
     if item.get("content") is None:
         raise error("missing_field", param=f"{path}.content")
@@ -114,7 +114,7 @@ def _add_message(turns: Turns, item: dict[str, Any], path: str) -> None:
         raise error("value_out_of_range", param=f"{path}.role", value=role[:64], allowed=allowed)
 
 
-def _reasoning_of(item: Mapping[str, Any], path: str) -> str:
+def _reasoning_of(item: Mapping[str, object], path: str) -> str:
     """Return the text of past reasoning; "" if it cannot be decoded, for example if it is from another server."""
 
     if item.get("content"):
@@ -129,7 +129,7 @@ def _reasoning_of(item: Mapping[str, Any], path: str) -> str:
     return _thoughts(item.get("summary") or [], f"{path}.summary")
 
 
-def _thoughts(content: Any, path: str) -> str:
+def _thoughts(content: object, path: str) -> str:
     """Return the text of reasoning, a string or a list of parts. Raises as ``read_content``."""
     read = read_content(content, path, "assistant")
     return "\n".join(filter(None, read.thoughts + read.texts))

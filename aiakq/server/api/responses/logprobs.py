@@ -17,12 +17,12 @@ class TextLogprobs:
     def __init__(self) -> None:
         self._text = ""
         self._starts: list[int] = []
-        self._entries: list[Any] = []
+        self._entries: list[object] = []
         self._next = 0  # first token that belongs to no piece yet
         self._cursor = 0  # end of the last piece, in characters
         self._has_calls = False
 
-    def add(self, text: str, starts: Sequence[int], entries: Sequence[Any]) -> None:
+    def add(self, text: str, starts: Sequence[int], entries: Sequence[object]) -> None:
         """Add generated text, and the offsets in characters and the log-probabilities of its tokens."""
         self._text += text
         self._starts += starts

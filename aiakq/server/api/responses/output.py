@@ -132,7 +132,7 @@ class OutputItems:
         response_id: str,
         members: Mapping[str, tuple[str, str]],
         encrypts_reasoning: bool,
-        logprobs_of: Callable[[Event], list[Any]] = lambda event: [],
+        logprobs_of: Callable[[Event], list[object]] = lambda event: [],
     ) -> None:
         """Create the items of a response.
 
@@ -147,7 +147,7 @@ class OutputItems:
         self._kind: type[Event] | None = None  # of the open item: ReasoningPiece, ContentPiece or CallStarted
         self._texts: list[str] = []
         self._logprobs_of = logprobs_of
-        self._logprobs: list[Any] = []
+        self._logprobs: list[object] = []
 
     def add(self, events: Iterable[Event]) -> Iterator[StreamEvent]:
         """Return the stream events for more events of the message."""
@@ -227,6 +227,6 @@ class OutputItems:
     def _position(self) -> dict[str, Any]:
         return {"item_id": self._id, "output_index": len(self.items)}
 
-    def _with(self, logprobs: list[Any]) -> dict[str, Any]:
+    def _with(self, logprobs: list[object]) -> dict[str, Any]:
         """Return the field of events with log-probabilities, which those of reasoning do not have."""
         return {"logprobs": logprobs} if self._kind is ContentPiece else {}

@@ -57,7 +57,7 @@ class TextFormat(RequestModel):
 
     type: Literal["text", "json_object", "json_schema"]
     name: str | None = None
-    schema_: dict[str, Any] | None = Field(None, alias="schema")
+    schema_: dict[str, object] | None = Field(None, alias="schema")
     strict: bool | None = None
 
     def response_format(self) -> dict[str, Any]:
@@ -105,6 +105,9 @@ class ResponsesRequest(TranslatedRequest):
         }
     )
     unsupported_fields = {
+        **TranslatedRequest.unsupported_fields,
+        "previous_input_messages": UnsupportedField("all messages belong into input", ([],)),
+        "enable_response_messages": UnsupportedField("the prompt and the text are not returned", (False,)),
         "previous_response_id": UnsupportedField(_STATELESS),
         "conversation": UnsupportedField(_STATELESS),
         "background": UnsupportedField("responses are not stored, so that none can be asked for later", (False,)),
@@ -115,14 +118,14 @@ class ResponsesRequest(TranslatedRequest):
 
     own_names = {"max_tokens": "max_output_tokens"}
 
-    input: Annotated[Any, WithJsonSchema(_INPUT_SCHEMA)]
+    input: Annotated[object, WithJsonSchema(_INPUT_SCHEMA)]
     stop: str | FailFastList[str] | None = Field(None, description="The text ends before one of these.")
     instructions: str | None = Field(None, description="Comes first, as a system message.")
     max_output_tokens: TokenLimit | None = Field(
         None,
         description="Tokens to generate at most; up to the end of the context if not given, or if there are fewer.",
     )
-    tools: Annotated[list[Any], Field(max_length=MAX_TOOLS)] | None = Field(
+    tools: Annotated[list[object], Field(max_length=MAX_TOOLS)] | None = Field(
         None, description="Functions that the model may call, and namespaces of them."
     )
     tool_choice: Annotated[Any, WithJsonSchema(_CHOICE_SCHEMA)] = None
@@ -159,7 +162,7 @@ class ResponsesRequest(TranslatedRequest):
         check_items(self.input, unknown)
         check_tools(self.tools, self.tool_choice, unknown)
 
-    def chat_fields(self) -> dict[str, Any]:
+    def chat_fields(self) -> dict[str, object]:
         self._offered = offered = OfferedTools(self.tools, self.tool_choice)
         messages = messages_of(self.instructions, self.input)
         if not messages:
@@ -196,9 +199,9 @@ class ResponsesRequest(TranslatedRequest):
             return self.offered.paths[int(tool[1])] + tool[2]
         return _NAMES.get(param, param)
 
-    def asked_reasoning(self) -> dict[str, tuple[Any, str]]:
+    def asked_reasoning(self) -> dict[str, tuple[object, str]]:
         options = self.reasoning or ReasoningOptions()
-        asked: dict[str, tuple[Any, str]] = {}
+        asked: dict[str, tuple[object, str]] = {}
         if options.effort is not None:
             asked["reasoning_effort"] = options.effort, "reasoning.effort"
         if options.enabled is not None:

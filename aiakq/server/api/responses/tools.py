@@ -18,7 +18,7 @@ _FUNCTION = fields("name description parameters strict defer_loading allowed_cal
 _NAMESPACE = fields("name description tools")
 
 
-def check_tools(tools: list[Any] | None, choice: Any, unknown: UnknownFields) -> None:
+def check_tools(tools: list[object] | None, choice: object, unknown: UnknownFields) -> None:
     """Call ``check_fields`` for functions, namespaces of them and ``tool_choice``. Raises ``unknown_field``.
 
     Other fields of functions are passed to the chat template.
@@ -51,10 +51,10 @@ class OfferedTools:
     def __init__(self, tools: list[Any] | None, choice: Any) -> None:
         """Raises ``unsupported_parameter``, ``invalid_type``, ``missing_field`` and ``value_out_of_range``."""
         self.tools: list[dict[str, Any]] = []
-        self.choice: Any = None
+        self.choice: object = None
         self.paths: list[str] = []
         self.members: dict[str, tuple[str, str]] = {}
-        self.definitions: list[Any] = []
+        self.definitions: list[object] = []
         for number, tool in enumerate(tools or ()):
             path = f"tools[{number}]"
             kind = type_of(tool, path)
@@ -67,7 +67,7 @@ class OfferedTools:
                 self._add(tool, kind, path, None)
         self._choose(choice)
 
-    def _add_namespace(self, tool: dict[str, Any], path: str) -> None:
+    def _add_namespace(self, tool: dict[str, object], path: str) -> None:
         namespace = string_of(tool, "name", path)
         tools = tool.get("tools")
         if not isinstance(tools, list):
@@ -102,13 +102,13 @@ class OfferedTools:
             reason = f"{kind:.64}: only functions are called"
             raise error("unsupported_parameter", param="tool_choice.type", reason=reason)
 
-    def _name_of(self, choice: dict[str, Any], path: str) -> str:
+    def _name_of(self, choice: dict[str, object], path: str) -> str:
         name = string_of(choice, "name", path)
         if choice.get("namespace") is not None:
             return flat_name(string_of(choice, "namespace", path), name)
         return name
 
-    def _allow(self, choice: dict[str, Any]) -> None:
+    def _allow(self, choice: dict[str, object]) -> None:
         self.choice = string_of(choice, "mode", "tool_choice")
         if self.choice not in ("auto", "required"):
             value = self.choice[:64]
@@ -123,7 +123,7 @@ class OfferedTools:
         self.tools = [self.tools[number] for number in indices]
         self.paths = [self.paths[number] for number in indices]
 
-    def _allowed_names(self, tools: Any) -> Iterator[str]:
+    def _allowed_names(self, tools: object) -> Iterator[str]:
         if not isinstance(tools, list):
             raise error("invalid_type", param="tool_choice.tools", reason="a list of functions is expected")
         for number, tool in enumerate(tools):

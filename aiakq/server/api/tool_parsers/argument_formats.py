@@ -35,7 +35,7 @@ class Property:
     """
 
     name: str
-    schema: Mapping[str, Any]
+    schema: Mapping[str, object]
     is_required: bool
 
 
@@ -55,7 +55,7 @@ def properties_of(schema: Mapping[str, Any]) -> list[Property] | None:
     return result
 
 
-def takes_anything(schema: Mapping[str, Any]) -> bool:
+def takes_anything(schema: Mapping[str, object]) -> bool:
     """Whether objects with the JSON schema ``schema`` may have any properties, and it declares none."""
     return (
         _OF_OBJECTS.issuperset(schema)
@@ -64,25 +64,25 @@ def takes_anything(schema: Mapping[str, Any]) -> bool:
     )
 
 
-def _is_well_formed(schema: Any) -> bool:
+def _is_well_formed(schema: object) -> bool:
     """Whether the keywords used here have values of the types that JSON Schema allows."""
     if not isinstance(schema, Mapping):
         return False
     return all(is_right(schema[keyword]) for keyword, is_right in _KEYWORDS.items() if keyword in schema)
 
 
-def _is_list_of(kind: type) -> Callable[[Any], bool]:
+def _is_list_of(kind: type) -> Callable[[object], bool]:
     return lambda value: isinstance(value, list) and all(isinstance(each, kind) for each in value)
 
 
 _are_texts, _are_schemas = _is_list_of(str), _is_list_of(dict)
 
 
-def _is_length(value: Any) -> bool:
+def _is_length(value: object) -> bool:
     return type(value) is int and value >= 0
 
 
-_KEYWORDS: Mapping[str, Callable[[Any], bool]] = {
+_KEYWORDS: Mapping[str, Callable[[object], bool]] = {
     "type": lambda value: isinstance(value, str) or _are_texts(value),
     "properties": lambda value: isinstance(value, dict),
     "required": _are_texts,
@@ -97,7 +97,7 @@ _KEYWORDS: Mapping[str, Callable[[Any], bool]] = {
 }
 
 
-def resolved(value: Any, root: Mapping[str, Any]) -> Mapping[str, Any] | None:
+def resolved(value: Any, root: Mapping[str, Any]) -> Mapping[str, object] | None:
     """Return a part of the JSON schema ``root`` with its references resolved, or None if one is not found."""
     for _ in range(_MAX_HOPS):
         if value is True:
@@ -121,7 +121,7 @@ def resolved(value: Any, root: Mapping[str, Any]) -> Mapping[str, Any] | None:
     return None
 
 
-def _with_definitions(value: Mapping[str, Any], root: Mapping[str, Any]) -> Mapping[str, Any] | None:
+def _with_definitions(value: Mapping[str, object], root: Mapping[str, object]) -> Mapping[str, object] | None:
     references = set(re.findall(r'"\$ref": "([^"]*)"', json.dumps(value)))
     if not references:
         return value
@@ -130,7 +130,7 @@ def _with_definitions(value: Mapping[str, Any], root: Mapping[str, Any]) -> Mapp
     return {**{name: root[name] for name in ("$schema", *_DEFINITIONS) if name in root}, **value}
 
 
-def text_value(value_schema: Mapping[str, Any], marks: Collection[str]) -> Format | None:
+def text_value(value_schema: Mapping[str, object], marks: Collection[str]) -> Format | None:
     """Return the format of a value between tags, where models write strings as they are and all else as JSON.
 
     value_schema  JSON schema of the value.
@@ -190,7 +190,7 @@ def _one_of(schema: Mapping[str, Any], marks: Collection[str]) -> Format | None:
 
 
 def tagged_arguments(
-    schema: Mapping[str, Any], marks: Collection[str], parameter: Callable[[Format, Format], Format]
+    schema: Mapping[str, object], marks: Collection[str], parameter: Callable[[Format, Format], Format]
 ) -> Format | None:
     """Return the format of arguments between tags for the JSON schema ``schema``, in the order of its properties.
 
@@ -213,7 +213,7 @@ def tagged_arguments(
     return sequence(*written) if written else _NOTHING
 
 
-def keyword_arguments(object_schema: Mapping[str, Any]) -> Format | None:
+def keyword_arguments(object_schema: Mapping[str, object]) -> Format | None:
     """Return the format of Python keyword arguments for the JSON schema ``payload``, required ones first."""
     if takes_anything(object_schema):
         name = regex(PLAIN_NAME.pattern)
@@ -234,7 +234,7 @@ def _more(parts: Sequence[Format]) -> list[Format]:
     return [either(sequence(const(", "), one), _NOTHING) for one in parts]
 
 
-def _python_value(value_schema: Mapping[str, Any]) -> Format:
+def _python_value(value_schema: Mapping[str, object]) -> Format:
     """Return the format of a Python literal: JSON, with Python's True, False and None."""
     if value_schema.keys() - _NOTES == {"type"} and value_schema["type"] == "boolean":
         return either(const("True"), const("False"))

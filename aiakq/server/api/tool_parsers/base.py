@@ -36,7 +36,7 @@ class ToolParser:
     separator: ClassVar[str] = ""
     quotes_values: ClassVar[bool] = False
 
-    def __init__(self, tools: Mapping[str, Mapping[str, Any]]) -> None:
+    def __init__(self, tools: Mapping[str, Mapping[str, object]]) -> None:
         self.tools = tools
         self.enforced = EnforcedSchemas(tools)
 
@@ -53,12 +53,12 @@ class ToolParser:
         return self.parse(text, output)
 
     @classmethod
-    def has_grammar(cls, schemas: Mapping[str, Any]) -> bool:
+    def has_grammar(cls, schemas: Mapping[str, object]) -> bool:
         """Whether ``call_tags`` supports tools with these names and argument schemas."""
         return False
 
     @classmethod
-    def call_tags(cls, schemas: Mapping[str, Any], only_one: bool) -> list[Format]:
+    def call_tags(cls, schemas: Mapping[str, object], only_one: bool) -> list[Format]:
         """Return tags of calls whose arguments match these JSON ``schemas``.
 
         only_one  exactly one call per tag; otherwise, in array formats, a tag has all calls.
@@ -66,7 +66,7 @@ class ToolParser:
         raise NotImplementedError
 
     @classmethod
-    def answer_format(cls, schemas: Mapping[str, Any], only_one: bool) -> Format:
+    def answer_format(cls, schemas: Mapping[str, object], only_one: bool) -> Format:
         """Return the format of a message of text and calls, for a parser with ``triggers``."""
         return text_with_tags(cls.call_tags(schemas, only_one), cls.triggers, only_one=only_one)
 
@@ -107,7 +107,7 @@ _BLANKS = regex(r"[ \n]{0,2}")
 PLAIN_NAME = re.compile(r"[A-Za-z0-9_.\-]{1,128}")
 
 
-def json_call_tag(name: str, arguments: Any, key: str, before: str = "") -> Format:
+def json_call_tag(name: str, arguments: object, key: str, before: str = "") -> Format:
     """Return the tag of a call as a JSON object with name and arguments; ``arguments`` is their JSON schema.
 
     before  text at the start of the object, before the name.
@@ -132,11 +132,11 @@ class JsonToolParser(ToolParser):
     quotes_values = True
 
     @classmethod
-    def has_grammar(cls, schemas: Mapping[str, Any]) -> bool:
+    def has_grammar(cls, schemas: Mapping[str, object]) -> bool:
         return True
 
     @classmethod
-    def call_tags(cls, schemas: Mapping[str, Any], only_one: bool) -> list[Format]:
+    def call_tags(cls, schemas: Mapping[str, object], only_one: bool) -> list[Format]:
         calls = [json_call_tag(name, each, cls.arguments_key) for name, each in schemas.items()]
         end = cls.ends[0] if cls.ends else ""
         tags: list[Format] = []
@@ -216,7 +216,7 @@ class UnquotedToolParser(ToolParser):
         )
 
     @classmethod
-    def arguments_format(cls, parameters: Mapping[str, Any]) -> Format | None:
+    def arguments_format(cls, parameters: Mapping[str, object]) -> Format | None:
         """Return the format of arguments with the JSON schema ``payload``, or None if it cannot be exact."""
         return schema(parameters)
 
@@ -240,7 +240,7 @@ class SectionToolParser(UnquotedToolParser):
     call: ClassVar[str]
 
     @classmethod
-    def call_tags(cls, schemas: Mapping[str, Any], only_one: bool) -> list[Format]:
+    def call_tags(cls, schemas: Mapping[str, object], only_one: bool) -> list[Format]:
         begin, end = cls.section
         calls = [cls.call_tag(*each) for each in cls.arguments_formats(schemas)]
         return [tag(begin, some_tags(calls, "", only_one=only_one), end)]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import partial
-from typing import Any
 
 from aiakq.runtime.structured.formats import Format, const, regex, sequence, tag
 from aiakq.server.api.output.events import EventSink
@@ -33,11 +32,11 @@ class Glm45Parser(UnquotedToolParser):
     separator = "\n"
 
     @classmethod
-    def arguments_format(cls, parameters: Mapping[str, Any]) -> Format | None:
+    def arguments_format(cls, parameters: Mapping[str, object]) -> Format | None:
         return tagged_arguments(parameters, _BEHIND_VALUE.texts, _parameter)
 
     @classmethod
-    def call_tags(cls, schemas: Mapping[str, Any], only_one: bool) -> list[Format]:
+    def call_tags(cls, schemas: Mapping[str, object], only_one: bool) -> list[Format]:
         return [
             tag("<tool_call>", sequence(const(name), _LINE, arguments), "</tool_call>")
             for name, arguments in cls.arguments_formats(schemas)

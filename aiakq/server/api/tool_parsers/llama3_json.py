@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from typing import Any
 
 from aiakq.runtime.structured.formats import (
     Format,
@@ -57,12 +56,12 @@ class Llama3JsonParser(JsonToolParser):
     starts = Marks(_TAG)
 
     @classmethod
-    def call_tags(cls, schemas: Mapping[str, Any], only_one: bool) -> list[Format]:
+    def call_tags(cls, schemas: Mapping[str, object], only_one: bool) -> list[Format]:
         key = cls.arguments_key
         return [json_call_tag(name, each, key, before) for name, each in schemas.items() for before in _BEFORE_NAME]
 
     @classmethod
-    def answer_format(cls, schemas: Mapping[str, Any], only_one: bool) -> Format:
+    def answer_format(cls, schemas: Mapping[str, object], only_one: bool) -> Format:
         calls = some_tags(cls.call_tags(schemas, only_one), cls.separator, only_one=only_one)
         names = "|".join(map(_quoted, schemas))
         # Covers every form of a call, so that the parser does not take text for a call.
@@ -72,7 +71,7 @@ class Llama3JsonParser(JsonToolParser):
         return either(cls._unmarked_calls(schemas, only_one), marked)
 
     @classmethod
-    def _unmarked_calls(cls, schemas: Mapping[str, Any], only_one: bool) -> Format:
+    def _unmarked_calls(cls, schemas: Mapping[str, object], only_one: bool) -> Format:
         """Return the format of calls at the beginning of a message, where any other text is allowed up to the name.
 
         The lexer of grammars prefers the longest match: text up to the name and a call have to be matched at once.

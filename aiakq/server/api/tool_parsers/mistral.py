@@ -6,7 +6,6 @@ import hashlib
 import re
 import string
 from collections.abc import Mapping
-from typing import Any
 
 from aiakq.runtime.structured.formats import Format, const, schema, sequence, tag
 from aiakq.server.api.output.events import EventSink
@@ -29,7 +28,7 @@ class MistralParser(JsonToolParser):
     starts = Marks("[TOOL_CALLS]")
 
     @classmethod
-    def call_tags(cls, schemas: Mapping[str, Any], only_one: bool) -> list[Format]:
+    def call_tags(cls, schemas: Mapping[str, object], only_one: bool) -> list[Format]:
         """Allow both forms; the model prefers the one it has been trained on."""
         named = [
             tag("[TOOL_CALLS]", sequence(const(name), const("[ARGS]"), schema(each)))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from aiakq.runtime.structured.formats import (
     Format,
@@ -48,16 +48,16 @@ class PythonicParser(UnquotedToolParser):
     quotes_values = True
 
     @classmethod
-    def arguments_format(cls, parameters: Mapping[str, Any]) -> Format | None:
+    def arguments_format(cls, parameters: Mapping[str, object]) -> Format | None:
         return keyword_arguments(parameters)
 
     @classmethod
-    def call_tags(cls, schemas: Mapping[str, Any], only_one: bool) -> list[Format]:
+    def call_tags(cls, schemas: Mapping[str, object], only_one: bool) -> list[Format]:
         calls = [tag(f"{name}(", arguments, ")") for name, arguments in cls.arguments_formats(schemas)]
         return [tag("[", some_tags(calls, ", ", only_one=only_one), "]")]
 
     @classmethod
-    def answer_format(cls, schemas: Mapping[str, Any], only_one: bool) -> Format:
+    def answer_format(cls, schemas: Mapping[str, object], only_one: bool) -> Format:
         [calls] = cls.call_tags(schemas, only_one)
         names = "|".join(map(re.escape, schemas))
         text = any_text(not_beginning=rf"{_LIST}({names})\(")
@@ -66,7 +66,7 @@ class PythonicParser(UnquotedToolParser):
         return either(cls._unmarked_calls(schemas, only_one), rest)
 
     @classmethod
-    def _unmarked_calls(cls, schemas: Mapping[str, Any], only_one: bool) -> Format:
+    def _unmarked_calls(cls, schemas: Mapping[str, object], only_one: bool) -> Format:
         """Return the format of a list at the beginning of a message, where any other text is allowed up to its name.
 
         The lexer of grammars prefers the longest match: text up to the name and a call have to be matched at once.

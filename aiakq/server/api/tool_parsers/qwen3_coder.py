@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import partial
-from typing import Any
 
 from aiakq.runtime.structured.formats import Format, sequence, tag, text_with_tags
 from aiakq.server.api.output.events import EventSink
@@ -31,20 +30,20 @@ class Qwen3CoderParser(UnquotedToolParser):
     separator = "\n"
 
     @classmethod
-    def arguments_format(cls, parameters: Mapping[str, Any]) -> Format | None:
+    def arguments_format(cls, parameters: Mapping[str, object]) -> Format | None:
         return tagged_arguments(parameters, _BEHIND_VALUE.texts, _parameter)
 
     @classmethod
-    def call_tags(cls, schemas: Mapping[str, Any], only_one: bool) -> list[Format]:
+    def call_tags(cls, schemas: Mapping[str, object], only_one: bool) -> list[Format]:
         return cls._tags(schemas, "<tool_call>\n")
 
     @classmethod
-    def answer_format(cls, schemas: Mapping[str, Any], only_one: bool) -> Format:
+    def answer_format(cls, schemas: Mapping[str, object], only_one: bool) -> Format:
         tags = cls.call_tags(schemas, only_one) + cls._tags(schemas, "")
         return text_with_tags(tags, cls.triggers, only_one=only_one)
 
     @classmethod
-    def _tags(cls, schemas: Mapping[str, Any], begin: str) -> list[Format]:
+    def _tags(cls, schemas: Mapping[str, object], begin: str) -> list[Format]:
         calls = cls.arguments_formats(schemas)
         return [tag(f"{begin}<function={name}>\n", arguments, _END) for name, arguments in calls]
 

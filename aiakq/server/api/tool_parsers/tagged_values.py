@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping
-from typing import Any
 
 from aiakq.server.api.output.events import EventSink
 from aiakq.server.api.output.json_values import decoded, is_valid
@@ -13,6 +12,8 @@ from aiakq.server.api.output.scanner import Emit, Marks, Parsing, TextScanner
 from aiakq.server.api.tool_parsers.argument_formats import resolved
 from aiakq.server.api.tool_parsers.python_values import python_value
 
+#: Matches integers with a fraction of zero.
+_WHOLE = re.compile(r"(-?[0-9]+)\.0+")
 #: Matches the quotes of JSON strings, and escape sequences.
 _STRING_MARKS = re.compile(r'\\.?|["\n]', re.DOTALL)
 _TYPES: dict[type, tuple[str, ...]] = {
@@ -39,7 +40,7 @@ class TaggedArguments:
     """
 
     def __init__(
-        self, schema: Mapping[str, Any], output: EventSink, enforced: Callable[[], Mapping[str, Any]] = dict
+        self, schema: Mapping[str, object], output: EventSink, enforced: Callable[[], Mapping[str, object]] = dict
     ) -> None:
         self._schema, self._enforced = schema, enforced
         self._output = output
@@ -127,18 +128,18 @@ class ArgumentText:
         self._emit(json_of(text, self._types))
 
 
-def _properties(schema: Mapping[str, Any]) -> Mapping[str, Any]:
+def _properties(schema: Mapping[str, object]) -> Mapping[str, object]:
     properties = schema.get("properties")
     return properties if isinstance(properties, Mapping) else {}
 
 
-def _types_of(schema: Mapping[str, Any], key: str) -> frozenset[str]:
+def _types_of(schema: Mapping[str, object], key: str) -> frozenset[str]:
     """Return the types of the property ``key`` of objects with the JSON schema ``schema``."""
     declared = _properties(schema).get(key)
     return json_types(resolved(declared, schema) or declared)
 
 
-def json_types(schema: Any) -> frozenset[str]:
+def json_types(schema: object) -> frozenset[str]:
     """Return the types that a JSON schema allows, including its alternatives; empty if it does not restrict them.
 
     Types that JSON Schema does not have are those of the same meaning; others restrict nothing.
@@ -168,6 +169,9 @@ def json_of(text: str, types: frozenset[str]) -> str:
     if is_valid(value) and _fits(value, types):
         return stripped
     if "string" not in types:
+        whole = _WHOLE.fullmatch(stripped) if "integer" in types else None
+        if whole is not None and is_valid(value):
+            return whole[1]
         written = python_value(stripped)
         if written is not None and _fits(decoded(written), types):
             return written
