@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import random
 import threading
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -47,9 +48,8 @@ class ClosedLoop:
     adapters: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
-class Partition:
-    """The requests that one process sends, and the server it sends them to.
+class Partition(msgspec.Struct, tag="partition", frozen=True):
+    """The first message to a client process: the requests that it sends, and the server it sends them to.
 
     offsets  send times in seconds after the start; empty in a closed loop.
     indices  positions of ``requests`` in the whole load.
@@ -68,20 +68,13 @@ class Partition:
     loop: ClosedLoop | None = None
 
 
-class Assignment(msgspec.Struct, tag="assignment"):
-    """The first message to a client process."""
-
-    partition: Partition
-
-
 class StartAt(msgspec.Struct, tag="start"):
-    """When the load starts (``time.perf_counter``, which all processes of a machine have in common)."""
+    """When the load starts (``time.perf_counter``, which all processes of a machine have in common).
+
+    Any message after it ends the load early.
+    """
 
     time: float
-
-
-class StopLoad(msgspec.Struct, tag="stop"):
-    """End the load early."""
 
 
 class Report(msgspec.Struct, tag="report"):
@@ -94,15 +87,17 @@ class Report(msgspec.Struct, tag="report"):
     load: ClientLoad = msgspec.field(default_factory=ClientLoad)
 
 
-ToClient = Assignment | StartAt | StopLoad
+_ParentChannel = AsyncChannel[Partition | StartAt, Report]
+_ClientChannel = Channel[Report, Partition | StartAt]
 
 
+@dataclass
 class _Client:
-    """One client process."""
+    """One client process, and its latest report."""
 
-    def __init__(self, child: Child, channel: AsyncChannel[ToClient, Report]) -> None:
-        self.child, self.channel = child, channel
-        self.latest = Report()
+    child: Child
+    channel: _ParentChannel
+    latest: Report
 
     async def receive(self) -> Report:
         """Receive the next report. Raises ``bench_failed`` if the process exits."""
@@ -129,7 +124,7 @@ async def send_in_processes(
 
     def stop() -> None:
         for client in clients:
-            client.channel.send(StopLoad())
+            client.channel.send(StartAt(0.0))
 
     async def follow(client: _Client) -> None:
         while client.latest.timings is None:
@@ -144,8 +139,8 @@ async def send_in_processes(
     try:
         for partition in partitions:
             child = Child(child_command(_CODE))
-            clients.append(_Client(child, await AsyncChannel.open(child.socket, Report)))
-            clients[-1].channel.send(Assignment(partition))
+            clients.append(_Client(child, await _ParentChannel.open(child.sockets[0], Report), Report()))
+            clients[-1].channel.send(partition)
         for client in clients:
             await client.receive()  # ready
         start = load.started = time.perf_counter() + _START_DELAY
@@ -183,15 +178,17 @@ def split(whole: Partition, processes: int) -> list[Partition]:
         indices = [index for index, own in enumerate(partition_of) if own == part]
         position = {index: number for number, index in enumerate(indices)}
         requests = [
-            request if request.follows is None else replace(request, follows=position[request.follows])
+            request if request.follows is None else dataclasses.replace(request, follows=position[request.follows])
             for request in (whole.requests[index] for index in indices)
         ]
         total = whole.max_concurrency
         limit = None if total is None else total // count + (part < total % count)
         offsets = [whole.offsets[index] for index in indices] if whole.loop is None else []
-        own = None if whole.loop is None else replace(whole.loop, seed=whole.loop.seed + part)
+        own = None if whole.loop is None else dataclasses.replace(whole.loop, seed=whole.loop.seed + part)
         partitions.append(
-            replace(whole, requests=requests, offsets=offsets, indices=indices, max_concurrency=limit, loop=own)
+            msgspec.structs.replace(
+                whole, requests=requests, offsets=offsets, indices=indices, max_concurrency=limit, loop=own
+            )
         )
     return partitions
 
@@ -218,18 +215,16 @@ def _failed(reason: str) -> AiakqError:
 def main() -> None:
     """Receive a ``Partition`` and its start time, send it, and report; the entry point of the process."""
     begin_child()
-    channel: Channel[Report, ToClient] = Channel(parent_socket(), ToClient)
-    exit_child(run_for_parent(channel, lambda: _send_partition(channel), _failed))
+    channel = _ClientChannel(parent_socket(), Partition | StartAt)
 
-
-def _send_partition(channel: Channel[Report, ToClient]) -> None:
-    assignment = channel.receive()
-    if isinstance(assignment, Assignment):
+    def work(partition: Partition) -> None:
         channel.send(Report())
-        channel.send(asyncio.run(_send(assignment.partition, channel)))
+        channel.send(asyncio.run(_send(partition, channel)))
+
+    exit_child(run_for_parent(channel, Partition, work, lambda partition, reason: _failed(reason)))
 
 
-async def _send(partition: Partition, channel: Channel[Report, ToClient]) -> Report:
+async def _send(partition: Partition, channel: _ClientChannel) -> Report:
     async with open_client(partition.base_url, partition.api_key, partition.timeout_s) as client:
         rule = StopRule(on_overload=partition.on_overload)
         start = channel.receive()
@@ -257,7 +252,7 @@ async def _send(partition: Partition, channel: Channel[Report, ToClient]) -> Rep
     return Report(sum(timing.ended > 0 for timing in timings), failed, rule.reason, timings, load)
 
 
-def _stop_on_command(rule: StopRule, channel: Channel[Report, ToClient]) -> None:
+def _stop_on_command(rule: StopRule, channel: _ClientChannel) -> None:
     """Stop the load when another message arrives."""
     loop = asyncio.get_running_loop()
 

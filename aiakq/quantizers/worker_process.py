@@ -16,9 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from aiakq.errors import AiakqError, error, one_line
-from aiakq.quantizers.workers.messages import Job, ToWorker, WorkerChannel, receive_values
-from aiakq.quantizers.workers.protocol import Value
-from aiakq.quantizers.workers.worker import Worker
+from aiakq.quantizers.workers.messages import Job, ToWorker, WorkerChannel
 from aiakq.system.channel import Disconnected
 from aiakq.system.child import begin_child, exit_child, parent_socket, run_for_parent
 
@@ -31,31 +29,23 @@ def main() -> None:
     begin_child()
     channel = WorkerChannel(parent_socket(), ToWorker)
     channel.send_heartbeats(_SIGN_SECONDS, lambda: os._exit(0))
-    rank = 0
 
-    def work() -> None:
-        nonlocal rank
-        job = channel.receive()
-        if job is None:
-            return
-        assert isinstance(job, Job), "the first message says what to quantize"
-        rank = job.rank
-        samples = receive_values(channel)
+    def work(job: Job) -> None:
         try:
-            _quantize(Worker(channel, job.rank, job.size), job, samples)
+            _quantize(channel, job)
         except Disconnected:
             raise
         except OSError as failure:  # its text says which file or device
-            raise _failed(rank, one_line(failure)) from None
+            raise _failed(job, one_line(failure)) from None
 
-    exit_child(run_for_parent(channel, work, lambda reason: _failed(rank, reason)))
-
-
-def _failed(rank: int, reason: str) -> AiakqError:
-    return error("worker_failed", worker=rank, reason=reason)
+    exit_child(run_for_parent(channel, Job, work, _failed))
 
 
-def _quantize(worker: Worker, job: Job, samples: list[Value]) -> None:
+def _failed(job: Job, reason: str) -> AiakqError:
+    return error("worker_failed", worker=job.rank, reason=reason)
+
+
+def _quantize(channel: WorkerChannel, job: Job) -> None:
     if job.quiet:
         logging.disable(logging.WARNING)
         warnings.simplefilter("ignore")
@@ -69,10 +59,13 @@ def _quantize(worker: Worker, job: Job, samples: list[Value]) -> None:
     from aiakq.quantizers.model.source import SourceModel
     from aiakq.quantizers.prepared import block_plan
     from aiakq.quantizers.recipe import recipe_of
+    from aiakq.quantizers.workers.values import receive_values
+    from aiakq.quantizers.workers.worker import Worker
     from aiakq.spec import QuantSpec
     from aiakq.system.memory import gc_frozen
 
     torch.set_num_threads(job.threads)
+    samples = receive_values(channel)
     storage = getattr(torch, job.storage)
     _check(job)
     checkpoint = Checkpoint.open(job.checkpoint)
@@ -82,12 +75,12 @@ def _quantize(worker: Worker, job: Job, samples: list[Value]) -> None:
         model.merge(folder)
         if model.adapter is None or model.adapter.digest != digest:
             reason = f"the adapter {folder} on its node is not that of worker 0"
-            raise _failed(job.rank, reason)
+            raise _failed(job, reason)
     plan = block_plan(msgspec.convert(job.spec, QuantSpec), storage, model)
-    ids: list[Any] | None = list(samples) if job.calibrated else None
     with _scratch(job) as scratch, gc_frozen():
+        ids: Any = samples if job.calibrated else None
         calibration = Calibration(model, recipe_of(job.recipe), plan, ids, job.budget, scratch)
-        BlockLoop(calibration, worker, lambda _: None, job.finished).run()
+        BlockLoop(calibration, Worker(channel, job.rank, job.size), lambda _: None, job.finished).run()
 
 
 def _check(job: Job) -> None:
@@ -97,10 +90,10 @@ def _check(job: Job) -> None:
 
     if job.version != aiakq.__version__:
         reason = f"it is aiakq {aiakq.__version__}, and worker 0 is {job.version}"
-        raise _failed(job.rank, reason)
+        raise _failed(job, reason)
     if job.files != file_sizes(Path(job.checkpoint)):
         reason = f"the files of {job.checkpoint} on its node are not those of worker 0"
-        raise _failed(job.rank, reason)
+        raise _failed(job, reason)
 
 
 @contextlib.contextmanager

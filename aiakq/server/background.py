@@ -22,7 +22,7 @@ from aiakq.arguments.server import KEY_VARIABLES, ServerArguments, checked
 from aiakq.errors import AiakqError, error
 from aiakq.server.telemetry.events import OnEvent, ServerEvent
 from aiakq.system.channel import Channel, Disconnected
-from aiakq.system.child import Child, child_command, end_child, parent_socket
+from aiakq.system.child import Child, child_command, follow, parent_socket
 
 _CODE = "from aiakq.server.background import main; main()"
 
@@ -47,6 +47,7 @@ class RunningServer:
 
     def __init__(self, child: Child, channel: _Channel, on_event: OnEvent | None) -> None:
         self.process = child.process
+        self._child = child
         self.events: list[ServerEvent] = []
         self.ready: ServerEvent | None = None
         self._channel = channel
@@ -74,9 +75,8 @@ class RunningServer:
 
     def stop(self, timeout: float = 60.0) -> int:
         """Shut the server down with SIGTERM and return its exit code."""
-        if self.process.poll() is None:
-            self.process.send_signal(signal.SIGTERM)
-        end_child(self.process, timeout)
+        self.process.send_signal(signal.SIGTERM)
+        self._child.end(timeout)
         return self.process.wait()
 
     def kill(self) -> None:
@@ -94,9 +94,9 @@ class RunningServer:
 
     def _listen(self) -> None:
         """Read messages until the server exits."""
-        failure = self._channel.follow(self._on_report)
-        hint = "Its last output is above."
-        self._outcome.put(failure or error("engine_start", reason="the server's process ended", hint=hint))
+        reason, hint = "the server's process ended", "Its last output is above."
+        failed = error("engine_start", reason=reason, hint=hint)
+        self._outcome.put(follow(self._child, self._channel, self._on_report, lambda reason: failed))
 
     def _on_report(self, report: _Report) -> None:
         event = report.event
@@ -122,7 +122,7 @@ def start_in_background(
     # The caller also sends requests and knows only the keys in ``args``.
     environment = {name: value for name, value in os.environ.items() if name not in KEY_VARIABLES}
     child = Child(child_command(_CODE), environment)
-    channel = _Channel(child.socket, _Report)
+    channel = _Channel(child.sockets[0], _Report)
     channel.send(_Arguments(checked_args))
     server = RunningServer(child, channel, on_event)
     server.wait_ready(timeout)
@@ -146,8 +146,7 @@ def main() -> None:
     try:
         code = serve(given.arguments, on_event)
     except AiakqError as failure:
-        with contextlib.suppress(Disconnected):
-            channel.send_failure(failure)
+        channel.send_failure(failure)
         code = failure.exit_code
     sys.exit(code)
 

@@ -12,23 +12,22 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import msgspec
 import psutil
 import pytest
 
 from aiakq.errors import WORKER, AiakqError, error
-from aiakq.system.channel import Channel, Disconnected, Heartbeat
+from aiakq.system.channel import Channel, Disconnected
 from aiakq.system.child import (
     Child,
     child_command,
-    child_environment,
-    describe_exit,
-    end_child,
-    exit_reason,
+    follow,
     run_for_parent,
-    start_child,
 )
 
-WAIT = "import socket, sys; socket.socket(fileno=int(sys.argv[1])).recv(1)"
+
+class Text(msgspec.Struct, tag="text"):
+    text: str
 
 
 @pytest.fixture
@@ -36,32 +35,6 @@ def sockets():
     ours, theirs = socket.socketpair()
     with ours, theirs:
         yield ours, theirs
-
-
-def test_a_child_has_its_threads_its_descriptors_and_a_process_group(sockets):
-    ours, theirs = sockets
-    code = "import os, socket, sys; text = repr((sys.argv[1:], os.environ['OMP_NUM_THREADS'], os.getpgrp()))\n"
-    code += "socket.socket(fileno=int(sys.argv[1])).sendall(text.encode())"
-    child = start_child(code, theirs.fileno(), "more", pass_fds=[theirs.fileno()], threads=3)
-    found = ours.recv(1 << 10).decode()
-    assert found == repr(([str(theirs.fileno()), "more"], "3", child.pid))
-    assert child.wait(5) == 0 and exit_reason(child) == "it ended with exit code 0"
-
-
-def test_a_child_that_does_not_end_is_killed(sockets):
-    _, theirs = sockets
-    child = start_child(WAIT, theirs.fileno(), pass_fds=[theirs.fileno()], threads=1)
-    assert exit_reason(child, 0.1) == "it closed its socket"
-    end_child(child, 0.1)
-    assert exit_reason(child) == "it was ended by SIGKILL"
-
-
-def test_an_end_by_a_real_time_signal_is_described(sockets):
-    _, theirs = sockets
-    child = start_child(WAIT, theirs.fileno(), pass_fds=[theirs.fileno()], threads=1)
-    os.kill(child.pid, signal.SIGRTMIN + 3)
-    assert exit_reason(child) == f"it was ended by signal {signal.SIGRTMIN + 3}"
-    assert describe_exit(3) == "it ended with exit code 3"
 
 
 #: Says that it has started, then waits for the end of its first socket.
@@ -80,8 +53,8 @@ def start() -> Iterator[Callable[..., Child]]:
     """``start(code, ...)`` starts a child, which is ended after the test."""
     started: list[Child] = []
 
-    def new(code: str, **options) -> Child:
-        started.append(Child(child_command(code), child_environment(1), **options))
+    def new(code: str, *words: object, **options) -> Child:
+        started.append(Child(child_command(code, *words), **options))
         return started[-1]
 
     yield new
@@ -89,6 +62,21 @@ def start() -> Iterator[Callable[..., Child]]:
         child.kill()
         child.end()
         child.close()
+
+
+def test_a_child_has_its_words_its_threads_and_a_process_group(start):
+    code = "import os, socket, sys; text = repr((sys.argv[1:-1], os.environ['OMP_NUM_THREADS'], os.getpgrp()))\n"
+    code += "socket.socket(fileno=int(sys.argv[-1])).sendall(text.encode())"
+    child = start(code, "more", threads=3)
+    assert child.sockets[0].recv(1 << 10).decode() == repr((["more"], "3", child.pid))
+    assert child.exit_reason() == "it ended with exit code 0"
+
+
+def test_an_end_by_a_real_time_signal_is_described(start):
+    child = start(READY)
+    child.sockets[0].recv(1 << 10)
+    os.kill(child.pid, signal.SIGRTMIN + 3)
+    assert child.exit_reason() == f"it was ended by signal {signal.SIGRTMIN + 3}"
 
 
 @pytest.mark.skipif(not Path("/proc").is_dir(), reason="reads /proc")
@@ -101,7 +89,7 @@ def test_a_child_inherits_its_sockets_and_what_it_is_given_only(start):
         assert len(numbers) == 3 + 3 + 1 and given.fileno() in numbers
     child.sockets[-1].close()
     child.end(10.0)
-    assert child.exit_code == 0
+    assert child.process.returncode == 0
     child.close()
     assert os.listdir("/proc/self/fd") == before
 
@@ -115,14 +103,14 @@ def test_a_child_that_cannot_be_started_leaves_no_descriptors():
 
 def test_signals_from_the_terminal_do_not_end_a_child_and_the_end_of_its_socket_does(start):
     child = start(READY)
-    child.socket.recv(1 << 10)
+    child.sockets[0].recv(1 << 10)
     for number in (signal.SIGINT, signal.SIGTERM):
         os.killpg(child.pid, number)
     time.sleep(0.1)
-    assert child.exit_code is None and os.getpgid(child.pid) != os.getpgid(0)
-    child.socket.close()
+    assert child.process.poll() is None and os.getpgid(child.pid) != os.getpgid(0)
+    child.sockets[0].close()
     child.end(10.0)
-    assert child.exit_code == 0
+    assert child.process.returncode == 0
 
 
 @pytest.mark.parametrize("stopped", [False, True])
@@ -131,9 +119,10 @@ def test_a_child_that_hangs_is_killed_with_its_own_children_and_reaped(start, st
         "import os, subprocess, sys, time; print(file=sys.stderr);"
         "p = subprocess.Popen(['sleep', '600']); os.write(int(sys.argv[1]), str(p.pid).encode()); time.sleep(600)"
     )
-    grandchild = int(child.socket.recv(100))
+    grandchild = int(child.sockets[0].recv(100))
     if stopped:
-        child.send_signal(signal.SIGSTOP)
+        child.process.send_signal(signal.SIGSTOP)
+    assert child.exit_reason(0.1) == "it closed its socket"
     child.end(0.05)
     assert child.exit_reason() == "it was ended by SIGKILL" and not psutil.pid_exists(child.pid)
     deadline = time.monotonic() + 5
@@ -155,7 +144,7 @@ def test_an_event_loop_waits_for_the_end_without_blocking(start):
         ticking = asyncio.create_task(tick())
         assert not await child.exited(0.1) and ticks > 3
         await child.end_soon(0.05)
-        assert child.exit_code == -signal.SIGKILL and await child.exited(0)
+        assert child.process.returncode == -signal.SIGKILL and await child.exited(0)
         ticking.cancel()
 
     asyncio.run(whole())
@@ -175,10 +164,10 @@ def test_a_child_ends_with_a_killed_parent():
 import signal
 from aiakq.system.child import *
 child = Child(child_command({READY!r}))
-child.socket.recv(100)
-child.send_signal(signal.SIGSTOP)
+child.sockets[0].recv(100)
+child.process.send_signal(signal.SIGSTOP)
 print(child.pid, flush=True)
-child.socket.recv(100)
+child.sockets[0].recv(100)
 """
     command = [sys.executable, "-P", "-c", code]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stdin=subprocess.DEVNULL) as parent:
@@ -203,28 +192,56 @@ child.socket.recv(100)
     ids=repr,
 )
 def test_the_parent_receives_the_error_of_a_child(sockets, capfd, failure, id, has_traceback):
-    ours, theirs = (Channel(sock, Heartbeat) for sock in sockets)
+    ours, theirs = (Channel(sock, Text) for sock in sockets)
 
-    def work() -> None:
+    def work(first: Text) -> None:
         raise failure
 
-    code = run_for_parent(theirs, work, lambda reason: error("engine_dead", reason=reason))
+    ours.send(Text("go"))
+    code = run_for_parent(theirs, Text, work, lambda first, reason: error("engine_dead", reason=first.text + reason))
     with pytest.raises(AiakqError) as caught:
         ours.receive(5)
     assert caught.value.id == id and code == caught.value.exit_code
     assert ("Traceback" in capfd.readouterr().err) == has_traceback
     if id == "engine_dead":
-        assert code == WORKER and type(failure).__name__ in str(caught.value)
+        assert code == WORKER and f"go{type(failure).__name__}" in str(caught.value)
 
 
 @pytest.mark.parametrize("failure", [Disconnected(), error("no_tokenizer"), None])
 def test_a_child_whose_parent_is_gone_ends_quietly(sockets, capfd, failure):
     ours, theirs = sockets
+    Channel[Text, Text](ours, Text).send(Text("go"))
     ours.close()
 
-    def work() -> None:
+    def work(first: Text) -> None:
         if failure is not None:
             raise failure
 
-    code = run_for_parent(Channel(theirs, Heartbeat), work, lambda reason: error("engine_dead", reason=reason))
+    code = run_for_parent(Channel(theirs, Text), Text, work, lambda first, reason: error("engine_dead", reason=reason))
     assert code == (failure.exit_code if isinstance(failure, AiakqError) else 0) and capfd.readouterr().err == ""
+
+
+@pytest.mark.parametrize(
+    ("code", "reason"),
+    [
+        ("raise SystemExit(3)", "it ended with exit code 3"),
+        ("import os; os.kill(os.getpid(), 9)", "it was ended by SIGKILL"),
+        ("channel.send_failure(error('engine_dead', reason='a'))", "a"),
+        (
+            "channel.send_bytes(bytes([0, 0, 0, 1, 0xc1])); import time; time.sleep(60)",
+            "it sent data that cannot be read",
+        ),
+        ("channel.send_bytes(bytes([0, 0]))", "it ended with exit code 0"),
+    ],
+)
+def test_a_parent_that_follows_a_child_learns_why_it_ended(start, code, reason):
+    child = start(
+        "from aiakq.errors import error; from aiakq.system.child import *; from aiakq.system.channel import *;"
+        "import msgspec; Text = msgspec.defstruct('Text', [('text', str)], tag='text');"
+        f"channel = Channel(parent_socket(), Text); channel.send(Text('first')); {code}"
+    )
+    received: list[Text] = []
+    failure = follow(
+        child, Channel(child.sockets[0], Text), received.append, lambda reason: error("engine_dead", reason=reason)
+    )
+    assert received == [Text("first")] and failure.id == "engine_dead" and f": {reason}" in str(failure)

@@ -44,7 +44,7 @@ class SideProcess:
         settings = json.dumps({"side": side.label, "engine": dict(side.engine), **load})
         command = [side.interpreter, "-P", str(_WORKER), settings]
         self._child = Child(command, side.environment(library), keep_output=True)
-        self._channel: Channel[MeasureBatch, WorkerReply] = Channel(self._child.socket, WorkerReply, as_json=True)
+        self._channel = Channel[MeasureBatch, WorkerReply](self._child.sockets[0], WorkerReply)
 
     def ready(self) -> dict[str, Any]:
         """Wait until the model is loaded and return facts about the engine. Raises ``side_failed``."""

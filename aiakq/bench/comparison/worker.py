@@ -3,8 +3,8 @@
 The side's interpreter runs this file as a script, so that it measures the side's ``aiakq``. It imports nothing of aiakq
 but ``LLM`` and ``SamplingParams``, which older versions have, too.
 
-It is the other end of a channel (aiakq/system/channel.py) in JSON: a 4-byte big-endian length, then an object. First it
-sends facts about the loaded engine, or a failure; then it answers each request with the result of ``measure``.
+It is the other end of a channel (aiakq/system/channel.py), which older versions lack. First it sends facts about the
+loaded engine, or a failure; then it answers each request with the result of ``measure``.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
+
+import msgspec
 
 _LENGTH = struct.Struct(">I")
 
@@ -46,7 +48,7 @@ def main(settings: Mapping[str, Any], sock: socket.socket) -> None:
             head = requests.read(_LENGTH.size)
             if len(head) < _LENGTH.size:
                 return
-            request = json.loads(requests.read(*_LENGTH.unpack(head)))
+            request = msgspec.msgpack.decode(requests.read(*_LENGTH.unpack(head)))
             result = measure(llm, settings, request["seed"], step_times)
 
 

@@ -13,7 +13,7 @@ from aiakq.errors import error
 from aiakq.quantizers.workers.messages import Job
 from aiakq.quantizers.workers.other_worker import CODE, OtherWorker
 from aiakq.quantizers.workers.worker_group import WorkerGroup
-from aiakq.system.child import Child, child_command, child_environment
+from aiakq.system.child import Child, child_command
 from aiakq.system.threads import RestoreThreads
 from aiakq.system.topology import cpu_shares
 
@@ -31,10 +31,10 @@ def start_child_workers(job: Job, samples: Sequence[Tensor]) -> WorkerGroup:
         for rank in range(1, job.size):
             own = msgspec.structs.replace(job, rank=rank, threads=threads, cpus=cpus[rank])
             try:
-                process = Child(child_command(CODE), child_environment(threads))
+                process = Child(child_command(CODE), threads=threads)
             except OSError as failure:
                 raise error("worker_failed", worker=rank, reason=f"it could not be started: {failure}") from None
-            others.append(OtherWorker(process, process.socket, own, samples))
+            others.append(OtherWorker(process, process.sockets[0], own, samples))
     except BaseException:
         WorkerGroup(others, restore).close()
         raise

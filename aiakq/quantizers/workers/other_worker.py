@@ -8,14 +8,15 @@ import socket
 import threading
 import time
 from collections.abc import Sequence
-from typing import Protocol
 
 from torch import Tensor
 
 from aiakq.errors import AiakqError, error
-from aiakq.quantizers.workers.messages import FirstChannel, Job, Values, send_values, values_of
+from aiakq.quantizers.workers.messages import FirstChannel, Job, Values
 from aiakq.quantizers.workers.protocol import Value
+from aiakq.quantizers.workers.values import send_values, values_of
 from aiakq.system.channel import Disconnected
+from aiakq.system.child import Process, follow
 
 #: The code that a worker process runs.
 CODE = "from aiakq.quantizers.worker_process import main; main()"
@@ -25,23 +26,10 @@ TIME_LIMIT = 60.0
 _WAITING = 2
 
 
-class WorkerProcess(Protocol):
-    """The process of another worker."""
-
-    def kill(self) -> None:
-        """Kill the process immediately."""
-
-    def end(self) -> None:
-        """Wait for the process to exit after its socket was shut down; kill it if it does not."""
-
-    def exit_reason(self) -> str:
-        """Return why the process exited, as text."""
-
-
 class OtherWorker:
     """One other worker: its process, and the thread that reads from its socket."""
 
-    def __init__(self, process: WorkerProcess, sock: socket.socket, job: Job, samples: Sequence[Tensor]) -> None:
+    def __init__(self, process: Process, sock: socket.socket, job: Job, samples: Sequence[Tensor]) -> None:
         """Send the worker its job."""
         self.rank = job.rank
         self._process = process
@@ -67,7 +55,7 @@ class OtherWorker:
         except Disconnected:
             self._reader.join(5.0)
             self._check()
-            raise error("worker_failed", worker=self.rank, reason="it closed its socket") from None
+            raise self._failed("it closed its socket") from None
 
     def values(self) -> list[Value]:
         """Return the next list of values. Raises ``worker_failed``, ``worker_late``, or the error that ended the
@@ -93,21 +81,18 @@ class OtherWorker:
     def _check(self) -> None:
         """Raise the reason why the worker cannot continue, if there is one."""
         if not self._reader.is_alive() and self._arrived.empty():
-            raise self._failure or error("worker_failed", worker=self.rank, reason=self._process.exit_reason())
+            raise self._failure or self._failed(self._process.exit_reason())
         if time.monotonic() - self._channel.heard > TIME_LIMIT and not self._arrived.full():
             raise error("worker_late", worker=self.rank, limit=TIME_LIMIT)
 
     def _read(self) -> None:
-        try:
-            self._failure = self._channel.follow(lambda record: self._enqueue(values_of(self._channel, record)))
-        except ConnectionError:
-            pass
-        except ValueError as problem:
-            self._process.kill()
-            reason = f"it sent data that cannot be read: {problem}"
-            self._failure = error("worker_failed", worker=self.rank, reason=reason)
+        self._failure = follow(self._process, self._channel, self._enqueue, self._failed)
 
-    def _enqueue(self, values: list[Value]) -> None:
+    def _failed(self, reason: str) -> AiakqError:
+        return error("worker_failed", worker=self.rank, reason=reason)
+
+    def _enqueue(self, record: Values) -> None:
+        values = values_of(self._channel, record)
         while not self._closing:
             with contextlib.suppress(queue.Full):
                 self._arrived.put(values, timeout=0.2)

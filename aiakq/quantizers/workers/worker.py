@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
-from aiakq.quantizers.workers.messages import WorkerChannel, receive_values, send_values
+from aiakq.quantizers.workers.messages import WorkerChannel
 from aiakq.quantizers.workers.protocol import Task, Value, owners
+from aiakq.quantizers.workers.values import receive_values, send_values
 
 
 class Worker:

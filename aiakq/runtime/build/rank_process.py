@@ -6,6 +6,7 @@ exits when rank 0 closes the socket.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import socket
@@ -48,21 +49,12 @@ def run_rank(channel: FollowerChannel, connect: Callable[[Load], Connections]) -
 
     connect  returns the connections to the other ranks.
     """
-    rank = 0
 
-    def work() -> None:
-        nonlocal rank
-        load = channel.receive()
-        if load is None:
-            return
-        assert isinstance(load, Load), "the first message says what to load"
-        rank = load.rank
-        try:
+    def work(load: Load) -> None:
+        with contextlib.suppress(ConnectionError, TimeoutError):  # another rank is gone: rank 0 knows which
             _follow(channel, load, connect)
-        except (ConnectionError, TimeoutError):
-            return  # another rank is gone: rank 0 knows which
 
-    return run_for_parent(channel, work, lambda reason: error("rank_failed", rank=rank, reason=reason))
+    return run_for_parent(channel, Load, work, lambda load, reason: error("rank_failed", rank=load.rank, reason=reason))
 
 
 class _Inbox:
@@ -96,7 +88,7 @@ def _inherited(load: Load) -> Connections:
 
 def _follow(channel: FollowerChannel, load: Load, connect: Callable[[Load], Connections]) -> None:
     """Load the model, then execute messages until rank 0 closes the connection."""
-    heartbeat = channel.send_heartbeats(min(1.0, load.time_limit / 8))
+    busy = channel.send_heartbeats(min(1.0, load.time_limit / 8))
     if load.cpus:
         os.sched_setaffinity(0, load.cpus)
     import torch
@@ -137,14 +129,14 @@ def _follow(channel: FollowerChannel, load: Load, connect: Callable[[Load], Conn
     follower = Follower(runner, load.rank, collective, stages, sizes.num_slots, max_pages)
     freeze_objects()
     channel.send(RankReady(runner.captured is not None))
-    heartbeat.busy.clear()
+    busy.clear()
     while (request := inbox.receive()) is not None:
-        heartbeat.busy.set()
+        busy.set()
         answer = follower.apply(request)
         if answer is not None:
             channel.send(answer)
         if not follower.has_pending_steps:
-            heartbeat.busy.clear()
+            busy.clear()
         if collective is not None:
             _check(load, collective, channel)
 

@@ -1,11 +1,12 @@
 """The process of a rank that Ray has started, possibly on another machine than rank 0.
 
-``ray_actor`` starts it with the descriptor of an inherited socket that is connected to rank 0, and the address at which
-it listens for the other ranks. It reads the secret of the ranks from standard input.
+See ``ray_actor`` for its arguments; it listens at the address for the other ranks.
 """
 
 from __future__ import annotations
 
+import contextlib
+import socket
 import sys
 from typing import TYPE_CHECKING
 
@@ -13,7 +14,8 @@ from aiakq.errors import error
 from aiakq.runtime.build.rank_process import run_rank
 from aiakq.runtime.distributed.connections import SECRET_BYTES, Listener
 from aiakq.runtime.distributed.messages import FollowerChannel, Listening, Load, ToRank
-from aiakq.system.child import begin_child, exit_child, parent_socket, run_for_parent
+from aiakq.system.channel import Disconnected
+from aiakq.system.child import begin_child, exit_child, parent_socket
 
 if TYPE_CHECKING:
     from aiakq.runtime.distributed.rendezvous import Connections
@@ -23,13 +25,17 @@ def main() -> None:
     """Entry point of the process; never returns."""
     begin_child()
     channel = FollowerChannel(parent_socket(), ToRank)
-    secret = sys.stdin.buffer.read(SECRET_BYTES)
-    listener: Listener
-
-    def listen() -> None:
-        nonlocal listener
-        listener = _listen(sys.argv[2], secret)
-        assert isinstance(listener.address, tuple)
+    with parent_socket(2) as pipe:
+        secret = pipe.recv(SECRET_BYTES, socket.MSG_WAITALL)
+    try:
+        listener = Listener(sys.argv[2], secret)
+    except (OSError, ValueError) as problem:
+        reason = f"the address {sys.argv[2]} does not belong to its node: {problem}"
+        failure = error("ray_unavailable", reason=reason)
+        channel.send_failure(failure)
+        exit_child(failure.exit_code)
+    assert isinstance(listener.address, tuple)
+    with contextlib.suppress(Disconnected):
         channel.send(Listening(*listener.address))
 
     def connect(load: Load) -> Connections:
@@ -41,12 +47,4 @@ def main() -> None:
         finally:
             listener.close()
 
-    code = run_for_parent(channel, listen, lambda reason: error("ray_unavailable", reason=reason))
-    exit_child(code or run_rank(channel, connect))
-
-
-def _listen(host: str, secret: bytes) -> Listener:
-    try:
-        return Listener(host, secret)
-    except (OSError, ValueError) as failure:
-        raise error("ray_unavailable", reason=f"the address {host} does not belong to its node: {failure}") from None
+    exit_child(run_rank(channel, connect))

@@ -5,8 +5,6 @@ Rank 0 runs the engine; the other ranks execute the steps that it sends.
 
 from __future__ import annotations
 
-import socket
-
 import msgspec
 
 from aiakq.arguments.engine import EngineArguments
@@ -185,10 +183,3 @@ FromRank = Listening | RankLoaded | PagesCounted | RankReady | Abandoned | Resum
 #: Rank 0's end of a channel, and the other rank's.
 RankChannel = Channel[ToRank, FromRank]
 FollowerChannel = Channel[FromRank, ToRank]
-
-
-def channel_to_rank(sock: socket.socket, time_limit: float) -> RankChannel:
-    """Return rank 0's end of a channel, on which sending raises TimeoutError after ``time_limit`` seconds."""
-    channel = RankChannel(sock, FromRank, enc_hook=str)  # arguments may be any objects
-    channel.limit_sending(time_limit)
-    return channel

@@ -10,8 +10,10 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
 from importlib.metadata import version
-from typing import NoReturn, Protocol
+from typing import NoReturn
 
 from aiakq.errors import AiakqError, error
 from aiakq.formats.model_folder import file_sizes
@@ -36,7 +38,8 @@ from aiakq.runtime.distributed.messages import (
 )
 from aiakq.runtime.distributed.model_share import ModelShare
 from aiakq.runtime.protocol.step import StepResult
-from aiakq.system.channel import Disconnected, InvalidMessage
+from aiakq.system.channel import Disconnected, framed
+from aiakq.system.child import Process, follow
 
 #: Time limit in seconds for a rank to load the model, or to set up its cache.
 LOAD_SECONDS = 1800.0
@@ -46,24 +49,13 @@ START_SECONDS = 300.0
 SILENT_SECONDS = 60.0
 
 
-class Rank(Protocol):
-    """The process of a rank other than 0, as rank 0 sees it.
-
-    number   global rank.
-    channel  control connection to the rank, whose socket has a time limit for sending.
-    """
+@dataclass(frozen=True)
+class Rank:
+    """A rank other than 0, as rank 0 sees it: its global rank, its process, and the control connection to it."""
 
     number: int
+    process: Process
     channel: RankChannel
-
-    def kill(self) -> None:
-        """Kill the process immediately."""
-
-    def end(self) -> None:
-        """Wait for the process to exit after its channel was shut down, and kill it if it does not."""
-
-    def exit_reason(self) -> str:
-        """Return a description of why the process exited."""
 
 
 def checkpoint_digest(config: EngineConfig) -> str:
@@ -117,7 +109,8 @@ class RankGroup:
         self._readers = [
             threading.Thread(target=self._read, args=(rank,), name=f"rank-{rank.number}", daemon=True) for rank in ranks
         ]
-        for reader in self._readers:
+        for rank, reader in zip(ranks, self._readers, strict=True):
+            rank.channel.limit_sending(time_limit, partial(self._stall, rank.number))
             reader.start()
 
     @property
@@ -189,13 +182,10 @@ class RankGroup:
 
     def send(self, record: ToRank) -> None:
         """Send a record to every rank."""
-        frame = self._ranks[0].channel.frame(record)
+        frame = framed(record)
         for rank in self._ranks:
             try:
-                rank.channel.send_frame(frame)
-            except TimeoutError:  # the rank did not read within the time limit
-                self._failure = self._failure or self._late(rank.number, "receiving the next step")
-                self.check()
+                rank.channel.send_bytes(frame)
             except Disconnected:
                 self.check(gone=rank.number)
 
@@ -252,7 +242,7 @@ class RankGroup:
             self._failure = self._failure or error("rank_failed", rank=lost, reason="its connection to rank 0 ended")
         if self._failure is not None:
             for rank in self._ranks:  # the group cannot continue, and a rank that hangs does not exit by itself
-                rank.kill()
+                rank.process.kill()
             raise self._failure
 
     def lose(self) -> NoReturn:
@@ -279,12 +269,17 @@ class RankGroup:
         for rank in self._ranks:
             rank.channel.hang_up()
         for rank, reader in zip(self._ranks, self._readers, strict=True):
-            rank.end()
+            rank.process.end()
             reader.join(5.0)
             rank.channel.close()
         self._on_close()
 
     # --- messages from the ranks ---
+
+    def _stall(self, rank: int) -> None:
+        """Raise ``rank_late``: a rank has not read for as long as a step may take."""
+        self._failure = self._failure or self._late(rank, "receiving the next step")
+        self.check()
 
     def _late(self, rank: int, operation: str) -> AiakqError:
         return error("rank_late", rank=rank, limit=self._time_limit, operation=operation)
@@ -322,14 +317,13 @@ class RankGroup:
 
     def _read(self, rank: Rank) -> None:
         """Receive the messages of a rank until its connection ends; runs in a thread per rank."""
-        try:
-            failure = rank.channel.follow(lambda message: self._arrived.put((rank.number, message)))
-        except InvalidMessage as problem:
-            rank.kill()
-            reason = f"it sent data that cannot be read: {problem}"
-            failure = error("rank_failed", rank=rank.number, reason=reason)
+        failure = follow(
+            rank.process,
+            rank.channel,
+            lambda message: self._arrived.put((rank.number, message)),
+            lambda reason: error("rank_failed", rank=rank.number, reason=reason),
+        )
         if not self._closing:
-            failure = failure or error("rank_failed", rank=rank.number, reason=rank.exit_reason())
             self._failure = self._failure or failure
             self._give_up()
         self._arrived.put((rank.number, None))

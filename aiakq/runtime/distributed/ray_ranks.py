@@ -15,10 +15,10 @@ from aiakq.errors import AiakqError, error
 from aiakq.kernels.cpu import library
 from aiakq.runtime.config.engine import EngineConfig
 from aiakq.runtime.distributed.links import LinkSender
-from aiakq.runtime.distributed.messages import Listening, Load, RankChannel, channel_to_rank
-from aiakq.runtime.distributed.rank_group import RankGroup
+from aiakq.runtime.distributed.messages import FromRank, Listening, Load, RankChannel
+from aiakq.runtime.distributed.rank_group import Rank, RankGroup
 from aiakq.runtime.distributed.ray_cluster import Placement, Session
-from aiakq.runtime.distributed.ray_processes import START_SECONDS, RayProcess, RayProcesses
+from aiakq.runtime.distributed.ray_processes import START_SECONDS, RayProcesses
 from aiakq.runtime.distributed.rendezvous import Connections, Rendezvous
 from aiakq.system.threads import RestoreThreads
 
@@ -61,9 +61,7 @@ class _Started:
         slots = placement.slots
         self._processes = processes = RayProcesses(self._session, placement, _CODE)
         processes.start()
-        self._channels = {
-            rank: channel_to_rank(sock, parallel.timeout) for rank, sock in sorted(processes.sockets.items())
-        }
+        self._channels = {rank: RankChannel(sock, FromRank) for rank, sock in sorted(processes.sockets.items())}
         own_address = processes.listener.address
         assert isinstance(own_address, tuple)
         addresses = [own_address, *(self._address(rank) for rank in range(1, count))]
@@ -71,7 +69,7 @@ class _Started:
         rendezvous = Rendezvous(0, size, addresses, processes.listener, processes.secret)
         connections = self._rendezvous(rendezvous, parallel.timeout)
         processes.listener.close()
-        ranks = [RayRank(processes.process(rank), channel) for rank, channel in self._channels.items()]
+        ranks = [Rank(rank, processes.process(rank), channel) for rank, channel in self._channels.items()]
         threads = min(slots[0].threads, torch.get_num_threads())
         torch.set_num_threads(threads)
         link = None if connections.link_out is None else LinkSender(connections.link_out)
@@ -129,11 +127,3 @@ class _Started:
                 with contextlib.suppress(TimeoutError):
                     channel.receive(0)
             raise
-
-
-class RayRank:
-    """A rank whose process Ray has started; implements ``Rank``."""
-
-    def __init__(self, process: RayProcess, channel: RankChannel) -> None:
-        self.number, self.channel, self.process = process.number, channel, process
-        self.kill, self.end, self.exit_reason = process.kill, process.end, process.exit_reason

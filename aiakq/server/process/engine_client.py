@@ -54,7 +54,7 @@ class EngineClient:
             child = Child(child_command(_CODE), environment)
         except OSError as failure:
             raise error("engine_start", reason=str(failure), hint="Check free memory and process limits.") from None
-        client = cls(child, await ServerChannel.open(child.socket, FromEngine))
+        client = cls(child, await ServerChannel.open(child.sockets[0], FromEngine))
         engine = EngineArguments(**part_of(EngineArguments, arguments))  # not the keys of the server
         client.send(Start(engine, list(cpus), replica, arguments.data_parallel_size))
         return client
@@ -69,7 +69,7 @@ class EngineClient:
 
     async def load(self, on_configured: Callable[[Configured], None], on_phase: Callable[[Loading], None]) -> Ready:
         """Wait until the engine is ready. Raises the AiakqError that kept it from loading, or ``engine_start``."""
-        async for record in self._channel.records():
+        while (record := await self._channel.receive()) is not None:
             if isinstance(record, Configured):
                 on_configured(record)
             elif isinstance(record, Loading):
@@ -84,7 +84,7 @@ class EngineClient:
 
         Raises the engine's error, or ``engine_dead``, when the process ends.
         """
-        async for record in self._channel.records():
+        while (record := await self._channel.receive()) is not None:
             if isinstance(record, Stepped):
                 yield record.output
             elif isinstance(record, Started | AdapterChecked):
@@ -98,7 +98,7 @@ class EngineClient:
 
     async def abort(self) -> None:
         """Abort a process that hangs, after it has written its threads' stacks to standard error if it can."""
-        self._child.send_signal(signal.SIGABRT)
+        self._child.process.send_signal(signal.SIGABRT)
         await self._child.exited(1.0)
         self.kill()
 
@@ -109,4 +109,4 @@ class EngineClient:
     async def _exit_reason(self) -> str:
         await self._child.exited(5.0)
         cause = " (a file of the model was cut off while it was read)"
-        return self._child.exit_reason(0) + (cause if self._child.exit_code == -signal.SIGBUS else "")
+        return self._child.exit_reason(0) + (cause if self._child.process.returncode == -signal.SIGBUS else "")

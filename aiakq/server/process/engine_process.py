@@ -60,23 +60,19 @@ def _run(channel: EngineChannel) -> int:
     """Load the model and serve; return the exit code."""
     engine: Engine | None = None
 
-    def work() -> None:
+    def work(start: Start) -> None:
         nonlocal engine
-        start = channel.receive()
-        if start is None:
-            return
-        assert isinstance(start, Start), "the first message holds the arguments"
         if start.cpus:
             os.sched_setaffinity(0, start.cpus)  # before torch counts them
         engine = _load(channel, start)
         _serve(channel, engine)
 
-    def unexpected(reason: str) -> AiakqError:
+    def unexpected(start: Start, reason: str) -> AiakqError:
         if engine is None:
             return error("engine_start", reason=reason, hint="The traceback is above.")
         return error("engine_dead", reason=reason)
 
-    return run_for_parent(channel, work, unexpected)
+    return run_for_parent(channel, Start, work, unexpected)
 
 
 def _load(channel: EngineChannel, start: Start) -> Engine:

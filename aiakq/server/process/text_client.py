@@ -33,13 +33,12 @@ from aiakq.server.process.text_messages import (
 )
 from aiakq.server.process.text_process import MAX_SECONDS, MAX_SECONDS_PER_CHAR, WITHOUT_TORCH
 from aiakq.server.process.worker_queue import TextWorkerChannel, WorkerQueue
-from aiakq.system.channel import Codec, Disconnected, InvalidMessage
+from aiakq.system.channel import Disconnected, InvalidMessage, framed
 from aiakq.system.child import Child, child_command, is_stopped
 
 Result = TypeVar("Result")
 
 _CODE = "from aiakq.server.process.text_process import main; main()"
-_ENCODED: Codec[TextRequest, TextReply] = Codec(TextReply)
 #: Number of workers.
 NUM_WORKERS = 4
 LONG_CHARS = 1 << 15
@@ -225,7 +224,7 @@ class TextClient:
         size = size_of(request)
         for _ in range(2):
             request.number = next(self._numbers)
-            frame = _ENCODED.frame(request)  # before anything else, because it can fail
+            frame = framed(request)  # before anything else, because it can fail
             try:
                 if size <= LONG_CHARS and request.grammar is None:
                     self._short_since[request.number] = time.monotonic()
@@ -266,7 +265,7 @@ class TextClient:
 
     @property
     def _has_process(self) -> bool:
-        return self._process is not None and self._process.exit_code is None
+        return self._process is not None and self._process.process.poll() is None
 
     async def stop(self) -> None:
         """Stop the process and its workers."""
@@ -353,13 +352,13 @@ class TextClient:
     async def _drop(self, channel: TextWorkerChannel, number: int, exchange: asyncio.Future[TextReply]) -> None:
         """Send ``Drop`` for a worker's request until a reply arrives, because the worker may not have started on it."""
         control = self._control
-        while not exchange.done() and control is not None and not control.is_closing:
+        while not exchange.done() and control is not None:
             control.send(Drop(channel.slot, number))
             await asyncio.wait({exchange}, timeout=_DROP_SECONDS)
 
     async def _exchange(self, worker: TextWorkerChannel, number: int, frame: bytes) -> TextReply:
         """Send a request and wait for its reply. Must not be cancelled."""
-        worker.channel.send_frame(frame)
+        worker.channel.send_bytes(frame)
         while (reply := await worker.channel.receive()) is not None:
             if reply.number == number:  # else it is the reply for a worker that died while idle
                 return reply

@@ -21,7 +21,6 @@ import os
 import resource
 import select
 import signal
-import socket
 import struct
 import sys
 import time
@@ -52,13 +51,14 @@ from aiakq.server.process.text_messages import (
     ToTextProcess,
     WorkerSocket,
     pair_length,
+    size_of,
 )
-from aiakq.system.channel import Failure
-from aiakq.system.child import begin_child, end_with_parent
+from aiakq.system.channel import Failure, framed
+from aiakq.system.child import begin_child, end_with_parent, parent_socket
 from aiakq.system.memory import heap_bytes, limit_more_memory, trim_heap
 
 WITHOUT_TORCH = "--without-torch"
-#: Size of request and reply in bytes above which a worker returns freed memory to the system.
+#: Approximate size of request and reply in bytes above which a worker returns freed memory to the system.
 _TRIM_ABOVE_BYTES = 1 << 20
 #: Number of a worker's current request, and index of its stage in _PARTS.
 _CURRENT = struct.Struct("=QQ")
@@ -76,12 +76,11 @@ _PARTS: tuple[Part, ...] = ("template", "tokenizer", "grammar")
 def main() -> None:
     """Entry point of the process: fork a worker per socket, and replace workers that die."""
     begin_child()
-    numbers = sys.argv[1:]
-    if numbers[0] == WITHOUT_TORCH:
-        del numbers[0]
+    if sys.argv[1] == WITHOUT_TORCH:
+        del sys.argv[1]
         sys.modules["torch"] = None  # type: ignore[assignment]  # to transformers, torch is not installed then
-    sockets = [socket.socket(fileno=int(number)) for number in numbers]
-    control = ProcessControl(sockets[0], ToTextProcess)
+    first, *sockets = map(parent_socket, range(len(sys.argv) - 1))
+    control = ProcessControl(first, ToTextProcess)
     from transformers import AutoTokenizer  # noqa: F401  takes seconds, during which the server determines what to load
 
     setup = control.receive()
@@ -93,7 +92,7 @@ def main() -> None:
         control.send_failure(failure)
         return
     worker = _Worker(tokenizer, templates, setup.max_chars, _compiler(tokenizer, loaded))
-    pool = _WorkerPool(control, [WorkerSocket(sock, TextRequest) for sock in sockets[1:]], worker)
+    pool = _WorkerPool(control, [WorkerSocket(sock, TextRequest) for sock in sockets], worker)
     control.send(loaded)
     pool.run()
     os._exit(0)
@@ -326,20 +325,20 @@ class _Worker:
                 _set_limits(seconds, num_bytes)
 
             try:
-                frame = channel.frame(self._answer(request, begin))
+                frame = framed(self._answer(request, begin))
             except MemoryError:
-                frame = channel.frame(TextReply(request.number, failure="it takes too much memory", failed=part))
+                frame = framed(TextReply(request.number, failure="it takes too much memory", failed=part))
             except AiakqError as exception:
-                frame = channel.frame(TextReply(request.number, error=Failure.of(exception)))
+                frame = framed(TextReply(request.number, error=Failure.of(exception)))
             except BaseException as exception:  # templates can raise anything, and tokenizers in Rust can panic
                 first = (str(exception).strip().splitlines() or [type(exception).__name__])[0]
-                frame = channel.frame(TextReply(request.number, failure=first.rstrip(".")[:200], failed=part))
+                frame = framed(TextReply(request.number, failure=first.rstrip(".")[:200], failed=part))
             finally:
                 signal.setitimer(signal.ITIMER_PROF, 0)
             # From here on the request cannot be dropped, so that no partial frame is sent.
             set_current(0, "template")
-            channel.send_frame(frame)
-            if channel.frame_size + len(frame) > _TRIM_ABOVE_BYTES:
+            channel.send_bytes(frame)
+            if size_of(request) + len(frame) > _TRIM_ABOVE_BYTES:
                 # A collection of reference cycles would write to memory that all workers share.
                 del request, frame
                 trim_heap()

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from aiakq.quantizers.workers.messages import FirstChannel, ToWorker, Values, WorkerChannel, receive_values, send_values
+from aiakq.quantizers.workers.messages import FirstChannel, ToWorker, Values, WorkerChannel
+from aiakq.quantizers.workers.values import receive_values, send_values
 from aiakq.quantizers.workers.worker import Worker
 from aiakq.quantizers.workers.worker_group import FirstWorker
 

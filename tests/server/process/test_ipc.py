@@ -20,7 +20,7 @@ from aiakq.runtime.protocol.step import TokenLogprobs
 from aiakq.runtime.protocol.thought_budget import ThoughtBudget
 from aiakq.runtime.text.tokenizer import TokenizerSource
 from aiakq.server.process import ipc
-from aiakq.system.channel import Codec, InvalidMessage, split
+from aiakq.system.channel import InvalidMessage, RecordDecoder, framed, split
 
 SPEC = RequestSpec("r/0", [1, 2], SamplingParams(logit_bias={7: -1.5}, stop_token_ids=[3]), 5, 2**63 - 1)
 OUTPUT = TokenOutput(
@@ -32,21 +32,21 @@ OUTPUT = TokenOutput(
     finish_reason="stop",
     times=RequestTimes(1.0, 2.0),
 )
-#: The codecs of both ends.
-ENGINE: Codec[Any, Any] = Codec(ipc.ToEngine)
-SERVER: Codec[Any, Any] = Codec(ipc.FromEngine)
+#: The decoders of both ends.
+ENGINE: RecordDecoder[Any] = RecordDecoder(ipc.ToEngine)
+SERVER: RecordDecoder[Any] = RecordDecoder(ipc.FromEngine)
 
 
 def to_engine(record: Any) -> Any:
     """What the engine receives."""
-    (body,) = split(bytearray(SERVER.frame(record)))
-    return ENGINE.record(body)
+    (body,) = split(bytearray(framed(record)))
+    return ENGINE.decode(body)
 
 
 def from_engine(record: Any) -> Any:
     """What the HTTP process receives."""
-    (body,) = split(bytearray(ENGINE.frame(record)))
-    return SERVER.record(body)
+    (body,) = split(bytearray(framed(record)))
+    return SERVER.decode(body)
 
 
 @pytest.mark.parametrize(
@@ -90,7 +90,7 @@ def test_sequences_of_a_request_share_their_lists_in_a_frame():
         "r/0", list(range(5000)), params, 5, 7, bad_word_ids=[[1, 2]], options=RequestOptions(cache_salt="s")
     )
     specs = [first, *(repeat(first, f"r/{index}", index) for index in range(1, 16))]
-    assert len(ENGINE.frame(ipc.Submit.of(specs))) < 300_000
+    assert len(framed(ipc.Submit.of(specs))) < 300_000
     received = to_engine(ipc.Submit.of(specs)).specs()
     assert received == specs
     assert len({id(spec.sampling) for spec in received}) == len({id(spec.prompt_token_ids) for spec in received}) == 1
@@ -117,4 +117,4 @@ def test_unknown_records_are_refused():
         [1],
     ):
         with pytest.raises(InvalidMessage):
-            ENGINE.record(msgspec.msgpack.encode(unknown))
+            ENGINE.decode(msgspec.msgpack.encode(unknown))
