@@ -38,13 +38,13 @@ class Load(msgspec.Struct, tag="load"):
     num_stages: int
     host_ranks: int
     transport: str
-    memory: int | None
-    gpu: int | None
-    link_in: int | None
-    link_out: int | None
     threads: int
-    cpus: list[int]
     time_limit: float
+    memory: int | None = None
+    gpu: int | None = None
+    link_in: int | None = None
+    link_out: int | None = None
+    cpus: list[int] = []
     addresses: list[tuple[str, int]] = []
 
     @property

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import version
-from typing import NoReturn
+from typing import NoReturn, TypeVar
 
 from aiakq.errors import AiakqError, error
 from aiakq.formats.model_folder import file_sizes
@@ -40,6 +40,8 @@ from aiakq.runtime.distributed.model_share import ModelShare
 from aiakq.runtime.protocol.step import StepResult
 from aiakq.system.channel import Disconnected, framed
 from aiakq.system.child import Process, follow
+
+Answer = TypeVar("Answer", bound=FromRank)
 
 #: Time limit in seconds for a rank to load the model, or to set up its cache.
 LOAD_SECONDS = 1800.0
@@ -151,7 +153,6 @@ class RankGroup:
         """
         checkpoint = checkpoint_digest(config)
         for rank, message in self._collect(RankLoaded, "loading the model"):
-            assert isinstance(message, RankLoaded)
             if (message.version, message.checkpoint) != (version("aiakq"), checkpoint):
                 raise error(
                     "rank_failed", rank=rank, reason="it loaded different files, or runs a different version of aiakq"
@@ -167,13 +168,12 @@ class RankGroup:
         """
         self.send(CountPages())
         messages = self._collect(PagesCounted, "counting its pages")
-        return min([num_pages, *(message.pages for _, message in messages if isinstance(message, PagesCounted))])
+        return min([num_pages, *(message.pages for _, message in messages)])
 
     def configure(self, sizes: Configure, captures: bool) -> None:
         """Have all ranks set up their caches, and wait until they have; see RankReady. Raises ``rank_failed``."""
         self.send(sizes)
         for rank, message in self._collect(RankReady, "setting up its cache"):
-            assert isinstance(message, RankReady)
             if rank < self.size and message.captures != captures:
                 reason = f"it has {'' if message.captures else 'not '}captured its steps, unlike rank 0"
                 raise error("rank_failed", rank=rank, reason=reason)
@@ -293,13 +293,13 @@ class RankGroup:
                 self._failure = error("rank_late", rank=rank.number, limit=limit, operation="no heartbeat")
                 self.check()
 
-    def _collect(self, kind: type[FromRank], work: str | None = None) -> list[tuple[int, FromRank]]:
+    def _collect(self, kind: type[Answer], work: str | None = None) -> list[tuple[int, Answer]]:
         """Wait for one message of type ``kind`` from every rank; drop other messages.
 
         work  what the ranks do meanwhile, within LOAD_SECONDS; None for a time limit on heartbeats only.
         """
-        missing, received = {rank.number for rank in self._ranks}, []
-        began = time.monotonic()
+        missing, began = {rank.number for rank in self._ranks}, time.monotonic()
+        received: list[tuple[int, Answer]] = []
         while missing:
             try:
                 rank, message = self._arrived.get(timeout=min(self._time_limit / 4, 1.0))
