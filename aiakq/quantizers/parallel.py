@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 from contextlib import AbstractContextManager
 
@@ -27,7 +26,7 @@ def start_workers(prepared: Prepared, plan: BlockPlan, writer: CheckpointWriter)
     """
     options, size = prepared.options, prepared.options.workers
     if size == 1 or len(writer.steps) >= len(prepared.model.blocks):
-        return contextlib.nullcontext(FirstWorker())
+        return FirstWorker()
     samples = () if prepared.samples is None else prepared.samples.samples
     job = Job(
         version=aiakq.__version__,

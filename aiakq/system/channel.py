@@ -132,6 +132,7 @@ class Channel(RecordDecoder[Receive], Generic[Send, Receive]):
 
     socket  the stream socket, whose owner this is.
     heard   when the last bytes arrived (``time.monotonic``).
+    busy    whether to send heartbeats; see ``send_heartbeats``.
     """
 
     def __init__(self, sock: socket.socket, receives: Any) -> None:
@@ -139,6 +140,8 @@ class Channel(RecordDecoder[Receive], Generic[Send, Receive]):
         sock.setblocking(True)
         self.socket = sock
         self.heard = time.monotonic()
+        self.busy = threading.Event()
+        self.busy.set()
         self._buffer = bytearray()
         self._sending = threading.Lock()
         self._on_stall: Callable[[], None] = lambda: None
@@ -167,23 +170,21 @@ class Channel(RecordDecoder[Receive], Generic[Send, Receive]):
         with contextlib.suppress(Disconnected):
             self.send(Failure.of(failure))
 
-    def send_heartbeats(self, seconds: float, on_gone: Callable[[], None] = lambda: None) -> threading.Event:
-        """Send heartbeats from a thread while the returned event is set, as it is at first.
+    def send_heartbeats(self, seconds: float, on_gone: Callable[[], None] = lambda: None) -> None:
+        """Send a heartbeat every ``seconds`` from a thread while ``busy`` is set, as it is at first.
 
         on_gone  called when the other end is gone.
         """
-        busy, frame = threading.Event(), framed(Heartbeat())
-        busy.set()
+        frame = framed(Heartbeat())
 
         def run() -> None:
             with contextlib.suppress(Disconnected):
-                while busy.wait():
+                while self.busy.wait():
                     self.send_bytes(frame)
                     time.sleep(seconds)
             on_gone()
 
         threading.Thread(target=run, name="heartbeat", daemon=True).start()
-        return busy
 
     def limit_sending(self, seconds: float, on_stall: Callable[[], None]) -> None:
         """Make ``send`` call ``on_stall`` whenever it could send nothing for ``seconds``; it raises to give up."""

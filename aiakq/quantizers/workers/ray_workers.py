@@ -11,11 +11,11 @@ from torch import Tensor
 from aiakq.errors import AiakqError, error
 from aiakq.quantizers.workers.messages import Job
 from aiakq.quantizers.workers.other_worker import CODE, OtherWorker
-from aiakq.quantizers.workers.worker_group import WorkerGroup
+from aiakq.quantizers.workers.worker_group import FirstWorker
 from aiakq.runtime.distributed.ray_processes import RayProcesses
 
 
-def start_ray_workers(job: Job, samples: Sequence[Tensor]) -> WorkerGroup:
+def start_ray_workers(job: Job, samples: Sequence[Tensor]) -> FirstWorker:
     """Start workers 1 to ``job.size`` - 1. Until the group is closed, this process uses the threads reserved for it.
     ``rank``, ``threads`` and ``scratch`` of ``job`` are set for each worker.
 
@@ -33,9 +33,9 @@ def start_ray_workers(job: Job, samples: Sequence[Tensor]) -> WorkerGroup:
             others.append(OtherWorker(processes.process(rank), sock, own, samples))
         processes.use_threads()
     except BaseException:
-        WorkerGroup(others, processes.close).close()
+        FirstWorker(others, processes.close).close()
         raise
-    return WorkerGroup(others, processes.close)
+    return FirstWorker(others, processes.close)
 
 
 @contextlib.contextmanager

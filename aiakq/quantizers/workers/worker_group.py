@@ -1,4 +1,4 @@
-"""WorkerGroup: all workers of a quantization, from the view of worker 0, which is this process."""
+"""FirstWorker: all workers of a quantization, from the view of worker 0, which is this process."""
 
 from __future__ import annotations
 
@@ -13,13 +13,14 @@ from aiakq.quantizers.workers.protocol import Task, Value, owners
 class FirstWorker:
     """Worker 0: receives what the others compute, in a fixed order, and sends each of them what it lacks.
 
-    Without others, it is the only worker.
+    Without others, it is the only worker. The others exit when this is closed.
     """
 
     rank = 0
 
-    def __init__(self, others: Sequence[OtherWorker] = ()) -> None:
-        self._others = list(others)
+    def __init__(self, others: Sequence[OtherWorker] = (), closed: Callable[[], None] = lambda: None) -> None:
+        """closed: called after the others have exited."""
+        self._others, self._closed = list(others), closed
         self.size = 1 + len(self._others)
 
     def combine(
@@ -65,16 +66,7 @@ class FirstWorker:
             if other.rank != without:
                 other.send(values)
 
-
-class WorkerGroup(FirstWorker):
-    """Worker 0 and the others, which exit when this is closed."""
-
-    def __init__(self, others: Sequence[OtherWorker], closed: Callable[[], None]) -> None:
-        """closed: called after the others have exited."""
-        super().__init__(others)
-        self._closed = closed
-
-    def __enter__(self) -> WorkerGroup:
+    def __enter__(self) -> FirstWorker:
         return self
 
     def __exit__(

@@ -51,6 +51,7 @@ def run_rank(channel: FollowerChannel, connect: Callable[[Load], Connections]) -
     """
 
     def work(load: Load) -> None:
+        channel.send_heartbeats(min(1.0, load.time_limit / 8))
         with contextlib.suppress(ConnectionError, TimeoutError):  # another rank is gone: rank 0 knows which
             _follow(channel, load, connect)
 
@@ -88,7 +89,6 @@ def _inherited(load: Load) -> Connections:
 
 def _follow(channel: FollowerChannel, load: Load, connect: Callable[[Load], Connections]) -> None:
     """Load the model, then execute messages until rank 0 closes the connection."""
-    busy = channel.send_heartbeats(min(1.0, load.time_limit / 8))
     if load.cpus:
         os.sched_setaffinity(0, load.cpus)
     import torch
@@ -129,14 +129,14 @@ def _follow(channel: FollowerChannel, load: Load, connect: Callable[[Load], Conn
     follower = Follower(runner, load.rank, collective, stages, sizes.num_slots, max_pages)
     freeze_objects()
     channel.send(RankReady(runner.captured is not None))
-    busy.clear()
+    channel.busy.clear()
     while (request := inbox.receive()) is not None:
-        busy.set()
+        channel.busy.set()
         answer = follower.apply(request)
         if answer is not None:
             channel.send(answer)
         if not follower.has_pending_steps:
-            busy.clear()
+            channel.busy.clear()
         if collective is not None:
             _check(load, collective, channel)
 

@@ -229,17 +229,14 @@ class RankGroup:
 
         gone  rank whose connection ended.
         """
-        if gone is not None and self._failure is None:
-            self._readers[gone - 1].join(5.0)  # the reader thread records the cause
-        if self._failure is None and gone is not None:
-            self._failure = error("rank_failed", rank=gone, reason="it closed its socket")
-        late = None if self.collective is None else self.collective.late_rank
-        if self._failure is None and self.collective is not None and late is not None:
-            self._failure = self._late(late, self.collective.operation)
-        lost = None if self.collective is None else self.collective.lost_rank
+        collective, lost, reason = self.collective, gone, "it closed its socket"
+        if gone is None and collective is not None:
+            if collective.late_rank is not None:
+                self._failure = self._failure or self._late(collective.late_rank, collective.operation)
+            lost, reason = collective.lost_rank, "its connection to rank 0 ended"
         if self._failure is None and lost is not None:
-            self._readers[lost - 1].join(5.0)
-            self._failure = self._failure or error("rank_failed", rank=lost, reason="its connection to rank 0 ended")
+            self._readers[lost - 1].join(5.0)  # the reader thread records the cause
+            self._failure = self._failure or error("rank_failed", rank=lost, reason=reason)
         if self._failure is not None:
             for rank in self._ranks:  # the group cannot continue, and a rank that hangs does not exit by itself
                 rank.process.kill()
