@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 # Two at a time: many tests wait for servers.
 PYTEST := $(BIN)/pytest -q -n 2 --dist loadfile $(PYTEST_ARGS)
 
-.PHONY: help image release quickstart test test-all test-fast test-elsewhere check format docs frameworks models soak hostile quality large bench bench-cpu counters ab kernels sanitize triton resolve gpu clean
+.PHONY: help image release quickstart test test-all test-fast test-elsewhere lint check format docs frameworks models soak hostile quality large bench bench-cpu counters ab kernels sanitize triton resolve gpu clean
 
 help:  ## these lines
 	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 16
@@ -58,11 +58,12 @@ test-elsewhere: $(VENV)/.test $(VENV)/.native  ## the runtime's tests as on mach
 	AIAKQ_CPU_ISA=avx2 $(PYTEST) tests/runtime
 	AIAKQ_KERNELS=reference $(PYTEST) tests/runtime
 
-check: $(VENV)/.test $(VENV)/.native  ## format, lint, types, then `make test`
+lint: $(VENV)/.test  ## format, lint, types
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	$(PYTEST) --lane quick
+
+check: lint test  ## what every pull request has to pass
 
 format: $(VENV)/.test  ## put the code into its format
 	$(BIN)/ruff format .

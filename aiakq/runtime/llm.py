@@ -108,7 +108,7 @@ class LLM(PoolingMethods):
                 raise error("numerical_error", reason=result.error)
         return results
 
-    def chat(
+    def chat(  # noqa: PLR0913  the parameters of vLLM
         self,
         messages: list[dict[str, object]] | list[list[dict[str, object]]],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,

@@ -25,9 +25,9 @@ IMPLEMENTATIONS = Registry(
 
 
 class Scaling(Protocol):
-    """softcap(scale * factor * x) + added, with softcap(v) = cap * tanh(v / cap); in float32, rounded once.
+    """softcap(scale * factors[position] * x) + added, with softcap(v) = cap * tanh(v / cap); in float32, rounded once.
 
-    factor  ``factors`` [positions] float32 at the position of the row; 1 without factors.
+    factors  [positions] float32, one for each position; None for 1.
     """
 
     def __call__(

@@ -7,10 +7,10 @@ import random
 import pytest
 from scheduler_configs import scheduler_config
 
-from aiakq.runtime.engine.admission import admit
 from aiakq.runtime.engine.engine import Engine
 from aiakq.runtime.engine.pages import PagePool
 from aiakq.runtime.engine.scheduler import Scheduler
+from aiakq.runtime.protocol.admission import admit
 from aiakq.runtime.protocol.limits import ModelLimits
 from aiakq.runtime.protocol.request import RequestOptions, RequestSpec
 from aiakq.runtime.protocol.sampling_params import SamplingParams

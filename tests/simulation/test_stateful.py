@@ -15,10 +15,10 @@ from world import World
 
 from aiakq.errors import AiakqError, error
 from aiakq.runtime.config.scheduler import SchedulerConfig
-from aiakq.runtime.engine.admission import admit
 from aiakq.runtime.engine.engine import Engine
 from aiakq.runtime.engine.pages import PagePool
 from aiakq.runtime.engine.scheduler import Scheduler
+from aiakq.runtime.protocol.admission import admit
 from aiakq.runtime.protocol.command import Abort, Inbox, ResetPrefixCache
 from aiakq.runtime.protocol.limits import ModelLimits
 from aiakq.runtime.protocol.request import Prompt, Request

@@ -14,11 +14,11 @@ from sizes import Setup
 from staged import StagedExecutor
 
 from aiakq.errors import AiakqError
-from aiakq.runtime.engine.admission import admit
 from aiakq.runtime.engine.engine import Engine
 from aiakq.runtime.engine.pages import PagePool
 from aiakq.runtime.engine.scheduler import Scheduler
 from aiakq.runtime.engine.sequence import ScheduledChunk, Sequence
+from aiakq.runtime.protocol.admission import admit
 from aiakq.runtime.protocol.command import Abort, Inbox, ResetPrefixCache
 from aiakq.runtime.protocol.limits import ModelLimits
 from aiakq.runtime.protocol.output import OUT_OF_MEMORY, StepOutput, TokenOutput

@@ -16,9 +16,9 @@ from aiakq.errors import AiakqError
 from aiakq.formats.compatibility import Readers
 from aiakq.formats.model_folder import open_file
 from aiakq.formats.yaml_text import InvalidYaml, parse_yaml
+from aiakq.html_report.numbers import percent, size
 from aiakq.quantizers.calibration.samples import sources, title_of
 from aiakq.quantizers.options import QuantizeOptions
-from aiakq.quantizers.report.page import percent, size
 from aiakq.quantizers.report.records import QuantizeReport, command_line
 
 CARD_FILE = "README.md"

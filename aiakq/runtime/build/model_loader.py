@@ -12,6 +12,7 @@ from aiakq.runtime.config.engine import EngineConfig
 from aiakq.runtime.device_memory import is_out_of_memory
 from aiakq.runtime.distributed.model_share import ModelShare, stage_of
 from aiakq.runtime.inspect.description import describe_left_out, describe_operations, separate_head_remark
+from aiakq.runtime.loader.dummy_weights import DummyWeights
 from aiakq.runtime.loader.memory_check import check_weights_fit
 from aiakq.runtime.loader.weights import CheckpointWeights, weights_for
 from aiakq.runtime.lora.layers import AdaptableLayers
@@ -35,27 +36,8 @@ def load_model(config: EngineConfig, share: ModelShare | None = None) -> tuple[M
     if config.model.stored_head and first:
         logger.warning("%s", separate_head_remark(config.model.stored_head))
     architecture = config.model.architecture
-    native = architecture in ARCHITECTURES
-    if config.pooling is not None and not native:
-        architecture, reason = config.pooling.stated, "aiakq pools native models only, and has none for it"
-        raise error("model_unsupported", architecture=architecture, reason=reason, known=FAMILIES)
-    if not native and config.load.model_impl == "aiakq":
-        raise error(
-            "model_unsupported",
-            architecture=architecture,
-            reason="aiakq has no native model for it",
-            known=FAMILIES,
-        )
-    if not native or config.load.model_impl == "transformers":
-        from aiakq.runtime.hf.transformers_fallback import load_transformers_model
-
-        if config.scheduler.lora is not None:
-            reason = "LoRA adapters are supported for native models only"
-            raise error("model_unsupported", architecture=architecture, reason=reason, known=FAMILIES)
-        if share != ModelShare():
-            reason = "models that run through transformers are not distributed over ranks"
-            raise error("model_unsupported", architecture=architecture, reason=reason, known=FAMILIES)
-        return load_transformers_model(config)
+    if architecture not in ARCHITECTURES or config.load.model_impl == "transformers":
+        return _load_through_transformers(config, share)
     weights = weights_for(config, share.collective)
     for remark in weights.checkpoint.remarks if first and isinstance(weights, CheckpointWeights) else ():
         logger.warning("%s: %s", config.load.path, remark)
@@ -72,6 +54,31 @@ def load_model(config: EngineConfig, share: ModelShare | None = None) -> tuple[M
     model.adapters = weights.adapters
     if isinstance(weights.ops, ShardedOps):
         weights.ops.finish()
+    return model, _describe(weights)
+
+
+def _load_through_transformers(config: EngineConfig, share: ModelShare) -> tuple[Model, dict[str, str]]:
+    """Load a model without a native implementation, or with ``--model-impl transformers``. See ``load_model``."""
+    architecture = config.model.architecture
+    native = architecture in ARCHITECTURES
+    reason = None
+    if config.pooling is not None and not native:
+        architecture, reason = config.pooling.stated, "aiakq pools native models only, and has none for it"
+    elif config.load.model_impl == "aiakq":
+        reason = "aiakq has no native model for it"
+    elif config.scheduler.lora is not None:
+        reason = "LoRA adapters are supported for native models only"
+    elif share != ModelShare():
+        reason = "models that run through transformers are not distributed over ranks"
+    if reason is not None:
+        raise error("model_unsupported", architecture=architecture, reason=reason, known=FAMILIES)
+    from aiakq.runtime.hf.transformers_fallback import load_transformers_model
+
+    return load_transformers_model(config)
+
+
+def _describe(weights: CheckpointWeights | DummyWeights) -> dict[str, str]:
+    """Return rows of the start-up table about the implementations of the operations of a model."""
     facts = describe_operations(weights.ops)
     if isinstance(weights.ops, ShardedOps):
         facts["tensor parallel"] = weights.ops.describe()
@@ -82,7 +89,7 @@ def load_model(config: EngineConfig, share: ModelShare | None = None) -> tuple[M
         facts["model part"] = _text_part_only(weights.checkpoint.beside_text)
     if isinstance(weights, CheckpointWeights) and weights.left_out:
         facts["left out"] = "; ".join(describe_left_out(weights.left_out))
-    return model, facts
+    return facts
 
 
 def load_within_memory(

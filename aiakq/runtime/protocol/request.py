@@ -1,6 +1,6 @@
 """A request on its way: ``Request`` as a client sends it, ``RequestSpec`` as the engine runs one of its sequences.
 
-``Request`` is built by a route of the server or by ``LLM`` and passed on whole; ``engine.admission.admit`` makes a
+``Request`` is built by a route of the server or by ``LLM`` and passed on whole; ``protocol.admission.admit`` makes a
 ``RequestSpec`` of each of its sequences.
 """
 

@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from aiakq.errors import error
-from aiakq.runtime.engine.admission import admit, repeat
+from aiakq.runtime.protocol.admission import admit, repeat
 from aiakq.runtime.protocol.limits import ModelLimits
 from aiakq.runtime.protocol.output import RequestTimes, TokenOutput
 from aiakq.runtime.protocol.pooling_params import Pooled

@@ -68,7 +68,7 @@ class Service:
     closing         error for new requests during shutdown, or None.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913
         self,
         model: ModelInfo,
         text: TextClient,

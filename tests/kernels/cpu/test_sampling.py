@@ -10,10 +10,10 @@ import torch
 
 from aiakq.kernels.cpu.sampling import NativeSampler
 from aiakq.kernels.ops.sampling import ModifiedLogits, SampleOutcome, SampleRow, TokenMasks, TorchSampler
-from aiakq.runtime.engine.admission import admit
 from aiakq.runtime.executor import sampler
 from aiakq.runtime.executor.sampler import SamplerRow
 from aiakq.runtime.executor.sequences import SequenceState
+from aiakq.runtime.protocol.admission import admit
 from aiakq.runtime.protocol.limits import ModelLimits
 from aiakq.runtime.protocol.sampling_params import SamplingParams
 from aiakq.runtime.protocol.step import NewSequence, SampledToken

@@ -20,8 +20,7 @@ from aiakq.quantizers.model.experts import ExpertTokens
 from aiakq.quantizers.options import QuantizeOptions
 from aiakq.quantizers.pipeline import quantize_checkpoint
 from aiakq.quantizers.report import card as model_card
-from aiakq.quantizers.report.page import duration, html_page, percent, size
-from aiakq.quantizers.report.plots import BlockMarks, Mark, bars, dumbbells
+from aiakq.quantizers.report.page import html_page
 from aiakq.quantizers.report.records import LayerResult, QuantizeReport, command_line
 from aiakq.quantizers.run_report import PAGE_FILE, REPORT_FILE
 
@@ -179,23 +178,6 @@ def test_experts_are_one_bar_up_to_their_worst_error() -> None:
     page = html_page(report(layers=[replace(layer, name=f"model.layers.{i}.a") for i in range(40) for layer in many]))
     assert "The 2,000 with the largest errors of 5,120" in page
     assert read(page).tags.count("tr") == 2001
-
-
-@pytest.mark.parametrize("values", [[0.0], [1e-12, 1e12], [0.003, 0.004], [5.0], [0.999, 1.0, 1.001], []])
-def test_plots_of_any_numbers(values: list[float]) -> None:
-    blocks = [BlockMarks(str(i), (Mark(i, f"{value}", value, value * 2),)) for i, value in enumerate(values)]
-    for drawing in (bars(blocks, "error"), dumbbells(blocks, "range")):
-        root = ElementTree.fromstring(drawing)
-        for element in root.iter():
-            for key in ("y", "cy"):
-                if key in element.attrib and element.tag != "text":
-                    assert -1 <= float(element.attrib[key]) <= 261, drawing
-
-
-def test_formatting_of_numbers() -> None:
-    assert [size(n) for n in (0, 999, 1000, 11_540_992, 4e12)] == ["0 bytes", "999 bytes", "1 kB", "11.5 MB", "4 TB"]
-    assert [percent(n) for n in (0.0, 0.00123, 0.0123, 0.5)] == ["0.000%", "0.123%", "1.23%", "50.0%"]
-    assert [duration(n) for n in (1.234, 99, 754, 7260)] == ["1.23 s", "99 s", "12 min 34 s", "2 h 1 min"]
 
 
 def test_mean_and_worst_exclude_layers_without_a_measurement() -> None:

@@ -9,10 +9,10 @@ from replay_proposer import FREE
 from scheduler_configs import scheduler_config
 
 from aiakq.runtime.config.speculation import SpeculationConfig
-from aiakq.runtime.engine.admission import admit
 from aiakq.runtime.engine.pages import PagePool
 from aiakq.runtime.engine.scheduler import Scheduler
 from aiakq.runtime.engine.sequence import Sequence
+from aiakq.runtime.protocol.admission import admit
 from aiakq.runtime.protocol.limits import ModelLimits
 from aiakq.runtime.protocol.output import RequestTimes
 from aiakq.runtime.protocol.sampling_params import SamplingParams

@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 
 from aiakq.kernels.ops import Ops
-from aiakq.runtime.engine.admission import admit
 from aiakq.runtime.executor import sampled_step
 from aiakq.runtime.executor.logits_modifier import LogitsModifier
 from aiakq.runtime.executor.sampled_step import SampledStep
 from aiakq.runtime.executor.sampler import SamplerRow
 from aiakq.runtime.executor.sequences import SequenceState
+from aiakq.runtime.protocol.admission import admit
 from aiakq.runtime.protocol.limits import ModelLimits
 from aiakq.runtime.protocol.sampling_params import SamplingParams
 from aiakq.runtime.protocol.step import Chunk, NewSequence

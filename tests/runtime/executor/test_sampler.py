@@ -10,10 +10,10 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicO
 
 from aiakq.kernels.ops import Ops, sampling
 from aiakq.kernels.ops.sampling import CANDIDATES, TorchSampler
-from aiakq.runtime.engine.admission import admit
 from aiakq.runtime.executor import sampler
 from aiakq.runtime.executor.sampler import SamplerRow, prompt_logprobs, uniform_at
 from aiakq.runtime.executor.sequences import SequenceState
+from aiakq.runtime.protocol.admission import admit
 from aiakq.runtime.protocol.limits import ModelLimits
 from aiakq.runtime.protocol.sampling_params import SamplingParams
 from aiakq.runtime.protocol.step import NOTHING_LEFT, NewSequence, SampledToken

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from aiakq import SamplingParams, StructuredOutputsParams
 from aiakq.errors import AiakqError
-from aiakq.runtime.engine.admission import admit
+from aiakq.runtime.protocol.admission import admit
 from aiakq.runtime.protocol.grammar import Grammar, GrammarDefaults, grammar_of
 from aiakq.runtime.protocol.limits import ModelLimits
 from aiakq.runtime.protocol.vocabulary import Vocabulary

@@ -6,7 +6,7 @@ import weakref
 from concurrent.futures import Future
 
 from aiakq import SamplingParams
-from aiakq.runtime.engine.admission import admit
+from aiakq.runtime.protocol.admission import admit
 from aiakq.runtime.protocol.command import PrepareGrammar
 from aiakq.runtime.protocol.limits import ModelLimits
 from aiakq.runtime.protocol.output import TokenOutput

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from aiakq.arguments.engine import EngineArguments
-from aiakq.runtime.engine.admission import repeat
+from aiakq.runtime.protocol.admission import repeat
 from aiakq.runtime.protocol.command import Abort, ResetPrefixCache
 from aiakq.runtime.protocol.limits import ModelLimits
 from aiakq.runtime.protocol.output import EngineStats, RequestTimes, StepOutput, TokenOutput

@@ -16,10 +16,10 @@ import torch
 from lora_adapters import adapted, save_adapter
 
 from aiakq import LLM, LoRARequest, SamplingParams
-from aiakq.runtime.engine.admission import admit
 from aiakq.runtime.lora import store
 from aiakq.runtime.lora.resource import AdapterResource
 from aiakq.runtime.protocol.adapters import AdapterRef
+from aiakq.runtime.protocol.admission import admit
 from aiakq.runtime.protocol.command import Abort, UnloadAdapter
 from aiakq.runtime.protocol.request import RequestSpec
 from aiakq.server.process import engine_process

@@ -1,8 +1,5 @@
-"""The rules of the house, read from the tree: imports go one way and never in a circle, files and functions stay
-readable, tests mirror the tree.
-
-What does not follow a rule yet is listed in ``house_exceptions.txt``, one per line. The list only shrinks: a new
-violation fails, and so does a line that is no longer needed. ``python tests/test_house.py`` removes those lines.
+"""The rules of the code, read from the tree: imports go one way, files and functions stay readable, docstrings name
+what exists, tests mirror the tree. Those that a linter knows are in ``pyproject.toml`` and ``.importlinter.toml``.
 """
 
 from __future__ import annotations
@@ -10,6 +7,7 @@ from __future__ import annotations
 import ast
 import functools
 import importlib
+import os
 import re
 import subprocess
 import sys
@@ -22,21 +20,7 @@ from other_programs import printed_by
 
 ROOT = Path(__file__).resolve().parent.parent
 SOURCES = sorted([*ROOT.glob("aiakq/**/*.py"), *ROOT.glob("kernels/**/*.py")])
-EXCEPTIONS = Path(__file__).with_name("house_exceptions.txt")
 
-#: Layers, highest first. A module imports from layers below its own, and from its own package.
-LAYERS = [
-    {"aiakq", "aiakq.cli", "aiakq.terminal", "aiakq.__main__"},
-    {"aiakq.server", "aiakq.bench", "aiakq.quantizers"},
-    {"aiakq.evaluation"},
-    {"aiakq.runtime"},
-    {"aiakq.formats", "aiakq.data"},
-    {"aiakq.registry"},
-    {"aiakq.kernels"},
-    {"aiakq.arguments", "aiakq.spec", "aiakq.records"},
-    {"aiakq.patterns", "aiakq.system"},
-    {"aiakq.errors", "aiakq.__version__"},
-]
 #: Modules that import nothing but the standard library and each other, and what else each may.
 STANDARD_LIBRARY_ONLY: dict[str, set[str]] = {
     "aiakq.spec": set(),
@@ -120,7 +104,7 @@ def functions(path: Path) -> Iterator[tuple[str, ast.FunctionDef | ast.AsyncFunc
     return visit(tree_of(path), "")
 
 
-# --- rules: each gives what breaks it, as lines of house_exceptions.txt -------------------------------------------
+# --- rules: each yields what breaks it --------------------------------------------------------------------------------
 
 RULES: dict[str, Callable[[], Iterable[str]]] = {}
 
@@ -128,58 +112,6 @@ RULES: dict[str, Callable[[], Iterable[str]]] = {}
 def rule(check: Callable[[], Iterable[str]]) -> Callable[[], Iterable[str]]:
     RULES[check.__name__.replace("_", " ")] = check
     return check
-
-
-def layer_of(module: str) -> tuple[int, str]:
-    """The layer and the package of the longest name in LAYERS that is ``module`` or holds it."""
-    return max(
-        ((layer, name) for layer, names in enumerate(LAYERS) for name in names if within(module, name)),
-        key=lambda found: len(found[1]),
-    )
-
-
-@rule
-def imports_go_down() -> Iterator[str]:
-    for module, path in MODULES.items():
-        layer, package = layer_of(module)
-        for name in sorted(imported_names(path)):
-            if not name.startswith("aiakq."):
-                continue
-            below, other = layer_of(name)
-            if not (layer < below or package == other or package == "aiakq" or layer == below == 0):
-                if name in MODULES:
-                    yield f"{module} imports {name}"
-
-
-@rule
-def imports_make_no_circle() -> Iterator[str]:
-    for circle in circles({module: imported_modules(module) for module in MODULES}):
-        yield " -> ".join(circle)
-
-
-@rule
-def sibling_packages_do_not_import_each_other() -> Iterator[str]:
-    edges = set()
-    for module in MODULES:
-        for other in imported_modules(module):
-            package, target = (name if name in PACKAGES else name.rpartition(".")[0] for name in (module, other))
-            if not within(package, target) and not within(target, package):
-                edges.add((package, target))
-    yield from (f"{one} <-> {other}" for one, other in sorted(edges) if one < other and (other, one) in edges)
-
-
-@rule
-def the_engine_reaches_no_torch() -> Iterator[str]:
-    """Modules that runtime.engine imports, directly or not, for types or not, and that import torch."""
-    reached: set[str] = set()
-    todo = {module for module in MODULES if within(module, "aiakq.runtime.engine")}
-    while todo:
-        module = todo.pop()
-        reached.add(module)
-        todo |= imported_modules(module) - reached
-    for module in sorted(reached):
-        if {"torch", "triton"} & {name.split(".")[0] for name in imported_names(MODULES[module])}:
-            yield module
 
 
 @rule
@@ -216,15 +148,6 @@ def modules_import_few_others() -> Iterator[str]:
         imported = {re.sub(r"^(aiakq\.runtime\.protocol)\..*", r"\1", name) for name in imported_modules(module)}
         if len(imported) > MAX_IMPORTS:
             yield f"{module} {len(imported)}"
-
-
-@rule
-def only_the_console_prints() -> Iterator[str]:
-    for module, path in MODULES.items():
-        if module not in ("aiakq.cli", "aiakq.terminal.console"):
-            calls = [node for node in ast.walk(tree_of(path)) if isinstance(node, ast.Call)]
-            if any(isinstance(call.func, ast.Name) and call.func.id == "print" for call in calls):
-                yield module
 
 
 @rule
@@ -273,6 +196,21 @@ def public_tensor_functions_state_their_shapes() -> Iterator[str]:
 
 
 @rule
+def docstrings_name_what_exists() -> Iterator[str]:
+    """A line of a docstring that explains a name: a parameter, a field, a key or a value of the module."""
+    explained = re.compile(r"^ *(\*{0,2}[a-z_]\w*(?:, \*{0,2}[a-z_]\w*)*) {2,}\S", re.MULTILINE)
+    for module, path in MODULES.items():
+        nodes = list(ast.walk(tree_of(path)))
+        known = {getattr(node, field, None) for node in nodes for field in ("id", "attr", "arg", "name")}
+        known |= {node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)}
+        for node in nodes:
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+                for names in explained.findall(ast.get_docstring(node) or ""):
+                    missing = {name.lstrip("*") for name in names.split(", ")} - known - {"returns"}
+                    yield from (f"{module} {node.name}: {name}" for name in sorted(missing))
+
+
+@rule
 def the_tests_mirror_the_tree() -> Iterator[str]:
     sources = {
         (name.removeprefix("aiakq.") if name != "aiakq" else "").replace(".", "/")
@@ -293,80 +231,29 @@ def code_files() -> list[Path]:
     return [*SOURCES, *sorted(ROOT.glob("tests/**/*.py")), *sorted(ROOT.glob("examples/**/*.py"))]
 
 
-def circles(graph: dict[str, frozenset[str]]) -> Iterator[list[str]]:
-    """One shortest circle through the first module of every strongly connected set of modules."""
-    seen: set[str] = set()
-    for start in sorted(graph):
-        if start in seen:
-            continue
-        before: dict[str, str] = {}
-        todo = [start]
-        while todo and start not in before:
-            here = todo.pop(0)
-            for there in sorted(graph[here]):
-                if there not in before:
-                    before[there] = here
-                    todo.append(there)
-        if start in before:
-            circle = [start]
-            while circle[0] != start or len(circle) == 1:
-                circle.insert(0, before[circle[0]])
-            seen.update(circle)
-            yield circle
-
-
-# --- the list of exceptions -------------------------------------------------------------------------------------------
-
-
-def listed(name: str) -> list[str]:
-    """The exceptions to the rule ``name``."""
-    lines = EXCEPTIONS.read_text(encoding="utf-8").splitlines()
-    return [line.removeprefix(f"{name}: ") for line in lines if line.startswith(f"{name}: ")]
-
-
-def without_number(line: str) -> str:
-    return re.sub(r" \d+$", "", line)
-
-
-def number(line: str) -> int:
-    found = re.search(r" (\d+)$", line)
-    return int(found[1]) if found else 0
-
-
 @pytest.mark.parametrize("name", RULES)
-def test_the_house_follows_its_rules(name):
-    allowed = {without_number(line): number(line) for line in listed(name)}
-    found = {without_number(line): number(line) for line in RULES[name]()}
-    broken = [f"{line} {count or ''}".strip() for line, count in found.items() if count > allowed.get(line, -1)]
-    assert not broken, f"rule '{name}' is broken:\n" + "\n".join(broken)
-    done = [line for line in allowed if line not in found]
-    assert not done, f"no exception to '{name}' any more; run python tests/test_house.py:\n" + "\n".join(done)
+def test_the_code_follows_its_rules(name):
+    assert not list(RULES[name]())
 
 
-def test_every_line_of_the_exceptions_belongs_to_a_rule():
-    lines = EXCEPTIONS.read_text(encoding="utf-8").splitlines()
-    assert {line.partition(": ")[0] for line in lines} <= set(RULES)
-    assert not [line for line, times in Counter(lines).items() if times > 1]
+def test_imports_go_one_way(tmp_path):
+    """import-linter finds submodules in the folder of their package; ``aiakq.kernels`` is another folder."""
+    package = tmp_path / "aiakq"
+    package.mkdir()
+    for path in (ROOT / "aiakq").glob("[!_]*"):
+        (package / path.name).symlink_to(path)
+    for name in ("__init__.py", "__main__.py"):
+        (package / name).symlink_to(ROOT / "aiakq" / name)
+    (package / "kernels").symlink_to(ROOT / "kernels")
+    command = [sys.executable, "-c", "from importlinter.cli import lint_imports_command as run; run()", "--no-cache"]
+    command += ["--no-logo", str(ROOT / ".importlinter.toml")]
+    environment = os.environ | {"PYTHONPATH": str(tmp_path)}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "Analyzed" in done.stdout and "0 broken" in done.stdout
 
 
-def test_a_circle_of_imports_is_found():
-    graph = {"a": "b", "b": "c", "c": "bd", "d": "", "e": "a"}
-    assert list(circles({module: frozenset(others) for module, others in graph.items()})) == [["b", "c", "b"]]
-
-
-def shrink() -> None:
-    """Drop exceptions that are no longer needed, and lower the numbers of the others."""
-    kept = []
-    for name, check in RULES.items():
-        found = {without_number(line): line for line in check()}
-        for line in listed(name):
-            now = found.get(without_number(line))
-            if now is not None:
-                kept.append(f"{name}: {min(line, now, key=number)}")
-    EXCEPTIONS.write_text("".join(f"{line}\n" for line in kept), encoding="utf-8")
-
-
-# --- what a list cannot say -------------------------------------------------------------------------------------------
+# --- rules that start an interpreter ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=module_name)
@@ -407,7 +294,3 @@ def test_nothing_heavy_is_a_file_nobody_asked_for():
         if name and (ROOT / name).is_file() and (ROOT / name).stat().st_size > 2**20
     ]
     assert set(big) <= {"examples/tinybooks/model.safetensors"}
-
-
-if __name__ == "__main__":
-    shrink()
