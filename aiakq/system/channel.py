@@ -156,10 +156,9 @@ class Channel(RecordDecoder[Receive], Generic[Send, Receive]):
         """Send frames that are encoded already, like ``send``."""
         with self._sending:
             for part in parts:
-                view = memoryview(part)
-                while view:
+                while part:
                     try:
-                        view = view[self.socket.send(view) :]
+                        part = memoryview(part)[self.socket.send(part) :]
                     except BlockingIOError:
                         self._on_stall()
                     except OSError as failure:
@@ -201,14 +200,15 @@ class Channel(RecordDecoder[Receive], Generic[Send, Receive]):
         ``InvalidMessage``, and TimeoutError after ``seconds``.
         """
         deadline, head = None if seconds is None else time.monotonic() + seconds, bytearray(LENGTH.size)
-        with contextlib.suppress(Disconnected):
+        try:
             while True:
                 self.receive_into(memoryview(head), deadline)
                 body = bytearray(_length(head))
                 self.receive_into(memoryview(body), deadline)
                 if (record := self.decode(body)) is not None:
                     return record
-        return None
+        except Disconnected:
+            return None
 
     def receive_into(self, view: memoryview, deadline: float | None = None) -> None:
         """Receive the bytes that follow a frame into all of ``view``. Raises ``Disconnected`` and TimeoutError."""
@@ -219,7 +219,7 @@ class Channel(RecordDecoder[Receive], Generic[Send, Receive]):
                 if not poll.poll(1000 * max(0.0, deadline - time.monotonic())):
                     raise TimeoutError("the other end sends nothing")
             try:
-                count = self.socket.recv_into(view[: 1 << 24])
+                count = self.socket.recv_into(view, min(len(view), 1 << 24))
             except OSError as failure:
                 raise Disconnected(str(failure)) from failure
             if not count:
