@@ -120,7 +120,9 @@ def files_naming(pattern: str) -> Callable[[Tree], int]:
 
 
 def upward_imports(tree: Tree) -> int:
-    """Return the number of imports between two folders of ``runtime`` against the direction of most."""
+    """Return the number of imports between two folders of ``runtime`` against the direction of most. The settings of a
+    feature (``speculation/config.py``) are a part of the engine's configuration, which imports them.
+    """
     between: Counter[tuple[str, str]] = Counter()
     for name, module in tree.syntax.items():
         parts = name.split("/")
@@ -128,7 +130,7 @@ def upward_imports(tree: Tree) -> int:
             continue
         for node in ast.walk(module):
             target = (node.module or "").split(".") if isinstance(node, ast.ImportFrom) else []
-            if target[:2] == ["aiakq", "runtime"] and len(target) > 2:
+            if target[:2] == ["aiakq", "runtime"] and len(target) > 2 and target[3:] != ["config"]:
                 between[parts[2].removesuffix(".py"), target[2]] += 1
     return sum(min(count, between[b, a]) for (a, b), count in between.items() if a < b)
 

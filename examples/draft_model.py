@@ -21,8 +21,11 @@ from typing import Any
 from speculation import PROMPT, Forced, force, texts
 
 from aiakq import LLM, SamplingParams
-from aiakq.runtime.executor import draft_model, sampled_step
+from aiakq.runtime.executor import sampled_step
+from aiakq.runtime.protocol.command import EnableDrafts
 from aiakq.runtime.speculation.draft_length import AcceptanceRate, StepCosts
+from aiakq.runtime.speculation.draft_model import proposer
+from aiakq.runtime.speculation.planner import DraftPlanner
 
 
 class Guided(Forced):
@@ -43,14 +46,14 @@ class Guided(Forced):
 
 def guide(known: list[list[int]], probability: float) -> None:
     """Let the draft model propose the tokens of the texts, each with ``probability``."""
-    real = draft_model.sample
+    real = proposer.sample
     inner = getattr(real, "inner", real)
 
     def sample(sampler: Any, logits: Any, rows: list[Any]) -> Any:
         return Guided(inner(sampler, logits, rows), rows, known, probability)
 
     sample.inner = inner  # type: ignore[attr-defined]
-    draft_model.sample = sample  # type: ignore[assignment]
+    proposer.sample = sample  # type: ignore[assignment]
 
 
 class Clock:
@@ -106,8 +109,9 @@ class Clock:
 
 def compare(llm: LLM, clock: Clock, known: list[list[int]], asked: argparse.Namespace, batch: int) -> dict[str, Any]:
     """Runs with and without draft tokens in turns, each round with other texts; the same tokens come out."""
-    scheduler = llm.engine.scheduler
-    scheduler.drafts_enabled = True
+    planner = llm.engine.scheduler.resource(DraftPlanner)
+    assert planner is not None
+    llm.engine.step(0.0, [EnableDrafts(True)])
 
     def generate(number: int, max_tokens: int) -> list[Any]:
         chosen = [(number * batch + at) % len(known) for at in range(batch)]
@@ -118,11 +122,11 @@ def compare(llm: LLM, clock: Clock, known: list[list[int]], asked: argparse.Name
         ]
         return [one.outputs[0].token_ids for one in llm.generate(given, params, use_tqdm=False)]
 
-    costs, scheduler.costs = scheduler.costs, StepCosts({1: 1.0, 1000: 1.0})
+    costs, planner.costs = planner.costs, StepCosts({1: 1.0, 1000: 1.0})
     for number in range(asked.repeats + 1):
         generate(number, 8)  # both models have the prompts in their caches from here on
-    scheduler.costs = costs
-    scheduler._acceptance = AcceptanceRate(asked.initial_acceptance)  # what other texts taught does not count
+    planner.costs = costs
+    planner._acceptance = AcceptanceRate(asked.initial_acceptance)  # what other texts taught does not count
     generate(asked.repeats, asked.output)
     before = llm.engine.stats.drafts.copy()
     times: dict[bool, list[float]] = {True: [], False: []}
@@ -130,7 +134,7 @@ def compare(llm: LLM, clock: Clock, known: list[list[int]], asked: argparse.Name
     for number in range(asked.repeats):
         outputs = []
         for with_drafts in (True, False) if number % 2 else (False, True):
-            scheduler.drafts_enabled = with_drafts
+            llm.engine.step(0.0, [EnableDrafts(with_drafts)])
             clock.reset()
             started = time.perf_counter()
             outputs.append(generate(number, asked.output))
@@ -170,9 +174,9 @@ def main() -> None:
     llm = LLM(asked.model, dtype=asked.dtype, speculative_config=config, max_model_len=512, max_num_seqs=16)
     print(json.dumps({"model": asked.model, "draft": asked.draft, "facts": llm.engine.facts}), flush=True)
     clock, known = Clock(llm), texts(llm.engine.limits.vocab_size)["dialogue"]
-    samplers = sampled_step.sample, draft_model.sample
+    samplers = sampled_step.sample, proposer.sample
     for acceptance, batch in itertools.product(asked.acceptance, asked.batch):
-        sampled_step.sample, draft_model.sample = samplers
+        sampled_step.sample, proposer.sample = samplers
         if acceptance != "real":
             force(known)
             guide(known, float(acceptance))

@@ -21,7 +21,7 @@ from typing import Any
 
 from aiakq import LLM, SamplingParams
 from aiakq.runtime.executor import sampled_step
-from aiakq.runtime.speculation.proposers import proposer_of
+from aiakq.runtime.protocol.command import EnableDrafts
 from aiakq.runtime.text.tokenizer import Tokenizer
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -75,9 +75,7 @@ def force(known: list[list[int]]) -> None:
 
 def seconds(llm: LLM, prompts: list[list[int]], with_drafts: bool, temperature: float = 0.0) -> tuple[float, list[Any]]:
     """The time to generate OUTPUT tokens for each of ``prompts``, which are in the prefix cache, and the outputs."""
-    scheduler = llm.engine.scheduler
-    scheduler.drafts_enabled = with_drafts
-    scheduler.proposer = proposer_of(scheduler.config.speculation)  # one that knows no outputs
+    llm.engine.step(0.0, [EnableDrafts(with_drafts)])  # the proposer knows no outputs then
     given = [{"prompt_token_ids": prompt} for prompt in prompts]
     params = [
         SamplingParams(temperature=temperature, seed=number, max_tokens=OUTPUT, ignore_eos=True)

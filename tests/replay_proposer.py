@@ -8,6 +8,7 @@ from collections.abc import Iterable
 
 from aiakq import LLM
 from aiakq.runtime.speculation.draft_length import StepCosts
+from aiakq.runtime.speculation.planner import DraftPlanner
 
 #: Draft tokens take no time, so that there are as many as possible, whatever else runs on this machine.
 FREE = StepCosts({1: 1.0, 1000: 1.0})
@@ -37,10 +38,16 @@ class Replay:
         return [token if self._draw.random() > self._mistakes else self._draw.randrange(300) for token in found]
 
 
+def planner_of(llm: LLM) -> DraftPlanner:
+    """The planner of draft tokens, which there has to be."""
+    planner = llm.engine.scheduler.resource(DraftPlanner)
+    assert planner is not None
+    return planner
+
+
 def replaying(llm: LLM, known: Iterable[list[int]], mistakes: float) -> LLM:
     """``llm`` with draft tokens from ``known``, which are prompts with their outputs, in any number of rows."""
-    scheduler = llm.engine.scheduler
-    assert scheduler.config.speculation is not None
-    scheduler.drafts.costs, scheduler.drafts.max_rows = FREE, 100
-    scheduler.drafts.proposer = Replay(known, mistakes)
+    planner = planner_of(llm)
+    planner.costs, planner.max_rows = FREE, 100
+    planner.proposer = Replay(known, mistakes)
     return llm

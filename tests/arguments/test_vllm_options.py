@@ -13,8 +13,8 @@ from aiakq.arguments.unsupported import UNSUPPORTED
 from aiakq.errors import AiakqError
 from aiakq.runtime.config.compilation import CompilationConfig
 from aiakq.runtime.config.pooling import PoolingConfig, _override
-from aiakq.runtime.config.speculation import SpeculationConfig
 from aiakq.runtime.protocol.pooling_params import Pooling
+from aiakq.runtime.speculation.config import SpeculationConfig
 
 #: The names of all options, by command and version of vLLM.
 NAMES = json.loads((Path(__file__).parent / "vllm_options.json").read_text())

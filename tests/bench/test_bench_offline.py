@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 
 import pytest
-from replay_proposer import FREE
+from replay_proposer import FREE, planner_of
 
 from aiakq.bench import latency, throughput
 from aiakq.bench.offline import MeasuredEngine
 from aiakq.bench.workload import WorkloadRequest
 from aiakq.cli import main
-from aiakq.runtime.build import step_costs
+from aiakq.runtime.speculation import step_costs
 
 
 @pytest.fixture
@@ -122,8 +122,8 @@ def runs(monkeypatch) -> list:
     inner = MeasuredEngine.generate
 
     def generate(self, *arguments):
-        scheduler = self.llm.engine.scheduler
-        found.append((scheduler.drafts.is_enabled, scheduler.drafts.proposer))
+        planner = planner_of(self.llm)
+        found.append((planner.is_enabled, planner.proposer))
         return inner(self, *arguments)
 
     monkeypatch.setattr(MeasuredEngine, "generate", generate)
@@ -166,7 +166,7 @@ def test_a_draft_model_computes_nothing_in_runs_without_drafts(drafting):
     steps: list[int] = []
     runner = measured.llm.engine.executor.proposer.runner
     inner = runner.forward
-    runner.forward = lambda step: (steps.append(measured.llm.engine.scheduler.drafts.is_enabled), inner(step))[1]
+    runner.forward = lambda step: (steps.append(planner_of(measured.llm).is_enabled), inner(step))[1]
     requests = [WorkloadRequest([5, 6, 7, 8] * 4, 20), WorkloadRequest([9, 8, 7] * 4, 20)]
     for number in range(2):
         measured.compare_drafts(requests, True, number)

@@ -95,7 +95,7 @@ def load(folder: Path, text: bool = False, adapter: bool = False, tokens: int = 
 
 def head(folder: Path) -> int:
     """LLM with the EAGLE-3 head beside the model, in steps that cost the same with draft tokens and without."""
-    from aiakq.runtime.build import step_costs
+    from aiakq.runtime.speculation import step_costs
     from aiakq.runtime.speculation.draft_length import StepCosts
 
     step_costs.measure_step_costs = lambda *arguments: StepCosts({1: 1.0, 1000: 1.0})

@@ -10,10 +10,11 @@ from typing import Any
 
 from planted import Patch
 
-from aiakq.runtime.engine.draft_planner import DraftPlanner
 from aiakq.runtime.engine.engine import Engine
 from aiakq.runtime.engine.scheduler import Scheduler
 from aiakq.runtime.engine.sequence import ScheduledChunk, Sequence
+from aiakq.runtime.protocol.step import ChunkResult
+from aiakq.runtime.speculation.planner import DraftPlanner
 
 
 def rejected_tokens_count_as_computed(patch: Patch) -> None:
@@ -25,10 +26,10 @@ def tokens_are_accepted_past_the_end(patch: Patch) -> None:
     """Draft tokens after a token that ends the text are accepted too."""
     left = 0
 
-    def append(self: Engine, chunk: ScheduledChunk, tokens: list[Any], now: float) -> Any:
+    def append(self: Engine, chunk: ScheduledChunk, result: ChunkResult, now: float) -> Any:
         nonlocal left
-        left = len(tokens)
-        return real_append(self, chunk, tokens, now)
+        left = len(result.sampled)
+        return real_append(self, chunk, result, now)
 
     def finish_reason(self: Sequence, token: int, is_complete: bool = False) -> Any:
         nonlocal left
@@ -53,8 +54,9 @@ def draft_tokens_preempt(patch: Patch) -> None:
 
     def init(self: Scheduler, *arguments: Any) -> None:
         real_init(self, *arguments)
-        if self.drafts is not None:
-            schedulers[self.drafts] = self
+        planner = self.resource(DraftPlanner)
+        if planner is not None:
+            schedulers[planner] = self
 
     def grow(self: DraftPlanner, sequence: Sequence, count: int, num_running: int) -> bool:
         scheduler = schedulers[self]

@@ -6,9 +6,9 @@ import random
 from dataclasses import dataclass, replace
 
 from aiakq.runtime.config.scheduler import SchedulerConfig
-from aiakq.runtime.config.speculation import SpeculationConfig
-from aiakq.runtime.config.speculation_methods import DRAFT_MODEL
+from aiakq.runtime.speculation.config import SpeculationConfig
 from aiakq.runtime.speculation.draft_length import DEFAULT_COSTS, StepCosts
+from aiakq.runtime.speculation.methods import DRAFT_MODEL
 
 #: Draft tokens take no time, so that there are as many as possible.
 _FREE = StepCosts({1: 1.0, 1000: 1.0})

@@ -14,9 +14,9 @@ from sizes import Setup
 from staged import StagedExecutor
 
 from aiakq.errors import AiakqError
+from aiakq.runtime.build.features import new_scheduler
 from aiakq.runtime.engine.engine import Engine
 from aiakq.runtime.engine.pages import PagePool
-from aiakq.runtime.engine.scheduler import Scheduler
 from aiakq.runtime.engine.sequence import ScheduledChunk, Sequence
 from aiakq.runtime.protocol.admission import admit
 from aiakq.runtime.protocol.command import Abort, Inbox, ResetPrefixCache
@@ -25,6 +25,7 @@ from aiakq.runtime.protocol.output import OUT_OF_MEMORY, StepOutput, TokenOutput
 from aiakq.runtime.protocol.request import RequestOptions, RequestSpec
 from aiakq.runtime.protocol.sampling_params import SamplingParams
 from aiakq.runtime.protocol.step import NOT_FINITE
+from aiakq.runtime.speculation.planner import DraftPlanner
 
 #: Deaths of the engine that a request may take part in; as in the server's table.
 DEATHS = 2
@@ -56,9 +57,10 @@ class World:
         pool = PagePool(setup.num_pages, setup.page_size, setup.caching)
         capacity = pool.num_usable * setup.page_size
         limits = ModelLimits(VOCAB, setup.max_len, capacity, eos_token_ids=(0,), by_priority=True)
-        scheduler = Scheduler(pool, setup.scheduler)
-        if scheduler.drafts is not None:
-            scheduler.drafts.costs, scheduler.drafts.max_rows = setup.costs, setup.max_rows
+        scheduler = new_scheduler(setup.scheduler, pool)
+        planner = scheduler.resource(DraftPlanner)
+        if planner is not None:
+            planner.costs, planner.max_rows = setup.costs, setup.max_rows
         self.scheduled: list[ScheduledChunk] = []
         scheduler.schedule = self._recorded(scheduler.schedule)  # type: ignore[method-assign]
         self.engine = Engine(self.model, scheduler, limits, {}, max(setup.stages, 1 + setup.ahead))

@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from aiakq.runtime.build.features import new_scheduler
 from aiakq.runtime.build.limits import bounds_of, limits_of
 from aiakq.runtime.build.new_runner import load_models, new_model_proposer, new_runner
-from aiakq.runtime.build.step_costs import set_step_costs
 from aiakq.runtime.config.engine import EngineConfig
 from aiakq.runtime.device_memory import release_memory
 from aiakq.runtime.distributed.messages import Configure
@@ -18,7 +18,6 @@ from aiakq.runtime.distributed.rank_group import RankGroup
 from aiakq.runtime.distributed.starting import limit_torch_threads, start_ranks
 from aiakq.runtime.engine.engine import Engine
 from aiakq.runtime.engine.pages import PagePool
-from aiakq.runtime.engine.scheduler import Scheduler
 from aiakq.runtime.executor.kv_cache import (
     count_pages,
     describe_states,
@@ -26,7 +25,7 @@ from aiakq.runtime.executor.kv_cache import (
     kv_bytes_per_page,
 )
 from aiakq.runtime.executor.selection import new_executor
-from aiakq.runtime.lora.resource import resources_of
+from aiakq.runtime.speculation.step_costs import set_step_costs
 from aiakq.system.memory import gc_frozen
 
 
@@ -84,7 +83,7 @@ def _load_engine(config: EngineConfig, on_phase: Callable[[Phase], None], group:
     num_slots = config.scheduler.max_num_seqs + 1  # one slot is the engine's
     runner = new_runner(config, model, num_pages, num_slots)
     how = runner.capture(bounds, config.compilation)
-    scheduler = Scheduler(pool, config.scheduler, resources_of(config.scheduler.lora))
+    scheduler = new_scheduler(config.scheduler, pool)
     size = num_pages * kv_bytes_per_page(model, config.cache)
     pages = f"{pool.num_usable} of {config.cache.block_size} tokens = {tokens} tokens, {size / 2**20:.0f} MiB"
     on_phase(Phase("KV pages", time.monotonic() - started, pages))

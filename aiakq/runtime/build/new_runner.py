@@ -6,7 +6,6 @@ from dataclasses import replace
 
 from aiakq.runtime.build.model_loader import load_within_memory
 from aiakq.runtime.config.engine import EngineConfig
-from aiakq.runtime.config.speculation_methods import PROPOSERS
 from aiakq.runtime.distributed.model_share import ModelShare
 from aiakq.runtime.executor.cpu_program import Bounds
 from aiakq.runtime.executor.kv_cache import state_rows
@@ -40,7 +39,7 @@ def load_models(
     speculation = config.scheduler.speculation
     draft: Model | None = None
     if config.draft is not None and speculation is not None:
-        draft = PROPOSERS.load(speculation.method).load(config, target)
+        draft = speculation.load_method().load(config, target, lambda one: load_within_memory(one)[0])
     return target, operations, draft
 
 
@@ -51,7 +50,7 @@ def new_model_proposer(
     draft, speculation = config.draft, config.scheduler.speculation
     assert draft is not None and speculation is not None
     runner = new_runner(draft, model, num_pages, num_slots)
-    proposer: ModelProposer = PROPOSERS.load(speculation.method).new_proposer(config, runner, target, bounds)
+    proposer: ModelProposer = speculation.load_method().new_proposer(config, runner, target, bounds)
     how = runner.capture(replace(bounds, length=min(bounds.length, draft.model.num_positions)), draft.compilation)
     quantization = f"{draft.spec.method}, {draft.spec.describe()}" if draft.spec else "not quantized"
     return proposer, f"{speculation.method}, {draft.architecture}, {quantization}; {how}"

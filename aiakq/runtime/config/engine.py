@@ -17,7 +17,6 @@ from aiakq.runtime.config.parallel import ParallelConfig
 from aiakq.runtime.config.pooling import PoolingConfig
 from aiakq.runtime.config.quantization import check_scales, checked_spec
 from aiakq.runtime.config.scheduler import SchedulerConfig
-from aiakq.runtime.config.speculation_methods import PROPOSERS
 from aiakq.runtime.text.tokenizer import TokenizerSource
 from aiakq.spec import QuantSpec
 
@@ -115,5 +114,5 @@ def _with_draft(config: EngineConfig, args: EngineArguments) -> EngineConfig:
         return config
     shared = {name: getattr(args, name) for name in _SHARED}
     draft = EngineArguments(model=speculation.model, quantization=speculation.quantization, **shared)
-    with_draft: EngineConfig = PROPOSERS.load(speculation.method).configure(config, draft)
+    with_draft: EngineConfig = speculation.load_method().configure(config, draft)
     return with_draft

@@ -8,7 +8,7 @@ from aiakq.arguments.argument import part_of
 from aiakq.arguments.engine import EngineArguments, SchedulerArguments
 from aiakq.errors import error
 from aiakq.runtime.config.lora import LoraConfig
-from aiakq.runtime.config.speculation import SpeculationConfig
+from aiakq.runtime.speculation.config import SpeculationConfig
 
 #: Rows of logits with draft tokens, unless more sequences run: as they cost memory, and more never pay.
 _MAX_DRAFT_ROWS = 64

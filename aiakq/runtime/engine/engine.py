@@ -25,7 +25,6 @@ from aiakq.runtime.engine.sequence import ScheduledChunk, Sequence
 from aiakq.runtime.protocol.command import (
     Abort,
     Command,
-    EnableDrafts,
     ExecutorCommand,
     Inbox,
     ResetPrefixCache,
@@ -40,7 +39,6 @@ from aiakq.runtime.protocol.sampling_params import SamplingParams
 from aiakq.runtime.protocol.step import (
     NOT_FINITE,
     ChunkResult,
-    SampledToken,
     StepBatch,
     StepResult,
     TokenLogprobs,
@@ -110,11 +108,6 @@ class Engine:
                 self._add(message, now)
             elif isinstance(message, ResetPrefixCache):
                 self.scheduler.reset_prefix_cache()
-            elif isinstance(message, EnableDrafts):
-                self._collect(0, now, outputs)  # pending steps may have draft tokens
-                if self.scheduler.drafts is not None:
-                    self.scheduler.drafts.enable(message.enabled)
-                self._send(message)
             elif isinstance(message, Abort):
                 for request_id in message.request_ids:
                     self._abort(request_id, outputs)
@@ -122,7 +115,6 @@ class Engine:
                 any(resource.handle(message) for resource in self.scheduler.resources)
         if self._pending and (self.scheduler.may_preempt() or self.scheduler.awaits_results()):
             # Sequences that ended free their pages, and no sequence is preempted while a token of it is pending.
-            # Draft tokens follow tokens that are known.
             self._collect(0, now, outputs)
         chunks = self.scheduler.schedule(now)
         for resource in self.scheduler.resources:
@@ -298,10 +290,7 @@ class Engine:
             sequence.prompt_done = True
             self._prompt_tokens += sequence.num_prompt
         if result.sampled:
-            outputs.append(self._append(chunk, result.sampled, now))
-            if (chunk.num_proposed or chunk.num_forced) and sequence.speculation is not None:
-                is_late = sequence.num_pending_tokens > 0
-                sequence.speculation.receive(len(sequence.token_ids), result.proposed, result.is_forced, is_late)
+            outputs.append(self._append(chunk, result, now))
         elif chunk.completes:
             output = self._output(sequence)
             output.pooled = result.pooled
@@ -317,9 +306,9 @@ class Engine:
         if sequence.prompt_logprobs is not None and len(sequence.prompt_logprobs) < sequence.num_prompt:
             sequence.prompt_logprobs += logprobs
 
-    def _append(self, chunk: ScheduledChunk, tokens: list[SampledToken], now: float) -> TokenOutput:
-        """Continue the sequence of ``chunk`` with ``tokens``, up to one that ends it."""
-        sequence, times = chunk.sequence, chunk.sequence.times
+    def _append(self, chunk: ScheduledChunk, result: ChunkResult, now: float) -> TokenOutput:
+        """Continue the sequence of ``chunk`` with the sampled tokens, up to one that ends it."""
+        sequence, times, tokens = chunk.sequence, chunk.sequence.times, result.sampled
         if times.first_token is None:
             times.first_token = now
         times.last_token = now
@@ -330,9 +319,13 @@ class Engine:
             sequence.token_ids.append(tokens[count].token)
             reason, stop_reason = sequence.finish_reason(tokens[count].token, tokens[count].ends)
             count += 1
-        if chunk.drafts:
-            self._count_drafts(chunk, count - 1)
+        num_drafts = len(chunk.drafts)
+        if num_drafts:
             chunk.accept(count - 1)
+            self._drafts = self._drafts.copy()
+            self._drafts.observe(num_drafts, count - 1)
+        for extension in self.scheduler.extensions:
+            extension.commit(chunk, result, num_drafts)
         self.scheduler.insert_pages(chunk)
         output = self._output(sequence)
         for sampled in tokens[:count]:
@@ -344,13 +337,6 @@ class Engine:
             self._finish(sequence, output, reason)
             output.stop_reason = stop_reason
         return output
-
-    def _count_drafts(self, chunk: ScheduledChunk, num_accepted: int) -> None:
-        """Record the number of accepted draft tokens of ``chunk``."""
-        assert chunk.sequence.speculation is not None
-        chunk.sequence.speculation.observe(len(chunk.drafts), num_accepted)
-        self._drafts = self._drafts.copy()
-        self._drafts.observe(len(chunk.drafts), num_accepted)
 
     def _output(self, sequence: Sequence) -> TokenOutput:
         """An output of ``sequence`` without tokens; the first one carries the prompt's log-probabilities."""

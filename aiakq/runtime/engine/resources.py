@@ -1,4 +1,5 @@
-"""Resource: what sequences need in order to run, besides slots and pages, such as adapters in memory.
+"""Resource: what sequences need in order to run, besides slots and pages, such as adapters in memory. StepExtension: a
+resource that also has a part in steps, such as draft tokens.
 
 A feature that admits sequences is a subclass, which ``Scheduler`` is given; neither it nor the engine knows which there
 are. Its methods are called in this order for every sequence: ``add``, then any number of times ``admits``, ``acquire``
@@ -12,8 +13,9 @@ from concurrent.futures import Future
 from typing import Any
 
 from aiakq.runtime.engine.executor import Executor
-from aiakq.runtime.engine.sequence import Sequence
+from aiakq.runtime.engine.sequence import ScheduledChunk, Sequence
 from aiakq.runtime.protocol.command import Command, ExecutorCommand
+from aiakq.runtime.protocol.step import ChunkResult
 
 
 class Resource:
@@ -59,3 +61,23 @@ class Resource:
 
     def check(self) -> None:
         """Assert the invariants that hold between steps."""
+
+
+class StepExtension(Resource):
+    """A resource that extends the chunks of steps, and reads its part of their results."""
+
+    def awaits_results(self, running: list[Sequence]) -> bool:
+        """Return whether the next step needs the results of pending ones. ``running`` are the sequences that run."""
+        return False
+
+    def extend(self, chosen: list[ScheduledChunk], running: list[Sequence], has_prompts: bool) -> None:
+        """Extend the chunks of a step, which are modified.
+
+        has_prompts  whether some of ``chosen`` are parts of prompts.
+        """
+
+    def commit(self, chunk: ScheduledChunk, result: ChunkResult, num_drafts: int) -> None:
+        """The sequence of ``chunk`` has been continued with what ``result`` contains.
+
+        num_drafts  draft tokens that the chunk had; it has the accepted ones now.
+        """

@@ -29,9 +29,8 @@ from typing import TypeVar
 
 from aiakq.runtime.config.scheduler import SchedulerConfig
 from aiakq.runtime.engine.client_shares import ClientShares
-from aiakq.runtime.engine.draft_planner import DraftPlanner
 from aiakq.runtime.engine.pages import PagePool
-from aiakq.runtime.engine.resources import Resource
+from aiakq.runtime.engine.resources import Resource, StepExtension
 from aiakq.runtime.engine.sequence import ScheduledChunk, Sequence
 from aiakq.runtime.engine.step_builder import StepBuilder
 from aiakq.runtime.engine.step_times import StepTimes
@@ -48,7 +47,7 @@ class Scheduler:
 
     clients      how many tokens each client was served.
     resources    what sequences need besides slots and pages.
-    drafts       planner of draft tokens; None without speculative decoding.
+    extensions   those of ``resources`` that have a part in steps.
     budget       tokens in a step.
     step_times   how long steps take by their number of tokens.
     freed_slots  of sequences that stopped running, for the next batch to the executor; its reader empties it.
@@ -61,7 +60,7 @@ class Scheduler:
         self.budget = config.max_num_batched_tokens
         self.clients = ClientShares()
         self.resources = tuple(resources)
-        self.drafts = None if config.speculation is None else DraftPlanner(pool, config, config.speculation)
+        self.extensions = [each for each in self.resources if isinstance(each, StepExtension)]
         self.waiting: list[Sequence] = []
         self.running: list[Sequence] = []
         self.num_preemptions = 0
@@ -87,8 +86,6 @@ class Scheduler:
         """Queue a new sequence behind the waiting ones of its priority."""
         sequence.order = (sequence.spec.options.priority, next(self._numbers))
         self.clients.add(sequence.client)
-        if self.drafts is not None:
-            sequence.speculation = self.drafts.new_sequence(sequence)
         for resource in self.resources:
             resource.add(sequence)
         bisect.insort(self.waiting, sequence, key=_ORDER)
@@ -102,8 +99,6 @@ class Scheduler:
             self.waiting.remove(sequence)
         for resource in self.resources:
             resource.remove(sequence)
-        if sequence.speculation is not None:
-            sequence.speculation.finish(sequence.token_ids)
         self.pool.decref(sequence.pages)
         sequence.pages = []
         self.clients.remove(sequence.client)
@@ -112,7 +107,7 @@ class Scheduler:
 
     def awaits_results(self) -> bool:
         """Whether the next step needs the results of pending ones."""
-        return self.drafts is not None and self.drafts.awaits_results(self.running)
+        return any(extension.awaits_results(self.running) for extension in self.extensions)
 
     def may_preempt(self) -> bool:
         """Whether the next step may preempt a sequence: pages may run out, or another client wants to start."""
@@ -140,8 +135,8 @@ class Scheduler:
         for resource in self.resources:
             resource.end_step(self._waiting_in_turn())
         self._had_prompts = any(chunk.count > 1 for chunk in chosen)
-        if self.drafts is not None:
-            self.drafts.add_drafts(chosen, self.running, self._had_prompts)
+        for extension in self.extensions:
+            extension.extend(chosen, self.running, self._had_prompts)
         chosen.sort(key=lambda chunk: chunk.count > 1)
         num_tokens = 0
         for chunk in chosen:
@@ -216,8 +211,6 @@ class Scheduler:
         sequence.slot = self._free_slots.pop()
         sequence.num_computed_tokens = cached
         sequence.num_inserted_pages = len(shared)
-        if self.drafts is not None:
-            self.drafts.on_sequences_changed()
         if sequence.num_cached is None:
             sequence.num_cached = cached
             self.prefix_queries += sequence.num_prompt
@@ -243,8 +236,6 @@ class Scheduler:
 
     def _free_slot(self, sequence: Sequence) -> None:
         assert sequence.slot is not None
-        if self.drafts is not None:
-            self.drafts.on_sequences_changed()
         for resource in self.resources:
             resource.release(sequence)
         self._free_slots.append(sequence.slot)

@@ -8,7 +8,6 @@ from aiakq.runtime.engine.pages import page_hash, root_hash
 from aiakq.runtime.protocol.output import RequestTimes
 from aiakq.runtime.protocol.request import RequestSpec
 from aiakq.runtime.protocol.step import Chunk, NewSequence, TokenLogprobs
-from aiakq.runtime.speculation.speculation import Speculation
 
 
 @dataclass(eq=False)
@@ -23,7 +22,6 @@ class Sequence:
     num_submitted_pages of ``pages``, how many the executor knows; None: it does not know the sequence.
     pages               KV pages in order; covers at least num_computed_tokens.
     num_inserted_pages  of ``pages``, how many are in the prefix cache, or are kept out of it.
-    speculation         of its draft tokens; None: it gets none.
     resamples           whether its tokens are sampled among the whole vocabulary sorted: the sampler's usual
                         candidates were not enough once.
     client, adapter     of its request.
@@ -41,7 +39,6 @@ class Sequence:
     pending_chunks: list[ScheduledChunk] = field(default_factory=list)
     slot: int | None = None
     num_submitted_pages: int | None = None
-    speculation: Speculation | None = None
     resamples: bool = False
     pages: list[int] = field(default_factory=list)
     hashes: list[bytes] = field(default_factory=list)
@@ -80,11 +77,6 @@ class Sequence:
         if self.num_uncomputed_tokens != 1 or self.num_pending_tokens or self.num_outputs < 1:
             return 0
         return self.spec.max_tokens - self.num_outputs - 1
-
-    @property
-    def may_have_drafts(self) -> bool:
-        """Whether it is worth a look if there are draft tokens to follow its last token."""
-        return self.speculation is not None and len(self.token_ids) >= self.speculation.due_at
 
     @property
     def reads_whole_prompt(self) -> bool:

@@ -32,12 +32,14 @@ class LocalPendingStep(SampledStep):
     """A step whose model was launched, and whose sampler was too if ``is_sampled``.
 
     out_of_memory  neither runs.
+    proposer       of draft tokens to follow it, if that is switched on when it is launched.
     observed       what the proposer keeps of the model's step.
     """
 
     def __init__(self, executor: LocalExecutor, chunks: list[Chunk], sequences: list[SequenceState]) -> None:
         super().__init__(chunks, sequences)
         self.out_of_memory = False
+        self.proposer = executor.active_proposer
         self.observed: Tensor | None = None
         self._executor = executor
 
@@ -62,12 +64,13 @@ class LocalExecutor:
     num_slots  slots are numbered below this.
     max_pages  most pages of one sequence.
     proposer   of draft tokens; None: only grammars propose any.
+    active_proposer  it, or None while draft tokens are switched off.
     """
 
     def __init__(self, runner: Runner, num_slots: int, max_pages: int, proposer: ModelProposer | None = None) -> None:
         self.runner = runner
         self.proposer = proposer
-        self._drafts_enabled = True
+        self.active_proposer = proposer
         self._sampler = runner.model.sampler
         self._sequences = RunningSequences(num_slots, max_pages, runner.projection)
         self._pending: deque[LocalPendingStep] = deque()
@@ -121,8 +124,8 @@ class LocalExecutor:
 
     def _launch_model(self, step: LocalPendingStep, step_input: StepInput) -> None:
         step.launch_model(self.runner, step_input)
-        if self.proposer is not None and self._drafts_enabled:
-            step.observed = self.proposer.observe(step_input.model_input)
+        if step.proposer is not None:
+            step.observed = step.proposer.observe(step_input.model_input)
 
     @torch.inference_mode()
     def collect(self, step: LocalPendingStep) -> StepResult:
@@ -132,7 +135,7 @@ class LocalExecutor:
         if step.out_of_memory:
             return StepResult(out_of_memory=True)
         result = step.results()
-        if (proposer := self.proposer) is not None and self._drafts_enabled:
+        if (proposer := step.proposer) is not None:
             # Without memory for it there are no draft tokens.
             fits(lambda: proposer.propose(step.chunks, step.sequences, result.chunks, self._sequences, step.observed))
         if self._pending and not self._pending[0].out_of_memory:
@@ -149,9 +152,9 @@ class LocalExecutor:
         self._sequences.clear()
 
     def _enable_drafts(self, command: EnableDrafts) -> None:
-        if self.proposer is not None and command.enabled and not self._drafts_enabled:
+        if self.proposer is not None and command.enabled and self.active_proposer is None:
             self.proposer.forget_pages()
-        self._drafts_enabled = command.enabled
+        self.active_proposer = self.proposer if command.enabled else None
 
     def register_logits_processors(self, request_id: str, processors: Sequence[LogitsProcessor]) -> None:
         """Apply ``processors`` to the logits of a request that is about to be added to the engine.

@@ -7,7 +7,9 @@ from concurrent.futures import Future
 from typing import Any
 
 from aiakq.runtime.config.lora import LoraConfig
+from aiakq.runtime.config.scheduler import SchedulerConfig
 from aiakq.runtime.engine.executor import Executor
+from aiakq.runtime.engine.pages import PagePool
 from aiakq.runtime.engine.resources import Resource
 from aiakq.runtime.engine.sequence import Sequence
 from aiakq.runtime.lora.adapter_pool import AdapterPool
@@ -116,6 +118,6 @@ class AdapterResource(Resource):
         self.pool.check()
 
 
-def resources_of(config: LoraConfig | None) -> list[Resource]:
-    """Return the resource of adapters; none if LoRA is disabled."""
-    return [] if config is None else [AdapterResource(config)]
+def new_resource(config: SchedulerConfig, pool: PagePool) -> AdapterResource | None:
+    """Return the resource of adapters; None if LoRA is disabled."""
+    return None if config.lora is None else AdapterResource(config.lora)

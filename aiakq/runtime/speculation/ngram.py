@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from aiakq.runtime.config.speculation import SpeculationConfig
+from aiakq.runtime.speculation.config import SpeculationConfig
 from aiakq.runtime.speculation.token_text import TokenText
 
 #: Tokens at the end of a sequence that are searched instead of indexed, at least; more than the longest n-gram has.

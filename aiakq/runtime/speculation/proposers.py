@@ -10,8 +10,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from aiakq.runtime.config.speculation import SpeculationConfig
-from aiakq.runtime.config.speculation_methods import PROPOSERS
+from aiakq.runtime.speculation.config import SpeculationConfig
 
 
 class SequenceProposer(Protocol):
@@ -45,5 +44,5 @@ def proposer_of(config: SpeculationConfig | None) -> Proposer | None:
     """The proposer of ``config``; None without one, or where the executor proposes. Raises ``plugin``."""
     if config is None or config.model is not None:
         return None
-    proposer: Proposer = PROPOSERS.load(config.method).from_config(config)
+    proposer: Proposer = config.load_method().from_config(config)
     return proposer

@@ -15,7 +15,7 @@ from __future__ import annotations
 import itertools
 from typing import NamedTuple
 
-from aiakq.runtime.config.speculation import SpeculationConfig
+from aiakq.runtime.speculation.config import SpeculationConfig
 from aiakq.runtime.speculation.token_text import TokenText
 
 #: Sizes of the n-grams that are looked up, the longest first.

@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 import torch
 from mixed_requests import WISHES, answers, requests
-from replay_proposer import FREE, replaying
+from replay_proposer import FREE, planner_of, replaying
 from safetensors.torch import load_file, save_file
 
 from aiakq import LLM, SamplingParams
 from aiakq.errors import AiakqError
 from aiakq.kernels.ops import sampling
-from aiakq.runtime.build import step_costs
 from aiakq.runtime.engine.sequence import Sequence
+from aiakq.runtime.speculation import step_costs
 
 NGRAM = {"method": "ngram", "num_speculative_tokens": 5, "disable_by_batch_size": 1000}
 
@@ -212,7 +212,7 @@ def test_suffix_decoding_changes_no_answer(folder, expected, engine_modes, mode)
     config = {"method": "suffix", "disable_by_batch_size": 1000}
     arguments = {"dtype": "float32", "max_model_len": 128, **engine_modes[mode]}
     llm = LLM(folder, speculative_config=config, **arguments)
-    llm.engine.scheduler.drafts.max_rows = 100
+    planner_of(llm).max_rows = 100
     for _ in range(2):  # the second time every output is known
         before = llm.engine.stats.steps, llm.engine.stats.drafts.accepted
         assert answers(llm) == expected

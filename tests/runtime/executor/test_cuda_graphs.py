@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from lora_adapters import adapted, save_adapter
+from replay_proposer import planner_of
 
 from aiakq import LLM, LoRARequest, SamplingParams
 from aiakq.errors import AiakqError
@@ -120,7 +121,7 @@ def test_a_verification_is_replayed_with_each_draft_token_as_a_row(tiny_model, m
     arguments = {"dtype": "float32", "max_model_len": 64, "max_num_seqs": 6, "enforce_eager": True}
     folder = str(tiny_model("LlamaForCausalLM"))
     llm, plain = LLM(folder, speculative_config=config, **arguments), LLM(folder, **arguments)
-    llm.engine.scheduler.drafts.costs = StepCosts({1: 1.0, 1000: 1.0})  # draft tokens take no time
+    planner_of(llm).costs = StepCosts({1: 1.0, 1000: 1.0})  # draft tokens take no time
     runner = llm.engine.executor.runner
     decode = DecodeGraphs(runner.model, runner.caches, sizes(8), 64, runner.page_size, runner.device)
     shapes = []
@@ -139,7 +140,7 @@ def test_a_verification_is_replayed_with_each_draft_token_as_a_row(tiny_model, m
     params = [SamplingParams(temperature=0, max_tokens=6 + 3 * n, logprobs=2, ignore_eos=True) for n in range(6)]
     wanted = [one.outputs[0] for one in plain.generate(prompts, params, use_tqdm=False)]
     known = [[*one["prompt_token_ids"], *answer.token_ids] for one, answer in zip(prompts, wanted, strict=True)]
-    llm.engine.scheduler.drafts.proposer = Known(known)
+    planner_of(llm).proposer = Known(known)
     found = [one.outputs[0] for one in llm.generate(prompts, params, use_tqdm=False)]
     assert [(one.token_ids, one.logprobs) for one in found] == [(one.token_ids, one.logprobs) for one in wanted]
     assert 0 < llm.engine.stats.drafts.accepted < llm.engine.stats.drafts.drafts

@@ -13,8 +13,8 @@ from replay_proposer import FREE
 
 from aiakq import LLM, SamplingParams
 from aiakq.errors import AiakqError
-from aiakq.runtime.build import step_costs
 from aiakq.runtime.protocol.thought_budget import ThoughtMarks, configured_marks
+from aiakq.runtime.speculation import step_costs
 
 #: Marks that come up in a text of the letters a to h.
 CONFIG = {"reasoning_start_str": "c", "reasoning_end_str": "dgh"}

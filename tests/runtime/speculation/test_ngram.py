@@ -6,8 +6,8 @@ import random
 
 import pytest
 
-from aiakq.runtime.config.speculation import SpeculationConfig
 from aiakq.runtime.speculation import ngram
+from aiakq.runtime.speculation.config import SpeculationConfig
 from aiakq.runtime.speculation.ngram import NgramProposer, NgramTable
 
 

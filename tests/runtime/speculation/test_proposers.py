@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from aiakq.runtime.config.speculation import SpeculationConfig
+from aiakq.runtime.speculation.config import SpeculationConfig
 from aiakq.runtime.speculation.ngram import NgramProposer
 from aiakq.runtime.speculation.proposers import proposer_of
 from aiakq.runtime.speculation.suffix import SuffixProposer

@@ -7,8 +7,8 @@ import random
 
 import pytest
 
-from aiakq.runtime.config.speculation import SpeculationConfig
 from aiakq.runtime.speculation import suffix
+from aiakq.runtime.speculation.config import SpeculationConfig
 from aiakq.runtime.speculation.suffix import SuffixIndex, SuffixProposer, SuffixSettings
 
 

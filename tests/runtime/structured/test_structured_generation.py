@@ -17,7 +17,7 @@ from replay_proposer import FREE, replaying
 from aiakq import LLM, GuidedDecodingParams, LoRARequest, SamplingParams, StructuredOutputsParams
 from aiakq.errors import AiakqError
 from aiakq.kernels.ops import sampling as sampling_ops
-from aiakq.runtime.build import step_costs
+from aiakq.runtime.speculation import step_costs
 
 sys.path.insert(0, str(Path(__file__).parent))
 from schemas import hundred

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from aiakq.runtime.config.speculation import SpeculationConfig
+from aiakq.runtime.speculation.config import SpeculationConfig
 
 
 class RepeatProposer:

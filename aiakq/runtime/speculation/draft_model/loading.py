@@ -3,24 +3,25 @@
 A method that needs a model is a module with
 
     configure(config, args) -> EngineConfig    ``config`` with the model that ``args`` name, see ``with_draft``
-    load(config, target) -> Model              the model, once the target model is loaded
+    load(config, target, load_model) -> Model  the model, once the target model is loaded; load_model(config) loads one
     new_proposer(config, runner, target, bounds) -> ModelProposer
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from aiakq.arguments.engine import EngineArguments
 from aiakq.errors import AiakqError, error
-from aiakq.runtime.build import eagle3
-from aiakq.runtime.build.draft_config import draft_folder, with_draft
-from aiakq.runtime.build.model_loader import load_within_memory
-from aiakq.runtime.config.eagle3 import is_eagle3, kind_of_head
 from aiakq.runtime.config.engine import EngineConfig
-from aiakq.runtime.config.speculation_methods import check_supported
 from aiakq.runtime.executor.cpu_program import Bounds
-from aiakq.runtime.executor.draft_model import DraftModel
 from aiakq.runtime.executor.runner import Runner
 from aiakq.runtime.models.interface import Model
+from aiakq.runtime.speculation.draft_config import draft_folder, with_draft
+from aiakq.runtime.speculation.draft_model.proposer import DraftModel
+from aiakq.runtime.speculation.eagle3 import loading as eagle3
+from aiakq.runtime.speculation.eagle3.config import is_eagle3, kind_of_head
+from aiakq.runtime.speculation.methods import check_supported
 
 
 def configure(config: EngineConfig, args: EngineArguments) -> EngineConfig:
@@ -41,11 +42,11 @@ def configure(config: EngineConfig, args: EngineArguments) -> EngineConfig:
     return with_draft(config, draft, "draft_model")
 
 
-def load(config: EngineConfig, target: Model) -> Model:
-    """Raises ``unsupported`` for a head with the config.json of a model, and what ``load_within_memory`` raises."""
+def load(config: EngineConfig, target: Model, load_model: Callable[[EngineConfig], Model]) -> Model:
+    """Raises ``unsupported`` for a head with the config.json of a model, and what ``load_model`` raises."""
     assert config.draft is not None
     try:
-        return load_within_memory(config.draft)[0]
+        return load_model(config.draft)
     except AiakqError as problem:
         if problem.id == "tensor_inventory":
             _refuse_head(config.draft)

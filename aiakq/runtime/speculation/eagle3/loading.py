@@ -10,17 +10,23 @@ from aiakq.arguments.engine import EngineArguments
 from aiakq.errors import AiakqError, error
 from aiakq.formats.inventory import RequiredTensors, compare, refusal
 from aiakq.kernels.ops.embedding import EmbeddingLayer
-from aiakq.runtime.build.draft_config import draft_folder, with_draft
-from aiakq.runtime.config.eagle3 import Eagle3Config, is_eagle3, kind_of_head, quantized_head, unsupported_head
 from aiakq.runtime.config.engine import EngineConfig
 from aiakq.runtime.config.quantization import checked_spec
-from aiakq.runtime.executor.eagle3 import Eagle3Proposer
 from aiakq.runtime.executor.runner import Bounds, Runner
 from aiakq.runtime.loader.required import RequiredWeights
 from aiakq.runtime.loader.weights import CheckpointWeights, open_weights
 from aiakq.runtime.models.decoder import Decoder
-from aiakq.runtime.models.eagle3 import Eagle3Builder, Eagle3Head
 from aiakq.runtime.models.interface import Model
+from aiakq.runtime.speculation.draft_config import draft_folder, with_draft
+from aiakq.runtime.speculation.eagle3.config import (
+    Eagle3Config,
+    is_eagle3,
+    kind_of_head,
+    quantized_head,
+    unsupported_head,
+)
+from aiakq.runtime.speculation.eagle3.head import Eagle3Builder, Eagle3Head
+from aiakq.runtime.speculation.eagle3.proposer import Eagle3Proposer
 
 #: Parts of the names of tensors of other heads, and the error for them.
 _OTHER_HEADS: dict[str, Callable[[], AiakqError]] = {
@@ -52,7 +58,7 @@ def configure(config: EngineConfig, args: EngineArguments) -> EngineConfig:
     return with_draft(config, replace(config, model=model, load=load, spec=None, max_model_len=length), "eagle3")
 
 
-def load(config: EngineConfig, target: Model) -> Eagle3Head:
+def load(config: EngineConfig, target: Model, load_model: Callable[[EngineConfig], Model]) -> Eagle3Head:
     """The head; ``target`` returns its hidden states from now on.
 
     Raises ``unsupported``, ``not_finite`` and ``tensor_*``.

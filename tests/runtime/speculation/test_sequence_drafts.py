@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from aiakq.runtime.protocol.output import DraftCounts
 from aiakq.runtime.speculation.draft_length import AcceptanceRate
-from aiakq.runtime.speculation.speculation import Speculation
+from aiakq.runtime.speculation.sequence_drafts import SequenceDrafts
 
 
 class Counting:
@@ -17,8 +17,8 @@ class Counting:
         return [token_ids[-1] + 1 + at for at in range(max_tokens)]
 
 
-def speculation(proposer: Counting | None = None, initial: float = 0.5) -> Speculation:
-    return Speculation(proposer, 4, AcceptanceRate(initial))
+def speculation(proposer: Counting | None = None, initial: float = 0.5) -> SequenceDrafts:
+    return SequenceDrafts(proposer, 4, AcceptanceRate(initial))
 
 
 def test_acceptance_rises_and_falls_with_what_is_verified():
@@ -83,11 +83,11 @@ def test_without_a_proposer_only_what_was_received_is_due():
 
 def test_a_new_sequence_starts_with_the_acceptance_of_the_others():
     overall = AcceptanceRate()
-    first = Speculation(Counting(), 4, overall)
+    first = SequenceDrafts(Counting(), 4, overall)
     for _ in range(100):
         first.propose([1], 4)
         first.observe(4, 0)
-    assert Speculation(Counting(), 4, overall).proposer_rate < 0.1
+    assert SequenceDrafts(Counting(), 4, overall).proposer_rate < 0.1
 
 
 def test_proposals_of_the_executor_are_used_only_where_they_belong():

@@ -13,7 +13,7 @@ from aiakq.errors import AiakqError, error
 from aiakq.formats.checkpoint import Checkpoint
 from aiakq.runtime.config.hf_config import read_config
 from aiakq.runtime.config.model import ModelConfig, first_architecture
-from aiakq.runtime.config.speculation_methods import check_supported
+from aiakq.runtime.speculation.methods import check_supported
 
 #: Families whose layer is Llama's, with biases and head norms where there are tensors for them.
 _FAMILIES = ("llama", "qwen2", "qwen3")

@@ -9,7 +9,7 @@ import pytest
 from eagle3_heads import CONFIG
 
 from aiakq.errors import AiakqError
-from aiakq.runtime.config.eagle3 import Eagle3Config, is_eagle3
+from aiakq.runtime.speculation.eagle3.config import Eagle3Config, is_eagle3
 
 
 def written(folder: Path, **changes: object) -> Path:

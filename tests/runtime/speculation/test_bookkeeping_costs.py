@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from scheduler_configs import scheduler_config
 
-from aiakq.runtime.build import bookkeeping_costs
-from aiakq.runtime.config.speculation import SpeculationConfig
+from aiakq.runtime.speculation import bookkeeping_costs
+from aiakq.runtime.speculation.config import SpeculationConfig
 
 
 @pytest.mark.parametrize("method", ["ngram", "suffix", "draft_model"])

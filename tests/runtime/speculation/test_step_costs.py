@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import pytest
+from replay_proposer import planner_of
 
 from aiakq import LLM, SamplingParams
-from aiakq.runtime.build import step_costs
+from aiakq.runtime.speculation import step_costs
 from aiakq.runtime.speculation.draft_length import DEFAULT_COSTS
+from aiakq.runtime.speculation.planner import DraftPlanner
 
 NGRAM = {"method": "ngram"}
 
@@ -29,7 +31,7 @@ def measured(monkeypatch) -> list[tuple[int, int]]:
 def test_steps_of_every_size_are_measured(ranks, tiny_model, measured):
     llm = LLM(str(tiny_model("LlamaForCausalLM")), dtype="float32", speculative_config=NGRAM, **ranks)
     assert set(measured) == {(size, 0) for size in (1, 2, 3, 4, 5, 6, 7, 8, 12, 16)}
-    costs = llm.engine.scheduler.drafts.costs
+    costs = planner_of(llm).costs
     assert costs is not DEFAULT_COSTS and 0 < costs.step(1) <= costs.step(16) and costs.proposal(1) == 0
     assert "ms of a step" in llm.engine.facts["speculation"]
     assert llm.engine.stats.num_free_pages == llm.engine.stats.num_pages and llm.engine.stats.steps == 0
@@ -41,7 +43,7 @@ def test_steps_of_every_size_are_measured(ranks, tiny_model, measured):
 def test_proposals_of_a_draft_model_are_measured(tiny_model, measured):
     folder = str(tiny_model("LlamaForCausalLM"))
     llm = LLM(folder, dtype="float32", speculative_model=folder)
-    assert (1, 4) in measured and llm.engine.scheduler.drafts.costs.proposal(1) > 0
+    assert (1, 4) in measured and planner_of(llm).costs.proposal(1) > 0
 
 
 def test_steps_are_no_larger_than_the_engine_runs_them(tiny_model, measured):
@@ -60,19 +62,19 @@ def test_of_slow_models_fewer_sizes_are_measured(tiny_model, measured, monkeypat
     monkeypatch.setattr(step_costs, "_SECONDS", 0.0)
     llm = LLM(str(tiny_model("LlamaForCausalLM")), dtype="float32", speculative_config=NGRAM)
     assert measured[10:] == [(1, 0), (2, 0), (4, 0), (8, 0), (16, 0)]
-    assert llm.engine.scheduler.drafts.costs is not DEFAULT_COSTS
+    assert planner_of(llm).costs is not DEFAULT_COSTS
 
 
 def test_nothing_is_measured_without_need(tiny_model, measured):
     folder = str(tiny_model("LlamaForCausalLM"))
-    assert LLM(folder, dtype="float32").engine.scheduler.drafts is None
+    assert LLM(folder, dtype="float32").engine.scheduler.resource(DraftPlanner) is None
     llm = LLM(folder, dtype="float32", speculative_config=NGRAM, load_format="dummy")
-    assert llm.engine.scheduler.drafts.costs is DEFAULT_COSTS
+    assert planner_of(llm).costs is DEFAULT_COSTS
     assert not measured
 
 
 def test_a_model_that_computes_nothing_valid_is_not_measured(tiny_model, monkeypatch):
     monkeypatch.setattr(step_costs, "_measured_step", lambda *arguments: None)
     llm = LLM(str(tiny_model("LlamaForCausalLM")), dtype="float32", speculative_config=NGRAM)
-    assert llm.engine.scheduler.drafts.costs is DEFAULT_COSTS
+    assert planner_of(llm).costs is DEFAULT_COSTS
     assert llm.engine.stats.num_free_pages == llm.engine.stats.num_pages

@@ -8,14 +8,14 @@ from aiakq.registry import Registry
 NGRAM, SUFFIX, DRAFT_MODEL, EAGLE3 = "ngram", "suffix", "draft_model", "eagle3"
 
 #: Method -> a ``Proposer`` (runtime/speculation/proposers.py), or a module where the method needs a model
-#: (runtime/build/draft_model.py).
+#: (runtime/speculation/draft_model/loading.py).
 PROPOSERS = Registry(
     "aiakq.proposers",
     {
         NGRAM: "aiakq.runtime.speculation.ngram:NgramProposer",
         SUFFIX: "aiakq.runtime.speculation.suffix:SuffixProposer",
-        DRAFT_MODEL: "aiakq.runtime.build.draft_model",
-        EAGLE3: "aiakq.runtime.build.eagle3",
+        DRAFT_MODEL: "aiakq.runtime.speculation.draft_model.loading",
+        EAGLE3: "aiakq.runtime.speculation.eagle3.loading",
     },
 )
 

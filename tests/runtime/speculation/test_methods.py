@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from aiakq.errors import AiakqError
-from aiakq.runtime.config.speculation_methods import PROPOSERS, check_supported, resolve
+from aiakq.runtime.speculation.methods import PROPOSERS, check_supported, resolve
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from aiakq.arguments.server import checked
 from aiakq.arguments.spelling import rewrite
 from aiakq.errors import AiakqError
 from aiakq.runtime.config.engine import EngineConfig
-from aiakq.runtime.config.speculation import SpeculationConfig
+from aiakq.runtime.speculation.config import SpeculationConfig
 
 
 def test_arguments_mean_the_keys_of_the_same_meaning(example_model):

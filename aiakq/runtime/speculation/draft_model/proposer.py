@@ -7,12 +7,12 @@ from itertools import takewhile
 
 from torch import Tensor
 
-from aiakq.runtime.executor.draft_chain import DraftChain
 from aiakq.runtime.executor.runner import Runner
 from aiakq.runtime.executor.sampler import sample
 from aiakq.runtime.executor.sequences import RunningSequences, SequenceState
 from aiakq.runtime.models.interface import ModelInput, whole_logits
 from aiakq.runtime.protocol.step import Chunk, ChunkResult
+from aiakq.runtime.speculation.draft_chain import DraftChain
 
 
 class DraftModel:

@@ -14,6 +14,7 @@ from aiakq.runtime.protocol.request import RequestSpec
 from aiakq.runtime.protocol.sampling_params import SamplingParams
 from aiakq.runtime.protocol.step import Chunk, ChunkResult, SampledToken, StepBatch, StepResult
 from aiakq.runtime.speculation.draft_length import StepCosts
+from aiakq.runtime.speculation.planner import DraftPlanner
 
 #: Steps with and without draft tokens that are timed, two of each in turns.
 _STEPS = 32
@@ -51,14 +52,16 @@ class _Sampled:
 def measure_bookkeeping(config: SchedulerConfig) -> tuple[float, float]:
     """Seconds of the engine in a step of one sequence, and how much longer it takes with draft tokens."""
     num_tokens = 6 + (2 * _STEPS + 2) * 2
-    scheduler = Scheduler(PagePool(2 + num_tokens // _PAGE_SIZE, _PAGE_SIZE, False), config)
-    assert scheduler.drafts is not None
-    scheduler.drafts.costs = StepCosts({1: 1.0, 1000: 1.0})  # every draft token is verified
+    assert config.speculation is not None
+    pool = PagePool(2 + num_tokens // _PAGE_SIZE, _PAGE_SIZE, False)
+    planner = DraftPlanner(pool, config, config.speculation)
+    planner.costs = StepCosts({1: 1.0, 1000: 1.0})  # every draft token is verified
+    scheduler = Scheduler(pool, config, [planner])
     engine = Engine(_RejectingExecutor(), scheduler, ModelLimits(300, num_tokens, num_tokens), {})  # type: ignore[arg-type]
     engine.step(0.0, [RequestSpec("bookkeeping", [1, 2, 3] * 2, SamplingParams(), num_tokens, seed=0)])
     seconds: dict[bool, list[float]] = {True: [], False: []}
     for number in range(2 * _STEPS):
-        scheduler.drafts.is_enabled = number % 4 >= 2  # two in a row: a model proposes for the next step
+        planner.is_enabled = number % 4 >= 2  # two in a row: a model proposes for the next step
         bytearray(_WEIGHTS)
         before, started = engine.stats.drafts, time.perf_counter()
         engine.step(0.0, [])

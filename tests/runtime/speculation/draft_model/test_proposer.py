@@ -5,11 +5,11 @@ from __future__ import annotations
 import itertools
 
 import pytest
-from replay_proposer import FREE
+from replay_proposer import FREE, planner_of
 
 from aiakq import LLM, SamplingParams
-from aiakq.runtime.build import step_costs
 from aiakq.runtime.protocol.command import EnableDrafts
+from aiakq.runtime.speculation import step_costs
 from aiakq.runtime.speculation.draft_length import StepCosts
 
 #: Steps take as long as they have tokens: draft tokens never pay.
@@ -54,17 +54,16 @@ def test_prompts_are_computed_with_those_of_the_model(llm, computed):
 
 def test_nothing_is_computed_while_draft_tokens_cannot_pay(llm, computed):
     """No prompt and no probe either."""
-    llm.engine.scheduler.drafts.costs = COMPUTE_BOUND
+    planner_of(llm).costs = COMPUTE_BOUND
     generate(llm, max_tokens=150)
     assert computed == []
 
 
 def test_a_cached_prefix_without_its_keys_is_computed_when_they_are_needed(llm, computed):
-    scheduler = llm.engine.scheduler
-    scheduler.drafts.costs = COMPUTE_BOUND
+    planner_of(llm).costs = COMPUTE_BOUND
     wanted = generate(llm)
     assert computed == []
-    scheduler.drafts.costs = FREE
+    planner_of(llm).costs = FREE
     assert generate(llm) == wanted
     assert (0, 72) in computed
     drafts = llm.engine.stats.drafts
@@ -76,12 +75,12 @@ def test_a_cached_prefix_without_its_keys_is_computed_when_they_are_needed(llm, 
 
 def test_a_sequence_catches_up_in_one_chunk(llm, computed):
     scheduler = llm.engine.scheduler
-    scheduler.drafts.costs = COMPUTE_BOUND
+    planner_of(llm).costs = COMPUTE_BOUND
     inner, steps = scheduler.schedule, []
 
     def schedule(now):
         steps.append(now)
-        scheduler.drafts.costs = FREE if len(steps) > 20 else COMPUTE_BOUND
+        planner_of(llm).costs = FREE if len(steps) > 20 else COMPUTE_BOUND
         return inner(now)
 
     scheduler.schedule = schedule

@@ -17,12 +17,12 @@ from aiakq.kernels.ops.embedding import EmbeddingLayer
 from aiakq.kernels.ops.linear import LinearLayer
 from aiakq.kernels.ops.norm import Norm
 from aiakq.kernels.ops.scaling import Scaling
-from aiakq.runtime.config.eagle3 import Eagle3Config
 from aiakq.runtime.layers.attention import LayerCache
 from aiakq.runtime.models.builder import DecoderBuilder
 from aiakq.runtime.models.decoder import Block, Decoder, Weights
 from aiakq.runtime.models.interface import ModelInput
 from aiakq.runtime.models.stage import whole_model
+from aiakq.runtime.speculation.eagle3.config import Eagle3Config
 
 #: The logit of tokens that the head cannot propose; finite, so that rows are.
 _IMPOSSIBLE = -1e30

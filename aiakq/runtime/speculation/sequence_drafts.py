@@ -1,4 +1,4 @@
-"""Speculation: the draft tokens of one sequence, and what is expected of them."""
+"""SequenceDrafts: the draft tokens of one sequence, and what is expected of them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _MIN_EXPECTED = 0.25
 _EXPECTED_WEIGHT = 0.1
 
 
-class Speculation:
+class SequenceDrafts:
     """The draft tokens of one sequence.
 
     proposer                its own; None: the executor proposes, if anything does.

@@ -8,15 +8,16 @@ import pytest
 from replay_proposer import FREE
 from scheduler_configs import scheduler_config
 
-from aiakq.runtime.config.speculation import SpeculationConfig
+from aiakq.runtime.build.features import new_scheduler
 from aiakq.runtime.engine.pages import PagePool
-from aiakq.runtime.engine.scheduler import Scheduler
 from aiakq.runtime.engine.sequence import Sequence
 from aiakq.runtime.protocol.admission import admit
 from aiakq.runtime.protocol.limits import ModelLimits
 from aiakq.runtime.protocol.output import RequestTimes
 from aiakq.runtime.protocol.sampling_params import SamplingParams
+from aiakq.runtime.speculation.config import SpeculationConfig
 from aiakq.runtime.speculation.draft_length import StepCosts
+from aiakq.runtime.speculation.planner import DraftPlanner
 
 #: A step takes as long as it has tokens.
 COMPUTE_BOUND = StepCosts({1: 1.0, 2: 2.0})
@@ -27,8 +28,9 @@ class Steps:
 
     def __init__(self, costs: StepCosts, count: int = 1, pages: int = 99, right: bool = True, **speculation) -> None:
         config = scheduler_config(speculation=SpeculationConfig(**speculation))
-        self.scheduler = Scheduler(PagePool(pages, 4, False), config)
-        self.scheduler.drafts.costs, self._right = costs, right
+        self.scheduler = new_scheduler(config, PagePool(pages, 4, False))
+        self.planner = self.scheduler.resource(DraftPlanner)
+        self.planner.costs, self._right = costs, right
         self.sequences = []
         self._draw = random.Random(0)
         for number in range(count):
@@ -46,7 +48,7 @@ class Steps:
             sequence.collected(chunk)
             accepted = len(chunk.drafts) if self._right else 0
             if chunk.drafts:
-                sequence.speculation.observe(len(chunk.drafts), accepted)
+                self.planner.drafts_of(sequence).observe(len(chunk.drafts), accepted)
                 chunk.accept(accepted)
             known = len(sequence.token_ids)
             for at in range(known, known + accepted + 1):
@@ -76,7 +78,7 @@ def test_where_the_engine_itself_takes_long_rejected_drafts_are_neither_sought_n
     costs = StepCosts({1: 1.0, 16: 1.1}, bookkeeping=0.5)
     steps = Steps(costs, right=False)
     calls = []
-    proposer = steps.sequences[0].speculation._proposer
+    proposer = steps.planner.drafts_of(steps.sequences[0])._proposer
     inner = proposer.propose
     proposer.propose = lambda *arguments: calls.append(arguments) or inner(*arguments)
     for _ in range(250):
@@ -89,9 +91,9 @@ def test_drafts_that_the_executor_proposed_are_verified_although_the_budget_is_s
     steps = Steps(StepCosts({1: 1.0, 16: 1.1}, bookkeeping=0.01), right=False)
     steps.step()
     steps.step()
-    steps.scheduler.drafts._draft_budget.charge(100.0)
+    steps.planner._draft_budget.charge(100.0)
     (sequence,) = steps.sequences
-    sequence.speculation.receive(len(sequence.token_ids), [7, 8], is_forced=True, is_late=False)
+    steps.planner.drafts_of(sequence).receive(len(sequence.token_ids), [7, 8], is_forced=True, is_late=False)
     assert steps.step() == [2]
 
 
@@ -112,11 +114,13 @@ def speedup_with_model(acceptance: float, num_tokens: int, draft_seconds: float,
             while accepted < len(chunk.drafts) and draw.random() < acceptance:
                 accepted += 1
             if chunk.drafts:
-                sequence.speculation.observe(len(chunk.drafts), accepted)
+                steps.planner.drafts_of(sequence).observe(len(chunk.drafts), accepted)
                 chunk.accept(accepted)
             sequence.token_ids += [7] * (accepted + 1)
             if chunk.num_proposed:
-                sequence.speculation.receive(len(sequence.token_ids), [7] * chunk.num_proposed, False, False)
+                steps.planner.drafts_of(sequence).receive(
+                    len(sequence.token_ids), [7] * chunk.num_proposed, False, False
+                )
     return sum(one.num_outputs for one in steps.sequences) / count / seconds
 
 
@@ -153,8 +157,8 @@ def test_steps_in_which_no_sequence_may_have_draft_tokens_do_not_look_for_any(mo
     """A look costs time in every step of a small model."""
     looks = []
     steps = Steps(StepCosts({1: 1.0, 16: 2.0}), count=4, right=False)
-    real = Sequence.may_have_drafts.fget
-    monkeypatch.setattr(Sequence, "may_have_drafts", property(lambda one: looks.append(one) or real(one)))
+    real = steps.planner._is_due
+    monkeypatch.setattr(steps.planner, "_is_due", lambda one: looks.append(one) or real(one))
     for _ in range(100):
         steps.step()
     looks.clear()
@@ -166,12 +170,12 @@ def test_steps_in_which_no_sequence_may_have_draft_tokens_do_not_look_for_any(mo
 def test_steps_in_which_no_length_pays_do_not_look_until_the_batch_changes(monkeypatch):
     looks = []
     steps = Steps(COMPUTE_BOUND, count=2)
-    real = Sequence.may_have_drafts.fget
-    monkeypatch.setattr(Sequence, "may_have_drafts", property(lambda one: looks.append(one) or real(one)))
+    real = steps.planner._is_due
+    monkeypatch.setattr(steps.planner, "_is_due", lambda one: looks.append(one) or real(one))
     for _ in range(20):
         steps.step()
     assert len(looks) <= 4
-    steps.scheduler.drafts.costs = FREE
+    steps.planner.costs = FREE
     steps.scheduler.remove(steps.sequences[1])
     assert steps.step() != [0] or steps.step() != [0]
 
@@ -184,7 +188,7 @@ def test_a_new_sequence_gets_draft_tokens_while_the_others_pause():
     steps.sequences.append(Sequence(spec, RequestTimes(0.0)))
     steps.scheduler.add(steps.sequences[-1])
     calls = []
-    proposer = steps.sequences[-1].speculation._proposer
+    proposer = steps.planner.drafts_of(steps.sequences[-1])._proposer
     inner = proposer.propose
     proposer.propose = lambda *arguments: calls.append(arguments) or inner(*arguments)
     for _ in range(3):
@@ -202,7 +206,7 @@ def test_the_limit_on_requests_is_obeyed_at_its_edge(count, drafts):
 
 def test_a_step_has_no_more_rows_than_were_recorded():
     steps = Steps(FREE, 4, num_speculative_tokens=6)
-    steps.scheduler.drafts.max_rows = 7
+    steps.planner.max_rows = 7
     totals = [sum(steps.step()) for _ in range(8)]
     assert max(totals) == 3
 

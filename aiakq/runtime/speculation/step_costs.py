@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import time
 
-from aiakq.runtime.build.bookkeeping_costs import measure_bookkeeping
 from aiakq.runtime.config.engine import EngineConfig
 from aiakq.runtime.engine.executor import Executor
 from aiakq.runtime.engine.pages import PagePool
@@ -15,7 +14,9 @@ from aiakq.runtime.protocol.limits import ModelLimits
 from aiakq.runtime.protocol.request import RequestSpec
 from aiakq.runtime.protocol.sampling_params import SamplingParams
 from aiakq.runtime.protocol.step import Chunk, NewSequence, StepBatch
+from aiakq.runtime.speculation.bookkeeping_costs import measure_bookkeeping
 from aiakq.runtime.speculation.draft_length import StepCosts
+from aiakq.runtime.speculation.planner import DraftPlanner
 
 #: Tokens of the steps that are measured, each of which verifies one token less.
 SIZES = (1, 2, 4, 8, 16)
@@ -34,16 +35,16 @@ def set_step_costs(
     """Let ``scheduler`` choose draft lengths from the times of the loaded model, and add them to ``facts``, which are
     for the start-up table. Without speculation, or with dummy weights, nothing is measured.
     """
-    speculation, drafts = config.scheduler.speculation, scheduler.drafts
-    if speculation is None or drafts is None or config.pooling is not None:
+    speculation, planner = config.scheduler.speculation, scheduler.resource(DraftPlanner)
+    if speculation is None or planner is None or config.pooling is not None:
         return
     facts["speculation"] = "draft lengths from assumed times of steps"
     if config.load.load_format != "dummy":
-        max_tokens = min(drafts.max_rows, drafts.budget)
+        max_tokens = min(planner.max_rows, planner.budget)
         costs = measure_step_costs(executor, scheduler.pool, limits, max_tokens, speculation.model is not None)
         if costs is not None:
             costs = costs.with_bookkeeping(*measure_bookkeeping(config.scheduler))
-        drafts.costs = costs or drafts.costs
+        planner.costs = costs or planner.costs
         if costs is not None:
             facts["speculation"] = describe_costs(costs)
 

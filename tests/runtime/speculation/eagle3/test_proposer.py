@@ -14,6 +14,7 @@ import pytest
 import torch
 from eagle3_heads import CONFIG, ReferenceHead, write_head
 from mixed_requests import answers, requests
+from replay_proposer import planner_of
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
@@ -21,12 +22,12 @@ from aiakq import LLM, SamplingParams
 from aiakq.errors import AiakqError
 from aiakq.quantizers.options import QuantizeOptions
 from aiakq.quantizers.pipeline import quantize_checkpoint
-from aiakq.runtime.build import step_costs
-from aiakq.runtime.executor.eagle3 import Part
-from aiakq.runtime.models.eagle3 import Eagle3Head
 from aiakq.runtime.protocol.command import EnableDrafts
 from aiakq.runtime.protocol.step import SampledToken
+from aiakq.runtime.speculation import step_costs
 from aiakq.runtime.speculation.draft_length import StepCosts
+from aiakq.runtime.speculation.eagle3.head import Eagle3Head
+from aiakq.runtime.speculation.eagle3.proposer import Part
 
 PROMPT = [7, 300, 21, 5, 90, 41, 7, 300, 8, 111, 4, 77, 250]
 #: The head of speculators' layout.
@@ -76,7 +77,7 @@ def head(tmp_path_factory) -> str:
 def drafting(target: str, head: object, **arguments: Any) -> LLM:
     config = {"model": str(head), **DRAFTING}
     llm = LLM(target, dtype="float32", max_model_len=128, speculative_config=config, **arguments)
-    llm.engine.scheduler.drafts.max_rows = 100
+    planner_of(llm).max_rows = 100
     return llm
 
 

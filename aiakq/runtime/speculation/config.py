@@ -8,7 +8,7 @@ from typing import Any
 from aiakq.arguments.argument import argument, checked_value, part_of, rows_of
 from aiakq.arguments.engine import EngineArguments, SpeculationArguments
 from aiakq.errors import error
-from aiakq.runtime.config.speculation_methods import NGRAM, SUFFIX, resolve
+from aiakq.runtime.speculation.methods import NGRAM, PROPOSERS, SUFFIX, resolve
 
 _ROWS = {row.name: row for row in rows_of(SpeculationArguments, "scheduling")}
 
@@ -69,6 +69,10 @@ class SpeculationConfig(SuffixKeys):
     prompt_lookup_min: int = 1
     disable_by_batch_size: int = 1 << 60
     max_model_len: int = 1 << 60
+
+    def load_method(self) -> Any:
+        """Return the method: a ``Proposer``, or a module if it needs a model. Raises ``plugin``."""
+        return PROPOSERS.load(self.method)
 
     @staticmethod
     def from_args(args: EngineArguments, is_recurrent: bool) -> SpeculationConfig | None:

@@ -8,13 +8,13 @@ from torch import Tensor
 
 from aiakq.kernels.ops.sampling import Sampler
 from aiakq.kernels.transfer import on_device
-from aiakq.runtime.executor.draft_chain import DraftChain
 from aiakq.runtime.executor.runner import Runner
 from aiakq.runtime.executor.sampler import sample
 from aiakq.runtime.executor.sequences import RunningSequences, SequenceState
-from aiakq.runtime.models.eagle3 import Eagle3Head
 from aiakq.runtime.models.interface import ModelInput, StageOutput, whole_logits
 from aiakq.runtime.protocol.step import Chunk, ChunkResult
+from aiakq.runtime.speculation.draft_chain import DraftChain
+from aiakq.runtime.speculation.eagle3.head import Eagle3Head
 
 
 class Eagle3Proposer:

@@ -1,0 +1,1 @@
+"""The method draft_model: a second model that proposes draft tokens."""

@@ -1,0 +1,1 @@
+"""EAGLE-3: a head of one layer that reads hidden states of the target model."""
