@@ -32,7 +32,7 @@ from aiakq.terminal.help import Command, Group, PlainCommand
 from aiakq.terminal.options import add_options, has_table, parser_words
 from aiakq.terminal.quantize_command import quantize
 from aiakq.terminal.serve_command import serve
-from aiakq.terminal.usage_errors import check_unknown, close_names, usage_error
+from aiakq.terminal.usage_errors import check_unknown, close_names, options_of_others, usage_error
 
 WINDOWS = sys.platform == "win32"
 #: What a shell reports for a program that a signal ended: 128 + SIGINT, 128 + SIGPIPE.
@@ -139,20 +139,29 @@ def _run(words: list[str], debug: bool) -> int:
         around.enter_context(_unwinding_on_signals())
         if not debug and name != "serve":  # whose log lines are part of its output
             around.enter_context(_quiet_libraries())
-        try:
-            result = program.main(args=words, prog_name="aiakq", standalone_mode=False)
-        except SystemExit as end:
-            # Typer and rich end the program by themselves only when the reader of their output is gone.
-            raise console.ClosedOutput from end
-        except typer.Abort:
-            raise KeyboardInterrupt from None
-        except Exception as problem:
-            if hasattr(problem, "format_message"):
-                raise usage_error(problem, name) from None
-            raise
+        result = _call(program, words, name)
     if result == INTERRUPTED:
         raise KeyboardInterrupt
     return result if isinstance(result, int) else 0
+
+
+def _call(program: Any, words: list[str], name: str) -> Any:
+    """Run the command ``name`` of ``program``; return its result. Failures of Typer become errors of aiakq."""
+    try:
+        return program.main(args=words, prog_name="aiakq", standalone_mode=False)
+    except SystemExit as end:
+        # Typer and rich end the program by themselves only when the reader of their output is gone.
+        raise console.ClosedOutput from end
+    except typer.Abort:
+        raise KeyboardInterrupt from None
+    except AiakqError as problem:
+        if remark := options_of_others(f"{problem.message} {problem.remedy}", name):
+            problem.add_note(remark)
+        raise
+    except Exception as problem:
+        if hasattr(problem, "format_message"):
+            raise usage_error(problem, name) from None
+        raise
 
 
 @contextlib.contextmanager

@@ -168,8 +168,8 @@ REQUEST_ERRORS = {
         USAGE,
     ),
     "context_length_exceeded": ErrorKind(
-        "The prompt has {prompt} tokens and asks for {wanted} more; the context holds {limit}.",
-        "Shorten the prompt, lower max_tokens, or set truncate_prompt_tokens.",
+        "The prompt has {prompt} tokens{more}; the context holds {limit}.",
+        "Shorten the prompt{lower}, or set truncate_prompt_tokens.",
         USAGE,
     ),
     "unknown_model": ErrorKind(

@@ -125,7 +125,7 @@ def _check_variants(folder: Path, names: Sequence[str]) -> None:
     variants = {variant_of(name): name for name in sorted(names, key=len, reverse=True)}
     if len(variants) > 1 and "" not in variants:
         given = f"no weights without the name of a variant, but {some_of(sorted(variants.values()))}"
-        missing = f"it holds {given}, of which all but one have to be left out with --ignore-patterns"
+        missing = f"it holds {given}, of which all but one have to be removed, or left out with --ignore-patterns"
         raise error("model_incomplete", path=str(folder), missing=missing)
 
 

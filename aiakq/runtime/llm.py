@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from aiakq.arguments.server import keywords, notices
@@ -117,7 +117,7 @@ class LLM(PoolingMethods):
         add_generation_prompt: bool = True,
         chat_template_kwargs: dict[str, object] | None = None,
         continue_final_message: bool = False,
-        tools: list[dict[str, object]] | None = None,
+        tools: Sequence[dict[str, object] | Callable[..., Any]] | None = None,
         lora_request: LoRARequest | Sequence[LoRARequest | None] | None = None,
         chat_template_content_format: str = "auto",
         priority: int | Sequence[int] | None = None,
@@ -125,8 +125,9 @@ class LLM(PoolingMethods):
         """Generate the next message of one or more conversations, with the model's chat template.
 
         continue_final_message  continue the last message; add_generation_prompt must be False.
-        tools                   functions that the model may call, as in a chat request. The output text contains the
-                                calls as the model writes them; ``structured_outputs`` can enforce a format.
+        tools                   functions that the model may call, as in a chat request, or as Python functions with
+                                annotations and docstrings. The output text contains the calls as the model writes them;
+                                ``structured_outputs`` can enforce a format.
         lora_request, priority  as in ``generate``.
         chat_template_content_format  auto, or string or openai (a list of parts) to pass the content of messages to the
                                       template in this form.

@@ -93,6 +93,8 @@ async def _serve(args: ServerArguments, on_event: OnEvent) -> int:
             await asyncio.sleep(0)  # until the manager has the engine
             await _load_adapters(service, args, engine)
             gateway.on_refusal = count_refusals(service, routes, args.root_path)
+            if gateway.counts is not None:
+                gateway.counts.start((route.path for route in routes), service.metrics.count_status)
             app = create_app(
                 service,
                 routes,

@@ -176,7 +176,8 @@ def failure(problem: AiakqError) -> None:
         line(_visible(row))
     words: list[str | tuple[str, str]] = [("aiakq: ", "bold"), (f"error[{problem.id}]", "bold red"), ": "]
     words.append(plain(problem.message))
-    if remedy := plain(" ".join(filter(None, [close_value(problem), problem.remedy]))):
+    remedies = (close_value(problem), problem.remedy, *getattr(problem, "__notes__", ()))
+    if remedy := plain(" ".join(filter(None, remedies))):
         words += [" ", (remedy, "cyan")]
     line(*words)
 

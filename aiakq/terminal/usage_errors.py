@@ -32,6 +32,9 @@ _EXAMPLES = {
     "bench serve": "aiakq bench serve --port 8000 --num-prompts 100",
 }
 
+#: An option in a sentence.
+_OPTION = re.compile(r"(?<![\w-])--[a-z][a-z0-9-]*[a-z0-9]")
+
 
 def check_unknown(word: str, options: Mapping[str, bool]) -> None:
     """Raise ``usage`` with the correct spelling for a word that is obviously meant as an option, before the parser
@@ -110,6 +113,32 @@ def close_names(word: str, known: Iterable[str]) -> str:
     # One wrong letter of three is close, one of ten much closer.
     close = difflib.get_close_matches(word, list(known), n=3, cutoff=0.6 if len(word) <= 4 else 0.7)
     return f"Did you mean {' or '.join(close)}?" if close else ""
+
+
+def options_of_others(text: str, command: str) -> str:
+    """Return a sentence about options that an error names and ``command`` lacks: which commands have them.
+
+    Empty if there are none, or if the text says it. Errors of what several commands do name the options of one.
+    """
+    from aiakq.arguments.commands import COMMANDS
+
+    says_whose = "serve" in text.lower() or any(f"aiakq {name} " in text for name in COMMANDS)
+    if command not in COMMANDS or says_whose or "There is no option" in text:
+        return ""
+    flags = {name: flags_of(each.rows) for name, each in COMMANDS.items()}
+    sentences = []
+    for option in dict.fromkeys(_OPTION.findall(text)):
+        others = [name for name in flags if option in flags[name]]
+        if others and command not in others:
+            names = [each for each in others if " " not in each] or others
+            sentences.append(f"({option} is an option of aiakq {' and '.join(names)}.)")
+    return " ".join(sentences)
+
+
+def flags_of(rows: Iterable[Argument]) -> set[str]:
+    """Return all flags of options, those that turn them off too."""
+    rows = [row for row in rows if not row.positional]
+    return {flag for row in rows for flag in row.all_flags} | {row.off_flag for row in rows if row.type is bool}
 
 
 def close_value(problem: AiakqError) -> str:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from aiakq.errors import AiakqError
 from aiakq.formats.checkpoint import Checkpoint
@@ -40,11 +42,35 @@ def _as_words(tensor: torch.Tensor) -> list[str]:
     return [f"{value & 0xFFFFFFFF:08x}" for value in tensor.reshape(-1).tolist()]
 
 
+def _write_weights(folder: Path, files: Mapping[str, str], index: str = "", value: float = 1.0) -> None:
+    """Write tensors [2, 3] of one value to files of torch or safetensors, by their names, and an index of them."""
+    for file in set(files.values()):
+        tensors = {name: torch.full((2, 3), value) for name, each in files.items() if each == file}
+        (save_file if file.endswith(".safetensors") else torch.save)(tensors, folder / file)
+    if index:
+        (folder / index).write_text(json.dumps({"weight_map": files}))
+
+
 def _refused(folder: Path) -> AiakqError:
     with pytest.raises(AiakqError) as caught:
         Checkpoint.open(folder)
     assert "\n" not in str(caught.value)
     return caught.value
+
+
+@pytest.fixture(scope="session")
+def write_weights() -> Callable[..., None]:
+    """``write_weights(folder, {tensor: file}, index, value)`` writes them."""
+    return _write_weights
+
+
+@pytest.fixture
+def empty_model(tmp_path: Path) -> Path:
+    """A folder with an empty config.json."""
+    path = tmp_path / "model"
+    path.mkdir()
+    (path / "config.json").write_text("{}")
+    return path
 
 
 @pytest.fixture(scope="session")

@@ -14,16 +14,11 @@ from aiakq.formats.model_folder import INDEX
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
+def folder(empty_model: Path, write_weights) -> Path:
     """A model in two shards with an index."""
-    path = tmp_path / "model"
-    path.mkdir()
-    (path / "config.json").write_text("{}")
     names = {"a.weight": "model-00001-of-00002.safetensors", "b.weight": "model-00002-of-00002.safetensors"}
-    for name, file in names.items():
-        save_file({name: torch.ones(2, 3)}, path / file)
-    (path / INDEX).write_text(json.dumps({"weight_map": names}))
-    return path
+    write_weights(empty_model, names, INDEX)
+    return empty_model
 
 
 def test_shards_may_be_in_folders_of_the_model(folder: Path, refused) -> None:
@@ -71,79 +66,54 @@ def test_an_index_may_name_its_shards_by_path(folder: Path, prefix: str) -> None
     assert set(checkpoint.inventory) == set(names) and checkpoint.remarks == []
 
 
-def write_torch(folder: Path, names: dict[str, str], index: str = "") -> None:
-    """Write tensors of twos to files of torch's, and an index."""
-    for file in set(names.values()):
-        torch.save({name: torch.full((2, 3), 2.0) for name, each in names.items() if each == file}, folder / file)
-    if index:
-        (folder / index).write_text(json.dumps({"weight_map": names}))
-
-
-@pytest.fixture
-def empty(tmp_path: Path) -> Path:
-    path = tmp_path / "model"
-    path.mkdir()
-    (path / "config.json").write_text("{}")
-    return path
-
-
 ONES, TWOS = torch.ones(2, 3), torch.full((2, 3), 2.0)
 FP16_SHARDS = {"a.weight": "pytorch_model.fp16-00001-of-00002.bin", "b.weight": "pytorch_model.fp16-00002-of-00002.bin"}
 
 
-def test_the_only_variant_in_files_of_torch_is_read(empty: Path, refused) -> None:
-    write_torch(empty, FP16_SHARDS, "pytorch_model.bin.index.fp16.json")
-    checkpoint = Checkpoint.open(empty)
+def test_the_only_variant_in_files_of_torch_is_read(empty_model: Path, write_weights, refused) -> None:
+    write_weights(empty_model, FP16_SHARDS, "pytorch_model.bin.index.fp16.json", 2.0)
+    checkpoint = Checkpoint.open(empty_model)
     assert set(checkpoint.inventory) == set(FP16_SHARDS) and torch.equal(checkpoint.tensor("b.weight"), TWOS)
-    (empty / FP16_SHARDS["b.weight"]).unlink()
-    assert f"{FP16_SHARDS['b.weight']} of its index is missing" in str(refused(empty))
+    (empty_model / FP16_SHARDS["b.weight"]).unlink()
+    assert f"{FP16_SHARDS['b.weight']} of its index is missing" in str(refused(empty_model))
 
 
 @pytest.mark.parametrize("file", ["pytorch_model.fp16.bin", "model.bf16.safetensors"])
-def test_the_only_file_of_a_variant_is_read(empty: Path, file: str) -> None:
-    if file.endswith(".bin"):
-        write_torch(empty, {"a.weight": file})
-    else:
-        save_file({"a.weight": TWOS}, empty / file)
-    assert torch.equal(Checkpoint.open(empty).tensor("a.weight"), TWOS)
+def test_the_only_file_of_a_variant_is_read(empty_model: Path, write_weights, file: str) -> None:
+    write_weights(empty_model, {"a.weight": file}, value=2.0)
+    assert torch.equal(Checkpoint.open(empty_model).tensor("a.weight"), TWOS)
 
 
 @pytest.mark.parametrize("sharded", [False, True])
 @pytest.mark.parametrize("variant", ["model.fp16.safetensors", "model.safetensors.index.fp16.json"])
 def test_weights_without_a_variant_precede_those_of_one_in_another_kind_of_file(
-    empty: Path, sharded: bool, variant: str
+    empty_model: Path, write_weights, sharded: bool, variant: str
 ) -> None:
     """As in transformers, which reads a variant only if asked for it."""
     file = "model.fp16.safetensors"
-    save_file({"a.weight": ONES}, empty / file)
-    if variant != file:
-        (empty / variant).write_text(json.dumps({"weight_map": {"a.weight": file}}))
+    write_weights(empty_model, {"a.weight": file}, variant if variant != file else "")
     if sharded:
-        write_torch(empty, {"a.weight": "pytorch_model-00001-of-00001.bin"}, "pytorch_model.bin.index.json")
+        names = {"a.weight": "pytorch_model-00001-of-00001.bin"}
+        write_weights(empty_model, names, "pytorch_model.bin.index.json", 2.0)
     else:
-        write_torch(empty, {"a.weight": "pytorch_model.bin"})
-    assert torch.equal(Checkpoint.open(empty).tensor("a.weight"), TWOS)
-    assert torch.equal(Checkpoint.open(empty, weights="safetensors").tensor("a.weight"), ONES)
+        write_weights(empty_model, {"a.weight": "pytorch_model.bin"}, value=2.0)
+    assert torch.equal(Checkpoint.open(empty_model).tensor("a.weight"), TWOS)
+    assert torch.equal(Checkpoint.open(empty_model, weights="safetensors").tensor("a.weight"), ONES)
 
 
 @pytest.mark.parametrize("kind", ["safetensors", "bin"])
 @pytest.mark.parametrize("indexed", [False, True])
 def test_several_variants_and_no_other_weights_are_refused_with_their_names(
-    empty: Path, kind: str, indexed: bool, refused
+    empty_model: Path, write_weights, kind: str, indexed: bool, refused
 ) -> None:
     stem = "model" if kind == "safetensors" else "pytorch_model"
     for variant in ("fp16", "fp32"):
-        names = {"a.weight": f"{stem}.{variant}.{kind}"}
-        if kind == "bin":
-            write_torch(empty, names)
-        else:
-            save_file({"a.weight": ONES}, empty / names["a.weight"])
-        if indexed:
-            (empty / f"{stem}.{kind}.index.{variant}.json").write_text(json.dumps({"weight_map": names}))
-    problem = refused(empty)
+        index = f"{stem}.{kind}.index.{variant}.json" if indexed else ""
+        write_weights(empty_model, {"a.weight": f"{stem}.{variant}.{kind}"}, index)
+    problem = refused(empty_model)
     assert problem.id == "model_incomplete" and "--ignore-patterns" in str(problem)
     assert all(f"{stem}.{variant}.{kind}" in str(problem) for variant in ("fp16", "fp32"))
-    assert Checkpoint.open(empty, ignore=["*fp32*"]).inventory
+    assert Checkpoint.open(empty_model, ignore=["*fp32*"]).inventory
 
 
 def test_a_variant_beside_other_weights_is_not_read(folder: Path) -> None:

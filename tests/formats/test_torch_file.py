@@ -23,11 +23,8 @@ from aiakq.formats.torch_file import read_torch_file
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    path = tmp_path / "model"
-    path.mkdir()
-    (path / "config.json").write_text("{}")
-    return path
+def folder(empty_model: Path) -> Path:
+    return empty_model
 
 
 def test_a_dtype_that_is_not_read_is_not_called_damage(tmp_path):
@@ -56,14 +53,13 @@ def test_a_state_dict_may_be_wrapped(folder: Path, wrapper: str) -> None:
     assert list(Checkpoint.open(folder).inventory) == ["a"]
 
 
-def test_shards_with_an_index(folder: Path, refused) -> None:
-    torch.save({"a": torch.ones(3)}, folder / "pytorch_model-00001-of-00002.bin")
-    torch.save({"b": torch.zeros(2)}, folder / "pytorch_model-00002-of-00002.bin")
+def test_shards_with_an_index(folder: Path, write_weights, refused) -> None:
+    files = {name: f"pytorch_model-0000{number}-of-00002.bin" for number, name in ((1, "a"), (2, "b"))}
+    write_weights(folder, files)
     assert refused(folder).id == "model_incomplete"
     index = folder / "pytorch_model.bin.index.json"
-    files = {name: f"pytorch_model-0000{number}-of-00002.bin" for number, name in ((1, "a"), (2, "b"))}
-    index.write_text(json.dumps({"weight_map": files}))
-    assert torch.equal(Checkpoint.open(folder).tensor("b"), torch.zeros(2))
+    write_weights(folder, files, index.name)
+    assert torch.equal(Checkpoint.open(folder).tensor("b"), torch.ones(2, 3))
     index.write_text(json.dumps({"weight_map": {"a": "../x.bin"}}))
     assert refused(folder).id == "path_outside_model"
     index.write_text(json.dumps({"weight_map": {**files, "c": files["a"]}}))

@@ -140,6 +140,8 @@ def test_forms_of_prompts_and_truncation(tiny_model):
         with pytest.raises(ValueError) as caught:
             llm.encode(wrong, use_tqdm=False)
         assert caught.value.id == id
+    expected = "The prompt has 129 tokens; the context holds 128. Shorten the prompt, or set truncate_prompt_tokens."
+    assert str(caught.value) == expected, "nothing is generated"
     assert not llm.engine.has_work()
 
 

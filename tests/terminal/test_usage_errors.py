@@ -2,7 +2,17 @@
 
 from __future__ import annotations
 
+import ast
+import re
+from pathlib import Path
+
 import pytest
+import torch
+from safetensors.torch import save_file
+
+from aiakq import cli
+from aiakq.arguments.commands import COMMANDS
+from aiakq.terminal.usage_errors import flags_of, options_of_others
 
 GOOD = ["quantize", "-i", "in", "-o", "out", "-quant_type", "awq"]
 
@@ -94,3 +104,49 @@ def test_every_right_spelling_reaches_the_model(aiakq, tmp_path, words):
 def test_long_names_work_in_place_of_the_literal_ones(aiakq, tmp_path):
     ended = aiakq("quantize", "--input", tmp_path / "none", "--output", tmp_path / "out", "--quant-type", "gpt")
     assert ended.code == 3 and "error[model_missing]" in ended.err
+
+
+# --- options of other commands
+
+ROOT = Path(__file__).resolve().parents[2]
+#: Files with options of other programs (git, nvidia-smi, curl, processes of aiakq), and properties of CSS.
+OTHER_PROGRAMS = {
+    *("aiakq/records.py", "aiakq/collect_env.py", "aiakq/bench/comparison/sides.py", "aiakq/server/launch.py"),
+    *("aiakq/bench/html.py", "aiakq/quantizers/report/page.py", "aiakq/server/process/text_process.py"),
+}
+
+
+def test_every_option_that_a_text_names_is_one_of_a_command() -> None:
+    known = flags_of(row for command in COMMANDS.values() for row in command.rows)
+    known |= {"--config", "--debug", "--help", "--version"}
+    known |= {name for command in COMMANDS.values() for name in command.unsupported}
+    unknown = []
+    for path in sorted(ROOT.glob("aiakq/**/*.py")):
+        file = str(path.relative_to(ROOT))
+        if file in OTHER_PROGRAMS or "arguments" in path.parts:  # whose names are checked where they are read
+            continue
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                named = re.findall(r"(?<![\w-])--[a-z][a-z0-9-]+", node.value)
+                named = [option for option in named if not option.endswith("-")]  # the beginning of one
+                unknown += [f"{file}:{node.lineno} {option}" for option in named if option not in known]
+    assert not unknown, "\n".join(unknown)
+
+
+def test_a_remedy_of_another_command_says_which(tmp_path, capsys) -> None:
+    for variant in ("fp16", "bf16"):
+        save_file({"w": torch.zeros(1)}, tmp_path / f"model.{variant}.safetensors")
+    (tmp_path / "config.json").write_text("{}")
+    assert cli.main(["quantize", "-i", str(tmp_path), "-o", str(tmp_path / "out"), "-quant_type", "awq"]) == 3
+    printed = capsys.readouterr().err
+    assert "have to be removed, or left out with --ignore-patterns" in printed
+    assert "(--ignore-patterns is an option of aiakq serve and chat.)" in printed
+
+
+def test_a_remedy_of_the_same_command_or_of_a_named_one_stays_as_it_is() -> None:
+    text = "Leave it out with --ignore-patterns, not --group-size."
+    assert options_of_others(text, "serve") == "(--group-size is an option of aiakq quantize.)"
+    assert options_of_others("Start the server with --chat-template FILE.", "quantize") == ""
+    assert options_of_others("Repeat it with aiakq quantize -i MODEL --calibration DATA.", "eval") == ""
+    assert options_of_others("Repeat it with --debug, and a path/--revision.", "quantize") == ""
+    assert options_of_others("Give --scheme NAME.", "inspect") == "(--scheme is an option of aiakq bench kernels.)"

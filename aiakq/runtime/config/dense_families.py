@@ -215,7 +215,8 @@ DENSE: dict[str, Family] = {
             "ffn_hidden_size": None,
             "activation": "gelu",
             "tie_word_embeddings": True,
-        }
+        },
+        fixed={"num_ln_in_parallel_attn": (1, 2)},
     ),
     "phi3": Family(
         llama_keys(

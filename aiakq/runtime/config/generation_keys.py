@@ -59,6 +59,14 @@ _OFF: Mapping[str, tuple[object, ...]] = {
     ),
     "top_h": (1,),
 }
+#: Keys that 0 and false turn off; of any other key they may be a value that does something.
+_OFF_AT_ZERO = frozenset(
+    {
+        *("min_length", "min_new_tokens", "min_tokens", "no_repeat_ngram_size", "encoder_no_repeat_ngram_size"),
+        *("epsilon_cutoff", "eta_cutoff", "diversity_penalty", "presence_penalty", "frequency_penalty"),
+        *("penalty_alpha", "token_healing", "early_stopping", "constraints", "watermarking_config", "dola_layers"),
+    }
+)
 #: Defaults of transformers' GenerationConfig, which old versions wrote into config.json.
 _DEFAULTS: Mapping[str, object] = {"temperature": 1.0, "top_p": 1.0, "top_k": 50, "repetition_penalty": 1.0}
 #: Keys that have an effect only with beam search.
@@ -89,9 +97,9 @@ def describe(unapplied: Mapping[str, object]) -> str:
 
 
 def _is_off(key: str, value: object) -> bool:
-    if key.endswith("_token_id") and value is not False:
-        return value in (None, [])  # 0 is a token
-    return value in _OFF[key] if key in _OFF and value is not None else value in (None, False, 0, "", [], {})
+    if value is None or (isinstance(value, str | list | dict) and not value):
+        return True
+    return value in _OFF[key] if key in _OFF else key in _OFF_AT_ZERO and not value
 
 
 def _matches(key: str) -> bool:

@@ -195,10 +195,18 @@ WITHOUT_EFFECT: Mapping[str, tuple[str, ...]] = {
         ),
     ),
 }
-#: Unknown keys that do something when they are false.
-_ON_UNLESS_FALSE = ("*causal*", "*rope*", "*rotary*", "*rms*", "*gate*", "*residual*", "*prenorm*", "*norm_first*")
-#: Unknown factors, which are neutral when they are one.
-_FACTORS = ("*multiplier*", "*scale", "*scaling", "*_factor", "*scale_factor*", "*_alpha", "*temperature*", "*_tp")
+#: Unknown keys that do something when they are false or zero: what they name is on in the native families.
+_ON_UNLESS_FALSE = (
+    *("*causal*", "*unidirectional*", "*autoregressive*", "*rope*", "*rotary*", "*theta*", "*rms*", "*gate*", "*glu*"),
+    *("*residual*", "*prenorm*", "*pre_norm*", "*pre_ln*", "*pre_layer*norm*", "*norm_first*", "*norm_before*"),
+    *("*normalize_before*", "*scale_attn*", "tie_*", "*_tied*"),
+)
+#: Unknown factors, which are neutral when they are one, and not when they are zero.
+_FACTORS = (
+    *("*multiplier*", "*scale", "*scaling", "*_factor", "*scale_factor*", "alpha", "*_alpha", "*temperature*", "*_tp"),
+)
+#: Unknown numbers that do something when they are zero, besides.
+_NOT_ZERO = ("*eps", "*epsilon")
 #: Longer keys are not compared with patterns.
 _MAX_KEY = 128
 
@@ -211,6 +219,7 @@ def _one_of(patterns: Iterable[str]) -> re.Pattern[str]:
 _EFFECTLESS = {reason: _one_of(patterns) for reason, patterns in WITHOUT_EFFECT.items()}
 _ON = _one_of(_ON_UNLESS_FALSE)
 _FACTOR = _one_of(_FACTORS)
+_COUNTS_AT_ZERO = _one_of((*_ON_UNLESS_FALSE, *_FACTORS, *_NOT_ZERO))
 #: Keys whose null means that something is off or follows from other sizes.
 _NULLABLE = frozenset(
     {
@@ -239,7 +248,7 @@ _POSITIVE = frozenset(
 )
 #: Taps of convolutions, which need a state: with one there is none.
 _TAPS = frozenset({"conv_L_cache", "conv_kernel", "linear_conv_kernel_dim", "mamba_d_conv"})
-_OFF: tuple[object, ...] = (None, False, 0, "", [], {})
+_OFF: tuple[object, ...] = (None, False, "", [], {})
 
 
 def model_type_of(raw: Mapping[str, object], architecture: str) -> str:
@@ -320,6 +329,8 @@ def _check(key: str, value: object, family: Family, kind: str) -> None:
             raise _refused(key, value, _only(allowed, kind))
     elif key in family.defaults:
         _check_type(key, value, family.defaults[key])
+        if key.endswith("softcapping") and value == 0:
+            raise _refused(key, value, "a cap of 0 makes all scores equal, and null is none")
     elif not (
         key in _ALWAYS | REQUIRED | family.unread
         or (family.rotary and key in _ROTARY)
@@ -377,7 +388,9 @@ def _is_off(key: str, value: object) -> bool:
     """Whether the value of an unknown key means that what it controls is off."""
     if len(key) > _MAX_KEY or (value is False and _ON.match(key)):
         return False
-    return value in _OFF or (value == 1 and not isinstance(value, bool) and _FACTOR.match(key) is not None)
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return _COUNTS_AT_ZERO.match(key) is None if value == 0 else value == 1 and _FACTOR.match(key) is not None
+    return value in _OFF
 
 
 def _check_type(key: str, value: Any, default: Any) -> None:

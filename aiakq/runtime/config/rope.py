@@ -163,6 +163,9 @@ def _check(family: str, rope: Mapping[str, Any]) -> None:
         raise _malformed(f"the factor of rope_type {kind} is {rope['factor']!r:.64}")
     if not 0 < numbers.get("partial_rotary_factor", 1) <= 1:
         raise _malformed(f"partial_rotary_factor is {rope['partial_rotary_factor']!r:.64}")
+    if numbers.get("original_max_position_embeddings", 1) <= 0:
+        value = rope["original_max_position_embeddings"]
+        raise _malformed(f"original_max_position_embeddings is {value!r:.64}")
     low, high = numbers.get("low_freq_factor", 1), numbers.get("high_freq_factor", 4)
     if kind == "llama3" and low >= high:
         raise _malformed(f"low_freq_factor is {low!r:.64}, not below high_freq_factor, {high!r:.64}")

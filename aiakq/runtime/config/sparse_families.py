@@ -34,6 +34,8 @@ _MAMBA: dict[str, Any] = {
     "mamba_proj_bias": False,
     "time_step_limit": (0.0, math.inf),
 }
+#: Of families that always normalize the weights of the chosen experts.
+_NORMALIZED: dict[str, tuple[object, ...]] = {"norm_topk_prob": (True,)}
 _EXPERTS_ALIAS = {"num_experts": "num_local_experts"}
 
 SPARSE: dict[str, Family] = {
@@ -48,6 +50,7 @@ SPARSE: dict[str, Family] = {
             num_local_experts=8,
         ),
         aliases=_EXPERTS_ALIAS,
+        fixed=_NORMALIZED,
         unread=frozenset({"router_jitter_noise"}),  # in training only
     ),
     "qwen2_moe": Family(
@@ -90,6 +93,7 @@ SPARSE: dict[str, Family] = {
             layer_types=None,
         ),
         aliases={**_EXPERTS_ALIAS, "experts_per_token": "num_experts_per_tok"},
+        fixed=_NORMALIZED,
         unread=frozenset({"hidden_act", "initial_context_length"}),
     ),
     "llama4_text": Family(
@@ -143,7 +147,9 @@ SPARSE: dict[str, Family] = {
         ),
         aliases={"num_local_experts": "num_experts"},
     ),
-    "granitemoe": Family(llama_keys(num_local_experts=8, num_experts_per_tok=2, **ATTENTION_BIAS, **MULTIPLIERS)),
+    "granitemoe": Family(
+        llama_keys(num_local_experts=8, num_experts_per_tok=2, **ATTENTION_BIAS, **MULTIPLIERS), fixed=_NORMALIZED
+    ),
     "granitemoehybrid": Family(
         llama_keys(
             num_local_experts=8,
@@ -156,6 +162,7 @@ SPARSE: dict[str, Family] = {
             **_MAMBA,
         ),
         aliases={"layers_block_type": "layer_types"},
+        fixed=_NORMALIZED,
     ),
     "glm4_moe": Family(
         llama_keys(

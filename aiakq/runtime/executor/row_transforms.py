@@ -19,6 +19,7 @@ from aiakq.kernels.transfer import on_device
 from aiakq.registry import Registry
 from aiakq.runtime.protocol.request import RequestSpec
 from aiakq.runtime.protocol.sampling_params import LogitsProcessor
+from aiakq.runtime.protocol.token_bias import Bias
 
 #: Row transforms of plug-ins by name: functions from a ``RequestSpec`` to a transform, or None where it needs none.
 ROW_TRANSFORMS = Registry("aiakq.row_transforms", {})
@@ -85,7 +86,7 @@ class AllowedTokens(RowTransform):
 class LogitBias(RowTransform):
     """``logit_bias``: adds to the logits of some tokens."""
 
-    def __init__(self, bias: dict[int, float]) -> None:
+    def __init__(self, bias: dict[int, Bias]) -> None:
         self._bias = bias
         self._tensors: tuple[Tensor, Tensor] | None = None
 

@@ -43,7 +43,7 @@ class FalconBuilder(LayerNormBuilder):
             first, second = (self.norm(self.layer_name(layer, name)) for name in names)
             return Block(first, attention, second, mlp)
         add = self.ops.scaling()
-        if self.grouped and (raw.get("num_ln_in_parallel_attn") or 2) == 2:
+        if self.grouped and raw.get("num_ln_in_parallel_attn") in (None, 2):
             first, second = (self.norm(self.layer_name(layer, name)) for name in ("ln_attn", "ln_mlp"))
             return ParallelBlock(first, attention, mlp, add, second)
         return ParallelBlock(self.norm(self.layer_name(layer, "input_layernorm")), attention, mlp, add)

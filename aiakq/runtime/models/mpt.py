@@ -34,7 +34,7 @@ class MptBuilder(AlibiBuilder):
         self.attn: dict[str, Any] = dict(config.raw.get("attn_config") or {})
         width = int(config.raw.get("expansion_ratio", 4)) * config.hidden_size
         super().__init__(replace(config, intermediate_size=width, activation="gelu"), weights)
-        if self.attn.get("softmax_scale"):
+        if self.attn.get("softmax_scale") is not None:
             self.scale = float(self.attn["softmax_scale"])
 
     def norm(self, name: str, width: int | None = None) -> Norm:

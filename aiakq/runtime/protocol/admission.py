@@ -48,13 +48,8 @@ def admit(
     if within_context and max_new_tokens > 0:
         max_tokens = min(max_tokens, max_new_tokens)
     if max_new_tokens < max(0 if params.max_tokens == 0 else 1, max_tokens):
-        raise error(
-            "context_length_exceeded",
-            param="max_tokens" if max_new_tokens > 0 else "prompt",
-            prompt=len(prompt_token_ids),
-            wanted=max(1 if options.pooling is None else 0, max_tokens),
-            limit=longest,
-        )
+        wanted = max(1 if options.pooling is None else 0, max_tokens)
+        raise limits.too_long("max_tokens" if max_new_tokens > 0 else "prompt", len(prompt_token_ids), wanted)
     return RequestSpec(
         request_id=request_id,
         prompt_token_ids=list(prompt_token_ids),

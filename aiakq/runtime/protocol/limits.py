@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from aiakq.errors import error
+from aiakq.errors import AiakqError, error
 from aiakq.runtime.protocol.grammar import GrammarDefaults
 from aiakq.runtime.protocol.pooling_params import PoolingLimits
 
@@ -71,3 +71,9 @@ class ModelLimits:
                 "task_mismatch", task="generate", wanted="return embeddings or scores", needed="embed or classify"
             )
         return self.pooling
+
+    def too_long(self, param: str, prompt: int | str, wanted: int) -> AiakqError:
+        """Return the error for a prompt of ``prompt`` tokens, with ``wanted`` tokens to generate, none for pooling."""
+        limit = min(self.max_model_len, self.max_kv_tokens)
+        more, lower = (f" and asks for {wanted} more", ", lower max_tokens") if wanted else ("", "")
+        return error("context_length_exceeded", param=param, prompt=prompt, more=more, lower=lower, limit=limit)

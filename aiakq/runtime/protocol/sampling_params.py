@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import functools
-import math
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, get_args, get_type_hints
 
 from aiakq.errors import error
 from aiakq.runtime.protocol.grammar import Grammar, grammar_of
+from aiakq.runtime.protocol.token_bias import MAX_LOGIT_BIAS, TOKEN_KEY, Bias, checked_bias
 from aiakq.runtime.protocol.unicode_text import well_formed
 
 #: Temperatures below this are greedy, since dividing logits by them would overflow (see docs/serving.md).
@@ -21,7 +20,6 @@ LogitsProcessor = Callable[..., Any]
 
 MAX_STOP_STRINGS = 16
 MAX_STOP_CHARS = 256
-MAX_LOGIT_BIAS = 1024
 MAX_BAD_WORDS = 128
 #: Maximum number of token ids whose log-probabilities are returned per position.
 MAX_LOGPROB_TOKEN_IDS = 128
@@ -29,8 +27,6 @@ MAX_LOGPROB_TOKEN_IDS = 128
 REPETITION_FIELDS = ("max_pattern_size", "min_pattern_size", "min_count")
 MAX_PATTERN_SIZE, MAX_PATTERN_COUNT = 256, 256
 MAX_STOP_TOKEN_IDS = 128
-#: A token id as a JSON key, in canonical form, so that no two keys mean the same token.
-TOKEN_KEY = re.compile(r"^(0|-?[1-9][0-9]{0,39})$")
 
 
 @dataclass(frozen=True)
@@ -178,9 +174,9 @@ class SamplingParams:
     spaces_between_special_tokens: bool = _param(
         True, "Put spaces between special tokens; only for tokenizers written in Python."
     )
-    logit_bias: dict[int, float] | None = _param(
+    logit_bias: dict[int, Bias] | None = _param(
         None,
-        "Token id -> value added to its logit, clamped to -100..100.",
+        "Token id -> value added to its logit, clamped to -100..100, or false to exclude it; also a list of pairs.",
         schema={"object": {"maxProperties": MAX_LOGIT_BIAS, "propertyNames": {"pattern": TOKEN_KEY.pattern}}},
     )
     allowed_token_ids: list[int] | None = _param(
@@ -263,7 +259,7 @@ class SamplingParams:
                 allowed=f"at most max_tokens, {self.max_tokens}",
             )
         if self.logit_bias is not None:
-            self.logit_bias = _checked_bias(self.logit_bias)
+            self.logit_bias = checked_bias(self.logit_bias)
         self._check_ids()
 
     def as_record(self) -> SamplingParams:
@@ -410,26 +406,6 @@ def _distinct_ids(param: str, ids: list[int]) -> dict[int, None]:
         wrong = next(token for token in ids if type(token) is not int)
         raise error("invalid_type", param=param, reason=f"token ids are integers, not {wrong!r:.64}")
     return dict.fromkeys(ids)
-
-
-def _checked_bias(bias: dict[Any, float]) -> dict[int, float]:
-    """Return the bias with integer keys (JSON has strings) and values clamped to -100..100, as in the OpenAI API."""
-    if len(bias) > MAX_LOGIT_BIAS:
-        raise error(
-            "value_out_of_range",
-            param="logit_bias",
-            value=f"{len(bias)} entries",
-            allowed=f"at most {MAX_LOGIT_BIAS}",
-        )
-    checked: dict[int, float] = {}
-    for key, value in bias.items():
-        if not isinstance(key, int) and not (isinstance(key, str) and TOKEN_KEY.fullmatch(key)):
-            raise error("invalid_type", param="logit_bias", reason=f"the key {str(key)[:64]!r} is no token id")
-        token = int(key)
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or math.isnan(value):
-            raise error("invalid_type", param="logit_bias", reason=f"the value of {token} is no number")
-        checked[token] = min(100.0, max(-100.0, float(value)))
-    return checked
 
 
 def parameters() -> dict[str, tuple[Any, Parameter]]:

@@ -17,12 +17,15 @@ from aiakq.errors import AiakqError, error
 from aiakq.runtime.protocol.unicode_text import well_formed
 from aiakq.runtime.text.message_forms import (
     INSTRUCTING,
+    REASONING,
     appended,
     folded,
     joined_text,
     message_forms,
+    texts_beside_calls,
     with_single_calls,
     with_text_before_calls,
+    with_texts_apart,
     with_texts_joined,
     with_users_merged,
     without_leading_systems,
@@ -142,19 +145,36 @@ class ChatTemplate:
         return text
 
     def _in_accepted_turns(self, messages: Messages, arguments: Mapping[str, Any]) -> str:
-        """Return the text of the messages, if need be with the texts beside calls joined. Raises as ``render``.
+        """Return the text of the messages, if need be with the texts beside calls elsewhere. Raises as ``render``.
 
-        Templates in which users and assistants alternate refuse a second text of the same turn.
+        Templates in which users and assistants alternate refuse a second text of the same turn, and those for models
+        with channels refuse a text beside calls and reasoning.
         """
         try:
             return self._in_accepted_form(messages, arguments)
         except (AiakqError, MemoryError, TimeoutError):
             raise
-        except Exception:
-            one_each = with_texts_joined(messages) if self.facts.takes_calls_alone else messages
-            if one_each == messages:
-                raise
-            return self._in_accepted_form(one_each, arguments)
+        except Exception as failure:
+            for form in self._turn_forms(messages):
+                try:
+                    return self._in_accepted_form(form, arguments)
+                except (AiakqError, MemoryError, TimeoutError):
+                    raise
+                except Exception:
+                    continue
+            raise failure
+
+    def _turn_forms(self, messages: Messages) -> Iterator[Messages]:
+        """Yield the messages with the assistant's texts in other places than beside calls."""
+        facts, forms = self.facts, [messages]
+        if texts := [each for each in texts_beside_calls(messages) if REASONING.intersection(messages[each])]:
+            forms.insert(0, with_texts_apart(messages, texts))
+            yield forms[0]
+        if facts.takes_calls_alone or facts.hides_texts_beside_calls:
+            for form in forms:
+                joined = with_texts_joined(form)
+                if joined != form:
+                    yield joined
 
     def _in_accepted_form(self, messages: Messages, arguments: Mapping[str, Any]) -> str:
         """Return the text of the messages in the first form that the template accepts. Raises as ``render``."""
@@ -165,6 +185,8 @@ class ChatTemplate:
                 try:
                     text = well_formed(self._rendered([self._in_form(message) for message in form], **given))
                     _check_other_roles(messages, text)
+                    if self.facts.hides_texts_beside_calls and (lost := self._lost_beside_calls(form, given)):
+                        return self._in_accepted_turns(with_texts_apart(form, lost), given)
                     if self.facts.partly_shown:
                         self._check_ends(form, given)
                     return text
@@ -183,22 +205,31 @@ class ChatTemplate:
         values = {**self._special_tokens, **arguments}
         return render_jinja_template(conversations=[messages], chat_template=self.text, **values)[0][0]
 
+    def _lost_beside_calls(self, messages: Messages, arguments: Mapping[str, object]) -> list[int]:
+        """Return the numbers of messages with calls whose text is lost."""
+        return self._lost(messages, texts_beside_calls(messages), arguments)
+
     def _check_ends(self, messages: Messages, arguments: Mapping[str, object]) -> None:
         """Raise ``template_loses`` for a message that is lost, or its end, of a role of which it may be."""
-        marked, words = [], {}
-        for number, message in enumerate(messages):
-            if message.get("role") in self.facts.partly_shown and message.get("content"):
-                words[number] = word = f"qzend{number}qz"
-                content = message["content"]
-                ended = f"{content} {word}" if isinstance(content, str) else appended(content, word)
-                message = {**message, "content": ended}
-            marked.append(self._in_form(message))
+        shown = self.facts.partly_shown
+        numbers = [place for place, each in enumerate(messages) if each.get("role") in shown and each.get("content")]
+        for number in self._lost(messages, numbers, arguments):
+            role = messages[number].get("role")
+            what = f"long texts or conversations (a message of the role {role!r:.64} is cut off or left out)"
+            raise error("template_loses", param="messages", what=what)
+
+    def _lost(self, messages: Messages, numbers: Sequence[int], arguments: Mapping[str, object]) -> list[int]:
+        """Return which of the messages, given by ``numbers``, are lost, or their ends."""
+        if not numbers:
+            return []
+        marked, words = list(map(self._in_form, messages)), {}
+        for number in numbers:
+            words[number] = word = f"qzend{number}qz"
+            content = messages[number]["content"]
+            ended = f"{content} {word}" if isinstance(content, str) else appended(content, word)
+            marked[number] = self._in_form({**messages[number], "content": ended})
         text = self._rendered(marked, **arguments).lower()
-        for number, word in words.items():
-            if word not in text:
-                role = messages[number].get("role")
-                what = f"long texts or conversations (a message of the role {role!r:.64} is cut off or left out)"
-                raise error("template_loses", param="messages", what=what)
+        return [number for number, word in words.items() if word not in text]
 
     def _in_form(self, message: dict[str, object]) -> dict[str, object]:
         """Return a message with its content in the form that the template takes for its role."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any, Literal, NamedTuple
 
 
@@ -21,6 +21,8 @@ class CallForm(NamedTuple):
 
 #: Roles whose messages are instructions.
 INSTRUCTING = ("system", "developer")
+#: Fields with the reasoning of a message, under the names that templates read.
+REASONING = frozenset({"reasoning_content", "reasoning", "thinking"})
 CALL_FORMS = tuple(itertools.starmap(CallForm, itertools.product(("null", "empty", "absent"), (True, False))))
 
 
@@ -140,6 +142,25 @@ def with_text_before_calls(originals: list[dict[str, object]]) -> list[dict[str,
             message = {"role": message.get("role"), "tool_calls": message["tool_calls"]}
         messages.append(message)
     return messages
+
+
+def with_texts_apart(originals: list[dict[str, object]], numbers: Collection[int]) -> list[dict[str, object]]:
+    """Return the messages with the texts of some, given by ``numbers``, in messages of their own before.
+
+    Reasoning stays with the calls, because some templates show it only there.
+    """
+    messages: list[dict[str, object]] = []
+    for number, message in enumerate(originals):
+        if number in numbers:
+            messages.append({"role": message.get("role"), "content": message["content"]})
+            message = {name: value for name, value in message.items() if name != "content"}
+        messages.append(message)
+    return messages
+
+
+def texts_beside_calls(messages: list[dict[str, object]]) -> list[int]:
+    """Return the numbers of messages with text and calls."""
+    return [number for number, each in enumerate(messages) if each.get("tool_calls") and each.get("content")]
 
 
 def with_texts_joined(originals: list[dict[str, Any]]) -> list[dict[str, Any]]:

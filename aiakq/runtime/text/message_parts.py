@@ -5,6 +5,7 @@ Clients send back what they received, from whichever API it was, so that the par
 
 from __future__ import annotations
 
+import inspect
 import json
 import re
 from dataclasses import dataclass, field
@@ -181,13 +182,32 @@ def _check_called(function: Any, path: str) -> None:
         raise error("invalid_type", param=f"{path}.arguments", reason="a string or an object is expected")
 
 
-def check_tools(tools: Any) -> None:
-    """Raise ``invalid_type`` unless ``tools`` is a list of objects, or of functions that transformers describes."""
+def described_tools(tools: Any) -> list[dict[str, Any]]:
+    """Return ``tools`` as objects: functions as transformers describes them from annotations and docstrings.
+
+    Raises ``invalid_type`` for anything else, and for a function that it cannot describe.
+    """
     if tools is not None and not isinstance(tools, (list, tuple)):
         raise error("invalid_type", param="tools", reason="a list of tools is expected")
-    for number, tool in enumerate(tools or ()):
-        if not isinstance(tool, dict) and not callable(tool):
-            raise error("invalid_type", param=f"tools[{number}]", reason="an object with type and function is expected")
+    return [_described_tool(tool, f"tools[{number}]") for number, tool in enumerate(tools or ())]
+
+
+def _described_tool(tool: Any, path: str) -> dict[str, Any]:
+    if isinstance(tool, dict):
+        return tool
+    if not inspect.isfunction(tool) and not inspect.ismethod(tool):
+        reason = "an object with type and function, or a Python function is expected"
+        raise error("invalid_type", param=path, reason=reason)
+    from transformers.utils import get_json_schema
+
+    try:
+        described = get_json_schema(tool)
+        json.dumps(described)
+        return described
+    except Exception as failure:  # its own exceptions, and those of annotations
+        lines = str(failure).strip().splitlines() or [type(failure).__name__]
+        reason = f"the function cannot be described: {lines[0].rstrip('.!')[:200]}"
+        raise error("invalid_type", param=path, reason=reason) from failure
 
 
 def _with_results(message: dict[str, Any], content: Content) -> list[dict[str, Any]]:

@@ -83,6 +83,7 @@ class TemplateFacts(msgspec.Struct, frozen=True):
                       they are lost otherwise.
     takes_one_call    whether only messages with one call each are shown in full.
     takes_calls_alone  whether only messages with calls and no text are shown in full.
+    hides_texts_beside_calls  whether it leaves out texts beside calls in some conversations.
     failures          role -> why it fails for every conversation with messages of the role, by a fault of its own.
     refusal           the reason that it gives for refusing every conversation, or "".
     """
@@ -103,6 +104,7 @@ class TemplateFacts(msgspec.Struct, frozen=True):
     hides_systems: bool = False
     takes_one_call: bool = False
     takes_calls_alone: bool = False
+    hides_texts_beside_calls: bool = False
     failures: dict[str, str] = {}
     refusal: str = ""
 
@@ -164,6 +166,7 @@ def find_facts(render: Render, with_tools: bool = False, arguments: Mapping[str,
         hides_systems=turns.hides_systems(call_form),
         takes_one_call=shows_calls and turns.takes_one_call(call_form),
         takes_calls_alone=shows_calls and turns.takes_calls_alone(call_form),
+        hides_texts_beside_calls=shows_calls and turns.hides_texts_beside_calls(call_form),
         failures=failures,
     )
 

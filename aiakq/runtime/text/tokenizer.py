@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -21,7 +21,7 @@ from aiakq.runtime.text.chat_template import (
     check_chat_arguments,
     template_of,
 )
-from aiakq.runtime.text.message_parts import check_tools, read_messages
+from aiakq.runtime.text.message_parts import described_tools, read_messages
 from aiakq.runtime.text.spelling import TokenSpelling
 from aiakq.runtime.text.template_facts import TemplateFacts
 from aiakq.runtime.text.tokenizer_diagnosis import why_unreadable
@@ -279,7 +279,7 @@ class Tokenizer:
         self,
         messages: list[dict[str, Any]],
         template: str | None = None,
-        tools: list[dict[str, Any]] | None = None,
+        tools: Sequence[dict[str, Any] | Callable[..., Any]] | None = None,
         add_generation_prompt: bool = True,
         content_format: str = "auto",
         continue_final_message: bool = False,
@@ -289,16 +289,17 @@ class Tokenizer:
 
         Content may be parts of other APIs, see ``read_messages``; for ``content_format``, see ``ChatTemplate.checked``.
         ``arguments`` are further variables of the template. Raises ``no_chat_template``, ``chat_template`` when the
-        template rejects the messages, and as ``check_chat_arguments``, ``read_messages`` and ``ChatTemplate`` do.
+        template rejects the messages, and as ``check_chat_arguments``, ``described_tools``, ``read_messages`` and
+        ``ChatTemplate`` do.
         """
         if template is None and not self.has_chat_template:
             raise error("no_chat_template")
         read = read_messages(messages)
-        check_tools(tools)
+        described = described_tools(tools)
         check_chat_arguments(content_format, arguments or {})
         values = {**(arguments or {}), "add_generation_prompt": add_generation_prompt}
         values |= {"continue_final_message": True} if continue_final_message else {}
-        values |= {"tools": tools} if tools else {}
+        values |= {"tools": described} if described else {}
         try:
             if _renders_as_transformers(self.hf):
                 return self._chat_template(template, bool(tools), content_format, arguments or {}).render(

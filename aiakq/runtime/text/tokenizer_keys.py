@@ -56,6 +56,8 @@ _CLEANING_ALWAYS = f"{_CLEANING}_for_bpe_even_though_it_will_corrupt_output"
 def not_applied(config: Mapping[str, object], is_bpe: bool, read: Collection[str] = ()) -> dict[str, object]:
     """Return the keys and values of a tokenizer's settings that are unknown, or change text only in transformers.
 
+    0 and false are values like others: what an unknown key turns off may be on.
+
     is_bpe  whether the tokenizer's model is BPE, after which transformers does not clean up spaces unless forced to.
     read    further keys that the tokenizer's class reads.
     """
@@ -64,7 +66,7 @@ def not_applied(config: Mapping[str, object], is_bpe: bool, read: Collection[str
         key: value
         for key, value in config.items()
         if key not in (_CLEANING, _CLEANING_ALWAYS)
-        and value not in (None, False, "", [], {})
+        and value not in (None, "", [], {})
         and not (key in read or _is_known(key))
     }
     return unapplied | ({_CLEANING: True} if cleans else {})

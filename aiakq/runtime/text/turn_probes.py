@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 import string
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -26,6 +27,8 @@ _PARAMETERS = {"type": "object", "properties": {"a": {"type": "string", "descrip
 FILLER_TOOL = {"type": "function", "function": {"name": "f", "description": "c", "parameters": _PARAMETERS}}
 #: Words before the one that is looked for in a long text, and messages of a long conversation.
 _LONG, _MANY = 10_000, 60
+#: What ``_word`` returns.
+_WORDS = re.compile("qzturnword[a-z]+qz")
 
 
 class TurnProbes:
@@ -121,6 +124,22 @@ class TurnProbes:
         messages = [self._said("user", "a"), {**self._said("assistant", "b"), **self._calling("c")}, self._result("c")]
         return self._needs(with_text_before_calls, messages, form)
 
+    def hides_texts_beside_calls(self, form: CallForm) -> bool:
+        """Whether a text beside calls is lost in some conversation, such as one that goes on with an answer."""
+        user, answer, asked = self._said("user", "a"), self._said("assistant", "y"), self._said("user", "z")
+        first, second = (
+            [{**self._said("assistant", one), **self._calling(two)}, self._result(two)] for one, two in ("bc", "de")
+        )
+        thinking = {**first[0], "reasoning_content": "f", "reasoning": "f"}
+        begun = (
+            [user, *first],
+            [user, thinking, first[1]],
+            [user, *first, *second],
+            [user, *first, answer, asked, *second],
+        )
+        rest: list[Messages] = [[], [asked], [answer], [answer, asked]]
+        return any(self._shows_calls([*one, *two], form, "bd") is False for one, two in itertools.product(begun, rest))
+
     def _needs(self, change: Callable[[Messages], Messages], messages: Messages, form: CallForm) -> bool:
         """Whether all texts of ``messages`` are shown only after ``change``."""
         asked = self._said("user", "z")
@@ -130,14 +149,12 @@ class TurnProbes:
         return any(self._shows_calls(change(each), form) for each in whole)
 
     def _shows_calls(self, messages: Messages, form: CallForm, of: str = "") -> bool | None:
-        """Whether all words of messages are shown, or only those ``of`` results, "r"; None if the template raises."""
+        """Whether all words of messages are shown, or those ``of`` some letters ("r": results); None if it raises."""
         [conversation] = itertools.islice(message_forms(messages, form), 1)
         text = self._render(conversation)
         if text is None:
             return None
-        sent = json.dumps(messages)
-        words = [_word(letter + ending) for letter in "abcz" for ending in {of, "r"}]
-        return all(word in text for word in words if word in sent)
+        return all(word in text for word in _WORDS.findall(json.dumps(messages)) if not of or word[-3] in of)
 
     def _said(self, role: str, letter: str) -> dict[str, object]:
         return {"role": role, "content": self._content(_word(letter), role)}

@@ -304,7 +304,6 @@ TOKENIZATION_FIELDS: Mapping[str, ForeignField] = {
     "content": ForeignField(_text),
     "add_special": renamed("add_special_tokens"),
     "parse_special": refused("special tokens in a text are read as such", True),
-    "with_pieces": refused("use return_token_strs", False),
     **all_refused("texts are not cut", "truncate_prompt_tokens truncation", False),
 }
 #: Fields of /detokenize.

@@ -272,10 +272,16 @@ def _to_aiakq_error(failure: ValidationError) -> AiakqError:
     """Convert pydantic's first error to an entry of the error registry."""
     first = failure.errors(include_url=False, include_context=False, include_input=False)[0]
     kind, location, text = first["type"], first["loc"], first["msg"]
+    if kind == "value_error":  # what a validator raised
+        raised = failure.errors(include_url=False, include_input=False)[0]["ctx"]["error"]
+        if isinstance(raised, AiakqError):
+            return raised
     text = text[:1].lower() + text[1:]
     if not location:
         reason = "an object is expected" if kind != "json_invalid" else text.removeprefix("invalid JSON: ")
         return error("invalid_json", reason=reason)
+    if location[0] == "logit_bias" and len(location) > 2:  # a union, too
+        location, text = location[:2], "a number or false is expected"
     param = _format_location(location)
     if kind == "missing":
         return error("missing_field", param=param)

@@ -11,10 +11,11 @@ from collections.abc import Iterable
 from types import UnionType
 from typing import Annotated, Any, Union, get_args, get_origin
 
-from pydantic import Field, create_model
+from pydantic import Field, create_model, field_validator
 
 from aiakq.errors import error
 from aiakq.runtime.protocol.sampling_params import Parameter, SamplingParams, parameters
+from aiakq.runtime.protocol.token_bias import bias_of_list
 from aiakq.server.api.request_model import LIMITED_BY, Integer, RequestModel
 
 
@@ -73,7 +74,15 @@ SAMPLING_FIELDS = tuple(_DECLARED)
 def sampling_model(class_name: str, names: Iterable[str]) -> Any:
     """Return a base class of requests with the sampling fields ``names``, all optional."""
     fields = {name: _field(*_DECLARED[name], getattr(_DEFAULTS, name)) for name in names}
-    return create_model(class_name, __base__=RequestModel, **fields)
+    validators: dict[str, Any] = {}
+    if "logit_bias" in fields:
+        validators["read_bias"] = field_validator("logit_bias", mode="before")(_read_bias)
+    return create_model(class_name, __base__=RequestModel, __validators__=validators, **fields)
+
+
+def _read_bias(value: Any) -> Any:
+    """Return the bias of tokens as an object if it is a list, which llama.cpp's clients send. Raises as AiakqError."""
+    return bias_of_list(value) if isinstance(value, list) else value
 
 
 def check_http_maximums(request: object) -> None:

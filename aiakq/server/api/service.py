@@ -276,9 +276,7 @@ class Service:
 
     def _too_long(self, num_tokens: int | str, params: SamplingParams) -> AiakqError:
         limits = self.model.limits
-        min_tokens = int(limits.pooling is None)
-        longest, wanted = min(limits.max_model_len, limits.max_kv_tokens), max(min_tokens, params.max_tokens or 0)
-        return error("context_length_exceeded", param="prompt", prompt=num_tokens, wanted=wanted, limit=longest)
+        return limits.too_long("prompt", num_tokens, max(int(limits.pooling is None), params.max_tokens or 0))
 
     async def bad_word_ids(self, params: SamplingParams) -> list[list[int]] | None:
         """Return the token ids of ``params.bad_words``, or None without bad words or tokenizer."""

@@ -30,6 +30,7 @@ class TokenizeFields(RequestModel):
     model: ModelName | None = Field(None, description="A served name.")
     add_special_tokens: bool | None = Field(None, description="True if not given for a prompt, false for messages.")
     return_token_strs: bool | None = Field(None, description="Return every token as the vocabulary spells it, too.")
+    with_pieces: bool | None = Field(None, description="Return tokens as objects with id and piece, like llama.cpp.")
 
 
 class TokenizeRequest(TokenizeFields):
@@ -52,12 +53,19 @@ class TokenizeChatRequest(ConversationFields, TokenizeFields):
     foreign_fields = {**ConversationFields.foreign_fields, **TOKENIZATION_FIELDS}
 
 
+class Piece(msgspec.Struct):
+    """A token with its text, or its bytes if they are not Unicode."""
+
+    id: int
+    piece: str | list[int]
+
+
 class TokenizeResponse(msgspec.Struct):
     """The token ids of a text. ``token_strs`` are spelled as in the vocabulary: "Ġthe" or "▁the"."""
 
     count: int
     max_model_len: int
-    tokens: list[int]
+    tokens: list[int | Piece]
     token_strs: list[str] | None
 
 
@@ -104,6 +112,7 @@ async def tokenize(service: Service, request: Request) -> Response:
         )
     # There may be millions of ids, so the worker process encodes them as JSON.
     text_request.as_json, text_request.with_token_texts = True, bool(payload.return_token_strs)
+    text_request.with_pieces = bool(payload.with_pieces)
     reply = await cancel_on_disconnect(request, service.text.run(text_request))
     tokens: Any = msgspec.Raw(reply.ids_json)
     texts: Any = msgspec.Raw(reply.token_texts_json) if payload.return_token_strs else None

@@ -27,6 +27,7 @@ from aiakq.server.http.pages import playground_page
 from aiakq.server.http.request_ids import RequestIds
 from aiakq.server.http.responses import ErrorBody, error_response, not_ready_response
 from aiakq.server.http.root_path import route_path
+from aiakq.server.http.status_counts import StatusCounts
 from aiakq.server.http.tls import CertificateFiles
 from aiakq.server.telemetry.logs import WithoutPaths
 from aiakq.system.files import check_named
@@ -46,6 +47,7 @@ class Gateway:
 
     progress    progress of loading, for /ready.
     on_refusal  called with requests that access control refuses.
+    counts      counts of the answers of the server, once it is told to.
     """
 
     def __init__(self, args: ServerArguments) -> None:
@@ -54,6 +56,7 @@ class Gateway:
         self.app: ASGIApp | None = None
         self.progress: Callable[[], dict[str, object]] = dict
         self.on_refusal: OnRefusal = lambda scope, refusal: None
+        self.counts: StatusCounts | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         app = self.app
@@ -157,6 +160,7 @@ def start_http(
 
     app = add_access_control(gateway, args, keys, keyless_paths, on_refusal)
     app = HeadRequests(ErrorShapes(app, error_shapes, args.root_path))
+    app = gateway.counts = StatusCounts(app, args.root_path)
     config = uvicorn.Config(
         RequestIds(app, args.enable_request_id_headers),
         http=cast(Any, functools.partial(GuardedConnection, limits=limits)),

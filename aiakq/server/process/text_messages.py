@@ -97,6 +97,7 @@ class TextRequest(msgspec.Struct, tag="request"):
     max_ids              number of token ids to return of each text; None for all.
     from_start           whether they are those at its start, instead of its end.
     as_json              return the ids as JSON, because encoding many would block the event loop.
+    with_pieces          each of these ids with the text, or the bytes, of its token.
     with_token_texts     also return the spelling of each token in the vocabulary.
     token_ids            ids to decode; all other fields but ``skip_special_tokens`` are then ignored.
     grammar              grammar to compile; all other fields but the next are then ignored.
@@ -115,6 +116,7 @@ class TextRequest(msgspec.Struct, tag="request"):
     max_ids: int | None = None
     from_start: bool = False
     as_json: bool = False
+    with_pieces: bool = False
     with_token_texts: bool = False
     token_ids: list[int] | None = None
     skip_special_tokens: bool = False

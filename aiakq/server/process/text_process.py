@@ -408,12 +408,22 @@ class _Worker:
         ids += [tokenizer.encode_pair(*pair) for pair in request.pairs]
         reply.counts = [len(each) for each in ids]
         if request.as_json:
-            reply.ids_json = json.dumps(ids[0], separators=(",", ":")).encode()
+            tokens = [_with_piece(id, tokenizer) for id in ids[0]] if request.with_pieces else ids[0]
+            reply.ids_json = json.dumps(tokens, separators=(",", ":")).encode()
             if request.with_token_texts:
                 reply.token_texts_json = msgspec.json.encode(tokenizer.raw_tokens(ids[0]))
         else:
             reply.token_ids = [_limited(each, request) for each in ids]
         return reply
+
+
+def _with_piece(id: int, tokenizer: Tokenizer) -> dict[str, object]:
+    """Return a token with its text, or with its bytes if they are not Unicode."""
+    text = tokenizer.token_bytes(id)
+    try:
+        return {"id": id, "piece": text.decode()}
+    except UnicodeDecodeError:
+        return {"id": id, "piece": list(text)}
 
 
 def _limited(ids: list[int], request: TextRequest) -> list[int]:

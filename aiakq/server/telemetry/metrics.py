@@ -154,6 +154,11 @@ class Metrics:
         self.ignored_fields = self._family(
             Counter, "aiakq:ignored_request_fields_total", "Unknown fields of requests that were ignored.", []
         )
+        self._statuses = self._family(
+            Counter, "http_requests_total", "Answers by route, method and status.", ["handler", "method", "status"]
+        )
+        for method in ("GET", "POST"):
+            self._statuses.labels("none", method, "4xx")
         self.rejections = self._counters(
             "admission_rejections_total",
             "Requests refused because too much was waiting.",
@@ -259,6 +264,10 @@ class Metrics:
         self.finished[reason].inc()
         (self.succeeded if reason in ("stop", "length") else self.failed).inc()
         self.latency.observe(seconds)
+
+    def count_status(self, method: str, path: str, status: str) -> None:
+        """Count an answer; the arguments have few values, see ``StatusCounts``."""
+        self._statuses.labels(path, method, status).inc()
 
     def request_refused(self, failure: AiakqError) -> None:
         """Count a request refused with ``failure``, if it is one for lack of room or of an engine."""

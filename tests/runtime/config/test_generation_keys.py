@@ -54,6 +54,14 @@ def test_the_token_0_is_not_a_value_that_is_off() -> None:
     assert not_applied(forced) == forced
 
 
+def test_0_and_false_turn_off_only_what_they_are_known_to_turn_off() -> None:
+    off = dict.fromkeys(("min_length", "no_repeat_ngram_size", "epsilon_cutoff", "diversity_penalty"), 0)
+    assert not_applied(off | {"token_healing": False, "early_stopping": False, "min_new_tokens": 0.0}) == {}
+    named = {"guidance_scale": 0, "typical_p": 0.0, "enable_thinking": False, "a_key_of_next_year": 0, "num_beams": 0}
+    assert not_applied(named) == named
+    assert not_applied({"num_beams": 2, "length_penalty": 0.0}) == {"num_beams": 2, "length_penalty": 0.0}
+
+
 def test_values_that_are_off_and_keys_without_effect_are_not_named() -> None:
     neutral = {"do_sample": True, "num_beams": 1, "typical_p": 1.0, "min_length": 0, "guidance_scale": 1, "top_h": 1.0}
     effectless = {"transformers_version": "4.40.0", "_from_model_config": True, "pad_token_id": 2, "use_cache": True}

@@ -106,6 +106,16 @@ def test_a_key_left_out_has_the_default_of_transformers_class() -> None:
         ("use_rmsnorm", False),
         ("alibi", True),
         ("attn_config", {"alibi": True}),
+        *(("embedding_multiplier", 0), ("residual_scale", 0.0), ("attention_temperature", 0), ("mup_alpha", 0.0)),
+        *(("rotary_ndims", 0), ("rope_fraction", 0.0), ("use_rope", False), ("use_rotary_emb", 0), ("causal", 0)),
+        *(
+            ("unidirectional", False),
+            ("use_swiglu", False),
+            ("gated_mlp", 0),
+            ("pre_norm", False),
+            ("tie_weights", False),
+        ),
+        *(("scale_attn_weights", False), ("layer_norm_epsilon", 0), ("ln_eps", 0.0)),
         ("some_new_key", 2.0),
         ("another_new_key", "on"),
         ("is_encoder_decoder", True),
@@ -146,10 +156,32 @@ def test_a_key_that_may_change_the_arithmetic_is_refused_by_name(key: str, value
         ("residual_multiplier", 1),
         ("some_new_key", None),
         ("some_new_key", False),
+        ("some_new_key", 0),
+        *(("attn_logit_softcapping", 0.0), ("clip_qkv", None), ("local_attention_window", 0), ("num_extra_layers", 0)),
+        *(("use_depth_scaling", False), ("some_multiplier", None), ("epsilon_cutoff", 0.0)),
     ],
 )
 def test_a_key_without_effect_is_left_alone(key: str, value: Any) -> None:
     assert read(**{key: value})[key] == value
+
+
+@pytest.mark.parametrize("key", ["rope_theta", "partial_rotary_factor", "num_key_value_heads", "head_dim"])
+def test_sizes_and_bases_of_0_are_malformed(key: str) -> None:
+    assert refused(**{key: 0}).id == "model_malformed"
+    assert refused(rope_scaling={"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 0})
+
+
+def test_0_and_false_are_refused_where_a_family_computes_with_something_else() -> None:
+    for architecture, kind in (("MixtralForCausalLM", "mixtral"), ("GptOssForCausalLM", "gpt_oss")):
+        config = {"architectures": [architecture], "model_type": kind, "num_key_value_heads": 2}
+        assert refused(**config, norm_topk_prob=False).id == "config_key_unsupported"
+        read(**config, norm_topk_prob=True)
+    gemma = {"architectures": ["Gemma2ForCausalLM"], "model_type": "gemma2", "num_key_value_heads": 2}
+    for cap in ("attn_logit_softcapping", "final_logit_softcapping"):
+        assert refused(**gemma, **{cap: 0.0}).id == "config_key_unsupported"
+        read(**gemma, **{cap: None})
+    falcon = {"architectures": ["FalconForCausalLM"], "model_type": "falcon", "new_decoder_architecture": True}
+    assert refused(**falcon, num_ln_in_parallel_attn=0).id == "config_key_unsupported"
 
 
 def test_sizes_of_layers_that_a_family_does_not_have_are_left_out() -> None:

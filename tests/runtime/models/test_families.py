@@ -224,6 +224,12 @@ VARIANTS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
         {"num_local_experts": 0, "position_embedding_type": "rope"},
         {"layer_types": ["mamba", "attention", "mamba"]},
     ),
+    "mpt with scores of zero": ("MptForCausalLM", {"attn_config": {"softmax_scale": 0.0}}, {}),
+    "granite with multipliers of zero": (
+        "GraniteForCausalLM",
+        {"residual_multiplier": 0.0, "attention_multiplier": 0.0},
+        {},
+    ),
     "exaone4 without windows": (
         "Exaone4ForCausalLM",
         {"sliding_window": None, "layer_types": ["full_attention"] * 4},

@@ -154,3 +154,52 @@ def test_a_panic_of_the_tokenizer_is_an_error_of_the_registry(example_model: Pat
     with pytest.raises(AiakqError) as caught:
         Tokenizer.load(folder)
     assert caught.value.id == "model_malformed"
+
+
+def find_book(title: str, shelves: list[int]) -> str:
+    """Find a book.
+
+    Args:
+        title: What is on its cover.
+        shelves: Where to look.
+    """
+    return title
+
+
+class Library:
+    def lend(self, title: str) -> None:
+        """Lend a book.
+
+        Args:
+            title: What is on its cover.
+        """
+
+
+@pytest.mark.parametrize("place", [False, True], ids=["no place for tools", "a place for tools"])
+@pytest.mark.parametrize("tool", [find_book, Library().lend], ids=["function", "method"])
+def test_python_functions_are_tools_as_transformers_describes_them(example_model: Path, place: bool, tool: Any) -> None:
+    from transformers.utils import get_json_schema
+
+    tokenizer = Tokenizer.load(example_model)
+    template = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}"
+    template = ("{% for t in tools %}{{ t | tojson }}{% endfor %}" if place else "") + template
+    prompt = tokenizer.chat_prompt([{"role": "user", "content": "Hi"}], template, (tool,))
+    assert prompt == tokenizer.chat_prompt([{"role": "user", "content": "Hi"}], template, [get_json_schema(tool)])
+    assert json.dumps(get_json_schema(tool)) in prompt
+
+
+def test_tools_that_cannot_be_described_are_named(example_model: Path) -> None:
+    def silent(title: str) -> None: ...
+
+    def unannotated(title):  # type: ignore[no-untyped-def]
+        """Find a book.
+
+        Args:
+            title: What is on its cover.
+        """
+
+    tokenizer = Tokenizer.load(example_model)
+    for tool, says in ((silent, "no docstring"), (unannotated, "type hint"), (int, "expected"), (len, "expected")):
+        with pytest.raises(AiakqError, match=says) as caught:
+            tokenizer.chat_prompt([{"role": "user", "content": "Hi"}], None, [find_book, tool])
+        assert (caught.value.id, caught.value.param) == ("invalid_type", "tools[1]")

@@ -126,8 +126,10 @@ def test_cleaning_of_spaces_is_named_where_transformers_cleans(tmp_path: Path):
 
 
 def test_an_unknown_setting_is_named(tmp_path: Path):
-    settings = {"key_of_next_year": 3, "off": False, "_internal": 1, "boi_token": "<s>"}
-    assert Tokenizer.load(saved(tmp_path, "BPE", settings)).describe().endswith("; not applied: key_of_next_year 3")
+    settings = {"key_of_next_year": 3, "empty": "", "_internal": 1, "boi_token": "<s>", "prepend_bos": False}
+    described = Tokenizer.load(saved(tmp_path, "BPE", settings)).describe()
+    assert described.endswith("; not applied: key_of_next_year 3, prepend_bos False")
+    assert not_applied({"dropout_of_spaces": 0, "add_bos_token": False, "x": None}, True) == {"dropout_of_spaces": 0}
     assert not_applied({"new key": "x" * 9, "padding_side": "left"}, is_bpe=True) == {"new key": "x" * 9}
 
 

@@ -264,6 +264,7 @@ def test_an_adapter_unloaded_while_its_request_is_read_is_not_replaced_by_the_ba
 def narrow(start_server, root) -> Iterator[httpx.Client]:
     """A server that runs one adapter at a time."""
     options: dict[str, Any] = {"enable_lora": True, "max_loras": 1, "max_num_seqs": 2, "enable_admin_routes": True}
+    options["scheduling_policy"] = "priority"
     with (
         start_server(**options, lora_root=str(root)) as server,
         httpx.Client(base_url=server.url, timeout=60, trust_env=False) as client,
@@ -343,6 +344,26 @@ def test_a_replaced_adapter_that_is_not_in_memory_is_answered_by_its_next_versio
         assert load(narrow, name, name, load_inplace=True).status_code == 200
         assert [answer.result() for answer in answers] == [[expected["two"]] * 4] * 6
     assert text_of(narrow, name) == expected["two"]
+
+
+def test_a_streamed_request_keeps_its_adapter_for_the_choices_that_have_not_begun(narrow, expected, root):
+    """Two of six run at a time; meanwhile others need the place of the adapter, and its files are overwritten."""
+    overwrite(root / "kept", root / "one")
+    assert load(narrow, "kept", "kept").status_code == 200
+    for name in ("two", "three"):
+        assert load(narrow, f"beside {name}", name).status_code == 200
+    body = {"model": "kept", "prompt": PROMPT, "n": 6, "max_tokens": 8, "temperature": 0, "stream": True, "priority": 1}
+    texts, others = [""] * 6, []
+    with ThreadPoolExecutor(8) as threads, narrow.stream("POST", "/v1/completions", json=body) as answer:
+        for line in filter(lambda line: line.startswith("data: {"), answer.iter_lines()):
+            for choice in json.loads(line[6:])["choices"]:
+                texts[choice["index"]] += choice["text"]
+            if not others:
+                overwrite(root / "kept", root / "two")
+                names = ["two", "three"] * 4
+                others = [threads.submit(text_of, narrow, f"beside {name}") for name in names]
+        assert [each.result() for each in others] == [expected[name] for name in names]
+    assert texts == [expected["one"]] * 6
 
 
 def test_the_forms_of_lora_modules():

@@ -184,6 +184,18 @@ def test_tokenize_and_detokenize_round_trip(http):
     assert http.post("/detokenize", json={"tokens": answer["tokens"]}).json()["prompt"] == text
 
 
+def test_tokens_have_their_pieces_if_llama_cpp_s_client_asks_for_them(http):
+    text = "Sing — 𝄞 sea"
+    answer = http.post("/tokenize", json={"content": text, "with_pieces": True}).json()
+    plain = http.post("/tokenize", json={"content": text, "with_pieces": False}).json()["tokens"]
+    assert [token["id"] for token in answer["tokens"]] == plain and answer["count"] == len(plain)
+    pieces = [token["piece"] for token in answer["tokens"]]
+    assert b"".join(each.encode() if isinstance(each, str) else bytes(each) for each in pieces).decode() == text
+    assert any(isinstance(each, list) for each in pieces), "parts of a character are bytes"
+    chat = {"messages": [{"role": "user", "content": "Hi"}], "with_pieces": True}
+    assert "Hi" in "".join(token["piece"] for token in http.post("/tokenize", json=chat).json()["tokens"])
+
+
 def test_responses_have_a_request_id_of_the_server(http):
     first, second = (http.post("/v1/completions", json={"prompt": "a", "max_tokens": 1}) for _ in range(2))
     assert first.headers["x-request-id"] != second.headers["x-request-id"]

@@ -255,6 +255,20 @@ def test_logit_bias_and_tokens_as_token_ids(http):
     assert choice["logprobs"]["tokens"] == [f"token_id:{wanted}"] * 3
 
 
+@pytest.mark.parametrize("form", ["object", "pairs", "objects"])
+def test_a_token_whose_bias_is_false_is_never_generated(http, form):
+    """Also with llama.cpp's lists, of which the biases of a token are added."""
+    [first] = http.post("/v1/completions", json=GREEDY | {"max_tokens": 1, "return_token_ids": True}).json()["choices"]
+    [best] = first["token_ids"]
+    bias = {"object": {str(best): False}, "pairs": [[best, False], [best, 100]]}.get(
+        form, [{"id": best, "bias": False}]
+    )
+    body = GREEDY | {"logit_bias": bias, "max_tokens": 8, "return_token_ids": True}
+    assert best not in http.post("/v1/completions", json=body).json()["choices"][0]["token_ids"]
+    body["logit_bias"] = [[best + 1, 60], [str(best + 1), 40]]
+    assert http.post("/v1/completions", json=body).json()["choices"][0]["token_ids"] == [best + 1] * 8
+
+
 def test_usage_reports_cached_tokens(http):
     body = GREEDY | {"prompt": "A prompt that nobody else sends. " * 12}
     first, second = (http.post("/v1/completions", json=body).json() for _ in range(2))

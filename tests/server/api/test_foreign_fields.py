@@ -270,7 +270,6 @@ def test_texts_for_llama_cpp_are_tokenized_with_its_defaults(fields, special):
 @pytest.mark.parametrize(
     ("model", "fields", "code", "param"),
     [
-        (TokenizeRequest, {"content": "a", "with_pieces": True}, "unsupported_parameter", "with_pieces"),
         (TokenizeRequest, {"content": "a", "parse_special": False}, "unsupported_parameter", "parse_special"),
         (TokenizeRequest, {"content": "a", "prompt": "b"}, "unsupported_parameter", "content"),
         (TokenizeRequest, {"content": ["a", 5]}, "invalid_type", "content"),

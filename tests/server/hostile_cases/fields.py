@@ -90,7 +90,13 @@ OWN: dict[str, dict[str, tuple[str, ...]]] = {
         "parallel_tool_calls": ("bool",),
         "include_reasoning": ("bool",),
     },
-    TOKENIZE: {"model": ("str",), "prompt": ("str",), "add_special_tokens": ("bool",), "return_token_strs": ("bool",)},
+    TOKENIZE: {
+        "model": ("str",),
+        "prompt": ("str",),
+        "add_special_tokens": ("bool",),
+        "return_token_strs": ("bool",),
+        "with_pieces": ("bool",),
+    },
     DETOKENIZE: {"model": ("str",), "tokens": ("list",)},
 }
 

@@ -40,7 +40,7 @@ def change(server, metrics_of):
             if now["vllm:num_requests_running"] == 0:
                 break
             time.sleep(0.05)
-        return {name: value - before[name] for name, value in now.items()}
+        return {name: value - before.get(name, 0) for name, value in now.items()}
 
     return since
 
@@ -171,3 +171,26 @@ def test_draft_tokens_are_counted_as_by_old_and_new_versions_of_vllm():
     assert by_position == [3, 2, 1, 0]
     assert value("num_emitted_tokens_total") == 10, "an accepted token, or one after the accepted ones"
     assert value("draft_acceptance_rate") == 0.5 and value("efficiency") == 10 / 16
+
+
+def test_answers_are_counted_by_route_method_and_status(http, change):
+    chat = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1}
+    for stream in (False, True):
+        assert http.post("/v1/chat/completions", json=chat | {"stream": stream}).status_code == 200
+    assert http.post("/v1/chat/completions", json={}).status_code == 400
+    assert http.post("/v1/chat/completions/", content=b"{").status_code == 400
+    assert http.get("/v1/chat/completions").status_code == 405
+    assert http.head("/v1/models").status_code == 200
+    for path in ("/nowhere", "/v1/elsewhere"):
+        assert http.get(path).status_code == 404
+    assert http.request("BREW", "/v1/models").status_code == 405
+    http.get("/health")
+    grown = {name: value for name, value in change().items() if name.startswith("http_requests_total") and value}
+    assert grown == {
+        "http_requests_total{handler=/v1/chat/completions,method=POST,status=2xx}": 2,
+        "http_requests_total{handler=/v1/chat/completions,method=POST,status=4xx}": 2,
+        "http_requests_total{handler=/v1/chat/completions,method=GET,status=4xx}": 1,
+        "http_requests_total{handler=/v1/models,method=HEAD,status=2xx}": 1,
+        "http_requests_total{handler=none,method=GET,status=4xx}": 2,
+        "http_requests_total{handler=/v1/models,method=other,status=4xx}": 1,
+    }

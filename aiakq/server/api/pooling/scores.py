@@ -30,6 +30,7 @@ from aiakq.server.api.pooling.pooled_request import (
 from aiakq.server.api.pooling.pooling_fields import PoolingFields, same
 from aiakq.server.api.request_model import FailFastList, Integer, RequestModel
 from aiakq.server.api.service import Service
+from aiakq.server.http.responses import JSONResponse
 
 _Texts = str | Annotated[FailFastList[str], Field(min_length=1, max_length=MAX_INPUTS)]
 _Limit = Annotated[Integer, Field(json_schema_extra={"minimum": 0})]
@@ -91,22 +92,43 @@ class RerankDocument(RequestModel):
 
 
 class RerankRequest(ScoringFields):
-    """The body of POST /rerank, as in the APIs of Jina and Cohere."""
+    """The body of POST /rerank, as in the APIs of Jina and Cohere, or with texts as in that of TEI."""
 
     query: str = Field(description="The text that documents are compared with.")
-    documents: Annotated[FailFastList[str | RerankDocument], Field(min_length=1, max_length=MAX_INPUTS)] = Field(
-        description="The texts, or objects with a text."
+    documents: Annotated[FailFastList[str | RerankDocument], Field(min_length=1, max_length=MAX_INPUTS)] | None = Field(
+        None, description="The texts, or objects with a text. Required, or texts."
+    )
+    texts: Annotated[FailFastList[str], Field(min_length=1, max_length=MAX_INPUTS)] | None = Field(
+        None, description="TEI's name of documents: the response is a list of objects with index and score."
     )
     top_n: Annotated[Integer, Field(json_schema_extra={"minimum": 0})] | None = Field(
         None, description="The best so many; all if not given, or 0."
     )
     return_documents: bool | None = Field(None, description="Whether results repeat the documents; true if not given.")
+    return_text: bool | None = Field(None, description="Whether results repeat texts; false if not given.")
+    raw_scores: bool | None = Field(None, description="TEI's field: the contrary of activation.")
 
-    def texts(self) -> list[str]:
-        """Return the documents. Raises ``value_out_of_range``."""
+    def params(self) -> PoolingParams:
+        """Return the pooling parameters of a pair. Raises as ``ScoringFields.params``."""
+        if self.raw_scores is not None:
+            if same(self, "activation", "use_activation") is not None:
+                raise error("unsupported_parameter", param="raw_scores", reason="activation is given too")
+            self.activation = not self.raw_scores
+        return super().params()
+
+    def listed(self) -> list[str]:
+        """Return the documents. Raises ``missing_field``, ``unsupported_parameter`` and ``value_out_of_range``."""
+        if self.texts is not None and (self.documents is not None or self.return_documents is not None):
+            other = "return_documents" if self.documents is None else "documents"
+            raise error("unsupported_parameter", param=other, reason="requests with texts have no such field")
+        if self.texts is None and self.return_text is not None:
+            raise error("unsupported_parameter", param="return_text", reason="it is for texts; use return_documents")
+        documents = self.documents if self.texts is None else self.texts
+        if documents is None:
+            raise error("missing_field", param="documents")
         if self.top_n is not None and self.top_n < 0:
             raise error("value_out_of_range", param="top_n", value=self.top_n, allowed="at least 0")
-        return [document if isinstance(document, str) else document.text for document in self.documents]
+        return [document if isinstance(document, str) else document.text for document in documents]
 
 
 class Score(msgspec.Struct):
@@ -140,6 +162,14 @@ class RankedDocument(msgspec.Struct):
     index: int
     relevance_score: float
     document: RankedText | msgspec.UnsetType = msgspec.UNSET
+
+
+class RankedByTEI(msgspec.Struct, omit_defaults=True):
+    """A text's index in the request, its score, and if asked for the text."""
+
+    index: int
+    score: float
+    text: str | None = None
 
 
 class RerankResponse(msgspec.Struct):
@@ -199,11 +229,14 @@ async def score(service: Service, request: Request) -> Response:
 async def rerank(service: Service, request: Request) -> Response:
     """Rank documents by their relevance to a query."""
 
-    async def respond(call: PoolingCall[RerankRequest]) -> RerankResponse:
+    async def respond(call: PoolingCall[RerankRequest]) -> RerankResponse | Response:
         payload = call.payload
-        texts = payload.texts()
+        texts = payload.listed()
         scores, outputs = await _scores(call, [(payload.query, text) for text in texts])
         order = sorted(range(len(texts)), key=lambda index: -scores[index])[: payload.top_n or None]
+        if payload.texts is not None:
+            shown = texts if payload.return_text else [None] * len(texts)
+            return JSONResponse([RankedByTEI(index, scores[index], shown[index]) for index in order])
         repeats = payload.return_documents is not False
         results = [
             RankedDocument(index, scores[index], RankedText(texts[index]) if repeats else msgspec.UNSET)
@@ -214,7 +247,7 @@ async def rerank(service: Service, request: Request) -> Response:
     return await answer(service, request, RerankRequest, "rerank-", respond)
 
 
-_RANKED = (rerank, RerankRequest, RerankResponse, "The documents, best first.")
+_RANKED = (rerank, RerankRequest, RerankResponse, "The documents, best first; as a list for texts.")
 
 ROUTES = (
     *(pooling_route(path, score, ScoreRequest, ScoreResponse, "The scores.") for path in ("/score", "/v1/score")),

@@ -101,6 +101,8 @@ def read_message(
     output.end_text()
 
 
+#: Maximum number of characters between the mark of a section and its first call.
+_MAX_NOISE = 256
 _BRACKET = Marks("[")
 _BLANKS = regex(r"[ \n]{0,2}")
 #: Tool names that formats without quotes support.
@@ -252,21 +254,41 @@ class SectionToolParser(UnquotedToolParser):
 
     def parse(self, text: TextScanner, output: EventSink) -> Parsing[None]:
         begin, end = self.section
-        starts = marks_of(begin, self.call)
-        while mark := (yield from text.until(starts, output.content)):
+        outside, inside = marks_of(begin, self.call), marks_of(begin, self.call, end)
+        is_open = False  # whether a section had a call, and has not ended
+        while mark := (yield from text.until(inside if is_open else outside, output.content)):
+            if mark == end:
+                is_open = False
+                continue
             text.record(mark)
             if mark == begin:
-                yield from text.skip_spaces()
-                if not (yield from text.match(self.call)):
+                yield from self.read_up_to_call(text)
+                if not (yield from text.is_before(self.call)):
                     output.content(text.recorded())
                     continue
+                before = text.recorded()
+                if noise := before[len(begin) :].strip():
+                    output.content(noise)
+                yield from text.match(self.call)
+                text.record((begin if noise else before) + self.call)
             if not (yield from self.read_call(text, output)):
                 output.content(text.recorded())
                 continue
             text.recorded()
             # Only white space, which is dropped, may come between calls.
             yield from text.skip_spaces()
-            yield from text.skip(end)
+            is_open = not (yield from text.skip(end))
+
+    def read_up_to_call(self, text: TextScanner) -> Parsing[None]:
+        """Read spaces, and a short text that some models write, before the first call of a section."""
+        yield from text.skip_spaces()
+        for _ in range(_MAX_NOISE):
+            for mark in (self.call, *self.section):
+                if (yield from text.is_before(mark)):
+                    return
+            if not (yield from text.peek()):
+                return
+            text.take()
 
     def read_call(self, text: TextScanner, output: EventSink) -> Parsing[bool]:
         """Read a call after its first mark. Returns whether there was one."""

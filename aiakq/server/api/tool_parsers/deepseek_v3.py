@@ -14,6 +14,7 @@ from aiakq.server.api.tool_parsers.base import SectionToolParser
 
 _BEGIN, _END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
 _CALL, _SEPARATOR, _CALL_END = "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>"
+_TYPE = "function"
 _BEHIND_TYPE = Marks(_SEPARATOR, _CALL_END, _CALL, _BEGIN, _END, "\n")
 _BEHIND_NAME = Marks("```", "{", _CALL_END, _CALL, _BEGIN, _END)
 
@@ -30,7 +31,7 @@ class DeepseekV3Parser(SectionToolParser):
 
     @classmethod
     def call_tag(cls, name: str, arguments: Format) -> Format:
-        fenced = sequence(const("function"), const(_SEPARATOR), const(f"{name}\n```json\n"), arguments, const("\n```"))
+        fenced = sequence(const(_TYPE), const(_SEPARATOR), const(f"{name}\n```json\n"), arguments, const("\n```"))
         plain = sequence(const(name), const(_SEPARATOR), arguments)
         return tag("", sequence(tag(_CALL, either(fenced, plain), _CALL_END), regex("\n?")))
 
@@ -39,12 +40,14 @@ class DeepseekV3Parser(SectionToolParser):
         if (yield from text.until(_BEHIND_TYPE, kind.append, read_mark=False)) != _SEPARATOR:
             return False
         yield from text.match(_SEPARATOR)
-        name = "".join(kind).strip()
+        first = name = "".join(kind).strip()
         fenced = False
         if (yield from text.peek()) != "{":
             pieces: list[str] = []
             behind = yield from text.until(_BEHIND_NAME, pieces.append, read_mark=False)
-            name = "".join(pieces).strip()
+            name = "".join(pieces).strip() or ("" if first == _TYPE else first)
+            if first not in ("", _TYPE, name):  # the name of another function, or a text
+                return False
             fenced = bool((yield from text.match("```json", "```")))
             yield from text.skip_spaces()
             if not behind:

@@ -69,9 +69,34 @@ def test_embeddings_are_compared(embed_http):
     assert [result["relevance_score"] for result in results] == sorted((entry["score"] for entry in data), reverse=True)
 
 
+def test_texts_are_ranked_as_clients_of_tei_expect(score_http):
+    documents = score_http.post("/rerank", json={"query": QUERY, "documents": DOCUMENTS}).json()["results"]
+    ranked = [{"index": each["index"], "score": each["relevance_score"]} for each in documents]
+    body = {"query": QUERY, "texts": DOCUMENTS}
+    assert score_http.post("/rerank", json=body).json() == ranked
+    assert score_http.post("/rerank", json=body | {"top_n": 1, "return_text": False}).json() == ranked[:1]
+    texts = [each["text"] for each in score_http.post("/rerank", json=body | {"return_text": True}).json()]
+    assert texts == [DOCUMENTS[each["index"]] for each in ranked]
+    raw, given = (
+        score_http.post("/rerank", json=body | fields).json()
+        for fields in ({"raw_scores": True}, {"activation": False})
+    )
+    assert raw == given != ranked
+    assert score_http.post("/rerank", json=body | {"raw_scores": False, "truncate": False}).json() == ranked
+
+
 @pytest.mark.parametrize(
     ("path", "body", "code", "param"),
     [
+        ("/rerank", {"query": "x"}, "missing_field", "documents"),
+        ("/rerank", {"query": "x", "texts": ["y"], "documents": ["y"]}, "unsupported_parameter", "documents"),
+        ("/rerank", {"query": "x", "documents": ["y"], "return_text": True}, "unsupported_parameter", "return_text"),
+        (
+            "/rerank",
+            {"query": "x", "texts": ["y"], "raw_scores": True, "activation": True},
+            "unsupported_parameter",
+            "raw_scores",
+        ),
         ("/score", {"text_2": "y"}, "missing_field", "text_1"),
         ("/score", {"text_1": "x"}, "missing_field", "text_2"),
         ("/score", {"text_1": "x", "text_2": "y", "queries": "x"}, "unsupported_parameter", "queries"),

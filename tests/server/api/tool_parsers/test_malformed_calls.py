@@ -117,3 +117,53 @@ def test_many_marks_and_escapes_are_joined_once():
     _, [(_, arguments)], _ = whole("hermes", f'<tool_call>{{"name": "f", "arguments": {{"a": "{escapes}"}}}}')
     assert len(arguments["a"]) == 256_000
     assert time.process_time() - start < 8
+
+
+SECTIONS = {
+    "deepseek_v3": ("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"),
+    "kimi_k2": ("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"),
+}
+
+
+def streamed(name: str, text: str) -> tuple[str, list[str]]:
+    """The content and the names of the calls of a message that arrives by characters."""
+    parser = MessageParser(None, TOOL_PARSERS.load(name)(TOOLS), "seed")
+    events = [event for character in text for event in parser.feed(character)]
+    message = message_of("assistant", [*events, *parser.feed("", ended=True)])
+    return message.content or "", [call.function.name for call in message.tool_calls or ()]
+
+
+def letters(text: str) -> str:
+    """The text without white space, which is dropped around calls."""
+    return "".join(text.split())
+
+
+@pytest.mark.parametrize("name", SECTIONS)
+def test_marks_of_a_section_with_calls_are_not_shown_if_there_is_text_in_it(name):
+    begin, end = SECTIONS[name]
+    call = WRITERS[name]([("get_time", {})]).removeprefix(begin).removesuffix(end)
+    for text, content in (
+        (f"Hm. {begin} I call: {call}{end}", "Hm. I call:"),
+        (f"Hm. {begin}{call} and that. {end}", "Hm.  and that. "),
+        (f"Hm. {begin} now {call} then {call} Yes. {end}", "Hm. now then  Yes. "),
+    ):
+        found, calls, _ = whole(name, text)
+        assert (letters(found), {called for called, _ in calls}) == (letters(content), {"get_time"})
+        found, names = streamed(name, text)
+        assert (letters(found), set(names)) == (letters(content), {"get_time"})
+    for text in (f"Hm. {begin} nothing {end}", f"Hm. {begin}{'x' * 1000}", f"Hm. {begin} cut", f"Hm. {end}"):
+        assert whole(name, text)[:2] == (text, []) and streamed(name, text) == (text, [])
+
+
+def test_a_call_of_deepseek_with_another_word_before_its_name_stays_text():
+    begin, end = SECTIONS["deepseek_v3"]
+
+    def written(first: str, second: str) -> str:
+        fence = f"{second}\n```json\n{{}}\n```"
+        return f"{begin}<｜tool▁call▁begin｜>{first}<｜tool▁sep｜>{fence}<｜tool▁call▁end｜>{end}"
+
+    for first, second in (("function", "get_time"), ("get_time", "get_time"), ("", "get_time"), ("get_time", "")):
+        assert whole("deepseek_v3", written(first, second))[:2] == ("", [("get_time", {})])
+    for first, second in (("get_weather", "get_time"), ("As asked, I call", "get_time"), ("function", "")):
+        text = written(first, second)
+        assert whole("deepseek_v3", text)[:2] == (text, []) == (streamed("deepseek_v3", text)[0], [])
