@@ -29,7 +29,7 @@ STANDARD_LIBRARY_ONLY: dict[str, set[str]] = {
     "aiakq.registry": set(),
     "aiakq.kernels.registry": set(),
     "aiakq.arguments": set(),
-    "aiakq.system": {"psutil"},
+    "aiakq.system": {"psutil", "msgspec"},
 }
 #: Folders of tests/ that hold no tests of one package.
 TESTS_OF_NO_PACKAGE = {"examples", "plugins", "simulation"}

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import pickle
+import dataclasses
 import random
-import subprocess
-import sys
 import threading
 import time
-from dataclasses import dataclass, field, replace
-from typing import Any, BinaryIO
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
 
 from aiakq.arguments.bench import WorkloadArguments
 from aiakq.bench.client import Endpoint, Timing, open_client
@@ -20,11 +19,15 @@ from aiakq.bench.local_tokenizer import open_tokenizer
 from aiakq.bench.request_source import RequestSource
 from aiakq.bench.stopping import StopRule
 from aiakq.bench.workload import WorkloadRequest, open_workload
-from aiakq.errors import error
-from aiakq.system.processes import begin_child, child_command, end_child
+from aiakq.errors import AiakqError, error
+from aiakq.system.async_channel import AsyncChannel
+from aiakq.system.channel import Channel, Disconnected
+from aiakq.system.child import Child, begin_child, child_command, exit_child, parent_socket, run_for_parent
 
 #: Seconds from when all processes are ready to the first request, and between progress reports of a process.
 _START_DELAY, _REPORT_INTERVAL = 0.1, 0.2
+#: Seconds to wait for the exit of a process that has closed its socket.
+_EXIT_SECONDS = 5.0
 _CODE = "from aiakq.bench.client_processes import main; main()"
 
 
@@ -45,9 +48,8 @@ class ClosedLoop:
     adapters: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
-class Partition:
-    """The requests that one process sends, and the server it sends them to.
+class Partition(msgspec.Struct, tag="partition", frozen=True):
+    """The first message to a client process: the requests that it sends, and the server it sends them to.
 
     offsets  send times in seconds after the start; empty in a closed loop.
     indices  positions of ``requests`` in the whole load.
@@ -66,15 +68,45 @@ class Partition:
     loop: ClosedLoop | None = None
 
 
-@dataclass
-class Report:
+class StartAt(msgspec.Struct, tag="start"):
+    """When the load starts (``time.perf_counter``, which all processes of a machine have in common).
+
+    Any message after it ends the load early.
+    """
+
+    time: float
+
+
+class Report(msgspec.Struct, tag="report"):
     """Message from a client process: an empty one when it is ready, its progress, and finally its timings."""
 
     done: int = 0
     failed: int = 0
     stopped: str | None = None
     timings: list[Timing] | None = None
-    load: ClientLoad = field(default_factory=ClientLoad)
+    load: ClientLoad = msgspec.field(default_factory=ClientLoad)
+
+
+_ParentChannel = AsyncChannel[Partition | StartAt, Report]
+_ClientChannel = Channel[Report, Partition | StartAt]
+
+
+@dataclass
+class _Client:
+    """One client process, and its latest report."""
+
+    child: Child
+    channel: _ParentChannel
+    latest: Report
+
+    async def receive(self) -> Report:
+        """Receive the next report. Raises ``bench_failed`` if the process exits."""
+        report = await self.channel.receive()
+        if report is None:
+            await self.child.exited(_EXIT_SECONDS)
+            raise _failed(self.child.exit_reason(0))
+        self.latest = report
+        return report
 
 
 async def send_in_processes(
@@ -86,50 +118,46 @@ async def send_in_processes(
     """
     rule = rule or StopRule()
     partitions = split(whole, processes)
-    children = [
-        subprocess.Popen(child_command(_CODE), stdin=subprocess.PIPE, stdout=subprocess.PIPE) for _ in partitions
-    ]
     total = len(whole.requests) if whole.loop is None else 0
-    latest = [Report() for _ in partitions]
+    clients: list[_Client] = []
     progress(0, total, 0)
 
     def stop() -> None:
-        for child, report in zip(children, latest, strict=True):
-            if report.timings is None:
-                _send_to(child, None)
+        for client in clients:
+            client.channel.send(StartAt(0.0))
 
-    async def follow(index: int) -> None:
-        while latest[index].timings is None:
-            latest[index] = report = await asyncio.to_thread(_receive_from, children[index])
-            failed = sum(each.failed for each in latest)
-            progress(sum(each.done for each in latest), total, failed)
+    async def follow(client: _Client) -> None:
+        while client.latest.timings is None:
+            report = await client.receive()
+            failed = sum(each.latest.failed for each in clients)
+            progress(sum(each.latest.done for each in clients), total, failed)
             if report.stopped is not None:
                 rule.stop(report.stopped)
             elif rule.max_errors is not None and failed >= rule.max_errors:
                 rule.stop(f"{failed} requests failed (--max-errors)")
 
     try:
-        for child, partition in zip(children, partitions, strict=True):
-            await asyncio.to_thread(_send_to, child, partition)
-        for child in children:
-            await asyncio.to_thread(_receive_from, child)  # ready
+        for partition in partitions:
+            child = Child(child_command(_CODE))
+            clients.append(_Client(child, await _ParentChannel.open(child.sockets[0], Report), Report()))
+            clients[-1].channel.send(partition)
+        for client in clients:
+            await client.receive()  # ready
         start = load.started = time.perf_counter() + _START_DELAY
         load.lags.clear()  # lags of this process while it started the others
         rule.on_stop = stop
-        for child in children:
-            _send_to(child, start)
-        await asyncio.gather(*(follow(index) for index in range(len(children))))
+        for client in clients:
+            client.channel.send(StartAt(start))
+        await asyncio.gather(*map(follow, clients))
     finally:
-        for child in children:
-            child.kill()
-            end_child(child)
-            for stream in (child.stdin, child.stdout):
-                if stream is not None:
-                    stream.close()
-    for report in latest:
-        load.lags += report.load.lags
-        load.cpu_share = max(load.cpu_share, report.load.cpu_share)
-    return _merge(partitions, [report.timings or [] for report in latest], total)
+        for client in clients:
+            client.child.kill()
+            client.child.end()
+            client.channel.close()
+    for client in clients:
+        load.lags += client.latest.load.lags
+        load.cpu_share = max(load.cpu_share, client.latest.load.cpu_share)
+    return _merge(partitions, [client.latest.timings or [] for client in clients], total)
 
 
 def split(whole: Partition, processes: int) -> list[Partition]:
@@ -150,15 +178,17 @@ def split(whole: Partition, processes: int) -> list[Partition]:
         indices = [index for index, own in enumerate(partition_of) if own == part]
         position = {index: number for number, index in enumerate(indices)}
         requests = [
-            request if request.follows is None else replace(request, follows=position[request.follows])
+            request if request.follows is None else dataclasses.replace(request, follows=position[request.follows])
             for request in (whole.requests[index] for index in indices)
         ]
         total = whole.max_concurrency
         limit = None if total is None else total // count + (part < total % count)
         offsets = [whole.offsets[index] for index in indices] if whole.loop is None else []
-        own = None if whole.loop is None else replace(whole.loop, seed=whole.loop.seed + part)
+        own = None if whole.loop is None else dataclasses.replace(whole.loop, seed=whole.loop.seed + part)
         partitions.append(
-            replace(whole, requests=requests, offsets=offsets, indices=indices, max_concurrency=limit, loop=own)
+            msgspec.structs.replace(
+                whole, requests=requests, offsets=offsets, indices=indices, max_concurrency=limit, loop=own
+            )
         )
     return partitions
 
@@ -175,63 +205,41 @@ def _merge(partitions: list[Partition], results: list[list[Timing]], total: int)
     return [timing for _, timing in sorted(pairs, key=lambda pair: pair[0])]
 
 
-def _send_to(child: subprocess.Popen[bytes], value: object) -> None:
-    assert child.stdin is not None
-    try:
-        pickle.dump(value, child.stdin)
-        child.stdin.flush()
-    except OSError:
-        raise _process_exited() from None
-
-
-def _receive_from(child: subprocess.Popen[bytes]) -> Report:
-    assert child.stdout is not None
-    try:
-        report: Report = pickle.load(child.stdout)
-    except (EOFError, pickle.UnpicklingError):
-        raise _process_exited() from None
-    return report
-
-
-def _process_exited() -> Exception:
-    return error("bench_failed", failed="some", total="all", reason="a process of --client-processes exited")
+def _failed(reason: str) -> AiakqError:
+    return error("bench_failed", failed="some", total="all", reason=f"a process of --client-processes exited: {reason}")
 
 
 # --- client process ---------------------------------------------------------------------------------------------------
 
 
 def main() -> None:
-    """Read a ``Partition`` and then its start time from stdin, send it, and write ``Report`` objects to stdout.
-
-    All messages are pickled. Any further message on stdin stops the load.
-    """
+    """Receive a ``Partition`` and its start time, send it, and report; the entry point of the process."""
     begin_child()
-    partition: Partition = pickle.load(sys.stdin.buffer)
-    output = sys.stdout.buffer
-    _write_report(output, Report())
-    _write_report(output, asyncio.run(_send(partition, sys.stdin.buffer, output)))
-    os._exit(0)  # a thread still blocks on stdin
+    channel = _ClientChannel(parent_socket(), Partition | StartAt)
+
+    def work(partition: Partition) -> None:
+        channel.send(Report())
+        channel.send(asyncio.run(_send(partition, channel)))
+
+    exit_child(run_for_parent(channel, Partition, work, lambda partition, reason: _failed(reason)))
 
 
-def _write_report(output: BinaryIO, report: Report) -> None:
-    pickle.dump(report, output)
-    output.flush()
-
-
-async def _send(partition: Partition, commands: BinaryIO, output: BinaryIO) -> Report:
+async def _send(partition: Partition, channel: _ClientChannel) -> Report:
     async with open_client(partition.base_url, partition.api_key, partition.timeout_s) as client:
         rule = StopRule(on_overload=partition.on_overload)
-        start: float = pickle.load(commands)  # of time.perf_counter, which all processes of a machine have in common
-        _stop_on_command(rule, commands)
+        start = channel.receive()
+        if not isinstance(start, StartAt):
+            raise Disconnected
+        _stop_on_command(rule, channel)
         last_report = time.monotonic()
 
         def progress(done: int, total: int, failed: int) -> None:
             nonlocal last_report
             if time.monotonic() - last_report > _REPORT_INTERVAL:
                 last_report = time.monotonic()
-                _write_report(output, Report(done, failed, rule.reason))
+                channel.send(Report(done, failed, rule.reason))
 
-        common: dict[str, Any] = {"progress": progress, "start": start, "rule": rule}
+        common: dict[str, Any] = {"progress": progress, "start": start.time, "rule": rule}
         async with measure_client() as load:
             if partition.loop is None:
                 everything = (partition.requests, partition.offsets, partition.max_concurrency)
@@ -244,16 +252,13 @@ async def _send(partition: Partition, commands: BinaryIO, output: BinaryIO) -> R
     return Report(sum(timing.ended > 0 for timing in timings), failed, rule.reason, timings, load)
 
 
-def _stop_on_command(rule: StopRule, commands: BinaryIO) -> None:
-    """Stop the load when another message arrives on ``commands``."""
+def _stop_on_command(rule: StopRule, channel: _ClientChannel) -> None:
+    """Stop the load when another message arrives."""
     loop = asyncio.get_running_loop()
 
     def wait() -> None:
-        try:
-            pickle.load(commands)
-        except (EOFError, OSError):
-            return
-        loop.call_soon_threadsafe(rule.stop, "another process ended the load")
+        if channel.receive() is not None:
+            loop.call_soon_threadsafe(rule.stop, "another process ended the load")
 
     threading.Thread(target=wait, daemon=True).start()
 

@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import httpx
+import msgspec
 
 from aiakq.arguments.bench import PRESETS, ServeArguments
 from aiakq.bench import client as http
@@ -264,7 +265,7 @@ class _Load:
             loop = ClosedLoop(
                 seconds, self.seed + 1, replace(options, html=None), source.vocab_size, folders, options.adapters
             )
-        return replace(self.partition(self.first, []), loop=loop)
+        return msgspec.structs.replace(self.partition(self.first, []), loop=loop)
 
 
 async def _send(client: httpx.AsyncClient, load: _Load, progress: Progress, watch: ClientLoad) -> list[Timing]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 from contextlib import AbstractContextManager
 
@@ -17,7 +16,8 @@ from aiakq.quantizers.prepared import Prepared
 from aiakq.quantizers.progress import OnProgress
 from aiakq.quantizers.workers.child_workers import start_child_workers
 from aiakq.quantizers.workers.messages import Job
-from aiakq.quantizers.workers.protocol import OneProcess, Workers
+from aiakq.quantizers.workers.protocol import Workers
+from aiakq.quantizers.workers.worker_group import FirstWorker
 
 
 def start_workers(prepared: Prepared, plan: BlockPlan, writer: CheckpointWriter) -> AbstractContextManager[Workers]:
@@ -26,7 +26,7 @@ def start_workers(prepared: Prepared, plan: BlockPlan, writer: CheckpointWriter)
     """
     options, size = prepared.options, prepared.options.workers
     if size == 1 or len(writer.steps) >= len(prepared.model.blocks):
-        return contextlib.nullcontext(OneProcess())
+        return FirstWorker()
     samples = () if prepared.samples is None else prepared.samples.samples
     job = Job(
         version=aiakq.__version__,

@@ -9,22 +9,16 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import socket
-import sys
 import tempfile
-import threading
-import time
-import traceback
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from aiakq.errors import WORKER, AiakqError, error, memory_error, one_line
-from aiakq.quantizers.workers.messages import Job, WorkerAlive, WorkerChannel, WorkerFailed
-from aiakq.quantizers.workers.protocol import Value
-from aiakq.quantizers.workers.worker import FirstWorkerGone, Worker
-from aiakq.system.processes import begin_child, exit_child
+from aiakq.errors import AiakqError, error, one_line
+from aiakq.quantizers.workers.messages import Job, ToWorker, WorkerChannel
+from aiakq.system.channel import Disconnected
+from aiakq.system.child import begin_child, exit_child, parent_socket, run_for_parent
 
 #: Seconds between two heartbeats.
 _SIGN_SECONDS = 2.0
@@ -33,53 +27,25 @@ _SIGN_SECONDS = 2.0
 def main() -> None:
     """Run the worker; the entry point of the child process, which never returns."""
     begin_child()
-    channel = WorkerChannel(socket.socket(fileno=int(sys.argv[1])))
-    threading.Thread(target=_give_signs, args=(channel,), daemon=True).start()
-    try:
-        code = _run(channel)
-    except OSError:  # worker 0 exited while we were sending
-        code = 0
-    exit_child(code)
+    channel = WorkerChannel(parent_socket(), ToWorker)
+    channel.send_heartbeats(_SIGN_SECONDS, lambda: os._exit(0))
 
-
-def _give_signs(channel: WorkerChannel) -> None:
-    while True:
+    def work(job: Job) -> None:
         try:
-            channel.send(WorkerAlive())
-        except OSError:
-            os._exit(0)  # worker 0 is gone
-        time.sleep(_SIGN_SECONDS)
-
-
-def _run(channel: WorkerChannel) -> int:
-    """Run the job; return the exit code."""
-    job, samples = channel.receive(), channel.receive()
-    if job is None or samples is None:
-        return 0
-    assert isinstance(job, Job) and isinstance(samples, list), "the first messages say what to quantize"
-    try:
-        _quantize(Worker(channel, job.rank, job.size), job, samples)
-    except FirstWorkerGone:
-        return 0
-    except AiakqError as failure:
-        channel.send(WorkerFailed(failure.id, failure.plain_fields))
-        return failure.exit_code
-    except OSError as failure:
-        if isinstance(failure, ConnectionError):
+            _quantize(channel, job)
+        except Disconnected:
             raise
-        channel.send(WorkerFailed("worker_failed", {"worker": job.rank, "reason": one_line(failure)}))
-        return WORKER
-    except BaseException as failure:
-        if lacking := memory_error(failure):
-            channel.send(WorkerFailed(lacking.id, lacking.plain_fields))
-            return lacking.exit_code
-        traceback.print_exc()
-        channel.send(WorkerFailed("worker_failed", {"worker": job.rank, "reason": one_line(failure)}))
-        return WORKER
-    return 0
+        except OSError as failure:  # its text says which file or device
+            raise _failed(job, one_line(failure)) from None
+
+    exit_child(run_for_parent(channel, Job, work, _failed))
 
 
-def _quantize(worker: Worker, job: Job, samples: list[Value]) -> None:
+def _failed(job: Job, reason: str) -> AiakqError:
+    return error("worker_failed", worker=job.rank, reason=reason)
+
+
+def _quantize(channel: WorkerChannel, job: Job) -> None:
     if job.quiet:
         logging.disable(logging.WARNING)
         warnings.simplefilter("ignore")
@@ -93,10 +59,13 @@ def _quantize(worker: Worker, job: Job, samples: list[Value]) -> None:
     from aiakq.quantizers.model.source import SourceModel
     from aiakq.quantizers.prepared import block_plan
     from aiakq.quantizers.recipe import recipe_of
+    from aiakq.quantizers.workers.values import receive_values
+    from aiakq.quantizers.workers.worker import Worker
     from aiakq.spec import QuantSpec
     from aiakq.system.memory import gc_frozen
 
     torch.set_num_threads(job.threads)
+    samples = receive_values(channel)
     storage = getattr(torch, job.storage)
     _check(job)
     checkpoint = Checkpoint.open(job.checkpoint)
@@ -106,12 +75,12 @@ def _quantize(worker: Worker, job: Job, samples: list[Value]) -> None:
         model.merge(folder)
         if model.adapter is None or model.adapter.digest != digest:
             reason = f"the adapter {folder} on its node is not that of worker 0"
-            raise error("worker_failed", worker=job.rank, reason=reason)
+            raise _failed(job, reason)
     plan = block_plan(msgspec.convert(job.spec, QuantSpec), storage, model)
-    ids: list[Any] | None = list(samples) if job.calibrated else None
     with _scratch(job) as scratch, gc_frozen():
+        ids: Any = samples if job.calibrated else None
         calibration = Calibration(model, recipe_of(job.recipe), plan, ids, job.budget, scratch)
-        BlockLoop(calibration, worker, lambda _: None, job.finished).run()
+        BlockLoop(calibration, Worker(channel, job.rank, job.size), lambda _: None, job.finished).run()
 
 
 def _check(job: Job) -> None:
@@ -121,10 +90,10 @@ def _check(job: Job) -> None:
 
     if job.version != aiakq.__version__:
         reason = f"it is aiakq {aiakq.__version__}, and worker 0 is {job.version}"
-        raise error("worker_failed", worker=job.rank, reason=reason)
+        raise _failed(job, reason)
     if job.files != file_sizes(Path(job.checkpoint)):
         reason = f"the files of {job.checkpoint} on its node are not those of worker 0"
-        raise error("worker_failed", worker=job.rank, reason=reason)
+        raise _failed(job, reason)
 
 
 @contextlib.contextmanager

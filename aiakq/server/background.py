@@ -6,11 +6,10 @@ with start_in_background({"model": "folder", "port": 0}) as server:
 
 from __future__ import annotations
 
+import contextlib
 import os
 import queue
 import signal
-import socket
-import subprocess
 import sys
 import threading
 import time
@@ -21,28 +20,37 @@ import msgspec
 
 from aiakq.arguments.server import KEY_VARIABLES, ServerArguments, checked
 from aiakq.errors import AiakqError, error
-from aiakq.server.process.ipc import Failed, call_on_hangup, decode_error, encode_error
 from aiakq.server.telemetry.events import OnEvent, ServerEvent
-from aiakq.system.processes import CHILD_OPTIONS, child_command, end_child
+from aiakq.system.channel import Channel, Disconnected
+from aiakq.system.child import Child, child_command, follow, parent_socket
 
 _CODE = "from aiakq.server.background import main; main()"
 
 
-class _Report(msgspec.Struct):
-    """A message from the server's process: an event, or the error that it exited with."""
+class _Arguments(msgspec.Struct, tag="arguments"):
+    """The arguments of the server."""
 
-    event: ServerEvent | None = None
-    failure: Failed | None = None
+    arguments: ServerArguments
+
+
+class _Report(msgspec.Struct, tag="report"):
+    """An event of the server."""
+
+    event: ServerEvent
+
+
+_Channel = Channel[_Arguments, _Report]
 
 
 class RunningServer:
     """A running server. ``events`` holds all events so far; ``ready`` is the event with the address."""
 
-    def __init__(self, process: subprocess.Popen[bytes], sock: socket.socket, on_event: OnEvent | None) -> None:
-        self.process = process
+    def __init__(self, child: Child, channel: _Channel, on_event: OnEvent | None) -> None:
+        self.process = child.process
+        self._child = child
         self.events: list[ServerEvent] = []
         self.ready: ServerEvent | None = None
-        self._socket = sock
+        self._channel = channel
         self._on_event = on_event
         self._outcome: queue.SimpleQueue[AiakqError | None] = queue.SimpleQueue()
         threading.Thread(target=self._listen, name="server-events", daemon=True).start()
@@ -62,14 +70,13 @@ class RunningServer:
             failure = error("engine_start", reason=f"it was not ready after {timeout:g} s", hint="Allow more time.")
         if failure is not None:
             self.process.wait()
-            self._socket.close()
+            self._channel.close()
             raise failure
 
     def stop(self, timeout: float = 60.0) -> int:
         """Shut the server down with SIGTERM and return its exit code."""
-        if self.process.poll() is None:
-            self.process.send_signal(signal.SIGTERM)
-        end_child(self.process, timeout)
+        self.process.send_signal(signal.SIGTERM)
+        self._child.end(timeout)
         return self.process.wait()
 
     def kill(self) -> None:
@@ -83,29 +90,23 @@ class RunningServer:
         self, kind: type[BaseException] | None, failure: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.stop()
-        self._socket.close()
+        self._channel.close()
 
     def _listen(self) -> None:
         """Read messages until the server exits."""
-        has_outcome = False
-        with self._socket.makefile("rb") as lines:
-            for line in lines:
-                report = msgspec.json.decode(line, type=_Report)
-                if report.event is not None:
-                    if report.event.kind == "ready":
-                        self.ready = report.event
-                    self.events.append(report.event)
-                    if self._on_event is not None:
-                        self._on_event(report.event)
-                    if report.event.kind == "ready":
-                        has_outcome = True
-                        self._outcome.put(None)
-                elif report.failure is not None:
-                    has_outcome = True
-                    self._outcome.put(decode_error(report.failure))
-        if not has_outcome:
-            hint = "Its last output is above."
-            self._outcome.put(error("engine_start", reason="the server's process ended", hint=hint))
+        reason, hint = "the server's process ended", "Its last output is above."
+        failed = error("engine_start", reason=reason, hint=hint)
+        self._outcome.put(follow(self._child, self._channel, self._on_report, lambda reason: failed))
+
+    def _on_report(self, report: _Report) -> None:
+        event = report.event
+        if event.kind == "ready":
+            self.ready = event
+        self.events.append(event)
+        if self._on_event is not None:
+            self._on_event(event)
+        if event.kind == "ready":
+            self._outcome.put(None)
 
 
 def start_in_background(
@@ -118,15 +119,12 @@ def start_in_background(
     Raises the errors of ``launch.serve``. The server exits when this process does.
     """
     checked_args = checked({"port": 0} | dict(args), server=True)
-    ours, theirs = socket.socketpair()
     # The caller also sends requests and knows only the keys in ``args``.
     environment = {name: value for name, value in os.environ.items() if name not in KEY_VARIABLES}
-    with theirs:
-        process = subprocess.Popen(
-            child_command(_CODE, theirs.fileno()), env=environment, pass_fds=(theirs.fileno(),), **CHILD_OPTIONS
-        )
-    ours.sendall(msgspec.json.encode(checked_args) + b"\n")
-    server = RunningServer(process, ours, on_event)
+    child = Child(child_command(_CODE), environment)
+    channel = _Channel(child.sockets[0], _Report)
+    channel.send(_Arguments(checked_args))
+    server = RunningServer(child, channel, on_event)
     server.wait_ready(timeout)
     return server
 
@@ -134,22 +132,21 @@ def start_in_background(
 def main() -> None:
     """Entry point of the background process."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    peer = socket.socket(fileno=int(sys.argv[1]))
-    with peer.makefile("rb") as lines:
-        args = msgspec.json.decode(lines.readline(), type=ServerArguments)
-    call_on_hangup(peer, _stop_with_parent)
+    channel: Channel[_Report, _Arguments] = Channel(parent_socket(), _Arguments)
+    given = channel.receive()
+    if given is None:
+        sys.exit(0)
+    channel.on_hangup(_stop_with_parent)
     from aiakq.server.launch import serve
 
-    def send(report: _Report) -> None:
-        try:
-            peer.sendall(msgspec.json.encode(report) + b"\n")
-        except OSError:  # the parent is gone; the hang-up ends this process
-            pass
+    def on_event(event: ServerEvent) -> None:
+        with contextlib.suppress(Disconnected):  # the hang-up ends this process
+            channel.send(_Report(event))
 
     try:
-        code = serve(args, lambda event: send(_Report(event=event)))
+        code = serve(given.arguments, on_event)
     except AiakqError as failure:
-        send(_Report(failure=encode_error(failure)))
+        channel.send_failure(failure)
         code = failure.exit_code
     sys.exit(code)
 

@@ -198,7 +198,7 @@ def test_the_engine_does_not_outlive_its_server(victims):
 def test_a_background_server_does_not_outlive_its_starter(victims):
     server = victims()
     stream = Stream(server.url, n=16)  # one answer would be done before the server gives up waiting
-    server._socket.shutdown(socket.SHUT_RDWR)  # what the death of the starting process does
+    server._channel.hang_up()  # what the death of the starting process does
     assert server.process.wait(10) == 143
     stream.join()
     assert stream.failure["code"] == "shutting_down"

@@ -3,18 +3,30 @@
 from __future__ import annotations
 
 import json
-import selectors
-import subprocess
-import tempfile
-import time
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+import msgspec
+
 from aiakq.bench.comparison.sides import Side
 from aiakq.errors import error
+from aiakq.system.channel import Channel, Disconnected, InvalidMessage
+from aiakq.system.child import Child
 
 _WORKER = Path(__file__).with_name("worker.py")
+
+
+class MeasureBatch(msgspec.Struct, tag="measure"):
+    """Request to measure one batch of random prompts."""
+
+    seed: int
+
+
+class WorkerReply(msgspec.Struct, tag="reply"):
+    """What the worker replies when it has loaded the model, and to every ``MeasureBatch``."""
+
+    result: dict[str, Any]
 
 
 class SideProcess:
@@ -29,32 +41,21 @@ class SideProcess:
 
     def __init__(self, side: Side, load: dict[str, int], timeout: float, library: Path | None) -> None:
         self._side, self._timeout = side, timeout
-        self._stderr = tempfile.TemporaryFile()
-        settings = json.dumps({"engine": dict(side.engine), **load})
-        self._process = subprocess.Popen(
-            [side.interpreter, "-P", str(_WORKER), settings],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._stderr,
-            env=side.environment(library),
-        )
-        self._received = b""
+        settings = json.dumps({"side": side.label, "engine": dict(side.engine), **load})
+        command = [side.interpreter, "-P", str(_WORKER), settings]
+        self._child = Child(command, side.environment(library), keep_output=True)
+        self._channel = Channel[MeasureBatch, WorkerReply](self._child.sockets[0], WorkerReply)
 
     def ready(self) -> dict[str, Any]:
-        """Wait until the model is loaded and return the worker's first line. Raises ``side_failed``."""
-        facts = self._receive()
-        if "error" in facts:
-            raise error("side_failed", side=self._side.label, reason=facts["error"].rstrip("."))
-        return facts
+        """Wait until the model is loaded and return facts about the engine. Raises ``side_failed``."""
+        return self._receive()
 
     def measure(self, seed: int) -> dict[str, Any]:
         """Measure one batch; see ``worker.measure`` for the result. Raises ``side_failed``."""
-        assert self._process.stdin is not None
         try:
-            self._process.stdin.write(json.dumps({"seed": seed}).encode() + b"\n")
-            self._process.stdin.flush()
-        except OSError:
-            raise self._failure() from None
+            self._channel.send(MeasureBatch(seed))
+        except Disconnected:
+            raise self._failure(self._child.exit_reason()) from None
         return self._receive()
 
     def __enter__(self) -> SideProcess:
@@ -64,34 +65,20 @@ class SideProcess:
         self, kind: type[BaseException] | None, problem: BaseException | None, trace: TracebackType | None
     ) -> None:
         # Killed without a clean shutdown, which is slow with torch loaded; the worker has no state to save.
-        self._process.kill()
-        self._process.wait()
-        for stream in (self._process.stdin, self._process.stdout, self._stderr):
-            if stream is not None:
-                try:
-                    stream.close()
-                except OSError:
-                    pass
+        self._child.kill()
+        self._child.end()
+        self._child.close()
 
     def _receive(self) -> dict[str, Any]:
-        assert self._process.stdout is not None
-        deadline = time.monotonic() + self._timeout
-        with selectors.DefaultSelector() as selector:
-            selector.register(self._process.stdout, selectors.EVENT_READ)
-            while b"\n" not in self._received:
-                if not selector.select(max(0.0, deadline - time.monotonic())):
-                    raise error("side_failed", side=self._side.label, reason=f"no response within {self._timeout:g} s")
-                chunk = self._process.stdout.read1(1 << 16)  # type: ignore[attr-defined]
-                if not chunk:
-                    raise self._failure()
-                self._received += chunk
-        line, _, self._received = self._received.partition(b"\n")
-        response: dict[str, object] = json.loads(line)
-        return response
+        try:
+            reply = self._channel.receive(self._timeout)
+        except TimeoutError:
+            raise self._failure(f"no response within {self._timeout:g} s") from None
+        except InvalidMessage as problem:
+            raise self._failure(f"its response cannot be read: {problem}") from None
+        if reply is None:
+            raise self._failure(self._child.exit_reason())
+        return reply.result
 
-    def _failure(self) -> Exception:
-        """Wait for the exited process and return a ``side_failed`` error with its last line of output."""
-        code = self._process.wait()
-        self._stderr.seek(0)
-        lines = self._stderr.read().decode("utf-8", "replace").strip().splitlines()
-        return error("side_failed", side=self._side.label, reason=lines[-1][:300] if lines else f"exit code {code}")
+    def _failure(self, reason: str) -> Exception:
+        return error("side_failed", side=self._side.label, reason=reason)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import random
+import signal
 import socket
-import subprocess
 import tempfile
 import time
 from collections.abc import Mapping
@@ -25,6 +26,7 @@ from aiakq.bench.comparison.sides import Side
 from aiakq.bench.comparison.worker import digest
 from aiakq.bench.workload import WorkloadRequest, known_size, random_requests
 from aiakq.errors import error
+from aiakq.system.child import Child
 
 #: Disables admission limits: a comparison must not measure rejected requests.
 _NO_LIMITS = {"max_num_queued_reqs": 1 << 30, "max_num_queued_tokens": 1 << 40}
@@ -45,21 +47,14 @@ class ServedSide:
     def __init__(self, side: Side, load: Mapping[str, int], timeout: float, library: Path | None) -> None:
         self._side, self._load, self._timeout = side, load, timeout
         self._began = time.perf_counter()
-        self._stderr = tempfile.TemporaryFile()
         self._settings = tempfile.NamedTemporaryFile("w", suffix=".json", prefix="aiakq-ab-")
         port = _free_port()
         keys = {row.name: row.key for row in ARGUMENTS}
         settings = {keys.get(name, name): value for name, value in side.engine.items() if value is not None}
         json.dump({**_NO_LIMITS, **settings, "host": "127.0.0.1", "port": port}, self._settings)
         self._settings.flush()
-        self._process = subprocess.Popen(
-            [side.interpreter, "-P", "-m", "aiakq", "serve", "--config", self._settings.name],
-            stdin=subprocess.DEVNULL,
-            stdout=self._stderr,
-            stderr=self._stderr,
-            env=side.environment(library),
-            start_new_session=True,
-        )
+        command = [side.interpreter, "-P", "-m", "aiakq", "serve", "--config", self._settings.name]
+        self._child = Child(command, side.environment(library), num_sockets=0, keep_output=True)
         self._runner = asyncio.Runner()
         self._client = http.open_client(f"http://127.0.0.1:{port}", None, timeout)
         self._endpoint = Endpoint("/v1/completions", "", True)
@@ -75,11 +70,10 @@ class ServedSide:
     async def _ready(self) -> dict[str, object]:
         deadline = time.monotonic() + self._timeout
         while not await self._is_ready():
-            if self._process.poll() is not None:
-                raise self._failure()
+            if self._child.process.poll() is not None:
+                raise self._failure(self._child.exit_reason())
             if time.monotonic() > deadline:
-                reason = f"it was not ready within {self._timeout:g} s"
-                raise error("side_failed", side=self._side.label, reason=reason)
+                raise self._failure(f"it was not ready within {self._timeout:g} s")
             await asyncio.sleep(_POLL_INTERVAL)
         loaded = time.perf_counter() - self._began
         model = await http.served_model(self._client, None)
@@ -111,9 +105,8 @@ class ServedSide:
         cpu = _cpu_seconds(self._processes()) - cpu
         failed = next((timing.error for timing in timings if timing.error), None)
         if failed is not None:
-            if self._process.poll() is not None:
-                raise self._failure()
-            raise error("side_failed", side=self._side.label, reason=failed.rstrip("."))
+            exited = self._child.process.poll() is not None
+            raise self._failure(self._child.exit_reason() if exited else failed.rstrip("."))
         later = [timing.tpot for timing in timings if timing.tpot is not None]
         return {
             "ttft_s": fmean(timing.ttft for timing in timings),
@@ -136,25 +129,22 @@ class ServedSide:
         self._runner.run(self._client.aclose())
         self._runner.close()
         # Child processes exit with the server, but one that is still loading a model would notice too late.
-        for pid in (*self._processes(), self._process.pid):
-            _kill(pid)
-        self._process.wait()
-        self._stderr.close()
+        for pid in self._processes():
+            with contextlib.suppress(OSError):  # it has already exited
+                os.kill(pid, signal.SIGKILL)
+        self._child.end()
+        self._child.close()
         self._settings.close()
 
     def _processes(self) -> list[int]:
         """Return the process ids of the server and of all its descendants."""
-        pids = [self._process.pid]
+        pids = [self._child.pid]
         for pid in pids:
             pids += _children(pid)
         return pids
 
-    def _failure(self) -> Exception:
-        """Wait for the exited server and return a ``side_failed`` error with its last line of output."""
-        code = self._process.wait()
-        self._stderr.seek(0)
-        lines = self._stderr.read().decode("utf-8", "replace").strip().splitlines()
-        return error("side_failed", side=self._side.label, reason=lines[-1][:300] if lines else f"exit code {code}")
+    def _failure(self, reason: str) -> Exception:
+        return error("side_failed", side=self._side.label, reason=reason)
 
 
 def _free_port() -> int:
@@ -162,13 +152,6 @@ def _free_port() -> int:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
         return port
-
-
-def _kill(pid: int) -> None:
-    try:
-        os.kill(pid, 9)
-    except OSError:
-        pass  # it has already exited
 
 
 def _children(pid: int) -> list[int]:

@@ -1,10 +1,10 @@
-"""Worker process of one side of ``bench ab``: load a model once, then measure one batch per request line.
+"""Worker process of one side of ``bench ab``: load a model once, then measure one batch per request.
 
 The side's interpreter runs this file as a script, so that it measures the side's ``aiakq``. It imports nothing of aiakq
 but ``LLM`` and ``SamplingParams``, which older versions have, too.
 
-The protocol is one JSON object per line. The worker first writes facts about the loaded engine, or an error; then it
-answers each line ``{"seed": 7}`` with the result of ``measure``. An empty line or end of file ends it.
+It is the other end of a channel (aiakq/system/channel.py), which older versions lack. First it sends facts about the
+loaded engine, or a failure; then it answers each request with the result of ``measure``.
 """
 
 from __future__ import annotations
@@ -12,18 +12,22 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
-import os
 import random
+import socket
+import struct
 import sys
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import msgspec
 
-def main(settings: Mapping[str, Any]) -> None:
-    """Load the model and answer lines of stdin. ``settings``: engine, batch_size, input_len, output_len."""
-    output = os.fdopen(os.dup(1), "w", buffering=1)
-    os.dup2(2, 1)  # keeps what libraries print out of the protocol
+_LENGTH = struct.Struct(">I")
+
+
+def main(settings: Mapping[str, Any], sock: socket.socket) -> None:
+    """Load the model and answer requests. ``settings``: side, engine, batch_size, input_len, output_len."""
+    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # the last line tells why it ended
     started = time.perf_counter()
     try:
         import aiakq
@@ -31,16 +35,27 @@ def main(settings: Mapping[str, Any]) -> None:
         llm = aiakq.LLM(**settings["engine"])
     except Exception as problem:
         text = " ".join(str(problem).split()) or type(problem).__name__
-        output.write(json.dumps({"error": text[:500]}) + "\n")
+        fields = {"side": settings["side"], "reason": text[:500].rstrip(".")}
+        send(sock, {"type": "failure", "id": "side_failed", "fields": fields})
         return
     loaded = time.perf_counter() - started
     step_times = StepEnds(llm.engine)
     facts = dict(getattr(llm.engine, "facts", {}))
-    output.write(json.dumps({"load_s": loaded, "aiakq": aiakq.__file__, "facts": facts}, default=str) + "\n")
-    for line in sys.stdin:
-        if not line.strip():
-            break
-        output.write(json.dumps(measure(llm, settings, json.loads(line)["seed"], step_times)) + "\n")
+    result = {"load_s": loaded, "aiakq": aiakq.__file__, "facts": facts}
+    with sock.makefile("rb") as requests:
+        while True:
+            send(sock, {"type": "reply", "result": result})
+            head = requests.read(_LENGTH.size)
+            if len(head) < _LENGTH.size:
+                return
+            request = msgspec.msgpack.decode(requests.read(*_LENGTH.unpack(head)))
+            result = measure(llm, settings, request["seed"], step_times)
+
+
+def send(sock: socket.socket, record: Mapping[str, Any]) -> None:
+    """Send one record."""
+    body = json.dumps(record, default=str).encode()
+    sock.sendall(_LENGTH.pack(len(body)) + body)
 
 
 class StepEnds:
@@ -118,4 +133,4 @@ def peak_bytes() -> int | None:
 
 
 if __name__ == "__main__":
-    main(json.loads(sys.argv[1]))
+    main(json.loads(sys.argv[1]), socket.socket(fileno=int(sys.argv[2])))

@@ -21,7 +21,8 @@ from aiakq.quantizers.model.groups import Heads, SmoothMapping, block_linears
 from aiakq.quantizers.numerics.clip import round_near, round_searched
 from aiakq.quantizers.numerics.output_error import OutputErrors
 from aiakq.quantizers.numerics.rounding import Rounding, round_weight
-from aiakq.quantizers.workers.protocol import OneProcess, Task, Value, Workers
+from aiakq.quantizers.workers.protocol import Task, Value, Workers
+from aiakq.quantizers.workers.worker_group import FirstWorker
 from aiakq.spec import LayerSpec, QuantSpec
 
 #: Number of experts whose rounding error is evaluated in the search for a scale that all of them share.
@@ -87,7 +88,7 @@ class DecoderBlock:
         mappings: tuple[SmoothMapping, ...] = (),
         workers: Workers | None = None,
     ) -> None:
-        self.workers = workers or OneProcess()
+        self.workers = workers or FirstWorker()
         self.module = module
         self.index = index
         self.prefix = prefix

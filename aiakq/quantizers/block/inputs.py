@@ -18,7 +18,8 @@ from aiakq.quantizers.model.groups import forward_pre_hooks
 from aiakq.quantizers.model.module_calls import ModuleCall, record_calls
 from aiakq.quantizers.model.replay import Replay
 from aiakq.quantizers.numerics.second_moment import add_second_moment, mirror
-from aiakq.quantizers.workers.protocol import OneProcess, Value, Workers, shards
+from aiakq.quantizers.workers.protocol import Value, Workers, shards
+from aiakq.quantizers.workers.worker_group import FirstWorker
 
 #: Callback for the input of a linear on one batch: (batch, name, input [..., K]).
 _Take = Callable[[int, str, Tensor], None]
@@ -57,7 +58,7 @@ class BlockInputs:
         self._groups = groups
         self._stages = stages
         self._result = result
-        self._workers = workers or OneProcess()
+        self._workers = workers or FirstWorker()
         self._shards = shards(len(activations.hidden))
         self._ahead: dict[str, Tensor] = {}
 
@@ -250,7 +251,7 @@ def count_expert_tokens(
     module: nn.Module, index: int, prefix: str, activations: Activations, workers: Workers | None = None
 ) -> list[ExpertTokens]:
     """Count the calibration tokens of every expert of a block; experts with too few then see all tokens, or use RTN."""
-    workers = workers or OneProcess()
+    workers = workers or FirstWorker()
     mine = [batch for shard in shards(len(activations.hidden))[workers.rank :: workers.size] for batch in shard]
 
     def run() -> None:

@@ -12,13 +12,13 @@ from torch import Tensor
 from aiakq.errors import error
 from aiakq.quantizers.workers.messages import Job
 from aiakq.quantizers.workers.other_worker import CODE, OtherWorker
-from aiakq.quantizers.workers.worker_group import WorkerGroup
-from aiakq.system.processes import ChildProcess
+from aiakq.quantizers.workers.worker_group import FirstWorker
+from aiakq.system.child import Child, child_command
 from aiakq.system.threads import RestoreThreads
 from aiakq.system.topology import cpu_shares
 
 
-def start_child_workers(job: Job, samples: Sequence[Tensor]) -> WorkerGroup:
+def start_child_workers(job: Job, samples: Sequence[Tensor]) -> FirstWorker:
     """Start workers 1 to ``job.size`` - 1. Until the group is closed, this process has one worker's share of the
     threads and processors. ``rank``, ``threads`` and ``cpus`` of ``job`` are set for each worker.
 
@@ -31,14 +31,14 @@ def start_child_workers(job: Job, samples: Sequence[Tensor]) -> WorkerGroup:
         for rank in range(1, job.size):
             own = msgspec.structs.replace(job, rank=rank, threads=threads, cpus=cpus[rank])
             try:
-                process = ChildProcess(CODE, threads)
+                process = Child(child_command(CODE), threads=threads)
             except OSError as failure:
                 raise error("worker_failed", worker=rank, reason=f"it could not be started: {failure}") from None
-            others.append(OtherWorker(process, process.socket, own, samples))
+            others.append(OtherWorker(process, process.sockets[0], own, samples))
     except BaseException:
-        WorkerGroup(others, restore).close()
+        FirstWorker(others, restore).close()
         raise
     torch.set_num_threads(threads)
     if cpus[0]:
         os.sched_setaffinity(0, cpus[0])
-    return WorkerGroup(others, restore)
+    return FirstWorker(others, restore)

@@ -62,34 +62,6 @@ class Workers(Protocol):
         ...
 
 
-class OneProcess:
-    """A single worker: this process."""
-
-    rank = 0
-    size = 1
-
-    def combine(
-        self, count: int, own: Iterable[list[Value]], merge: Callable[[list[Value], list[Value]], None]
-    ) -> list[Value]:
-        total: list[Value] | None = None
-        for part in own:
-            if total is None:
-                total = part
-            else:
-                merge(total, part)
-        assert total is not None, "there is at least one part"
-        return total
-
-    def share(self, tasks: Sequence[Task]) -> list[list[Value]]:
-        return [task.run() for task in tasks]
-
-    def broadcast(self, rank: int, make: Callable[[], list[Value]]) -> list[Value]:
-        return make()
-
-    def agree(self, digest: int) -> None:
-        return None
-
-
 def shards(batches: int) -> list[range]:
     """Split the batches into at most SHARDS runs of nearly equal length, none of them empty."""
     count = min(SHARDS, batches)

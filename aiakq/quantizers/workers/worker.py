@@ -6,14 +6,11 @@ from collections.abc import Callable, Iterable, Sequence
 
 from aiakq.quantizers.workers.messages import WorkerChannel
 from aiakq.quantizers.workers.protocol import Task, Value, owners
-
-
-class FirstWorkerGone(Exception):
-    """Raised when worker 0 has closed the socket."""
+from aiakq.quantizers.workers.values import receive_values, send_values
 
 
 class Worker:
-    """A worker other than 0."""
+    """A worker other than 0. Its methods raise ``Disconnected`` when worker 0 is gone."""
 
     def __init__(self, channel: WorkerChannel, rank: int, size: int) -> None:
         self._channel = channel
@@ -24,29 +21,22 @@ class Worker:
         self, count: int, own: Iterable[list[Value]], merge: Callable[[list[Value], list[Value]], None]
     ) -> list[Value]:
         for values in own:
-            self._channel.send_values(values)
-        return self._values()
+            send_values(self._channel, values)
+        return receive_values(self._channel)
 
     def share(self, tasks: Sequence[Task]) -> list[list[Value]]:
         who = owners(tasks, self.size)
         results = {index: task.run() for index, task in enumerate(tasks) if who[index] == self.rank}
         for values in results.values():  # only now, because worker 0 reads them after it has run its own tasks
-            self._channel.send_values(values)
-        return [results[index] if index in results else self._values() for index in range(len(tasks))]
+            send_values(self._channel, values)
+        return [results[index] if index in results else receive_values(self._channel) for index in range(len(tasks))]
 
     def broadcast(self, rank: int, make: Callable[[], list[Value]]) -> list[Value]:
         if rank != self.rank:
-            return self._values()
+            return receive_values(self._channel)
         values = make()
-        self._channel.send_values(values)
+        send_values(self._channel, values)
         return values
 
     def agree(self, digest: int) -> None:
-        self._channel.send_values([digest])
-
-    def _values(self) -> list[Value]:
-        message = self._channel.receive()
-        if message is None:
-            raise FirstWorkerGone
-        assert isinstance(message, list), "worker 0 sends values"
-        return message
+        send_values(self._channel, [digest])

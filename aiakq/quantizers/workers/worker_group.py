@@ -1,36 +1,27 @@
-"""WorkerGroup: all workers of a quantization, from the view of worker 0, which is this process."""
+"""FirstWorker: all workers of a quantization, from the view of worker 0, which is this process."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from types import TracebackType
-from typing import Protocol
 
 from aiakq.errors import error
 from aiakq.quantizers.workers.other_worker import OtherWorker
 from aiakq.quantizers.workers.protocol import Task, Value, owners
 
 
-class Link(Protocol):
-    """The connection to another worker."""
-
-    rank: int
-
-    def send(self, values: list[Value]) -> None: ...
-
-    def values(self) -> list[Value]:
-        """Return the next list of values that the worker sends."""
-        ...
-
-
 class FirstWorker:
-    """Worker 0: receives what the others compute, in a fixed order, and sends each of them what it lacks."""
+    """Worker 0: receives what the others compute, in a fixed order, and sends each of them what it lacks.
+
+    Without others, it is the only worker. The others exit when this is closed.
+    """
 
     rank = 0
 
-    def __init__(self, others: Sequence[Link] = ()) -> None:
-        self._links = list(others)
-        self.size = 1 + len(self._links)
+    def __init__(self, others: Sequence[OtherWorker] = (), closed: Callable[[], None] = lambda: None) -> None:
+        """closed: called after the others have exited."""
+        self._others, self._closed = list(others), closed
+        self.size = 1 + len(self._others)
 
     def combine(
         self, count: int, own: Iterable[list[Value]], merge: Callable[[list[Value], list[Value]], None]
@@ -39,7 +30,7 @@ class FirstWorker:
         total: list[Value] = []
         for part in range(count):
             owner = part % self.size
-            values = next(mine) if owner == 0 else self._links[owner - 1].values()
+            values = next(mine) if owner == 0 else self._others[owner - 1].values()
             if part == 0:
                 total = values
             else:
@@ -54,37 +45,28 @@ class FirstWorker:
         results: dict[int, list[Value]] = {index: task.run() for index, task in enumerate(tasks) if who[index] == 0}
         for index, owner in enumerate(who):
             if owner != 0:
-                results[index] = self._links[owner - 1].values()
+                results[index] = self._others[owner - 1].values()
         for index, owner in enumerate(who):
             self._send(results[index], without=owner)
         return [results[index] for index in range(len(tasks))]
 
     def broadcast(self, rank: int, make: Callable[[], list[Value]]) -> list[Value]:
-        values = make() if rank == 0 else self._links[rank - 1].values()
+        values = make() if rank == 0 else self._others[rank - 1].values()
         self._send(values, without=rank)
         return values
 
     def agree(self, digest: int) -> None:
-        for other in self._links:
+        for other in self._others:
             if other.values() != [digest]:
                 reason = "it computes other numbers: its processor or its libraries differ"
                 raise error("worker_failed", worker=other.rank, reason=reason)
 
     def _send(self, values: list[Value], without: int = 0) -> None:
-        for other in self._links:
+        for other in self._others:
             if other.rank != without:
                 other.send(values)
 
-
-class WorkerGroup(FirstWorker):
-    """Worker 0 and the others, which exit when this is closed."""
-
-    def __init__(self, others: Sequence[OtherWorker], closed: Callable[[], None]) -> None:
-        """closed: called after the others have exited."""
-        super().__init__(others)
-        self._others, self._closed = list(others), closed
-
-    def __enter__(self) -> WorkerGroup:
+    def __enter__(self) -> FirstWorker:
         return self
 
     def __exit__(

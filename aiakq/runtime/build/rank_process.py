@@ -6,34 +6,29 @@ exits when rank 0 closes the socket.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import socket
-import sys
-import threading
-import traceback
 from collections import deque
 from collections.abc import Callable
 from importlib.metadata import version
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
-from aiakq.errors import WORKER, AiakqError, error, memory_error, one_line
+from aiakq.errors import AiakqError, error
 from aiakq.runtime.distributed.messages import (
     Abandon,
-    Alive,
-    Channel,
     Configure,
     CountPages,
+    FollowerChannel,
     Load,
     PagesCounted,
-    RankFailed,
     RankLoaded,
     RankReady,
     ToRank,
-    frame,
 )
+from aiakq.system.child import begin_child, exit_child, parent_socket, run_for_parent
 from aiakq.system.memory import freeze_objects
-from aiakq.system.processes import begin_child, exit_child
 
 if TYPE_CHECKING:
     from aiakq.runtime.distributed.collectives import RankCollective
@@ -45,56 +40,34 @@ _LOST_SECONDS = 5.0
 
 def main() -> None:
     """Entry point of the child process; never returns."""
-    run_and_exit(int(sys.argv[1]), lambda channel: run_rank(channel, _inherited))
-
-
-def run_and_exit(file: int, run: Callable[[Channel], int]) -> NoReturn:
-    """Call ``run`` with a channel over the socket with descriptor ``file``, and exit with the code that it returns."""
     begin_child()
-    channel = Channel(socket.socket(fileno=file))
-    try:
-        code = run(channel)
-    except OSError:  # rank 0 closed the connection while this rank was sending
-        code = 0
-    exit_child(code)
+    exit_child(run_rank(FollowerChannel(parent_socket(), ToRank), _inherited))
 
 
-def run_rank(channel: Channel, connect: Callable[[Load], Connections]) -> int:
-    """Load the model and execute messages; return the exit code. Raises OSError if rank 0 is gone.
+def run_rank(channel: FollowerChannel, connect: Callable[[Load], Connections]) -> int:
+    """Load the model and execute messages; return the exit code.
 
     connect  returns the connections to the other ranks.
     """
-    first = channel.receive_at_rank()
-    if first is None:
-        return 0
-    assert isinstance(first, Load), "the first message says what to load"
-    try:
-        _follow(channel, first, connect)
-    except AiakqError as failure:
-        channel.send(frame(RankFailed(failure.id, failure.plain_fields)))
-        return failure.exit_code
-    except OSError:
-        raise
-    except BaseException as failure:
-        if lacking := memory_error(failure):
-            channel.send(frame(RankFailed(lacking.id, lacking.plain_fields)))
-            return lacking.exit_code
-        traceback.print_exc()
-        channel.send(frame(RankFailed("rank_failed", {"rank": first.rank, "reason": one_line(failure)})))
-        return WORKER
-    return 0
+
+    def work(load: Load) -> None:
+        channel.send_heartbeats(min(1.0, load.time_limit / 8))
+        with contextlib.suppress(ConnectionError, TimeoutError):  # another rank is gone: rank 0 knows which
+            _follow(channel, load, connect)
+
+    return run_for_parent(channel, Load, work, lambda load, reason: error("rank_failed", rank=load.rank, reason=reason))
 
 
 class _Inbox:
     """Queue of the messages from rank 0, which may arrive while the rank waits for another socket."""
 
-    def __init__(self, channel: Channel) -> None:
+    def __init__(self, channel: FollowerChannel) -> None:
         self._channel = channel
         self._early: deque[ToRank | None] = deque()
 
     def receive(self) -> ToRank | None:
         """Return the next message; None if rank 0 is gone."""
-        return self._early.popleft() if self._early else self._channel.receive_at_rank()
+        return self._early.popleft() if self._early else self._channel.receive()
 
     def wait_for(self, sock: socket.socket) -> bool:
         """Wait until ``sock`` is readable; return False if the steps are abandoned or rank 0 is gone before that."""
@@ -102,27 +75,8 @@ class _Inbox:
             readable, _, _ = select.select([sock, self._channel.socket], [], [])
             if sock in readable:
                 return True
-            self._early.append(self._channel.receive_at_rank())
+            self._early.append(self._channel.receive())
         return False
-
-
-class _Pulse(threading.Thread):
-    """Sends heartbeats to rank 0 while it waits for this rank."""
-
-    def __init__(self, channel: Channel, seconds: float) -> None:
-        super().__init__(name="pulse", daemon=True)
-        self.busy = threading.Event()
-        self.busy.set()
-        self._channel, self._seconds, self._frame = channel, seconds, frame(Alive())
-        self._never = threading.Event()
-
-    def run(self) -> None:
-        try:
-            while self.busy.wait():
-                self._channel.send(self._frame)
-                self._never.wait(self._seconds)
-        except OSError:
-            pass  # rank 0 is gone, which the main thread will detect
 
 
 def _inherited(load: Load) -> Connections:
@@ -133,10 +87,8 @@ def _inherited(load: Load) -> Connections:
     return Connections(_meet(load), *links)
 
 
-def _follow(channel: Channel, load: Load, connect: Callable[[Load], Connections]) -> None:
+def _follow(channel: FollowerChannel, load: Load, connect: Callable[[Load], Connections]) -> None:
     """Load the model, then execute messages until rank 0 closes the connection."""
-    pulse = _Pulse(channel, min(1.0, load.time_limit / 8))
-    pulse.start()
     if load.cpus:
         os.sched_setaffinity(0, load.cpus)
     import torch
@@ -156,11 +108,11 @@ def _follow(channel: Channel, load: Load, connect: Callable[[Load], Connections]
     collective = connected.collective
     config = fit_positions(EngineConfig.from_args(load.arguments))
     model, facts = load_model(config, ModelShare(collective, load.stage, load.num_stages))
-    channel.send(frame(RankLoaded(version("aiakq"), checkpoint_digest(config), facts.get("tensor parallel", ""))))
-    sizes = channel.receive_at_rank()
+    channel.send(RankLoaded(version("aiakq"), checkpoint_digest(config), facts.get("tensor parallel", "")))
+    sizes = channel.receive()
     if isinstance(sizes, CountPages):
-        channel.send(frame(PagesCounted(count_pages(config, model, load.host_ranks))))
-        sizes = channel.receive_at_rank()
+        channel.send(PagesCounted(count_pages(config, model, load.host_ranks)))
+        sizes = channel.receive()
     if sizes is None:
         return
     assert isinstance(sizes, Configure), "the next message says how large the cache is"
@@ -176,20 +128,20 @@ def _follow(channel: Channel, load: Load, connect: Callable[[Load], Connections]
     max_pages = -(-sizes.length // config.cache.block_size)
     follower = Follower(runner, load.rank, collective, stages, sizes.num_slots, max_pages)
     freeze_objects()
-    channel.send(frame(RankReady(runner.captured is not None)))
-    pulse.busy.clear()
+    channel.send(RankReady(runner.captured is not None))
+    channel.busy.clear()
     while (request := inbox.receive()) is not None:
-        pulse.busy.set()
+        channel.busy.set()
         answer = follower.apply(request)
         if answer is not None:
-            channel.send(frame(answer))
+            channel.send(answer)
         if not follower.has_pending_steps:
-            pulse.busy.clear()
+            channel.busy.clear()
         if collective is not None:
             _check(load, collective, channel)
 
 
-def _check(load: Load, collective: RankCollective, channel: Channel) -> None:
+def _check(load: Load, collective: RankCollective, channel: FollowerChannel) -> None:
     """Raise ``rank_late`` or ``rank_failed`` if a rank of this stage timed out or its connection was lost."""
     if collective.late_rank is not None:
         raise _late(load, collective, load.time_limit)

@@ -1,18 +1,21 @@
 """The process of a rank that Ray has started, possibly on another machine than rank 0.
 
-``ray_actor`` starts it with the descriptor of an inherited socket that is connected to rank 0, and the address at which
-it listens for the other ranks. It reads the secret of the ranks from standard input.
+See ``ray_actor`` for its arguments; it listens at the address for the other ranks.
 """
 
 from __future__ import annotations
 
+import contextlib
+import socket
 import sys
 from typing import TYPE_CHECKING
 
-from aiakq.errors import AiakqError, error
-from aiakq.runtime.build.rank_process import run_and_exit, run_rank
+from aiakq.errors import error
+from aiakq.runtime.build.rank_process import run_rank
 from aiakq.runtime.distributed.connections import SECRET_BYTES, Listener
-from aiakq.runtime.distributed.messages import Channel, Listening, Load, RankFailed, frame
+from aiakq.runtime.distributed.messages import FollowerChannel, Listening, Load, ToRank
+from aiakq.system.channel import Disconnected
+from aiakq.system.child import begin_child, exit_child, parent_socket
 
 if TYPE_CHECKING:
     from aiakq.runtime.distributed.rendezvous import Connections
@@ -20,19 +23,20 @@ if TYPE_CHECKING:
 
 def main() -> None:
     """Entry point of the process; never returns."""
-    run_and_exit(int(sys.argv[1]), lambda channel: _run(channel, sys.argv[2]))
-
-
-def _run(channel: Channel, host: str) -> int:
-    """Load the model and execute messages; return the exit code. Raises OSError if rank 0 is gone."""
-    secret = sys.stdin.buffer.read(SECRET_BYTES)
+    begin_child()
+    channel = FollowerChannel(parent_socket(), ToRank)
+    with parent_socket(2) as pipe:
+        secret = pipe.recv(SECRET_BYTES, socket.MSG_WAITALL)
     try:
-        listener = _listen(host, secret)
-    except AiakqError as failure:
-        channel.send(frame(RankFailed(failure.id, failure.plain_fields)))
-        return failure.exit_code
+        listener = Listener(sys.argv[2], secret)
+    except (OSError, ValueError) as problem:
+        reason = f"the address {sys.argv[2]} does not belong to its node: {problem}"
+        failure = error("ray_unavailable", reason=reason)
+        channel.send_failure(failure)
+        exit_child(failure.exit_code)
     assert isinstance(listener.address, tuple)
-    channel.send(frame(Listening(*listener.address)))
+    with contextlib.suppress(Disconnected):
+        channel.send(Listening(*listener.address))
 
     def connect(load: Load) -> Connections:
         from aiakq.runtime.distributed.rendezvous import Rendezvous  # imported late, because it imports torch
@@ -43,11 +47,4 @@ def _run(channel: Channel, host: str) -> int:
         finally:
             listener.close()
 
-    return run_rank(channel, connect)
-
-
-def _listen(host: str, secret: bytes) -> Listener:
-    try:
-        return Listener(host, secret)
-    except (OSError, ValueError) as failure:
-        raise error("ray_unavailable", reason=f"the address {host} does not belong to its node: {failure}") from None
+    exit_child(run_rank(channel, connect))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 from collections.abc import Sequence
@@ -12,10 +13,10 @@ from aiakq.errors import error
 from aiakq.runtime.config.parallel import ParallelConfig
 from aiakq.runtime.distributed.collectives import RankCollective, descriptor_bytes, open_collective, unavailable
 from aiakq.runtime.distributed.links import LinkSender
-from aiakq.runtime.distributed.messages import Channel, Load, frame
-from aiakq.runtime.distributed.rank_group import RankGroup
-from aiakq.system.frames import limit_sending
-from aiakq.system.processes import ChildProcess
+from aiakq.runtime.distributed.messages import FromRank, Load, RankChannel
+from aiakq.runtime.distributed.rank_group import Rank, RankGroup
+from aiakq.system.channel import Disconnected
+from aiakq.system.child import Child, child_command
 from aiakq.system.threads import RestoreThreads
 from aiakq.system.topology import cpu_shares
 
@@ -42,7 +43,7 @@ def start_child_ranks(parallel: ParallelConfig, transport: str, gpus: Sequence[i
     size, count = parallel.tensor_parallel_size, parallel.world_size
     cpus, threads = [[]] * count if gpus else cpu_shares(count), max(1, torch.get_num_threads() // count)
     restore = RestoreThreads(torch.get_num_threads(), torch.set_num_threads)
-    ranks: list[ChildRank] = []
+    ranks: list[Rank] = []
     with _Connections(size, count // size, parallel.timeout, transport, device) as connections:
         try:
             for rank in range(1, count):
@@ -62,11 +63,11 @@ def start_child_ranks(parallel: ParallelConfig, transport: str, gpus: Sequence[i
                     cpus=cpus[rank],
                     time_limit=parallel.timeout,
                 )
-                ranks.append(ChildRank(load))
+                ranks.append(_start(load))
         except BaseException:
             for started in ranks:
-                started.kill()
-                started.end()
+                started.process.kill()
+                started.process.end()
             raise
         sock = connections.own_link()
         link = None if sock is None else LinkSender(sock)
@@ -123,18 +124,14 @@ class _Connections:
                 end.close()
 
 
-class ChildRank:
-    """A rank in a child process; implements ``Rank``."""
-
-    def __init__(self, load: Load) -> None:
-        """Start the process. Raises ``rank_failed``."""
-        self.number = load.rank
-        inherited: Sequence[int | None] = (load.memory, load.link_in, load.link_out)
-        try:
-            self.process = ChildProcess(_CODE, load.threads, [number for number in inherited if number is not None])
-        except OSError as failure:
-            raise error("rank_failed", rank=load.rank, reason=f"it could not be started: {failure}") from None
-        self.kill, self.end, self.exit_reason = self.process.kill, self.process.end, self.process.exit_reason
-        limit_sending(self.process.socket, load.time_limit)
-        self.channel = Channel(self.process.socket)
-        self.channel.send(frame(load))
+def _start(load: Load) -> Rank:
+    """Start a rank in a child process. Raises ``rank_failed``."""
+    inherited = [number for number in (load.memory, load.link_in, load.link_out) if number is not None]
+    try:
+        process = Child(child_command(_CODE), threads=load.threads, pass_fds=inherited)
+    except OSError as failure:
+        raise error("rank_failed", rank=load.rank, reason=f"it could not be started: {failure}") from None
+    channel = RankChannel(process.sockets[0], FromRank)
+    with contextlib.suppress(Disconnected):  # the group tells why
+        channel.send(load)
+    return Rank(load.rank, process, channel)

@@ -1,21 +1,16 @@
-"""Control messages between rank 0 and the other ranks, and the channel that carries them.
+"""Control messages between rank 0 and the other ranks, the records of a channel (system/channel.py).
 
-Rank 0 runs the engine; the other ranks execute the steps that it sends. Nothing is pickled: decoding can only produce
-the records below, whatever bytes arrive. A frame is a 4-byte big-endian length and one record in MessagePack.
+Rank 0 runs the engine; the other ranks execute the steps that it sends.
 """
 
 from __future__ import annotations
-
-import socket
-import threading
-from typing import Any
 
 import msgspec
 
 from aiakq.arguments.engine import EngineArguments
 from aiakq.runtime.protocol.command import Preparation
 from aiakq.runtime.protocol.step import StepBatch, StepResult
-from aiakq.system.frames import framed, receive_frame
+from aiakq.system.channel import Channel
 
 
 class Load(msgspec.Struct, tag="load"):
@@ -43,13 +38,13 @@ class Load(msgspec.Struct, tag="load"):
     num_stages: int
     host_ranks: int
     transport: str
-    memory: int | None
-    gpu: int | None
-    link_in: int | None
-    link_out: int | None
     threads: int
-    cpus: list[int]
     time_limit: float
+    memory: int | None = None
+    gpu: int | None = None
+    link_in: int | None = None
+    link_out: int | None = None
+    cpus: list[int] = []
     addresses: list[tuple[str, int]] = []
 
     @property
@@ -182,56 +177,9 @@ class OutOfMemory(msgspec.Struct, tag="out_of_memory"):
     number: int
 
 
-class Alive(msgspec.Struct, tag="alive"):
-    """A heartbeat, sent periodically during a step."""
-
-
-class RankFailed(msgspec.Struct, tag="failed"):
-    """The error that ends this rank: the id of an entry of the error registry, and its fields."""
-
-    id: str
-    fields: dict[str, Any]
-
-
 ToRank = Load | CountPages | Configure | Batch | Launch | Abandon | Resume | Sampled | Prepare
-FromRank = (
-    Listening | RankLoaded | PagesCounted | RankReady | Abandoned | Resumed | Results | OutOfMemory | Alive | RankFailed
-)
+FromRank = Listening | RankLoaded | PagesCounted | RankReady | Abandoned | Resumed | Results | OutOfMemory
 
-_encoder = msgspec.msgpack.Encoder(enc_hook=str)
-_decode_to_rank = msgspec.msgpack.Decoder(ToRank).decode
-_decode_from_rank = msgspec.msgpack.Decoder(FromRank).decode
-
-
-def frame(record: ToRank | FromRank) -> bytes:
-    """Return a record as a frame."""
-    return framed(_encoder.encode(record))
-
-
-class Channel:
-    """One end of a control connection. Sending and receiving block; several threads may send."""
-
-    def __init__(self, sock: socket.socket) -> None:
-        self.socket = sock
-        self._sending = threading.Lock()
-
-    def send(self, frame: bytes) -> None:
-        """Send a frame. Raises OSError if the other end is gone."""
-        with self._sending:
-            self.socket.sendall(frame)
-
-    def receive_at_rank(self) -> ToRank | None:
-        """Return the next message from rank 0; None if the connection ended."""
-        body = self._receive()
-        return None if body is None else _decode_to_rank(body)
-
-    def receive_from_rank(self) -> FromRank | None:
-        """Return the next message from a rank; None if the connection ended."""
-        body = self._receive()
-        return None if body is None else _decode_from_rank(body)
-
-    def _receive(self) -> bytes | None:
-        try:
-            return receive_frame(self.socket)
-        except ConnectionError:
-            return None
+#: Rank 0's end of a channel, and the other rank's.
+RankChannel = Channel[ToRank, FromRank]
+FollowerChannel = Channel[FromRank, ToRank]

@@ -5,15 +5,15 @@ Rank r belongs to stage r // size. The ranks of a stage share its layers, and th
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import queue
-import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
 from importlib.metadata import version
-from typing import NoReturn, Protocol
+from typing import NoReturn, TypeVar
 
 from aiakq.errors import AiakqError, error
 from aiakq.formats.model_folder import file_sizes
@@ -23,24 +23,25 @@ from aiakq.runtime.distributed.links import LinkSender
 from aiakq.runtime.distributed.messages import (
     Abandon,
     Abandoned,
-    Alive,
-    Channel,
     Configure,
     CountPages,
     FromRank,
     OutOfMemory,
     PagesCounted,
-    RankFailed,
+    RankChannel,
     RankLoaded,
     RankReady,
     Results,
     Resume,
     Resumed,
     ToRank,
-    frame,
 )
 from aiakq.runtime.distributed.model_share import ModelShare
 from aiakq.runtime.protocol.step import StepResult
+from aiakq.system.channel import Disconnected, framed
+from aiakq.system.child import Process, follow
+
+Answer = TypeVar("Answer", bound=FromRank)
 
 #: Time limit in seconds for a rank to load the model, or to set up its cache.
 LOAD_SECONDS = 1800.0
@@ -50,24 +51,13 @@ START_SECONDS = 300.0
 SILENT_SECONDS = 60.0
 
 
-class Rank(Protocol):
-    """The process of a rank other than 0, as rank 0 sees it.
-
-    number   global rank.
-    channel  control connection to the rank, whose socket has a time limit for sending.
-    """
+@dataclass(frozen=True)
+class Rank:
+    """A rank other than 0, as rank 0 sees it: its global rank, its process, and the control connection to it."""
 
     number: int
-    channel: Channel
-
-    def kill(self) -> None:
-        """Kill the process immediately."""
-
-    def end(self) -> None:
-        """Wait for the process to exit after its channel was shut down, and kill it if it does not."""
-
-    def exit_reason(self) -> str:
-        """Return a description of why the process exited."""
+    process: Process
+    channel: RankChannel
 
 
 def checkpoint_digest(config: EngineConfig) -> str:
@@ -115,14 +105,14 @@ class RankGroup:
         self._failure: AiakqError | None = None
         self._closing = False
         self._ranks = list(ranks)
-        self._heard = [0.0] * (len(ranks) + 1)
         self._short: set[int] = (
             set()
         )  # steps in which a rank ran out of memory, reported while an earlier result was awaited
         self._readers = [
             threading.Thread(target=self._read, args=(rank,), name=f"rank-{rank.number}", daemon=True) for rank in ranks
         ]
-        for reader in self._readers:
+        for rank, reader in zip(ranks, self._readers, strict=True):
+            rank.channel.limit_sending(time_limit, partial(self._stall, rank.number))
             reader.start()
 
     @property
@@ -163,7 +153,6 @@ class RankGroup:
         """
         checkpoint = checkpoint_digest(config)
         for rank, message in self._collect(RankLoaded, "loading the model"):
-            assert isinstance(message, RankLoaded)
             if (message.version, message.checkpoint) != (version("aiakq"), checkpoint):
                 raise error(
                     "rank_failed", rank=rank, reason="it loaded different files, or runs a different version of aiakq"
@@ -179,13 +168,12 @@ class RankGroup:
         """
         self.send(CountPages())
         messages = self._collect(PagesCounted, "counting its pages")
-        return min([num_pages, *(message.pages for _, message in messages if isinstance(message, PagesCounted))])
+        return min([num_pages, *(message.pages for _, message in messages)])
 
     def configure(self, sizes: Configure, captures: bool) -> None:
         """Have all ranks set up their caches, and wait until they have; see RankReady. Raises ``rank_failed``."""
         self.send(sizes)
         for rank, message in self._collect(RankReady, "setting up its cache"):
-            assert isinstance(message, RankReady)
             if rank < self.size and message.captures != captures:
                 reason = f"it has {'' if message.captures else 'not '}captured its steps, unlike rank 0"
                 raise error("rank_failed", rank=rank, reason=reason)
@@ -194,14 +182,11 @@ class RankGroup:
 
     def send(self, record: ToRank) -> None:
         """Send a record to every rank."""
-        data = frame(record)
+        frame = framed(record)
         for rank in self._ranks:
             try:
-                rank.channel.send(data)
-            except BlockingIOError:  # the rank did not read within the time limit
-                self._failure = self._failure or self._late(rank.number, "receiving the next step")
-                self.check()
-            except OSError:
+                rank.channel.send_bytes(frame)
+            except Disconnected:
                 self.check(gone=rank.number)
 
     def next_result(self, number: int) -> StepResult | None:
@@ -244,20 +229,17 @@ class RankGroup:
 
         gone  rank whose connection ended.
         """
-        if gone is not None and self._failure is None:
-            self._readers[gone - 1].join(5.0)  # the reader thread records the cause
-        if self._failure is None and gone is not None:
-            self._failure = error("rank_failed", rank=gone, reason="it closed its socket")
-        late = None if self.collective is None else self.collective.late_rank
-        if self._failure is None and self.collective is not None and late is not None:
-            self._failure = self._late(late, self.collective.operation)
-        lost = None if self.collective is None else self.collective.lost_rank
+        collective, lost, reason = self.collective, gone, "it closed its socket"
+        if gone is None and collective is not None:
+            if collective.late_rank is not None:
+                self._failure = self._failure or self._late(collective.late_rank, collective.operation)
+            lost, reason = collective.lost_rank, "its connection to rank 0 ended"
         if self._failure is None and lost is not None:
-            self._readers[lost - 1].join(5.0)
-            self._failure = self._failure or error("rank_failed", rank=lost, reason="its connection to rank 0 ended")
+            self._readers[lost - 1].join(5.0)  # the reader thread records the cause
+            self._failure = self._failure or error("rank_failed", rank=lost, reason=reason)
         if self._failure is not None:
             for rank in self._ranks:  # the group cannot continue, and a rank that hangs does not exit by itself
-                rank.kill()
+                rank.process.kill()
             raise self._failure
 
     def lose(self) -> NoReturn:
@@ -282,15 +264,19 @@ class RankGroup:
         if self.link is not None:
             self.link.close()
         for rank in self._ranks:
-            with contextlib.suppress(OSError):
-                rank.channel.socket.shutdown(socket.SHUT_RDWR)
+            rank.channel.hang_up()
         for rank, reader in zip(self._ranks, self._readers, strict=True):
-            rank.end()
+            rank.process.end()
             reader.join(5.0)
-            rank.channel.socket.close()
+            rank.channel.close()
         self._on_close()
 
     # --- messages from the ranks ---
+
+    def _stall(self, rank: int) -> None:
+        """Raise ``rank_late``: a rank has not read for as long as a step may take."""
+        self._failure = self._failure or self._late(rank, "receiving the next step")
+        self.check()
 
     def _late(self, rank: int, operation: str) -> AiakqError:
         return error("rank_late", rank=rank, limit=self._time_limit, operation=operation)
@@ -300,17 +286,17 @@ class RankGroup:
         self.check()
         now = time.monotonic()
         for rank in self._ranks:
-            if now - max(self._heard[rank.number], since) > limit:
+            if now - max(rank.channel.heard, since) > limit:
                 self._failure = error("rank_late", rank=rank.number, limit=limit, operation="no heartbeat")
                 self.check()
 
-    def _collect(self, kind: type[FromRank], work: str | None = None) -> list[tuple[int, FromRank]]:
+    def _collect(self, kind: type[Answer], work: str | None = None) -> list[tuple[int, Answer]]:
         """Wait for one message of type ``kind`` from every rank; drop other messages.
 
         work  what the ranks do meanwhile, within LOAD_SECONDS; None for a time limit on heartbeats only.
         """
-        missing, received = {rank.number for rank in self._ranks}, []
-        began = time.monotonic()
+        missing, began = {rank.number for rank in self._ranks}, time.monotonic()
+        received: list[tuple[int, Answer]] = []
         while missing:
             try:
                 rank, message = self._arrived.get(timeout=min(self._time_limit / 4, 1.0))
@@ -328,16 +314,14 @@ class RankGroup:
 
     def _read(self, rank: Rank) -> None:
         """Receive the messages of a rank until its connection ends; runs in a thread per rank."""
-        failure: AiakqError | None = None
-        while (message := rank.channel.receive_from_rank()) is not None:
-            self._heard[rank.number] = time.monotonic()
-            if isinstance(message, RankFailed):
-                failure = error(message.id, **message.fields)
-            elif not isinstance(message, Alive):
-                self._arrived.put((rank.number, message))
+        failure = follow(
+            rank.process,
+            rank.channel,
+            lambda message: self._arrived.put((rank.number, message)),
+            lambda reason: error("rank_failed", rank=rank.number, reason=reason),
+        )
         if not self._closing:
-            reason = failure or error("rank_failed", rank=rank.number, reason=rank.exit_reason())
-            self._failure = self._failure or reason
+            self._failure = self._failure or failure
             self._give_up()
         self._arrived.put((rank.number, None))
 

@@ -6,26 +6,25 @@ The rank runs in a child process, which ends with the actor but has memory, sign
 from __future__ import annotations
 
 import os
-import subprocess
 from collections.abc import Mapping
 from typing import Any
 
 from aiakq.errors import AiakqError, error
 from aiakq.runtime.distributed.connections import CONTROL, Address, Peer, connect
-from aiakq.system.processes import describe_exit, start_child
+from aiakq.system.child import Child, child_command
 
 
 class ProcessActor:
     """The class that ``ray_processes`` turns into an actor.
 
-    The child process runs ``code`` with two arguments: the descriptor of an inherited socket that is connected to the
-    first process, and an address of its node to listen at. It reads the secret of the group from standard input.
+    The child process runs ``code`` with three arguments: the descriptor of an inherited socket that is connected to the
+    first process, an address of its node to listen at, and a descriptor to read the secret of the group from.
     """
 
     def __init__(self, number: int, code: str) -> None:
         self._number = number
         self._code = code
-        self._process: subprocess.Popen[bytes] | None = None
+        self._child: Child | None = None
 
     def start(
         self,
@@ -51,27 +50,24 @@ class ProcessActor:
         return None
 
     def _start(self, sock: int, secret: bytes, host: str, variables: Mapping[str, str], threads: int) -> None:
-        environment = {**variables, **os.environ}
+        command, environment = child_command(self._code, sock, host), {**variables, **os.environ}
         try:
-            self._process = start_child(
-                self._code, sock, host, pass_fds=[sock], threads=threads, environment=environment, stdin=subprocess.PIPE
-            )
-            assert self._process.stdin is not None
-            with self._process.stdin as pipe:
-                pipe.write(secret)
+            self._child = Child(command, environment, threads=threads, pass_fds=[sock])
+            with self._child.sockets[0] as pipe:
+                pipe.sendall(secret)
         except OSError as failure:
             reason = f"it could not be started: {failure}"
             raise error("rank_failed", rank=self._number, reason=reason) from None
 
     def pids(self) -> tuple[int, int]:
         """Return the process ids of the actor and of its child process."""
-        assert self._process is not None
-        return os.getpid(), self._process.pid
+        assert self._child is not None
+        return os.getpid(), self._child.pid
 
     def wait(self) -> str:
         """Wait until the child process exits, and return a description of why it did."""
-        assert self._process is not None
-        return describe_exit(self._process.wait())
+        assert self._child is not None
+        return self._child.exit_reason(None)
 
 
 def _node_address() -> str:

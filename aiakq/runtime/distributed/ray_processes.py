@@ -10,11 +10,14 @@ import threading
 import time
 from typing import Any
 
+import torch
+
 from aiakq.arguments.environment import SETTINGS
 from aiakq.errors import error
 from aiakq.runtime.distributed.connections import CONTROL, Listener, new_secret
 from aiakq.runtime.distributed.ray_actor import ProcessActor
 from aiakq.runtime.distributed.ray_cluster import Placement, Session
+from aiakq.system.threads import RestoreThreads
 
 logger = logging.getLogger("aiakq.runtime")
 
@@ -83,27 +86,44 @@ class RayProcess:
 class RayProcesses:
     """The processes in all slots of a placement except the first, which belongs to this process.
 
-    listener  listener that the processes connect to, open to later peers that know ``secret``; the owner closes it.
-    sockets   index of the slot -> socket connected to its process.
+    placement  the placement.
+    listener   listener that the processes connect to, open to later peers that know ``secret``; the owner closes it.
+    sockets    index of the slot -> socket connected to its process.
     """
 
-    def __init__(self, session: Session, placement: Placement, code: str) -> None:
-        """code: Python code that the processes run; see ProcessActor."""
-        self._session, self._ray, self._placement = session, session.ray, placement
+    def __init__(self, count: int, size: int, code: str) -> None:
+        """Reserve the slots, see Placement. Raises ``ray_missing``, ``ray_unavailable`` and ``ray_resources``.
+
+        code  Python code that the processes run; see ProcessActor.
+        """
+        self._restore = RestoreThreads(torch.get_num_threads(), torch.set_num_threads)
+        self._session = Session()
+        self._ray = self._session.ray
+        self.placement = Placement(self._session, count, size)
         self.secret = new_secret()
-        slots = placement.slots
+        slots = self.placement.slots
         self._host = _LOOPBACK if all(slot.host == slots[0].host for slot in slots) else ""
-        self.listener = Listener(self._host or slots[0].host, self.secret)
+        try:
+            self.listener = Listener(self._host or slots[0].host, self.secret)
+        except BaseException:
+            self.placement.close()
+            raise
         self.sockets: dict[int, socket.socket] = {}
         self._code = code
         self._actors: list[object] = []
+
+    def use_threads(self) -> int:
+        """Make this process use the threads that its slot reserves, and return their number."""
+        threads = min(self.placement.slots[0].threads, torch.get_num_threads())
+        torch.set_num_threads(threads)
+        return threads
 
     def start(self) -> None:
         """Start all processes and wait until they have connected.
 
         Raises ``rank_failed``, ``rank_late`` and ``rank_unreachable``.
         """
-        refs, count = self._start(), len(self._placement.slots)
+        refs, count = self._start(), len(self.placement.slots)
         deadline = time.monotonic() + START_SECONDS
         while len(self.sockets) < count - 1:
             try:
@@ -124,26 +144,26 @@ class RayProcesses:
 
     def process(self, number: int) -> RayProcess:
         """Return the process of a slot, and start watching it: its connection is shut down when it exits."""
-        host = self._placement.slots[number].host
+        host = self.placement.slots[number].host
         return RayProcess(self._session, number, self._actors[number - 1], self.sockets[number], host)
 
     def close(self) -> None:
-        """Kill all processes and close their connections."""
+        """Kill all processes, close their connections, and release the slots and the threads of this process."""
         self.listener.close()
         for sock in self.sockets.values():
             sock.close()
-        if not self._session.is_current:
-            return
-        for actor in self._actors:
+        for actor in self._actors if self._session.is_current else ():
             with contextlib.suppress(Exception):
                 self._ray.kill(actor)
+        self.placement.close()
+        self._restore()
 
     def _start(self) -> dict[int, Any]:
         """Have Ray start the processes; return the object refs of the ``ProcessActor.start`` calls, by slot index."""
         environment = {name: os.environ[name] for name in SHARED_VARIABLES if name in os.environ}
         remote, refs, address = self._ray.remote(ProcessActor), {}, self.listener.address
-        for number, slot in list(enumerate(self._placement.slots))[1:]:
-            strategy = self._placement.strategy(slot)
+        for number, slot in list(enumerate(self.placement.slots))[1:]:
+            strategy = self.placement.strategy(slot)
             options = {"num_cpus": slot.threads, "max_restarts": 0, "scheduling_strategy": strategy}
             actor = remote.options(**options).remote(number, self._code)
             self._actors.append(actor)

@@ -18,7 +18,6 @@ from aiakq.kernels.cpu.gather import NativeCollective, memory_bytes
 from aiakq.kernels.cpu.gather_sockets import SocketCollective, Stream
 from aiakq.runtime.distributed.collectives import RankCollective
 from aiakq.runtime.distributed.connections import ALARM, DATA, LINK, MEMORY, Listener, Peer, connect, connect_once
-from aiakq.system.frames import receive_exactly
 
 #: Time limit of the rendezvous in seconds, once the addresses of all ranks are known.
 RENDEZVOUS_SECONDS = 30.0
@@ -194,7 +193,10 @@ def _receive_memory(name: str, size: int, secret: bytes, rank: int) -> mmap.mmap
 
 
 def _receive(sock: socket.socket, count: int) -> bytes:
-    data = receive_exactly(sock, count)
-    if data is None:
-        raise ConnectionError("a rank closed its connection")
+    data = b""
+    while len(data) < count:
+        piece = sock.recv(count - len(data))
+        if not piece:
+            raise ConnectionError("a rank closed its connection")
+        data += piece
     return data

@@ -11,7 +11,7 @@ from aiakq.errors import AiakqError
 from aiakq.runtime.protocol.adapters import AdapterRef
 from aiakq.runtime.protocol.command import UnloadAdapter
 from aiakq.server.errors import copy_error
-from aiakq.server.process.ipc import AdapterChecked, CheckAdapter, PrefetchAdapter, ToEngine, decode_error
+from aiakq.server.process.ipc import AdapterChecked, CheckAdapter, PrefetchAdapter, ToEngine
 
 
 class AdapterCalls:
@@ -68,7 +68,7 @@ class AdapterCalls:
         if record.adapter is not None:
             future.set_result(record.adapter)
         elif record.failure is not None:
-            future.set_exception(decode_error(record.failure))
+            future.set_exception(record.failure.error())
 
     def on_engine_end(self, failure: AiakqError) -> None:
         """Fail all pending calls, because the engine has ended."""

@@ -10,7 +10,8 @@ from aiakq.errors import AiakqError, error, one_line
 from aiakq.runtime.lora.resource import AdapterResource
 from aiakq.runtime.protocol.adapters import AdapterRef
 from aiakq.runtime.protocol.command import UnloadAdapter
-from aiakq.server.process.ipc import AdapterChecked, CheckAdapter, PrefetchAdapter, encode_error
+from aiakq.server.process.ipc import AdapterChecked, CheckAdapter, PrefetchAdapter
+from aiakq.system.channel import Failure
 
 if TYPE_CHECKING:
     from aiakq.runtime.engine.engine import Engine
@@ -105,10 +106,10 @@ class AdapterChecks:
         try:
             adapter = check_adapter(record.name, record.path, self._limits, record.root)
         except AiakqError as failure:
-            return AdapterChecked(record.number, failure=encode_error(failure))
+            return AdapterChecked(record.number, failure=Failure.of(failure))
         except BaseException as problem:  # a panic of a native library is no Exception
             unreadable = error("adapter_malformed", adapter=record.name, reason=one_line(problem))
-            return AdapterChecked(record.number, failure=encode_error(unreadable))
+            return AdapterChecked(record.number, failure=Failure.of(unreadable))
         return AdapterChecked(record.number, adapter)
 
 
@@ -118,4 +119,4 @@ def _reply(record: PrefetchAdapter, failure: Exception | None) -> AdapterChecked
         return AdapterChecked(record.number, record.adapter)
     if not isinstance(failure, AiakqError):
         failure = error("adapter_malformed", adapter=record.adapter.name, reason=one_line(failure))
-    return AdapterChecked(record.number, failure=encode_error(failure))
+    return AdapterChecked(record.number, failure=Failure.of(failure))

@@ -7,13 +7,10 @@ and exits when the HTTP process closes the socket.
 from __future__ import annotations
 
 import os
-import socket
-import sys
 import time
-import traceback
 from typing import TYPE_CHECKING
 
-from aiakq.errors import WORKER, AiakqError, error, memory_error, one_line
+from aiakq.errors import AiakqError, error
 from aiakq.runtime.engine.loop import run
 from aiakq.runtime.protocol.command import Abort, Inbox, UnloadAdapter
 from aiakq.runtime.protocol.output import StepOutput
@@ -22,8 +19,7 @@ from aiakq.server.process.held_requests import HeldRequests
 from aiakq.server.process.ipc import (
     CheckAdapter,
     Configured,
-    EngineLink,
-    Failed,
+    EngineChannel,
     GiveVocabulary,
     Loading,
     PrefetchAdapter,
@@ -32,11 +28,10 @@ from aiakq.server.process.ipc import (
     Started,
     Stepped,
     Submit,
-    call_on_hangup,
-    encode_error,
+    ToEngine,
 )
+from aiakq.system.child import begin_child, exit_child, parent_socket, run_for_parent
 from aiakq.system.memory import freeze_objects
-from aiakq.system.processes import begin_child, exit_child
 
 if TYPE_CHECKING:
     from aiakq.runtime.build.loading import Phase
@@ -50,15 +45,10 @@ LAST_STEP_SECONDS = 1.0
 def main() -> None:
     """Entry point of the child process; never returns."""
     begin_child()
-    peer = socket.socket(fileno=int(sys.argv[1]))
+    channel = EngineChannel(parent_socket(), ToEngine)
     # For systems where the kernel does not end this process, as the main thread may be loading or in a step.
-    call_on_hangup(peer, _end_soon)
-    link = EngineLink(peer)
-    try:
-        code = _run(link)
-    except ConnectionError:  # the HTTP process exited while this process was sending
-        code = 0
-    exit_child(code)
+    channel.on_hangup(_end_soon)
+    exit_child(_run(channel))
 
 
 def _end_soon() -> None:
@@ -66,43 +56,26 @@ def _end_soon() -> None:
     os._exit(0)
 
 
-def _run(link: EngineLink) -> int:
+def _run(channel: EngineChannel) -> int:
     """Load the model and serve; return the exit code."""
-    first = link.receive(wait=True)
-    if first is None:
-        return 0
-    assert isinstance(first[0], Start), "the first frame holds the arguments"
-    if first[0].cpus:
-        os.sched_setaffinity(0, first[0].cpus)  # before torch counts them
-    try:
-        engine = _load(link, first[0])
-    except AiakqError as failure:
-        link.send(encode_error(failure))
-        return failure.exit_code
-    except BaseException as failure:
-        if lacking := memory_error(failure):
-            link.send(encode_error(lacking))
-            return lacking.exit_code
-        if isinstance(failure, ConnectionError) and link.receive(wait=False) is None:
-            return 0  # the server ended while the model was loading
-        traceback.print_exc()
-        link.send(Failed("engine_start", {"reason": one_line(failure), "hint": "The traceback is above."}))
-        return WORKER
-    try:
-        _serve(link, engine)
-    except ConnectionError:
-        return 0
-    except AiakqError as failure:
-        link.send(encode_error(failure))
-        return failure.exit_code
-    except BaseException as failure:
-        traceback.print_exc()
-        link.send(encode_error(error("engine_dead", reason=one_line(failure))))
-        return WORKER
-    return 0
+    engine: Engine | None = None
+
+    def work(start: Start) -> None:
+        nonlocal engine
+        if start.cpus:
+            os.sched_setaffinity(0, start.cpus)  # before torch counts them
+        engine = _load(channel, start)
+        _serve(channel, engine)
+
+    def unexpected(start: Start, reason: str) -> AiakqError:
+        if engine is None:
+            return error("engine_start", reason=reason, hint="The traceback is above.")
+        return error("engine_dead", reason=reason)
+
+    return run_for_parent(channel, Start, work, unexpected)
 
 
-def _load(link: EngineLink, start: Start) -> Engine:
+def _load(channel: EngineChannel, start: Start) -> Engine:
     """Build the engine, reporting every phase to the HTTP process."""
     began = time.monotonic()
     from aiakq.formats.model_folder import folder_identity
@@ -111,9 +84,9 @@ def _load(link: EngineLink, start: Start) -> Engine:
     from aiakq.runtime.distributed.replica import take_devices
 
     take_devices(start.arguments, start.replica, start.num_replicas)
-    link.send(Loading("libraries", time.monotonic() - began, "torch and aiakq imported"))
+    channel.send(Loading("libraries", time.monotonic() - began, "torch and aiakq imported"))
     config = EngineConfig.from_args(start.arguments)
-    link.send(
+    channel.send(
         Configured(
             model=str(config.load.path),
             tokenizer=config.tokenizer,
@@ -124,22 +97,22 @@ def _load(link: EngineLink, start: Start) -> Engine:
     )
 
     def on_phase(phase: Phase) -> None:
-        link.send(Loading(phase.name, phase.seconds, phase.detail))
+        channel.send(Loading(phase.name, phase.seconds, phase.detail))
 
     engine = load_engine(config, on_phase)
     freeze_objects()
     settings = _settings(config, engine.stats.num_pages)
-    link.send(Ready(engine.limits, dict(engine.facts), settings, config.scheduler.max_num_seqs))
+    channel.send(Ready(engine.limits, dict(engine.facts), settings, config.scheduler.max_num_seqs))
     return engine
 
 
-def _serve(link: EngineLink, engine: Engine) -> None:
+def _serve(channel: EngineChannel, engine: Engine) -> None:
     """Run the engine on the requests of the HTTP process until it is gone."""
 
     held, checks = HeldRequests(engine.executor), AdapterChecks(engine)
 
     def receive(idle: bool) -> Inbox | None:
-        records = link.receive(wait=idle and not (held.wait() or checks.wait()))
+        records = channel.receive_all(wait=idle and not (held.wait() or checks.wait()))
         if records is None:
             return None
         inbox: Inbox = []
@@ -159,15 +132,15 @@ def _serve(link: EngineLink, engine: Engine) -> None:
                     held.cancel(record.request_ids)
                 inbox.append(record)
         for checked in checks.done():
-            link.send(checked)
+            channel.send(checked)
         inbox += held.ready()
         return inbox + checks.unloads(held.adapters)
 
-    engine.on_start = lambda request_ids: link.send(Started(request_ids))
+    engine.on_start = lambda request_ids: channel.send(Started(request_ids))
 
     def deliver(output: StepOutput) -> None:
         held.finish(output.outputs)
-        link.send(Stepped(output))
+        channel.send(Stepped(output))
 
     run(engine, receive, deliver)
 

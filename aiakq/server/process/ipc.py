@@ -1,21 +1,13 @@
-"""Messages between the HTTP process and the engine process: length-prefixed MessagePack frames over a socket pair.
-
-A frame is a 4-byte big-endian length followed by one record of ``ToEngine`` or ``FromEngine``. Nothing is pickled:
-decoding can only produce one of the types below, whatever bytes arrive.
-"""
+"""Messages between the HTTP process and the engine process, the records of a channel (system/channel.py)."""
 
 from __future__ import annotations
 
-import select
-import socket
-import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 
 from aiakq.arguments.engine import EngineArguments
-from aiakq.errors import AiakqError, error
 from aiakq.runtime.protocol.adapters import AdapterRef
 from aiakq.runtime.protocol.command import Command
 from aiakq.runtime.protocol.grammar import Grammar
@@ -25,10 +17,8 @@ from aiakq.runtime.protocol.request import RequestOptions, RequestSpec
 from aiakq.runtime.protocol.sampling_params import SamplingParams
 from aiakq.runtime.protocol.vocabulary import Vocabulary
 from aiakq.runtime.text.tokenizer import TokenizerSource
-from aiakq.system.frames import LENGTH, framed
-
-#: Maximum length of a frame, far above any real one; a larger length means that the stream is corrupt.
-MAX_FRAME = 1 << 30
+from aiakq.system.async_channel import AsyncChannel
+from aiakq.system.channel import Channel, Failure
 
 
 class Start(msgspec.Struct, tag="start"):
@@ -143,19 +133,12 @@ class Ready(msgspec.Struct, tag="ready"):
     max_num_seqs: int
 
 
-class Failed(msgspec.Struct, tag="failed"):
-    """The error that ends the engine: the id of an entry of the error registry, and its fields."""
-
-    id: str
-    fields: dict[str, Any]
-
-
 class AdapterChecked(msgspec.Struct, tag="adapter_checked"):
     """The reply to ``CheckAdapter`` and ``PrefetchAdapter``: the adapter, or why it cannot be used."""
 
     number: int
     adapter: AdapterRef | None = None
-    failure: Failed | None = None
+    failure: Failure | None = None
 
 
 class Started(msgspec.Struct, tag="started"):
@@ -171,84 +154,8 @@ class Stepped(msgspec.Struct, tag="stepped"):
 
 
 ToEngine = Start | Submit | GiveVocabulary | CheckAdapter | PrefetchAdapter | Command
-FromEngine = Configured | Loading | Ready | Failed | AdapterChecked | Started | Stepped
+FromEngine = Configured | Loading | Ready | AdapterChecked | Started | Stepped
 
-_encoder = msgspec.msgpack.Encoder()
-decode_to_engine = msgspec.msgpack.Decoder(ToEngine).decode
-decode_from_engine = msgspec.msgpack.Decoder(FromEngine).decode
-
-
-def frame(record: ToEngine | FromEngine) -> bytes:
-    """Return a record as a frame."""
-    body = _encoder.encode(record)
-    assert len(body) <= MAX_FRAME, f"a frame of {len(body)} bytes"
-    return framed(body)
-
-
-def split(buffer: bytearray) -> list[bytes]:
-    """Remove all complete frames from the front of ``buffer``, and return their bodies in order."""
-    bodies: list[bytes] = []
-    start = 0
-    while len(buffer) - start >= LENGTH.size:
-        (length,) = LENGTH.unpack_from(buffer, start)
-        assert length <= MAX_FRAME, f"a frame of {length} bytes"
-        end = start + LENGTH.size + length
-        if end > len(buffer):
-            break
-        bodies.append(bytes(buffer[start + LENGTH.size : end]))
-        start = end
-    if start:
-        del buffer[:start]
-    return bodies
-
-
-def encode_error(failure: AiakqError) -> Failed:
-    """Return the record for an error. Fields that MessagePack cannot encode become text."""
-    return Failed(failure.id, failure.plain_fields)
-
-
-def decode_error(record: Failed) -> AiakqError:
-    """Return the error of a ``Failed`` record."""
-    return error(record.id, **record.fields)
-
-
-def call_on_hangup(sock: socket.socket, callback: Callable[[], None]) -> None:
-    """Call ``callback`` in a thread when the other end of ``sock`` is closed, even if its process was killed."""
-
-    def wait() -> None:
-        poll = select.poll()
-        poll.register(sock, 0)  # hang-up and error are always reported
-        poll.poll()
-        callback()
-
-    threading.Thread(target=wait, name="hangup", daemon=True).start()
-
-
-class EngineLink:
-    """The engine's end of the socket pair. Sending blocks; receiving blocks on request."""
-
-    def __init__(self, sock: socket.socket) -> None:
-        self.socket = sock
-        self.socket.setblocking(True)
-        self._buffer = bytearray()
-
-    def send(self, record: FromEngine) -> None:
-        """Send one record. Blocks while the socket's buffer is full."""
-        self.socket.sendall(frame(record))
-
-    def receive(self, *, wait: bool) -> list[ToEngine] | None:
-        """Return all complete records that have arrived, or None if the peer is gone; ``wait`` blocks for the first."""
-        bodies: list[bytes] = []
-        while True:
-            flags = 0 if wait and not bodies else socket.MSG_DONTWAIT
-            try:
-                data = self.socket.recv(1 << 18, flags)
-            except BlockingIOError:
-                break
-            except ConnectionError:
-                return None
-            if not data:
-                return None
-            self._buffer += data
-            bodies += split(self._buffer)
-        return [decode_to_engine(body) for body in bodies]
+#: The HTTP process's end of the channel, and the engine's.
+ServerChannel = AsyncChannel[ToEngine, FromEngine]
+EngineChannel = Channel[FromEngine, ToEngine]

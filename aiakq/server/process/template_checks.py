@@ -9,9 +9,10 @@ from collections.abc import Callable, Mapping
 
 import msgspec
 
-from aiakq.errors import AiakqError, error
+from aiakq.errors import AiakqError
 from aiakq.runtime.text.chat_template import ChatTemplate, check_compiles
 from aiakq.runtime.text.template_facts import FORMS, TemplateFacts
+from aiakq.system.channel import Failure
 
 #: Seconds of CPU time for all probes. A template that needs more is used without knowing what it does.
 MAX_SECONDS = 20
@@ -25,7 +26,7 @@ class _Result(msgspec.Struct):
     """What the process found: facts, or an error of the registry, and whether compiling is cheap."""
 
     facts: TemplateFacts | None = None
-    failure: tuple[str, dict[str, str]] | None = None
+    failure: Failure | None = None
     is_cheap: bool = False
 
 
@@ -51,8 +52,7 @@ def checked_template(
 
     result = _in_child(check, limit_memory)
     if result.failure is not None:
-        id, fields = result.failure
-        raise error(id, **fields)
+        raise result.failure.error()
     facts = result.facts
     if result.is_cheap:
         check_compiles(text, source)
@@ -79,7 +79,7 @@ def _check(
         template = ChatTemplate.checked(text, special_tokens, content_format, source, with_tools, arguments)
         return _Result(template.facts, is_cheap=is_cheap)
     except AiakqError as failure:
-        return _Result(failure=(failure.id, {name: str(value) for name, value in failure.fields.items()}))
+        return _Result(failure=Failure.of(failure))
 
 
 def _in_child(function: Callable[[], _Result], limit_memory: Callable[[], None]) -> _Result:

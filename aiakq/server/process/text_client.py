@@ -7,7 +7,6 @@ import contextlib
 import itertools
 import json
 import os
-import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -22,14 +21,22 @@ from aiakq.runtime.protocol.grammar import Grammar, not_enforceable
 from aiakq.runtime.protocol.vocabulary import Vocabulary
 from aiakq.runtime.structured.vocabulary import end_failure
 from aiakq.runtime.text.tokenizer import NoTokenizer, TokenDecoder, Tokenizer, TokenizerSource
-from aiakq.server.process.text_messages import Drop, Loaded, Setup, TextReply, TextRequest, frame_of, size_of
+from aiakq.server.process.text_messages import (
+    ClientControl,
+    ClientSocket,
+    Drop,
+    Loaded,
+    Setup,
+    TextReply,
+    TextRequest,
+    size_of,
+)
 from aiakq.server.process.text_process import MAX_SECONDS, MAX_SECONDS_PER_CHAR, WITHOUT_TORCH
 from aiakq.server.process.worker_queue import TextWorkerChannel, WorkerQueue
-from aiakq.system.frames import LENGTH, framed
-from aiakq.system.processes import CHILD_OPTIONS, child_command, is_stopped
+from aiakq.system.channel import Disconnected, InvalidMessage, framed
+from aiakq.system.child import Child, child_command, is_stopped
 
 Result = TypeVar("Result")
-_Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 _CODE = "from aiakq.server.process.text_process import main; main()"
 #: Number of workers.
@@ -91,9 +98,9 @@ class TextClient:
         self._setup.template_arguments = template_arguments or {}
         self._is_set_up = False
         self._queue = WorkerQueue()
-        self._process: asyncio.subprocess.Process | None = None
-        self._streams: list[_Streams] = []  # connections to the process itself and to its workers
-        self._control: asyncio.StreamWriter | None = None
+        self._process: Child | None = None
+        self._control: ClientControl | None = None
+        self._workers: list[ClientSocket] = []
         self._starting = asyncio.Lock()
         self._numbers = itertools.count(1)
         self._checked_grammars: dict[Grammar, int] = {}  # their sizes
@@ -205,8 +212,7 @@ class TextClient:
                 raise failure
         reply = await self._replied(request)
         if reply.error is not None:
-            id, fields = reply.error
-            raise error(id, **fields)
+            raise reply.error.error()
         if reply.failure and reply.failed == "template":
             raise error("chat_template", reason=reply.failure)
         if reply.failure:
@@ -218,13 +224,13 @@ class TextClient:
         size = size_of(request)
         for _ in range(2):
             request.number = next(self._numbers)
-            frame = frame_of(request)
+            frame = framed(request)  # before anything else, because it can fail
             try:
                 if size <= LONG_CHARS and request.grammar is None:
                     self._short_since[request.number] = time.monotonic()
                 await self.start()
                 reply = await self._request(request, frame, size)
-            except (TimeoutError, ConnectionError, asyncio.IncompleteReadError, msgspec.MsgspecError):
+            except (TimeoutError, ConnectionError, InvalidMessage):
                 continue
             finally:
                 self._short_since.pop(request.number, None)
@@ -243,7 +249,7 @@ class TextClient:
             try:
                 async with asyncio.timeout(_LOAD_SECONDS):
                     await self._set_up()
-            except (TimeoutError, ConnectionError, asyncio.IncompleteReadError) as failure:
+            except (TimeoutError, ConnectionError, InvalidMessage) as failure:
                 await self.stop()
                 late = isinstance(failure, TimeoutError)
                 reason = f"it took longer than {_LOAD_SECONDS:g} s to load" if late else "it ended the process"
@@ -255,41 +261,52 @@ class TextClient:
 
     @property
     def _is_running(self) -> bool:
-        return self._is_set_up and self._process is not None and self._process.returncode is None
+        return self._is_set_up and self._has_process
+
+    @property
+    def _has_process(self) -> bool:
+        return self._process is not None and self._process.process.poll() is None
 
     async def stop(self) -> None:
         """Stop the process and its workers."""
         self._is_set_up = False
         process, self._process = self._process, None
         self._queue.clear()
-        for _, writer in self._streams:
-            writer.close()
-        if process is not None and process.returncode is None:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, 9)
-            await process.wait()
+        for channel in (self._control, *self._workers):
+            if channel is not None:
+                channel.close()
+        if process is not None:
+            process.kill()
+            await process.end_soon()
 
     async def spawn(self) -> None:
         """Start the process before ``load``, so that it can import libraries meanwhile."""
-        self._streams, self._process = await _spawn(1 + NUM_WORKERS, self.with_torch)
+        environment = {name: value for name, value in os.environ.items() if name not in KEY_VARIABLES}
+        environment["TOKENIZERS_PARALLELISM"] = "false"  # threads would not survive a fork
+        if not self.with_torch:
+            environment["TRANSFORMERS_NO_ADVISORY_WARNINGS"] = "1"  # that models need torch
+        command = child_command(_CODE, *([] if self.with_torch else [WITHOUT_TORCH]))
+        self._process = Child(command, environment, num_sockets=1 + NUM_WORKERS)
+        control, *workers = self._process.sockets
+        self._control = await ClientControl.open(control, Loaded)
+        self._workers = [await ClientSocket.open(worker, TextReply) for worker in workers]
 
     async def _set_up(self) -> None:
         """Make the process load the tokenizer. Raises the error that it reports."""
-        if self._process is None or self._process.returncode is not None:
+        if self._control is None or not self._has_process:
             await self.spawn()
-        (reader, self._control), *workers = self._streams
-        _write(self._control, self._setup)
-        loaded = msgspec.msgpack.decode(await _read(reader), type=Loaded)
-        if loaded.failure is not None:
-            id, fields = loaded.failure
-            raise error(id, **fields)
+        assert self._control is not None
+        self._control.send(self._setup)
+        loaded = await self._control.receive()
+        if loaded is None:
+            raise Disconnected
         if self.tokenizer.has_text:  # already loaded
             loaded.decoder = ""
         self.loaded = loaded
         self._setup.template_facts = loaded.template_facts
         self._is_set_up = True
-        for slot, (worker_reader, worker_writer) in enumerate(workers):
-            self._queue.add(TextWorkerChannel(slot, worker_reader, worker_writer))
+        for slot, channel in enumerate(self._workers):
+            self._queue.add(TextWorkerChannel(slot, channel))
 
     async def _request(self, request: TextRequest, frame: bytes, size: int) -> TextReply:
         # A grammar may take a second, however short it is.
@@ -310,7 +327,7 @@ class TextClient:
             await self._wait(exchange, seconds + _EXTRA_SECONDS)
             if not exchange.done():  # its worker is replaced; if that fails too, the whole process is
                 if self._control is not None:
-                    _write(self._control, Drop(channel.slot, request.number, is_late=True))
+                    self._control.send(Drop(channel.slot, request.number, is_late=True))
                 await asyncio.wait({exchange}, timeout=_REPLACE_SECONDS)
                 if not exchange.done():
                     raise TimeoutError
@@ -319,7 +336,7 @@ class TextClient:
             self._dropping.add(dropping := asyncio.ensure_future(self._drop(channel, request.number, exchange)))
             dropping.add_done_callback(self._dropping.discard)
             raise
-        except (TimeoutError, ConnectionError, asyncio.IncompleteReadError, msgspec.MsgspecError):
+        except (TimeoutError, ConnectionError, InvalidMessage):
             if self._process is process:  # else another request has already detected it
                 await self.stop()
             raise
@@ -335,38 +352,17 @@ class TextClient:
     async def _drop(self, channel: TextWorkerChannel, number: int, exchange: asyncio.Future[TextReply]) -> None:
         """Send ``Drop`` for a worker's request until a reply arrives, because the worker may not have started on it."""
         control = self._control
-        while not exchange.done() and control is not None and not control.is_closing():
-            _write(control, Drop(channel.slot, number))
+        while not exchange.done() and control is not None:
+            control.send(Drop(channel.slot, number))
             await asyncio.wait({exchange}, timeout=_DROP_SECONDS)
 
-    async def _exchange(self, channel: TextWorkerChannel, number: int, frame: bytes) -> TextReply:
+    async def _exchange(self, worker: TextWorkerChannel, number: int, frame: bytes) -> TextReply:
         """Send a request and wait for its reply. Must not be cancelled."""
-        channel.writer.write(frame)
-        while True:
-            reply = msgspec.msgpack.decode(await _read(channel.reader), type=TextReply)
+        worker.channel.send_bytes(frame)
+        while (reply := await worker.channel.receive()) is not None:
             if reply.number == number:  # else it is the reply for a worker that died while idle
                 return reply
-
-
-async def _spawn(num_sockets: int, with_torch: bool) -> tuple[list[_Streams], asyncio.subprocess.Process]:
-    """Start the process and return the connections to it."""
-    pairs = [socket.socketpair() for _ in range(num_sockets)]
-    numbers = [theirs.fileno() for _, theirs in pairs]
-    environment = {name: value for name, value in os.environ.items() if name not in KEY_VARIABLES}
-    environment["TOKENIZERS_PARALLELISM"] = "false"  # threads would not survive a fork
-    if not with_torch:
-        environment["TRANSFORMERS_NO_ADVISORY_WARNINGS"] = "1"  # that models need torch
-    try:
-        process = await asyncio.create_subprocess_exec(
-            *child_command(_CODE, *([] if with_torch else [WITHOUT_TORCH]), *numbers),
-            pass_fds=numbers,
-            env=environment,
-            **CHILD_OPTIONS,
-        )
-    finally:
-        for _, theirs in pairs:
-            theirs.close()
-    return [await asyncio.open_unix_connection(sock=ours) for ours, _ in pairs], process
+        raise Disconnected
 
 
 async def _in_daemon_thread(function: Callable[[], Result]) -> Result:
@@ -391,12 +387,3 @@ async def _in_daemon_thread(function: Callable[[], Result]) -> Result:
 
     threading.Thread(target=run, daemon=True).start()
     return await result
-
-
-def _write(writer: asyncio.StreamWriter, record: msgspec.Struct) -> None:
-    writer.write(framed(msgspec.msgpack.encode(record)))
-
-
-async def _read(reader: asyncio.StreamReader) -> bytes:
-    (length,) = LENGTH.unpack(await reader.readexactly(LENGTH.size))
-    return await reader.readexactly(length)

@@ -1,4 +1,4 @@
-"""What the server and the tokenizer's process exchange, as MessagePack."""
+"""What the server and the tokenizer's process exchange, over channels (system/channel.py)."""
 
 from __future__ import annotations
 
@@ -6,21 +6,20 @@ from typing import Any, Literal
 
 import msgspec
 
-from aiakq.errors import AiakqError, error
+from aiakq.errors import AiakqError
 from aiakq.runtime.protocol.grammar import Grammar
 from aiakq.runtime.text.infill import Infill
 from aiakq.runtime.text.template_facts import TemplateFacts
 from aiakq.runtime.text.tokenizer import TokenizerSource
 from aiakq.runtime.text.tools_in_text import CallSyntax
-from aiakq.system.frames import framed
+from aiakq.system.async_channel import AsyncChannel
+from aiakq.system.channel import Channel, Failure
 
-#: Code of integers of more than 64 bits.
-_LONG = 1
 #: The stages of a request.
 Part = Literal["template", "tokenizer", "grammar"]
 
 
-class Setup(msgspec.Struct):
+class Setup(msgspec.Struct, tag="setup"):
     """How texts are tokenized and conversations rendered.
 
     chat_template    the template that replaces the tokenizer's own.
@@ -40,10 +39,9 @@ class Setup(msgspec.Struct):
     template_facts: list[TemplateFacts | None] = []
 
 
-class Loaded(msgspec.Struct):
-    """The reply to ``Setup``.
+class Loaded(msgspec.Struct, tag="loaded"):
+    """The reply to ``Setup``, unless the tokenizer fails to load.
 
-    failure            error that the tokenizer failed to load with (id in the error registry, fields), or None.
     description        description for the start-up table.
     longest_token      maximum number of characters of a token; 0 if unknown.
     pad_token_id       id of the padding token, or None if there is none.
@@ -52,7 +50,7 @@ class Loaded(msgspec.Struct):
     config             contents of tokenizer_config.json as JSON, see ``Tokenizer.config``.
     has_template       whether there is a chat template.
     tools_template     the template for conversations with tools; if it cannot be used, that without.
-    template_failures  why the templates for conversations without and with tools cannot be used, like ``failure``.
+    template_failures  why the templates for conversations without and with tools cannot be used.
     template_facts     what these templates do; None for one that cannot be used. Empty if there are none.
     unused_template    see ``Tokenizer``; empty if the operator gives a template.
     vocabulary         encoded ``Vocabulary`` for compiling grammars.
@@ -60,7 +58,6 @@ class Loaded(msgspec.Struct):
     infill             tokens for fill-in-the-middle, or None if the model does not support it.
     """
 
-    failure: tuple[str, dict[str, Any]] | None = None
     description: str = ""
     longest_token: int = 0
     pad_token_id: int | None = None
@@ -69,7 +66,7 @@ class Loaded(msgspec.Struct):
     config: bytes = b"{}"
     has_template: bool = False
     tools_template: str = ""
-    template_failures: list[tuple[str, dict[str, str]] | None] = []
+    template_failures: list[Failure | None] = []
     template_facts: list[TemplateFacts | None] = []
     unused_template: str = ""
     vocabulary: bytes = b""
@@ -84,10 +81,10 @@ class Loaded(msgspec.Struct):
     def template_failure(self, with_tools: bool) -> AiakqError | None:
         """Return the error for conversations if their template cannot be used."""
         failure = self.template_failures[with_tools] if self.template_failures else None
-        return None if failure is None else error(failure[0], **failure[1])
+        return None if failure is None else failure.error()
 
 
-class TextRequest(msgspec.Struct):
+class TextRequest(msgspec.Struct, tag="request"):
     """One request; numbers start at 1.
 
     messages, arguments  conversation to render with these template arguments and tokenize, instead of ``texts``.
@@ -127,10 +124,10 @@ class TextRequest(msgspec.Struct):
     relaxed_schema: str = ""
 
 
-class TextReply(msgspec.Struct):
+class TextReply(msgspec.Struct, tag="reply"):
     """The result, or the ``failure``.
 
-    error      the failure, if it is in the error registry: id and fields.
+    error      the failure, if it is in the error registry.
     texts      the texts that were cut.
     counts     total number of tokens of each text.
     dropped    what is not enforced of the relaxed schema, which is the ``text``.
@@ -149,14 +146,14 @@ class TextReply(msgspec.Struct):
     num_chars: int = 0
     failure: str = ""
     failed: Part = "tokenizer"
-    error: tuple[str, dict[str, str]] | None = None
+    error: Failure | None = None
     dropped: list[str] = []
     seconds: float = 0.0
     num_bytes: int = 0
     is_lost: bool = False
 
 
-class Drop(msgspec.Struct):
+class Drop(msgspec.Struct, tag="drop"):
     """Drop request ``number``, whose client is gone and on which the worker on socket ``slot`` may be working.
 
     is_late  replace the worker, which does not reply.
@@ -165,6 +162,14 @@ class Drop(msgspec.Struct):
     slot: int
     number: int
     is_late: bool = False
+
+
+#: Channels over the control socket and over a worker's socket: the end of the process, and its parent's.
+ToTextProcess = Setup | Drop
+ProcessControl = Channel[Loaded, ToTextProcess]
+ClientControl = AsyncChannel[ToTextProcess, Loaded]
+WorkerSocket = Channel[TextReply, TextRequest]
+ClientSocket = AsyncChannel[TextRequest, TextReply]
 
 
 def pair_length(pair: tuple[str, str]) -> int:
@@ -185,33 +190,3 @@ def size_of(request: TextRequest) -> int:
     if len(request.arguments) > 1:  # beside add_generation_prompt
         size += len(msgspec.json.encode(request.arguments))
     return size
-
-
-def frame_of(request: TextRequest) -> bytes:
-    """Encode ``request``, which ``request_of`` decodes."""
-    try:
-        return framed(msgspec.msgpack.encode(request))
-    except OverflowError:
-        messages, arguments = _with_long_integers(request.messages), _with_long_integers(request.arguments)
-        request = msgspec.structs.replace(request, messages=messages, arguments=arguments)
-        return framed(msgspec.msgpack.encode(request))
-
-
-def request_of(body: bytes) -> TextRequest:
-    """Decode a request that ``frame_of`` encoded."""
-    return msgspec.msgpack.decode(body, type=TextRequest, ext_hook=_long_integer)
-
-
-def _with_long_integers(value: object) -> object:
-    """Return ``value`` with integers of more than 64 bits as extensions, because MessagePack has none."""
-    if isinstance(value, dict):
-        return {name: _with_long_integers(each) for name, each in value.items()}
-    if isinstance(value, list):
-        return list(map(_with_long_integers, value))
-    if isinstance(value, int) and value.bit_length() > 63:
-        return msgspec.msgpack.Ext(_LONG, value.to_bytes(value.bit_length() // 8 + 1, "big", signed=True))
-    return value
-
-
-def _long_integer(code: int, data: memoryview) -> int:
-    return int.from_bytes(data, "big", signed=True)

@@ -8,9 +8,9 @@ kernel kills the worker, whatever it is doing, and a new one, forked in a millis
 ``text_client`` starts it with the numbers of inherited sockets as arguments: the control socket, then one per worker.
 Before them, ``--without-torch`` keeps transformers from importing torch, which takes seconds and 200 MB, and which only
 tokenizers with code of their own may need.
-The first frame on the control socket is a ``Setup``, to which the process replies with ``Loaded``; the others are
-``Drop``. A frame is a 4-byte big-endian length followed by MessagePack. Requests and replies are numbered. The number
-of a worker's current request is also in shared memory, so that the parent can reply for a worker that dies.
+The first record on the control socket is a ``Setup``, to which the process replies with ``Loaded``; the others are
+``Drop``. Requests and replies are numbered. The number of a worker's current request is also in shared memory, so that
+the parent can reply for a worker that dies.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ import os
 import resource
 import select
 import signal
-import socket
 import struct
 import sys
 import time
@@ -45,18 +44,21 @@ from aiakq.server.process.text_messages import (
     Drop,
     Loaded,
     Part,
+    ProcessControl,
     Setup,
     TextReply,
     TextRequest,
+    ToTextProcess,
+    WorkerSocket,
     pair_length,
-    request_of,
+    size_of,
 )
-from aiakq.system.frames import framed, receive_frame
+from aiakq.system.channel import Failure, framed
+from aiakq.system.child import begin_child, end_with_parent, parent_socket
 from aiakq.system.memory import heap_bytes, limit_more_memory, trim_heap
-from aiakq.system.processes import begin_child, end_with_parent
 
 WITHOUT_TORCH = "--without-torch"
-#: Size of request and reply in bytes above which a worker returns freed memory to the system.
+#: Approximate size of request and reply in bytes above which a worker returns freed memory to the system.
 _TRIM_ABOVE_BYTES = 1 << 20
 #: Number of a worker's current request, and index of its stage in _PARTS.
 _CURRENT = struct.Struct("=QQ")
@@ -74,25 +76,24 @@ _PARTS: tuple[Part, ...] = ("template", "tokenizer", "grammar")
 def main() -> None:
     """Entry point of the process: fork a worker per socket, and replace workers that die."""
     begin_child()
-    numbers = sys.argv[1:]
-    if numbers[0] == WITHOUT_TORCH:
-        del numbers[0]
+    if sys.argv[1] == WITHOUT_TORCH:
+        del sys.argv[1]
         sys.modules["torch"] = None  # type: ignore[assignment]  # to transformers, torch is not installed then
-    control, *sockets = [socket.socket(fileno=int(number)) for number in numbers]
+    first, *sockets = map(parent_socket, range(len(sys.argv) - 1))
+    control = ProcessControl(first, ToTextProcess)
     from transformers import AutoTokenizer  # noqa: F401  takes seconds, during which the server determines what to load
 
-    body = receive_frame(control)
-    if body is None:  # the server has already exited
+    setup = control.receive()
+    if not isinstance(setup, Setup):  # the server has already exited
         return
-    setup = msgspec.msgpack.decode(body, type=Setup)
     try:
         tokenizer, templates, loaded = _load(setup)
     except AiakqError as failure:
-        send(control, Loaded(failure=(failure.id, {name: str(value) for name, value in failure.fields.items()})))
+        control.send_failure(failure)
         return
     worker = _Worker(tokenizer, templates, setup.max_chars, _compiler(tokenizer, loaded))
-    pool = _WorkerPool(control, sockets, worker)
-    send(control, loaded)
+    pool = _WorkerPool(control, [WorkerSocket(sock, TextRequest) for sock in sockets], worker)
+    control.send(loaded)
     pool.run()
     os._exit(0)
 
@@ -149,7 +150,7 @@ def _load_templates(setup: Setup, tokenizer: Tokenizer, loaded: Loaded) -> _Temp
         except AiakqError as problem:
             if setup.chat_template or problem.id == "template_form":
                 raise
-            failure = (problem.id, {name: str(value) for name, value in problem.fields.items()})
+            failure = Failure.of(problem)
         found.append(template)
         loaded.template_failures.append(failure)
         loaded.template_facts.append(None if template is None else template.facts)
@@ -193,22 +194,22 @@ def _compiler(tokenizer: Tokenizer, loaded: Loaded) -> GrammarCompiler | None:
 class _WorkerPool:
     """The workers by process id, and the current request of each, in memory shared with them."""
 
-    def __init__(self, control: socket.socket, sockets: list[socket.socket], worker: _Worker) -> None:
+    def __init__(self, control: ProcessControl, channels: list[WorkerSocket], worker: _Worker) -> None:
         self._control = control
-        self._sockets = sockets
+        self._channels = channels
         self._worker = worker
-        self._current = mmap.mmap(-1, _CURRENT.size * len(sockets))
+        self._current = mmap.mmap(-1, _CURRENT.size * len(channels))
         self._wake, self._wake_end = os.pipe()
         for descriptor in (self._wake, self._wake_end):
             os.set_blocking(descriptor, False)
         signal.signal(signal.SIGCHLD, lambda number, frame: None)
         signal.set_wakeup_fd(self._wake_end)
-        self._slots = {self._fork(slot): slot for slot in range(len(sockets))}
+        self._slots = {self._fork(slot): slot for slot in range(len(channels))}
 
     def run(self) -> None:
         """Replace workers that die or are stopped, until the server exits."""
         poll = select.poll()
-        poll.register(self._control, select.POLLIN)
+        poll.register(self._control.socket, select.POLLIN)
         poll.register(self._wake, select.POLLIN)
         while self._slots:
             ready = dict(poll.poll())
@@ -222,11 +223,11 @@ class _WorkerPool:
                         os.kill(pid, signal.SIGKILL)
                         pid, status = os.waitpid(pid, 0)
                     self._on_exit(pid, status)
-            if self._control.fileno() in ready:
-                body = receive_frame(self._control)
-                if body is None:
+            if self._control.socket.fileno() in ready:
+                drop = self._control.receive()
+                if not isinstance(drop, Drop):
                     break
-                self._drop(msgspec.msgpack.decode(body, type=Drop))
+                self._drop(drop)
         for pid in self._slots:
             os.kill(pid, signal.SIGKILL)
 
@@ -267,7 +268,7 @@ class _WorkerPool:
                 # Nothing in a request sends these signals: the system was short of memory, or an operator did.
                 is_lost = killer in (signal.SIGKILL, signal.SIGTERM, signal.SIGINT)
                 reply = TextReply(number, failure=reason, failed=failed, seconds=seconds, is_lost=is_lost)
-                send(self._sockets[slot], reply)
+                self._channels[slot].send(reply)
         except OSError:  # the server is gone
             return
         self._slots[self._fork(slot)] = slot
@@ -288,7 +289,7 @@ class _WorkerPool:
             self._control.close()
             offset = slot * _CURRENT.size
             code = self._worker.run(
-                self._sockets[slot],
+                self._channels[slot],
                 lambda number, part: _CURRENT.pack_into(self._current, offset, number, _PARTS.index(part)),
             )
         finally:
@@ -310,12 +311,11 @@ class _Worker:
         self._max_chars = max_chars
         self._compiler = compiler
 
-    def run(self, sock: socket.socket, set_current: Callable[[int, Part], None]) -> int:
-        """Work until the socket closes."""
+    def run(self, channel: WorkerSocket, set_current: Callable[[int, Part], None]) -> int:
+        """Work until the other end is gone."""
         # CPU time, not wall-clock time: the machine may be busy, and neither stage can sleep.
         signal.signal(signal.SIGPROF, signal.SIG_DFL)
-        while (body := receive_frame(sock)) is not None:
-            request = request_of(body)
+        while (request := channel.receive()) is not None:
             part: Part = "tokenizer"
 
             def begin(next_part: Part, seconds: float, num_bytes: int, number: int = request.number) -> None:
@@ -325,23 +325,22 @@ class _Worker:
                 _set_limits(seconds, num_bytes)
 
             try:
-                frame = _frame(self._answer(request, begin))
+                frame = framed(self._answer(request, begin))
             except MemoryError:
-                frame = _frame(TextReply(request.number, failure="it takes too much memory", failed=part))
+                frame = framed(TextReply(request.number, failure="it takes too much memory", failed=part))
             except AiakqError as exception:
-                fields = {name: str(value) for name, value in exception.fields.items()}
-                frame = _frame(TextReply(request.number, error=(exception.id, fields)))
+                frame = framed(TextReply(request.number, error=Failure.of(exception)))
             except BaseException as exception:  # templates can raise anything, and tokenizers in Rust can panic
                 first = (str(exception).strip().splitlines() or [type(exception).__name__])[0]
-                frame = _frame(TextReply(request.number, failure=first.rstrip(".")[:200], failed=part))
+                frame = framed(TextReply(request.number, failure=first.rstrip(".")[:200], failed=part))
             finally:
                 signal.setitimer(signal.ITIMER_PROF, 0)
             # From here on the request cannot be dropped, so that no partial frame is sent.
             set_current(0, "template")
-            sock.sendall(frame)
-            if len(body) + len(frame) > _TRIM_ABOVE_BYTES:
+            channel.send_bytes(frame)
+            if size_of(request) + len(frame) > _TRIM_ABOVE_BYTES:
                 # A collection of reference cycles would write to memory that all workers share.
-                del body, request, frame
+                del request, frame
                 trim_heap()
         return 0
 
@@ -438,12 +437,3 @@ def _set_limits(seconds: float, num_bytes: int) -> None:
     """Limit the CPU time from now on, and the memory allocated in addition to the current size."""
     limit_more_memory(num_bytes)
     signal.setitimer(signal.ITIMER_PROF, seconds)
-
-
-def _frame(record: msgspec.Struct) -> bytes:
-    return framed(msgspec.msgpack.encode(record))
-
-
-def send(sock: socket.socket, record: msgspec.Struct) -> None:
-    """Send one frame."""
-    sock.sendall(_frame(record))

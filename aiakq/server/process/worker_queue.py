@@ -6,6 +6,8 @@ import asyncio
 from collections import deque
 from dataclasses import dataclass, field
 
+from aiakq.server.process.text_messages import ClientSocket
+
 #: Maximum number of workers that process long texts or grammars, so that short texts are not delayed.
 NUM_LONG = 2
 
@@ -15,8 +17,7 @@ class TextWorkerChannel:
     """The connection to one worker."""
 
     slot: int
-    reader: asyncio.StreamReader
-    writer: asyncio.StreamWriter
+    channel: ClientSocket
 
 
 @dataclass

@@ -7,30 +7,29 @@ from typing import Any
 
 import pytest
 
-from aiakq.quantizers.workers.messages import WorkerChannel
+from aiakq.quantizers.workers.messages import FirstChannel, ToWorker, Values, WorkerChannel
+from aiakq.quantizers.workers.values import receive_values, send_values
 from aiakq.quantizers.workers.worker import Worker
 from aiakq.quantizers.workers.worker_group import FirstWorker
 
 
 class SocketLink:
-    def __init__(self, rank: int, channel: WorkerChannel) -> None:
+    def __init__(self, rank: int, channel: FirstChannel) -> None:
         self.rank = rank
         self.channel = channel
 
     def send(self, values: list[Any]) -> None:
-        self.channel.send_values(values)
+        send_values(self.channel, values)
 
     def values(self) -> list[Any]:
-        found = self.channel.receive()
-        assert isinstance(found, list), found
-        return found
+        return receive_values(self.channel)
 
 
 def run_together(size: int, work: Callable[[Any], Any]) -> list[Any]:
     """What ``work(workers)`` returns for each of ``size`` workers."""
     ends = [socket.socketpair() for _ in range(1, size)]
-    first = FirstWorker([SocketLink(rank, WorkerChannel(ends[rank - 1][0])) for rank in range(1, size)])
-    others = [Worker(WorkerChannel(ends[rank - 1][1]), rank, size) for rank in range(1, size)]
+    first = FirstWorker([SocketLink(rank, FirstChannel(ends[rank - 1][0], Values)) for rank in range(1, size)])
+    others = [Worker(WorkerChannel(ends[rank - 1][1], ToWorker), rank, size) for rank in range(1, size)]
     found: list[Any] = [None] * size
     problems: list[BaseException] = []
 

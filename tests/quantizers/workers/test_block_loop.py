@@ -18,7 +18,8 @@ from aiakq.quantizers.prepared import block_plan
 from aiakq.quantizers.recipe import Recipe, Transform
 from aiakq.quantizers.rounders.gptq import Gptq
 from aiakq.quantizers.rounders.rtn import Rtn
-from aiakq.quantizers.workers.protocol import OneProcess, Workers
+from aiakq.quantizers.workers.protocol import Workers
+from aiakq.quantizers.workers.worker_group import FirstWorker
 from aiakq.quantizers.writing import results_of
 
 #: transformers replaces functions of torch while it makes a model without weights.
@@ -90,7 +91,7 @@ def test_codes_are_those_of_one_worker(
     tmp_path: Path,
 ) -> None:
     source = tiny_model(architecture)
-    alone = run(source, recipe, method, tmp_path, OneProcess())
+    alone = run(source, recipe, method, tmp_path, FirstWorker())
     for found in together(3, lambda workers: run(source, recipe, method, tmp_path, workers)):
         assert found.keys() == alone.keys()
         for name, wanted in alone.items():

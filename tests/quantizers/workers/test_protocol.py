@@ -8,9 +8,11 @@ import torch
 
 from aiakq.errors import AiakqError
 from aiakq.quantizers.numerics.sums import total
-from aiakq.quantizers.workers.messages import WorkerChannel
-from aiakq.quantizers.workers.protocol import SHARDS, OneProcess, Task, owners, shards
-from aiakq.system.frames import framed
+from aiakq.quantizers.workers.messages import FirstChannel, Values
+from aiakq.quantizers.workers.protocol import SHARDS, Task, owners, shards
+from aiakq.quantizers.workers.values import receive_values
+from aiakq.quantizers.workers.worker_group import FirstWorker
+from aiakq.system.channel import LENGTH
 
 
 def test_shards_hold_every_batch_once_in_order():
@@ -34,7 +36,7 @@ def test_one_process_merges_parts_in_order():
     def merge(whole, part):
         whole.append(part[0])
 
-    workers = OneProcess()
+    workers = FirstWorker()
     assert workers.combine(3, iter([["a"], ["b"], ["c"]]), merge) == ["a", "b", "c"]
     assert workers.share([Task(1, lambda: [1]), Task(2, lambda: ["x", None])]) == [[1], ["x", None]]
 
@@ -67,7 +69,7 @@ def test_what_workers_return_does_not_depend_on_their_number(together):
         workers.agree(5)
         return summed, shared, passed
 
-    (alone, shared, _) = work(OneProcess())
+    (alone, shared, _) = work(FirstWorker())
     for size in (2, 3, 5):
         for summed, results, passed in together(size, work):
             assert torch.equal(summed, alone)
@@ -113,6 +115,6 @@ def test_tensors_arrive_as_they_were_sent(dtype, together):
 def test_what_is_no_message_is_refused(body):
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        theirs.sendall(framed(body))
+        theirs.sendall(LENGTH.pack(len(body)) + body)
         with pytest.raises(ValueError):
-            WorkerChannel(ours).receive()
+            receive_values(FirstChannel(ours, Values))

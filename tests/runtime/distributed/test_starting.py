@@ -44,7 +44,7 @@ def test_stages_on_gpus_are_refused(four_gpus):
 
 @pytest.mark.skipif(torch.distributed.is_nccl_available(), reason="this torch has NCCL")
 def test_without_nccl_no_rank_is_started(monkeypatch):
-    monkeypatch.setattr(child_ranks, "ChildRank", None)
+    monkeypatch.setattr(child_ranks, "Child", None)
     with pytest.raises(AiakqError, match="this torch was built without NCCL"):
         child_ranks.start_child_ranks(config(2).parallel, "torch", [0, 1])
 

@@ -14,7 +14,8 @@ import pytest
 
 from aiakq.arguments.engine import EngineArguments
 from aiakq.server.process import engine_process
-from aiakq.server.process.ipc import EngineLink, Loading, Start, frame
+from aiakq.server.process.ipc import EngineChannel, FromEngine, Loading, Start, ToEngine
+from aiakq.system.channel import Channel
 
 PROMPT = "It was the best of times, it was"
 ASKED = [
@@ -80,16 +81,17 @@ def test_an_engine_in_a_long_step_ends_with_a_killed_server(start_server):
 def test_only_a_load_that_fails_by_itself_shows_a_traceback(monkeypatch, capsys, is_gone):
     """The end of the server while the model is loading is not an error of the engine."""
     ours, theirs = socket.socketpair()
-    theirs.sendall(frame(Start(EngineArguments())))
+    server = Channel[ToEngine, FromEngine](theirs, FromEngine)
+    server.send(Start(EngineArguments()))
 
-    def load(link: EngineLink, start: Start) -> None:
+    def load(channel: EngineChannel, start: Start) -> None:
         if is_gone:
             theirs.close()
-            link.send(Loading("weights", 1.0, "read"))
+            channel.send(Loading("weights", 1.0, "read"))
         raise ConnectionResetError("a mirror of the hub hung up")
 
     monkeypatch.setattr(engine_process, "_load", load)
-    code = engine_process._run(EngineLink(ours))
+    code = engine_process._run(EngineChannel(ours, ToEngine))
     shown = capsys.readouterr().err
     assert (code, shown) == (0, "") if is_gone else code != 0 and "a mirror of the hub hung up" in shown
     theirs.close()

@@ -10,7 +10,7 @@ import pytest
 from aiakq.arguments.engine import EngineArguments
 from aiakq.errors import RESOURCES, WORKER
 from aiakq.server.process import engine_process
-from aiakq.server.process.ipc import Failed, Start
+from aiakq.server.process.ipc import Start
 
 ALLOCATOR = "[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 67117056 bytes"
 
@@ -29,9 +29,10 @@ def test_a_lack_of_memory_is_an_error_and_no_traceback(monkeypatch, capfd, failu
         raise failure
 
     sent: list[Any] = []
-    link: Any = SimpleNamespace(receive=lambda wait: [Start(EngineArguments(), [], 0, 1)], send=sent.append)
+    start = Start(EngineArguments(), [], 0, 1)
+    channel: Any = SimpleNamespace(receive=lambda: start, send_failure=sent.append)
     monkeypatch.setattr(engine_process, "_load", load)
-    assert engine_process._run(link) == code
+    assert engine_process._run(channel) == code
     [told] = sent
-    assert isinstance(told, Failed) and told.id == id
+    assert told.id == id
     assert ("Traceback" in capfd.readouterr().err) == has_traceback

@@ -76,7 +76,7 @@ class Served:
         self._thread = threading.Thread(target=engine_process._serve, args=(self, llm.engine))
         self._thread.start()
 
-    def receive(self, wait: bool) -> list[Any] | None:
+    def receive_all(self, wait: bool) -> list[Any] | None:
         with self._lock:
             if wait:
                 self._lock.wait_for(lambda: self._inbox or self._ended)

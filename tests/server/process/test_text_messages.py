@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from aiakq.server.process.text_messages import TextRequest, frame_of, request_of
-from aiakq.system.frames import LENGTH
+from aiakq.server.process.text_messages import TextRequest
+from aiakq.system.channel import RecordDecoder, framed, split
 
 
 @pytest.mark.parametrize("number", [0, -1, 2**63 - 1, -(2**63), 2**64 - 1, 2**64, -(2**63) - 1, 10**30, -(10**4000)])
@@ -14,4 +14,5 @@ def test_integers_of_any_length_arrive_in_schemas_messages_and_arguments(number)
     request = TextRequest(
         1, messages=[{"role": "user", "content": "c", "score": number}], arguments={"tools": [tool], "limit": number}
     )
-    assert request_of(frame_of(request)[LENGTH.size :]) == request
+    (body,) = split(bytearray(framed(request)))
+    assert RecordDecoder(TextRequest).decode(body) == request
