@@ -37,7 +37,7 @@ from aiakq.formats.checks import (
     shaped,
 )
 from aiakq.formats.compatibility import Readers
-from aiakq.formats.headers import Dimensions, Headers, Shapes, expected_groups, present, stored_size
+from aiakq.formats.headers import Dimensions, Headers, Shapes, expected_groups, matrix, present, stored_size
 from aiakq.kernels.packing import SUPPORTED_BITS, pack, unpack, words_for
 from aiakq.kernels.types import SCHEME_BITS, QWeight
 from aiakq.spec import QuantSpec
@@ -89,7 +89,8 @@ def packed_shapes(headers: Headers, spec: QuantSpec, n: int, k: int) -> Shapes:
         if spec.static_input:
             shapes["input_scale"] = headers["input_scale"].shape if "input_scale" in headers else (1,)
         return shapes
-    words = headers["weight_packed"].shape[-1]
+    packed = matrix(headers, "weight_packed")
+    words = packed.shape[1] if packed is not None else words_for(k, spec.bits)
     fits = any(words in (words_for(k, bits), _gapped_words(k, bits)) for bits in SUPPORTED_BITS)
     shapes = {"weight_packed": (n, words if fits else words_for(k, spec.bits)), "weight_scale": scale}
     shapes |= {"weight_shape": (2,)} | present(headers, weight_g_idx=(k,))

@@ -10,6 +10,7 @@ import torch
 from aiakq import formats
 from aiakq.errors import AiakqError
 from aiakq.formats import compressed_tensors, gptq
+from aiakq.formats.safetensors_file import TensorInfo
 from aiakq.kernels.packing import pack, words_for
 from aiakq.kernels.types import QWeight
 from aiakq.spec import QuantSpec
@@ -206,6 +207,16 @@ def test_a_scale_of_zero_is_only_for_dead_groups(format: str, zeros: bool) -> No
     with pytest.raises(AiakqError, match=f"x.{suffix} is 0 for output 5, group 2") as caught:
         module.read(module.write(weight, spec, torch.float16), spec, "x")
     assert caught.value.id == "tensor_mismatch"
+
+
+@pytest.mark.parametrize("shape", [(), (3,), (1, 2, 3)], ids=str)
+@pytest.mark.parametrize("format", formats.FORMATS)
+def test_the_shapes_that_are_expected_are_found_whatever_a_header_says(format: str, shape: tuple[int, ...]) -> None:
+    module, spec = formats.FORMATS.load(format), spec_of(format)
+    for suffix in module.SUFFIXES:
+        headers = {one: TensorInfo("I32", shape if one == suffix else (64, 12), "f") for one in module.SUFFIXES}
+        expected = module.packed_shapes(headers, spec, 64, 96)
+        assert all(isinstance(size, int) for one in expected.values() for size in one)
 
 
 def test_packing_helpers_agree() -> None:
