@@ -9,7 +9,8 @@ from collections.abc import Iterator, Sequence
 from aiakq.arguments.server import ServerArguments
 from aiakq.server.api.message_format import ParserOptions, read_chat_template, template_defaults
 from aiakq.server.api.model_info import ModelInfo
-from aiakq.server.api.service import ResponseOptions, Service
+from aiakq.server.api.service import Service
+from aiakq.server.api.service_options import MIN_BODY_BYTES, ServiceOptions
 from aiakq.server.process.ipc import Configured, Ready
 from aiakq.server.process.managers import requests_of
 from aiakq.server.process.queue_limits import QueueLimits
@@ -17,11 +18,8 @@ from aiakq.server.process.replicas import Supervisors
 from aiakq.server.process.text_client import TextClient
 from aiakq.server.telemetry.events import OnEvent, ServerEvent, phase_event
 from aiakq.server.telemetry.metrics import Metrics
-from aiakq.server.telemetry.observers import enable_request_log, open_observers
+from aiakq.server.telemetry.observers import open_observers
 from aiakq.server.telemetry.process_metrics import add_process_metrics
-
-#: Smallest default limit of a request body; models with long contexts have a larger one.
-MIN_BODY_BYTES = 4 << 20
 
 
 async def load_service(
@@ -29,7 +27,7 @@ async def load_service(
 ) -> tuple[Service, list[Ready]]:
     """Wait until the engines are ready. Returns the service and the ``Ready`` record of every engine."""
     parsers = ParserOptions(args)
-    observers, defaults = open_observers(args, on_event), template_defaults(args.default_chat_template_kwargs)
+    options, observers = ServiceOptions.from_args(args), open_observers(args, on_event)
     reports, configured, text = await _load_engines_and_tokenizer(supervisors, args, on_event, parsers)
     ready, names = reports[0], args.served_names
     metrics = Metrics(names[0], ready.limits.max_model_len, ready.settings)
@@ -59,35 +57,16 @@ async def load_service(
         text,
         requests_of(reports, text.tokenizer, text.loaded.vocabulary, metrics, queue),
         metrics,
-        max_body_bytes=args.max_body_bytes or max(MIN_BODY_BYTES, 8 * ready.limits.max_model_len),
+        options,
         progress=lambda: supervisors.progress.as_dict(),
-        log_prompts=enable_request_log(args),
-        unknown_fields=args.unknown_fields,
-        options=_response_options(args),
-        fair_share=bool(args.fair_share),
         message_format=parsers.message_format(text.loaded.tools_template, text.loaded.facts.takes_tools),
         observers=observers,
-        root_path=args.root_path,
-        playground_servers=args.playground_servers or (),
     )
     service.manager.use_adapters(service.model.adapters)
-    service.stream_interval, service.log_outputs = args.stream_interval, args.enable_log_outputs
-    service.default_template_kwargs = defaults
     text.check_ends(ready.limits.eos_token_ids)
     for warning in _warnings(text, service.model):
         on_event(ServerEvent("warning", warning))
     return service, reports
-
-
-def _response_options(args: ServerArguments) -> ResponseOptions:
-    """Return the options for the contents of responses."""
-    return ResponseOptions(
-        force_include_usage=args.enable_force_include_usage,
-        return_tokens_as_token_ids=args.return_tokens_as_token_ids,
-        per_request_metrics=args.enable_per_request_metrics,
-        prompt_tokens_details=args.enable_prompt_tokens_details,
-        keep_alive_seconds=args.sse_keep_alive_interval,
-    )
 
 
 def _warnings(text: TextClient, model: ModelInfo) -> Iterator[str]:

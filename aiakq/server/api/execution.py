@@ -93,8 +93,8 @@ class Execution:
                     raise
             await asyncio.sleep(_RETRY_SECONDS)
             service.check_open()
-        stream.interval = service.stream_interval
-        if service.log_outputs and request.params.detokenize:
+        stream.interval = service.options.stream_interval
+        if service.options.log_outputs and request.params.detokenize:
             stream.output_log = OutputLog(request.id)
         self._streams.append(stream)
         self._tracker.start(request.id, request.params, self._payload, stream)
@@ -111,7 +111,7 @@ class Execution:
             request.options,
             priority=payload.priority or 0,
             cache_salt=_cache_salt(getattr(state, "owner", ""), getattr(payload, "cache_salt", None)),
-            client=client_of(self._request) if service.fair_share else "",
+            client=client_of(self._request) if service.options.fair_share else "",
             adapter=self._adapter,
         )
         return replace(request, options=options, arrival_time=arrival_time)
@@ -148,9 +148,9 @@ def _cache_salt(owner: str, salt: str | None) -> str:
 
 def _log(service: Service, request: Request) -> None:
     """Log a request that is about to start, with --enable-log-requests."""
-    if service.log_prompts is None:
+    if service.options.log_prompts is None:
         return
-    length = None if math.isinf(service.log_prompts) else int(service.log_prompts)
+    length = None if math.isinf(service.options.log_prompts) else int(service.options.log_prompts)
     prompts, defaults = request.prompts, SamplingParams()
     shown = [(prompt.token_ids if prompt.text is None else prompt.text)[:length] for prompt in prompts]
     changed = {name: value for name, value in vars(request.params).items() if value != getattr(defaults, name)}

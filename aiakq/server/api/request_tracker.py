@@ -37,7 +37,7 @@ class RequestTracker:
         if service.observers:
             headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
         self.record = RequestRecord(
-            route=route_path(scope["path"], service.root_path),
+            route=route_path(scope["path"], service.options.root_path),
             request_id=state["request_id"],
             arrival_time=self.arrival_time,
             client_request_id=client_id_of(headers),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -15,6 +14,7 @@ from aiakq.runtime.protocol.sampling_params import SamplingParams
 from aiakq.runtime.text.output_processor import bad_word_texts, check_truncation, distinct_lists, truncated
 from aiakq.server.api.message_parser import MessageFormat
 from aiakq.server.api.model_info import ModelInfo
+from aiakq.server.api.service_options import MIN_BODY_BYTES, ServiceOptions
 from aiakq.server.api.unknown_fields import UnknownFields
 from aiakq.server.errors import copy_error
 from aiakq.server.process.replicas import Requests
@@ -28,85 +28,50 @@ from aiakq.server.telemetry.request_records import RequestObserver
 MIN_PROMPT_CHARS = 1 << 16
 
 
-@dataclass(frozen=True)
-class ResponseOptions:
-    """Server options for the contents of responses.
-
-    force_include_usage         every chunk of a stream has token counts.
-    return_tokens_as_token_ids  default of the request field: represent tokens as token_id:N in log-probabilities.
-    prompt_tokens_details       usage includes the number of tokens found in the prefix cache.
-    per_request_metrics         responses with one sequence have the times of the request.
-    keep_alive_seconds          seconds without output after which streams send a comment; 0 for never.
-    """
-
-    force_include_usage: bool = False
-    return_tokens_as_token_ids: bool = False
-    prompt_tokens_details: bool = True
-    per_request_metrics: bool = False
-    keep_alive_seconds: float = 0.0
-
-
 class Service:
     """One served model and the server's state.
 
-    options         contents of responses.
+    options         options of the server.
     fingerprint     the system_fingerprint, equal for equal models, dtypes and versions.
     progress        progress of loading, for /ready.
     max_body_bytes  maximum size of a request body.
     max_values      number of values that a request body may have at least, such as token ids.
     unknown_fields  handling of unknown request fields.
-    fair_share      share the engine fairly between clients instead of requests.
     message_format  format of the model's reasoning and tool calls.
-    log_prompts     number of characters or token ids of a prompt to log, or None to log no requests.
     observers       notified of every generation request.
-    root_path       path prefix under which a proxy exposes the server.
-    playground_servers  other servers that the playground may send requests to.
     num_in_flight   number of unfinished generation requests.
     closing         error for new requests during shutdown, or None.
     """
 
-    def __init__(  # noqa: PLR0913
+    def __init__(
         self,
         model: ModelInfo,
         text: TextClient,
         manager: Requests,
         metrics: Metrics,
+        options: ServiceOptions,
         *,
-        max_body_bytes: int,
         progress: Callable[[], dict[str, object]],
-        log_prompts: float | None = None,
-        unknown_fields: str = "refuse",
-        options: ResponseOptions | None = None,
-        fair_share: bool = False,
         message_format: MessageFormat | None = None,
         observers: Sequence[RequestObserver] = (),
-        root_path: str = "",
-        playground_servers: Sequence[str] = (),
     ) -> None:
         self.model = model
         self.text = text
         self.tokenizer = text.tokenizer
         self.manager = manager
         self.metrics = metrics
+        self.options = options
         self.progress = progress
-        self.log_prompts = log_prompts
-        self.unknown_fields = UnknownFields(unknown_fields, metrics.ignored_fields.inc)
-        self.options = options or ResponseOptions()
-        self.fair_share = fair_share
+        self.unknown_fields = UnknownFields(options.unknown_fields, metrics.ignored_fields.inc)
         self.message_format = message_format or MessageFormat()
         self.observers = observers
-        self.root_path = root_path
-        self.playground_servers = playground_servers
         self.created = int(time.time())
         self.fingerprint = model.fingerprint
-        self.max_body_bytes = max_body_bytes
+        self.max_body_bytes = options.max_body_bytes or max(MIN_BODY_BYTES, 8 * model.limits.max_model_len)
         self.max_values = 2 * model.limits.max_model_len
         self.num_in_flight = 0
         self.closing: AiakqError | None = None
-        self.default_template_kwargs: Mapping[str, object] = {}  # of chat templates, below those of a request
         self.thought_end_ids: list[int] | None = None  # tokens of the text that ends thoughts, once they are needed
-        self.stream_interval = 1  # tokens per chunk of a stream
-        self.log_outputs = False
 
     async def stop(self, seconds: float) -> None:
         """Stop the text workers, and give observers up to ``seconds`` to flush."""
@@ -196,7 +161,7 @@ class Service:
 
     def template_arguments(self, given: Mapping[str, object]) -> dict[str, object]:
         """Return the arguments of the chat template that a request has ``given``, with the operator's defaults."""
-        return {**self.default_template_kwargs, **given}
+        return {**self.options.template_kwargs, **given}
 
     async def tokenize_chat(
         self,

@@ -53,7 +53,7 @@ class PlaygroundSettings(msgspec.Struct):
 
 async def playground(service: Service, request: Request) -> Response:
     """Return the playground, a page that sends requests to this server."""
-    return playground_page(service.playground_servers)
+    return playground_page(service.options.playground_servers)
 
 
 async def docs(service: Service, request: Request) -> Response:
@@ -77,7 +77,7 @@ async def settings(service: Service, request: Request) -> Response:
             tools=("auto" if decides else "forced") if loaded.has_template else "none",
             structured=not loaded.grammar_failure,
             docs=request.app.openapi_url is not None,
-            servers=list(service.playground_servers),
+            servers=list(service.options.playground_servers),
             fields=PlaygroundFields(_fields(service, ChatCompletionRequest), _fields(service, CompletionRequest)),
         )
     )

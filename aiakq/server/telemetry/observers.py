@@ -30,7 +30,7 @@ def open_observers(args: ServerArguments, on_event: OnEvent) -> list[RequestObse
 
 
 def enable_request_log(args: ServerArguments) -> float | None:
-    """Enable the request log for --enable-log-requests. Returns ``log_prompts`` of ``Service``."""
+    """Enable the request log for --enable-log-requests. Returns ``log_prompts`` of ``ServiceOptions``."""
     if not args.enable_log_requests:
         if args.enable_log_outputs:
             other, reason = "no --enable-log-requests", "outputs are logged with their requests"
