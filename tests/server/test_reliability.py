@@ -339,7 +339,7 @@ CALENDAR = {
     *("aiakq/records.py", "aiakq/quantizers/run_report.py", "aiakq/runtime/text/conversation_process.py"),
     *("aiakq/server/api/openai.py", "aiakq/server/api/service.py", "aiakq/server/api/responses/builder.py"),
     "aiakq/server/api/status.py",  # vllm:lora_requests_info has the time as its value
-    *("aiakq/server/api/pooling/embeddings.py", "aiakq/server/api/pooling/scores.py"),
+    "aiakq/server/api/pooling/pooled_results.py",
     *("aiakq/server/telemetry/request_records.py", "aiakq/terminal/json_log.py"),
 }
 

@@ -11,6 +11,7 @@ import torch
 from aiakq.kernels.cpu.sampling import NativeSampler
 from aiakq.kernels.ops.sampling import ModifiedLogits, SampleOutcome, SampleRow, TokenMasks, TorchSampler
 from aiakq.runtime.executor import sampler
+from aiakq.runtime.executor.output_reader import prompt_logprobs
 from aiakq.runtime.executor.sampler import SamplerRow
 from aiakq.runtime.executor.sequences import SequenceState
 from aiakq.runtime.protocol.admission import admit
@@ -124,7 +125,7 @@ def test_log_probabilities_ranks_and_top_tokens_match_torch(isa, vocab):
         count = vocab if counts[row] == -1 else counts[row]
         assert ids == [mine.token, *logits[row].sort(descending=True, stable=True).indices[:count].tolist()]
         assert torch.allclose(torch.tensor(mine.logprobs.logprobs).double(), exact[row, ids], atol=3e-6)
-    prompt = sampler.prompt_logprobs(NativeSampler(), logits, [0, 1, 2, 3, 4, 5], 4)()
+    prompt = prompt_logprobs(NativeSampler(), logits, [0, 1, 2, 3, 4, 5], 4)()
     for row, found in enumerate(prompt):
         assert found.token_ids[0] == row and found.logprobs[0] == pytest.approx(exact[row, row].item(), abs=3e-6)
         assert found.chosen_rank == int((logits[row] > logits[row, row]).sum()) + 1
@@ -141,7 +142,7 @@ def test_a_non_finite_row_is_reported_and_others_are_unaffected(isa, bad, place)
     found = sample(logits, sequences)
     assert found[1].error
     assert [found[0], found[2]] == [expected[0], expected[2]]
-    values = sampler.prompt_logprobs(NativeSampler(), logits, [1, 2, 3], 4)()[1].logprobs
+    values = prompt_logprobs(NativeSampler(), logits, [1, 2, 3], 4)()[1].logprobs
     assert not any(math.isfinite(value) for value in values)
     logits[1] = float("-inf")
     assert sample(logits, sequences)[1].error

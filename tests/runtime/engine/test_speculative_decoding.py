@@ -51,7 +51,7 @@ def test_the_requests_cover_every_sampling_parameter(expected):
     text_only = {"detokenize", "skip_special_tokens", "spaces_between_special_tokens"}
     text_only |= {"truncate_prompt_tokens", "truncation_side"}
     # Budgets of thoughts are compared with and without drafts in tests/runtime/protocol/test_thought_budget.py.
-    elsewhere = {"guided_decoding", "thinking_token_budget"}
+    elsewhere = {"guided_decoding", "thinking_token_budget", "extra_args"}
     names = {field.name for field in fields(SamplingParams) if field.init} - text_only - elsewhere
     assert names == {name for wish in WISHES for name in wish}
     outputs = [output for found, _, _ in expected for output in found]

@@ -71,7 +71,7 @@ TAKES: dict[str, tuple[str, ...]] = {
     "stop_token_ids": ("list",),
     "allowed_token_ids": ("list",),
     "bad_words": ("list",),
-    "logit_bias": ("dict",),
+    "logit_bias": ("dict", "list"),
     "stream_options": ("dict",),
 }
 OWN: dict[str, dict[str, tuple[str, ...]]] = {
