@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from aiakq.errors import error
+from aiakq.runtime.offline_prompts import Prompt, listed_prompts
 from aiakq.runtime.protocol.pooling_params import Pooled, PoolingLimits, PoolingParams, paired, similarity
 from aiakq.runtime.protocol.request_output import RequestOutput
 from aiakq.runtime.text.pooling_outputs import (
@@ -25,19 +25,7 @@ if TYPE_CHECKING:
     from aiakq.runtime.engine.engine import Engine
     from aiakq.runtime.text.tokenizer import Tokenizer
 
-#: A prompt: text, token ids, or a dict with "prompt" or "prompt_token_ids", and optionally "cache_salt", which limits
-#: prefix caching to prompts with the same salt.
-Prompt = str | list[int] | dict[str, Any]
 Prompts = Prompt | Sequence[Prompt]
-
-
-def listed_prompts(prompts: Any) -> list[Prompt]:
-    """Return one or more prompts as a list; a flat list of ids is one prompt. Raises ``empty_prompt`` for none."""
-    if prompts is None:
-        raise error("empty_prompt", param="prompts")
-    if isinstance(prompts, str | dict) or (prompts and isinstance(prompts[0], int)):
-        return [prompts]
-    return list(prompts)
 
 
 class PoolingMethods:

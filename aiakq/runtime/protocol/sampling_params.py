@@ -231,12 +231,13 @@ class SamplingParams:
 
     def __post_init__(self) -> None:
         self._check_numbers()
+        self._check_types()
         self.stop, self.bad_words = _well_formed(self.stop), _well_formed(self.bad_words)
         self._check_stops()
         self._check_words()
         self._check_grammar()
         if any(not callable(each) for each in self.logits_processors or ()):
-            raise error("invalid_type", param="logits_processors", reason="functions are expected")
+            raise error("invalid_type", param="logits_processors", reason="a list of functions is expected")
         self._check_repetition()
         if self.truncation_side not in (None, "left", "right"):
             value = str(self.truncation_side)[:64]
@@ -297,6 +298,18 @@ class SamplingParams:
                 raise error("value_out_of_range", param=name, value=value, allowed=allowed)
             if expected is not int:
                 setattr(self, name, float(value))
+
+    def _check_types(self) -> None:
+        """Raise ``invalid_type`` for a switch that is no boolean, and for a single value in place of a list."""
+        for name in _SWITCHES:
+            if getattr(self, name) not in (True, False):
+                raise error(
+                    "invalid_type", param=name, reason=f"a boolean is expected, not {getattr(self, name)!r:.64}"
+                )
+        for name, (kinds, expected) in _COLLECTIONS.items():
+            value = getattr(self, name)
+            if value is not None and not isinstance(value, kinds):
+                raise error("invalid_type", param=name, reason=f"{expected} is expected, not {value!r:.64}")
 
     def _check_stops(self) -> None:
         stops = [self.stop] if isinstance(self.stop, str) else list(self.stop or ())
@@ -424,3 +437,14 @@ def _numbers() -> tuple[tuple[str, Parameter, Any, bool], ...]:
             expected = (int, float) if type_ is float else int
             numbers.append((name, parameter, expected, type(None) in get_args(type_)))
     return tuple(sorted(numbers, key=lambda number: number[2] is int))
+
+
+#: Names of the parameters that are on or off.
+_SWITCHES = tuple(name for name, (type_, _) in parameters().items() if type_ is bool)
+#: Parameters with several values -> their types, and how these are called in errors.
+_COLLECTIONS: Mapping[str, tuple[tuple[type, ...], str]] = {
+    "stop": ((str, list, tuple), "a string or a list of strings"),
+    "bad_words": ((list, tuple), "a list of strings"),
+    "logit_bias": ((dict, list), "a dict from token ids to biases, or a list of pairs,"),
+    "logits_processors": ((list, tuple), "a list of functions"),
+}

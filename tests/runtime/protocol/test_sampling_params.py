@@ -210,3 +210,26 @@ def test_priorities_count_with_their_policy_only(llm, example_model):
     assert started[2] < started[1] < started[0]
     with pytest.raises(AiakqError, match="2 priority"):
         other.generate(["a"], SamplingParams(), use_tqdm=False, priority=[1, 2])
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"ignore_eos": "false"},
+        {"skip_special_tokens": None},
+        {"detokenize": "no"},
+        {"stop": 5},
+        {"bad_words": "word"},
+        {"logits_processors": print},
+        {"logit_bias": 5},
+        {"logit_bias": [("a", 1.0)]},
+    ],
+)
+def test_values_of_another_type_are_refused_by_name(given):
+    (name,) = given
+    with pytest.raises(AiakqError, match=f"{name} has the wrong type"):
+        SamplingParams(**given)
+
+
+def test_a_bias_can_be_a_list_of_pairs():
+    assert SamplingParams(logit_bias=[(5, 1.0), [5, 2.0], [7, False]]).logit_bias == {5: 3.0, 7: float("-inf")}
