@@ -283,8 +283,10 @@ def _cut(value: object, sent: Sent) -> Fields:
 #: Fields of requests with embeddings, classes or scores, which sampling does not change.
 POOLING_FIELDS: Mapping[str, ForeignField] = {
     **_WITHOUT_EFFECT,
-    **all_refused("instructions are part of the text", "input_type instruction prompt_name prompt task_type", ""),
-    **all_refused("numbers are float32", "embedding_types output_dtype", ["float"], "float"),
+    **all_refused("instructions are part of the text", "input_type instruction prompt_name prompt", ""),
+    **all_refused("instructions are part of the text", "task_type text_type", ""),
+    **all_refused("instructions are part of the text", "task", "", "embed", "embedding", "classify", "score", "rerank"),
+    **all_refused("numbers are float32", "embedding_types embedding_type output_dtype", ["float"], "float"),
     **dict.fromkeys(("output_dimension", "dims"), renamed("dimensions")),
     **all_refused("texts are not cut in parts", "late_chunking late_chunking_params", False),
     **all_refused("only text is read", "images image image_data video_data audio_data", []),

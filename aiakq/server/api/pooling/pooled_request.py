@@ -241,6 +241,7 @@ async def answer(
 ) -> Response:
     """Run a request with a body of type ``model``; ``respond`` returns the response, or its JSON body."""
     tracker = RequestTracker(service, request.scope)
+    payload: Payload | None = None
     try:
         service.check_available()
         with tracker.record.phase("read_body"):
@@ -257,8 +258,18 @@ async def answer(
         tracker.finish("error", failure)
         if isinstance(failure, AiakqError):
             service.metrics.request_refused(failure)
-            if failure.param == "prompt":
-                raise error(failure.id, **failure.fields | {"param": "input"}) from None
+            if (name := _sent_name(failure, payload)) != failure.param:
+                raise error(failure.id, **failure.fields | {"param": name}) from None
         raise
     tracker.finish("stop")
     return response
+
+
+def _sent_name(failure: AiakqError, payload: PoolingFields | None) -> str | None:
+    """Return the parameter that ``failure`` names, as the client calls it."""
+    if failure.param == "prompt" and payload is not None:
+        return "input"
+    if failure.param == "activation":
+        names = ("raw_scores", "use_activation")
+        return next((name for name in names if getattr(payload, name, None) is not None), "activation")
+    return failure.param
