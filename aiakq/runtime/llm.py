@@ -13,8 +13,9 @@ from aiakq.runtime.build.loading import load_engine
 from aiakq.runtime.config.engine import EngineConfig
 from aiakq.runtime.engine.loop import run, timed_step
 from aiakq.runtime.lora.requests import AdapterRef, CheckedAdapters, LoRARequest
-from aiakq.runtime.offline import OutputBuilder, Prompt, RequestOutputBuilder, listed_prompts
+from aiakq.runtime.offline import OutputBuilder, RequestOutputBuilder
 from aiakq.runtime.offline_checks import OfflineChecks
+from aiakq.runtime.offline_prompts import Prompt, listed_prompts
 from aiakq.runtime.pooling.offline import PooledOutputBuilder, PoolingMethods
 from aiakq.runtime.protocol.command import Abort, Inbox, ResetPrefixCache
 from aiakq.runtime.protocol.output import StepOutput
@@ -178,9 +179,16 @@ class LLM(PoolingMethods):
 
     @staticmethod
     def _one_for_each(name: str, prompts: Any, values: Any) -> list[Any]:
-        """Return ``values`` as a list with one entry per prompt. Raises ``usage`` for another number of entries."""
-        if isinstance(values, (SamplingParams, LoRARequest, int)):
+        """Return ``values`` as a list with one entry per prompt.
+
+        Raises ``invalid_type`` for entries of another type, ``usage`` for another number of them.
+        """
+        kind = _EACH[name]
+        if isinstance(values, kind):
             return [values] * len(prompts)
+        if not isinstance(values, (list, tuple)) or not all(isinstance(value, kind | None) for value in values):
+            reason = f"{kind.__name__}, or a list with one for each prompt, is expected"
+            raise error("invalid_type", param=name, reason=reason)
         if len(values) != len(prompts):
             raise error(
                 "usage",
@@ -194,7 +202,7 @@ class LLM(PoolingMethods):
             ids = prompt.get("prompt_token_ids")
             if ids is not None:
                 return prompt.get("prompt"), list(ids)
-            prompt = str(prompt["prompt"])
+            return self._encoded(prompt["prompt"])
         if isinstance(prompt, str):
             return self._encoded(prompt)
         return None, list(prompt)
@@ -298,6 +306,10 @@ class LLM(PoolingMethods):
                         bar.update(builders[delta.request_id].add(delta))
 
             run(self.engine, receive, deliver)
+
+
+#: Parameters that are given for all prompts or for each -> the type of one.
+_EACH: dict[str, type] = {"sampling_params": SamplingParams, "priority": int, "lora_request": LoRARequest}
 
 
 def _conversations_of(messages: object) -> list[list[dict[str, Any]]]:

@@ -1,30 +1,14 @@
-"""The prompts that ``LLM`` accepts, and the builders of its results."""
+"""Builders of the results of ``LLM``."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
-from aiakq.errors import error
 from aiakq.runtime.protocol.request import Request
 from aiakq.runtime.protocol.request_output import CompletionOutput, RequestMetrics, RequestOutput
 from aiakq.runtime.text.output_processor import Delta
 
-#: A prompt: text, token ids, or a dict with "prompt" or "prompt_token_ids", and optionally "cache_salt", which limits
-#: prefix caching to prompts with the same salt.
-Prompt = str | list[int] | dict[str, Any]
-Prompts = Prompt | Sequence[Prompt]
-
 Result_co = TypeVar("Result_co", covariant=True)
-
-
-def listed_prompts(prompts: Any) -> list[Prompt]:
-    """Return one or more prompts as a list; a flat list of ids is one prompt. Raises ``empty_prompt`` for none."""
-    if prompts is None:
-        raise error("empty_prompt", param="prompts")
-    if isinstance(prompts, str | dict) or (prompts and isinstance(prompts[0], int)):
-        return [prompts]
-    return list(prompts)
 
 
 class OutputBuilder(Protocol[Result_co]):

@@ -144,6 +144,17 @@ def test_bad_calls_leave_the_engine_clean(llm):
     assert llm.generate("still works", SamplingParams(max_tokens=2), use_tqdm=False)[0].finished
 
 
+@pytest.mark.parametrize(
+    "values",
+    [{"sampling_params": {"max_tokens": 1}}, {"sampling_params": [{}]}, {"priority": "1"}, {"lora_request": "a"}],
+)
+def test_values_for_each_prompt_of_another_type_are_refused_by_name(llm, values):
+    (name,) = values
+    for call, given in ((llm.generate, "text"), (llm.chat, [{"role": "user", "content": "text"}])):
+        with pytest.raises(AiakqError, match=f"{name} has the wrong type"):
+            call(given, **values, use_tqdm=False)
+
+
 def test_max_tokens_beyond_the_context_stop_at_its_end(llm):
     params = SamplingParams(max_tokens=5000, min_tokens=3000, ignore_eos=True, temperature=0)
     (found,) = llm.generate({"prompt_token_ids": [5] * 1020}, params, use_tqdm=False)

@@ -206,7 +206,7 @@ _FACTORS = (
     *("*multiplier*", "*scale", "*scaling", "*_factor", "*scale_factor*", "alpha", "*_alpha", "*temperature*", "*_tp"),
 )
 #: Unknown numbers that do something when they are zero, besides.
-_NOT_ZERO = ("*eps", "*epsilon")
+_NOT_ZERO = ("*eps", "*epsilon", "scale_*")
 #: Longer keys are not compared with patterns.
 _MAX_KEY = 128
 

@@ -9,7 +9,7 @@ from typing import Generic, TypeVar
 import torch
 
 from aiakq.errors import error
-from aiakq.runtime.offline import Prompt, Prompts, listed_prompts
+from aiakq.runtime.offline_prompts import Prompt, Prompts, listed_prompts
 from aiakq.runtime.pooling.outputs import (
     ClassificationOutput,
     ClassificationRequestOutput,

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, get_args, get_type_hints
 
 from aiakq.errors import error
 from aiakq.runtime.protocol.extra_args import MAX_EXTRA_ARGS, MAX_EXTRA_NAME, checked_extra_args
 from aiakq.runtime.protocol.grammar import Grammar, grammar_of
+from aiakq.runtime.protocol.repetition import REPETITION_FIELDS, checked_repetition
 from aiakq.runtime.protocol.token_bias import MAX_LOGIT_BIAS, TOKEN_KEY, Bias, checked_bias
 from aiakq.runtime.protocol.unicode_text import well_formed
 
@@ -24,9 +25,6 @@ MAX_STOP_CHARS = 256
 MAX_BAD_WORDS = 128
 #: Maximum number of token ids whose log-probabilities are returned per position.
 MAX_LOGPROB_TOKEN_IDS = 128
-#: Fields of ``repetition_detection``, and the largest pattern and the largest count, which bound the time per token.
-REPETITION_FIELDS = ("max_pattern_size", "min_pattern_size", "min_count")
-MAX_PATTERN_SIZE, MAX_PATTERN_COUNT = 256, 256
 MAX_STOP_TOKEN_IDS = 128
 
 
@@ -66,15 +64,6 @@ def _count(default: int | None, help: str, minimum: int, maximum: int, allowed: 
 
 _TEXT = {"type": "string", "minLength": 1, "maxLength": MAX_STOP_CHARS}
 _LOGPROBS = (-1, 2**31, "0 or more, or -1 for the whole vocabulary", "logprobs")
-
-
-@dataclass
-class RepetitionDetectionParams:
-    """vLLM's class for ``SamplingParams.repetition_detection``."""
-
-    max_pattern_size: int = 0
-    min_pattern_size: int = 0
-    min_count: int = 0
 
 
 @dataclass
@@ -238,13 +227,14 @@ class SamplingParams:
 
     def __post_init__(self) -> None:
         self._check_numbers()
+        self._check_types()
         self.stop, self.bad_words = _well_formed(self.stop), _well_formed(self.bad_words)
         self._check_stops()
         self._check_words()
         self._check_grammar()
         if any(not callable(each) for each in self.logits_processors or ()):
-            raise error("invalid_type", param="logits_processors", reason="functions are expected")
-        self._check_repetition()
+            raise error("invalid_type", param="logits_processors", reason="a list of functions is expected")
+        self.repetition_detection = checked_repetition(self.repetition_detection)
         if self.truncation_side not in (None, "left", "right"):
             value = str(self.truncation_side)[:64]
             raise error("value_out_of_range", param="truncation_side", value=value, allowed="left or right")
@@ -307,6 +297,18 @@ class SamplingParams:
             if expected is not int:
                 setattr(self, name, float(value))
 
+    def _check_types(self) -> None:
+        """Raise ``invalid_type`` for a switch that is no boolean, and for a single value in place of a list."""
+        for name in _SWITCHES:
+            if getattr(self, name) not in (True, False):
+                raise error(
+                    "invalid_type", param=name, reason=f"a boolean is expected, not {getattr(self, name)!r:.64}"
+                )
+        for name, (kinds, expected) in _COLLECTIONS.items():
+            value = getattr(self, name)
+            if value is not None and not isinstance(value, kinds):
+                raise error("invalid_type", param=name, reason=f"{expected} is expected, not {value!r:.64}")
+
     def _check_stops(self) -> None:
         stops = [self.stop] if isinstance(self.stop, str) else list(self.stop or ())
         if len(stops) > MAX_STOP_STRINGS:
@@ -354,31 +356,6 @@ class SamplingParams:
             if len(self.stop_token_ids) > MAX_STOP_TOKEN_IDS:
                 given, allowed = f"{len(self.stop_token_ids)} ids", f"at most {MAX_STOP_TOKEN_IDS}"
                 raise error("value_out_of_range", param="stop_token_ids", value=given, allowed=allowed)
-
-    def _check_repetition(self) -> None:
-        """Replace ``repetition_detection`` by a dict. Raises ``value_out_of_range`` and ``invalid_type``."""
-        given = self.repetition_detection
-        if given is None:
-            return
-        if isinstance(given, RepetitionDetectionParams):
-            given = self.repetition_detection = asdict(given)
-        if not isinstance(given, dict) or not all(type(value) is int for value in given.values()):
-            reason = "an object with " + ", ".join(REPETITION_FIELDS) + " is expected"
-            raise error("invalid_type", param="repetition_detection", reason=reason)
-        for name in given:
-            if name not in REPETITION_FIELDS:
-                hint = f"Known: {', '.join(REPETITION_FIELDS)}."
-                raise error("unknown_field", param=f"repetition_detection.{name[:64]}", hint=hint)
-        least, most = given.get("min_pattern_size", 0), given.get("max_pattern_size", 0)
-        bounds = {
-            "max_pattern_size": (most, 0, MAX_PATTERN_SIZE),
-            "min_pattern_size": (least, 0, most),
-            "min_count": (given.get("min_count", 0), 2 if most else 0, MAX_PATTERN_COUNT),
-        }
-        for name, (value, low, high) in bounds.items():
-            if not low <= value <= high:
-                allowed = f"{low} to {high}"
-                raise error("value_out_of_range", param=f"repetition_detection.{name}", value=value, allowed=allowed)
 
     def _check_words(self) -> None:
         words = self.bad_words or []
@@ -433,3 +410,14 @@ def _numbers() -> tuple[tuple[str, Parameter, Any, bool], ...]:
             expected = (int, float) if type_ is float else int
             numbers.append((name, parameter, expected, type(None) in get_args(type_)))
     return tuple(sorted(numbers, key=lambda number: number[2] is int))
+
+
+#: Names of the parameters that are on or off.
+_SWITCHES = tuple(name for name, (type_, _) in parameters().items() if type_ is bool)
+#: Parameters with several values -> their types, and how these are called in errors.
+_COLLECTIONS: Mapping[str, tuple[tuple[type, ...], str]] = {
+    "stop": ((str, list, tuple), "a string or a list of strings"),
+    "bad_words": ((list, tuple), "a list of strings"),
+    "logit_bias": ((dict, list), "a dict from token ids to biases, or a list of pairs,"),
+    "logits_processors": ((list, tuple), "a list of functions"),
+}

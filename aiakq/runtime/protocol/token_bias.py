@@ -17,11 +17,12 @@ TOKEN_KEY = re.compile(r"^(0|-?[1-9][0-9]{0,39})$")
 _ENTRIES = ({"id", "bias"}, {"token", "bias"}, {"token_id", "bias"})
 
 
-def checked_bias(bias: dict[Any, Any]) -> dict[int, Bias]:
+def checked_bias(given: dict[Any, Any] | list[Any]) -> dict[int, Bias]:
     """Return the bias with integer keys (JSON has strings) and values clamped to -100..100, as in the OpenAI API.
 
     False, which excludes a token, becomes -inf. Raises ``value_out_of_range`` and ``invalid_type``.
     """
+    bias = bias_of_list(given) if isinstance(given, list) else given
     _check_number(len(bias))
     checked: dict[int, Bias] = {}
     for key, value in bias.items():
@@ -47,7 +48,7 @@ def bias_of_list(entries: list[Any]) -> dict[str, Bias]:
     for number, entry in enumerate(entries):
         if isinstance(entry, dict) and set(entry) in _ENTRIES:
             entry = [value for name, value in entry.items() if name != "bias"] + [entry["bias"]]
-        if not isinstance(entry, list) or len(entry) != 2:
+        if not isinstance(entry, (list, tuple)) or len(entry) != 2:
             raise _malformed(f"entry {number} is not [token id, bias], or an object with id and bias")
         token, bias = entry
         if isinstance(token, bool) or not isinstance(token, int | str) or not TOKEN_KEY.fullmatch(str(token)):

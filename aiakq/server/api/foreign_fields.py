@@ -79,7 +79,9 @@ _SAMPLING: dict[str, ForeignField] = {
     "runtime_top_k": renamed("top_k"),
     "runtime_top_p": renamed("top_p"),
     **dict.fromkeys(("num_return_sequences", "candidate_count", "candidateCount", "num_generations"), renamed("n", 1)),
-    **dict.fromkeys(("repeat_last_n", "penalty_last_n", "rep_pen_range"), ForeignField(_penalty_window)),
+    **dict.fromkeys(
+        ("repeat_last_n", "penalty_last_n", "rep_pen_range", "repetition_penalty_range"), ForeignField(_penalty_window)
+    ),
     **dict.fromkeys(("penalize_newline", "penalize_nl"), ForeignField(_newline_penalty)),
     **dict.fromkeys(("random_seed", "sampling_seed", "sampler_seed", "rng_seed"), renamed("seed")),
     **dict.fromkeys(
@@ -215,6 +217,7 @@ _ANSWERS: dict[str, ForeignField] = {
     **all_refused("every answer is returned at once or streamed", "deferred background", False),
     **_ADAPTERS,
     **all_refused("requests bring no code", "custom_logit_processor"),
+    **all_refused("answers are not stored; send all messages", "session_params previous_response_id", {}, ""),
     **all_refused(
         "only text is read", "images image image_data video_data audio_data mm_payload images_config", [], {}, ""
     ),
@@ -242,7 +245,7 @@ _WITHOUT_EFFECT: dict[str, ForeignField] = {
         # OpenAI, Anthropic
         "prompt_cache_options cache_control inference_geo speed betas "
         # vLLM, SGLang, LMDeploy
-        "session_id session_params stream_interval extra_key custom_labels routed_dp_rank "
+        "session_id stream_interval extra_key custom_labels routed_dp_rank "
         "data_parallel_rank disagg_prefill_dp_rank bootstrap_port ngram_corpus_id incremental_output result_format "
         # llama.cpp
         "cache_prompt id_slot slot_id timings_per_token return_progress response_fields n_cache_reuse "
@@ -284,8 +287,10 @@ def _cut(value: object, sent: Sent) -> Fields:
 #: Fields of requests with embeddings, classes or scores, which sampling does not change.
 POOLING_FIELDS: Mapping[str, ForeignField] = {
     **_WITHOUT_EFFECT,
-    **all_refused("instructions are part of the text", "input_type instruction prompt_name prompt task_type", ""),
-    **all_refused("numbers are float32", "embedding_types output_dtype", ["float"], "float"),
+    **all_refused("instructions are part of the text", "input_type instruction prompt_name prompt", ""),
+    **all_refused("instructions are part of the text", "task_type text_type", ""),
+    **all_refused("instructions are part of the text", "task", "", "embed", "embedding", "classify", "score", "rerank"),
+    **all_refused("numbers are float32", "embedding_types embedding_type output_dtype", ["float"], "float"),
     **dict.fromkeys(("output_dimension", "dims"), renamed("dimensions")),
     **all_refused("texts are not cut in parts", "late_chunking late_chunking_params", False),
     **all_refused("only text is read", "images image image_data video_data audio_data", []),
@@ -313,6 +318,12 @@ DETOKENIZATION_FIELDS: Mapping[str, ForeignField] = {
     "spaces_between_special_tokens": refused("the text is not changed", False),
 }
 
+
+def _parts(value: object, sent: Sent) -> Fields:
+    """The content of Gemini's messages, and of those of the AI SDK, some of which have their text as content too."""
+    return {} if sent.sent("content") else {"content": value}
+
+
 #: Fields of messages of other servers' answers, which clients send back, and hints for their caches.
 MESSAGE_FIELDS: Mapping[str, ForeignField] = {
     **ignored(
@@ -323,6 +334,7 @@ MESSAGE_FIELDS: Mapping[str, ForeignField] = {
     ),
     "is_error": ForeignField(refused("templates show no errors", False).translate, named=True),
     "thinking": renamed("reasoning_content"),
+    "parts": ForeignField(_parts, replaces=True),
     **all_refused("only text is read", "images audio_data", []),
     **all_refused("use continue_final_message", "prefix partial", False),
 }

@@ -74,6 +74,10 @@ def read_admin_keys(args: ServerArguments) -> Keys:
 def _checked_keys(given: list[str] | None, option: str, path: str | None) -> list[str]:
     """Return the keys ``given`` and those in the file ``path``, which ``option`` names."""
     keys = list(given or ())
+    if given is not None and not keys:
+        hint = "Is a shell variable empty? For a server without keys leave the option out."
+        name = option.removesuffix("-file")
+        raise error("bad_option", option=name, value="", expected="a key", hint=hint)
     if path is not None:
 
         def bad(reason: str) -> AiakqError:

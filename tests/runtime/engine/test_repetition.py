@@ -8,7 +8,8 @@ import pytest
 
 from aiakq.errors import AiakqError
 from aiakq.runtime.engine.sequence import repeats
-from aiakq.runtime.protocol.sampling_params import RepetitionDetectionParams, SamplingParams
+from aiakq.runtime.protocol.repetition import RepetitionDetectionParams
+from aiakq.runtime.protocol.sampling_params import SamplingParams
 
 
 def repeats_reference(tokens: list[int], least: int, most: int, count: int) -> bool:

@@ -233,3 +233,26 @@ def test_values_for_extensions_are_few_and_plain(given, code):
 def test_values_for_extensions_are_kept_as_they_are():
     given = {"text": "a\ud800", "numbers": [1, 2.5], "flag": True}
     assert SamplingParams(extra_args=given).extra_args == given | {"text": "a\ufffd"}
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"ignore_eos": "false"},
+        {"skip_special_tokens": None},
+        {"detokenize": "no"},
+        {"stop": 5},
+        {"bad_words": "word"},
+        {"logits_processors": print},
+        {"logit_bias": 5},
+        {"logit_bias": [("a", 1.0)]},
+    ],
+)
+def test_values_of_another_type_are_refused_by_name(given):
+    (name,) = given
+    with pytest.raises(AiakqError, match=f"{name} has the wrong type"):
+        SamplingParams(**given)
+
+
+def test_a_bias_can_be_a_list_of_pairs():
+    assert SamplingParams(logit_bias=[(5, 1.0), [5, 2.0], [7, False]]).logit_bias == {5: 3.0, 7: float("-inf")}

@@ -162,6 +162,9 @@ def test_fields_whose_value_changes_nothing_are_ignored_in_silence(fields):
         (ResponsesRequest, {"n": 2}, "n"),
         *((CompletionRequest, {name: {"temperature": 1}}, name) for name in ("sampling_params", "generationConfig")),
         (ChatCompletionRequest, {"system_prompt": "Be brief."}, "system_prompt"),
+        (ChatCompletionRequest, {"session_params": {"id": "a"}}, "session_params"),
+        (MessagesRequest, {"previous_response_id": "resp_a"}, "previous_response_id"),
+        (CompletionRequest, {"repetition_penalty": 1.1, "repetition_penalty_range": 9}, "repetition_penalty_range"),
         (ChatCompletionRequest, {"responseMimeType": "application/json"}, "responseMimeType"),
         (ChatCompletionRequest, {"rep_pen": 1.1, "rep_pen_range": 64}, "rep_pen_range"),
         (ResponsesRequest, {"candidateCount": 2}, "candidateCount"),
@@ -216,6 +219,30 @@ def test_neutral_values_of_fields_of_other_routes_are_accepted(model, name, valu
     with pytest.raises(AiakqError) as caught:
         parse(model, {name: value})
     assert (caught.value.id, caught.value.param) == ("unsupported_parameter", name)
+
+
+@pytest.mark.parametrize(
+    ("message", "content"),
+    [
+        ({"parts": [{"text": "Hi"}, {"text": "!"}]}, [{"type": "text", "text": "Hi"}, {"type": "text", "text": "!"}]),
+        ({"parts": [{"type": "text", "text": "Hi"}], "content": ""}, [{"type": "text", "text": "Hi"}]),
+        ({"parts": [{"type": "text", "text": "Hi"}], "content": "Hi"}, "Hi"),
+        ({"parts": [], "content": "Hi"}, "Hi"),
+    ],
+    ids=str,
+)
+def test_parts_of_a_message_without_content_are_its_content(message, content):
+    request = parse(ChatCompletionRequest, {"messages": [{"role": "user", **message}]})
+    assert request.messages[0].to_dicts("messages[0]")[0]["content"] == content
+
+
+@pytest.mark.parametrize("part", [{"type": "file", "url": "a"}, {"type": "tool-find", "input": {}}], ids=str)
+def test_parts_of_a_message_that_are_no_text_are_refused_by_name(part):
+    with pytest.raises(AiakqError) as caught:
+        parse(ChatCompletionRequest, {"messages": [{"role": "user", "parts": [part]}]}).messages[0].to_dicts(
+            "messages[0]"
+        )
+    assert (caught.value.id, caught.value.param) == ("unsupported_parameter", "messages[0].content[0].type")
 
 
 def test_a_translated_field_of_the_wrong_type_is_refused_by_its_own_name():

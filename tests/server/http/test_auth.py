@@ -188,6 +188,8 @@ def test_bad_keys_are_refused(tmp_path):
     empty.write_text("# nothing\n")
     for given in (
         {"api_key": ["with space"]},
+        {"api_key": ""},
+        {"api_key": [""]},
         {"api_key": ["schlüssel"]},
         {"api_key_file": str(tmp_path / "none")},
         {"api_key_file": str(empty)},

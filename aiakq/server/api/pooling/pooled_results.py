@@ -89,8 +89,8 @@ class PooledResults(Generic[Payload]):
             self._read(execution, body)
             built = await self.response()
         except AiakqError as failure:
-            if failure.param == "prompt":
-                raise error(failure.id, **failure.fields | {"param": "input"}) from None
+            if (name := _sent_name(failure, getattr(self, "payload", None))) != failure.param:
+                raise error(failure.id, **failure.fields | {"param": name}) from None
             raise
         response = built if isinstance(built, Response) else JSONResponse(built)
         execution.finish("stop")
@@ -233,3 +233,13 @@ def pooling_route(
         errors=PROMPT_ERRORS,
         generates=True,
     )
+
+
+def _sent_name(failure: AiakqError, payload: PoolingFields | None) -> str | None:
+    """Return the parameter that ``failure`` names, as the client calls it; ``payload`` is None if it was not read."""
+    if failure.param == "prompt" and payload is not None:
+        return "input"
+    if failure.param == "activation":
+        names = ("raw_scores", "use_activation")
+        return next((name for name in names if getattr(payload, name, None) is not None), "activation")
+    return failure.param

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import re
 from collections.abc import Iterator, Mapping
@@ -234,11 +235,13 @@ class UnquotedToolParser(ToolParser):
 class SectionToolParser(UnquotedToolParser):
     """Parser of calls with their own marks inside a section. Subclasses define ``call_tag`` and ``read_call``.
 
-    section  marks around all calls.
-    call     mark before each call.
+    section         marks around all calls.
+    other_sections  marks that models write in place of them.
+    call            mark before each call.
     """
 
     section: ClassVar[tuple[str, str]]
+    other_sections: ClassVar[tuple[tuple[str, str], ...]] = ()
     call: ClassVar[str]
 
     @classmethod
@@ -253,37 +256,37 @@ class SectionToolParser(UnquotedToolParser):
         raise NotImplementedError
 
     def parse(self, text: TextScanner, output: EventSink) -> Parsing[None]:
-        begin, end = self.section
-        outside, inside = marks_of(begin, self.call), marks_of(begin, self.call, end)
+        begins, ends = zip(self.section, *self.other_sections, strict=True)
+        outside, inside = marks_of(*begins, self.call), marks_of(*begins, self.call, *ends)
         is_open = False  # whether a section had a call, and has not ended
         while mark := (yield from text.until(inside if is_open else outside, output.content)):
-            if mark == end:
+            if mark in ends:
                 is_open = False
                 continue
             text.record(mark)
-            if mark == begin:
+            if mark in begins:
                 yield from self.read_up_to_call(text)
                 if not (yield from text.is_before(self.call)):
                     output.content(text.recorded())
                     continue
                 before = text.recorded()
-                if noise := before[len(begin) :].strip():
+                if noise := before[len(mark) :].strip():
                     output.content(noise)
                 yield from text.match(self.call)
-                text.record((begin if noise else before) + self.call)
+                text.record((mark if noise else before) + self.call)
             if not (yield from self.read_call(text, output)):
                 output.content(text.recorded())
                 continue
             text.recorded()
             # Only white space, which is dropped, may come between calls.
             yield from text.skip_spaces()
-            is_open = not (yield from text.skip(end))
+            is_open = not (yield from text.skip(*ends))
 
     def read_up_to_call(self, text: TextScanner) -> Parsing[None]:
         """Read spaces, and a short text that some models write, before the first call of a section."""
         yield from text.skip_spaces()
         for _ in range(_MAX_NOISE):
-            for mark in (self.call, *self.section):
+            for mark in (self.call, *itertools.chain(self.section, *self.other_sections)):
                 if (yield from text.is_before(mark)):
                     return
             if not (yield from text.peek()):

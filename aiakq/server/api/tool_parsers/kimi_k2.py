@@ -13,6 +13,8 @@ from aiakq.server.api.output.scanner import Marks, Parsing, TextScanner
 from aiakq.server.api.tool_parsers.base import SectionToolParser
 
 _BEGIN, _END = "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"
+#: Marks that the model also writes, which are no special tokens.
+_OTHER_BEGIN, _OTHER_END = "<|tool_call_section_begin|>", "<|tool_call_section_end|>"
 _CALL, _ARGUMENTS, _CALL_END = "<|tool_call_begin|>", "<|tool_call_argument_begin|>", "<|tool_call_end|>"
 _BEHIND_ID = Marks(_ARGUMENTS, _CALL_END, _CALL, _BEGIN, _END)
 
@@ -20,9 +22,10 @@ _BEHIND_ID = Marks(_ARGUMENTS, _CALL_END, _CALL, _BEGIN, _END)
 class KimiK2Parser(SectionToolParser):
     """The model writes the ids of calls, which its chat template expects in later requests."""
 
-    marks = (_BEGIN, _END, _CALL, _ARGUMENTS, _CALL_END)
+    marks = (_BEGIN, _END, _OTHER_BEGIN, _OTHER_END, _CALL, _ARGUMENTS, _CALL_END)
     template_marks = (_BEGIN,)
     section = (_BEGIN, _END)
+    other_sections = ((_OTHER_BEGIN, _OTHER_END),)
     call = _CALL
     quotes_values = True
     triggers = (_BEGIN,)

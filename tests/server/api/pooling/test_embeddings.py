@@ -261,6 +261,11 @@ def test_a_conversation_is_an_input_in_its_template(embed_http):
         ({"embed_dtype": "fp8_e5m2"}, 400, "embed_dtype"),
         ({"embed_dtype": "int8"}, 400, "embed_dtype"),
         ({"input_type": "query"}, 400, "input_type"),
+        ({"prompt": "query: "}, 400, "prompt"),
+        ({"task": "retrieval.query"}, 400, "task"),
+        ({"task": "embed"}, 200, None),
+        ({"text_type": "query"}, 400, "text_type"),
+        ({"embedding_type": "binary"}, 400, "embedding_type"),
     ],
     ids=str,
 )
@@ -268,6 +273,13 @@ def test_fields_of_other_servers(embed_http, fields, status, param):
     answer = embed_http.post("/v1/embeddings", json={"input": TEXTS[0], **fields})
     assert answer.status_code == status, answer.text
     assert param is None or answer.json()["error"]["param"] == param
+
+
+@pytest.mark.parametrize("fields", [{"raw_scores": False}, {"use_activation": True}, {"activation": True}], ids=str)
+def test_scores_that_an_embedding_does_not_have_are_refused_under_the_name_that_was_sent(embed_http, fields):
+    (name,) = fields
+    failure = embed_http.post("/rerank", json={"query": "a", "texts": TEXTS, **fields}).json()["error"]
+    assert (failure["code"], failure["param"]) == ("unsupported_parameter", name), failure
 
 
 def test_the_side_that_is_kept(embed_http, byte_tokenizer):

@@ -155,6 +155,21 @@ def test_marks_of_a_section_with_calls_are_not_shown_if_there_is_text_in_it(name
         assert whole(name, text)[:2] == (text, []) and streamed(name, text) == (text, [])
 
 
+def test_marks_of_a_section_of_kimi_in_the_singular_are_not_shown():
+    begin, end = SECTIONS["kimi_k2"]
+    for text, content in (
+        (f"Hm. {begin}CALL{end}", "Hm."),
+        (f"Hm. {begin} I call: CALL{end} Yes.", "Hm. I call: Yes."),
+        (f"Hm. {begin}CALL and that. {end}", "Hm. and that."),
+    ):
+        call = WRITERS["kimi_k2"]([("get_time", {})]).removeprefix(begin).removesuffix(end)
+        text = text.replace("tool_calls_section", "tool_call_section").replace("CALL", call)
+        found, calls, _ = whole("kimi_k2", text)
+        assert (letters(found), calls) == (letters(content), [("get_time", {})])
+        found, names = streamed("kimi_k2", text)
+        assert (letters(found), names) == (letters(content), ["get_time"])
+
+
 def test_a_call_of_deepseek_with_another_word_before_its_name_stays_text():
     begin, end = SECTIONS["deepseek_v3"]
 
