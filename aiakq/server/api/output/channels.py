@@ -25,12 +25,14 @@ _FUNCTION = re.compile(rf"(?:^|\s)to=functions\.([^\s<]{{1,{MAX_NAME}}})")
 #: The name of who speaks, and of who is spoken to, at the beginning of a header.
 _ROLE = r"(?:assistant|user|system|developer|tool|python|(?:functions|browser)\.[^\s<]+)(?=\s|\Z)"
 _ROLES = re.compile(rf"\s*(?:{_ROLE})?\s*(?:to=[^\s<]+\s*)?")
+#: Types of a text, also without a mark before them.
+_BARE_TYPES = ("json", "code", "text", "python", "xml")
 #: What may follow the name of a channel: a recipient, and the type of the text behind a mark of its own.
-_TYPES = r"(?:\s*(?:to=[^\s<]+|<\|constrain\|>\s*[^\s<]*))*\s*"
+#: A word is a type if it is known as one, or if no other word follows.
+_TYPE = rf"\s*(?:(?:{'|'.join(_BARE_TYPES)})(?=[\s<]|\Z)|[^\s<]*(?=\s*(?:<|\Z)))"
+_TYPES = rf"(?:\s*(?:to=[^\s<]+|<\|constrain\|>(?:{_TYPE})?))*\s*"
 _CHANNEL = re.compile(rf"\s*(?:(?!to=)[^\s<]+)?{_TYPES}")
 _KNOWN_CHANNEL = re.compile(rf"\s*(?:(?:analysis|commentary|final)(?=[\s<]|\Z))?{_TYPES}")
-#: Types of a text without a mark before them.
-_BARE_TYPES = ("json", "code", "text", "python", "xml")
 
 
 class _Head(NamedTuple):

@@ -101,6 +101,7 @@ class EventSink:
         self._kind: type[ContentPiece | ReasoningPiece] | int = ContentPiece  # of the open event; a number: arguments
         self._pieces: list[str] = []  # of the open event
         self._call: _Call | None = None
+        self._before_call = ""
         self._num_invalid = 0
         self._content = _Trimmed(partial(self._add, ContentPiece))
         self._reasoning = _Trimmed(partial(self._add, ReasoningPiece), at_start=True)
@@ -114,9 +115,14 @@ class EventSink:
     def content(self, text: str) -> None:
         """Add text of the answer."""
         if text:
+            self._before_call = ""
             self._text.begin_part()
             if not self._only_calls:
                 self._content.add(text)
+
+    def before_call(self, text: str) -> None:
+        """Add text of the answer if a call follows; if none does, ``content`` gets it as a part of all text read."""
+        self._before_call = text
 
     def reasoning(self, text: str) -> None:
         """Add reasoning. The parser calls ``end_reasoning`` when it ends."""
@@ -196,6 +202,9 @@ class EventSink:
 
     def _pass_on(self, call: _Call) -> None:
         """Add the start of ``call``, unless there are too many calls."""
+        if self._before_call and not self._only_calls:
+            self._content.add(self._before_call)
+        self._before_call = ""
         self._content.trim()
         if self._max_calls is None or self.num_calls < self._max_calls:
             call.index = self.num_calls

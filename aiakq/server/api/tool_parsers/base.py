@@ -270,10 +270,9 @@ class SectionToolParser(UnquotedToolParser):
                     output.content(text.recorded())
                     continue
                 before = text.recorded()
-                if noise := before[len(mark) :].strip():
-                    output.content(noise)
                 yield from text.match(self.call)
-                text.record((mark if noise else before) + self.call)
+                text.record(before + self.call)
+                output.before_call(before[len(mark) :].strip())
             if not (yield from self.read_call(text, output)):
                 output.content(text.recorded())
                 continue

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from aiakq.server.api.chat_message import message_of
@@ -135,6 +135,7 @@ def test_a_recipient_may_come_before_the_first_mark():
     assert parse(text + FINAL) == (None, text + "Bye", [])
 
 
+@example(parts=["<|channel|>", "<|constrain|>", "two three"])
 @given(parts=st.lists(st.sampled_from([*MARKS, "analysis", "final", " ", "one", "two three", "\n"]), max_size=12))
 def test_no_word_of_the_model_is_lost(parts):
     """Besides what headers consist of."""

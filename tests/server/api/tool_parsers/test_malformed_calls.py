@@ -182,3 +182,8 @@ def test_a_call_of_deepseek_with_another_word_before_its_name_stays_text():
     for first, second in (("get_weather", "get_time"), ("As asked, I call", "get_time"), ("function", "")):
         text = written(first, second)
         assert whole("deepseek_v3", text)[:2] == (text, []) == (streamed("deepseek_v3", text)[0], [])
+
+
+def test_marks_that_begin_no_call_are_text_in_their_order():
+    text = "<｜tool▁calls▁begin｜><｜tool▁sep｜><｜tool▁call▁begin｜>"
+    assert whole("deepseek_v3", text)[:2] == (text, [])
