@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
-from importlib.metadata import version
 from pathlib import Path
 
 from aiakq.errors import AiakqError, error
@@ -45,6 +44,8 @@ def why_unreadable(folder: Path, failure: BaseException) -> AiakqError:
     if isinstance(failure, KeyError):
         reason = f"it has no {reason}"
     if unknown := _UNKNOWN_PART.search(reason):
+        from importlib.metadata import version  # slower to import than this module
+
         reason = f"its {unknown[1]} is damaged, or of a kind that tokenizers {version('tokenizers')} does not know"
     name = "tokenizer.json" if (folder / "tokenizer.json").is_file() else f"the tokenizer in '{folder}'"
     return error("model_malformed", file=name, reason=reason)

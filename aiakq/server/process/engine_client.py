@@ -17,12 +17,12 @@ from aiakq.server.process.ipc import (
     FromEngine,
     Loading,
     Ready,
-    ServerChannel,
     Start,
     Started,
     Stepped,
     ToEngine,
 )
+from aiakq.system.async_channel import AsyncChannel
 from aiakq.system.child import Child, child_command
 from aiakq.system.threads import limit_threads, spin_briefly
 
@@ -32,7 +32,7 @@ _CODE = "from aiakq.server.process.engine_process import main; main()"
 class EngineClient:
     """One engine process and the socket to it. Every method runs on the event loop."""
 
-    def __init__(self, child: Child, channel: ServerChannel) -> None:
+    def __init__(self, child: Child, channel: AsyncChannel[ToEngine, FromEngine]) -> None:
         self._child, self._channel = child, channel
 
     @classmethod
@@ -54,7 +54,7 @@ class EngineClient:
             child = Child(child_command(_CODE), environment)
         except OSError as failure:
             raise error("engine_start", reason=str(failure), hint="Check free memory and process limits.") from None
-        client = cls(child, await ServerChannel.open(child.sockets[0], FromEngine))
+        client = cls(child, await AsyncChannel[ToEngine, FromEngine].open(child.sockets[0], FromEngine))
         engine = EngineArguments(**part_of(EngineArguments, arguments))  # not the keys of the server
         client.send(Start(engine, list(cpus), replica, arguments.data_parallel_size))
         return client

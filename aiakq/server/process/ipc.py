@@ -17,7 +17,6 @@ from aiakq.runtime.protocol.request import RequestOptions, RequestSpec
 from aiakq.runtime.protocol.sampling_params import SamplingParams
 from aiakq.runtime.protocol.vocabulary import Vocabulary
 from aiakq.runtime.text.tokenizer import TokenizerSource
-from aiakq.system.async_channel import AsyncChannel
 from aiakq.system.channel import Channel, Failure
 
 
@@ -156,6 +155,5 @@ class Stepped(msgspec.Struct, tag="stepped"):
 ToEngine = Start | Submit | GiveVocabulary | CheckAdapter | PrefetchAdapter | Command
 FromEngine = Configured | Loading | Ready | AdapterChecked | Started | Stepped
 
-#: The HTTP process's end of the channel, and the engine's.
-ServerChannel = AsyncChannel[ToEngine, FromEngine]
+#: The engine's end of the channel.
 EngineChannel = Channel[FromEngine, ToEngine]

@@ -22,17 +22,19 @@ from aiakq.runtime.protocol.vocabulary import Vocabulary
 from aiakq.runtime.structured.vocabulary import end_failure
 from aiakq.runtime.text.tokenizer import NoTokenizer, TokenDecoder, Tokenizer, TokenizerSource
 from aiakq.server.process.text_messages import (
-    ClientControl,
-    ClientSocket,
+    MAX_SECONDS,
+    MAX_SECONDS_PER_CHAR,
+    WITHOUT_TORCH,
     Drop,
     Loaded,
     Setup,
     TextReply,
     TextRequest,
+    ToTextProcess,
     size_of,
 )
-from aiakq.server.process.text_process import MAX_SECONDS, MAX_SECONDS_PER_CHAR, WITHOUT_TORCH
 from aiakq.server.process.worker_queue import TextWorkerChannel, WorkerQueue
+from aiakq.system.async_channel import AsyncChannel
 from aiakq.system.channel import Disconnected, InvalidMessage, framed
 from aiakq.system.child import Child, child_command, is_stopped
 
@@ -99,8 +101,8 @@ class TextClient:
         self._is_set_up = False
         self._queue = WorkerQueue()
         self._process: Child | None = None
-        self._control: ClientControl | None = None
-        self._workers: list[ClientSocket] = []
+        self._control: AsyncChannel[ToTextProcess, Loaded] | None = None
+        self._workers: list[AsyncChannel[TextRequest, TextReply]] = []
         self._starting = asyncio.Lock()
         self._numbers = itertools.count(1)
         self._checked_grammars: dict[Grammar, int] = {}  # their sizes
@@ -288,8 +290,8 @@ class TextClient:
         command = child_command(_CODE, *([] if self.with_torch else [WITHOUT_TORCH]))
         self._process = Child(command, environment, num_sockets=1 + NUM_WORKERS)
         control, *workers = self._process.sockets
-        self._control = await ClientControl.open(control, Loaded)
-        self._workers = [await ClientSocket.open(worker, TextReply) for worker in workers]
+        self._control = await AsyncChannel[ToTextProcess, Loaded].open(control, Loaded)
+        self._workers = [await AsyncChannel[TextRequest, TextReply].open(worker, TextReply) for worker in workers]
 
     async def _set_up(self) -> None:
         """Make the process load the tokenizer. Raises the error that it reports."""

@@ -12,9 +12,12 @@ from aiakq.runtime.text.infill import Infill
 from aiakq.runtime.text.template_facts import TemplateFacts
 from aiakq.runtime.text.tokenizer import TokenizerSource
 from aiakq.runtime.text.tools_in_text import CallSyntax
-from aiakq.system.async_channel import AsyncChannel
 from aiakq.system.channel import Channel, Failure
 
+WITHOUT_TORCH = "--without-torch"
+#: Seconds of CPU time to render a conversation, and to tokenize; the latter grows with the text.
+MAX_SECONDS = 1.0
+MAX_SECONDS_PER_CHAR = 1e-5
 #: The stages of a request.
 Part = Literal["template", "tokenizer", "grammar"]
 
@@ -164,12 +167,10 @@ class Drop(msgspec.Struct, tag="drop"):
     is_late: bool = False
 
 
-#: Channels over the control socket and over a worker's socket: the end of the process, and its parent's.
 ToTextProcess = Setup | Drop
+#: The process's ends of the channels over the control socket and over a worker's socket.
 ProcessControl = Channel[Loaded, ToTextProcess]
-ClientControl = AsyncChannel[ToTextProcess, Loaded]
 WorkerSocket = Channel[TextReply, TextRequest]
-ClientSocket = AsyncChannel[TextRequest, TextReply]
 
 
 def pair_length(pair: tuple[str, str]) -> int:

@@ -41,6 +41,9 @@ from aiakq.runtime.text.template_facts import TemplateFacts
 from aiakq.runtime.text.tokenizer import Tokenizer
 from aiakq.server.process.template_checks import checked_template
 from aiakq.server.process.text_messages import (
+    MAX_SECONDS,
+    MAX_SECONDS_PER_CHAR,
+    WITHOUT_TORCH,
     Drop,
     Loaded,
     Part,
@@ -57,14 +60,10 @@ from aiakq.system.channel import Failure, framed
 from aiakq.system.child import begin_child, end_with_parent, parent_socket
 from aiakq.system.memory import heap_bytes, limit_more_memory, trim_heap
 
-WITHOUT_TORCH = "--without-torch"
 #: Approximate size of request and reply in bytes above which a worker returns freed memory to the system.
 _TRIM_ABOVE_BYTES = 1 << 20
 #: Number of a worker's current request, and index of its stage in _PARTS.
 _CURRENT = struct.Struct("=QQ")
-#: Seconds of CPU time to render a conversation, and to tokenize; the latter grows with the text.
-MAX_SECONDS = 1.0
-MAX_SECONDS_PER_CHAR = 1e-5
 #: Bytes a worker may allocate in addition to its initial size: for a template, a grammar, and anything else.
 MAX_TEMPLATE_BYTES, MAX_GRAMMAR_BYTES, MAX_BYTES = 512 << 20, 512 << 20, 1 << 30
 #: Seconds of CPU time and bytes to load a tokenizer.

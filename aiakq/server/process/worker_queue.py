@@ -6,7 +6,8 @@ import asyncio
 from collections import deque
 from dataclasses import dataclass, field
 
-from aiakq.server.process.text_messages import ClientSocket
+from aiakq.server.process.text_messages import TextReply, TextRequest
+from aiakq.system.async_channel import AsyncChannel
 
 #: Maximum number of workers that process long texts or grammars, so that short texts are not delayed.
 NUM_LONG = 2
@@ -17,7 +18,7 @@ class TextWorkerChannel:
     """The connection to one worker."""
 
     slot: int
-    channel: ClientSocket
+    channel: AsyncChannel[TextRequest, TextReply]
 
 
 @dataclass

@@ -8,7 +8,6 @@ from functools import lru_cache
 from typing import Any
 
 from aiakq.runtime.protocol.unicode_text import well_formed
-from aiakq.runtime.structured.schemas import clean_schema
 
 #: What a tool without a schema takes.
 NO_ARGUMENTS: Mapping[str, object] = {"type": "object", "properties": {}, "additionalProperties": False}
@@ -28,6 +27,8 @@ def clean_arguments(text: str, is_strict: bool) -> tuple[dict[str, object], tupl
 
 
 def _cleaned(text: str, is_strict: bool) -> tuple[dict[str, object], tuple[str, ...]]:
+    from aiakq.runtime.structured.schemas import clean_schema  # most servers never need it
+
     cleaned, dropped = clean_schema(json.loads(text), closed=True, only_objects=True, lenient=not is_strict)
     return cleaned, tuple(dropped)
 
