@@ -47,6 +47,8 @@ class LLM(PoolingMethods):
         self.tokenizer.check_growth()
         self._checks = OfflineChecks(self.tokenizer, arguments.get("reasoning_config"))
         self.engine = load_engine(self.config)
+        if remark := self.engine.facts.get("generation_config.json"):
+            warnings.warn(f"generation_config.json: {remark}.", stacklevel=2)
         self._checks.attach(self.engine)
         if self._checks.end_failure:
             warnings.warn(f"Structured output is refused: {self._checks.end_failure}.", stacklevel=2)

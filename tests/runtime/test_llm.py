@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import gc
 import json
+import shutil
 import subprocess
 import sys
 import warnings
 import weakref
+from pathlib import Path
 
 import pytest
 
@@ -176,6 +178,14 @@ def test_what_vllm_raises_as_a_value_error_is_one(llm, example_model):
     with pytest.raises(AiakqError) as caught:
         LLM("./no-such-model")
     assert not isinstance(caught.value, ValueError)
+
+
+def test_keys_of_generation_config_that_are_not_applied_are_named(tiny_model, tmp_path):
+    folder = Path(shutil.copytree(tiny_model("LlamaForCausalLM"), tmp_path / "model"))
+    (folder / "generation_config.json").write_text('{"no_repeat_ngram_size": 3, "num_beams": 1}')
+    with pytest.warns(UserWarning, match="not applied: no_repeat_ngram_size 3") as found:
+        LLM(str(folder), dtype="float32")
+    assert not any("num_beams" in str(warning.message) for warning in found)
 
 
 def test_defaults_of_newer_arguments_are_accepted(example_model):
