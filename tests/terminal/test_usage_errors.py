@@ -109,10 +109,10 @@ def test_long_names_work_in_place_of_the_literal_ones(aiakq, tmp_path):
 # --- options of other commands
 
 ROOT = Path(__file__).resolve().parents[2]
-#: Files with options of other programs (git, nvidia-smi, curl, processes of aiakq), and properties of CSS.
+#: Files with options of other programs (git, nvidia-smi, curl, processes of aiakq).
 OTHER_PROGRAMS = {
     *("aiakq/records.py", "aiakq/collect_env.py", "aiakq/bench/comparison/sides.py", "aiakq/server/launch.py"),
-    *("aiakq/bench/html.py", "aiakq/quantizers/report/page.py", "aiakq/server/process/text_process.py"),
+    *("aiakq/server/process/text_messages.py", "aiakq/server/process/text_process.py"),
 }
 
 

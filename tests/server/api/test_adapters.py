@@ -31,6 +31,7 @@ from aiakq.server.api.adapter_routes import load_adapter, unload_adapter
 from aiakq.server.api.adapters import AdapterRegistry
 from aiakq.server.api.model_info import ModelInfo
 from aiakq.server.api.request_tracker import RequestTracker
+from aiakq.server.api.service_options import ServiceOptions
 from aiakq.server.background import RunningServer
 from aiakq.server.telemetry.metrics import Metrics
 
@@ -209,7 +210,7 @@ def test_labels_of_metrics_stay_those_of_served_adapters_over_a_thousand_loads()
         check_available=lambda: None,
         max_body_bytes=1000,
         num_in_flight=0,
-        root_path="",
+        options=ServiceOptions(),
         observers=[],
     )
     metrics.request_ended("stop", 1.0, "kept")

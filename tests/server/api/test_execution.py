@@ -16,13 +16,13 @@ from aiakq.runtime.protocol.request import Request
 from aiakq.runtime.protocol.sampling_params import SamplingParams
 from aiakq.server.api import execution as execution_module
 from aiakq.server.api.execution import Execution
+from aiakq.server.api.service_options import ServiceOptions
 
 
 def execution_with(start: Callable[[Request], Any], adapter: Callable[[str], AdapterRef | None]) -> Execution:
     """An execution for the model "sql", whose requests are started by ``start``."""
-    service: Any = MagicMock(model=SimpleNamespace(adapter=adapter, names=["base"]), fair_share=False)
-    service.configure_mock(manager=SimpleNamespace(start=start), log_prompts=None, log_outputs=False)
-    service.configure_mock(observers=[], root_path="", num_in_flight=0)
+    service: Any = MagicMock(model=SimpleNamespace(adapter=adapter, names=["base"]), options=ServiceOptions())
+    service.configure_mock(manager=SimpleNamespace(start=start), observers=[], num_in_flight=0)
     scope = {"state": {"arrival_time": 1.0, "request_id": "r"}, "headers": [], "path": "/v1/embeddings"}
     request: Any = SimpleNamespace(state=SimpleNamespace(request_id="r"), scope=scope)
     execution = Execution(service, request)
