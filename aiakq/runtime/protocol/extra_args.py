@@ -9,6 +9,8 @@ from aiakq.runtime.protocol.unicode_text import well_formed
 
 #: Largest number of values, and of characters of their names.
 MAX_EXTRA_ARGS, MAX_EXTRA_NAME = 64, 64
+#: Bounds of integers, those of msgpack, in which requests travel to the engine.
+_LOW, _HIGH = -(2**63), 2**64 - 1
 
 
 def checked_extra_args(given: object) -> dict[str, Any]:
@@ -27,6 +29,9 @@ def checked_extra_args(given: object) -> dict[str, Any]:
         if not all(isinstance(entry, str | bool | int | float) for entry in entries):
             reason = "a number, a string, a boolean or a list of them is expected"
             raise error("invalid_type", param=f"extra_args.{well_formed(name)}", reason=reason)
+        if not all(_LOW <= entry <= _HIGH for entry in entries if isinstance(entry, int)):
+            value, allowed = "an integer", "-2**63 to 2**64 - 1"
+            raise error("value_out_of_range", param=f"extra_args.{well_formed(name)}", value=value, allowed=allowed)
         checked[well_formed(name)] = [_text(entry) for entry in value] if isinstance(value, list) else _text(value)
     return checked
 

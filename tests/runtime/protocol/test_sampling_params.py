@@ -222,6 +222,8 @@ def test_priorities_count_with_their_policy_only(llm, example_model):
         ({"": 1}, "value_out_of_range"),
         ({"a" * 65: 1}, "value_out_of_range"),
         ({str(number): 1 for number in range(65)}, "value_out_of_range"),
+        ({"a": 2**64}, "value_out_of_range"),
+        ({"a": [1, -(2**63) - 1]}, "value_out_of_range"),
     ],
 )
 def test_values_for_extensions_are_few_and_plain(given, code):
