@@ -7,6 +7,7 @@ from __future__ import annotations
 import ast
 import functools
 import importlib
+import importlib.util
 import os
 import re
 import subprocess
@@ -229,6 +230,24 @@ def the_tests_mirror_the_tree() -> Iterator[str]:
 
 def code_files() -> list[Path]:
     return [*SOURCES, *sorted(ROOT.glob("tests/**/*.py")), *sorted(ROOT.glob("examples/**/*.py"))]
+
+
+@rule
+def what_is_imported_exists() -> Iterator[str]:
+    """Also inside functions, and in the examples, which few tests run."""
+    for path in [*code_files(), *sorted(ROOT.glob("docs/*.py"))]:
+        for node in ast.walk(tree_of(path)):
+            if isinstance(node, ast.ImportFrom) and not node.level and (node.module or "").split(".")[0] == "aiakq":
+                for name in node.names:
+                    if not is_there(node.module, name.name):
+                        yield f"{path.relative_to(ROOT)}:{node.lineno} imports {node.module}.{name.name}"
+
+
+def is_there(module: str, name: str) -> bool:
+    try:
+        return hasattr(importlib.import_module(module), name) or bool(importlib.util.find_spec(f"{module}.{name}"))
+    except ImportError:
+        return False
 
 
 @pytest.mark.parametrize("name", RULES)

@@ -283,7 +283,7 @@ def random_engine(config: dict[str, Any], spec: QuantSpec, **arguments: Any) -> 
 
 def prompts_s(engine: Any, prompts: list[list[int]], max_tokens: int, prompt_tokens: int) -> float:
     """Seconds until the engine has computed new requests' prompts: ``prompt_tokens`` with those before them."""
-    from aiakq.runtime.engine.admission import admit
+    from aiakq.runtime.protocol.admission import admit
     from aiakq.runtime.protocol.sampling_params import SamplingParams
 
     params = SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True)

@@ -37,7 +37,7 @@ import hostile_cases  # noqa: E402
 import psutil  # noqa: E402
 from hostile_cases.requests import BODY_LIMIT, COMPLETIONS, ask  # noqa: E402
 from load_requests import VARIANTS, answers_alone, variants  # noqa: E402
-from raw_http import MODEL, PATIENCE, linger, metrics, read_answer, read_until, slowly, state  # noqa: E402
+from raw_http import MODEL, PATIENCE, linger, metrics, num_series, read_answer, read_until, slowly, state  # noqa: E402
 
 from aiakq.server.background import RunningServer, start_in_background  # noqa: E402
 
@@ -89,7 +89,7 @@ class Load:
         self.go.set()
 
     async def run(self) -> dict[str, Any]:
-        before = state(self.server.process.pid) | {"series": len(await metrics(self.address))}
+        before = state(self.server.process.pid) | {"series": num_series(await metrics(self.address))}
         began = time.monotonic()
         watch = asyncio.create_task(self.watch())
         await asyncio.gather(*(self.client() for _ in range(self.asked.clients)))
@@ -359,7 +359,7 @@ class Load:
         left = findings.surely - findings.complete + findings.perhaps_complete
         rest["as many succeeded as were answered"] = findings.complete <= success <= findings.complete + left
         rest["engines were started again as often as they ended"] = now["aiakq:engine_restarts_total"] == self.num_kills
-        rest["metrics have as many series as before"] = len(now) == before["series"]
+        rest["metrics have as many series as before"] = num_series(now) == before["series"]
         rest["nothing failed in the server itself"] = not any(
             "Traceback" in event.message for event in self.server.events
         )

@@ -96,6 +96,11 @@ async def metrics(address: tuple[str, int]) -> dict[str, float]:
     return dict(found)
 
 
+def num_series(found: dict[str, float]) -> int:
+    """Series of /metrics that are there from the start: those of HTTP answers come with the first of their kind."""
+    return sum(not name.startswith("http_requests_total") for name in found)
+
+
 def state(pid: int) -> dict[str, Any]:
     """What a process holds."""
     status = Path(f"/proc/{pid}/status").read_text()

@@ -288,13 +288,14 @@ def test_api_keys_do_not_share_cached_prefixes(start_server):
 def test_requests_cannot_add_metric_series(ask, server, metrics_of):
     assert ask(COMPLETIONS, {"prompt": "Once", "max_tokens": 2}).status_code == 200
     assert ask(COMPLETIONS, {"prompt": "Once", "model": "none"}).status_code == 404
-    before = set(metrics_of(server.url))
     with httpx.Client(base_url=server.url, timeout=60, trust_env=False) as client:
         for number in range(300):
             assert client.get(f"/path{number}").status_code == 404
             assert client.request(f"METHOD{number}", "/v1/models").status_code in (400, 405, 501)
             body = {"prompt": "Once", "model": f"model{number}", "user": f"user{number}"}
             assert client.post(COMPLETIONS, json=body, headers={"x-request-id": f"id{number}"}).status_code == 404
+            if number == 0:  # a route, a method and a kind of status add theirs once
+                before = set(metrics_of(server.url))
     assert set(metrics_of(server.url)) == before
 
 

@@ -110,10 +110,9 @@ def test_tools_and_reasoning(browser, hostile):
     for place, button in zip(page.find(".call textarea"), page.find(".call button"), strict=True):
         place.send_keys("sunny")
         button.click()
-    page.wait(lambda: len(page.find(".turn.assistant")) == 2)
-    page.finish()
-    roles = page.run("return panes[0].messages.map((message) => message.role)")
-    assert roles == ["user", "assistant", "tool", "tool", "assistant"] and not page.find(".error")
+    roles = "return panes[0].messages.map((message) => message.role)"
+    page.wait(lambda: page.run(roles) == ["user", "assistant", "tool", "tool", "assistant"])
+    assert not page.find(".error")
     page.check(failures=1)
 
 
