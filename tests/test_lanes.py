@@ -6,7 +6,7 @@ import lanes
 import pytest
 from lanes import Lane
 
-LANE = Lane(per_function=1.0, per_case=2.0)
+LANE = Lane(per_function=1.0, per_case=2.0, most_cases=60)
 
 
 def cases(function: str, count: int) -> list[str]:
@@ -23,6 +23,11 @@ def test_a_case_that_takes_long_is_left_out_unless_its_file_has_nothing_cheaper(
     names = ["tests/a.py::test_long", "tests/a.py::test_short", "tests/b.py::test_only"]
     seconds = {"tests/a.py::test_long": 9.0, "tests/b.py::test_only": 30.0}
     assert lanes.chosen(names, LANE, seconds) == {"tests/a.py::test_short", "tests/b.py::test_only"}
+
+
+def test_a_grid_of_short_cases_is_run_in_part_too():
+    names = cases("tests/a.py::test_short", 119)
+    assert lanes.chosen(names, LANE, {}) == set(names[::2])
 
 
 @pytest.mark.parametrize("count", [0, 1, 2, 3, 9, 10, 20])

@@ -1,6 +1,6 @@
 """The server: an OpenAI-compatible HTTP API, with the engine in a separate process.
 
-Imports inside the server go one way, and tests/server/test_imports.py checks them:
+Imports inside the server go one way (``.importlinter.toml``):
 
     background, launch  ->  api  ->  http, process  ->  telemetry, errors
 
