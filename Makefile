@@ -46,7 +46,7 @@ quickstart: $(VENV)/.runtime $(VENV)/.native  ## quantize the example model four
 	@$(BIN)/python examples/quickstart.py
 
 test: $(VENV)/.test $(VENV)/.native  ## every kind of test, on the CPU, without a network; large grids in part
-	$(PYTEST) --lane quick
+	AIAKQ_COMPILE=quick $(PYTEST) --lane quick
 
 test-all: $(VENV)/.test $(VENV)/.native  ## every test; SHARD=1/3: what `make test` leaves out, the first third of it
 	$(PYTEST) $(if $(SHARD),--lane rest --shard $(SHARD))

@@ -61,9 +61,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     lane, shard = config.getoption("--lane"), config.getoption("--shard")
     kept = {item.nodeid for item in items}
     if lane:
-        quick = lanes.chosen(
-            [item.nodeid for item in items], lanes.LANES.get(lane, lanes.LANES["quick"]), lanes.seconds_of_functions()
-        )
+        limits = lanes.LANES.get(lane, lanes.LANES["quick"])
+        names = [item.nodeid for item in items if limits.every_file or not item.get_closest_marker("slow")]
+        quick = lanes.chosen(names, limits, lanes.seconds_of_functions())
         kept = kept - quick if lane == "rest" else quick
     if shard:
         kept = {name for name in kept if lanes.in_shard(name, shard)}

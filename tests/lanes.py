@@ -2,7 +2,8 @@
 
 Cases of a test function are alike: a lane runs as many of them as take a few seconds by ``durations.json``, spread
 evenly over its parameters, and leaves out a function of which one case takes longer than that. The cheapest function of
-every file is always run. ``python tests/lanes.py JUNIT_XML`` writes ``durations.json`` from a run of all tests.
+every file is run nevertheless, unless the lane leaves out what is marked as slow. ``python tests/lanes.py JUNIT_XML``
+writes ``durations.json`` from a run of all tests.
 """
 
 from __future__ import annotations
@@ -29,14 +30,16 @@ class Lane:
     per_function  seconds of all its cases.
     per_case      seconds of one case above which the function is left out.
     most_cases    at most as many, however short they are: running a test and reporting it takes time too.
+    every_file    one function of every file is run, also of those that take long.
     """
 
     per_function: float
     per_case: float
     most_cases: int
+    every_file: bool = True
 
 
-LANES = {"fast": Lane(0.15, 0.4, 8), "quick": Lane(0.6, 3.0, 64)}
+LANES = {"fast": Lane(0.15, 0.4, 8, every_file=False), "quick": Lane(0.6, 3.0, 64)}
 
 
 def seconds_of_functions() -> dict[str, float]:
@@ -59,7 +62,7 @@ def chosen(node_ids: Sequence[str], lane: Lane, seconds: Mapping[str, float]) ->
     for function, cases in functions.items():
         took = seconds.get(function, 0.0)
         if took > lane.per_case:
-            count = int(function in cheapest.values())
+            count = int(lane.every_file and function in cheapest.values())
         else:
             count = len(cases) if took * len(cases) <= lane.per_function else max(1, int(lane.per_function / took))
         kept.update(spread(cases, min(count, lane.most_cases)))

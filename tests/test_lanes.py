@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import lanes
 import pytest
 from lanes import Lane
@@ -23,6 +25,7 @@ def test_a_case_that_takes_long_is_left_out_unless_its_file_has_nothing_cheaper(
     names = ["tests/a.py::test_long", "tests/a.py::test_short", "tests/b.py::test_only"]
     seconds = {"tests/a.py::test_long": 9.0, "tests/b.py::test_only": 30.0}
     assert lanes.chosen(names, LANE, seconds) == {"tests/a.py::test_short", "tests/b.py::test_only"}
+    assert lanes.chosen(names, replace(LANE, every_file=False), seconds) == {"tests/a.py::test_short"}
 
 
 def test_a_grid_of_short_cases_is_run_in_part_too():

@@ -16,6 +16,8 @@ from aiakq.cli import main
 from aiakq.errors import GATE, USAGE, AiakqError
 from aiakq.runtime.executor.runner import Runner
 
+pytestmark = pytest.mark.slow
+
 
 def count(model: Path) -> dict:
     return counters.run(CounterArguments(), {"model": str(model)}, lambda *known: None).document()

@@ -1,7 +1,7 @@
 """Every launch configuration compiled for GPUs that are not there: it fits, nothing is spilled, loads run ahead.
 
 Instructions per weight are what decides at small batches (docs/performance.md): more than were recorded fail.
-AIAKQ_COMPILE=quick compiles each kernel only a few times, for another Triton (``make triton``).
+AIAKQ_COMPILE=quick compiles each kernel only a few times (``make test``, and ``make triton`` for another Triton).
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def recorded(versions: Iterable[str]) -> str:
 
 
 # All of it is compiled at the first run, about a second each; after that Triton remembers.
-pytestmark = pytest.mark.timeout(900)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 
 @pytest.fixture(scope="module")
