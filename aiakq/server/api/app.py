@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
-from fastapi import FastAPI, Request
+from starlette import routing
+from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect
-from starlette.responses import Response
+from starlette.middleware import Middleware
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-import aiakq
 from aiakq.errors import AiakqError, error
 from aiakq.server.api.openapi import openapi_document
 from aiakq.server.api.request_tracker import RequestTracker
@@ -52,7 +54,7 @@ def create_app(
     root_path: str = "",
     keyless_paths: frozenset[str] | None = None,
     with_docs: bool = True,
-) -> FastAPI:
+) -> Starlette:
     """Return the application that serves ``service`` on ``routes``.
 
     root_path      path prefix under which a proxy exposes the server.
@@ -60,30 +62,31 @@ def create_app(
                    checked before the application.
     with_docs      whether /openapi.json is served.
     """
-    app = FastAPI(
-        title="aiakq",
-        version=aiakq.__version__,
-        docs_url=None,  # replaced by a self-contained page, see aiakq/server/playground
-        openapi_url="/openapi.json" if with_docs else None,
-        redoc_url=None,
-        redirect_slashes=False,
+
+    @functools.cache
+    def document() -> dict[str, Any]:
+        accepts_unknown = not service.unknown_fields.refuses
+        found = openapi_document(routes, service.model, keyless_paths, accepts_unknown)
+        return found | {"servers": [{"url": root_path.rstrip("/")}]} if root_path.rstrip("/") else found
+
+    async def openapi(request: Request) -> Response:
+        return JSONResponse(document())
+
+    served = [routing.Route(route.path, _endpoint(route, service), methods=route.methods) for route in routes]
+    if with_docs:
+        served.append(routing.Route("/openapi.json", openapi))
+    app = Starlette(
+        routes=served,
+        middleware=[Middleware(RoutePaths, root_path=root_path)],
+        exception_handlers={
+            AiakqError: _on_aiakq_error,
+            HTTPException: _on_http_exception,
+            ClientDisconnected: _on_disconnect,
+            ClientDisconnect: _on_disconnect,
+            Exception: _on_bug,
+        },
     )
-    app.add_middleware(RoutePaths, root_path=root_path)
-    app.add_exception_handler(AiakqError, _on_aiakq_error)
-    app.add_exception_handler(HTTPException, _on_http_exception)
-    app.add_exception_handler(ClientDisconnected, _on_disconnect)
-    app.add_exception_handler(ClientDisconnect, _on_disconnect)
-    app.add_exception_handler(Exception, _on_bug)
-    for route in routes:
-        app.add_api_route(route.path, _endpoint(route, service), methods=list(route.methods), include_in_schema=False)
-
-    def openapi() -> dict[str, Any]:
-        if app.openapi_schema is None:
-            accepts_unknown = not service.unknown_fields.refuses
-            app.openapi_schema = openapi_document(routes, service.model, keyless_paths, accepts_unknown)
-        return app.openapi_schema
-
-    app.openapi = openapi  # type: ignore[method-assign]
+    app.router.redirect_slashes = False
     return app
 
 
@@ -151,9 +154,7 @@ async def _on_http_exception(request: Request, failure: Exception) -> Response:
         refusal = error("method_not_allowed", path=path, method=request.method[:16])
     else:
         refusal = error("request_failed", reason=f"HTTP status {failure.status_code}")
-    headers = dict(failure.headers or {})
-    if "GET" in headers.get("Allow", "").split(", "):
-        headers["Allow"] += ", HEAD"
+    headers = {name: ", ".join(sorted(value.split(", "))) for name, value in (failure.headers or {}).items()}
     return _respond(request, refusal, headers)
 
 
