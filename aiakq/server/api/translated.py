@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from pydantic import Field, PrivateAttr, WithJsonSchema
 
@@ -16,7 +16,7 @@ from aiakq.server.api.conversation import TEMPLATE_KWARGS_SCHEMA
 from aiakq.server.api.foreign_fields import GENERATION_FIELDS
 from aiakq.server.api.generation_request import REQUEST_ID, ModelName
 from aiakq.server.api.reasoning_fields import ReasoningFields
-from aiakq.server.api.request_model import LIMITED_BY, Integer, parse_values
+from aiakq.server.api.request_model import LIMITED_BY, Integer, RequestModel, parse_values
 from aiakq.server.api.sampling_fields import sampling_model
 from aiakq.server.api.service import Service
 from aiakq.server.api.unsupported_fields import UNSUPPORTED_FIELDS, UnsupportedField
@@ -47,7 +47,12 @@ _UNSUPPORTED = {
 #: Maximum number of generated tokens, which may exceed the context.
 TokenLimit = Annotated[Integer, Field(json_schema_extra={"minimum": 0, "maximum": 2**31})]
 
-_Fields: Any = sampling_model("TranslatedFields", _SAMPLING_FIELDS)
+if TYPE_CHECKING:
+
+    class _Fields(RequestModel):
+        """The sampling fields of these APIs."""
+else:
+    _Fields = sampling_model("TranslatedFields", _SAMPLING_FIELDS)
 
 
 class Translated(ReasoningFields):
