@@ -299,10 +299,10 @@ def parse_number(text: str) -> int | None:
     if not part:
         return whole * factor
     # Fractions only with decimal units: 1.5K could be read as 1500 or as 1536.
-    scaled = int(part[1:]) * factor
-    if match[3] not in ("k", "m", "g") or scaled % 10 ** (len(part) - 1):
+    scaled, unit = int(part[1:]) * factor, int("1".ljust(len(part), "0"))
+    if match[3] not in ("k", "m", "g") or scaled % unit:
         return None
-    return whole * factor + scaled // 10 ** (len(part) - 1)
+    return whole * factor + scaled // unit
 
 
 def part_of(options: type, arguments: object) -> dict[str, Any]:

@@ -22,7 +22,7 @@ class Ramp:
         """Return the rate, in requests per second, after this fraction (0 to 1) of the requests."""
         if self.strategy == "linear":
             return self.start + (self.end - self.start) * fraction
-        return self.start * (self.end / self.start) ** fraction
+        return self.start * math.pow(self.end / self.start, fraction)
 
 
 def arrival_times(

@@ -5,7 +5,8 @@ from __future__ import annotations
 import sys
 import threading
 from collections import Counter
-from collections.abc import Callable
+from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -29,7 +30,7 @@ class CountingMode(TorchDispatchMode):
     """Counts the torch operations of this thread, except views, and the bytes of the tensors they allocate."""
 
     def __init__(self) -> None:
-        super().__init__()
+        TorchDispatchMode.__init__(self)
         self.operations: Counter[str] = Counter()
         self.nbytes = 0
 
@@ -38,7 +39,9 @@ class CountingMode(TorchDispatchMode):
         """Return False to torch, which would otherwise import its compiler."""
         return False
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> object:
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> object:
         result = func(*args, **(kwargs or {}))
         returned = func._schema.returns
         if returned and all(one.alias_info is not None and not one.alias_info.is_write for one in returned):
@@ -66,7 +69,7 @@ class Counting:
         self.by_function: Counter[str] = Counter()
         self._mode = CountingMode()
         self._native: Counter[str] = Counter()
-        self._undo: Callable[[], None] | None = None
+        self._undo = ExitStack()
         self._thread = threading.get_ident()
 
     def __enter__(self) -> Counting:
@@ -80,17 +83,16 @@ class Counting:
                 self.by_operation.update(type(op).__name__ for op in op_list.ops)
             original(op_list, threads)
 
-        OpList.__call__ = counted
-        self._undo = lambda: setattr(OpList, "__call__", original)
-        self._mode.__enter__()
+        replace = partial(setattr, OpList, "__call__")
+        replace(counted)
+        self._undo.callback(replace, original)
+        self._undo.enter_context(self._mode)
         sys.setprofile(self._profile)
         return self
 
     def __exit__(self, *exc_info: object) -> None:
         sys.setprofile(None)
-        self._mode.__exit__(*exc_info)
-        assert self._undo is not None
-        self._undo()
+        self._undo.close()
         self.by_operation.update({f"torch.{name}": count for name, count in self._mode.operations.items()})
 
     def _profile(self, frame: FrameType, event: str, argument: object) -> None:

@@ -111,7 +111,7 @@ def read_baseline(gates: Sequence[Gate], path: Path | None) -> dict[str, Any]:
 
     Raises ``bad_gate`` for a relative gate whose key the baseline lacks, ``usage`` and ``model_malformed``.
     """
-    document: Any = {}
+    document: dict[str, Any] = {}
     if path is not None:
         try:
             document = json.loads(read_named_text(path, MAX_RESULT_BYTES, lambda reason: _unreadable(path, reason)))

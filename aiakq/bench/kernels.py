@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from aiakq.bench.timing import Call
     from aiakq.runtime.config.engine import EngineConfig
 
+#: The result of one measurement, by the names of its columns.
+Row = dict[str, str | int | float]
+
 #: Scheme name -> spec; --group-size sets the group size of schemes below 8 bits.
 SCHEMES = {
     "w16": None,
@@ -121,7 +124,7 @@ def _problem(options: KernelArguments) -> Problem:
     return problem
 
 
-def _row(problem: Problem, name: str, kind: str, m: int, us: float, moved: float, work: float, integers: bool) -> dict:
+def _row(problem: Problem, name: str, kind: str, m: int, us: float, moved: float, work: float, integers: bool) -> Row:
     """Return a row of the result for a call that moves ``moved`` bytes and executes ``work`` operations in ``us``.
 
     Its roofline is the larger of the times that either takes at the device's peak rate.
@@ -140,12 +143,12 @@ def _row(problem: Problem, name: str, kind: str, m: int, us: float, moved: float
     }
 
 
-def _products(problem: Problem, rows: Sequence[int]) -> Iterator[Callable[[], list[dict]]]:
+def _products(problem: Problem, rows: Sequence[int]) -> Iterator[Callable[[], list[Row]]]:
     for product in problem.products:
         yield partial(_product, problem, product, rows)
 
 
-def _product(problem: Problem, product: Product, rows: Sequence[int]) -> list[dict]:
+def _product(problem: Problem, product: Product, rows: Sequence[int]) -> list[Row]:
     import torch
 
     from aiakq.bench import timing
@@ -177,7 +180,7 @@ def _product(problem: Problem, product: Product, rows: Sequence[int]) -> list[di
     return found
 
 
-def _others(problem: Problem, options: KernelArguments) -> Iterator[Callable[[], list[dict]]]:
+def _others(problem: Problem, options: KernelArguments) -> Iterator[Callable[[], list[Row]]]:
     """Yield the measurements of attention, norms and gated activations of the model, if there is one."""
     config = problem.config
     if config is None:
@@ -190,7 +193,7 @@ def _others(problem: Problem, options: KernelArguments) -> Iterator[Callable[[],
         yield partial(_rows, problem, config, m)
 
 
-def _attention(problem: Problem, config: EngineConfig, lengths: list[tuple[int, int]], name: str) -> list[dict]:
+def _attention(problem: Problem, config: EngineConfig, lengths: list[tuple[int, int]], name: str) -> list[Row]:
     from aiakq.bench import timing
 
     device, hf, ops = problem.device, config.model, problem.ops()
@@ -207,7 +210,7 @@ def _attention(problem: Problem, config: EngineConfig, lengths: list[tuple[int, 
     return [row | {"implementation": next(iter(ops.selected("attention"))), "layers": hf.num_layers}]
 
 
-def _rows(problem: Problem, config: EngineConfig, m: int) -> list[dict]:
+def _rows(problem: Problem, config: EngineConfig, m: int) -> list[Row]:
     """Time norm and gated activation over M rows, whose roofline is memory bandwidth."""
     import torch
 

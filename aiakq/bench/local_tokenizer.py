@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 from aiakq.errors import error
 
@@ -17,7 +16,7 @@ class LocalTokenizer:
 
         file = folder / "tokenizer.json" if folder.is_dir() else folder
         try:
-            self._tokenizer: Any = Tokenizer.from_file(str(file))
+            self._tokenizer = Tokenizer.from_file(str(file))
         except Exception as problem:  # the library raises Exception itself
             raise error("model_malformed", file=file, reason=problem) from None
 

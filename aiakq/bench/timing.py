@@ -36,7 +36,7 @@ def _on_gpu(calls: Sequence[Call], repeats: int) -> float:
         for call in calls:
             call()
     graph.replay()
-    times = []
+    times: list[float] = []
     for _ in range(repeats):
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         begin.record()

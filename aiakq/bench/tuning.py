@@ -7,14 +7,18 @@ from functools import partial
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from aiakq.bench import timing
 from aiakq.bench.offline import Progress
 from aiakq.bench.problem import Problem, Product, attention_of, sequences
 from aiakq.kernels.ops import Ops
 from aiakq.kernels.triton import DTYPES, attention, configs, linear, linear_int8, tuning
-from aiakq.kernels.types import QWeight
+from aiakq.kernels.triton.linear import GroupedLinear
+from aiakq.kernels.triton.linear_int8 import Int8Linear
+from aiakq.kernels.types import AttentionContext
 from aiakq.runtime.config.engine import EngineConfig
+from aiakq.runtime.layers.attention import LayerCache
 from aiakq.runtime.loader.dummy_weights import random_weight
 from aiakq.spec import LayerSpec, QuantSpec
 
@@ -79,26 +83,27 @@ class _LinearBenchmark:
     def __init__(self, spec: LayerSpec | QuantSpec, n: int, k: int, dtype: torch.dtype, device: torch.device) -> None:
         generator = torch.Generator(device).manual_seed(0)
         self.n, self.k, self.dtype, self.device = n, k, dtype, device
-        self._integers = bool(spec.activation_bits)
-        module = linear_int8 if self._integers else linear
-
-        def prepared_weight() -> object:
-            weight: QWeight = random_weight(spec, n, k, None, device, generator)
-            return module.prepare(weight, weight.problem(dtype, device.type))
-
-        self.states = [prepared_weight() for _ in range(timing.copies(device, n * k * spec.bits / 8))]
+        self._int8: list[Int8Linear] = []
+        self._grouped: list[GroupedLinear] = []
+        for _ in range(timing.copies(device, n * k * spec.bits / 8)):
+            weight = random_weight(spec, n, k, None, device, generator)
+            problem = weight.problem(dtype, device.type)
+            if spec.activation_bits:
+                self._int8.append(linear_int8.prepare(weight, problem))
+            else:
+                self._grouped.append(linear.prepare(weight, problem))
 
     def __call__(self, m: int, entry: tuning.Entry) -> float:
         return _microseconds(lambda: self._calls(m, entry), self.device)
 
     def _calls(self, m: int, entry: tuning.Entry) -> list[Callable[[], object]]:
         x = torch.randn(m, self.k, dtype=self.dtype, device=self.device)
-        steps = self.k // linear_int8.step_of(self.k) if self._integers else self.states[0].steps  # type: ignore[attr-defined]
+        steps = self._grouped[0].steps if self._grouped else self.k // linear_int8.step_of(self.k)
         config = configs.config_of(entry, self.device, self.n, steps, m)
-        if self._integers:
-            codes, scales = linear_int8.quantize(x, None)
-            return [partial(linear_int8.multiply, codes, scales, state, self.dtype, config) for state in self.states]
-        return [partial(linear.run, x, state, config) for state in self.states]
+        if self._grouped:
+            return [partial(linear.run, x, layer, config) for layer in self._grouped]
+        codes, scales = linear_int8.quantize(x, None)
+        return [partial(linear_int8.multiply, codes, scales, layer, self.dtype, config) for layer in self._int8]
 
 
 class _AttentionBenchmark:
@@ -106,7 +111,7 @@ class _AttentionBenchmark:
 
     def __init__(self, kernel: str, config: EngineConfig, ops: Ops, context: int) -> None:
         self.kernel, self.config, self.ops, self.context = kernel, config, ops, context
-        self._inputs: tuple[int, list] = (0, [])
+        self._inputs: tuple[int, list[tuple[Tensor, LayerCache, AttentionContext]]] = (0, [])
 
     def __call__(self, m: int, entry: tuning.Entry) -> float:
         return _microseconds(lambda: self._calls(m, entry), self.ops.device)

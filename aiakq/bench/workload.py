@@ -139,7 +139,8 @@ def open_workload(options: WorkloadArguments, rng: random.Random) -> Workload:
     if name not in WORKLOADS:
         expected = f"one of {', '.join(WORKLOADS)}"
         raise error("bad_option", option="--workload", value=name, expected=expected, hint="Packages can add more.")
-    return WORKLOADS.load(name)(options, rng)
+    workload: Workload = WORKLOADS.load(name)(options, rng)
+    return workload
 
 
 def known_size(vocab_size: int | None) -> int:

@@ -104,7 +104,7 @@ def read_bytes(path: Path, hint: str) -> bytes:
     return content
 
 
-def _decompressors() -> dict[str, tuple[str, Callable[[BinaryIO], Any]]]:
+def _decompressors() -> dict[str, tuple[str, Callable[[BinaryIO], io.BufferedIOBase]]]:
     """Return the title of each kind of compression and what opens a stream of it."""
     import pyarrow
 

@@ -262,5 +262,6 @@ def tools_of(value: object) -> list[object] | None:
         return None
     tools = [dict(tool) if "function" in tool else {"type": "function", "function": dict(tool)} for tool in value]
     if all(isinstance(tool["function"], Mapping) and isinstance(tool["function"].get("name"), str) for tool in tools):
-        return json.loads(json.dumps(tools, default=str))
+        plain: list[object] = json.loads(json.dumps(tools, default=str))
+        return plain
     return None

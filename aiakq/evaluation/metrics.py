@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -145,6 +145,6 @@ def _batches(windows: Tensor, model: Scorer, on_window: OnWindow | None) -> Any:
             on_window(done, total)
 
 
-def _row_chunks(logits: Tensor, targets: Tensor) -> Any:
+def _row_chunks(logits: Tensor, targets: Tensor) -> Iterable[tuple[Tensor, Tensor]]:
     step = max(1, _ROW_BYTES // (logits.shape[-1] * 4))
     return zip(logits.split(step), targets.split(step), strict=True)

@@ -166,9 +166,11 @@ def write(weight: QWeight, spec: QuantSpec, dtype: torch.dtype) -> dict[str, Ten
 
 def _unpack(words: Tensor) -> Tensor:
     """int32 [R, N/8] -> uint8 [R, N] in natural order."""
-    return unpack(words, 4).unflatten(-1, (-1, 8))[..., list(INVERSE)].flatten(-2)
+    octets: Tensor = unpack(words, 4).unflatten(-1, (-1, 8))
+    return octets[..., list(INVERSE)].flatten(-2)
 
 
 def _pack(codes: Tensor) -> Tensor:
     """[R, N] codes in natural order -> int32 [R, N/8]."""
-    return pack(codes.unflatten(-1, (-1, 8))[..., list(ORDER)].flatten(-2), 4)
+    octets: Tensor = codes.unflatten(-1, (-1, 8))
+    return pack(octets[..., list(ORDER)].flatten(-2), 4)

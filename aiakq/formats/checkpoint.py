@@ -196,7 +196,7 @@ class Checkpoint:
         if self.mapped and not info.file.endswith(".bin"):
             mapping = self._mappings.get(info.file) or self._map(info.file)
             self._check_unchanged(info.file, self.path / info.file)
-            tensor = mapping.get_tensor(name)
+            tensor: Tensor = mapping.get_tensor(name)
         else:
             stream = self._streams.get(info.file) or self._open(info.file)
             tensor = read_tensor(stream, info)
@@ -360,11 +360,12 @@ class Checkpoint:
         tensors = {suffix: self.tensor(name) for suffix, name in self.linear_tensors(prefix).items()}
         spec = self.linear_spec(prefix)
         try:
-            return formats.load(spec.format).read(tensors, spec, prefix)
+            weight: QWeight = formats.load(spec.format).read(tensors, spec, prefix)
         except AiakqError as problem:
             if problem.id == "tensor_mismatch":
                 raise error("tensor_mismatch", **{**problem.fields, "path": str(self.path)}) from None
             raise
+        return weight
 
     def close(self) -> None:
         """Close the files; tensors that were read remain valid."""

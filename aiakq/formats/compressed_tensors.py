@@ -237,7 +237,7 @@ def _unpack(words: Tensor, bits: int, count: int, dim: int = -1) -> Tensor:
         return unpack(words, bits, dim=dim, count=count)
     rows = words.movedim(dim, -1)
     shifts = torch.arange(0, 32 // bits * bits, bits, dtype=torch.int32, device=words.device)
-    codes = ((rows.unsqueeze(-1) >> shifts) & (2**bits - 1)).to(torch.uint8).flatten(-2)
+    codes: Tensor = ((rows.unsqueeze(-1) >> shifts) & (2**bits - 1)).to(torch.uint8).flatten(-2)
     return codes[..., :count].movedim(-1, dim).contiguous()
 
 

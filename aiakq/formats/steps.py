@@ -45,7 +45,8 @@ class LazyTensors(Mapping[str, Tensor]):
 
     def __getitem__(self, name: str) -> Tensor:
         with safetensors.safe_open(self.sources[name], framework="pt", device="cpu") as handle:
-            return handle.get_tensor(name)
+            tensor: Tensor = handle.get_tensor(name)
+        return tensor
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.sources)

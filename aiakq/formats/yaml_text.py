@@ -11,18 +11,14 @@ def parse_yaml(text: str) -> object:
     """Return the value of a YAML document. Raises InvalidYaml, also for aliases."""
     import yaml
 
-    class Loader(yaml.SafeLoader):
-        """The safe loader without aliases."""
-
-        def compose_node(self, parent: object, index: object) -> object:
-            if self.check_event(yaml.AliasEvent):
-                raise InvalidYaml(f"line {self.peek_event().start_mark.line + 1} has an alias, which is not allowed")
-            return super().compose_node(parent, index)
-
     try:
-        return yaml.load(text, Loader=Loader)
+        for event in yaml.parse(text, Loader=yaml.SafeLoader):
+            if isinstance(event, yaml.AliasEvent):
+                raise InvalidYaml(f"line {event.start_mark.line + 1} has an alias, which is not allowed")
+        value: object = yaml.safe_load(text)
     except yaml.YAMLError as problem:
         mark = getattr(problem, "problem_mark", None)
         raise InvalidYaml(f"line {mark.line + 1} is not valid YAML" if mark else "it is not valid YAML") from None
     except (RecursionError, ValueError, TypeError):
         raise InvalidYaml("it is not valid YAML") from None
+    return value

@@ -205,12 +205,14 @@ def _described(scheme: LayerSpec) -> str:
 
 def load_transform(component: Component, labels: Mapping[str, str] | None = None) -> Transform:
     """Return the transform that ``component`` names. Raises ``bad_option``; see ``_load``."""
-    return _load(quantizers.TRANSFORMS, "transform", component, labels or {})
+    transform: Transform = _load(quantizers.TRANSFORMS, "transform", component, labels or {})
+    return transform
 
 
 def load_rounder(component: Component, labels: Mapping[str, str] | None = None) -> Rounder:
     """Return the rounder that ``component`` names. Raises ``bad_option``; see ``_load``."""
-    return _load(quantizers.ROUNDERS, "rounder", component, labels or {})
+    rounder: Rounder = _load(quantizers.ROUNDERS, "rounder", component, labels or {})
+    return rounder
 
 
 def recipe_of(document: Mapping[str, Any]) -> Recipe:

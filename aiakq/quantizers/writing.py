@@ -77,7 +77,8 @@ def decode(name: str, spec: QuantSpec, written: dict[str, Tensor]) -> QWeight:
     own = _own(spec, name)
     module = formats.load(own.format)
     tensors = {suffix: written[f"{name}.{suffix}"] for suffix in module.SUFFIXES if f"{name}.{suffix}" in written}
-    return module.read(tensors, own, name)
+    weight: QWeight = module.read(tensors, own, name)
+    return weight
 
 
 def take_over(

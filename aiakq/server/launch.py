@@ -89,12 +89,12 @@ async def _serve(args: ServerArguments, on_event: OnEvent) -> int:
                 supervisors.kill()
                 return 128 + signals.received[0]
             service, ready = _result_or_kill(loading, supervisors)
-            engine = asyncio.create_task(supervisors.run(service.manager, ready))
+            engine = asyncio.create_task(supervisors.run(service.state.manager, ready))
             await asyncio.sleep(0)  # until the manager has the engine
             await _load_adapters(service, args, engine)
             gateway.on_refusal = count_refusals(service, routes, args.root_path)
             if gateway.counts is not None:
-                gateway.counts.start((route.path for route in routes), service.metrics.count_status)
+                gateway.counts.start((route.path for route in routes), service.state.metrics.count_status)
             app = create_app(
                 service,
                 routes,
@@ -109,7 +109,8 @@ async def _serve(args: ServerArguments, on_event: OnEvent) -> int:
             page = "" if args.disable_playground or args.uds is not None else f"{url}/"
             event = _ready_event(service, facts, url, bool(keys), seconds, supervisors.all[0].engine.pid)
             on_event(replace(event, page=page))
-            return await serve_until_end(service, supervisors, engine, args, signals, server_task, on_event, budget)
+            state = service.state
+            return await serve_until_end(state, supervisors, engine, args, signals, server_task, on_event, budget)
         finally:
             server.should_exit = True
             await asyncio.gather(supervisors.stop(), server_task, return_exceptions=True)
@@ -152,7 +153,7 @@ def _result_or_kill(loading: asyncio.Task[_Result], supervisors: Supervisors) ->
 async def _load_adapters(service: Service, args: ServerArguments, engine: asyncio.Task[AiakqError]) -> None:
     """Load the adapters of --lora-modules. If one fails, the end of the engine is no failure of its own."""
     try:
-        await service.model.adapters.start(args, service.model.names, service.manager.adapters.check)
+        await service.model.adapters.start(args, service.model.names, service.state.manager.adapters.check)
     except BaseException:
         engine.cancel()
         raise

@@ -9,7 +9,8 @@ from collections.abc import Iterator, Sequence
 from aiakq.arguments.server import ServerArguments
 from aiakq.server.api.message_format import ParserOptions, read_chat_template, template_defaults
 from aiakq.server.api.model_info import ModelInfo
-from aiakq.server.api.service import Service
+from aiakq.server.api.renderer import Renderer
+from aiakq.server.api.service import ServerState, Service
 from aiakq.server.api.service_options import MIN_BODY_BYTES, ServiceOptions
 from aiakq.server.process.ipc import Configured, Ready
 from aiakq.server.process.managers import requests_of
@@ -29,8 +30,8 @@ async def load_service(
     parsers = ParserOptions(args)
     options, observers = ServiceOptions.from_args(args), open_observers(args, on_event)
     reports, configured, text = await _load_engines_and_tokenizer(supervisors, args, on_event, parsers)
-    ready, names = reports[0], args.served_names
-    metrics = Metrics(names[0], ready.limits.max_model_len, ready.settings)
+    ready = reports[0]
+    metrics = Metrics(args.served_names[0], ready.limits.max_model_len, ready.settings)
     add_process_metrics(
         metrics.registry,
         lambda: [supervisor.engine.pid for supervisor in supervisors.all],
@@ -45,28 +46,21 @@ async def load_service(
         max_wait_seconds=args.max_queue_seconds,
         max_request_seconds=args.max_request_seconds,
     )
-    service = Service(
-        ModelInfo(
-            names=tuple(names),
-            path=args.model or "",
-            dtype=configured.dtype,
-            limits=ready.limits,
-            default_sampling=configured.sampling,
-            response_role=args.response_role,
-        ),
+    model = ModelInfo.from_args(args, configured.dtype, ready.limits, configured.sampling)
+    renderer = Renderer(
         text,
-        requests_of(reports, text.tokenizer, text.loaded.vocabulary, metrics, queue),
-        metrics,
+        ready.limits,
+        parsers.message_format(text.loaded.tools_template, text.loaded.facts.takes_tools),
         options,
-        progress=lambda: supervisors.progress.as_dict(),
-        message_format=parsers.message_format(text.loaded.tools_template, text.loaded.facts.takes_tools),
-        observers=observers,
+        metrics.ignored_fields.inc,
     )
-    service.manager.use_adapters(service.model.adapters)
+    manager = requests_of(reports, text.tokenizer, text.loaded.vocabulary, metrics, queue)
+    manager.use_adapters(model.adapters)
+    state = ServerState(manager, text, metrics, lambda: supervisors.progress.as_dict(), observers)
     text.check_ends(ready.limits.eos_token_ids)
-    for warning in _warnings(text, service.model):
+    for warning in _warnings(text, model):
         on_event(ServerEvent("warning", warning))
-    return service, reports
+    return Service(model, renderer, state, options), reports
 
 
 def _warnings(text: TextClient, model: ModelInfo) -> Iterator[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 
-from aiakq.server.api.service import Service
+from aiakq.server.api.service import ServerState
 from aiakq.server.http.body_budget import BodyBudget
 from aiakq.server.process.replicas import Requests
 from aiakq.server.telemetry.events import OnEvent, ServerEvent
@@ -25,11 +25,11 @@ async def expire_requests(manager: Requests) -> None:
         manager.expire(time.monotonic())
 
 
-async def release_memory(service: Service, budget: BodyBudget) -> None:
+async def release_memory(state: ServerState, budget: BodyBudget) -> None:
     """Return memory to the system after large request bodies have been freed, while nothing is running."""
     while True:
         await asyncio.sleep(RELEASE_SECONDS)
-        if not (budget.num_bytes or service.num_in_flight) and budget.take_max_used() > RELEASE_ABOVE_BYTES:
+        if not (budget.num_bytes or state.num_in_flight) and budget.take_max_used() > RELEASE_ABOVE_BYTES:
             await asyncio.to_thread(release_host_memory)
 
 
@@ -44,16 +44,16 @@ async def trim_memory() -> None:
         await asyncio.to_thread(trim_heap)
 
 
-async def report_stats(service: Service, on_event: OnEvent) -> None:
+async def report_stats(state: ServerState, on_event: OnEvent) -> None:
     """Report a line of statistics every ten seconds if tokens were generated."""
     while True:
-        before = _counters(service.manager)
+        before = _counters(state.manager)
         await asyncio.sleep(STATS_SECONDS)
-        after = _counters(service.manager)
+        after = _counters(state.manager)
         prompt, output, queries, hits = (new - old for new, old in zip(after, before, strict=True))
-        if not (prompt or output or service.num_in_flight):
+        if not (prompt or output or state.num_in_flight):
             continue
-        stats = service.manager.stats
+        stats = state.manager.stats
         text = (
             f"running {stats.num_running}, waiting {stats.num_waiting}, "
             f"prompt {prompt / STATS_SECONDS:.1f} tokens/s, output {output / STATS_SECONDS:.1f} tokens/s, "

@@ -8,7 +8,7 @@ import time
 
 from aiakq.arguments.server import ServerArguments
 from aiakq.errors import WORKER, AiakqError, error
-from aiakq.server.api.service import Service
+from aiakq.server.api.service import ServerState
 from aiakq.server.http.body_budget import BodyBudget
 from aiakq.server.http.http_server import FLUSH_SECONDS
 from aiakq.server.periodic import expire_requests, release_memory, report_stats, trim_memory
@@ -44,27 +44,27 @@ class Signals:
         self._first.set()
 
 
-async def drain(service: Service, timeout: float, signals: Signals, on_event: OnEvent) -> bool:
+async def drain(state: ServerState, timeout: float, signals: Signals, on_event: OnEvent) -> bool:
     """Reject new requests and wait for running ones. Returns whether a second signal interrupted the wait."""
-    service.closing = error("shutting_down")
-    running = service.num_in_flight
+    state.closing = error("shutting_down")
+    running = state.num_in_flight
     text = f"Shutting down: {running} running requests are finished first, for at most {timeout:g} s."
     on_event(ServerEvent("draining", text if running else "Shutting down."))
     deadline = time.monotonic() + timeout
-    while service.num_in_flight and len(signals.received) < 2 and time.monotonic() < deadline:
+    while state.num_in_flight and len(signals.received) < 2 and time.monotonic() < deadline:
         await asyncio.sleep(0.02)
-    interrupted = service.num_in_flight > 0 and len(signals.received) > 1
-    num_cut = service.num_in_flight
-    service.manager.fail_all(service.closing)
+    interrupted = state.num_in_flight > 0 and len(signals.received) > 1
+    num_cut = state.num_in_flight
+    state.manager.fail_all(state.closing)
     deadline = time.monotonic() + FLUSH_SECONDS
-    while service.num_in_flight and time.monotonic() < deadline:
+    while state.num_in_flight and time.monotonic() < deadline:
         await asyncio.sleep(0.02)
     on_event(ServerEvent("stopped", f"Stopped; {num_cut} requests were cut short." if num_cut else "Stopped."))
     return interrupted
 
 
 async def serve_until_end(
-    service: Service,
+    state: ServerState,
     supervisors: Supervisors,
     engine: asyncio.Task[AiakqError],
     args: ServerArguments,
@@ -75,19 +75,19 @@ async def serve_until_end(
 ) -> int:
     """Serve until a signal arrives and running requests are finished, or no engine is left. Returns the exit code."""
     tasks = [
-        asyncio.create_task(expire_requests(service.manager)),
-        asyncio.create_task(release_memory(service, budget)),
+        asyncio.create_task(expire_requests(state.manager)),
+        asyncio.create_task(release_memory(state, budget)),
         asyncio.create_task(trim_memory()),
     ]
     if not args.disable_log_stats:
-        tasks.append(asyncio.create_task(report_stats(service, on_event)))
+        tasks.append(asyncio.create_task(report_stats(state, on_event)))
     try:
         await signals.wait_or(server_task, engine)
         if server_task.done():  # ends only with an exception; raise it
             server_task.result()
         supervisors.closing = True
         timeout = 0 if engine.done() else args.shutdown_timeout
-        interrupted = await drain(service, timeout, signals, on_event)
+        interrupted = await drain(state, timeout, signals, on_event)
         if engine.done():
             engine.result()  # raise a bug in the supervisor
             return WORKER
@@ -95,4 +95,4 @@ async def serve_until_end(
     finally:
         for task in (*tasks, engine):
             task.cancel()
-        await service.stop(FLUSH_SECONDS)
+        await state.stop(FLUSH_SECONDS)

@@ -12,8 +12,8 @@ from aiakq.arguments.server import ServerArguments
 from aiakq.errors import error
 from aiakq.formats.model_folder import read_file
 from aiakq.runtime.lora.adapter_config import CONFIG, MAX_CONFIG_BYTES, parse_config
+from aiakq.server.api.message_format import read_chat_template
 from aiakq.server.http.http_server import check_tls
-from aiakq.server.loading import read_chat_template
 
 
 def check_named_files(args: ServerArguments) -> None:

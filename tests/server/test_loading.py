@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from types import SimpleNamespace
+from typing import Any
 
 import msgspec
 import pytest
@@ -13,7 +14,7 @@ from aiakq import SamplingParams
 from aiakq.errors import AiakqError
 from aiakq.runtime.protocol.vocabulary import Vocabulary
 from aiakq.server.api.message_format import read_chat_template, template_defaults
-from aiakq.server.api.service import Service
+from aiakq.server.api.renderer import Renderer
 from aiakq.server.loading import _vocabulary_warning
 from aiakq.server.process.text_client import TextClient
 from aiakq.server.process.text_messages import Loaded, TextReply, TextRequest
@@ -69,11 +70,11 @@ def test_tokens_beyond_the_vocabulary_are_a_fault_of_the_operator():
     assert _vocabulary_warning(text, 12) == ""
     warning = _vocabulary_warning(text, 10)
     assert warning.endswith("the model's vocabulary 10: texts with '<10>', '<11>' are refused.")
-    service = Service.__new__(Service)
-    service.tokenizer, service.model = Tokens(), SimpleNamespace(limits=SimpleNamespace(vocab_size=10))
+    renderer: Any = Renderer.__new__(Renderer)
+    renderer.tokenizer, renderer.limits = Tokens(), SimpleNamespace(vocab_size=10)
     reply = TextReply(1, counts=[2], token_ids=[[3, 11]])
     with pytest.raises(AiakqError, match="The tokenizer has '<11>' with the id 11") as caught:
-        service._prompts(["a"], reply, TextRequest(0), SamplingParams())
+        renderer._prompts(["a"], reply, TextRequest(0), SamplingParams())
     assert caught.value.http_status == 500 and caught.value.param is None
 
 

@@ -15,18 +15,18 @@ def test_memory_is_returned_when_large_bodies_are_gone(monkeypatch):
     released: list[int] = []
     monkeypatch.setattr(periodic, "RELEASE_SECONDS", 0.01)
     monkeypatch.setattr(periodic, "release_host_memory", lambda: released.append(1))
-    service: Any = SimpleNamespace(num_in_flight=1)
+    state: Any = SimpleNamespace(num_in_flight=1)
     budget = BodyBudget(SimpleNamespace(), 1 << 30)  # type: ignore[arg-type]
 
     async def run() -> None:
-        task = asyncio.create_task(periodic.release_memory(service, budget))
+        task = asyncio.create_task(periodic.release_memory(state, budget))
         budget._reserve("a", periodic.RELEASE_ABOVE_BYTES + 1, 0)
         await asyncio.sleep(0.1)
         assert not released, "it is in use"
         budget.num_bytes = 0
         await asyncio.sleep(0.1)
         assert not released, "a request is running"
-        service.num_in_flight = 0
+        state.num_in_flight = 0
         await asyncio.sleep(0.2)
         assert len(released) == 1
         budget._reserve("a", 1000, 0)

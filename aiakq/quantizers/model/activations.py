@@ -19,6 +19,8 @@ from torch import Tensor, nn
 from aiakq.errors import error
 
 Result = TypeVar("Result")
+#: What a module returns: hidden states, or a tuple that starts with them.
+Output = Tensor | tuple[Tensor, ...]
 #: Tokens at the beginning of the calibration data that every worker has: the sample on which searches evaluate
 #: candidates and errors are measured. More tokens would not change the second digit.
 SAMPLE_TOKENS = 4096
@@ -119,6 +121,11 @@ class _Spilled:
         self.path.unlink(missing_ok=True)
 
 
+def first(output: Output) -> Tensor:
+    """Return the hidden states in a module's output."""
+    return output[0] if isinstance(output, tuple) else output
+
+
 def _in_memory_bytes(item: Tensor | _Spilled | None) -> int:
     return item.numel() * item.element_size() if isinstance(item, Tensor) else 0
 
@@ -154,8 +161,7 @@ class Activations:
         args, kwargs = (
             (call.args, call.kwargs) if device == self.device else _to_device((call.args, call.kwargs), device)
         )
-        out = block(hidden, *args, **kwargs)
-        return out[0] if isinstance(out, tuple) else out
+        return first(block(hidden, *args, **kwargs))
 
     def spread(
         self, block: nn.Module, batches: Iterable[int], work: Callable[[nn.Module, int, torch.device], Result]
@@ -200,8 +206,7 @@ class Activations:
             args, kwargs = _first_row(args, rows), _first_row(kwargs, rows)
         if tokens is not None:
             args, kwargs = _first_tokens(args, length, tokens), _first_tokens(kwargs, length, tokens)
-        out = block(hidden[:, :tokens], *args, **kwargs)
-        return out[0] if isinstance(out, tuple) else out
+        return first(block(hidden[:, :tokens], *args, **kwargs))
 
     def sample_forward(self, block: nn.Module, index: int, tokens: int) -> Callable[[], Tensor] | None:
         """Bind ``run_one`` to the first sequence of the sample whose output is mostly finite; None if there is none.

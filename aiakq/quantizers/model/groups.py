@@ -149,13 +149,13 @@ class Heads:
 
     def tie(self, per_channel: Tensor, how: str) -> Tensor:
         """Reduce a statistic of the queries' channels [Hq*D] to the value channels [Hkv*D] by ``mean`` or ``max``."""
-        shared = per_channel.unflatten(0, (self.kv_heads, self.q_heads // self.kv_heads, -1))
+        shared: Tensor = per_channel.unflatten(0, (self.kv_heads, self.q_heads // self.kv_heads, -1))
         reduced = shared.amax(1) if how == "max" else shared.mean(1)
         return reduced.flatten()
 
     def spread(self, per_value: Tensor) -> Tensor:
         """Expand per-value-channel numbers [Hkv*D] to the query channels [Hq*D]: the inverse of ``tie``."""
-        heads = per_value.unflatten(0, (self.kv_heads, -1))
+        heads: Tensor = per_value.unflatten(0, (self.kv_heads, -1))
         return heads.repeat_interleave(self.q_heads // self.kv_heads, dim=0).flatten()
 
 

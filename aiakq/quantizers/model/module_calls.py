@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from aiakq.quantizers.model.activations import SAMPLE_TOKENS, Activations
+from aiakq.quantizers.model.activations import SAMPLE_TOKENS, Activations, Output, first
 from aiakq.quantizers.numerics.sums import total
 
 #: Tokens in a sample: SAMPLE_TOKENS for narrow models, fewer for wide ones, for which each replay costs more.
@@ -33,11 +33,6 @@ class ModuleCall:
         return first(module(*self.args, **self.kwargs))
 
 
-def first(output: Any) -> Tensor:
-    """Return the hidden states in a module's output, which is a tensor or a tuple that starts with it."""
-    return output[0] if isinstance(output, tuple) else output
-
-
 def record_calls(
     block: nn.Module, index: int, inputs: Activations, names: Iterable[str]
 ) -> dict[str, list[ModuleCall]]:
@@ -52,7 +47,7 @@ def record_calls(
     tokens_left = min(SAMPLE_TOKENS, max(FEWEST_TOKENS, TOKENS_TIMES_WIDTH // shape[-1]))
 
     def hook(name: str) -> Callable[..., None]:
-        def note(module: nn.Module, args: tuple[object, ...], kwargs: dict[str, object], output: object) -> None:
+        def note(module: nn.Module, args: tuple[object, ...], kwargs: dict[str, object], output: Output) -> None:
             seen[name].append(ModuleCall(args, kwargs, first(output)))
 
         return note

@@ -79,7 +79,8 @@ def head_name(model: SourceModel) -> str | None:
 def embedding_name(model: SourceModel) -> str:
     """Return the name of the input embedding's weight."""
     embedding = model.model.get_input_embeddings()
-    return next(name for name, module in model.model.named_modules() if module is embedding) + ".weight"
+    names: Iterator[str] = (name for name, module in model.model.named_modules() if module is embedding)
+    return next(names) + ".weight"
 
 
 def load_outside(model: SourceModel) -> None:
@@ -98,7 +99,8 @@ def finish(model: SourceModel, ids: Tensor, hidden: Tensor, outputs: int) -> Ten
     ``load_outside`` must have been called.
     """
     with _stub_blocks(model.blocks, hidden.to(model.device), outputs), torch.inference_mode():
-        return model.model(input_ids=ids.to(model.device), use_cache=False).logits.float()
+        logits: Tensor = model.model(input_ids=ids.to(model.device), use_cache=False).logits
+        return logits.float()
 
 
 def _outside(model: SourceModel, part: nn.Module) -> list[tuple[str, nn.Module]]:

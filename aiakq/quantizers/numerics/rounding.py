@@ -17,7 +17,8 @@ _AT_ONCE = 2**18
 
 def grouped(weight: Tensor, group_size: int) -> Tensor:
     """View [N, K] as [N, K / G, G]; K must be a multiple of G, and -1 means one group per row."""
-    return weight.unflatten(1, (-1, weight.shape[1] if group_size == -1 else group_size))
+    groups: Tensor = weight.unflatten(1, (-1, weight.shape[1] if group_size == -1 else group_size))
+    return groups
 
 
 def ranges(groups: Tensor, symmetric: bool) -> tuple[Tensor, Tensor]:

@@ -12,12 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from aiakq import formats
+from aiakq.data.documents import sources
 from aiakq.errors import AiakqError
 from aiakq.formats.compatibility import Readers
 from aiakq.formats.model_folder import open_file
 from aiakq.formats.yaml_text import InvalidYaml, parse_yaml
 from aiakq.html_report.numbers import percent, size
-from aiakq.quantizers.calibration.samples import sources, title_of
+from aiakq.quantizers.calibration.samples import title_of
 from aiakq.quantizers.options import QuantizeOptions
 from aiakq.quantizers.report.records import QuantizeReport, command_line
 
@@ -94,7 +95,8 @@ def _short(value: object) -> bool:
 def _yaml(value: dict[str, object]) -> str:
     import yaml
 
-    return yaml.safe_dump(value, sort_keys=False, allow_unicode=True)
+    text: str = yaml.safe_dump(value, sort_keys=False, allow_unicode=True)
+    return text
 
 
 def _plain(name: str) -> str:

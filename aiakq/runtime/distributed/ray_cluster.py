@@ -69,7 +69,7 @@ class Session:
     @property
     def is_current(self) -> bool:
         """Whether this is still the process's connection; if it is not, calling Ray could start another cluster."""
-        return self.ray.is_initialized() and self.ray.get_runtime_context().get_job_id() == self._job
+        return bool(self.ray.is_initialized() and self.ray.get_runtime_context().get_job_id() == self._job)
 
 
 def _join(ray: Any) -> None:

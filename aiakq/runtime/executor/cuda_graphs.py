@@ -101,7 +101,7 @@ class DecodeGraphs:
 
     def accepts(self, step: ModelInput) -> bool:
         """Whether ``step`` is decoding: the logits of every token are needed, within the bounds."""
-        count = step.context.query_start_list[-1]
+        count: int = step.context.query_start_list[-1]
         return (
             count == len(step.token_ids) == len(step.logit_rows)
             and count <= self._sizes[-1]

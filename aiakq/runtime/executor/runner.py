@@ -14,7 +14,8 @@ from aiakq.kernels.recurrent_types import States
 from aiakq.kernels.transfer import on_device
 from aiakq.kernels.types import AttentionContext
 from aiakq.runtime.config.compilation import CompilationConfig
-from aiakq.runtime.executor.captured import Bounds, CapturedStep, capture_step
+from aiakq.runtime.executor.captured import CapturedStep, capture_step
+from aiakq.runtime.executor.cpu_program import Bounds
 from aiakq.runtime.executor.output_reader import NewReader, new_logprobs_reader, sampled_positions
 from aiakq.runtime.executor.sequences import RunningSequences, SequenceState
 from aiakq.runtime.executor.states import StateRows

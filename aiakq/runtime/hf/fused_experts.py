@@ -58,7 +58,8 @@ class Expert(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """x [T, K] -> [T, K]."""
         gate, up, down = (self.get_submodule(name) for name in self.spelling.projections)
-        return down(self.act(gate(x)) * up(x))
+        out: Tensor = down(self.act(gate(x)) * up(x))
+        return out
 
 
 class SeparateExperts(nn.Module):

@@ -85,12 +85,14 @@ def _load(
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             config.load.path, local_files_only=True, use_safetensors=True, **common
         )
-        return loaded
+        model, info = loaded
+        return model, info
     with torch.device("meta"):
         family = type(AutoModelForCausalLM.from_config(hf_config, **options))
     common.pop("trust_remote_code")
     tensors = {name: checkpoint.tensor(name) for name in checkpoint.inventory}
-    return family.from_pretrained(None, state_dict=tensors, **common)
+    model, info = family.from_pretrained(None, state_dict=tensors, **common)
+    return model, info
 
 
 def _differences(hf: Any, info: Mapping[str, Any]) -> list[Difference]:

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from aiakq.errors import AiakqError, error
-from aiakq.runtime.config import known_keys
+from aiakq.runtime.config import families, known_keys
 from aiakq.runtime.config.engine import EngineConfig
 from aiakq.runtime.models import FAMILIES
 
@@ -36,7 +36,7 @@ def read_transformers_config(config: EngineConfig) -> Any:
     if str(raw.get("model_type")) not in CONFIG_MAPPING:
         raise unsupported(config, f"transformers does not know the model type {raw.get('model_type')!r}")
     hf_config = CONFIG_MAPPING[str(raw.get("model_type"))].from_dict(raw)
-    if hf_config.model_type not in known_keys.FAMILIES:
+    if hf_config.model_type not in families.FAMILIES:
         check_leftovers(raw, hf_config)
     return hf_config
 

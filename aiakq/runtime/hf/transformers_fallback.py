@@ -213,7 +213,8 @@ class TransformersModel:
             )
         finally:
             self._attention.bind([], None)
-        return out.logits[0].float()
+        logits: Tensor = out.logits[0]
+        return logits.float()
 
 
 def load_transformers_model(config: EngineConfig) -> tuple[Model, dict[str, str]]:

@@ -82,7 +82,7 @@ def _mask_groups(weights: Tensor, groups: tuple[int, int], top: int, fill: float
     count, kept = groups
     if kept >= count:
         return weights
-    grouped = weights.unflatten(-1, (count, -1))
+    grouped: Tensor = weights.unflatten(-1, (count, -1))
     best = grouped.topk(top, dim=-1).values.sum(-1).topk(kept, dim=-1).indices
     mask = torch.ones(best.shape[:-1] + (count,), dtype=torch.bool, device=best.device).scatter_(-1, best, False)
     return grouped.masked_fill(mask.unsqueeze(-1), fill).flatten(-2)

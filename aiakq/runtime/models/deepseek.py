@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, ClassVar
@@ -94,7 +95,7 @@ class DeepseekBuilder(SharedExpertsBuilder):
 
     def attention_scale(self, layer: int) -> float:
         """Scale of heads before absorption; YaRN's ``mscale_all_dim`` applies twice, to queries and keys."""
-        rope, scale = self.config.rope_of(layer)[1], self.sizes.query**-0.5
+        rope, scale = self.config.rope_of(layer)[1], math.pow(self.sizes.query, -0.5)
         all_dim = rope.get("mscale_all_dim") if rope.get("rope_type", "default") != "default" else None
         return scale * yarn_magnitude(float(rope["factor"]), float(all_dim)) ** 2 if all_dim else scale
 

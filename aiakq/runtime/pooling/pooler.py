@@ -40,7 +40,7 @@ class PromptPooler:
     def __init__(self, pooling: Pooling, projection: Projection | None, token_ids: Sequence[int] = ()) -> None:
         self._pooling, self._projection, self._token_ids = pooling, projection, token_ids
         self._rows: list[Tensor] = []
-        self._sum: np.ndarray | None = None
+        self._sum: np.typing.NDArray[np.float32] | None = None
         self._count = 0
         self._end: int | None = None
 

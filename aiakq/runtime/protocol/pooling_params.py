@@ -106,7 +106,7 @@ class Pooled(msgspec.Struct, frozen=True):
 
 def similarity(one: Sequence[float], other: Sequence[float]) -> float:
     """Return the cosine similarity of two vectors."""
-    product = sum(map(operator.mul, one, other))
+    product: float = sum(map(operator.mul, one, other))
     lengths = math.sqrt(sum(x * x for x in one)) * math.sqrt(sum(x * x for x in other))
     return product / max(lengths, 1e-8)
 

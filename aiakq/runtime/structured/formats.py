@@ -146,7 +146,8 @@ def format_of(grammar: Grammar) -> Format:
         return either(*map(const, json.loads(grammar.text)))
     if grammar.kind == "grammar":
         return {"type": "grammar", "grammar": grammar.text}
-    return format_of_tags(json.loads(grammar.text))
+    part: Format = format_of_tags(json.loads(grammar.text))
+    return part
 
 
 def tag_grammar_of(part: Format, like: Grammar | None = None) -> Grammar:

@@ -305,7 +305,7 @@ class SchemaNode:
             self._cleaner.refuse("uniqueItems")
 
     def _most_items(self) -> float:
-        most = self._out.get("maxItems", float("inf"))
+        most: float = self._out.get("maxItems", float("inf"))
         return min(most, len(self._out.get("prefixItems", ()))) if self._out.get("items") is False else most
 
     def _contains(self) -> None:

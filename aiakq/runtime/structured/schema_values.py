@@ -178,9 +178,9 @@ def _limit(schema: Mapping[str, Any], is_upper: bool) -> float:
 
 
 def _property(schema: Mapping[str, Any], name: str) -> Schema:
-    if name in schema.get("properties", {}):
-        return schema["properties"][name]
-    return {} if schema.get("patternProperties") else schema.get("additionalProperties", {})
+    others: Schema = {} if schema.get("patternProperties") else schema.get("additionalProperties", {})
+    properties: Mapping[str, Schema] = schema.get("properties", {})
+    return properties.get(name, others)
 
 
 def _resolved(schema: Schema, resolve: Callable[[str], Schema]) -> Schema:

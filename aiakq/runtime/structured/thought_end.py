@@ -18,8 +18,11 @@ def calls_at_end(tags: Mapping[str, Any]) -> dict[str, Any] | None:
     part = tags.get("format")
     if not isinstance(part, dict) or part.get("type") != "after_thought" or not part.get("may_end_with_call"):
         return None
-    answer = part["answer"]
-    return answer["elements"][0] if answer["type"] == "or" else answer
+    answer: dict[str, Any] = part["answer"]
+    if answer["type"] != "or":
+        return answer
+    call: dict[str, Any] = answer["elements"][0]
+    return call
 
 
 @dataclass(frozen=True)

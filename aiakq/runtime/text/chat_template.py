@@ -286,10 +286,11 @@ def template_of(tokenizer: Any, given: str | None, with_tools: bool) -> str:
     Raises ``no_default_template`` for named templates of which none is for the conversation.
     """
     try:
-        return tokenizer.get_chat_template(given, tools=[{}] if with_tools else None)
+        template: str = tokenizer.get_chat_template(given, tools=[{}] if with_tools else None)
     except ValueError:
         names = ", ".join(sorted(map(repr, tokenizer.chat_template))[:8])
         raise error("no_default_template", names=f"{names:.200}") from None
+    return template
 
 
 def check_compiles(text: str, source: str) -> None:

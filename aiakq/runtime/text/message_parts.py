@@ -198,7 +198,7 @@ def _described_tool(tool: Any, path: str) -> dict[str, Any]:
     if not inspect.isfunction(tool) and not inspect.ismethod(tool):
         reason = "an object with type and function, or a Python function is expected"
         raise error("invalid_type", param=path, reason=reason)
-    from transformers.utils import get_json_schema
+    from transformers.utils.chat_template_utils import get_json_schema
 
     try:
         described = get_json_schema(tool)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from aiakq.arguments.engine import EngineArguments
 from aiakq.errors import AiakqError, error
@@ -35,6 +35,9 @@ from aiakq.runtime.text.tokenizer_files import (
 )
 from aiakq.runtime.text.tokenizer_growth import MAX_GROWTH, check_decoder, growth_of
 from aiakq.runtime.text.tokenizer_keys import remark
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer as RustTokenizer
 
 
 @dataclass(frozen=True)
@@ -99,7 +102,7 @@ class Tokenizer:
         self.hf = hf
         self._settings = settings or {}
         # The Rust tokenizer itself, which is several times faster than transformers' wrapper.
-        self._backend = getattr(hf, "_tokenizer", None) if compiled else None
+        self._backend: RustTokenizer | None = getattr(hf, "_tokenizer", None) if compiled else None
         if self._backend is not None:
             # The tokenizer's files may enable either; padding to 2^30 tokens would kill the process.
             self._backend.no_padding()
@@ -192,7 +195,8 @@ class Tokenizer:
         text = well_formed(text)
         if self._backend is not None:
             return self._backend.encode_batch([text], add_special_tokens=add_special_tokens)[0].ids
-        return self.hf.encode(text, add_special_tokens=add_special_tokens)
+        ids: list[int] = self.hf.encode(text, add_special_tokens=add_special_tokens)
+        return ids
 
     def encode_pair(self, text: str, other: str) -> list[int]:
         """Return the ids of two texts as one sequence, with the tokenizer's special tokens around and between them."""
@@ -214,7 +218,8 @@ class Tokenizer:
         options = {"skip_special_tokens": skip_special_tokens, "clean_up_tokenization_spaces": False}
         if not getattr(self.hf, "is_fast", True):
             options["spaces_between_special_tokens"] = spaces
-        return self.hf.decode(ids, **options)
+        text: str = self.hf.decode(ids, **options)
+        return text
 
     def raw_tokens(self, ids: Sequence[int]) -> list[str]:
         """Return the tokens as they are stored in the vocabulary, such as "Ġthe" or "▁the"."""
@@ -305,11 +310,12 @@ class Tokenizer:
                 return self._chat_template(template, bool(tools), content_format, arguments or {}).render(
                     read, **values
                 )
-            return self.hf.apply_chat_template(read, tokenize=False, chat_template=template, **values)
+            prompt: str = self.hf.apply_chat_template(read, tokenize=False, chat_template=template, **values)
         except AiakqError:
             raise
         except Exception as failure:
             raise as_template_error(failure) from failure
+        return prompt
 
     def prepare_chat(self) -> None:
         """Check the model's own template, which otherwise happens with the first conversation. Raises as that."""

@@ -32,20 +32,20 @@ class UnloadAdapterRequest(RequestModel):
 
 async def load_adapter(service: Service, request: Request) -> Response:
     """Load a LoRA adapter from a folder inside --lora-root. It is validated; then requests may name it."""
-    service.check_available()
+    service.state.check_available()
     payload = parse_body(LoadAdapterRequest, await read_body(request, service.max_body_bytes))
     model = service.model
-    check = functools.partial(service.manager.adapters.check, client=client_of(request))
+    check = functools.partial(service.state.manager.adapters.check, client=client_of(request))
     replaced = await model.adapters.load(
         payload.lora_name,
         payload.lora_path,
         model.names,
         check,
-        service.manager.prefetch_adapter,
+        service.state.manager.prefetch_adapter,
         bool(payload.load_inplace),
     )
     if replaced is not None:
-        service.manager.unload_adapter(replaced)
+        service.state.manager.unload_adapter(replaced)
     return PlainTextResponse(f"Success: LoRA adapter '{payload.lora_name}' added successfully.")
 
 
@@ -53,9 +53,9 @@ async def unload_adapter(service: Service, request: Request) -> Response:
     """Unload a LoRA adapter. New requests that name it are rejected; its memory is freed when running ones finish."""
     payload = parse_body(UnloadAdapterRequest, await read_body(request, service.max_body_bytes))
     adapter = service.model.adapters.remove(payload.lora_name)
-    service.metrics.adapter_removed(payload.lora_name)
+    service.state.metrics.adapter_removed(payload.lora_name)
     if adapter is not None:
-        service.manager.unload_adapter(adapter)
+        service.state.manager.unload_adapter(adapter)
     return PlainTextResponse(f"Success: LoRA adapter '{payload.lora_name}' removed successfully.")
 
 

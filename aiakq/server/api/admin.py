@@ -32,13 +32,13 @@ async def abort_requests(service: Service, request: Request) -> Response:
     """Abort the requests with the given ids, or all requests. Their clients get an error. Returns their number."""
     body = await read_body(request, service.max_body_bytes)
     payload = parse_body(AbortRequest, body) if body else AbortRequest(request_ids=None)
-    return JSONResponse(AbortResponse(service.manager.abort(payload.request_ids, error("aborted"))))
+    return JSONResponse(AbortResponse(service.state.manager.abort(payload.request_ids, error("aborted"))))
 
 
 async def reset_prefix_cache(service: Service, request: Request) -> Response:
     """Clear the prefix cache, so that later prompts reuse no cached pages."""
-    service.check_available()
-    service.manager.send(ResetPrefixCache())
+    service.state.check_available()
+    service.state.manager.send(ResetPrefixCache())
     return Response()
 
 
@@ -52,9 +52,9 @@ async def set_speculation(service: Service, request: Request) -> Response:
     """Switch draft tokens off, or on again, to measure what they bring. Outputs do not change. Proposers start anew and
     know no outputs of earlier requests. Without speculative decoding there are none.
     """
-    service.check_available()
+    service.state.check_available()
     body = await read_body(request, service.max_body_bytes)
-    service.manager.send(EnableDrafts(parse_body(SpeculationRequest, body).enabled))
+    service.state.manager.send(EnableDrafts(parse_body(SpeculationRequest, body).enabled))
     return Response()
 
 

@@ -19,18 +19,18 @@ from aiakq.runtime.structured.formats import (
     with_thoughts,
 )
 from aiakq.server.api.reasoning_parsers.base import ReasoningParser
-from aiakq.server.api.service import Service
+from aiakq.server.api.renderer import Renderer
 from aiakq.server.api.tool_parsers.base import PlainJsonParser, ToolParser
 from aiakq.server.api.tool_schemas import ToolSchemaChecks, arguments_schema, writable_schemas
 from aiakq.server.api.tools import calls_tools, forced_tools
 from aiakq.server.process.text_messages import TextReply
 
 
-def tool_parser_of(service: Service, request: Any) -> type[ToolParser] | None:
+def tool_parser_of(renderer: Renderer, request: Any) -> type[ToolParser] | None:
     """Return the parser of tool calls for ``request``, or None if it allows no calls."""
     if not calls_tools(request.tools, request.tool_choice):
         return None
-    parser = service.message_format.tool_parser
+    parser = renderer.message_format.tool_parser
     forced = forced_tools(request.tools, request.tool_choice)
     if forced is None:
         return parser
@@ -40,7 +40,7 @@ def tool_parser_of(service: Service, request: Any) -> type[ToolParser] | None:
 
 
 async def answer_grammar(
-    service: Service, request: Any, request_grammar: Grammar | None, reasoning: Reasoning | None
+    renderer: Renderer, request: Any, request_grammar: Grammar | None, reasoning: Reasoning | None
 ) -> Grammar | None:
     """Return the grammar that the response must match, after checking it; None if any text is allowed.
 
@@ -49,14 +49,14 @@ async def answer_grammar(
 
     Raises ``grammar_not_enforceable``, ``unsupported_parameter`` and ``value_out_of_range``.
     """
-    parser = tool_parser_of(service, request)
-    calls = None if parser is None else _Calls(service, request, parser, request_grammar)
+    parser = tool_parser_of(renderer, request)
+    calls = None if parser is None else _Calls(renderer, request, parser, request_grammar)
     if calls is None or not calls.are_enforced:
         if request_grammar is not None and reasoning is not None:
             name = request.grammar_name()
-            return await _checked(service, reasoning.before(format_of(request_grammar), name), request_grammar, name)
+            return await _checked(renderer, reasoning.before(format_of(request_grammar), name), request_grammar, name)
         if request_grammar is not None:
-            return await service.text.check_grammar(request_grammar, request.grammar_name())
+            return await renderer.text.check_grammar(request_grammar, request.grammar_name())
         return None
 
     async def grammar(schemas: Mapping[str, object]) -> Grammar:
@@ -66,7 +66,7 @@ async def answer_grammar(
                 part = with_thoughts(part, reasoning.parser.starts, reasoning.parser.ends)
             may_end = not calls.is_forced and request_grammar is None
             part = reasoning.before(part, "tools", may_end=may_end, may_end_with_call=not may_end)
-        return await _checked(service, part, request_grammar, "tools")
+        return await _checked(renderer, part, request_grammar, "tools")
 
     try:
         return await grammar(calls.schemas)
@@ -74,7 +74,7 @@ async def answer_grammar(
         if failure.id != "grammar_not_enforceable":
             raise
     if request_grammar is not None:
-        await service.text.check_grammar(request_grammar, request.grammar_name())
+        await renderer.text.check_grammar(request_grammar, request.grammar_name())
     checks = calls.checks()
     schemas = await checks.enforceable(calls.schemas)
     try:
@@ -129,10 +129,10 @@ class _Calls:
     """
 
     def __init__(
-        self, service: Service, request: Any, parser: type[ToolParser], request_grammar: Grammar | None
+        self, renderer: Renderer, request: Any, parser: type[ToolParser], request_grammar: Grammar | None
     ) -> None:
         """own: grammar of a message without calls, or None for any text."""
-        self._service, self._parser, self._request_grammar = service, parser, request_grammar
+        self._renderer, self._parser, self._request_grammar = renderer, parser, request_grammar
         forced = forced_tools(request.tools, request.tool_choice)
         self._tools = [(tool.number, tool) for tool in request.tools if forced is None or tool in forced]
         self.is_forced = forced is not None
@@ -169,19 +169,20 @@ class _Calls:
 
         async def check(schemas: Sequence[object]) -> TextReply:
             part = either(*map(schema, schemas))
-            return await self._service.text.compile_grammar(_with_defaults(self._service, part, self._request_grammar))
+            like = _with_defaults(self._renderer, part, self._request_grammar)
+            return await self._renderer.text.compile_grammar(like)
 
         async def relax(value: object) -> TextReply:
-            like = _with_defaults(self._service, schema(value), self._request_grammar)
-            return await self._service.text.relax_schema(value, like)
+            like = _with_defaults(self._renderer, schema(value), self._request_grammar)
+            return await self._renderer.text.relax_schema(value, like)
 
         return ToolSchemaChecks(self._tools, check, relax)
 
 
-async def _checked(service: Service, part: Format, like: Grammar | None, param: str) -> Grammar:
+async def _checked(renderer: Renderer, part: Format, like: Grammar | None, param: str) -> Grammar:
     """Return the grammar of ``part`` with the operator's defaults. Raises ``grammar_not_enforceable``."""
-    return await service.text.check_grammar(_with_defaults(service, part, like), param)
+    return await renderer.text.check_grammar(_with_defaults(renderer, part, like), param)
 
 
-def _with_defaults(service: Service, part: Format, like: Grammar | None) -> Grammar:
-    return service.model.limits.grammars.apply(tag_grammar_of(part, like))
+def _with_defaults(renderer: Renderer, part: Format, like: Grammar | None) -> Grammar:
+    return renderer.limits.grammars.apply(tag_grammar_of(part, like))

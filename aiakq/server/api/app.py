@@ -19,7 +19,7 @@ from aiakq.errors import AiakqError, error
 from aiakq.server.api.openapi import openapi_document
 from aiakq.server.api.request_tracker import RequestTracker
 from aiakq.server.api.routes import Route
-from aiakq.server.api.service import Service
+from aiakq.server.api.service import ServerState, Service
 from aiakq.server.api.unknown_fields import IgnoredFields, ignored_fields
 from aiakq.server.errors import as_aiakq_error, copy_error
 from aiakq.server.http.auth import OnRefusal
@@ -65,7 +65,7 @@ def create_app(
 
     @functools.cache
     def document() -> dict[str, Any]:
-        accepts_unknown = not service.unknown_fields.refuses
+        accepts_unknown = not service.renderer.unknown_fields.refuses
         found = openapi_document(routes, service.model, keyless_paths, accepts_unknown)
         return found | {"servers": [{"url": root_path.rstrip("/")}]} if root_path.rstrip("/") else found
 
@@ -102,20 +102,20 @@ def _endpoint(route: Route, service: Service) -> Callable[[Request], Awaitable[R
         try:
             response = await route.handler(service, request)
             if route.generates and FORMAT_HEADER in request.headers:
-                _report_load(service, request.headers[FORMAT_HEADER], response)
+                _report_load(service.state, request.headers[FORMAT_HEADER], response)
             return response
         except asyncio.CancelledError:
             # The server is ending, and has waited long enough. Generation requests have failed before.
-            if service.closing is None:
+            if service.state.closing is None:
                 raise
-            raise copy_error(service.closing) from None
+            raise copy_error(service.state.closing) from None
 
     return endpoint
 
 
-def _report_load(service: Service, format: str, response: Response) -> None:
+def _report_load(state: ServerState, format: str, response: Response) -> None:
     """Add the load of the server to the headers of ``response``."""
-    stats = service.manager.stats
+    stats = state.manager.stats
     loads = {"kv_cache_usage_perc": stats.kv_usage, "num_requests_waiting": stats.num_waiting}
     report = load_report(format, loads)
     if report is not None:
@@ -129,7 +129,7 @@ def count_refusals(service: Service, routes: Sequence[Route], root_path: str) ->
     def on_refusal(scope: Scope, failure: AiakqError) -> None:
         if scope["method"] == "POST" and route_path(scope["path"], root_path).removesuffix("/") in paths:
             RequestTracker(service, scope).finish("error", failure)
-            service.metrics.request_refused(failure)
+            service.state.metrics.request_refused(failure)
 
     return on_refusal
 

@@ -97,7 +97,7 @@ class ChatResponseBuilder(OpenAIResponseBuilder):
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
-        messages = MessageParsers.of(self.service, self.request, self.prompts[0], self.id, len(self.states))
+        messages = MessageParsers.of(self.service.renderer, self.request, self.prompts[0], self.id, len(self.states))
         self.messages = messages
         if messages is not None and self.params.skip_special_tokens:
             self.kept_special_tokens = messages.special_tokens
@@ -186,7 +186,7 @@ class ChatResponseBuilder(OpenAIResponseBuilder):
 
     def _token(self, token_id: int, logprob: Logprob) -> tuple[str, float, list[int]]:
         """Return text, log-probability and bytes of a token. Its bytes may be part of a character."""
-        data = list(self.service.tokenizer.token_bytes(token_id))
+        data = list(self.service.renderer.tokenizer.token_bytes(token_id))
         return self.token_text(token_id, logprob), finite(logprob.logprob), data
 
 

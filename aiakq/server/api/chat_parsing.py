@@ -11,7 +11,7 @@ from aiakq.server.api.answer_grammar import tool_parser_of
 from aiakq.server.api.conversation import ConversationFields
 from aiakq.server.api.message_parser import MessageParser, ReasoningTokens
 from aiakq.server.api.output.events import ContentPiece, Event, ReasoningPiece
-from aiakq.server.api.service import Service
+from aiakq.server.api.renderer import Renderer
 from aiakq.server.api.tools import forced_tools, tool_schemas
 
 #: Number of tokens at the end of a prompt that are decoded to see whether it ends with a reasoning mark.
@@ -27,11 +27,11 @@ class MessageParsers:
     def __init__(
         self,
         parsers: Sequence[MessageParser],
-        service: Service,
+        renderer: Renderer,
         special_tokens: frozenset[int],
         leaves_out_reasoning: bool,
     ) -> None:
-        tokenizer = service.tokenizer
+        tokenizer = renderer.tokenizer
         left_out = tokenizer.special_ids - special_tokens
         self.special_tokens = special_tokens
         self._parsers = parsers
@@ -42,13 +42,13 @@ class MessageParsers:
         ]
 
     @staticmethod
-    def of(service: Service, request: Any, prompt: Prompt, request_id: str, count: int) -> MessageParsers | None:
+    def of(renderer: Renderer, request: Any, prompt: Prompt, request_id: str, count: int) -> MessageParsers | None:
         """Return the parsers of ``count`` choices, or None if the text is returned unparsed."""
-        format = service.message_format
-        tool_parser = tool_parser_of(service, request)
-        if not service.tokenizer.has_text or not (tool_parser is not None or format.reasoning_parser is not None):
+        format = renderer.message_format
+        tool_parser = tool_parser_of(renderer, request)
+        if not renderer.tokenizer.has_text or not (tool_parser is not None or format.reasoning_parser is not None):
             return None
-        state = None if format.reasoning_parser is None else reasoning_state(service, request, prompt)
+        state = None if format.reasoning_parser is None else reasoning_state(renderer, request, prompt)
         forced = forced_tools(request.tools, request.tool_choice)
         schemas = tool_schemas(request.tools if forced is None else forced)
         max_calls = 1 if request.parallel_tool_calls is False else None
@@ -63,7 +63,7 @@ class MessageParsers:
             for index in range(count)
         ]
         leaves_out_reasoning = request.include_reasoning is False
-        return MessageParsers(parsers, service, service.kept_special_tokens, leaves_out_reasoning)
+        return MessageParsers(parsers, renderer, renderer.kept_special_tokens, leaves_out_reasoning)
 
     def feed(self, index: int, delta: Delta, ended: bool) -> list[Event]:
         """Return the events of a choice's new text."""
@@ -90,11 +90,11 @@ def events_of(messages: MessageParsers | None, index: int, delta: Delta, ended: 
     return [ContentPiece(delta.text)] if delta.text else []
 
 
-def reasoning_state(service: Service, request: Any, prompt: Prompt) -> tuple[bool, bool]:
+def reasoning_state(renderer: Renderer, request: Any, prompt: Prompt) -> tuple[bool, bool]:
     """Return whether ``prompt`` ends within reasoning, and whether it has ended it, so that there is no other."""
-    parser = service.message_format.reasoning_parser
+    parser = renderer.message_format.reasoning_parser
     assert parser is not None
-    end = service.tokenizer.decode(prompt.token_ids[-_TAIL_TOKENS:], skip_special_tokens=False)
+    end = renderer.tokenizer.decode(prompt.token_ids[-_TAIL_TOKENS:], skip_special_tokens=False)
     continued = _continued(request)
     return parser.opened_by(end, continued), parser.closed_by(end, continued)
 

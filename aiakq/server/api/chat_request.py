@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Annotated, Any
 
 from pydantic import Field
@@ -15,8 +14,8 @@ from aiakq.server.api.answer_grammar import Reasoning, answer_grammar
 from aiakq.server.api.chat_parsing import reasoning_state
 from aiakq.server.api.conversation import ConversationFields
 from aiakq.server.api.generation_request import GenerationRequest
+from aiakq.server.api.renderer import Renderer
 from aiakq.server.api.request_model import LIMITED_BY, Integer
-from aiakq.server.api.service import Service
 
 
 class ChatCompletionRequest(GenerationRequest, ConversationFields):
@@ -61,27 +60,27 @@ class ChatCompletionRequest(GenerationRequest, ConversationFields):
             return failure
         return error(failure.id, **failure.fields | {"param": names[failure.param]})
 
-    async def tokenize(self, service: Service, params: SamplingParams) -> list[Prompt]:
-        kwargs = self.template_kwargs(service.chat_template, service.unknown_fields)
-        self.name_hidden(service.text.loaded.facts, service.unknown_fields)
+    async def tokenize(self, renderer: Renderer, params: SamplingParams) -> list[Prompt]:
+        kwargs = self.template_kwargs(renderer.chat_template, renderer.unknown_fields)
+        self.name_hidden(renderer.text.loaded.facts, renderer.unknown_fields)
         if "tools" in kwargs:
-            service.check_calls_tools(is_forced=self.forces_calls)
-        if self.include_reasoning is False and service.message_format.reasoning_parser is None:
+            renderer.check_calls_tools(is_forced=self.forces_calls)
+        if self.include_reasoning is False and renderer.message_format.reasoning_parser is None:
             reason = "the server was started without --reasoning-parser"
             raise error("unsupported_parameter", param="include_reasoning", reason=reason)
         # The template writes special tokens itself.
         add_special_tokens = bool(self.add_special_tokens)
-        return [await service.tokenize_chat(self.conversation(), kwargs, add_special_tokens, params)]
+        return [await renderer.tokenize_chat(self.conversation(), kwargs, add_special_tokens, params)]
 
-    async def grammar_of(self, service: Service, prompts: Sequence[Prompt], grammar: Grammar | None) -> Grammar | None:
-        parser = service.message_format.reasoning_parser
+    async def grammar_of(self, renderer: Renderer, prompts: list[Prompt], grammar: Grammar | None) -> Grammar | None:
+        parser = renderer.message_format.reasoning_parser
         if grammar is None and not self.may_call:
             return None
-        reasoning = None if parser is None else Reasoning(parser, *reasoning_state(service, self, prompts[0]))
-        return await answer_grammar(service, self, grammar, reasoning)
+        reasoning = None if parser is None else Reasoning(parser, *reasoning_state(renderer, self, prompts[0]))
+        return await answer_grammar(renderer, self, grammar, reasoning)
 
     def has_budget_in(self, param: str) -> bool:
         return self.thinking_token_budget is not None and self._budget_param == param
 
-    def thought_state(self, service: Service, prompt: Prompt) -> tuple[bool, bool] | None:
-        return None if service.message_format.reasoning_parser is None else reasoning_state(service, self, prompt)
+    def thought_state(self, renderer: Renderer, prompt: Prompt) -> tuple[bool, bool] | None:
+        return None if renderer.message_format.reasoning_parser is None else reasoning_state(renderer, self, prompt)

@@ -30,6 +30,7 @@ from aiakq.server.api.openai import (
     encoded,
     finite,
 )
+from aiakq.server.api.renderer import Renderer
 from aiakq.server.api.routes import PROMPT_ERRORS, Route
 from aiakq.server.api.service import Service
 from aiakq.server.api.text_offsets import TextOffsets
@@ -69,13 +70,13 @@ class CompletionRequest(GenerationRequest):
             values.setdefault("prompt_logprobs", self.logprobs)
         return values
 
-    async def tokenize(self, service: Service, params: SamplingParams) -> list[Prompt]:
+    async def tokenize(self, renderer: Renderer, params: SamplingParams) -> list[Prompt]:
         """Tokenize the prompts. Raises empty_prompt, invalid_type, too_many_prompts."""
         prompts = split_prompts(self.prompt)
         check_sequence_count(len(prompts), params)  # before any of them is tokenized
         if self.suffix:
-            return await service.tokenize_infill(prompts, self.suffix, self.add_special_tokens is not False, params)
-        return await service.tokenize_prompts(prompts, self.add_special_tokens is not False, params)
+            return await renderer.tokenize_infill(prompts, self.suffix, self.add_special_tokens is not False, params)
+        return await renderer.tokenize_prompts(prompts, self.add_special_tokens is not False, params)
 
 
 def split_prompts(prompt: object, param: str = "prompt") -> list[str | list[int]]:
@@ -185,7 +186,7 @@ class CompletionResponseBuilder(OpenAIResponseBuilder):
             return state.prompt.text
         text = self._prompt_texts.get(id(state.prompt))
         if text is None:  # computed once for all choices
-            text = self.service.tokenizer.decode(state.prompt.token_ids, skip_special_tokens=False)
+            text = self.service.renderer.tokenizer.decode(state.prompt.token_ids, skip_special_tokens=False)
             self._prompt_texts[id(state.prompt)] = text
         return text
 
@@ -197,7 +198,7 @@ class CompletionResponseBuilder(OpenAIResponseBuilder):
             positions = delta.prompt_logprobs or [None] * len(state.prompt.token_ids)
             text = self._prompt_text(state)
             self._extend(logprobs, state.prompt.token_ids, positions)
-            logprobs.text_offset += prompt_offsets(self.service.tokenizer, state.prompt.token_ids, text)
+            logprobs.text_offset += prompt_offsets(self.service.renderer.tokenizer, state.prompt.token_ids, text)
             state.offsets = TextOffsets(len(text))
         self._extend(logprobs, delta.token_ids, delta.logprobs or [])
         logprobs.text_offset += [state.offsets.add(self.bytes_in_text(token_id)) for token_id in delta.token_ids]

@@ -68,7 +68,7 @@ class Execution:
 
     def parse(self, model: type[Payload], body: bytes) -> Payload:
         """Return the validated body. Raises the errors of ``parse_body`` and of names of models."""
-        payload = parse_body(model, body, self.service.unknown_fields)
+        payload = parse_body(model, body, self.service.renderer.unknown_fields)
         self.service.model.check_name(getattr(payload, "model", None))
         state = self._request.state
         chosen = getattr(state, "client_request_id", None) or getattr(payload, "request_id", None)
@@ -85,14 +85,14 @@ class Execution:
         _log(service, request)
         while True:
             try:
-                service.check_available()
-                stream = service.manager.start(self._completed(request))
+                service.state.check_available()
+                stream = service.state.manager.start(self._completed(request))
                 break
             except AiakqError as failure:
                 if failure.id not in _RETRIED_ERRORS or not self._streams:
                     raise
             await asyncio.sleep(_RETRY_SECONDS)
-            service.check_open()
+            service.state.check_open()
         stream.interval = service.options.stream_interval
         if service.options.log_outputs and request.params.detokenize:
             stream.output_log = OutputLog(request.id)
@@ -127,7 +127,7 @@ async def answer(service: Service, request: HTTPRequest, builder: ResultBuilder)
     """Execute an HTTP request, and return the response that ``builder`` builds."""
     execution = Execution(service, request)
     try:
-        service.check_available()
+        service.state.check_available()
         with execution.record.phase("read_body"):
             body = await read_body(request, service.max_body_bytes, service.max_values)
         return await cancel_on_disconnect(request, builder.respond(execution, body))
@@ -137,7 +137,7 @@ async def answer(service: Service, request: HTTPRequest, builder: ResultBuilder)
     except BaseException as failure:
         execution.finish("error", failure)
         if isinstance(failure, AiakqError):
-            service.metrics.request_refused(failure)
+            service.state.metrics.request_refused(failure)
         raise
 
 

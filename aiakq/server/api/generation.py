@@ -19,6 +19,7 @@ from aiakq.runtime.protocol.request import Prompt, Request
 from aiakq.runtime.protocol.sampling_params import SamplingParams
 from aiakq.runtime.text.output_processor import Delta
 from aiakq.server.api.execution import Execution
+from aiakq.server.api.renderer import Renderer
 from aiakq.server.api.service import Service
 from aiakq.server.http.responses import ErrorResponse, JSONResponse
 from aiakq.server.http.streaming import EventStream, encode_events
@@ -39,16 +40,16 @@ class GenerationInput(Protocol):
     def sampling_params(self, defaults: Mapping[str, object]) -> SamplingParams:
         """Return the sampling parameters: the request's values, else ``defaults`` from the model."""
 
-    async def tokenize(self, service: Service, params: SamplingParams) -> list[Prompt]:
+    async def tokenize(self, renderer: Renderer, params: SamplingParams) -> list[Prompt]:
         """Tokenize the prompts."""
 
     def rename_param(self, failure: AiakqError) -> AiakqError:
         """Return ``failure`` with the request field's name in place of the sampling parameter's."""
 
-    async def grammar_of(self, service: Service, prompts: Sequence[Prompt], grammar: Grammar | None) -> Grammar | None:
+    async def grammar_of(self, renderer: Renderer, prompts: list[Prompt], grammar: Grammar | None) -> Grammar | None:
         """Return the grammar of the response after checking it; ``grammar``: that of the structured output fields."""
 
-    async def with_budgets(self, service: Service, prompts: Sequence[Prompt], params: SamplingParams) -> list[Prompt]:
+    async def with_budgets(self, renderer: Renderer, prompts: Sequence[Prompt], params: SamplingParams) -> list[Prompt]:
         """Return the prompts with the budgets of thoughts, which ``params`` has. Raises ``unsupported_parameter``."""
 
 
@@ -114,7 +115,7 @@ class TokenResults:
             payload.check_combinations()
             try:
                 params = payload.sampling_params(service.model.default_sampling)
-                prompts = await payload.tokenize(service, params)
+                prompts = await payload.tokenize(service.renderer, params)
             except AiakqError as failure:
                 raise payload.rename_param(failure) from None
         try:
@@ -141,10 +142,10 @@ class TokenResults:
         service = execution.service
         grammar = None if params.grammar is None else service.model.limits.grammars.apply(params.grammar)
         with execution.record.phase("check_grammar"):
-            params.grammar = await payload.grammar_of(service, prompts, grammar)
+            params.grammar = await payload.grammar_of(service.renderer, prompts, grammar)
         if params.thinking_token_budget is not None:
-            prompts = await payload.with_budgets(service, prompts, params)
-        bad_words = await service.bad_word_ids(params)
+            prompts = await payload.with_budgets(service.renderer, prompts, params)
+        bad_words = await service.renderer.bad_word_ids(params)
         builder = self._builder(service, payload, execution.id, prompts, params)
         request = Request(
             builder.id,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar
 
 from pydantic import Field
@@ -13,9 +13,9 @@ from aiakq.runtime.protocol.grammar import Grammar
 from aiakq.runtime.protocol.request import Prompt
 from aiakq.runtime.protocol.sampling_params import SamplingParams
 from aiakq.server.api.foreign_fields import GENERATION_FIELDS
+from aiakq.server.api.renderer import Renderer
 from aiakq.server.api.request_model import LIMITED_BY, Integer, RequestModel
 from aiakq.server.api.sampling_fields import SAMPLING_FIELDS, SamplingFields, check_http_maximums
-from aiakq.server.api.service import Service
 from aiakq.server.api.structured_fields import StructuredFields, structured_values
 from aiakq.server.api.thought_budgets import BudgetMethods
 from aiakq.server.api.unsupported_fields import IGNORED_STREAM_OPTIONS
@@ -89,10 +89,10 @@ class GenerationRequest(SamplingFields, StructuredFields, BudgetMethods):
         """Return the sampling parameters: the request's values, else the model's ``defaults``, else the class's."""
         return SamplingParams(**{**defaults, **self.sampling_values()})
 
-    async def grammar_of(self, service: Service, prompts: Sequence[Prompt], grammar: Grammar | None) -> Grammar | None:
+    async def grammar_of(self, renderer: Renderer, prompts: list[Prompt], grammar: Grammar | None) -> Grammar | None:
         """Return the grammar of the response after checking it; ``grammar``: that of the structured output fields."""
         if grammar is not None:
-            return await service.text.check_grammar(grammar, self.grammar_name())
+            return await renderer.text.check_grammar(grammar, self.grammar_name())
         return None
 
     def rename_param(self, failure: AiakqError) -> AiakqError:

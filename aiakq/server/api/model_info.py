@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
 from pathlib import Path
 
+from aiakq.arguments.server import ServerArguments
 from aiakq.errors import error
 from aiakq.runtime.protocol.adapters import AdapterRef
 from aiakq.runtime.protocol.limits import ModelLimits
@@ -25,6 +25,7 @@ class ModelInfo:
     default_sampling  sampling values of generation_config.json.
     response_role     role of chat responses.
     adapters          LoRA adapters that requests may name as their model.
+    fingerprint       the system_fingerprint, equal for equal models, dtypes and versions.
     """
 
     names: tuple[str, ...]
@@ -34,6 +35,23 @@ class ModelInfo:
     default_sampling: Mapping[str, object]
     response_role: str
     adapters: AdapterRegistry = field(default_factory=AdapterRegistry)
+    fingerprint: str = ""
+
+    @staticmethod
+    def from_args(
+        args: ServerArguments, dtype: str, limits: ModelLimits, default_sampling: Mapping[str, object]
+    ) -> ModelInfo:
+        """Return the model of ``args``."""
+        path, names = args.model or "", tuple(args.served_names)
+        return ModelInfo(
+            names,
+            path,
+            dtype,
+            limits,
+            default_sampling,
+            response_role=args.response_role,
+            fingerprint=fingerprint(names[0], Path(path), dtype),
+        )
 
     def check_name(self, name: str | None) -> None:
         """Raise ``unknown_model`` unless ``name`` is served. None selects the model itself."""
@@ -56,8 +74,3 @@ class ModelInfo:
     def shown_name(self, name: str | None) -> str:
         """Return the model name in responses to a request for the model ``name``."""
         return self.names[0] if name is None or name in self.names else name
-
-    @cached_property
-    def fingerprint(self) -> str:
-        """The system_fingerprint, equal for equal models, dtypes and versions."""
-        return fingerprint(self.names[0], Path(self.path), self.dtype)

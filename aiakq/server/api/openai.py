@@ -163,8 +163,8 @@ class OpenAIResponseBuilder(ResponseBuilder):
     ) -> None:
         super().__init__(service, request, request_id, prompts, params)
         # Without a tokenizer there are only ids.
-        self.return_token_ids = bool(request.return_token_ids) or not service.tokenizer.has_text
-        self.tokens_as_ids = self._asks_for_tokens_as_ids() or not service.tokenizer.has_text
+        self.return_token_ids = bool(request.return_token_ids) or not service.renderer.tokenizer.has_text
+        self.tokens_as_ids = self._asks_for_tokens_as_ids() or not service.renderer.tokenizer.has_text
         options = request.stream_options
         self.include_usage = bool(options and options.include_usage) or service.options.force_include_usage
         continuous = service.options.force_include_usage or bool(options and options.continuous_usage_stats)
@@ -259,11 +259,11 @@ class OpenAIResponseBuilder(ResponseBuilder):
             return f"token_id:{token_id}"
         if entry is not None and entry.decoded_token is not None:
             return entry.decoded_token
-        return self.service.token_text(token_id)
+        return self.service.renderer.tokenizer.token_text(token_id)
 
     def bytes_in_text(self, token_id: int) -> bytes:
         """Return the bytes that a generated token adds to the text."""
-        tokenizer = self.service.tokenizer
+        tokenizer = self.service.renderer.tokenizer
         kept = token_id not in tokenizer.special_ids or token_id in self.kept_special_tokens
         return tokenizer.token_bytes(token_id) if kept or not self.params.skip_special_tokens else b""
 
@@ -289,7 +289,7 @@ class OpenAIResponseBuilder(ResponseBuilder):
             "id": self.id,
             "created": self.created,
             "model": self.service.model.shown_name(self.request.model),
-            "system_fingerprint": self.service.fingerprint,
+            "system_fingerprint": self.service.model.fingerprint,
         }
 
     def _update(self, state: ChoiceState, delta: Delta) -> None:

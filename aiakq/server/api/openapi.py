@@ -128,7 +128,8 @@ def request_schema(model: type[RequestModel]) -> Schema:
             return inline({**definition, **{name: value for name, value in node.items() if name != "$ref"}})
         return {name: inline(value) for name, value in node.items()}
 
-    return inline(schema)
+    inlined: Schema = inline(schema)
+    return inlined
 
 
 def _token_id(model: ModelInfo) -> Schema:

@@ -28,34 +28,34 @@ class RequestTracker:
     """
 
     def __init__(self, service: Service, scope: Scope) -> None:
-        state = scope["state"]
-        self.arrival_time: float = state["arrival_time"]
-        self._service = service
+        request, state = scope["state"], service.state
+        self.arrival_time: float = request["arrival_time"]
+        self._model, self._state = service.model, state
         self._streams: list[RequestStream] = []
         self._open = True
         headers = {}
-        if service.observers:
+        if state.observers:
             headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
         self.record = RequestRecord(
             route=route_path(scope["path"], service.options.root_path),
-            request_id=state["request_id"],
+            request_id=request["request_id"],
             arrival_time=self.arrival_time,
             client_request_id=client_id_of(headers),
-            key=state.get("owner", "")[:_KEY_CHARS],
+            key=request.get("owner", "")[:_KEY_CHARS],
             headers=headers,
         )
-        service.num_in_flight += 1
-        service.metrics.received.inc()
-        for observer in service.observers:
+        state.num_in_flight += 1
+        state.metrics.received.inc()
+        for observer in state.observers:
             observer.begin(self.record)
         if self.record.traceparent:
-            state["traceparent"] = self.record.traceparent
+            request["traceparent"] = self.record.traceparent
 
     def start(self, response_id: str, params: SamplingParams, payload: Any, stream: RequestStream) -> None:
         """Record that ``stream`` is in the engine's queue; a request may have several streams."""
         record = self.record
         record.response_id, record.params = response_id, params
-        record.model = payload.model or self._service.model.names[0]
+        record.model = payload.model or self._model.names[0]
         self._streams.append(stream)
 
     def finish(self, reason: str, failure: BaseException | None = None) -> None:
@@ -63,12 +63,12 @@ class RequestTracker:
         if not self._open:
             return
         self._open = False
-        service, record = self._service, self.record
-        service.num_in_flight -= 1
+        state, record = self._state, self.record
+        state.num_in_flight -= 1
         adapter = self._streams[0].request.options.adapter if self._streams else None
-        known_adapter = None if adapter is None or service.model.adapters.get(adapter.name) is None else adapter.name
-        service.metrics.request_ended(reason, time.monotonic() - self.arrival_time, known_adapter)
-        if not service.observers:
+        known_adapter = None if adapter is None or self._model.adapters.get(adapter.name) is None else adapter.name
+        state.metrics.request_ended(reason, time.monotonic() - self.arrival_time, known_adapter)
+        if not state.observers:
             return
         record.sequences = [
             SequenceRecord(
@@ -85,5 +85,5 @@ class RequestTracker:
         ]
         known = failure if failure is None or isinstance(failure, AiakqError) else as_aiakq_error(failure)
         record.end(reason, known)
-        for observer in service.observers:
+        for observer in state.observers:
             observer.finish(record)

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Protocol
 
+import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -88,9 +89,9 @@ class Route:
     tag: str
     request: tuple[type[RequestModel], ...] = ()
     body_required: bool = True
-    response: type[Any] | str | None = None
+    response: type[msgspec.Struct] | str | None = None
     description: str = "Empty."
-    streams: bool | type[Any] | tuple[type[Any], ...] = False
+    streams: bool | type[msgspec.Struct] | tuple[type[msgspec.Struct], ...] = False
     errors: tuple[str, ...] = ()
     error_body: type[ErrorBody] = ErrorResponse
     needs_key: bool | str = True
@@ -118,9 +119,16 @@ class Route:
         return " ".join((self.handler.__doc__ or "").split("\n\n")[0].split())
 
 
+class RouteModule(Protocol):
+    """A module of routes."""
+
+    ROUTES: tuple[Route, ...]
+
+
 def load_routes(args: ServerArguments) -> tuple[Route, ...]:
     """Return all routes enabled by the server arguments ``args``. Raises ``plugin`` for duplicate paths."""
-    routes = [route for name in ROUTE_MODULES for route in ROUTE_MODULES.load(name).ROUTES]
+    modules: list[RouteModule] = [ROUTE_MODULES.load(name) for name in ROUTE_MODULES]
+    routes = [route for module in modules for route in module.ROUTES]
     paths: set[str] = set()
     for route in routes:
         if route.path in paths:

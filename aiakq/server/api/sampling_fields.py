@@ -9,7 +9,7 @@ import functools
 import operator
 from collections.abc import Iterable
 from types import UnionType
-from typing import Annotated, Any, Union, get_args, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, Union, get_args, get_origin
 
 from pydantic import Field, create_model, field_validator
 
@@ -71,7 +71,7 @@ _HTTP_MAXIMUMS = {
 SAMPLING_FIELDS = tuple(_DECLARED)
 
 
-def sampling_model(class_name: str, names: Iterable[str]) -> Any:
+def sampling_model(class_name: str, names: Iterable[str]) -> type[RequestModel]:
     """Return a base class of requests with the sampling fields ``names``, all optional."""
     fields = {name: _field(*_DECLARED[name], getattr(_DEFAULTS, name)) for name in names}
     validators: dict[str, Any] = {}
@@ -93,5 +93,16 @@ def check_http_maximums(request: object) -> None:
             raise error("value_out_of_range", param=name, value=value, allowed=f"1 to {maximum}")
 
 
-#: Base class of generation requests.
-SamplingFields: Any = sampling_model("SamplingFields", SAMPLING_FIELDS)
+if TYPE_CHECKING:
+
+    class SamplingFields(RequestModel):
+        """Base class of generation requests. Here are the fields that are read by name."""
+
+        n: int | None
+        best_of: int | None
+        logprobs: int | None
+        prompt_logprobs: int | None
+        logprob_token_ids: list[int] | None
+        thinking_token_budget: int | None
+else:
+    SamplingFields = sampling_model("SamplingFields", SAMPLING_FIELDS)

@@ -1,77 +1,43 @@
-"""Service: the model's names and limits, tokenizer, request manager and server state, as handlers see them."""
+"""Service: the served model and the state of its server, as handlers of requests see them."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
 
-from aiakq.errors import AiakqError, error
-from aiakq.runtime.protocol.request import Prompt
-from aiakq.runtime.protocol.sampling_params import SamplingParams
-from aiakq.runtime.text.output_processor import bad_word_texts, check_truncation, distinct_lists, truncated
-from aiakq.server.api.message_parser import MessageFormat
+from aiakq.errors import AiakqError
 from aiakq.server.api.model_info import ModelInfo
+from aiakq.server.api.renderer import Renderer
 from aiakq.server.api.service_options import MIN_BODY_BYTES, ServiceOptions
-from aiakq.server.api.unknown_fields import UnknownFields
 from aiakq.server.errors import copy_error
 from aiakq.server.process.replicas import Requests
 from aiakq.server.process.text_client import TextClient
-from aiakq.server.process.text_messages import TextReply, TextRequest
 from aiakq.server.telemetry.metrics import Metrics
 from aiakq.server.telemetry.request_records import RequestObserver
 
-#: Texts of up to this many characters are tokenized even if a context of the longest tokens is shorter, because
-#: tokenizers may drop characters.
-MIN_PROMPT_CHARS = 1 << 16
 
+@dataclass
+class ServerState:
+    """The state of the server.
 
-class Service:
-    """One served model and the server's state.
-
-    options         options of the server.
-    fingerprint     the system_fingerprint, equal for equal models, dtypes and versions.
-    progress        progress of loading, for /ready.
-    max_body_bytes  maximum size of a request body.
-    max_values      number of values that a request body may have at least, such as token ids.
-    unknown_fields  handling of unknown request fields.
-    message_format  format of the model's reasoning and tool calls.
-    observers       notified of every generation request.
-    num_in_flight   number of unfinished generation requests.
-    closing         error for new requests during shutdown, or None.
+    manager        requests in the engines.
+    text           text workers.
+    progress       progress of loading, for /ready.
+    observers      notified of every generation request.
+    num_in_flight  number of unfinished generation requests.
+    closing        error for new requests during shutdown, or None.
     """
 
-    def __init__(
-        self,
-        model: ModelInfo,
-        text: TextClient,
-        manager: Requests,
-        metrics: Metrics,
-        options: ServiceOptions,
-        *,
-        progress: Callable[[], dict[str, object]],
-        message_format: MessageFormat | None = None,
-        observers: Sequence[RequestObserver] = (),
-    ) -> None:
-        self.model = model
-        self.text = text
-        self.tokenizer = text.tokenizer
-        self.manager = manager
-        self.metrics = metrics
-        self.options = options
-        self.progress = progress
-        self.unknown_fields = UnknownFields(options.unknown_fields, metrics.ignored_fields.inc)
-        self.message_format = message_format or MessageFormat()
-        self.observers = observers
-        self.created = int(time.time())
-        self.fingerprint = model.fingerprint
-        self.max_body_bytes = options.max_body_bytes or max(MIN_BODY_BYTES, 8 * model.limits.max_model_len)
-        self.max_values = 2 * model.limits.max_model_len
-        self.num_in_flight = 0
-        self.closing: AiakqError | None = None
-        self.thought_end_ids: list[int] | None = None  # tokens of the text that ends thoughts, once they are needed
+    manager: Requests
+    text: TextClient
+    metrics: Metrics
+    progress: Callable[[], dict[str, object]]
+    observers: Sequence[RequestObserver] = ()
+    num_in_flight: int = 0
+    closing: AiakqError | None = None
 
     async def stop(self, seconds: float) -> None:
         """Stop the text workers, and give observers up to ``seconds`` to flush."""
@@ -94,168 +60,30 @@ class Service:
         self.check_available()
         self.text.check()
 
-    async def tokenize_prompts(
-        self, prompts: Sequence[str | list[int]], add_special_tokens: bool, params: SamplingParams
-    ) -> list[Prompt]:
-        """Tokenize the prompts that are text, and apply ``truncate_prompt_tokens``.
 
-        Raises context_length_exceeded for a text that cannot fit, no_tokenizer and tokenization.
-        """
-        texts = [prompt for prompt in prompts if isinstance(prompt, str)]
-        encoded: list[Prompt] = []
-        if texts:
-            request = self._prompt_request(params, texts=texts, add_special_tokens=add_special_tokens)
-            self._check_length(max(map(len, texts)), request, params)
-            encoded = self._prompts(texts, await self.text.run(request), request, params)
-        token_lists = iter(encoded)
-        return self.truncate_prompts(
-            [next(token_lists) if isinstance(prompt, str) else Prompt(None, prompt) for prompt in prompts], params
-        )
+@dataclass(frozen=True)
+class Service:
+    """One served model and the server's state.
 
-    async def tokenize_infill(
-        self, prefixes: Sequence[str | list[int]], suffix: str, add_special_tokens: bool, params: SamplingParams
-    ) -> list[Prompt]:
-        """Build fill-in-the-middle prompts from each prefix and ``suffix``, and add their stop tokens to ``params``.
+    model     the model as clients see it.
+    renderer  turns texts and conversations into prompts.
+    state     engines, text workers, and unfinished requests.
+    options   options of the server.
+    created   when the server started, in seconds since 1970.
+    """
 
-        Raises as ``tokenize_prompts``, and unsupported_parameter if the model does not support it.
-        """
-        infill = self.text.loaded.infill
-        if infill is None:
-            reason = "the model's tokenizer has no tokens for filling in the middle"
-            raise error("unsupported_parameter", param="suffix", reason=reason)
-        before = await self.tokenize_prompts(prefixes, False, params)
-        [after] = await self.tokenize_prompts([infill.lead + suffix], False, SamplingParams())
-        params.stop_token_ids = list({*(params.stop_token_ids or ()), *infill.ends})
-        return [Prompt(None, infill.prompt(each.token_ids, after.token_ids, add_special_tokens)) for each in before]
-
-    async def tokenize_pairs(self, pairs: Sequence[tuple[str, str]], params: SamplingParams) -> list[Prompt]:
-        """Tokenize pairs of texts, each to one prompt, like ``tokenize_prompts``."""
-        request = self._prompt_request(params, pairs=list(pairs))
-        self._check_length(max(len(one) + len(two) for one, two in pairs), request, params)
-        reply = await self.text.run(request)
-        return self.truncate_prompts(self._prompts([None] * len(pairs), reply, request, params), params)
-
-    async def cut_texts(self, texts: Sequence[str], max_tokens: int) -> list[str]:
-        """Cut each text after ``max_tokens`` tokens, see ``cut_text``."""
-        return (await self.text.run(TextRequest(0, texts=list(texts), cut_to=max_tokens))).texts
-
-    def check_calls_tools(self, is_forced: bool) -> None:
-        """Raise ``unsupported_parameter`` if the server does not enable tool calls.
-
-        is_forced  whether the request forces a call, which needs no --enable-auto-tool-choice.
-        """
-        if not (is_forced or self.message_format.auto_tool_choice):
-            reason = "the server was started without --enable-auto-tool-choice, so the model cannot decide; "
-            reason += "use tool_choice 'none', 'required' or a named function"
-            raise error("unsupported_parameter", param="tools", reason=reason)
-
-    @property
-    def chat_template(self) -> str:
-        """Chat template for conversations with tools; "" if there is none."""
-        return self.text.loaded.tools_template
+    model: ModelInfo
+    renderer: Renderer
+    state: ServerState
+    options: ServiceOptions
+    created: int = field(default_factory=lambda: int(time.time()))
 
     @cached_property
-    def kept_special_tokens(self) -> frozenset[int]:
-        """Special tokens that mark reasoning or tool calls."""
-        return self.message_format.special_tokens(self.tokenizer)
-
-    def template_arguments(self, given: Mapping[str, object]) -> dict[str, object]:
-        """Return the arguments of the chat template that a request has ``given``, with the operator's defaults."""
-        return {**self.options.template_kwargs, **given}
-
-    async def tokenize_chat(
-        self,
-        messages: list[dict[str, object]],
-        template_kwargs: Mapping[str, object],
-        add_special_tokens: bool,
-        params: SamplingParams,
-    ) -> Prompt:
-        """Render a conversation with the chat template and tokenize it, like ``tokenize_prompts``.
-
-        Raises also no_chat_template and chat_template.
-        """
-        request = self._prompt_request(
-            params,
-            messages=messages,
-            arguments=self.template_arguments(template_kwargs),
-            call_syntax=self.message_format.call_syntax,
-            add_special_tokens=add_special_tokens,
-        )
-        reply = await self.text.run(request)
-        self._check_length(reply.num_chars, request, params)
-        return self.truncate_prompts(self._prompts([reply.text], reply, request, params), params)[0]
-
-    def truncate_prompts(self, prompts: list[Prompt], params: SamplingParams) -> list[Prompt]:
-        """Apply ``truncate_prompt_tokens``."""
-        if params.truncate_prompt_tokens is None:
-            return prompts
-        truncated_ids = [truncated(prompt.token_ids, params, self.model.limits) for prompt in prompts]
-        return [
-            prompt if len(token_ids) == len(prompt.token_ids) else Prompt(None, token_ids)
-            for prompt, token_ids in zip(prompts, truncated_ids, strict=True)
-        ]
-
-    def _prompt_request(self, params: SamplingParams, **fields: Any) -> TextRequest:
-        """Return the request to tokenize prompts, limited to as many token ids as can be used."""
-        limits = self.model.limits
-        longest = min(limits.max_model_len, limits.max_kv_tokens)
-        check_truncation(params, limits)
-        request = TextRequest(0, max_ids=longest + 1, from_start=params.truncation_side == "right", **fields)
-        if params.truncate_prompt_tokens is None and self.text.loaded.longest_token:
-            request.max_chars = max(MIN_PROMPT_CHARS, longest * self.text.loaded.longest_token)
-        return request
-
-    def _check_length(self, num_chars: int, request: TextRequest, params: SamplingParams) -> None:
-        """Raise ``context_length_exceeded`` for a text that cannot fit into the context, however it is tokenized."""
-        if request.max_chars is not None and num_chars > request.max_chars:
-            min_tokens = -(-num_chars // self.text.loaded.longest_token)
-            raise self._too_long(f"at least {min_tokens}", params)
-
-    def _prompts(
-        self, texts: Sequence[str | None], reply: TextReply, request: TextRequest, params: SamplingParams
-    ) -> list[Prompt]:
-        prompts = []
-        for text, count, token_ids in zip(texts, reply.counts, reply.token_ids, strict=True):
-            if count > len(token_ids) and params.truncate_prompt_tokens is None:
-                raise self._too_long(count, params)
-            if self._has_unknown_tokens:
-                self._check_known(token_ids)
-            prompts.append(Prompt(text if count == len(token_ids) else None, token_ids))
-        return prompts
+    def max_body_bytes(self) -> int:
+        """Maximum size of a request body."""
+        return self.options.max_body_bytes or max(MIN_BODY_BYTES, 8 * self.model.limits.max_model_len)
 
     @cached_property
-    def _has_unknown_tokens(self) -> bool:
-        """Whether the tokenizer has tokens beyond the model's vocabulary."""
-        return self.tokenizer.vocab_size > self.model.limits.vocab_size
-
-    def _check_known(self, token_ids: list[int]) -> None:
-        """Raise ``tokenizer_mismatch`` for a token of a text that the model does not have."""
-        last = self.model.limits.vocab_size - 1
-        unknown = next((id for id in token_ids if id > last), None)
-        if unknown is not None:
-            [token] = self.tokenizer.raw_tokens([unknown])
-            raise error("tokenizer_mismatch", token=token[:64], token_id=unknown, last=last)
-
-    def _too_long(self, num_tokens: int | str, params: SamplingParams) -> AiakqError:
-        limits = self.model.limits
-        return limits.too_long("prompt", num_tokens, max(int(limits.generates), params.max_tokens or 0))
-
-    async def bad_word_ids(self, params: SamplingParams) -> list[list[int]] | None:
-        """Return the token ids of ``params.bad_words``, or None without bad words or tokenizer."""
-        if not params.bad_words or not self.tokenizer.has_text:
-            return None
-        texts = bad_word_texts(params.bad_words)
-        return distinct_lists((await self.text.encode(texts, add_special_tokens=False)).token_ids)
-
-    async def encode(self, text: str, add_special_tokens: bool) -> list[int]:
-        """Return the token ids of ``text``."""
-        return (await self.text.encode([text], add_special_tokens)).token_ids[0]
-
-    async def decode(self, token_ids: list[int], skip_special_tokens: bool = False) -> str:
-        """Return the text of ``token_ids``."""
-        request = TextRequest(0, token_ids=token_ids, skip_special_tokens=skip_special_tokens)
-        return (await self.text.run(request)).text
-
-    def token_text(self, token_id: int) -> str:
-        """Return the text of a single token."""
-        return self.tokenizer.token_text(token_id)
+    def max_values(self) -> int:
+        """Number of values that a request body may have at least, such as token ids."""
+        return 2 * self.model.limits.max_model_len

@@ -45,29 +45,29 @@ async def live(service: Service, request: Request) -> Response:
 
 async def health(service: Service, request: Request) -> Response:
     """Return 200 while the server can handle requests, else 503 with the reason."""
-    service.check_healthy()
+    service.state.check_healthy()
     return Response()
 
 
 async def ready(service: Service, request: Request) -> Response:
     """Return 200 once the model is loaded; before that, and while an engine restarts, 503 with the progress."""
     try:
-        service.check_healthy()
+        service.state.check_healthy()
     except AiakqError as failure:
-        return not_ready_response(failure, service.progress())
+        return not_ready_response(failure, service.state.progress())
     return JSONResponse(ReadyResponse())
 
 
 async def ping(service: Service, request: Request) -> Response:
     """Same as /health, under the name that some platforms use."""
-    service.check_healthy()
+    service.state.check_healthy()
     return Response()
 
 
 async def load(service: Service, request: Request) -> Response:
     """Return the current load: unfinished requests, running and waiting sequences, KV pages in use."""
-    stats = service.manager.stats
-    return JSONResponse(LoadResponse(service.num_in_flight, stats.num_running, stats.num_waiting, stats.kv_usage))
+    stats = service.state.manager.stats
+    return JSONResponse(LoadResponse(service.state.num_in_flight, stats.num_running, stats.num_waiting, stats.kv_usage))
 
 
 async def version(service: Service, request: Request) -> Response:
@@ -77,10 +77,10 @@ async def version(service: Service, request: Request) -> Response:
 
 async def metrics(service: Service, request: Request) -> Response:
     """Prometheus metrics."""
-    limits = service.model.limits.adapters
+    limits, state = service.model.limits.adapters, service.state
     if limits is not None:
-        service.metrics.show_adapters(*service.manager.adapters_of_requests(), limits.max_loras, time.time())
-    return Response(service.metrics.render(), headers={"content-type": CONTENT_TYPE})
+        state.metrics.show_adapters(*state.manager.adapters_of_requests(), limits.max_loras, time.time())
+    return Response(state.metrics.render(), headers={"content-type": CONTENT_TYPE})
 
 
 ROUTES = (

@@ -92,20 +92,20 @@ async def tokenize(service: Service, request: Request) -> Response:
     payload: TokenizeRequest | TokenizeChatRequest
     await asyncio.sleep(0)  # it may be large
     if _has_messages(body):
-        payload = parse_body(TokenizeChatRequest, body, service.unknown_fields)
-        payload.name_hidden(service.text.loaded.facts, service.unknown_fields)
+        payload = parse_body(TokenizeChatRequest, body, service.renderer.unknown_fields)
+        payload.name_hidden(service.renderer.text.loaded.facts, service.renderer.unknown_fields)
         service.model.check_name(payload.model)
         text_request = TextRequest(
             0,
             messages=payload.conversation(),
-            arguments=service.template_arguments(
-                payload.template_kwargs(service.chat_template, service.unknown_fields)
+            arguments=service.renderer.template_arguments(
+                payload.template_kwargs(service.renderer.chat_template, service.renderer.unknown_fields)
             ),
-            call_syntax=service.message_format.call_syntax,
+            call_syntax=service.renderer.message_format.call_syntax,
             add_special_tokens=bool(payload.add_special_tokens),
         )
     else:
-        payload = parse_body(TokenizeRequest, body, service.unknown_fields)
+        payload = parse_body(TokenizeRequest, body, service.renderer.unknown_fields)
         service.model.check_name(payload.model)
         text_request = TextRequest(
             0, texts=[payload.text()], add_special_tokens=payload.add_special_tokens is not False
@@ -113,7 +113,7 @@ async def tokenize(service: Service, request: Request) -> Response:
     # There may be millions of ids, so the worker process encodes them as JSON.
     text_request.as_json, text_request.with_token_texts = True, bool(payload.return_token_strs)
     text_request.with_pieces = bool(payload.with_pieces)
-    reply = await cancel_on_disconnect(request, service.text.run(text_request))
+    reply = await cancel_on_disconnect(request, service.renderer.text.run(text_request))
     tokens: Any = msgspec.Raw(reply.ids_json)
     texts: Any = msgspec.Raw(reply.token_texts_json) if payload.return_token_strs else None
     return JSONResponse(TokenizeResponse(reply.counts[0], service.model.limits.max_model_len, tokens, texts))
@@ -122,22 +122,22 @@ async def tokenize(service: Service, request: Request) -> Response:
 async def detokenize(service: Service, request: Request) -> Response:
     """The text of token ids."""
     body = await read_body(request, service.max_body_bytes, service.max_values)
-    payload = parse_body(DetokenizeRequest, body, service.unknown_fields)
+    payload = parse_body(DetokenizeRequest, body, service.renderer.unknown_fields)
     service.model.check_name(payload.model)
     last = service.model.limits.vocab_size - 1
     await asyncio.sleep(0)  # there may be many
     if payload.tokens and not 0 <= min(payload.tokens) <= max(payload.tokens) <= last:
         wrong = next(token_id for token_id in payload.tokens if not 0 <= token_id <= last)
         raise error("invalid_token_id", param="tokens", value=wrong, last=last)
-    text = await cancel_on_disconnect(request, service.decode(payload.tokens))
+    text = await cancel_on_disconnect(request, service.renderer.decode(payload.tokens))
     return JSONResponse(DetokenizeResponse(text))
 
 
 async def tokenizer_info(service: Service, request: Request) -> Response:
     """The tokenizer's configuration: its class, special tokens and chat template, as in tokenizer_config.json."""
-    if not service.tokenizer.has_text:
+    if not service.renderer.tokenizer.has_text:
         raise error("no_tokenizer")
-    return JSONResponse(msgspec.Raw(service.text.loaded.config))
+    return JSONResponse(msgspec.Raw(service.renderer.text.loaded.config))
 
 
 def _has_messages(body: bytes) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from pydantic import Field, PrivateAttr, WithJsonSchema
 
@@ -16,9 +16,9 @@ from aiakq.server.api.conversation import TEMPLATE_KWARGS_SCHEMA
 from aiakq.server.api.foreign_fields import GENERATION_FIELDS
 from aiakq.server.api.generation_request import REQUEST_ID, ModelName
 from aiakq.server.api.reasoning_fields import ReasoningFields
-from aiakq.server.api.request_model import LIMITED_BY, Integer, parse_values
+from aiakq.server.api.renderer import Renderer
+from aiakq.server.api.request_model import LIMITED_BY, Integer, RequestModel, parse_values
 from aiakq.server.api.sampling_fields import sampling_model
-from aiakq.server.api.service import Service
 from aiakq.server.api.unsupported_fields import UNSUPPORTED_FIELDS, UnsupportedField
 
 #: Sampling fields of chat that these APIs accept in addition to their own.
@@ -47,7 +47,12 @@ _UNSUPPORTED = {
 #: Maximum number of generated tokens, which may exceed the context.
 TokenLimit = Annotated[Integer, Field(json_schema_extra={"minimum": 0, "maximum": 2**31})]
 
-_Fields: Any = sampling_model("TranslatedFields", _SAMPLING_FIELDS)
+if TYPE_CHECKING:
+
+    class _Fields(RequestModel):
+        """The sampling fields of these APIs."""
+else:
+    _Fields = sampling_model("TranslatedFields", _SAMPLING_FIELDS)
 
 
 class Translated(ReasoningFields):
@@ -99,11 +104,11 @@ class Translated(ReasoningFields):
         except AiakqError as failure:
             raise self.rename_param(failure) from None
 
-    def switch_reasoning(self, service: Service) -> None:
+    def switch_reasoning(self, renderer: Renderer) -> None:
         """Add ``switches`` to the template arguments of ``chat``, which take precedence."""
         given = self.chat.chat_template_kwargs or {}
-        self.name_without_effect(service.chat_template, given, service.unknown_fields)
-        self.chat.chat_template_kwargs = self.switches(service.chat_template) | given
+        self.name_without_effect(renderer.chat_template, given, renderer.unknown_fields)
+        self.chat.chat_template_kwargs = self.switches(renderer.chat_template) | given
 
     def rename_param(self, failure: AiakqError) -> AiakqError:
         """Return ``failure`` with this API's name of the parameter."""
@@ -139,20 +144,20 @@ class TranslatedRequest(_Fields, Translated):
         """Return the sampling parameters: the request's values, else ``defaults``."""
         return self.chat.sampling_params(defaults)
 
-    async def tokenize(self, service: Service, params: SamplingParams) -> list[Prompt]:
+    async def tokenize(self, renderer: Renderer, params: SamplingParams) -> list[Prompt]:
         """Tokenize the prompt. Clamps the token limit to the context, because agents always send the same limit."""
-        self.switch_reasoning(service)
-        prompts = await self.chat.tokenize(service, params)
-        limits = service.model.limits
+        self.switch_reasoning(renderer)
+        prompts = await self.chat.tokenize(renderer, params)
+        limits = renderer.limits
         room = min(limits.max_model_len, limits.max_kv_tokens) - len(prompts[0].token_ids)
         if params.max_tokens is not None and room > 0:
             params.max_tokens = min(params.max_tokens, room)
         return prompts
 
-    async def grammar_of(self, service: Service, prompts: Sequence[Prompt], grammar: Grammar | None) -> Grammar | None:
+    async def grammar_of(self, renderer: Renderer, prompts: list[Prompt], grammar: Grammar | None) -> Grammar | None:
         """Return the grammar for the response, after checking it."""
-        return await self.chat.grammar_of(service, prompts, grammar)
+        return await self.chat.grammar_of(renderer, prompts, grammar)
 
-    async def with_budgets(self, service: Service, prompts: Sequence[Prompt], params: SamplingParams) -> list[Prompt]:
+    async def with_budgets(self, renderer: Renderer, prompts: Sequence[Prompt], params: SamplingParams) -> list[Prompt]:
         """Return the prompt with the budget of thoughts, which ``params`` has. Raises ``unsupported_parameter``."""
-        return await self.chat.with_budgets(service, prompts, params)
+        return await self.chat.with_budgets(renderer, prompts, params)

@@ -129,7 +129,7 @@ class StrictParser(h11.Connection):
         self._num_empty_lines = 0
 
     def next_event(self) -> Any:
-        if self._head[:1] in (b"\r", b"\n") and self.is_idle and not self._skip_empty_lines():
+        if self._head.startswith((b"\r", b"\n")) and self.is_idle and not self._skip_empty_lines():
             return h11.NEED_DATA
         try:
             event = super().next_event()

@@ -107,7 +107,7 @@ class HttpServer(uvicorn.Server):
         config, loop = self.config, asyncio.get_running_loop()
 
         def connection() -> asyncio.Protocol:
-            make = cast(Any, config.http_protocol_class)
+            make: Callable[..., asyncio.Protocol] = config.http_protocol_class
             return make(config=config, server_state=self.server_state, app_state={}, _loop=loop)
 
         handshake = self.limits.header_seconds if config.ssl else None

@@ -63,8 +63,8 @@ async def docs(service: Service, request: Request) -> Response:
 
 async def settings(service: Service, request: Request) -> Response:
     """Return what the playground can offer: sampling fields, tools, structured output, other servers."""
-    limits, loaded = service.model.limits, service.text.loaded
-    decides = service.message_format.auto_tool_choice
+    limits, loaded = service.model.limits, service.renderer.text.loaded
+    decides = service.renderer.message_format.auto_tool_choice
     return JSONResponse(
         PlaygroundSettings(
             models=list(service.model.names),

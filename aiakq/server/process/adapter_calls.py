@@ -48,7 +48,8 @@ class AdapterCalls:
             assert self._failure is not None, "the engine is ready before adapters are loaded"
             raise copy_error(self._failure)
         number = next(self._numbers)
-        future = self._waiting[number] = asyncio.get_running_loop().create_future()
+        future: asyncio.Future[AdapterRef] = asyncio.get_running_loop().create_future()
+        self._waiting[number] = future
         self.send(record(number))
         try:
             return await future

@@ -273,7 +273,9 @@ class _WorkerPool:
         self._slots[self._fork(slot)] = slot
 
     def _number(self, slot: int) -> int:
-        return _CURRENT.unpack_from(self._current, slot * _CURRENT.size)[0]
+        number: int
+        (number,) = _CURRENT.unpack_from(self._current, slot * _CURRENT.size)
+        return number
 
     def _fork(self, slot: int) -> int:
         _CURRENT.pack_into(self._current, slot * _CURRENT.size, 0, 0)

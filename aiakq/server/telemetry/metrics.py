@@ -14,16 +14,18 @@ the HTTP side's clock; times of phases (queue, prefill, decode, inference) on th
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from typing import Any
+from typing import TypeVar
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
+from prometheus_client.metrics import MetricWrapperBase
 
 from aiakq.errors import AiakqError
 from aiakq.runtime.protocol.output import EngineStats, RequestTimes
 
+_Metric = TypeVar("_Metric", bound=MetricWrapperBase)
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 
 _LATENCY = (0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920, 7680)
@@ -56,7 +58,7 @@ class Metrics:
 
     def __init__(self, model_name: str, max_model_len: int, settings: Mapping[str, str]) -> None:
         self.registry = CollectorRegistry()
-        self._families: dict[str, object] = {}
+        self._families: dict[str, MetricWrapperBase] = {}
         self._arguments = model_name, max_model_len, settings
         self._add(0)
 
@@ -303,20 +305,24 @@ class Metrics:
         return generate_latest(self.registry)
 
     def _gauge(self, name: str, text: str, prefix: str = "vllm") -> Gauge:
-        return self._family(Gauge, f"{prefix}:{name}", text, list(self._labels)).labels(**self._labels)
+        return self._family(Gauge, f"{prefix}:{name}", text, self._labels).labels(**self._labels)
 
     def _counter(self, name: str, text: str, prefix: str = "vllm") -> Counter:
-        return self._family(Counter, f"{prefix}:{name}", text, list(self._labels)).labels(**self._labels)
+        return self._family(Counter, f"{prefix}:{name}", text, self._labels).labels(**self._labels)
 
     def _histogram(self, name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
-        metric = self._family(Histogram, f"vllm:{name}", text, list(self._labels), buckets=buckets)
-        return metric.labels(**self._labels)
+        family = self._families.get(f"vllm:{name}")
+        if not isinstance(family, Histogram):
+            family = Histogram(f"vllm:{name}", text, self._labels, registry=self.registry, buckets=buckets)
+            self._families[f"vllm:{name}"] = family
+        return family.labels(**self._labels)
 
-    def _family(self, kind: Any, name: str, text: str, labels: list[str], **options: Any) -> Any:
+    def _family(self, kind: type[_Metric], name: str, text: str, labels: Iterable[str]) -> _Metric:
         """A metric with its labels, made once for all engines."""
-        if name not in self._families:
-            self._families[name] = kind(name, text, labels, registry=self.registry, **options)
-        return self._families[name]
+        family = self._families.get(name)
+        if not isinstance(family, kind):
+            family = self._families[name] = kind(name, text, labels, registry=self.registry)
+        return family
 
     def _counters(self, name: str, text: str, label: str, values: tuple[str, ...]) -> dict[str, Counter]:
         """One counter per value of ``label``."""

@@ -112,5 +112,5 @@ def _reason(messages: Sequence[str]) -> str:
     """The cause among ``messages`` about one batch, without addresses and class names."""
     for message in messages:
         if found := _REASON.search(message):
-            return next(filter(None, found.groups()))
+            return next(text for text in found.groups() if text)
     return messages[-1][:200].rstrip(".") if messages else "unknown reason"

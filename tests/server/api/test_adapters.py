@@ -31,6 +31,7 @@ from aiakq.server.api.adapter_routes import load_adapter, unload_adapter
 from aiakq.server.api.adapters import AdapterRegistry
 from aiakq.server.api.model_info import ModelInfo
 from aiakq.server.api.request_tracker import RequestTracker
+from aiakq.server.api.service import ServerState
 from aiakq.server.api.service_options import ServiceOptions
 from aiakq.server.background import RunningServer
 from aiakq.server.telemetry.metrics import Metrics
@@ -201,17 +202,18 @@ def test_labels_of_metrics_stay_those_of_served_adapters_over_a_thousand_loads()
 
     metrics = Metrics("model", 100, {"block_size": "16"})
     registry = AdapterRegistry("/adapters", {"kept": AdapterRef("key", "kept", "/", 1)}, {"kept": "model"})
+    manager: Any = SimpleNamespace(
+        adapters=SimpleNamespace(check=check),
+        prefetch_adapter=prefetch,
+        unload_adapter=lambda adapter: None,
+        failure=None,
+    )
+    text: Any = None
     service: Any = SimpleNamespace(
-        metrics=metrics,
         model=SimpleNamespace(adapters=registry, adapter=registry.get, names=["model"]),
-        manager=SimpleNamespace(
-            adapters=SimpleNamespace(check=check), prefetch_adapter=prefetch, unload_adapter=lambda adapter: None
-        ),
-        check_available=lambda: None,
-        max_body_bytes=1000,
-        num_in_flight=0,
+        state=ServerState(manager, text, metrics, dict),
         options=ServiceOptions(),
-        observers=[],
+        max_body_bytes=1000,
     )
     metrics.request_ended("stop", 1.0, "kept")
     asyncio.run(load_and_unload(1000))

@@ -22,7 +22,7 @@ from aiakq.server.api.service_options import ServiceOptions
 def execution_with(start: Callable[[Request], Any], adapter: Callable[[str], AdapterRef | None]) -> Execution:
     """An execution for the model "sql", whose requests are started by ``start``."""
     service: Any = MagicMock(model=SimpleNamespace(adapter=adapter, names=["base"]), options=ServiceOptions())
-    service.configure_mock(manager=SimpleNamespace(start=start), observers=[], num_in_flight=0)
+    service.state.configure_mock(manager=SimpleNamespace(start=start), observers=[], num_in_flight=0)
     scope = {"state": {"arrival_time": 1.0, "request_id": "r"}, "headers": [], "path": "/v1/embeddings"}
     request: Any = SimpleNamespace(state=SimpleNamespace(request_id="r"), scope=scope)
     execution = Execution(service, request)
@@ -77,4 +77,4 @@ def test_what_still_runs_is_aborted_with_the_request():
     run_parts(execution, 2)
     execution.finish("abort")
     assert [stream.close.call_count for stream in streams] == [1, 1]
-    assert execution.service.num_in_flight == 0
+    assert execution.service.state.num_in_flight == 0

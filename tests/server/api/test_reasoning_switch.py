@@ -127,8 +127,8 @@ def told(model: Any, template: str, fields: dict[str, Any], mode: str = "ignore"
         request = parse_body(model, json.dumps(BODIES[model] | fields).encode(), unknown)
         if hasattr(request, "chat_fields"):
             request.check_combinations()
-            service: Any = SimpleNamespace(chat_template=template, unknown_fields=unknown)
-            request.switch_reasoning(service)
+            renderer: Any = SimpleNamespace(chat_template=template, unknown_fields=unknown)
+            request.switch_reasoning(renderer)
             arguments = request.chat.template_kwargs(template, unknown)
         else:
             arguments = request.template_kwargs(template, unknown)

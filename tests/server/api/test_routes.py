@@ -145,7 +145,7 @@ async def refuse(service, request) -> Response:
 def test_a_route_can_have_errors_of_another_shape():
     model = ModelInfo(("a",), "m", "float32", ModelLimits(10, 20, 30), {}, "assistant")
     route = Route("GET", "/other", refuse, "other", errors=("unknown_model",), error_body=OtherError)
-    app = create_app(SimpleNamespace(model=model, unknown_fields=UnknownFields()), [route])
+    app = create_app(SimpleNamespace(model=model, renderer=SimpleNamespace(unknown_fields=UnknownFields())), [route])
 
     async def get(path: str) -> httpx.Response:
         async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as client:
@@ -160,19 +160,19 @@ def test_a_route_can_have_errors_of_another_shape():
 
 def test_a_request_that_is_cancelled_at_the_end_of_the_server_is_told_so():
     """An admin request, for which nobody waits before the server ends."""
-    service = SimpleNamespace(closing=None)
+    state = SimpleNamespace(closing=None)
 
     async def wait_for_ever(service, request):
         await asyncio.sleep(60)
 
-    app = create_app(service, [Route("GET", "/other", wait_for_ever, "other")])
+    app = create_app(SimpleNamespace(state=state), [Route("GET", "/other", wait_for_ever, "other")])
 
     async def ask(closing) -> httpx.Response:
-        service.closing = None
+        state.closing = None
         async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://a") as client:
             task = asyncio.create_task(client.get("/other"))
             await asyncio.sleep(0.05)
-            service.closing = closing
+            state.closing = closing
             task.cancel()
             return await task
 

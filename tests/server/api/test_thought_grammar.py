@@ -186,8 +186,8 @@ def test_a_call_that_ends_a_thought_may_be_spelled_as_the_model_is_used_to(name)
             assert [call.function.name for call in message_of("assistant", message).tool_calls] == ["get_time"]
 
 
-def service_with_tools() -> SimpleNamespace:
-    """What the grammar of a request with tools needs of the service."""
+def renderer_with_tools() -> SimpleNamespace:
+    """What the grammar of a request with tools needs of the renderer."""
 
     async def check_grammar(grammar: Grammar, param: str) -> Grammar:
         return grammar
@@ -195,7 +195,7 @@ def service_with_tools() -> SimpleNamespace:
     return SimpleNamespace(
         message_format=MessageFormat(HermesParser, auto_tool_choice=True),
         text=SimpleNamespace(check_grammar=check_grammar),
-        model=SimpleNamespace(limits=SimpleNamespace(grammars=SimpleNamespace(apply=lambda grammar: grammar))),
+        limits=SimpleNamespace(grammars=SimpleNamespace(apply=lambda grammar: grammar)),
     )
 
 
@@ -210,13 +210,13 @@ def service_with_tools() -> SimpleNamespace:
     ids=["auto", "required", "named", "response format"],
 )
 def test_how_a_message_with_tools_may_end_within_its_thought(fields, may_end, may_end_with_call):
-    service = service_with_tools()
+    renderer = renderer_with_tools()
     tools = [{"type": "function", "function": {"name": name, "parameters": each}} for name, each in SCHEMAS.items()]
     body = {"messages": [{"role": "user", "content": "Hi"}], "tools": tools, **fields}
     request = parse_body(ChatCompletionRequest, json.dumps(body).encode())
     own = schema({"type": "object"}) if "response_format" in fields else None
     reasoning = Reasoning(REASONING_PARSERS.load("deepseek_r1"), is_open=True)
-    grammar = asyncio.run(answer_grammar(service, request, own and tag_grammar_of(own), reasoning))
+    grammar = asyncio.run(answer_grammar(renderer, request, own and tag_grammar_of(own), reasoning))
     part = json.loads(grammar.text)["format"]
     assert (part["may_end"], part["may_end_with_call"]) == (may_end, may_end_with_call)
 
@@ -285,13 +285,13 @@ def test_nothing_is_enforced_in_a_thought_that_opens_after_text(name, only_one, 
 
 
 def test_a_thought_that_opens_after_text_is_free_for_requests_with_tools():
-    service = service_with_tools()
+    renderer = renderer_with_tools()
     tools = [{"type": "function", "function": {"name": name, "parameters": each}} for name, each in SCHEMAS.items()]
     body = {"messages": [{"role": "user", "content": "Hi"}], "tools": tools}
     for is_closed, expected in ((False, True), (True, None)):
         reasoning = Reasoning(REASONING_PARSERS.load("qwen3"), False, is_closed)
         request = parse_body(ChatCompletionRequest, json.dumps(body).encode())
-        grammar = asyncio.run(answer_grammar(service, request, None, reasoning))
+        grammar = asyncio.run(answer_grammar(renderer, request, None, reasoning))
         part = json.loads(grammar.text)["format"]
         assert after(Vocab(Thinking, True), part, "Well <think> <tool_call>?") is expected
 

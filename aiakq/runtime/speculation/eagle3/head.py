@@ -17,13 +17,17 @@ from aiakq.kernels.ops.embedding import EmbeddingLayer
 from aiakq.kernels.ops.linear import LinearLayer
 from aiakq.kernels.ops.norm import Norm
 from aiakq.kernels.ops.scaling import Scaling
+from aiakq.runtime.config.engine import EngineConfig
 from aiakq.runtime.layers.attention import LayerCache
+from aiakq.runtime.loader.weights import open_weights
 from aiakq.runtime.models.builder import DecoderBuilder
 from aiakq.runtime.models.decoder import Block, Decoder, Weights
 from aiakq.runtime.models.interface import ModelInput
 from aiakq.runtime.models.stage import whole_model
 from aiakq.runtime.speculation.eagle3.config import Eagle3Config
 
+#: The embedding of the target model, for heads that have none and cannot share the one in memory.
+_EMBEDDING = "model.embed_tokens.weight"
 #: The logit of tokens that the head cannot propose; finite, so that rows are.
 _IMPOSSIBLE = -1e30
 #: What the decoder layer is called in checkpoints, and what all names may begin with.
@@ -180,3 +184,20 @@ def _tensor(x: object) -> Tensor:
     """What an operation returns that was given no layout."""
     assert isinstance(x, Tensor)
     return x
+
+
+def shared_embedding(config: EngineConfig, draft: EngineConfig, target: Decoder) -> EmbeddingLayer:
+    """The embedding of the target model, for a head without one. Raises ``unsupported``."""
+    reason = ""
+    if draft.model.hidden_size != config.model.hidden_size or target.project_in is not None:
+        reason = "and of another width than the model"
+    elif config.parallel.tensor_parallel_size == 1:
+        assert target.embedding is not None
+        return target.embedding
+    else:  # every rank has a part of it
+        weights = open_weights(config)
+        if weights.has(_EMBEDDING):
+            return weights.embedding(_EMBEDDING, draft.model.vocab_size, draft.model.hidden_size, tied=False)[0]
+        reason = f"for a model without {_EMBEDDING}, over several ranks"
+    hint = "Add the embedding to the head's checkpoint as embed_tokens.weight."
+    raise error("unsupported", what=f"An EAGLE-3 head without an embedding, {reason},", hint=hint)

@@ -9,10 +9,10 @@ from typing import Any
 from aiakq.arguments.engine import EngineArguments
 from aiakq.errors import AiakqError, error
 from aiakq.formats.inventory import RequiredTensors, compare, refusal
-from aiakq.kernels.ops.embedding import EmbeddingLayer
 from aiakq.runtime.config.engine import EngineConfig
 from aiakq.runtime.config.quantization import checked_spec
-from aiakq.runtime.executor.runner import Bounds, Runner
+from aiakq.runtime.executor.cpu_program import Bounds
+from aiakq.runtime.executor.runner import Runner
 from aiakq.runtime.loader.required import RequiredWeights
 from aiakq.runtime.loader.weights import CheckpointWeights, open_weights
 from aiakq.runtime.models.decoder import Decoder
@@ -25,7 +25,7 @@ from aiakq.runtime.speculation.eagle3.config import (
     quantized_head,
     unsupported_head,
 )
-from aiakq.runtime.speculation.eagle3.head import Eagle3Builder, Eagle3Head
+from aiakq.runtime.speculation.eagle3.head import Eagle3Builder, Eagle3Head, shared_embedding
 from aiakq.runtime.speculation.eagle3.proposer import Eagle3Proposer
 
 #: Parts of the names of tensors of other heads, and the error for them.
@@ -34,8 +34,6 @@ _OTHER_HEADS: dict[str, Callable[[], AiakqError]] = {
     "layers.1.": lambda: unsupported_head("An EAGLE-3 head of several layers", "Take a head of one layer."),
     **dict.fromkeys((".qweight", ".weight_packed", ".weight_scale", ".quant_state"), quantized_head),
 }
-#: The embedding of the target model, for heads that have none and cannot share the one in memory.
-_EMBEDDING = "model.embed_tokens.weight"
 
 
 def configure(config: EngineConfig, args: EngineArguments) -> EngineConfig:
@@ -79,7 +77,7 @@ def load(config: EngineConfig, target: Model, load_model: Callable[[EngineConfig
     weights.checkpoint.check_finite()  # NaN in a head would end all drafting without a word
     builder = Eagle3Builder(head, weights, None)
     if not builder.has_embedding:
-        builder = Eagle3Builder(head, weights, _shared_embedding(config, draft, target))
+        builder = Eagle3Builder(head, weights, shared_embedding(config, draft, target))
     built = builder.build()
     _check_ids(draft, built)
     target.return_hidden_states(head.layers_of(config.model.num_layers))
@@ -106,23 +104,6 @@ def new_proposer(config: EngineConfig, runner: Runner, target: Model, bounds: Bo
     runner.shift = 1
     length = min(bounds.length, config.draft.model.num_positions)
     return Eagle3Proposer(runner, target.sampler, target.vocab_size, length)
-
-
-def _shared_embedding(config: EngineConfig, draft: EngineConfig, target: Decoder) -> EmbeddingLayer:
-    """The embedding of the target model, for a head without one. Raises ``unsupported``."""
-    reason = ""
-    if draft.model.hidden_size != config.model.hidden_size or target.project_in is not None:
-        reason = "and of another width than the model"
-    elif config.parallel.tensor_parallel_size == 1:
-        assert target.embedding is not None
-        return target.embedding
-    else:  # every rank has a part of it
-        weights = open_weights(config)
-        if weights.has(_EMBEDDING):
-            return weights.embedding(_EMBEDDING, draft.model.vocab_size, draft.model.hidden_size, tied=False)[0]
-        reason = f"for a model without {_EMBEDDING}, over several ranks"
-    hint = "Add the embedding to the head's checkpoint as embed_tokens.weight."
-    raise error("unsupported", what=f"An EAGLE-3 head without an embedding, {reason},", hint=hint)
 
 
 def _check_ids(draft: EngineConfig, head: Eagle3Head) -> None:

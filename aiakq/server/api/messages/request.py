@@ -15,9 +15,9 @@ from aiakq.server.api.foreign_field import Fields, ForeignField, Sent
 from aiakq.server.api.generation_request import ModelName
 from aiakq.server.api.messages.blocks import check_blocks, messages_of
 from aiakq.server.api.reasoning_switch import ReasoningEffort
+from aiakq.server.api.renderer import Renderer
 from aiakq.server.api.request_model import FailFastList, Integer, RequestModel
 from aiakq.server.api.schema_names import check_schema_names, renamed_schema
-from aiakq.server.api.service import Service
 from aiakq.server.api.tools import MAX_TOOLS
 from aiakq.server.api.translated import TokenLimit, Translated, TranslatedRequest
 from aiakq.server.api.unknown_fields import UnknownFields
@@ -213,16 +213,16 @@ class MessagesRequest(MessagesFields, TranslatedRequest):
     def has_budget_in(self, param: str) -> bool:
         return param == "thinking" and self._has_budget
 
-    def switch_reasoning(self, service: Service) -> None:
-        self._has_budget = self._budget is not None and service.message_format.thought_marks is not None
-        super().switch_reasoning(service)
+    def switch_reasoning(self, renderer: Renderer) -> None:
+        self._has_budget = self._budget is not None and renderer.message_format.thought_marks is not None
+        super().switch_reasoning(renderer)
 
-    async def with_budgets(self, service: Service, prompts: Sequence[Prompt], params: SamplingParams) -> list[Prompt]:
-        if self._budget is not None and service.message_format.thought_marks is None:
+    async def with_budgets(self, renderer: Renderer, prompts: Sequence[Prompt], params: SamplingParams) -> list[Prompt]:
+        if self._budget is not None and renderer.message_format.thought_marks is None:
             # Clients have to send it, so that it is not refused as in chat.
-            service.unknown_fields.ignore(error("unknown_field", param="thinking.budget_tokens", hint=""))
+            renderer.unknown_fields.ignore(error("unknown_field", param="thinking.budget_tokens", hint=""))
             return list(prompts)
-        return await super().with_budgets(service, prompts, params)
+        return await super().with_budgets(renderer, prompts, params)
 
 
 class CountTokensRequest(MessagesFields):

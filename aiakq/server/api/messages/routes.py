@@ -46,23 +46,23 @@ async def count_tokens(service: Service, request: Request) -> Response:
     """Count the tokens of a conversation, as in Anthropic's API."""
     body = await read_body(request, service.max_body_bytes, service.max_values)
     await asyncio.sleep(0)  # it may be large
-    payload = parse_body(CountTokensRequest, body, service.unknown_fields)
+    payload = parse_body(CountTokensRequest, body, service.renderer.unknown_fields)
     service.model.check_name(payload.model)
     payload.check_combinations()
-    payload.switch_reasoning(service)
+    payload.switch_reasoning(service.renderer)
     try:
-        arguments = service.template_arguments(payload.chat.template_kwargs(service.chat_template))
+        arguments = service.renderer.template_arguments(payload.chat.template_kwargs(service.renderer.chat_template))
     except AiakqError as failure:
         raise payload.rename_param(failure) from None
     text = TextRequest(
         0,
         messages=payload.chat.conversation(),
         arguments=arguments,
-        call_syntax=service.message_format.call_syntax,
+        call_syntax=service.renderer.message_format.call_syntax,
         add_special_tokens=False,
         max_ids=1,
     )
-    reply = await cancel_on_disconnect(request, service.text.run(text))
+    reply = await cancel_on_disconnect(request, service.renderer.text.run(text))
     return JSONResponse(CountTokensResponse(reply.counts[0]))
 
 

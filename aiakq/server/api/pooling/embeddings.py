@@ -77,9 +77,9 @@ class InputFields(PoolingFields):
             chat_template_kwargs=self.chat_template_kwargs,
         )
         service = results.service
-        arguments = conversation.template_kwargs(service.chat_template, service.unknown_fields)
+        arguments = conversation.template_kwargs(service.renderer.chat_template, service.renderer.unknown_fields)
         messages, adds = conversation.conversation(), bool(self.add_special_tokens)
-        return [(await service.tokenize_chat(messages, arguments, adds, results.params)).token_ids]
+        return [(await service.renderer.tokenize_chat(messages, arguments, adds, results.params)).token_ids]
 
     async def pool(self, results: PooledResults[Any]) -> list[PooledPrompt]:
         """Return the pooled prompts."""

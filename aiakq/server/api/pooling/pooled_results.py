@@ -124,14 +124,15 @@ class PooledResults(Generic[Payload]):
         self, inputs: Sequence[str | list[int]], params: PoolingParams, add_special_tokens: bool = True
     ) -> list[PooledPrompt]:
         """Pool each of ``inputs``, texts or token ids. Raises the errors of tokenization and the engine."""
-        tokenize = self.service.tokenize_prompts
+        tokenize = self.service.renderer.tokenize_prompts
         return await self._in_batches(inputs, params, lambda part: tokenize(part, add_special_tokens, self.params))
 
     async def pool_pairs(self, pairs: Sequence[tuple[str, str]], params: PoolingParams) -> list[PooledPrompt]:
         """Pool each pair of texts as one prompt."""
         if self.limits.concatenates:
             return await self.pool([one + two for one, two in pairs], params)
-        return await self._in_batches(pairs, params, lambda part: self.service.tokenize_pairs(part, self.params))
+        tokenize = self.service.renderer.tokenize_pairs
+        return await self._in_batches(pairs, params, lambda part: tokenize(part, self.params))
 
     async def cut(self, texts: Sequence[str], max_tokens: int) -> list[str]:
         """Cut each of ``texts`` after ``max_tokens`` tokens; 0: not at all."""
@@ -141,7 +142,7 @@ class PooledResults(Generic[Payload]):
         distinct = list(dict.fromkeys(texts))
         for start in range(0, len(distinct), MAX_PROMPTS):
             batch = distinct[start : start + MAX_PROMPTS]
-            cut |= zip(batch, await self.service.cut_texts(batch, max_tokens), strict=True)
+            cut |= zip(batch, await self.service.renderer.cut_texts(batch, max_tokens), strict=True)
         return [cut[text] for text in texts]
 
     async def _in_batches(
@@ -194,13 +195,13 @@ class PooledResults(Generic[Payload]):
         """Return ``prompt`` with ``pad`` on the side of the tokenizer, up to the longest prompt."""
         limits = self.service.model.limits
         missing = min(limits.max_model_len, limits.max_kv_tokens) - len(prompt.token_ids)
-        padding, is_left = [pad] * missing, self.service.text.loaded.pads_left
+        padding, is_left = [pad] * missing, self.service.renderer.text.loaded.pads_left
         return Prompt(None, [*padding, *prompt.token_ids] if is_left else [*prompt.token_ids, *padding])
 
 
 def _pad_token_id(service: Service) -> int:
     """Return the padding token. Raises ``unsupported_parameter``."""
-    pad = service.text.loaded.pad_token_id
+    pad = service.renderer.text.loaded.pad_token_id
     if pad is None or pad >= service.model.limits.vocab_size:
         reason = "the tokenizer has no padding token" if pad is None else "the model does not have the padding token"
         raise error("unsupported_parameter", param="padding", reason=reason)

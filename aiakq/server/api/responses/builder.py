@@ -192,7 +192,7 @@ class ResponsesBuilder(ChatResponseBuilder):
         format: dict[str, object] = {"type": "text"}
         if payload.text is not None and payload.text.format is not None:
             format = payload.text.format.model_dump(by_alias=True, exclude_unset=True)
-        effort = payload.effective_effort(self.service.chat_template, payload.chat.chat_template_kwargs or {})
+        effort = payload.effective_effort(self.service.renderer.chat_template, payload.chat.chat_template_kwargs or {})
         return {
             "instructions": payload.instructions,
             "max_output_tokens": payload.max_output_tokens,

@@ -81,7 +81,7 @@ class BanLimitRequest(RequestModel):
 async def set_limit(service: Service, request: Request) -> Response:
     """Set how many requests with banned tokens run at once."""
     body = parse_body(BanLimitRequest, await read_body(request, service.max_body_bytes))
-    service.manager.send(PluginCommand("bans", {"limit": body.limit}))
+    service.state.manager.send(PluginCommand("bans", {"limit": body.limit}))
     return Response()
 
 

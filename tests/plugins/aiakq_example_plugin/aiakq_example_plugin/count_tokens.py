@@ -28,7 +28,7 @@ class CountTokensResponse(msgspec.Struct):
 async def count_tokens(service: Service, request: Request) -> Response:
     """The number of tokens of a text, without special tokens."""
     body = parse_body(CountTokensRequest, await read_body(request, service.max_body_bytes))
-    return JSONResponse(CountTokensResponse(len(await service.encode(body.text, add_special_tokens=False))))
+    return JSONResponse(CountTokensResponse(len(await service.renderer.encode(body.text, add_special_tokens=False))))
 
 
 ROUTES = (

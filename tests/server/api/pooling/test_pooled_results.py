@@ -42,5 +42,6 @@ def test_prompts_are_padded_on_the_side_of_the_tokenizer():
         limits = SimpleNamespace(max_model_len=3, max_kv_tokens=9)
         loaded = SimpleNamespace(pads_left=pads_left)
         results: Any = PooledResults()
-        results.service = SimpleNamespace(model=SimpleNamespace(limits=limits), text=SimpleNamespace(loaded=loaded))
+        renderer = SimpleNamespace(text=SimpleNamespace(loaded=loaded))
+        results.service = SimpleNamespace(model=SimpleNamespace(limits=limits), renderer=renderer)
         assert results._padded(Prompt(None, [5, 6]), 0).token_ids == expected
