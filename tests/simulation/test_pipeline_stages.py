@@ -1,4 +1,4 @@
-"""Every stage of a pipeline has something to do: as many steps run as there are stages, each with its part."""
+"""Every stage of a pipeline is busy: as many steps are in flight as there are stages."""
 
 from __future__ import annotations
 
@@ -18,10 +18,11 @@ from aiakq.runtime.protocol.step import ChunkResult, SampledToken, StepBatch, St
 
 
 class TimedStages:
-    """An executor that computes nothing and knows when each stage would: rank 0 computes the first while it submits.
+    """An executor that computes only the time that each stage takes. Rank 0 computes the first stage in ``submit``.
 
-    now   of rank 0.
-    busy  for how long each stage computed.
+    now   of rank 0, in seconds.
+    free  when each stage has finished.
+    busy  seconds for which each stage computed.
     """
 
     def __init__(self, count: int) -> None:
@@ -31,7 +32,7 @@ class TimedStages:
 
     def submit(self, batch: StepBatch) -> TimedStep:
         """See ``Executor``."""
-        # Weights are read once a step; a token takes a little more.
+        # Weights are read once a step; each token adds a little.
         seconds = 1 + 0.02 * sum(chunk.count for chunk in batch.chunks)
         at = self.now
         for stage in range(len(self.free)):
@@ -54,16 +55,16 @@ class TimedStep:
 
 
 def stage_use(stages: int, requests: list[tuple[int, int]], clients: int = 1) -> float:
-    """The part of the time for which the least busy stage computes, given tokens of prompts and of answers."""
+    """Return the busy fraction of the least busy stage; ``requests`` are the tokens of prompts and outputs."""
     config = scheduler_config(max_num_seqs=64, max_num_batched_tokens=512, num_stages=stages)
     pool = PagePool(4096, 16, False)
     limits = ModelLimits(100, 8192, pool.num_usable * 16)
     executor = TimedStages(stages)
     engine = Engine(executor, Scheduler(pool, config), limits, {}, stages)
     inbox: list[RequestSpec] = []
-    for number, (prompt, answer) in enumerate(requests):
-        params = SamplingParams(max_tokens=answer, ignore_eos=True, seed=0)
-        ids = [number % 90] * prompt
+    for number, (num_prompt, num_output) in enumerate(requests):
+        params = SamplingParams(max_tokens=num_output, ignore_eos=True, seed=0)
+        ids = [number % 90] * num_prompt
         inbox.append(admit(f"r{number}", ids, params, limits, 0, options=RequestOptions(client=f"c{number % clients}")))
     engine.step(executor.now, [*inbox])
     while engine.has_work():
@@ -74,14 +75,14 @@ def stage_use(stages: int, requests: list[tuple[int, int]], clients: int = 1) ->
 
 @pytest.mark.parametrize("clients", [1, 3])
 @pytest.mark.parametrize("stages", [2, 3, 4])
-def test_stages_are_busy_while_as_many_answers_run(stages, clients):
+def test_stages_are_busy_with_as_many_decoding_sequences(stages, clients):
     assert stage_use(stages, [(16, 200)] * (4 * stages), clients) > 0.9
     assert stage_use(stages, [(16, 200)] * stages, clients) > 0.9
 
 
 @pytest.mark.parametrize("stages", [2, 4])
 def test_stages_are_busy_with_one_long_prompt(stages):
-    """Its parts are computed one behind the other; the last ones are small."""
+    """Its chunks run one after the other; the last ones are small."""
     assert stage_use(stages, [(8000, 1)]) > 0.8
 
 
@@ -91,5 +92,5 @@ def test_stages_are_busy_with_mixed_requests(stages):
     assert stage_use(stages, [(draw.randrange(10, 900), draw.randrange(20, 200)) for _ in range(64)], 2) > 0.9
 
 
-def test_one_answer_keeps_one_stage_busy_at_a_time():
+def test_one_sequence_keeps_one_stage_busy_at_a_time():
     assert 0.2 < stage_use(4, [(16, 100)]) < 0.3

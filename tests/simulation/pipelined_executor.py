@@ -1,46 +1,46 @@
-"""A pipeline for the simulator: stages behind the engine's process that carry out its batches later, in order."""
+"""A fake executor of a pipeline: later stages apply the engine's batches after it has submitted more of them."""
 
 from __future__ import annotations
 
 from collections import deque
 
 import msgspec
-from model import Fault, PagedExecutor
+from fake_executor import Fault, PagedExecutor
 
 from aiakq.runtime.engine.executor import CommandsDone, PendingStep
 from aiakq.runtime.protocol.step import StepBatch, StepResult
 
 
-class StagedExecutor(PagedExecutor):
-    """A memory that sees a batch only when the results of its step are collected, as the last stage may.
+class PipelinedExecutor(PagedExecutor):
+    """Applies a batch only when the results of its step are collected, as the last stage may.
 
-    A batch crosses to other processes as bytes, so that what the engine changes later does not change it.
+    Batches are kept as bytes, as they are sent to other processes: later changes by the engine do not reach them.
     """
 
     def __init__(self, num_pages: int, page_size: int) -> None:
         super().__init__(num_pages, page_size)
-        self._queue: deque[StagedStep] = deque()
+        self._queue: deque[PipelinedStep] = deque()
 
     def begin(self, fault: Fault | None) -> None:
         """See PagedExecutor."""
-        short = self.fault, self._limit
+        shortage = self.fault, self._limit
         super().begin(fault)
         if any(step.is_lost for step in self._queue):
-            self.fault, self._limit = short
+            self.fault, self._limit = shortage
 
     def submit(self, batch: StepBatch) -> PendingStep:
         """See ``Executor``."""
         if not batch.chunks:
             self.reset()
             return CommandsDone()
-        self.cleared.update(batch.cleared_pages)
-        step = StagedStep(self, msgspec.msgpack.encode(batch), self.epoch)
-        # Behind a step that did not run none does.
+        self.cleared_pages.update(batch.cleared_pages)
+        step = PipelinedStep(self, msgspec.msgpack.encode(batch), self.epoch)
+        # Steps after one that did not run do not run either.
         step.is_lost = bool(self._queue) and self._queue[-1].is_lost
         self._queue.append(step)
         return step
 
-    def collect(self, step: StagedStep) -> StepResult:  # type: ignore[override]
+    def collect(self, step: PipelinedStep) -> StepResult:  # type: ignore[override]
         """See ``PendingStep``."""
         assert self._queue.popleft() is step
         batch, now = msgspec.msgpack.decode(step.batch, type=StepBatch), self.epoch
@@ -50,16 +50,16 @@ class StagedExecutor(PagedExecutor):
         finally:
             self.epoch = now
 
-    def _results(self, step: StagedStep, batch: StepBatch) -> StepResult:
+    def _results(self, step: PipelinedStep, batch: StepBatch) -> StepResult:
         if step.is_lost:
             lost = self.apply(batch)
             lost.rows = [self._row(chunk, state) for chunk, state in zip(lost.chunks, lost.states, strict=True)]
-            self._does_not_run(lost)
+            self._cancel(lost)
             return StepResult(out_of_memory=True)
         result = super().collect(super().submit(batch))
         if result.out_of_memory:
-            for behind in self._queue:
-                behind.is_lost = True
+            for later in self._queue:
+                later.is_lost = True
         return result
 
     def reset(self) -> None:
@@ -70,12 +70,13 @@ class StagedExecutor(PagedExecutor):
         super().reset()
 
 
-class StagedStep:
-    """A pending step, as bytes, and the epoch in which it was submitted. is_lost: whether it does not run, because one
-    before did not.
+class PipelinedStep:
+    """A pending step: its batch as bytes and the cache epoch in which it was submitted.
+
+    is_lost  whether it does not run because a step before it did not.
     """
 
-    def __init__(self, executor: StagedExecutor, batch: bytes, epoch: int) -> None:
+    def __init__(self, executor: PipelinedExecutor, batch: bytes, epoch: int) -> None:
         self.batch, self.epoch, self.is_lost = batch, epoch, False
         self._executor = executor
 

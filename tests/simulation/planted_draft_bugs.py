@@ -1,6 +1,6 @@
-"""Bugs of speculative decoding to plant: each must be found by the simulator. See planted.py.
+"""Bugs of speculative decoding to plant: the simulator must find each of them. See planted_bugs.py.
 
-Those of the sampler, which the simulator does not run, are in tests/runtime/executor/test_sampled_step.py.
+Bugs of the sampler, which the simulator does not run, are in tests/runtime/executor/test_sampled_step.py.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from planted import Patch
+from planted_bugs import Patch
 
 from aiakq.runtime.engine.engine import Engine
 from aiakq.runtime.engine.scheduler import Scheduler
@@ -23,18 +23,18 @@ def rejected_tokens_count_as_computed(patch: Patch) -> None:
 
 
 def tokens_are_accepted_past_the_end(patch: Patch) -> None:
-    """Draft tokens after a token that ends the text are accepted too."""
-    left = 0
+    """Draft tokens after a stop token are accepted too."""
+    num_left = 0
 
     def append(self: Engine, chunk: ScheduledChunk, result: ChunkResult, now: float) -> Any:
-        nonlocal left
-        left = len(result.sampled)
+        nonlocal num_left
+        num_left = len(result.sampled)
         return real_append(self, chunk, result, now)
 
     def finish_reason(self: Sequence, token: int, is_complete: bool = False) -> Any:
-        nonlocal left
-        left -= 1
-        return (None, None) if left > 0 else real_reason(self, token, is_complete)
+        nonlocal num_left
+        num_left -= 1
+        return (None, None) if num_left > 0 else real_reason(self, token, is_complete)
 
     real_append, real_reason = Engine._append, Sequence.finish_reason
     patch(Engine, "_append", append)
@@ -49,7 +49,7 @@ def draft_tokens_exceed_max_tokens(patch: Patch) -> None:
 
 
 def draft_tokens_preempt(patch: Patch) -> None:
-    """A sequence is preempted for draft tokens."""
+    """Sequences are preempted to make room for draft tokens."""
     schedulers: dict[DraftPlanner, Scheduler] = {}
 
     def init(self: Scheduler, *arguments: Any) -> None:
@@ -70,11 +70,11 @@ def draft_tokens_preempt(patch: Patch) -> None:
 
 
 def steps_run_ahead_of_draft_tokens(patch: Patch) -> None:
-    """A step is scheduled although a pending one has draft tokens, whose acceptance is not known yet."""
+    """A step is scheduled although a pending one has draft tokens, and how many it accepts is not known yet."""
     patch(Scheduler, "awaits_results", lambda self: False)
 
 
-#: Those that only show with draft tokens.
+#: Bugs that show only with draft tokens.
 BUGS: list[Callable[[Patch], None]] = [
     rejected_tokens_count_as_computed,
     tokens_are_accepted_past_the_end,

@@ -1,6 +1,6 @@
-"""Bugs to plant into the scheduler, the page pool and the engine: each must be found by the simulator.
+"""Bugs to plant in the scheduler, the page pool and the engine: the simulator must find each of them.
 
-A bug is a function that changes the real classes through ``patch(owner, name, value)``, which takes it back later.
+A bug is a function that patches the real classes through ``patch(owner, name, value)``, which is undone later.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from typing import Any
 import msgspec
 
 from aiakq.errors import error
-from aiakq.runtime.engine import engine as planted_engine
-from aiakq.runtime.engine import sequence as planted_sequence
+from aiakq.runtime.engine import engine as engine_module
+from aiakq.runtime.engine import sequence as sequence_module
 from aiakq.runtime.engine.client_shares import ClientShares
 from aiakq.runtime.engine.engine import Engine
 from aiakq.runtime.engine.pages import ROOT, PagePool, page_hash
@@ -25,7 +25,7 @@ Patch = Callable[[object, str, Any], None]
 
 
 def decref_without_counting(patch: Patch) -> None:
-    """Who ends gives back pages that others still read."""
+    """A finished sequence frees pages that other sequences still read."""
 
     def decref(self: PagePool, pages: list[int]) -> None:
         for page in reversed(pages):
@@ -36,7 +36,7 @@ def decref_without_counting(patch: Patch) -> None:
 
 
 def page_inserted_before_it_is_full(patch: Patch) -> None:
-    """Others find a page whose last positions are still to be written."""
+    """The prefix cache has a page whose last positions have not been written."""
 
     def insert_pages(self: Scheduler, chunk: Any) -> None:
         sequence = chunk.sequence
@@ -51,13 +51,13 @@ def page_inserted_before_it_is_full(patch: Patch) -> None:
     patch(Scheduler, "insert_pages", insert_pages)
 
 
-def answer_scheduled_before_its_token_is_known(patch: Patch) -> None:
-    """A stage would compute a token that the last stage has yet to sample."""
+def decode_scheduled_before_its_token_is_sampled(patch: Patch) -> None:
+    """The first stage computes a token that the last stage has not sampled yet."""
     patch(Scheduler, "num_wanted", lambda self, sequence: sequence.num_uncomputed_tokens)
 
 
-def last_token_taken_from_the_cache(patch: Patch) -> None:
-    """A prompt that is cached to its end leaves nothing to compute, so there are no logits."""
+def whole_prompt_taken_from_the_cache(patch: Patch) -> None:
+    """A fully cached prompt leaves nothing to compute, so there are no logits."""
 
     def shared_pages(self: Scheduler, sequence: Sequence) -> list[int]:
         if not self.pool.caching or sequence.reads_whole_prompt:
@@ -68,8 +68,8 @@ def last_token_taken_from_the_cache(patch: Patch) -> None:
     patch(Scheduler, "shared_pages", shared_pages)
 
 
-def hash_without_the_one_before(patch: Patch) -> None:
-    """Equal tokens after different beginnings count as equal."""
+def page_hash_without_the_prefix(patch: Patch) -> None:
+    """Pages with equal tokens after different prefixes have equal hashes."""
 
     def page_hashes(self: Sequence, page_size: int, count: int) -> list[bytes]:
         tokens = self.token_ids
@@ -78,18 +78,18 @@ def hash_without_the_one_before(patch: Patch) -> None:
     patch(Sequence, "page_hashes", page_hashes)
 
 
-def salt_left_out_of_the_hash(patch: Patch) -> None:
-    """One tenant finds the pages of another."""
-    patch(planted_sequence, "root_hash", lambda salt: ROOT)
+def page_hash_without_the_salt(patch: Patch) -> None:
+    """One tenant is given cached pages of another."""
+    patch(sequence_module, "root_hash", lambda salt: ROOT)
 
 
-def reset_that_forgets_nothing(patch: Patch) -> None:
+def reset_evicts_nothing(patch: Patch) -> None:
     """Pages from before a reset of the prefix cache are found after it."""
     patch(PagePool, "evict_all", lambda self: None)
 
 
-def reused_page_keeps_its_hash(patch: Patch) -> None:
-    """A page that was handed out again is still found as what it held before."""
+def allocated_page_keeps_its_hash(patch: Patch) -> None:
+    """The prefix cache has a page under its old hash after it was allocated again."""
 
     def allocate(self: PagePool, count: int) -> list[int] | None:
         kept = self._hashes[:], dict(self._by_hash)
@@ -101,8 +101,8 @@ def reused_page_keeps_its_hash(patch: Patch) -> None:
     patch(PagePool, "allocate", allocate)
 
 
-def held_page_stays_free(patch: Patch) -> None:
-    """A cached page is taken over, and handed out to someone else as well."""
+def referenced_page_stays_free(patch: Patch) -> None:
+    """A cached page is shared, but remains in the free list and is allocated to another sequence too."""
 
     def incref(self: PagePool, pages: list[int]) -> None:
         for page in pages:
@@ -112,7 +112,7 @@ def held_page_stays_free(patch: Patch) -> None:
 
 
 def preempted_sequence_keeps_its_progress(patch: Patch) -> None:
-    """Its pages are gone, but what was in them counts as computed."""
+    """Its pages are freed, but their tokens still count as computed."""
 
     def reset(self: Sequence) -> list[int]:
         computed = self.num_computed_tokens
@@ -131,7 +131,7 @@ def preempted_sequence_keeps_its_progress(patch: Patch) -> None:
 
 
 def preempted_sequence_loses_its_place(patch: Patch) -> None:
-    """It waits behind everyone who came after it."""
+    """It waits behind all requests that arrived after it."""
 
     def preempt(self: Scheduler, sequence: Sequence) -> None:
         real(self, sequence)
@@ -143,8 +143,8 @@ def preempted_sequence_loses_its_place(patch: Patch) -> None:
     patch(Scheduler, "preempt", preempt)
 
 
-def prompts_begin_again_for_ever(patch: Patch) -> None:
-    """A prompt that shares no page with another is preempted before its last chunk: every step works, for nothing."""
+def prompts_are_preempted_forever(patch: Patch) -> None:
+    """Prompts without shared pages are preempted before their last chunk: every step is busy, but nothing finishes."""
 
     def schedule(self: Scheduler, now: float = 0.0) -> list[Any]:
         for sequence in list(self.running):
@@ -156,13 +156,13 @@ def prompts_begin_again_for_ever(patch: Patch) -> None:
     patch(Scheduler, "schedule", schedule)
 
 
-def first_come_is_preempted(patch: Patch) -> None:
-    """Pages are taken from the oldest instead of the youngest."""
+def oldest_sequence_is_preempted(patch: Patch) -> None:
+    """The oldest sequence is preempted instead of the youngest."""
     patch(StepBuilder, "_last", lambda self, candidates: candidates[0])
 
 
-def who_does_not_fit_is_overtaken(patch: Patch) -> None:
-    """A long prompt waits for as long as short ones come."""
+def short_prompts_starve_a_long_one(patch: Patch) -> None:
+    """A long prompt that does not fit is overtaken by every short one."""
 
     def make_room(self: StepBuilder, sequence: Sequence, shared: list[int], demand: Any) -> bool:
         while not (has_room := real(self, sequence, shared, demand)) and demand.waiting:
@@ -178,8 +178,8 @@ def who_does_not_fit_is_overtaken(patch: Patch) -> None:
     patch(StepBuilder, "_make_room", make_room)
 
 
-def budget_off_by_one(patch: Patch) -> None:
-    """A step takes one token too many."""
+def token_budget_off_by_one(patch: Patch) -> None:
+    """A step has one token too many."""
 
     def schedule(self: Scheduler, now: float = 0.0) -> list[Any]:
         self.budget += 1
@@ -193,7 +193,7 @@ def budget_off_by_one(patch: Patch) -> None:
 
 
 def abort_leaks_pages(patch: Patch) -> None:
-    """Who is stopped while running does not give its pages back."""
+    """A running sequence that is aborted does not free its pages."""
 
     def abort(self: Engine, message: Any, outputs: list[Any]) -> None:
         sequence = self._sequences.get(message.request_id)
@@ -205,8 +205,8 @@ def abort_leaks_pages(patch: Patch) -> None:
     patch(Engine, "_abort", abort)
 
 
-def page_in_the_wrong_place_at_a_border(patch: Patch) -> None:
-    """The page for the token after a full one is put before it."""
+def new_page_inserted_before_the_last(patch: Patch) -> None:
+    """When a page is full, the next one is put before it in the page table."""
 
     def extend(self: PagePool, pages: list[int], num_tokens: int) -> bool:
         before = len(pages)
@@ -219,8 +219,8 @@ def page_in_the_wrong_place_at_a_border(patch: Patch) -> None:
     patch(PagePool, "extend", extend)
 
 
-def row_of_who_ended_answered_to_another(patch: Patch) -> None:
-    """Who moves up in the batch gets the token that was drawn for the sequence in its place before."""
+def token_of_a_finished_sequence_given_to_the_next_row(patch: Patch) -> None:
+    """After a sequence finishes, the next row of the batch gets its token."""
     rows: dict[Engine, list[Any]] = {}
 
     def commit(self: Engine, chunk: Any, result: Any, *rest: Any) -> None:
@@ -235,13 +235,13 @@ def row_of_who_ended_answered_to_another(patch: Patch) -> None:
     patch(Engine, "_commit", commit)
 
 
-def pages_of_who_failed_stay_findable(patch: Patch) -> None:
-    """The next request with the same beginning inherits what is not finite."""
+def pages_that_are_not_finite_stay_cached(patch: Patch) -> None:
+    """The next request with the same prefix reads values that are not finite."""
     patch(PagePool, "evict", lambda self, pages: [page for page in pages if self._refcounts[page] == 1])
 
 
 def preempted_prompt_counted_twice(patch: Patch) -> None:
-    """Computing a prompt again counts it again."""
+    """A prompt that is computed again after a preemption is counted again."""
 
     def reset(self: Sequence) -> list[int]:
         self.prompt_done = False
@@ -252,12 +252,12 @@ def preempted_prompt_counted_twice(patch: Patch) -> None:
 
 
 def reset_misses_pending_pages(patch: Patch) -> None:
-    """Pages that were being filled at a reset of the prefix cache are found after it."""
+    """Pages that pending steps fill during a reset of the prefix cache are found after it."""
     patch(Scheduler, "reset_prefix_cache", lambda self: self.pool.evict_all())
 
 
-def dropped_result_is_told(patch: Patch) -> None:
-    """A sequence gets a token that was sampled after its end."""
+def dropped_result_is_output(patch: Patch) -> None:
+    """A finished sequence gets another token from a pending step."""
 
     def drop_pending(self: Sequence) -> None:
         chunks = list(self.pending_chunks)
@@ -269,8 +269,8 @@ def dropped_result_is_told(patch: Patch) -> None:
     patch(Sequence, "drop_pending", drop_pending)
 
 
-def hostile_requests_end_the_engine(patch: Patch) -> None:
-    """Two requests that overflow count as a broken model."""
+def overflowing_requests_end_the_engine(patch: Patch) -> None:
+    """Two requests with logits that are not finite count as a broken model."""
 
     def check_model(self: Engine, now: float, outputs: list[Any]) -> None:
         raise error("model_broken")
@@ -278,18 +278,18 @@ def hostile_requests_end_the_engine(patch: Patch) -> None:
     patch(Engine, "_check_model", check_model)
 
 
-def broken_model_goes_on(patch: Patch) -> None:
-    """Nothing is finite any more, and every request is told that it is its own fault."""
+def broken_model_is_not_detected(patch: Patch) -> None:
+    """No logits are finite any more, and the engine keeps failing request after request."""
     patch(Engine, "_check_model", lambda self, now, outputs: None)
 
 
-def half_of_a_large_step_is_lost(patch: Patch) -> None:
-    """What does not fit into memory is run in halves, and only the first is."""
-    patch(planted_engine, "_halves", lambda items: [items[: -(-len(items) // 2)]])
+def half_of_a_split_step_is_lost(patch: Patch) -> None:
+    """A step that does not fit into memory is split in two, and only the first half runs."""
+    patch(engine_module, "_halves", lambda items: [items[: -(-len(items) // 2)]])
 
 
-def pages_of_who_failed_are_not_cleared(patch: Patch) -> None:
-    """Who gets them next computes with what is not finite."""
+def pages_that_are_not_finite_are_not_cleared(patch: Patch) -> None:
+    """The next sequence with such a page reads values that are not finite."""
 
     def submit(self: Engine, chunks: list[Any]) -> Any:
         self._cleared_pages = []
@@ -300,7 +300,7 @@ def pages_of_who_failed_are_not_cleared(patch: Patch) -> None:
 
 
 def freed_slot_is_not_submitted(patch: Patch) -> None:
-    """The executor goes on with the sequence that had the slot before."""
+    """The executor continues with the sequence that had the slot before."""
 
     def free_slot(self: Scheduler, sequence: Sequence) -> None:
         real(self, sequence)
@@ -310,8 +310,8 @@ def freed_slot_is_not_submitted(patch: Patch) -> None:
     patch(Scheduler, "_free_slot", free_slot)
 
 
-def pages_are_submitted_again(patch: Patch) -> None:
-    """The executor appends pages to a table that has them already."""
+def pages_are_submitted_twice(patch: Patch) -> None:
+    """The executor appends pages to a page table that has them already."""
 
     def record(self: ScheduledChunk) -> Any:
         made = real(self)
@@ -323,7 +323,7 @@ def pages_are_submitted_again(patch: Patch) -> None:
 
 
 def preempted_sequence_is_introduced_without_its_outputs(patch: Patch) -> None:
-    """What it generated before the preemption is lost."""
+    """The tokens from before the preemption are lost."""
 
     def introduction(self: Sequence) -> Any:
         return msgspec.structs.replace(real(self), output_token_ids=[])
@@ -333,12 +333,12 @@ def preempted_sequence_is_introduced_without_its_outputs(patch: Patch) -> None:
 
 
 def clients_are_not_charged(patch: Patch) -> None:
-    """Who has most requests is served as often as it has requests."""
+    """Requests are served first come, first served: a client with many requests gets more than its share."""
     patch(StepBuilder, "_rank", lambda self, demand: (demand.next.order if demand.next else (0, 0), demand.client))
 
 
-def satisfied_clients_save_up(patch: Patch) -> None:
-    """Who wanted little for long keeps everybody waiting once it wants much."""
+def idle_clients_accumulate_credit(patch: Patch) -> None:
+    """A client that used little for long starves the others once it sends many requests."""
 
     def charge(self: ClientShares, served: list[tuple[str, int]], unserved: set[str]) -> None:
         self._min_counter = 0
@@ -361,41 +361,41 @@ def reverse_order_within_a_client(patch: Patch) -> None:
     patch(StepBuilder, "_demands_of_clients", demands)
 
 
-#: Those that only show with several clients.
-UNFAIR: list[Callable[[Patch], None]] = [
+#: Bugs that show only with several clients.
+UNFAIR_BUGS: list[Callable[[Patch], None]] = [
     clients_are_not_charged,
-    satisfied_clients_save_up,
+    idle_clients_accumulate_credit,
     reverse_order_within_a_client,
 ]
 
 BUGS: list[Callable[[Patch], None]] = [
     decref_without_counting,
     page_inserted_before_it_is_full,
-    answer_scheduled_before_its_token_is_known,
-    last_token_taken_from_the_cache,
-    hash_without_the_one_before,
-    salt_left_out_of_the_hash,
-    reset_that_forgets_nothing,
-    reused_page_keeps_its_hash,
-    held_page_stays_free,
+    decode_scheduled_before_its_token_is_sampled,
+    whole_prompt_taken_from_the_cache,
+    page_hash_without_the_prefix,
+    page_hash_without_the_salt,
+    reset_evicts_nothing,
+    allocated_page_keeps_its_hash,
+    referenced_page_stays_free,
     preempted_sequence_keeps_its_progress,
     preempted_sequence_loses_its_place,
-    prompts_begin_again_for_ever,
-    first_come_is_preempted,
-    who_does_not_fit_is_overtaken,
-    budget_off_by_one,
+    prompts_are_preempted_forever,
+    oldest_sequence_is_preempted,
+    short_prompts_starve_a_long_one,
+    token_budget_off_by_one,
     abort_leaks_pages,
-    page_in_the_wrong_place_at_a_border,
-    row_of_who_ended_answered_to_another,
-    pages_of_who_failed_stay_findable,
+    new_page_inserted_before_the_last,
+    token_of_a_finished_sequence_given_to_the_next_row,
+    pages_that_are_not_finite_stay_cached,
     preempted_prompt_counted_twice,
     reset_misses_pending_pages,
-    dropped_result_is_told,
-    hostile_requests_end_the_engine,
-    broken_model_goes_on,
-    half_of_a_large_step_is_lost,
-    pages_of_who_failed_are_not_cleared,
+    dropped_result_is_output,
+    overflowing_requests_end_the_engine,
+    broken_model_is_not_detected,
+    half_of_a_split_step_is_lost,
+    pages_that_are_not_finite_are_not_cleared,
     freed_slot_is_not_submitted,
-    pages_are_submitted_again,
+    pages_are_submitted_twice,
     preempted_sequence_is_introduced_without_its_outputs,
 ]
