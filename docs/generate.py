@@ -23,10 +23,11 @@ from aiakq.arguments.commands import COMMANDS, CommandArguments
 from aiakq.arguments.environment import SETTINGS
 from aiakq.arguments.server import ARGUMENTS
 from aiakq.arguments.unsupported import UNSUPPORTED
+from aiakq.constraints import LIMITED_BY
 from aiakq.errors import REGISTRY
 from aiakq.server.api.generation_request import GenerationRequest
 from aiakq.server.api.openapi import BODY_ERRORS, COMMON_ERRORS, KEY_ERRORS, request_schema
-from aiakq.server.api.request_model import LIMITED_BY, RequestModel
+from aiakq.server.api.request_model import RequestModel
 from aiakq.server.api.routes import ROUTE_MODULES, Route
 from aiakq.server.api.translated import Translated
 from aiakq.server.api.unsupported_fields import IGNORED_FIELDS, UNSUPPORTED_FIELDS, UnsupportedField

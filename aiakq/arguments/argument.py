@@ -15,7 +15,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from aiakq.constraints import Constraint, declarations
+from aiakq.constraints import declare as argument
 from aiakq.errors import AiakqError, error
+
+__all__ = ["PREFIX", "Argument", "argument", "checked_value", "parse_number", "part_of", "rows_of", "value_of_text"]
 
 #: Factors of suffixes: lower-case letters are decimal, upper-case ones binary.
 _SUFFIXES = {
@@ -26,76 +30,40 @@ _SUFFIXES = {
     "M": 2**20,
     "G": 2**30,
 }
-_IN_WORDS: dict[type, str] = {
-    str: "a string",
-    int: "an integer",
-    float: "a number",
-    bool: "true or false",
-    list: "a list",
-    tuple: "a list",
-    Path: "a path",
-}
-_TYPES: dict[str, type] = {kind.__name__: kind for kind in (str, int, float, bool, list, tuple, dict, Path)}
-#: Annotation of a field that lists its values.
-_LITERAL = re.compile(r"Literal\[([^\]]*)\]")
 #: Words for the values of a switch.
 BOOLEANS = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
 #: Prefix of the environment variables of options.
 PREFIX = "AIAKQ_"
 
 
-@dataclass(frozen=True)
-class Argument:
-    """One row of a table.
+@dataclass(frozen=True, kw_only=True)
+class Argument(Constraint):
+    """One row of a table. A list or tuple holds strings; the second sentence of an error is the default if None.
 
     name         keyword of ``LLM(...)``, field of the dataclass that declares it.
-    type         str, int, float, bool or Path; ``list`` or ``tuple`` of str; a JSON object for ``dict``.
-    default      default value; None if the program decides as described in ``help``.
     group        heading on the help page and in the docs.
     flags        spellings on the command line; messages use the first. ``--`` plus the name with dashes if empty.
     off          flag that turns a switch off; ``--no-`` plus the name if None.
     positional   whether it is a positional argument.
-    required     whether there is no default.
-    choices      allowed values, if they can be listed; those of a field of type Literal.
-    low, high    inclusive bounds of numbers.
-    above        exclusive lower bound.
     suffixes     whether an integer may be written like 25.6k, 32K, 1M.
     automatic    whether ``auto`` (for an integer also -1) is a valid value that lets the program choose.
-    levels       whether an integer is accepted in place of a JSON object.
-    paths        whether a string may also be given as a Path.
     bare         value on a command line that gives the option without one; None: it needs one.
     separator    separates the entries of a list on the command line and in the environment.
     environment  whether there is an environment variable; False if the program reads that variable itself.
     convert      converts a given value to the one that the program uses; raises ValueError with the invalid part.
     metavar      placeholder of the value on the help page.
-    expected     description of valid values, if bounds and choices do not express it well.
-    hint         second sentence of an error; the default if None.
     """
 
-    name: str
-    type: type
-    default: Any
-    help: str
     group: str = ""
     flags: tuple[str, ...] = ()
     off: str | None = None
     positional: bool = False
-    required: bool = False
-    choices: tuple[Any, ...] = ()
-    low: float | None = None
-    high: float | None = None
-    above: float | None = None
     suffixes: bool = False
-    automatic: bool = False
-    levels: bool = False
-    paths: bool = False
     bare: str | None = None
     separator: str = ","
     environment: bool = True
     convert: Callable[[Any], object] | None = None
     metavar: str | None = None
-    expected: str | None = None
-    hint: str | None = None
 
     #: Supported; rows of unsupported.py have no effect or are refused.
     status = "works"
@@ -144,47 +112,28 @@ class Argument:
         return self.type is dict or self.suffixes or self.automatic
 
     @property
+    def paths(self) -> bool:
+        """Whether a string may also be given as a Path."""
+        return Path in self.also
+
+    @property
+    def levels(self) -> bool:
+        """Whether an integer is accepted in place of a JSON object."""
+        return self.type is dict and int in self.also
+
+    @property
     def kind(self) -> str:
-        """Description of valid values, for messages."""
         if self.type is dict:
             return "a number or a JSON object" if self.levels else "a JSON object"
-        words = _IN_WORDS[self.type]
+        words = Constraint(type=self.type).kind
         if self.suffixes:
             words += " (or like 25.6k, 32K, 1M)"
         return words + " or auto" if self.automatic else words
 
 
-def argument(default: object, help: str, **settings: object) -> Any:
-    """Declare a dataclass field as an option; ``settings`` are fields of Argument.
-
-    ``...`` as the default makes it required; ``dict`` is a new empty one.
-    """
-    metadata = {"argument": {"help": help, **settings}}
-    if default is ...:
-        return dataclasses.field(metadata=metadata)
-    if default is dict:
-        return dataclasses.field(default_factory=dict, metadata=metadata)
-    return dataclasses.field(default=default, metadata=metadata)
-
-
 def rows_of(options: type, group: str = "") -> tuple[Argument, ...]:
     """Return the options declared by a dataclass, under the heading ``group`` unless they name another."""
-    rows = []
-    for field in dataclasses.fields(options):
-        if "argument" not in field.metadata:
-            continue
-        # Annotations are strings: the first word is the type, as in ``int | None`` and ``tuple[str, ...]``.
-        words = str(field.type)
-        listed = _LITERAL.match(words)
-        kind = str if listed else _TYPES.get(words.partition("[")[0].partition(" |")[0])
-        required = field.default is field.default_factory is dataclasses.MISSING
-        default = None if field.default is dataclasses.MISSING else field.default
-        settings: dict[str, Any] = {"type": kind, "group": group, "paths": kind is str and "Path" in words}
-        if listed:
-            settings["choices"] = tuple(re.findall("'([^']*)'", listed[1]))
-        settings |= field.metadata["argument"]
-        rows.append(Argument(field.name, default=default, required=required, **settings))
-    return tuple(rows)
+    return tuple(declarations(options, Argument, group=group, optional=False).values())
 
 
 def checked_value(argument: Argument, value: Any, source: str | None = None) -> Any:
@@ -197,17 +146,19 @@ def checked_value(argument: Argument, value: Any, source: str | None = None) -> 
         value = _parse(argument, value, source)
     if isinstance(value, str) and argument.type in (list, tuple):
         value = [value]
-    _check_type(argument, value, source)
     if argument.choices and value not in argument.choices and isinstance(value, str):
         value = next((choice for choice in argument.choices if str(choice).lower() == value.lower()), value)
-    if argument.choices and value not in argument.choices:
-        raise _bad(argument, value, source, "one of " + ", ".join(map(str, argument.choices)))
-    if argument.above is not None and not value > argument.above:
-        raise _bad(argument, value, source, f"above {argument.above:g}")
-    if argument.low is not None and not value >= argument.low:
-        raise _bad(argument, value, source, f"at least {argument.low}")
-    if argument.high is not None and not value <= argument.high:
-        raise _bad(argument, value, source, f"at most {argument.high}")
+    refused = argument.refusal(value)
+    if refused is not None:
+        raise _bad(argument, value, source, refused.expected)
+    if argument.type in (list, tuple) and not all(isinstance(entry, str) for entry in value):
+        raise _bad(argument, value, source, "a list of strings")
+    if argument.type is not float and not _is_portable(str(value) if isinstance(value, Path) else value):
+        limits = {
+            dict: "a JSON object with integers of at most 64 bits and with text that is Unicode",
+            int: "an integer of at most 64 bits",
+        }
+        raise _bad(argument, value, source, limits.get(argument.type, "text that is Unicode"))
     if argument.type in (tuple, Path):
         value = argument.type(value)
     if argument.convert is None:
@@ -223,27 +174,6 @@ def checked_value(argument: Argument, value: Any, source: str | None = None) -> 
 def _is_auto(argument: Argument, value: object) -> bool:
     text = value.strip().lower() if isinstance(value, str) else value
     return text == "auto" or (argument.type is int and text in ("-1", -1) and not isinstance(value, bool))
-
-
-def _check_type(argument: Argument, value: Any, source: str | None) -> None:
-    also: dict[type, tuple[type, ...]] = {
-        float: (int,),
-        dict: (int,) if argument.levels else (),
-        tuple: (list,),
-        Path: (str,),
-        str: (Path,) if argument.paths else (),
-    }
-    right_type = isinstance(value, (argument.type, *also.get(argument.type, ())))
-    if not right_type or (isinstance(value, bool) and argument.type is not bool):
-        raise _bad(argument, value, source, argument.kind)
-    if argument.type in (list, tuple) and not all(isinstance(entry, str) for entry in value):
-        raise _bad(argument, value, source, "a list of strings")
-    if argument.type is not float and not _is_portable(str(value) if isinstance(value, Path) else value):
-        limits = {
-            dict: "a JSON object with integers of at most 64 bits and with text that is Unicode",
-            int: "an integer of at most 64 bits",
-        }
-        raise _bad(argument, value, source, limits.get(argument.type, "text that is Unicode"))
 
 
 def _is_portable(value: object) -> bool:

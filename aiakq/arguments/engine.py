@@ -189,7 +189,6 @@ class CompilationArguments:
         "batches run without a graph) and max_cudagraph_capture_size. Models are not compiled. On a CPU only 0 "
         "has an effect.",
         flags=("--compilation-config", "-O", "-cc"),
-        levels=True,
     )
     optimization_level: int | None = argument(
         None,

@@ -1,14 +1,45 @@
-"""Validated access to the values of a ``quantization_config``, which is untrusted input.
+"""Validated access to the values of config files, which are untrusted input.
 
-All functions raise ``format_unsupported`` for a value they cannot accept.
+``read_value`` is for config.json; the other functions are for its ``quantization_config``, which tools write in many
+ways, and raise ``format_unsupported``.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from typing import Any
 
+from aiakq.constraints import Constraint
 from aiakq.errors import AiakqError, error
+
+#: A size, a count, a switch, and an object.
+SIZE = Constraint(type=int, low=1, high=2**31 - 1, expected="a positive integer")
+COUNT = Constraint(type=int, low=0, high=2**31 - 1, expected="a number of 0 or more")
+SWITCH, OBJECT = Constraint(type=bool), Constraint(type=dict)
+_INTEGER = Constraint(type=int, low=-1, high=2**31 - 1)
+_BITS = Constraint(type=int, choices=(2, 3, 4, 8))
+
+
+def malformed(name: str, value: object, expected: str = "") -> AiakqError:
+    """Return ``model_malformed`` for a value in config.json."""
+    reason = f"{name} is {value!r:.64}" + (f", not {expected}" if expected else "")
+    return error("model_malformed", file="config.json", reason=reason)
+
+
+def read_value(config: Mapping[str, object], constraint: Constraint, *names: str, default: object = ...) -> Any:
+    """Return the value in config.json under the first of ``names`` that is present and not null, or ``default``.
+
+    Raises ``model_malformed`` if ``constraint`` refuses it, or without a default.
+    """
+    name = next((name for name in names if config.get(name) is not None), names[0])
+    value = config.get(name)
+    if value is None and default is not ...:
+        return default
+    refused = constraint.refusal(value)
+    if refused is not None:
+        raise malformed(name, value, refused.expected)
+    return value
 
 
 def unsupported(reason: str) -> AiakqError:
@@ -35,8 +66,9 @@ def read_integer(value: object, what: str) -> int:
         value = int(value)
     elif isinstance(value, float) and value.is_integer():
         value = int(value)
-    if isinstance(value, bool) or not isinstance(value, int) or not -1 <= value < 2**31:
+    if _INTEGER.refusal(value) is not None:
         raise unsupported(f"{what} is {value!r:.40}")
+    assert isinstance(value, int)
     return value
 
 

@@ -6,20 +6,18 @@ and provides, and ``refusal`` rejects invalid combinations. Standard library onl
 
 from __future__ import annotations
 
-import types
-import typing
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, ClassVar, Self
 
 from aiakq import quantizers
+from aiakq.arguments.quantize import QUANTIZE_ARGUMENTS
+from aiakq.constraints import Constraint, constraint_of, declare
 from aiakq.errors import error
 from aiakq.formats import FALLBACK
 from aiakq.registry import Registry
 from aiakq.spec import LayerSpec
 
-#: Whether groups use the full range of their weights, or also smaller ones if they reduce the error.
-SCALE_SEARCHES = ("minmax", "mse")
 ANY_BITS = (8, 4, 3, 2)
 
 
@@ -63,6 +61,13 @@ class ParameterError(ValueError):
     def __init__(self, parameter: str, value: object, expected: str, hint: str = "") -> None:
         super().__init__(f"{parameter} is {value!r}, which is not {expected}")
         self.parameter, self.value, self.expected, self.hint = parameter, value, expected, hint
+
+
+def like_option(default: object, option: str) -> Any:
+    """Declare a parameter of a component with the limits of an option of ``aiakq quantize``."""
+    row = next(row for row in QUANTIZE_ARGUMENTS if row.name == option)
+    limits = ("automatic", "choices", "low", "high", "above", "expected", "hint")
+    return declare(default, **{name: getattr(row, name) for name in limits})
 
 
 class _Part:
@@ -235,31 +240,16 @@ def _load(registry: Registry, kind: str, component: Component, labels: Mapping[s
     if component.name not in registry:
         raise bad("", component.name, "one of " + ", ".join(registry))
     cls = registry.load(component.name)
-    known = {item.name for item in fields(cls)}
-    hints = typing.get_type_hints(cls)
+    known = {item.name: constraint_of(item, Constraint) for item in fields(cls)}
     parameters = dict(component.parameters)
     for parameter, value in parameters.items():
         if parameter not in known:
             offered = ", ".join(sorted(known)) or "none"
             raise bad(parameter, value, f"a parameter of {component.name}", f"It has: {offered}.")
-        if not _fits(value, hints[parameter]):
-            raise bad(parameter, value, _type_name(hints[parameter]))
+        refused = known[parameter].refusal(value)
+        if refused is not None:
+            raise bad(parameter, value, refused.expected, known[parameter].hint or "")
     try:
         return cls(**parameters)
     except ParameterError as problem:
         raise bad(problem.parameter, problem.value, problem.expected, problem.hint) from None
-
-
-def _alternatives(hint: object) -> tuple[Any, ...]:
-    return typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
-
-
-def _fits(value: object, hint: object) -> bool:
-    """Whether a YAML value has the type of a parameter; an integer is accepted as a float."""
-    kinds = _alternatives(hint)
-    return type(value) in kinds or (type(value) is int and float in kinds)
-
-
-def _type_name(hint: object) -> str:
-    words = {float: "a number", int: "an integer", bool: "true or false", str: "a word", type(None): "null"}
-    return " or ".join(words.get(kind, str(kind)) for kind in _alternatives(hint))

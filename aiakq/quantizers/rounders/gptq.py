@@ -18,12 +18,11 @@ from torch import Tensor
 from aiakq.quantizers.block.decoder_block import BlockPart, DecoderBlock
 from aiakq.quantizers.model.experts import expert_pattern
 from aiakq.quantizers.numerics.gptq import GptqSettings, GptqSolver
-from aiakq.quantizers.recipe import SCALE_SEARCHES, Rounder
+from aiakq.quantizers.recipe import Rounder, like_option
 from aiakq.quantizers.workers.protocol import SHARDS, Task, Value
 
 #: Minimum rows per task: factoring the Hessian again on another worker takes as long as rounding a few hundred rows.
 _FEWEST_ROWS = 256
-ACT_ORDERS = ("none", "static", "group")
 #: name of a linear -> the Hessian [K, K] of its inputs, and GPTAQ's cross moment (None without).
 Hessians = Callable[[str], tuple[Tensor, Tensor | None]]
 
@@ -40,19 +39,13 @@ class Gptq(Rounder):
     scale_search  ``minmax`` uses the full range of a group, ``mse`` also smaller ones, by the loss of its columns.
     """
 
-    act_order: str = "group"
-    damp: float = 0.01
-    sweeps: int = 2
-    scale_search: str = "mse"
+    act_order: str = like_option("group", "act_order")
+    damp: float = like_option(0.01, "damp")
+    sweeps: int = like_option(2, "sweeps")
+    scale_search: str = like_option("mse", "scale_search")
 
     name = "gptq"
     bits = (4, 8, 3, 2)
-
-    def __post_init__(self) -> None:
-        self.require(self.act_order in ACT_ORDERS, "act_order", "one of " + ", ".join(ACT_ORDERS))
-        self.require(0.0 < self.damp <= 1.0, "damp", "above 0 and at most 1", "0.01 is usual.")
-        self.require(0 <= self.sweeps <= 100, "sweeps", "between 0 and 100")
-        self.require(self.scale_search in SCALE_SEARCHES, "scale_search", f"one of {', '.join(SCALE_SEARCHES)}")
 
     def round(self, block: DecoderBlock, part: BlockPart) -> None:
         hessians = self._hessians(block)

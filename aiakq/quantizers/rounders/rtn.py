@@ -10,12 +10,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
+from aiakq.constraints import declare
 from aiakq.quantizers.block.decoder_block import BlockPart, DecoderBlock
 from aiakq.quantizers.numerics.rounding import Rounding
-from aiakq.quantizers.recipe import SCALE_SEARCHES, Recipe, Rounder
+from aiakq.quantizers.recipe import Recipe, Rounder
 from aiakq.spec import LayerSpec
-
-RTN_SEARCHES = (*SCALE_SEARCHES, "near")
 
 
 @dataclass(frozen=True)
@@ -26,16 +25,13 @@ class Rtn(Rounder):
                   ones down to half of it, by the error of its weights.
     """
 
-    scale_search: str = "minmax"
+    scale_search: str = declare("minmax", choices=("minmax", "mse", "near"))
 
     name = "rtn"
     needs_inputs = False
     takes_clip = True
     by_parts = True
     restartable = True
-
-    def __post_init__(self) -> None:
-        self.require(self.scale_search in RTN_SEARCHES, "scale_search", f"one of {', '.join(RTN_SEARCHES)}")
 
     def refusal(self, recipe: Recipe, scheme: LayerSpec) -> str | None:
         if recipe.clips and self.scale_search != "minmax":

@@ -25,7 +25,7 @@ from aiakq.quantizers.model.groups import SmoothMapping, forward_pre_hooks
 from aiakq.quantizers.model.module_calls import ModuleCall, output_error, replaced_weights
 from aiakq.quantizers.numerics.clip import range_fractions
 from aiakq.quantizers.numerics.rounding import round_activations, rounded_weight
-from aiakq.quantizers.recipe import SCALE_SEARCHES, Recipe, Transform
+from aiakq.quantizers.recipe import Recipe, Transform, like_option
 from aiakq.quantizers.workers.protocol import Task, Value
 from aiakq.spec import LayerSpec
 
@@ -54,22 +54,12 @@ class SmoothQuant(Transform):
                   of the outputs. No effect without static scales.
     """
 
-    alpha: float | str | None = None
-    scale_search: str = "mse"
+    alpha: float | str | None = like_option(None, "smooth_alpha")
+    scale_search: str = like_option("mse", "scale_search")
 
     name = "smooth_quant"
     folds = True
     stores_input_scales = True
-
-    def __post_init__(self) -> None:
-        alpha = self.alpha
-        self.require(
-            alpha in (None, "auto") or (not isinstance(alpha, str) and 0.0 <= alpha <= 1.0),
-            "alpha",
-            "between 0 and 1, or auto",
-            "0.5 and 0.8 are usual.",
-        )
-        self.require(self.scale_search in SCALE_SEARCHES, "scale_search", f"one of {', '.join(SCALE_SEARCHES)}")
 
     def refusal(self, recipe: Recipe, scheme: LayerSpec) -> str | None:
         return None if scheme.activation_bits else "it only helps where activations are quantized too"

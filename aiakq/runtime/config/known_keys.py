@@ -7,13 +7,15 @@ wrote it, and is refused.
 
 from __future__ import annotations
 
-import math
 import re
+import sys
 from collections.abc import Iterable, Mapping
 from fnmatch import translate
 from typing import Any
 
+from aiakq.constraints import Constraint
 from aiakq.errors import AiakqError, error
+from aiakq.formats.config_values import COUNT, OBJECT, SWITCH, malformed, read_value
 from aiakq.formats.quantization_config import CONFIG_KEYS
 from aiakq.runtime.config.families import FAMILIES
 from aiakq.runtime.config.family_keys import REQUIRED, Family
@@ -246,6 +248,15 @@ _POSITIVE = frozenset(
         *("attention_chunk_size", "num_experts_per_tok", "max_position_embeddings", "intermediate_size"),
     }
 )
+_ROTARY_NUMBER = Constraint(type=float, low=1 - 2**31, high=2**31 - 1)
+#: Constraints of values by their type; a float is finite.
+_OF_TYPE = {
+    bool: SWITCH,
+    dict: OBJECT,
+    str: Constraint(type=str),
+    float: Constraint(type=float, low=-sys.float_info.max, high=sys.float_info.max),
+    int: COUNT,
+}
 #: Taps of convolutions, which need a state: with one there is none.
 _TAPS = frozenset({"conv_L_cache", "conv_kernel", "linear_conv_kernel_dim", "mamba_d_conv"})
 _OFF: tuple[object, ...] = (None, False, "", [], {})
@@ -358,9 +369,7 @@ def _check_rotary(name: str, value: Any) -> None:
     """Raise ``model_malformed`` for a rotary parameter that is not the number it should be."""
     if name not in _ROTARY_NUMBERS or value is None:
         return
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not is_number or not -(2**31) < value < 2**31:  # also for NaN
-        raise error("model_malformed", file="config.json", reason=f"{name} is {value!r:.64}")
+    read_value({name: value}, _ROTARY_NUMBER, name)
 
 
 def check_unknown(key: str, value: object, kind: str) -> None:
@@ -402,16 +411,12 @@ def _check_type(key: str, value: Any, default: Any) -> None:
     expected = _TYPES.get(key, None if default is None else type(default))
     if expected in (list, tuple):
         right = isinstance(value, list | tuple) and all(isinstance(each, int | float) for each in value)
-    elif expected is bool or expected is dict or expected is str:
-        right = isinstance(value, expected)
-    elif expected is float:
-        right = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-    elif expected is int:
-        right = isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**31
+    elif expected in _OF_TYPE:
+        right = _OF_TYPE[expected].refusal(value) is None
     else:  # checked where it is read
         return
     if not right or (key in _POSITIVE and value <= 0) or (key in _TAPS and value < 2):
-        raise error("model_malformed", file="config.json", reason=f"{key} is {value!r:.64}")
+        raise malformed(key, value)
 
 
 def _only(allowed: tuple[object, ...], kind: str) -> str:

@@ -5,12 +5,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from aiakq.arguments.engine import EngineArguments
+from aiakq.constraints import Constraint
 from aiakq.errors import AiakqError, error
+from aiakq.formats.config_values import SIZE, malformed, read_value
 from aiakq.formats.model_folder import first_architecture
 from aiakq.runtime.config.families import FAMILIES
 from aiakq.runtime.config.known_keys import check_keys, completed, with_floats
@@ -169,15 +172,9 @@ class ModelConfig:
 
 def _model_config(raw: Mapping[str, object]) -> ModelConfig:
     def number(*names: str, default: int | None = None) -> int:
-        for name in names:
-            value = raw.get(name)
-            if value is not None:
-                if isinstance(value, bool) or not isinstance(value, int) or not 0 < value < 2**31:
-                    raise error("model_malformed", file="config.json", reason=f"{name} is {value!r:.64}")
-                return value
-        if default is None:
+        if default is None and all(raw.get(name) is None for name in names):
             raise _lacks(raw, names[0])
-        return default
+        return int(read_value(raw, SIZE, *names, default=default))
 
     architecture = first_architecture(raw)
     hidden = number("hidden_size", "n_embd", "d_model")
@@ -222,11 +219,7 @@ def _check_even(raw: Mapping[str, Any], rope: Mapping[str, Any], head_dim: int) 
     parts = rope.values() if is_nested(rope) else [rope]
     is_whole = any(int(head_dim * part.get("partial_rotary_factor", 1.0)) == head_dim for part in parts)
     if family is not None and family.rotary and is_whole and head_dim % 2:
-        raise _malformed("head_dim", head_dim)
-
-
-def _malformed(name: str, value: object) -> AiakqError:
-    return error("model_malformed", file="config.json", reason=f"{name} is {value!r:.64}")
+        raise malformed("head_dim", head_dim)
 
 
 def _lacks(raw: Mapping[str, object], name: str) -> AiakqError:
@@ -242,11 +235,7 @@ def _lacks(raw: Mapping[str, object], name: str) -> AiakqError:
 
 def _norm_eps(raw: Mapping[str, object]) -> float:
     names = ("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_epsilon", "norm_eps")
-    name = next((name for name in names if raw.get(name) is not None), "")
-    value = raw.get(name, 1e-5)
-    if not isinstance(value, int | float) or not 0 < value < 1:
-        raise _malformed(name, value)
-    return float(value)
+    return float(read_value(raw, _EPSILON, *names, default=1e-5))
 
 
 def _first(raw: Mapping[str, object], *names: str) -> object:
@@ -254,6 +243,8 @@ def _first(raw: Mapping[str, object], *names: str) -> object:
     return next((raw[name] for name in names if raw.get(name)), None)
 
 
+_LAYER = Constraint(type=int, low=0)
+_EPSILON = Constraint(type=float, above=0, high=math.nextafter(1, 0), expected="a number between 0 and 1")
 #: Model types for which transformers always uses one key-value head per query head.
 _UNSHARED_HEADS = frozenset({"bloom", "gpt2", "gptj", "mpt", "opt"})
 
@@ -272,16 +263,14 @@ def _kv_heads(raw: Mapping[str, object], stated: int, heads: int) -> int:
 
 def _layer_kinds(raw: Mapping[str, object], layers: int) -> tuple[str, ...]:
     """Return the kind of each layer from ``layer_types``, or else from the family's pattern."""
-    kinds, first = raw.get("layer_types"), raw.get("max_window_layers")
+    kinds, first = raw.get("layer_types"), read_value(raw, _LAYER, "max_window_layers", default=0)
     if kinds is not None and not (isinstance(kinds, list) and all(isinstance(kind, str) for kind in kinds)):
-        raise _malformed("layer_types", kinds)
+        raise malformed("layer_types", kinds, "a list of names")
     family = FAMILIES.get(str(raw.get("model_type")))
     is_exact = family is not None and "layer_types" in family.defaults
     if kinds is not None and (len(kinds) != layers if is_exact else 0 < len(kinds) < layers):
         reason = f"layer_types has {len(kinds)} entries, but the model has {layers} layers"
         raise error("model_malformed", file="config.json", reason=reason)
-    if first is not None and (type(first) is not int or first < 0):
-        raise _malformed("max_window_layers", first)
     if kinds:
         return _stated_kinds([_RENAMED.get(str(kind), str(kind)) for kind in kinds[:layers]], raw)
     recurrent = _recurrent_kinds(raw, layers)
@@ -296,10 +285,9 @@ def _layer_kinds(raw: Mapping[str, object], layers: int) -> tuple[str, ...]:
         pattern = _PATTERNS.get(str(raw.get("model_type")))
     if isinstance(pattern, str):  # like LLLG
         pattern = len(pattern)
-    if pattern is not None and (type(pattern) is not int or pattern < 1):
-        raise _malformed("sliding_window_pattern", pattern)
+    pattern = read_value({"sliding_window_pattern": pattern}, SIZE, "sliding_window_pattern", default=None)
     # Qwen2 and Qwen3 have windows only from max_window_layers on.
-    start = (first or 0) if family is not None and "max_window_layers" in family.defaults else 0
+    start = first if family is not None and "max_window_layers" in family.defaults else 0
     return tuple(
         "full_attention" if layer < start or (pattern and (layer + 1) % pattern == 0) else "sliding_attention"
         for layer in range(layers)
@@ -354,7 +342,7 @@ def _window_is_off(raw: Mapping[str, object]) -> bool:
 def _sliding_windows(raw: Mapping[str, Any], kinds: tuple[str, ...]) -> tuple[int | None, ...]:
     window = raw.get("sliding_window")
     if window is not None and (type(window) not in (int, bool) or not 0 <= window < 2**31 or window is True):
-        raise _malformed("sliding_window", window)
+        raise malformed("sliding_window", window)
     is_off = _window_is_off(raw)
     if is_off and "sliding_attention" in (raw.get("layer_types") or ()):
         reason = "layer_types lists layers with a window"
@@ -362,7 +350,7 @@ def _sliding_windows(raw: Mapping[str, Any], kinds: tuple[str, ...]) -> tuple[in
     if is_off or ("sliding_attention" not in kinds and not window):
         return (None,) * len(kinds)
     if not window and "sliding_attention" in kinds:
-        raise _malformed("sliding_window", window)
+        raise malformed("sliding_window", window)
     return tuple(window if kind == "sliding_attention" else None for kind in kinds)
 
 

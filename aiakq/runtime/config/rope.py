@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from aiakq.errors import AiakqError, error
+from aiakq.formats.config_values import SIZE, read_value
 from aiakq.runtime.config.families import FAMILIES
 
 #: Aliases of scaling types.
@@ -92,14 +93,13 @@ def rotated_layers(raw: Mapping[str, Any], layers: int) -> list[bool]:
 
     Raises ``model_malformed``.
     """
-    named, every = raw.get("no_rope_layers"), raw.get("no_rope_layer_interval", 4)
+    named = raw.get("no_rope_layers")
     if named or (named == [] and raw.get("model_type") != "llama4_text"):  # 1 for rotary embedding, despite the name
         if len(named) < layers:
             reason = f"no_rope_layers has {len(named)} entries, but the model has {layers} layers"
             raise error("model_malformed", file="config.json", reason=reason)
         return [bool(each) for each in named[:layers]]
-    if type(every) is not int or every < 1:
-        raise error("model_malformed", file="config.json", reason=f"no_rope_layer_interval is {every!r:.64}")
+    every = read_value(raw, SIZE, "no_rope_layer_interval", default=4)
     return [(layer + 1) % every != 0 for layer in range(layers)]
 
 

@@ -13,7 +13,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from aiakq.constraints import Constraint
 from aiakq.errors import AiakqError, error
+from aiakq.formats.config_values import SWITCH
 from aiakq.patterns import match_regex
 from aiakq.runtime.lora.target_modules import TargetModules, parse_targets, pattern_refusal
 
@@ -51,7 +53,12 @@ _REFUSED = {
 _SWITCHES = ("use_bdlora", "use_qalora")
 #: Initializations of an adapter that do not change the weights of its base model.
 _INITIALIZATIONS = ("true", "false", "none", "gaussian", "eva", "orthogonal", "mica")
-_MAX_PATTERNS = 4096
+_RANK = Constraint(type=int, low=1, high=2**20 - 1, expected="a positive integer")
+_ALPHA = Constraint(type=float, low=1 - 2.0**40, high=2.0**40 - 1, expected="a finite number")
+_RANKS = Constraint(
+    type=dict, most=4096, entries=_RANK, expected="an object of at most 4096 names and positive integers"
+)
+_ALPHAS = Constraint(type=dict, most=4096, entries=_ALPHA, expected="an object of at most 4096 names and numbers")
 #: Characters of regular expressions, without the dot, which also separates the parts of a name.
 _SPECIAL = re.compile(r"[^\w.]")
 
@@ -122,64 +129,34 @@ def parse_config(values: Mapping[str, Any], adapter: str) -> AdapterConfig:
     if str(initialization).lower() not in _INITIALIZATIONS:
         reason = "it changes the weights of the base model, unless PEFT saves the adapter converted"
         raise unsupported("init_lora_weights", reason)
-    reader = _Reader(values, adapter)
+
+    def bad(field: str, expected: str) -> AiakqError:
+        reason = f"{field} in adapter_config.json is {values.get(field)!r:.60}, not {expected}"
+        return error("adapter_malformed", adapter=adapter, reason=reason)
+
+    def read(field: str, constraint: Constraint, default: object) -> Any:
+        value = values.get(field)
+        refused = None if value is None else constraint.refusal(value)
+        if refused is not None:
+            raise bad(field, constraint.expected or refused.expected)
+        return default if value is None else value
+
     base = values.get("base_model_name_or_path")
     config = AdapterConfig(
-        rank=int(reader.number("r", 8, whole=True)),
-        alpha=reader.number("lora_alpha", 8),
-        rank_pattern=tuple((key, int(value)) for key, value in reader.pattern("rank_pattern", whole=True)),
-        alpha_pattern=reader.pattern("alpha_pattern"),
-        rank_stabilized=reader.switch("use_rslora"),
-        lora_bias=reader.switch("lora_bias"),
-        dora=reader.switch("use_dora"),
-        targets=parse_targets(values, adapter, reader.bad),
+        rank=read("r", _RANK, 8),
+        alpha=float(read("lora_alpha", _ALPHA, 8)),
+        rank_pattern=tuple(read("rank_pattern", _RANKS, {}).items()),
+        alpha_pattern=tuple((key, float(value)) for key, value in read("alpha_pattern", _ALPHAS, {}).items()),
+        rank_stabilized=read("use_rslora", SWITCH, False),
+        lora_bias=read("lora_bias", SWITCH, False),
+        dora=read("use_dora", SWITCH, False),
+        targets=parse_targets(values, adapter, bad),
         base_model=base[:200] if isinstance(base, str) else "",
         adapter=adapter,
     )
     if config.dora and config.lora_bias:
         raise unsupported("lora_bias", "PEFT has no DoRA with it")
     return config
-
-
-class _Reader:
-    """Checked access to the fields of the config."""
-
-    def __init__(self, values: Mapping[str, Any], adapter: str) -> None:
-        self._values, self._adapter = values, adapter
-
-    def bad(self, field: str, expected: str) -> AiakqError:
-        reason = f"{field} in adapter_config.json is {self._values.get(field)!r:.60}, not {expected}"
-        return error("adapter_malformed", adapter=self._adapter, reason=reason)
-
-    def switch(self, field: str) -> bool:
-        value = self._values.get(field)
-        if value is not None and not isinstance(value, bool):
-            raise self.bad(field, "true or false")
-        return bool(value)
-
-    def number(self, field: str, default: int, whole: bool = False) -> float:
-        value = self._values.get(field)
-        value = default if value is None else value
-        if not _is_number(value, whole):
-            raise self.bad(field, "a positive integer" if whole else "a finite number")
-        return float(value)
-
-    def pattern(self, field: str, whole: bool = False) -> tuple[tuple[str, float], ...]:
-        value = self._values.get(field)
-        value = {} if value is None else value
-        if not isinstance(value, dict) or len(value) > _MAX_PATTERNS:
-            raise self.bad(field, f"an object of at most {_MAX_PATTERNS} names and numbers")
-        if not all(_is_number(number, whole) for number in value.values()):
-            raise self.bad(field, "an object of names and positive integers" if whole else "an object of numbers")
-        return tuple((key, float(number)) for key, number in value.items())
-
-
-def _is_number(value: Any, whole: bool) -> bool:
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        return False
-    if whole:
-        return isinstance(value, int) and 0 < value < 2**20
-    return math.isfinite(value) and abs(value) < 2**40
 
 
 def _is_off(field: str, value: Any) -> bool:

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from aiakq.errors import error
+from aiakq.formats.config_values import malformed
 from aiakq.kernels.recurrent_types import ConvolutionSpec, RecurrenceSpec
 from aiakq.runtime.config.model import ModelConfig
 from aiakq.runtime.layers.recurrent import GatedRecurrence
@@ -121,7 +122,7 @@ def step_limits(raw: Mapping[str, Any]) -> tuple[float, float]:
     limits = (0.0, math.inf) if raw.get("time_step_limit") is None else raw["time_step_limit"]
     numbers = isinstance(limits, list | tuple) and all(type(limit) in (int, float) for limit in limits)
     if not numbers or len(limits) != 2 or not 0 <= limits[0] <= limits[1]:  # also false for NaN
-        raise error("model_malformed", file="config.json", reason=f"time_step_limit is {limits!r:.64}")
+        raise malformed("time_step_limit", limits, "two ascending numbers")
     return float(limits[0]), float(limits[1])
 
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from aiakq.errors import error
+from aiakq.formats.config_values import SIZE, read_value
 from aiakq.kernels.ops.linear import LinearLayer
 from aiakq.runtime.config.model import ModelConfig
 from aiakq.runtime.layers.activation import activation
@@ -22,11 +23,7 @@ def check_routing(top_k: int, count: int) -> None:
 
 def size(raw: Mapping[str, object], *names: str) -> int:
     """Return a positive integer of config.json under the first of ``names`` it has. Raises ``model_malformed``."""
-    name = next((name for name in names if raw.get(name) is not None), names[0])
-    value = raw.get(name)
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 < value < 2**31:
-        raise error("model_malformed", file="config.json", reason=f"{name} is {value!r:.64}")
-    return value
+    return int(read_value(raw, SIZE, *names))
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,9 @@ from typing import Any
 import msgspec
 
 from aiakq.arguments.engine import EngineArguments
+from aiakq.constraints import Constraint
 from aiakq.errors import AiakqError, error
+from aiakq.formats.config_values import malformed, read_value
 from aiakq.formats.model_folder import first_architecture, read_json
 from aiakq.runtime.pooling.sentence_transformers import (
     CrossEncoder,
@@ -345,9 +347,7 @@ def _labels(raw: Mapping[str, object]) -> list[str]:
         return ["LABEL_0"]
     names, count = raw.get("id2label"), raw.get("num_labels")
     if names is None:
-        count = 2 if count is None else count
-        if type(count) is not int or not 0 < count <= _MAX_LABELS:
-            raise error("model_malformed", file="config.json", reason=f"num_labels is {count!r:.64}")
+        count = read_value(raw, Constraint(type=int, low=1, high=_MAX_LABELS), "num_labels", default=2)
         return [f"LABEL_{index}" for index in range(count)]
     if not isinstance(names, Mapping) or not 0 < len(names) <= _MAX_LABELS:
         raise error("model_malformed", file="config.json", reason="id2label is no object with names")
@@ -389,7 +389,7 @@ def _dimensions(raw: Mapping[str, object]) -> list[int] | None:
     listed = raw.get("matryoshka_dimensions")
     if listed is not None:
         if not isinstance(listed, list) or not all(type(size) is int and size > 0 for size in listed):
-            raise error("model_malformed", file="config.json", reason=f"matryoshka_dimensions is {listed!r:.64}")
+            raise malformed("matryoshka_dimensions", listed, "a list of positive integers")
         return sorted(listed)
     return [] if raw.get("is_matryoshka") is True else None
 

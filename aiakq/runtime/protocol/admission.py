@@ -9,7 +9,8 @@ import msgspec
 
 from aiakq.errors import error
 from aiakq.runtime.protocol.limits import ModelLimits
-from aiakq.runtime.protocol.request import DEFAULT_OPTIONS, RequestOptions, RequestSpec
+from aiakq.runtime.protocol.parameter import request_error
+from aiakq.runtime.protocol.request import DEFAULT_OPTIONS, PRIORITY, RequestOptions, RequestSpec
 from aiakq.runtime.protocol.sampling_params import SamplingParams
 
 
@@ -83,10 +84,11 @@ def _check_logprobs(params: SamplingParams, limits: ModelLimits) -> None:
 
 
 def _check_priority(priority: int, limits: ModelLimits) -> None:
-    if isinstance(priority, bool) or not isinstance(priority, int):
-        raise error("invalid_type", param="priority", reason=f"an integer is expected, not {priority!r:.64}")
-    if not -(2**31) <= priority < 2**31:
-        raise error("value_out_of_range", param="priority", value=priority, allowed="a 32-bit integer")
+    if type(priority) is int and priority == 0:
+        return
+    refused = PRIORITY.refusal(priority)
+    if refused is not None:
+        raise request_error("priority", refused)
     if priority and not limits.by_priority:
         reason = "requests are served in order of arrival, without --scheduling-policy priority"
         raise error("unsupported_parameter", param="priority", reason=reason)

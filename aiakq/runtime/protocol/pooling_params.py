@@ -10,7 +10,9 @@ from dataclasses import dataclass
 
 import msgspec
 
+from aiakq.constraints import declarations, declare
 from aiakq.errors import error
+from aiakq.runtime.protocol.parameter import Checks, Parameter
 
 #: Kinds of pooling, by vLLM's names.
 POOLING_TYPES = ("LAST", "CLS", "MEAN", "ALL", "STEP")
@@ -29,20 +31,16 @@ class PoolingParams:
     activation  whether to turn scores into probabilities.
     """
 
-    dimensions: int | None = None
-    normalize: bool | None = None
-    activation: bool | None = None
+    dimensions: int | None = declare(None)
+    normalize: bool | None = declare(None)
+    activation: bool | None = declare(None)
 
     def __post_init__(self) -> None:
         """Validate the types. Raises ``invalid_type``."""
-        if isinstance(self.dimensions, bool) or not isinstance(self.dimensions, int | None):
-            raise error(
-                "invalid_type", param="dimensions", reason=f"an integer is expected, not {self.dimensions!r:.64}"
-            )
-        for name in ("normalize", "activation"):
-            if not isinstance(getattr(self, name), bool | None):
-                reason = f"true or false is expected, not {getattr(self, name)!r:.64}"
-                raise error("invalid_type", param=name, reason=reason)
+        _CHECKS.check(vars(self))
+
+
+_CHECKS = Checks(declarations(PoolingParams, Parameter))
 
 
 class Pooling(msgspec.Struct, frozen=True):

@@ -20,10 +20,8 @@ class RepetitionDetectionParams:
     min_count: int = 0
 
 
-def checked_repetition(given: object) -> dict[str, int] | None:
+def checked_repetition(given: object) -> dict[str, int]:
     """Return ``repetition_detection`` as a dict. Raises ``value_out_of_range`` and ``invalid_type``."""
-    if given is None:
-        return None
     if isinstance(given, RepetitionDetectionParams):
         given = asdict(given)
     if not isinstance(given, dict) or not all(type(value) is int for value in given.values()):

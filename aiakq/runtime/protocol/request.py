@@ -11,11 +11,14 @@ from dataclasses import dataclass
 
 import msgspec
 
+from aiakq.constraints import Constraint
 from aiakq.runtime.protocol.adapters import AdapterRef
 from aiakq.runtime.protocol.grammar import Grammar
 from aiakq.runtime.protocol.pooling_params import Pooling
 from aiakq.runtime.protocol.sampling_params import SamplingParams
 from aiakq.runtime.protocol.thought_budget import ThoughtBudget
+
+PRIORITY = Constraint(type=int, low=-(2**31), high=2**31 - 1, expected="a 32-bit integer")
 
 
 class RequestOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -17,12 +17,14 @@ TOKEN_KEY = re.compile(r"^(0|-?[1-9][0-9]{0,39})$")
 _ENTRIES = ({"id", "bias"}, {"token", "bias"}, {"token_id", "bias"})
 
 
-def checked_bias(given: dict[Any, Any] | list[Any]) -> dict[int, Bias]:
+def checked_bias(given: object) -> dict[int, Bias]:
     """Return the bias with integer keys (JSON has strings) and values clamped to -100..100, as in the OpenAI API.
 
     False, which excludes a token, becomes -inf. Raises ``value_out_of_range`` and ``invalid_type``.
     """
     bias = bias_of_list(given) if isinstance(given, list) else given
+    if not isinstance(bias, dict):
+        raise _malformed(f"a dict from token ids to biases, or a list of pairs, is expected, not {given!r:.64}")
     _check_number(len(bias))
     checked: dict[int, Bias] = {}
     for key, value in bias.items():

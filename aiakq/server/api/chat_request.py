@@ -9,26 +9,29 @@ from pydantic import Field
 from aiakq.errors import AiakqError, error
 from aiakq.runtime.protocol.grammar import Grammar
 from aiakq.runtime.protocol.request import Prompt
-from aiakq.runtime.protocol.sampling_params import SamplingParams
+from aiakq.runtime.protocol.sampling_params import PARAMETERS, SamplingParams
 from aiakq.server.api.answer_grammar import Reasoning, answer_grammar
 from aiakq.server.api.chat_parsing import reasoning_state
 from aiakq.server.api.conversation import ConversationFields
 from aiakq.server.api.generation_request import GenerationRequest
 from aiakq.server.api.renderer import Renderer
-from aiakq.server.api.request_model import LIMITED_BY, Integer
+from aiakq.server.api.request_model import Integer
+
+_Logprobs = Annotated[Integer, PARAMETERS["logprobs"]]
+_MaxTokens = Annotated[Integer, PARAMETERS["max_tokens"]]
 
 
 class ChatCompletionRequest(GenerationRequest, ConversationFields):
     """The body of POST /v1/chat/completions. ``logprobs`` and ``top_logprobs`` are OpenAI's form of ``logprobs``."""
 
     logprobs: bool | None = Field(None, description="Return the log-probability of every token.")
-    top_logprobs: Annotated[Integer, Field(json_schema_extra={LIMITED_BY: "logprobs"})] | None = Field(
+    top_logprobs: _Logprobs | None = Field(
         None, description="Return this many of the most likely tokens per position; needs logprobs=true."
     )
-    max_tokens: Annotated[Integer, Field(json_schema_extra={LIMITED_BY: "max_tokens"})] | None = Field(
+    max_tokens: _MaxTokens | None = Field(
         None, description="Tokens to generate at most; up to the end of the context if not given."
     )
-    max_completion_tokens: Annotated[Integer, Field(json_schema_extra={LIMITED_BY: "max_tokens"})] | None = Field(
+    max_completion_tokens: _MaxTokens | None = Field(
         None, description="The newer name of max_tokens, which it overrides."
     )
     parallel_tool_calls: bool | None = Field(

@@ -2,29 +2,33 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar
 
 from pydantic import Field
 
+from aiakq.constraints import Constraint
 from aiakq.errors import AiakqError, error
 from aiakq.runtime.protocol.grammar import Grammar
 from aiakq.runtime.protocol.request import Prompt
 from aiakq.runtime.protocol.sampling_params import SamplingParams
 from aiakq.server.api.foreign_fields import GENERATION_FIELDS
 from aiakq.server.api.renderer import Renderer
-from aiakq.server.api.request_model import LIMITED_BY, Integer, RequestModel
-from aiakq.server.api.sampling_fields import SAMPLING_FIELDS, SamplingFields, check_http_maximums
+from aiakq.server.api.request_model import Integer, RequestModel
+from aiakq.server.api.sampling_fields import SAMPLING_FIELDS, SamplingFields
 from aiakq.server.api.structured_fields import StructuredFields, structured_values
 from aiakq.server.api.thought_budgets import BudgetMethods
 from aiakq.server.api.unsupported_fields import IGNORED_STREAM_OPTIONS
 
-#: Pattern of request ids from clients, which are repeated in a response header and in log lines.
-REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
-
-#: The name of a served model.
-ModelName = Annotated[str, Field(json_schema_extra={LIMITED_BY: "model"})]
+#: The name of a served model; a priority; a token id.
+ModelName = Annotated[str, Constraint(type=str, limited_by="model")]
+Priority = Annotated[Integer, Constraint(type=int, limited_by="priority")]
+TokenId = Annotated[Integer, Constraint(type=int, limited_by="token_id")]
+#: Ids of clients are repeated in a response header and in log lines.
+_REQUEST_ID = Constraint(
+    type=str, pattern=r"^[\x21-\x7e]{1,128}$", expected="1 to 128 printable characters without spaces"
+)
+_SALT = Constraint(type=str, least=1, expected="a text that is not empty")
 
 
 class StreamOptions(RequestModel):
@@ -37,37 +41,37 @@ class StreamOptions(RequestModel):
     continuous_usage_stats: bool | None = None
 
 
-class GenerationRequest(SamplingFields, StructuredFields, BudgetMethods):
+class RequestFields(RequestModel):
+    """The fields that requests of all APIs that generate have."""
+
+    model: ModelName | None = Field(None, description="A served name; the first one if not given.")
+    stream: bool | None = Field(None, description="Return the text as server-sent events while it is generated.")
+    priority: Priority | None = Field(
+        None, description="Lower ones are scheduled first, with --scheduling-policy priority."
+    )
+    cache_salt: Annotated[str, _SALT] | None = Field(
+        None, description="Cached prefixes are only shared between requests with the same salt."
+    )
+    request_id: Annotated[str, _REQUEST_ID] | None = Field(
+        None, description="Part of the id of the response, instead of a random one."
+    )
+
+
+class GenerationRequest(SamplingFields, RequestFields, StructuredFields, BudgetMethods):
     """The fields of completions and chat; names and meaning as in the OpenAI API and vLLM."""
 
     foreign_fields = GENERATION_FIELDS
 
-    model: ModelName | None = Field(None, description="A served name; the first one if not given.")
-    stream: bool | None = Field(None, description="Return the text as server-sent events while it is generated.")
     stream_options: StreamOptions | None = Field(None, description="include_usage, continuous_usage_stats.")
-    priority: Annotated[Integer, Field(json_schema_extra={LIMITED_BY: "priority"})] | None = Field(
-        None, description="Lower ones are scheduled first, with --scheduling-policy priority."
-    )
-    cache_salt: Annotated[str, Field(json_schema_extra={"minLength": 1})] | None = Field(
-        None, description="Cached prefixes are only shared between requests with the same salt."
-    )
     add_special_tokens: bool | None = Field(None, description="Whether tokenization adds special tokens.")
     return_tokens_as_token_ids: bool | None = Field(
         None, description="Call tokens token_id:N in lists of log-probabilities."
     )
     return_token_ids: bool | None = Field(None, description="Return the token ids of the prompt and the text.")
-    request_id: Annotated[str, Field(json_schema_extra={"pattern": f"^{REQUEST_ID.pattern}$"})] | None = Field(
-        None, description="Part of the id of the response, instead of a random one."
-    )
 
     def check_combinations(self) -> None:
         """Raise ``unsupported_parameter`` or ``value_out_of_range`` for values that exclude each other."""
-        check_http_maximums(self)
-        if self.cache_salt == "":
-            raise error("value_out_of_range", param="cache_salt", value="", allowed="a text that is not empty")
-        if self.request_id is not None and not REQUEST_ID.fullmatch(self.request_id):
-            allowed = "1 to 128 printable characters without spaces"
-            raise error("value_out_of_range", param="request_id", value=self.request_id[:64], allowed=allowed)
+        self.constraints().check(vars(self))
         if self.stream and self.best_of is not None and self.best_of != (self.n or 1):
             raise error(
                 "unsupported_parameter", param="best_of", reason="it needs stream=false: the best are known last"

@@ -10,10 +10,12 @@ from typing import Any
 import msgspec
 
 import aiakq
+from aiakq.constraints import LIMITED_BY
 from aiakq.errors import REGISTRY
 from aiakq.runtime.protocol.limits import ModelLimits
+from aiakq.runtime.protocol.request import PRIORITY
 from aiakq.server.api.model_info import ModelInfo
-from aiakq.server.api.request_model import LIMITED_BY, RequestModel
+from aiakq.server.api.request_model import RequestModel
 from aiakq.server.api.routes import Route
 from aiakq.server.api.unsupported_fields import UNSUPPORTED_FIELDS
 
@@ -148,7 +150,7 @@ def _logprobs(model: ModelInfo) -> Schema:
 
 
 def _priority(model: ModelInfo) -> Schema:
-    return {"minimum": -(2**31), "maximum": 2**31 - 1} if model.limits.by_priority else {"const": 0}
+    return PRIORITY.schema() if model.limits.by_priority else {"const": 0}
 
 
 def _model_name(model: ModelInfo) -> Schema:

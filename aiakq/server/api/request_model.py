@@ -9,13 +9,16 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Annotated, Any, ClassVar, TypeVar, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler, GetJsonSchemaHandler, ValidationError
 from pydantic_core import CoreSchema, core_schema
 
+from aiakq.constraints import Constraint
 from aiakq.errors import AiakqError, error
+from aiakq.runtime.protocol.parameter import Checks
 from aiakq.server.api.foreign_field import IGNORED, ForeignField, NotSupported
 from aiakq.server.api.foreign_fields import OPTIONS
 from aiakq.server.api.unknown_fields import REFUSE, UnknownFields
@@ -25,9 +28,6 @@ from aiakq.server.http.json_surrogates import mended_json
 Entry = TypeVar("Entry")
 #: Makes validation stop at the first invalid entry, because a million errors would cost more than the request.
 FailFastList = Annotated[list[Entry], Field(fail_fast=True)]
-
-#: JSON schema key for bounds that depend on the loaded model; openapi.py replaces it with numbers.
-LIMITED_BY = "x-limited-by"
 
 
 class _IntegralNumber:
@@ -157,6 +157,19 @@ class RequestModel(BaseModel):
 
     @classmethod
     @functools.cache
+    def constraints(cls) -> Checks:
+        """Return the constraints in the annotations of fields. Null means that a field is not set."""
+        return Checks(
+            {
+                name: replace(constraint, optional=True)
+                for name, field in cls.model_fields.items()
+                for constraint in (*field.metadata, *_annotations(field.annotation))
+                if isinstance(constraint, Constraint)
+            }
+        )
+
+    @classmethod
+    @functools.cache
     def _nested_fields(cls) -> tuple[str, ...]:
         """Return the names of the fields that can hold objects."""
         return tuple(name for name, field in cls.model_fields.items() if _holds_model(field.annotation))
@@ -251,6 +264,12 @@ def _check_nested(request: RequestModel, path: str, unknown: UnknownFields) -> N
             for index, entry in enumerate(value):
                 if isinstance(entry, RequestModel):
                     _check_object(entry, f"{path}{name}[{index}]", unknown)
+
+
+def _annotations(annotation: object) -> Iterator[object]:
+    """Return what annotates the alternatives of a type."""
+    for part in get_args(annotation):
+        yield from getattr(part, "__metadata__", ())
 
 
 def _holds_model(annotation: object) -> bool:

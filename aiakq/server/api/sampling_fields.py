@@ -8,15 +8,16 @@ from __future__ import annotations
 import functools
 import operator
 from collections.abc import Iterable
+from dataclasses import replace
 from types import UnionType
-from typing import TYPE_CHECKING, Annotated, Any, Union, get_args, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, Union, get_args, get_origin, get_type_hints
 
 from pydantic import Field, create_model, field_validator
 
-from aiakq.errors import error
-from aiakq.runtime.protocol.sampling_params import Parameter, SamplingParams, parameters
+from aiakq.runtime.protocol.parameter import Parameter
+from aiakq.runtime.protocol.sampling_params import PARAMETERS, SamplingParams
 from aiakq.runtime.protocol.token_bias import bias_of_list
-from aiakq.server.api.request_model import LIMITED_BY, Integer, RequestModel
+from aiakq.server.api.request_model import Integer, RequestModel
 
 
 def _json_type(type_: object) -> Any:
@@ -33,47 +34,32 @@ def _json_type(type_: object) -> Any:
     return Integer if type_ is int else type_
 
 
-def _keywords(parameter: Parameter, json_type: str) -> dict[str, object]:
-    """Return the JSON Schema keywords of ``parameter`` for values of ``json_type``."""
-    keywords = dict(parameter.schema.get(json_type, {}))
-    if json_type in ("integer", "number"):
-        if parameter.minimum is not None:
-            keywords["exclusiveMinimum" if parameter.exclusive else "minimum"] = parameter.minimum
-        if parameter.maximum is not None:
-            keywords["maximum"] = parameter.http_maximum or parameter.maximum
-        if parameter.limited_by:
-            keywords[LIMITED_BY] = parameter.limited_by
-    if json_type == "array" and parameter.limited_by:
-        keywords["items"] = {"type": "integer", LIMITED_BY: parameter.limited_by}
-    return keywords
-
-
 def _field(type_: Any, parameter: Parameter, default: Any) -> Any:
     """Return a pydantic field whose JSON schema has the default and bounds that ``SamplingParams`` applies."""
+    for_http, json_type = parameter, _json_type(type_)
+    if parameter.http_maximum is not None:
+        expected = f"{parameter.low} to {parameter.http_maximum}"
+        for_http = replace(parameter, high=parameter.http_maximum, expected=expected)
+        json_type = Annotated[Integer, for_http]
 
     def describe(schema: dict[str, Any]) -> None:
         schema["default"] = default
         for branch in schema.get("anyOf", [schema]):
-            branch.update(_keywords(parameter, branch.get("type", "")))
+            branch.update(for_http.schema(branch["type"]))
 
-    optional = _json_type(type_) | None
-    return optional, Field(default=None, description=parameter.help, json_schema_extra=describe)
+    return json_type | None, Field(default=None, description=parameter.help, json_schema_extra=describe)
 
 
 _DEFAULTS = SamplingParams()
-_DECLARED = {name: declared for name, declared in parameters().items() if not declared[1].only_local}
-
-_HTTP_MAXIMUMS = {
-    name: parameter.http_maximum for name, (_, parameter) in _DECLARED.items() if parameter.http_maximum is not None
-}
+_TYPES = get_type_hints(SamplingParams)
 
 #: Names of all sampling fields.
-SAMPLING_FIELDS = tuple(_DECLARED)
+SAMPLING_FIELDS = tuple(name for name, parameter in PARAMETERS.items() if not parameter.only_local)
 
 
 def sampling_model(class_name: str, names: Iterable[str]) -> type[RequestModel]:
     """Return a base class of requests with the sampling fields ``names``, all optional."""
-    fields = {name: _field(*_DECLARED[name], getattr(_DEFAULTS, name)) for name in names}
+    fields = {name: _field(_TYPES[name], PARAMETERS[name], getattr(_DEFAULTS, name)) for name in names}
     validators: dict[str, Any] = {}
     if "logit_bias" in fields:
         validators["read_bias"] = field_validator("logit_bias", mode="before")(_read_bias)
@@ -83,14 +69,6 @@ def sampling_model(class_name: str, names: Iterable[str]) -> type[RequestModel]:
 def _read_bias(value: Any) -> Any:
     """Return the bias of tokens as an object if it is a list, which llama.cpp's clients send. Raises as AiakqError."""
     return bias_of_list(value) if isinstance(value, list) else value
-
-
-def check_http_maximums(request: object) -> None:
-    """Raise ``value_out_of_range`` for a sampling field of ``request`` above its maximum for HTTP requests."""
-    for name, maximum in _HTTP_MAXIMUMS.items():
-        value = getattr(request, name)
-        if value is not None and value > maximum:
-            raise error("value_out_of_range", param=name, value=value, allowed=f"1 to {maximum}")
 
 
 if TYPE_CHECKING:

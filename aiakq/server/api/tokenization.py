@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from typing import Annotated, Any
+from typing import Any
 
 import msgspec
 from pydantic import Field
@@ -14,8 +14,8 @@ from starlette.responses import Response
 from aiakq.errors import error
 from aiakq.server.api.conversation import ConversationFields
 from aiakq.server.api.foreign_fields import DETOKENIZATION_FIELDS, TOKENIZATION_FIELDS
-from aiakq.server.api.generation_request import ModelName
-from aiakq.server.api.request_model import LIMITED_BY, FailFastList, Integer, RequestModel, parse_body
+from aiakq.server.api.generation_request import ModelName, TokenId
+from aiakq.server.api.request_model import FailFastList, RequestModel, parse_body
 from aiakq.server.api.routes import TOKENIZATION, Route
 from aiakq.server.api.service import Service
 from aiakq.server.http.body import read_body
@@ -75,9 +75,7 @@ class DetokenizeRequest(RequestModel):
     foreign_fields = DETOKENIZATION_FIELDS
 
     model: ModelName | None = Field(None, description="A served name.")
-    tokens: FailFastList[Annotated[Integer, Field(json_schema_extra={LIMITED_BY: "token_id"})]] = Field(
-        description="The token ids."
-    )
+    tokens: FailFastList[TokenId] = Field(description="The token ids.")
 
 
 class DetokenizeResponse(msgspec.Struct):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from pydantic import Field, PrivateAttr, WithJsonSchema
@@ -10,14 +11,14 @@ from pydantic import Field, PrivateAttr, WithJsonSchema
 from aiakq.errors import AiakqError, error
 from aiakq.runtime.protocol.grammar import Grammar
 from aiakq.runtime.protocol.request import Prompt
-from aiakq.runtime.protocol.sampling_params import SamplingParams
+from aiakq.runtime.protocol.sampling_params import PARAMETERS, SamplingParams
 from aiakq.server.api.chat_request import ChatCompletionRequest
 from aiakq.server.api.conversation import TEMPLATE_KWARGS_SCHEMA
 from aiakq.server.api.foreign_fields import GENERATION_FIELDS
-from aiakq.server.api.generation_request import REQUEST_ID, ModelName
+from aiakq.server.api.generation_request import RequestFields
 from aiakq.server.api.reasoning_fields import ReasoningFields
 from aiakq.server.api.renderer import Renderer
-from aiakq.server.api.request_model import LIMITED_BY, Integer, RequestModel, parse_values
+from aiakq.server.api.request_model import Integer, RequestModel, parse_values
 from aiakq.server.api.sampling_fields import sampling_model
 from aiakq.server.api.unsupported_fields import UNSUPPORTED_FIELDS, UnsupportedField
 
@@ -45,7 +46,7 @@ _UNSUPPORTED = {
     "guided_whitespace_pattern": UnsupportedField(_CHAT_ONLY, ("",)),
 }
 #: Maximum number of generated tokens, which may exceed the context.
-TokenLimit = Annotated[Integer, Field(json_schema_extra={"minimum": 0, "maximum": 2**31})]
+TokenLimit = Annotated[Integer, replace(PARAMETERS["max_tokens"], limited_by="")]
 
 if TYPE_CHECKING:
 
@@ -117,7 +118,7 @@ class Translated(ReasoningFields):
         return failure if name == failure.param else error(failure.id, **failure.fields | {"param": name})
 
 
-class TranslatedRequest(_Fields, Translated):
+class TranslatedRequest(_Fields, RequestFields, Translated):
     """A request of another API that generates one message."""
 
     same_fields = (
@@ -125,17 +126,6 @@ class TranslatedRequest(_Fields, Translated):
         *("model", "stream", "priority", "cache_salt", "request_id", "chat_template_kwargs"),
     )
 
-    model: ModelName | None = Field(None, description="A served name; the first one if not given.")
-    stream: bool | None = Field(None, description="Return the answer as server-sent events while it is generated.")
-    priority: Annotated[Integer, Field(json_schema_extra={LIMITED_BY: "priority"})] | None = Field(
-        None, description="Lower ones are scheduled first, with --scheduling-policy priority."
-    )
-    cache_salt: Annotated[str, Field(json_schema_extra={"minLength": 1})] | None = Field(
-        None, description="Cached prefixes are only shared between requests with the same salt."
-    )
-    request_id: Annotated[str, Field(json_schema_extra={"pattern": f"^{REQUEST_ID.pattern}$"})] | None = Field(
-        None, description="Part of the id of the response, instead of a random one."
-    )
     chat_template_kwargs: Annotated[dict[str, Any], WithJsonSchema(TEMPLATE_KWARGS_SCHEMA)] | None = Field(
         None, description="Arguments of the chat template, such as enable_thinking."
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from aiakq.runtime.protocol.sampling_params import SamplingParams, parameters
+from aiakq.runtime.protocol.sampling_params import PARAMETERS, SamplingParams
 from aiakq.server.api.chat_request import ChatCompletionRequest
 from aiakq.server.api.completions import CompletionRequest
 from aiakq.server.api.openapi import request_schema
@@ -15,8 +15,8 @@ ONLY_LOCAL = {"detokenize", "logits_processors", "guided_decoding", "structured_
 
 @pytest.mark.parametrize("model", [CompletionRequest, ChatCompletionRequest])
 def test_every_parameter_is_a_field_unless_it_is_for_local_use(model):
-    assert {name for name, (_, parameter) in parameters().items() if parameter.only_local} == ONLY_LOCAL
-    assert parameters().keys() - ONLY_LOCAL <= model.model_fields.keys()
+    assert {name for name, parameter in PARAMETERS.items() if parameter.only_local} == ONLY_LOCAL
+    assert PARAMETERS.keys() - ONLY_LOCAL <= model.model_fields.keys()
     assert ONLY_LOCAL & model.model_fields.keys() == {"structured_outputs"}
 
 
@@ -52,7 +52,7 @@ def test_every_field_reaches_the_sampling_params():
         "thinking_token_budget": 5,
         "extra_args": {"a": [1, "b"]},
     }
-    assert values.keys() == parameters().keys() - ONLY_LOCAL, "a new parameter has a value here, too"
+    assert values.keys() == PARAMETERS.keys() - ONLY_LOCAL, "a new parameter has a value here, too"
     params = CompletionRequest(prompt="a", **values).sampling_params({"temperature": 0.1})
     for name, value in values.items():
         assert getattr(params, name) == ({5: 1.0} if name == "logit_bias" else value), name
@@ -67,12 +67,12 @@ def test_absent_fields_take_the_model_s_values_then_the_defaults():
 
 def test_the_schema_states_defaults_bounds_and_descriptions():
     properties = request_schema(CompletionRequest)["properties"]
-    for name, (_, parameter) in parameters().items():
+    for name, parameter in PARAMETERS.items():
         if name in ONLY_LOCAL:
             continue
         assert properties[name]["description"] == parameter.help
         assert properties[name]["default"] == getattr(SamplingParams(), name)
-        if parameter.minimum is not None:
+        if parameter.high is not None:
             bounds = properties[name]["anyOf"][0]
-            assert bounds["exclusiveMinimum" if parameter.exclusive else "minimum"] == parameter.minimum
-            assert bounds["maximum"] == (parameter.http_maximum or parameter.maximum)
+            assert (bounds.get("exclusiveMinimum"), bounds.get("minimum")) == (parameter.above, parameter.low)
+            assert bounds["maximum"] == (parameter.http_maximum or parameter.high)

@@ -11,6 +11,7 @@ from typing import Any
 
 from aiakq.errors import AiakqError, error
 from aiakq.formats.checkpoint import Checkpoint
+from aiakq.formats.config_values import OBJECT, SIZE, SWITCH, malformed, read_value
 from aiakq.formats.model_folder import first_architecture
 from aiakq.runtime.config.hf_config import read_config
 from aiakq.runtime.config.model import ModelConfig
@@ -50,20 +51,24 @@ class Eagle3Config:
     def from_folder(path: Path) -> Eagle3Config:
         """Raises ``model_malformed``, ``unsupported`` and what ``ModelConfig.from_hf`` raises."""
         raw = read_config(path, "config.json")
-        layer, nested = _object(raw, "transformer_layer_config"), _object(raw, "eagle_config")
+        layer, nested = (
+            read_value({name: raw.get(name) or None}, OBJECT, name, default={})
+            for name in ("transformer_layer_config", "eagle_config")
+        )
         _check_supported(path, raw, layer, nested)
         model = ModelConfig.from_hf(_layer_config(raw, layer))
         norm_before_fc, fc_norm, norm_output = (
-            _switch(name, False, nested, raw) for name in ("norm_before_fc", "fc_norm", "norm_output")
+            read_value(nested if nested.get(name) is not None else raw, SWITCH, name, default=False)
+            for name in ("norm_before_fc", "fc_norm", "norm_output")
         )
         if norm_before_fc and fc_norm:
             raise error("model_malformed", file="config.json", reason="norm_before_fc and fc_norm exclude each other")
         return Eagle3Config(
             model=model,
-            draft_vocab_size=_number(raw, "draft_vocab_size", model.vocab_size),
-            target_hidden_size=_number(raw, "target_hidden_size", model.hidden_size),
+            draft_vocab_size=read_value(raw, SIZE, "draft_vocab_size", default=model.vocab_size),
+            target_hidden_size=read_value(raw, SIZE, "target_hidden_size", default=model.hidden_size),
             aux_layers=_aux_layers(raw, nested),
-            norm_before_residual=_switch("norm_before_residual", bool(layer), raw),
+            norm_before_residual=read_value(raw, SWITCH, "norm_before_residual", default=bool(layer)),
             norm_before_fc=norm_before_fc,
             fc_norm=fc_norm,
             norm_output=norm_output,
@@ -174,29 +179,5 @@ def _aux_layers(raw: Mapping[str, Any], nested: Mapping[str, Any]) -> tuple[int,
     if not layers:
         return None
     if not isinstance(layers, list) or not all(type(layer) is int for layer in layers):
-        raise error("model_malformed", file="config.json", reason=f"{name} is {layers!r:.64}")
+        raise malformed(name, layers, "a list of layer numbers")
     return tuple(layer + (not inputs) for layer in layers)
-
-
-def _object(raw: Mapping[str, object], name: str) -> Mapping[str, Any]:
-    value = raw.get(name) or {}
-    if not isinstance(value, Mapping):
-        raise error("model_malformed", file="config.json", reason=f"{name} is {value!r:.64}")
-    return value
-
-
-def _switch(name: str, default: bool, *parts: Mapping[str, object]) -> bool:
-    """The setting ``name`` in the first of ``parts`` that has it."""
-    value = next((part[name] for part in parts if part.get(name) is not None), default)
-    if type(value) is not bool:
-        raise error("model_malformed", file="config.json", reason=f"{name} is {value!r:.64}")
-    return value
-
-
-def _number(raw: Mapping[str, object], name: str, default: int) -> int:
-    value = raw.get(name)
-    if value is None:
-        return default
-    if type(value) is not int or not 0 < value < 2**31:
-        raise error("model_malformed", file="config.json", reason=f"{name} is {value!r:.64}")
-    return value

@@ -10,7 +10,7 @@ from pydantic import Field, PrivateAttr, WithJsonSchema, model_validator
 
 from aiakq.errors import error
 from aiakq.runtime.protocol.request import Prompt
-from aiakq.runtime.protocol.sampling_params import SamplingParams
+from aiakq.runtime.protocol.sampling_params import PARAMETERS, SamplingParams
 from aiakq.server.api.foreign_field import Fields, ForeignField, Sent
 from aiakq.server.api.generation_request import ModelName
 from aiakq.server.api.messages.blocks import check_blocks, messages_of
@@ -74,7 +74,7 @@ class Thinking(RequestModel):
     unsupported_fields: ClassVar = {}
 
     type: Literal["enabled", "disabled", "adaptive"]
-    budget_tokens: Annotated[Integer, Field(json_schema_extra={"minimum": 0, "maximum": 2**31})] | None = None
+    budget_tokens: Annotated[Integer, PARAMETERS["thinking_token_budget"]] | None = None
 
 
 class OutputFormat(RequestModel):

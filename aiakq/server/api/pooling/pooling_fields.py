@@ -7,9 +7,10 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from aiakq.errors import error
+from aiakq.runtime.protocol.sampling_params import PARAMETERS
 from aiakq.server.api.foreign_fields import POOLING_FIELDS
-from aiakq.server.api.generation_request import ModelName
-from aiakq.server.api.request_model import LIMITED_BY, Integer, RequestModel
+from aiakq.server.api.generation_request import ModelName, Priority
+from aiakq.server.api.request_model import Integer, RequestModel
 
 
 class PoolingFields(RequestModel):
@@ -18,7 +19,7 @@ class PoolingFields(RequestModel):
     foreign_fields = POOLING_FIELDS
 
     model: ModelName | None = Field(None, description="A served name; the only one if not given.")
-    truncate_prompt_tokens: Annotated[Integer, Field(json_schema_extra={"minimum": -1})] | None = Field(
+    truncate_prompt_tokens: Annotated[Integer, PARAMETERS["truncate_prompt_tokens"]] | None = Field(
         None, description="Tokens of a prompt to keep; -1: as many as the model takes."
     )
     truncation_side: Literal["left", "right"] | None = Field(
@@ -29,7 +30,7 @@ class PoolingFields(RequestModel):
         description="max_length: the tokenizer's padding token comes behind a prompt up to the longest that the model "
         "takes, and is read like any other, as in vLLM. Other values have no effect.",
     )
-    priority: Annotated[Integer, Field(json_schema_extra={LIMITED_BY: "priority"})] | None = Field(
+    priority: Priority | None = Field(
         None, description="Lower ones are scheduled first, with --scheduling-policy priority."
     )
 

@@ -14,6 +14,7 @@ import msgspec
 from pydantic import Field
 from starlette.responses import Response
 
+from aiakq.constraints import Constraint
 from aiakq.errors import error
 from aiakq.runtime.protocol.pooling_params import PoolingParams, paired, similarity
 from aiakq.server.api.pooling.pooled_results import (
@@ -30,7 +31,7 @@ from aiakq.server.api.request_model import FailFastList, Integer, RequestModel
 from aiakq.server.http.responses import JSONResponse
 
 _Texts = str | Annotated[FailFastList[str], Field(min_length=1, max_length=MAX_INPUTS)]
-_Limit = Annotated[Integer, Field(json_schema_extra={"minimum": 0})]
+_Limit = Annotated[Integer, Constraint(type=int, low=0, expected="0 or more")]
 #: Number of scores to compute from embeddings before yielding to other tasks.
 _SCORES_AT_A_TIME = 16
 
@@ -49,10 +50,7 @@ class ScoringFields(PoolingFields):
 
     def params(self) -> PoolingParams:
         """Return the pooling parameters of a pair. Raises ``unsupported_parameter`` and ``value_out_of_range``."""
-        for name in ("max_tokens_per_doc", "max_tokens_per_query"):
-            value = getattr(self, name)
-            if value is not None and value < 0:
-                raise error("value_out_of_range", param=name, value=value, allowed="0 or more")
+        self.constraints().check(vars(self))
         return PoolingParams(activation=same(self, "activation", "use_activation"))
 
 
@@ -98,9 +96,7 @@ class RerankRequest(ScoringFields):
     texts: Annotated[FailFastList[str], Field(min_length=1, max_length=MAX_INPUTS)] | None = Field(
         None, description="TEI's name of documents: the response is a list of objects with index and score."
     )
-    top_n: Annotated[Integer, Field(json_schema_extra={"minimum": 0})] | None = Field(
-        None, description="The best so many; all if not given, or 0."
-    )
+    top_n: _Limit | None = Field(None, description="The best so many; all if not given, or 0.")
     return_documents: bool | None = Field(None, description="Whether results repeat the documents; true if not given.")
     return_text: bool | None = Field(None, description="Whether results repeat texts; false if not given.")
     raw_scores: bool | None = Field(None, description="TEI's field: the contrary of activation.")
@@ -123,8 +119,6 @@ class RerankRequest(ScoringFields):
         documents = self.documents if self.texts is None else self.texts
         if documents is None:
             raise error("missing_field", param="documents")
-        if self.top_n is not None and self.top_n < 0:
-            raise error("value_out_of_range", param="top_n", value=self.top_n, allowed="at least 0")
         return [document if isinstance(document, str) else document.text for document in documents]
 
 

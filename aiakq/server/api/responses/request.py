@@ -8,6 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field, PrivateAttr, WithJsonSchema
 
 from aiakq.errors import error
+from aiakq.runtime.protocol.sampling_params import PARAMETERS
 from aiakq.server.api.foreign_reasoning import REASONING_OPTIONS
 from aiakq.server.api.reasoning_switch import ReasoningEffort
 from aiakq.server.api.request_model import FailFastList, Integer, RequestModel
@@ -92,7 +93,7 @@ class ReasoningOptions(RequestModel):
 
     effort: ReasoningEffort | None = None
     enabled: bool | None = None
-    max_tokens: Integer | None = None
+    max_tokens: Annotated[Integer, PARAMETERS["thinking_token_budget"]] | None = None
 
 
 class ResponsesRequest(TranslatedRequest):
