@@ -8,6 +8,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
+import aiakq
 from aiakq.server.api.chat_request import ChatCompletionRequest
 from aiakq.server.api.completions import CompletionRequest
 from aiakq.server.api.openapi import request_schema, resolve_limits
@@ -69,14 +70,14 @@ async def settings(service: Service, request: Request) -> Response:
         PlaygroundSettings(
             models=list(service.model.names),
             task=limits.task,
-            version=request.app.version,
+            version=aiakq.__version__,
             max_model_len=limits.max_model_len,
             max_logprobs=limits.max_logprobs,
             default_sampling=dict(service.model.default_sampling),
             chat=loaded.has_template,
             tools=("auto" if decides else "forced") if loaded.has_template else "none",
             structured=not loaded.grammar_failure,
-            docs=request.app.openapi_url is not None,
+            docs=any(route.path == "/openapi.json" for route in request.app.routes),
             servers=list(service.options.playground_servers),
             fields=PlaygroundFields(_fields(service, ChatCompletionRequest), _fields(service, CompletionRequest)),
         )
