@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any
 
 from fastapi import FastAPI, Request
 from starlette.exceptions import HTTPException
@@ -77,7 +76,7 @@ def create_app(
     for route in routes:
         app.add_api_route(route.path, _endpoint(route, service), methods=list(route.methods), include_in_schema=False)
 
-    def openapi() -> dict[str, Any]:
+    def openapi() -> dict[str, object]:
         if app.openapi_schema is None:
             accepts_unknown = not service.renderer.unknown_fields.refuses
             app.openapi_schema = openapi_document(routes, service.model, keyless_paths, accepts_unknown)

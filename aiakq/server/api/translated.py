@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from pydantic import Field, PrivateAttr, WithJsonSchema
 
@@ -136,7 +136,7 @@ class TranslatedRequest(_Fields, Translated):
     request_id: Annotated[str, Field(json_schema_extra={"pattern": f"^{REQUEST_ID.pattern}$"})] | None = Field(
         None, description="Part of the id of the response, instead of a random one."
     )
-    chat_template_kwargs: Annotated[dict[str, Any], WithJsonSchema(TEMPLATE_KWARGS_SCHEMA)] | None = Field(
+    chat_template_kwargs: Annotated[dict[str, object], WithJsonSchema(TEMPLATE_KWARGS_SCHEMA)] | None = Field(
         None, description="Arguments of the chat template, such as enable_thinking."
     )
 
