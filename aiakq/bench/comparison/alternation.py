@@ -69,7 +69,7 @@ class Alternation:
     rounds: list[Round] = field(default_factory=list)
     bounds: dict[str, Ratio] = field(default_factory=dict)
     same_tokens: bool = True
-    facts: dict[str, Any] = field(default_factory=dict)
+    facts: dict[str, object] = field(default_factory=dict)
 
     @property
     def plan(self) -> SequentialPlan:
@@ -154,7 +154,7 @@ class Alternation:
                 )
         return warnings
 
-    def rows(self) -> list[dict[str, Any]]:
+    def rows(self) -> list[dict[str, object]]:
         """Return the rows of the JSON report: geometric means over rounds, ratios with intervals, verdicts."""
         rows = []
         for name in self.metric_names():

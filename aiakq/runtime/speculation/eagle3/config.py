@@ -178,7 +178,7 @@ def _aux_layers(raw: Mapping[str, Any], nested: Mapping[str, Any]) -> tuple[int,
     return tuple(layer + (not inputs) for layer in layers)
 
 
-def _object(raw: Mapping[str, object], name: str) -> Mapping[str, Any]:
+def _object(raw: Mapping[str, object], name: str) -> Mapping[str, object]:
     value = raw.get(name) or {}
     if not isinstance(value, Mapping):
         raise error("model_malformed", file="config.json", reason=f"{name} is {value!r:.64}")
