@@ -58,7 +58,7 @@ def collect() -> dict[str, object]:
     return {"schema_version": 1, "kind": "collect-env", **{name: _found(make) for name, make in sections.items()}}
 
 
-def text(document: Mapping[str, Any]) -> str:
+def text(document: Mapping[str, object]) -> str:
     """The document for people: a heading per section, a line per fact."""
     lines: list[str] = []
     for name, section in document.items():
@@ -136,7 +136,7 @@ def _container(environment: Mapping[str, str]) -> str:
     return environment.get("container") or "none found"
 
 
-def _processor() -> dict[str, Any]:
+def _processor() -> dict[str, object]:
     values: dict[str, str] = {}
     for line in _read("/proc/cpuinfo").splitlines():
         key, _, value = line.partition(":")

@@ -38,9 +38,9 @@ class Record:
 
     kind: str
     seed: int
-    config: Mapping[str, Any]
+    config: Mapping[str, object]
     metrics: Mapping[str, Any]
-    environment: Mapping[str, Any]
+    environment: Mapping[str, object]
     warnings: tuple[str, ...] = ()
     date: str = field(default_factory=lambda: datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"))
 
@@ -102,7 +102,7 @@ def write_json(document: Mapping[str, object], path: Path) -> None:
         raise error("output_failed", path=path, reason=problem.strerror or problem) from None
 
 
-def environment(device: str | None = None, threads: int | None = None) -> dict[str, Any]:
+def environment(device: str | None = None, threads: int | None = None) -> dict[str, object]:
     """What a number depends on besides the options. ``device`` is cpu or cuda; None where nothing ran in here."""
     return {
         "aiakq": aiakq.__version__,

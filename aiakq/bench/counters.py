@@ -12,14 +12,20 @@ import random
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from aiakq.arguments.comparison import CounterArguments
-from aiakq.bench.comparison.compare import CHANGED, counter_rows, verdict_of
+from aiakq.bench.comparison.compare import CHANGED, ComparedRows, Comparison, counter_rows, verdict_of
 from aiakq.bench.comparison.readers import read_side
 from aiakq.bench.counting import Counting, set_threads
 from aiakq.errors import error
 from aiakq.records import Record, environment
+
+if TYPE_CHECKING:
+    from aiakq.runtime.llm import LLM
+    from aiakq.runtime.offline_prompts import Prompt
+    from aiakq.runtime.protocol.command import Inbox
+    from aiakq.runtime.protocol.output import StepOutput
 
 #: Default engine arguments, which force chunked prefill and preemption.
 _ENGINE = {"dtype": "float32", "num_gpu_blocks_override": 33, "max_num_batched_tokens": 128}
@@ -90,7 +96,7 @@ def baseline(record: Mapping[str, Any]) -> dict[str, Any]:
     return {**kept, "environment": {key: _short_version(value) for key, value in where.items()}}
 
 
-def compare(record: Mapping[str, Any], file: Path) -> dict[str, Any]:
+def compare(record: Mapping[str, Any], file: Path) -> Comparison:
     """Compare ``record`` with the baseline in ``file`` and return the comparison document.
 
     Counters that depend on Python, torch or the instruction set are omitted with a warning where these differ. Raises
@@ -115,21 +121,22 @@ def compare(record: Mapping[str, Any], file: Path) -> dict[str, Any]:
     rows = counter_rows(before, after)
     for row in rows:
         if row["counter"].endswith("python_calls") and row["verdict"] == CHANGED:
-            row["verdict"] = CHANGED if row["new"] > row["base"] * (1 + PYTHON_TOLERANCE) else "equal"
-    document = {
+            grown = (row["new"] or 0) > (row["base"] or 0) * (1 + PYTHON_TOLERANCE)
+            row["verdict"] = CHANGED if grown else "equal"
+    compared: ComparedRows = {"metrics": [], "counters": rows}
+    return {
         "kind": "comparison",
         "base": base.label,
         "new": "this installation",
         "margin": 0.0,
         "confidence": 1.0,
-        "metrics": [],
-        "counters": rows,
+        **compared,
         "warnings": warnings,
+        "verdict": verdict_of(compared),
     }
-    return {**document, "verdict": verdict_of(document)}
 
 
-def _load_of(config: Mapping[str, object], key: str) -> Any:
+def _load_of(config: Mapping[str, object], key: str) -> object:
     load = config.get(key)
     # The path of the model does not affect the counters.
     return {name: value for name, value in load.items() if name != "model"} if isinstance(load, Mapping) else load
@@ -140,24 +147,24 @@ def _short_version(version: str | None) -> str | None:
     return None if version is None else ".".join(version.split(".")[:2])
 
 
-def _count(llm: Any, phase: CountedPhase) -> tuple[dict[str, int], dict[str, dict[str, int]]]:
+def _count(llm: LLM, phase: CountedPhase) -> tuple[dict[str, int], dict[str, dict[str, int]]]:
     """Run one phase. Returns its counters, and the number of calls of each operation and of the top functions."""
     before, step = llm.engine.stats, llm.engine.step
     pages: list[int] = []
     tokens: list[int] = []
 
-    def counted(now: float, inbox: object) -> Any:
+    def counted(now: float, inbox: Inbox) -> StepOutput:
         output = step(now, inbox)
         pages.append(output.stats.num_pages - output.stats.num_free_pages)
         tokens.append(output.stats.num_scheduled_tokens)
         return output
 
-    llm.engine.step = counted
+    vars(llm.engine)["step"] = counted
     try:
         with Counting() as counting:
             _generate(llm, phase, seed=2)
     finally:
-        del llm.engine.step
+        del vars(llm.engine)["step"]
     after = llm.engine.stats
     totals = ("steps", "prompt_tokens", "generation_tokens", "prefix_queries", "prefix_hits", "preemptions")
     counters = {name: getattr(after, name) - getattr(before, name) for name in totals}
@@ -169,14 +176,14 @@ def _count(llm: Any, phase: CountedPhase) -> tuple[dict[str, int], dict[str, dic
     return counters | counting.counters(), details
 
 
-def _generate(llm: Any, phase: CountedPhase, seed: int) -> None:
+def _generate(llm: LLM, phase: CountedPhase, seed: int) -> None:
     from aiakq.runtime.protocol.sampling_params import SamplingParams
 
     rng = random.Random(f"{seed} {phase.name}")
     vocab_size = llm.engine.limits.vocab_size
     shared = [rng.randrange(vocab_size) for _ in range(phase.shared)]
     own = phase.length - phase.shared
-    prompts = [
+    prompts: list[Prompt] = [
         {"prompt_token_ids": shared + [rng.randrange(vocab_size) for _ in range(own)]} for _ in range(phase.requests)
     ]
     params = SamplingParams(temperature=phase.temperature, max_tokens=phase.output, ignore_eos=True, seed=seed)

@@ -106,7 +106,7 @@ def _unreadable(path: Path, reason: str) -> AiakqError:
     return error("usage", reason=f"The baseline {path} cannot be read: {reason}.", hint=hint)
 
 
-def read_baseline(gates: Sequence[Gate], path: Path | None) -> dict[str, Any]:
+def read_baseline(gates: Sequence[Gate], path: Path | None) -> dict[str, object]:
     """Read the baseline record of relative gates; returns an empty one if ``path`` is None.
 
     Raises ``bad_gate`` for a relative gate whose key the baseline lacks, ``usage`` and ``model_malformed``.

@@ -30,7 +30,7 @@ def page(document: Mapping[str, Any]) -> str:
     )
 
 
-def _figure(curves: Sequence[Curve], x_name: str, y_name: str) -> dict[str, Any]:
+def _figure(curves: Sequence[Curve], x_name: str, y_name: str) -> dict[str, object]:
     return {"names": [curve.name for curve in curves], "chart": lines(curves, x_name, y_name)}
 
 

@@ -88,7 +88,7 @@ def metrics(ceilings: Mapping[str, float | None], rows: list[dict[str, Any]]) ->
     }
 
 
-def template() -> dict[str, Any]:
+def template() -> dict[str, object]:
     """Return the document of a run without kernels, which has every key that a gate may name."""
     nothing = {"gbps": None, "float_tflops": None, "int8_tops": None}
     return Record("kernels", 0, {}, metrics(nothing, []), {}).document()

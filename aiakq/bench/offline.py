@@ -76,7 +76,7 @@ class MeasuredEngine:
         self._skipped_tokens += stats.generation_tokens - before.generation_tokens
         self._skipped_steps += stats.steps - before.steps
 
-    def draft_use(self) -> dict[str, Any]:
+    def draft_use(self) -> dict[str, object]:
         """Return the metrics of draft tokens since ``reset_counts``; see ``draft_metrics``."""
         stats, before = self.llm.engine.stats, self._before
         now, old = stats.drafts, before.drafts
@@ -95,9 +95,10 @@ class MeasuredEngine:
 
     def generate(self, requests: Sequence[WorkloadRequest], ignore_eos: bool) -> tuple[float, list[RequestOutput]]:
         """Run all requests greedily. Returns the elapsed seconds, and the outputs in the order of ``requests``."""
+        from aiakq.runtime.offline_prompts import Prompt
         from aiakq.runtime.protocol.sampling_params import SamplingParams
 
-        prompts = [
+        prompts: list[Prompt] = [
             request.prompt if isinstance(request.prompt, str) else {"prompt_token_ids": request.prompt}
             for request in requests
         ]
@@ -121,7 +122,7 @@ class MeasuredEngine:
         queries, hits = stats.prefix_queries - self._queries, stats.prefix_hits - self._hits
         return {"queries": queries, "hits": hits, "hit_rate": workload.hit_rate(queries, hits)}
 
-    def environment(self) -> dict[str, Any]:
+    def environment(self) -> dict[str, object]:
         """Return the environment of the run, with the engine's dtype, kernels and pages under ``engine``."""
         import torch
 

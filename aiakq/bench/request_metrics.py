@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from aiakq.bench.client import Timing
 from aiakq.bench.summary import milliseconds, rate
@@ -17,7 +16,7 @@ def measure(
     duration: float,
     goodput: Mapping[str, float],
     window: tuple[float, float] | None = None,
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """Return the metrics of a run of ``duration`` seconds. All keys are always present; None means not measured.
 
     ``queue_ms`` is the time from a request's scheduled time until it was sent (--max-concurrency, a slow client).

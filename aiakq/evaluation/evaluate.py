@@ -106,6 +106,6 @@ def unmeasured(options: EvalArguments) -> dict[str, str]:
     return dict.fromkeys(compared, "it compares with the original model; add --original MODEL")
 
 
-def template() -> dict[str, Any]:
+def template() -> dict[str, object]:
     """Return the document of an empty run, with every key that a gate may name."""
     return Record("eval", 0, {}, dict.fromkeys(_KEYS), {}).document()

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -39,7 +38,7 @@ class QualityCheck:
 
     source: Path
     text: Path | None
-    tokenizer: Any
+    tokenizer: object
     vocab_size: int
     max_positions: int | None
     device: torch.device

@@ -62,7 +62,7 @@ def from_config(config: Mapping[str, Any], format: str, versions: Sequence[str])
     )
 
 
-def to_config(spec: QuantSpec, version: str) -> dict[str, Any]:
+def to_config(spec: QuantSpec, version: str) -> dict[str, object]:
     """Return the ``quantization_config`` of ``spec``. Raises ``option_conflict`` if layers differ."""
     if spec.mixed:
         raise error(

@@ -99,7 +99,7 @@ def from_config(config: Mapping[str, Any]) -> QuantSpec | None:
     return auto_awq.from_config(config, "awq_gemv_fast", VERSIONS)
 
 
-def to_config(spec: QuantSpec) -> dict[str, Any]:
+def to_config(spec: QuantSpec) -> dict[str, object]:
     """Return the ``quantization_config`` of ``spec``. Raises ``option_conflict`` if layers differ."""
     return auto_awq.to_config(spec, VERSIONS[0])
 

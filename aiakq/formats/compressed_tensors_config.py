@@ -121,7 +121,7 @@ def _check_inputs(inputs: Mapping[str, object], dynamic: bool) -> None:
         raise unsupported(f"activations with {when} scales and the strategy {strategy!r:.40}")
 
 
-def to_config(spec: QuantSpec) -> dict[str, Any]:
+def to_config(spec: QuantSpec) -> dict[str, object]:
     """Return the ``quantization_config`` of ``spec``: groups with names first, then every other Linear.
 
     Each group states its own format too.

@@ -246,7 +246,7 @@ def to_config(spec: QuantSpec) -> dict[str, Any]:
     return {**config, "dynamic": dynamic} if dynamic else config
 
 
-def config_files(spec: QuantSpec) -> dict[str, Any]:
+def config_files(spec: QuantSpec) -> dict[str, object]:
     """Return JSON files that old readers look for beside config.json, by name."""
     return {CONFIG_FILE: to_config(spec)}
 

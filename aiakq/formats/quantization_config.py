@@ -187,7 +187,7 @@ def _families(config: Mapping[str, object]) -> set[str]:
     return {str(config.get("model_type")), *map(str, architectures if isinstance(architectures, list) else ())}
 
 
-def _config_file(folder: Path) -> Mapping[str, Any] | None:
+def _config_file(folder: Path) -> Mapping[str, object] | None:
     """Return the config that is stored in a file of its own, or None."""
     for format in formats.modules():
         config = _own_file(format, folder)

@@ -108,7 +108,7 @@ def recipe_document(options: QuantizeArguments, recipe: Recipe, activation_bits:
 # --- reading ----------------------------------------------------------------------------------------------------------
 
 
-def _read(path: Path) -> dict[str, Any]:
+def _read(path: Path) -> dict[str, object]:
     hint = "Write a key per line, like bits: 4; docs/quantize.md has an example."
 
     def unreadable(reason: str) -> AiakqError:

@@ -201,10 +201,11 @@ class LLM(PoolingMethods):
 
     def _read(self, prompt: Prompt) -> tuple[str | None, list[int]]:
         if isinstance(prompt, dict):
-            ids = prompt.get("prompt_token_ids")
+            text, ids = prompt.get("prompt"), prompt.get("prompt_token_ids")
             if ids is not None:
-                return prompt.get("prompt"), list(ids)
-            return self._encoded(prompt["prompt"])
+                return text, list(ids)
+            assert text is not None, "listed_prompts has checked it"
+            return self._encoded(text)
         if isinstance(prompt, str):
             return self._encoded(prompt)
         return None, list(prompt)

@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TypedDict
 
 from aiakq.errors import error
 
-#: A prompt: text, token ids, or a dict with "prompt" or "prompt_token_ids", and optionally "cache_salt", which limits
-#: prefix caching to prompts with the same salt.
-Prompt = str | list[int] | dict[str, Any]
+
+class PromptDict(TypedDict, total=False):
+    """A prompt as a text or token ids. ``cache_salt`` limits prefix caching to prompts with the same salt."""
+
+    prompt: str | None
+    prompt_token_ids: list[int] | None
+    cache_salt: str | None
+
+
+#: A prompt: text, token ids, or a dict of either.
+Prompt = str | list[int] | PromptDict
 Prompts = Prompt | Sequence[Prompt]
 
 _KEYS = ("prompt", "prompt_token_ids", "cache_salt")
@@ -18,7 +26,7 @@ _WITHOUT_EFFECT = ("type", "mm_processor_kwargs", "multi_modal_uuids")
 _FORMS = "text, a list of token ids, or a dict with prompt or prompt_token_ids"
 
 
-def listed_prompts(prompts: Any) -> list[Prompt]:
+def listed_prompts(prompts: object) -> list[Prompt]:
     """Return one or more prompts as a list; a flat list of ids is one prompt.
 
     Raises ``empty_prompt`` for none, ``invalid_type`` for what is no prompt, ``unsupported_parameter`` for keys of a
@@ -37,14 +45,14 @@ def listed_prompts(prompts: Any) -> list[Prompt]:
     return list(prompts)
 
 
-def _check(prompt: Any, place: str) -> None:
+def _check(prompt: object, place: str) -> None:
     if isinstance(prompt, dict):
         _check_keys(prompt, place)
     elif not isinstance(prompt, (str, list, tuple)):
         raise error("invalid_type", param=place, reason=_reason(prompt, _FORMS))
 
 
-def _check_keys(prompt: dict[str, Any], place: str) -> None:
+def _check_keys(prompt: dict[str, object], place: str) -> None:
     for key, value in prompt.items():
         is_empty = value is None or (isinstance(value, (dict, list)) and not value)
         if key not in _KEYS and key not in _WITHOUT_EFFECT and not is_empty:

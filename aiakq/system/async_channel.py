@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import Iterator
-from typing import Any, Generic
+from typing import Generic
 
 from aiakq.system.channel import Receive, RecordDecoder, Send, framed, split
 
@@ -16,14 +16,14 @@ _LARGE_FRAME = 256 << 10
 class AsyncChannel(RecordDecoder[Receive], Generic[Send, Receive]):
     """One end of a channel, used on one event loop. ``open`` creates it."""
 
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, receives: Any) -> None:
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, receives: object) -> None:
         super().__init__(receives)
         self._reader, self._writer = reader, writer
         self._buffer = bytearray()
         self._bodies: Iterator[bytes] = iter(())  # the frames that have arrived and are not decoded yet
 
     @classmethod
-    async def open(cls, sock: socket.socket, receives: Any) -> AsyncChannel[Send, Receive]:
+    async def open(cls, sock: socket.socket, receives: object) -> AsyncChannel[Send, Receive]:
         """Create the end of ``sock``, which is taken from its object."""
         own = socket.socket(fileno=sock.detach())
         return cls(*await asyncio.open_connection(sock=own), receives)

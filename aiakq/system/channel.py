@@ -23,7 +23,7 @@ import struct
 import threading
 import time
 from collections.abc import Callable
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
 import msgspec
 
@@ -53,7 +53,7 @@ class Failure(msgspec.Struct, tag="failure"):
     """An error: the id of an entry of the error registry, and its fields."""
 
     id: str
-    fields: dict[str, Any]
+    fields: dict[str, object]
 
     @classmethod
     def of(cls, failure: AiakqError) -> Failure:
@@ -83,7 +83,7 @@ def framed(record: object) -> bytes:
 class RecordDecoder(Generic[Receive]):
     """Decodes frames to records of the type ``receives``: a tagged struct, or a union of them."""
 
-    def __init__(self, receives: Any) -> None:
+    def __init__(self, receives: object) -> None:
         every = receives | Heartbeat | Failure
         self._decode = msgspec.msgpack.Decoder(every, dec_hook=_converted).decode
         self._decode_json = msgspec.json.Decoder(every, dec_hook=_converted).decode
@@ -135,7 +135,7 @@ class Channel(RecordDecoder[Receive], Generic[Send, Receive]):
     busy    whether to send heartbeats; see ``send_heartbeats``.
     """
 
-    def __init__(self, sock: socket.socket, receives: Any) -> None:
+    def __init__(self, sock: socket.socket, receives: object) -> None:
         super().__init__(receives)
         sock.setblocking(True)
         self.socket = sock

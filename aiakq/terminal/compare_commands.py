@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from aiakq.terminal import console, tables
 from aiakq.terminal.bench_commands import bench, check_engine
@@ -13,6 +13,7 @@ from aiakq.terminal.options import with_arguments
 
 if TYPE_CHECKING:
     from aiakq.arguments.comparison import AlternationArguments, CompareArguments, CounterArguments, ReportArguments
+    from aiakq.bench.comparison.compare import Comparison
 
 
 @bench.command(cls=Command)
@@ -49,7 +50,7 @@ def ab(arguments: AlternationArguments, reports: ReportArguments, engine: dict[s
             bars.update("rounds", done, total, estimates)
 
         record = alternation.run(arguments, engine, progress)
-    _finish(record.document(), reports, arguments.allow_undecided)
+    _finish(cast("Comparison", record.document()), reports, arguments.allow_undecided)
 
 
 @bench.command(cls=Command)
@@ -76,7 +77,7 @@ def counters(arguments: CounterArguments, reports: ReportArguments, engine: dict
         _finish(counting.compare(document, arguments.against), replace(reports, output=None), allow_undecided=False)
 
 
-def _show(document: dict[str, object], table: Callable[[dict[str, object]], None]) -> None:
+def _show(document: Mapping[str, object], table: Callable[[Mapping[str, object]], None]) -> None:
     """Print a table on a terminal; otherwise the JSON document on stdout and the table on stderr."""
     is_terminal = console.stdout_is_terminal()
     with console.results_on_stdout(is_terminal):
@@ -85,7 +86,7 @@ def _show(document: dict[str, object], table: Callable[[dict[str, object]], None
         console.emit(document)
 
 
-def _finish(document: dict[str, object], reports: ReportArguments, allow_undecided: bool) -> None:
+def _finish(document: Comparison, reports: ReportArguments, allow_undecided: bool) -> None:
     """Show and write a comparison, and raise its failure: ``got_worse``, ``counters_changed`` or ``undecided``."""
     from aiakq.bench.comparison.compare import failure
     from aiakq.bench.comparison.reports import write

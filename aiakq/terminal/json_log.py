@@ -27,7 +27,7 @@ class JsonLog:
     def event(self, event: ServerEvent) -> None:
         """Write one event. May be called from any thread."""
         level = event.detail if event.kind == "log" else _LEVELS.get(event.kind, "info")
-        fields: dict[str, Any] = {"name": event.name, "seconds": event.seconds, "url": event.url}
+        fields: dict[str, object] = {"name": event.name, "seconds": event.seconds, "url": event.url}
         if event.kind == "phase":
             fields["detail"] = event.detail
         self._write(level, event.kind, event.message, {**fields, "facts": event.facts, **event.values})

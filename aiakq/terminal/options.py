@@ -32,7 +32,7 @@ _METAVARS: dict[type, str] = {
 }
 
 
-def with_arguments(name: str) -> Callable[[Callable[..., Any]], Any]:
+def with_arguments(name: str) -> Callable[[Callable[..., object]], Callable[..., object]]:
     """Return a decorator that gives a command the options of ``COMMANDS[name]``.
 
     The command is called with an instance of each of its parts and, if it takes the engine's arguments, a mapping of

@@ -21,7 +21,7 @@ from typing import Any
 from aiakq.arguments.comparison import AlternationArguments
 from aiakq.bench import workload
 from aiakq.bench.comparison import statistics
-from aiakq.bench.comparison.compare import metric_row, verdict_of
+from aiakq.bench.comparison.compare import ComparedRows, MetricRow, metric_row, verdict_of
 from aiakq.bench.comparison.process import SideProcess
 from aiakq.bench.comparison.served_side import ServedSide
 from aiakq.bench.comparison.sides import Side, fresh_libraries, open_side
@@ -69,7 +69,7 @@ class Alternation:
     rounds: list[Round] = field(default_factory=list)
     bounds: dict[str, Ratio] = field(default_factory=dict)
     same_tokens: bool = True
-    facts: dict[str, Any] = field(default_factory=dict)
+    facts: dict[str, object] = field(default_factory=dict)
 
     @property
     def plan(self) -> SequentialPlan:
@@ -154,7 +154,7 @@ class Alternation:
                 )
         return warnings
 
-    def rows(self) -> list[dict[str, Any]]:
+    def rows(self) -> list[MetricRow]:
         """Return the rows of the JSON report: geometric means over rounds, ratios with intervals, verdicts."""
         rows = []
         for name in self.metric_names():
@@ -231,7 +231,7 @@ def _record(state: Alternation, seconds: float) -> Record:
     missing = [name for name in state.gated if name not in state.metric_names()]
     if missing:
         raise error("side_failed", side="One side", reason=f"it does not measure {', '.join(missing)}")
-    rows = state.rows()
+    compared: ComparedRows = {"metrics": state.rows(), "counters": []}
     metrics: dict[str, object] = {
         "base": state.sides[0].label,
         "new": state.sides[1].label,
@@ -239,12 +239,11 @@ def _record(state: Alternation, seconds: float) -> Record:
         "confidence": options.confidence / 100,
         "rounds": len(state.rounds),
         "duration": seconds,
-        "metrics": rows,
-        "counters": [],
+        **compared,
         "same_tokens": state.same_tokens,
         "by_round": {name: [each[name] for each in state.rounds] for name in state.metric_names()},
     }
-    metrics["verdict"] = verdict_of(metrics)
+    metrics["verdict"] = verdict_of(compared)
     warnings = [] if state.same_tokens else ["The two sides generated different tokens from the same prompts."]
     warnings += state.noise_warnings()
     config = {key: value for key, value in asdict(options).items() if key != "seed"}

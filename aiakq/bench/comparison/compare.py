@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import NotRequired, TypedDict
 
 from aiakq.arguments.comparison import CompareArguments
 from aiakq.bench.comparison import statistics
@@ -19,7 +19,51 @@ CHANGED = "changed"
 _FREE_SETTINGS = {"engine", "model", "model_id", "tokenizer_id", "backend", "save_detailed", "dataset", "vocab_size"}
 
 
-def run(options: CompareArguments) -> dict[str, Any]:
+class MetricRow(TypedDict):
+    """A metric in a comparison. ``over`` and ``measurements`` are those of ``bench compare``."""
+
+    metric: str
+    higher_is_better: bool
+    base: float
+    new: float
+    ratio: float
+    low: float | None
+    high: float | None
+    verdict: str
+    gated: bool
+    over: NotRequired[str | None]
+    measurements: NotRequired[list[int]]
+
+
+class CounterRow(TypedDict):
+    """A counter in a comparison."""
+
+    counter: str
+    base: int | None
+    new: int | None
+    verdict: str
+
+
+class ComparedRows(TypedDict):
+    """What verdicts depend on."""
+
+    metrics: list[MetricRow]
+    counters: list[CounterRow]
+
+
+class Comparison(ComparedRows):
+    """The document of a comparison."""
+
+    kind: str
+    base: str
+    new: str
+    margin: float
+    confidence: float
+    warnings: list[str]
+    verdict: str
+
+
+def run(options: CompareArguments) -> Comparison:
     """Compare two result files, or folders of them.
 
     Raises ``other_machine``, ``nothing_to_compare`` and the errors of ``read_side``.
@@ -27,7 +71,7 @@ def run(options: CompareArguments) -> dict[str, Any]:
     return compare(read_side(Path(options.base)), read_side(Path(options.new)), options)
 
 
-def compare(base: Result, new: Result, options: CompareArguments) -> dict[str, Any]:
+def compare(base: Result, new: Result, options: CompareArguments) -> Comparison:
     """Return the comparison as a JSON document, with every metric and counter that both results have."""
     warnings = _check_machines(base, new, options.across_machines)
     warnings += _differing_settings(base, new)
@@ -46,28 +90,27 @@ def compare(base: Result, new: Result, options: CompareArguments) -> dict[str, A
         interval = statistics.ratio(before, after, alpha)
         over = before.over if before.over == after.over else ""
         row = metric_row(name, before.value, after.value, interval, options.margin / 100, name in gated)
-        rows.append({**row, "over": over or None, "measurements": [before.count, after.count]})
+        row["over"], row["measurements"] = over or None, [before.count, after.count]
+        rows.append(row)
     if any(row["gated"] and row["over"] == "requests" for row in rows) and options.noise == 0:
         warnings.append(
             "The intervals are computed from the requests of a single run and do not include the variation between "
             "runs: compare folders of several runs, give --noise, or use bench ab."
         )
-    document = {
+    compared: ComparedRows = {"metrics": rows, "counters": counter_rows(base.counters, new.counters)}
+    return {
         "kind": "comparison",
         "base": base.label,
         "new": new.label,
         "margin": options.margin / 100,
         "confidence": options.confidence / 100,
-        "metrics": rows,
-        "counters": counter_rows(base.counters, new.counters),
+        **compared,
         "warnings": warnings,
+        "verdict": verdict_of(compared),
     }
-    return {**document, "verdict": verdict_of(document)}
 
 
-def metric_row(
-    name: str, base: float, new: float, interval: statistics.Ratio, margin: float, gated: bool
-) -> dict[str, object]:
+def metric_row(name: str, base: float, new: float, interval: statistics.Ratio, margin: float, gated: bool) -> MetricRow:
     """Return the row of one metric in the comparison document."""
     higher = name in HIGHER_IS_BETTER
     return {
@@ -83,7 +126,7 @@ def metric_row(
     }
 
 
-def counter_rows(base: Mapping[str, int], new: Mapping[str, int]) -> list[dict[str, Any]]:
+def counter_rows(base: Mapping[str, int], new: Mapping[str, int]) -> list[CounterRow]:
     """Return the rows of all counters of either side. A counter that one side lacks is new and no change."""
     names = dict.fromkeys([*base, *new])
     return [
@@ -97,7 +140,7 @@ def counter_rows(base: Mapping[str, int], new: Mapping[str, int]) -> list[dict[s
     ]
 
 
-def verdict_of(document: Mapping[str, Any]) -> str:
+def verdict_of(document: ComparedRows) -> str:
     """Return the worst verdict among the gated metrics and the counters."""
     verdicts = [row["verdict"] for row in document["metrics"] if row["gated"]]
     verdicts += [row["verdict"] for row in document["counters"]]
@@ -107,7 +150,7 @@ def verdict_of(document: Mapping[str, Any]) -> str:
     return statistics.BETTER
 
 
-def failure(document: Mapping[str, Any], allow_undecided: bool) -> AiakqError | None:
+def failure(document: Comparison, allow_undecided: bool) -> AiakqError | None:
     """Return the error that the command exits with, or None if it succeeded.
 
     That is ``got_worse``, ``counters_changed`` or, without ``allow_undecided``, ``undecided``.
@@ -125,15 +168,15 @@ def failure(document: Mapping[str, Any], allow_undecided: bool) -> AiakqError | 
     return None
 
 
-def listed(rows: Iterable[Mapping[str, object]]) -> str:
+def listed(rows: Iterable[MetricRow]) -> str:
     """Return metrics with their changes as text for a message."""
     return ", ".join(f"{row['metric']} {change_text(row)}" for row in rows)
 
 
-def change_text(row: Mapping[str, Any]) -> str:
+def change_text(row: MetricRow) -> str:
     """Return a change and its interval as text: ``+5.1 % (+3.9 to +6.2 %)``."""
     change = f"{percent(row['ratio'])} %"
-    if row["low"] is None:
+    if row["low"] is None or row["high"] is None:
         return change
     return f"{change} ({percent(row['low'])} to {percent(row['high'])} %)"
 

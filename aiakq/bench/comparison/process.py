@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from pathlib import Path
 from types import TracebackType
-from typing import Any
 
 import msgspec
 
@@ -26,7 +25,7 @@ class MeasureBatch(msgspec.Struct, tag="measure"):
 class WorkerReply(msgspec.Struct, tag="reply"):
     """What the worker replies when it has loaded the model, and to every ``MeasureBatch``."""
 
-    result: dict[str, Any]
+    result: dict[str, object]
 
 
 class SideProcess:
@@ -46,11 +45,11 @@ class SideProcess:
         self._child = Child(command, side.environment(library), keep_output=True)
         self._channel = Channel[MeasureBatch, WorkerReply](self._child.sockets[0], WorkerReply)
 
-    def ready(self) -> dict[str, Any]:
+    def ready(self) -> dict[str, object]:
         """Wait until the model is loaded and return facts about the engine. Raises ``side_failed``."""
         return self._receive()
 
-    def measure(self, seed: int) -> dict[str, Any]:
+    def measure(self, seed: int) -> dict[str, object]:
         """Measure one batch; see ``worker.measure`` for the result. Raises ``side_failed``."""
         try:
             self._channel.send(MeasureBatch(seed))
@@ -69,7 +68,7 @@ class SideProcess:
         self._child.end()
         self._child.close()
 
-    def _receive(self) -> dict[str, Any]:
+    def _receive(self) -> dict[str, object]:
         try:
             reply = self._channel.receive(self._timeout)
         except TimeoutError:

@@ -57,7 +57,7 @@ class Result:
     metrics: Mapping[str, Estimate]
     counters: Mapping[str, int] = field(default_factory=dict)
     machine: Mapping[str, Any] = field(default_factory=dict)
-    settings: Mapping[str, Any] = field(default_factory=dict)
+    settings: Mapping[str, object] = field(default_factory=dict)
 
 
 def read_side(path: Path) -> Result:
@@ -254,7 +254,7 @@ def _of_interval(value: float, bounds: Mapping[str, object] | None, confidence: 
     return Estimate(value, error, math.inf, count, "requests") if error > 0 else Estimate(value)
 
 
-_Reader = Callable[[dict[str, Any], str, int | None], Result]
+_Reader = Callable[[dict[str, object], str, int | None], Result]
 #: (whether a document is of a tool, reader for it), first match wins.
 _READERS: list[tuple[Callable[[dict[str, object]], bool], _Reader]] = [
     (lambda document: "schema_version" in document and "kind" in document, _read_aiakq),

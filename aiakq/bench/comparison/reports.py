@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 from xml.etree import ElementTree
 
 from aiakq.arguments.comparison import ReportArguments
-from aiakq.bench.comparison.compare import CHANGED, change_text
+from aiakq.bench.comparison.compare import CHANGED, Comparison, MetricRow, change_text
 from aiakq.bench.comparison.statistics import UNDECIDED, WORSE
 from aiakq.errors import error
 
@@ -33,7 +32,7 @@ def check(options: ReportArguments) -> None:
             raise error("output_failed", path=path, reason="its folder does not exist")
 
 
-def write(document: Mapping[str, object], options: ReportArguments) -> None:
+def write(document: Comparison, options: ReportArguments) -> None:
     """Write the reports that ``options`` names. Raises ``output_failed``."""
     for path, text in (
         (options.junit, junit),
@@ -54,7 +53,7 @@ def _write(path: Path, text: str, mode: str) -> None:
         raise error("output_failed", path=path, reason=problem.strerror or problem) from None
 
 
-def markdown(document: Mapping[str, Any]) -> str:
+def markdown(document: Comparison) -> str:
     """Return a heading with the verdict, a table of the metrics and one of the counters that changed."""
     mark = _MARKS.get(document["verdict"], f"✅ {document['verdict']}")
     lines = [
@@ -90,7 +89,7 @@ def _number(value: float | None) -> str:
     return "–" if value is None else f"{value:.4g}"
 
 
-def junit(document: Mapping[str, Any]) -> str:
+def junit(document: Comparison) -> str:
     """Return JUnit XML with a test case per gated metric and counter; undecided ones are skipped."""
     cases = [(row["metric"], row["verdict"], change_text(row)) for row in document["metrics"] if row["gated"]]
     cases += [(row["counter"], row["verdict"], f"{row['base']} -> {row['new']}") for row in document["counters"]]
@@ -110,7 +109,7 @@ def junit(document: Mapping[str, Any]) -> str:
     return ElementTree.tostring(suite, encoding="unicode", xml_declaration=True) + "\n"
 
 
-def github_action_benchmark(document: Mapping[str, object]) -> str:
+def github_action_benchmark(document: Comparison) -> str:
     """Return a ``customSmallerIsBetter`` array of github-action-benchmark, with the reciprocals of rates."""
     entries = []
     for name, value, row in _values(document):
@@ -126,19 +125,19 @@ def github_action_benchmark(document: Mapping[str, object]) -> str:
     return json.dumps(entries, indent=2) + "\n"
 
 
-def bencher(document: Mapping[str, object]) -> str:
+def bencher(document: Comparison) -> str:
     """Return Bencher Metric Format: benchmark -> measure -> value and bounds of the new side."""
     measures: dict[str, dict[str, float]] = {}
     for name, value, row in _values(document):
         measure = {"value": value}
-        if row is not None and row["low"] is not None:
+        if row is not None and row["low"] is not None and row["high"] is not None:
             # The interval is that of the ratio, so the bounds are relative to the measured base.
             measure |= {"lower_value": row["base"] * row["low"], "upper_value": row["base"] * row["high"]}
         measures[name] = measure
     return json.dumps({"aiakq bench": measures}, indent=2) + "\n"
 
 
-def _values(document: Mapping[str, Any]) -> Iterable[tuple[str, float, Mapping[str, Any] | None]]:
+def _values(document: Comparison) -> Iterable[tuple[str, float, MetricRow | None]]:
     """Yield (name, value of the new side, row) of every metric, then (name, value, None) of its counters."""
     yield from ((row["metric"], row["new"], row) for row in document["metrics"])
     yield from ((row["counter"], row["new"], None) for row in document["counters"] if row["new"] is not None)

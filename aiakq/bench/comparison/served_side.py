@@ -15,7 +15,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from statistics import fmean
 from types import TracebackType
-from typing import Any
 
 import httpx
 
@@ -60,7 +59,7 @@ class ServedSide:
         self._endpoint = Endpoint("/v1/completions", "", True)
         self._vocab_size = 0
 
-    def ready(self) -> dict[str, Any]:
+    def ready(self) -> dict[str, object]:
         """Wait until the server is healthy. Returns its load time in seconds, version and build facts.
 
         Raises ``side_failed``.
@@ -87,7 +86,7 @@ class ServedSide:
         except httpx.HTTPError:
             return False
 
-    def measure(self, seed: int) -> dict[str, Any]:
+    def measure(self, seed: int) -> dict[str, object]:
         """Send one batch of random prompts concurrently. Raises ``side_failed`` if a request fails.
 
         Returns mean latencies and CPU time in seconds, peak memory in bytes, and a digest of the generated text.

@@ -15,7 +15,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import aiakq
 from aiakq.arguments.argument import Argument, checked_value, value_of_text
@@ -45,7 +44,7 @@ class Side:
     label: str
     interpreter: str
     path: Path | None
-    engine: Mapping[str, Any]
+    engine: Mapping[str, object]
 
     def environment(self, library: Path | None = None) -> dict[str, str]:
         """Return the environment variables of its process, which loads ``library`` if one is given."""
@@ -128,7 +127,7 @@ def open_side(
     return Side(name, label, interpreter, front, finite(own))
 
 
-def _parsed(name: str, settings: Sequence[str], known: Sequence[Argument]) -> dict[str, Any]:
+def _parsed(name: str, settings: Sequence[str], known: Sequence[Argument]) -> dict[str, object]:
     """Parse ``key=value`` settings into keyword arguments. Raises ``usage`` and ``bad_option``."""
     rows = {row.key: row for row in known}
     values = {}

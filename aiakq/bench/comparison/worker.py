@@ -52,7 +52,7 @@ def main(settings: Mapping[str, Any], sock: socket.socket) -> None:
             result = measure(llm, settings, request["seed"], step_times)
 
 
-def send(sock: socket.socket, record: Mapping[str, Any]) -> None:
+def send(sock: socket.socket, record: Mapping[str, object]) -> None:
     """Send one record."""
     body = json.dumps(record, default=str).encode()
     sock.sendall(_LENGTH.pack(len(body)) + body)

@@ -46,7 +46,7 @@ class PaddingIds:
         return PaddingIds(pad if isinstance(pad, int) else None, tokenizer is None or pad in ends)
 
 
-def marked(ids: Sequence[int], columns: Mapping[str, Any]) -> list[bool]:
+def marked(ids: Sequence[int], columns: Mapping[str, object]) -> list[bool]:
     """Return which positions may be padding according to columns other than the mask; those that do not fit are not
     used.
     """

@@ -108,7 +108,7 @@ def load_samples(
     return samples
 
 
-def load_tokenizer(folder: Path, trust_remote_code: bool = False) -> Any:
+def load_tokenizer(folder: Path, trust_remote_code: bool = False) -> object:
     """The folder's tokenizer as transformers loads it, or None if it has none. Raises ``model_malformed``."""
     import transformers
 

@@ -65,7 +65,7 @@ def tensor_key(x: Tensor) -> tuple[object, ...]:
     return x.data_ptr(), x.numel(), x.shape[-1], x.stride()[-2:]
 
 
-def trace_groups(block: nn.Module, run: Callable[[], Any]) -> list[tuple[str, ...]]:
+def trace_groups(block: nn.Module, run: Callable[[], object]) -> list[tuple[str, ...]]:
     """Group the linears of ``block`` that receive the same tensor, in execution order.
 
     ``run`` runs the block once. A linear that does not run is in no group. Experts read the same tensor while tracing

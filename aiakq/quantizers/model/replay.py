@@ -87,7 +87,7 @@ class Replay:
     def _linear_forward(
         self, linear: nn.Module, cached: HiddenStates, batch: int, in_tuple: bool
     ) -> Callable[..., object]:
-        def forward(*args: Any, **kwargs: Any) -> Any:
+        def forward(*args: object, **kwargs: object) -> object:
             out = linear(cached[batch].to(next(linear.parameters()).device))
             return (out, None) if in_tuple else out
 

@@ -75,7 +75,7 @@ class TensorParallelPlan:
         """Return ``spec`` with this group size, also in layer overrides that had the spec's."""
         return _with_groups(spec, self.group_size)
 
-    def record(self) -> dict[str, Any]:
+    def record(self) -> dict[str, object]:
         """Return the entry for the output's config.json, under ``aiakq``."""
         entry: dict[str, Any] = {"tp": self.tp}
         if self.chosen:
@@ -86,7 +86,7 @@ class TensorParallelPlan:
             entry["tp_elsewhere"] = list(self.elsewhere)
         return entry
 
-    def write_widths(self, config: dict[str, Any]) -> None:
+    def write_widths(self, config: dict[str, object]) -> None:
         """Write the padded widths to config.json, in its text model's part. ``config`` is modified."""
         inner = config.get("text_config")
         for key, (_, new) in self.widths.items():

@@ -40,7 +40,7 @@ def text(
     """
     hub = _HUB_NAME.fullmatch(options.input) is not None and not Path(options.input).exists()
     name = options.input.rpartition("/")[2] if hub else source.resolve().name
-    front: dict[str, Any] = dict(inherited or {})
+    front: dict[str, object] = dict(inherited or {})
     if hub:
         front |= {"base_model": options.input, "base_model_relation": "quantized"}
     front |= {"library_name": "transformers", "pipeline_tag": "text-generation"}

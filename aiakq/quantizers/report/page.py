@@ -65,7 +65,7 @@ def _subtitle(report: QuantizeReport) -> str:
     return " · ".join(parts)
 
 
-def _cards(report: QuantizeReport) -> list[dict[str, Any]]:
+def _cards(report: QuantizeReport) -> list[dict[str, object]]:
     """Return the headline numbers: name, value, about, and share of a bar or None."""
     part = report.bytes_after / report.bytes_before if report.bytes_before else 1.0
     rows: list[tuple[str, str, str]] = [
@@ -119,7 +119,7 @@ def _by_block(layers: Sequence[LayerResult]) -> tuple[list[str], list[tuple[str,
     return list(kinds), [(label, list(inside.items())) for label, inside in blocks.items()]
 
 
-def _errors(report: QuantizeReport) -> dict[str, Any] | None:
+def _errors(report: QuantizeReport) -> dict[str, object] | None:
     """Return the chart of errors, its kinds of layers, and whether marks stand for several experts."""
     measured = [layer for layer in report.layers if layer.error is not None]
     if not measured:
@@ -147,7 +147,7 @@ def _range_changed(layer: LayerResult, what: str) -> bool:
     return before is None or abs(after - before) > 0.005 * max(before, after)
 
 
-def _ranges(report: QuantizeReport) -> list[dict[str, Any]]:
+def _ranges(report: QuantizeReport) -> list[dict[str, object]]:
     """Return the charts of ranges that changed, each with its title, explanation and kinds of layers."""
     found = []
     for what, (title, about) in _RANGES.items():

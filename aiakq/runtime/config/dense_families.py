@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from aiakq.runtime.config.family_keys import ATTENTION_BIAS, MULTIPLIERS, QWEN_WINDOW, WINDOW, Family, llama_keys
 
 _GPT2_SIZES = {"hidden_size": "n_embd", "num_attention_heads": "n_head", "num_hidden_layers": "n_layer"}
-_GPT2: dict[str, Any] = {
+_GPT2: dict[str, object] = {
     "n_positions": 1024,
     "n_inner": None,
     "activation_function": "gelu_new",

@@ -30,7 +30,7 @@ class Family:
     rotary    whether positions are rotary: rope_parameters and its older spellings are keys.
     """
 
-    defaults: Mapping[str, Any]
+    defaults: Mapping[str, object]
     aliases: Mapping[str, str] = field(default_factory=dict)
     fixed: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     unread: frozenset[str] = frozenset()

@@ -7,7 +7,6 @@ transformers answers; a server does not apply them to the requests of all client
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 #: Applied; all but the last two are also names of SamplingParams.
 SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
@@ -73,7 +72,7 @@ _DEFAULTS: Mapping[str, object] = {"temperature": 1.0, "top_p": 1.0, "top_k": 50
 _BEAMS = frozenset({"length_penalty", "early_stopping", "diversity_penalty", "constraints", "force_words_ids"})
 
 
-def not_applied(config: Mapping[str, object]) -> dict[str, Any]:
+def not_applied(config: Mapping[str, object]) -> dict[str, object]:
     """Return the keys and values of a generation config that change what transformers answers, but not a server."""
     beams = config.get("num_beams")
     skipped = frozenset() if isinstance(beams, int) and beams > 1 else _BEAMS

@@ -33,7 +33,9 @@ class MissedTensors:
             raise problem
 
 
-def load_checkpoint(hf_config: object, config: EngineConfig, options: dict[str, object]) -> tuple[Any, MissedTensors]:
+def load_checkpoint(
+    hf_config: object, config: EngineConfig, options: dict[str, object]
+) -> tuple[object, MissedTensors]:
     """Load the model through transformers."""
     checkpoint = Checkpoint.open(
         config.load.path, config.load.load_format, config.load.ignore_patterns, config.model.raw

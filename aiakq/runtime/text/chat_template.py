@@ -144,7 +144,7 @@ class ChatTemplate:
                 raise error("template_loses", param="tools", what="tools in this conversation")
         return text
 
-    def _in_accepted_turns(self, messages: Messages, arguments: Mapping[str, Any]) -> str:
+    def _in_accepted_turns(self, messages: Messages, arguments: Mapping[str, object]) -> str:
         """Return the text of the messages, if need be with the texts beside calls elsewhere. Raises as ``render``.
 
         Templates in which users and assistants alternate refuse a second text of the same turn, and those for models
@@ -334,7 +334,7 @@ def _check_other_roles(messages: Messages, text: str) -> None:
             raise error("template_loses", param=f"messages[{number}].role", what=f"messages of the role {role!r:.64}")
 
 
-def check_chat_arguments(content_format: str, kwargs: Mapping[str, Any]) -> None:
+def check_chat_arguments(content_format: str, kwargs: Mapping[str, object]) -> None:
     """Raise ``value_out_of_range`` or ``unsupported_parameter`` for arguments of ``LLM.chat`` that cannot be used."""
     if content_format not in CONTENT_FORMATS:
         allowed, param = ", ".join(CONTENT_FORMATS), "chat_template_content_format"
@@ -351,7 +351,7 @@ def as_template_error(failure: Exception) -> AiakqError:
     return error("chat_template", reason=reason[:200])
 
 
-def _shows_names(tools: Sequence[Any], text: str) -> bool:
+def _shows_names(tools: Sequence[object], text: str) -> bool:
     """Whether ``text`` has the names of all ``tools``, as far as a template writes them as they are."""
     functions = [tool.get("function") or tool for tool in tools if isinstance(tool, dict)]
     names = [function.get("name") for function in functions if isinstance(function, dict)]

@@ -59,7 +59,7 @@ def joined_text(content: Any) -> str:
     return content or ""
 
 
-def appended(content: Any, text: str) -> Any:
+def appended(content: object, text: str) -> object:
     """Return a message's content, a string or a list of parts, with a paragraph added to its end."""
     if isinstance(content, list):
         return [*content, {"type": "text", "text": text}]
@@ -163,7 +163,7 @@ def texts_beside_calls(messages: list[dict[str, object]]) -> list[int]:
     return [number for number, each in enumerate(messages) if each.get("tool_calls") and each.get("content")]
 
 
-def with_texts_joined(originals: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def with_texts_joined(originals: list[dict[str, object]]) -> list[dict[str, object]]:
     """Return the messages with the assistant's texts between two of the user as one, at the place of the last."""
     messages: list[dict[str, Any]] = []  # from the last one to the first
     place: int | None = None
@@ -179,7 +179,7 @@ def with_texts_joined(originals: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return messages[::-1]
 
 
-def _merged(first: dict[str, object], second: dict[str, object]) -> dict[str, Any]:
+def _merged(first: dict[str, object], second: dict[str, object]) -> dict[str, object]:
     return {**first, "content": joined(first.get("content"), second.get("content"))}
 
 

@@ -147,12 +147,12 @@ def read_message(message: dict[str, Any], path: str) -> list[dict[str, object]]:
     return _with_results(read, content)
 
 
-def read_messages(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def read_messages(messages: list[dict[str, object]]) -> list[dict[str, object]]:
     """Return the messages of a conversation as ``read_message`` does. Raises as it."""
     return [each for number, message in enumerate(messages) for each in read_message(message, f"messages[{number}]")]
 
 
-def _check_types(message: dict[str, Any], path: str) -> None:
+def _check_types(message: dict[str, object], path: str) -> None:
     """Raise ``invalid_type`` or ``missing_field`` for a field of another type than in chat requests."""
     string_of(message, "role", path)
     for name in _TEXTS:
@@ -172,7 +172,7 @@ def _check_types(message: dict[str, Any], path: str) -> None:
         _check_called(call["function"], f"{place}.function")
 
 
-def _check_called(function: Any, path: str) -> None:
+def _check_called(function: object, path: str) -> None:
     """Raise ``invalid_type`` or ``missing_field`` unless a called function has a name, and text or an object for it."""
     if not isinstance(function, dict):
         raise error("invalid_type", param=path, reason="an object with name and arguments is expected")
@@ -182,7 +182,7 @@ def _check_called(function: Any, path: str) -> None:
         raise error("invalid_type", param=f"{path}.arguments", reason="a string or an object is expected")
 
 
-def described_tools(tools: Any) -> list[dict[str, Any]]:
+def described_tools(tools: object) -> list[dict[str, object]]:
     """Return ``tools`` as objects: functions as transformers describes them from annotations and docstrings.
 
     Raises ``invalid_type`` for anything else, and for a function that it cannot describe.
@@ -192,7 +192,7 @@ def described_tools(tools: Any) -> list[dict[str, Any]]:
     return [_described_tool(tool, f"tools[{number}]") for number, tool in enumerate(tools or ())]
 
 
-def _described_tool(tool: Any, path: str) -> dict[str, Any]:
+def _described_tool(tool: object, path: str) -> dict[str, object]:
     if isinstance(tool, dict):
         return tool
     if not inspect.isfunction(tool) and not inspect.ismethod(tool):
@@ -210,7 +210,7 @@ def _described_tool(tool: Any, path: str) -> dict[str, Any]:
         raise error("invalid_type", param=path, reason=reason) from failure
 
 
-def _with_results(message: dict[str, Any], content: Content) -> list[dict[str, Any]]:
+def _with_results(message: dict[str, object], content: Content) -> list[dict[str, object]]:
     """Return the results of ``content`` as messages, with the texts around them as messages in between."""
     messages: list[dict[str, object]] = []
     begin = 0

@@ -100,5 +100,5 @@ def _in_marks(content: object) -> object:
     return f"{begin}{content or ''}{end}"
 
 
-def _merged(first: dict[str, object], second: dict[str, object]) -> dict[str, Any]:
+def _merged(first: dict[str, object], second: dict[str, object]) -> dict[str, object]:
     return {**first, "content": joined(first.get("content"), second.get("content"))}

@@ -10,7 +10,6 @@ import json
 import re
 import string
 from collections.abc import Callable, Iterator
-from typing import Any
 
 from aiakq.runtime.text.message_forms import (
     INSTRUCTING,
@@ -21,7 +20,7 @@ from aiakq.runtime.text.message_forms import (
     without_leading_systems,
 )
 
-Messages = list[dict[str, Any]]
+Messages = list[dict[str, object]]
 _PARAMETERS = {"type": "object", "properties": {"a": {"type": "string", "description": "b"}}, "required": ["a"]}
 #: For templates that show calls only beside tools.
 FILLER_TOOL = {"type": "function", "function": {"name": "f", "description": "c", "parameters": _PARAMETERS}}
@@ -170,7 +169,7 @@ class TurnProbes:
         ]
         return {"role": "assistant", "tool_calls": called}
 
-    def _result(self, letter: str, beginning: str = "") -> dict[str, Any]:
+    def _result(self, letter: str, beginning: str = "") -> dict[str, object]:
         """The result of the call ``letter``, with a word of its own."""
         content = self._content(beginning + _word(letter + "r"), "tool")
         return {"role": "tool", "tool_call_id": f"call0000{letter}", "name": "f", "content": content}

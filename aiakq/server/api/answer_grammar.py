@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from aiakq.errors import AiakqError, error
 from aiakq.runtime.protocol.grammar import Grammar
@@ -18,15 +18,30 @@ from aiakq.runtime.structured.formats import (
     tag_grammar_of,
     with_thoughts,
 )
+from aiakq.server.api.conversation import ChatMessage
 from aiakq.server.api.reasoning_parsers.base import ReasoningParser
 from aiakq.server.api.renderer import Renderer
 from aiakq.server.api.tool_parsers.base import PlainJsonParser, ToolParser
 from aiakq.server.api.tool_schemas import ToolSchemaChecks, arguments_schema, writable_schemas
-from aiakq.server.api.tools import calls_tools, forced_tools
+from aiakq.server.api.tools import Tool, calls_tools, forced_tools
 from aiakq.server.process.text_messages import TextReply
 
 
-def tool_parser_of(renderer: Renderer, request: Any) -> type[ToolParser] | None:
+class MessageRequest(Protocol):
+    """A request for a message, which may call tools."""
+
+    messages: list[ChatMessage]
+    continue_final_message: bool | None
+    tools: list[Tool] | None
+    tool_choice: object
+    parallel_tool_calls: bool | None
+    include_reasoning: bool | None
+
+    def grammar_name(self) -> str:
+        """Return the name of the field with the grammar of the response."""
+
+
+def tool_parser_of(renderer: Renderer, request: MessageRequest) -> type[ToolParser] | None:
     """Return the parser of tool calls for ``request``, or None if it allows no calls."""
     if not calls_tools(request.tools, request.tool_choice):
         return None
@@ -34,13 +49,13 @@ def tool_parser_of(renderer: Renderer, request: Any) -> type[ToolParser] | None:
     forced = forced_tools(request.tools, request.tool_choice)
     if forced is None:
         return parser
-    numbers = {tool.function.name: number for number, tool in enumerate(request.tools)}
+    numbers = {tool.function.name: number for number, tool in enumerate(request.tools or ())}
     schemas = {tool.function.name: arguments_schema(numbers[tool.function.name], tool) for tool in forced}
     return parser if parser is not None and parser.has_grammar(schemas) else PlainJsonParser
 
 
 async def answer_grammar(
-    renderer: Renderer, request: Any, request_grammar: Grammar | None, reasoning: Reasoning | None
+    renderer: Renderer, request: MessageRequest, request_grammar: Grammar | None, reasoning: Reasoning | None
 ) -> Grammar | None:
     """Return the grammar that the response must match, after checking it; None if any text is allowed.
 
@@ -129,12 +144,12 @@ class _Calls:
     """
 
     def __init__(
-        self, renderer: Renderer, request: Any, parser: type[ToolParser], request_grammar: Grammar | None
+        self, renderer: Renderer, request: MessageRequest, parser: type[ToolParser], request_grammar: Grammar | None
     ) -> None:
         """own: grammar of a message without calls, or None for any text."""
         self._renderer, self._parser, self._request_grammar = renderer, parser, request_grammar
         forced = forced_tools(request.tools, request.tool_choice)
-        self._tools = [(tool.number, tool) for tool in request.tools if forced is None or tool in forced]
+        self._tools = [(tool.number, tool) for tool in request.tools or () if forced is None or tool in forced]
         self.is_forced = forced is not None
         self._only_one = isinstance(request.tool_choice, Mapping) or request.parallel_tool_calls is False
         self.schemas = {tool.function.name: arguments_schema(number, tool) for number, tool in self._tools}

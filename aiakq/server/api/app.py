@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import functools
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any
 
 from starlette import routing
 from starlette.applications import Starlette
@@ -64,7 +63,7 @@ def create_app(
     """
 
     @functools.cache
-    def document() -> dict[str, Any]:
+    def document() -> dict[str, object]:
         accepts_unknown = not service.renderer.unknown_fields.refuses
         found = openapi_document(routes, service.model, keyless_paths, accepts_unknown)
         return found | {"servers": [{"url": root_path.rstrip("/")}]} if root_path.rstrip("/") else found

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from aiakq.runtime.protocol.request import Prompt
 from aiakq.runtime.text.output_processor import Delta
-from aiakq.server.api.answer_grammar import tool_parser_of
-from aiakq.server.api.conversation import ConversationFields
+from aiakq.server.api.answer_grammar import MessageRequest, tool_parser_of
 from aiakq.server.api.message_parser import MessageParser, ReasoningTokens
 from aiakq.server.api.output.events import ContentPiece, Event, ReasoningPiece
 from aiakq.server.api.renderer import Renderer
@@ -42,7 +40,9 @@ class MessageParsers:
         ]
 
     @staticmethod
-    def of(renderer: Renderer, request: Any, prompt: Prompt, request_id: str, count: int) -> MessageParsers | None:
+    def of(
+        renderer: Renderer, request: MessageRequest, prompt: Prompt, request_id: str, count: int
+    ) -> MessageParsers | None:
         """Return the parsers of ``count`` choices, or None if the text is returned unparsed."""
         format = renderer.message_format
         tool_parser = tool_parser_of(renderer, request)
@@ -90,7 +90,7 @@ def events_of(messages: MessageParsers | None, index: int, delta: Delta, ended: 
     return [ContentPiece(delta.text)] if delta.text else []
 
 
-def reasoning_state(renderer: Renderer, request: Any, prompt: Prompt) -> tuple[bool, bool]:
+def reasoning_state(renderer: Renderer, request: MessageRequest, prompt: Prompt) -> tuple[bool, bool]:
     """Return whether ``prompt`` ends within reasoning, and whether it has ended it, so that there is no other."""
     parser = renderer.message_format.reasoning_parser
     assert parser is not None
@@ -99,6 +99,6 @@ def reasoning_state(renderer: Renderer, request: Any, prompt: Prompt) -> tuple[b
     return parser.opened_by(end, continued), parser.closed_by(end, continued)
 
 
-def _continued(request: ConversationFields) -> str | None:
+def _continued(request: MessageRequest) -> str | None:
     """Return the text of the message that the model continues; "" if it starts a new one."""
     return request.messages[-1].text if request.continue_final_message else None

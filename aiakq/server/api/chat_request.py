@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
 from pydantic import Field
 
@@ -47,7 +47,7 @@ class ChatCompletionRequest(GenerationRequest, ConversationFields):
         if self.top_logprobs is not None and self.top_logprobs != 0 and not self.logprobs:
             raise error("unsupported_parameter", param="top_logprobs", reason="it needs logprobs=true")
 
-    def sampling_values(self) -> dict[str, Any]:
+    def sampling_values(self) -> dict[str, object]:
         """Return the sampling values. Without a limit, the output may fill the context, as chat clients expect."""
         values = super().sampling_values()
         values["max_tokens"] = self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, ClassVar
 
 from pydantic import Field, WithJsonSchema
 
@@ -37,7 +37,7 @@ class CalledFunction(RequestModel):
     foreign_fields = CALL_FIELDS
 
     name: str
-    arguments: str | dict[str, Any] | None = None
+    arguments: str | dict[str, object] | None = None
 
 
 class PastCall(AsSent):
@@ -70,7 +70,7 @@ class ChatMessage(RequestModel):
     foreign_fields = MESSAGE_FIELDS
 
     role: str
-    content: Annotated[Any, WithJsonSchema(_CONTENT_SCHEMA)] = None
+    content: Annotated[object, WithJsonSchema(_CONTENT_SCHEMA)] = None
     name: str | None = None
     tool_calls: FailFastList[PastCall] | None = None
     tool_call_id: str | None = None
@@ -121,7 +121,7 @@ class ConversationFields(ReasoningFields):
     continue_final_message: bool | None = Field(
         None, description="Continue the last message; needs add_generation_prompt=false."
     )
-    chat_template_kwargs: Annotated[dict[str, Any], WithJsonSchema(TEMPLATE_KWARGS_SCHEMA)] | None = Field(
+    chat_template_kwargs: Annotated[dict[str, object], WithJsonSchema(TEMPLATE_KWARGS_SCHEMA)] | None = Field(
         None, description="Arguments of the chat template, such as enable_thinking: any JSON values."
     )
     documents: FailFastList[dict[str, object]] | None = Field(
@@ -146,7 +146,7 @@ class ConversationFields(ReasoningFields):
         """Whether the model must call a tool."""
         return forced_tools(self.tools, self.tool_choice) is not None
 
-    def conversation(self) -> list[dict[str, Any]]:
+    def conversation(self) -> list[dict[str, object]]:
         """Return the messages as dicts. Raises ``unsupported_parameter`` for content other than text."""
         numbered = enumerate(self.messages)
         return [each for number, message in numbered for each in message.to_dicts(f"messages[{number}]")]

@@ -97,7 +97,7 @@ class Execution:
         if service.options.log_outputs and request.params.detokenize:
             stream.output_log = OutputLog(request.id)
         self._streams.append(stream)
-        self._tracker.start(request.id, request.params, self._payload, stream)
+        self._tracker.start(request.id, request.params, self._payload.model, stream)
         return stream
 
     def _completed(self, request: Request) -> Request:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, NoReturn, Protocol
+from typing import NoReturn, Protocol
 
 
 class Sent(Protocol):
     """A request."""
 
-    def sent(self, name: str) -> Any:
+    def sent(self, name: str) -> object:
         """Return the value of a field of any server, or of Ollama's options; None if it is not set."""
 
     def has(self, name: str) -> bool:
@@ -18,7 +18,7 @@ class Sent(Protocol):
 
 
 #: Fields of this server by name.
-Fields = Mapping[str, Any]
+Fields = Mapping[str, object]
 
 
 class NotSupported(Exception):

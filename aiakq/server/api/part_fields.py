@@ -7,7 +7,6 @@ A misspelled field is refused, and others are ignored by name, as in the rest of
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 from aiakq.errors import error
 from aiakq.server.api.foreign_field import NotSupported, refused
@@ -49,7 +48,7 @@ _CHOICE = fields("function allowed_tools mode tools name namespace server_label"
 class _NothingSent:
     """The request in which the fields of messages are: none of its own fields matters."""
 
-    def sent(self, name: str) -> Any:
+    def sent(self, name: str) -> object:
         return None
 
     def has(self, name: str) -> bool:

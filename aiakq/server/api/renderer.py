@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
-from typing import Any
 
 from aiakq.errors import AiakqError, error
 from aiakq.runtime.protocol.limits import ModelLimits
@@ -60,7 +59,7 @@ class Renderer:
         texts = [prompt for prompt in prompts if isinstance(prompt, str)]
         encoded: list[Prompt] = []
         if texts:
-            request = self._prompt_request(params, texts=texts, add_special_tokens=add_special_tokens)
+            request = self._limited(TextRequest(0, texts=texts, add_special_tokens=add_special_tokens), params)
             self._check_length(max(map(len, texts)), request, params)
             encoded = self._prompts(texts, await self.text.run(request), request, params)
         token_lists = iter(encoded)
@@ -86,7 +85,7 @@ class Renderer:
 
     async def tokenize_pairs(self, pairs: Sequence[tuple[str, str]], params: SamplingParams) -> list[Prompt]:
         """Tokenize pairs of texts, each to one prompt, like ``tokenize_prompts``."""
-        request = self._prompt_request(params, pairs=list(pairs))
+        request = self._limited(TextRequest(0, pairs=list(pairs)), params)
         self._check_length(max(len(one) + len(two) for one, two in pairs), request, params)
         reply = await self.text.run(request)
         return self.truncate_prompts(self._prompts([None] * len(pairs), reply, request, params), params)
@@ -130,14 +129,14 @@ class Renderer:
 
         Raises also no_chat_template and chat_template.
         """
-        request = self._prompt_request(
-            params,
+        request = TextRequest(
+            0,
             messages=messages,
             arguments=self.template_arguments(template_kwargs),
             call_syntax=self.message_format.call_syntax,
             add_special_tokens=add_special_tokens,
         )
-        reply = await self.text.run(request)
+        reply = await self.text.run(self._limited(request, params))
         self._check_length(reply.num_chars, request, params)
         return self.truncate_prompts(self._prompts([reply.text], reply, request, params), params)[0]
 
@@ -151,12 +150,12 @@ class Renderer:
             for prompt, token_ids in zip(prompts, truncated_ids, strict=True)
         ]
 
-    def _prompt_request(self, params: SamplingParams, **fields: Any) -> TextRequest:
-        """Return the request to tokenize prompts, limited to as many token ids as can be used."""
+    def _limited(self, request: TextRequest, params: SamplingParams) -> TextRequest:
+        """Return ``request``, which tokenizes prompts, limited to as many token ids as can be used."""
         limits = self.limits
         longest = min(limits.max_model_len, limits.max_kv_tokens)
         check_truncation(params, limits)
-        request = TextRequest(0, max_ids=longest + 1, from_start=params.truncation_side == "right", **fields)
+        request.max_ids, request.from_start = longest + 1, params.truncation_side == "right"
         if params.truncate_prompt_tokens is None and self.text.loaded.longest_token:
             request.max_chars = max(MIN_PROMPT_CHARS, longest * self.text.loaded.longest_token)
         return request

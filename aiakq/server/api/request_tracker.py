@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from typing import Any
 
 from starlette.types import Scope
 
@@ -51,11 +50,11 @@ class RequestTracker:
         if self.record.traceparent:
             request["traceparent"] = self.record.traceparent
 
-    def start(self, response_id: str, params: SamplingParams, payload: Any, stream: RequestStream) -> None:
+    def start(self, response_id: str, params: SamplingParams, model: str | None, stream: RequestStream) -> None:
         """Record that ``stream`` is in the engine's queue; a request may have several streams."""
         record = self.record
         record.response_id, record.params = response_id, params
-        record.model = payload.model or self._model.names[0]
+        record.model = model or self._model.names[0]
         self._streams.append(stream)
 
     def finish(self, reason: str, failure: BaseException | None = None) -> None:

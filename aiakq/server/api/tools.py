@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, ClassVar, Self
 
-from pydantic import Field, PrivateAttr, WithJsonSchema, model_validator
+from pydantic import Field, ModelWrapValidatorHandler, PrivateAttr, WithJsonSchema, model_validator
 
 from aiakq.errors import error
 from aiakq.server.api.output.json_text import MAX_NAME
@@ -21,7 +21,7 @@ _CHOICE_SCHEMA = {
     "required: at least one is called. An object with type and function: the tool of this name is called. An object of "
     "type allowed_tools: the mode auto or required, among the tools that it names.",
 }
-ToolChoice = Annotated[Any, WithJsonSchema(_CHOICE_SCHEMA)]
+ToolChoice = Annotated[object, WithJsonSchema(_CHOICE_SCHEMA)]
 
 
 class AsSent(RequestModel):
@@ -36,7 +36,7 @@ class AsSent(RequestModel):
 
     @model_validator(mode="wrap")
     @classmethod
-    def _keep(cls, value: Any, handler: Any) -> Any:
+    def _keep(cls, value: object, handler: ModelWrapValidatorHandler[Self]) -> Self:
         if isinstance(value, dict):
             value = cls._in_own_names(value)
         model = handler(cls._completed(value) if isinstance(value, dict) else value)
@@ -73,7 +73,7 @@ class ToolFunction(RequestModel):
 
     name: Annotated[str, Field(min_length=1, max_length=MAX_NAME)]
     description: str | None = None
-    parameters: dict[str, Any] | None = None
+    parameters: dict[str, object] | None = None
     strict: bool | None = None
 
 

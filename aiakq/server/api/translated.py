@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from pydantic import Field, PrivateAttr, WithJsonSchema
 
@@ -126,7 +126,7 @@ class TranslatedRequest(_Fields, RequestFields, Translated):
         *("model", "stream", "priority", "cache_salt", "request_id", "chat_template_kwargs"),
     )
 
-    chat_template_kwargs: Annotated[dict[str, Any], WithJsonSchema(TEMPLATE_KWARGS_SCHEMA)] | None = Field(
+    chat_template_kwargs: Annotated[dict[str, object], WithJsonSchema(TEMPLATE_KWARGS_SCHEMA)] | None = Field(
         None, description="Arguments of the chat template, such as enable_thinking."
     )
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from aiakq.runtime.text.message_parts import Content, read_content
 
 
@@ -11,14 +9,14 @@ class Turns:
     """The messages of a conversation. Consecutive parts of the assistant become one message."""
 
     def __init__(self) -> None:
-        self.messages: list[dict[str, Any]] = []
+        self.messages: list[dict[str, object]] = []
 
     def system(self, text: str) -> None:
         """Add instructions. Initial ones are merged, because many chat templates accept only one system message."""
         if not text:
             return
         if len(self.messages) == 1 and self.messages[0]["role"] == "system":
-            self.messages[0]["content"] += "\n\n" + text
+            self.messages[0]["content"] = f"{self.messages[0]['content']}\n\n{text}"
         else:
             self._add("system", content=text)
 
@@ -33,9 +31,11 @@ class Turns:
     def answer(self, text: str) -> None:
         self._assistant("content", "tool_calls")["content"] = text
 
-    def call(self, id: str | None, name: str, arguments: str | dict[str, Any]) -> None:
+    def call(self, id: str | None, name: str, arguments: str | dict[str, object]) -> None:
         call = {"id": id, "type": "function", "function": {"name": name, "arguments": arguments}}
-        self._assistant().setdefault("tool_calls", []).append(call)
+        calls = self._assistant().setdefault("tool_calls", [])
+        assert isinstance(calls, list)
+        calls.append(call)
 
     def result(self, call_id: str | None, text: str) -> None:
         """Add the result of a tool call."""
@@ -60,7 +60,7 @@ class Turns:
         for call in content.calls:
             self.call(*call)
 
-    def _assistant(self, *absent: str) -> dict[str, Any]:
+    def _assistant(self, *absent: str) -> dict[str, object]:
         """Return the last message if it is the assistant's and has none of the fields ``absent``, else a new one."""
         last = self.messages[-1] if self.messages else None
         if last is None or last["role"] != "assistant" or any(name in last for name in absent):

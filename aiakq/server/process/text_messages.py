@@ -109,7 +109,7 @@ class TextRequest(msgspec.Struct, tag="request"):
 
     number: int
     messages: list[dict[str, Any]] | None = None
-    arguments: dict[str, Any] = {}
+    arguments: dict[str, object] = {}
     call_syntax: CallSyntax = CallSyntax()
     texts: list[str] = []
     pairs: list[tuple[str, str]] = []

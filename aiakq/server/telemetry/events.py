@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal
 
 EventKind = Literal[
     "listening",
@@ -51,7 +51,7 @@ class ServerEvent:
     curl: str = ""
     page: str = ""
     facts: dict[str, str] = field(default_factory=dict)
-    values: dict[str, Any] = field(default_factory=dict)
+    values: dict[str, object] = field(default_factory=dict)
     engine_pid: int | None = None
 
 

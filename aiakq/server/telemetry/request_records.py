@@ -6,11 +6,14 @@ import contextlib
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from aiakq.errors import AiakqError
 from aiakq.runtime.protocol.output import RequestTimes
 from aiakq.runtime.protocol.sampling_params import SamplingParams
+
+if TYPE_CHECKING:
+    from opentelemetry.trace import Span
 
 #: What a request that the client abandoned before its response is logged with; nginx uses the same number.
 CLIENT_CLOSED_REQUEST = 499
@@ -65,7 +68,7 @@ class RequestRecord:
     error: str | None = None
     trace_id: str = ""
     traceparent: str = ""
-    span: Any = None
+    span: Span | None = None
     epoch_ns: int = field(default_factory=lambda: time.time_ns() - time.monotonic_ns())
 
     @contextlib.contextmanager

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 from urllib.parse import urlsplit
 
 import aiakq
@@ -19,6 +19,7 @@ from aiakq.server.telemetry.span_exporter import ReportingExporter
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace.export import SpanExporter
+    from opentelemetry.util.types import AttributeValue
 
 #: How spans travel, "grpc" or "http/protobuf"; OpenTelemetry's own variable, which vLLM reads too.
 PROTOCOL_VARIABLE = "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL"
@@ -81,7 +82,7 @@ class Tracer:
     def finish(self, record: RequestRecord) -> None:
         """End the span."""
         span = record.span
-        if not span.is_recording():
+        if span is None or not span.is_recording():
             return
         span.set_attributes(_last_attributes(record, self._served_name))
         for name, at in _moments(record):
@@ -101,14 +102,17 @@ class Tracer:
         thread.start()
         thread.join(seconds)
 
-    def _details(self, record: RequestRecord) -> list[tuple[str, float, float, dict[str, Any]]]:
+    def _details(self, record: RequestRecord) -> list[tuple[str, float, float, dict[str, AttributeValue]]]:
         """The spans inside that of the request: name, beginning, end, attributes."""
-        spans: list[tuple[str, float, float, dict[str, Any]]] = []
+        spans: list[tuple[str, float, float, dict[str, AttributeValue]]] = []
         if self._shows_phases:
             spans += [(name, began, ended, {}) for name, began, ended in record.phases]
         if self._shows_engine:
             for index, sequence in enumerate(record.sequences):
-                attributes = {"aiakq.sequence.index": index, "aiakq.num_preemptions": sequence.num_preemptions}
+                attributes: dict[str, AttributeValue] = {
+                    "aiakq.sequence.index": index,
+                    "aiakq.num_preemptions": sequence.num_preemptions,
+                }
                 spans += [(*part, attributes) for part in _engine_phases(sequence)]
         return spans
 
@@ -154,7 +158,7 @@ def _bad_endpoint(value: str, expected: str) -> Exception:
     return error("bad_option", option="--otlp-traces-endpoint", value=value, expected=expected, hint=hint)
 
 
-def _first_attributes(record: RequestRecord) -> dict[str, Any]:
+def _first_attributes(record: RequestRecord) -> dict[str, AttributeValue]:
     """Return the attributes known on arrival, which samplers see, under OpenTelemetry's HTTP and GenAI names."""
     return {
         "gen_ai.operation.name": _OPERATIONS.get(record.route, "chat"),
@@ -166,12 +170,12 @@ def _first_attributes(record: RequestRecord) -> dict[str, Any]:
     }
 
 
-def _last_attributes(record: RequestRecord, served_name: str) -> dict[str, Any]:
+def _last_attributes(record: RequestRecord, served_name: str) -> dict[str, AttributeValue]:
     """Return the attributes known at the end, under GenAI names, or vLLM's where there are none."""
     params = record.params
     scheduled, first, last = record.earliest("scheduled"), record.earliest("first_token"), record.latest("last_token")
     arrival = record.arrival_time
-    attributes: dict[str, object] = {
+    attributes: dict[str, AttributeValue] = {
         "http.response.status_code": record.status,
         "gen_ai.request.model": record.model,
         "gen_ai.response.model": served_name,

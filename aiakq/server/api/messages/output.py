@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Iterator
-from typing import Any, Literal
+from typing import Literal
 
 import msgspec
 
@@ -30,7 +30,7 @@ class ToolUseBlock(msgspec.Struct, tag="tool_use"):
 
     id: str
     name: str
-    input: dict[str, Any]
+    input: dict[str, object]
 
 
 Block = TextBlock | ThinkingBlock | ToolUseBlock

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, PrivateAttr, WithJsonSchema, model_validator
 
@@ -120,7 +120,7 @@ class MessagesFields(Translated):
     }
 
     model: ModelName | None = Field(None, description="A served name; the first one if not given.")
-    messages: Annotated[list[Any], Field(min_length=1, json_schema_extra={"items": {"type": "object"}})] = Field(
+    messages: Annotated[list[object], Field(min_length=1, json_schema_extra={"items": {"type": "object"}})] = Field(
         description="The conversation: text, tool_use, tool_result and thinking."
     )
     system: Annotated[object, WithJsonSchema(_BLOCKS_SCHEMA)] = Field(None, description="Comes first.")

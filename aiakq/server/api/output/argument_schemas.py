@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
-from typing import Any
 
 from aiakq.runtime.protocol.unicode_text import well_formed
 
@@ -37,7 +36,7 @@ _cached = lru_cache(_CACHED)(_cleaned)
 _cached_long = lru_cache(_LONG_CACHED)(_cleaned)
 
 
-class EnforcedSchemas(Mapping[str, Mapping[str, Any]]):
+class EnforcedSchemas(Mapping[str, Mapping[str, object]]):
     """Tool name -> schema of its arguments as grammars enforce it, which is computed when it is needed.
 
     given  the schemas as clients write them.

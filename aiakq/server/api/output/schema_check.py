@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from decimal import Decimal
 from functools import lru_cache
-from typing import Any, TypeGuard
+from typing import TypeGuard
 
 from aiakq.runtime.structured.ecma_patterns import to_python
 from aiakq.runtime.structured.string_formats import ANCHORED, ANCHORED_HOSTNAME_UP_TO_6
@@ -24,14 +24,14 @@ _NOT_CHECKED = frozenset(("unevaluatedProperties", "unevaluatedItems", "dependen
 
 Number = int | float | Decimal
 
-_TYPES: Mapping[str, Callable[[Any], bool]] = {
+_TYPES: Mapping[str, Callable[[object], bool]] = {
     "object": lambda value: isinstance(value, dict),
     "array": lambda value: isinstance(value, list),
     "string": lambda value: isinstance(value, str),
     "boolean": lambda value: isinstance(value, bool),
     "null": lambda value: value is None,
-    "number": lambda value: isinstance(value, int | float | Decimal) and not isinstance(value, bool),
-    "integer": lambda value: _TYPES["number"](value) and _digits_of(value)[1] >= 0,
+    "number": lambda value: _is_number(value),
+    "integer": lambda value: _is_number(value) and _digits_of(value)[1] >= 0,
 }
 
 
@@ -69,7 +69,7 @@ class _Check:
     def __init__(self, root: object, budget: Budget) -> None:
         self._root, self._budget = root, budget
 
-    def matches(self, value: Any, schema: Any, depth: int) -> bool:
+    def matches(self, value: object, schema: object, depth: int) -> bool:
         self._budget.steps -= 1
         if self._budget.steps < 0 or not depth:
             raise _Unknown
@@ -83,7 +83,7 @@ class _Check:
             and (not isinstance(value, dict) or self._matches_object(value, schema, depth - 1))
             and (not isinstance(value, list) or self._matches_array(value, schema, depth - 1))
             and (not isinstance(value, str) or self._matches_string(value, schema))
-            and (not _TYPES["number"](value) or _matches_number(value, schema))
+            and (not _is_number(value) or _matches_number(value, schema))
         )
 
     def _is_of_type(self, value: object, schema: Mapping[str, object]) -> bool:
@@ -194,7 +194,7 @@ class _Check:
 _python = lru_cache(256)(to_python)
 
 
-def _matches_number(value: Number, schema: Mapping[str, Any]) -> bool:
+def _matches_number(value: Number, schema: Mapping[str, object]) -> bool:
     if not _fits(value, schema, "minimum", "maximum"):
         return False
     number = _exact(value)
@@ -230,12 +230,12 @@ def _digits_of(value: Number) -> tuple[int, int]:
     return (0, 0) if not kept else (int(kept) * (-1 if sign else 1), power + len(text) - len(kept))
 
 
-def _fits(size: Number, schema: Mapping[str, Any], least: str, most: str) -> bool:
+def _fits(size: Number, schema: Mapping[str, object], least: str, most: str) -> bool:
     low, high, number = schema.get(least), schema.get(most), _exact(size)
     return not (_is_number(low) and number < _exact(low) or _is_number(high) and number > _exact(high))
 
 
-def _is_number(value: Any) -> TypeGuard[Number]:
+def _is_number(value: object) -> TypeGuard[Number]:
     return isinstance(value, int | float | Decimal) and not isinstance(value, bool)
 
 

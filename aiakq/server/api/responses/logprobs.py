@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from aiakq.server.api.output.events import CallStarted, ContentPiece, Event, ReasoningPiece
 
@@ -28,7 +27,7 @@ class TextLogprobs:
         self._starts += starts
         self._entries += entries
 
-    def of(self, event: Event) -> list[Any]:
+    def of(self, event: Event) -> list[object]:
         """Return the log-probabilities of the next event of the message; empty unless it is text of the answer.
 
         A token belongs to the first piece that has a part of it. Also empty if the text was changed, so that its tokens

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, PrivateAttr, WithJsonSchema
 
@@ -61,7 +61,7 @@ class TextFormat(RequestModel):
     schema_: dict[str, object] | None = Field(None, alias="schema")
     strict: bool | None = None
 
-    def response_format(self) -> dict[str, Any]:
+    def response_format(self) -> dict[str, object]:
         """Return the corresponding chat field."""
         if self.type != "json_schema":
             return {"type": self.type}
@@ -129,7 +129,7 @@ class ResponsesRequest(TranslatedRequest):
     tools: Annotated[list[object], Field(max_length=MAX_TOOLS)] | None = Field(
         None, description="Functions that the model may call, and namespaces of them."
     )
-    tool_choice: Annotated[Any, WithJsonSchema(_CHOICE_SCHEMA)] = None
+    tool_choice: Annotated[object, WithJsonSchema(_CHOICE_SCHEMA)] = None
     parallel_tool_calls: bool | None = Field(
         None, description="false: calls after the first one are left out; true if not given."
     )
