@@ -1,4 +1,4 @@
-"""A scheduler with LoRA adapters, and what an executor has of them."""
+"""A simulation of a scheduler with LoRA adapters and of an executor that loads and stages them."""
 
 from __future__ import annotations
 
@@ -19,11 +19,14 @@ def ref(key: str, nbytes: int = 10) -> AdapterRef:
     return AdapterRef(key, f"name of {key}", f"/adapters/{key}", nbytes)
 
 
-class World:
-    """A scheduler, and an executor's adapters: those that are loaded (``slots``), being read, and read.
+class AdapterSimulation:
+    """A scheduler and the adapters of an executor.
 
-    reads           keys in the order in which they were staged.
-    reads_per_step  adapters that are read during a step.
+    slots            keys of loaded adapters by slot.
+    staging          keys of adapters that are being read from disk.
+    staged           keys of adapters that were read and wait for a slot.
+    staging_order    all keys in the order in which their staging began.
+    staged_per_step  adapters whose staging completes in a step.
     """
 
     def __init__(self, num_pages: int = 60, max_num_seqs: int = 4, **lora: int) -> None:
@@ -32,10 +35,10 @@ class World:
         self.resource = AdapterResource(LoraConfig(**lora))
         self.scheduler = Scheduler(PagePool(num_pages, 4), config, [self.resource])
         self.slots: dict[int, str] = {}
-        self.reading: list[str] = []
-        self.read: set[str] = set()
-        self.reads: list[str] = []
-        self.reads_per_step = 99
+        self.staging: list[str] = []
+        self.staged: set[str] = set()
+        self.staging_order: list[str] = []
+        self.staged_per_step = 99
         self.count = 0
         self.steps = 0
 
@@ -58,12 +61,12 @@ class World:
         return sequence
 
     def step(self) -> list[Sequence]:
-        """One step; returns the sequences that ran."""
+        """Run one step and return the sequences in it."""
         self.steps += 1
         pool = self.resource.pool
-        for key in self.reading[: self.reads_per_step]:
-            self.reading.remove(key)
-            self.read.add(key)
+        for key in self.staging[: self.staged_per_step]:
+            self.staging.remove(key)
+            self.staged.add(key)
             pool.set_ready(key)
         chunks = self.scheduler.schedule(float(self.steps))
         if chunks:
@@ -72,18 +75,18 @@ class World:
                     del self.slots[new.slot]
                     continue
                 assert new.slot not in self.slots, "the slot is in use"
-                assert new.adapter.key in self.read, "a step reads an adapter"
-                self.read.remove(new.adapter.key)
+                assert new.adapter.key in self.staged, "the step would wait for the adapter to be read"
+                self.staged.remove(new.adapter.key)
                 self.slots[new.slot] = new.adapter.key
         dropped, wanted = pool.staging_changes()
         for adapter in dropped:
-            self.read.discard(adapter.key)
-            self.reading = [key for key in self.reading if key != adapter.key]
+            self.staged.discard(adapter.key)
+            self.staging = [key for key in self.staging if key != adapter.key]
         for adapter in wanted:
-            assert adapter.key not in self.read and adapter.key not in self.reading, "it is staged twice"
-            self.reading.append(adapter.key)
-            self.reads.append(adapter.key)
-        assert len(self.reading) + len(self.read) <= self.max_staged
+            assert adapter.key not in self.staged and adapter.key not in self.staging, "the adapter is staged twice"
+            self.staging.append(adapter.key)
+            self.staging_order.append(adapter.key)
+        assert len(self.staging) + len(self.staged) <= self.max_staged
         for chunk in chunks:
             adapter = chunk.sequence.adapter
             assert adapter is None or adapter.key in self.slots.values(), "an adapter that runs was evicted"
@@ -98,12 +101,12 @@ class World:
         self.scheduler.check()
         return [chunk.sequence for chunk in chunks]
 
-    def read_all(self) -> None:
-        """Step until every adapter is read that has room and that nobody runs with."""
+    def stage_all(self) -> None:
+        """Run steps until every adapter that can be staged is staged."""
         while True:
-            count = len(self.reads)
+            count = len(self.staging_order)
             self.step()
-            if not self.reading and len(self.reads) == count:
+            if not self.staging and len(self.staging_order) == count:
                 return
 
     def drain(self, limit: int = 10_000) -> None:
