@@ -63,7 +63,6 @@ class QuantizeArguments:
         choices=tuple(DTYPES),
         metavar="fp16|bf16|fp32",
         expected="fp16, bf16 or fp32",
-        hint="",
     )
     smooth_alpha: float | str | None = argument(
         None,
@@ -105,14 +104,12 @@ class QuantizeArguments:
         "gptq: order in which columns are quantized. static: by importance over the whole row; group: by importance "
         "within and between groups (the default); none: natural order.",
         choices=("none", "static", "group"),
-        hint="",
         group="method",
     )
     scale_search: str | None = argument(
         None,
         "Range of each group. minmax: the full range of its weights; mse: also smaller ranges if their error is lower.",
         choices=("minmax", "mse"),
-        hint="",
         group="method",
     )
     sweeps: int | None = argument(
@@ -121,7 +118,6 @@ class QuantizeArguments:
         low=0,
         high=100,
         expected="between 0 and 100",
-        hint="",
         group="method",
     )
     gptaq: bool = argument(
@@ -257,7 +253,6 @@ class QuantizeArguments:
         low=0.0,
         metavar="GB",
         expected="a number of gigabytes",
-        hint="",
         group="machine",
     )
     trust_remote_code: bool = argument(False, "Run Python code from the model folder.", group="model")

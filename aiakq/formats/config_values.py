@@ -18,7 +18,6 @@ SIZE = Constraint(type=int, low=1, high=2**31 - 1, expected="a positive integer"
 COUNT = Constraint(type=int, low=0, high=2**31 - 1, expected="a number of 0 or more")
 SWITCH, OBJECT = Constraint(type=bool), Constraint(type=dict)
 _INTEGER = Constraint(type=int, low=-1, high=2**31 - 1)
-_BITS = Constraint(type=int, choices=(2, 3, 4, 8))
 
 
 def malformed(name: str, value: object, expected: str = "") -> AiakqError:

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from aiakq.arguments.engine import EngineArguments
+from aiakq.constraints import Constraint
 from aiakq.errors import AiakqError, error
 from aiakq.formats.hub import resolve_model
 from aiakq.formats.model_folder import read_json
 from aiakq.runtime.config.generation_keys import APPLIED, SAMPLING, describe, not_applied, of_model_config
 from aiakq.runtime.protocol.grammar import GrammarDefaults
-from aiakq.runtime.protocol.sampling_params import SamplingParams, allowed_values
+from aiakq.runtime.protocol.sampling_params import PARAMETERS
 
 logger = logging.getLogger("aiakq.runtime")
 
@@ -25,6 +26,17 @@ _NO_SCALING = frozenset({"rope_theta", "partial_rotary_factor"})
 _SAME_CONTEXT = frozenset({"default", "llama3", "longrope"})
 #: Generation values that are integers, or lists of them.
 _INTEGERS = frozenset({"top_k", "max_new_tokens", "eos_token_id"})
+#: What generation values may be.
+_VALUES = {
+    **{
+        name: replace(PARAMETERS[name], expected=f"{PARAMETERS[name].kind}: {PARAMETERS[name].expected}")
+        for name in SAMPLING
+    },
+    "max_new_tokens": Constraint(type=int, low=1, expected="a number of tokens, 1 or more"),
+    "eos_token_id": Constraint(
+        type=int, also=(list,), entries=Constraint(type=int), expected="a token id or a list of token ids"
+    ),
+}
 #: What a server can do, besides a correction of the file, about a value that no request could have.
 _OTHERWISE = ", override the value with --override-generation-config, or ignore the file with --generation-config vllm"
 
@@ -141,25 +153,13 @@ def _checked(name: str, value: Any, file: str | None, otherwise: str = _OTHERWIS
         return None
     if name in _INTEGERS:
         value = [_whole(each) for each in value] if isinstance(value, list) else _whole(value)
-    try:
-        if name == "eos_token_id":
-            allowed = "a token id or a list of token ids"
-            ids = value if isinstance(value, list) else [value]
-            if not all(type(id) is int for id in ids):
-                raise error("invalid_type", param=name, reason=f"{allowed} is expected")
-        elif name == "max_new_tokens":
-            allowed = "a number of tokens, 1 or more"
-            if type(value) is not int or value < 1:
-                raise error("value_out_of_range", param=name, value=value, allowed=allowed)
-        else:
-            allowed = allowed_values(name)
-            SamplingParams(**{name: value})
-    except AiakqError:
-        if file is None:
-            raise _bad("--override-generation-config", f"{name}: {value!r:.64}", allowed) from None
-        fields = {"key": name, "value": f"{value!r:.64}", "allowed": allowed, "otherwise": otherwise}
-        raise error("generation_config", file=file, **fields) from None
-    return value
+    constraint = _VALUES[name]
+    if constraint.refusal(value) is None:
+        return value
+    if file is None:
+        raise _bad("--override-generation-config", f"{name}: {value!r:.64}", str(constraint.expected))
+    fields = {"key": name, "value": f"{value!r:.64}", "allowed": constraint.expected, "otherwise": otherwise}
+    raise error("generation_config", file=file, **fields)
 
 
 def _whole(value: object) -> object:

@@ -217,25 +217,21 @@ def _default(
     return Pooling(modules.pooling, normalize=modules.normalize)
 
 
+#: Keys of --override-pooler-config and their types.
+_KEYS = {
+    **{"pooling_type": str, "normalize": bool, "softmax": bool, "use_activation": bool},
+    **{"seq_pooling_type": str, "tok_pooling_type": str, "step_tag_id": int, "task": str},
+}
+
+
 def _override(pooling: Pooling, override: Mapping[str, object], has_scores: bool) -> Pooling:
     """Return ``pooling`` with --override-pooler-config applied. Raises ``bad_option``."""
     override = _without_unsupported(override)
-    known: dict[str, tuple[type, ...]] = {
-        "pooling_type": (str,),
-        "normalize": (bool,),
-        "softmax": (bool,),
-        "use_activation": (bool,),
-        "seq_pooling_type": (str,),
-        "tok_pooling_type": (str,),
-        "step_tag_id": (int,),
-        "task": (str,),
-    }
     for name, value in override.items():
-        if name not in known:
-            reason = "one of " + ", ".join(known)
-            raise _bad_override(name, reason)
-        if value is not None and type(value) not in known[name]:
-            raise _bad_override(f"{name}: {value!r:.64}", f"a value of type {known[name][0].__name__}")
+        if name not in _KEYS:
+            raise _bad_override(name, "one of " + ", ".join(_KEYS))
+        if value is not None and (refused := Constraint(type=_KEYS[name]).refusal(value)) is not None:
+            raise _bad_override(f"{name}: {value!r:.64}", refused.expected)
     override = _older_keys(override, has_scores)
     kind = _kind(str(override.get("pooling_type") or "").upper(), pooling.kind, override.get("task"), has_scores)
     if kind not in POOLING_TYPES:

@@ -29,9 +29,13 @@ MAX_STOP_CHARS, MAX_BAD_WORDS = 256, 128
 _TOKEN_ID = Constraint(type=int, words="a token id", limited_by="token_id")
 _STOP = Constraint(type=str, least=1, most=MAX_STOP_CHARS, expected=f"strings of 1 to {MAX_STOP_CHARS} characters")
 _WORD = replace(_STOP, pattern=r"\S", expected=f"words of 1 to {MAX_STOP_CHARS} characters")
+_PENALTY: dict[str, Any] = {"low": -2.0, "high": 2.0, "expected": "-2 to 2"}
+_WHOLE = "0 or more, or -1 for the whole vocabulary"
+_LOGPROBS: dict[str, Any] = {"low": -1, "expected": _WHOLE, "limited_by": "logprobs"}
+_NUMBER: dict[str, Any] = {"low": 1, "expected": "1 or more", "http_maximum": 128}
 
 
-def _count(default: int | None, help: str, low: int, expected: str, **settings: Any) -> Any:
+def _count(default: int | None, help: str, low: int = 0, expected: str = "0 or more", **settings: Any) -> Any:
     return _param(default, help, low=low, high=2**31, expected=expected, **settings)
 
 
@@ -56,23 +60,15 @@ class SamplingParams:
     OpenAPI document and docs/routes.md are derived from them.
     """
 
-    n: int = _count(1, "Sequences returned for the prompt.", 1, "1 or more", http_maximum=128)
+    n: int = _count(1, "Sequences returned for the prompt.", **_NUMBER)
     best_of: int | None = _count(
-        None,
-        "Sequences generated, of which the n with the highest cumulative log-probability are returned.",
-        1,
-        "1 or more",
-        http_maximum=128,
+        None, "Sequences generated, of which the n with the highest cumulative log-probability are returned.", **_NUMBER
     )
     presence_penalty: float = _param(
-        0.0, "Subtracted once from the logit of every token already generated.", low=-2.0, high=2.0, expected="-2 to 2"
+        0.0, "Subtracted once from the logit of every token already generated.", **_PENALTY
     )
     frequency_penalty: float = _param(
-        0.0,
-        "Subtracted from the logit of a token for each time it was generated.",
-        low=-2.0,
-        high=2.0,
-        expected="-2 to 2",
+        0.0, "Subtracted from the logit of a token for each time it was generated.", **_PENALTY
     )
     repetition_penalty: float = _param(
         1.0,
@@ -119,24 +115,14 @@ class SamplingParams:
     max_tokens: int | None = _count(
         16,
         "Tokens to generate at most. None: up to the end of the context. 0: only score the prompt.",
-        0,
-        "0 or more",
         limited_by="max_tokens",
     )
-    min_tokens: int = _count(0, "Tokens to generate before the text may end.", 0, "0 or more")
+    min_tokens: int = _count(0, "Tokens to generate before the text may end.")
     logprobs: int | None = _count(
-        None,
-        "Return this many of the most likely tokens per position, beside the chosen one.",
-        -1,
-        "0 or more, or -1 for the whole vocabulary",
-        limited_by="logprobs",
+        None, "Return this many of the most likely tokens per position, beside the chosen one.", **_LOGPROBS
     )
     prompt_logprobs: int | None = _count(
-        None,
-        "Return this many of the most likely tokens per position of the prompt; the first has none.",
-        -1,
-        "0 or more, or -1 for the whole vocabulary",
-        limited_by="logprobs",
+        None, "Return this many of the most likely tokens per position of the prompt; the first has none.", **_LOGPROBS
     )
     detokenize: bool = _switch(True, "Whether to generate text, not only token ids.", only_local=True)
     skip_special_tokens: bool = _switch(True, "Leave special tokens out of the text.")
@@ -280,12 +266,6 @@ _CHECKS = Checks(
     {name: PARAMETERS[name] for name in PARAMETERS if name not in _READ and PARAMETERS[name].type is not object}
 )
 _FLOATS = tuple(name for name, parameter in PARAMETERS.items() if parameter.type is float)
-
-
-def allowed_values(name: str) -> str:
-    """Return the valid values of a numeric parameter, in words."""
-    parameter = PARAMETERS[name]
-    return f"{parameter.kind}: {parameter.expected}"
 
 
 def _well_formed(texts: object) -> Any:
