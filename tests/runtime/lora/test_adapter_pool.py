@@ -13,6 +13,7 @@ from aiakq.runtime.engine.sequence import Sequence
 from aiakq.runtime.lora import adapter_pool as adapters
 from aiakq.runtime.lora.adapter_pool import AdapterPool
 from aiakq.runtime.protocol.command import FreeAdapter
+from aiakq.runtime.protocol.request import RequestOptions
 
 
 def test_no_more_adapters_run_than_allowed_and_base_sequences_pass_by():
@@ -393,5 +394,7 @@ def test_an_adapter_loaded_and_evicted_between_batches_is_never_seen():
 
 
 def test_prefixes_of_adapters_differ():
-    assert root_hash("") == b"" and root_hash("x") == root_hash("x", "")
-    assert len({root_hash(salt, key) for salt in ("", "x") for key in ("", "a", "b")}) == 6
+    adapters = [None, ref("a"), ref("b")]
+    options = [RequestOptions(cache_salt=salt, adapter=adapter) for salt in ("", "x") for adapter in adapters]
+    roots = [root_hash(each.page_scope) for each in options]
+    assert roots[0] == b"" and len(set(roots)) == 6
