@@ -141,11 +141,6 @@ class Replicas:
         running = [manager for manager in self.managers if manager.failure is None]
         await asyncio.gather(*(manager.prefetch_adapter(adapter) for manager in running))
 
-    def unload_adapter(self, adapter: AdapterRef) -> None:
-        """See RequestManager."""
-        for manager in self.managers:
-            manager.unload_adapter(adapter)
-
     def use_adapters(self, versions: AdapterVersions) -> None:
         """See RequestManager."""
         for manager in self.managers:

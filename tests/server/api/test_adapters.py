@@ -205,7 +205,7 @@ def test_labels_of_metrics_stay_those_of_served_adapters_over_a_thousand_loads()
         metrics=metrics,
         model=SimpleNamespace(adapters=registry, adapter=registry.get, names=["model"]),
         manager=SimpleNamespace(
-            adapters=SimpleNamespace(check=check), prefetch_adapter=prefetch, unload_adapter=lambda adapter: None
+            adapters=SimpleNamespace(check=check), prefetch_adapter=prefetch, send=lambda command: None
         ),
         check_available=lambda: None,
         max_body_bytes=1000,

@@ -207,7 +207,11 @@ def test_an_adapter_that_is_unloaded_stays_while_a_request_waits_for_its_grammar
 
     class Compiling(HeldRequests):
         def hold(self, specs: Sequence[RequestSpec]) -> list[RequestSpec]:
-            self._held += [(compiling, spec) for spec in specs if spec.request_id == "waits"]
+            for spec in specs:
+                if spec.request_id == "waits":
+                    self._held.append((compiling, spec))
+                    for resource in self._resources:
+                        resource.expect(spec)
             return super().hold([spec for spec in specs if spec.request_id != "waits"])
 
     monkeypatch.setattr(engine_process, "HeldRequests", Compiling)
