@@ -8,6 +8,9 @@ from typing import Any
 
 import torch
 
+from aiakq import LLM
+from aiakq.runtime.lora.store import AdapterStore
+
 #: Combinations of the fields that change the function of an adapter.
 FIELDS: dict[str, dict[str, Any]] = {
     "plain": {"r": 4, "lora_alpha": 16},
@@ -61,3 +64,9 @@ def save_adapter(model: Any, path: Path) -> Path:
         warnings.simplefilter("ignore")
         model.save_pretrained(str(path))
     return path
+
+
+def store_of(llm: LLM) -> AdapterStore:
+    """Return the adapters in the memory of this process."""
+    (store,) = (part for part in llm.engine.executor.runner.parts if isinstance(part, AdapterStore))
+    return store

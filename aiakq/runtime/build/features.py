@@ -1,4 +1,6 @@
-"""The features that have a part in scheduling: each is a ``Resource`` or a ``StepExtension`` of the scheduler."""
+"""The features of an engine: each has a part in scheduling (``Resource`` or ``StepExtension``), in the executor
+(``ExecutorPart``), or both.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +9,8 @@ from aiakq.runtime.config.scheduler import SchedulerConfig
 from aiakq.runtime.engine.pages import PagePool
 from aiakq.runtime.engine.resources import Resource
 from aiakq.runtime.engine.scheduler import Scheduler
+from aiakq.runtime.executor.sequences import ExecutorPart
+from aiakq.runtime.models.interface import Model
 
 #: Feature -> a function that takes a ``SchedulerConfig`` and the ``PagePool``, and returns a ``Resource``, or None if
 #: the configuration does not enable the feature.
@@ -17,9 +21,27 @@ RESOURCES = Registry(
         "speculation": "aiakq.runtime.speculation.planner:new_planner",
     },
 )
+#: Feature -> a function that takes a ``Model`` and whether tokens are sampled in its executor, and returns an
+#: ``ExecutorPart``, or None if it has none.
+EXECUTOR_PARTS = Registry(
+    "aiakq.executor_parts",
+    {
+        "lora": "aiakq.runtime.lora.store:new_part",
+        "structured": "aiakq.runtime.structured.executor_part:new_part",
+    },
+)
 
 
 def new_scheduler(config: SchedulerConfig, pool: PagePool) -> Scheduler:
     """Create a scheduler over ``pool`` with the features that ``config`` enables. Raises ``plugin``."""
     found: list[Resource | None] = [RESOURCES.load(name)(config, pool) for name in RESOURCES]
     return Scheduler(pool, config, [resource for resource in found if resource is not None])
+
+
+def new_parts(model: Model, samples: bool) -> list[ExecutorPart]:
+    """Create the parts of features in the executor of one rank of ``model``. Raises ``plugin``.
+
+    samples  whether tokens are sampled there.
+    """
+    found: list[ExecutorPart | None] = [EXECUTOR_PARTS.load(name)(model, samples) for name in EXECUTOR_PARTS]
+    return [part for part in found if part is not None]

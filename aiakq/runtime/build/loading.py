@@ -10,7 +10,7 @@ import torch
 
 from aiakq.runtime.build.features import new_scheduler
 from aiakq.runtime.build.limits import bounds_of, limits_of
-from aiakq.runtime.build.new_runner import load_models, new_model_proposer, new_runner
+from aiakq.runtime.build.new_runner import fitting_pages, load_models, new_model_proposer, new_target_runner
 from aiakq.runtime.config.engine import EngineConfig
 from aiakq.runtime.device_memory import release_memory
 from aiakq.runtime.distributed.messages import Configure
@@ -18,12 +18,7 @@ from aiakq.runtime.distributed.rank_group import RankGroup
 from aiakq.runtime.distributed.starting import limit_torch_threads, start_ranks
 from aiakq.runtime.engine.engine import Engine
 from aiakq.runtime.engine.pages import PagePool
-from aiakq.runtime.executor.kv_cache import (
-    count_pages,
-    describe_states,
-    fit_positions,
-    kv_bytes_per_page,
-)
+from aiakq.runtime.executor.kv_cache import describe_states, fit_positions, kv_bytes_per_page
 from aiakq.runtime.executor.selection import new_executor
 from aiakq.runtime.speculation.step_costs import set_step_costs
 from aiakq.system.memory import gc_frozen
@@ -68,12 +63,11 @@ def _load_engine(config: EngineConfig, on_phase: Callable[[Phase], None], group:
     method = f"{config.spec.method}, {config.spec.describe()}" if config.spec else "not quantized"
     on_phase(Phase("weights", time.monotonic() - started, f"{config.architecture}, {method}"))
     started = time.monotonic()
-    draft_bytes = 0 if draft is None else kv_bytes_per_page(draft, config.cache)
     if group is None:
-        num_pages = count_pages(config, model, 1, draft_bytes)
+        num_pages = fitting_pages(config, model, draft)
     else:
         group.wait_loaded(config, operations.get("tensor parallel", ""))  # only then is free memory known
-        num_pages = group.count_pages(count_pages(config, model, group.host_ranks, draft_bytes))
+        num_pages = group.count_pages(fitting_pages(config, model, draft, group.host_ranks))
     if config.fit_model_len:
         fitting = min(config.model.num_positions, (num_pages - 1) * config.cache.block_size)
         config = replace(config, max_model_len=min(config.max_model_len, fitting))
@@ -81,7 +75,7 @@ def _load_engine(config: EngineConfig, on_phase: Callable[[Phase], None], group:
     tokens = pool.num_usable * config.cache.block_size
     bounds = bounds_of(config, tokens)
     num_slots = config.scheduler.max_num_seqs + 1  # one slot is the engine's
-    runner = new_runner(config, model, num_pages, num_slots)
+    runner = new_target_runner(config, model, num_pages, num_slots, samples=True)
     how = runner.capture(bounds, config.compilation)
     scheduler = new_scheduler(config.scheduler, pool)
     size = num_pages * kv_bytes_per_page(model, config.cache)

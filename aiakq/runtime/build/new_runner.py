@@ -2,31 +2,53 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
+from aiakq.runtime.build.features import new_parts
 from aiakq.runtime.build.model_loader import load_within_memory
 from aiakq.runtime.config.engine import EngineConfig
 from aiakq.runtime.distributed.model_share import ModelShare
 from aiakq.runtime.executor.cpu_program import Bounds
-from aiakq.runtime.executor.kv_cache import state_rows
+from aiakq.runtime.executor.kv_cache import count_pages, kv_bytes_per_page, state_rows
 from aiakq.runtime.executor.model_proposer import ModelProposer
 from aiakq.runtime.executor.output_reader import new_logprobs_reader
 from aiakq.runtime.executor.runner import Runner
-from aiakq.runtime.lora.store import AdapterStore
-from aiakq.runtime.models.decoder import Decoder
+from aiakq.runtime.executor.sequences import ExecutorPart
 from aiakq.runtime.models.interface import Model
 from aiakq.runtime.pooling.pooler import poolers_of
 
 
-def new_runner(config: EngineConfig, model: Model, num_pages: int, num_slots: int) -> Runner:
-    """Create a runner of ``model`` with a KV cache of ``num_pages``. Raises what ``poolers_of`` raises."""
+def new_runner(
+    config: EngineConfig, model: Model, num_pages: int, num_slots: int, parts: Sequence[ExecutorPart] = ()
+) -> Runner:
+    """Create a runner of ``model`` with a KV cache of ``num_pages`` and the ``parts`` of features. Raises what
+    ``poolers_of`` raises.
+    """
     states = state_rows(config, model, num_pages, num_slots)
     pooling = config.pooling
     new_reader = new_logprobs_reader if pooling is None else poolers_of(config.load.path, pooling.dense)
-    runner = Runner(model, num_pages, config.cache.block_size, config.device.device, states, new_reader)
-    if isinstance(model, Decoder) and model.adapters is not None:
-        runner.adapters = AdapterStore(model.adapters)
-    return runner
+    return Runner(model, num_pages, config.cache.block_size, config.device.device, states, new_reader, parts)
+
+
+def new_target_runner(config: EngineConfig, model: Model, num_pages: int, num_slots: int, samples: bool) -> Runner:
+    """Create the runner of the target model, with the parts of features. Raises what ``new_runner`` raises.
+
+    samples  whether tokens are sampled in this process.
+    """
+    return new_runner(config, model, num_pages, num_slots, new_parts(model, samples))
+
+
+def fitting_pages(config: EngineConfig, model: Model, draft: Model | None = None, host_ranks: int = 1) -> int:
+    """Return how many pages fit into memory beside what features take; see ``count_pages``.
+
+    draft  model that proposes draft tokens, with pages of its own.
+    """
+    draft_bytes = 0 if draft is None else kv_bytes_per_page(draft, config.cache)
+    reserved_bytes = 0
+    if model.adapters is not None:
+        reserved_bytes = model.adapters.reserved_bytes(config.device.device, config.scheduler.num_stages)
+    return count_pages(config, model, host_ranks, draft_bytes, reserved_bytes)
 
 
 def load_models(

@@ -94,14 +94,14 @@ def _follow(channel: FollowerChannel, load: Load, connect: Callable[[Load], Conn
     import torch
 
     from aiakq.runtime.build.model_loader import load_model
-    from aiakq.runtime.build.new_runner import new_runner
+    from aiakq.runtime.build.new_runner import fitting_pages, new_target_runner
     from aiakq.runtime.config.engine import EngineConfig
     from aiakq.runtime.distributed.links import LinkReceiver, LinkSender
     from aiakq.runtime.distributed.model_share import ModelShare
     from aiakq.runtime.distributed.rank_group import checkpoint_digest
     from aiakq.runtime.executor.cpu_program import Bounds
     from aiakq.runtime.executor.follower import Follower, Stages
-    from aiakq.runtime.executor.kv_cache import count_pages, fit_positions
+    from aiakq.runtime.executor.kv_cache import fit_positions
 
     torch.set_num_threads(load.threads)
     connected = connect(load)
@@ -111,15 +111,15 @@ def _follow(channel: FollowerChannel, load: Load, connect: Callable[[Load], Conn
     channel.send(RankLoaded(version("aiakq"), checkpoint_digest(config), facts.get("tensor parallel", "")))
     sizes = channel.receive()
     if isinstance(sizes, CountPages):
-        channel.send(PagesCounted(count_pages(config, model, load.host_ranks)))
+        channel.send(PagesCounted(fitting_pages(config, model, host_ranks=load.host_ranks)))
         sizes = channel.receive()
     if sizes is None:
         return
     assert isinstance(sizes, Configure), "the next message says how large the cache is"
-    runner = new_runner(config, model, sizes.num_pages, sizes.num_slots)
+    stages = Stages(samples=load.num_stages > 1 and load.rank == load.size * (load.num_stages - 1))
+    runner = new_target_runner(config, model, sizes.num_pages, sizes.num_slots, stages.samples)
     runner.capture(Bounds(sizes.tokens, sizes.rows, sizes.length), config.compilation)
     inbox = _Inbox(channel)
-    stages = Stages(samples=load.num_stages > 1 and load.rank == load.size * (load.num_stages - 1))
     if connected.link_out is not None:
         stages.link_out = LinkSender(connected.link_out)
     if connected.link_in is not None:

@@ -9,21 +9,21 @@ from __future__ import annotations
 
 import hashlib
 from collections import OrderedDict
+from collections.abc import Mapping
 from collections.abc import Sequence as SequenceType
 
 #: Hash of the empty prefix.
 ROOT = b""
 
 
-def root_hash(salt: str, adapter: str = "") -> bytes:
-    """Return the hash of the empty prefix for requests with a cache salt or a LoRA adapter (by its key).
-
-    Pages are shared only between requests with the same salt and adapter.
-    """
-    root = hashlib.blake2b(salt.encode(), digest_size=16, person=b"aiakq cache salt").digest() if salt else ROOT
-    if not adapter:
-        return root
-    return hashlib.blake2b(root + adapter.encode(), digest_size=16, person=b"aiakq adapter").digest()
+def root_hash(scope: Mapping[str, str]) -> bytes:
+    """Return the hash of the empty prefix for requests with a ``page_scope``: pages are shared only within it."""
+    root = ROOT
+    for kind, value in scope.items():
+        if value:
+            person = f"aiakq {kind}".encode()
+            root = hashlib.blake2b(root + value.encode(), digest_size=16, person=person).digest()
+    return root
 
 
 def page_hash(parent: bytes, token_ids: SequenceType[int]) -> bytes:

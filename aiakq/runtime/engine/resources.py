@@ -3,23 +3,30 @@ resource that also has a part in steps, such as draft tokens.
 
 A feature that admits sequences is a subclass, which ``Scheduler`` is given; neither it nor the engine knows which there
 are. Its methods are called in this order for every sequence: ``add``, then any number of times ``admits``, ``acquire``
-and ``release``, then ``remove``.
+and ``release``, then ``remove``. What prepares requests elsewhere may announce their sequences before, with ``expect``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from typing import Any
 
 from aiakq.runtime.engine.executor import Executor
 from aiakq.runtime.engine.sequence import ScheduledChunk, Sequence
 from aiakq.runtime.protocol.command import Command, ExecutorCommand
+from aiakq.runtime.protocol.request import RequestSpec
 from aiakq.runtime.protocol.step import ChunkResult
 
 
 class Resource:
     """A resource of which there is always enough; subclasses override what they need."""
+
+    def expect(self, spec: RequestSpec) -> None:
+        """A sequence will be added, unless it is withdrawn before."""
+
+    def withdraw(self, spec: RequestSpec) -> None:
+        """A sequence that is expected will not be added."""
 
     def add(self, sequence: Sequence) -> None:
         """A new sequence waits."""
@@ -55,9 +62,16 @@ class Resource:
         """Return the executor's commands for the next batch."""
         return []
 
+    def handlers(self) -> Mapping[type, Callable[[Any], None]]:
+        """Return the functions that carry out commands to the engine, by the type of the command."""
+        return {}
+
     def handle(self, command: Command) -> bool:
-        """Carry out a command to the engine; return whether it is one of this resource."""
-        return False
+        """Carry out a command to the engine, if it is one of this resource; return whether it is."""
+        handler = self.handlers().get(type(command))
+        if handler is not None:
+            handler(command)
+        return handler is not None
 
     def check(self) -> None:
         """Assert the invariants that hold between steps."""

@@ -83,10 +83,8 @@ class Sequence:
 
     @property
     def scope(self) -> bytes:
-        """Sequences with the same one may share pages and learn draft tokens from each other: a hash of the cache salt,
-        into which the server mixes the API key, and of the adapter.
-        """
-        return root_hash(self.spec.options.cache_salt, "" if self.adapter is None else self.adapter.key)
+        """Sequences with the same one may share pages and learn draft tokens from each other."""
+        return root_hash(self.spec.options.page_scope)
 
     def page_hashes(self, page_size: int, count: int) -> list[bytes]:
         """Chained hashes of the first ``count`` full pages; computed once each."""

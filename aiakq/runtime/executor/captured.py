@@ -17,10 +17,14 @@ from aiakq.runtime.layers.experts import SparseMLP
 from aiakq.runtime.models.decoder import Decoder
 from aiakq.runtime.models.interface import Model, ModelInput, StageOutput
 
-#: Operations that can be recorded only as native CPU operations, and not on a GPU: those of recurrent layers.
-NATIVE_ONLY = ("convolution", "recurrence", "gated_norm")
-#: Implementations of LoRA products that can be recorded: their rows, which differ in every step, come from a table.
-WITH_TABLES = {"cpu": {"cpu"}, "cuda": {"triton"}}
+#: Operations that not every implementation computes in a way that can be recorded -> those that do, by device. Products
+#: of LoRA need their rows, which differ in every step, from a table.
+RECORDED: dict[str, dict[str, set[str]]] = {
+    "convolution": {"cpu": {"cpu"}},
+    "recurrence": {"cpu": {"cpu"}},
+    "gated_norm": {"cpu": {"cpu"}},
+    "lora": {"cpu": {"cpu"}, "cuda": {"triton"}},
+}
 
 
 class CapturedStep(Protocol):
@@ -59,12 +63,9 @@ def _captured(
     if not isinstance(model, Decoder):
         return None, "the model runs through transformers"
     device = caches[0][0].device
-    native = {"cpu"} if device.type == "cpu" else set()
-    for operation in NATIVE_ONLY:
-        if unsupported := model.ops.selected(operation) - native:
+    for operation, implementations in RECORDED.items():
+        if unsupported := model.ops.selected(operation) - implementations.get(device.type, set()):
             return None, f"{operation} is implemented by {', '.join(sorted(unsupported))}"
-    if unsupported := model.ops.selected("lora") - WITH_TABLES.get(device.type, set()):
-        return None, f"lora is implemented by {', '.join(sorted(unsupported))}"
     if device.type == "cuda":
         if model.config.head is not None:
             return None, "the model does not decode"

@@ -9,7 +9,6 @@ other steps compute nothing for adapters.
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable
 from typing import Any
 
@@ -126,14 +125,13 @@ class DecodeGraphs:
             kept[count:size] = padding
         self._table[:count, :width] = page_table
         self._table[count:size, :1] = 0
-        adapters = self._model.adapters
-        adapted = adapters is not None and adapters.are_used
-        replay = self._made.get((size, adapted)) or self._make(size, adapted)
+        variant = self._model.variant
+        replay = self._made.get((size, variant)) or self._make(size, variant)
         replay()
         step.aux_hidden_states += [states[:count] for states in self._aux_hidden_states]
         return self._logits[:count]
 
-    def _make(self, size: int, adapted: bool) -> Callable[[], None]:
+    def _make(self, size: int, variant: bool) -> Callable[[], None]:
         rows = self._rows
         context = AttentionContext(
             query_start=rows[: size + 1].to(torch.int32),
@@ -153,10 +151,8 @@ class DecodeGraphs:
             for kept, states in zip(self._aux_hidden_states, step.aux_hidden_states, strict=True):
                 kept[:size] = states
 
-        with contextlib.ExitStack() as stack:
-            if adapted and self._model.adapters is not None:
-                stack.enter_context(self._model.adapters.for_any_rows())
-            replay = self._made[size, adapted] = captured(compute, self._pool)
+        with self._model.recording():
+            replay = self._made[size, variant] = captured(compute, self._pool)
         return replay
 
 

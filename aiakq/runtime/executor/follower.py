@@ -26,12 +26,12 @@ from aiakq.runtime.distributed.messages import (
     Sampled,
     ToRank,
 )
-from aiakq.runtime.executor.commands import CommandHandlers, handlers_of
+from aiakq.runtime.executor.commands import CommandHandlers
 from aiakq.runtime.executor.runner import Runner
 from aiakq.runtime.executor.sampled_step import SampledStep
 from aiakq.runtime.executor.sequences import RunningSequences, SequenceState
 from aiakq.runtime.models.interface import StageOutput
-from aiakq.runtime.protocol.command import ExecutorCommand, LoadAdapter, ResetSequences
+from aiakq.runtime.protocol.command import ExecutorCommand, ResetSequences
 from aiakq.runtime.protocol.step import StepBatch, StepResult
 
 #: Seconds to leave to rank 0 for finding out which rank failed, before this rank reports a failed collective.
@@ -85,12 +85,11 @@ class Follower:
         max_pages: int,
     ) -> None:
         self._runner, self._rank, self._collective, self._stages = runner, rank, collective, stages
-        self._sequences = RunningSequences(num_slots, max_pages, runner.new_reader)
+        self._sequences = RunningSequences(num_slots, max_pages, runner.new_reader, runner.parts)
         self._batch: StepBatch | None = None
         self._batch_sequences: list[SequenceState] = []  # sequences of the last batch
         self._computed: deque[tuple[int, list[SequenceState]]] = deque()  # steps whose tokens have not arrived
-        handlers = handlers_of(runner, self._sequences, stages.samples)
-        self._handlers = CommandHandlers({ResetSequences: self._reset, **handlers})
+        self._handlers = CommandHandlers({ResetSequences: self._reset}, runner.parts)
         self._is_blocked = False  # since a step ran out of memory, until it is abandoned
 
     @property
@@ -107,7 +106,7 @@ class Follower:
         if isinstance(message, Batch):
             self._batch = message.batch
             self._apply_commands(message.batch.commands)
-            self._batch_sequences = self._sequences.update(message.batch, {}, self._runner.adapters)
+            self._batch_sequences = self._sequences.update(message.batch, {})
             if message.batch.cleared_pages:
                 self._runner.clear(message.batch.cleared_pages)
         elif isinstance(message, Launch):
@@ -133,10 +132,10 @@ class Follower:
         self._sequences.clear()
 
     def _apply_commands(self, commands: list[ExecutorCommand]) -> None:
-        """Raises ``rank_failed`` if this rank fails to load an adapter that rank 0 has loaded."""
+        """Raises ``rank_failed`` if this rank fails to apply a command that rank 0 has applied."""
         for before, after in zip(commands, self._handlers.apply(commands), strict=True):
-            if after != before and isinstance(after, LoadAdapter):
-                raise error("rank_failed", rank=self._rank, reason=f"adapter {after.adapter.name}: {after.error}")
+            if after != before:
+                raise error("rank_failed", rank=self._rank, reason=str(after))
 
     def _abandon(self, number: int) -> Abandoned:
         """Drop the steps from ``number`` on."""

@@ -9,7 +9,6 @@ from aiakq.runtime.config.cache import CacheConfig
 from aiakq.runtime.config.engine import EngineConfig
 from aiakq.runtime.device_memory import free_memory
 from aiakq.runtime.executor.states import RING, StateRows
-from aiakq.runtime.models.decoder import Decoder
 from aiakq.runtime.models.interface import Model
 
 
@@ -39,29 +38,6 @@ def describe_states(config: EngineConfig, model: Model) -> str:
     size = state_bytes(model, config.scheduler.max_num_seqs) / 2**20
     kept = "one at the end of every page, " if config.cache.enable_prefix_caching else ""
     return f"{model.state_bytes() / 2**20:.1f} MiB each: {kept}{RING} per running sequence = {size:.0f} MiB"
-
-
-def adapter_bytes(config: EngineConfig, model: Model) -> int:
-    """Return the memory reserved for LoRA adapters in bytes.
-
-    That is for those that are loaded and, on a CPU, for those that are staged and for the file that is being read. On a
-    GPU these are in the host's memory.
-    """
-    lora = config.scheduler.lora
-    if lora is None:
-        return 0
-    assert isinstance(model, Decoder) and model.adapters is not None, "only native models have adapters"
-    adapters, max_bytes = model.adapters, lora.max_bytes
-
-    def limited(count: int) -> int:
-        size = count * adapters.largest_bytes
-        return size if max_bytes is None else min(size, max_bytes * adapters.bytes_per_file_byte)
-
-    if config.device.device.type != "cpu":
-        return limited(lora.max_resident)
-    file = config.scheduler.num_stages * adapters.largest_file_bytes  # a stage reads the layers of the others, too
-    file = file if max_bytes is None else min(file, max_bytes)
-    return limited(lora.max_resident) + limited(lora.max_staged) + file
 
 
 def fit_positions(config: EngineConfig) -> EngineConfig:
@@ -97,13 +73,16 @@ def _checked_bytes(given: int, free: int) -> int:
     return given
 
 
-def count_pages(config: EngineConfig, model: Model, host_ranks: int = 1, draft_bytes: int = 0) -> int:
+def count_pages(
+    config: EngineConfig, model: Model, host_ranks: int = 1, draft_bytes: int = 0, reserved_bytes: int = 0
+) -> int:
     """Return the number of pages for max_num_seqs sequences of full length, or fewer if memory is short.
 
     The scratch page is included.
 
-    host_ranks   number of processes that share this memory equally.
-    draft_bytes  bytes of one page of the draft model.
+    host_ranks      number of processes that share this memory equally.
+    draft_bytes     bytes of one page of the draft model.
+    reserved_bytes  memory that features take besides.
 
     Raises ``no_memory`` if not even one sequence of max_model_len tokens fits (or of one page, if max_model_len may be
     reduced).
@@ -120,7 +99,7 @@ def count_pages(config: EngineConfig, model: Model, host_ranks: int = 1, draft_b
     activations = scheduler.max_num_batched_tokens * config.model.intermediate_size * 16 + scheduler.max_num_seqs * (
         config.model.vocab_size * 16
     )
-    remaining = free * cache.gpu_memory_utilization - activations - states - adapter_bytes(config, model)
+    remaining = free * cache.gpu_memory_utilization - activations - states - reserved_bytes
     if cache.kv_cache_memory_bytes is not None:
         remaining = _checked_bytes(cache.kv_cache_memory_bytes, free)
     fitting = int(remaining // page_bytes) if page_bytes else max_pages if remaining >= 0 else 0

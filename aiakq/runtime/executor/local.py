@@ -17,7 +17,7 @@ from torch import Tensor
 
 from aiakq.runtime.device_memory import is_out_of_memory, release_memory
 from aiakq.runtime.engine.executor import CommandsDone, PendingStep
-from aiakq.runtime.executor.commands import CommandHandlers, Handler, handlers_of
+from aiakq.runtime.executor.commands import CommandHandlers, Handler
 from aiakq.runtime.executor.model_proposer import ModelProposer
 from aiakq.runtime.executor.runner import Runner, StepInput
 from aiakq.runtime.executor.sampled_step import SampledStep
@@ -63,7 +63,7 @@ class LocalExecutor:
 
     num_slots  slots are numbered below this.
     max_pages  most pages of one sequence.
-    proposer   of draft tokens; None: only grammars propose any.
+    proposer   of draft tokens; None: only masks propose any.
     active_proposer  it, or None while draft tokens are switched off.
     """
 
@@ -72,16 +72,15 @@ class LocalExecutor:
         self.proposer = proposer
         self.active_proposer = proposer
         self._sampler = runner.model.sampler
-        self._sequences = RunningSequences(num_slots, max_pages, runner.new_reader)
+        self._sequences = RunningSequences(num_slots, max_pages, runner.new_reader, runner.parts)
         self._pending: deque[LocalPendingStep] = deque()
         self._processors: dict[str, Sequence[LogitsProcessor]] = {}
-        self._feature_handlers = handlers_of(runner, self._sequences, samples=True)
 
     @property
     def _handlers(self) -> CommandHandlers:
         # Not kept: in a cycle with its own methods, the executor, and with it other ranks' processes, would live on.
         own: dict[type, Handler] = {ResetSequences: self._reset, EnableDrafts: self._enable_drafts}
-        return CommandHandlers(own | self._feature_handlers)
+        return CommandHandlers(own, self.runner.parts)
 
     @torch.inference_mode()
     def submit(self, batch: StepBatch) -> PendingStep:
@@ -92,7 +91,7 @@ class LocalExecutor:
 
     def _submit(self, batch: StepBatch) -> LocalPendingStep:
         """Launch a step whose commands have been applied."""
-        sequences = self._sequences.update(batch, self._processors, self.runner.adapters)
+        sequences = self._sequences.update(batch, self._processors)
         if batch.cleared_pages:
             self.runner.clear(batch.cleared_pages)
             if self.proposer is not None:

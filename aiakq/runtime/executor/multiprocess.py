@@ -18,7 +18,7 @@ from aiakq.runtime.executor.follower import NO_MEMORY
 from aiakq.runtime.executor.local import LocalExecutor, LocalPendingStep
 from aiakq.runtime.executor.model_proposer import ModelProposer
 from aiakq.runtime.executor.runner import Runner, StepInput
-from aiakq.runtime.protocol.command import Preparation, PrepareGrammar
+from aiakq.runtime.protocol.command import Preparation
 from aiakq.runtime.protocol.step import StepBatch, StepResult
 
 
@@ -64,9 +64,8 @@ class MultiprocessExecutor(LocalExecutor):
         return result
 
     def prepare(self, preparation: Preparation) -> Future[Any] | None:
-        """See ``Executor``. Every rank reads an adapter; the future is that of this one, which alone samples."""
-        if not isinstance(preparation, PrepareGrammar):
-            self._group.send(Prepare(preparation))
+        """See ``Executor``. Every rank starts what it needs; the future is that of this one."""
+        self._group.send(Prepare(preparation))
         return super().prepare(preparation)
 
     def _launch_model(self, step: LocalPendingStep, step_input: StepInput) -> None:

@@ -18,12 +18,12 @@ from msgspec.structs import replace
 from aiakq.runtime.distributed.messages import Batch, Launch, Prepare, Sampled
 from aiakq.runtime.distributed.rank_group import RankGroup
 from aiakq.runtime.engine.executor import CommandsDone, PendingStep
-from aiakq.runtime.executor.commands import CommandHandlers, handlers_of
+from aiakq.runtime.executor.commands import CommandHandlers
 from aiakq.runtime.executor.local import fits
 from aiakq.runtime.executor.runner import Runner
 from aiakq.runtime.executor.sequences import RunningSequences, SequenceState
 from aiakq.runtime.models.interface import StageOutput
-from aiakq.runtime.protocol.command import Preparation, PrepareGrammar, ResetSequences
+from aiakq.runtime.protocol.command import Preparation, ResetSequences
 from aiakq.runtime.protocol.step import StepBatch, StepResult
 
 
@@ -61,16 +61,15 @@ class PipelineExecutor:
         assert group.link is not None
         self.runner = runner
         self._group, self._link = group, group.link
-        self._sequences = RunningSequences(num_slots, max_pages, runner.new_reader)
+        self._sequences = RunningSequences(num_slots, max_pages, runner.new_reader, runner.parts)
         self._pending: deque[PipelinedStep] = deque()
         self._numbers = itertools.count()
-        self._feature_handlers = handlers_of(runner, self._sequences, samples=True)
         weakref.finalize(self, group.close)
 
     @property
     def _handlers(self) -> CommandHandlers:
         # Not kept, as in LocalExecutor.
-        return CommandHandlers({ResetSequences: self._reset, **self._feature_handlers})
+        return CommandHandlers({ResetSequences: self._reset}, self.runner.parts)
 
     @torch.inference_mode()
     def submit(self, batch: StepBatch) -> PendingStep:
@@ -80,7 +79,7 @@ class PipelineExecutor:
         self._group.send(Batch(batch))
         if not batch.chunks:
             return CommandsDone()
-        sequences = self._sequences.update(batch, {}, self.runner.adapters)
+        sequences = self._sequences.update(batch, {})
         if batch.cleared_pages:
             self.runner.clear(batch.cleared_pages)
         step = PipelinedStep(self, next(self._numbers), sequences)
@@ -105,13 +104,9 @@ class PipelineExecutor:
         return step.result
 
     def prepare(self, preparation: Preparation) -> Future[Any] | None:
-        """See ``Executor``. Every stage reads an adapter. The last stage compiles a grammar, and so does this one, to
-        know how long that takes. The future is that of this stage.
-        """
-        future = self._handlers.prepare(preparation)
-        if future is not None and not (isinstance(preparation, PrepareGrammar) and future.done()):
-            self._group.send(Prepare(preparation))
-        return future
+        """See ``Executor``. Every rank starts what it needs; the future is that of this one."""
+        self._group.send(Prepare(preparation))
+        return self._handlers.prepare(preparation)
 
     def _reset(self, command: ResetSequences) -> None:
         if self._pending:

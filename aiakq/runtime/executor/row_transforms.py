@@ -1,8 +1,8 @@
-"""Row transforms: each changes the logits of one sequence before its next token is sampled.
+"""Row transforms: each changes the logits of one sequence before its next token is sampled. Row masks: the tokens that
+may come next.
 
-A request has those whose parameters it sets, in the order of ``TRANSFORMS``, which is vLLM's; those of plug-ins
-(``aiakq.row_transforms``) come after them. The ends of thoughts (``logits_modifier``) and the masks of grammars
-(``sampler``) follow.
+A request has the transforms whose parameters it sets, in the order of ``TRANSFORMS``, which is vLLM's; those of
+plug-ins (``aiakq.row_transforms``) come after them. Masks come last.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import functools
 import inspect
 from collections import Counter
 from collections.abc import Callable, Sequence
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -19,6 +20,7 @@ from aiakq.kernels.transfer import on_device
 from aiakq.registry import Registry
 from aiakq.runtime.protocol.request import RequestSpec
 from aiakq.runtime.protocol.sampling_params import LogitsProcessor
+from aiakq.runtime.protocol.step import SampledToken
 from aiakq.runtime.protocol.token_bias import Bias
 
 #: Row transforms of plug-ins by name: functions from a ``RequestSpec`` to a transform, or None where it needs none.
@@ -49,6 +51,32 @@ class RowTransform:
     def apply(self, logits: Tensor, outputs: Outputs) -> None:
         """Change ``logits`` [V] float32 in place."""
         raise NotImplementedError
+
+
+class RowMask(Protocol):
+    """The tokens that may come next in one sequence, whatever else changes its logits. It follows the sampled tokens.
+
+    num_words  32-bit words of a mask, for at least the tokens that have logits.
+    failure    why no token may come any more; None while one may.
+    """
+
+    num_words: int
+    failure: str | None
+
+    def fill_mask(self, address: int) -> None:
+        """Write the bits of the tokens allowed next to ``num_words`` int32 at ``address``.
+
+        Bit t % 32 of word t // 32 is that of token t.
+        """
+
+    def after(self, draft: int) -> RowMask:
+        """Return the mask behind the draft token ``draft``; it has failed if no token can be sampled there."""
+
+    def follow(self, sampled: SampledToken) -> None:
+        """Advance by what was sampled; note there if the sequence ends with it, or cannot go on."""
+
+    def forced_tokens(self, max_tokens: int) -> list[int]:
+        """Return up to ``max_tokens`` of the tokens that have to come next, as far as they are known."""
 
 
 class Processors(RowTransform):

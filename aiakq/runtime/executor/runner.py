@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import zlib
 from array import array
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -17,9 +18,8 @@ from aiakq.runtime.config.compilation import CompilationConfig
 from aiakq.runtime.executor.captured import CapturedStep, capture_step
 from aiakq.runtime.executor.cpu_program import Bounds
 from aiakq.runtime.executor.output_reader import NewReader, new_logprobs_reader, sampled_positions
-from aiakq.runtime.executor.sequences import RunningSequences, SequenceState
+from aiakq.runtime.executor.sequences import ExecutorPart, RowPart, RunningSequences, SequenceState
 from aiakq.runtime.executor.states import StateRows
-from aiakq.runtime.lora.store import AdapterStore
 from aiakq.runtime.models.decoder import Decoder
 from aiakq.runtime.models.interface import Model, ModelInput, StageOutput
 from aiakq.runtime.protocol.step import Chunk
@@ -58,11 +58,10 @@ class Runner:
     captured    captured step that replaces ``model.forward`` where it accepts the input; None without one.
     states      allocation of state rows, if the model has recurrent layers.
     new_reader  creates what reads the outputs of the model for a sequence.
-    adapters    LoRA adapters in memory; None without LoRA.
+    parts       features that have a part in the executor of this model.
     shift       offset between a token and the position at which the model reads it: 1 for EAGLE-3 heads.
     """
 
-    adapters: AdapterStore | None = None
     shift = 0
 
     def __init__(
@@ -73,12 +72,15 @@ class Runner:
         device: torch.device,
         states: StateRows | None = None,
         new_reader: NewReader = new_logprobs_reader,
+        parts: Sequence[ExecutorPart] = (),
     ) -> None:
         self.model = model
         self.page_size = page_size
         self.device = device
         self.states = states
         self.new_reader = new_reader
+        self.parts = parts
+        self._row_parts = [part for part in parts if isinstance(part, RowPart)]
         self.caches = model.new_caches(num_pages, page_size, 1 if states is None else states.num_rows)
         self.captured: CapturedStep | None = None
 
@@ -146,12 +148,8 @@ class Runner:
             logit_rows += [starts[-1] + position - first for position in needed]
             starts.append(starts[-1] + chunk.count)
             lengths.append(end)
-        if self.adapters is not None:
-            self.adapters.assign(
-                (sequence.spec.options.adapter, range(start, end), rows)
-                for sequence, start, end, rows in zip(sequences, starts, starts[1:], rows_of, strict=False)
-                if sequence.spec.options.adapter is not None
-            )
+        for part in self._row_parts:
+            part.assign(sequences, starts, rows_of)
         padding = -len(token_ids) % self.model.row_multiple
         for column in (token_ids, positions, slots):
             column += [0] * padding

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from torch import Tensor
 
 from aiakq.kernels.ops.sampling import Sampler
 from aiakq.kernels.transfer import on_device
 from aiakq.runtime.executor.output_reader import FillResult, ModelOutput
+from aiakq.runtime.executor.row_transforms import RowMask
 from aiakq.runtime.executor.sampler import SamplerOutput, SamplerRow, sample
 from aiakq.runtime.executor.sequences import SequenceState
-from aiakq.runtime.protocol.step import (
-    GRAMMAR_FAILED,
-    NOT_FINITE,
-    Chunk,
-    ChunkResult,
-    SampledToken,
-    StepResult,
-)
+from aiakq.runtime.protocol.step import Chunk, ChunkResult, SampledToken, StepResult
 
 
 class SampledStep:
@@ -66,11 +62,11 @@ class SampledStep:
             known = chunk.first + chunk.count - len(chunk.drafts)
             if chunk.samples and known == len(sequence.token_ids):
                 self._row_of[sequence] = len(sampled)
-                sampled.append(SamplerRow(sequence, [], chunk.resamples))
-                for draft_index, draft in enumerate(chunk.drafts):
-                    matcher = sampled[-1].matcher
-                    ahead = None if matcher is None else matcher.after(draft)
-                    sampled.append(SamplerRow(sequence, chunk.drafts[: draft_index + 1], chunk.resamples, ahead))
+                masks: Sequence[RowMask] = sequence.masks
+                sampled.append(SamplerRow(sequence, [], chunk.resamples, masks))
+                for count, draft in enumerate(chunk.drafts, 1):
+                    masks = masks and [mask.after(draft) for mask in masks]
+                    sampled.append(SamplerRow(sequence, chunk.drafts[:count], chunk.resamples, masks))
                 rows += self._logit_rows[index][-1 - len(chunk.drafts) :]
         if sampled:
             # Logits are large: rows that are already in order are not copied.
@@ -87,8 +83,8 @@ class SampledStep:
             result = ChunkResult()
             if row is not None:
                 result.sampled = _accepted(sequence, chunk.drafts, tokens[row : row + len(chunk.drafts) + 1])
-                if chunk.num_forced and sequence.matcher is not None:
-                    result.proposed = sequence.matcher.forced_tokens(chunk.num_forced)
+                for mask in sequence.masks:
+                    result.proposed = result.proposed or mask.forced_tokens(chunk.num_forced)
                     result.is_forced = bool(result.proposed)
             if index in self._reads:
                 self._reads[index](result)
@@ -106,7 +102,8 @@ def _accepted(sequence: SequenceState, drafts: list[int], tokens: list[SampledTo
     for draft, sampled in zip([*drafts, None], tokens, strict=True):
         if accepted and not sampled.is_valid:
             break  # the next step finds out again, with nothing before it
-        _check_grammar(sequence, sampled)
+        for mask in sequence.masks:
+            mask.follow(sampled)
         accepted.append(sampled)
         if not sampled.is_valid:
             break
@@ -114,15 +111,3 @@ def _accepted(sequence: SequenceState, drafts: list[int], tokens: list[SampledTo
         if sampled.ends or sampled.token != draft:
             break
     return accepted
-
-
-def _check_grammar(sequence: SequenceState, sampled: SampledToken) -> None:
-    """Advance the grammar of ``sequence`` by what was sampled, and note there if it ends, or fails."""
-    matcher = sequence.matcher
-    if sequence.spec.grammar is None or sampled.error == NOT_FINITE:
-        return
-    if matcher is not None and sampled.is_valid:
-        matcher.advance(sampled.token)
-        sampled.ends = matcher.is_finished
-    if matcher is None or matcher.failure is not None:
-        sampled.error = GRAMMAR_FAILED

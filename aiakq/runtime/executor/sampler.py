@@ -9,6 +9,8 @@ Everything is launched without waiting for the device until the results are coll
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -22,34 +24,34 @@ from aiakq.kernels.ops.sampling import (
     TokenMasks,
 )
 from aiakq.kernels.transfer import on_device
+from aiakq.runtime.executor.row_transforms import RowMask
 from aiakq.runtime.executor.sequences import SequenceState
 from aiakq.runtime.protocol.sampling_params import SamplingParams
 from aiakq.runtime.protocol.step import NOT_FINITE, NOTHING_LEFT, SampledToken, TokenLogprobs
-from aiakq.runtime.structured.matcher import GrammarMatcher
 
 
 class SamplerRow:
     """One row of logits whose token is sampled.
 
     drafts     draft tokens between the tokens of ``sequence`` and this one.
-    matcher    of the grammar, advanced by ``drafts``; None: no grammar.
+    masks      of the sequence, behind ``drafts``.
     position   of the token: the number of tokens before it.
     resamples  whether the whole vocabulary is sorted for it, see ``Chunk``.
     sampling   parameters of the sequence.
     """
 
-    __slots__ = ("drafts", "matcher", "position", "resamples", "sampling", "sequence")
+    __slots__ = ("drafts", "masks", "position", "resamples", "sampling", "sequence")
 
     def __init__(
         self,
         sequence: SequenceState,
         drafts: list[int],
         resamples: bool = False,
-        matcher: GrammarMatcher | None = None,
+        masks: Sequence[RowMask] = (),
     ) -> None:
         self.sequence = sequence
         self.drafts = drafts
-        self.matcher = matcher if drafts else sequence.matcher
+        self.masks = masks
         self.position = len(sequence.token_ids) + len(drafts)
         self.resamples = resamples
         self.sampling: SamplingParams = sequence.sampling
@@ -107,7 +109,7 @@ def _sampled(result: SampleResult) -> SampledToken:
 def sample(sampler: Sampler, logits: Tensor, rows: list[SamplerRow]) -> SamplerOutput:
     """Sample one token per row of ``logits`` [R, V] float32, which may change after the call.
 
-    Log-probabilities are those of the model, before penalties, biases and masks. Grammars come last: whatever else a
+    Log-probabilities are those of the model, before penalties, biases and masks. Masks come last: whatever else a
     request asks for, they decide what is allowed.
     """
     vocab = logits.shape[1]
@@ -133,17 +135,20 @@ def _asked_logprobs(logits: Tensor, rows: list[SamplerRow]) -> dict[int, tuple[l
 
 
 def _masks(rows: list[SamplerRow]) -> TokenMasks | None:
-    """The tokens that the grammars of ``rows`` allow; None if no row has a grammar."""
-    matchers = [(index, row.matcher) for index, row in enumerate(rows) if row.matcher is not None]
-    if not matchers:
+    """The tokens that the masks of ``rows`` allow; None if no row has one."""
+    masked = [(index, row.masks) for index, row in enumerate(rows) if row.masks]
+    if not masked:
         return None
-    # Matchers write whole masks: they may know a token more than there are logits.
-    bits = torch.empty(len(matchers), max(matcher.num_words for _, matcher in matchers), dtype=torch.int32)
-    address, stride = bits.data_ptr(), 4 * bits.shape[1]
-    for _, matcher in matchers:
-        matcher.fill_mask(address)
-        address += stride
-    return TokenMasks([index for index, _ in matchers], bits)
+    # Whole masks are written: they may have a token more than there are logits.
+    num_words = max(mask.num_words for _, masks in masked for mask in masks)
+    bits = torch.empty(len(masked) + 1, num_words, dtype=torch.int32)
+    address, scratch = bits.data_ptr(), bits[-1]
+    for at, (_, (first, *others)) in enumerate(masked):
+        first.fill_mask(address + 4 * num_words * at)
+        for other in others:
+            other.fill_mask(scratch.data_ptr())
+            bits[at] &= scratch
+    return TokenMasks([index for index, _ in masked], bits[:-1])
 
 
 _MASK = (1 << 64) - 1

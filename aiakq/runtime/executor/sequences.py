@@ -1,22 +1,21 @@
-"""What the executor keeps of the running sequences: their tokens and their page tables, updated by each batch."""
+"""What an executor keeps of the running sequences: their tokens and page tables, updated by each batch. ExecutorPart: a
+feature that has a part in them.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
-from aiakq.runtime.executor.logits_modifier import BudgetedModifier, LogitsModifier
+from aiakq.runtime.executor.logits_modifier import LogitsModifier, Modifier
 from aiakq.runtime.executor.output_reader import NewReader, OutputReader, new_logprobs_reader
-from aiakq.runtime.executor.thought_tracker import SpelledBudget
-from aiakq.runtime.lora.store import AdapterStore
+from aiakq.runtime.executor.row_transforms import RowMask
 from aiakq.runtime.protocol.request import RequestSpec
 from aiakq.runtime.protocol.sampling_params import LogitsProcessor
-from aiakq.runtime.protocol.step import ADAPTER_FAILED, Chunk, NewSequence, StepBatch
-from aiakq.runtime.protocol.vocabulary import Vocabulary
-from aiakq.runtime.structured.compiler import GrammarCompiler
-from aiakq.runtime.structured.matcher import GrammarMatcher
+from aiakq.runtime.protocol.step import Chunk, NewSequence, StepBatch
 
 
 class SequenceState:
@@ -25,24 +24,18 @@ class SequenceState:
     token_ids  prompt, then the tokens of collected steps.
     pages      its KV pages in order.
     modifier   of its logits.
-    matcher    of its grammar, after ``token_ids``; None: it has none.
+    masks      of the tokens that may follow ``token_ids``.
     reader     of the model's output; None: it is only sampled.
     failure    why nothing it computes counts; None: it does.
     state_at   per row of its states, the number of tokens it is the state after, or none; see StateRows.
     """
 
     __slots__ = (
-        *("drafted", "failure", "matcher", "modifier", "num_drafted", "num_prompt", "pages", "reader", "sampling"),
+        *("drafted", "failure", "masks", "modifier", "num_drafted", "num_prompt", "pages", "reader", "sampling"),
         *("slot", "spec", "state_at", "token_ids"),
     )
 
-    def __init__(
-        self,
-        record: NewSequence,
-        logits_processors: Sequence[LogitsProcessor] = (),
-        vocabulary: Vocabulary | None = None,
-    ) -> None:
-        """vocabulary: None where nothing is sampled, or without budgets of thoughts."""
+    def __init__(self, record: NewSequence, logits_processors: Sequence[LogitsProcessor] = ()) -> None:
         spec: RequestSpec = record.spec
         self.slot = record.slot
         self.spec = spec
@@ -51,55 +44,69 @@ class SequenceState:
         self.num_prompt = len(spec.prompt_token_ids)
         self.pages: list[int] = []
         self.state_at: list[int | None] = []
-        if spec.thought is None or vocabulary is None:
-            self.modifier = LogitsModifier(spec, logits_processors)
-        else:
-            spelled = SpelledBudget(spec.thought, vocabulary)
-            self.modifier = BudgetedModifier(spec, logits_processors, self.token_ids, spelled)
-        self.matcher: GrammarMatcher | None = None
+        self.modifier: Modifier = LogitsModifier(spec, logits_processors)
+        self.masks: tuple[RowMask, ...] = ()
         self.reader: OutputReader | None = None
         self.num_drafted: int | None = None
         self.drafted: list[int] = []
         self.failure: str | None = None
 
 
+class ExecutorPart(Protocol):
+    """A feature's part in an executor, with its own state; ``build.features`` says which features there are."""
+
+    def handlers(self) -> Mapping[type, Callable[[Any], Any]]:
+        """Return functions by the type of the command or preparation that they apply, see ``CommandHandlers``."""
+
+    def start(self, sequence: SequenceState) -> None:
+        """A sequence starts to run: set what the feature changes of it, such as its masks, or why it fails."""
+
+
+@runtime_checkable
+class RowPart(ExecutorPart, Protocol):
+    """A part that needs to know which rows of a step belong to which sequence."""
+
+    def assign(self, sequences: list[SequenceState], starts: list[int], logit_rows: list[range]) -> None:
+        """The rows of the next step have been chosen.
+
+        starts      of the tokens of each sequence, and their end.
+        logit_rows  rows of the logits of each sequence.
+        """
+
+
 class RunningSequences:
     """The running sequences by slot, and one page table for all.
 
     page_table  [slots, max pages] int32 on the host; row s holds the pages of slot s, padded with page 0.
-    compiler    of the sequences' grammars; None where nothing is sampled, or no grammar was announced.
     new_reader  creates the readers of sequences.
+    parts       features that have a part in sequences.
     """
 
-    def __init__(self, num_slots: int, max_pages: int, new_reader: NewReader = new_logprobs_reader) -> None:
+    def __init__(
+        self,
+        num_slots: int,
+        max_pages: int,
+        new_reader: NewReader = new_logprobs_reader,
+        parts: Sequence[ExecutorPart] = (),
+    ) -> None:
         self.page_table = torch.zeros(num_slots, max_pages, dtype=torch.int32)
-        self.compiler: GrammarCompiler | None = None
-        self._new_reader = new_reader
+        self._new_reader, self._parts = new_reader, parts
         self._states: dict[int, SequenceState] = {}
 
-    def update(
-        self,
-        batch: StepBatch,
-        processors: Mapping[str, Sequence[LogitsProcessor]],
-        adapters: AdapterStore | None = None,
-    ) -> list[SequenceState]:
+    def update(self, batch: StepBatch, processors: Mapping[str, Sequence[LogitsProcessor]]) -> list[SequenceState]:
         """Free slots, add sequences and append pages as ``batch`` says; returns the sequence of each chunk.
 
-        ``processors`` are logits processors by request id; ``adapters`` those in memory.
+        ``processors`` are logits processors by request id.
         """
         for slot in batch.freed_slots:
             state = self._states.pop(slot)
             self.page_table[slot, : len(state.pages)] = 0
         for record in batch.new_sequences:
             assert record.slot not in self._states, f"slot {record.slot} is in use"
-            vocabulary = None if self.compiler is None else self.compiler.vocabulary
-            state = SequenceState(record, processors.get(record.spec.request_id, ()), vocabulary)
-            if record.spec.grammar is not None and self.compiler is not None:
-                state.matcher = self.compiler.matcher_or_failed(record.spec.grammar, record.output_token_ids)
+            state = SequenceState(record, processors.get(record.spec.request_id, ()))
             state.reader = self._new_reader(record.spec)
-            if adapters is not None and record.spec.options.adapter is not None:
-                failure = adapters.failure(record.spec.options.adapter)
-                state.failure = None if failure is None else f"{ADAPTER_FAILED}: {failure}"
+            for part in self._parts:
+                part.start(state)
             self._states[record.slot] = state
         return [self._append_pages(chunk) for chunk in batch.chunks]
 

@@ -171,7 +171,7 @@ def _chunk_size(hf_config: Any) -> int | None:
     return size if isinstance(size, int) and size > 0 else None
 
 
-class TransformersModel:
+class TransformersModel(Model):
     """A transformers causal language model behind the interface decoder.Model."""
 
     def __init__(self, hf: Any, attention: _AttentionFunction, trace: _Trace, ops: Ops, config: EngineConfig) -> None:
@@ -187,6 +187,7 @@ class TransformersModel:
         self._specs = [trace.specs.get(number, none) for number in range(max(trace.specs) + 1)]
         self.sampler = ops.sampler()
         self.row_multiple = ROW_MULTIPLE
+        self.adapters = None
         self._attention = attention
 
     def state_bytes(self) -> int:

@@ -156,6 +156,24 @@ class AdaptableLayers:
         dtype = self.config.dtype
         return 2 if dtype == "float32" or (dtype == "auto" and self.base.scales) else 1
 
+    def reserved_bytes(self, device: torch.device, num_stages: int) -> int:
+        """Return the memory reserved on ``device`` for adapters in bytes, by each of ``num_stages`` pipeline stages.
+
+        That is for those that are loaded and, on a CPU, for those that are staged and for the file that is being read.
+        On a GPU these are in the host's memory.
+        """
+        lora, max_bytes = self.config, self.config.max_bytes
+
+        def limited(count: int) -> int:
+            size = count * self.largest_bytes
+            return size if max_bytes is None else min(size, max_bytes * self.bytes_per_file_byte)
+
+        if device.type != "cpu":
+            return limited(lora.max_resident)
+        file = num_stages * self.largest_file_bytes  # a stage reads the layers of the others, too
+        file = file if max_bytes is None else min(file, max_bytes)
+        return limited(lora.max_resident) + limited(lora.max_staged) + file
+
     def adapted(
         self,
         ops: Ops,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from typing import Any
 
@@ -21,6 +21,7 @@ from aiakq.runtime.protocol.command import (
     PrepareAdapter,
     UnloadAdapter,
 )
+from aiakq.runtime.protocol.request import RequestSpec
 from aiakq.runtime.protocol.step import ADAPTER_FAILED, StepBatch
 
 
@@ -36,12 +37,26 @@ class AdapterResource(Resource):
     def __init__(self, config: LoraConfig) -> None:
         self.pool = AdapterPool(config)
         self.reads: dict[str, Future[Exception | None]] = {}
+        self._expected: set[str] = set()  # ids of sequences that the pool counts before they are added
         self._begun: set[Sequence] = set()  # it, or another sequence of its request, has run
         self._siblings: dict[str, list[Sequence]] = {}  # by group: those of requests that have not begun
 
+    def expect(self, spec: RequestSpec) -> None:
+        if spec.options.adapter is not None:
+            self.pool.add(spec.options.adapter)
+            self._expected.add(spec.request_id)
+
+    def withdraw(self, spec: RequestSpec) -> None:
+        if spec.request_id in self._expected:
+            self._expected.remove(spec.request_id)
+            self.pool.remove(spec.options.adapter)
+
     def add(self, sequence: Sequence) -> None:
         if sequence.adapter is not None:
-            self.pool.add(sequence.adapter)
+            if sequence.id in self._expected:
+                self._expected.remove(sequence.id)
+            else:
+                self.pool.add(sequence.adapter)
             if sequence.spec.group:
                 self._siblings.setdefault(sequence.spec.group, []).append(sequence)
 
@@ -104,15 +119,15 @@ class AdapterResource(Resource):
     def commands(self) -> list[ExecutorCommand]:
         return [*self.pool.changes()]
 
-    def handle(self, command: Command) -> bool:
-        if isinstance(command, UnloadAdapter):
-            self.pool.unload(command.key, is_replaced=True)
-        elif isinstance(command, AdapterStaged):
-            if self.reads.pop(command.key, None) is not None:
-                self.pool.set_ready(command.key)
-        else:
-            return False
-        return True
+    def handlers(self) -> Mapping[type, Callable[[Any], None]]:
+        return {
+            UnloadAdapter: lambda command: self.pool.unload(command.key, is_replaced=True),
+            AdapterStaged: self._set_ready,
+        }
+
+    def _set_ready(self, command: AdapterStaged) -> None:
+        if self.reads.pop(command.key, None) is not None:
+            self.pool.set_ready(command.key)
 
     def check(self) -> None:
         self.pool.check()

@@ -1,11 +1,13 @@
-"""AdapterStore: the adapters in the memory of one rank, in the slots that the scheduler assigns."""
+"""AdapterStore: the adapters in the memory of one rank, in the slots that the scheduler assigns. LoRA's part of an
+executor.
+"""
 
 from __future__ import annotations
 
 import os
 import traceback
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
 
 import msgspec
 import torch
@@ -15,11 +17,29 @@ from aiakq.runtime.lora.adapter_folder import LoraWeights, open_adapter
 from aiakq.runtime.lora.layers import AdaptableLayers, PreparedAdapter
 from aiakq.runtime.lora.staging import AdapterStaging
 from aiakq.runtime.protocol.adapters import AdapterRef
-from aiakq.runtime.protocol.command import DropAdapter, FreeAdapter, LoadAdapter
+from aiakq.runtime.protocol.command import DropAdapter, FreeAdapter, LoadAdapter, PrepareAdapter
+from aiakq.runtime.protocol.request import RequestSpec
+from aiakq.runtime.protocol.step import ADAPTER_FAILED
+
+
+class AdaptableModel(Protocol):
+    """What of a model is needed here: its layers that support adapters; None if LoRA is disabled."""
+
+    adapters: AdaptableLayers | None
+
+
+class RunningSequence(Protocol):
+    """What of a sequence of the executor is needed here.
+
+    failure  why nothing it computes counts; None: it does.
+    """
+
+    spec: RequestSpec
+    failure: str | None
 
 
 class AdapterStore:
-    """Adapters by slot.
+    """Adapters by slot. It is a ``RowPart`` of an executor.
 
     staging  adapters that are read before a batch loads them.
     nbytes   slot -> bytes of its adapter in memory.
@@ -32,30 +52,34 @@ class AdapterStore:
         self.nbytes: dict[int, int] = {}
         self.staging = AdapterStaging(self._prepare)
 
-    def handlers(self) -> dict[type, Callable[[Any], LoadAdapter | None]]:
-        """Return the functions that apply commands, by the type of the command."""
+    def handlers(self) -> Mapping[type, Callable[[Any], object]]:
+        """See ``ExecutorPart``."""
         return {
             FreeAdapter: lambda command: self._drop(command.slot),
             LoadAdapter: self.load,
             DropAdapter: lambda command: self.staging.drop(command.adapter.key),
+            PrepareAdapter: lambda preparation: self.staging.add(preparation.adapter),
         }
 
-    def failure(self, adapter: AdapterRef) -> str | None:
-        """Return why an adapter of a batch could not be loaded; None if it was."""
-        return self._failures.get(adapter.key)
+    def start(self, sequence: RunningSequence) -> None:
+        """See ``ExecutorPart``: a sequence fails if its adapter could not be loaded."""
+        adapter = sequence.spec.options.adapter
+        if adapter is not None and adapter.key in self._failures:
+            sequence.failure = f"{ADAPTER_FAILED}: {self._failures[adapter.key]}"
 
-    def assign(self, rows: Iterable[tuple[AdapterRef, range, range]]) -> None:
-        """Set the rows of the next step's tokens and logits that have an adapter."""
+    def assign(self, sequences: Sequence[RunningSequence], starts: list[int], logit_rows: list[range]) -> None:
+        """See ``RowPart``: sets the rows of the next step's tokens and logits that have an adapter."""
         tokens: dict[int, list[int]] = {}
-        logit_rows: dict[int, list[int]] = {}
-        for adapter, own_tokens, own_logits in rows:
-            slot = self._slots.get(adapter.key)
+        logits: dict[int, list[int]] = {}
+        for index, sequence in enumerate(sequences):
+            adapter = sequence.spec.options.adapter
+            slot = None if adapter is None else self._slots.get(adapter.key)
             if slot is not None:
-                tokens.setdefault(slot, []).extend(own_tokens)
-                if own_logits:
-                    logit_rows.setdefault(slot, []).extend(own_logits)
+                tokens.setdefault(slot, []).extend(range(starts[index], starts[index + 1]))
+                if own := logit_rows[index]:
+                    logits.setdefault(slot, []).extend(own)
         self._layers.tokens.assign(list(tokens.items()))
-        self._layers.logit_rows.assign(list(logit_rows.items()))
+        self._layers.logit_rows.assign(list(logits.items()))
 
     def load(self, new: LoadAdapter) -> LoadAdapter:
         """Load an adapter that was staged; return the command, with an error where loading failed."""
@@ -94,6 +118,11 @@ class AdapterStore:
         for key in [key for key, own in self._slots.items() if own == slot]:
             del self._slots[key]
             self._failures.pop(key, None)
+
+
+def new_part(model: AdaptableModel, samples: bool) -> AdapterStore | None:
+    """Return LoRA's part of an executor of ``model``; None if LoRA is disabled."""
+    return None if model.adapters is None else AdapterStore(model.adapters)
 
 
 def read(adapter: AdapterRef) -> dict[str, LoraWeights]:

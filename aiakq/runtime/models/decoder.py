@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Protocol, TypeAlias
 
@@ -338,6 +339,19 @@ class Decoder:
     def takes_hidden(self) -> bool:
         """Whether steps come with hidden states."""
         return not self.stage.is_first
+
+    @property
+    def variant(self) -> bool:
+        """Of the operations of the current step, by which recordings of steps are told apart: whether it has rows with
+        adapters.
+        """
+        return self.adapters is not None and self.adapters.are_used
+
+    def recording(self) -> AbstractContextManager[None]:
+        """While open, operations are recorded for any rows with adapters, if the current step has some."""
+        if self.adapters is None or not self.adapters.are_used:
+            return nullcontext()
+        return self.adapters.for_any_rows()
 
     def return_hidden_states(self, layers: tuple[int, ...]) -> None:
         """Return the inputs of ``layers`` with every step; comes before steps are captured."""

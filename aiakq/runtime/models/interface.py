@@ -11,6 +11,7 @@ from torch import Tensor
 from aiakq.kernels.ops.sampling import Sampler
 from aiakq.kernels.types import AttentionContext
 from aiakq.runtime.layers.attention import LayerCache
+from aiakq.runtime.lora.layers import AdaptableLayers
 
 
 @dataclass
@@ -54,11 +55,13 @@ class Model(Protocol):
     sampler       sampler of the model's device.
     vocab_size    width of the logits.
     row_multiple  the numbers of token rows and logit rows must be multiples of this.
+    adapters      layers that support LoRA adapters; None if LoRA is disabled.
     """
 
     sampler: Sampler
     vocab_size: int
     row_multiple: int
+    adapters: AdaptableLayers | None
 
     def kv_bytes_per_token(self, dtype: torch.dtype) -> int:
         """Return the bytes of one token in the KV caches of all layers, for caches of ``dtype``."""

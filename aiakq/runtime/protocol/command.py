@@ -73,6 +73,9 @@ class LoadAdapter(msgspec.Struct, frozen=True, tag="load_adapter"):
     adapter: AdapterRef
     error: str | None = None
 
+    def __str__(self) -> str:
+        return f"adapter {self.adapter.name}: {self.error}"
+
 
 class FreeAdapter(msgspec.Struct, frozen=True, tag="free_adapter"):
     """Remove the adapter in a slot from memory."""

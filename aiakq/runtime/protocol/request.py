@@ -39,6 +39,11 @@ class RequestOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     adapter: AdapterRef | None = None
 
     @property
+    def page_scope(self) -> dict[str, str]:
+        """What requests must have in common to share pages, by kind; the server mixes the API key into the salt."""
+        return {"cache salt": self.cache_salt, "adapter": "" if self.adapter is None else self.adapter.key}
+
+    @property
     def reads_every_token(self) -> bool:
         """Whether the model's output for every token of the prompt is needed."""
         return self.pooling is not None and self.pooling.reads_every_token

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from aiakq.runtime.executor.row_transforms import RowMask
 from aiakq.runtime.executor.sampler import SamplerRow
 from aiakq.runtime.executor.sequences import SequenceState
 from aiakq.runtime.protocol.step import Chunk, ChunkResult, SampledToken
@@ -11,9 +14,9 @@ class DraftChain:
     """The draft tokens that follow the last token of ``sequence``.
 
     tokens      sampled so far.
-    num_wanted  how many there shall be. 0 where ``chunk`` asks for none, ``result`` holds forced tokens of a grammar or
-                ends the sequence, or a logits processor would have to be called.
-    matcher     of the grammar, behind ``tokens``; None: there is none.
+    num_wanted  how many there shall be. 0 where ``chunk`` asks for none, ``result`` holds forced tokens or ends the
+                sequence, or a logits processor would have to be called.
+    masks       of the sequence, behind ``tokens``.
     shift       offset between a token and the position at which the model reads it, see ``Runner``.
     """
 
@@ -21,7 +24,8 @@ class DraftChain:
 
     def __init__(self, chunk: Chunk, sequence: SequenceState, result: ChunkResult, num_positions: int) -> None:
         """num_positions: of the sequence, for whose keys there is memory."""
-        self.sequence, self.matcher = sequence, sequence.matcher
+        self.sequence = sequence
+        self.masks: Sequence[RowMask] = sequence.masks
         self.tokens: list[int] = []
         self._chunk, self._result = chunk, result
         self._num_known, self._num_positions = len(sequence.token_ids), num_positions
@@ -30,18 +34,18 @@ class DraftChain:
         self.num_wanted = chunk.num_proposed if goes_on and not result.proposed else 0
 
     def row(self) -> SamplerRow:
-        """The row of logits from which the next draft token is sampled: with the number and grammar of its position."""
-        return SamplerRow(self.sequence, list(self.tokens), matcher=self.matcher)
+        """The row of logits from which the next draft token is sampled: with the number and masks of its position."""
+        return SamplerRow(self.sequence, list(self.tokens), masks=self.masks)
 
     def append(self, sampled: SampledToken) -> None:
-        """The next draft token; the last one if it is not valid or the grammar ends with it."""
+        """The next draft token; the last one if it is not valid or none may follow it."""
         if not sampled.is_valid:
             self.num_wanted = len(self.tokens)
             return
         self.tokens.append(sampled.token)
-        if self.matcher is not None and len(self.tokens) < self.num_wanted:
-            self.matcher = self.matcher.after(sampled.token)
-            if self.matcher.failure is not None:
+        if self.masks and len(self.tokens) < self.num_wanted:
+            self.masks = [mask.after(sampled.token) for mask in self.masks]
+            if any(mask.failure is not None for mask in self.masks):
                 self.num_wanted = len(self.tokens)
 
     @property

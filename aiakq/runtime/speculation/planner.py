@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from typing import Any
+
 from aiakq.runtime.config.scheduler import SchedulerConfig
 from aiakq.runtime.engine.pages import PagePool
 from aiakq.runtime.engine.resources import StepExtension
 from aiakq.runtime.engine.sequence import ScheduledChunk, Sequence
-from aiakq.runtime.protocol.command import Command, EnableDrafts, ExecutorCommand
+from aiakq.runtime.protocol.command import EnableDrafts, ExecutorCommand
 from aiakq.runtime.protocol.step import ChunkResult
 from aiakq.runtime.speculation.config import SpeculationConfig
 from aiakq.runtime.speculation.draft_budget import DraftBudget
@@ -48,13 +51,13 @@ class DraftPlanner(StepExtension):
         """Return the draft tokens of a sequence."""
         return self._drafts[sequence]
 
-    def handle(self, command: Command) -> bool:
-        if not isinstance(command, EnableDrafts):
-            return False
+    def handlers(self) -> Mapping[type, Callable[[Any], None]]:
+        return {EnableDrafts: self._enable}
+
+    def _enable(self, command: EnableDrafts) -> None:
         self.is_enabled = command.enabled
         self.proposer = proposer_of(self._config)
         self._commands.append(command)
-        return True
 
     def commands(self) -> list[ExecutorCommand]:
         commands, self._commands = self._commands, []

@@ -1,4 +1,4 @@
-"""GrammarMatcher: which tokens the grammar of one sequence allows next."""
+"""GrammarMatcher: which tokens the grammar of one sequence allows next. A row mask of the executor."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import ctypes
 import time
 from typing import Any
 
+from aiakq.runtime.protocol.step import GRAMMAR_FAILED, NOT_FINITE, SampledToken
 from aiakq.runtime.structured.compiled import CompiledGrammar
 from aiakq.runtime.structured.refusals import reason_of
 from aiakq.runtime.text.tokenizer import is_panic
@@ -63,13 +64,23 @@ class GrammarMatcher:
         """Up to ``max_tokens`` tokens of the text that the grammar forces next, split by the tokenizer; none after a
         failure.
         """
-        if self.failure is not None or self.is_finished:
+        if not max_tokens or self.failure is not None or self.is_finished:
             return []
         try:
             return list(self._matcher.compute_ff_tokens()[:max_tokens])
         except BaseException as problem:
             self._fail(problem)
             return []
+
+    def follow(self, sampled: SampledToken) -> None:
+        """Advance by what was sampled; note there if the text is complete with it, or the grammar has failed."""
+        if sampled.error == NOT_FINITE:
+            return
+        if sampled.is_valid:
+            self.advance(sampled.token)
+            sampled.ends = self.is_finished
+        if self.failure is not None:
+            sampled.error = GRAMMAR_FAILED
 
     def advance(self, token: int) -> None:
         """Advance by ``token``. Does nothing after the end of the text."""

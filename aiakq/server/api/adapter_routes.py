@@ -8,6 +8,7 @@ from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
+from aiakq.runtime.protocol.command import UnloadAdapter
 from aiakq.server.api.request_model import Integer, RequestModel, parse_body
 from aiakq.server.api.routes import UNAVAILABLE, Route
 from aiakq.server.api.service import Service
@@ -45,7 +46,7 @@ async def load_adapter(service: Service, request: Request) -> Response:
         bool(payload.load_inplace),
     )
     if replaced is not None:
-        service.state.manager.unload_adapter(replaced)
+        service.state.manager.send(UnloadAdapter(replaced.key))
     return PlainTextResponse(f"Success: LoRA adapter '{payload.lora_name}' added successfully.")
 
 
@@ -55,7 +56,7 @@ async def unload_adapter(service: Service, request: Request) -> Response:
     adapter = service.model.adapters.remove(payload.lora_name)
     service.state.metrics.adapter_removed(payload.lora_name)
     if adapter is not None:
-        service.state.manager.unload_adapter(adapter)
+        service.state.manager.send(UnloadAdapter(adapter.key))
     return PlainTextResponse(f"Success: LoRA adapter '{payload.lora_name}' removed successfully.")
 
 

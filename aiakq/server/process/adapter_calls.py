@@ -1,4 +1,4 @@
-"""AdapterCalls: requests to the engine process to check, prefetch and unload LoRA adapters."""
+"""AdapterCalls: requests to the engine process to check and prefetch LoRA adapters."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from weakref import WeakValueDictionary
 
 from aiakq.errors import AiakqError
 from aiakq.runtime.protocol.adapters import AdapterRef
-from aiakq.runtime.protocol.command import UnloadAdapter
 from aiakq.server.errors import copy_error
 from aiakq.server.process.ipc import AdapterChecked, CheckAdapter, PrefetchAdapter, ToEngine
 
@@ -55,11 +54,6 @@ class AdapterCalls:
             return await future
         finally:
             self._waiting.pop(number, None)
-
-    def unload(self, adapter: AdapterRef) -> None:
-        """Unload an adapter as soon as no request uses it."""
-        if self.send is not None:
-            self.send(UnloadAdapter(adapter.key))
 
     def on_checked(self, record: AdapterChecked) -> None:
         """Handle the engine's reply to ``check`` or ``prefetch``."""

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from typing import TYPE_CHECKING, Any
 
 from aiakq.errors import AiakqError, error, one_line
 from aiakq.runtime.lora.resource import AdapterResource
-from aiakq.runtime.protocol.adapters import AdapterRef
-from aiakq.runtime.protocol.command import UnloadAdapter
 from aiakq.server.process.ipc import AdapterChecked, CheckAdapter, PrefetchAdapter
 from aiakq.system.channel import Failure
 
@@ -29,8 +26,7 @@ class AdapterChecks:
         self._limits = engine.limits.adapters
         self._threads: ThreadPoolExecutor | None = None
         self._running: list[Future[AdapterChecked]] = []
-        self._ending: dict[str, AdapterRef | None] = {}  # to be unloaded; not None: the pool counts a sequence
-        self._counted: list[AdapterRef] = []  # of which the pool counts a sequence until the next message
+        self._asked: list[PrefetchAdapter] = []
         self._prefetched: list[tuple[PrefetchAdapter, Future[Exception | None]]] = []
 
     def start(self, record: CheckAdapter) -> None:
@@ -39,39 +35,21 @@ class AdapterChecks:
             self._threads = ThreadPoolExecutor(1, "adapters")
         self._running.append(self._threads.submit(self._check, record))
 
-    def unload(self, key: str) -> None:
-        """Unload an adapter when no request uses it; none that is submitted from now on does."""
-        self._ending.setdefault(key, None)
-
-    def unloads(self, held: Callable[[], dict[str, AdapterRef]]) -> list[UnloadAdapter]:
-        """Return the messages that unload adapters, to be sent after all requests that are ready.
-
-        held  adapters of the requests that wait for their grammar. The pool counts one sequence for each that is to be
-              unloaded, so that it stays in memory.
-        """
-        if self._adapters is None or not (self._ending or self._counted):
-            return []
-        pool = self._adapters.pool
-        for adapter in self._counted:  # its requests have been sent before
-            pool.remove(adapter)
-        self._counted, needed, messages = [], held(), []
-        for key, counted in list(self._ending.items()):
-            if key not in needed:
-                messages.append(UnloadAdapter(key))
-                self._counted += [] if counted is None else [counted]
-                del self._ending[key]
-            elif counted is None:
-                self._ending[key] = needed[key]
-                pool.add(needed[key])
-                messages.append(UnloadAdapter(key))
-        return messages
-
     def prefetch(self, record: PrefetchAdapter) -> None:
-        """Start reading an adapter, unless requests still have it from before it was unloaded."""
+        """Have ``begin_prefetches`` start reading an adapter."""
+        self._asked.append(record)
+
+    def begin_prefetches(self) -> None:
+        """Start reading adapters, unless requests still have them from before they were unloaded."""
+        for record in self._asked:
+            self._begin_prefetch(record)
+        self._asked.clear()
+
+    def _begin_prefetch(self, record: PrefetchAdapter) -> None:
         assert self._adapters is not None, "no adapter passes the check without a pool of them"
         adapter, pool = record.adapter, self._adapters.pool
         reading: Future[Exception | None] = Future()
-        if adapter.key in self._ending or not pool.prefetch(adapter):
+        if not pool.prefetch(adapter):
             reading.set_result(error("adapters_in_use", name=adapter.name[:64]))
         elif pool.is_resident(adapter.key):
             reading.set_result(None)

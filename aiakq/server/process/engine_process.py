@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from aiakq.errors import AiakqError, error
 from aiakq.runtime.engine.loop import run
-from aiakq.runtime.protocol.command import Abort, Inbox, UnloadAdapter
+from aiakq.runtime.protocol.command import Abort, Inbox
 from aiakq.runtime.protocol.output import StepOutput
 from aiakq.server.process.adapter_checks import AdapterChecks
 from aiakq.server.process.held_requests import HeldRequests
@@ -109,9 +109,10 @@ def _load(channel: EngineChannel, start: Start) -> Engine:
 def _serve(channel: EngineChannel, engine: Engine) -> None:
     """Run the engine on the requests of the HTTP process until it is gone."""
 
-    held, checks = HeldRequests(engine.executor), AdapterChecks(engine)
+    held, checks = HeldRequests(engine.executor, engine.scheduler.resources), AdapterChecks(engine)
 
     def receive(idle: bool) -> Inbox | None:
+        checks.begin_prefetches()  # behind the commands that came before them
         records = channel.receive_all(wait=idle and not (held.wait() or checks.wait()))
         if records is None:
             return None
@@ -125,16 +126,13 @@ def _serve(channel: EngineChannel, engine: Engine) -> None:
                 checks.start(record)
             elif isinstance(record, PrefetchAdapter):
                 checks.prefetch(record)
-            elif isinstance(record, UnloadAdapter):
-                checks.unload(record.key)
             elif not isinstance(record, Start):
                 if isinstance(record, Abort):
                     held.cancel(record.request_ids)
                 inbox.append(record)
         for checked in checks.done():
             channel.send(checked)
-        inbox += held.ready()
-        return inbox + checks.unloads(held.adapters)
+        return inbox + held.ready()
 
     engine.on_start = lambda request_ids: channel.send(Started(request_ids))
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 
 from aiakq.runtime.engine.executor import Executor
-from aiakq.runtime.protocol.adapters import AdapterRef
+from aiakq.runtime.engine.resources import Resource
 from aiakq.runtime.protocol.command import PrepareGrammar
 from aiakq.runtime.protocol.output import TokenOutput
 from aiakq.runtime.protocol.request import RequestSpec
@@ -16,10 +16,13 @@ _PAUSE = 0.005
 
 
 class HeldRequests:
-    """Requests that wait for ``executor`` to compile their grammar, and the compiled grammars of those that run."""
+    """Requests that wait for ``executor`` to compile their grammar, and the compiled grammars of those that run.
 
-    def __init__(self, executor: Executor) -> None:
-        self._executor = executor
+    resources  of the scheduler, which expect the sequences that wait here.
+    """
+
+    def __init__(self, executor: Executor, resources: Sequence[Resource]) -> None:
+        self._executor, self._resources = executor, resources
         self._held: list[tuple[Future[object], RequestSpec]] = []
         self._in_use: dict[str, Future[object]] = {}  # the futures keep the grammars in memory
 
@@ -34,6 +37,8 @@ class HeldRequests:
                 free.append(spec)
             else:
                 self._held.append((compiling, spec))
+                for resource in self._resources:
+                    resource.expect(spec)
         return free
 
     def ready(self) -> list[RequestSpec]:
@@ -42,14 +47,13 @@ class HeldRequests:
         self._held = [each for each in self._held if not each[0].done()] if ready else self._held
         return ready
 
-    def adapters(self) -> dict[str, AdapterRef]:
-        """The adapters of the requests that are held, by key."""
-        adapters = (spec.options.adapter for _, spec in self._held)
-        return {adapter.key: adapter for adapter in adapters if adapter is not None}
-
     def cancel(self, request_ids: Iterable[str]) -> None:
         """Remove these requests. What nobody else waits for is not compiled."""
         gone = set(request_ids)
+        for _, spec in self._held:
+            if spec.request_id in gone:
+                for resource in self._resources:
+                    resource.withdraw(spec)
         self._held = [each for each in self._held if each[1].request_id not in gone]
         for request_id in gone:
             if (compiling := self._in_use.pop(request_id, None)) is not None:

@@ -100,8 +100,7 @@ class Replicas:
 
     def _hashes(self, request: Request) -> list[list[bytes]]:
         """Return the hashes of the pages of each prompt. Only prompts with the same salt and adapter share pages."""
-        options = request.options
-        salt = options.cache_salt if options.adapter is None else f"{options.cache_salt} {options.adapter.key}"
+        salt = str(request.options.page_scope)
         return [self._prefixes.hashes(prompt.token_ids, salt) for prompt in request.prompts]
 
     def _order(self, prompts: Sequence[Prompt], hashes: Sequence[Sequence[bytes]]) -> list[int]:
@@ -141,11 +140,6 @@ class Replicas:
         """See RequestManager."""
         running = [manager for manager in self.managers if manager.failure is None]
         await asyncio.gather(*(manager.prefetch_adapter(adapter) for manager in running))
-
-    def unload_adapter(self, adapter: AdapterRef) -> None:
-        """See RequestManager."""
-        for manager in self.managers:
-            manager.unload_adapter(adapter)
 
     def use_adapters(self, versions: AdapterVersions) -> None:
         """See RequestManager."""

@@ -58,7 +58,7 @@ class RequestManager:
 
     def __init__(self, processor: OutputProcessor, limits: ModelLimits, metrics: Metrics, queue: QueueLimits) -> None:
         self.adapters = AdapterCalls()
-        self.prefetch_adapter, self.unload_adapter = self.adapters.prefetch, self.adapters.unload
+        self.prefetch_adapter = self.adapters.prefetch
         self.stats = EngineStats(num_pages=0)
         self.num_prompt_tokens = 0
         self.num_generation_tokens = 0

@@ -17,7 +17,7 @@ def test_page_hash_depends_on_everything_before_it():
 
 
 def test_page_hash_depends_on_the_salt():
-    roots = [root_hash(salt) for salt in ("", "a", "b")]
+    roots = [root_hash({"cache salt": salt}) for salt in ("", "a", "b")]
     assert roots[0] == ROOT and len({page_hash(root, [1, 2]) for root in roots}) == 3
 
 

@@ -50,7 +50,7 @@ def state(compiler: GrammarCompiler, asked: dict[str, Any], outputs: list[int]) 
     spec = admit("r", [4, 5, 4], SamplingParams(**asked), limits)
     made = SequenceState(NewSequence(0, spec, outputs))
     if spec.grammar is not None:
-        made.matcher = compiler.matcher_or_failed(spec.grammar, outputs)
+        made.masks = (compiler.matcher_or_failed(spec.grammar, outputs),)
     return made
 
 
@@ -121,11 +121,11 @@ def mask_of_the_first_row(patch: Patch) -> None:
 def mask_of_the_row_before(patch: Patch) -> None:
     """The grammar is advanced by one draft token less than there are."""
 
-    def init(self: SamplerRow, sequence: SequenceState, drafts: list[int], *rest: Any) -> None:
-        real(self, sequence, drafts, *rest)
+    def init(self: SamplerRow, sequence: SequenceState, drafts: list[int], resamples: bool, masks: Any) -> None:
+        real(self, sequence, drafts, resamples, masks)
         own = rows.setdefault(id(sequence), [])
-        self.matcher = own[-1] if drafts and own else self.matcher
-        own.append(rest[1] if drafts else sequence.matcher)
+        self.masks = own[-1] if drafts and own else masks
+        own.append(masks)
 
     rows: dict[int, list[Any]] = {}
     real = SamplerRow.__init__

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import math
 
 import pytest
@@ -172,6 +173,29 @@ def test_a_row_that_forbids_everything_fails_alone():
     results = sample(logits, rows)
     assert [result.error for result in results] == [None, NOTHING_LEFT, NOTHING_LEFT]
     assert results[0].token == good
+
+
+class Allowing:
+    """A row mask of given tokens."""
+
+    num_words, failure = 1, None
+
+    def __init__(self, *tokens: int) -> None:
+        self._bits = sum(1 << token for token in tokens)
+
+    def fill_mask(self, address: int) -> None:
+        ctypes.c_uint32.from_address(address).value = self._bits
+
+
+def test_only_tokens_that_every_mask_of_a_row_allows_are_sampled():
+    logits = torch.arange(VOCAB).float().repeat(4, 1)
+    rows = [row(temperature=0) for _ in range(4)]
+    rows[1].masks = (Allowing(1, 4, 7),)
+    rows[2].masks = (Allowing(1, 4, 7, 9), Allowing(1, 4, 8), Allowing(1, 4))
+    rows[3].masks = (Allowing(1), Allowing(2))
+    results = sample(logits, rows)
+    assert [result.token for result in results[:3]] == [VOCAB - 1, 7, 4]
+    assert results[3].error == NOTHING_LEFT
 
 
 def test_a_gpu_is_waited_for_once_a_step(monkeypatch):

@@ -12,7 +12,11 @@ from aiakq.runtime.engine.pages import root_hash
 from aiakq.runtime.engine.sequence import Sequence
 from aiakq.runtime.lora import adapter_pool as adapters
 from aiakq.runtime.lora.adapter_pool import AdapterPool
-from aiakq.runtime.protocol.command import FreeAdapter
+from aiakq.runtime.lora.resource import AdapterResource
+from aiakq.runtime.protocol.command import EnableDrafts, FreeAdapter, UnloadAdapter
+from aiakq.runtime.protocol.output import RequestTimes
+from aiakq.runtime.protocol.request import RequestOptions, RequestSpec
+from aiakq.runtime.protocol.sampling_params import SamplingParams
 
 
 def test_no_more_adapters_run_than_allowed_and_base_sequences_are_not_delayed():
@@ -396,6 +400,30 @@ def test_an_adapter_loaded_and_evicted_between_batches_is_never_seen():
     assert [adapter.key for adapter in pool.dropped] == ["a"], "the executor keeps an adapter that no batch loads"
 
 
+def test_an_expected_sequence_keeps_an_unloaded_adapter_until_it_is_added_and_ends_or_is_withdrawn():
+    resource = AdapterResource(LoraConfig(max_loras=1, max_resident=1))
+    specs = [RequestSpec(id, [1], SamplingParams(), 1, 0, options=RequestOptions(adapter=ref("a"))) for id in "xyz"]
+    first, second, third = (Sequence(spec, RequestTimes(0.0)) for spec in specs)
+    resource.add(first)
+    resource.end_step(iter([first]))
+    resource.pool.set_ready("a")
+    resource.acquire(first)
+    for spec in specs[1:]:
+        resource.expect(spec)
+    assert resource.handle(UnloadAdapter("a")) and not resource.handle(EnableDrafts(True))
+    resource.release(first)
+    resource.remove(first)
+    assert resource.pool.is_resident("a") and not resource.pool.prefetch(ref("a"))
+    resource.add(second)
+    resource.remove(second)
+    resource.withdraw(specs[1])  # it was added
+    assert resource.pool.is_resident("a")
+    resource.withdraw(third.spec)
+    assert not resource.pool.is_resident("a") and resource.pool.prefetch(ref("a"))
+
+
 def test_prefixes_of_adapters_differ():
-    assert root_hash("") == b"" and root_hash("x") == root_hash("x", "")
-    assert len({root_hash(salt, key) for salt in ("", "x") for key in ("", "a", "b")}) == 6
+    adapters = [None, ref("a"), ref("b")]
+    options = [RequestOptions(cache_salt=salt, adapter=adapter) for salt in ("", "x") for adapter in adapters]
+    roots = [root_hash(each.page_scope) for each in options]
+    assert roots[0] == b"" and len(set(roots)) == 6

@@ -11,12 +11,13 @@ from typing import Any
 
 import pytest
 import torch
-from lora_adapters import adapted, save_adapter
+from lora_adapters import adapted, save_adapter, store_of
 from replay_proposer import replaying
 from safetensors.torch import load_file, save_file
 
 from aiakq import LLM, LoRARequest, SamplingParams
 from aiakq.errors import AiakqError
+from aiakq.runtime.build.new_runner import fitting_pages
 from aiakq.runtime.distributed import child_ranks
 from aiakq.runtime.executor import kv_cache
 from aiakq.runtime.lora.requests import check_adapter
@@ -192,7 +193,7 @@ def test_no_rank_reads_adapters_in_a_step(ranks, base, requests, monkeypatch):
     llm, single = engine(base, max_loras=1, max_num_seqs=2, **ranks), engine(base)
     given, chosen = [[5 + index] * 20 for index in range(9)], [requests[1 + index % 3] for index in range(9)]
     assert answers(llm, given, chosen) == answers(single, given, chosen)
-    assert llm.engine.executor.runner.adapters.staging.keys == []
+    assert store_of(llm).staging.keys == []
     dropped = llm._adapters.of(requests[4])
     llm.engine.executor.prepare(PrepareAdapter(dropped)).result(120)
     llm.engine.executor.submit(StepBatch(commands=[DropAdapter(dropped)]))
@@ -275,7 +276,7 @@ def test_numbers_that_are_not_finite_fail_their_requests_only(base, requests, tm
 def test_unloading_gives_the_memory_back(base, requests):
     llm = engine(base, max_cpu_loras=4)
     answers(llm, [[5] * 9] * 2, [requests[1], requests[2]])
-    store = llm.engine.executor.runner.adapters
+    store = store_of(llm)
     assert len(store.nbytes) == 2 and min(store.nbytes.values()) > 1000
     for request in requests[1:3]:
         llm.engine.step(0.0, [UnloadAdapter(llm._adapters.of(request).key)])
@@ -288,7 +289,7 @@ def test_adapters_may_be_stored_in_fewer_bits(dtype, base, requests):
     whole, fewer = engine(base), engine(base, lora_dtype=dtype)
     first, second = (answers(llm, [[5] * 30], [requests[2]])[0] for llm in (whole, fewer))
     assert first[0][1] == pytest.approx(second[0][1], abs=0.05) and first != second
-    bytes_of = [next(iter(llm.engine.executor.runner.adapters.nbytes.values())) for llm in (whole, fewer)]
+    bytes_of = [next(iter(store_of(llm).nbytes.values())) for llm in (whole, fewer)]
     assert bytes_of[1] < 0.6 * bytes_of[0]
 
 
@@ -348,13 +349,12 @@ def test_memory_for_adapters_is_kept_free(base, monkeypatch):
     scheduler = config.scheduler
     assert scheduler.lora.max_staged == 2
     # Three that are loaded, two that are staged, and the file that is being read.
-    assert kv_cache.adapter_bytes(config, model) == (3 + 2 + 1) * largest
-    gpu = replace(config, device=replace(config.device, device=torch.device("cuda")))
-    assert kv_cache.adapter_bytes(gpu, model) == 3 * largest
-    without = kv_cache.count_pages(replace(config, scheduler=replace(scheduler, lora=None)), model)
-    assert kv_cache.count_pages(config, model) < without
-    fixed = replace(config, scheduler=replace(scheduler, lora=replace(scheduler.lora, max_bytes=1000)))
-    assert kv_cache.adapter_bytes(fixed, model) == 3 * 1000
+    adapters = model.adapters
+    assert adapters.reserved_bytes(torch.device("cpu"), 1) == (3 + 2 + 1) * largest
+    assert adapters.reserved_bytes(torch.device("cuda"), 1) == 3 * largest
+    assert fitting_pages(config, model) < kv_cache.count_pages(config, model)
+    fixed = replace(adapters, config=replace(scheduler.lora, max_bytes=1000))
+    assert fixed.reserved_bytes(torch.device("cpu"), 1) == 3 * 1000
     assert replace(scheduler.lora, max_loras=9).max_staged == 4
 
 
@@ -364,7 +364,7 @@ def test_the_reserve_covers_what_adapters_take(base, requests):
     for dtype in ("auto", "float32", "float16"):
         llm = engine(base, max_loras=2, max_lora_rank=13, lora_dtype=dtype)
         answers(llm, [[5] * 9] * 2, chosen, 1)
-        store = llm.engine.executor.runner.adapters
+        store = store_of(llm)
         assert len(store.nbytes) == 2
         assert max(store.nbytes.values()) <= llm.engine.executor.runner.model.adapters.largest_bytes
         files = [llm._adapters.of(each).nbytes for each in chosen]

@@ -205,7 +205,7 @@ def test_labels_of_metrics_stay_those_of_served_adapters_over_a_thousand_loads()
     manager: Any = SimpleNamespace(
         adapters=SimpleNamespace(check=check),
         prefetch_adapter=prefetch,
-        unload_adapter=lambda adapter: None,
+        send=lambda command: None,
         failure=None,
     )
     text: Any = None

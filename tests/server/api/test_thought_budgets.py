@@ -14,11 +14,11 @@ import torch
 from reciter import TEMPLATE
 from reciting_model import write_model
 
-from aiakq.runtime.executor.thought_tracker import SpelledBudget, ThoughtTracker
 from aiakq.runtime.protocol.request import Prompt, Request
 from aiakq.runtime.protocol.vocabulary import Vocabulary
 from aiakq.runtime.structured.compiler import GrammarCompiler
 from aiakq.runtime.structured.formats import any_text, regex, tag_grammar_of
+from aiakq.runtime.structured.thought_tracker import SpelledBudget, ThoughtTracker
 from aiakq.server.api.answer_grammar import Reasoning
 from aiakq.server.api.chat_message import message_of
 from aiakq.server.api.message_parser import MessageParser

@@ -6,6 +6,7 @@ import weakref
 from concurrent.futures import Future
 
 from aiakq import SamplingParams
+from aiakq.runtime.engine.resources import Resource
 from aiakq.runtime.protocol.admission import admit
 from aiakq.runtime.protocol.command import PrepareGrammar
 from aiakq.runtime.protocol.limits import ModelLimits
@@ -31,7 +32,7 @@ def spec(id: str, regex: str = "") -> RequestSpec:
 
 def test_only_those_with_a_grammar_wait_until_it_is_compiled():
     compiling = Compiling()
-    held = HeldRequests(compiling)
+    held = HeldRequests(compiling, [])
     one, two, free = spec("one", "a"), spec("two", "b"), spec("free")
     assert not held.wait()
     assert held.hold([one, free, two]) == [free]
@@ -44,9 +45,27 @@ def test_only_those_with_a_grammar_wait_until_it_is_compiled():
     assert held.ready() == [] and not held.wait()
 
 
+def test_resources_expect_the_sequences_that_wait_until_they_are_cancelled():
+    class Expecting(Resource):
+        def expect(self, spec: RequestSpec) -> None:
+            expected.append(spec.request_id)
+
+        def withdraw(self, spec: RequestSpec) -> None:
+            expected.remove(spec.request_id)
+
+    compiling, expected = Compiling(), list[str]()
+    held = HeldRequests(compiling, [Expecting()])
+    held.hold([spec("one", "a"), spec("free"), spec("two", "b")])
+    assert expected == ["one", "two"]
+    compiling.futures["b"].set_result(None)
+    assert [each.request_id for each in held.ready()] == ["two"]
+    held.cancel(["two", "one"])  # the engine has two
+    assert expected == ["two"]
+
+
 def test_grammars_stay_in_memory_until_their_requests_end():
     compiling = Compiling()
-    held = HeldRequests(compiling)
+    held = HeldRequests(compiling, [])
     held.hold([spec("one", "a"), spec("two", "a")])
     compiling.futures["a"].set_result(None)
     assert len(held.ready()) == 2

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 import pytest
 import torch
-from lora_adapters import adapted, save_adapter
+from lora_adapters import adapted, save_adapter, store_of
 
 from aiakq import LLM, LoRARequest, SamplingParams
 from aiakq.runtime.lora import store
@@ -111,7 +111,7 @@ class Served:
 
     def staged(self) -> list[str]:
         """Keys of the adapters that are staged and not loaded."""
-        return self.llm.engine.executor.runner.adapters.staging.keys
+        return store_of(self.llm).staging.keys
 
     def end(self) -> None:
         """Stop; every request has ended, and nothing is left of any."""
@@ -207,7 +207,11 @@ def test_an_adapter_that_is_unloaded_stays_while_a_request_waits_for_its_grammar
 
     class Compiling(HeldRequests):
         def hold(self, specs: Sequence[RequestSpec]) -> list[RequestSpec]:
-            self._held += [(compiling, spec) for spec in specs if spec.request_id == "waits"]
+            for spec in specs:
+                if spec.request_id == "waits":
+                    self._held.append((compiling, spec))
+                    for resource in self._resources:
+                        resource.expect(spec)
             return super().hold([spec for spec in specs if spec.request_id != "waits"])
 
     monkeypatch.setattr(engine_process, "HeldRequests", Compiling)
@@ -260,7 +264,7 @@ def test_an_adapter_that_is_unloaded_while_it_is_read_still_answers_its_request(
     served.submit("next", adapters[1])  # a batch frees the slots of adapters that were dropped
     served.until(lambda: "next" in served.finished)
     served.end()
-    assert len(served.llm.engine.executor.runner.adapters.nbytes) == 1 and served.staged() == []
+    assert len(store_of(served.llm).nbytes) == 1 and served.staged() == []
 
 
 def test_a_cancelled_request_leaves_nothing_behind(start, adapters, reads, alone):

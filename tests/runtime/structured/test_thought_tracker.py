@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from aiakq.runtime.executor.thought_tracker import SpelledBudget, ThoughtTracker
 from aiakq.runtime.protocol.thought_budget import ThoughtBudget
 from aiakq.runtime.protocol.vocabulary import Vocabulary
+from aiakq.runtime.structured.thought_tracker import SpelledBudget, ThoughtTracker
 
 TOKENS = [
     *(b"<think>", b"</think>", b"<|mark|>", b"a", b" ", b"\n", b"<th", b"ink>", b"</th", b"ink>b"),
