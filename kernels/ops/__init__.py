@@ -37,6 +37,7 @@ from aiakq.kernels.ops.experts import ExpertLayers, GroupedExperts
 from aiakq.kernels.ops.linear import LinearLayer, RotatedLinear
 from aiakq.kernels.ops.lora import AdapterRows, LoraProblem, LoraProduct
 from aiakq.kernels.ops.norm import Norm
+from aiakq.kernels.ops.parallel import GATHERED, Role
 from aiakq.kernels.ops.recurrent import RECURRENT, RecurrentOps
 from aiakq.kernels.ops.sampling import Sampler
 from aiakq.kernels.ops.scaling import Scaling
@@ -112,8 +113,10 @@ class Ops(RecurrentOps):
         """Multiple to which the linear layers bound so far need the number of rows padded; see ops/linear.py."""
         return self._row_multiple
 
-    def linear(self, weight: QWeight, count: int = 1) -> LinearLayer:
-        """Bind a linear layer with a quantized weight; it replaces ``count`` checkpoint layers."""
+    def linear(self, weight: QWeight, count: int = 1, role: Role = GATHERED) -> LinearLayer:
+        """Bind a linear layer with a quantized weight, which replaces ``count`` checkpoint layers. ``role`` matters on
+        tensor-parallel ranks only.
+        """
         return self._linear(weight, count, weight.n)
 
     def _linear(self, weight: QWeight, count: int, uncut_n: int) -> LinearLayer:
@@ -125,8 +128,8 @@ class Ops(RecurrentOps):
         layer: LinearLayer = module.prepare(weight.to(self.device), problem)
         return layer
 
-    def dense(self, weight: Tensor, bias: Tensor | None = None, count: int = 1) -> DenseLayer:
-        """Bind a linear layer with a float weight [N, K] and bias [N]; it replaces ``count`` checkpoint layers."""
+    def dense(self, weight: Tensor, bias: Tensor | None = None, count: int = 1, role: Role = GATHERED) -> DenseLayer:
+        """Bind a linear layer with a float weight [N, K] and bias [N]; ``count`` and ``role`` as in ``linear``."""
         n, k = weight.shape
         problem = DenseProblem(n, k, weight.dtype, self.dtype, self.device_type)
         module = self._bind("dense", problem, "w16", count)
@@ -200,16 +203,10 @@ class Ops(RecurrentOps):
         return selection
 
     def attention(
-        self,
-        spec: AttentionSpec,
-        inputs: Sequence[tuple[LinearLayer, str]] = (),
-        output: LinearLayer | None = None,
+        self, spec: AttentionSpec, inputs: Sequence[LinearLayer] = (), output: LinearLayer | None = None
     ) -> PagedAttention:
-        """Bind the attention of one layer.
-
-        inputs  projections of queries, keys and values, if nothing else lies between them and attention; each with one
-                letter per part of its outputs: q, k or v for a part as wide as all queries, keys or values.
-        output  with ``inputs``: the only layer that consumes the result of attention.
+        """Bind the attention of one layer, between the projections ``inputs`` and ``output``, by whose roles ranks
+        split it.
         """
         problem = spec.problem(self.dtype, self.kv_dtype or self.dtype, self.device_type)
         layer: PagedAttention = self._bind("attention", problem).prepare(spec, problem)
@@ -278,4 +275,4 @@ class _NotPrepared:
     def prepare(self, *arguments: object) -> Any:
         return self
 
-    row_selection = embedding = feeds = prepare
+    row_selection = embedding = prepare

@@ -41,7 +41,13 @@ IMPLEMENTATIONS = Registry(
 
 
 class LinearLayer:
-    """Base class of what ``prepare`` returns: a linear layer with its weight in the implementation's layout."""
+    """Base class of what ``prepare`` returns: a linear layer with its weight in the implementation's layout.
+
+    has_local_outputs, has_local_inputs  whether the layer has only a tensor-parallel rank's outputs or inputs, see
+                                         ops/parallel.py.
+    """
+
+    has_local_outputs = has_local_inputs = False
 
     def __call__(self, x: LinearInput) -> Tensor:
         """x [M, K] as a Tensor or in the layout of ``input_layout(M)`` -> [M, N] of the same dtype."""
@@ -50,11 +56,6 @@ class LinearLayer:
     def input_layout(self, m: int) -> ActivationLayout | None:
         """Return the preferred input layout for M rows, or None for a plain Tensor."""
         return None
-
-    def feeds(self, other: LinearLayer, parts: int) -> None:
-        """Declare, when the model is built, that ``other`` is the only consumer of this layer's output, after an
-        elementwise function of its ``parts`` equal parts. Ranks then need not exchange the intermediate result.
-        """
 
 
 class RotatedLinear(LinearLayer):

@@ -185,10 +185,6 @@ class AdaptedLinear(LinearLayer):
         self.product(x, y)
         return y
 
-    def feeds(self, other: LinearLayer, parts: int) -> None:
-        """See LinearLayer."""
-        self.base.feeds(other.base if isinstance(other, AdaptedLinear) else other, parts)
-
 
 def supports(problem: LoraProblem) -> str | None:
     """None: the reference supports every problem."""

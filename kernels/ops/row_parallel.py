@@ -22,47 +22,22 @@ from aiakq.kernels.ops.dense import DenseLayer
 from aiakq.kernels.ops.embedding import EmbeddingLayer
 from aiakq.kernels.ops.experts import GroupedExperts
 from aiakq.kernels.ops.linear import LinearLayer
+from aiakq.kernels.ops.parallel import Column, ExpertRole, Replicated, Role, Row
 from aiakq.kernels.ops.sharded import (
     TILE,
     DenseWeight,
     ShardedLinear,
     ShardedOps,
-    head_shares,
     shares,
 )
 from aiakq.kernels.ops.sharded import Collective as Collective
-from aiakq.kernels.types import AttentionContext, AttentionSpec, LayerCache, QWeight
+from aiakq.kernels.types import AttentionSpec, QWeight
 
-#: Layers with at most this many outputs (routers, gates) are replicated: communication would take longer.
-FEW_OUTPUTS = 512
+FEW_HEADS = "there are fewer heads than ranks"
 #: Largest K step of the Triton kernels (triton/linear.py): shards are multiples of it if they remain even.
 STEP = 128
 #: Smallest group size that results from splitting groups that straddle the inputs of two ranks.
 SMALLEST_GROUP = 32
-
-
-class HeadParallelAttention:
-    """Attention over this rank's heads, whose input contains only those; the interface is PagedAttention.
-
-    gather  whether to gather the outputs of all ranks.
-    """
-
-    def __init__(self, own: PagedAttention, bounds: Sequence[int], collective: Collective, gather: bool) -> None:
-        """bounds: [size + 1] first column of each rank's output, and the total."""
-        self._own, self._bounds, self._collective, self._gather = own, bounds, collective, gather
-
-    def __call__(self, qkv: Tensor, positions: Tensor | None, cache: LayerCache, context: AttentionContext) -> Tensor:
-        """qkv [T, local columns] -> [T, local heads * value_dim], or [T, H * value_dim] if gathered."""
-        local_out = self._own(qkv, positions, cache, context)
-        return self._collective.gather(local_out, self._bounds) if self._gather else local_out
-
-    def write(self, key: Tensor, value: Tensor, cache: LayerCache, slots: Tensor) -> None:
-        """Not supported on ranks: only models that run through transformers write key [T, Hkv, D] separately."""
-        raise NotImplementedError
-
-    def attend(self, query: Tensor, cache: LayerCache, context: AttentionContext) -> Tensor:
-        """Not supported on ranks, like ``write``: query [T, H, D]."""
-        raise NotImplementedError
 
 
 class SummedExperts(GroupedExperts):
@@ -115,108 +90,80 @@ class RowParallelOps(ShardedOps):
         """Return how layers are distributed, for the start-up table."""
         return "; ".join(["sums added up after", *self._noted()])
 
-    def settle(self, layer: ShardedLinear) -> None:
-        """Bind a layer that is not part of a pair: shard it, or replicate it if it is small."""
-        if layer.is_bound:
-            return
-        if layer.n <= FEW_OUTPUTS:
-            layer.repeat()
+    def _shard(self, weight: QWeight | DenseWeight, count: int, role: Role) -> ShardedLinear:
+        """See ShardedOps; column- and row-parallel layers are gathered where they cannot be split."""
+        if isinstance(role, Row):
+            return self._row_parallel(weight, count, role.heads)
+        if isinstance(role, Column):
+            rows = self._rows(role)
+            if rows is None:
+                return self._gathered(weight, count)
+            return ShardedLinear(weight, self._own(weight.with_rows(rows), count, weight.n), local_outputs=True)
+        if isinstance(role, Replicated | ExpertRole):
+            return super()._shard(weight, count, role)
+        self.notes["linear layers gathered"] += 1
+        return self._gathered(weight, count)
+
+    def _row_parallel(self, weight: QWeight | DenseWeight, count: int, heads: AttentionSpec | None) -> ShardedLinear:
+        """Shard a layer along its inputs, by ``heads`` if these are its inputs, or gather it if that is impossible."""
+        size = self.collective.size
+        if heads is None:
+            bounds = shares(weight.k, size, _multiple(weight, size))
+            reason = "it is too narrow" if _has_empty(bounds) else _straddles(weight, bounds)
+            self.notes["MLP" if reason is None else f"MLP gathered ({reason})"] += 1
         else:
-            self.notes["linear layers gathered"] += 1
-            layer.cut()
+            bounds = [bound * heads.value_dim for bound in self.head_bounds(heads)]
+            reason = FEW_HEADS if _has_empty(bounds) else _straddles(weight, bounds)
+            if weight.perm is not None:
+                reason = reason or "its order of inputs crosses heads"
+        if reason is not None:
+            return self._gathered(weight, count, reason)
+        first, end = self._share(bounds)
+        # The layer before computes its outputs in the order in which this one stores its inputs.
+        inputs = torch.arange(first, end) if weight.perm is None else weight.perm[first:end].cpu()
+        own = weight.with_inputs(first, end)
+        own = own if self.collective.rank == 0 else replace(own, bias=None)
+        return ShardedLinear(weight, self._own(own, count, weight.n), self.collective.sum, inputs)
 
-    def pair(self, first: ShardedLinear, second: LinearLayer, parts: int) -> None:
-        """Shard ``first`` along its outputs and ``second`` along its inputs; gather them where that is not possible."""
-        reason = self._cut_mlp(first, second, parts)
-        self.notes["MLP" if reason is None else f"MLP gathered ({reason})"] += 1
-
-    def _cut_mlp(self, first: ShardedLinear, second: LinearLayer, parts: int) -> str | None:
-        """Shard both layers of an MLP; return None, or the reason why they cannot be sharded."""
-        if not isinstance(second, ShardedLinear):
-            return "its parts are of several schemes"
-        if first.is_bound or second.is_bound or first.n != parts * second.k:
-            return "other layers read it too"
-        weight, size = second.weight, self.collective.size
-        bounds = shares(weight.k, size, _multiple(weight, size))
-        if any(first == end for first, end in zip(bounds, bounds[1:], strict=False)):
-            return "it is too narrow"
-        if reason := _straddles(weight, bounds):
-            return reason
-        start, end = bounds[self.collective.rank :][:2]
-        # The first layer computes its outputs in the order in which the second one stores its inputs.
-        inputs = torch.arange(start, end) if weight.perm is None else weight.perm[start:end].cpu()
-        first.keep_outputs(torch.cat([part * weight.k + inputs for part in range(parts)]))
-        second.keep_inputs(start, end)
-        self._uncut = [layer for layer in self._uncut if not layer.is_bound]
-        return None
+    def _rows(self, role: Column) -> Tensor | None:
+        """Return the outputs [M] int64 of a column-parallel layer that this rank computes; None if it is gathered."""
+        if isinstance(role.reader, AttentionSpec):
+            spec, local = role.reader, self._local(role.reader)
+            bounds = self.head_bounds(spec)
+            if local is None or _has_empty(bounds):
+                return None
+            first = bounds[self.collective.rank]
+            kv_head = first * spec.num_kv_heads // spec.num_heads
+            starts = (first * spec.head_dim, kv_head * spec.head_dim, kv_head * spec.value_dim)
+            places = zip(spec.widths, starts, local.widths, strict=True)
+            parts = {
+                part: (width, torch.arange(start, start + count))
+                for part, (width, start, count) in zip("qkv", places, strict=True)
+            }
+        else:
+            reader = role.reader
+            if not isinstance(reader, ShardedLinear) or reader.inputs is None:
+                return None
+            parts = dict.fromkeys(role.parts, (reader.k, reader.inputs))
+        rows, offset = [], 0
+        for part in role.parts:
+            width, kept = parts[part]
+            rows.append(kept + offset)
+            offset += width
+        return torch.cat(rows)
 
     def attention(
-        self,
-        spec: AttentionSpec,
-        inputs: Sequence[tuple[LinearLayer, str]] = (),
-        output: LinearLayer | None = None,
+        self, spec: AttentionSpec, inputs: Sequence[LinearLayer] = (), output: LinearLayer | None = None
     ) -> PagedAttention:
-        """Bind the attention of this rank's heads and shard its projections; see Ops."""
-        bounds = head_shares(spec.num_heads, spec.num_kv_heads, self.collective.size)
-        reason = self._not_by_heads(spec, bounds, inputs)
-        if reason is not None:
-            self.notes[f"attention gathered ({reason})"] += 1
-            return super().attention(spec)
-        self._keep_heads(spec, bounds, inputs)
-        bounds = [bound * spec.value_dim for bound in bounds]
-        reason = self._cut_output(output, bounds)
-        self.notes["attention" if reason is None else f"attention, its output gathered ({reason})"] += 1
-        self.finish()
-        local = self._local(spec)
-        assert local is not None
-        attention = super(ShardedOps, self).attention(local)
-        return HeadParallelAttention(attention, bounds, self.collective, gather=reason is not None)
-
-    def _not_by_heads(
-        self, spec: AttentionSpec, bounds: Sequence[int], inputs: Sequence[tuple[LinearLayer, str]]
-    ) -> str | None:
-        """Return why the projections cannot be sharded by heads, or None."""
-        if not inputs:
-            return "something reads all heads before it"
-        if any(first == end for first, end in zip(bounds, bounds[1:], strict=False)):
-            return "there are fewer heads than ranks"
-        widths = dict(zip("qkv", spec.widths, strict=True))
-        for layer, parts in inputs:
-            if not isinstance(layer, ShardedLinear) or layer.is_bound:
-                return "its projections are not one layer"
-            if layer.n != sum(widths[part] for part in parts):
-                return "its projections have other widths"
-        return None
-
-    def _keep_heads(
-        self, spec: AttentionSpec, bounds: Sequence[int], inputs: Sequence[tuple[LinearLayer, str]]
-    ) -> None:
-        """Keep the outputs of the projections that belong to this rank's heads."""
-        local = self._local(spec)
-        assert local is not None
-        first = bounds[self.collective.rank]
-        kv_head = first * spec.num_kv_heads // spec.num_heads
-        starts = (first * spec.head_dim, kv_head * spec.head_dim, kv_head * spec.value_dim)
-        ranges = dict(zip("qkv", zip(spec.widths, starts, local.widths, strict=True), strict=True))
-        for layer, parts in inputs:
-            rows, offset = [], 0
-            for part in parts:
-                width, start, count = ranges[part]
-                rows.append(torch.arange(offset + start, offset + start + count))
-                offset += width
-            assert isinstance(layer, ShardedLinear)
-            layer.keep_outputs(torch.cat(rows))
-
-    def _cut_output(self, output: LinearLayer | None, bounds: Sequence[int]) -> str | None:
-        """Shard the output projection along its inputs; return None, or the reason why it cannot be sharded."""
-        if not isinstance(output, ShardedLinear) or output.is_bound or output.k != bounds[-1]:
-            return "it is not one layer"
-        if output.weight.perm is not None:
-            return "its order of inputs crosses heads"
-        if reason := _straddles(output.weight, bounds):
-            return reason
-        output.keep_inputs(*bounds[self.collective.rank :][:2])
-        return None
+        """See ShardedOps."""
+        gathered = []
+        if not inputs or not all(layer.has_local_outputs for layer in inputs):
+            gathered.append("its projections")
+        if output is None or not output.has_local_inputs:
+            reason = output.reason if isinstance(output, ShardedLinear) else ""
+            gathered.append("its output" + (f" ({reason})" if reason else ""))
+        self.notes["attention" + (f", {' and '.join(gathered)} gathered" if gathered else "")] += 1
+        return super().attention(spec, inputs, output)
 
     def _local(self, spec: AttentionSpec) -> AttentionSpec | None:
         """See ShardedOps; work is partitioned among programs for these heads alone."""
@@ -231,13 +178,11 @@ class RowParallelOps(ShardedOps):
     def tied_embedding(self, table: Tensor, bias: Tensor | None = None) -> tuple[EmbeddingLayer, DenseLayer]:
         """See Ops: the embedding and the output layer share the same rows of ``table`` [V, D]."""
         bounds = shares(len(table), self.collective.size, TILE)
-        first, end = bounds[self.collective.rank :][:2]
-        if len(table) <= FEW_OUTPUTS or bounds[-2] == bounds[-1]:
+        first, end = self._share(bounds)
+        if _has_empty(bounds):
             return super().tied_embedding(table, bias)
         head = self.dense(table, bias)
-        assert isinstance(head, ShardedLinear)
-        self.settle(head)
-        assert isinstance(head.own, DenseLayer)
+        assert isinstance(head, ShardedLinear) and isinstance(head.own, DenseLayer)
         rows = head.own.embedding()
         own = super(ShardedOps, self).embedding(rows) if isinstance(rows, Tensor) else rows
         return VocabularyEmbedding(own, first, end - first, self.collective), head
@@ -246,6 +191,11 @@ class RowParallelOps(ShardedOps):
 def operations_of_rank(ops: Ops, collective: Collective) -> ShardedOps:
     """Return the operations of ``ops`` for one rank, of the class that ``ops.uniform`` calls for."""
     return (ShardedOps if ops.uniform else RowParallelOps)(ops, collective)
+
+
+def _has_empty(bounds: Sequence[int]) -> bool:
+    """Whether a rank has nothing of what is split at ``bounds``."""
+    return any(first == end for first, end in zip(bounds, bounds[1:], strict=False))
 
 
 def _multiple(weight: QWeight | DenseWeight, size: int) -> int:

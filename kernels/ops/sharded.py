@@ -23,6 +23,7 @@ from aiakq.kernels.ops.dense import DenseLayer
 from aiakq.kernels.ops.embedding import EmbeddingLayer
 from aiakq.kernels.ops.experts import GroupedExperts
 from aiakq.kernels.ops.linear import LinearLayer
+from aiakq.kernels.ops.parallel import GATHERED, ExpertRole, Replicated, Role
 from aiakq.kernels.types import (
     ActivationLayout,
     AttentionContext,
@@ -115,82 +116,46 @@ class DenseWeight:
 
 
 class ShardedLinear(DenseLayer):
-    """A linear layer that is distributed over the ranks.
+    """One rank's shard of a linear layer.
 
-    weight  the whole weight, until this rank's shard is known and the layer is bound.
+    n, k    outputs and inputs of the whole layer.
+    own     this rank's shard; None if it is empty.
+    inputs  [local K] int64, the inputs of a row-parallel shard, which is called with just these; else None.
+    reason  why the layer is gathered although it has another role; else empty.
+    after   the collective that is applied to the output, or None.
     """
 
-    def __init__(self, ops: ShardedOps, weight: QWeight | DenseWeight, count: int) -> None:
-        """count: number of checkpoint layers that this one replaces."""
-        self._ops, self.weight, self._count = ops, weight, count
+    def __init__(
+        self,
+        weight: QWeight | DenseWeight,
+        own: LinearLayer | None,
+        after: Callable[[Tensor], Tensor] | None = None,
+        inputs: Tensor | None = None,
+        reason: str = "",
+        local_outputs: bool = False,
+    ) -> None:
+        """weight: the whole weight, which is not kept. local_outputs: whether the layer is column-parallel."""
         self.n, self.k = weight.n, weight.k
-        #: This rank's shard, and the collective that is applied to its output.
-        self._layer: LinearLayer | None = None
-        self._after: Callable[[Tensor], Tensor] | None = None
-        self.is_bound = False
-
-    @property
-    def own(self) -> LinearLayer | None:
-        """This rank's shard; None if it is empty or the layer is not bound yet."""
-        return self._layer
-
-    def whole(self) -> LinearLayer:
-        """Return the layer with all its outputs; it must not be bound yet."""
-        assert not self.is_bound, "the rest of the weight is gone"
-        return self._ops.bind(self.weight, self._count, self.n)
-
-    def repeat(self) -> None:
-        """Replicate the layer on every rank."""
-        self._keep(self.weight, None)
-
-    def cut(self) -> None:
-        """Shard the layer along its outputs and gather those of all ranks."""
-        collective = self._ops.collective
-        bounds = shares(self.n, collective.size, TILE)
-        first, end = bounds[collective.rank :][:2]
-        shard = self.weight.with_rows(torch.arange(first, end)) if end > first else None
-        self._keep(shard, lambda x: collective.gather(x, bounds))
-
-    def keep_outputs(self, rows: Tensor) -> None:
-        """Keep only the outputs ``rows`` [M] int64, in this order, without gathering."""
-        self._keep(self.weight.with_rows(rows), None)
-
-    def keep_inputs(self, first: int, end: int) -> None:
-        """Keep only the inputs first .. end - 1, in the order of ``weight.perm``; the layer is then called with just
-        these, and the outputs are all-reduced over the ranks.
-        """
-        collective, own = self._ops.collective, self.weight.with_inputs(first, end)
-        self._keep(own if collective.rank == 0 else replace(own, bias=None), collective.sum)
-
-    def _keep(self, weight: QWeight | DenseWeight | None, after: Callable[[Tensor], Tensor] | None) -> None:
-        assert not self.is_bound, "the rest of the weight is gone"
-        self._layer = None if weight is None else self._ops.bind(weight, self._count, self.n)
-        self._after, self.is_bound = after, True
-        del self.weight
+        self.own, self.after, self.inputs, self.reason = own, after, inputs, reason
+        self.has_local_outputs, self.has_local_inputs = local_outputs, inputs is not None
 
     def input_layout(self, m: int) -> ActivationLayout | None:
         """See LinearLayer; the input has M rows."""
-        self._ops.settle(self)
-        return None if self._layer is None else self._layer.input_layout(m)
-
-    def feeds(self, other: LinearLayer, parts: int) -> None:
-        """See LinearLayer."""
-        self._ops.pair(self, other, parts)
+        return None if self.own is None else self.own.input_layout(m)
 
     def __call__(self, x: LinearInput) -> Tensor:
         """x [M, K] -> [M, N], where K and N are local sizes if the layer keeps only a shard of them."""
-        self._ops.settle(self)
-        if self._layer is None:
+        if self.own is None:
             assert isinstance(x, Tensor)
             out = torch.empty(len(x), 0, dtype=x.dtype, device=x.device)
         else:
-            out = self._layer(x)
-        return out if self._after is None else self._after(out)
+            out = self.own(x)
+        return out if self.after is None else self.after(out)
 
 
-def _sharded(layer: LinearLayer) -> ShardedLinear:
-    assert isinstance(layer, ShardedLinear)
-    return layer
+def _unwrapped(layer: LinearLayer) -> LinearLayer:
+    """Return a whole layer of this rank without its wrapper."""
+    return layer.own if isinstance(layer, ShardedLinear) and layer.own is not None else layer
 
 
 class ShardedEmbedding:
@@ -233,33 +198,50 @@ class ShardedExperts(GroupedExperts):
 
 
 class ShardedAttention:
-    """Attention over this rank's heads, whose input contains all heads; the interface is PagedAttention.
+    """Attention over this rank's heads; the interface is PagedAttention.
 
-    own  attention of this rank's heads, or None if it has none.
+    own            attention of this rank's heads, or None if it has none.
+    local_inputs   whether the input contains only this rank's heads.
+    local_outputs  whether to return only this rank's heads, instead of gathering those of all.
     """
 
-    def __init__(self, spec: AttentionSpec, local: AttentionSpec | None, own: object, ops: ShardedOps) -> None:
+    def __init__(
+        self,
+        spec: AttentionSpec,
+        local: AttentionSpec | None,
+        own: PagedAttention | None,
+        ops: ShardedOps,
+        local_inputs: bool,
+        local_outputs: bool,
+    ) -> None:
         self._spec, self._local, self._own, self._collective = spec, local, own, ops.collective
+        self._local_inputs, self._local_outputs = local_inputs, local_outputs
         self._copy = ops.scaling()
-        bounds = head_shares(spec.num_heads, spec.num_kv_heads, ops.collective.size)
-        self._bounds = [bound * spec.value_dim for bound in bounds]
-        self._first = bounds[ops.collective.rank]
+        self._bounds = [bound * spec.value_dim for bound in ops.head_bounds(spec)]
+        first = ops.head_bounds(spec)[ops.collective.rank]
+        kv_head = first * spec.num_kv_heads // spec.num_heads
+        self._starts = first * spec.head_dim, kv_head * spec.head_dim, kv_head * spec.value_dim
 
     def __call__(self, qkv: Tensor, positions: Tensor | None, cache: LayerCache, context: AttentionContext) -> Tensor:
-        """qkv [T, sum of spec.widths] -> [T, H * value_dim]; writes this rank's keys and values to ``cache``."""
-        local, spec = self._local, self._spec
-        if local is None:
+        """qkv [T, sum of spec.widths] -> [T, H * value_dim], with local widths instead of these on either side if so
+        specified; writes this rank's keys and values to ``cache``.
+        """
+        if self._own is None:
             out = torch.empty(len(qkv), 0, dtype=qkv.dtype, device=qkv.device)
-            return self._collective.gather(out, self._bounds)
-        kv_head = self._first * spec.num_kv_heads // spec.num_heads
-        starts = (self._first * spec.head_dim, kv_head * spec.head_dim, kv_head * spec.value_dim)
-        local_qkv = torch.empty(len(qkv), sum(local.widths), dtype=qkv.dtype, device=qkv.device)
+        else:
+            out = self._own(qkv if self._local_inputs else self._local_part(qkv), positions, cache, context)
+        return out if self._local_outputs else self._collective.gather(out, self._bounds)
+
+    def _local_part(self, qkv: Tensor) -> Tensor:
+        """Copy the columns of this rank's heads: qkv [T, sum of spec.widths] -> [T, sum of local widths]."""
+        assert self._local is not None
+        local_qkv = torch.empty(len(qkv), sum(self._local.widths), dtype=qkv.dtype, device=qkv.device)
         source, offset = 0, 0
-        for width, full_width, start in zip(local.widths, spec.widths, starts, strict=True):
+        for width, full_width, start in zip(self._local.widths, self._spec.widths, self._starts, strict=True):
             if width:
                 self._copy(qkv[:, source + start : source + start + width], out=local_qkv[:, offset : offset + width])
             source, offset = source + full_width, offset + width
-        return self._collective.gather(self._own(local_qkv, positions, cache, context), self._bounds)
+        return local_qkv
 
     def write(self, key: Tensor, value: Tensor, cache: LayerCache, slots: Tensor) -> None:
         """Not supported on ranks: only models that run through transformers write key [T, Hkv, D] separately."""
@@ -283,7 +265,6 @@ class ShardedOps(Ops):
         super().__init__(ops.device, ops.dtype, ops.kv_dtype, ops.excluded, ops.exact, self.uniform)
         self.collective = collective
         self.notes: Counter[str] = Counter()
-        self._uncut: list[ShardedLinear] = []
 
     def describe(self) -> str:
         """Return how layers are distributed, for the start-up table."""
@@ -292,37 +273,49 @@ class ShardedOps(Ops):
     def _noted(self) -> list[str]:
         return [f"{count} x {note}" for note, count in self.notes.most_common()]
 
-    def bind(self, weight: QWeight | DenseWeight, count: int, uncut_n: int) -> LinearLayer:
+    def linear(self, weight: QWeight, count: int = 1, role: Role = GATHERED) -> LinearLayer:
+        """See Ops: this rank's shard of a weight [N, K]."""
+        return self._shard(weight, count, role)
+
+    def dense(self, weight: Tensor, bias: Tensor | None = None, count: int = 1, role: Role = GATHERED) -> DenseLayer:
+        """See Ops: this rank's shard of a weight [N, K]."""
+        return self._shard(DenseWeight(weight, bias), count, role)
+
+    def _shard(self, weight: QWeight | DenseWeight, count: int, role: Role) -> ShardedLinear:
+        """Bind this rank's shard of a weight with ``role``, of which this class gathers all but those of whole layers.
+
+        It replicates layers of which a shard could give other bits.
+        """
+        if isinstance(role, Replicated):
+            return self._whole(weight, count)
+        if isinstance(role, ExpertRole):
+            first, end = self._share(shares(role.count, self.collective.size))
+            return self._whole(weight, count) if first <= role.index < end else ShardedLinear(weight, None)
+        if self.device_type == "cuda" and not self._is_uniform(weight):
+            self.notes["linear layers whole on every rank, as torch multiplies"] += 1
+            return self._whole(weight, count)
+        return self._gathered(weight, count)
+
+    def _share(self, bounds: Sequence[int]) -> tuple[int, int]:
+        """Return this rank's range of ``bounds`` [size + 1]."""
+        return bounds[self.collective.rank], bounds[self.collective.rank + 1]
+
+    def _whole(self, weight: QWeight | DenseWeight, count: int) -> ShardedLinear:
+        return ShardedLinear(weight, self._own(weight, count, weight.n))
+
+    def _gathered(self, weight: QWeight | DenseWeight, count: int, reason: str = "") -> ShardedLinear:
+        """Bind a shard of the outputs and gather those of all ranks; ``reason``: see ShardedLinear."""
+        collective = self.collective
+        bounds = shares(weight.n, collective.size, TILE)
+        first, end = self._share(bounds)
+        own = self._own(weight.with_rows(torch.arange(first, end)), count, weight.n) if end > first else None
+        return ShardedLinear(weight, own, lambda x: collective.gather(x, bounds), reason=reason)
+
+    def _own(self, weight: QWeight | DenseWeight, count: int, uncut_n: int) -> LinearLayer:
         """Bind a weight [N, K] on this rank, which is a whole layer with ``uncut_n`` outputs or a shard of one."""
         if isinstance(weight, QWeight):
             return self._linear(weight, count, uncut_n)
         return super().dense(weight.weight, weight.bias, count)
-
-    def linear(self, weight: QWeight, count: int = 1) -> LinearLayer:
-        """See Ops: this rank's shard of a weight [N, K]."""
-        return self._uncut_layer(weight, count)
-
-    def dense(self, weight: Tensor, bias: Tensor | None = None, count: int = 1) -> DenseLayer:
-        """See Ops: this rank's shard of a weight [N, K]."""
-        return self._uncut_layer(DenseWeight(weight, bias), count)
-
-    def _uncut_layer(self, weight: QWeight | DenseWeight, count: int) -> ShardedLinear:
-        layer = ShardedLinear(self, weight, count)
-        self._uncut.append(layer)
-        return layer
-
-    def pair(self, first: ShardedLinear, second: LinearLayer, parts: int) -> None:
-        """Shard two consecutive layers; see ``feeds`` of LinearLayer. This class gathers both, so it does nothing."""
-
-    def settle(self, layer: ShardedLinear) -> None:
-        """Bind a layer if it is not bound yet: shard it, or replicate it if a shard could give other bits."""
-        if layer.is_bound:
-            return
-        if self.device_type == "cuda" and not self._is_uniform(layer.weight):
-            self.notes["linear layers whole on every rank, as torch multiplies"] += 1
-            layer.repeat()
-        else:
-            layer.cut()
 
     def _is_uniform(self, weight: QWeight | DenseWeight) -> bool:
         """Whether an output of this layer on a GPU is independent of the number of outputs."""
@@ -331,24 +324,15 @@ class ShardedOps(Ops):
         problem = weight.problem(self.dtype, self.device_type, self.exact, weight.n)
         return self.select("linear", problem)[0].name in UNIFORM
 
-    def finish(self) -> None:
-        """Bind the linear layers created since the last call; none of them is an expert."""
-        for layer in self._uncut:
-            self.settle(layer)
-        self._uncut = []
-
     def experts(self, pairs: Sequence[tuple[LinearLayer, LinearLayer]], act: Activation) -> GroupedExperts:
-        """See Ops: this rank's share of the experts."""
+        """See Ops: this rank's share of the experts, which were made with the role of each."""
         bounds = shares(len(pairs), self.collective.size)
-        first, end = bounds[self.collective.rank :][:2]
-        layers = [layer for pair in pairs for layer in pair]
-        if not all(isinstance(layer, ShardedLinear) and not layer.is_bound for layer in layers):
-            return super().experts(pairs, act)  # every rank has a share of every expert
-        known = {id(layer) for layer in layers}
-        self._uncut = [layer for layer in self._uncut if id(layer) not in known]
-        own = [(_sharded(gate_up).whole(), _sharded(down).whole()) for gate_up, down in pairs[first:end]]
-        layer = super().experts(own, act) if own else None
-        return self._experts(layer, bounds, _sharded(pairs[0][1]).n)
+        first, end = self._share(bounds)
+        own = [(_unwrapped(gate_up), _unwrapped(down)) for gate_up, down in pairs[first:end]]
+        last = pairs[0][1]
+        if not isinstance(last, ShardedLinear) or last.after is not None:
+            return super().experts(pairs, act)  # without their role, every rank has a share of every expert
+        return self._experts(super().experts(own, act) if own else None, bounds, last.n)
 
     def _experts(self, own: GroupedExperts | None, bounds: Sequence[int], width: int) -> GroupedExperts:
         """Bind the experts of all ranks; see ShardedExperts."""
@@ -357,7 +341,7 @@ class ShardedOps(Ops):
     def embedding(self, table: Tensor) -> EmbeddingLayer:
         """See Ops: this rank's share of the columns of ``table`` [V, D]."""
         bounds = shares(table.shape[1], self.collective.size, TILE)
-        first, end = bounds[self.collective.rank :][:2]
+        first, end = self._share(bounds)
         own = super().embedding(table[:, first:end].contiguous()) if end > first else None
         return ShardedEmbedding(own, bounds, self.collective, self)
 
@@ -366,15 +350,18 @@ class ShardedOps(Ops):
         return self.embedding(table), self.dense(table, bias)
 
     def attention(
-        self,
-        spec: AttentionSpec,
-        inputs: Sequence[tuple[LinearLayer, str]] = (),
-        output: LinearLayer | None = None,
+        self, spec: AttentionSpec, inputs: Sequence[LinearLayer] = (), output: LinearLayer | None = None
     ) -> PagedAttention:
         """See Ops: the attention of this rank's heads."""
-        self.finish()
         local = self._local(spec)
-        return ShardedAttention(spec, local, None if local is None else super().attention(local), self)
+        own = None if local is None else super().attention(local)
+        local_inputs = bool(inputs) and all(layer.has_local_outputs for layer in inputs)
+        local_outputs = output is not None and output.has_local_inputs
+        return ShardedAttention(spec, local, own, self, local_inputs, local_outputs)
+
+    def head_bounds(self, spec: AttentionSpec) -> list[int]:
+        """Return [size + 1] first query head of each rank, and their number."""
+        return head_shares(spec.num_heads, spec.num_kv_heads, self.collective.size)
 
     def new_cache(self, spec: AttentionSpec, pages: int, page_size: int) -> LayerCache:
         """See Ops: the cache of this rank's heads."""
@@ -390,8 +377,7 @@ class ShardedOps(Ops):
 
     def _local(self, spec: AttentionSpec) -> AttentionSpec | None:
         """Return the attention of this rank's heads, or None if it has none."""
-        bounds = head_shares(spec.num_heads, spec.num_kv_heads, self.collective.size)
-        first, end = bounds[self.collective.rank :][:2]
+        first, end = self._share(self.head_bounds(spec))
         if first == end:
             return None
         group = spec.num_heads // spec.num_kv_heads

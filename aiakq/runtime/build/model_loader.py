@@ -52,8 +52,6 @@ def load_model(config: EngineConfig, share: ModelShare | None = None) -> tuple[M
         reason = "it cannot be distributed by layers, because it builds all of them"
         raise error("model_unsupported", architecture=architecture, reason=reason, known=FAMILIES)
     model.adapters = weights.adapters
-    if isinstance(weights.ops, ShardedOps):
-        weights.ops.finish()
     return model, _describe(weights)
 
 

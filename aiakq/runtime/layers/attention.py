@@ -63,7 +63,7 @@ class Attention:
 
     qkv     fused QKV projection; its outputs are the concatenated queries, keys and values (``spec.widths``).
     output  output projection, from H * value_dim.
-    before  steps between the QKV projection and attention, in order.
+    before  steps between the QKV projection and attention, in order; if there are any, ``qkv`` has the role GATHERED.
     inputs  layers that compute the inputs of attention if it is not ``qkv`` alone; see Ops.attention.
     """
 
@@ -74,11 +74,11 @@ class Attention:
         spec: AttentionSpec,
         ops: Ops,
         before: Sequence[ProjectionStep] = (),
-        inputs: Sequence[tuple[LinearLayer, str]] = (),
+        inputs: Sequence[LinearLayer] = (),
     ) -> None:
         self.qkv, self.output, self.before = qkv, output, before
         self.spec, self._ops = spec, ops
-        self._attention = ops.attention(spec) if before else ops.attention(spec, inputs or [(qkv, "qkv")], output)
+        self._attention = ops.attention(spec, inputs or [qkv], output)
 
     def input_layout(self, m: int) -> ActivationLayout | None:
         """Return the preferred layout for M input rows; see LinearLayer."""
@@ -114,7 +114,7 @@ class GatedAttention(Attention):
     def __init__(
         self, query_gate: LinearLayer, key_value: LinearLayer, output: LinearLayer, spec: AttentionSpec, ops: Ops
     ) -> None:
-        super().__init__(query_gate, output, spec, ops, inputs=[(query_gate, "qq"), (key_value, "kv")])
+        super().__init__(query_gate, output, spec, ops, inputs=[query_gate, key_value])
         self.key_value, self._sigmoid = key_value, ops.activation("sigmoid")
 
     def input_layout(self, m: int) -> ActivationLayout | None:

@@ -16,6 +16,7 @@ class ConcatLinear(LinearLayer):
 
     def __init__(self, parts: Sequence[LinearLayer]) -> None:
         self.parts = parts
+        self.has_local_outputs = all(part.has_local_outputs for part in parts)
 
     def __call__(self, x: LinearInput) -> Tensor:
         """x [M, K] -> [M, sum of N]."""

@@ -10,6 +10,7 @@ from torch import Tensor
 from aiakq.kernels.ops import Ops
 from aiakq.kernels.ops.embedding import EmbeddingLayer
 from aiakq.kernels.ops.linear import LinearLayer
+from aiakq.kernels.ops.parallel import GATHERED, Role
 from aiakq.kernels.types import QWeight
 from aiakq.runtime.layers.linear import ConcatLinear
 from aiakq.runtime.lora.layers import AdaptableLayers
@@ -61,6 +62,32 @@ class LinearBuilder:
         bias = bias if bias is None or rows is None else bias[rows]
         return self.adapters.adapted(self._ops, layer, parts, k, bias, rows, lambda name, n: self.weight(name, n, k))
 
+    def linear(
+        self,
+        name: str,
+        n: int,
+        k: int,
+        *,
+        bias: bool = False,
+        rows: Tensor | None = None,
+        role: Role = GATHERED,
+    ) -> LinearLayer:
+        """Return a layer [N, K]; ``rows`` [N] int64 gives the stored row of each output."""
+        return self._adapted(self._read([(name, n)], k, bias, role, rows), [(name, n)], k, bias, rows)
+
+    def stacked(self, parts: Sequence[Part], k: int, *, bias: bool = False, role: Role = GATHERED) -> LinearLayer:
+        """See Weights."""
+        return self._adapted(self._read(parts, k, bias, role), parts, k, bias)
+
+    def _read(self, parts: Sequence[Part], k: int, bias: bool, role: Role, rows: Tensor | None = None) -> LinearLayer:
+        """Return the fused layers ``parts``; ``rows`` [N] as in ``linear``, for one part."""
+        raise NotImplementedError
+
+    def _separate(self, parts: Sequence[Part], k: int, bias: bool, role: Role) -> LinearLayer:
+        """Return the layers ``parts``, which cannot be fused, with concatenated outputs."""
+        roles = role.of_parts(len(parts))
+        return ConcatLinear([self._read([part], k, bias, own) for part, own in zip(parts, roles, strict=True)])
+
     def weight(self, name: str, n: int, k: int) -> Tensor:
         """[N, K]; see Weights."""
         raise NotImplementedError
@@ -69,16 +96,19 @@ class LinearBuilder:
         """Return the bias [N] of a linear layer."""
         raise NotImplementedError
 
-    def dense(self, weight: Tensor, bias: Tensor | None = None, count: int = 1) -> LinearLayer:
+    def dense(
+        self, weight: Tensor, bias: Tensor | None = None, count: int = 1, *, role: Role = GATHERED
+    ) -> LinearLayer:
         """Return a layer with a float weight [N, K], into which ``count`` layers of the checkpoint are fused."""
-        return self._ops.dense(weight, bias, count)
+        return self._ops.dense(weight, bias, count, role)
 
-    def quantized(self, weights: Sequence[QWeight]) -> LinearLayer:
+    def quantized(self, weights: Sequence[QWeight], role: Role) -> LinearLayer:
         """Return one layer of quantized weights with the same K inputs, with outputs in the given order."""
         whole = concatenate(weights)
         if whole is not None:
-            return self._ops.linear(whole, len(weights))
-        return ConcatLinear([self._ops.linear(weight) for weight in weights])
+            return self._ops.linear(whole, len(weights), role)
+        roles = role.of_parts(len(weights))
+        return ConcatLinear([self._ops.linear(weight, 1, part) for weight, part in zip(weights, roles, strict=True)])
 
     def embedding_of(
         self, table: Tensor, tied: bool, bias: Tensor | None = None

@@ -12,10 +12,10 @@ from aiakq.kernels.ops import Ops
 from aiakq.kernels.ops.embedding import EmbeddingLayer
 from aiakq.kernels.ops.linear import LinearLayer
 from aiakq.kernels.ops.linear_reference import dequantize
+from aiakq.kernels.ops.parallel import Role
 from aiakq.kernels.types import QWeight
 from aiakq.runtime.config.device import DTYPES
 from aiakq.runtime.config.engine import EngineConfig
-from aiakq.runtime.layers.linear import ConcatLinear
 from aiakq.runtime.loader.binding import LinearBuilder, Part, joined_rows
 from aiakq.spec import LayerSpec, QuantSpec
 
@@ -69,27 +69,23 @@ class DummyWeights(LinearBuilder):
     def _reseed(self, generator: torch.Generator, name: str) -> None:
         generator.manual_seed(self._seed ^ zlib.crc32(name.encode()))
 
-    def linear(self, name: str, n: int, k: int, *, bias: bool = False, rows: Tensor | None = None) -> LinearLayer:
-        """Return a layer [N, K]; ``rows`` [N] is ignored, since the weights are random."""
-        return self.stacked([(name, n)], k, bias=bias)
-
-    def stacked(self, parts: Sequence[Part], k: int, *, bias: bool = False) -> LinearLayer:
-        return self._adapted(self._stacked(parts, k, bias), parts, k, bias)
-
     def _bias(self, name: str, n: int) -> Tensor:
         return self._random(f"{name}.bias", n)
 
-    def _stacked(self, parts: Sequence[Part], k: int, bias: bool) -> LinearLayer:
+    def _read(self, parts: Sequence[Part], k: int, bias: bool, role: Role, rows: Tensor | None = None) -> LinearLayer:
+        """Return random layers; their ``rows`` [N] do not matter."""
         specs = [None if self.spec is None else self.spec.for_layer(name) for name, _ in parts]
         if any(spec != specs[0] for spec in specs):
-            return ConcatLinear([self._stacked([part], k, bias) for part in parts])
+            return self._separate(parts, k, bias, role)
         biases = [self._random(f"{name}.bias", n) for name, n in parts] if bias else None
         joined = None if biases is None else joined_rows(biases)
         if specs[0] is not None:
             n = sum(n for _, n in parts)
             self._reseed(self._codes, parts[0][0])
-            return self.ops.linear(random_weight(specs[0], n, k, joined, self.ops.device, self._codes), len(parts))
-        return self.dense(joined_rows([self._random(f"{name}.weight", n, k) for name, n in parts]), joined, len(parts))
+            weight = random_weight(specs[0], n, k, joined, self.ops.device, self._codes)
+            return self.ops.linear(weight, len(parts), role)
+        floats = joined_rows([self._random(f"{name}.weight", n, k) for name, n in parts])
+        return self.dense(floats, joined, len(parts), role=role)
 
     def embedding(
         self, name: str, vocab: int, width: int, *, tied: bool, bias: Tensor | None = None

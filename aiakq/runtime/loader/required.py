@@ -16,6 +16,7 @@ from aiakq.kernels.ops import Ops, PlannedOps
 from aiakq.kernels.ops.dense import TorchDense
 from aiakq.kernels.ops.embedding import EmbeddingLayer
 from aiakq.kernels.ops.linear import LinearLayer
+from aiakq.kernels.ops.parallel import GATHERED, Role
 from aiakq.runtime.config.model import ModelConfig
 from aiakq.runtime.lora.layers import is_adaptable
 from aiakq.runtime.models import ARCHITECTURES
@@ -65,20 +66,29 @@ class RequiredWeights:
         RequiredWeights.linear(self, name, n, k)
         return self._empty(n, k)
 
-    def linear(self, name: str, n: int, k: int, *, bias: bool = False, rows: Tensor | None = None) -> LinearLayer:
-        """Return a layer [N, K] without contents; the order ``rows`` [N] does not matter."""
+    def linear(
+        self,
+        name: str,
+        n: int,
+        k: int,
+        *,
+        bias: bool = False,
+        rows: Tensor | None = None,
+        role: Role = GATHERED,
+    ) -> LinearLayer:
+        """Return a layer [N, K] without contents; the order ``rows`` [N] and ``role`` do not matter."""
         self.required.linears[name] = (n, k, bias)
         if is_adaptable(name):
             self.modules[name] = (n, k)
         self._count()
         return TorchDense(self._empty(n, k))
 
-    def stacked(self, parts: Sequence[Part], k: int, *, bias: bool = False) -> LinearLayer:
+    def stacked(self, parts: Sequence[Part], k: int, *, bias: bool = False, role: Role = GATHERED) -> LinearLayer:
         for name, n in parts:
             self.linear(name, n, k, bias=bias)
         return TorchDense(self._empty(sum(n for _, n in parts), k))
 
-    def dense(self, weight: Tensor, bias: Tensor | None = None) -> LinearLayer:
+    def dense(self, weight: Tensor, bias: Tensor | None = None, *, role: Role = GATHERED) -> LinearLayer:
         """Return a layer with a weight [N, K]."""
         return TorchDense(weight, bias)
 

@@ -12,6 +12,7 @@ from aiakq.formats.checkpoint import Checkpoint
 from aiakq.kernels.ops.dense import TorchDense
 from aiakq.kernels.ops.embedding import EmbeddingLayer
 from aiakq.kernels.ops.linear import LinearLayer
+from aiakq.kernels.ops.parallel import GATHERED, Role
 from aiakq.runtime.config.model import ModelConfig
 from aiakq.runtime.loader.required import Part, RequiredWeights
 from aiakq.runtime.models import ARCHITECTURES, FAMILIES
@@ -23,11 +24,20 @@ class ShapeRecorder(RequiredWeights):
 
     shapes: list[tuple[str, int, int]] = field(default_factory=list)
 
-    def linear(self, name: str, n: int, k: int, *, bias: bool = False, rows: Tensor | None = None) -> LinearLayer:
-        """Record and return a layer [N, K]; the order ``rows`` [N] does not matter."""
+    def linear(
+        self,
+        name: str,
+        n: int,
+        k: int,
+        *,
+        bias: bool = False,
+        rows: Tensor | None = None,
+        role: Role = GATHERED,
+    ) -> LinearLayer:
+        """Record and return a layer [N, K]; the order ``rows`` [N] and ``role`` do not matter."""
         return self.stacked([(name, n)], k, bias=bias)
 
-    def stacked(self, parts: Sequence[Part], k: int, *, bias: bool = False) -> LinearLayer:
+    def stacked(self, parts: Sequence[Part], k: int, *, bias: bool = False, role: Role = GATHERED) -> LinearLayer:
         self.shapes.append((parts[0][0], sum(n for _, n in parts), k))
         return TorchDense(self._empty(self.shapes[-1][1], k))
 

@@ -14,11 +14,11 @@ from aiakq.kernels.ops import Ops
 from aiakq.kernels.ops.embedding import EmbeddingLayer
 from aiakq.kernels.ops.linear import LinearLayer
 from aiakq.kernels.ops.linear_reference import dequantize
+from aiakq.kernels.ops.parallel import Role
 from aiakq.kernels.ops.row_parallel import Collective, operations_of_rank
 from aiakq.kernels.types import QWeight
 from aiakq.runtime.config.engine import EngineConfig
 from aiakq.runtime.device_memory import free_memory, release_memory
-from aiakq.runtime.layers.linear import ConcatLinear
 from aiakq.runtime.loader.binding import LinearBuilder, Part, joined_rows
 from aiakq.runtime.loader.dummy_weights import DummyWeights
 from aiakq.runtime.loader.required import check_inventory
@@ -69,40 +69,31 @@ class CheckpointWeights(LinearBuilder):
             )
         return self.checkpoint.checked_tensor(source)
 
-    def linear(self, name: str, n: int, k: int, *, bias: bool = False, rows: Tensor | None = None) -> LinearLayer:
-        """Return a layer [N, K]; ``rows`` [N] int64 gives the stored row of each output."""
-        layer = self._read([(name, n)], k, bias, rows)
-        self._count(n * k)
-        return self._adapted(layer, [(name, n)], k, bias, rows)
-
-    def stacked(self, parts: Sequence[Part], k: int, *, bias: bool = False) -> LinearLayer:
-        layer = self._read(parts, k, bias)
-        self._count(k * sum(n for _, n in parts))
-        return self._adapted(layer, parts, k, bias)
-
     def _bias(self, name: str, n: int) -> Tensor:
         return self._stored(f"{name}.bias", n)
 
-    def _count(self, prepared: int) -> None:
-        self._prepared += prepared
+    def _release(self, coming: int) -> None:
+        """Return memory to the system from time to time, before ``coming`` weights are prepared."""
         if self._prepared > _RELEASE_EVERY:
             # Drop the file's pages that were read, and return freed heap memory.
             self.checkpoint.close()
             release_memory()
             self._prepared = 0
+        self._prepared += coming
 
-    def _read(self, parts: Sequence[Part], k: int, bias: bool, rows: Tensor | None = None) -> LinearLayer:
+    def _read(self, parts: Sequence[Part], k: int, bias: bool, role: Role, rows: Tensor | None = None) -> LinearLayer:
+        self._release(k * sum(n for _, n in parts))
         sources = [self.checkpoint.locate_linear(name) for name, _ in parts]
         if all(source is None for source in sources):
             weight = joined_rows([self._stored(f"{name}.weight", n, k) for name, n in parts])
             biases = joined_rows([self._stored(f"{name}.bias", n) for name, n in parts]) if bias else None
             if rows is not None:
                 weight, biases = weight[rows], None if biases is None else biases[rows]
-            return self.dense(weight, biases, len(parts))
+            return self.dense(weight, biases, len(parts), role=role)
         if all(source is not None for source in sources):
             weights = [self._quantized(name, n, k) for name, n in parts]
-            return self.quantized(weights if rows is None else [each.with_rows(rows) for each in weights])
-        return ConcatLinear([self._read([part], k, bias) for part in parts])
+            return self.quantized(weights if rows is None else [each.with_rows(rows) for each in weights], role)
+        return self._separate(parts, k, bias, role)
 
     def embedding(
         self, name: str, vocab: int, width: int, *, tied: bool, bias: Tensor | None = None

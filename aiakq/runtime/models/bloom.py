@@ -30,7 +30,7 @@ class BloomBuilder(AlibiBuilder):
         config = self.config
         rows = rows_by_part(config.num_heads, *[config.head_dim] * 3)
         name = self.layer_name(layer, self.names.qkv[0])
-        return self.weights.linear(name, len(rows), config.hidden_size, bias=True, rows=rows)
+        return self.weights.linear(name, len(rows), config.hidden_size, bias=True, rows=rows, role=self.qkv_role)
 
     def after_embedding(self) -> Rescale:
         """Return the layer norm of the embeddings."""

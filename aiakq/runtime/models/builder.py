@@ -16,6 +16,7 @@ from aiakq.errors import AiakqError, error
 from aiakq.kernels.ops.embedding import EmbeddingLayer
 from aiakq.kernels.ops.linear import LinearLayer
 from aiakq.kernels.ops.norm import Norm
+from aiakq.kernels.ops.parallel import GATHERED, REPLICATED, ROW, Column, Role, Row
 from aiakq.kernels.types import AttentionSpec, RotaryTables
 from aiakq.runtime.config.model import ModelConfig, OutputHead
 from aiakq.runtime.layers.activation import activation
@@ -81,6 +82,7 @@ class DecoderBuilder:
     has_head_norms                              whether query and key heads have an RMS norm.
     scale                                       factor on the attention scores; None for head_dim ** -0.5.
     rotates_parts                               whether the family may rotate only a part of each head.
+    qkv_role                                    tensor-parallel role of the QKV projection that is being built.
     """
 
     names: ClassVar[Names] = Names()
@@ -89,6 +91,7 @@ class DecoderBuilder:
     has_head_norms = False
     rotates_parts = False
     scale: float | None = None
+    qkv_role: Role = GATHERED
 
     def __init__(self, config: ModelConfig, weights: Weights) -> None:
         self.config, self.weights, self.ops = config, weights, weights.ops
@@ -169,11 +172,11 @@ class DecoderBuilder:
             name = self.names.embedding if self.config.tie_word_embeddings else self.names.head
             logits = self.weights.weight(name, self.config.vocab_size, self.embedding_width)
             negative, positive = (logits[token].float() for token in head.label_tokens)
-            return self.weights.dense((positive - negative)[None].to(self.ops.dtype))
+            return self.weights.dense((positive - negative)[None].to(self.ops.dtype), role=REPLICATED)
         if not head.num_labels:
             return None
         has_bias = self.weights.has("score.bias")
-        return self.weights.linear("score", head.num_labels, self.embedding_width, bias=has_bias)
+        return self.weights.linear("score", head.num_labels, self.embedding_width, bias=has_bias, role=REPLICATED)
 
     def positions(self) -> EmbeddingLayer | None:
         """Return the embedding of learned positions, or None."""
@@ -225,23 +228,27 @@ class DecoderBuilder:
 
     def attention(self, layer: int) -> Mixer:
         """Return the attention of a layer with its projections, or the layer that replaces it."""
-        config, qkv = self.config, self.qkv(layer)
+        config, spec, before = self.config, self.attention_spec(layer), self.before_attention(layer)
+        # What comes before attention may read all heads.
+        self.qkv_role = GATHERED if before else Column(spec, "qkv")
+        qkv = self.qkv(layer)
         output = self.weights.linear(
             self.layer_name(layer, self.names.output),
             config.hidden_size,
             config.num_heads * config.head_dim,
             bias=self.output_bias,
+            role=Row(spec),
         )
-        return Attention(qkv, output, self.attention_spec(layer), self.ops, self.before_attention(layer))
+        return Attention(qkv, output, spec, self.ops, before)
 
     def qkv(self, layer: int) -> LinearLayer:
-        """Return the fused projection to queries, keys and values, in this order."""
+        """Return the fused projection to queries, keys and values, in this order, with the role ``qkv_role``."""
         config = self.config
         D, widths = config.hidden_size, self.qkv_widths()
         names = [self.layer_name(layer, name) for name in self.names.qkv]
         if len(names) == 1:
-            return self.weights.linear(names[0], sum(widths), D, bias=self.qkv_bias)
-        return self.weights.stacked(list(zip(names, widths, strict=True)), D, bias=self.qkv_bias)
+            return self.weights.linear(names[0], sum(widths), D, bias=self.qkv_bias, role=self.qkv_role)
+        return self.weights.stacked(list(zip(names, widths, strict=True)), D, bias=self.qkv_bias, role=self.qkv_role)
 
     def qkv_widths(self) -> tuple[int, int, int]:
         """Return the number of columns of queries, keys and values."""
@@ -306,12 +313,13 @@ class DecoderBuilder:
             [self.layer_name(layer, name) for name in self.names.gate_up],
             activation(self.config.activation, self.ops),
         )
+        down = self.weights.linear(self.layer_name(layer, self.names.down), D, F, bias=self.mlp_bias, role=ROW)
+        role = Column(down, "gu" if self.gated else "u")
         first = (
-            self.weights.linear(names[0], F * (1 + self.gated), D, bias=self.mlp_bias)
+            self.weights.linear(names[0], F * (1 + self.gated), D, bias=self.mlp_bias, role=role)
             if len(names) == 1
-            else self.weights.stacked([(name, F) for name in names], D, bias=self.mlp_bias)
+            else self.weights.stacked([(name, F) for name in names], D, bias=self.mlp_bias, role=role)
         )
-        down = self.weights.linear(self.layer_name(layer, self.names.down), D, F, bias=self.mlp_bias)
         return GatedMLP(first, down, act) if self.gated else PlainMLP(first, down, act)
 
 

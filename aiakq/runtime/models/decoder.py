@@ -16,6 +16,7 @@ from aiakq.kernels.ops.embedding import EmbeddingLayer
 from aiakq.kernels.ops.linear import LinearLayer
 from aiakq.kernels.ops.lora import AdaptedLinear
 from aiakq.kernels.ops.norm import Norm
+from aiakq.kernels.ops.parallel import GATHERED, Role
 from aiakq.kernels.ops.scaling import Scaling
 from aiakq.kernels.types import ActivationLayout, AttentionContext, LinearInput
 from aiakq.runtime.config.model import ModelConfig
@@ -52,16 +53,28 @@ class Weights(Protocol):
         For families that do not use it as a linear layer, but multiply it with other weights or split it.
         """
 
-    def linear(self, name: str, n: int, k: int, *, bias: bool = False, rows: Tensor | None = None) -> LinearLayer:
+    def linear(
+        self,
+        name: str,
+        n: int,
+        k: int,
+        *,
+        bias: bool = False,
+        rows: Tensor | None = None,
+        role: Role = GATHERED,
+    ) -> LinearLayer:
         """Return the linear layer ``name`` with N outputs and K inputs, dense or quantized as in the checkpoint.
 
         rows  permutation [N] int64 for weights stored in another order: output i is row rows[i] of the stored weight.
+        role  how tensor-parallel ranks split the layer.
         """
 
-    def stacked(self, parts: Sequence[tuple[str, int]], k: int, *, bias: bool = False) -> LinearLayer:
+    def stacked(
+        self, parts: Sequence[tuple[str, int]], k: int, *, bias: bool = False, role: Role = GATHERED
+    ) -> LinearLayer:
         """Return linear layers (name, N) with the same K inputs, fused into one with outputs in the given order."""
 
-    def dense(self, weight: Tensor, bias: Tensor | None = None) -> LinearLayer:
+    def dense(self, weight: Tensor, bias: Tensor | None = None, *, role: Role = GATHERED) -> LinearLayer:
         """Return a linear layer with a weight [N, K] that ``tensor`` returned."""
 
     def adaptable(
@@ -105,9 +118,6 @@ class GatedMLP:
     down: LinearLayer
     act: Activation
 
-    def __post_init__(self) -> None:
-        self.gate_up.feeds(self.down, parts=2)
-
     def input_layout(self, m: int) -> ActivationLayout | None:
         """See MLP."""
         return self.gate_up.input_layout(m)
@@ -125,9 +135,6 @@ class PlainMLP:
     first: LinearLayer
     second: LinearLayer
     act: Activation
-
-    def __post_init__(self) -> None:
-        self.first.feeds(self.second, parts=1)
 
     def input_layout(self, m: int) -> ActivationLayout | None:
         """See MLP."""

@@ -33,7 +33,9 @@ class FalconBuilder(LayerNormBuilder):
         per_group = config.num_heads // groups
         rows = rows_by_part(groups, per_group * D, D, D)
         name = self.layer_name(layer, self.names.qkv[0])
-        return self.weights.linear(name, len(rows), config.hidden_size, bias=self.qkv_bias, rows=rows)
+        return self.weights.linear(
+            name, len(rows), config.hidden_size, bias=self.qkv_bias, rows=rows, role=self.qkv_role
+        )
 
     def block(self, layer: int) -> DecoderLayer:
         """Return a layer; newer models have separate norms for attention and MLP."""

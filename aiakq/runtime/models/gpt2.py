@@ -6,6 +6,7 @@ from torch import Tensor
 
 from aiakq.kernels.ops.embedding import EmbeddingLayer
 from aiakq.kernels.ops.linear import LinearLayer
+from aiakq.kernels.ops.parallel import ROW, Column, Role, Row
 from aiakq.kernels.types import RotaryTables
 from aiakq.runtime.config.model import ModelConfig
 from aiakq.runtime.layers.activation import activation
@@ -52,41 +53,39 @@ class GPTBigCodeBuilder(LayerNormBuilder):
             return super().qkv(layer)
         rows = rows_by_part(config.num_heads, *[config.head_dim] * 3)
         name = self.layer_name(layer, self.names.qkv[0])
-        return self.weights.linear(name, len(rows), config.hidden_size, bias=True, rows=rows)
+        return self.weights.linear(name, len(rows), config.hidden_size, bias=True, rows=rows, role=self.qkv_role)
 
 
 class GPT2Builder(GPTBigCodeBuilder):
     """GPT-2, whose linear layers are stored as [K, N]."""
 
-    def conv1d(self, layer: int, name: str, n: int, k: int) -> LinearLayer:
+    def conv1d(self, layer: int, name: str, n: int, k: int, role: Role) -> LinearLayer:
         """Return a linear layer with N outputs and K inputs that is stored as [K, N], or quantized."""
         prefix = self.layer_name(layer, name)
         if not self.weights.has(f"{prefix}.weight") or self.weights.has(f"{prefix}.weight_scale"):
-            return self.weights.linear(prefix, n, k, bias=True)
+            return self.weights.linear(prefix, n, k, bias=True, role=role)
 
         def weight() -> Tensor:
             return self.weights.tensor(f"{prefix}.weight", k, n).T.contiguous()
 
         bias = self.weights.tensor(f"{prefix}.bias", n)
-        return self.weights.adaptable(self.weights.dense(weight(), bias), prefix, n, k, weight, bias)
+        return self.weights.adaptable(self.weights.dense(weight(), bias, role=role), prefix, n, k, weight, bias)
 
     def attention(self, layer: int) -> Attention:
         """Return the attention of a layer. Raises ``unsupported`` for attention scores scaled by the layer index."""
         if self.config.raw.get("scale_attn_by_inverse_layer_idx"):
             self.scale = (self.config.head_dim**-0.5) / (layer + 1)
-        D = self.config.hidden_size
-        qkv = self.conv1d(layer, self.names.qkv[0], 3 * D, D)
-        output = self.conv1d(layer, self.names.output, D, D)
-        return Attention(qkv, output, self.attention_spec(layer), self.ops)
+        D, spec = self.config.hidden_size, self.attention_spec(layer)
+        qkv = self.conv1d(layer, self.names.qkv[0], 3 * D, D, Column(spec, "qkv"))
+        output = self.conv1d(layer, self.names.output, D, D, Row(spec))
+        return Attention(qkv, output, spec, self.ops)
 
     def mlp(self, layer: int) -> PlainMLP:
         """Return the MLP of a layer."""
         D, F = self.config.hidden_size, self.config.intermediate_size
-        return PlainMLP(
-            self.conv1d(layer, self.names.gate_up[0], F, D),
-            self.conv1d(layer, self.names.down, D, F),
-            activation(self.config.activation, self.ops),
-        )
+        down = self.conv1d(layer, self.names.down, D, F, ROW)
+        first = self.conv1d(layer, self.names.gate_up[0], F, D, Column(down, "u"))
+        return PlainMLP(first, down, activation(self.config.activation, self.ops))
 
 
 def build(config: ModelConfig, weights: Weights) -> Decoder:

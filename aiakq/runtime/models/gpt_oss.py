@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from aiakq.kernels.ops.linear import LinearLayer
+from aiakq.kernels.ops.parallel import REPLICATED, ExpertRole
 from aiakq.kernels.types import AttentionSpec
 from aiakq.runtime.config.model import ModelConfig
 from aiakq.runtime.layers.experts import SoftmaxRouting, SparseMLP
@@ -53,6 +54,7 @@ class GptOssBuilder(DecoderBuilder):
         router = self.weights.dense(
             self.weights.tensor(f"{prefix}.router.weight", count, D),
             self.weights.tensor(f"{prefix}.router.bias", count),
+            role=REPLICATED,
         )
         experts = self.ops.experts(list(zip(first, second, strict=True)), act)
         routing = SoftmaxRouting(top_k, normalize=True)
@@ -71,7 +73,10 @@ class GptOssBuilder(DecoderBuilder):
             layers = [(each.T, bias) for each, bias in zip(weights.tensor(name, count, k, n), biases, strict=True)]
         if order is not None:
             layers = [(weight[order], bias[order]) for weight, bias in layers]
-        return [weights.dense(weight.contiguous(), bias) for weight, bias in layers]
+        return [
+            weights.dense(weight.contiguous(), bias, role=ExpertRole(number, count))
+            for number, (weight, bias) in enumerate(layers)
+        ]
 
 
 def dequantized(blocks: Tensor, scales: Tensor, dtype: torch.dtype) -> Tensor:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from aiakq.kernels.ops.parallel import REPLICATED
 from aiakq.runtime.config.model import ModelConfig
 from aiakq.runtime.layers.activation import activation
 from aiakq.runtime.layers.experts import SoftmaxRouting, SparseMLP
 from aiakq.runtime.models.decoder import MLP, Decoder, Weights
 from aiakq.runtime.models.granite import GraniteBuilder
-from aiakq.runtime.models.mixture import Mixture, check_routing, size
+from aiakq.runtime.models.mixture import Mixture, check_routing, fused_experts, size
 
 
 class GraniteMoeBuilder(GraniteBuilder):
@@ -27,10 +28,8 @@ class GraniteMoeBuilder(GraniteBuilder):
         down = weights.tensor(f"{prefix}.output_linear.weight", count, D, F)
         act = activation(config.activation, self.ops)
         return SparseMLP(
-            router=weights.dense(weights.tensor(f"{prefix}.router.layer.weight", count, D)),
-            experts=self.ops.experts(
-                [(weights.dense(pair), weights.dense(last)) for pair, last in zip(both, down, strict=True)], act
-            ),
+            router=weights.dense(weights.tensor(f"{prefix}.router.layer.weight", count, D), role=REPLICATED),
+            experts=self.ops.experts(fused_experts(weights, both, down), act),
             count=count,
             routing=routing,
         )

@@ -4,6 +4,7 @@ layers.
 
 from __future__ import annotations
 
+from aiakq.kernels.ops.parallel import ROW, Column
 from aiakq.kernels.types import RotaryTables
 from aiakq.runtime.config.model import ModelConfig
 from aiakq.runtime.layers.activation import activation
@@ -42,11 +43,10 @@ class GraniteMoeHybridBuilder(GraniteMoeBuilder):
     def shared_mlp(self, layer: int) -> GatedMLP:
         """Return the shared expert."""
         D, F = self.config.hidden_size, size(self.config.raw, "shared_intermediate_size")
-        return GatedMLP(
-            self.weights.linear(self.layer_name(layer, "shared_mlp.input_linear"), 2 * F, D),
-            self.weights.linear(self.layer_name(layer, "shared_mlp.output_linear"), D, F),
-            activation(self.config.activation, self.ops),
-        )
+        first, second = (self.layer_name(layer, f"shared_mlp.{name}_linear") for name in ("input", "output"))
+        down = self.weights.linear(second, D, F, role=ROW)
+        gate_up = self.weights.linear(first, 2 * F, D, role=Column(down, "gu"))
+        return GatedMLP(gate_up, down, activation(self.config.activation, self.ops))
 
 
 def build(config: ModelConfig, weights: Weights) -> Decoder:

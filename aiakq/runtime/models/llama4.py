@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from aiakq.kernels.ops.activation import Activation
+from aiakq.kernels.ops.parallel import REPLICATED
 from aiakq.kernels.types import AttentionSpec, RotaryTables
 from aiakq.runtime.config.model import ModelConfig
 from aiakq.runtime.config.rope import rotated_layers
@@ -20,7 +21,7 @@ from aiakq.runtime.layers.attention import ProjectionStep, QueryScales
 from aiakq.runtime.layers.experts import SparseMLP
 from aiakq.runtime.models.builder import DecoderBuilder
 from aiakq.runtime.models.decoder import MLP, Decoder, Weights
-from aiakq.runtime.models.mixture import check_routing, size
+from aiakq.runtime.models.mixture import check_routing, fused_experts, size
 from aiakq.runtime.models.qwen2_moe import gated
 
 
@@ -97,14 +98,8 @@ class Llama4Builder(DecoderBuilder):
         down = self.weights.tensor(f"{prefix}.experts.down_proj", count, F, D)
         act = activation(config.activation, self.ops)
         return SparseMLP(
-            router=self.weights.dense(self.weights.tensor(f"{prefix}.router.weight", count, D)),
-            experts=self.ops.experts(
-                [
-                    (self.weights.dense(pair.T.contiguous()), self.weights.dense(last.T.contiguous()))
-                    for pair, last in zip(both, down, strict=True)
-                ],
-                act,
-            ),
+            router=self.weights.dense(self.weights.tensor(f"{prefix}.router.weight", count, D), role=REPLICATED),
+            experts=self.ops.experts(fused_experts(self.weights, both.mT, down.mT), act),
             count=count,
             routing=TopSigmoidRouting(top_k, self.ops.activation("sigmoid")),
             shared=gated(config, self.weights, f"{prefix}.shared_expert", F),

@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from torch import Tensor
+
 from aiakq.errors import error
 from aiakq.formats.config_values import SIZE, read_value
 from aiakq.kernels.ops.linear import LinearLayer
+from aiakq.kernels.ops.parallel import REPLICATED, ExpertRole
 from aiakq.runtime.config.model import ModelConfig
 from aiakq.runtime.layers.activation import activation
 from aiakq.runtime.layers.experts import Routing, SparseMLP
@@ -56,22 +59,32 @@ class Mixture:
         if fused:
             experts = self._fused(prefix, D, weights)
         else:
-            experts = [self._separate(f"{prefix}.experts.{number}", D, weights) for number in range(self.count)]
+            experts = [self._separate(prefix, number, D, weights) for number in range(self.count)]
         return SparseMLP(
-            router=weights.dense(weights.tensor(f"{prefix}.{self.router}.weight", self.count, D)),
+            router=weights.dense(weights.tensor(f"{prefix}.{self.router}.weight", self.count, D), role=REPLICATED),
             experts=weights.ops.experts(experts, act),
             count=self.count,
             routing=self.routing,
         )
 
-    def _separate(self, prefix: str, D: int, weights: Weights) -> tuple[LinearLayer, LinearLayer]:
-        gate, up, down = self.names
+    def _separate(self, prefix: str, number: int, D: int, weights: Weights) -> tuple[LinearLayer, LinearLayer]:
+        gate, up, down = (f"{prefix}.experts.{number}.{name}" for name in self.names)
+        role = ExpertRole(number, self.count)
         return (
-            weights.stacked([(f"{prefix}.{gate}", self.width), (f"{prefix}.{up}", self.width)], D),
-            weights.linear(f"{prefix}.{down}", D, self.width),
+            weights.stacked([(gate, self.width), (up, self.width)], D, role=role),
+            weights.linear(down, D, self.width, role=role),
         )
 
     def _fused(self, prefix: str, D: int, weights: Weights) -> list[tuple[LinearLayer, LinearLayer]]:
         both = weights.tensor(f"{prefix}.experts.gate_up_proj", self.count, 2 * self.width, D)
         down = weights.tensor(f"{prefix}.experts.down_proj", self.count, D, self.width)
-        return [(weights.dense(pair), weights.dense(last)) for pair, last in zip(both, down, strict=True)]
+        return fused_experts(weights, both, down)
+
+
+def fused_experts(weights: Weights, both: Tensor, down: Tensor) -> list[tuple[LinearLayer, LinearLayer]]:
+    """Return the layers of experts: the fused gate and up projections ``both`` [E, 2 F, D], and ``down`` [E, D, F]."""
+    roles = [ExpertRole(number, len(both)) for number in range(len(both))]
+    return [
+        (weights.dense(first.contiguous(), role=role), weights.dense(second.contiguous(), role=role))
+        for first, second, role in zip(both, down, roles, strict=True)
+    ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from aiakq.kernels.ops.parallel import REPLICATED, ROW, Column
 from aiakq.runtime.config.model import ModelConfig
 from aiakq.runtime.layers.activation import activation
 from aiakq.runtime.layers.experts import SoftmaxRouting
@@ -25,7 +26,8 @@ class Qwen2MoeBuilder(DecoderBuilder):
         sparse = mixture(config, layer).build(config, self.weights)
         width = size(config.raw, "shared_expert_intermediate_size")
         sparse.shared = gated(config, self.weights, f"{prefix}.shared_expert", width)
-        sparse.shared_gate = self.weights.linear(f"{prefix}.shared_expert_gate", 1, config.hidden_size)
+        gate = f"{prefix}.shared_expert_gate"
+        sparse.shared_gate = self.weights.linear(gate, 1, config.hidden_size, role=REPLICATED)
         return sparse
 
 
@@ -55,10 +57,7 @@ def mixture(config: ModelConfig, layer: int) -> Mixture:
 
 def gated(config: ModelConfig, weights: Weights, prefix: str, width: int, bias: bool = False) -> GatedMLP:
     """Return the gated MLP at ``prefix`` with intermediate size ``width``."""
-    return GatedMLP(
-        gate_up=weights.stacked(
-            [(f"{prefix}.gate_proj", width), (f"{prefix}.up_proj", width)], config.hidden_size, bias=bias
-        ),
-        down=weights.linear(f"{prefix}.down_proj", config.hidden_size, width, bias=bias),
-        act=activation(config.activation, weights.ops),
-    )
+    D, parts = config.hidden_size, [(f"{prefix}.gate_proj", width), (f"{prefix}.up_proj", width)]
+    down = weights.linear(f"{prefix}.down_proj", D, width, bias=bias, role=ROW)
+    gate_up = weights.stacked(parts, D, bias=bias, role=Column(down, "gu"))
+    return GatedMLP(gate_up, down, activation(config.activation, weights.ops))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from aiakq.errors import error
+from aiakq.kernels.ops.parallel import REPLICATED, Column, Row
 from aiakq.kernels.recurrent_types import ConvolutionSpec, RecurrenceSpec
 from aiakq.runtime.config.model import ModelConfig
 from aiakq.runtime.layers.attention import GatedAttention
@@ -41,11 +42,12 @@ class Qwen3NextBuilder(Qwen2MoeBuilder):
         D, (queries, keys, values) = config.hidden_size, self.qkv_widths()
         q, k, v = (self.layer_name(layer, name) for name in self.names.qkv)
         rows = rows_by_part(config.num_heads, config.head_dim, config.head_dim)
+        spec, output = self.attention_spec(layer), self.layer_name(layer, self.names.output)
         return GatedAttention(
-            weights.linear(q, 2 * queries, D, bias=bias, rows=rows),
-            weights.stacked([(k, keys), (v, values)], D, bias=bias),
-            weights.linear(self.layer_name(layer, self.names.output), D, queries, bias=self.output_bias),
-            self.attention_spec(layer),
+            weights.linear(q, 2 * queries, D, bias=bias, rows=rows, role=Column(spec, "qq")),
+            weights.stacked([(k, keys), (v, values)], D, bias=bias, role=Column(spec, "kv")),
+            weights.linear(output, D, queries, bias=self.output_bias, role=Row(spec)),
+            spec,
             self.ops,
         )
 
@@ -77,7 +79,7 @@ class Qwen3NextBuilder(Qwen2MoeBuilder):
         weight = weights.tensor(f"{prefix}.norm.weight", value_dim).repeat(heads)
         return GatedRecurrence(
             weights.linear(f"{prefix}.in_proj_qkvz", len(mixed), D, rows=mixed),
-            weights.linear(f"{prefix}.in_proj_ba", len(gates), D, rows=gates),
+            weights.linear(f"{prefix}.in_proj_ba", len(gates), D, rows=gates, role=REPLICATED),
             ConvolutionSpec(weights.tensor(f"{prefix}.conv1d.weight", spec.width, 1, taps).squeeze(1), silu=True),
             spec,
             self.ops.gated_norm(weight, value_dim, config.norm_eps, gate_first=False),

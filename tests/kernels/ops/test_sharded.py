@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from aiakq.kernels.ops import Ops
+from aiakq.kernels.ops.parallel import ExpertRole
 from aiakq.kernels.ops.sharded import ShardedExperts, ShardedOps, head_shares, shares
 
 
@@ -63,17 +64,18 @@ def test_a_linear_layer_computes_its_share(ops):
 
 
 def test_experts_are_whole_on_their_rank_and_not_loaded_on_others(ops):
-    pairs = [(ops.dense(torch.randn(64, 32)), ops.dense(torch.randn(32, 32))) for _ in range(4)]
+    roles = [ExpertRole(number, 4) for number in range(4)]
+    pairs = [(ops.dense(torch.randn(64, 32), role=role), ops.dense(torch.randn(32, 32), role=role)) for role in roles]
+    assert all(layer.own is None for pair in pairs[2:] for layer in pair)
     layer = ops.experts(pairs, ops.activation("silu"))
     assert isinstance(layer, ShardedExperts)
     x = torch.randn(6, 32)
     y = layer(x, [1, 2, 0, 3])
     plain = Ops(torch.device("cpu"), torch.float32)
-    own = plain.experts([(one.whole(), two.whole()) for one, two in pairs[:2]], plain.activation("silu"))
+    own = plain.experts([(one.own, two.own) for one, two in pairs[:2]], plain.activation("silu"))
     assert torch.equal(y[:3], own(x[:3], [1, 2])) and not y[3:].any()
 
 
-def test_experts_that_were_cut_before_are_shared_by_their_rows(ops):
+def test_experts_without_their_role_are_shared_by_their_rows(ops):
     pairs = [(ops.dense(torch.randn(64, 32)), ops.dense(torch.randn(32, 32))) for _ in range(2)]
-    ops.finish()
     assert not isinstance(ops.experts(pairs, ops.activation("silu")), ShardedExperts)

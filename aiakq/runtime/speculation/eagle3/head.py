@@ -129,7 +129,7 @@ class Eagle3Builder(DecoderBuilder):
         names = [self.layer_name(layer, name) for name in self.names.qkv]
         widths = self.qkv_widths()
         return self.weights.stacked(
-            list(zip(names, widths, strict=True)), 2 * self.config.hidden_size, bias=self.qkv_bias
+            list(zip(names, widths, strict=True)), 2 * self.config.hidden_size, bias=self.qkv_bias, role=self.qkv_role
         )
 
     @property

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from aiakq.kernels.ops.parallel import ROW, Column
 from aiakq.runtime.config.model import ModelConfig
 from aiakq.runtime.models.decoder import Decoder, PlainMLP, Weights
 from aiakq.runtime.models.llama import LlamaBuilder
@@ -26,11 +27,9 @@ class ArceeBuilder(LlamaBuilder):
     def mlp(self, layer: int) -> PlainMLP:
         """up and down, without a gate."""
         D, F, bias = self.config.hidden_size, self.config.intermediate_size, self.mlp_bias
-        return PlainMLP(
-            self.weights.linear(self.layer_name(layer, "mlp.up_proj"), F, D, bias=bias),
-            self.weights.linear(self.layer_name(layer, "mlp.down_proj"), D, F, bias=bias),
-            SquaredReLU(),
-        )
+        down = self.weights.linear(self.layer_name(layer, "mlp.down_proj"), D, F, bias=bias, role=ROW)
+        up = self.weights.linear(self.layer_name(layer, "mlp.up_proj"), F, D, bias=bias, role=Column(down, "u"))
+        return PlainMLP(up, down, SquaredReLU())
 
 
 def build(config: ModelConfig, weights: Weights) -> Decoder:
