@@ -20,10 +20,11 @@ import os
 import re
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from ctypes import Structure, c_bool, c_char_p, c_double, c_float, c_int32, c_int64, c_void_p
 from functools import lru_cache
 from pathlib import Path
+from typing import TypedDict
 
 import torch
 from torch import Tensor
@@ -48,7 +49,14 @@ class LibraryMismatchError(OSError):
     """Raised when the library was built from other sources than this package."""
 
 
-def structures(description: dict[str, object]) -> dict[str, type[Structure]]:
+class _Description(TypedDict):
+    """A structure of ops.def: (name, type, offset) of its fields, and its size in bytes."""
+
+    fields: list[tuple[str, str, int]]
+    size: int
+
+
+def structures(description: Mapping[str, _Description]) -> dict[str, type[Structure]]:
     """Create ctypes structures from the description returned by aiakq_ops in src/library.cpp.
 
     Raises LibraryMismatchError if ctypes places a field at another offset than the compiler.

@@ -16,6 +16,7 @@ import ctypes
 import math
 import weakref
 from collections import defaultdict
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -82,7 +83,9 @@ class Recording(TorchDispatchMode):
     def _record(self, ops: tuple[ctypes.Structure, ...]) -> None:
         self.ops += (type(op).from_buffer_copy(op) for op in ops)
 
-    def __torch_dispatch__(self, func: object, types: object, args: tuple = (), kwargs: dict | None = None) -> object:
+    def __torch_dispatch__(
+        self, func: torch._ops.OpOverload, types: object, args: tuple = (), kwargs: dict | None = None
+    ) -> object:
         kwargs = kwargs or {}
         if func is _aten.empty.memory_format:
             return self._memory.tensor(args[0], kwargs.get("dtype") or torch.get_default_dtype())
@@ -101,7 +104,7 @@ class _Memory:
         self.blocks: list[Tensor] = []
         self._free: dict[int, list[Tensor]] = defaultdict(list)
 
-    def tensor(self, shape: object, dtype: torch.dtype) -> Tensor:
+    def tensor(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         """Return an uninitialized tensor."""
         count = math.prod(shape)
         if count == 0:

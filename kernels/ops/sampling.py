@@ -1,10 +1,5 @@
 """Sampling of tokens from logits: interface, torch reference and implementations.
 
-An implementation is a module with
-
-    supports(problem: SamplingProblem) -> None, or one sentence why not
-    prepare(problem: SamplingProblem) -> Sampler
-
 Penalties, biases and masks are applied to the logits beforehand; log-probabilities are those of the raw logits.
 """
 
@@ -17,19 +12,9 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from aiakq.kernels.registry import Registry
+from aiakq.kernels.selection import Implementations
 from aiakq.kernels.transfer import on_device, on_host
 from aiakq.kernels.types import SamplingProblem
-
-IMPLEMENTATIONS = Registry(
-    "aiakq.implementations.sampling",
-    {
-        "cpu": "aiakq.kernels.cpu.sampling",
-        "triton": "aiakq.kernels.triton.sampling",
-        "torch": "aiakq.kernels.ops.sampling",
-    },
-    plugins_first=True,
-)
 
 #: Candidates of the reference for top-k, top-p and min-p. Constant, so that a row does not depend on its neighbours.
 CANDIDATES = 1024
@@ -129,9 +114,14 @@ class Sampler(Protocol):
         """Launch sampling from ``raw`` [R, V] float32, which is not modified and may be overwritten after the call."""
 
 
-def supports(problem: SamplingProblem) -> str | None:
-    """None: the reference supports every problem."""
-    return None
+class SamplingKernel(Protocol):
+    """A module that implements the operation."""
+
+    def prepare(self, problem: SamplingProblem) -> Sampler:
+        """Bind the operation of one layer."""
+
+
+IMPLEMENTATIONS = Implementations[SamplingKernel].of_backends("sampling", "cpu", "triton")
 
 
 def prepare(problem: SamplingProblem) -> TorchSampler:

@@ -58,7 +58,9 @@ def tuned(kernel: str, cost: Callable[[int, Entry], float]) -> dict[str, Entry]:
     for m in BUCKETS[kernel]:
         costs = [(cost(m, entry), entry) for entry in candidates(kernel, m)]
         if _is_split(kernel, m):
-            _, (bn, bm, warps, stages, *words) = min((each for each in costs if each[1] != "dense"), key=_first)
+            _, best = min((each for each in costs if each[1] != "dense"), key=_first)
+            assert not isinstance(best, str)
+            bn, bm, warps, stages, *words = best
             shared: list[Entry] = [[bn, bm, warps, stages, share, *words] for share in SHARES]
             costs += [(cost(m, entry), entry) for entry in shared]
         least, best = min(costs, key=_first)
@@ -79,7 +81,7 @@ def _first(costs: tuple[float, Entry]) -> float:
 
 def write(gpu: configs.Gpu, tables: Mapping[str, Mapping[str, Mapping[str, Entry]]], folder: Path) -> Path:
     """Merge kernel -> bits -> entries into the table of ``gpu``, write it, and return the file."""
-    whole: dict[str, object] = copy.deepcopy(configs.table(gpu.name, gpu.capability))
+    whole: dict[str, dict[str, Mapping[str, Entry]]] = copy.deepcopy(configs.table(gpu.name, gpu.capability))
     for kernel, by_bits in tables.items():
         whole.setdefault(kernel, {}).update(by_bits)
     folder.mkdir(parents=True, exist_ok=True)
