@@ -80,7 +80,7 @@ class Counting:
                 self.by_operation.update(type(op).__name__ for op in op_list.ops)
             original(op_list, threads)
 
-        OpList.__call__ = counted
+        setattr(OpList, "__call__", counted)  # noqa: B010
         self._undo = lambda: setattr(OpList, "__call__", original)
         self._mode.__enter__()
         sys.setprofile(self._profile)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -82,7 +83,7 @@ class _LinearBenchmark:
         self._integers = bool(spec.activation_bits)
         module = linear_int8 if self._integers else linear
 
-        def prepared_weight() -> object:
+        def prepared_weight() -> Any:
             weight: QWeight = random_weight(spec, n, k, None, device, generator)
             return module.prepare(weight, weight.problem(dtype, device.type))
 
@@ -93,7 +94,7 @@ class _LinearBenchmark:
 
     def _calls(self, m: int, entry: tuning.Entry) -> list[Callable[[], object]]:
         x = torch.randn(m, self.k, dtype=self.dtype, device=self.device)
-        steps = self.k // linear_int8.step_of(self.k) if self._integers else self.states[0].steps  # type: ignore[attr-defined]
+        steps = self.k // linear_int8.step_of(self.k) if self._integers else self.states[0].steps
         config = configs.config_of(entry, self.device, self.n, steps, m)
         if self._integers:
             codes, scales = linear_int8.quantize(x, None)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from aiakq.registry import Registry
 from aiakq.runtime.config.scheduler import SchedulerConfig
 from aiakq.runtime.engine.pages import PagePool
@@ -10,7 +12,7 @@ from aiakq.runtime.engine.scheduler import Scheduler
 
 #: Feature -> a function that takes a ``SchedulerConfig`` and the ``PagePool``, and returns a ``Resource``, or None if
 #: the configuration does not enable the feature.
-RESOURCES = Registry(
+RESOURCES: Registry[Callable[[SchedulerConfig, PagePool], Resource | None]] = Registry(
     "aiakq.resources",
     {
         "lora": "aiakq.runtime.lora.resource:new_resource",
@@ -21,5 +23,5 @@ RESOURCES = Registry(
 
 def new_scheduler(config: SchedulerConfig, pool: PagePool) -> Scheduler:
     """Create a scheduler over ``pool`` with the features that ``config`` enables. Raises ``plugin``."""
-    found: list[Resource | None] = [RESOURCES.load(name)(config, pool) for name in RESOURCES]
+    found = [RESOURCES.load(name)(config, pool) for name in RESOURCES]
     return Scheduler(pool, config, [resource for resource in found if resource is not None])

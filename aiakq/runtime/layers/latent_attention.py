@@ -96,7 +96,9 @@ class LatentProjection(LinearLayer):
         out[:, :-1, : sizes.rotated] = rotated
         self.absorbed(plain, out[:, :-1, sizes.rotated :])
         out[:, -1, : sizes.rotated] = shared
-        out[:, -1, sizes.rotated :] = self.norm(latents)
+        normed = self.norm(latents)
+        assert isinstance(normed, Tensor)
+        out[:, -1, sizes.rotated :] = normed
         return out.flatten(1)
 
 

@@ -6,9 +6,9 @@ A module of routes defines ``ROUTES``, a tuple of ``Route``. Other packages add 
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -22,8 +22,16 @@ from aiakq.server.http.responses import ErrorBody, ErrorResponse
 
 Handler = Callable[[Service, Request], Awaitable[Response]]
 
+
+class RouteModule(Protocol):
+    """A module of routes."""
+
+    @property
+    def ROUTES(self) -> Sequence[Route]: ...
+
+
 #: Name -> module of routes, in the order of the OpenAPI document.
-ROUTE_MODULES = Registry(
+ROUTE_MODULES: Registry[RouteModule] = Registry(
     "aiakq.routes",
     {
         "completions": "aiakq.server.api.completions",
