@@ -9,19 +9,20 @@ and reads the entry points of that group, so that a package outside the tree add
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import aiakq.kernels.registry as kernels
 from aiakq.errors import error
+from aiakq.kernels.registry import Entry
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
 
-class Registry(kernels.Registry):
+class Registry(kernels.Registry[Entry]):
     """``aiakq.kernels.registry.Registry`` whose failures are the error ``plugin``."""
 
-    def load(self, name: str) -> Any:
+    def load(self, name: str) -> Entry:
         """Import and return what ``name`` stands for. Raises KeyError for an unknown name, and ``plugin``."""
         try:
             return super().load(name)

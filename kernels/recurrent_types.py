@@ -68,7 +68,8 @@ class ConvolutionSpec:
 
     def problem(self, dtype: torch.dtype, device: str) -> ConvolutionProblem:
         """Return the problem that describes this layer to implementations."""
-        return ConvolutionProblem(*self.weight.shape, dtype, device)
+        channels, taps = self.weight.shape
+        return ConvolutionProblem(channels, taps, dtype, device)
 
 
 @dataclass(eq=False)

@@ -6,18 +6,22 @@ Standard library only. ``aiakq.registry.Registry`` is the same class with aiakq'
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
+
+
+#: What the names of a registry stand for.
+Entry = TypeVar("Entry")
 
 
 class PluginError(Exception):
     """Raised when a plugin package cannot be used. The text is one sentence that names the package and the cause."""
 
 
-class Registry(Mapping[str, str]):
+class Registry(Mapping[str, str], Generic[Entry]):
     """A read-only mapping of names to ``"module"`` or ``"module:attribute"``.
 
     ``builtin`` holds the built-in entries. Installed packages add theirs as entry points of ``group``:
@@ -58,7 +62,7 @@ class Registry(Mapping[str, str]):
             return None
         return _package(self._entry_points()[name])
 
-    def load(self, name: str) -> object:
+    def load(self, name: str) -> Entry:
         """Import and return the module, or the attribute of a module, that ``name`` refers to.
 
         Raises KeyError for an unknown name, and PluginError if a plugin's entry cannot be imported.
@@ -82,7 +86,7 @@ class Registry(Mapping[str, str]):
             self._plugins = self._merge(entry_points(group=self.group))
         return self._plugins
 
-    def _merge(self, plugins: object) -> dict[str, EntryPoint]:
+    def _merge(self, plugins: Iterable[EntryPoint]) -> dict[str, EntryPoint]:
         merged: dict[str, EntryPoint] = {}
         for plugin in sorted(plugins, key=lambda plugin: plugin.name):
             other = merged.get(plugin.name)
@@ -98,9 +102,9 @@ class Registry(Mapping[str, str]):
         return merged
 
 
-def _import(target: str) -> object:
+def _import(target: str) -> Any:
     module, _, attributes = target.partition(":")
-    attribute_value: object = importlib.import_module(module)
+    attribute_value: Any = importlib.import_module(module)
     for attribute in filter(None, attributes.split(".")):
         attribute_value = getattr(attribute_value, attribute)
     return attribute_value

@@ -13,6 +13,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -81,7 +82,7 @@ class TorchCollective:
 
     def connect(self, limit: float) -> None:
         """Rendezvous with the other ranks, which also call this. Give up the group after ``limit`` seconds."""
-        self._store.set(f"here/{self.rank}", b"1")
+        self._store.set(f"here/{self.rank}", "1")
         deadline = time.monotonic() + limit
         for other in range(self.size):
             while not self._is_given_up and not self._store.check([f"here/{other}"]):
@@ -157,7 +158,7 @@ class TorchCollective:
         options.rootRank = 0
         self._run("broadcast", [x], options)
 
-    def _run(self, operation: str, *arguments: object) -> None:
+    def _run(self, operation: str, *arguments: Any) -> None:
         """Run an operation of the backend; on a GPU, enqueue it after previously launched work."""
         self.num_operations += 1
         if self._is_given_up:
@@ -200,15 +201,15 @@ def _refuse_recording() -> None:
         raise RecordingError("ranks communicate through torch.distributed")
 
 
-def _gloo(collective: TorchCollective) -> object:
+def _gloo(collective: TorchCollective) -> dist.ProcessGroupGloo:
     """Create a gloo process group restricted to the loopback interface."""
-    options = dist.ProcessGroupGloo._Options()
+    options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
     options._devices = [dist.ProcessGroupGloo.create_device(interface="lo")]
     options._timeout = timedelta(seconds=collective.time_limit)
     return dist.ProcessGroupGloo(collective._store, collective.rank, collective.size, options)
 
 
-def _nccl(collective: TorchCollective) -> object:
+def _nccl(collective: TorchCollective) -> dist.ProcessGroupNCCL:
     """Create an NCCL process group restricted to the loopback interface. Its timeout is a fallback for the watch."""
     os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")
     # With error handling, NCCL would end the process without naming the late rank.
@@ -218,7 +219,7 @@ def _nccl(collective: TorchCollective) -> object:
     return dist.ProcessGroupNCCL(collective._store, collective.rank, collective.size, options)
 
 
-def _aborted(backend: object) -> None:
+def _aborted(backend: Any) -> None:
     with contextlib.suppress(RuntimeError):
         backend.abort()
 

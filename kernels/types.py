@@ -219,9 +219,9 @@ class ScalingProblem:
 
 @dataclass(frozen=True)
 class EmbeddingProblem:
-    """Lookup in a table [V, D] of ``table_dtype`` as activations of ``dtype``, or selection of activation rows."""
+    """Lookup in a table [V, D] of ``weight_dtype`` as activations of ``dtype``, or selection of activation rows."""
 
-    table_dtype: torch.dtype
+    weight_dtype: torch.dtype
     dtype: torch.dtype
     device: str
 

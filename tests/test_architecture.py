@@ -164,7 +164,7 @@ def public_classes_have_names_of_their_own() -> Iterator[str]:
 
 def extends_namesake(node: ast.ClassDef) -> bool:
     """Whether a class extends the class of its name of another module."""
-    return any(ast.unparse(base).split(".")[-1] == node.name for base in node.bases)
+    return any(ast.unparse(base).partition("[")[0].split(".")[-1] == node.name for base in node.bases)
 
 
 @rule

@@ -25,7 +25,7 @@ from aiakq.spec import LayerSpec, QuantSpec
 #: (kernel, bits).
 Group = tuple[str, int]
 #: (rows, configuration) -> microseconds; infinity if it cannot be compiled or launched.
-Benchmark = Callable[[int, tuning.Entry], float]
+Benchmark = Callable[[int, configs.Entry], float]
 
 
 def tune(problem: Problem, context: int, into: Path | None, progress: Progress) -> Path:
@@ -44,14 +44,14 @@ def tune(problem: Problem, context: int, into: Path | None, progress: Progress) 
         bits = 8 if config.cache.dtype.itemsize == 1 else 16
         for kernel in ("decode", "prefill"):
             groups[kernel, bits] = [partial(_attention, kernel, config, problem.ops(), context)]
-    found: dict[str, dict[str, dict[str, tuning.Entry]]] = {}
+    found: dict[str, dict[str, dict[str, configs.Entry]]] = {}
     total = sum(tuning.trials(kernel, m) for kernel, _ in groups for m in tuning.BUCKETS[kernel])
     done = 0
     with torch.inference_mode():
         for (kernel, bits), members in groups.items():
             benchmarks = [create() for create in members]
 
-            def cost(m: int, entry: tuning.Entry, benchmarks: list[tuple[Benchmark, int]] = benchmarks) -> float:
+            def cost(m: int, entry: configs.Entry, benchmarks: list[tuple[Benchmark, int]] = benchmarks) -> float:
                 nonlocal done
                 done += 1
                 progress("tune", done, total)
@@ -93,10 +93,10 @@ class _LinearBenchmark:
             else:
                 self._grouped.append(linear.prepare(weight, problem))
 
-    def __call__(self, m: int, entry: tuning.Entry) -> float:
+    def __call__(self, m: int, entry: configs.Entry) -> float:
         return _microseconds(lambda: self._calls(m, entry), self.device)
 
-    def _calls(self, m: int, entry: tuning.Entry) -> list[Callable[[], object]]:
+    def _calls(self, m: int, entry: configs.Entry) -> list[Callable[[], object]]:
         x = torch.randn(m, self.k, dtype=self.dtype, device=self.device)
         steps = self._grouped[0].steps if self._grouped else self.k // linear_int8.step_of(self.k)
         config = configs.config_of(entry, self.device, self.n, steps, m)
@@ -113,10 +113,10 @@ class _AttentionBenchmark:
         self.kernel, self.config, self.ops, self.context = kernel, config, ops, context
         self._inputs: tuple[int, list[tuple[Tensor, LayerCache, AttentionContext]]] = (0, [])
 
-    def __call__(self, m: int, entry: tuning.Entry) -> float:
+    def __call__(self, m: int, entry: configs.Entry) -> float:
         return _microseconds(lambda: self._calls(m, entry), self.ops.device)
 
-    def _calls(self, m: int, entry: tuning.Entry) -> list[Callable[[], object]]:
+    def _calls(self, m: int, entry: configs.Entry) -> list[Callable[[], object]]:
         if self._inputs[0] != m:
             self._inputs = 0, []
             lengths = [(0, m)]

@@ -20,7 +20,7 @@ from aiakq.registry import Registry
 from aiakq.system.files import read_named_text
 
 #: Name -> a subclass of ``Workload``.
-WORKLOADS = Registry(
+WORKLOADS: Registry[type[Workload]] = Registry(
     "aiakq.workloads",
     {
         "random": "aiakq.bench.workload:RandomPrompts",

@@ -1,45 +1,13 @@
 """Formats: names, shapes and metadata of a quantized linear layer's tensors on disk. Each module implements one layout.
 
-A format module must provide
-
-    SUFFIXES         suffixes of the tensors of one packed linear, e.g. ``qweight``
-    QUANT_METHODS    values of ``quant_method`` in config.json that ``from_config`` reads
-    holds_codes(headers) -> bool                       whether a module with these tensors is a packed linear at all
-    matches(headers) -> bool                           whether shapes and dtypes match this layout
-    packed_shapes(headers, spec, n, k) -> {suffix: shape}   expected tensors of a linear of N x K
-    dimensions(headers, spec) -> Dimensions            N, K, bits and groups of a packed linear
-    supports(spec) -> None | reason                    why the files cannot hold ``spec``
-    scale_dtype(spec, dtype) -> dtype                  dtype of stored scales
-    from_config(config) -> QuantSpec | None            None if the config describes another layout
-    to_config(spec) -> dict                            the ``quantization_config`` to write
-    read(tensors, spec, name) -> QWeight               ``tensors`` maps suffix -> tensor; ``name`` is for messages
-    write(weight, spec, dtype) -> tensors              the inverse; ``dtype`` is that of unquantized tensors
-
-``headers`` maps suffix -> TensorInfo of one linear (aiakq/formats/safetensors_file.py). A bias is not packed: it is the
-tensor ``bias`` [N] in every format, and not part of ``packed_shapes``. ``read`` raises ``tensor_mismatch`` and
-``not_finite``; its result satisfies all invariants of ``QWeight``. A module may also provide
-
-    CONFIG_FILE                                        file in which older tools stored the config
-    RECORDS_METHOD                                     False if the config does not record the quantization method
-    WIDTH_MULTIPLE                                     multiple to which widths per GPU are padded (32)
-    config_files(spec) -> {name: JSON}                 additional config files that readers look for
-    unportable(spec, experts) -> None | reason         why another format is the better default for ``spec``
-    shape_problem(spec, n, k) -> None | reason         why a linear of N x K cannot be written
-    word_shape(spec) -> (inputs, outputs)              number that share a packed word and cannot be split
-    reader_notes(spec, experts) -> [sentence]          notes for users on other programs that read ``spec``
-    readers(format, schemes, experts) -> Readers       how other programs read the files, for the model card
-    remark(weight, name) -> None | sentence            what looks wrong about a weight that was read
-    writer(config) -> None | name                      the program that wrote a config
-
-The functions below provide defaults for modules that omit these. A format is added by a module and an entry here or,
-outside the tree, by an entry point in the group ``aiakq.formats``.
+format.py says what a module provides; functions below provide defaults for what it may omit. A format is added by a
+module and an entry here or, outside the tree, by an entry point in the group ``aiakq.formats``.
 """
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Collection
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from aiakq.formats.compatibility import Readers
@@ -47,11 +15,13 @@ from aiakq.registry import Registry
 from aiakq.spec import QuantSpec
 
 if TYPE_CHECKING:
+    from aiakq.formats.format import Dialect as Dialect
+    from aiakq.formats.format import Format as Format
     from aiakq.formats.headers import Headers
     from aiakq.kernels.types import QWeight
 
 #: name (``QuantSpec.format``) -> module. The two GPTQ versions differ in one constant and share a module.
-FORMATS = Registry(
+FORMATS: Registry[Format] = Registry(
     "aiakq.formats",
     {
         "gptq": "aiakq.formats.gptq",
@@ -68,14 +38,13 @@ WITH_ZERO_POINTS = {"gptq": "gptq_v2"}
 FALLBACK = "compressed-tensors"
 
 
-def load(name: str) -> ModuleType:
+def load(name: str) -> Format:
     """Import the module of the format ``name``. Raises KeyError for a name that is not in FORMATS."""
-    module: ModuleType = FORMATS.load(name)
-    return module
+    return FORMATS.load(name)
 
 
 @functools.cache
-def modules() -> list[ModuleType]:
+def modules() -> list[Format]:
     """Return the modules of all formats, without duplicates, in the order of FORMATS."""
     return list({id(module): module for module in map(load, FORMATS)}.values())
 

@@ -11,7 +11,6 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 from aiakq import formats
@@ -24,7 +23,7 @@ from aiakq.registry import Registry
 from aiakq.spec import QuantSpec
 
 #: ``quant_method`` -> module.
-DIALECTS = Registry(
+DIALECTS: Registry[formats.Dialect] = Registry(
     "aiakq.config_dialects",
     {"auto-round": "aiakq.formats.auto_round"},
 )
@@ -178,7 +177,8 @@ def _check_own_file(folder: Path, spec: QuantSpec) -> None:
     compared = {"checkpoint_format": own.format == spec.format, "rotation": own.rotated == spec.rotated}
     for name, is_same in compared.items():
         if not is_same:
-            raise unsupported(f"a {name} in {gptq.CONFIG_FILE} that is not that of config.json; make both say the same")
+            file = getattr(gptq, "CONFIG_FILE", "")
+            raise unsupported(f"a {name} in {file} that is not that of config.json; make both say the same")
 
 
 def _families(config: Mapping[str, object]) -> set[str]:
@@ -200,7 +200,7 @@ def _config_file(folder: Path) -> Mapping[str, object] | None:
     return None
 
 
-def _own_file(format: ModuleType, folder: Path) -> Mapping[str, object] | None:
+def _own_file(format: formats.Format, folder: Path) -> Mapping[str, object] | None:
     """Return the config in the file that only ``format`` has, or None."""
     file = getattr(format, "CONFIG_FILE", None)
     if file is None or not (folder / file).is_file():
@@ -224,7 +224,7 @@ def writer(config: Mapping[str, object]) -> str | None:
     return next((name for hook in hooks if hook is not None and (name := hook(config))), None)
 
 
-def _readers(method: str) -> Iterable[ModuleType]:
+def _readers(method: str) -> Iterable[formats.Dialect]:
     """Return the modules that may read a config with this ``quant_method``."""
     if method in DIALECTS:
         return [DIALECTS.load(method)]

@@ -7,10 +7,15 @@ output and the report. Installed packages extend the three registries through en
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from aiakq.registry import Registry
 
+if TYPE_CHECKING:
+    from aiakq.quantizers.recipe import Method, Rounder, Transform
+
 #: name -> a ``recipe.Method``.
-METHODS = Registry(
+METHODS: Registry[Method] = Registry(
     "aiakq.methods",
     {
         "weight_only_int8": "aiakq.quantizers.methods:WEIGHT_ONLY_INT8",
@@ -21,7 +26,7 @@ METHODS = Registry(
 )
 
 #: name -> a subclass of ``recipe.Transform``.
-TRANSFORMS = Registry(
+TRANSFORMS: Registry[type[Transform]] = Registry(
     "aiakq.transforms",
     {
         "smooth_quant": "aiakq.quantizers.transforms.smooth_quant:SmoothQuant",
@@ -30,7 +35,7 @@ TRANSFORMS = Registry(
 )
 
 #: name -> a subclass of ``recipe.Rounder``.
-ROUNDERS = Registry(
+ROUNDERS: Registry[type[Rounder]] = Registry(
     "aiakq.rounders",
     {
         "rtn": "aiakq.quantizers.rounders.rtn:Rtn",

@@ -230,7 +230,7 @@ def recipe_of(document: Mapping[str, Any]) -> Recipe:
     return Recipe(transforms, load_rounder(component(document["rounder"])))
 
 
-def _load(registry: Registry, kind: str, component: Component, labels: Mapping[str, str]) -> Any:
+def _load(registry: Registry[Any], kind: str, component: Component, labels: Mapping[str, str]) -> Any:
     """Instantiate ``component``. ``labels``: the names of parameters in errors, and under "" that of the component."""
 
     def bad(parameter: str, value: object, expected: str, hint: str = "") -> Exception:

@@ -91,6 +91,7 @@ def contestants() -> Iterator[tuple[str, torch.dtype, Callable[[], Product]]]:
 
 
 def ours(scheme: str, bits: int, exact: bool) -> Product:
+    from aiakq.kernels import cpu
     from aiakq.kernels.cpu import linear
 
     size = K if bits == 8 else GROUP
@@ -98,7 +99,7 @@ def ours(scheme: str, bits: int, exact: bool) -> Product:
     scales = torch.rand(N, K // size) * 0.01 + 0.001
     weight = QWeight(scheme, codes, scales if scheme == "w8a8" else scales.half(), group_size=size)
     problem = weight.problem(torch.float32, "cpu", exact)
-    reason = linear.supports(problem)
+    reason = cpu.unsupported(problem)
     if reason:
         raise RuntimeError(reason)
     state = linear.prepare(weight, problem)

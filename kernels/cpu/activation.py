@@ -5,7 +5,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from aiakq.kernels import cpu
 from aiakq.kernels.cpu import library
 from aiakq.kernels.cpu.library import TYPES
 from aiakq.kernels.cpu.rows import as_rows, threads_for
@@ -13,11 +12,6 @@ from aiakq.kernels.types import ActivationLayout, ActivationProblem
 
 #: Names of ActivationFunction, in the order of src/ops.def.
 FUNCTIONS = ("silu", "gelu_tanh", "gelu", "relu", "relu2", "quick_gelu", "sigmoid", "clamped_swiglu")
-
-
-def supports(problem: ActivationProblem) -> str | None:
-    """Return None, or why not."""
-    return cpu.unsupported(problem.device, problem.dtype)
 
 
 def prepare(problem: ActivationProblem) -> NativeActivation:

@@ -12,7 +12,6 @@ from ctypes import addressof
 import torch
 from torch import Tensor
 
-from aiakq.kernels import cpu
 from aiakq.kernels.cpu import library
 from aiakq.kernels.cpu.library import TYPES, OpList, address, load_library, new_op
 from aiakq.kernels.types import LARGEST, AttentionContext, AttentionProblem, AttentionSpec, LayerCache
@@ -26,12 +25,10 @@ TILE_ROWS = 96
 
 def supports(problem: AttentionProblem) -> str | None:
     """Return None, or why not."""
-    reason = cpu.unsupported(problem.device, problem.dtype)
-    if reason is None and problem.cache_dtype not in CACHE_TYPES:
-        reason = f"it has no cache in {problem.cache_dtype}"
-    if reason is None and max(problem.head_dim, problem.value_dim) > MAX_HEAD_SIZE:
-        reason = f"heads have at most {MAX_HEAD_SIZE} elements"
-    return reason
+    if problem.cache_dtype not in CACHE_TYPES:
+        return f"it has no cache in {problem.cache_dtype}"
+    too_large = max(problem.head_dim, problem.value_dim) > MAX_HEAD_SIZE
+    return f"heads have at most {MAX_HEAD_SIZE} elements" if too_large else None
 
 
 def prepare(spec: AttentionSpec, problem: AttentionProblem) -> NativeAttention:

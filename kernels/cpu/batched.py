@@ -9,18 +9,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from aiakq.kernels import cpu
 from aiakq.kernels.cpu import dense, library
 from aiakq.kernels.cpu.library import TYPES, OpList, load_library
 from aiakq.kernels.types import BatchedProblem
 
 #: See ops/linear.py.
 ROW_MULTIPLE = 1
-
-
-def supports(problem: BatchedProblem) -> str | None:
-    """Return None, or why not."""
-    return cpu.unsupported(problem.device, problem.weight_dtype, problem.dtype)
 
 
 def prepare(weight: Tensor, problem: BatchedProblem) -> NativeBatched:

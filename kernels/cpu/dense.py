@@ -11,7 +11,6 @@ from ctypes import Structure
 import torch
 from torch import Tensor
 
-from aiakq.kernels import cpu
 from aiakq.kernels.cpu import library
 from aiakq.kernels.cpu.embedding import NativeEmbedding
 from aiakq.kernels.cpu.library import TYPES, OpList, address, load_library, new_op
@@ -21,11 +20,6 @@ from aiakq.kernels.types import DenseProblem, LinearInput
 TILE = 32
 #: See ops/linear.py.
 ROW_MULTIPLE = 1
-
-
-def supports(problem: DenseProblem) -> str | None:
-    """Return None, or why not."""
-    return cpu.unsupported(problem.device, problem.weight_dtype, problem.dtype)
 
 
 class NativeDense(DenseLayer):

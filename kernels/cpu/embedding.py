@@ -5,16 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from aiakq.kernels import cpu
 from aiakq.kernels.cpu import library
 from aiakq.kernels.cpu.library import TYPES
 from aiakq.kernels.cpu.rows import as_rows, threads_for
 from aiakq.kernels.types import EmbeddingProblem
-
-
-def supports(problem: EmbeddingProblem) -> str | None:
-    """Return None, or why not."""
-    return cpu.unsupported(problem.device, problem.table_dtype, problem.dtype)
 
 
 def prepare(table: Tensor, problem: EmbeddingProblem) -> NativeEmbedding:

@@ -8,11 +8,11 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 from ctypes import Structure
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
 
-from aiakq.kernels import cpu
 from aiakq.kernels.cpu import library
 from aiakq.kernels.cpu.activation import NativeActivation
 from aiakq.kernels.cpu.dense import NativeDense
@@ -22,28 +22,30 @@ from aiakq.kernels.ops.experts import ExpertLayers, GroupedExperts, TorchExperts
 from aiakq.kernels.types import ExpertsProblem
 
 
-def supports(problem: ExpertsProblem) -> str | None:
-    """Return None, or why not."""
-    return cpu.unsupported(problem.device, problem.dtype)
-
-
 def prepare(layers: ExpertLayers, problem: ExpertsProblem) -> GroupedExperts:
     """Run all layers in one native call if they are native, else one after the other."""
-    linear = (*layers.first, *layers.second)
-    act = layers.act
-    if isinstance(act, NativeActivation) and all(isinstance(layer, (NativeDense, NativeLinear)) for layer in linear):
-        return NativeExperts(layers, act, problem.dtype)
+    first, second = (
+        [layer for layer in group if isinstance(layer, NativeDense | NativeLinear)]
+        for group in (layers.first, layers.second)
+    )
+    if isinstance(layers.act, NativeActivation) and len(first) + len(second) == 2 * len(layers.first):
+        return NativeExperts(first, second, layers.act, problem.dtype)
     return TorchExperts(layers)
+
+
+_NativeLayers: TypeAlias = Sequence[NativeDense | NativeLinear]
 
 
 class NativeExperts(GroupedExperts):
     """Native experts; the interface is GroupedExperts in ops/experts.py. Activations have dtype ``dtype``."""
 
-    def __init__(self, layers: ExpertLayers, act: NativeActivation, dtype: torch.dtype) -> None:
-        self._layers, self._dtype = layers, dtype  # the operations point to the weights
-        self._first, self._second = (self._copies(group) for group in (layers.first, layers.second))
+    def __init__(
+        self, first: _NativeLayers, second: _NativeLayers, activation: NativeActivation, dtype: torch.dtype
+    ) -> None:
+        self._layers, self._dtype = (first, second), dtype  # the operations point to the weights
+        self._first, self._second = self._copies(first), self._copies(second)
         self._k, self._width, self._n = self._first[0].k, self._first[0].n, self._second[0].n
-        self._act = act = type(act.op).from_buffer_copy(act.op)
+        self._act = act = type(activation.op).from_buffer_copy(activation.op)
         act.type, act.columns = TYPES[dtype], self._width // 2
         act.gate_stride, act.up_stride, act.y_stride = self._width, self._width, self._width // 2
         native = library.load_library()
@@ -52,7 +54,7 @@ class NativeExperts(GroupedExperts):
         # Held while the fields of the operations are set and used by one call.
         self._lock = threading.Lock()
 
-    def _copies(self, layers: Sequence[NativeDense | NativeLinear]) -> list[Structure]:
+    def _copies(self, layers: _NativeLayers) -> list[Structure]:
         """Return copies of the operations of ``layers``, for contiguous rows."""
         copies = [type(layer.op).from_buffer_copy(layer.op) for layer in layers]
         for op in copies:

@@ -5,17 +5,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from aiakq.kernels import cpu
 from aiakq.kernels.cpu import library
 from aiakq.kernels.cpu.attention import check_rows
 from aiakq.kernels.cpu.library import TYPES
 from aiakq.kernels.cpu.rows import threads_for
 from aiakq.kernels.recurrent_types import GatedNormProblem
-
-
-def supports(problem: GatedNormProblem) -> str | None:
-    """Return None, or why not."""
-    return cpu.unsupported(problem.device, problem.dtype)
 
 
 def prepare(weight: Tensor, epsilon: float, problem: GatedNormProblem) -> NativeGatedNorm:

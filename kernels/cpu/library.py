@@ -20,10 +20,11 @@ import os
 import re
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from ctypes import Structure, c_bool, c_char_p, c_double, c_float, c_int32, c_int64, c_void_p
 from functools import lru_cache
 from pathlib import Path
+from typing import TypedDict
 
 import torch
 from torch import Tensor
@@ -48,7 +49,14 @@ class LibraryMismatchError(OSError):
     """Raised when the library was built from other sources than this package."""
 
 
-def structures(description: dict[str, object]) -> dict[str, type[Structure]]:
+class _Description(TypedDict):
+    """A structure of ops.def: (name, type, offset) of its fields, and its size in bytes."""
+
+    fields: list[tuple[str, str, int]]
+    size: int
+
+
+def structures(description: Mapping[str, _Description]) -> dict[str, type[Structure]]:
     """Create ctypes structures from the description returned by aiakq_ops in src/library.cpp.
 
     Raises LibraryMismatchError if ctypes places a field at another offset than the compiler.
@@ -110,7 +118,7 @@ class NativeLibrary:
     @property
     def isa(self) -> str:
         """The instruction set in use: vnni_bf16, vnni, avx512, avx2 or portable."""
-        return self.cdll.aiakq_isa().decode()
+        return str(self.cdll.aiakq_isa().decode())
 
     def use_isa(self, name: str) -> None:
         """Switch to another instruction set. Raises OSError if this machine does not support it."""
@@ -119,7 +127,7 @@ class NativeLibrary:
 
     def scratch_bytes(self, op: Structure) -> int:
         """Return the bytes of scratch memory that ``op`` needs per row (attention: per thread)."""
-        return self.cdll.aiakq_scratch(ctypes.byref(op))
+        return int(self.cdll.aiakq_scratch(ctypes.byref(op)))
 
 
 class _OfThread(threading.local):

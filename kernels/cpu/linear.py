@@ -12,7 +12,6 @@ from ctypes import Structure
 import torch
 from torch import Tensor
 
-from aiakq.kernels import cpu
 from aiakq.kernels.cpu import library
 from aiakq.kernels.cpu.library import TYPES, OpList, address, load_library, new_op
 from aiakq.kernels.ops.linear import LinearLayer
@@ -24,11 +23,6 @@ TILE = 32
 MAX_GROUP = 128
 #: See ops/linear.py.
 ROW_MULTIPLE = 1
-
-
-def supports(problem: LinearProblem) -> str | None:
-    """Return None, or why not."""
-    return cpu.unsupported(problem.device, problem.dtype)
 
 
 class NativeLinear(LinearLayer):

@@ -14,17 +14,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from aiakq.kernels import cpu
 from aiakq.kernels.cpu import library
 from aiakq.kernels.cpu.library import TYPES, OpList, address, load_library, new_op
 from aiakq.kernels.ops.lora import AdapterRows, LoraPart, LoraProblem
 
 TILE = 32
-
-
-def supports(problem: LoraProblem) -> str | None:
-    """None, or why not."""
-    return cpu.unsupported(problem.device, problem.dtype)
 
 
 class NativeSegments:
@@ -36,7 +30,8 @@ class NativeSegments:
 
     def assign(self, segments: Sequence[tuple[int, Sequence[int]]]) -> None:
         """See SegmentView."""
-        slots, starts, rows = [], [0], []
+        slots: list[int] = []
+        starts, rows = [0], list[int]()
         for slot, own in segments:
             slots.append(slot)
             rows += own

@@ -16,6 +16,8 @@ import ctypes
 import math
 import weakref
 from collections import defaultdict
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -39,7 +41,7 @@ class Recording(TorchDispatchMode):
     """
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.ops: list[ctypes.Structure] = []
         self._memory = _Memory()
 
@@ -51,11 +53,12 @@ class Recording(TorchDispatchMode):
     def __enter__(self) -> Recording:
         assert library.of_thread.recorder is None, "recordings are not nested"
         library.of_thread.recorder = self._record
-        return super().__enter__()
+        super().__enter__()  # type: ignore[no-untyped-call]
+        return self
 
     def __exit__(self, *exc_info: object) -> None:
         library.of_thread.recorder = None
-        super().__exit__(*exc_info)
+        super().__exit__(*exc_info)  # type: ignore[no-untyped-call]
 
     def op_list(self) -> OpList:
         """Return all recorded operations. Keeps memory of tensors created while recording alive, but not the inputs."""
@@ -82,7 +85,13 @@ class Recording(TorchDispatchMode):
     def _record(self, ops: tuple[ctypes.Structure, ...]) -> None:
         self.ops += (type(op).from_buffer_copy(op) for op in ops)
 
-    def __torch_dispatch__(self, func: object, types: object, args: tuple = (), kwargs: dict | None = None) -> object:
+    def __torch_dispatch__(
+        self,
+        func: torch._ops.OpOverload,
+        types: object,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> object:
         kwargs = kwargs or {}
         if func is _aten.empty.memory_format:
             return self._memory.tensor(args[0], kwargs.get("dtype") or torch.get_default_dtype())
@@ -101,7 +110,7 @@ class _Memory:
         self.blocks: list[Tensor] = []
         self._free: dict[int, list[Tensor]] = defaultdict(list)
 
-    def tensor(self, shape: object, dtype: torch.dtype) -> Tensor:
+    def tensor(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         """Return an uninitialized tensor."""
         count = math.prod(shape)
         if count == 0:

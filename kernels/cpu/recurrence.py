@@ -5,7 +5,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from aiakq.kernels import cpu
 from aiakq.kernels.cpu import library
 from aiakq.kernels.cpu.attention import check_rows, step_tables
 from aiakq.kernels.cpu.library import TYPES
@@ -19,10 +18,7 @@ _KINDS = {"state_space": 0, "delta_rule": 1}
 
 def supports(problem: RecurrenceProblem) -> str | None:
     """Return None, or why not."""
-    reason = cpu.unsupported(problem.device, problem.dtype)
-    if reason is None and problem.key_dim > MAX_KEY_SIZE:
-        reason = f"keys have at most {MAX_KEY_SIZE} elements"
-    return reason
+    return f"keys have at most {MAX_KEY_SIZE} elements" if problem.key_dim > MAX_KEY_SIZE else None
 
 
 def prepare(spec: RecurrenceSpec, problem: RecurrenceProblem) -> NativeRecurrence:

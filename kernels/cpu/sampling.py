@@ -11,7 +11,6 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from aiakq.kernels import cpu
 from aiakq.kernels.cpu import library
 from aiakq.kernels.ops.sampling import ModifiedLogits, SampleOutcome, SampleResult, SampleRow, TokenMasks
 from aiakq.kernels.types import SamplingProblem
@@ -22,9 +21,7 @@ SHARED_FROM = 1 << 17
 
 def supports(problem: SamplingProblem) -> str | None:
     """Return None, or why not."""
-    if problem.dtype != torch.float32:
-        return f"logits are float32, not {problem.dtype}"
-    return cpu.unsupported(problem.device)
+    return None if problem.dtype == torch.float32 else f"logits are float32, not {problem.dtype}"
 
 
 def prepare(problem: SamplingProblem) -> NativeSampler:

@@ -5,16 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from aiakq.kernels import cpu
 from aiakq.kernels.cpu import library
 from aiakq.kernels.cpu.library import TYPES
 from aiakq.kernels.cpu.rows import threads_for
 from aiakq.kernels.types import ScalingProblem
-
-
-def supports(problem: ScalingProblem) -> str | None:
-    """Return None, or why not."""
-    return cpu.unsupported(problem.device, problem.dtype)
 
 
 def prepare(scale: float, cap: float | None, factors: Tensor | None, problem: ScalingProblem) -> NativeScaling:

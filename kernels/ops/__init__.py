@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
-from types import ModuleType
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -41,8 +40,7 @@ from aiakq.kernels.ops.parallel import GATHERED, Role
 from aiakq.kernels.ops.recurrent import RECURRENT, RecurrentOps
 from aiakq.kernels.ops.sampling import Sampler
 from aiakq.kernels.ops.scaling import Scaling
-from aiakq.kernels.registry import Registry
-from aiakq.kernels.selection import Selection, select
+from aiakq.kernels.selection import Implementations, Kernel, KernelProblem, Selection, select
 from aiakq.kernels.types import (
     ActivationProblem,
     AttentionSpec,
@@ -58,20 +56,10 @@ from aiakq.kernels.types import (
 )
 
 #: Operation -> its implementations, in order of preference.
-REGISTRIES: dict[str, Registry] = {
-    "linear": linear.IMPLEMENTATIONS,
-    "dense": dense.IMPLEMENTATIONS,
-    "lora": lora.IMPLEMENTATIONS,
-    "batched": batched.IMPLEMENTATIONS,
-    "experts": experts.IMPLEMENTATIONS,
-    "attention": attention.IMPLEMENTATIONS,
-    **RECURRENT,
-    "norm": norm.IMPLEMENTATIONS,
-    "activation": activation.IMPLEMENTATIONS,
-    "embedding": embedding.IMPLEMENTATIONS,
-    "scaling": scaling.IMPLEMENTATIONS,
-    "sampling": sampling.IMPLEMENTATIONS,
-}
+REGISTRIES: dict[str, Implementations[Any]] = {
+    each.IMPLEMENTATIONS.operation: each.IMPLEMENTATIONS
+    for each in (linear, dense, lora, batched, experts, attention, norm, activation, embedding, scaling, sampling)
+} | RECURRENT
 
 
 @dataclass(frozen=True)
@@ -102,7 +90,9 @@ class Ops(RecurrentOps):
     exact: bool = True
     uniform: bool = False
     bound: Counter[Bound] = field(default_factory=Counter)
-    _selected: dict[Any, tuple[Selection, ModuleType]] = field(default_factory=dict, init=False, repr=False)
+    _selected: dict[tuple[str, KernelProblem], tuple[Selection, Any]] = field(
+        default_factory=dict, init=False, repr=False
+    )
     _row_multiple: int = field(default=1, init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -124,40 +114,36 @@ class Ops(RecurrentOps):
         if weight.rotated:
             return RotatedLinear(self._linear(replace(weight, rotated=False), count, uncut_n))
         problem = weight.problem(self.dtype, self.device_type, self.exact, uncut_n if self.uniform else 0)
-        module = self._bind("linear", problem, weight.scheme, count)
-        layer: LinearLayer = module.prepare(weight.to(self.device), problem)
-        return layer
+        module = self._bind(linear.IMPLEMENTATIONS, problem, weight.scheme, count)
+        return module.prepare(weight.to(self.device), problem)
 
     def dense(self, weight: Tensor, bias: Tensor | None = None, count: int = 1, role: Role = GATHERED) -> DenseLayer:
         """Bind a linear layer with a float weight [N, K] and bias [N]; ``count`` and ``role`` as in ``linear``."""
         n, k = weight.shape
         problem = DenseProblem(n, k, weight.dtype, self.dtype, self.device_type)
-        module = self._bind("dense", problem, "w16", count)
+        module = self._bind(dense.IMPLEMENTATIONS, problem, "w16", count)
         bias = None if bias is None else bias.to(self.device)
-        layer: DenseLayer = module.prepare(weight.to(self.device), bias, problem)
-        return layer
+        return module.prepare(weight.to(self.device), bias, problem)
 
     def lora(
         self, n: int, k: int, rows: AdapterRows, slots: int, max_rank: int, bias: Tensor | None = None
     ) -> LoraProduct:
         """Bind the LoRA product of a linear layer with ``bias`` [N]; ``rows`` map rows to adapters; see LoraProblem."""
         problem = LoraProblem(n, k, slots, max_rank, self.dtype, self.device_type)
-        product: LoraProduct = self._bind("lora", problem).prepare(problem, rows, bias)
-        return product
+        return self._bind(lora.IMPLEMENTATIONS, problem).prepare(problem, rows, bias)
 
     def batched(self, weight: Tensor) -> BatchedLinear:
         """Bind a batch of linear layers with float weights [B, N, K], each applied to its own columns."""
-        problem = BatchedProblem(*weight.shape, weight.dtype, self.dtype, self.device_type)
-        layer: BatchedLinear = self._bind("batched", problem).prepare(weight.to(self.device), problem)
-        return layer
+        batch, n, k = weight.shape
+        problem = BatchedProblem(batch, n, k, weight.dtype, self.dtype, self.device_type)
+        return self._bind(batched.IMPLEMENTATIONS, problem).prepare(weight.to(self.device), problem)
 
     def experts(self, pairs: Sequence[tuple[LinearLayer, LinearLayer]], act: Activation) -> GroupedExperts:
         """Bind gated MLPs of equal sizes, a (first, second) pair of layers each, applied to their own rows."""
         first, second = zip(*pairs, strict=True)
         problem = ExpertsProblem(self.dtype, self.device_type)
         layers = ExpertLayers(first, second, act, self.row_multiple)
-        bound: GroupedExperts = self._bind("experts", problem).prepare(layers, problem)
-        return bound
+        return self._bind(experts.IMPLEMENTATIONS, problem).prepare(layers, problem)
 
     def rms_norm(self, weight: Tensor, epsilon: float) -> Norm:
         """Bind an RMS norm with ``weight`` [D]."""
@@ -169,26 +155,22 @@ class Ops(RecurrentOps):
 
     def _norm(self, kind: str, weight: Tensor, bias: Tensor | None, epsilon: float) -> Norm:
         problem = NormProblem(kind, weight.shape[0], self.dtype, self.device_type)
-        layer: Norm = self._bind("norm", problem).prepare(weight, bias, epsilon, problem)
-        return layer
+        return self._bind(norm.IMPLEMENTATIONS, problem).prepare(weight, bias, epsilon, problem)
 
     def activation(self, function: str) -> Activation:
         """Bind an activation function, a key of FUNCTIONS in ops/activation.py."""
         problem = ActivationProblem(function, self.dtype, self.device_type)
-        layer: Activation = self._bind("activation", problem).prepare(problem)
-        return layer
+        return self._bind(activation.IMPLEMENTATIONS, problem).prepare(problem)
 
     def scaling(self, scale: float = 1.0, cap: float | None = None, factors: Tensor | None = None) -> Scaling:
         """Bind softcap(scale * x) + added; ``factors`` [positions] float32 also scale each row by its position."""
         problem = ScalingProblem(self.dtype, self.device_type)
-        layer: Scaling = self._bind("scaling", problem).prepare(scale, cap, factors, problem)
-        return layer
+        return self._bind(scaling.IMPLEMENTATIONS, problem).prepare(scale, cap, factors, problem)
 
     def embedding(self, table: Tensor) -> EmbeddingLayer:
         """Bind the lookup in ``table`` [V, D], which keeps its dtype; rows are returned in the activations' dtype."""
         problem = EmbeddingProblem(table.dtype, self.dtype, self.device_type)
-        layer: EmbeddingLayer = self._bind("embedding", problem).prepare(table.to(self.device), problem)
-        return layer
+        return self._bind(embedding.IMPLEMENTATIONS, problem).prepare(table.to(self.device), problem)
 
     def tied_embedding(self, table: Tensor, bias: Tensor | None = None) -> tuple[EmbeddingLayer, DenseLayer]:
         """Bind the embedding of ``table`` [V, D] and the output layer of the same weight, with ``bias`` [V]."""
@@ -199,8 +181,7 @@ class Ops(RecurrentOps):
     def row_selection(self) -> RowSelection:
         """Bind the selection of rows of activations by index."""
         problem = EmbeddingProblem(self.dtype, self.dtype, self.device_type)
-        selection: RowSelection = self._bind("embedding", problem).row_selection(problem)
-        return selection
+        return self._bind(embedding.IMPLEMENTATIONS, problem).row_selection(problem)
 
     def attention(
         self, spec: AttentionSpec, inputs: Sequence[LinearLayer] = (), output: LinearLayer | None = None
@@ -209,15 +190,13 @@ class Ops(RecurrentOps):
         split it.
         """
         problem = spec.problem(self.dtype, self.kv_dtype or self.dtype, self.device_type)
-        layer: PagedAttention = self._bind("attention", problem).prepare(spec, problem)
-        return layer
+        return self._bind(attention.IMPLEMENTATIONS, problem).prepare(spec, problem)
 
     def new_cache(self, spec: AttentionSpec, pages: int, page_size: int) -> LayerCache:
         """Allocate the zero-initialized KV cache of one layer in the layout of its attention implementation."""
         problem = spec.problem(self.dtype, self.kv_dtype or self.dtype, self.device_type)
-        _, module = self.select("attention", problem)
-        cache: LayerCache = module.new_cache(problem, pages, page_size, self.device)
-        return cache
+        _, module = self._select(attention.IMPLEMENTATIONS, problem)
+        return module.new_cache(problem, pages, page_size, self.device)
 
     def cache_bytes(self, spec: AttentionSpec, dtype: torch.dtype) -> int:
         """Return the bytes per token of one layer's keys and values in a cache of ``dtype``."""
@@ -226,8 +205,7 @@ class Ops(RecurrentOps):
     def sampler(self) -> Sampler:
         """Bind a sampler of tokens from float32 logits."""
         problem = SamplingProblem(torch.float32, self.device_type)
-        sampler: Sampler = self._bind("sampling", problem).prepare(problem)
-        return sampler
+        return self._bind(sampling.IMPLEMENTATIONS, problem).prepare(problem)
 
     def selected(self, operation: str) -> set[str]:
         """Return the names of the implementations that layers of ``operation`` were bound to."""
@@ -238,16 +216,23 @@ class Ops(RecurrentOps):
         names = {(bound.operation, bound.selection.name) for bound in self.bound if bound.operation != "sampling"}
         return {name for operation, name in names if REGISTRIES[operation].package(name) is not None}
 
-    def select(self, operation: str, problem: object) -> tuple[Selection, ModuleType]:
+    def select(self, operation: str, problem: KernelProblem) -> tuple[Selection, Any]:
         """Select the implementation for ``problem`` and return it with its module, without binding a layer."""
-        selected = self._selected.get((operation, problem))
+        return self._select(REGISTRIES[operation], problem)
+
+    def _select(self, implementations: Implementations[Kernel], problem: KernelProblem) -> tuple[Selection, Kernel]:
+        operation = implementations.operation
+        selected: tuple[Selection, Kernel] | None = self._selected.get((operation, problem))
         if selected is None:
             excluded = self.excluded if operation in ("linear", "dense") else ()
-            selected = self._selected[operation, problem] = select(operation, REGISTRIES[operation], problem, excluded)
+            selected = self._selected[operation, problem] = select(implementations, problem, excluded)
         return selected
 
-    def _bind(self, operation: str, problem: object, kind: str = "", count: int = 1) -> object:
-        selection, module = self.select(operation, problem)
+    def _bind(
+        self, implementations: Implementations[Kernel], problem: KernelProblem, kind: str = "", count: int = 1
+    ) -> Kernel:
+        selection, module = self._select(implementations, problem)
+        operation = implementations.operation
         self.bound[Bound(operation, kind, selection)] += count
         if operation in ("linear", "dense", "batched") and self.device_type == "cpu":
             self._row_multiple = max(self._row_multiple, getattr(module, "ROW_MULTIPLE", linear.ROW_MULTIPLE))
@@ -264,9 +249,11 @@ class PlannedOps(Ops):
         super().__init__(torch.device("meta"), ops.dtype, ops.kv_dtype, ops.excluded, ops.exact, ops.uniform)
         self.device_type = ops.device_type
 
-    def _bind(self, operation: str, problem: object, kind: str = "", count: int = 1) -> object:
-        super()._bind(operation, problem, kind, count)
-        return _NotPrepared()
+    def _bind(
+        self, implementations: Implementations[Kernel], problem: KernelProblem, kind: str = "", count: int = 1
+    ) -> Kernel:
+        super()._bind(implementations, problem, kind, count)
+        return cast(Kernel, _NotPrepared())
 
 
 class _NotPrepared:

@@ -1,10 +1,4 @@
-"""Activation functions, plain and gated: interface, torch reference and implementations.
-
-An implementation is a module with
-
-    supports(problem: ActivationProblem) -> None, or one sentence why not
-    prepare(problem: ActivationProblem) -> Activation
-"""
+"""Activation functions, plain and gated: interface, torch reference and implementations."""
 
 from __future__ import annotations
 
@@ -15,18 +9,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from aiakq.kernels.registry import Registry
+from aiakq.kernels.selection import Implementations
 from aiakq.kernels.types import ActivationLayout, ActivationProblem, LinearInput
-
-IMPLEMENTATIONS = Registry(
-    "aiakq.implementations.activation",
-    {
-        "cpu": "aiakq.kernels.cpu.activation",
-        "triton": "aiakq.kernels.triton.activation",
-        "torch": "aiakq.kernels.ops.activation",
-    },
-    plugins_first=True,
-)
 
 
 def _gelu_tanh(x: Tensor) -> Tensor:
@@ -92,9 +76,14 @@ class TorchActivation:
         return self.function(gate) * (up.clamp(-CLAMP, CLAMP) + 1 if self.function is _clamped_swish else up)
 
 
-def supports(problem: ActivationProblem) -> str | None:
-    """None: the reference supports every problem."""
-    return None
+class ActivationKernel(Protocol):
+    """A module that implements the operation."""
+
+    def prepare(self, problem: ActivationProblem) -> Activation:
+        """Bind the operation of one layer."""
+
+
+IMPLEMENTATIONS = Implementations[ActivationKernel].of_backends("activation", "cpu", "triton")
 
 
 def prepare(problem: ActivationProblem) -> TorchActivation:

@@ -1,11 +1,5 @@
 """Paged attention: interface, torch reference and implementations.
 
-An implementation is a module with
-
-    supports(problem: AttentionProblem) -> None, or one sentence why not
-    prepare(spec: AttentionSpec, problem: AttentionProblem) -> PagedAttention
-    new_cache(problem: AttentionProblem, pages, page_size, device) -> LayerCache
-
 The operation includes the head norms, the rotary embedding and the cache writes, because each implementation defines
 the memory layout of its cache.
 
@@ -29,8 +23,7 @@ from torch.nn import functional as F
 from aiakq.kernels.ops.norm import IMPLEMENTATIONS as NORMS
 from aiakq.kernels.ops.norm import Norm
 from aiakq.kernels.ops.rotary import apply_rotary, rotary_factors
-from aiakq.kernels.registry import Registry
-from aiakq.kernels.selection import select
+from aiakq.kernels.selection import Implementations, select
 from aiakq.kernels.types import (
     LARGEST,
     AttentionContext,
@@ -43,16 +36,6 @@ from aiakq.kernels.types import (
 
 CHUNK = 128
 ROWS = 4
-
-IMPLEMENTATIONS = Registry(
-    "aiakq.implementations.attention",
-    {
-        "cpu": "aiakq.kernels.cpu.attention",
-        "triton": "aiakq.kernels.triton.attention",
-        "torch": "aiakq.kernels.ops.attention",
-    },
-    plugins_first=True,
-)
 
 
 class PagedAttention(Protocol):
@@ -76,9 +59,17 @@ class PagedAttention(Protocol):
         """Only compute attention of query [T, H, D] over keys that are already cached -> [T, H, value_dim]."""
 
 
-def supports(problem: AttentionProblem) -> str | None:
-    """None: the reference supports every problem."""
-    return None
+class AttentionKernel(Protocol):
+    """A module that implements the operation."""
+
+    def prepare(self, spec: AttentionSpec, problem: AttentionProblem) -> PagedAttention:
+        """Bind the operation of one layer."""
+
+    def new_cache(self, problem: AttentionProblem, pages: int, page_size: int, device: torch.device) -> LayerCache:
+        """Allocate a zero-initialized cache in the layout that ``prepare`` expects."""
+
+
+IMPLEMENTATIONS = Implementations[AttentionKernel].of_backends("attention", "cpu", "triton")
 
 
 def prepare(spec: AttentionSpec, problem: AttentionProblem) -> TorchAttention:
@@ -110,9 +101,8 @@ class TorchAttention:
 
     def _head_norm(self, weight: Tensor, problem: AttentionProblem) -> Norm:
         norm_problem = NormProblem("rms", len(weight), problem.dtype, problem.device)
-        _, module = select("norm", NORMS, norm_problem)
-        bound: Norm = module.prepare(weight, None, self.spec.norm_eps, norm_problem)
-        return bound
+        _, kernel = select(NORMS, norm_problem)
+        return kernel.prepare(weight, None, self.spec.norm_eps, norm_problem)
 
     def __call__(self, qkv: Tensor, positions: Tensor | None, cache: LayerCache, context: AttentionContext) -> Tensor:
         """See PagedAttention."""
@@ -208,7 +198,7 @@ class _Chunk:
     distance: Tensor
 
 
-def _planned(context: AttentionContext, key: tuple, make: Callable[[], list[_Chunk]]) -> list[_Chunk]:
+def _planned(context: AttentionContext, key: tuple[object, ...], make: Callable[[], list[_Chunk]]) -> list[_Chunk]:
     """Return the plan ``key`` of this step, computed by the first layer that needs it."""
     plan = context.plans.get(key)
     if plan is None:

@@ -1,10 +1,6 @@
 """Batches of linear layers, each applied to its own columns: interface, torch reference and implementations.
 
-Used by latent attention, where every head has its own weight (runtime/layers/latent_attention.py). An implementation
-is a module with
-
-    supports(problem: BatchedProblem) -> None, or one sentence why not
-    prepare(weight: Tensor, problem: BatchedProblem) -> BatchedLinear
+Used by latent attention, where every head has its own weight (runtime/layers/latent_attention.py).
 """
 
 from __future__ import annotations
@@ -14,14 +10,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from aiakq.kernels.registry import Registry
+from aiakq.kernels.selection import Implementations
 from aiakq.kernels.types import BatchedProblem
-
-IMPLEMENTATIONS = Registry(
-    "aiakq.implementations.batched",
-    {"cpu": "aiakq.kernels.cpu.batched", "torch": "aiakq.kernels.ops.batched"},
-    plugins_first=True,
-)
 
 
 class BatchedLinear(Protocol):
@@ -43,9 +33,14 @@ class TorchBatched:
         return y if out is None else out.copy_(y)
 
 
-def supports(problem: BatchedProblem) -> str | None:
-    """None: the reference supports every problem."""
-    return None
+class BatchedKernel(Protocol):
+    """A module that implements the operation."""
+
+    def prepare(self, weight: Tensor, problem: BatchedProblem) -> BatchedLinear:
+        """Bind a batch of layers with ``weight`` [B, N, K]."""
+
+
+IMPLEMENTATIONS = Implementations[BatchedKernel].of_backends("batched", "cpu")
 
 
 def prepare(weight: Tensor, problem: BatchedProblem) -> TorchBatched:

@@ -1,10 +1,5 @@
 """Causal depthwise convolution with a state: interface, torch reference and implementations.
 
-An implementation is a module with
-
-    supports(problem: ConvolutionProblem) -> None, or one sentence why not
-    prepare(spec: ConvolutionSpec, problem: ConvolutionProblem) -> Convolution
-
 A token's result is bit-identical whether it was computed in a whole prompt, in a chunk, or beside other sequences.
 """
 
@@ -17,18 +12,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from aiakq.kernels.recurrent_types import ConvolutionProblem, ConvolutionSpec
-from aiakq.kernels.registry import Registry
+from aiakq.kernels.selection import Implementations
 from aiakq.kernels.types import AttentionContext
-
-IMPLEMENTATIONS = Registry(
-    "aiakq.implementations.convolution",
-    {
-        "cpu": "aiakq.kernels.cpu.convolution",
-        "triton": "aiakq.kernels.triton.convolution",
-        "torch": "aiakq.kernels.ops.convolution",
-    },
-    plugins_first=True,
-)
 
 
 class Convolution(Protocol):
@@ -99,9 +84,14 @@ def sigmoid(x: Tensor) -> Tensor:
     return torch.softmax(F.pad(x.unsqueeze(-1), (0, 1)), dim=-1)[..., 0]
 
 
-def supports(problem: ConvolutionProblem) -> str | None:
-    """None: the reference supports every problem."""
-    return None
+class ConvolutionKernel(Protocol):
+    """A module that implements the operation."""
+
+    def prepare(self, spec: ConvolutionSpec, problem: ConvolutionProblem) -> Convolution:
+        """Bind the operation of one layer."""
+
+
+IMPLEMENTATIONS = Implementations[ConvolutionKernel].of_backends("convolution", "cpu", "triton")
 
 
 def prepare(spec: ConvolutionSpec, problem: ConvolutionProblem) -> TorchConvolution:

@@ -1,26 +1,16 @@
-"""Unquantized linear layers: interface, torch reference and implementations.
-
-An implementation is a module with
-
-    supports(problem: DenseProblem) -> None, or one sentence why not
-    prepare(weight: Tensor, bias: Tensor | None, problem: DenseProblem) -> DenseLayer
-"""
+"""Unquantized linear layers: interface, torch reference and implementations."""
 
 from __future__ import annotations
+
+from typing import Protocol
 
 from torch import Tensor
 from torch.nn import functional as F
 
 from aiakq.kernels.ops.embedding import EmbeddingLayer
 from aiakq.kernels.ops.linear import LinearLayer
-from aiakq.kernels.registry import Registry
+from aiakq.kernels.selection import Implementations
 from aiakq.kernels.types import DenseProblem, LinearInput
-
-IMPLEMENTATIONS = Registry(
-    "aiakq.implementations.dense",
-    {"cpu": "aiakq.kernels.cpu.dense", "torch": "aiakq.kernels.ops.dense"},
-    plugins_first=True,
-)
 
 
 class DenseLayer(LinearLayer):
@@ -47,9 +37,14 @@ class TorchDense(DenseLayer):
         return self.weight
 
 
-def supports(problem: DenseProblem) -> str | None:
-    """None: the reference supports every problem."""
-    return None
+class DenseKernel(Protocol):
+    """A module that implements the operation."""
+
+    def prepare(self, weight: Tensor, bias: Tensor | None, problem: DenseProblem) -> DenseLayer:
+        """Bind a layer with ``weight`` [N, K] and ``bias`` [N]."""
+
+
+IMPLEMENTATIONS = Implementations[DenseKernel].of_backends("dense", "cpu")
 
 
 def prepare(weight: Tensor, bias: Tensor | None, problem: DenseProblem) -> TorchDense:

@@ -1,29 +1,16 @@
-"""Embedding lookup: interface, torch reference and implementations.
-
-An implementation is a module with
-
-    supports(problem: EmbeddingProblem) -> None, or one sentence why not
-    prepare(table: Tensor, problem: EmbeddingProblem) -> EmbeddingLayer
-    row_selection(problem: EmbeddingProblem) -> RowSelection
-"""
+"""Embedding lookup: interface, torch reference and implementations."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TypeAlias
+from typing import Protocol, TypeAlias
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from aiakq.kernels.registry import Registry
+from aiakq.kernels.selection import Implementations
 from aiakq.kernels.types import EmbeddingProblem
-
-IMPLEMENTATIONS = Registry(
-    "aiakq.implementations.embedding",
-    {"cpu": "aiakq.kernels.cpu.embedding", "torch": "aiakq.kernels.ops.embedding"},
-    plugins_first=True,
-)
 
 #: ids [T] int64 -> rows [T, D] of the table, in the dtype of the activations.
 EmbeddingLayer: TypeAlias = Callable[[Tensor], Tensor]
@@ -42,9 +29,17 @@ class TorchEmbedding:
         return F.embedding(ids, self.table).to(self.dtype)
 
 
-def supports(problem: EmbeddingProblem) -> str | None:
-    """None: the reference supports every problem."""
-    return None
+class EmbeddingKernel(Protocol):
+    """A module that implements the operation."""
+
+    def prepare(self, table: Tensor, problem: EmbeddingProblem) -> EmbeddingLayer:
+        """Bind the lookup in ``table`` [V, D]."""
+
+    def row_selection(self, problem: EmbeddingProblem) -> RowSelection:
+        """Bind the selection of rows of activations by index."""
+
+
+IMPLEMENTATIONS = Implementations[EmbeddingKernel].of_backends("embedding", "cpu")
 
 
 def prepare(table: Tensor, problem: EmbeddingProblem) -> TorchEmbedding:

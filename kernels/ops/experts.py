@@ -1,10 +1,4 @@
-"""The experts of a mixture, each applied to its own rows: interface, torch reference and implementations.
-
-An implementation is a module with
-
-    supports(problem: ExpertsProblem) -> None, or one sentence why not
-    prepare(layers: ExpertLayers, problem: ExpertsProblem) -> GroupedExperts
-"""
+"""The experts of a mixture, each applied to its own rows: interface, torch reference and implementations."""
 
 from __future__ import annotations
 
@@ -18,14 +12,8 @@ from torch.nn import functional as F
 
 from aiakq.kernels.ops.activation import Activation
 from aiakq.kernels.ops.linear import LinearLayer
-from aiakq.kernels.registry import Registry
+from aiakq.kernels.selection import Implementations
 from aiakq.kernels.types import ExpertsProblem
-
-IMPLEMENTATIONS = Registry(
-    "aiakq.implementations.experts",
-    {"cpu": "aiakq.kernels.cpu.experts", "torch": "aiakq.kernels.ops.experts"},
-    plugins_first=True,
-)
 
 
 @dataclass(frozen=True)
@@ -70,9 +58,14 @@ class TorchExperts(GroupedExperts):
         return torch.cat(outputs) if outputs else torch.empty_like(x)
 
 
-def supports(problem: ExpertsProblem) -> str | None:
-    """None: the reference supports every problem."""
-    return None
+class ExpertsKernel(Protocol):
+    """A module that implements the operation."""
+
+    def prepare(self, layers: ExpertLayers, problem: ExpertsProblem) -> GroupedExperts:
+        """Bind the operation of one layer."""
+
+
+IMPLEMENTATIONS = Implementations[ExpertsKernel].of_backends("experts", "cpu")
 
 
 def prepare(layers: ExpertLayers, problem: ExpertsProblem) -> TorchExperts:

@@ -1,9 +1,6 @@
 """Grouped RMS norm with a gate: interface, torch reference and implementations.
 
-Applied after the recurrence in Mamba 2 and Qwen3-Next. An implementation is a module with
-
-    supports(problem: GatedNormProblem) -> None, or one sentence why not
-    prepare(weight: Tensor, epsilon: float, problem: GatedNormProblem) -> GatedNorm
+Applied after the recurrence in Mamba 2 and Qwen3-Next.
 """
 
 from __future__ import annotations
@@ -15,17 +12,7 @@ from torch import Tensor
 
 from aiakq.kernels.ops.convolution import sigmoid
 from aiakq.kernels.recurrent_types import GatedNormProblem
-from aiakq.kernels.registry import Registry
-
-IMPLEMENTATIONS = Registry(
-    "aiakq.implementations.gated_norm",
-    {
-        "cpu": "aiakq.kernels.cpu.gated_norm",
-        "triton": "aiakq.kernels.triton.gated_norm",
-        "torch": "aiakq.kernels.ops.gated_norm",
-    },
-    plugins_first=True,
-)
+from aiakq.kernels.selection import Implementations
 
 
 class GatedNorm(Protocol):
@@ -52,9 +39,14 @@ class TorchGatedNorm:
         return (normed if self.gate_first else normed * factor).to(x.dtype)
 
 
-def supports(problem: GatedNormProblem) -> str | None:
-    """None: the reference supports every problem."""
-    return None
+class GatedNormKernel(Protocol):
+    """A module that implements the operation."""
+
+    def prepare(self, weight: Tensor, epsilon: float, problem: GatedNormProblem) -> GatedNorm:
+        """Bind a norm with ``weight`` [D]."""
+
+
+IMPLEMENTATIONS = Implementations[GatedNormKernel].of_backends("gated_norm", "cpu", "triton")
 
 
 def prepare(weight: Tensor, epsilon: float, problem: GatedNormProblem) -> TorchGatedNorm:

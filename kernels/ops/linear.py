@@ -1,43 +1,22 @@
 """Linear layers with quantized weights: interface and implementations in order of preference.
 
-An implementation is a module with
-
-    supports(problem: LinearProblem) -> None, or one sentence why not
-    prepare(weight: QWeight, problem: LinearProblem) -> LinearLayer
-
-``prepare`` repacks the weight into a private layout; the canonical copy may then be freed. The reference, which
-supports every problem, is linear_reference.py.
+The reference, which supports every problem, is linear_reference.py.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from types import ModuleType
+from typing import Protocol
 
 from torch import Tensor
 
 from aiakq.kernels.hadamard import rotate
-from aiakq.kernels.registry import Registry
-from aiakq.kernels.selection import Selection, select
-from aiakq.kernels.types import ActivationLayout, LinearInput, LinearProblem
+from aiakq.kernels.selection import Implementations
+from aiakq.kernels.types import ActivationLayout, LinearInput, LinearProblem, QWeight
 
 #: On a CPU, the number of rows is padded to this multiple for implementations in which a row's result would otherwise
 #: depend on it: BLAS sums in another order for few rows, on some processors for fewer than twelve
 #: (docs/decisions/0003). An implementation whose rows are independent defines ROW_MULTIPLE = 1.
 ROW_MULTIPLE = 16
-
-#: Name -> module. Plugins add theirs as entry points, which take precedence.
-IMPLEMENTATIONS = Registry(
-    "aiakq.implementations",
-    {
-        "cpu": "aiakq.kernels.cpu.linear",
-        "triton": "aiakq.kernels.triton.linear",
-        "triton-w8a8": "aiakq.kernels.triton.linear_int8",
-        "dequantized": "aiakq.kernels.ops.dequantized",
-        "reference": "aiakq.kernels.ops.linear_reference",
-    },
-    plugins_first=True,
-)
 
 
 class LinearLayer:
@@ -70,11 +49,21 @@ class RotatedLinear(LinearLayer):
         return self._inner(rotate(x))
 
 
-def explain(problem: LinearProblem, exclude: Collection[str] = ()) -> Selection:
-    """Return the selection for ``problem``, including why better implementations were passed over; prepares nothing."""
-    return implementation(problem, exclude)[0]
+class LinearKernel(Protocol):
+    """A module that implements linear layers with quantized weights."""
+
+    def prepare(self, weight: QWeight, problem: LinearProblem) -> LinearLayer:
+        """Repack a weight into a private layout; the canonical copy may then be freed."""
 
 
-def implementation(problem: LinearProblem, exclude: Collection[str] = ()) -> tuple[Selection, ModuleType]:
-    """Return the selection for ``problem`` and the selected module."""
-    return select("linear", IMPLEMENTATIONS, problem, exclude)
+#: Two of the GPU's backend, for weight-only schemes and for w8a8; and one that dequantizes the weight at load.
+IMPLEMENTATIONS = Implementations[LinearKernel](
+    "linear",
+    {
+        "cpu": "aiakq.kernels.cpu.linear",
+        "triton": "aiakq.kernels.triton.linear",
+        "triton-w8a8": "aiakq.kernels.triton.linear_int8",
+        "dequantized": "aiakq.kernels.ops.dequantized",
+        "reference": "aiakq.kernels.ops.linear_reference",
+    },
+)

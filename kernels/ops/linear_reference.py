@@ -18,11 +18,6 @@ from aiakq.kernels.ops.linear import LinearLayer
 from aiakq.kernels.types import LinearInput, LinearProblem, QWeight
 
 
-def supports(problem: LinearProblem) -> str | None:
-    """None: the reference supports every problem."""
-    return None
-
-
 def dequantize(weight: QWeight, dtype: torch.dtype = torch.float32) -> Tensor:
     """Return the float weight [N, K] in the natural input order (``perm`` and ``rotated`` undone), computed in
     float32."""

@@ -1,11 +1,6 @@
 """LoRA adapters beside a linear layer: interface, torch reference and implementations.
 
-Several adapters are in memory at once, each under the number of its slot, and every row of a step has one or none. An
-implementation is a module with
-
-    supports(problem: LoraProblem) -> None, or one sentence why not
-    prepare(problem: LoraProblem, rows: AdapterRows, bias: Tensor | None) -> LoraProduct
-
+Several adapters are in memory at once, each under the number of its slot, and every row of a step has one or none.
 ``bias`` [N] float32 is that of the base layer. A row's result does not depend on the other rows, and a row without an
 adapter keeps its bits; the reference promises the latter only.
 """
@@ -20,14 +15,8 @@ import torch
 from torch import Tensor
 
 from aiakq.kernels.ops.linear import LinearLayer
-from aiakq.kernels.registry import Registry
+from aiakq.kernels.selection import Implementations
 from aiakq.kernels.types import LinearInput
-
-IMPLEMENTATIONS = Registry(
-    "aiakq.implementations.lora",
-    {"cpu": "aiakq.kernels.cpu.lora", "triton": "aiakq.kernels.triton.lora", "torch": "aiakq.kernels.ops.lora"},
-    plugins_first=True,
-)
 
 
 @dataclass(frozen=True)
@@ -186,9 +175,14 @@ class AdaptedLinear(LinearLayer):
         return y
 
 
-def supports(problem: LoraProblem) -> str | None:
-    """None: the reference supports every problem."""
-    return None
+class LoraKernel(Protocol):
+    """A module that implements the operation."""
+
+    def prepare(self, problem: LoraProblem, rows: AdapterRows, bias: Tensor | None) -> LoraProduct:
+        """Bind the adapters of a layer with ``bias`` [N] float32."""
+
+
+IMPLEMENTATIONS = Implementations[LoraKernel].of_backends("lora", "cpu", "triton")
 
 
 def prepare(problem: LoraProblem, rows: AdapterRows, bias: Tensor | None) -> TorchLora:

@@ -1,10 +1,4 @@
-"""RMS norm and layer norm: interface, torch reference and implementations.
-
-An implementation is a module with
-
-    supports(problem: NormProblem) -> None, or one sentence why not
-    prepare(weight: Tensor, bias: Tensor | None, epsilon: float, problem: NormProblem) -> Norm
-"""
+"""RMS norm and layer norm: interface, torch reference and implementations."""
 
 from __future__ import annotations
 
@@ -14,14 +8,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from aiakq.kernels.registry import Registry
+from aiakq.kernels.selection import Implementations
 from aiakq.kernels.types import ActivationLayout, LinearInput, NormProblem
-
-IMPLEMENTATIONS = Registry(
-    "aiakq.implementations.norm",
-    {"cpu": "aiakq.kernels.cpu.norm", "triton": "aiakq.kernels.triton.norm", "torch": "aiakq.kernels.ops.norm"},
-    plugins_first=True,
-)
 
 
 class Norm(Protocol):
@@ -66,9 +54,14 @@ class TorchLayerNorm:
         return F.layer_norm(x, self.weight.shape, self.weight, self.bias, self.epsilon)
 
 
-def supports(problem: NormProblem) -> str | None:
-    """None: the reference supports every problem."""
-    return None
+class NormKernel(Protocol):
+    """A module that implements the operation."""
+
+    def prepare(self, weight: Tensor, bias: Tensor | None, epsilon: float, problem: NormProblem) -> Norm:
+        """Bind a norm with ``weight`` and ``bias`` [D]."""
+
+
+IMPLEMENTATIONS = Implementations[NormKernel].of_backends("norm", "cpu", "triton")
 
 
 def prepare(weight: Tensor, bias: Tensor | None, epsilon: float, problem: NormProblem) -> TorchRMSNorm | TorchLayerNorm:

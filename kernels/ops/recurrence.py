@@ -1,10 +1,5 @@
 """Linear recurrences (Mamba 2 state space, gated delta rule): interface, torch reference and implementations.
 
-An implementation is a module with
-
-    supports(problem: RecurrenceProblem) -> None, or one sentence why not
-    prepare(spec: RecurrenceSpec, problem: RecurrenceProblem) -> Recurrence
-
 For each head and token, with a query q and a key k [key_dim], a value v [value_dim], a step d = softplus(a + step_bias)
 clamped to its limits, and a state S [key_dim, value_dim],
 
@@ -25,18 +20,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from aiakq.kernels.recurrent_types import RecurrenceProblem, RecurrenceSpec
-from aiakq.kernels.registry import Registry
+from aiakq.kernels.selection import Implementations
 from aiakq.kernels.types import AttentionContext
 
-IMPLEMENTATIONS = Registry(
-    "aiakq.implementations.recurrence",
-    {
-        "cpu": "aiakq.kernels.cpu.recurrence",
-        "triton": "aiakq.kernels.triton.recurrence",
-        "torch": "aiakq.kernels.ops.recurrence",
-    },
-    plugins_first=True,
-)
 #: Added to the squared lengths in the delta rule's normalization.
 EPSILON = 1e-6
 
@@ -117,9 +103,14 @@ def _unit(x: Tensor, spec: RecurrenceSpec) -> Tensor:
     return heads * torch.rsqrt(heads.square().sum(-1, keepdim=True) + EPSILON)
 
 
-def supports(problem: RecurrenceProblem) -> str | None:
-    """None: the reference supports every problem."""
-    return None
+class RecurrenceKernel(Protocol):
+    """A module that implements the operation."""
+
+    def prepare(self, spec: RecurrenceSpec, problem: RecurrenceProblem) -> Recurrence:
+        """Bind the operation of one layer."""
+
+
+IMPLEMENTATIONS = Implementations[RecurrenceKernel].of_backends("recurrence", "cpu", "triton")
 
 
 def prepare(spec: RecurrenceSpec, problem: RecurrenceProblem) -> TorchRecurrence:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -10,10 +12,10 @@ from aiakq.kernels.ops.convolution import Convolution
 from aiakq.kernels.ops.gated_norm import GatedNorm
 from aiakq.kernels.ops.recurrence import Recurrence
 from aiakq.kernels.recurrent_types import ConvolutionSpec, GatedNormProblem, RecurrenceSpec
-from aiakq.kernels.registry import Registry
+from aiakq.kernels.selection import Implementations, Kernel, KernelProblem
 
 #: See REGISTRIES in kernels/ops/__init__.py.
-RECURRENT: dict[str, Registry] = {
+RECURRENT: dict[str, Implementations[Any]] = {
     "convolution": convolution.IMPLEMENTATIONS,
     "recurrence": recurrence.IMPLEMENTATIONS,
     "gated_norm": gated_norm.IMPLEMENTATIONS,
@@ -26,23 +28,22 @@ class RecurrentOps:
     dtype: torch.dtype
     device_type: str
 
-    def _bind(self, operation: str, problem: object, kind: str = "", count: int = 1) -> object:
+    def _bind(
+        self, implementations: Implementations[Kernel], problem: KernelProblem, kind: str = "", count: int = 1
+    ) -> Kernel:
         raise NotImplementedError
 
     def convolution(self, spec: ConvolutionSpec) -> Convolution:
         """Bind the causal convolution of one layer."""
         problem = spec.problem(self.dtype, self.device_type)
-        layer: Convolution = self._bind("convolution", problem).prepare(spec, problem)
-        return layer
+        return self._bind(convolution.IMPLEMENTATIONS, problem).prepare(spec, problem)
 
     def recurrence(self, spec: RecurrenceSpec) -> Recurrence:
         """Bind the linear recurrence of one layer."""
         problem = spec.problem(self.dtype, self.device_type)
-        layer: Recurrence = self._bind("recurrence", problem).prepare(spec, problem)
-        return layer
+        return self._bind(recurrence.IMPLEMENTATIONS, problem).prepare(spec, problem)
 
     def gated_norm(self, weight: Tensor, group: int, epsilon: float, *, gate_first: bool) -> GatedNorm:
         """Bind an RMS norm over groups of ``group`` columns with ``weight`` [D] and a silu gate before or after it."""
         problem = GatedNormProblem(weight.shape[0], group, gate_first, self.dtype, self.device_type)
-        layer: GatedNorm = self._bind("gated_norm", problem).prepare(weight, epsilon, problem)
-        return layer
+        return self._bind(gated_norm.IMPLEMENTATIONS, problem).prepare(weight, epsilon, problem)

@@ -1,10 +1,5 @@
 """Sampling of tokens from logits: interface, torch reference and implementations.
 
-An implementation is a module with
-
-    supports(problem: SamplingProblem) -> None, or one sentence why not
-    prepare(problem: SamplingProblem) -> Sampler
-
 Penalties, biases and masks are applied to the logits beforehand; log-probabilities are those of the raw logits.
 """
 
@@ -12,24 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from enum import IntEnum
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
-from aiakq.kernels.registry import Registry
+from aiakq.kernels.selection import Implementations
 from aiakq.kernels.transfer import on_device, on_host
 from aiakq.kernels.types import SamplingProblem
-
-IMPLEMENTATIONS = Registry(
-    "aiakq.implementations.sampling",
-    {
-        "cpu": "aiakq.kernels.cpu.sampling",
-        "triton": "aiakq.kernels.triton.sampling",
-        "torch": "aiakq.kernels.ops.sampling",
-    },
-    plugins_first=True,
-)
 
 #: Candidates of the reference for top-k, top-p and min-p. Constant, so that a row does not depend on its neighbours.
 CANDIDATES = 1024
@@ -129,9 +114,14 @@ class Sampler(Protocol):
         """Launch sampling from ``raw`` [R, V] float32, which is not modified and may be overwritten after the call."""
 
 
-def supports(problem: SamplingProblem) -> str | None:
-    """None: the reference supports every problem."""
-    return None
+class SamplingKernel(Protocol):
+    """A module that implements the operation."""
+
+    def prepare(self, problem: SamplingProblem) -> Sampler:
+        """Bind the operation of one layer."""
+
+
+IMPLEMENTATIONS = Implementations[SamplingKernel].of_backends("sampling", "cpu", "triton")
 
 
 def prepare(problem: SamplingProblem) -> TorchSampler:
@@ -239,7 +229,7 @@ class TorchSampler:
 class TorchPendingSamples:
     """See PendingSamples. It keeps no reference to the logits, which the next step overwrites."""
 
-    def __init__(self, tokens: Tensor, packed: Callable[[], list[list]], rows: Sequence[SampleRow]) -> None:
+    def __init__(self, tokens: Tensor, packed: Callable[[], list[list[Any]]], rows: Sequence[SampleRow]) -> None:
         self.tokens = tokens
         self._packed, self._rows = packed, rows
 
@@ -247,7 +237,7 @@ class TorchPendingSamples:
         """See PendingSamples."""
         numbers = iter(self._packed()[0])
         fixed = [[next(numbers) for _ in range(_PACKED)] for _ in self._rows]
-        top: dict[int, tuple[list, list]] = {}
+        top: dict[int, tuple[list[int], list[float]]] = {}
         for count, requesting in _by_num_logprobs(self._rows).items():
             ids = [[int(next(numbers)) for _ in range(count)] for _ in requesting]
             values = [[next(numbers) for _ in range(count)] for _ in requesting]

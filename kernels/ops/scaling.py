@@ -1,10 +1,7 @@
 """Scaling, soft-capping and addition of activations: interface, torch reference and implementations.
 
 Covers scaled embeddings, residuals and logits, soft-capped logits, and the sums of blocks whose attention and MLP run
-in parallel. An implementation is a module with
-
-    supports(problem: ScalingProblem) -> None, or one sentence why not
-    prepare(scale: float, cap: float | None, factors: Tensor | None, problem: ScalingProblem) -> Scaling
+in parallel.
 """
 
 from __future__ import annotations
@@ -14,14 +11,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from aiakq.kernels.registry import Registry
+from aiakq.kernels.selection import Implementations
 from aiakq.kernels.types import ScalingProblem
-
-IMPLEMENTATIONS = Registry(
-    "aiakq.implementations.scaling",
-    {"cpu": "aiakq.kernels.cpu.scaling", "torch": "aiakq.kernels.ops.scaling"},
-    plugins_first=True,
-)
 
 
 class Scaling(Protocol):
@@ -63,9 +54,14 @@ class TorchScaling:
         return y.to(x.dtype) if out is None else out.copy_(y)
 
 
-def supports(problem: ScalingProblem) -> str | None:
-    """None: the reference supports every problem."""
-    return None
+class ScalingKernel(Protocol):
+    """A module that implements the operation."""
+
+    def prepare(self, scale: float, cap: float | None, factors: Tensor | None, problem: ScalingProblem) -> Scaling:
+        """Bind softcap(scale * x) + added; ``factors`` [positions] float32, or None."""
+
+
+IMPLEMENTATIONS = Implementations[ScalingKernel].of_backends("scaling", "cpu")
 
 
 def prepare(scale: float, cap: float | None, factors: Tensor | None, problem: ScalingProblem) -> TorchScaling:

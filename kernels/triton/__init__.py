@@ -8,7 +8,7 @@ from functools import lru_cache
 
 import torch
 
-from aiakq.kernels.selection import OtherDevice
+from aiakq.kernels.selection import KernelProblem
 
 # Products and sums are fused as in every Triton so far; from 3.10 on the default is not to fuse them.
 os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")
@@ -33,15 +33,13 @@ def unavailable_reason(family: str) -> str | None:
     return self_test.verdict(torch.cuda.current_device(), family).failure
 
 
-def other_device(device: str) -> OtherDevice | None:
-    """Return None for GPUs, else the reason that Triton's kernels do not run on this kind of device."""
-    return None if device == "cuda" else OtherDevice("it runs on NVIDIA GPUs")
+def unsupported(problem: KernelProblem) -> str | None:
+    """Return why no Triton kernel can run, or None."""
+    return missing()
 
 
-def unsupported(family: str, device: str, dtype: torch.dtype) -> str | None:
-    """Return why Triton's kernels of ``family`` do not support activations of ``dtype`` on this kind of device, or
-    None.
-    """
-    if dtype not in DTYPES:
-        return other_device(device) or f"activations are float16 or bfloat16, not {dtype}"
-    return other_device(device) or unavailable_reason(family)
+def unsupported_dtype(family: str, problem: KernelProblem) -> str | None:
+    """Return why Triton's kernels of ``family`` do not support the activations of ``problem``, or None."""
+    if problem.dtype not in DTYPES:
+        return f"activations are float16 or bfloat16, not {problem.dtype}"
+    return unavailable_reason(family)

@@ -16,7 +16,7 @@ def supports(problem: ActivationProblem) -> str | None:
     """Return None, or why not."""
     if problem.function not in FUNCTIONS:
         return f"it has no {problem.function}"
-    return triton.unsupported("activation", problem.device, problem.dtype)
+    return triton.unsupported_dtype("activation", problem)
 
 
 def prepare(problem: ActivationProblem) -> TritonActivation:

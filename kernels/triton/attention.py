@@ -20,10 +20,8 @@ if TYPE_CHECKING:
 def supports(problem: AttentionProblem) -> str | None:
     """Return None, or why not."""
     if not problem.latent:
-        return triton.unsupported("attention", problem.device, problem.dtype)
-    return triton.unsupported("latent attention", problem.device, problem.dtype) or latent_attention.unsupported(
-        problem
-    )
+        return triton.unsupported_dtype("attention", problem)
+    return triton.unsupported_dtype("latent attention", problem) or latent_attention.unsupported(problem)
 
 
 def prepare(spec: AttentionSpec, problem: AttentionProblem) -> TritonAttention:

@@ -23,6 +23,10 @@ import torch
 from torch import Tensor
 
 FOLDER = Path(__file__).parent / "launch"
+#: A configuration in the tables: tile sizes, warps, stages and switches, or the name of another way to multiply.
+Entry = list[int | str] | str
+#: Kernel -> bits -> the most rows, as text -> entry.
+Tables = dict[str, dict[str, dict[str, Entry]]]
 #: Target number of programs per multiprocessor when few outputs are computed, and the maximum rows for which it is one.
 PER_PROCESSOR, SPLIT_ROWS = 4, 64
 #: Minimum number of inner steps per program; with fewer, split-K does not pay off.
@@ -91,7 +95,7 @@ def attention_config(kernel: str, device: torch.device, itemsize: int, width: in
     return attention_config_of(entry_for(gpu(device), kernel, 8 if itemsize == 1 else 16, m), width)
 
 
-def attention_config_of(entry: list | str, width: int) -> AttentionConfig:
+def attention_config_of(entry: Entry, width: int) -> AttentionConfig:
     """Convert a table ``entry`` for heads of ``width`` elements; above 128, tiles shrink to use the same memory."""
     tile, stages, warps, share = (int(number) for number in entry)
     return AttentionConfig(max(16, min(tile, tile * 128 // width)), stages, warps, share)
@@ -110,11 +114,12 @@ def choose(kernel: str, device: torch.device, bits: int, n: int, steps: int, m: 
     return config_of(entry, device, n, steps, m)
 
 
-def config_of(entry: list | str, device: torch.device, n: int, steps: int, m: int) -> Config:
+def config_of(entry: Entry, device: torch.device, n: int, steps: int, m: int) -> Config:
     """Convert a table ``entry`` for such a product; programs share an output (split-K) if there are too few of them."""
     if isinstance(entry, str):
         return Config(64, 64, 4, 3, 1, dense=True)
-    bn, bm, warps, stages, *words = entry
+    bn, bm, warps, stages = (int(number) for number in entry[:4])
+    words = entry[4:]
     per_processor = PER_PROCESSOR if m <= SPLIT_ROWS else 0
     per_processor = next((word for word in words if isinstance(word, int)), per_processor)
     tiles = -(-n // bn) * -(-m // bm)
@@ -122,7 +127,7 @@ def config_of(entry: list | str, device: torch.device, n: int, steps: int, m: in
     return Config(bn, bm, warps, stages, split, **dict.fromkeys((w for w in words if isinstance(w, str)), True))
 
 
-def entry_for(known: Gpu, kernel: str, bits: int, m: int) -> list | str:
+def entry_for(known: Gpu, kernel: str, bits: int, m: int) -> Entry:
     """Return the entry for ``m`` rows on a GPU: that of the next larger bucket, or the last one."""
     buckets = table(known.name, known.capability)[kernel][str(bits)]
     return next((buckets[most] for most in buckets if m <= int(most)), list(buckets.values())[-1])
@@ -134,15 +139,17 @@ def users_folder() -> Path:
 
 
 @lru_cache
-def table(name: str, capability: int = 0) -> dict:
+def table(name: str, capability: int = 0) -> Tables:
     """Return the configurations of the GPU ``name``, with the defaults for kernels that it lacks."""
-    default = json.loads((FOLDER / "default.json").read_text())
+    default: Tables = json.loads((FOLDER / "default.json").read_text())
     of_capability = FOLDER / f"sm_{capability}.json"
     if of_capability.is_file():
         default |= json.loads(of_capability.read_text())
     files = [users_folder() / f"{name}.json", FOLDER / f"{name}.json"]
     path = next((file for file in files if file.is_file()), None)
-    return default if path is None else default | json.loads(path.read_text())
+    if path is not None:
+        default |= json.loads(path.read_text())
+    return default
 
 
 _other = Gpu("default", 1, 90)

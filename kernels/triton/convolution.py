@@ -16,7 +16,7 @@ CHANNELS = 128
 
 def supports(problem: ConvolutionProblem) -> str | None:
     """Return None, or why not."""
-    return triton.unsupported("convolution", problem.device, problem.dtype)
+    return triton.unsupported_dtype("convolution", problem)
 
 
 def prepare(spec: ConvolutionSpec, problem: ConvolutionProblem) -> TritonConvolution:

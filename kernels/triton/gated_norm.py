@@ -12,7 +12,7 @@ from aiakq.kernels.triton.layouts import block_for, warps_for
 
 def supports(problem: GatedNormProblem) -> str | None:
     """Return None, or why not."""
-    return triton.unsupported("gated norm", problem.device, problem.dtype)
+    return triton.unsupported_dtype("gated norm", problem)
 
 
 def prepare(weight: Tensor, epsilon: float, problem: GatedNormProblem) -> TritonGatedNorm:

@@ -26,7 +26,7 @@ WIDEST = 128
 
 def supports(problem: LinearProblem) -> str | None:
     """Return None, or why not."""
-    return triton.other_device(problem.device) or fits(problem) or triton.unavailable_reason("weight-only linear")
+    return fits(problem) or triton.unavailable_reason("weight-only linear")
 
 
 def fits(problem: LinearProblem) -> str | None:

@@ -23,7 +23,7 @@ WIDEST = 256
 
 def supports(problem: LinearProblem) -> str | None:
     """Return None, or why not."""
-    return triton.other_device(problem.device) or fits(problem) or triton.unavailable_reason("w8a8 linear")
+    return fits(problem) or triton.unavailable_reason("w8a8 linear")
 
 
 def fits(problem: LinearProblem) -> str | None:

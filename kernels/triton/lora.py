@@ -25,7 +25,7 @@ CAPACITY = 4096
 
 def supports(problem: LoraProblem) -> str | None:
     """None, or why not."""
-    return triton.unsupported("LoRA", problem.device, problem.dtype)
+    return triton.unsupported_dtype("LoRA", problem)
 
 
 class TritonSegments:

@@ -11,7 +11,7 @@ from aiakq.kernels.types import ActivationLayout, LinearInput, NormProblem
 
 def supports(problem: NormProblem) -> str | None:
     """Return None, or why not."""
-    return triton.unsupported("norm", problem.device, problem.dtype)
+    return triton.unsupported_dtype("norm", problem)
 
 
 def prepare(weight: Tensor, bias: Tensor | None, epsilon: float, problem: NormProblem) -> TritonNorm:

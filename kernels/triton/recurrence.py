@@ -20,7 +20,7 @@ MAX_KEY_SIZE = 1024
 
 def supports(problem: RecurrenceProblem) -> str | None:
     """Return None, or why not."""
-    reason = triton.unsupported("recurrence", problem.device, problem.dtype)
+    reason = triton.unsupported_dtype("recurrence", problem)
     if reason is None and problem.key_dim > MAX_KEY_SIZE:
         reason = f"keys have at most {MAX_KEY_SIZE} elements"
     return reason

@@ -17,7 +17,7 @@ def supports(problem: SamplingProblem) -> str | None:
     """Return None, or why not."""
     if problem.dtype != torch.float32:
         return f"logits are float32, not {problem.dtype}"
-    return triton.other_device(problem.device) or triton.unavailable_reason("sampling")
+    return triton.unavailable_reason("sampling")
 
 
 def prepare(problem: SamplingProblem) -> TritonSampler:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import copy
 import itertools
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 
 from aiakq.kernels.triton import configs
+from aiakq.kernels.triton.configs import Entry
 
 _ROWS = (8, 16, 32, 64, 128, 256, 512, 1024, 2048)
 #: Maximum rows of each entry; for attention see configs.py.
@@ -17,9 +18,6 @@ BUCKETS = {"grouped": _ROWS, "integers": _ROWS, "decode": (8, 32, 128, 512, 2048
 DENSE_FROM = 256
 #: Programs per multiprocessor up to which inputs are split, tried for the fastest tile of up to so many rows.
 SHARES, SHARES_TO = (1, 2, 4), 256
-
-#: Entry of the table, as in configs.py.
-Entry = list | str
 
 
 def candidates(kernel: str, m: int) -> list[Entry]:
@@ -58,7 +56,9 @@ def tuned(kernel: str, cost: Callable[[int, Entry], float]) -> dict[str, Entry]:
     for m in BUCKETS[kernel]:
         costs = [(cost(m, entry), entry) for entry in candidates(kernel, m)]
         if _is_split(kernel, m):
-            _, (bn, bm, warps, stages, *words) = min((each for each in costs if each[1] != "dense"), key=_first)
+            _, best = min((each for each in costs if each[1] != "dense"), key=_first)
+            assert not isinstance(best, str)
+            bn, bm, warps, stages, *words = best
             shared: list[Entry] = [[bn, bm, warps, stages, share, *words] for share in SHARES]
             costs += [(cost(m, entry), entry) for entry in shared]
         least, best = min(costs, key=_first)
@@ -77,9 +77,9 @@ def _first(costs: tuple[float, Entry]) -> float:
     return costs[0]
 
 
-def write(gpu: configs.Gpu, tables: Mapping[str, Mapping[str, Mapping[str, Entry]]], folder: Path) -> Path:
+def write(gpu: configs.Gpu, tables: configs.Tables, folder: Path) -> Path:
     """Merge kernel -> bits -> entries into the table of ``gpu``, write it, and return the file."""
-    whole: dict[str, object] = copy.deepcopy(configs.table(gpu.name, gpu.capability))
+    whole = copy.deepcopy(configs.table(gpu.name, gpu.capability))
     for kernel, by_bits in tables.items():
         whole.setdefault(kernel, {}).update(by_bits)
     folder.mkdir(parents=True, exist_ok=True)

@@ -4,6 +4,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from aiakq.registry import Registry
 from aiakq.runtime.config.scheduler import SchedulerConfig
 from aiakq.runtime.engine.pages import PagePool
@@ -14,7 +16,7 @@ from aiakq.runtime.models.interface import Model
 
 #: Feature -> a function that takes a ``SchedulerConfig`` and the ``PagePool``, and returns a ``Resource``, or None if
 #: the configuration does not enable the feature.
-RESOURCES = Registry(
+RESOURCES: Registry[Callable[[SchedulerConfig, PagePool], Resource | None]] = Registry(
     "aiakq.resources",
     {
         "lora": "aiakq.runtime.lora.resource:new_resource",
@@ -23,7 +25,7 @@ RESOURCES = Registry(
 )
 #: Feature -> a function that takes a ``Model`` and whether tokens are sampled in its executor, and returns an
 #: ``ExecutorPart``, or None if it has none.
-EXECUTOR_PARTS = Registry(
+EXECUTOR_PARTS: Registry[Callable[[Model, bool], ExecutorPart | None]] = Registry(
     "aiakq.executor_parts",
     {
         "lora": "aiakq.runtime.lora.store:new_part",
@@ -34,7 +36,7 @@ EXECUTOR_PARTS = Registry(
 
 def new_scheduler(config: SchedulerConfig, pool: PagePool) -> Scheduler:
     """Create a scheduler over ``pool`` with the features that ``config`` enables. Raises ``plugin``."""
-    found: list[Resource | None] = [RESOURCES.load(name)(config, pool) for name in RESOURCES]
+    found = [RESOURCES.load(name)(config, pool) for name in RESOURCES]
     return Scheduler(pool, config, [resource for resource in found if resource is not None])
 
 

@@ -16,7 +16,9 @@ _INT4 = {"awq", "gptq"}
 #: Methods that fold scales into the layers before the quantized ones.
 _SCALING = ("awq", "smooth_quant")
 #: Names of all methods, including plugins', to distinguish an unknown method from one that does not match.
-_METHODS = Registry("aiakq.methods", dict.fromkeys(("weight_only_int8", "smooth_quant", "awq", "gptq"), ""))
+_METHODS: Registry[object] = Registry(
+    "aiakq.methods", dict.fromkeys(("weight_only_int8", "smooth_quant", "awq", "gptq"), "")
+)
 
 
 def checked_spec(folder: Path, raw: Mapping[str, object], expected: str | None) -> QuantSpec | None:

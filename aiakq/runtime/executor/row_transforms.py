@@ -24,7 +24,7 @@ from aiakq.runtime.protocol.step import SampledToken
 from aiakq.runtime.protocol.token_bias import Bias
 
 #: Row transforms of plug-ins by name: functions from a ``RequestSpec`` to a transform, or None where it needs none.
-ROW_TRANSFORMS = Registry("aiakq.row_transforms", {})
+ROW_TRANSFORMS: Registry[Callable[[RequestSpec], RowTransform | None]] = Registry("aiakq.row_transforms", {})
 
 
 class Outputs:

@@ -180,7 +180,7 @@ class TransformersModel(Model):
             raise _UnsupportedAttentionError("none of its layers calls the attention that transformers lets us replace")
         self.hf, self.ops = hf, ops
         head = hf.get_output_embeddings()
-        self.vocab_size = head.out_features if isinstance(head, QuantizedModule) else head.weight.shape[0]
+        self._vocab_size = head.out_features if isinstance(head, QuantizedModule) else head.weight.shape[0]
         attention.prepare(trace.specs)
         # Layers without attention also have an entry in the list of caches.
         none = AttentionSpec(1, 1, 1, 1.0)
@@ -201,6 +201,11 @@ class TransformersModel(Model):
     def kv_bytes_per_token(self, dtype: torch.dtype) -> int:
         """See Model.kv_bytes_per_token."""
         return sum(spec.cache_bytes(dtype) for spec in self._specs)
+
+    @property
+    def vocab_size(self) -> int:
+        """See ``Model``."""
+        return self._vocab_size
 
     def forward(self, step: ModelInput, caches: list[LayerCache]) -> Tensor:
         """Return logits [R, V] float32; see Model.forward."""

@@ -21,6 +21,7 @@ from aiakq.runtime.config.model import ModelConfig
 from aiakq.runtime.lora.layers import is_adaptable
 from aiakq.runtime.models import ARCHITECTURES
 from aiakq.runtime.models.interface import Model
+from aiakq.runtime.models.stage import Stage
 
 #: Names of the output layer for logits, which a pooling model does not need.
 OUTPUT_LAYERS = ("lm_head.", "language_model.lm_head.")
@@ -43,7 +44,7 @@ class RequiredWeights:
 
     checkpoint: Checkpoint
     limit: int
-    stage: None = None  # the whole model
+    stage: Stage | None = None  # the whole model
     ops: PlannedOps = field(default_factory=lambda: PlannedOps(Ops(torch.device("cpu"), torch.float32)))
     required: RequiredTensors = field(default_factory=RequiredTensors)
     modules: dict[str, tuple[int, int]] = field(default_factory=dict)

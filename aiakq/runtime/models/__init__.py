@@ -6,10 +6,15 @@ Adding one is that file and one line here, or an entry point of a package; the t
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from aiakq.registry import Registry
 
+if TYPE_CHECKING:
+    from aiakq.runtime.models.decoder import FamilyModule
+
 #: Architecture name in config.json -> module.
-ARCHITECTURES = Registry(
+ARCHITECTURES: Registry[FamilyModule] = Registry(
     "aiakq.architectures",
     {
         "LlamaForCausalLM": "aiakq.runtime.models.llama",

@@ -100,6 +100,13 @@ class Weights(Protocol):
         """Return the embedding with the table ``name`` [V, D], and the output layer with ``bias`` [V] if it is tied."""
 
 
+class FamilyModule(Protocol):
+    """A module that builds the models of one or several architectures."""
+
+    def build(self, config: ModelConfig, weights: Weights) -> Decoder:
+        """Build the model, or the stage ``weights.stage``. Raises ``unsupported`` for settings it does not support."""
+
+
 class MLP(Protocol):
     """The MLP of a block, dense or sparse."""
 

@@ -53,15 +53,17 @@ class Model(Protocol):
     """Interface of a model as the executor uses it, native or through transformers.
 
     sampler       sampler of the model's device.
-    vocab_size    width of the logits.
     row_multiple  the numbers of token rows and logit rows must be multiples of this.
     adapters      layers that support LoRA adapters; None if LoRA is disabled.
     """
 
     sampler: Sampler
-    vocab_size: int
     row_multiple: int
     adapters: AdaptableLayers | None
+
+    @property
+    def vocab_size(self) -> int:
+        """Width of the logits."""
 
     def kv_bytes_per_token(self, dtype: torch.dtype) -> int:
         """Return the bytes of one token in the KV caches of all layers, for caches of ``dtype``."""

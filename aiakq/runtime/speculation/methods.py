@@ -9,7 +9,7 @@ NGRAM, SUFFIX, DRAFT_MODEL, EAGLE3 = "ngram", "suffix", "draft_model", "eagle3"
 
 #: Method -> a ``Proposer`` (runtime/speculation/proposers.py), or a module where the method needs a model
 #: (runtime/speculation/draft_model/loading.py).
-PROPOSERS = Registry(
+PROPOSERS: Registry[object] = Registry(
     "aiakq.proposers",
     {
         NGRAM: "aiakq.runtime.speculation.ngram:NgramProposer",

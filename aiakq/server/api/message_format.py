@@ -98,7 +98,7 @@ class _Choice(Generic[_Parser]):
         self,
         named: tuple[str, str | None],
         plugin: tuple[str, str | None],
-        registry: Registry,
+        registry: Registry[type[_Parser]],
         base: type[_Parser],
     ) -> None:
         self._option, self._named = named
@@ -106,7 +106,7 @@ class _Choice(Generic[_Parser]):
         option, path = plugin
         self._parsers = {} if path is None else _own_parsers(option, path, base)
         self._names = [*self._parsers, *(each for each in registry if each not in self._parsers)]
-        self._registry = registry
+        self._registry: Registry[type[_Parser]] = registry
         if self._named is not None and self._named not in self._names:
             hint = f"The parsers are {', '.join(self._names)}."
             raise error("bad_option", option=self._option, value=self._named, expected="a parser", hint=hint)

@@ -6,7 +6,7 @@ A module of routes defines ``ROUTES``, a tuple of ``Route``. Other packages add 
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -23,8 +23,16 @@ from aiakq.server.http.responses import ErrorBody, ErrorResponse
 
 Handler = Callable[[Service, Request], Awaitable[Response]]
 
+
+class RouteModule(Protocol):
+    """A module of routes."""
+
+    @property
+    def ROUTES(self) -> Sequence[Route]: ...
+
+
 #: Name -> module of routes, in the order of the OpenAPI document.
-ROUTE_MODULES = Registry(
+ROUTE_MODULES: Registry[RouteModule] = Registry(
     "aiakq.routes",
     {
         "completions": "aiakq.server.api.completions",
@@ -117,12 +125,6 @@ class Route:
     def summary(self) -> str:
         """The first paragraph of the handler's docstring, on one line."""
         return " ".join((self.handler.__doc__ or "").split("\n\n")[0].split())
-
-
-class RouteModule(Protocol):
-    """A module of routes."""
-
-    ROUTES: tuple[Route, ...]
 
 
 def load_routes(args: ServerArguments) -> tuple[Route, ...]:

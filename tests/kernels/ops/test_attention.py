@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from aiakq.kernels.ops.attention import IMPLEMENTATIONS
+from aiakq.kernels.selection import unsupported
 from aiakq.kernels.types import AttentionContext, AttentionSpec, RotaryTables
 
 CPU = torch.device("cpu")
@@ -47,7 +48,7 @@ class Case:
         self.spec = AttentionSpec(H, Hkv, D, D**-0.5, **options)
         self.module = IMPLEMENTATIONS.load(implementation)
         self.problem = self.spec.problem(dtype, stored or dtype, "cpu")
-        if reason := self.module.supports(self.problem):
+        if reason := unsupported(implementation, self.module, self.problem):
             pytest.skip(reason)
         layer = self.module.prepare(self.spec, self.problem)
         self.caches = self.module.new_cache(self.problem, sum(counts) + 4, P, CPU)
@@ -182,7 +183,7 @@ def test_whole_layers_match_the_reference(stored, options):
         options["norm_eps"] = 1e-6
     spec = AttentionSpec(H, Hkv, D, D**-0.5, rotary=tables, **options)
     problem = spec.problem(torch.float32, stored, "cpu")
-    if reason := IMPLEMENTATIONS.load("cpu").supports(problem):
+    if reason := unsupported("cpu", IMPLEMENTATIONS.load("cpu"), problem):
         pytest.skip(reason)
     qkv = torch.randn(length, sum(spec.widths), generator=generator)
     context = AttentionContext(
@@ -235,7 +236,7 @@ def test_what_others_left_in_a_page_need_not_be_finite(implementation, stored, o
     spec = AttentionSpec(H, H, D, 1.0)
     module = IMPLEMENTATIONS.load(implementation)
     problem = spec.problem(torch.float32, stored, "cpu")
-    if reason := module.supports(problem):
+    if reason := unsupported(implementation, module, problem):
         pytest.skip(reason)
     layer = module.prepare(spec, problem)
     found = []

@@ -6,8 +6,9 @@ import pytest
 import torch
 
 from aiakq.kernels.ops import Ops, PlannedOps
-from aiakq.kernels.ops.linear import IMPLEMENTATIONS, explain
+from aiakq.kernels.ops.linear import IMPLEMENTATIONS
 from aiakq.kernels.ops.linear_reference import dequantize, integer_matmul, quantize_activations
+from aiakq.kernels.selection import select, unsupported
 from aiakq.kernels.types import SCHEME_BITS, QWeight
 
 # (M, N, K, G): one size that divides nothing, one row, one group, a ragged last group.
@@ -62,7 +63,7 @@ def test_weight_only_products_match_the_dequantized_weight(implementation, schem
         assert relative(dequantize(weight), dense) < 1e-6
         for dtype, tolerance in TOLERANCE.items():
             problem = weight.problem(dtype, "cpu")
-            reason = module.supports(problem)
+            reason = unsupported(implementation, module, problem)
             if reason is not None:
                 assert implementation not in COMPLETE, reason
                 continue
@@ -107,8 +108,8 @@ def test_binding_records_why_implementations_were_passed_over():
     assert (bound.operation, bound.kind, count) == ("linear", "w8a8", 3)
     assert bound.selection.name == "reference" and dict(bound.selection.passed_over)["dequantized"]
     problem = make("w4a16", 8, 16, 16, True, False, False).problem(torch.float32, "cpu")
-    assert explain(problem, no_cpu).name == "dequantized"
-    passed_over = explain(problem, no_cpu | {"dequantized"}).passed_over
+    assert select(IMPLEMENTATIONS, problem, no_cpu)[0].name == "dequantized"
+    passed_over = select(IMPLEMENTATIONS, problem, no_cpu | {"dequantized"})[0].passed_over
     assert passed_over == (("cpu", "excluded"), ("dequantized", "excluded"))
 
 

@@ -165,7 +165,7 @@ def test_programs_divide_the_work_of_a_share_alone():
     assert gathering._local(spec).uncut_heads == (4, 2)
     problems = []
     for each in (ops, gathering):
-        each.select = lambda kind, problem, select=each.select: problems.append(problem) or select(kind, problem)
+        each._select = lambda ops, problem, select=each._select: problems.append(problem) or select(ops, problem)
         each.linear(random_weight(1024, 64, 32))
     assert [(problem.n, problem.uncut_n) for problem in problems] == [(512, 0), (512, 1024)]
 

@@ -7,7 +7,6 @@ from dataclasses import replace
 import pytest
 import torch
 
-from aiakq.kernels import triton
 from aiakq.kernels.ops.attention import TorchAttention, as_bytes
 from aiakq.kernels.triton import attention as paged
 from aiakq.kernels.triton import latent_attention
@@ -170,7 +169,6 @@ def test_what_fits_into_a_gpu():
         ({}, None),
     ],
 )
-def test_what_it_does_not_compute_is_refused_by_name(change, reason, monkeypatch):
-    monkeypatch.setattr(triton, "other_device", lambda device: None)
+def test_what_it_does_not_compute_is_refused_by_name(change, reason):
     spec = replace(AttentionSpec(4, 1, 576, 0.3, value_dim=512, latent=True), **change)
     assert paged.supports(spec.problem(torch.float16, torch.float16, "cuda")) == reason

@@ -246,7 +246,6 @@ def run_ptx(text: str, register: torch.Tensor, outputs: int, bf16: bool) -> list
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"device": "cpu"}, "NVIDIA"),
         ({"dtype": torch.float32}, "float16 or bfloat16"),
         ({"k": 100, "group_size": 100}, "do not fit"),
         ({"group_size": 8}, "do not fit"),

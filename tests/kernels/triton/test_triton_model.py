@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from aiakq import LLM, SamplingParams
-from aiakq.kernels import triton
+from aiakq.kernels.selection import BACKENDS
 from aiakq.kernels.triton import linear, linear_int8
 from aiakq.quantizers.options import QuantizeOptions
 from aiakq.quantizers.pipeline import quantize_checkpoint
@@ -20,7 +20,7 @@ def on_triton(device, monkeypatch):
 
     def begin() -> None:
         if device.type != "cuda":
-            monkeypatch.setattr(triton, "other_device", lambda device: None)
+            monkeypatch.setitem(BACKENDS, "cpu", BACKENDS["cuda"])
             monkeypatch.setenv("AIAKQ_KERNELS", "triton,triton-w8a8")
 
     return begin

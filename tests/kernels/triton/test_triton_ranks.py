@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from aiakq import LLM, SamplingParams
-from aiakq.kernels import triton
 from aiakq.kernels.ops.sharded import head_shares
+from aiakq.kernels.selection import BACKENDS
 from aiakq.kernels.triton import attention, configs, latent_attention, linear
 from aiakq.kernels.types import AttentionContext, AttentionSpec, QWeight
 from aiakq.quantizers.options import QuantizeOptions
@@ -138,9 +138,9 @@ def test_two_processes_give_the_bits_of_one(tiny_model, tmp_path, monkeypatch):
         QuantizeOptions(str(model), str(out), "gptq", token_ids=ids, seqlen=32, group_size=32, evaluate=False)
     )
     monkeypatch.setenv("AIAKQ_KERNELS", "triton,triton-w8a8")
-    monkeypatch.setattr(triton, "other_device", lambda device: None)
+    monkeypatch.setitem(BACKENDS, "cpu", BACKENDS["cuda"])
     start = "from aiakq.runtime.build.rank_process import main; main()"
-    patch = "from aiakq.kernels import triton; triton.other_device = lambda device: None"
+    patch = "from aiakq.kernels.selection import BACKENDS; BACKENDS['cpu'] = BACKENDS['cuda']"
     monkeypatch.setattr(child_ranks, "_CODE", f"{patch}\n{start}")
     monkeypatch.setattr(starting, "transport_of", lambda config: "torch")
 

@@ -6,7 +6,6 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from aiakq.kernels import triton
 from aiakq.kernels.ops import Ops, convolution, gated_norm, recurrence
 from aiakq.kernels.recurrent_types import (
     ConvolutionSpec,
@@ -168,8 +167,7 @@ def test_columns_of_a_program_fit_into_its_registers():
     assert [of(128, 128), of(128, 64), of(24, 40), of(MAX_KEY_SIZE, 128)] == [16, 16, 64, 2]
 
 
-def test_what_it_does_not_compute_is_refused_by_name(monkeypatch):
-    monkeypatch.setattr(triton, "other_device", lambda device: None)
+def test_what_it_does_not_compute_is_refused_by_name():
     module = recurrence.IMPLEMENTATIONS.load("triton")
     wide = RecurrenceProblem("delta_rule", 4, 2, MAX_KEY_SIZE + 1, 64, torch.float16, "cuda")
     assert module.supports(wide) == "keys have at most 1024 elements"

@@ -5,12 +5,17 @@ Other packages add parsers as entry points of ``aiakq.reasoning_parsers``; see d
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from aiakq.registry import Registry
+
+if TYPE_CHECKING:
+    from aiakq.server.api.reasoning_parsers.base import ReasoningParser
 
 _HERE = "aiakq.server.api.reasoning_parsers"
 
 #: Name -> subclass of ``ReasoningParser``, in the order in which they are matched with the chat template.
-REASONING_PARSERS = Registry(
+REASONING_PARSERS: Registry[type[ReasoningParser]] = Registry(
     "aiakq.reasoning_parsers",
     {
         "gptoss": f"{_HERE}.gptoss:GptossReasoningParser",

@@ -5,12 +5,17 @@ Other packages add parsers as entry points of ``aiakq.tool_parsers``; see docs/a
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from aiakq.registry import Registry
+
+if TYPE_CHECKING:
+    from aiakq.server.api.tool_parsers.base import ToolParser
 
 _HERE = "aiakq.server.api.tool_parsers"
 
 #: Name -> subclass of ``ToolParser``, in the order in which they are matched with the chat template.
-TOOL_PARSERS = Registry(
+TOOL_PARSERS: Registry[type[ToolParser]] = Registry(
     "aiakq.tool_parsers",
     {
         "gptoss": f"{_HERE}.gptoss:GptossParser",
