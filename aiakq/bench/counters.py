@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from aiakq.arguments.comparison import CounterArguments
-from aiakq.bench.comparison.compare import CHANGED, ComparedRows, Comparison, counter_rows, verdict_of
+from aiakq.bench.comparison.compare import CHANGED, ComparedRows, ComparisonDocument, counter_rows, verdict_of
 from aiakq.bench.comparison.readers import read_side
 from aiakq.bench.counting import Counting, set_threads
 from aiakq.errors import error
@@ -96,7 +96,7 @@ def baseline(record: Mapping[str, Any]) -> dict[str, Any]:
     return {**kept, "environment": {key: _short_version(value) for key, value in where.items()}}
 
 
-def compare(record: Mapping[str, Any], file: Path) -> Comparison:
+def compare(record: Mapping[str, Any], file: Path) -> ComparisonDocument:
     """Compare ``record`` with the baseline in ``file`` and return the comparison document.
 
     Counters that depend on Python, torch or the instruction set are omitted with a warning where these differ. Raises

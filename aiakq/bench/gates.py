@@ -171,11 +171,13 @@ def evaluate(
     return outcomes
 
 
-def check_machines(baseline: Mapping[str, Any], document: Mapping[str, Any]) -> None:
+def check_machines(baseline: Mapping[str, object], document: Mapping[str, object]) -> None:
     """Raise ``other_machine`` if two records come from different machines, as far as they name them."""
     if document.get("kind") == "eval":
         return  # quality does not depend on the machine
-    before, after = (record.get("environment") or {} for record in (baseline, document))
+    before, after = (record.get("environment") for record in (baseline, document))
+    if not isinstance(before, Mapping) or not isinstance(after, Mapping):
+        return
     differing = [
         f"{key} {before[key]!r} and {after[key]!r}"
         for key in MACHINE

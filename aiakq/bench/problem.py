@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from aiakq.spec import LayerSpec, QuantSpec
 
@@ -62,8 +62,8 @@ def products_of_model(config: EngineConfig) -> list[Product]:
     from aiakq.formats.checkpoint import Checkpoint
     from aiakq.runtime.loader.shapes import linear_shapes
 
-    counts: dict[tuple[int, int, Any], int] = {}
-    names: dict[tuple[int, int, Any], str] = {}
+    counts: dict[tuple[int, int, LayerSpec | QuantSpec | None], int] = {}
+    names: dict[tuple[int, int, LayerSpec | QuantSpec | None], str] = {}
     for name, n, k in linear_shapes(config.model, Checkpoint.open(config.load.path)):
         spec = None if config.spec is None else config.spec.for_layer(name)
         key = (n, k, None if spec is None else spec.layer)

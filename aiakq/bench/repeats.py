@@ -42,7 +42,7 @@ def join(records: Sequence[Record]) -> Record:
     return Record(first.kind, first.seed, config, metrics, first.environment, warnings, first.date)
 
 
-def template(document: Mapping[str, Any]) -> dict[str, Any]:
+def template(document: Mapping[str, object]) -> dict[str, object]:
     """Extend the template document of one run to that of several, which has every key of ``intervals``."""
     metrics = {key: value for key, value in document.items() if key not in ("schema_version", "seed")}
     return {**document, "intervals": _intervals([metrics, metrics])}
@@ -67,7 +67,7 @@ def _merged(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return merged
 
 
-def _intervals(runs: Sequence[Mapping[str, object]]) -> dict[str, Any]:
+def _intervals(runs: Sequence[Mapping[str, object]]) -> dict[str, object]:
     """Return intervals like ``{"ttft_ms": {"p50": {"low": ..., "high": ...}}}``; None bounds if a run lacks a value."""
     intervals: dict[str, object] = {}
     for key, value in runs[0].items():
@@ -79,8 +79,9 @@ def _intervals(runs: Sequence[Mapping[str, object]]) -> dict[str, Any]:
     return intervals
 
 
-def _interval(values: Sequence[Any]) -> dict[str, float | None]:
-    if None in values or len(values) < 2:
+def _interval(values: Sequence[object]) -> dict[str, float | None]:
+    numbers = [value for value in values if isinstance(value, (int, float))]
+    if len(numbers) < max(2, len(values)):
         return {"low": None, "high": None}
-    half = student_t((1 + CONFIDENCE) / 2, len(values) - 1) * stdev(values) / math.sqrt(len(values))
-    return {"low": fmean(values) - half, "high": fmean(values) + half}
+    half = student_t((1 + CONFIDENCE) / 2, len(numbers) - 1) * stdev(numbers) / math.sqrt(len(numbers))
+    return {"low": fmean(numbers) - half, "high": fmean(numbers) + half}

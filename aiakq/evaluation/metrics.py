@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -131,7 +131,7 @@ class _Batch:
         return logits, self.ids[:, 1:].flatten().to(logits.device)
 
 
-def _batches(windows: Tensor, model: Scorer, on_window: OnWindow | None) -> Any:
+def _batches(windows: Tensor, model: Scorer, on_window: OnWindow | None) -> Iterator[_Batch]:
     """Yield windows with their logits. The first window is its own batch; its size determines the other batch sizes."""
     done, total, size = 0, len(windows), 1
     while done < total:

@@ -126,7 +126,7 @@ class LLM(PoolingMethods):
         add_generation_prompt: bool = True,
         chat_template_kwargs: dict[str, object] | None = None,
         continue_final_message: bool = False,
-        tools: Sequence[dict[str, object] | Callable[..., Any]] | None = None,
+        tools: Sequence[dict[str, object] | Callable[..., object]] | None = None,
         lora_request: LoRARequest | Sequence[LoRARequest | None] | None = None,
         chat_template_content_format: str = "auto",
         priority: int | Sequence[int] | None = None,

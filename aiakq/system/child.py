@@ -20,10 +20,10 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NoReturn, Protocol, TypeVar
+from typing import NoReturn, Protocol, TypeVar
 
 from aiakq.errors import AiakqError, memory_error, one_line
-from aiakq.system.channel import Channel, Disconnected, InvalidMessage, Receive
+from aiakq.system.channel import Channel, Disconnected, InvalidMessage, Receive, Send
 from aiakq.system.threads import spin_briefly
 
 First = TypeVar("First")
@@ -176,7 +176,7 @@ class Child:
 
 def follow(
     process: Process,
-    channel: Channel[Any, Receive],
+    channel: Channel[Send, Receive],
     on_record: Callable[[Receive], None],
     failed: Callable[[str], AiakqError],
 ) -> AiakqError:
@@ -212,7 +212,7 @@ def parent_socket(index: int = 0) -> socket.socket:
 
 
 def run_for_parent(
-    channel: Channel[Any, Any],
+    channel: Channel[Send, Receive],
     kind: type[First],
     work: Callable[[First], None],
     unexpected: Callable[[First, str], AiakqError],

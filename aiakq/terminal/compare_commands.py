@@ -13,7 +13,7 @@ from aiakq.terminal.options import with_arguments
 
 if TYPE_CHECKING:
     from aiakq.arguments.comparison import AlternationArguments, CompareArguments, CounterArguments, ReportArguments
-    from aiakq.bench.comparison.compare import Comparison
+    from aiakq.bench.comparison.compare import ComparisonDocument
 
 
 @bench.command(cls=Command)
@@ -50,7 +50,7 @@ def ab(arguments: AlternationArguments, reports: ReportArguments, engine: dict[s
             bars.update("rounds", done, total, estimates)
 
         record = alternation.run(arguments, engine, progress)
-    _finish(cast("Comparison", record.document()), reports, arguments.allow_undecided)
+    _finish(cast("ComparisonDocument", record.document()), reports, arguments.allow_undecided)
 
 
 @bench.command(cls=Command)
@@ -86,7 +86,7 @@ def _show(document: Mapping[str, object], table: Callable[[Mapping[str, object]]
         console.emit(document)
 
 
-def _finish(document: Comparison, reports: ReportArguments, allow_undecided: bool) -> None:
+def _finish(document: ComparisonDocument, reports: ReportArguments, allow_undecided: bool) -> None:
     """Show and write a comparison, and raise its failure: ``got_worse``, ``counters_changed`` or ``undecided``."""
     from aiakq.bench.comparison.compare import failure
     from aiakq.bench.comparison.reports import write

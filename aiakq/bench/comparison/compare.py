@@ -51,7 +51,7 @@ class ComparedRows(TypedDict):
     counters: list[CounterRow]
 
 
-class Comparison(ComparedRows):
+class ComparisonDocument(ComparedRows):
     """The document of a comparison."""
 
     kind: str
@@ -63,7 +63,7 @@ class Comparison(ComparedRows):
     verdict: str
 
 
-def run(options: CompareArguments) -> Comparison:
+def run(options: CompareArguments) -> ComparisonDocument:
     """Compare two result files, or folders of them.
 
     Raises ``other_machine``, ``nothing_to_compare`` and the errors of ``read_side``.
@@ -71,7 +71,7 @@ def run(options: CompareArguments) -> Comparison:
     return compare(read_side(Path(options.base)), read_side(Path(options.new)), options)
 
 
-def compare(base: Result, new: Result, options: CompareArguments) -> Comparison:
+def compare(base: Result, new: Result, options: CompareArguments) -> ComparisonDocument:
     """Return the comparison as a JSON document, with every metric and counter that both results have."""
     warnings = _check_machines(base, new, options.across_machines)
     warnings += _differing_settings(base, new)
@@ -150,7 +150,7 @@ def verdict_of(document: ComparedRows) -> str:
     return statistics.BETTER
 
 
-def failure(document: Comparison, allow_undecided: bool) -> AiakqError | None:
+def failure(document: ComparisonDocument, allow_undecided: bool) -> AiakqError | None:
     """Return the error that the command exits with, or None if it succeeded.
 
     That is ``got_worse``, ``counters_changed`` or, without ``allow_undecided``, ``undecided``.

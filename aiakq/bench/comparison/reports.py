@@ -8,7 +8,7 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 from aiakq.arguments.comparison import ReportArguments
-from aiakq.bench.comparison.compare import CHANGED, Comparison, MetricRow, change_text
+from aiakq.bench.comparison.compare import CHANGED, ComparisonDocument, MetricRow, change_text
 from aiakq.bench.comparison.statistics import UNDECIDED, WORSE
 from aiakq.errors import error
 
@@ -32,7 +32,7 @@ def check(options: ReportArguments) -> None:
             raise error("output_failed", path=path, reason="its folder does not exist")
 
 
-def write(document: Comparison, options: ReportArguments) -> None:
+def write(document: ComparisonDocument, options: ReportArguments) -> None:
     """Write the reports that ``options`` names. Raises ``output_failed``."""
     for path, text in (
         (options.junit, junit),
@@ -53,7 +53,7 @@ def _write(path: Path, text: str, mode: str) -> None:
         raise error("output_failed", path=path, reason=problem.strerror or problem) from None
 
 
-def markdown(document: Comparison) -> str:
+def markdown(document: ComparisonDocument) -> str:
     """Return a heading with the verdict, a table of the metrics and one of the counters that changed."""
     mark = _MARKS.get(document["verdict"], f"✅ {document['verdict']}")
     lines = [
@@ -89,7 +89,7 @@ def _number(value: float | None) -> str:
     return "–" if value is None else f"{value:.4g}"
 
 
-def junit(document: Comparison) -> str:
+def junit(document: ComparisonDocument) -> str:
     """Return JUnit XML with a test case per gated metric and counter; undecided ones are skipped."""
     cases = [(row["metric"], row["verdict"], change_text(row)) for row in document["metrics"] if row["gated"]]
     cases += [(row["counter"], row["verdict"], f"{row['base']} -> {row['new']}") for row in document["counters"]]
@@ -109,7 +109,7 @@ def junit(document: Comparison) -> str:
     return ElementTree.tostring(suite, encoding="unicode", xml_declaration=True) + "\n"
 
 
-def github_action_benchmark(document: Comparison) -> str:
+def github_action_benchmark(document: ComparisonDocument) -> str:
     """Return a ``customSmallerIsBetter`` array of github-action-benchmark, with the reciprocals of rates."""
     entries = []
     for name, value, row in _values(document):
@@ -125,7 +125,7 @@ def github_action_benchmark(document: Comparison) -> str:
     return json.dumps(entries, indent=2) + "\n"
 
 
-def bencher(document: Comparison) -> str:
+def bencher(document: ComparisonDocument) -> str:
     """Return Bencher Metric Format: benchmark -> measure -> value and bounds of the new side."""
     measures: dict[str, dict[str, float]] = {}
     for name, value, row in _values(document):
@@ -137,7 +137,7 @@ def bencher(document: Comparison) -> str:
     return json.dumps({"aiakq bench": measures}, indent=2) + "\n"
 
 
-def _values(document: Comparison) -> Iterable[tuple[str, float, MetricRow | None]]:
+def _values(document: ComparisonDocument) -> Iterable[tuple[str, float, MetricRow | None]]:
     """Yield (name, value of the new side, row) of every metric, then (name, value, None) of its counters."""
     yield from ((row["metric"], row["new"], row) for row in document["metrics"])
     yield from ((row["counter"], row["new"], None) for row in document["counters"] if row["new"] is not None)

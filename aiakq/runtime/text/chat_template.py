@@ -72,11 +72,11 @@ class ChatTemplate:
     def checked(
         cls,
         text: str,
-        special_tokens: Mapping[str, Any],
+        special_tokens: Mapping[str, object],
         content_format: str = "auto",
         source: str = "of the model",
         with_tools: bool = False,
-        arguments: Mapping[str, Any] = {},
+        arguments: Mapping[str, object] = {},
     ) -> ChatTemplate:
         """Compile a template and find out what it does.
 

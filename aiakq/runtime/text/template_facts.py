@@ -46,13 +46,13 @@ _PRINTED_LIST = ("[{'type'", '[{"type"', "[{&#39;type", "[{&#34;type")
 _WRONG_ARGUMENTS = (f"'{_OTHER}'", f'\\"{_OTHER}')
 
 
-def _tool(name: str, description: str, parameter: str) -> dict[str, Any]:
+def _tool(name: str, description: str, parameter: str) -> dict[str, object]:
     properties = {parameter: {"type": "string", "description": "b"}}
     parameters = {"type": "object", "properties": properties, "required": [parameter]}
     return {"type": "function", "function": {"name": name, "description": description, "parameters": parameters}}
 
 
-def _document(number: int, text: str) -> dict[str, Any]:
+def _document(number: int, text: str) -> dict[str, object]:
     """Return a document with the names of fields that published templates read."""
     return {"title": text, "text": text, "content": text, "contents": text, "doc_id": number, "id": number}
 
@@ -205,7 +205,7 @@ class _Probe:
                 return True
         return None if raised else False
 
-    def shows_argument(self, known: dict[str, list[Form]], words: Iterable[str], **arguments: Any) -> bool:
+    def shows_argument(self, known: dict[str, list[Form]], words: Iterable[str], **arguments: object) -> bool:
         """Whether all ``words`` of an argument are shown, in any conversation; true if the template raises for all."""
         raised, words = True, tuple(words)
         for conversation in _plain_conversations(known):
@@ -272,7 +272,7 @@ class _Probe:
                 return False
         return True
 
-    def text(self, conversation: Messages, **arguments: Any) -> str | None:
+    def text(self, conversation: Messages, **arguments: object) -> str | None:
         """Return the rendered text in lower case, or None if the template raises with and without documents."""
         for extra in _EXTRAS:
             try:

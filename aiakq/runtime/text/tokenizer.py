@@ -282,13 +282,13 @@ class Tokenizer:
 
     def chat_prompt(
         self,
-        messages: list[dict[str, Any]],
+        messages: list[dict[str, object]],
         template: str | None = None,
-        tools: Sequence[dict[str, Any] | Callable[..., Any]] | None = None,
+        tools: Sequence[dict[str, object] | Callable[..., object]] | None = None,
         add_generation_prompt: bool = True,
         content_format: str = "auto",
         continue_final_message: bool = False,
-        arguments: Mapping[str, Any] | None = None,
+        arguments: Mapping[str, object] | None = None,
     ) -> str:
         """Render a conversation to the prompt text; ``template`` replaces the model's own.
 
@@ -323,7 +323,7 @@ class Tokenizer:
             self._chat_template(None, with_tools=False, content_format="auto", arguments={})
 
     def _chat_template(
-        self, given: str | None, with_tools: bool, content_format: str, arguments: Mapping[str, Any]
+        self, given: str | None, with_tools: bool, content_format: str, arguments: Mapping[str, object]
     ) -> ChatTemplate:
         """Return the template, checked at its first use. Raises as ``template_of`` and ``ChatTemplate.checked``."""
         source = "of the model" if given is None else "that was given"
@@ -339,7 +339,7 @@ class Tokenizer:
         return self._chat_templates[key]
 
 
-def _renders_as_transformers(hf: Any) -> bool:
+def _renders_as_transformers(hf: object) -> bool:
     """Whether a tokenizer renders conversations with transformers' method, not one of its own."""
     return (
         getattr(getattr(type(hf), "apply_chat_template", None), "__module__", "")
@@ -371,7 +371,7 @@ class NoTokenizer(Tokenizer):
     def token_bytes(self, id: int) -> bytes:
         return b""
 
-    def chat_prompt(self, messages: list[dict[str, Any]], *arguments: Any, **values: Any) -> str:
+    def chat_prompt(self, messages: list[dict[str, object]], *arguments: object, **values: object) -> str:
         raise error("no_tokenizer")
 
 
@@ -410,7 +410,7 @@ def _names_its_class(folder: Path) -> bool:
     return named and "auto_map" not in config and (folder / "config.json").is_file()
 
 
-def _config_of_any_model(folder: Path) -> Any:
+def _config_of_any_model(folder: Path) -> object:
     """Return a config with the model type, which suffices for transformers if the tokenizer names its class.
 
     The model's own config class would import torch's compiler and image and video libraries, which takes seconds and

@@ -20,11 +20,14 @@ from aiakq.server.api.openai import (
     Choice,
     ChoiceState,
     ChunkChoice,
+    FinishReason,
     GenerationChunk,
     GenerationResponse,
     OpenAIResponseBuilder,
     PromptLogprobs,
+    Usage,
     finite,
+    matched_stop,
     top_by_rank,
 )
 from aiakq.server.api.routes import PROMPT_ERRORS, Route
@@ -86,13 +89,11 @@ class ChatCompletionChunk(GenerationChunk[ChatChunkChoice], kw_only=True):
     prompt_token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET
 
 
-class ChatResponseBuilder(OpenAIResponseBuilder):
+class ChatResponseBuilder(OpenAIResponseBuilder[ChatChoice, ChatChunkChoice]):
     """Builds responses of /v1/chat/completions."""
 
     id_prefix = "chatcmpl-"
     request: ChatCompletionRequest
-    response_type = ChatCompletionResponse
-    chunk_type = ChatCompletionChunk
     has_chunks = False
 
     def __init__(self, *arguments: Any) -> None:
@@ -115,22 +116,41 @@ class ChatResponseBuilder(OpenAIResponseBuilder):
             return ""
         return last.text
 
-    def response_fields(self, outputs: Sequence[Delta]) -> dict[str, Any]:
-        return {**self.prompt_token_ids(self.prompts[0]), "prompt_logprobs": self.prompt_logprobs(outputs[0])}
+    def complete(self, choices: list[ChatChoice], outputs: Sequence[Delta]) -> ChatCompletionResponse:
+        return ChatCompletionResponse(
+            **self.head(),
+            choices=choices,
+            usage=self.usage(),
+            prompt_token_ids=self.prompts[0].token_ids if self.return_token_ids else None,
+            prompt_logprobs=self.prompt_logprobs(outputs[0]),
+        )
 
-    def chunk_fields(self) -> dict[str, Any]:
+    def chunk(self, choices: list[ChatChunkChoice], usage: Usage | None | msgspec.UnsetType) -> ChatCompletionChunk:
+        chunk = ChatCompletionChunk(**self.head(), choices=choices, usage=usage)
         first, self.has_chunks = not self.has_chunks, True
-        return self.prompt_token_ids(self.prompts[0]) if first else {}
+        if first and self.return_token_ids:
+            chunk.prompt_token_ids = self.prompts[0].token_ids
+        return chunk
 
-    def choice(self, state: ChoiceState, output: Delta, totals: Mapping[str, Any]) -> ChatChoice:
+    def choice(self, state: ChoiceState, output: Delta) -> ChatChoice:
         if self.messages is None:
             message = ResponseMessage(self.role, self.echoed() + output.text)
         else:
             events = self.messages.feed(state.index, output, ended=True)
             message = message_of(self.role, events, self.echoed())
-        return ChatChoice(message=message, **self._fields(state, output), **totals)
+        return ChatChoice(
+            index=state.index,
+            message=message,
+            logprobs=self._logprobs(output),
+            finish_reason=self.end_of(output),
+            stop_reason=output.stop_reason,
+            matched_stop=matched_stop(output),
+            token_ids=output.token_ids if self.return_token_ids else None,
+            sentence_length=state.text_length,
+            cum_log_probs=finite(output.cumulative_logprob),
+        )
 
-    def chunk_choices(self, state: ChoiceState, delta: Delta, totals: Mapping[str, Any]) -> list[ChatChunkChoice]:
+    def chunk_choices(self, state: ChoiceState, delta: Delta) -> list[ChatChunkChoice]:
         choices = []
         if not state.started:
             opening = [MessageDelta(role=self.role, content="")]
@@ -146,31 +166,30 @@ class ChatResponseBuilder(OpenAIResponseBuilder):
                 added = [MessageDelta()]
         for message in added[:-1]:
             choices.append(ChatChunkChoice(index=state.index, delta=message, logprobs=None, finish_reason=None))
-        fields = self._fields(state, delta)
-        return [*choices, *(ChatChunkChoice(delta=message, **fields, **totals) for message in added[-1:])]
+        state.started = True
+        for message in added[-1:]:
+            choice = ChatChunkChoice(
+                index=state.index,
+                delta=message,
+                logprobs=self._logprobs(delta),
+                finish_reason=self.end_of(delta) if ended else None,
+                stop_reason=delta.stop_reason,
+                token_ids=delta.token_ids if self.return_token_ids else msgspec.UNSET,
+            )
+            choices.append(choice)
+        return choices
 
-    def finish(self, delta: Delta) -> dict[str, Any]:
-        fields = super().finish(delta)
+    def end_of(self, delta: Delta) -> FinishReason:
         # As in OpenAI's API, a call of the function that ``tool_choice`` names has the finish reason "stop".
         is_named = isinstance(self.request.tool_choice, Mapping)
         if delta.finish_reason == "stop" and self.messages is not None and not is_named:
             if self.messages.has_valid_calls(delta.index):
-                fields["finish_reason"] = "tool_calls"
-        return fields
+                return "tool_calls"
+        return super().end_of(delta)
 
     @property
     def num_reasoning_tokens(self) -> int:
         return 0 if self.messages is None else self.messages.num_reasoning_tokens
-
-    def _fields(self, state: ChoiceState, delta: Delta) -> dict[str, Any]:
-        """Return the fields that a choice shares with its streamed chunks."""
-        state.started = True
-        return {
-            "index": state.index,
-            "logprobs": self._logprobs(delta),
-            **self.finish(delta),
-            **self.token_ids(delta),
-        }
 
     def _logprobs(self, delta: Delta) -> ChatLogprobs | None:
         if not self.request.logprobs:

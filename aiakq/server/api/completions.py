@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from functools import cached_property
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -27,8 +28,10 @@ from aiakq.server.api.openai import (
     GenerationResponse,
     OpenAIResponseBuilder,
     PromptLogprobs,
+    Usage,
     encoded,
     finite,
+    matched_stop,
 )
 from aiakq.server.api.renderer import Renderer
 from aiakq.server.api.routes import PROMPT_ERRORS, Route
@@ -148,37 +151,54 @@ class CompletionChunk(GenerationChunk[CompletionChunkChoice], kw_only=True):
     object: Literal["text_completion"] = "text_completion"
 
 
-class CompletionResponseBuilder(OpenAIResponseBuilder):
+class CompletionResponseBuilder(OpenAIResponseBuilder[CompletionChoice, CompletionChunkChoice]):
     """Builds responses of /v1/completions. With ``echo``, every choice starts with its prompt."""
 
     id_prefix = "cmpl-"
     request: CompletionRequest
-    response_type = CompletionResponse
-    chunk_type = CompletionChunk
 
-    def __init__(self, *args: Any) -> None:
-        super().__init__(*args)
-        self._prompt_texts: dict[int, str] = {}
+    @cached_property
+    def _prompt_texts(self) -> dict[int, str]:
+        return {}
 
-    def choice(self, state: ChoiceState, output: Delta, totals: Mapping[str, Any]) -> CompletionChoice:
-        fields = self._fields(state, output)
-        return CompletionChoice(**fields, prompt_logprobs=self.prompt_logprobs(output), **totals)
+    def complete(self, choices: list[CompletionChoice], outputs: Sequence[Delta]) -> CompletionResponse:
+        return CompletionResponse(**self.head(), choices=choices, usage=self.usage())
 
-    def chunk_choices(self, state: ChoiceState, delta: Delta, totals: Mapping[str, Any]) -> list[CompletionChunkChoice]:
-        return [CompletionChunkChoice(**self._fields(state, delta), **totals)]
+    def chunk(self, choices: list[CompletionChunkChoice], usage: Usage | None | msgspec.UnsetType) -> CompletionChunk:
+        return CompletionChunk(**self.head(), choices=choices, usage=usage)
 
-    def _fields(self, state: ChoiceState, delta: Delta) -> dict[str, Any]:
-        """Return the fields that a choice shares with its streamed chunks."""
-        first, state.started = not state.started, True
-        echo = bool(first and self.request.echo)
-        return {
-            "index": state.index,
-            "text": (self._prompt_text(state) if echo else "") + delta.text,
-            "logprobs": self._logprobs(state, delta, with_prompt=echo),
-            **self.finish(delta),
-            **self.token_ids(delta),
-            **(self.prompt_token_ids(state.prompt) if first else {}),
-        }
+    def choice(self, state: ChoiceState, output: Delta) -> CompletionChoice:
+        return CompletionChoice(
+            index=state.index,
+            text=self._echo(state) + output.text,
+            logprobs=self._logprobs(state, output),
+            finish_reason=self.end_of(output),
+            stop_reason=output.stop_reason,
+            matched_stop=matched_stop(output),
+            token_ids=output.token_ids if self.return_token_ids else None,
+            prompt_token_ids=state.prompt.token_ids if self.return_token_ids else None,
+            prompt_logprobs=self.prompt_logprobs(output),
+            sentence_length=state.text_length,
+            cum_log_probs=finite(output.cumulative_logprob),
+        )
+
+    def chunk_choices(self, state: ChoiceState, delta: Delta) -> list[CompletionChunkChoice]:
+        choice = CompletionChunkChoice(
+            index=state.index,
+            text=self._echo(state) + delta.text,
+            logprobs=self._logprobs(state, delta),
+            finish_reason=None if delta.finish_reason is None else self.end_of(delta),
+            stop_reason=delta.stop_reason,
+            token_ids=delta.token_ids if self.return_token_ids else msgspec.UNSET,
+        )
+        if self.return_token_ids and not state.started:
+            choice.prompt_token_ids = state.prompt.token_ids
+        state.started = True
+        return [choice]
+
+    def _echo(self, state: ChoiceState) -> str:
+        """Return the prompt before the first text, if the request wants it echoed."""
+        return self._prompt_text(state) if self.request.echo and not state.started else ""
 
     def _prompt_text(self, state: ChoiceState) -> str:
         """Return the prompt as sent, or the decoded token ids including special tokens."""
@@ -190,11 +210,11 @@ class CompletionResponseBuilder(OpenAIResponseBuilder):
             self._prompt_texts[id(state.prompt)] = text
         return text
 
-    def _logprobs(self, state: ChoiceState, delta: Delta, with_prompt: bool) -> CompletionLogprobs | None:
+    def _logprobs(self, state: ChoiceState, delta: Delta) -> CompletionLogprobs | None:
         if self.request.logprobs is None:
             return None
         logprobs = CompletionLogprobs()
-        if with_prompt:
+        if self.request.echo and not state.started:
             positions = delta.prompt_logprobs or [None] * len(state.prompt.token_ids)
             text = self._prompt_text(state)
             self._extend(logprobs, state.prompt.token_ids, positions)

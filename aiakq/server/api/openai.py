@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Generic, Literal, TypeVar
+from typing import Any, Generic, Literal, TypedDict, TypeVar, cast
 
 import msgspec
 
@@ -94,7 +94,8 @@ class ChunkChoice(msgspec.Struct, kw_only=True):
     cum_log_probs: float | msgspec.UnsetType = msgspec.UNSET
 
 
-ChoiceT = TypeVar("ChoiceT")
+ChoiceT = TypeVar("ChoiceT", bound=Choice)
+ChunkChoiceT = TypeVar("ChunkChoiceT", bound=ChunkChoice)
 
 
 class GenerationResponse(msgspec.Struct, Generic[ChoiceT], kw_only=True):
@@ -112,7 +113,7 @@ class GenerationResponse(msgspec.Struct, Generic[ChoiceT], kw_only=True):
     cum_log_probs: float | msgspec.UnsetType = msgspec.UNSET
 
 
-class GenerationChunk(msgspec.Struct, Generic[ChoiceT], kw_only=True):
+class GenerationChunk(msgspec.Struct, Generic[ChunkChoiceT], kw_only=True):
     """One event of a stream. With include_usage, ``usage`` is null in all chunks but the last."""
 
     id: str
@@ -120,7 +121,7 @@ class GenerationChunk(msgspec.Struct, Generic[ChoiceT], kw_only=True):
     created: int
     model: str
     system_fingerprint: str
-    choices: list[ChoiceT]
+    choices: list[ChunkChoiceT]
     usage: Usage | None | msgspec.UnsetType = msgspec.UNSET
     metrics: RequestTimings | msgspec.UnsetType = msgspec.UNSET
     sentence_length: int | msgspec.UnsetType = msgspec.UNSET
@@ -145,13 +146,20 @@ class ChoiceState:
     offsets: TextOffsets = field(default_factory=lambda: TextOffsets())
 
 
-class OpenAIResponseBuilder(ResponseBuilder):
+class Head(TypedDict):
+    """The fields that all events of a response begin with."""
+
+    id: str
+    created: int
+    model: str
+    system_fingerprint: str
+
+
+class OpenAIResponseBuilder(ResponseBuilder, Generic[ChoiceT, ChunkChoiceT]):
     """Builds responses with choices and usage. Subclasses for completions and chat build the choices."""
 
     end_of_stream = b"data: [DONE]\n\n"
     request: GenerationRequest
-    response_type: type[GenerationResponse[Any]]
-    chunk_type: type[GenerationChunk[Any]]
 
     def __init__(
         self,
@@ -178,20 +186,22 @@ class OpenAIResponseBuilder(ResponseBuilder):
 
     # --- supplied by subclasses
 
-    def response_fields(self, outputs: Sequence[Delta]) -> dict[str, Any]:
-        """Return additional fields of a complete response."""
-        return {}
+    def complete(self, choices: list[ChoiceT], outputs: Sequence[Delta]) -> GenerationResponse[ChoiceT]:
+        """Return the complete response."""
+        raise NotImplementedError
 
-    def chunk_fields(self) -> dict[str, Any]:
-        """Return additional fields of the next chunk."""
-        return {}
+    def chunk(
+        self, choices: list[ChunkChoiceT], usage: Usage | None | msgspec.UnsetType
+    ) -> GenerationChunk[ChunkChoiceT]:
+        """Return the next event of a stream."""
+        raise NotImplementedError
 
-    def choice(self, state: ChoiceState, output: Delta, totals: Mapping[str, object]) -> Any:
+    def choice(self, state: ChoiceState, output: Delta) -> ChoiceT:
         """Return one entry of ``choices`` in a complete response."""
         raise NotImplementedError
 
-    def chunk_choices(self, state: ChoiceState, delta: Delta, totals: Mapping[str, object]) -> list[Any]:
-        """Return entries of ``choices`` in a stream, each for a separate chunk. ``totals`` is empty before the last."""
+    def chunk_choices(self, state: ChoiceState, delta: Delta) -> list[ChunkChoiceT]:
+        """Return entries of ``choices`` in a stream, each for a separate chunk. The last one has the end, if any."""
         raise NotImplementedError
 
     # --- responses and streams
@@ -200,10 +210,12 @@ class OpenAIResponseBuilder(ResponseBuilder):
         choices = []
         for state, output in zip(self.states, outputs, strict=True):
             self._update(state, output)
-            choices.append(self.choice(state, output, self._totals(state, output)))
-        totals = self._totals(self.states[0], outputs[0]) if len(choices) == 1 else {}
-        fields = totals | self._timings() | self.response_fields(outputs)
-        return self.response_type(**self._head(), choices=choices, usage=self.usage(), **fields)
+            choices.append(self.choice(state, output))
+        response = self.complete(choices, outputs)
+        response.metrics = self._timings()
+        if len(choices) == 1:
+            response.sentence_length, response.cum_log_probs = choices[0].sentence_length, choices[0].cum_log_probs
+        return response
 
     def chunks(self, deltas: RequestDeltas) -> Sequence[msgspec.Struct]:
         chunks = []
@@ -211,8 +223,7 @@ class OpenAIResponseBuilder(ResponseBuilder):
             state = self.states[prompt_index * self.params.n + delta.index]
             usage_before = self.usage()
             self._update(state, delta)
-            totals = self._totals(state, delta) if delta.finish_reason is not None else {}
-            choices = self.chunk_choices(state, delta, totals)
+            choices = self.chunk_choices(state, delta)
             for choice in choices:
                 last = choice is choices[-1]
                 usage: Usage | None | msgspec.UnsetType = msgspec.UNSET
@@ -221,15 +232,22 @@ class OpenAIResponseBuilder(ResponseBuilder):
                     usage = self.usage() if last else usage_before
                 elif self.include_usage:
                     usage = None
-                fields = self.chunk_fields() | (totals if len(self.states) == 1 and last else {})
-                chunks.append(self.chunk_type(**self._head(), choices=[choice], usage=usage, **fields))
+                chunk = self.chunk([choice], usage)
+                if last and delta.finish_reason is not None:
+                    choice.matched_stop = matched_stop(delta)
+                    choice.sentence_length, choice.cum_log_probs = state.text_length, finite(delta.cumulative_logprob)
+                    if len(self.states) == 1:
+                        chunk.sentence_length, chunk.cum_log_probs = choice.sentence_length, choice.cum_log_probs
+                chunks.append(chunk)
         return chunks
 
     def final_chunks(self) -> Sequence[msgspec.Struct]:
         """Return the chunk with the token counts, if requested."""
         if not self.include_usage:
             return []
-        return [self.chunk_type(**self._head(), choices=[], usage=self.usage(), **self._timings())]
+        chunk = self.chunk([], self.usage())
+        chunk.metrics = self._timings()
+        return [chunk]
 
     # --- parts
 
@@ -267,24 +285,16 @@ class OpenAIResponseBuilder(ResponseBuilder):
         kept = token_id not in tokenizer.special_ids or token_id in self.kept_special_tokens
         return tokenizer.token_bytes(token_id) if kept or not self.params.skip_special_tokens else b""
 
-    def finish(self, delta: Delta) -> dict[str, Any]:
-        """Return the fields about the end of a choice."""
-        reason = {"finish_reason": delta.finish_reason, "stop_reason": delta.stop_reason}
-        return reason if delta.finish_reason is None else {**reason, "matched_stop": matched_stop(delta)}
-
-    def token_ids(self, delta: Delta) -> dict[str, Any]:
-        """Return the field with the generated token ids, if requested."""
-        return {"token_ids": delta.token_ids} if self.return_token_ids else {}
-
-    def prompt_token_ids(self, prompt: Prompt) -> dict[str, object]:
-        """Return the field with the token ids of a prompt, if requested."""
-        return {"prompt_token_ids": prompt.token_ids} if self.return_token_ids else {}
+    def end_of(self, delta: Delta) -> FinishReason:
+        """Return why a choice has ended."""
+        return cast(FinishReason, delta.finish_reason)
 
     def prompt_logprobs(self, output: Delta) -> PromptLogprobs | None:
         """Return the field ``prompt_logprobs``, or None if not requested."""
         return None if self.request.prompt_logprobs is None else format_prompt_logprobs(output.prompt_logprobs)
 
-    def _head(self) -> dict[str, Any]:
+    def head(self) -> Head:
+        """Return the first fields of a response or a chunk."""
         return {
             "id": self.id,
             "created": self.created,
@@ -300,15 +310,11 @@ class OpenAIResponseBuilder(ResponseBuilder):
         if delta.finish_reason is not None:
             state.timings = RequestTimings.of(delta.times, state.num_tokens)
 
-    def _timings(self) -> dict[str, Any]:
-        """Return the field with the times of the request, if the server returns them."""
+    def _timings(self) -> RequestTimings | msgspec.UnsetType:
+        """Return the times of the request, if the server returns them."""
         if not self.service.options.per_request_metrics or len(self.states) > 1:
-            return {}
-        return {"metrics": self.states[0].timings or RequestTimings()}
-
-    def _totals(self, state: ChoiceState, delta: Delta) -> dict[str, Any]:
-        """Return the two fields that extend OpenAI's."""
-        return {"sentence_length": state.text_length, "cum_log_probs": finite(delta.cumulative_logprob)}
+            return msgspec.UNSET
+        return self.states[0].timings or RequestTimings()
 
 
 def matched_stop(delta: Delta) -> int | str | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Iterator
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
@@ -30,7 +30,7 @@ class ToolUseBlock(msgspec.Struct, tag="tool_use"):
 
     id: str
     name: str
-    input: dict[str, object]
+    input: dict[str, Any]
 
 
 Block = TextBlock | ThinkingBlock | ToolUseBlock
