@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from aiakq.registry import Registry
+from aiakq.runtime.config.engine import EngineConfig
 from aiakq.runtime.config.scheduler import SchedulerConfig
 from aiakq.runtime.engine.pages import PagePool
 from aiakq.runtime.engine.resources import Resource
@@ -23,12 +24,13 @@ RESOURCES: Registry[Callable[[SchedulerConfig, PagePool], Resource | None]] = Re
         "speculation": "aiakq.runtime.speculation.planner:new_planner",
     },
 )
-#: Feature -> a function that takes a ``Model`` and whether tokens are sampled in its executor, and returns an
-#: ``ExecutorPart``, or None if it has none.
-EXECUTOR_PARTS: Registry[Callable[[Model, bool], ExecutorPart | None]] = Registry(
+#: Feature -> a function that takes an ``EngineConfig``, the ``Model`` and whether tokens are sampled in its executor,
+#: and returns an ``ExecutorPart``, or None if it has none there.
+EXECUTOR_PARTS: Registry[Callable[[EngineConfig, Model, bool], ExecutorPart | None]] = Registry(
     "aiakq.executor_parts",
     {
         "lora": "aiakq.runtime.lora.store:new_part",
+        "pooling": "aiakq.runtime.pooling.pooler:new_part",
         "structured": "aiakq.runtime.structured.executor_part:new_part",
     },
 )
@@ -40,10 +42,10 @@ def new_scheduler(config: SchedulerConfig, pool: PagePool) -> Scheduler:
     return Scheduler(pool, config, [resource for resource in found if resource is not None])
 
 
-def new_parts(model: Model, samples: bool) -> list[ExecutorPart]:
-    """Create the parts of features in the executor of one rank of ``model``. Raises ``plugin``.
+def new_parts(config: EngineConfig, model: Model, samples: bool) -> list[ExecutorPart]:
+    """Create the parts of features in the executor of one rank of ``model``. Raises ``plugin`` and what they raise.
 
     samples  whether tokens are sampled there.
     """
-    found: list[ExecutorPart | None] = [EXECUTOR_PARTS.load(name)(model, samples) for name in EXECUTOR_PARTS]
+    found: list[ExecutorPart | None] = [EXECUTOR_PARTS.load(name)(config, model, samples) for name in EXECUTOR_PARTS]
     return [part for part in found if part is not None]

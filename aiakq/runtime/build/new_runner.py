@@ -12,31 +12,25 @@ from aiakq.runtime.distributed.model_share import ModelShare
 from aiakq.runtime.executor.cpu_program import Bounds
 from aiakq.runtime.executor.kv_cache import count_pages, kv_bytes_per_page, state_rows
 from aiakq.runtime.executor.model_proposer import ModelProposer
-from aiakq.runtime.executor.output_reader import new_logprobs_reader
 from aiakq.runtime.executor.runner import Runner
 from aiakq.runtime.executor.sequences import ExecutorPart
 from aiakq.runtime.models.interface import Model
-from aiakq.runtime.pooling.pooler import poolers_of
 
 
 def new_runner(
     config: EngineConfig, model: Model, num_pages: int, num_slots: int, parts: Sequence[ExecutorPart] = ()
 ) -> Runner:
-    """Create a runner of ``model`` with a KV cache of ``num_pages`` and the ``parts`` of features. Raises what
-    ``poolers_of`` raises.
-    """
+    """Create a runner of ``model`` with a KV cache of ``num_pages`` and the ``parts`` of features."""
     states = state_rows(config, model, num_pages, num_slots)
-    pooling = config.pooling
-    new_reader = new_logprobs_reader if pooling is None else poolers_of(config.load.path, pooling.dense)
-    return Runner(model, num_pages, config.cache.block_size, config.device.device, states, new_reader, parts)
+    return Runner(model, num_pages, config.cache.block_size, config.device.device, states, parts)
 
 
 def new_target_runner(config: EngineConfig, model: Model, num_pages: int, num_slots: int, samples: bool) -> Runner:
-    """Create the runner of the target model, with the parts of features. Raises what ``new_runner`` raises.
+    """Create the runner of the target model, with the parts of features. Raises what ``new_parts`` raises.
 
     samples  whether tokens are sampled in this process.
     """
-    return new_runner(config, model, num_pages, num_slots, new_parts(model, samples))
+    return new_runner(config, model, num_pages, num_slots, new_parts(config, model, samples))
 
 
 def fitting_pages(config: EngineConfig, model: Model, draft: Model | None = None, host_ranks: int = 1) -> int:

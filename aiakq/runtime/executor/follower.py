@@ -85,7 +85,7 @@ class Follower:
         max_pages: int,
     ) -> None:
         self._runner, self._rank, self._collective, self._stages = runner, rank, collective, stages
-        self._sequences = RunningSequences(num_slots, max_pages, runner.new_reader, runner.parts)
+        self._sequences = RunningSequences(num_slots, max_pages, runner.parts)
         self._batch: StepBatch | None = None
         self._batch_sequences: list[SequenceState] = []  # sequences of the last batch
         self._computed: deque[tuple[int, list[SequenceState]]] = deque()  # steps whose tokens have not arrived

@@ -72,7 +72,7 @@ class LocalExecutor:
         self.proposer = proposer
         self.active_proposer = proposer
         self._sampler = runner.model.sampler
-        self._sequences = RunningSequences(num_slots, max_pages, runner.new_reader, runner.parts)
+        self._sequences = RunningSequences(num_slots, max_pages, runner.parts)
         self._pending: deque[LocalPendingStep] = deque()
         self._processors: dict[str, Sequence[LogitsProcessor]] = {}
 

@@ -47,10 +47,6 @@ class OutputReader(Protocol):
         """Launch what reads ``rows`` of ``output``, which belong to ``chunk``; None if nothing does."""
 
 
-#: Returns the reader of a sequence, or None if it is only sampled.
-NewReader = Callable[[RequestSpec], OutputReader | None]
-
-
 def sampled_positions(chunk: Chunk) -> range:
     """Return the positions whose logits are sampled: those before and of draft tokens, if the chunk is sampled."""
     end = chunk.first + chunk.count

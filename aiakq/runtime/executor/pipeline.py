@@ -61,7 +61,7 @@ class PipelineExecutor:
         assert group.link is not None
         self.runner = runner
         self._group, self._link = group, group.link
-        self._sequences = RunningSequences(num_slots, max_pages, runner.new_reader, runner.parts)
+        self._sequences = RunningSequences(num_slots, max_pages, runner.parts)
         self._pending: deque[PipelinedStep] = deque()
         self._numbers = itertools.count()
         weakref.finalize(self, group.close)

@@ -17,7 +17,7 @@ from aiakq.kernels.types import AttentionContext
 from aiakq.runtime.config.compilation import CompilationConfig
 from aiakq.runtime.executor.captured import CapturedStep, capture_step
 from aiakq.runtime.executor.cpu_program import Bounds
-from aiakq.runtime.executor.output_reader import NewReader, new_logprobs_reader, sampled_positions
+from aiakq.runtime.executor.output_reader import sampled_positions
 from aiakq.runtime.executor.sequences import ExecutorPart, RowPart, RunningSequences, SequenceState
 from aiakq.runtime.executor.states import StateRows
 from aiakq.runtime.models.decoder import Decoder
@@ -57,7 +57,6 @@ class Runner:
 
     captured    captured step that replaces ``model.forward`` where it accepts the input; None without one.
     states      allocation of state rows, if the model has recurrent layers.
-    new_reader  creates what reads the outputs of the model for a sequence.
     parts       features that have a part in the executor of this model.
     shift       offset between a token and the position at which the model reads it: 1 for EAGLE-3 heads.
     """
@@ -71,14 +70,12 @@ class Runner:
         page_size: int,
         device: torch.device,
         states: StateRows | None = None,
-        new_reader: NewReader = new_logprobs_reader,
         parts: Sequence[ExecutorPart] = (),
     ) -> None:
         self.model = model
         self.page_size = page_size
         self.device = device
         self.states = states
-        self.new_reader = new_reader
         self.parts = parts
         self._row_parts = [part for part in parts if isinstance(part, RowPart)]
         self.caches = model.new_caches(num_pages, page_size, 1 if states is None else states.num_rows)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from aiakq.runtime.executor.logits_modifier import LogitsModifier, Modifier
-from aiakq.runtime.executor.output_reader import NewReader, OutputReader, new_logprobs_reader
+from aiakq.runtime.executor.output_reader import OutputReader, new_logprobs_reader
 from aiakq.runtime.executor.row_transforms import RowMask
 from aiakq.runtime.protocol.request import RequestSpec
 from aiakq.runtime.protocol.sampling_params import LogitsProcessor
@@ -46,7 +46,7 @@ class SequenceState:
         self.state_at: list[int | None] = []
         self.modifier: Modifier = LogitsModifier(spec, logits_processors)
         self.masks: tuple[RowMask, ...] = ()
-        self.reader: OutputReader | None = None
+        self.reader: OutputReader | None = new_logprobs_reader(spec)
         self.num_drafted: int | None = None
         self.drafted: list[int] = []
         self.failure: str | None = None
@@ -78,19 +78,12 @@ class RunningSequences:
     """The running sequences by slot, and one page table for all.
 
     page_table  [slots, max pages] int32 on the host; row s holds the pages of slot s, padded with page 0.
-    new_reader  creates the readers of sequences.
     parts       features that have a part in sequences.
     """
 
-    def __init__(
-        self,
-        num_slots: int,
-        max_pages: int,
-        new_reader: NewReader = new_logprobs_reader,
-        parts: Sequence[ExecutorPart] = (),
-    ) -> None:
+    def __init__(self, num_slots: int, max_pages: int, parts: Sequence[ExecutorPart] = ()) -> None:
         self.page_table = torch.zeros(num_slots, max_pages, dtype=torch.int32)
-        self._new_reader, self._parts = new_reader, parts
+        self._parts = parts
         self._states: dict[int, SequenceState] = {}
 
     def update(self, batch: StepBatch, processors: Mapping[str, Sequence[LogitsProcessor]]) -> list[SequenceState]:
@@ -104,7 +97,6 @@ class RunningSequences:
         for record in batch.new_sequences:
             assert record.slot not in self._states, f"slot {record.slot} is in use"
             state = SequenceState(record, processors.get(record.spec.request_id, ()))
-            state.reader = self._new_reader(record.spec)
             for part in self._parts:
                 part.start(state)
             self._states[record.slot] = state

@@ -6,30 +6,43 @@ preemption.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from aiakq.runtime.executor.output_reader import FillResult, ModelOutput, NewReader
+from aiakq.runtime.config.engine import EngineConfig
+from aiakq.runtime.executor.output_reader import FillResult, ModelOutput
+from aiakq.runtime.executor.sequences import SequenceState
+from aiakq.runtime.models.interface import Model
 from aiakq.runtime.pooling.projection import Projection
-from aiakq.runtime.pooling.sentence_transformers import DenseModule
 from aiakq.runtime.protocol.pooling_params import Pooled, Pooling
-from aiakq.runtime.protocol.request import RequestSpec
 from aiakq.runtime.protocol.step import NOT_FINITE, Chunk, ChunkResult
 
 
-def poolers_of(folder: Path, dense: Sequence[DenseModule]) -> NewReader:
-    """Return what creates the poolers of a model with ``dense`` modules. Raises as ``Projection.load``."""
-    projection = Projection.load(folder, dense)
+class PoolingPart:
+    """The ``ExecutorPart`` that gives sequences their poolers; ``projection`` is that of all."""
 
-    def new_pooler(spec: RequestSpec) -> PromptPooler | None:
-        pooling = spec.options.pooling
-        return None if pooling is None else PromptPooler(pooling, projection, spec.prompt_token_ids)
+    def __init__(self, projection: Projection | None) -> None:
+        self._projection = projection
 
-    return new_pooler
+    def handlers(self) -> Mapping[type, Callable[[Any], Any]]:
+        """See ``ExecutorPart``: none."""
+        return {}
+
+    def start(self, sequence: SequenceState) -> None:
+        """See ``ExecutorPart``."""
+        pooling = sequence.spec.options.pooling
+        if pooling is not None:
+            sequence.reader = PromptPooler(pooling, self._projection, sequence.spec.prompt_token_ids)
+
+
+def new_part(config: EngineConfig, model: Model, samples: bool) -> PoolingPart | None:
+    """Return the part of pooling in an executor; None if prompts are not pooled. Raises as ``Projection.load``."""
+    pooling = config.pooling
+    return None if pooling is None else PoolingPart(Projection.load(config.load.path, pooling.dense))
 
 
 class PromptPooler:

@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
+from aiakq.runtime.config.engine import EngineConfig
 from aiakq.runtime.executor.logits_modifier import Modifier
 from aiakq.runtime.executor.sequences import SequenceState
 from aiakq.runtime.models.interface import Model
@@ -53,7 +54,7 @@ class StructuredPart:
         return None if self.compiler is None else self.compiler.prepare(preparation.grammar)
 
 
-def new_part(model: Model, samples: bool) -> StructuredPart | None:
+def new_part(config: EngineConfig, model: Model, samples: bool) -> StructuredPart | None:
     """Return the part of structured output in an executor; None where nothing is sampled."""
     return StructuredPart() if samples else None
 
