@@ -36,7 +36,7 @@ BOOLEANS = {"true": True, "yes": True, "on": True, "1": True, "false": False, "n
 PREFIX = "AIAKQ_"
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True, eq=False)
 class Argument(Constraint):
     """One row of a table. A list or tuple holds strings; the second sentence of an error is the default if None.
 
