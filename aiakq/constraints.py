@@ -47,9 +47,11 @@ class Refusal(NamedTuple):
     kind: str = ""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True, eq=False)
 class Constraint:
     """What a value may be. Texts, lists and objects have a size, their number of characters or entries.
+
+    It is not modified. Hundreds are created when a command starts; a frozen class would take twice as long.
 
     type         str, int, float, bool, list, tuple, dict or Path; ``object`` for any.
     also         other accepted types.

@@ -170,5 +170,5 @@ def test_a_declared_field_has_the_constraint_of_its_annotation_and_of_its_declar
 
     found = declarations(Fields, Constraint)
     assert list(found) == ["count", "name"]
-    assert found["count"] == Constraint(type=int, optional=True, low=1, name="count", help="Help.")
+    assert vars(found["count"]) == vars(Constraint(type=int, optional=True, low=1, name="count", help="Help."))
     assert found["name"].required and not found["count"].required

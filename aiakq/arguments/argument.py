@@ -36,7 +36,7 @@ BOOLEANS = {"true": True, "yes": True, "on": True, "1": True, "false": False, "n
 PREFIX = "AIAKQ_"
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True, eq=False)
 class Argument(Constraint):
     """One row of a table. A list or tuple holds strings; the second sentence of an error is the default if None.
 
@@ -112,19 +112,9 @@ class Argument(Constraint):
         return self.type is dict or self.suffixes or self.automatic
 
     @property
-    def paths(self) -> bool:
-        """Whether a string may also be given as a Path."""
-        return Path in self.also
-
-    @property
-    def levels(self) -> bool:
-        """Whether an integer is accepted in place of a JSON object."""
-        return self.type is dict and int in self.also
-
-    @property
     def kind(self) -> str:
         if self.type is dict:
-            return "a number or a JSON object" if self.levels else "a JSON object"
+            return "a number or a JSON object" if int in self.also else "a JSON object"
         words = Constraint(type=self.type).kind
         if self.suffixes:
             words += " (or like 25.6k, 32K, 1M)"

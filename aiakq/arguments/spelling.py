@@ -121,7 +121,7 @@ def _is_value(row: Argument | Unsupported, text: str) -> bool:
     if row.choices:
         return text in map(str, row.choices)
     if row.type is dict:
-        return row.levels and text.isdecimal()
+        return int in row.also and text.isdecimal()
     if row.type is int or row.automatic:
         return parse_number(text) is not None or (row.automatic and text == "auto") or _is_float(row, text)
     return _is_float(row, text)

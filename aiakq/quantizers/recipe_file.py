@@ -97,7 +97,7 @@ def recipe_document(options: QuantizeArguments, recipe: Recipe, activation_bits:
         repeated = row.name not in (*_OF_ONE_RUN, *_NOT_REPEATED, *_OF_COMPONENTS)
         repeated = repeated or (row.name == "eval_text" and options.max_kl is not None)
         if repeated and (row.name in _ALWAYS or value != row.default):
-            document[row.key] = list(value) if isinstance(value, tuple) else str(value) if row.paths else value
+            document[row.key] = list(value) if isinstance(value, tuple) else str(value) if Path in row.also else value
     method = _row("method").key
     if options.method.startswith(_COMPOSED):
         del document[method]

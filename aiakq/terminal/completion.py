@@ -81,7 +81,7 @@ def describe(command: Any, words: tuple[str, ...] = ()) -> Iterator[CommandWords
         row = next((rows[flag] for flag in flags if flag in rows), None)
         about = (getattr(parameter, "help", None) or "").split(". ")[0].rstrip(".")
         metavar = getattr(parameter, "metavar", None) or ""
-        is_file = metavar in _FILES or (row is not None and (row.type is Path or row.paths or row.name == "model"))
+        is_file = metavar in _FILES or (row is not None and (Path in (row.type, *row.also) or row.name == "model"))
         choices = tuple(map(str, row.choices)) if row is not None else ()
         options.append(OptionWords(flags, about, not parameter.is_flag, choices, is_file))
     options.append(OptionWords(("--help", "-h"), "Show this message and exit", False, (), False))

@@ -10,7 +10,7 @@ from aiakq.constraints import Constraint, Refusal
 from aiakq.errors import AiakqError, error
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True, eq=False)
 class Parameter(Constraint):
     """A declared parameter.
 
