@@ -48,7 +48,7 @@ class HeldRequests:
         return {adapter.key: adapter for adapter in adapters if adapter is not None}
 
     def cancel(self, request_ids: Iterable[str]) -> None:
-        """Remove these requests. What nobody else waits for is not compiled."""
+        """Remove these requests. Grammars that no other request waits for are not compiled."""
         gone = set(request_ids)
         self._held = [each for each in self._held if each[1].request_id not in gone]
         for request_id in gone:
