@@ -1,4 +1,4 @@
-"""What the arguments name is looked for before a process is started or a weight is read."""
+"""Files named by arguments are checked before a process is started or a weight is read."""
 
 from __future__ import annotations
 

@@ -11,8 +11,8 @@ import httpx
 import numpy as np
 import pytest
 import torch
-from reciter import TEMPLATE
-from reciting_model import write_model
+from chat_scripts import TEMPLATE
+from scripted_model import write_model
 
 from aiakq.runtime.executor.thought_tracker import SpelledBudget, ThoughtTracker
 from aiakq.runtime.protocol.request import Prompt, Request
@@ -125,7 +125,7 @@ def test_a_budget_that_is_used_up_behind_a_call_leaves_it_a_call(thinker, fields
             assert message["reasoning"] == "Na ja nun" and choice["finish_reason"] == "tool_calls"
             assert [call["function"]["name"] for call in message["tool_calls"]] == ["f"]
     ended = chat(thinker, "ends", tools=TOOLS, thinking_token_budget=4, ignore_eos=True, max_tokens=12)
-    assert "<tool_call>" in ended["choices"][0]["message"]["reasoning"], "the message goes on"
+    assert "<tool_call>" in ended["choices"][0]["message"]["reasoning"], "the reasoning ended with the call"
 
 
 def test_marks_may_be_split_into_tokens(thinker):

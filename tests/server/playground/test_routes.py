@@ -1,4 +1,4 @@
-"""The playground's page and what it is told: the policy, the fields, other servers. In a browser: test_browser.py."""
+"""The playground's page and its settings: the policy, the fields, other servers. In a browser: test_browser.py."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the log says when spans do not arrive at a collector, and when they do again."""
+"""Log lines when a collector is unreachable and when it is available again."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def lines() -> Iterator[list[str]]:
 
 
 class Scripted:
-    """An exporter that logs and answers as it is told."""
+    """An exporter whose result and exception are set by the test."""
 
     def __init__(self) -> None:
         self.fails = True
