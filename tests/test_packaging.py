@@ -1,4 +1,4 @@
-"""What is installed and released: the native library, types, the man page, and the workflows that build it."""
+"""The installed and released files: the native library, types, the man page, and the workflows that build it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``bench counters``: the same numbers in every run, other numbers for an extra step or copy, and the gate."""
+"""``bench counters``: equal numbers in every run, different ones with an extra step or copy, and the gate."""
 
 from __future__ import annotations
 

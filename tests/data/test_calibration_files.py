@@ -1,4 +1,4 @@
-"""Files of calibration text as people have them."""
+"""Files of calibration text in common formats."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows as data sets have them: every text of a row is read, named as not read, or the row is refused."""
+"""Rows of common data sets: every text of a row is read, named as not read, or the row is refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`make gpu` as far as it goes without a GPU: its steps rehearsed on the CPU, and the table it writes."""
+"""`make gpu` without a GPU: its steps rehearsed on the CPU, and the table that it writes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `make quality` is made of, without the other tools: the rows, the page, the model with outliers."""
+"""The parts of `make quality` without the other tools: the rows, the page, the model with outliers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The scripts that let other programs judge the server: without those programs, and what is theirs alone."""
+"""The scripts that test the server with other programs, without those programs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Publishing: whole or absent, whatever happens on the way."""
+"""Publishing a checkpoint: complete or absent after any failure."""
 
 import errno
 import json

@@ -1,4 +1,4 @@
-"""Checkpoints that GPTQModel, AutoAWQ, llm-compressor and AutoRound wrote: each loads and gives the logits it must."""
+"""Checkpoints that GPTQModel, AutoAWQ, llm-compressor and AutoRound wrote: each loads and has the expected logits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What --overwrite may delete, and what failures of the system leave: nothing, and the right exit code."""
+"""What --overwrite may delete; failures of the system leave no files and have the right exit code."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The whole way from a checkpoint to a quantized one, on tiny models, for every method."""
+"""The whole pipeline from a checkpoint to a quantized one, on tiny models, for every method."""
 
 import json
 from collections.abc import Callable

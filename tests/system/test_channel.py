@@ -1,4 +1,4 @@
-"""Channels: records arrive as they were sent; an end that is gone, stopped or sends garbage is noticed."""
+"""Channels: records arrive as they were sent; a peer that exited, stopped or sends garbage is detected."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Arguments about the tokenizer: which code, whose, or none at all."""
+"""Arguments about the tokenizer: its code, its folder, or no tokenizer."""
 
 from __future__ import annotations
 

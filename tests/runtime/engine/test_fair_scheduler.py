@@ -1,4 +1,4 @@
-"""Steps shared between clients. Sequences are advanced by hand; tests/simulation has the proof over random traffic."""
+"""Steps shared between clients. Sequences are advanced by hand; tests/simulation tests random traffic."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_a_prompt_beside_anothers_answer_is_split_by_the_time_that_steps_take():
     seconds = []
     for _ in range(12):
         step = tokens(run(scheduler, now))
-        assert step["stream"] == 1, "the answer goes on in every step"
+        assert step["stream"] == 1, "a decoding sequence is in every step"
         seconds.append(0.02 + 0.001 * sum(step.values()))
         now += seconds[-1]
     # Three times as long as a step of one token for each client.

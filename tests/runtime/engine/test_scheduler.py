@@ -1,4 +1,4 @@
-"""The scheduler alone: which chunks a step has, and who gives way to whom. Sequences are advanced by hand."""
+"""The scheduler alone: which chunks a step has, and which sequences are preempted. Sequences are advanced by hand."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From what requests say to grammars, and from vocabularies to masks."""
+"""From request fields to grammars, and from vocabularies to masks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Draft tokens in the scheduler: where they pay, within every limit, and not otherwise."""
+"""Draft tokens in the scheduler: scheduled within every limit, and only if they save time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Compiled grammars: compiled for clients in turn, dropped when nobody waits, and held within a limit."""
+"""Compiled grammars: compiled for clients in turn, dropped when no request waits, and limited in number."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Schemas as strangers write them: what means nothing is dropped, what can be expressed is, and the rest is named."""
+"""Schemas found in practice: keywords without meaning are dropped, others are enforced or refused by name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The tokenizer: text to ids and back as transformers does it, and what stands for it where there is none."""
+"""The tokenizer: text to ids and back as transformers does it, and the placeholder without one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files that are right but unusual, and files whose labels lie: what tools really wrote."""
+"""Valid but unusual files, and files with wrong metadata, as tools have written them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tensors that aiakq does not use: scales of KV caches under every name, and modules beside the model."""
+"""Tensors that aiakq does not use: scales of KV caches under every name, and modules outside the text model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Models that are not here: what is here is said at once, and a hub that does not answer is not asked for minutes."""
+"""Models that are not available locally: errors come at once, and an unreachable hub does not block for minutes."""
 
 from __future__ import annotations
 
