@@ -329,7 +329,7 @@ def test_without_usage_and_tokenizer_chunks_are_counted_with_a_warning():
     assert "Give --tokenizer" in serve._token_warnings("chunks")[0]
 
 
-def test_a_client_that_is_late_says_so():
+def test_a_late_client_reports_it():
     assert ClientLoad([0.001] * 100).warnings() == [] == ClientLoad([]).warnings()
     (text,) = ClientLoad([0.001] * 90 + [0.2] * 10, 0.97).warnings()
     assert "lagged by 200 ms" in text and "97%" in text

@@ -152,5 +152,5 @@ def test_the_command_writes_the_file_and_holds_against_it(example_model, tmp_pat
     assert "counters_changed" in err and "decode.steps 18 -> 17" in err
 
 
-def test_without_a_model_the_command_says_so(capsys):
+def test_without_a_model_the_command_fails_with_a_message(capsys):
     assert main(["bench", "counters"]) == USAGE

@@ -64,7 +64,7 @@ def test_rows_have_names_and_scripts_of_their_own() -> None:
         assert row.kind in contenders.KINDS
 
 
-def test_section_says_who_is_ahead_and_what_is_not_there() -> None:
+def test_section_names_the_fastest_and_the_missing_rows() -> None:
     import contenders
     import cpu_page
 

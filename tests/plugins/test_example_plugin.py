@@ -76,7 +76,7 @@ def test_a_method_quantizes_into_a_format_that_is_inspected(run, quantized):
     assert document["quantization"]["format"] == "unpacked"
 
 
-def test_its_output_is_served_beside_a_route_of_the_plugin(plugin_folder, quantized, monkeypatch):
+def test_its_output_is_served_with_a_route_of_the_plugin(plugin_folder, quantized, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(plugin_folder))
     arguments = {"model": str(quantized), "dtype": "float32", "num_gpu_blocks_override": 129}
     with (

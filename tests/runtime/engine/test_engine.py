@@ -393,7 +393,7 @@ def test_waiting_prompts_gather_for_a_multiple_of_the_last_prompts_time():
     assert engine.step(0.0, [spec("a", [1] * 4, 2)]).outputs, "an idle engine delays a prompt"
 
 
-def test_a_reset_prefix_cache_is_not_found_and_running_answers_do_not_mind():
+def test_a_reset_prefix_cache_has_no_hits_and_does_not_affect_running_sequences():
     engine = make_engine(num_pages=40, budget=32)
     engine.step(0.0, [spec("a", [1] * 9, 20)])
     engine.step(1.0, [ResetPrefixCache(), spec("b", [1] * 9, 1)])

@@ -124,7 +124,7 @@ def test_schemas_mean_what_json_schema_says(compiler, schema, valid, invalid):
     assert [value for value in invalid if accepts(compiler, grammar, value)] == []
 
 
-def test_schemas_told_apart_by_a_property_exclude_each_other(compiler):
+def test_schemas_that_differ_in_a_property_exclude_each_other(compiler):
     def kind(name: str) -> dict[str, Any]:
         return {
             "type": "object",

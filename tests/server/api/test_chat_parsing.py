@@ -129,7 +129,7 @@ def test_without_tools_or_with_none_text_is_content(scripted):
     assert added_up(streamed(scripted, "plain", tools=TOOLS))["content"] == choice["message"]["content"]
 
 
-def test_special_tokens_are_in_the_text_where_they_are_asked_for(scripted):
+def test_special_tokens_are_in_the_text_on_request(scripted):
     [choice] = chat(scripted, "plain", tools=TOOLS, skip_special_tokens=False)["choices"]
     assert choice["message"]["content"] == "Hello, world.\n\n- a\n<|odd|>- b"
     [choice] = chat(scripted, "both", tools=TOOLS, skip_special_tokens=False)["choices"]
@@ -192,7 +192,7 @@ def test_a_call_ends_a_thought_that_is_not_closed(scripted):
     assert choice["message"]["reasoning"].endswith("</tool_call>")
 
 
-def test_a_format_holds_from_the_beginning_behind_a_thought_that_the_prompt_closed(scripted):
+def test_a_format_is_enforced_from_the_start_after_a_thought_that_the_prompt_closed(scripted):
     fields = {"guided_json": NUMBERS, "chat_template_kwargs": {"closed_thought": True}, "max_tokens": 80}
     for seed in range(4):
         [answer] = chat(scripted, "plain", **fields, temperature=1.0, seed=seed)["choices"]
@@ -201,7 +201,7 @@ def test_a_format_holds_from_the_beginning_behind_a_thought_that_the_prompt_clos
     assert (answer["message"]["reasoning"], answer["message"]["content"]) == (None, "Hello there.")
 
 
-def test_forced_calls_in_plain_json_begin_behind_the_reasoning(scripted_model):
+def test_forced_calls_in_plain_json_begin_after_the_reasoning(scripted_model):
     with start_in_background(
         {"model": scripted_model, **ARGUMENTS, "tool_call_parser": "glm45"}, timeout=240
     ) as server:
@@ -240,7 +240,7 @@ def no_thought(server: RunningServer) -> dict[str, int]:
 
 
 @pytest.mark.parametrize("script", ["both", "plain"])
-def test_the_format_of_the_response_begins_behind_the_reasoning(scripted, script):
+def test_the_format_of_the_response_begins_after_the_reasoning(scripted, script):
     schema = {"type": "json_schema", "json_schema": {"schema": NUMBERS}}
     for fields in ({"response_format": schema}, {"guided_json": NUMBERS}):
         bias = no_thought(scripted) if script == "plain" else None
@@ -249,7 +249,7 @@ def test_the_format_of_the_response_begins_behind_the_reasoning(scripted, script
         assert answer["message"]["reasoning"] == ("It asks for the weather." if script == "both" else None)
 
 
-def test_a_format_begins_behind_reasoning_that_the_prompt_opened(scripted):
+def test_a_format_begins_after_reasoning_that_the_prompt_opened(scripted):
     fields = {"guided_json": NUMBERS, "chat_template_kwargs": {"open_thought": True}, "max_tokens": 80}
     [answer] = chat(scripted, "both", **fields)["choices"]
     assert answer["message"]["reasoning"] == "It asks for the weather."
@@ -415,7 +415,7 @@ def test_tools_are_listed_in_the_prompt_where_the_template_has_no_place(scripted
         assert [call["function"]["name"] for call in calls] == ["get_weather", "get_time"]
 
 
-def test_parsers_that_cannot_be_told_are_refused_at_the_start(example_model):
+def test_ambiguous_parsers_are_refused_at_the_start(example_model):
     template = "{{ tools | tojson }}{{ messages[0].content }}"
     options = {"enable_auto_tool_choice": True, "chat_template": template}
     with pytest.raises(AiakqError) as caught:

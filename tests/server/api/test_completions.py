@@ -101,7 +101,7 @@ def test_continuous_usage_needs_include_usage(http):
     assert not any(chunk.get("usage") for chunk in chunks) and chunks[-1]["choices"]
 
 
-def test_fields_that_were_not_asked_for_are_null(client):
+def test_fields_that_were_not_requested_are_null(client):
     choice = client.completions.create(**GREEDY).choices[0]
     assert choice.prompt_logprobs is choice.prompt_token_ids is choice.token_ids is None
 

@@ -40,7 +40,7 @@ def test_names_of_templates_are_those_in_their_code():
         ("{{ messages }}", "high", True, {}),
     ],
 )
-def test_a_template_is_told_what_it_has_a_switch_for(template, effort, thinks, expected):
+def test_a_template_gets_the_arguments_that_it_has_switches_for(template, effort, thinks, expected):
     assert reasoning_arguments(template, effort, thinks) == expected
 
 
@@ -71,7 +71,7 @@ def test_an_effort_of_chat_reaches_the_template(start_server):
         )
 
 
-def test_an_effort_that_the_template_cannot_be_told_is_ignored_by_name(http, server):
+def test_an_effort_without_a_template_argument_is_ignored_by_name(http, server):
     for field in ({"reasoning_effort": "high"}, {"enable_thinking": False}, {"think": True}):
         answer = ask(server.url, **field)
         assert answer.status_code == 200 and answer.headers["x-ignored-fields"] == next(iter(field))
@@ -83,7 +83,7 @@ def test_an_effort_that_the_template_cannot_be_told_is_ignored_by_name(http, ser
     assert http.post("/v1/messages", json=body).headers["x-ignored-fields"] == "thinking"
 
 
-def test_an_effort_that_the_template_cannot_be_told_can_be_refused():
+def test_an_effort_without_a_template_argument_can_be_refused():
     request = ChatCompletionRequest(messages=[{"role": "user"}], reasoning_effort="high")
     with pytest.raises(AiakqError) as caught:
         request.template_kwargs("{{ messages }}")

@@ -122,7 +122,7 @@ def test_the_playground_can_be_left_out():
     assert not {"/", "/playground/settings"} & {route.path for route in load_routes(args)}
 
 
-def test_the_page_is_there_while_the_model_loads():
+def test_the_page_is_served_while_the_model_loads():
     async def status(path: str, **changes) -> int:
         args = checked({"model": "m", "root_path": "/llm", **changes}, server=True)
         transport = httpx.ASGITransport(Gateway(args))

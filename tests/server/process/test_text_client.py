@@ -353,7 +353,7 @@ def test_long_texts_are_refused_before_they_are_tokenized(http):
     assert kept.json()["choices"][0]["prompt_token_ids"] == tokens["tokens"][-9:]
 
 
-def test_clients_that_post_long_texts_and_leave_delay_nobody(server):
+def test_clients_that_post_long_texts_and_disconnect_delay_no_others(server):
     url, text = server.url, "It was the best of times, it was the worst of times. " * 79_000
 
     def post_and_leave(_: int) -> None:

@@ -107,7 +107,7 @@ def test_other_lines_of_opentelemetry_are_left_alone(lines):
 
 
 @pytest.mark.parametrize("protocol", ["http", "grpc"])
-def test_spans_arrive_once_a_collector_is_there_and_again_after_it_was_gone(lines, monkeypatch, protocol):
+def test_spans_arrive_when_the_collector_starts_and_restarts(lines, monkeypatch, protocol):
     monkeypatch.setattr(traces, "DELAY_SECONDS", 0.05)
     monkeypatch.setattr(traces, "EXPORT_SECONDS", 1.5)
     with socket.socket() as probe:

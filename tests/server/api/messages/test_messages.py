@@ -408,7 +408,7 @@ def test_a_key_may_be_in_the_header_of_this_api(start_server):
         assert refused.status_code == 403 and refused.json()["error"]["type"] == "permission_error"
 
 
-def test_a_stream_that_fails_says_so(scripted):
+def test_a_stream_that_fails_ends_with_an_error(scripted):
     body = {"messages": [user("<|plain|>")], "max_tokens": 4000, "stream": True, "ignore_eos": True}
     events: list[dict[str, Any]] = []
     with (

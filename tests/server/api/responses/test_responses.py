@@ -330,7 +330,7 @@ def test_malformed_requests_are_refused(scripted, body, code, param):
     assert (failure["code"], failure["param"]) == (code, param), failure
 
 
-def test_a_stream_that_fails_says_so(scripted):
+def test_a_stream_that_fails_ends_with_an_error(scripted):
     body = {"input": "<|plain|>", "stream": True, "ignore_eos": True}
     events = []
     with (
