@@ -158,14 +158,14 @@ def test_a_route_can_have_errors_of_another_shape():
     assert responses["404"]["content"]["application/json"]["schema"] == {"$ref": "#/components/schemas/OtherError"}
 
 
-def test_a_request_that_is_cancelled_at_shutdown_gets_an_error():
-    """An admin request, which shutdown does not wait for."""
+def test_a_request_that_is_cancelled_at_the_end_of_the_server_is_told_so():
+    """An admin request, for which nobody waits before the server ends."""
     service = SimpleNamespace(closing=None)
 
-    async def wait_forever(service, request):
+    async def wait_for_ever(service, request):
         await asyncio.sleep(60)
 
-    app = create_app(service, [Route("GET", "/other", wait_forever, "other")])
+    app = create_app(service, [Route("GET", "/other", wait_for_ever, "other")])
 
     async def ask(closing) -> httpx.Response:
         service.closing = None
