@@ -77,7 +77,7 @@ SOAK_SECONDS ?= 240
 soak: $(VENV)/.test $(VENV)/.native  ## hours: the engine under the simulator, then real servers under load and faults
 	$(BIN)/python tests/simulation/simulator.py --steps $(SOAK_STEPS)
 	AIAKQ_SOAK_SECONDS=$(SOAK_SECONDS) $(BIN)/pytest -q tests/server/test_soak.py
-	$(BIN)/python tests/server/load.py
+	$(BIN)/python tests/server/load_generator.py
 
 hostile: $(VENV)/.test $(VENV)/.native  ## malicious checkpoints and tokenizers, each refused or harmless; minutes
 	$(BIN)/python tests/hostile_models/run.py $(HOSTILE)

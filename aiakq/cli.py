@@ -113,7 +113,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         console.bug(problem, _where(problem))
         return BUG
     finally:
-        _settle_stdout()
+        _flush_stdout()
 
 
 def _run(words: list[str], debug: bool) -> int:
@@ -244,8 +244,8 @@ def _where(problem: BaseException) -> str:
     return f"{Path(frame.filename).name}:{frame.lineno}"
 
 
-def _settle_stdout() -> None:
-    """Flush, and keep Python from complaining at exit about a stdout that nobody reads any more."""
+def _flush_stdout() -> None:
+    """Flush, and keep Python from reporting a closed pipe at exit."""
     try:
         if sys.stdout is not None:
             sys.stdout.flush()

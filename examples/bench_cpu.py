@@ -191,7 +191,7 @@ def samples_of(slug: str, disturbed: bool) -> dict[str, Any]:
 
 
 def stamp_of(row: Row | None) -> str:
-    """What the samples of a row (None: of the kernels) depend on."""
+    """A hash of everything that the samples of a row depend on; None stands for the kernels."""
     state = hashlib.sha256(json.dumps([row and asdict(row), threads()]).encode())
     script = "one_layer" if row is None else f"speed_{row.tool.replace('.', '')}"
     files = [SCRIPTS / f"{script}.py"] + ([] if row is None else [SCRIPTS / "timing.py"])

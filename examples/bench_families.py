@@ -44,7 +44,7 @@ def main() -> None:
         reasons: dict[str, str] = {}
         for tool in TOOLS:
             if not re.search(args.only, f"{shape} {tool}"):
-                continue  # what was measured before stands
+                continue  # keep earlier measurements
             known = command(shape, tool, args.install)
             if isinstance(known, str):
                 reasons[tool] = known
@@ -66,7 +66,7 @@ def slug(shape: str, tool: str) -> str:
 
 
 def command(shape: str, tool: str, install: bool) -> tuple[list[str], dict[str, Any]] | str:
-    """The command of a tool's script and its request; or in one sentence why it cannot run."""
+    """Return the command of a tool's script and its request, or one sentence on why it cannot run."""
     model, python = family_shapes.folder(shape, OUT / "models"), Path(sys.executable)
     request: dict[str, Any] = {"model": str(model), "dtype": "bfloat16"}
     if tool == "aiakq":

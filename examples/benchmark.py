@@ -54,7 +54,7 @@ def aiakq(*words: str) -> dict:
 
 
 def measure(name: str, path: str, dtype: str, batch: int) -> dict:
-    """One row: ``aiakq bench latency`` of one batch size."""
+    """One row: ``aiakq bench latency`` with one batch size."""
     numbers = ("--input-len", INPUT, "--output-len", OUTPUT, "--batch-size", batch, "--num-iters", REPEATS)
     result = aiakq("bench", "latency", path, "--dtype", dtype, *map(str, numbers))
     return {

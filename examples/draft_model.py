@@ -1,11 +1,10 @@
-"""The speed-up of a draft model by acceptance: one engine with and without draft tokens, in turns.
+"""Measure the speed-up by a draft model for several acceptance rates: one engine, with and without draft tokens.
 
     python examples/draft_model.py MODEL --draft OUT [--acceptance 0.5 0.7 0.8 0.9] [--batch 1 2 4]
 
-Every request is made to generate a given text, and the draft model to propose the next token of that text with the
-given probability, and another token otherwise. Both models compute and sample as always, so that times are those of the
-models, and acceptance does not depend on their weights. ``--acceptance real`` leaves both models alone: they generate
-freely, and acceptance is theirs.
+Every request is forced to generate a given text, and the draft model to propose the next token of that text with the
+given probability, and another token otherwise. Both models compute and sample as usual, so that the times are real but
+acceptance does not depend on the weights. With ``--acceptance real`` both models generate freely.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from aiakq.runtime.speculation.planner import DraftPlanner
 
 
 class Guided(Forced):
-    """What a draft model sampled, with tokens of the texts in place of the sampled ones, each with ``probability``."""
+    """The samples of a draft model, each replaced by the text's token with ``probability`` and by another otherwise."""
 
     def __init__(self, pending: Any, rows: list[Any], known: list[list[int]], probability: float) -> None:
         super().__init__(pending, rows, known)
@@ -45,7 +44,7 @@ class Guided(Forced):
 
 
 def guide(known: list[list[int]], probability: float) -> None:
-    """Let the draft model propose the tokens of the texts, each with ``probability``."""
+    """Make the draft model propose the tokens of the texts, each with ``probability``."""
     real = proposer.sample
     inner = getattr(real, "inner", real)
 
@@ -57,7 +56,7 @@ def guide(known: list[list[int]], probability: float) -> None:
 
 
 class Clock:
-    """The milliseconds that parts of the engine take; of steps of the two models, also by their number of tokens."""
+    """Milliseconds of the parts of the engine; those of both models' steps also by number of tokens."""
 
     def __init__(self, llm: LLM) -> None:
         executor = llm.engine.executor
@@ -92,7 +91,7 @@ class Clock:
             times.clear()
 
     def result(self) -> dict[str, Any]:
-        """Per part, milliseconds in all, calls, and the median by number of tokens."""
+        """Return total milliseconds, calls, and the median by number of tokens, for each part."""
         return {
             name: {
                 "ms": round(sum(map(sum, times.values())), 1),
@@ -107,8 +106,8 @@ class Clock:
         }
 
 
-def compare(llm: LLM, clock: Clock, known: list[list[int]], asked: argparse.Namespace, batch: int) -> dict[str, Any]:
-    """Runs with and without draft tokens in turns, each round with other texts; the same tokens come out."""
+def compare(llm: LLM, clock: Clock, known: list[list[int]], args: argparse.Namespace, batch: int) -> dict[str, Any]:
+    """Alternate runs with and without draft tokens, with new texts every round; check that the outputs are equal."""
     planner = llm.engine.scheduler.resource(DraftPlanner)
     assert planner is not None
     llm.engine.step(0.0, [EnableDrafts(True)])
@@ -117,31 +116,31 @@ def compare(llm: LLM, clock: Clock, known: list[list[int]], asked: argparse.Name
         chosen = [(number * batch + at) % len(known) for at in range(batch)]
         given = [{"prompt_token_ids": known[index][:PROMPT]} for index in chosen]
         params = [
-            SamplingParams(temperature=asked.temperature, seed=index, max_tokens=max_tokens, ignore_eos=True)
+            SamplingParams(temperature=args.temperature, seed=index, max_tokens=max_tokens, ignore_eos=True)
             for index in chosen
         ]
         return [one.outputs[0].token_ids for one in llm.generate(given, params, use_tqdm=False)]
 
     costs, planner.costs = planner.costs, StepCosts({1: 1.0, 1000: 1.0})
-    for number in range(asked.repeats + 1):
-        generate(number, 8)  # both models have the prompts in their caches from here on
+    for number in range(args.repeats + 1):
+        generate(number, 8)  # from here on, both models have cached the prompts
     planner.costs = costs
-    planner._acceptance = AcceptanceRate(asked.initial_acceptance)  # what other texts taught does not count
-    generate(asked.repeats, asked.output)
+    planner._acceptance = AcceptanceRate(args.initial_acceptance)  # forget statistics of earlier texts
+    generate(args.repeats, args.output)
     before = llm.engine.stats.drafts.copy()
     times: dict[bool, list[float]] = {True: [], False: []}
     parts: dict[bool, Any] = {}
-    for number in range(asked.repeats):
+    for number in range(args.repeats):
         outputs = []
         for with_drafts in (True, False) if number % 2 else (False, True):
             llm.engine.step(0.0, [EnableDrafts(with_drafts)])
             clock.reset()
             started = time.perf_counter()
-            outputs.append(generate(number, asked.output))
+            outputs.append(generate(number, args.output))
             times[with_drafts].append(time.perf_counter() - started)
             parts[with_drafts] = clock.result()
         assert outputs[0] == outputs[1], "draft tokens changed the output"
-    drafts, num_tokens = llm.engine.stats.drafts, batch * asked.output
+    drafts, num_tokens = llm.engine.stats.drafts, batch * args.output
     ratios = [without / within for within, without in zip(times[True], times[False], strict=True)]
     num = drafts.drafts - before.drafts
     return {
@@ -157,7 +156,7 @@ def compare(llm: LLM, clock: Clock, known: list[list[int]], asked: argparse.Name
 
 
 def main() -> None:
-    """The command line; prints a JSON document per line."""
+    """Run the command line; print a JSON document per line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("model")
     parser.add_argument("--draft", required=True)
@@ -169,19 +168,19 @@ def main() -> None:
     parser.add_argument("--initial-acceptance", type=float, default=0.5, help="that the engine expects of new texts")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--dtype", default="auto")
-    asked = parser.parse_args()
-    config = {"method": "draft_model", "model": asked.draft, "num_speculative_tokens": asked.tokens}
-    llm = LLM(asked.model, dtype=asked.dtype, speculative_config=config, max_model_len=512, max_num_seqs=16)
-    print(json.dumps({"model": asked.model, "draft": asked.draft, "facts": llm.engine.facts}), flush=True)
+    args = parser.parse_args()
+    config = {"method": "draft_model", "model": args.draft, "num_speculative_tokens": args.tokens}
+    llm = LLM(args.model, dtype=args.dtype, speculative_config=config, max_model_len=512, max_num_seqs=16)
+    print(json.dumps({"model": args.model, "draft": args.draft, "facts": llm.engine.facts}), flush=True)
     clock, known = Clock(llm), texts(llm.engine.limits.vocab_size)["dialogue"]
     samplers = sampled_step.sample, proposer.sample
-    for acceptance, batch in itertools.product(asked.acceptance, asked.batch):
+    for acceptance, batch in itertools.product(args.acceptance, args.batch):
         sampled_step.sample, proposer.sample = samplers
         if acceptance != "real":
             force(known)
             guide(known, float(acceptance))
         llm.reset_prefix_cache()
-        found = compare(llm, clock, known, asked, batch)
+        found = compare(llm, clock, known, args, batch)
         print(json.dumps({"acceptance": acceptance, "batch": batch, **found}), flush=True)
 
 

@@ -26,7 +26,7 @@ EXAMPLE = Path(__file__).resolve().parent / "tinybooks"
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "generation_config.json")
 #: Sequences of text sampled for calibration and for evaluation, and tokens in each.
 CALIBRATION, HELDOUT, LENGTH = 16, 16, 512
-#: Files beside the model: JSON lists of lists of token ids.
+#: Files in the model folder: JSON lists of lists of token ids.
 CALIBRATION_FILE, HELDOUT_FILE = "calibration.json", "heldout.json"
 #: The standard deviation of the logits: entropy falls by about half its square below that of the vocabulary.
 SHARPNESS = 2.9

@@ -121,7 +121,7 @@ def repeat_timing(known: dict[str, Any], row: Row, subject: Subject, file: Path)
 
 
 def remove_checkpoint(row: Row, subject: Subject) -> None:
-    """Remove a checkpoint that is not needed any more."""
+    """Remove a checkpoint that is no longer needed."""
     if subject.key != "books" or row.tool != "aiakq" or row.name not in ELSEWHERE:
         shutil.rmtree(folder_of(row, subject), ignore_errors=True)
 

@@ -133,7 +133,7 @@ def query(url: str, began: float) -> None:
 
 
 def show(kind: str, prompt: str, answer: str) -> None:
-    """What was asked and answered, on one or two lines."""
+    """Print a prompt and its output on one or two lines."""
     text = Text.assemble(f"{kind:12}", prompt, (" ".join(["", *answer.split()] if prompt else answer.split()), "bold"))
     console.print(text)
 

@@ -1,12 +1,12 @@
-"""Measure the parts of a tensor-parallel step on this machine, and compute from them what more NUMA nodes would give.
+"""Measure the parts of a tensor-parallel step on this machine, and estimate from them the speed on more NUMA nodes.
 
     python examples/scaling.py [--out FILE.json]
 
-Measured: a decoding step of a model with random weights on one process with all threads, and gathers between two
-processes in shared memory; the fast ones, because others may use the machine.
-Computed: a step on 2, 4 and 8 nodes, each as fast as this machine: the linear layers take
-1/N of the time, and five gathers per layer are added. What one machine cannot show is left out: gathers between nodes
-cross a slower link, and processors of one node share their memory's bandwidth with nobody.
+Measured: a decoding step of a model with random weights in one process with all threads, and gathers between two
+processes in shared memory; the fastest ones, because other programs may use the machine.
+Computed: a step on 2, 4 and 8 nodes, each as fast as this machine: the linear layers take 1/N of the time, and five
+gathers per layer are added. The estimate leaves out what one machine cannot show: gathers between nodes cross a slower
+link, and each node has its memory bandwidth to itself.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ ROUNDS = 500
 
 
 def gather_seconds(widths: list[int]) -> dict[str, float]:
-    """Seconds of one gather between two processes, by "rows x columns": what a tenth of ROUNDS stay under."""
+    """Return the seconds of one gather between two processes, by "rows x columns": the 10th percentile of ROUNDS."""
     from aiakq.kernels.cpu.gather import memory_bytes
 
     memory = os.memfd_create("scaling")
@@ -76,7 +76,7 @@ def _gather(memory: int, rank: int, jobs: list[tuple[int, int]]) -> list[float]:
 
 
 def step_seconds(config: dict[str, Any]) -> dict[int, float]:
-    """Seconds of one decoding step of the whole model on this process, by rows: the least of five runs."""
+    """Return the seconds of one decoding step of the whole model in this process, by rows: the minimum of five runs."""
     from aiakq import LLM, SamplingParams
 
     with tempfile.TemporaryDirectory() as folder:
@@ -97,13 +97,13 @@ def step_seconds(config: dict[str, Any]) -> dict[int, float]:
 
 
 def main() -> None:
-    """Print, and write, what was measured and computed."""
+    """Print and write the measurements and estimates."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--out", type=Path)
     parser.add_argument("--rank", nargs=2, help=argparse.SUPPRESS)
-    asked = parser.parse_args()
-    if asked.rank:
-        _gather(int(asked.rank[0]), 1, json.loads(asked.rank[1]))
+    args = parser.parse_args()
+    if args.rank:
+        _gather(int(args.rank[0]), 1, json.loads(args.rank[1]))
         return
     D, F, head_dim = CONFIG["hidden_size"], CONFIG["intermediate_size"], CONFIG["head_dim"]
     queries, keys = CONFIG["num_attention_heads"] * head_dim, CONFIG["num_key_value_heads"] * head_dim
@@ -126,8 +126,8 @@ def main() -> None:
             **{f"speedup_{nodes}": round(step / (step / nodes + meeting), 2) for nodes in NODES},
         }
     print(json.dumps(found, indent=2))
-    if asked.out:
-        asked.out.write_text(json.dumps(found, indent=2) + "\n")
+    if args.out:
+        args.out.write_text(json.dumps(found, indent=2) + "\n")
 
 
 if __name__ == "__main__":

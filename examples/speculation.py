@@ -1,11 +1,11 @@
-"""The speed-up of speculative decoding: one engine with and without draft tokens, in turns, on texts of several kinds.
+"""Measure the speed-up by speculative decoding on texts of several kinds: one engine, with and without draft tokens.
 
     python examples/speculation.py MODEL [--method ngram suffix] [--draft MODEL] [--batch 1 2 4 16] [--temperature 0]
 
 Without a draft model the proposer is n-gram lookup, or suffix decoding without earlier outputs, and every request is
-made to generate a given text: the model computes and samples as always, but the token of the text takes the place of
-the sampled one. Acceptance is then that of the text, and the times are those of the model, whatever its weights are.
-With a draft model, both generate freely.
+forced to generate a given text: the model computes and samples as usual, but the token of the text replaces the sampled
+one. Acceptance then depends on the text only, and the times are real, whatever the weights. With a draft model, both
+generate freely.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ PROMPT, OUTPUT = 256, 128
 
 
 def texts(vocab_size: int) -> dict[str, list[list[int]]]:
-    """For every kind, texts of PROMPT + OUTPUT tokens."""
+    """Return texts of PROMPT + OUTPUT tokens for every kind."""
     tokenizer = Tokenizer.load(ROOT / "examples/tinybooks")
     draw = random.Random(1)
     found: dict[str, list[list[int]]] = {"code edit": [], "dialogue": [], "random": []}
@@ -47,7 +47,7 @@ def texts(vocab_size: int) -> dict[str, list[list[int]]]:
 
 
 class Forced:
-    """What was sampled, with the tokens of the texts in place of the sampled ones. A text's number is its seed."""
+    """Sampled tokens replaced by those of the texts. The seed of a request is the number of its text."""
 
     def __init__(self, pending: Any, rows: list[Any], known: list[list[int]]) -> None:
         self._pending, self._rows, self._known = pending, rows, known
@@ -62,7 +62,7 @@ class Forced:
 
 
 def force(known: list[list[int]]) -> None:
-    """Let every request generate the text that its seed names."""
+    """Force every request to generate the text whose number is its seed."""
     real = sampled_step.sample
     inner = getattr(real, "inner", real)
 
@@ -74,8 +74,8 @@ def force(known: list[list[int]]) -> None:
 
 
 def seconds(llm: LLM, prompts: list[list[int]], with_drafts: bool, temperature: float = 0.0) -> tuple[float, list[Any]]:
-    """The time to generate OUTPUT tokens for each of ``prompts``, which are in the prefix cache, and the outputs."""
-    llm.engine.step(0.0, [EnableDrafts(with_drafts)])  # the proposer knows no outputs then
+    """Generate OUTPUT tokens for each of ``prompts``, which are in the prefix cache; return the seconds and outputs."""
+    llm.engine.step(0.0, [EnableDrafts(with_drafts)])  # the proposer then has no earlier outputs
     given = [{"prompt_token_ids": prompt} for prompt in prompts]
     params = [
         SamplingParams(temperature=temperature, seed=number, max_tokens=OUTPUT, ignore_eos=True)
@@ -87,7 +87,7 @@ def seconds(llm: LLM, prompts: list[list[int]], with_drafts: bool, temperature: 
 
 
 def compare(llm: LLM, prompts: list[list[int]], repeats: int, temperature: float = 0.0) -> dict[str, Any]:
-    """Runs with and without draft tokens in turns; the same tokens come out."""
+    """Alternate runs with and without draft tokens, and check that the outputs are equal."""
     fill = SamplingParams(temperature=0, seed=0, max_tokens=1)
     llm.generate([{"prompt_token_ids": prompt} for prompt in prompts], fill, use_tqdm=False)
     before, ratios = llm.engine.stats.drafts.copy(), []
@@ -113,7 +113,7 @@ def compare(llm: LLM, prompts: list[list[int]], repeats: int, temperature: float
 
 
 def main() -> None:
-    """The command line; prints one JSON document."""
+    """Run the command line; print one JSON document."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("model")
     parser.add_argument("--draft", help="a draft model, in place of n-gram lookup")
@@ -124,25 +124,25 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=4, help="draft tokens of a sequence in a step, at most")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--dtype", default="auto")
-    asked = parser.parse_args()
+    args = parser.parse_args()
     rows: list[dict[str, Any]] = []
     facts = {}
-    for method in asked.method if asked.draft is None else ["draft_model"]:
-        config: dict[str, Any] = {"method": method, "num_speculative_tokens": asked.tokens}
-        if asked.draft is not None:
-            config["model"] = asked.draft
-        llm = LLM(asked.model, dtype=asked.dtype, speculative_config=config, max_model_len=512, max_num_seqs=16)
+    for method in args.method if args.draft is None else ["draft_model"]:
+        config: dict[str, Any] = {"method": method, "num_speculative_tokens": args.tokens}
+        if args.draft is not None:
+            config["model"] = args.draft
+        llm = LLM(args.model, dtype=args.dtype, speculative_config=config, max_model_len=512, max_num_seqs=16)
         facts[method] = llm.engine.facts
         known = texts(llm.engine.limits.vocab_size)
-        for batch, kind, temperature in itertools.product(asked.batch, asked.kinds, asked.temperature):
-            if asked.draft is None:
+        for batch, kind, temperature in itertools.product(args.batch, args.kinds, args.temperature):
+            if args.draft is None:
                 force(known[kind])
             llm.reset_prefix_cache()
             prompts = [text[:PROMPT] for text in known[kind][:batch]]
             row = {"method": method, "text": kind, "batch": batch, "temperature": temperature}
-            rows.append(row | compare(llm, prompts, asked.repeats, temperature))
+            rows.append(row | compare(llm, prompts, args.repeats, temperature))
             print(json.dumps(rows[-1]), flush=True)
-    print(json.dumps({"model": asked.model, "draft": asked.draft, "facts": facts, "rows": rows}, indent=1))
+    print(json.dumps({"model": args.model, "draft": args.draft, "facts": facts, "rows": rows}, indent=1))
 
 
 if __name__ == "__main__":

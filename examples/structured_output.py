@@ -1,7 +1,7 @@
-"""Structured output measured: which schemas are enforced, whether answers are valid, and what masks cost.
+"""Measure structured output: which schemas are enforced, whether outputs are valid, and the time of masks.
 
     python examples/structured_output.py schemas FILE.jsonl   which schemas are enforced, their instances, mask times
-    python examples/structured_output.py answers FILE.jsonl   answers of a server with random weights, validated
+    python examples/structured_output.py answers FILE.jsonl   outputs of a server with random weights, validated
     python examples/structured_output.py speed                time per token of 16 sequences, with and without a grammar
 
 Each takes --model FOLDER. A line of FILE.jsonl is an object with a ``schema`` and, optionally, ``valid`` and
@@ -46,7 +46,7 @@ PET = {
 
 
 def schemas(model: str, file: Path) -> None:
-    """What is enforced, whether the instances that come with the schemas are decided rightly, and times."""
+    """Measure which schemas are enforced, whether their instances are accepted or rejected correctly, and times."""
     limits = AutoConfig.from_pretrained(model)
     tokenizer = Tokenizer.load(Path(model))
     compiler = GrammarCompiler(vocabulary_of(tokenizer).resized(limits.vocab_size, [limits.eos_token_id]))
@@ -85,7 +85,7 @@ def cases(file: Path) -> list[dict[str, Any]]:
 
 
 def accepts(matcher: GrammarMatcher, tokens: list[int], times: list[float]) -> bool:
-    """Whether the grammar allows ``tokens`` as a whole; adds the time of the mask before each to ``times``."""
+    """Return whether the grammar accepts ``tokens`` as a whole; append the time of each mask to ``times``."""
     mask = torch.empty(matcher.num_words, dtype=torch.int32)
     address = mask.data_ptr()
     for token in tokens:
@@ -99,24 +99,24 @@ def accepts(matcher: GrammarMatcher, tokens: list[int], times: list[float]) -> b
 
 
 def answers(model: str, file: Path) -> None:
-    """Two answers for every schema, of a server with random weights: streamed chat and a completion."""
+    """Generate two outputs for every schema by a server with random weights: a streamed chat and a completion."""
     end = AutoConfig.from_pretrained(model).vocab_size
     tokenizer = Tokenizer.load(Path(model))
-    # Closing tokens are preferred, or most texts would be cut off: random weights write long strings.
+    # Prefer closing tokens: random weights write long strings, and most texts would be cut off.
     closing = [id for id in range(end) if (text := tokenizer.token_bytes(id)) and not text.strip(b'"]}')]
     counts: Counter[str] = Counter()
     server_arguments = {"model": model, "load_format": "dummy", "served_model_name": ["random"]}
     with start_in_background(server_arguments, timeout=240) as server, ThreadPoolExecutor(16) as pool:
         client = OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=600)
-        asked = enumerate(cases(file))
-        for one in pool.map(lambda pair: answers_of(client, *pair, {str(id): 4 for id in closing}), asked):
+        numbered = enumerate(cases(file))
+        for one in pool.map(lambda pair: answers_of(client, *pair, {str(id): 4 for id in closing}), numbered):
             counts += one
     for name, count in sorted(counts.items()):
         print(f"  {name}: {count}")
 
 
 def answers_of(client: OpenAI, number: int, case: dict[str, Any], bias: dict[str, int]) -> Counter[str]:
-    """What became of the answers for one schema."""
+    """The results of the outputs for one schema."""
     shared: dict[str, Any] = {
         "model": "random",
         "seed": number,
@@ -153,7 +153,7 @@ def report(name: str, times: list[float]) -> None:
 
 
 def speed(model: str, rounds: int = 10) -> None:
-    """Time per token of 16 sequences, with and without a grammar, in alternation."""
+    """Measure the time per token of 16 sequences, alternating between with and without a grammar."""
     llm = LLM(model=model)
     constraints: dict[str, dict[str, Any] | None] = {"none": None, "regex": {"regex": "(.|\n)*"}, "json": {"json": PET}}
     times: dict[str, list[float]] = {name: [] for name in constraints}

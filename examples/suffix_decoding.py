@@ -1,10 +1,10 @@
-"""Suffix decoding beside n-gram lookup, on requests that resemble earlier ones.
+"""Compare suffix decoding with n-gram lookup on requests that resemble earlier ones.
 
     python examples/suffix_decoding.py MODEL [--requests 8] [--rounds 3] [--tokens 160] [--temperature 0 0.4]
 
-Passages of the held-out text are continued one after the other, in several rounds with other seeds, as an agent or
-self-consistency does. N-gram lookup sees a request alone; suffix decoding also sees the outputs of earlier rounds. The
-output is the same in all cases, which is asserted.
+Passages of the held-out text are continued one after the other, in several rounds with different seeds, as agents or
+self-consistency do. N-gram lookup uses the request alone, suffix decoding also the outputs of earlier rounds. The
+script asserts that the outputs are equal.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ METHODS = ("none", "ngram", "suffix")
 
 
 def measure(llm: LLM, prompts: list[str], params: list[SamplingParams]) -> tuple[dict[str, float], list[list[int]]]:
-    """Tokens per second and per step, and acceptance, of requests one after the other; and what was generated."""
+    """Run requests one after the other; return tokens per second and per step, acceptance, and the outputs."""
     before, started = llm.engine.stats, time.perf_counter()
     outputs = [
         list(llm.generate(prompt, one, use_tqdm=False)[0].outputs[0].token_ids)
@@ -41,7 +41,7 @@ def measure(llm: LLM, prompts: list[str], params: list[SamplingParams]) -> tuple
 
 
 def main() -> None:
-    """The command line; prints one JSON document."""
+    """Run the command line; print one JSON document."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("model")
     parser.add_argument("--requests", type=int, default=8)

@@ -56,7 +56,7 @@ class TorchCollective:
         """descriptor: of an empty file inherited by all ranks, which they use for rendezvous."""
         self.rank, self.size, self.time_limit = rank, size, time_limit
         self.late_rank: int | None = None
-        self.lost_rank: int | None = None  # cannot be told from other failures here; the parent process knows
+        self.lost_rank: int | None = None  # indistinguishable from other failures here; the parent process knows
         self.failure = ""
         self.num_operations = 0
         self._device = device

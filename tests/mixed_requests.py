@@ -1,4 +1,4 @@
-"""Requests with every way of sampling, and everything that is said about them."""
+"""Requests with every sampling parameter, and their complete outputs."""
 
 from __future__ import annotations
 
@@ -94,15 +94,17 @@ def requests(vocab_size: int) -> tuple[list[dict], list[SamplingParams], list[in
 
 
 def answers(llm: LLM, functions: bool = True) -> list:
-    """Everything that is said about every request, but how often it was preempted and what was cached.
+    """Return the outputs of every request, without the numbers of preemptions and cached tokens.
 
-    functions  whether those with logits processors have them.
+    functions  whether to use logits processors.
     """
     prompts, params, priorities = requests(320)
     if not functions:
         params = [replace(one, logits_processors=None) for one in params]
-    told = llm.generate(prompts, params, use_tqdm=False, priority=priorities if llm.engine.limits.by_priority else None)
+    results = llm.generate(
+        prompts, params, use_tqdm=False, priority=priorities if llm.engine.limits.by_priority else None
+    )
     llm.engine.check()
     assert llm.engine.stats.num_free_pages == llm.engine.stats.num_pages
     assert not llm.engine.has_work()
-    return [(result.outputs, result.prompt_logprobs, result.error) for result in told]
+    return [(result.outputs, result.prompt_logprobs, result.error) for result in results]

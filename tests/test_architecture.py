@@ -303,7 +303,7 @@ def test_packages_in_pyproject_are_all_there_are():
     assert set(packages) == PACKAGES
 
 
-def test_nothing_heavy_is_a_file_nobody_asked_for():
+def test_no_large_file_is_in_the_repository():
     done = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True)
     if done.returncode:
         pytest.skip("not a git checkout")

@@ -1,4 +1,4 @@
-"""The program around the commands: bugs, signals, closed streams, what is printed where."""
+"""The program around the commands: bugs, signals, closed streams, stdout and stderr."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ def test_a_broken_configuration_does_not_keep_it_from_answering(process):
     assert process("collect-env", AIAKQ_CONFIG="/no/such/file", AIAKQ_JSON="banana").code == 0
 
 
-def test_secrets_are_only_said_to_be_set(process):
+def test_secrets_are_only_reported_as_set(process):
     secrets = {
         "HF_TOKEN": "hf_hidden1",
         "AIAKQ_API_KEY": "hidden2",
@@ -52,7 +52,7 @@ def test_secrets_are_only_said_to_be_set(process):
     }
 
 
-def test_what_cannot_be_found_is_said(monkeypatch):
+def test_missing_data_is_reported(monkeypatch):
     def broken(*words, **options):
         raise subprocess.TimeoutExpired(["nvidia-smi"], 10)
 

@@ -74,7 +74,7 @@ def test_paths_in_the_structure_page_exist():
         assert (ROOT / path).exists() or (ROOT / "aiakq" / path).exists(), path
 
 
-def test_every_curl_command_that_sends_json_says_so():
+def test_every_curl_command_that_sends_json_has_its_content_type():
     """Without a Content-Type, curl sends that of a form, which the server refuses."""
     pages = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "examples").rglob("*.md"))]
     commands = []

@@ -1,4 +1,4 @@
-"""What is installed and released: the native library, types, the man page, and the workflows that build it."""
+"""The installed and released files: the native library, types, the man page, and the workflows that build it."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def build_without_compiler(tmp_path: Path, **environment: str) -> subprocess.Com
     return subprocess.run(words, cwd=ROOT, env=given, capture_output=True, text=True)
 
 
-def test_an_installation_without_a_compiler_goes_on_unless_the_library_is_required(tmp_path):
+def test_an_installation_without_a_compiler_succeeds_unless_the_library_is_required(tmp_path):
     done = build_without_compiler(tmp_path)
     assert done.returncode == 0 and "without its native CPU kernels" in done.stderr
     done = build_without_compiler(tmp_path, AIAKQ_REQUIRE_NATIVE="1")

@@ -1,4 +1,4 @@
-"""Layer patterns: the same answers as Python's ``re`` where both are safe, and an answer in time where it is not."""
+"""Layer patterns: the same matches as Python's ``re``, and a time limit where that takes exponential time."""
 
 from __future__ import annotations
 

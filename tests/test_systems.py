@@ -1,4 +1,4 @@
-"""Other systems than Linux: what does not work says so in a sentence, what can work does."""
+"""Systems other than Linux: unsupported features fail with one sentence, the rest works."""
 
 from __future__ import annotations
 

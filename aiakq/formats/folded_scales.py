@@ -25,7 +25,7 @@ _COLUMNS, _ROWS = "columns", "rows"
 
 @dataclass(frozen=True)
 class LinearScales:
-    """What became of a linear layer [N, K]; None where nothing did.
+    """The scales of a linear layer [N, K]; None where nothing was scaled.
 
     columns  [K] float32: its columns were multiplied by these, and its inputs are divided by them.
     rows     [N] float32: its rows were divided by these, and its outputs are.

@@ -125,7 +125,7 @@ def resolve_model(
 def hub_answers() -> bool:
     """Whether a connection to the hub can be opened; asked once, because the hub client retries for minutes.
 
-    True if the client is offline anyway, and with a proxy, through which only it can tell.
+    True if the client is offline anyway, and with a proxy, through which only the client can tell.
     """
     from huggingface_hub import constants
 
@@ -152,7 +152,7 @@ def _files_in_folders(folder: Path) -> list[str]:
         files = [f"{kind}/{file}" for kind in _MODULES for file in _MODULE_FILES]
     try:
         config = json.loads((folder / "config.json").read_bytes())
-    except (OSError, ValueError, RecursionError):  # whoever opens the checkpoint says what is wrong with it
+    except (OSError, ValueError, RecursionError):  # opening the checkpoint will report the error
         return files
     own = config.get("aiakq") if isinstance(config, dict) else None
     return [*files, FOLDED_SCALES] if isinstance(own, dict) and FOLDED_SCALES_KEY in own else files

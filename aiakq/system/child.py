@@ -231,12 +231,12 @@ def run_for_parent(
     except Disconnected:
         return 0
     except BaseException as failure:
-        told = failure if isinstance(failure, AiakqError) else memory_error(failure)
-        if told is None:
+        reported = failure if isinstance(failure, AiakqError) else memory_error(failure)
+        if reported is None:
             traceback.print_exc()
-            told = unexpected(first, one_line(failure))
-        channel.send_failure(told)
-        return told.exit_code
+            reported = unexpected(first, one_line(failure))
+        channel.send_failure(reported)
+        return reported.exit_code
     return 0
 
 

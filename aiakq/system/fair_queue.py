@@ -52,7 +52,7 @@ class FairQueue(Generic[Job]):
             del self._used[name]
 
     def discard(self, is_unwanted: Callable[[Job], bool]) -> None:
-        """Remove jobs that nobody waits for any more."""
+        """Remove jobs whose results are no longer awaited."""
         for client in list(self._jobs):
             self._jobs[client] = deque(job for job in self._jobs[client] if not is_unwanted(job))
             if not self._jobs[client]:

@@ -210,12 +210,12 @@ def note_missing_kernels(environment: Mapping[str, str]) -> None:
     if build.TARGET.exists() or environment.get("AIAKQ_CPU_LIBRARY"):
         return
     cache = Path(environment.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    told = cache / "aiakq" / "no_native_kernels"
-    if told.exists():
+    marker = cache / "aiakq" / "no_native_kernels"
+    if marker.exists():
         return
     with contextlib.suppress(OSError):
-        told.parent.mkdir(parents=True, exist_ok=True)
-        told.touch()
+        marker.parent.mkdir(parents=True, exist_ok=True)
+        marker.touch()
     note(f"No native CPU kernels were built at installation: install g++ or clang++, then run '{build.COMMAND}'.")
 
 

@@ -19,7 +19,7 @@ ROOT = SCRIPTS.parents[1]
 OUT = Path(os.environ.get("OUT", ROOT / "out" / "bench-cpu")).resolve()
 #: Where `make quality` keeps the environments of other tools; vLLM's is one of them.
 VENVS = ROOT / "out" / "peers"
-# torchvision comes built for CUDA and stops the import beside a CPU build of torch; text needs none of it.
+# torchvision is built for CUDA and breaks the import with a CPU build of torch; text does not need it.
 OPENVINO = environments.Environment(
     ("optimum-intel[openvino]==2.2.0", "openvino==2026.4.1", "nncf==3.4.0"), remove=("torchvision",)
 )
@@ -39,8 +39,8 @@ class Row:
     """One engine with one model.
 
     kind     a key of KINDS: rows of a kind compete.
-    weights  what it reads: a kind of shape.bytes_per_token, or a file under OUT.
-    request  for the script, beside the model and the threads.
+    weights  a kind of shape.bytes_per_token, or a file under OUT.
+    request  for the script, in addition to the model and the threads.
     """
 
     tool: str
@@ -79,14 +79,14 @@ PEERS = [
 
 
 def rows() -> list[Row]:
-    """Ours and theirs, kind by kind: what competes is measured one after the other."""
+    """Return the rows of aiakq and other engines; competing rows follow each other, as they are measured."""
     return sorted([*OURS, *PEERS], key=lambda row: list(KINDS).index(row.kind))
 
 
 def words(row: Row, install: bool) -> tuple[list[str], dict[str, Any]] | str:
-    """The command of a row's script and its request; or in one sentence why it cannot run.
+    """Return the command of a row's script and its request, or one sentence on why it cannot run.
 
-    ``install`` makes what is missing: environments, programs, converted models.
+    ``install`` creates missing environments, programs and converted models.
     """
     python, request = Path(sys.executable), dict(row.request)
     if row.tool == "llama.cpp":
@@ -164,7 +164,7 @@ def _llama(row: Row, install: bool) -> dict[str, Any] | str:
 
 
 def llama_source() -> Path | None:
-    """llama.cpp as the llama-cpp-python package carries it."""
+    """Return the sources of llama.cpp in the llama-cpp-python package."""
     found = sorted(LLAMA.glob("llama_cpp_python-*/vendor/llama.cpp"))
     return found[-1] if found else None
 
@@ -188,7 +188,7 @@ def build_llama() -> str | None:
 
 
 def logged(command: list[str], log: Path) -> str | None:
-    """Run a command with its words in a file; None, or the last of them when it fails."""
+    """Run a command with its output in a file; return None, or the last line if it fails."""
     try:
         with log.open("w") as out:
             code = subprocess.run(
@@ -200,7 +200,7 @@ def logged(command: list[str], log: Path) -> str | None:
 
 
 def last_word(log: Path) -> str:
-    """The line of a log that says most about a failure."""
+    """Return the line of a log that describes a failure best."""
     text = re.sub(r"(?m)^\[rank\d+\]:", "", log.read_text(errors="replace"))
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     errors = [line for line in lines if re.match(r"[\w.]*(Error|Exception)\b", line)]

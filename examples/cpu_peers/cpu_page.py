@@ -1,4 +1,4 @@
-"""The section of docs/performance.md from what examples/bench_cpu.py measured."""
+"""Write the section of docs/performance.md from the results of examples/bench_cpu.py."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ Each engine runs in its own process on all cores, one at a time, in rounds that 
 """
 
 
-#: Where the reader has seen the other.
+#: Reference to the other section.
 SHORT_HEAD = """\
 ## The same on a processor without VNNI
 
@@ -95,7 +95,7 @@ def summary(row: Result) -> Result:
 
 
 def bytes_of(row: Row, file_bytes: int) -> int | None:
-    """What a token reads: from the layout, or from the size of the file and a cache of 16-bit numbers."""
+    """Return the bytes read per token, from the layout or from the size of the file and a 16-bit cache."""
     if "/" in row.weights:
         return file_bytes + shape.kv_bytes(CONTEXT, 2) if file_bytes else None
     return shape.bytes_per_token(row.weights, CONTEXT, 4 if row.weights == "float32" else 2)
@@ -121,7 +121,7 @@ def table(rows: list[Result], read: float) -> list[str]:
 
 
 def aims(rows: dict[str, Result], read: float) -> list[str]:
-    """What the runtime is meant to reach, and what it reaches."""
+    """The targets of the runtime and its results."""
 
     def value(slug: str, cell: str) -> float | None:
         row = rows.get(slug, {})
@@ -171,7 +171,7 @@ def aims(rows: dict[str, Result], read: float) -> list[str]:
 
 
 def ahead(rows: dict[str, Result]) -> list[str]:
-    """Every cell in which an engine beats the best of ours with weights of the same kind."""
+    """Every cell in which an engine is faster than the best row of aiakq with the same kind of weights."""
     lines = []
     for kind, title in KINDS.items():
         mine = [row for row in rows.values() if row["kind"] == kind and row["tool"] == "aiakq" and "cells" in row]
@@ -230,7 +230,7 @@ def kernel_section(kernels: Result) -> list[str]:
 
 
 def about(results: Result, rows: dict[str, Result]) -> str:
-    """Machine, versions, dates, and what a reader must know before trusting the numbers."""
+    """Machine, versions, dates, and caveats."""
     measured = [row for row in rows.values() if "cells" in row]
     machine = results["machine"]
     versions: dict[str, str] = {}

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 _COMMON: dict[str, Any] = {"vocab_size": 32000, "bos_token_id": 0, "eos_token_id": 1, "max_position_embeddings": 2048}
-#: Name -> model_type and config. Mixtures have fewer experts than the published models, and as wide ones per token.
+#: Name -> model_type and config. Mixtures of experts have fewer experts than the published models, of the same size.
 SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
     # That of google/gemma-3-1b, with its vocabulary.
     "Gemma 3": (
@@ -60,7 +60,7 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
             },
             **{"n_routed_experts": 32, "n_shared_experts": 1, "num_experts_per_tok": 4, "n_group": 4, "topk_group": 2},
             **{"q_lora_rank": 512, "kv_lora_rank": 512, "qk_rope_head_dim": 64, "qk_nope_head_dim": 128},
-            # The last two say to vLLM what transformers assumes.
+            # vLLM needs the last two, which transformers assumes.
             **{"v_head_dim": 128, "tie_word_embeddings": False, "topk_method": "noaux_tc", "scoring_func": "sigmoid"},
         },
     ),
@@ -73,7 +73,7 @@ def slug(name: str) -> str:
 
 
 def folder(name: str, root: Path) -> Path:
-    """The model folder of a shape under ``root``, in bfloat16; made if it is not there."""
+    """The model folder of a shape under ``root``, in bfloat16; created if it does not exist."""
     made = root / slug(name)
     if not (made / "config.json").is_file():
         partial = made.with_suffix(".partial")
@@ -107,7 +107,7 @@ def _write(name: str, made: Path) -> None:
 
 
 def main() -> None:
-    """``family_shapes.py LLAMA.CPP FOLDER FILE``: convert by llama.cpp's own program, without the tokenizer."""
+    """``family_shapes.py LLAMA.CPP FOLDER FILE``: convert with llama.cpp's program, without the tokenizer."""
     sources, model, file = sys.argv[1:]
     sys.path[:0] = [sources, f"{sources}/gguf-py"]
     import conversion
@@ -119,7 +119,7 @@ def main() -> None:
     finish = gguf.GGUFWriter.write_header_to_file
 
     def write_header(writer: Any, **arguments: Any) -> None:
-        """With the size of the vocabulary, which some architectures have from their tokenizer alone."""
+        """Write the header with the size of the vocabulary, which some architectures take from the tokenizer alone."""
         key = gguf.Keys.LLM.VOCAB_SIZE.format(arch=writer.arch)
         if not any(key in part for part in writer.kv_data):
             writer.add_vocab_size(config["vocab_size"])

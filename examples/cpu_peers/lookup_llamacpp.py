@@ -1,4 +1,4 @@
-"""Prompt lookup decoding of llama-cpp-python on given texts, with and without draft tokens in turns."""
+"""Measure prompt lookup decoding of llama-cpp-python on given texts, alternating with and without draft tokens."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ class Counted(LlamaPromptLookupDecoding):
 
 
 class Forced(llama_cpp.Llama):
-    """Computes and samples as always, but the token of ``text`` takes the place of the sampled one."""
+    """Computes and samples as usual, but replaces the sampled token with that of ``text``."""
 
     text: list[int]
 
     def sample(self, *args: Any, idx: int | None = None, **keywords: Any) -> int:
-        """The token of the text behind position ``idx``."""
+        """Return the token of the text after position ``idx``."""
         super().sample(*args, idx=idx, **keywords)
         assert idx is not None
         return self.text[idx + 1] if idx + 1 < len(self.text) else 0
@@ -48,7 +48,7 @@ def main() -> None:
     )  # fmt: skip
 
     def run(text: list[int], draft: Counted | None) -> tuple[float, int]:
-        """Seconds per token behind the first one, and evaluations of the model."""
+        """Return the seconds per token after the first one, and the evaluations of the model."""
         model.text, model.draft_model = text, draft
         model.reset()
         evaluations, inner = 0, model.eval

@@ -1,6 +1,6 @@
-"""One linear layer alone: our kernels beside torch's, in GB/s of weights and GOP/s of products. No engine around it.
+"""Measure one linear layer without an engine: our kernels and torch's, in GB/s of weights and GOP/s of products.
 
-Up to 16 rows every call takes another copy of the weights, so that they come from memory as they do in a model.
+Up to 16 rows, every call uses another copy of the weights, so that they are read from memory as in a model.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from aiakq.kernels.types import QWeight  # noqa: E402
 
 N, K, GROUP = 8192, 2048, 128
 ROWS = (1, 4, 16, 128, 512)
-#: Bytes that no cache holds.
+#: Bytes that do not fit into any cache.
 BEYOND_CACHES = 192 * 2**20
 SECONDS = 0.4
 
-#: What multiplies x [M, K], and the bytes of its weights.
+#: A function that multiplies x [M, K], and the bytes of its weights.
 Product = tuple[Callable[[Tensor], Any], int]
 
 
@@ -68,7 +68,7 @@ def measure(dtype: torch.dtype, make: Callable[[], Product]) -> Iterator[dict[st
 
 
 def contestants() -> Iterator[tuple[str, torch.dtype, Callable[[], Product]]]:
-    """Name, dtype of x, and what makes a product with new weights."""
+    """Name, dtype of x, and a function that makes a product with new weights."""
     for name, bits, exact in (
         ("W4A16 g128", 4, False),
         ("W4A16 g128, exact", 4, True),

@@ -66,7 +66,7 @@ def parameters() -> int:
 
 
 def folder(kind: str, root: Path) -> Path:
-    """The model folder of ``kind``, a key of SPECS or ``source``, under ``root``; made if it is not there."""
+    """The model folder of ``kind``, a key of SPECS or ``source``, under ``root``; created if it does not exist."""
     made = root / kind
     if not (made / "config.json").is_file():
         print(f"making the model {kind}", file=sys.stderr)
@@ -83,7 +83,7 @@ def folder(kind: str, root: Path) -> Path:
 
 
 def _write(made: Path, shards: Iterable[dict[str, Tensor]]) -> None:
-    """Shards, index and tokenizer; the config comes last and says that the rest is there."""
+    """Write shards, index and tokenizer, and last the config, which marks the folder as complete."""
     where: dict[str, str] = {}
     size = 0
     for number, tensors in enumerate(shards):
@@ -143,11 +143,11 @@ def _write_tokenizer(made: Path) -> None:
     wrapped.save_pretrained(made)
 
 
-# --- what a token costs -----------------------------------------------------------------------------------------------
+# --- bytes per token --------------------------------------------------------------------------------------------------
 
 
 def bytes_per_token(kind: str, context: float, number_bytes: int) -> int:
-    """What one token of one sequence must read: every weight once, scales and head included, and its KV cache.
+    """Return the bytes that one token of one sequence reads: every weight with scales and head once, and its KV cache.
 
     kind          a key of SPECS, or a dtype of FLOATS.
     context       tokens in the cache, on average over the tokens generated.
@@ -191,7 +191,7 @@ GGUF_NAMES = {
 def write_gguf(source: Path, file: Path, package: Path) -> None:
     """The model of the folder ``source`` as F16 in one GGUF file, with llama.cpp's own Python package at ``package``.
 
-    Rows of the query and key projections stay in the order of Hugging Face: with random weights any order will do.
+    Rows of the query and key projections keep the order of Hugging Face: with random weights the order is irrelevant.
     """
     sys.path.insert(0, str(package))
     import gguf

@@ -1,4 +1,4 @@
-"""aiakq generates: LLM, as a user calls it, with its steps, sampling and detokenizing."""
+"""Measure aiakq's LLM, with sampling and detokenization."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from aiakq import LLM, SamplingParams  # noqa: E402
 class Aiakq:
     def __init__(self, request: dict[str, Any]) -> None:
         torch.set_num_threads(request["threads"])
-        # Pages for what is measured: 16 sequences of 65 tokens, or one of 512.
+        # Enough pages for 16 sequences of 65 tokens, or one of 512.
         self.llm = LLM(
             model=request["model"],
             max_model_len=1024,

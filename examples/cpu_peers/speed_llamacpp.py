@@ -1,4 +1,4 @@
-"""llama.cpp's own benchmarks, their answers in the words of timing.py."""
+"""Run llama.cpp's own benchmarks and write their results in the format of timing.py."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def main() -> None:
 
 
 def children_peak() -> int:
-    """The most memory that one of the programs had resident, its file, which it maps, included."""
+    """Return the peak resident memory of the programs, including the mapped model file."""
     return resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024
 
 

@@ -1,4 +1,4 @@
-"""OpenVINO generates, behind transformers' interface (optimum-intel)."""
+"""Measure OpenVINO through transformers' interface (optimum-intel)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def load(request: dict[str, Any]) -> Generator:
 
 
 def convert(request: dict[str, Any]) -> None:
-    """Convert ``source`` to OpenVINO's format at ``model``: 8 bits by channel, or 4 in groups of 128."""
+    """Convert ``source`` to OpenVINO's format at ``model``: 8 bits per channel, or 4 bits in groups of 128."""
     how = {"bits": 4, "group_size": 128, "sym": True, "ratio": 1.0} if request["bits"] == 4 else {"bits": 8}
     model = OVModelForCausalLM.from_pretrained(
         request["source"], export=True, compile=False, quantization_config=OVWeightQuantizationConfig(**how)

@@ -1,4 +1,4 @@
-"""transformers generates."""
+"""Measure transformers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM, StoppingCriteria, StoppingCriteri
 
 
 class Clock(StoppingCriteria):
-    """Notes when each token came, and never stops."""
+    """Records the time of each token; never stops."""
 
     def __init__(self) -> None:
         self.times: list[float] = []

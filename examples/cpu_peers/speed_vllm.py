@@ -1,4 +1,4 @@
-"""vLLM's CPU build generates, its engine stepped in this process."""
+"""Measure vLLM's CPU build, with its engine stepped in this process."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ class Vllm:
             seed=0,
             **request.get("arguments", {}),
         ).llm_engine
-        self.asked = 0
+        self.num_requests = 0
 
     def generate(self, prompts: list[list[int]], tokens: int) -> tuple[float, float]:
         sampling = SamplingParams(temperature=0.0, max_tokens=tokens, ignore_eos=True)
         for ids in prompts:
-            self.asked += 1
-            self.engine.add_request(str(self.asked), {"prompt_token_ids": ids}, sampling)
+            self.num_requests += 1
+            self.engine.add_request(str(self.num_requests), {"prompt_token_ids": ids}, sampling)
         begun: set[str] = set()
         first = last = 0.0
         while self.engine.has_unfinished_requests():

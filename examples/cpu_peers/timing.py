@@ -1,4 +1,4 @@
-"""What the scripts beside this one share: load an engine, let it generate, and write down how long everything took.
+"""Shared by the scripts in this folder: load an engine, let it generate, and write the times.
 
 Each script runs in the environment of the engine it drives, so this file needs nothing but Python.
 """
@@ -17,7 +17,7 @@ from typing import Any, Protocol
 
 #: Cell -> sequences, tokens of each prompt, tokens generated for each. The first token belongs to the prompt.
 CELLS = {"prefill": (1, 512, 1), "decode": (1, 128, 129), "batch": (16, 32, 33)}
-#: No cell is measured more often than this in one process, nor begun again after so many seconds.
+#: Limits per process: repetitions of a cell, and seconds after which no further repetition starts.
 REPEATS, PATIENCE = 3, 8.0
 VOCAB = 32000
 
@@ -26,15 +26,15 @@ class Engine(Protocol):
     """A loaded model."""
 
     def generate(self, prompts: list[list[int]], tokens: int) -> tuple[float, float]:
-        """Generate greedily, end of sequence or not; the times (time.perf_counter) when every sequence had its first
-        token and when every one had its last."""
+        """Generate greedily, ignoring the end of sequence; return the times (time.perf_counter) when all sequences had
+        their first token and when all had their last."""
 
 
 def run(packages: tuple[str, ...], load: Callable[[dict[str, Any]], Engine]) -> None:
     """``script.py REQUEST RESULT``: load what the request file says, measure CELLS, write the result file.
 
-    The request has ``model`` (a folder), ``threads`` and whatever ``load`` needs. Loading is the time measured from
-    the files (in the page cache) to an engine that can be asked; the script's imports are done before.
+    The request has ``model`` (a folder), ``threads`` and the arguments of ``load``. The load time begins with files in
+    the page cache and ends with an engine that accepts requests; imports are not included.
     """
     request = json.loads(Path(sys.argv[1]).read_text())
     before = resident()
@@ -48,7 +48,7 @@ def run(packages: tuple[str, ...], load: Callable[[dict[str, Any]], Engine]) -> 
     for name, (batch, prompt, tokens) in CELLS.items():
         until = time.perf_counter() + PATIENCE
         for _ in range(REPEATS):
-            # New prompts every time: nobody can have seen their beginning.
+            # New prompts every time, so that no prefix is cached.
             prompts = [[draw.randrange(2, VOCAB) for _ in range(prompt)] for _ in range(batch)]
             began = time.perf_counter()
             first, last = engine.generate(prompts, tokens)
@@ -67,12 +67,12 @@ def run(packages: tuple[str, ...], load: Callable[[dict[str, Any]], Engine]) -> 
 
 
 def resident() -> int:
-    """Bytes of this process that are in memory now."""
+    """Return the resident memory of this process in bytes."""
     return _status("VmRSS")
 
 
 def peak_resident() -> int:
-    """The most that there ever were."""
+    """Return the peak resident memory of this process in bytes."""
     return _status("VmHWM")
 
 

@@ -1,4 +1,4 @@
-"""Checks an image as docs/operations.md promises it: size, user, read-only root, limits, drain. Needs podman or docker.
+"""Check what docs/operations.md says about an image: size, user, read-only root, limits, drain. Needs podman or docker.
 
 python examples/deploy/check_image.py aiakq:cpu --model examples/tinybooks
 """
@@ -21,7 +21,7 @@ from pathlib import Path
 
 #: Bytes of the CPU image, uncompressed.
 MAX_BYTES = 10**9
-#: What a container of the image has to work with: no privilege, another user id, little memory, one processor.
+#: The container runs without privileges, with another user id, little memory and one processor.
 LIMITS = (
     *("--read-only", "--tmpfs", "/tmp", "--cap-drop", "all", "--security-opt", "no-new-privileges"),
     *("--user", "54321:0", "--memory", "2g", "--cpus", "1"),
@@ -50,7 +50,7 @@ def main() -> None:
 
 
 def serve(engine: list[str], image: str, model: Path) -> tuple[float, str, str]:
-    """Serve ``model`` and ask it; -> seconds until it was ready, its device, and its exit code after SIGTERM."""
+    """Serve ``model`` and send a request; return seconds until ready, the device, and the exit code after SIGTERM."""
     name = f"aiakq-{uuid.uuid4().hex[:8]}"
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -82,7 +82,7 @@ def serve(engine: list[str], image: str, model: Path) -> tuple[float, str, str]:
 
 
 def status(url: str, body: bytes | None = None, key: str = "") -> int:
-    """The status of a request; 0 where nobody answers."""
+    """Return the status of a request; 0 if there is no server."""
     headers = {"content-type": "application/json", "authorization": f"Bearer {key}"}
     try:
         with urllib.request.urlopen(urllib.request.Request(url, body, headers), timeout=60) as answer:

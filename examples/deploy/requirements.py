@@ -1,4 +1,4 @@
-"""Prints what ``aiakq serve`` needs of pyproject.toml, for the Containerfile. Standard library only."""
+"""Print the requirements of ``aiakq serve`` from pyproject.toml, for the Containerfile. Standard library only."""
 
 from __future__ import annotations
 

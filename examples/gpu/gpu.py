@@ -1,12 +1,12 @@
-"""Everything that needs an NVIDIA GPU, in one script, without a network. ``make gpu``.
+"""All tests and measurements that need an NVIDIA GPU, in one script, without a network. Run by ``make gpu``.
 
-Correctness first, then speed beside other kernels and the roofline, then tuning. Every step is a process of its own
-with a time limit: what crashes, hangs or poisons the GPU's context costs one step. ``gpu.json`` and ``gpu.md`` under
+Correctness first, then speed compared with other kernels and the roofline, then tuning. Every step is a process with a
+time limit, so that a crash, a hang or a broken CUDA context affects one step only. ``gpu.json`` and ``gpu.md`` under
 $OUT (default out/gpu) are written after every step, with a traceback for each that failed.
 
-Runs with whatever Python starts it, from a bare checkout. $BUDGET is the time for all steps in seconds (default 520):
-a step that does not fit into what is left is not begun. Names of steps as arguments: only those. ``--rehearse`` runs
-what it can on the CPU, kernels in Triton's interpreter, so that on a GPU only the hardware is new.
+Runs with any Python from a bare checkout. $BUDGET is the time for all steps in seconds (default 520): a step that needs
+more than the rest is not started. Arguments select steps by name. ``--rehearse`` runs as much as possible on the CPU,
+with kernels in Triton's interpreter, to find errors before a GPU is used.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from gpu_measure import OUT, Measurement
 from gpu_ranks import meet, meeting_times, ranks_agree
 
 ROOT = Path(__file__).resolve().parents[2]
-#: Seconds for all of it; a machine may be lent for ten minutes.
+#: Seconds for all steps.
 BUDGET = float(os.environ.get("BUDGET", "520"))
 BEGAN = time.monotonic()
 #: Checks that run at the same time, each a process on its own CPU cores.
@@ -43,7 +43,7 @@ CHECKS_AT_ONCE = 8
 
 
 def make_importable() -> None:
-    """Let a bare checkout be imported: kernels/ is the package aiakq.kernels, which only an installation maps."""
+    """Make a bare checkout importable: kernels/ is the package aiakq.kernels, which normally an installation maps."""
     try:
         import aiakq.kernels  # noqa: F401
     except ModuleNotFoundError:
@@ -62,7 +62,7 @@ def make_importable() -> None:
 
 
 def left() -> float:
-    """Seconds until the budget is used up."""
+    """Return the seconds left of the budget."""
     return BUDGET - (time.monotonic() - BEGAN)
 
 
@@ -74,8 +74,8 @@ class Step:
     """One process.
 
     limit  seconds after which it is ended.
-    needs  seconds that must be left for it to be begun.
-    alone  whether nothing else may run meanwhile: it measures. Checks share the GPU.
+    needs  seconds that must be left to start it.
+    alone  whether it needs the GPU to itself, because it measures. Checks share the GPU.
     """
 
     call: Callable[[Measurement], dict]
@@ -122,7 +122,7 @@ STEPS: dict[str, Step] = {
 
 
 def run_step(name: str, machine: Machine, measured: dict[str, float]) -> dict:
-    """The result of one step in a process of its own; ``failed`` with the traceback if it has none."""
+    """Run one step in a new process and return its result, or ``failed`` with the traceback."""
     step = STEPS[name]
     if left() < step.needs:
         return {"not begun": f"{left():.0f} s are left"}
@@ -186,7 +186,7 @@ def state_of(found: dict) -> str:
 
 
 def markdown(results: dict[str, dict]) -> str:
-    """What was measured as tables, each row beside its roofline; what failed or was left out as lines."""
+    """Return the measurements as tables with rooflines, and failed or skipped steps as lines."""
     lines = ["# make gpu", "", *(f"- {key}: {value}" for key, value in results.get("describe", {}).items())]
     lines += [f"- at most, {key}: {_cell(value)}" for key, value in results.get("ceilings", {}).items()]
     for title, found in results.items():

@@ -9,17 +9,17 @@ from typing import Any
 
 MODEL = str(Path(__file__).resolve().parents[2] / "examples" / "tinybooks")
 PROMPTS = ["It was a dark night", "Alice was", "The old man said , `` I", "In the morning the sea"]
-#: Nats between the two best tokens up to which devices may choose differently: they add up in another order.
+#: Nats between the two best tokens up to which devices may choose differently, because they sum in another order.
 NEAR_TIE = 0.02
 
 
 class NeedsGpuError(Exception):
-    """The check means nothing without a GPU; a rehearsal says so."""
+    """The check needs a GPU; a rehearsal reports that."""
 
 
 @dataclass(frozen=True)
 class Machine:
-    """What a step runs on.
+    """The machine that a step runs on.
 
     device  cuda, or in a rehearsal cpu.
     """
@@ -37,7 +37,7 @@ class Machine:
 
 
 def describe(machine: Machine) -> dict:
-    """The GPU and the versions of what runs on it."""
+    """Return the GPU and the versions of its software."""
     import torch
     import transformers
 
@@ -53,7 +53,7 @@ def describe(machine: Machine) -> dict:
 
 
 def family(name: str, machine: Machine) -> dict:
-    """One family of Triton kernels against torch, as every load does it."""
+    """Check one family of Triton kernels against torch, as every load does."""
     import torch
 
     from aiakq.kernels.triton import self_test
@@ -66,7 +66,7 @@ def family(name: str, machine: Machine) -> dict:
 
 
 def plain_kernels_agree(machine: Machine) -> dict:
-    """Inline assembly against its plain twin, bit for bit."""
+    """Check that kernels with inline assembly equal their plain versions bit for bit."""
     from dataclasses import replace
 
     import torch
@@ -153,7 +153,7 @@ def graphs_replay(machine: Machine) -> dict:
 
 
 def tokens_match_the_cpu(machine: Machine) -> dict:
-    """Greedy fp32 tokens of the example model on both devices; where they part, it must be at a near tie."""
+    """Greedy fp32 tokens of the example model on both devices; they may differ only after a near tie."""
     import torch
 
     from aiakq import LLM, SamplingParams
@@ -250,7 +250,7 @@ def quantized_tokens(machine: Machine) -> dict:
             answers[device] = [r.outputs[0].token_ids for r in llm.generate(PROMPTS * 4, params, use_tqdm=False)]
             llm.engine.check()
             facts[device] = llm.engine.facts["linear layers"]
-    # In 16 bits devices part early and often: what is asked is that most first tokens are the same.
+    # In 16 bits devices differ early and often: only most first tokens must be equal.
     pairs = list(zip(answers["cpu"], answers[machine.device], strict=True))
     same_start = sum(ours[:4] == theirs[:4] for ours, theirs in pairs)
     assert same_start >= len(pairs) / 2, f"{same_start} of {len(pairs)} answers begin alike"
@@ -258,7 +258,7 @@ def quantized_tokens(machine: Machine) -> dict:
 
 
 def small_problems(machine: Machine) -> dict:
-    """Every kernel once on small shapes: what compute-sanitizer watches."""
+    """Run every kernel once on small shapes, for compute-sanitizer."""
     import gpu_speed
     import torch
 

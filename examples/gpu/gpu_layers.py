@@ -1,4 +1,4 @@
-"""What `make gpu` measures of layers that Llama has not: attention over latents, and layers with states."""
+"""Measurements of `make gpu` for layers that Llama does not have: latent attention and recurrent layers."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Table:
     notes: dict[str, str]
 
     def add(self, case: str, title: str, call: Callable[[], object], moved: float, work: float = 0) -> None:
-        """Time ``call``, which moves so many bytes and computes so much."""
+        """Time ``call``, which moves and computes the given amounts."""
         least = max(moved / self.ceilings["gbps"] / 1e3, work / self.ceilings["float_tflops"] / 1e6)
         try:
             us = microseconds([call], self.device)

@@ -20,11 +20,11 @@ OUT = Path(os.environ.get("OUT", "out/gpu"))
 
 @dataclass
 class Measurement:
-    """What a step that measures is given.
+    """The arguments of a measuring step.
 
-    ceilings  what the GPU does at most, as the step of that name measured it.
+    ceilings  maximum speeds of the GPU, from the step of that name.
     left      seconds until the step is stopped.
-    save      keeps a result that is not complete, for the case that it is.
+    save      stores an incomplete result, in case the step is stopped.
     """
 
     machine: Machine
@@ -34,7 +34,7 @@ class Measurement:
 
 
 def ceilings(given: Measurement) -> dict:
-    """What this GPU does at most, as measured: a copy, a large product in bf16, one of int8."""
+    """Measure the maximum speeds of this GPU: a copy, and large products in bf16 and int8."""
     import torch
 
     from aiakq.bench import timing

@@ -1,6 +1,6 @@
-"""Others' kernels for the same problems, where they are installed: what `make gpu` measures ours against.
+"""Kernels of other packages for the same problems, where they are installed, for comparison in `make gpu`.
 
-Each function returns a call, or raises whatever its package raises: then there is no figure, and a line says why.
+Each function returns a call, or raises an exception of its package; the report then has a line with the reason.
 """
 
 from __future__ import annotations

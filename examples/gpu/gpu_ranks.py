@@ -14,17 +14,17 @@ from typing import Any
 
 from gpu_checks import MODEL, PROMPTS, Machine, NeedsGpuError
 
-#: What the other rank of ``meeting_times`` runs.
+#: The program of the other rank of ``meeting_times``.
 SCRIPT = Path(__file__).with_name("gpu.py")
 RANKS = 2
-#: Rows and columns that ranks add up: hidden states of Llama 3 8B, in bf16.
+#: Rows and columns of an all-reduce: hidden states of Llama 3 8B, in bf16.
 SIZES = ((1, 4096), (16, 4096), (64, 4096), (512, 4096))
 #: All-reduces of a graph.
 REPEATS = 20
 
 
 def needs_gpus(machine: Machine) -> None:
-    """Raises NeedsGpuError where there are fewer than ranks; a rehearsal goes on, on the CPU."""
+    """Raise NeedsGpuError if there are fewer GPUs than ranks; a rehearsal continues on the CPU."""
     import torch
 
     if not machine.rehearsed and torch.cuda.device_count() < RANKS:
@@ -80,7 +80,7 @@ def meeting_times(machine: Machine) -> dict:
 
 
 def meet(device: str, descriptor: int, rank: int) -> list[dict[str, Any]]:
-    """What ``meeting_times`` measures, of one rank."""
+    """The measurement of ``meeting_times`` in one rank."""
     import torch
 
     from aiakq.kernels.torch_collective import TorchCollective
@@ -118,7 +118,7 @@ def _graph(call: Callable[[], object]) -> Callable[[], None]:
 
 
 def _microseconds(call: Callable[[], object], device: Any, per_call: int) -> float:
-    """Of one operation, of which ``call`` runs so many: the median of calls, each waited for."""
+    """Return the microseconds of one of the operations that ``call`` runs: the median of synchronized calls."""
     import torch
 
     times = []

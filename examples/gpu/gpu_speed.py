@@ -1,4 +1,4 @@
-"""What `make gpu` measures: products, attention and whole steps of Llama 3 8B's shape, each beside its roofline."""
+"""Measurements of `make gpu`: products, attention and whole steps in Llama 3 8B's shape, with their rooflines."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ LLAMA = {
     "rms_norm_eps": 1e-5,
     "torch_dtype": "bfloat16",
 }
-#: The same in small, for a rehearsal without a GPU.
+#: A small shape for a rehearsal without a GPU.
 SMALL = LLAMA | {
     "vocab_size": 320,
     "hidden_size": 256,
@@ -64,12 +64,12 @@ SPECS = {
 }
 
 Left = Callable[[], float]
-#: Keeps a result that is not complete.
+#: Stores an incomplete result.
 Save = Callable[[dict[str, Any]], None]
 
 
 def _forget(found: dict[str, Any]) -> None:
-    """Keep nothing."""
+    """Store nothing."""
 
 
 def weight(kind: str, n: int, k: int, device: torch.device) -> Callable[[torch.Tensor], torch.Tensor]:
@@ -82,7 +82,7 @@ def weight(kind: str, n: int, k: int, device: torch.device) -> Callable[[torch.T
 
 
 def roofline_us(n: int, k: int, m: int, kind: str, ceilings: dict[str, float]) -> float:
-    """Microseconds that memory or the units need at least, by what was measured of both."""
+    """Return the minimum microseconds by the measured speeds of memory and of arithmetic."""
     per_weight = FORMATS[kind] if kind in FORMATS else gpu_peers.PRODUCTS[kind][0]
     integers = kind in ("w8a8", "torch int_mm")
     moved = per_weight * n * k + 2 * m * (n + k)
@@ -91,7 +91,7 @@ def roofline_us(n: int, k: int, m: int, kind: str, ceilings: dict[str, float]) -
 
 
 def _rows_of(kind: str, rows: tuple[int, ...]) -> tuple[int, ...]:
-    """int_mm takes more than 16 rows; what is made for decoding is not waited for with many."""
+    """Return the rows to measure: int_mm needs more than 16, and kernels for decoding are slow with many."""
     if kind == "torch int_mm":
         return tuple(m for m in rows if m > 16)
     return tuple(m for m in rows if m <= 256) if kind in ("torch int4", "gemlite w4a16") else rows
@@ -104,7 +104,7 @@ def products(
     rows: tuple[int, ...] = ROWS,
     save: Save = _forget,
 ) -> dict[str, Any]:
-    """Microseconds of one product, ours and others'; none of the weights is found in a cache."""
+    """Measure the microseconds of one product of ours and of other packages, with weights that are in no cache."""
     device = torch.device("cuda")
     table: list[dict[str, Any]] = []
     notes: dict[str, str] = {}
@@ -156,7 +156,7 @@ def ratios(table: list[dict[str, Any]]) -> dict[str, dict[str, float]]:
 
 
 def sequences(lengths: list[int], new: int, device: torch.device, dtype: torch.dtype, stored: torch.dtype) -> tuple:
-    """Query, cache and context of sequences of ``lengths``, of which the last ``new`` tokens are computed."""
+    """Return query, cache and context of sequences of ``lengths`` whose last ``new`` tokens are computed."""
     page, heads, kv_heads, size = 16, LLAMA["num_attention_heads"], LLAMA["num_key_value_heads"], 128
     counts = [-(-length // page) for length in lengths]
     spec = AttentionSpec(heads, kv_heads, size, 0.088)
@@ -246,7 +246,7 @@ def attention_speed(
 
 
 def step_floor_ms(config: dict[str, Any], kind: str, batch: int, context: int, ceilings: dict[str, float]) -> float:
-    """Of one decoding step: all products, the head in bf16, and the keys and values read once."""
+    """Return the minimum milliseconds of a decoding step: all products, the head in bf16, one read of the cache."""
     hidden, inner, layers = config["hidden_size"], config["intermediate_size"], config["num_hidden_layers"]
     size = hidden // config["num_attention_heads"]
     kv = config["num_key_value_heads"] * size
@@ -310,7 +310,7 @@ def engine_speed(
     """
     table: list[dict[str, Any]] = []
     notes: dict[str, str] = {}
-    # Who has its prompt done decodes while others have not: room for that, too.
+    # Sequences whose prompts are computed decode while others are not done; they need pages too.
     budget = 8192
     most = 2 * steps + 8 + 2 * -(-max(batches) * context // budget)
     given = {
@@ -330,15 +330,15 @@ def engine_speed(
         engine, seconds = random_engine(config, spec, **given | arguments)
         notes[f"{kind} loaded in"] = f"{seconds:.1f} s"
         notes[f"{kind} runs"] = f"{engine.facts['linear layers']}; {engine.facts['attention']}; {engine.facts['step']}"
-        asked = 0
+        num_prompt_tokens = 0
         for batch in batches:
             if left() < 20 + batch / 8:
                 notes[f"{kind}, batch {batch}"] = "no time left"
                 continue
             generator = torch.Generator().manual_seed(batch)
             prompts = torch.randint(5, config["vocab_size"], (batch, context), generator=generator).tolist()
-            asked += batch * context
-            prompt_s = prompts_s(engine, prompts, most, asked)
+            num_prompt_tokens += batch * context
+            prompt_s = prompts_s(engine, prompts, most, num_prompt_tokens)
             step, waiting = (step_ms(engine, batch, steps, ahead) for ahead in (True, False))
             engine.abort_all()
             if step is None or waiting is None:

@@ -1,10 +1,10 @@
-"""Let lm_eval score the example model through a server, and hold its scores against ones computed directly.
+"""Score the example model with lm_eval through a server, and compare with scores computed directly.
 
     python examples/lm_eval/compare.py [--lm-eval PROGRAM] [--write-data]
 
-lm_eval is looked for on the path, or where --lm-eval says (an environment of its own: pip install "lm-eval[api]"
-transformers); without it one line says so. Directly means: transformers in this process, float32, no server, no cache,
-no batch. The accuracies have to be equal, perplexities to six digits.
+lm_eval is found on the path or by --lm-eval (in its own environment: pip install "lm-eval[api]" transformers); if it is
+missing, a message says so. Direct scores are computed with transformers in this process: float32, no server, no cache,
+no batch. Accuracies must be equal, perplexities to six digits.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--lm-eval", default="lm_eval", help="the program, if it is not on the path")
     parser.add_argument("--write-data", action="store_true", help="write the tasks' data again, and nothing else")
-    asked = parser.parse_args()
+    args = parser.parse_args()
     os.chdir(ROOT)
-    if asked.write_data:
+    if args.write_data:
         write_data()
         return 0
-    program = shutil.which(asked.lm_eval)
+    program = shutil.which(args.lm_eval)
     if program is None:
         print(
             'lm_eval is not installed (pip install "lm-eval[api]" transformers): nothing was compared', file=sys.stderr
@@ -56,7 +56,7 @@ def main() -> int:
 
 
 def by_lm_eval(program: str) -> dict[str, float]:
-    """The scores of a server, as lm_eval asks it."""
+    """Return the scores of a server by lm_eval."""
     from aiakq.server.background import start_in_background
 
     arguments = {"model": str(MODEL), "served_model_name": ["tinybooks"], "dtype": "float32"}
@@ -87,7 +87,7 @@ def by_lm_eval(program: str) -> dict[str, float]:
 
 
 def directly() -> dict[str, float]:
-    """The same scores from the model itself."""
+    """Return the same scores computed with the model directly."""
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 

@@ -1,12 +1,12 @@
-"""What LoRA adapters cost: tokens per second while decoding with 0, 1, 4, 16 and 64 adapters, measured in turns.
+"""Measure the cost of LoRA adapters: tokens per second while decoding with 0, 1, 4, 16 and 64 adapters, alternating.
 
     python examples/lora/lora_cost.py MODEL --rank 16 --batch 16 --rounds 5
     python examples/lora/lora_cost.py --shape w4 --tokens 12
 
 The second one takes the 1.04 B shape of ``make bench-cpu`` with random weights: w4, w8, w8a8, or source for bfloat16.
 Adapters are random, on every linear layer of the blocks. With more adapters than ``--batch``, requests of all of them
-wait for a place in the batch. Prints one JSON document; ``ratio`` is the part of the tokens per second of an engine
-without adapters, the median over rounds of pairs that were measured next to each other.
+wait for a place in the batch. Prints one JSON document; ``ratio`` is relative to the tokens per second of an engine
+without adapters: the median over rounds of pairs that were measured one after the other.
 """
 
 from __future__ import annotations

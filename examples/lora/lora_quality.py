@@ -1,4 +1,4 @@
-"""What becomes of an adapter on a quantized base: trained here with PEFT, then served in three ways.
+"""Measure the quality of an adapter on a quantized base model: trained here with PEFT, then served in three ways.
 
     python examples/lora/lora_quality.py --steps 200
 

@@ -1,4 +1,4 @@
-"""Decoding with and without adapters in turns, for lora_cost.py and lora_cost_vllm.py: both engines have one API."""
+"""Alternate decoding with and without adapters, for lora_cost.py and lora_cost_vllm.py, whose engines share an API."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def sampling(tokens: int) -> dict[str, Any]:
 
 
 def decoding_speed(llm: Any, params: Any, adapters: Sequence[Any], num_requests: int) -> float:
-    """Tokens per second of requests that go through the adapters in turn."""
+    """Return the tokens per second of requests that use the adapters in turn."""
     prompts = [{"prompt_token_ids": [5 + number % 50] * 8} for number in range(num_requests)]
     chosen = [adapters[number % len(adapters)] for number in range(num_requests)] if adapters else None
     started = time.perf_counter()

@@ -1,10 +1,10 @@
-"""Do our checkpoints load in transformers and in vLLM's CPU build, and say the same there?
+"""Check that our checkpoints load in transformers and in vLLM's CPU build, with the same outputs.
 
     python examples/peers/check_elsewhere.py ORIGINAL FOLDER...
 
-Sixteen prompts of 24 tokens, 32 greedy tokens each, in float32 where the engine can. Where it cannot, the
-log-probabilities it gives its own tokens are held against those our runtime gives them in float32, beside the same
-difference for the original model in the same engine: that one is the engine's rounding.
+Sixteen prompts of 24 tokens, 32 greedy tokens each, in float32 where the engine supports it. Otherwise the engine's
+log-probabilities of its own tokens are compared with those of our runtime in float32; the same difference for the
+original model in that engine shows the rounding of the engine.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ SCRIPTS = Path(__file__).resolve().parent
 VENVS = ROOT / "out" / "peers"
 TEXT = ROOT / "examples" / "heldout.txt"
 PROMPTS, PROMPT_TOKENS, NEW_TOKENS = 16, 24, 32
-#: Engine -> its environment and the dtypes to try: the first that it accepts counts.
+#: Engine -> its environment and the dtypes to try; the first that it accepts is used.
 ENGINES = {"transformers": ("gptqmodel", ("float32",)), "vllm": ("vllm", ("float32", "bfloat16"))}
 #: vLLM has no 8-bit weight-only kernel for CPUs.
 NO_KERNEL = {("vllm", "weight_only_int8"): "no 8-bit weight-only kernel for CPUs there"}
@@ -37,7 +37,7 @@ def main() -> None:
 
 
 def check(original: Path, folders: dict[str, Path], scratch: Path) -> list[dict[str, Any]]:
-    """Ask every engine about the original and every folder. One row each: what it said, or why it said nothing."""
+    """Run every engine on the original and every folder; return one row each, with results or the reason of failure."""
     scratch.mkdir(parents=True, exist_ok=True)
     prompts = prompts_for(original)
     rows = []
@@ -57,7 +57,7 @@ def check(original: Path, folders: dict[str, Path], scratch: Path) -> list[dict[
                 if name != "original":
                     answers[-1]["rounding"] = rounding.get(dtype)
                     break
-                # The original tells how exact the engine is in every dtype; the others speak in the best they can.
+                # The original shows how exact the engine is in every dtype; the others use the first dtype that works.
                 rounding[dtype] = compared["gap"]
             for answer in answers or [{"failed": why_not}]:
                 rows.append({"engine": engine, "name": name, **answer})
@@ -75,16 +75,16 @@ def prompts_for(model: Path) -> list[list[int]]:
 
 
 def ask(python: Path, engine: str, folder: Path, dtype: str, prompts: list[list[int]], scratch: Path) -> dict[str, Any]:
-    """What the engine generates, as its script reports it; or ``failed`` with the last thing it said."""
+    """Return what the script of the engine reports, or ``failed`` with its last line of output."""
     request, result, log = (
         scratch.resolve() / f"{engine}-{folder.name}-{dtype}.{end}" for end in ("ask", "json", "log")
     )
     result.unlink(missing_ok=True)
-    asked = {"model": str(folder.resolve()), "dtype": dtype, "prompts": prompts, "max_tokens": NEW_TOKENS}
-    request.write_text(json.dumps(asked))
+    fields = {"model": str(folder.resolve()), "dtype": dtype, "prompts": prompts, "max_tokens": NEW_TOKENS}
+    request.write_text(json.dumps(fields))
     with log.open("w") as out:
         words = [str(python.absolute()), str(SCRIPTS / f"engine_{engine}.py"), str(request), str(result)]
-        # Not where the folder kernels/ is: transformers takes it for a package of that name.
+        # Not in the root, because transformers would import the folder kernels/ as a package of that name.
         variables = environments.variables()
         try:
             subprocess.run(words, cwd=scratch, stdout=out, stderr=subprocess.STDOUT, timeout=1800, env=variables)
@@ -99,11 +99,11 @@ def ask(python: Path, engine: str, folder: Path, dtype: str, prompts: list[list[
 
 
 def compare(folder: Path, original: Path, prompts: list[list[int]], answer: dict[str, Any]) -> dict[str, Any]:
-    """How far the engine's answer is from what our runtime says in float32.
+    """Compare the engine's outputs with those of our runtime in float32.
 
-    same        prompts whose tokens are all as ours.
+    same        prompts whose tokens all equal ours.
     gap, worst  mean and largest difference between the log-probabilities of the engine's tokens, there and here.
-    call        where tokens first part: how much more likely ours was here, the largest of all prompts.
+    call        at the first different token: how much more likely ours was here, the largest of all prompts.
     quantizing  mean difference of log-probabilities between this checkpoint and the original, both here.
     """
     from aiakq import LLM, SamplingParams

@@ -1,4 +1,4 @@
-"""transformers generates greedily from token ids; see check_elsewhere.py."""
+"""Generate greedily from token ids with transformers; see check_elsewhere.py."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ def main() -> None:
     request = json.loads(Path(sys.argv[1]).read_text())
     how = {"dtype": getattr(torch, request["dtype"]), "device_map": "cpu"}
     stored = getattr(AutoConfig.from_pretrained(request["model"]), "quantization_config", None) or {}
-    # The kernels that gptqmodel would choose for a CPU compute in bfloat16 whatever the model's dtype is.
+    # gptqmodel's default CPU kernels compute in bfloat16 for every dtype of the model.
     if stored.get("quant_method") == "gptq":
         how["quantization_config"] = GPTQConfig(bits=stored["bits"], backend="gptq_torch")
     elif stored.get("quant_method") == "awq":
         how["quantization_config"] = AwqConfig(backend="torch_awq")
         compute_awq_in_the_inputs_dtype()
     model = AutoModelForCausalLM.from_pretrained(request["model"], **how).eval()
-    # All prompts are equally long. The whole text again for every token: nothing but the model itself takes part.
+    # All prompts have the same length. The whole text is recomputed for every token, so that only the model takes part.
     ids, scores = torch.tensor(request["prompts"]), []
     for _ in range(request["max_tokens"]):
         logits = model(ids, use_cache=False).logits[:, -1].float()
@@ -40,7 +40,7 @@ def main() -> None:
 
 
 def compute_awq_in_the_inputs_dtype() -> None:
-    """gptqmodel's plain AWQ layer turns float32 into float16; here its own unpacking feeds a product in float32."""
+    """gptqmodel's plain AWQ layer converts float32 to float16; use its unpacking with a product in float32."""
     from gptqmodel.nn_modules.qlinear import torch_awq
 
     def forward(self: torch_awq.AwqTorchLinear, x: torch.Tensor) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""vLLM's CPU build generates greedily from token ids; see check_elsewhere.py."""
+"""Generate greedily from token ids with vLLM's CPU build; see check_elsewhere.py."""
 
 from __future__ import annotations
 

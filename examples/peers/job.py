@@ -1,4 +1,4 @@
-"""What the scripts beside this one share: a request comes in as JSON, what the work took goes out as JSON.
+"""Shared by the scripts in this folder: read a request as JSON, write time and memory as JSON.
 
 Each script runs in the virtual environment of the tool it drives, so this file needs nothing but Python and torch.
 """
@@ -16,11 +16,11 @@ from typing import Any
 
 
 def run(packages: tuple[str, ...], quantize: Callable[[dict[str, Any]], None]) -> None:
-    """``script.py REQUEST RESULT``: do what the request file says and write what it took to the result file.
+    """``script.py REQUEST RESULT``: do what the request file says and write time and memory to the result file.
 
     The request has ``model`` and ``output`` (folders), ``calibration`` (a JSON file of lists of token ids), ``threads``
-    and whatever the tool can be told. ``quantize`` loads, calibrates, quantizes and saves; that is the time measured,
-    so the tool's own imports belong before. Peak memory is the most this process ever had resident.
+    and options of the tool. ``quantize`` loads, calibrates, quantizes and saves, and is timed, so the tool's imports
+    belong before it. Peak memory is the largest resident size of this process.
     """
     import torch
 
@@ -41,7 +41,7 @@ def calibration(request: dict[str, Any]) -> list[list[int]]:
 
 
 def peak_memory() -> int:
-    """The largest resident size this process has had, in bytes, from the kernel's accounts."""
+    """Return the largest resident size of this process in bytes."""
     found = re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())
     assert found is not None
     return int(found[1]) * 1024

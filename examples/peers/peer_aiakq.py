@@ -1,4 +1,4 @@
-"""aiakq itself, measured as the other tools are: a process of its own, the same request, the same result."""
+"""Quantize with aiakq, measured like the other tools: in its own process, with the same request and result."""
 
 from __future__ import annotations
 

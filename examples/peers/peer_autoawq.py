@@ -12,11 +12,11 @@ from transformers import AutoTokenizer
 
 
 class OnCpu(AwqQuantizer):
-    """Its search puts the original weights back from ``state_dict()`` moved to the CPU.
+    """AutoAWQ whose search restores the original weights also on a CPU.
 
-    On a CPU those are the weights themselves, not a copy: nothing is put back, each candidate of the search is applied
-    on top of the one before, and the checkpoint comes out three times as far from its original as RTN.
-    Here they are copies, as they would be with a GPU.
+    It restores them from ``state_dict()`` moved to the CPU. On a CPU that is not a copy, so nothing is restored, each
+    candidate is applied on top of the previous one, and the error of the checkpoint is three times that of RTN. Here
+    it is a copy, as with a GPU.
     """
 
     def _compute_best_scale(
@@ -32,7 +32,7 @@ class OnCpu(AwqQuantizer):
 
 def quantize(request: dict[str, Any]) -> None:
     samples = job.calibration(request)
-    # It warns that only float16 may work: bfloat16 is too coarse for its packing, and float16 crawls on a CPU.
+    # It warns that only float16 may work: bfloat16 is too coarse for its packing, and float16 is slow on a CPU.
     model = AutoAWQForCausalLM.from_pretrained(request["model"], device_map="cpu", torch_dtype=torch.float32)
     tokenizer = AutoTokenizer.from_pretrained(request["model"])
     model.quantize(

@@ -7,7 +7,7 @@ from typing import Any
 
 import job
 
-# With two cores it plans for fewer threads than its own loader asks for, and stops with "Virtual pool
+# With two cores it plans fewer threads than its loader requests, and stops with "Virtual pool
 # 'model_loader:cpu' requests 2 workers but parent 'cpu' only has 1".
 os.environ.setdefault("GPTQMODEL_CPU_WORKERS", "2")
 

@@ -25,7 +25,7 @@ MODIFIERS = {
     "smoothquant": SmoothQuantModifier,
 }
 
-# AWQModifier pins calibration inputs for transfers to a GPU whether there is one or not; without one torch answers
+# AWQModifier pins calibration inputs for transfers to a GPU even without one; torch then raises
 # "Cannot access accelerator device when none is available".
 if not torch.accelerator.is_available():
     IntermediatesCache.pin_memory = lambda self, batch_index, input_names=None: None

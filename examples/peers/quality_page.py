@@ -1,4 +1,4 @@
-"""docs/quality.md from what examples/quality.py measured."""
+"""Write docs/quality.md from the results of examples/quality.py."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ unquantized model, for comparison.
 
 
 def page(rows: list[Row], results: list[Result], elsewhere: list[str], root: Path) -> str:
-    """The whole page. ``results`` are all that were ever measured; those of rows that are gone are left out."""
+    """The whole page. ``results`` may include those of removed rows, which are left out."""
     by_model: dict[str, dict[str, Result]] = {}
     for result in results:
         by_model.setdefault(result["model"], {})[result["slug"]] = result
@@ -97,7 +97,7 @@ BEHIND = (
 
 
 def unquantized(found: dict[str, Result]) -> list[str]:
-    """What the model is before anything is done to it."""
+    """The model before quantization."""
     result = next((result for result in found.values() if "loss" in result), None)
     if result is None:
         return []
@@ -106,7 +106,7 @@ def unquantized(found: dict[str, Result]) -> list[str]:
 
 
 def default_of(rows: list[Row], found: dict[str, Result]) -> Row | None:
-    """Our row that the others of the kind are held against: the first that does more than round."""
+    """Our row that others of the kind are compared with: the first that does more than round."""
     ours = [row for row in rows if row.tool == "aiakq" and "failed" not in found[row.slug]]
     return next((row for row in ours if not row.request.get("plain")), None)
 
@@ -134,12 +134,12 @@ def table(rows: list[Row], found: dict[str, Result]) -> list[str]:
 
 
 def disturbed(result: Result) -> str:
-    """A mark for seconds that others had a part in."""
+    """A mark for seconds that were measured under load from other processes."""
     return "~" if result.get("busy", 1) >= MAX_OTHERS_SHARE else ""
 
 
 def remarks(rows: list[Row], found: dict[str, Result], title: str) -> list[str]:
-    """What speaks for the other tools' rows of a kind, one line each."""
+    """Remarks in favour of other tools' rows of a kind, one line each."""
     default = default_of(rows, found)
     if default is None:
         return []
@@ -163,7 +163,7 @@ def remarks(rows: list[Row], found: dict[str, Result], title: str) -> list[str]:
 
 
 def outlier_claim(found: dict[str, Result], rows: list[Row]) -> list[str]:
-    """What smoothing is for, in one sentence."""
+    """One sentence on the use of smoothing."""
     eight = {row.name: found.get(row.slug, {}) for row in rows if row.tool == "aiakq" and "and activations" in row.kind}
     plain, smooth = eight.get("RTN", {}), eight.get("smooth_quant", {})
     if "loss" not in plain or "loss" not in smooth:

@@ -1,4 +1,4 @@
-"""What ``make quality`` measures: every way of quantizing, ours and other tools', in the kinds that can be compared."""
+"""The rows of ``make quality``: every way of quantizing by aiakq and other tools, in kinds that are comparable."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Row:
 
     kind     rows of one kind have the same bits, groups and symmetry.
     tool     whose; ``aiakq`` is ours, the others name a virtual environment and a script ``peer_<tool>.py``.
-    request  what that script is told beside the model, the output folder and the calibration ids.
+    request  for that script, in addition to the model, the output folder and the calibration ids.
     models   the models it is measured on; a tool that is too slow for one is left out there.
     """
 
@@ -54,7 +54,7 @@ def autoround(kind: str, name: str, layout: str, models: Models = DEFAULT, **con
     return Row(kind, "autoround", name, {"config": config, "format": layout}, models)
 
 
-#: llm-compressor's own smoothing, at the strength that ours has for a Llama.
+#: llm-compressor's smoothing, with the strength that aiakq uses for a Llama.
 SMOOTH = ("smoothquant", {"smoothing_strength": 0.8})
 
 W8A16 = "8-bit weights, one scale per row"

@@ -101,7 +101,7 @@ SHOWN_BY = {
     "tokenizer_extension_path": "test_an_extension_makes_the_tokenizer",
     "reasoning_config": "test_a_config_completes_the_marks_of_the_parser",
     "structured_outputs_config": "test_json_output_has_no_whitespace_by_default",
-    "skip_tokenizer_init": "test_without_a_tokenizer_ids_go_in_and_come_out",
+    "skip_tokenizer_init": "test_without_a_tokenizer_inputs_and_outputs_are_token_ids",
     "enable_lora": "test_adapters_of_a_batch_give_what_peft_gives",
     "max_loras": "test_no_more_adapters_run_than_allowed_and_base_sequences_pass_by",
     "max_lora_rank": "test_an_adapter_that_does_not_fit_is_refused_before_anything_runs",

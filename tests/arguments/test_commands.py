@@ -219,7 +219,7 @@ def test_known_variables_and_those_of_kubernetes_are_not_reported():
     ]
 
 
-def test_the_api_keys_of_the_server_are_read_beside_its_options():
+def test_the_api_keys_of_the_server_are_read_with_its_options():
     """Those of the variable are added to those of --api-key, see tests/server/http/test_auth.py."""
     command = COMMANDS["serve"]
     assert command.values({}, {"AIAKQ_API_KEY": "secret"}, {}) == [{}]

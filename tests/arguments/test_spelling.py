@@ -1,4 +1,4 @@
-"""Spellings of options: what vLLM's command line, AIAK's page and shell scripts write means the same option."""
+"""Spellings of options: those of vLLM's command line, AIAK's documentation and shell scripts are the same option."""
 
 from __future__ import annotations
 

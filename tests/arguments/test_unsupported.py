@@ -1,4 +1,4 @@
-"""Unsupported arguments: default values are accepted, any other gets a line or a refusal."""
+"""Unsupported arguments: default values are accepted; others cause a warning or an error."""
 
 from __future__ import annotations
 

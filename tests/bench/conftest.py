@@ -1,4 +1,4 @@
-"""A real server with the example model, shared by the tests that put load on one."""
+"""A server of the example model, shared by the tests that need one."""
 
 from __future__ import annotations
 

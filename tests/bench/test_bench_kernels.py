@@ -130,11 +130,11 @@ def test_tuning_writes_what_is_used_from_then_on(monkeypatch, tmp_path, example_
     monkeypatch.setattr(tuning._AttentionBenchmark, "__call__", attended)
     config = EngineConfig.from_args({"model": str(example_model), "kv_cache_dtype": "float16"})
     products = [Product("a", 64, 256, LayerSpec(4, 128)), Product("b", 64, 128, LayerSpec(3, 128), 2)]
-    told = []
+    stages = []
     problem = Problem(device, torch.float16, products, config)
-    file = tuning.tune(problem, 77, None, lambda *stage: told.append(stage))
+    file = tuning.tune(problem, 77, None, lambda *stage: stages.append(stage))
     assert file == tmp_path / "config" / "aiakq" / "launch" / "nvidia-test.json"
-    assert {k for k, _ in asked} == {256, 128} and told[-1][1] == told[-1][2]
+    assert {k for k, _ in asked} == {256, 128} and stages[-1][1] == stages[-1][2]
     table = json.loads(file.read_text())
     assert table == configs.table("nvidia-test")
     assert table["grouped"]["4"]["8"] == [64, 8, 2, 3] and table["grouped"]["4"]["2048"] == "dense"

@@ -20,14 +20,14 @@ def engine(tiny_model) -> dict:
     return {"model": str(tiny_model("LlamaForCausalLM")), "dtype": "float32", "num_gpu_blocks_override": 129}
 
 
-def told(stages: list):
+def recorder(stages: list):
     return lambda stage, done, total: stages.append((stage, done, total))
 
 
 def test_latency_times_every_batch(engine):
     stages: list = []
     options = latency.LatencyOptions(engine, input_len=20, output_len=6, batch_size=3, iterations=4, warmups=1)
-    document = latency.run(options, told(stages)).document()
+    document = latency.run(options, recorder(stages)).document()
     assert len(document["latencies"]) == 4
     assert document["avg_latency"] == pytest.approx(sum(document["latencies"]) / 4)
     assert document["latency_ms"]["mean"] == pytest.approx(1000 * document["avg_latency"])
@@ -44,7 +44,7 @@ def test_latency_times_every_batch(engine):
 
 def test_throughput_counts_every_token(engine):
     options = throughput.ThroughputOptions(engine, num_prompts=7, input_len=33, output_len=5)
-    document = throughput.run(options, told([])).document()
+    document = throughput.run(options, recorder([])).document()
     assert (document["completed"], document["failed"], document["num_requests"]) == (7, 0, 7)
     assert (document["total_input_tokens"], document["total_output_tokens"]) == (7 * 33, 7 * 5)
     assert document["tokens_per_second"] == pytest.approx(7 * 38 / document["elapsed_time"])
@@ -54,7 +54,7 @@ def test_throughput_counts_every_token(engine):
 def test_the_seed_repeats_the_prompts_and_is_new_by_default(engine, tmp_path):
     def run(seed):
         options = throughput.ThroughputOptions(engine, num_prompts=1, input_len=4, output_len=1, seed=seed)
-        return throughput.run(options, told([])).document()["seed"]
+        return throughput.run(options, recorder([])).document()["seed"]
 
     assert run(5) == 5
     assert run(None) != run(None)
@@ -64,7 +64,7 @@ def test_throughput_on_a_dataset(engine, tmp_path):
     path = tmp_path / "prompts.txt"
     path.write_text("The whale\nA lantern in the fog\n")
     options = throughput.ThroughputOptions(engine, num_prompts=5, output_len=4, dataset=path)
-    document = throughput.run(options, told([])).document()
+    document = throughput.run(options, recorder([])).document()
     assert document["completed"] == 5 and document["config"]["dataset"] == str(path)
     assert any("fewer prompts" in text for text in document["warnings"])
 
@@ -103,7 +103,7 @@ def test_a_run_tells_acceptance_and_the_speed_up_against_no_drafts(drafting):
     options = latency.LatencyOptions(
         drafting, input_len=8, output_len=400, batch_size=4, iterations=2, warmups=0, compare_speculation=True, seed=0
     )
-    document = latency.run(options, told([])).document()
+    document = latency.run(options, recorder([])).document()
     found = document["speculation"]
     assert found["num_draft_tokens"] > found["num_accepted_tokens"] > 0
     assert found["acceptance_rate"] == found["num_accepted_tokens"] / found["num_draft_tokens"]
@@ -136,7 +136,7 @@ def test_throughput_with_and_without_drafts_alternates_over_rounds(drafting, run
             drafting | {"speculative_model": "[suffix]"}, num_prompts=4, output_len=200, warmups=0, seed=0,
             compare_speculation=True, compare_rounds=rounds,
         )  # fmt: skip
-        return throughput.run(options, told([])).document()
+        return throughput.run(options, recorder([])).document()
 
     document = run(3)
     assert [enabled for enabled, _ in runs] == [True, False, False, True, True, False]
@@ -176,7 +176,7 @@ def test_a_draft_model_computes_nothing_in_runs_without_drafts(drafting):
 def test_without_drafts_there_is_nothing_to_compare(engine, capsys):
     assert main(["bench", "latency", engine["model"], "--dtype", "float32", "--compare-speculation"]) == 2
     assert "--speculative-model" in capsys.readouterr().err
-    document = latency.run(latency.LatencyOptions(engine, output_len=3, iterations=1), told([])).document()
+    document = latency.run(latency.LatencyOptions(engine, output_len=3, iterations=1), recorder([])).document()
     assert document["speculation"]["num_drafts"] == 0 and document["speculation"]["speedup"] is None
 
 

@@ -17,15 +17,15 @@ from aiakq.errors import AiakqError
 
 
 def run(url: str, **options) -> tuple[dict, list[tuple[int, int, int]]]:
-    """The document of a run, and the progress it told."""
-    told: list[tuple[int, int, int]] = []
+    """Run the benchmark; return its document and the reported progress."""
+    progress: list[tuple[int, int, int]] = []
     options = {"num_prompts": 6, "input_len": 40, "output_len": 8, **options}
-    record = serve.run(ServeOptions(base_url=url, **options), lambda *news: told.append(news))
-    return record.document(), told
+    record = serve.run(ServeOptions(base_url=url, **options), lambda *news: progress.append(news))
+    return record.document(), progress
 
 
 def test_every_request_is_counted_and_timed(bench_server):
-    document, told = run(bench_server.url, goodput={"e2el": 60_000.0}, save_detailed=True)
+    document, progress = run(bench_server.url, goodput={"e2el": 60_000.0}, save_detailed=True)
     assert (document["completed"], document["failed"]) == (6, 0)
     assert document["total_input_tokens"] == 6 * 40
     assert document["total_output_tokens"] == 6 * 8
@@ -38,7 +38,7 @@ def test_every_request_is_counted_and_timed(bench_server):
         assert 0 < document[f"{name}_ms"]["p50"] <= document[f"{name}_ms"]["p99"]
         assert document[f"mean_{name}_ms"] == document[f"{name}_ms"]["mean"]
     assert document["ttft_ms"]["mean"] < document["e2el_ms"]["mean"]
-    assert told[0] == (0, 6, 0) and told[-1] == (6, 6, 0)
+    assert progress[0] == (0, 6, 0) and progress[-1] == (6, 6, 0)
     detailed = document["detailed"]
     assert detailed["output_lens"] == [8] * 6 and detailed["errors"] == [""] * 6
     # TPOT is defined over the whole answer, ITL over its gaps: they agree in the mean.
@@ -135,10 +135,10 @@ def test_a_duration_in_place_of_a_number(bench_server):
 
 
 def test_a_duration_with_a_number_kept_in_flight(bench_server):
-    document, told = run(bench_server.url, num_prompts=None, max_concurrency=3, duration_s=0.5)
+    document, progress = run(bench_server.url, num_prompts=None, max_concurrency=3, duration_s=0.5)
     assert document["completed"] >= 3 and document["max_concurrent_requests"] == 3
     assert document["duration"] >= 0.5 and document["prefix_cache"]["hits"] == 0
-    assert told[-1] == (document["completed"], 0, 0)
+    assert progress[-1] == (document["completed"], 0, 0)
 
 
 def test_the_begin_and_the_end_of_the_load_are_not_measured(bench_server):
@@ -329,7 +329,7 @@ def test_without_usage_and_tokenizer_chunks_are_counted_with_a_warning():
     assert "Give --tokenizer" in serve._token_warnings("chunks")[0]
 
 
-def test_a_client_that_is_late_says_so():
+def test_a_late_client_reports_it():
     assert ClientLoad([0.001] * 100).warnings() == [] == ClientLoad([]).warnings()
     (text,) = ClientLoad([0.001] * 90 + [0.2] * 10, 0.97).warnings()
     assert "lagged by 200 ms" in text and "97%" in text

@@ -1,4 +1,4 @@
-"""``bench counters``: the same numbers in every run, other numbers for an extra step or copy, and the gate."""
+"""``bench counters``: equal numbers in every run, different ones with an extra step or copy, and the gate."""
 
 from __future__ import annotations
 
@@ -152,5 +152,5 @@ def test_the_command_writes_the_file_and_holds_against_it(example_model, tmp_pat
     assert "counters_changed" in err and "decode.steps 18 -> 17" in err
 
 
-def test_without_a_model_the_command_says_so(capsys):
+def test_without_a_model_the_command_fails_with_a_message(capsys):
     assert main(["bench", "counters"]) == USAGE

@@ -1,4 +1,4 @@
-"""Gates: what is read, what holds, what is refused."""
+"""Gates: how they are parsed, when they pass, and which are refused."""
 
 from __future__ import annotations
 

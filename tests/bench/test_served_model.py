@@ -1,4 +1,4 @@
-"""What the client says of a server that refuses it, or that is none."""
+"""Errors of the client if a server refuses it, or is no server."""
 
 from __future__ import annotations
 

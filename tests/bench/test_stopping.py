@@ -37,13 +37,13 @@ def test_a_server_that_keeps_up_does_not(seed):
     assert simulate(100.0, 30.0, 300, 2.0, seed).reason is None  # in flight: 200 of them
 
 
-def test_so_many_errors_end_it_and_it_ends_once():
-    told: list[int] = []
+def test_max_errors_end_the_run_once():
+    stops: list[int] = []
     rule = StopRule(max_errors=2)
-    rule.on_stop = lambda: told.append(1)
+    rule.on_stop = lambda: stops.append(1)
     for failed in (True, False, True, True):
         rule.ended(1.0, 0.1, failed)
-    assert rule.reason == "2 requests failed (--max-errors)" and told == [1]
+    assert rule.reason == "2 requests failed (--max-errors)" and stops == [1]
 
 
 def test_without_rules_nothing_ends_it():

@@ -1,4 +1,4 @@
-"""Statistics against numpy, and what an empty list of measurements says."""
+"""Statistics against numpy, and summaries without measurements."""
 
 from __future__ import annotations
 

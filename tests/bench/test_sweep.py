@@ -61,13 +61,13 @@ def test_a_search_on_a_server_that_keeps_no_limit_ends(monkeypatch):
 def test_rates_of_a_sweep_lie_between_one_at_a_time_and_saturation(monkeypatch):
     server = Pretended(capacity=25.0)
     monkeypatch.setattr(serve, "run", server)
-    told: list = []
+    progress: list = []
     options = options_of("x", goodput={"ttft": 100.0}, seed=5)
-    record = sweep.run(options, SweepArguments(levels=3), lambda *known: told.append(known))
+    record = sweep.run(options, SweepArguments(levels=3), lambda *known: progress.append(known))
     assert server.rates == pytest.approx([11.5, 21.0, 30.5])
     assert record.metrics["max_goodput_rate"] == pytest.approx(21.0)
     assert server.seeds == [5, 6, 7, 8, 9]  # no level repeats the prompts of another
-    assert told[0] == (0, 5, "one at a time") and told[-1][0] == 4
+    assert progress[0] == (0, 5, "one at a time") and progress[-1][0] == 4
 
 
 @pytest.mark.parametrize(

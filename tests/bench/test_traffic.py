@@ -1,4 +1,4 @@
-"""Workloads with shared prefixes, conversations, traces and ShareGPT: what they send, and when."""
+"""Workloads with shared prefixes, conversations, traces and ShareGPT: which requests they send, and when."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files of calibration text as people have them."""
+"""Files of calibration text in common formats."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def test_the_usual_files_are_read(read, name, content):
         ("fields.jsonl", lines({"messages": {"role": ["user"], "content": [TEXT]}}), 1),
     ],
 )
-def test_conversations_are_told_from_lists_of_texts(read, name, content, count):
+def test_conversations_are_distinguished_from_lists_of_texts(read, name, content, count):
     found, _ = read(name, content)
     assert [list(document.messages) for document in found] == [TALK] * count
 

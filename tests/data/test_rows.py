@@ -1,4 +1,4 @@
-"""Rows as data sets have them: every text of a row is read, named as not read, or the row is refused."""
+"""Rows of common data sets: every text of a row is read, named as not read, or the row is refused."""
 
 from __future__ import annotations
 
@@ -208,7 +208,7 @@ def test_columns_with_text_that_is_not_read_are_named(row, unread):
         {"messages": TALK, "prompt": ASK, "prompt_id": "af03"},
     ],
 )
-def test_nothing_is_said_about_columns_that_add_no_text(row):
+def test_columns_that_add_no_text_are_not_reported(row):
     found, rows = read(row)
     assert found is not None and not rows.unread
 

@@ -1,4 +1,4 @@
-"""What `make bench-cpu` is made of, without the other engines: the model, the rows, the section of the page."""
+"""The parts of `make bench-cpu` without the other engines: the model, the rows, the section of the page."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_model_of_every_kind_generates(small: Any, tmp_path: Path, kind: str) ->
 
 
 def test_bytes_of_a_token_are_those_on_disk(small: Any, tmp_path: Path) -> None:
-    """What a token reads is what the files hold, less norms, headers and what nobody needs while running."""
+    """Bytes read per token are those of the files without norms, headers and unused tensors."""
     for kind in ("w4", "w4-awq", "w8", "w8a8"):
         files = small.folder(kind, tmp_path).glob("*.safetensors")
         stored = sum(path.stat().st_size for path in files)
@@ -64,7 +64,7 @@ def test_rows_have_names_and_scripts_of_their_own() -> None:
         assert row.kind in contenders.KINDS
 
 
-def test_section_says_who_is_ahead_and_what_is_not_there() -> None:
+def test_section_names_the_fastest_and_the_missing_rows() -> None:
     import contenders
     import cpu_page
 

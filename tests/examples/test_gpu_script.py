@@ -1,4 +1,4 @@
-"""`make gpu` as far as it goes without a GPU: its steps rehearsed on the CPU, and the table it writes."""
+"""`make gpu` without a GPU: its steps rehearsed on the CPU, and the table that it writes."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_a_rehearsal_runs_everything_but_the_hardware(tmp_path):
     assert all(row[name] > 0 for row in rows for name in positive)
 
 
-def test_steps_over_two_ranks_run_where_there_is_no_gpu(tmp_path):
+def test_steps_over_two_ranks_run_without_a_gpu(tmp_path):
     names = ("ranks_agree", "meeting_times", "ceilings", "rank_speed")
     code, results = rehearse(tmp_path, *names)
     assert code == 0 and results["ranks_agree"]["exact"] == 32
@@ -182,6 +182,6 @@ def test_the_page(script):
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="it would run for minutes")
-def test_without_a_gpu_it_says_so(tmp_path):
+def test_without_a_gpu_a_message_says_so(tmp_path):
     done = subprocess.run([sys.executable, str(HERE / "gpu.py")], capture_output=True, text=True, cwd=tmp_path)
     assert done.returncode == 7 and "finds no NVIDIA GPU" in done.stderr

@@ -1,4 +1,4 @@
-"""What `make quality` is made of, without the other tools: the rows, the page, the model with outliers."""
+"""The parts of `make quality` without the other tools: the rows, the page, the model with outliers."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_rows_have_names_of_their_own_and_options_that_exist() -> None:
             QuantizeOptions(input="in", output="out", **row.request["options"])
 
 
-def test_page_says_who_is_ahead_and_what_failed() -> None:
+def test_page_names_the_best_and_the_failed_rows() -> None:
     import quality_page
     from rows import ROWS, W8A8
 

@@ -1,4 +1,4 @@
-"""The files for Ray are usable: the batch engine answers, and the RayService asks for what aiakq understands."""
+"""The files for Ray: the batch engine generates text, and the RayService uses valid options."""
 
 from __future__ import annotations
 

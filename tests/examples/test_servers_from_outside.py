@@ -1,4 +1,4 @@
-"""The scripts that let other programs judge the server: without those programs, and what is theirs alone."""
+"""The scripts that test the server with other programs, without those programs."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def examples_are_importable(monkeypatch: pytest.MonkeyPatch) -> None:
         ["../tests/server/trace_collector.py", "--phoenix", "no-such-program"],
     ],
 )
-def test_without_the_other_program_one_line_says_so(words: list[str]) -> None:
+def test_a_missing_program_is_reported_in_one_line(words: list[str]) -> None:
     command = [sys.executable, str(EXAMPLES / words[0]), *words[1:]]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0 and len(done.stderr.splitlines()) == 1 and not done.stdout

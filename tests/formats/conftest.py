@@ -1,4 +1,4 @@
-"""Weights of random codes, and what tests of formats compare."""
+"""Weights of random codes, and comparisons for tests of formats."""
 
 from __future__ import annotations
 

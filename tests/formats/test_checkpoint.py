@@ -141,7 +141,7 @@ def test_an_error_names_folder_and_tensor(tmp_path: Path) -> None:
     assert "x.qzeros is missing" in str(caught.value)
 
 
-def test_older_tools_keep_the_quantization_in_a_file_of_its_own(tmp_path: Path) -> None:
+def test_older_tools_keep_the_quantization_in_a_separate_file(tmp_path: Path) -> None:
     save_file({"x.weight": torch.ones(2)}, tmp_path / "gptq_model-4bit-128g.safetensors")
     (tmp_path / "config.json").write_text("{}")
     (tmp_path / "quantize_config.json").write_text('{"bits": 4, "group_size": 128, "sym": true, "desc_act": false}')
@@ -403,7 +403,7 @@ def test_model_paths_resolve_to_existing_folders_only(folder: Path) -> None:
     assert caught.value.id == "model_is_file"
 
 
-def test_a_hub_that_cannot_be_reached_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_an_unreachable_hub_is_reported(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     import huggingface_hub.constants
 
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)

@@ -1,4 +1,4 @@
-"""Publishing: whole or absent, whatever happens on the way."""
+"""Publishing a checkpoint: complete or absent after any failure."""
 
 import errno
 import json
@@ -60,7 +60,7 @@ def test_many_shards_have_an_index(tmp_path: Path) -> None:
     assert len(files) == 2
 
 
-def test_tensors_beside_the_weights_are_in_a_file_of_their_own(tmp_path: Path) -> None:
+def test_additional_tensors_are_in_a_separate_file(tmp_path: Path) -> None:
     beside = "aiakq/folded_scales.safetensors"
 
     def write(output: Path, stop: bool = False) -> Path:
@@ -86,7 +86,7 @@ def test_tensors_beside_the_weights_are_in_a_file_of_their_own(tmp_path: Path) -
     assert make(output, overwrite=True) == output and not (output / "aiakq").exists()
 
 
-def test_a_file_beside_the_weights_may_be_empty(tmp_path: Path) -> None:
+def test_a_file_of_additional_tensors_may_be_empty(tmp_path: Path) -> None:
     with CheckpointWriter(tmp_path / "out", beside="aiakq/other.safetensors") as writer:
         fill(writer)
         writer.publish()

@@ -1,4 +1,4 @@
-"""The registry of formats: what every module offers, how layouts are told apart, and a format from outside."""
+"""The registry of formats: the interface of every module, how layouts are distinguished, and a plugin's format."""
 
 from __future__ import annotations
 

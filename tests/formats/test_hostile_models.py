@@ -1,4 +1,4 @@
-"""A share of the malicious checkpoints and tokenizers of ``make hostile``; the same share every time."""
+"""A fixed sample of the malicious checkpoints and tokenizers of ``make hostile``."""
 
 from __future__ import annotations
 

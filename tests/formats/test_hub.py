@@ -64,7 +64,7 @@ def test_other_models_have_no_folders(repository):
     ]
 
 
-def test_scales_beside_the_weights_come_with_a_model_that_names_them(repository):
+def test_a_separate_file_of_scales_comes_with_a_model_that_names_it(repository):
     (repository / "config.json").write_text('{"aiakq": {"folded_scales": "aiakq/folded_scales.safetensors"}}')
     (repository / "aiakq").mkdir()
     for name in ("aiakq/folded_scales.safetensors", "aiakq/other.bin", "model.safetensors"):

@@ -1,4 +1,4 @@
-"""Checkpoints that GPTQModel, AutoAWQ, llm-compressor and AutoRound wrote: each loads and gives the logits it must."""
+"""Checkpoints that GPTQModel, AutoAWQ, llm-compressor and AutoRound wrote: each loads and has the expected logits."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_bit_widths_are_read_per_layer():
 
 
 @pytest.mark.parametrize(("name", "file"), [("gq-w3", "quantize_config.json"), ("aawq", "quant_config.json")])
-def test_the_quantization_may_be_in_a_file_of_its_own(tmp_path, name, file):
+def test_the_quantization_may_be_in_a_separate_file(tmp_path, name, file):
     """AutoGPTQ and AutoAWQ of old put it beside config.json."""
     folder = tmp_path / "model"
     shutil.copytree(ROOTS[0] / name, folder)

@@ -1,4 +1,4 @@
-"""Every on-disk layout: what is written is read again, and damage is refused by name."""
+"""Every on-disk layout: a round trip keeps every tensor, and damage is refused by name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files of a model folder: regular, inside it, of bounded size; whoever opens them."""
+"""Every reader of a model folder's files checks that they are regular, inside it, and of bounded size."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def test_only_regular_files_inside_the_folder_are_read(make: Callable[[Path], No
 
 @pytest.mark.parametrize("make", IN_PLACE_OF_A_FILE, ids=lambda make: make.__name__)
 def test_tokenizers_and_engines_start_with_the_check(make: Callable[[Path], None], folder: Path) -> None:
-    """Before transformers opens the file, which would wait for a pipe and read a device for ever."""
+    """transformers must not open the file: it would block on a pipe and read a device endlessly."""
     put(make, folder / "tokenizer_config.json")
     for call in (lambda: Tokenizer.load(folder), lambda: EngineConfig.from_args({"model": str(folder)})):
         assert refused(call).id == IN_PLACE_OF_A_FILE[make]

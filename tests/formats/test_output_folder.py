@@ -1,4 +1,4 @@
-"""What --overwrite may delete, and what failures of the system leave: nothing, and the right exit code."""
+"""What --overwrite may delete; failures of the system leave no files and have the right exit code."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_a_config_alone_makes_no_model(config: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("stranger", ["thesis.docx", "notes.txt", ".git/", "photos/", "model.py"])
 @pytest.mark.parametrize("ours", [False, True])
-def test_other_files_beside_a_model_are_kept(stranger: str, ours: bool, tmp_path: Path) -> None:
+def test_other_files_in_a_model_folder_are_kept(stranger: str, ours: bool, tmp_path: Path) -> None:
     folder = write(tmp_path / "out") if ours else model(tmp_path / "out")
     assert check_output(folder, overwrite=True)
     if stranger.endswith("/"):

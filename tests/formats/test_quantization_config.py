@@ -342,7 +342,7 @@ def test_the_layout_in_the_name_of_the_method_is_read(name, layout):
 
 
 @pytest.mark.parametrize("other", [{"rotation": "hadamard"}, {"checkpoint_format": "gptq_v2"}])
-def test_a_file_of_its_own_may_not_contradict_the_config(tmp_path, other):
+def test_a_separate_file_may_not_contradict_the_config(tmp_path, other):
     """GPTQModel reads quantize_config.json first."""
     config = {"quant_method": "gptq", "bits": 4, "group_size": 128, "sym": True, "checkpoint_format": "gptq"}
     (tmp_path / "quantize_config.json").write_text(json.dumps(config))

@@ -116,6 +116,6 @@ def test_several_variants_and_no_other_weights_are_refused_with_their_names(
     assert Checkpoint.open(empty_model, ignore=["*fp32*"]).inventory
 
 
-def test_a_variant_beside_other_weights_is_not_read(folder: Path) -> None:
+def test_a_variant_next_to_other_weights_is_not_read(folder: Path) -> None:
     save_file({"a.weight": TWOS}, folder / "model.fp16.safetensors")
     assert torch.equal(Checkpoint.open(folder).tensor("a.weight"), ONES)

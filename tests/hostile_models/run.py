@@ -1,11 +1,11 @@
-"""Malicious checkpoints and tokenizers, each met by aiakq in a process of its own: refused in a sentence, or harmless.
+"""Run aiakq on malicious checkpoints and tokenizers, each in its own process: each is refused in one line or harmless.
 
     python tests/hostile_models/run.py [--sample N] [--only WORDS] [--jobs 2] [--seconds 60]
 
 A case may end in an entry of the error registry (its exit code, one line) or work. It may not end in a traceback, a
 bug, a signal, a hang, memory beyond the limit; write a file outside its output, start a program or open a connection;
-read a file outside the folder, or publish a byte of one. A table says what was met; the exit code is 1 if a promise was
-broken. Processes are forked from one that imported everything, so that a case takes its own time only.
+read a file outside the folder, or publish a byte of one. A table lists the results; the exit code is 1 if a check
+failed. Processes are forked from one that imported everything, so that cases need no time for imports.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from base import Case, cases, write_base  # noqa: E402
 
 from aiakq.errors import BUG, REGISTRY, AiakqError  # noqa: E402
 
-SECRET = b"a secret that nobody may publish " * 8
+SECRET = b"a secret that must not be published " * 8
 #: Bytes of memory that a case may take beyond what imported modules take.
 MEMORY = 3 << 30
 FILE_SIZE = 256 << 20

@@ -1,4 +1,4 @@
-"""Gathering, adding up and broadcasting over gloo, ranks being threads; who is late is found out and named."""
+"""all_gather, all_reduce and broadcast over gloo with threads as ranks; a late rank is detected and named."""
 
 from __future__ import annotations
 

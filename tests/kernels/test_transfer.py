@@ -7,7 +7,7 @@ import torch
 from aiakq.kernels.transfer import on_device, on_host
 
 
-def test_numbers_are_copied_before_they_are_asked_for():
+def test_numbers_are_copied_before_they_are_read():
     values = torch.arange(3)
     numbers = on_host(values, values.double() / 2)
     assert numbers() == [[0, 1, 2], [0, 0.5, 1]]

@@ -37,7 +37,7 @@ def test_messages_list_its_family(run, tiny_model):
 
 def test_a_format_holds_what_the_formats_of_the_tree_hold(run_tests):
     """Writing and reading, bit for bit, and refusals, over the registry; weights drawn by hypothesis among them."""
-    suites = ["tests/formats/test_layouts.py", "tests/formats/test_odd_files.py", "tests/formats/test_fuzz.py"]
+    suites = ["tests/formats/test_layouts.py", "tests/formats/test_unusual_files.py", "tests/formats/test_fuzz.py"]
     cases = (
         "test_a_missing_tensor and unpacked or test_a_scale_of_zero and unpacked or test_write_then_read_is_bit_exact"
     )
@@ -76,7 +76,7 @@ def test_a_method_quantizes_into_a_format_that_is_inspected(run, quantized):
     assert document["quantization"]["format"] == "unpacked"
 
 
-def test_its_output_is_served_beside_a_route_of_the_plugin(plugin_folder, quantized, monkeypatch):
+def test_its_output_is_served_with_a_route_of_the_plugin(plugin_folder, quantized, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(plugin_folder))
     arguments = {"model": str(quantized), "dtype": "float32", "num_gpu_blocks_override": 129}
     with (

@@ -1,4 +1,4 @@
-"""Quantizing tiny models quickly, and computing with what comes out."""
+"""Fixtures that quantize tiny models and compute with the outputs."""
 
 from collections.abc import Callable
 from pathlib import Path

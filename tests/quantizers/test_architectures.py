@@ -180,7 +180,7 @@ def test_what_is_written_is_served(
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("kind", "method"), cases(ELSEWHERE))
-def test_what_aiakq_cannot_serve_is_said_before_any_work(
+def test_models_that_cannot_be_served_are_named_before_any_work(
     kind: str, method: str, source: Callable[..., Path], tmp_path: Path, quantize: Callable[..., Any], ids: Tensor
 ) -> None:
     report = quantize(source(kind, ELSEWHERE[kind]), tmp_path / "out", method, group_size=-1)

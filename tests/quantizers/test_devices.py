@@ -28,7 +28,7 @@ def test_two_devices_give_the_same_bytes(method: str, tiny_model: Callable[..., 
     assert one.read_bytes() == two.read_bytes()
 
 
-def test_a_device_that_is_not_there_is_refused(tiny_model: Callable[..., Path], tmp_path: Path) -> None:
+def test_an_absent_device_is_refused(tiny_model: Callable[..., Path], tmp_path: Path) -> None:
     for device in ("cpu,nowhere", "nowhere", "cpu,"):
         with pytest.raises(AiakqError) as caught:
             options = QuantizeOptions(str(tiny_model("LlamaForCausalLM")), str(tmp_path / "o"), "gptq", device=device)

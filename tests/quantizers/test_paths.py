@@ -24,7 +24,7 @@ from aiakq.quantizers.paths import check_paths
         ({"eval_text": "some.txt"}, "evaluation_text"),
     ],
 )
-def test_what_is_not_there_is_refused(tmp_path, monkeypatch, given, id):
+def test_missing_paths_are_refused(tmp_path, monkeypatch, given, id):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(AiakqError) as caught:
         check_paths(QuantizeArguments(**{"input": str(tmp_path), "output": "out", "method": "awq", **given}))

@@ -1,4 +1,4 @@
-"""The whole way from a checkpoint to a quantized one, on tiny models, for every method."""
+"""The whole pipeline from a checkpoint to a quantized one, on tiny models, for every method."""
 
 import json
 from collections.abc import Callable
@@ -76,7 +76,7 @@ def test_the_runtime_computes_the_same(
     assert relative_error(got, wanted) < (1e-2 if method == "smooth_quant" else 1e-5)
 
 
-def test_the_source_dtype_is_kept_unless_told(
+def test_the_source_dtype_is_kept_by_default(
     tiny_model: Callable[..., Path], tmp_path: Path, quantize: Callable[..., Any]
 ) -> None:
     source = tiny_model("LlamaForCausalLM")

@@ -1,4 +1,4 @@
-"""What a quantized model takes over from its source."""
+"""What a quantized model inherits from its source."""
 
 from __future__ import annotations
 

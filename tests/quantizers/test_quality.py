@@ -1,4 +1,4 @@
-"""The comparison of an output with its source, before the output is published."""
+"""The comparison of an output with its source model before the output is published."""
 
 from __future__ import annotations
 

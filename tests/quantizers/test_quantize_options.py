@@ -90,7 +90,7 @@ def test_the_strength_of_smoothing_is_that_of_the_family_unless_given() -> None:
     assert alpha("glm") == alpha("glm130") == 0.75
 
 
-def test_awq_of_8_bits_is_symmetric_unless_asked() -> None:
+def test_awq_of_8_bits_is_symmetric_by_default() -> None:
     assert not options("awq").spec("1").symmetric
     assert options("awq", bits=8).spec("1").symmetric
     assert not options("awq", bits=8, symmetric=False).spec("1").symmetric

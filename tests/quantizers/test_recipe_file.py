@@ -1,4 +1,4 @@
-"""Recipe files: they state what flags state, name themselves in errors, and repeat a run byte for byte."""
+"""Recipe files: equal to flags, named in errors, and reproducible byte for byte."""
 
 import json
 from collections.abc import Callable

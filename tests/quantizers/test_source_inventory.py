@@ -30,7 +30,7 @@ def quantized(source, output):
 
 
 @pytest.mark.parametrize("head", ["v_head.summary", "medusa_head.0.0.linear", "value_head"])
-def test_heads_beside_the_model_do_not_keep_the_output_from_loading(tiny_model, tmp_path, head):
+def test_additional_heads_do_not_keep_the_output_from_loading(tiny_model, tmp_path, head):
     extra = {f"{head}.weight": torch.zeros(1, 128), f"{head}.bias": torch.zeros(1)}
     report = quantized(changed(tiny_model("LlamaForCausalLM"), tmp_path / "in", extra), tmp_path / "out")
     assert any(head.partition(".")[0] in warning for warning in report.warnings)

@@ -1,4 +1,4 @@
-"""Sources of a run: architectures, shards and names of tensors, tokenizers and calibration samples."""
+"""Source models of a run: architectures, shards and names of tensors, tokenizers and calibration samples."""
 
 from collections.abc import Callable
 from pathlib import Path

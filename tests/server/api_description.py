@@ -1,4 +1,4 @@
-"""Draw requests from /openapi.json with schemathesis, good and bad ones, and hold the answers against what it says.
+"""Generate valid and invalid requests from /openapi.json with schemathesis, and validate the responses against it.
 
     python tests/server/api_description.py [--count 20000] [--seed 0] [--schemathesis PROGRAM]
 
@@ -53,23 +53,23 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--workers", type=int, default=4)
     parser.add_argument("--schemathesis", default="schemathesis", help="the program, if it is not on the path")
-    asked = parser.parse_args()
-    program = shutil.which(asked.schemathesis)
+    args = parser.parse_args()
+    program = shutil.which(args.schemathesis)
     if program is None:
         print("schemathesis is not installed (pip install schemathesis): nothing was tried", file=sys.stderr)
         return 0
     with start_in_background(SERVED, timeout=240) as server, tempfile.TemporaryDirectory() as folder:
         found: dict[str, Any] = {"cases": 0, "rounds": 0, "failures": 0}
         began = time.monotonic()
-        while found["cases"] < asked.count and not found["failures"]:
+        while found["cases"] < args.count and not found["failures"]:
             report = Path(folder) / f"{found['rounds']}.json"
-            words = ["--seed", str(asked.seed + found["rounds"]), "--workers", str(asked.workers), "--no-shrink"]
+            words = ["--seed", str(args.seed + found["rounds"]), "--workers", str(args.workers), "--no-shrink"]
             words += ["--checks", ",".join(CHECKS), "--phases", "coverage,fuzzing", "--max-examples", str(EXAMPLES)]
             words += ["--report", "json", "--report-json-path", str(report), "--request-timeout", "300"]
             command = [program, "run", f"{server.url}/openapi.json", *words]
             code = subprocess.run(command, cwd=folder, stdout=sys.stderr).returncode
-            told = json.loads(report.read_text()) if report.is_file() else {}
-            cases = told.get("test_cases", {"generated": 0, "unique_failures": 1})
+            results = json.loads(report.read_text()) if report.is_file() else {}
+            cases = results.get("test_cases", {"generated": 0, "unique_failures": 1})
             found["rounds"] += 1
             found["cases"] += cases["generated"]
             found["failures"] += cases["unique_failures"] or code != 0

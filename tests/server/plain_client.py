@@ -6,15 +6,15 @@ import socket
 import threading
 import time
 
-from raw_http import PATIENCE
+from raw_http import TIMEOUT
 
 from aiakq.server.background import RunningServer
 
 
-def dial(server: RunningServer) -> socket.socket:
-    """A connection to ``server``."""
+def connect(server: RunningServer) -> socket.socket:
+    """Connect to ``server``."""
     host, port = server.url.removeprefix("http://").split(":")
-    return socket.create_connection((host, int(port)), timeout=2 * PATIENCE)
+    return socket.create_connection((host, int(port)), timeout=2 * TIMEOUT)
 
 
 def send(
@@ -32,23 +32,23 @@ def send(
 
 
 def post(server: RunningServer, path: str, body: bytes, key: str = "") -> tuple[int, bytes]:
-    """Status and beginning of a response, which is read to its end."""
-    with dial(server) as connection:
+    """Post ``body``, read the whole response, and return its status and first bytes."""
+    with connect(server) as connection:
         send(connection, "POST", path, key, body, close=True)
-        answer = connection.recv(1 << 16)
+        response = connection.recv(1 << 16)
         while connection.recv(1 << 20):
             pass
-    return int(answer[9:12]), answer
+    return int(response[9:12]), response
 
 
 class Pings(threading.Thread):
-    """Asks for ``path`` every ``pause`` seconds until ``stop``; ``longest`` is the longest time until an answer."""
+    """Gets ``path`` every ``pause`` seconds until ``stop``; ``longest`` is the longest response time in seconds."""
 
     def __init__(self, server: RunningServer, path: str, pause: float, key: str = "") -> None:
         super().__init__(daemon=True)
         self.longest = 0.0
         self._path, self._pause, self._key = path, pause, key
-        self._connection = dial(server)
+        self._connection = connect(server)
         self._ended = threading.Event()
 
     def run(self) -> None:
@@ -59,7 +59,7 @@ class Pings(threading.Thread):
             self.longest = max(self.longest, time.monotonic() - began)
 
     def stop(self) -> float:
-        """Ends it; returns ``longest``."""
+        """End the thread and return ``longest``."""
         self._ended.set()
         self.join()
         self._connection.close()

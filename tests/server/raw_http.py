@@ -1,4 +1,4 @@
-"""HTTP over bare sockets for hostile.py and load.py, and what the server they test tells and holds."""
+"""HTTP over plain sockets for hostile_inputs.py and load_generator.py, and the server's metrics and resources."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from typing import Any
 from hostile_cases.requests import head
 
 MODEL = Path(__file__).resolve().parents[2] / "examples" / "tinybooks"
-#: Seconds for anything that has no promised time; more than enough on a busy machine.
-PATIENCE = 120.0
+#: Seconds for anything without a specified limit; more than enough on a busy machine.
+TIMEOUT = 120.0
 
 
 @dataclass
-class Answer:
+class Response:
     status: int
     headers: dict[str, str]
     body: bytes
 
 
-async def read_answer(reader: asyncio.StreamReader, with_body: bool = True) -> Answer:
-    """One HTTP answer. Raises EOFError or ValueError when it is none."""
+async def read_response(reader: asyncio.StreamReader, with_body: bool = True) -> Response:
+    """Read one HTTP response; raise EOFError or ValueError if it is none."""
     while True:
         head = await read_until(reader, b"\r\n\r\n")
         first, *lines = head.decode("latin-1").split("\r\n")[:-2]
@@ -49,7 +49,7 @@ async def read_answer(reader: asyncio.StreamReader, with_body: bool = True) -> A
             body += chunk[:-2]
     else:
         body = await reader.readexactly(int(headers["content-length"]))
-    return Answer(int(match[1]), headers, body)
+    return Response(int(match[1]), headers, body)
 
 
 async def read_until(reader: asyncio.StreamReader, end: bytes) -> bytes:
@@ -59,34 +59,34 @@ async def read_until(reader: asyncio.StreamReader, end: bytes) -> bytes:
         raise EOFError(f"after {failure.partial[:60]!r}") from None
 
 
-async def slowly(reader: asyncio.StreamReader, pause: float) -> Answer:
-    """``read_answer`` piece by piece, with pauses."""
-    taken = asyncio.StreamReader(limit=1 << 22)
+async def read_slowly(reader: asyncio.StreamReader, pause: float) -> Response:
+    """Read a response like ``read_response``, in small pieces with pauses of ``pause`` seconds."""
+    received = asyncio.StreamReader(limit=1 << 22)
 
-    async def take() -> None:
+    async def receive() -> None:
         while piece := await reader.read(512):
-            taken.feed_data(piece)
+            received.feed_data(piece)
             await asyncio.sleep(pause)
-        taken.feed_eof()
+        received.feed_eof()
 
-    taking = asyncio.create_task(take())
+    receiving = asyncio.create_task(receive())
     try:
-        return await asyncio.wait_for(read_answer(taken), 4 * PATIENCE)
+        return await asyncio.wait_for(read_response(received), 4 * TIMEOUT)
     finally:
-        taking.cancel()
+        receiving.cancel()
 
 
 def linger(writer: asyncio.StreamWriter, on: int) -> None:
-    """Whether closing resets the connection: a hundred thousand need not wait for their ends."""
+    """Set SO_LINGER to 0 seconds if ``on``: closing then resets the connection, which leaves none in TIME_WAIT."""
     writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", on, 0))
 
 
 async def metrics(address: tuple[str, int]) -> dict[str, float]:
-    """Samples of /metrics that have no labels of their own, added over the engines."""
+    """Return the samples of /metrics, summed over the engines."""
     reader, writer = await asyncio.open_connection(*address, limit=1 << 22)
     try:
         writer.write(head("GET", "/metrics"))
-        answer = await asyncio.wait_for(read_answer(reader), PATIENCE)
+        answer = await asyncio.wait_for(read_response(reader), TIMEOUT)
     finally:
         writer.close()
     lines = [line.rpartition(" ") for line in answer.body.decode().splitlines() if not line.startswith("#")]
@@ -97,12 +97,12 @@ async def metrics(address: tuple[str, int]) -> dict[str, float]:
 
 
 def num_series(found: dict[str, float]) -> int:
-    """Series of /metrics that are there from the start: those of HTTP answers come with the first of their kind."""
+    """Count the series of /metrics without those of HTTP responses, which appear with the first response of a kind."""
     return sum(not name.startswith("http_requests_total") for name in found)
 
 
 def state(pid: int) -> dict[str, Any]:
-    """What a process holds."""
+    """Return the memory, threads and open files of a process."""
     status = Path(f"/proc/{pid}/status").read_text()
     number = {name: int(re.search(rf"^{name}:\s+(\d+)", status, re.M)[1]) for name in ("VmRSS", "Threads")}  # type: ignore[index]
     files = len(os.listdir(f"/proc/{pid}/fd"))

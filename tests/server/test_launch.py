@@ -166,7 +166,7 @@ def test_a_second_term_interrupts_the_drain(victims, metrics_of):
 
 
 def test_interrupt_with_little_time_cuts_what_runs(start_server, metrics_of):
-    """After --shutdown-timeout every client is told, every process is gone, and that counts as an orderly end."""
+    """After --shutdown-timeout every client has an error, every process has ended, and the exit is an orderly one."""
     with start_server(shutdown_timeout=0.2, max_num_seqs=2) as server:
         processes = [psutil.Process(server.process.pid), *psutil.Process(server.process.pid).children(recursive=True)]
         assert len(processes) > 2

@@ -1,4 +1,4 @@
-"""What is prepared while a model loads."""
+"""Preparations while a model loads."""
 
 from __future__ import annotations
 

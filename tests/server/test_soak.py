@@ -1,7 +1,6 @@
-"""Many streaming clients for a while: every answer whole and equal to the same request alone, every page back.
+"""Many streaming clients for a while: every response is complete and equals the request run alone; all pages are freed.
 
-Ten seconds in the normal run; AIAKQ_SOAK_SECONDS=60 make test for longer. Small shares of what load.py and hostile.py
-do in full.
+Ten seconds by default, AIAKQ_SOAK_SECONDS for longer. Also short runs of load_generator.py and hostile_inputs.py.
 """
 
 from __future__ import annotations
@@ -27,17 +26,17 @@ SECONDS = float(os.environ.get("AIAKQ_SOAK_SECONDS", "10"))
 
 
 def _requests(text: str) -> list[dict]:
-    """48 different requests: greedy and seeded, short and long, with and without a stop string; some share prompts."""
-    draw = random.Random(3)
+    """Return 48 different requests: greedy and seeded, short and long, some with stop strings or shared prefixes."""
+    rng = random.Random(3)
     words = text.split()
     shared = " ".join(words[:120])
     requests = []
     for index in range(48):
-        at = draw.randrange(len(words) - 300)
-        prompt = " ".join(words[at : at + draw.choice([1, 5, 40, 200])])
+        at = rng.randrange(len(words) - 300)
+        prompt = " ".join(words[at : at + rng.choice([1, 5, 40, 200])])
         request = {
             "prompt": shared + " " + prompt if index % 3 == 0 else prompt,
-            "max_tokens": draw.choice([1, 8, 33, 64]),
+            "max_tokens": rng.choice([1, 8, 33, 64]),
         }
         if index % 2:
             request.update(temperature=0.9, top_p=0.95, seed=index)
@@ -49,8 +48,8 @@ def _requests(text: str) -> list[dict]:
     return requests
 
 
-def _alone(folder, requests: list[dict]) -> list[tuple[str, str]]:
-    """(text, finish_reason) of every request, one at a time, in this process."""
+def _expected(folder, requests: list[dict]) -> list[tuple[str, str]]:
+    """Return (text, finish_reason) of every request, run one at a time in this process."""
     llm = LLM(model=str(folder), dtype="float32", max_num_seqs=1, enable_prefix_caching=False)
     answers = []
     for request in requests:
@@ -61,7 +60,7 @@ def _alone(folder, requests: list[dict]) -> list[tuple[str, str]]:
 
 
 async def _stream(client: httpx.AsyncClient, request: dict) -> tuple[str, str | None, bool]:
-    """Text, finish reason and whether the stream was complete."""
+    """Return text, finish reason and whether the stream was complete."""
     text, reason, done = "", None, False
     async with client.stream("POST", "/v1/completions", json={"model": "tiny", "stream": True, **request}) as answer:
         assert answer.status_code == 200, await answer.aread()
@@ -81,10 +80,10 @@ async def _soak(url: str, requests: list[dict], expected: list[tuple[str, str]])
 
     async def client(number: int) -> None:
         nonlocal answered
-        draw = random.Random(number)
+        rng = random.Random(number)
         async with httpx.AsyncClient(base_url=url, timeout=120) as http:
             while time.monotonic() < stop_at:
-                which = draw.randrange(len(requests))
+                which = rng.randrange(len(requests))
                 text, reason, done = await _stream(http, requests[which])
                 assert done and (text, reason) == expected[which], requests[which]
                 answered += 1
@@ -100,13 +99,13 @@ def _gauge(url: str, name: str) -> float:
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("pages", [None, 160], ids=["roomy", "few_pages"])
-def test_64_streaming_clients_get_what_each_would_get_alone(example_model, heldout_text, pages):
+@pytest.mark.parametrize("pages", [None, 160], ids=["many_pages", "few_pages"])
+def test_outputs_of_64_streaming_clients_equal_requests_run_alone(example_model, heldout_text, pages):
     requests = _requests(heldout_text)
-    expected = _alone(example_model, requests)
+    expected = _expected(example_model, requests)
     arguments = {"model": str(example_model), "served_model_name": ["tiny"], "dtype": "float32"}
     if pages:
-        # Sixty-four wait for room that some eight prompts fill: more than a server should hold by itself.
+        # About eight prompts fill the pages; the others wait, with more tokens than the default limit of the queue.
         arguments |= {"num_gpu_blocks_override": pages, "max_num_queued_tokens": 1 << 20}
     with start_in_background(arguments) as server:
         answered = asyncio.run(_soak(server.url, requests, expected))
@@ -115,15 +114,15 @@ def test_64_streaming_clients_get_what_each_would_get_alone(example_model, heldo
             if _gauge(server.url, "vllm:kv_cache_usage_perc") == 0:
                 break
             time.sleep(0.05)
-        assert _gauge(server.url, "vllm:kv_cache_usage_perc") == 0, "every page is back"
+        assert _gauge(server.url, "vllm:kv_cache_usage_perc") == 0, "a page is not free"
         assert _gauge(server.url, "vllm:num_requests_running") == 0
         if pages:
-            assert _gauge(server.url, "vllm:num_preemptions_total") > 0, "few pages mean preemptions"
+            assert _gauge(server.url, "vllm:num_preemptions_total") > 0, "few pages must cause preemptions"
 
 
-def _found(script: str, *words: str) -> dict:
-    """What a script beside this file found; it found nothing wrong."""
-    command = [sys.executable, str(Path(__file__).with_name(script)), *words]
+def _run(script: str, *args: str) -> dict:
+    """Run a script of this folder, which must succeed, and return the results that it prints."""
+    command = [sys.executable, str(Path(__file__).with_name(script)), *args]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-4000:] + done.stdout[-4000:]
     return json.loads(done.stdout)
@@ -131,16 +130,16 @@ def _found(script: str, *words: str) -> dict:
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_hostile_inputs_get_the_expected_responses_and_disturb_no_others():
-    found = _found("hostile.py", "--count", "2000", "--seed", "5")
+def test_hostile_inputs_get_the_expected_responses_and_do_not_affect_others():
+    found = _run("hostile_inputs.py", "--count", "2000", "--seed", "5")
     assert found["cases"] == 2000 and found["good_streams"] > 0
-    assert len(found["kinds"]) >= 19, "every family came up"
+    assert len(found["kinds"]) >= 19, "a family has no case"
     assert set(found["statuses"]) >= {"200", "400", "403", "404", "405", "413", "415", "421", "431"}
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_no_request_is_lost_under_load_though_clients_misbehave_and_an_engine_is_killed():
-    found = _found("load.py", "--requests", "400", "--kills", "1")
+def test_no_request_is_lost_when_clients_misbehave_and_an_engine_is_killed():
+    found = _run("load_generator.py", "--requests", "400", "--kills", "1")
     assert found["requests"] == 400 and found["kills"] == 1
     assert sum(found["misbehaved"].values()) > 20 and found["answered"] > 300

@@ -1,4 +1,4 @@
-"""What the arguments name is looked for before a process is started or a weight is read."""
+"""Files named by arguments are checked before a process is started or a weight is read."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_adapters_that_cannot_be_served_are_named_before_the_model_is_loaded(tmp
     assert problem.id == code and named in str(problem)
 
 
-def test_an_adapter_that_is_not_there_is_named_before_the_model_is_loaded(tmp_path):
+def test_a_missing_adapter_is_named_before_the_model_is_loaded(tmp_path):
     good = adapter(tmp_path / "good")
     for path in (tmp_path / "nothing", tmp_path / ("x" * 300), tmp_path, tmp_path / "good" / "adapter_config.json"):
         modules = [f"a={good}", json.dumps({"name": "b", "path": str(path)})]
@@ -64,6 +64,6 @@ def test_an_adapter_that_is_not_supported_is_named_before_the_model_is_loaded(tm
 
 
 @pytest.mark.parametrize("name", ["ssl_certfile", "chat_template", "tokenizer_extension_path", "lora_root"])
-def test_a_file_that_is_not_there_is_named_with_its_option(name, tmp_path):
+def test_a_missing_file_is_named_with_its_option(name, tmp_path):
     problem = refusal(**{name: str(tmp_path / "nothing"), "enable_lora": True})
     assert problem.id == "bad_option" and f"--{name.replace('_', '-')}" in str(problem)

@@ -1,4 +1,4 @@
-"""Traces in a collector of others, Arize Phoenix, over both protocols; and what requests notice when it is away.
+"""Traces in a third-party collector, Arize Phoenix, over both protocols, and requests while it is down.
 
     python tests/server/trace_collector.py [--phoenix PROGRAM]
 

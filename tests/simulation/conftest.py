@@ -1,4 +1,4 @@
-"""The simulator's modules are imported by their names, as they are when it is run as a program."""
+"""Make the simulator's modules importable by their names, as when it runs as a program."""
 
 from __future__ import annotations
 

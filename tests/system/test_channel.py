@@ -1,4 +1,4 @@
-"""Channels: records arrive as they were sent; an end that is gone, stopped or sends garbage is noticed."""
+"""Channels: records arrive as they were sent; a peer that exited, stopped or sends garbage is detected."""
 
 from __future__ import annotations
 
@@ -220,7 +220,7 @@ def test_an_error_that_the_registry_does_not_know_is_garbage(ends, failure):
         other.receive()
 
 
-def test_heartbeats_are_heard_and_not_returned(ends):
+def test_heartbeats_are_received_and_not_returned(ends):
     one, other = ends
     before = other.heard
     one.send_heartbeats(0.01)

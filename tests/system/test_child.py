@@ -1,4 +1,4 @@
-"""Child processes: how they start, and how their end is told."""
+"""Child processes: how they start, and how their end is reported."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Jobs of several clients: by the time that each has used, whoever came first."""
+"""Jobs of several clients run in order of the time that each client has used, not of arrival."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""quantize, eval, inspect and serve on the example model, as a user strings them together."""
+"""quantize, eval, inspect and serve on the example model, one after the other as a user runs them."""
 
 from __future__ import annotations
 

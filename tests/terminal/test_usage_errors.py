@@ -1,4 +1,4 @@
-"""Spellings that go wrong: one line that says what to write, exit code 2, nothing done."""
+"""Misspelled commands and options: one line with the correction, exit code 2, no effect."""
 
 from __future__ import annotations
 

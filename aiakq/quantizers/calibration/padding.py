@@ -103,7 +103,7 @@ def _run(ids: Sequence[int], marks: Sequence[bool], padding: PaddingIds) -> int:
     length = next((at for at in range(run) if not marks[at]), run)
     if length < 2:
         return 0
-    # A run that goes on without a mark has the end or the beginning of the text.
+    # A run without a mark contains the end or the beginning of the text.
     return length - 1 if padding.kept and padding.pad is None and length == run < len(ids) else length
 
 

@@ -228,7 +228,7 @@ def _remarks(remarks: dict[str, Any]) -> str:
 
 
 def _commands(report: QuantizeReport) -> str:
-    folder = shlex.quote(_name(report.output))  # the page may be published: paths of this machine are nobody's business
+    folder = shlex.quote(_name(report.output))  # the page may be published, so paths of this machine are left out
     more = f" --tensor-parallel-size {report.tp}" if report.tp > 1 else ""
     lines = [f"aiakq serve {folder}", f"aiakq inspect {folder}"]
     if formats.readers(report.format, {report.scheme}, bool(report.experts)).vllm:

@@ -25,8 +25,8 @@ class Worker:
         return receive_values(self._channel)
 
     def share(self, tasks: Sequence[Task]) -> list[list[Value]]:
-        who = owners(tasks, self.size)
-        results = {index: task.run() for index, task in enumerate(tasks) if who[index] == self.rank}
+        ranks = owners(tasks, self.size)
+        results = {index: task.run() for index, task in enumerate(tasks) if ranks[index] == self.rank}
         for values in results.values():  # only now, because worker 0 reads them after it has run its own tasks
             send_values(self._channel, values)
         return [results[index] if index in results else receive_values(self._channel) for index in range(len(tasks))]

@@ -41,12 +41,12 @@ class FirstWorker:
         return total
 
     def share(self, tasks: Sequence[Task]) -> list[list[Value]]:
-        who = owners(tasks, self.size)
-        results: dict[int, list[Value]] = {index: task.run() for index, task in enumerate(tasks) if who[index] == 0}
-        for index, owner in enumerate(who):
+        ranks = owners(tasks, self.size)
+        results: dict[int, list[Value]] = {index: task.run() for index, task in enumerate(tasks) if ranks[index] == 0}
+        for index, owner in enumerate(ranks):
             if owner != 0:
                 results[index] = self._others[owner - 1].values()
-        for index, owner in enumerate(who):
+        for index, owner in enumerate(ranks):
             self._send(results[index], without=owner)
         return [results[index] for index in range(len(tasks))]
 

@@ -48,5 +48,5 @@ class LoadConfig(LoadArguments):
         try:
             head = separate_head(Checkpoint.open(self.path, self.load_format, self.ignore_patterns, raw))
         except AiakqError:
-            return model  # whoever loads the folder says what is wrong with it
+            return model  # loading the folder will report the error
         return replace(model, tie_word_embeddings=False, stored_head=head) if head else model

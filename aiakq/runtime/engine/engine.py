@@ -92,7 +92,7 @@ class Engine:
         return not self._pending and not self.stats.num_scheduled_tokens
 
     def step(self, now: float, inbox: Inbox) -> StepOutput:
-        """Take ``inbox``, submit a step, and return what became of earlier ones. ``now`` is in seconds on the caller's
+        """Take ``inbox``, submit a step, and return the results of earlier ones. ``now`` is in seconds on the caller's
         clock.
 
         Raises ``model_broken`` when the model no longer computes anything finite.

@@ -91,7 +91,7 @@ class DropAdapter(msgspec.Struct, frozen=True, tag="drop_adapter"):
 
 class PrepareGrammar(msgspec.Struct, frozen=True, tag="prepare_grammar"):
     """Begin to compile a grammar while steps run. While the future exists, the compiled grammar stays in memory; if it
-    is cancelled, nobody waits for the grammar any more.
+    is cancelled, no request waits for the grammar any more.
     """
 
     grammar: Grammar

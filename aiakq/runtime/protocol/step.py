@@ -96,7 +96,7 @@ class SampledToken(msgspec.Struct):
     logprobs  of the most likely tokens, if the request asked.
     error     why there is no valid token: NOT_FINITE, NOTHING_LEFT or GRAMMAR_FAILED.
     ends      whether the text is complete with it, because its grammar allows nothing more.
-    resample  whether there is none because the candidates were not enough to settle it.
+    resample  whether there is none because the candidates did not suffice to choose it.
     """
 
     token: int

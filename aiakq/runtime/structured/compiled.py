@@ -91,7 +91,7 @@ class CompiledGrammars:
         return self._of_client[client] + num_bytes > MAX_HELD // 2
 
     def _drop_kept(self, is_dropped: Callable[[Grammar], bool]) -> None:
-        """Drop grammars that nobody uses, the one used least recently first."""
+        """Drop unused grammars, the least recently used first."""
         for kept in list(self._kept):
             if is_dropped(kept):
                 del self._kept[kept]

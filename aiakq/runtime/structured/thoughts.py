@@ -105,7 +105,7 @@ class _Thought:
         return [" ".join([blanks, *parts]) for parts in marks if parts[0].startswith("<[")]
 
     def _spelled_start(self, behind: str) -> list[str]:
-        """Return thoughts that begin with a mark as text, which cannot be told from other text token by token."""
+        """Return thoughts that begin with a mark as text, which single tokens do not distinguish from other text."""
         blanks = r"[ \n\r\t]*" if self._has_blanks else ""
         pattern = rf"{blanks}({'|'.join(map(re.escape, self._starts))})(.|\n)*"
         begin = self._rules.free({"type": "regex", "pattern": pattern})

@@ -124,7 +124,7 @@ class TurnProbes:
         return self._needs(with_text_before_calls, messages, form)
 
     def hides_texts_beside_calls(self, form: CallForm) -> bool:
-        """Whether a text beside calls is lost in some conversation, such as one that goes on with an answer."""
+        """Whether a text beside calls is lost in some conversation, such as one that continues after the calls."""
         user, answer, asked = self._said("user", "a"), self._said("assistant", "y"), self._said("user", "z")
         first, second = (
             [{**self._said("assistant", one), **self._calling(two)}, self._result(two)] for one, two in ("bc", "de")

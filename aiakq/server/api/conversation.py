@@ -184,7 +184,7 @@ class ConversationFields(ReasoningFields):
         return kwargs
 
     def name_hidden(self, facts: TemplateFacts, unknown: UnknownFields) -> None:
-        """Ignore the names of those who speak by name, if the template does not show them."""
+        """Ignore the names of participants if the template does not show them."""
         for number, message in enumerate(self.messages):
             if message.name and message.role in ("system", "developer", "user", "assistant") and not facts.shows_names:
                 reason = "the chat template does not show it"

@@ -22,7 +22,7 @@ _NO_SWITCH = "the chat template has no switch for it; a server with --unknown-fi
 class ReasoningFields(RequestModel):
     """A request about a conversation.
 
-    refuses_effort  whether --unknown-fields refuse also refuses an effort that the template cannot be told.
+    refuses_effort  whether --unknown-fields refuse also refuses an effort that the template has no argument for.
     """
 
     refuses_effort: ClassVar[bool] = False
@@ -56,7 +56,7 @@ class ReasoningFields(RequestModel):
         return reasoning_arguments(template, effort, thinks)
 
     def effective_effort(self, template: str, given: Mapping[str, object]) -> ReasoningEffort | None:
-        """Return the effort that ``template`` is told; ``given`` are arguments that take precedence."""
+        """Return the effort that ``template`` is given; ``given`` are arguments that take precedence."""
         effort, _ = self._asked()
         return None if _EFFORT in self._without_effect(template, given) else effort
 
@@ -78,7 +78,7 @@ class ReasoningFields(RequestModel):
         return asked.get(_EFFORT, (None,))[0], asked.get(_THINKS, (None,))[0]
 
     def _without_effect(self, template: str, given: Mapping[str, object]) -> Asked:
-        """Return what the request asks for, but ``template`` is not told."""
+        """Return the settings of the request that ``template`` has no argument for."""
         told = {name: value for name, value in self.switches(template).items() if given.get(name, value) == value}
         switched = {value for name, value in told.items() if name != _EFFORT}
         asked = self.asked_reasoning() | self._asked_by_others

@@ -152,7 +152,7 @@ class StrictParser(h11.Connection):
     def send(self, event: Any) -> Any:  # h11 has an overload for each kind of event
         head = super().send(event)
         if head is not None and isinstance(event, h11.Response) and self.their_state is h11.SEND_BODY:
-            # The rest of the body and later requests will not be read. If h11 were told so, uvicorn would close
+            # The rest of the body and later requests will not be read. If h11 knew that, uvicorn would close
             # the connection before the client has read this.
             return head.removesuffix(b"\r\n") + b"connection: close\r\n\r\n"
         return head

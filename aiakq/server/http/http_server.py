@@ -47,7 +47,7 @@ class Gateway:
 
     progress    progress of loading, for /ready.
     on_refusal  called with requests that access control refuses.
-    counts      counts of the answers of the server, once it is told to.
+    counts      counters of responses by status; None until they are enabled.
     """
 
     def __init__(self, args: ServerArguments) -> None:

@@ -48,7 +48,7 @@ class HeldRequests:
         return ready
 
     def cancel(self, request_ids: Iterable[str]) -> None:
-        """Remove these requests. What nobody else waits for is not compiled."""
+        """Remove these requests. Grammars that no other request waits for are not compiled."""
         gone = set(request_ids)
         for _, spec in self._held:
             if spec.request_id in gone:

@@ -128,7 +128,7 @@ class RequestRecord:
 
 
 class RequestObserver(Protocol):
-    """Is told of every request to generate. Must return at once and raise nothing."""
+    """Is called for every generation request. Must return at once and raise nothing."""
 
     def begin(self, record: RequestRecord) -> None:
         """A request has arrived; its record has what its head says."""

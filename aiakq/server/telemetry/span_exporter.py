@@ -26,7 +26,7 @@ class ReportingExporter:
     """An exporter as OpenTelemetry's span processors use it, around ``exporter``.
 
     OpenTelemetry's own lines, several per batch and full of its internals, are replaced: one line when spans are lost,
-    one a minute while that goes on, and one when spans arrive again.
+    one a minute while that lasts, and one when spans arrive again.
     """
 
     def __init__(self, exporter: SpanExporter, address: str) -> None:

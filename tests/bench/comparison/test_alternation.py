@@ -1,4 +1,4 @@
-"""``bench ab``: sides, turns, when it stops, and what it finds with sides that are scripts."""
+"""``bench ab``: sides, alternation, stopping rules, and results with scripted sides."""
 
 from __future__ import annotations
 

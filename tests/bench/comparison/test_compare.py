@@ -89,7 +89,7 @@ def test_intervals_over_requests_come_with_a_warning():
     assert any("variation between runs" in text for text in document["warnings"])
 
 
-def test_other_machines_are_refused_unless_told():
+def test_other_machines_are_refused_by_default():
     base, new = side(ttft_ms__mean=exact(1)), side("b", {"device_name": "Y", "cpu_count": 2}, ttft_ms__mean=exact(1))
     with pytest.raises(AiakqError) as caught:
         compare(base, new, options())

@@ -184,7 +184,7 @@ def test_an_empty_folder_is_refused(tmp_path):
         read_side(tmp_path)
 
 
-def test_a_file_that_is_not_there_is_a_usage_error(tmp_path):
+def test_a_missing_file_is_a_usage_error(tmp_path):
     with pytest.raises(AiakqError) as caught:
         read_side(tmp_path / "gone.json")
     assert caught.value.id == "usage" and "gone.json cannot be read: No such file" in str(caught.value)

@@ -1,4 +1,4 @@
-"""``bench ab --serve``: a start of a server is the unit. The servers are scripts here, and one is real."""
+"""``bench ab --serve``: every start of a server is one sample. The servers are scripts, except one."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ def serve(example_model) -> Callable[..., Any]:
 
 @pytest.fixture
 def free_port() -> Callable[[], int]:
-    """``free_port()`` -> a port that nobody listens on. Call it once the servers run that choose their own port."""
+    """``free_port()`` -> an unused port. Call it after starting servers that choose their own port."""
 
     def find() -> int:
         with socket.socket() as probe:

@@ -1,4 +1,4 @@
-"""The Compose file: what it mounts exists, its options too, and the server has time to drain."""
+"""The Compose file: mounted files and options exist, and the server has time to drain."""
 
 from __future__ import annotations
 

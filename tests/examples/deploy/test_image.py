@@ -1,4 +1,4 @@
-"""The Containerfile; and an image of it, where one was built: AIAKQ_IMAGE names it."""
+"""The Containerfile, and an image built from it if AIAKQ_IMAGE names one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The Kustomize base: what it renders, by Kubernetes' own schemas, and that its probes and times fit the server."""
+"""The Kustomize base: its output matches Kubernetes' schemas, and its probes and timeouts fit the server."""
 
 from __future__ import annotations
 

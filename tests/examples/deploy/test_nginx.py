@@ -122,7 +122,7 @@ def test_streams_come_event_by_event_and_end_with_their_client(serve, proxy):
         deadline = time.monotonic() + 20
         with httpx.Client(base_url=server.url, trust_env=False) as direct:
             while direct.get("/load").json()["server_load"]:
-                assert time.monotonic() < deadline, "nobody told the server that the client left"
+                assert time.monotonic() < deadline, "nginx did not close the connection of the client that left"
                 time.sleep(0.05)
 
 

@@ -1,4 +1,4 @@
-"""The alerts and the configuration for Prometheus, as its own tool sees them."""
+"""The alerts and the configuration for Prometheus, checked by promtool."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The systemd unit, as systemd sees it."""
+"""The systemd unit, checked by systemd."""
 
 from __future__ import annotations
 

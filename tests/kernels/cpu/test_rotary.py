@@ -91,7 +91,7 @@ def test_rotated_heads_and_cache_match_the_torch_layers(isa, dtype, norms):
         untouched = torch.ones(P * PAGES, dtype=torch.bool)
         untouched[case.context.slots[:-2]] = False
         for cache in case.cache:
-            assert (cache.flatten(0, 1)[untouched] == 0).all(), "nobody else's slots, nor the scratch page"
+            assert (cache.flatten(0, 1)[untouched] == 0).all(), "other slots or the scratch page were written"
 
 
 @pytest.mark.parametrize("cache", [torch.float16, torch.bfloat16, torch.int8], ids=str)

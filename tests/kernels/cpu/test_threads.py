@@ -58,7 +58,7 @@ def test_only_one_openmp_runtime_is_loaded(native):
 
 
 def test_torch_and_the_library_share_their_threads():
-    """Whoever comes first makes them; the other adds none, nor does using them in turns."""
+    """The first user creates the threads; the second adds none, nor does alternating between them."""
     for first, second in (("ours", "busy"), ("busy", "ours")):
         counts = run(
             f"""

@@ -254,7 +254,7 @@ def test_half_precision_caches(dtype, tolerance):
     Case(LENGTHS["mixed"], 8, 2, 64, 16, dtype).check(tolerance)
 
 
-def test_result_does_not_depend_on_how_a_sequence_is_cut_or_who_is_near():
+def test_result_does_not_depend_on_chunks_or_other_sequences():
     """The same position, as part of a prompt, a chunk or a decode step, next to longer ones: equal bit for bit."""
     H, Hkv, D, P = 8, 2, 64, 16
     whole = Case([(0, 150)], H, Hkv, D, P)

@@ -113,7 +113,7 @@ def test_binding_records_why_implementations_were_passed_over():
     assert passed_over == (("cpu", "excluded"), ("dequantized", "excluded"))
 
 
-def test_packed_reference_is_smaller_than_what_it_stands_for():
+def test_packed_reference_is_smaller_than_its_weights():
     weight = make("w4a16", 64, 128, 32, True, False, False)
     state = IMPLEMENTATIONS.load("reference").prepare(weight, weight.problem(torch.float32, "cpu"))
     assert state.words.numel() * 4 == 64 * 128 // 2

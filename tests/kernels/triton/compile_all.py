@@ -1,4 +1,4 @@
-"""Every launch configuration compiled, and what became of it as JSON on stdout. Run by test_triton_compiled.py.
+"""Compile every launch configuration and print the results as JSON. Run by test_triton_compiled.py.
 
 --quick compiles each kernel once for each architecture and number of warps. --record writes the counts of this version
 of Triton to instructions.json, --page a section of docs/performance.md.

@@ -1,4 +1,4 @@
-"""Kernels compiled for a GPU that is not there, and what became of them: instructions, registers, shared memory, loops.
+"""Compile kernels for an absent GPU and count instructions, registers, shared memory and loops.
 
 ptxas and nvdisasm come with Triton; no driver is needed.
 """

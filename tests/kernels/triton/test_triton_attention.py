@@ -22,7 +22,7 @@ LENGTHS = {
 
 
 class Case:
-    """Sequences of (cached, new) tokens on shuffled pages; what belongs to nobody is not a number."""
+    """Sequences of (cached, new) tokens on shuffled pages; unused slots are NaN."""
 
     def __init__(self, lengths, heads, kv_heads, size, page, dtype, stored=None):
         draw = torch.Generator().manual_seed(7)

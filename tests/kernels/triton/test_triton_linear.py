@@ -131,7 +131,7 @@ def test_rows_of_a_wider_tensor(device, close):
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("bits", "group"), [(4, 128), (4, 64), (2, 128), (8, 384)])
-def test_norms_and_activations_compute_the_sums_for_the_layer_behind_them(bits, group, dtype, device, monkeypatch):
+def test_norms_and_activations_compute_the_sums_for_the_next_layer(bits, group, dtype, device, monkeypatch):
     """With 384 inputs a block of columns has room that is no input."""
     w = weight(bits, 64, 384, group, zeros="codes")
     state = linear.prepare(w.to(device), w.problem(dtype, device.type))
@@ -155,7 +155,7 @@ def test_norms_and_activations_compute_the_sums_for_the_layer_behind_them(bits, 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("scale_first", [False, True])
 @pytest.mark.parametrize("centered", [False, True])
-def test_norms_permute_their_rows_for_the_layer_behind_them(centered, scale_first, dtype, device, monkeypatch):
+def test_norms_permute_their_rows_for_the_next_layer(centered, scale_first, dtype, device, monkeypatch):
     w = weight(4, 64, 384, 64, zeros="codes", perm=True)
     state = linear.prepare(w.to(device), w.problem(dtype, device.type))
     config = Config(64, 16, 2, 3, 1, scale_first=scale_first)
@@ -252,7 +252,7 @@ def run_ptx(text: str, register: torch.Tensor, outputs: int, bf16: bool) -> list
         ({"scheme": "w8a8"}, "w8a8"),
     ],
 )
-def test_what_it_cannot_do_it_says(changes, reason):
+def test_unsupported_features_are_refused_by_name(changes, reason):
     asked = {"scheme": "w4a16", "n": 64, "k": 256, "group_size": 128, "has_zeros": False, "has_perm": False} | {
         "has_bias": False, "static_input": False, "dtype": torch.float16, "device": "cuda"
     }  # fmt: skip

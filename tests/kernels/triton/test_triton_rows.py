@@ -90,7 +90,7 @@ def test_activations_are_quantized_where_they_are_computed(given, device):
 
 @pytest.mark.parametrize("given", [None, 0.03])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_norms_and_activations_quantize_as_the_layer_behind_them_would(dtype, given, device):
+def test_norms_and_activations_quantize_like_the_next_layer(dtype, given, device):
     """The codes are those of the rows as floats, but for what is not rounded twice now."""
     x, residual, up = (normal(5, 96, dtype=dtype, device=device, seed=n) for n in range(3))
     weight = normal(96, dtype=dtype, device=device, seed=9)

@@ -1,4 +1,4 @@
-"""A recipe applied to a block: transforms in order, then the rounder, and back where a transform made it worse."""
+"""A recipe applied to a block: transforms in order, then the rounder, and undone if a transform made it worse."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""What ScaleFolder keeps of the factors that it folded: enough to undo them."""
+"""ScaleFolder keeps the folded factors, so that they can be undone."""
 
 from __future__ import annotations
 

@@ -176,7 +176,7 @@ def test_calibration_reads_plain_text_and_json_lines(tmp_path: Path, tokenizer: 
         load_samples(options(token_ids=tmp_path / "nothing.txt"), tokenizer, 4096)
 
 
-def test_what_was_left_out_of_a_table_is_said(tmp_path: Path, tokenizer: Any) -> None:
+def test_rows_left_out_of_a_table_are_reported(tmp_path: Path, tokenizer: Any) -> None:
     path = tmp_path / "rows.csv"
     path.write_text("text,n\nnan,1\n,2\n")
     with pytest.raises(AiakqError, match="none of its 2 rows has a text"):

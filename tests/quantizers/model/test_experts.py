@@ -1,4 +1,4 @@
-"""Mixtures of experts: taken apart without changing anything, calibrated on what they see, written under hub names."""
+"""Mixtures of experts: separated without changes, calibrated on their own tokens, written under hub names."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Folding scales into a model leaves its function alone, in every family whose mappings are known by heart."""
+"""Folding scales into a model leaves its function alone, in every family with known mappings."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -23,7 +23,7 @@ _ATTENTION = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
 
 
 def known_mappings(config: Any) -> tuple[SmoothMapping, ...]:
-    """What a person writes down who reads the model's code."""
+    """Return the mappings read from the model's code by hand."""
     if config.model_type != "opt":
         return (
             SmoothMapping("input_layernorm", _ATTENTION, "self_attn"),

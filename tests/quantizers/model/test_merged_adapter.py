@@ -95,7 +95,7 @@ def test_workers_merge_it_too(tiny_model, quantize, tmp_path):
     assert equal(tmp_path / "one", tmp_path / "two")
 
 
-def test_the_merged_model_is_what_it_is_measured_against(tiny_model, quantize, tmp_path):
+def test_the_merged_model_is_the_reference_of_the_evaluation(tiny_model, quantize, tmp_path):
     source = tiny_model("LlamaForCausalLM")
     adapter, merged = adapter_of(source, tmp_path)
     text = tmp_path / "text.txt"

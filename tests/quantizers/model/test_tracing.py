@@ -1,4 +1,4 @@
-"""What feeds what is found in families that nobody listed, and folding along it leaves every block's function alone."""
+"""Tracing finds which layers feed which in unlisted families, and folding along it keeps every block's function."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -198,7 +198,7 @@ def test_groups_are_the_linears_with_the_same_input(family: str, opened: Callabl
     elif family == "falcon":
         assert ("self_attention.query_key_value",) in groups and ("mlp.dense_h_to_4h",) in groups
     else:
-        # Each expert sees other tokens, so it shares its input with nobody.
+        # Each expert has other tokens, so experts share no input.
         assert ("mlp.experts.3.gate_proj", "mlp.experts.3.up_proj") in groups
         assert ("mlp.shared_expert.gate_proj", "mlp.shared_expert.up_proj") in groups
         assert not any("shared_expert_gate" in name for group in groups for name in group)

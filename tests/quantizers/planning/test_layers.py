@@ -110,7 +110,7 @@ def test_a_format_that_cannot_hold_it_is_refused(method: str, fields: dict[str, 
     assert caught.value.id == "option_conflict"
 
 
-def test_every_format_can_be_asked_for() -> None:
+def test_every_format_can_be_selected() -> None:
     for name in FORMATS:
         assert plan("awq", symmetric=True, format=name).format == name
     with pytest.raises(AiakqError, match="one of gptq, gptq_v2, awq") as caught:
@@ -185,9 +185,7 @@ def test_skipped_layers_are_as_they_were(tiny_model: Callable[..., Path], tmp_pa
 
 
 @pytest.mark.parametrize("name", ["awq_gemv", "awq_gemv_fast"])
-def test_awq_is_written_in_the_layout_that_was_asked_for(
-    name: str, tiny_model: Callable[..., Path], tmp_path: Path
-) -> None:
+def test_awq_is_written_in_the_selected_layout(name: str, tiny_model: Callable[..., Path], tmp_path: Path) -> None:
     """The writer reads every linear back and compares it bit for bit before the output is published."""
     source, output = tiny_model("LlamaForCausalLM"), tmp_path / "out"
     options = QuantizeOptions(

@@ -1,4 +1,4 @@
-"""AWQ: both searches contain doing nothing, find what was planted, and a block never comes out worse than rounded."""
+"""AWQ: both searches include the identity and find planted scales, and no block is worse than with plain rounding."""
 
 from collections.abc import Callable
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Workers as threads of one process: everything but the processes is real, and quick."""
+"""Workers as threads of one process, which is quick."""
 
 import socket
 import threading

@@ -1,4 +1,4 @@
-"""What the workers agree on: shards, tasks, and sums in a fixed order."""
+"""How work is divided among workers: shards, tasks, and sums in a fixed order."""
 
 import socket
 
@@ -23,11 +23,11 @@ def test_shards_hold_every_batch_once_in_order():
         assert max(map(len, found), default=0) - min(map(len, found), default=0) <= 1
 
 
-def test_the_longest_tasks_go_first_and_to_whom_has_least_to_do():
+def test_the_longest_tasks_go_first_and_to_the_worker_with_the_least_work():
     tasks = [Task(cost, list) for cost in (1, 5, 2, 2, 4)]
     found = owners(tasks, 2)
     assert sorted(
-        sum(task.cost for task, who in zip(tasks, found, strict=True) if who == worker) for worker in (0, 1)
+        sum(task.cost for task, owner in zip(tasks, found, strict=True) if owner == worker) for worker in (0, 1)
     ) == [7, 7]
     assert owners(tasks, 1) == [0] * 5
 

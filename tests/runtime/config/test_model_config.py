@@ -1,4 +1,4 @@
-"""config.json as numbers: what cannot be true is refused by name, architectures without these numbers too."""
+"""The numbers of config.json: impossible ones are refused by name, and so are architectures without them."""
 
 from __future__ import annotations
 
@@ -142,7 +142,7 @@ def test_an_architecture_without_these_numbers_is_named(config: dict[str, Any], 
 
 
 def test_sizes_are_checked_before_transformers_builds_a_model_of_them() -> None:
-    """Two thousand million layers without weights still take for ever."""
+    """Building two billion layers takes too long even without weights."""
     check_sizes(LLAMA, 30)
     check_sizes({**LLAMA, "num_experts": 0, "num_key_value_heads": None}, 30)
     for values in (

@@ -1,4 +1,4 @@
-"""What starts the processes of a model, and how many there are."""
+"""How the processes of a model are started, and how many."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Arguments about the tokenizer: which code, whose, or none at all."""
+"""Arguments about the tokenizer: its code, its folder, or no tokenizer."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_an_extension_has_to_be_named_exactly(example_model, tmp_path, monkeypat
         assert caught.value.id == "bad_option"
 
 
-def test_without_a_tokenizer_ids_go_in_and_come_out(example_model):
+def test_without_a_tokenizer_inputs_and_outputs_are_token_ids(example_model):
     with_text, without = load(example_model), load(example_model, skip_tokenizer_init=True)
     prompt = {"prompt_token_ids": [40, 50, 60]}
     params = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True, logprobs=1)

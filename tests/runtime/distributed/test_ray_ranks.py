@@ -1,4 +1,4 @@
-"""Ranks placed by Ray on several nodes: the results of one process, and every kind of failure is named."""
+"""Ranks placed by Ray on several nodes: equal to one process, and every kind of failure is named."""
 
 from __future__ import annotations
 
@@ -175,7 +175,7 @@ def test_more_than_the_cluster_has_is_refused_with_numbers(ranks, monkeypatch):
 
 
 class ElsewhereListener(Listener):
-    """Rank 0 announces an address where nobody listens."""
+    """Rank 0 announces an address without a listener."""
 
     def __init__(self, host: str, secret: bytes) -> None:
         super().__init__(host, secret)
@@ -244,7 +244,7 @@ def count_groups() -> int:
 def test_a_missing_ray_installation_or_cluster_is_named(ranks, monkeypatch):
     monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:9")
     monkeypatch.setattr(ray, "init", refuse)
-    with pytest.raises(AiakqError, match="Ray cannot be used: 127.0.0.1:9: nobody is there"):
+    with pytest.raises(AiakqError, match="Ray cannot be used: 127.0.0.1:9: no listener"):
         ranks()
     monkeypatch.setenv("RAY_ADDRESS", "ray://127.0.0.1:9")
     with pytest.raises(AiakqError, match="is not the address of a node"):
@@ -252,7 +252,7 @@ def test_a_missing_ray_installation_or_cluster_is_named(ranks, monkeypatch):
 
 
 def refuse(**arguments: Any) -> None:
-    raise ConnectionError("nobody is there.")
+    raise ConnectionError("no listener.")
 
 
 def test_the_server_restarts_lost_ranks(cluster, example_model, tmp_path):

@@ -1,4 +1,4 @@
-"""Asynchronous scheduling: the same answers as without, in every mode, and a launched step waits for nothing."""
+"""Asynchronous scheduling: outputs equal those of synchronous scheduling, and a launched step never blocks."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_answers_of_other_models_are_the_same(architecture, tiny_model):
 
 @pytest.mark.parametrize("candidates", [2, 1024])
 def test_answers_of_the_sampler_for_gpus_are_the_same(candidates, tiny_model, monkeypatch):
-    """Few candidates do not settle every token: sequences go back a step, and it is sampled from the vocabulary."""
+    """With few candidates some tokens are undecided: their sequences go back a step and sample from the vocabulary."""
     monkeypatch.setenv("AIAKQ_KERNELS", "cpu,sampling=torch")
     plenty = answers(LLM(str(tiny_model("LlamaForCausalLM")), dtype="float32", max_model_len=128))
     monkeypatch.setattr(sampling, "CANDIDATES", candidates)
@@ -79,9 +79,9 @@ def test_text_and_stop_strings_are_the_same(example_model, heldout_text):
         for n in range(12)
     ]
     one, ahead = pair(example_model, max_model_len=256)
-    told = [[result.outputs for result in llm.generate(prompts, params, use_tqdm=False)] for llm in (one, ahead)]
-    assert told[0] == told[1]
-    assert {outputs[0].stop_reason for outputs in told[0]} & {"the", ". ", "e a"}
+    found = [[result.outputs for result in llm.generate(prompts, params, use_tqdm=False)] for llm in (one, ahead)]
+    assert found[0] == found[1]
+    assert {outputs[0].stop_reason for outputs in found[0]} & {"the", ". ", "e a"}
 
 
 @pytest.mark.skipif(library.unavailable() is not None, reason="torch's products depend on the number of rows")
@@ -164,7 +164,7 @@ def test_the_token_after_the_end_of_an_answer_is_ignored(engine, calls):
     assert calls == [("launch", 1), ("results", 1), ("sample", 1), ("results", 1)]
 
 
-def test_an_aborted_request_is_not_heard_of_again_even_if_another_has_its_name(engine):
+def test_an_aborted_request_has_no_more_output_even_if_its_id_is_reused(engine):
     engine.step(0.0, [spec("a", [5] * 20, 9), spec("b", [6] * 4, 3)])
     engine.step(1.0, [])
     news = engine.step(2.0, [Abort(["a"]), spec("a", [7] * 4, 2)]).outputs
@@ -184,7 +184,7 @@ def test_an_aborted_request_is_not_heard_of_again_even_if_another_has_its_name(e
 
 
 def test_only_the_request_that_overflows_fails(engine):
-    """Its next step is pending when that is found: nobody inherits what it wrote."""
+    """Its next step is already pending; what that wrote is not reused."""
     runner = engine.executor.runner
     inner, poisoned = runner.model.compute, []
 
@@ -200,12 +200,15 @@ def test_only_the_request_that_overflows_fails(engine):
     runner.captured = None
     runner.model.forward = forward
     engine.step(0.0, [spec("good", [5] * 4, 4), spec("bad", [6] * 20 + [7], 4)])
-    told = []
+    outputs = []
     while engine.has_work():
-        told += engine.step(1.0, []).outputs
+        outputs += engine.step(1.0, []).outputs
         engine.check()
-    assert [(n.request_id, n.finish_reason) for n in told if n.finish_reason] == [("bad", "error"), ("good", "length")]
-    assert poisoned and "finite" in told[1].error
+    assert [(n.request_id, n.finish_reason) for n in outputs if n.finish_reason] == [
+        ("bad", "error"),
+        ("good", "length"),
+    ]
+    assert poisoned and "finite" in outputs[1].error
     engine.step(2.0, [spec("again", [6] * 20 + [8], 1)])
     assert [n.num_cached_tokens for n in engine.step(3.0, []).outputs] == [0]
 

@@ -197,17 +197,17 @@ def test_a_score_that_is_not_a_number_fails_its_request():
 
 
 def test_a_request_that_leaves_no_token_does_not_empty_the_cache():
-    """What it computed is sound; others may go on finding it."""
+    """Its pages are valid; other requests still find them."""
     engine = make_engine(num_pages=40, budget=32)
     run_all(engine, [spec("a", [1] * 9, 1)])
     nothing = spec("b", [1] * 9, 5, allowed_token_ids=[9], stop_token_ids=[9], min_tokens=3)
-    (told,) = run_all(engine, [nothing])["b"]
-    assert (told.error, told.num_cached_tokens) == (NOTHING_LEFT, 8)
+    (output,) = run_all(engine, [nothing])["b"]
+    assert (output.error, output.num_cached_tokens) == (NOTHING_LEFT, 8)
     assert run_all(engine, [spec("c", [1] * 9, 1)])["c"][0].num_cached_tokens == 8
 
 
 def run_all(engine: Engine, inbox: list) -> dict[str, list]:
-    """All news from now on, by request."""
+    """Run until there is no more work; return all outputs by request."""
     news: dict[str, list] = {}
     for now in range(200):
         for one in engine.step(float(now), inbox if now == 0 else []).outputs:
@@ -244,11 +244,11 @@ def test_a_step_that_does_not_fit_into_memory_is_run_in_halves(ahead, where, mon
     prompts = [[1], [2, 3, 4], [5] * 9, [6] * 12, [7] * 2, [8] * 4]
     news = run_all(engine, [spec(f"r{at}", prompt, 2) for at, prompt in enumerate(prompts)])
     for at, prompt in enumerate(prompts):
-        told = news[f"r{at}"]
+        outputs = news[f"r{at}"]
         if len(prompt) > 11:
-            assert (told[-1].finish_reason, told[-1].error) == ("error", OUT_OF_MEMORY)
+            assert (outputs[-1].finish_reason, outputs[-1].error) == ("error", OUT_OF_MEMORY)
         else:
-            assert [token for one in told for token in one.token_ids] == expected(prompt, 2)
+            assert [token for one in outputs for token in one.token_ids] == expected(prompt, 2)
     assert max(sizes) > 11 and engine.stats.generation_tokens == 10
 
 
@@ -383,17 +383,17 @@ def test_waiting_prompts_gather_for_a_multiple_of_the_last_prompts_time():
         raise AssertionError
 
     assert first_news(0.0) == 11
-    assert first_news(0.5) == 17, "five seconds after it came, and no sooner"
+    assert first_news(0.5) == 17, "five seconds after its arrival, and not earlier"
     engine = make_engine(num_pages=40, scheduler_delay_factor=0.5)
     engine.step(0.0, [spec("a", [1] * 4, 1)])
     engine.step(1000.0, [spec("b", [2] * 4, 9)])  # idle meanwhile: no step took a thousand seconds
     engine.step(1001.0, [spec("c", [3] * 4, 9)])
     assert "c" in [news.request_id for news in engine.step(1002.0, []).outputs]
     engine = make_engine(num_pages=40, scheduler_delay_factor=1e9)
-    assert engine.step(0.0, [spec("a", [1] * 4, 2)]).outputs, "nobody waits for nothing"
+    assert engine.step(0.0, [spec("a", [1] * 4, 2)]).outputs, "an idle engine delays a prompt"
 
 
-def test_a_reset_prefix_cache_is_not_found_and_running_answers_do_not_mind():
+def test_a_reset_prefix_cache_has_no_hits_and_does_not_affect_running_sequences():
     engine = make_engine(num_pages=40, budget=32)
     engine.step(0.0, [spec("a", [1] * 9, 20)])
     engine.step(1.0, [ResetPrefixCache(), spec("b", [1] * 9, 1)])

@@ -1,4 +1,4 @@
-"""Steps shared between clients. Sequences are advanced by hand; tests/simulation has the proof over random traffic."""
+"""Steps shared between clients. Sequences are advanced by hand; tests/simulation tests random traffic."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_a_step_of_one_client_is_as_if_there_were_none():
     assert len(scheduler.clients) == 1
 
 
-def test_a_later_clients_prompt_is_not_behind_all_of_anothers():
+def test_a_later_clients_prompt_does_not_wait_for_all_of_anothers():
     scheduler = make_scheduler(budget=64)
     for _ in range(4):
         add(scheduler, "many", 100)
@@ -77,7 +77,7 @@ def test_who_asks_for_more_gets_no_more():
     assert [tokens(run(scheduler)) for _ in range(3)] == [{"many": 32, "few": 32}] * 3
 
 
-def test_a_prompt_beside_anothers_answer_is_split_by_the_time_that_steps_take():
+def test_a_prompt_next_to_a_decode_is_split_by_the_time_that_steps_take():
     scheduler = make_scheduler()
     add(scheduler, "stream", 4)
     now = 0.0
@@ -90,14 +90,14 @@ def test_a_prompt_beside_anothers_answer_is_split_by_the_time_that_steps_take():
     seconds = []
     for _ in range(12):
         step = tokens(run(scheduler, now))
-        assert step["stream"] == 1, "the answer goes on in every step"
+        assert step["stream"] == 1, "a decoding sequence is in every step"
         seconds.append(0.02 + 0.001 * sum(step.values()))
         now += seconds[-1]
     # Three times as long as a step of one token for each client.
     assert seconds[-1] == pytest.approx(0.066, rel=0.15)
 
 
-def test_nothing_is_saved_up_by_who_wants_little():
+def test_idle_clients_accumulate_no_credit():
     scheduler = make_scheduler(budget=64)
     add(scheduler, "stream", 4, max_tokens=200)
     for _ in range(4):
@@ -146,7 +146,7 @@ def test_a_smaller_priority_goes_first_whosever_it_is():
     assert tokens([answer]) == {"many": 1} and rest == (urgent, 0, 15)
 
 
-def test_counters_of_who_left_are_kept_until_they_say_nothing():
+def test_counters_of_departed_clients_are_kept_until_they_are_irrelevant():
     scheduler = make_scheduler(budget=16)
     for _ in range(3):
         add(scheduler, "many", 200)
@@ -168,7 +168,7 @@ def test_counters_of_who_left_are_kept_until_they_say_nothing():
     assert not scheduler.clients.counters and len(scheduler.clients) == 0
 
 
-def test_a_preempted_sequence_goes_on_where_it_was():
+def test_a_preempted_sequence_continues_where_it_was():
     scheduler = make_scheduler(max_num_seqs=2)
     add(scheduler, "many", 5)
     second = add(scheduler, "many", 5)

@@ -1,4 +1,4 @@
-"""The page pool against a model of it, and what prefix hashes promise."""
+"""The page pool against a reference model, and the guarantees of prefix hashes."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_released_prefix_is_found_until_its_pages_are_needed():
     pool.decref(pages)
     assert pool.match(hashes) == pages
     pool.allocate(2)
-    # The page nobody ever used goes first, then the end of the prefix, so its beginning lasts longest.
+    # The page that was never used is allocated first, then the end of the prefix; its beginning is kept longest.
     assert pool.match(hashes) == pages[:1]
 
 

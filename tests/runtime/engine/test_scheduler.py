@@ -1,4 +1,4 @@
-"""The scheduler alone: which chunks a step has, and who gives way to whom. Sequences are advanced by hand."""
+"""The scheduler alone: which chunks a step has, and which sequences are preempted. Sequences are advanced by hand."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_a_prompt_is_split_into_chunks_of_the_budget_and_samples_with_its_last()
     assert run(scheduler) == [(sequence, 18, 1)]
 
 
-def test_running_answers_come_first_and_get_their_token_beside_a_long_prompt():
+def test_decodes_come_first_and_get_their_token_with_a_long_prompt():
     scheduler = make_scheduler(budget=8)
     short = add(scheduler, [1] * 3)
     run(scheduler)

@@ -124,7 +124,7 @@ def test_every_way_of_computing_gives_the_same(architecture, tiny_model):
 
 
 def test_the_sampler_of_gpus_accepts_the_same(folder, monkeypatch):
-    """Few candidates do not settle every token: some are sampled again, from the whole vocabulary."""
+    """With few candidates some tokens are undecided and are sampled again from the whole vocabulary."""
     monkeypatch.setenv("AIAKQ_KERNELS", "cpu,sampling=torch")
     monkeypatch.setattr(sampling, "CANDIDATES", 2)
     plain = answers(LLM(folder, dtype="float32", max_model_len=128))

@@ -1,4 +1,4 @@
-"""What is known of the time of steps."""
+"""Estimates of step times."""
 
 from __future__ import annotations
 

@@ -149,7 +149,7 @@ def test_a_verification_is_replayed_with_each_draft_token_as_a_row(tiny_model, m
     assert not any(taken for taken, _, starts in shapes if starts[-1] > 8)
 
 
-def test_what_is_asked_for_is_captured():
+def test_requested_batch_sizes_are_captured():
     assert sizes(100, CompilationConfig(cudagraph_capture_sizes=(1, 2, 64, 128))) == [1, 2, 64]
     assert sizes(100, CompilationConfig(cudagraph_capture_sizes=(200,))) == [100]
     assert sizes(256, CompilationConfig(max_cudagraph_capture_size=20)) == [1, 2, 4, 8, 16, 20]

@@ -30,7 +30,7 @@ def row(prompt=(1, 2), outputs=(), vocab=VOCAB, seed=0, bad_words=(), logits_pro
 
 
 def sample(logits: torch.Tensor, rows: list[SamplerRow]) -> list[SampledToken]:
-    """Tokens as an engine gets them, which has those resampled that the candidates did not settle."""
+    """Sample as an engine does, which resamples tokens that the candidates leave undecided."""
     output = sampler.sample(CPU_SAMPLER, logits, rows)
     results = output.collect()
     assert output.tokens.tolist() == [result.token for result in results]

@@ -70,7 +70,7 @@ def test_sequences_start_after_pages_that_other_sequences_filled():
     with pytest.raises(AssertionError, match="is not stored"):
         Running(caching=False).chunk(8, 1, samples=True)
     source, saves = Running(caching=False).chunk(0, 8, samples=False)
-    assert source == 0 and list(saves.values()) == [8], "nobody starts after a page"
+    assert source == 0 and list(saves.values()) == [8], "no sequence may start after a page"
 
 
 @pytest.mark.parametrize("ahead", [False, True])

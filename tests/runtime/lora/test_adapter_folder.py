@@ -162,7 +162,7 @@ def test_a_pattern_that_is_no_regular_expression_is_named_with_its_field_and_the
     assert "at position" not in str(problem), "it would be the position in another expression"
 
 
-def test_a_pattern_behind_the_one_that_matches_is_not_read(folder):
+def test_a_pattern_after_the_one_that_matches_is_not_read(folder):
     """As in PEFT, which compiles one after another."""
     from peft.utils.other import get_pattern_key
 
@@ -235,7 +235,7 @@ def test_only_folders_inside_the_root_are_opened(folder, tmp_path):
 
 
 @pytest.mark.parametrize("path", ["no/such/folder", "", "a\0b"])
-def test_a_folder_that_is_not_there_is_said(path, tmp_path):
+def test_a_missing_folder_is_reported(path, tmp_path):
     assert refusal(tmp_path / "x" / path if path else tmp_path).id == "adapter_missing"
 
 

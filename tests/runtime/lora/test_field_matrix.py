@@ -49,8 +49,8 @@ Fields = dict[str, Any]
 
 
 def of_transformers(folder: Path) -> Any:
-    """The model. PEFT adapts all experts at once where it knows the type of a model with experts, and refuses some
-    layers of recurrent ones, so it is not told the type.
+    """Load the model with its type hidden, because PEFT adapts all experts at once for known types with experts and
+    refuses some layers of recurrent ones.
     """
     from transformers import AutoModelForCausalLM
 

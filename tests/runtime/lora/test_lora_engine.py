@@ -102,7 +102,7 @@ def alone(base, chosen) -> list[Any]:
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_a_batch_of_adapters_gives_each_what_it_gets_alone(mode, base, chosen, alone, behind_bytes):
+def test_outputs_in_a_batch_of_adapters_equal_requests_run_alone(mode, base, chosen, alone, behind_bytes):
     llm = behind_bytes(engine(base, **MODES[mode]))
     for _ in range(2):  # the second time from the prefix cache, and with adapters that were evicted
         assert answers(llm, prompts(), chosen) == alone
@@ -112,7 +112,7 @@ def test_a_batch_of_adapters_gives_each_what_it_gets_alone(mode, base, chosen, a
 
 @pytest.mark.parametrize("mistakes", [0.0, 0.3])
 @pytest.mark.parametrize("mode", ["all at once", "two at a time", "chunked", "preempted", "one step ahead"])
-def test_draft_tokens_change_nothing_beside_adapters(mode, mistakes, base, chosen, alone):
+def test_draft_tokens_change_nothing_with_adapters(mode, mistakes, base, chosen, alone):
     """Steps mix rows of several adapters and of none, with draft tokens of every length."""
     config = {"method": "ngram", "num_speculative_tokens": 5, "disable_by_batch_size": 1000}
     llm = engine(base, speculative_config=config, **MODES[mode])
@@ -143,7 +143,7 @@ def test_sixteen_adapters_and_base_rows_share_steps(base, tmp_path):
     assert plain == [together[index] for index in rows]
 
 
-def test_grammars_hold_beside_adapters(base, requests):
+def test_grammars_are_enforced_with_adapters(base, requests):
     params = [
         SamplingParams(temperature=0, max_tokens=6, logprobs=1, structured_outputs={"regex": "[0-9]{6}"}),
         SamplingParams(temperature=0, max_tokens=6, logprobs=1, ignore_eos=True),

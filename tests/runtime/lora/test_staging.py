@@ -1,4 +1,4 @@
-"""Adapters that a thread prepares before they are loaded: in which order, and what becomes of failures."""
+"""Adapters that a thread prepares before they are loaded: their order, and failures."""
 
 from __future__ import annotations
 

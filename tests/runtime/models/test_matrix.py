@@ -191,7 +191,7 @@ SHARE = ("gemma2", "apertus", "rwkv")
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of one architecture.
+    """The results of one architecture.
 
     runs        native, transformers, or refused.
     reason      why it is refused.

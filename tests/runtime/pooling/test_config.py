@@ -1,4 +1,4 @@
-"""What --task, config.json and --override-pooler-config make of a model."""
+"""The pooling of a model by --task, config.json and --override-pooler-config."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from aiakq.runtime.protocol.pooling_params import Pooling
 EMBEDDING = Pooling("LAST", normalize=True)
 
 
-def settled(folder: Path, raw: dict[str, Any], **args: Any) -> PoolingConfig | None:
+def config_of(folder: Path, raw: dict[str, Any], **args: Any) -> PoolingConfig | None:
     return PoolingConfig.from_args(EngineArguments(**args), folder, raw)
 
 
 def pooled(folder: Path, architecture: str, task: str = "auto", **raw: Any) -> PoolingConfig:
-    found = settled(folder, {"architectures": [architecture], **raw}, task=task)
+    found = config_of(folder, {"architectures": [architecture], **raw}, task=task)
     assert found is not None
     return found
 
 
 def refusal(folder: Path, architecture: str, task: str = "auto", override: Any = None, **raw: Any) -> AiakqError:
     with pytest.raises(AiakqError) as caught:
-        settled(folder, {"architectures": [architecture], **raw}, task=task, override_pooler_config=override)
+        config_of(folder, {"architectures": [architecture], **raw}, task=task, override_pooler_config=override)
     return caught.value
 
 
@@ -46,7 +46,7 @@ def refusal(folder: Path, architecture: str, task: str = "auto", override: Any =
     ],
 )
 def test_the_class_says_what_a_model_is_for(architecture, task, family, tmp_path):
-    found = settled(tmp_path, {"architectures": [architecture]})
+    found = config_of(tmp_path, {"architectures": [architecture]})
     assert ("generate" if found is None else found.limits.task) == task
     assert found is None or (found.architecture, found.stated) == (family, architecture)
 
@@ -58,7 +58,7 @@ def test_files_of_sentence_transformers_make_an_embedding_model(tmp_path):
     (tmp_path / "modules.json").write_text(json.dumps(modules))
     found = pooled(tmp_path, "Qwen3ForCausalLM")
     assert found.limits.task == "embed" and found.limits.pooling == Pooling("MEAN")
-    assert settled(tmp_path, {"architectures": ["Qwen3ForCausalLM"]}, task="generate") is None
+    assert config_of(tmp_path, {"architectures": ["Qwen3ForCausalLM"]}, task="generate") is None
 
 
 def test_any_language_model_embeds_on_request(tmp_path):
@@ -113,7 +113,7 @@ def test_labels_and_their_activation(raw, labels, activation, tmp_path):
     ],
 )
 def test_the_operator_overrides_the_pooler(override, expected, tmp_path):
-    found = settled(tmp_path, {"architectures": ["LlamaForCausalLM"]}, task="embed", override_pooler_config=override)
+    found = config_of(tmp_path, {"architectures": ["LlamaForCausalLM"]}, task="embed", override_pooler_config=override)
     assert found is not None and found.limits.pooling == expected
 
 
@@ -174,7 +174,7 @@ def test_pooling_is_refused_where_nothing_is_pooled(tmp_path):
     failure = refusal(tmp_path, "LlamaForCausalLM", "auto", {"pooling_type": "MEAN"})
     assert failure.id == "option_conflict" and "--override-pooler-config" in str(failure)
     with pytest.raises(AiakqError, match="only native models"):
-        settled(tmp_path, {"architectures": ["LlamaModel"]}, model_impl="transformers")
+        config_of(tmp_path, {"architectures": ["LlamaModel"]}, model_impl="transformers")
 
 
 def test_dimensions_that_a_model_was_trained_for(tmp_path):

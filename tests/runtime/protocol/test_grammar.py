@@ -1,4 +1,4 @@
-"""From what requests say to grammars, and from vocabularies to masks."""
+"""From request fields to grammars, and from vocabularies to masks."""
 
 from __future__ import annotations
 
@@ -340,7 +340,7 @@ def test_the_defaults_of_an_engine_are_checked():
     ("draft", "counts"),
     [("http://json-schema.org/draft-07/schema#", False), ("https://json-schema.org/draft/2020-12/schema", True)],
 )
-def test_what_is_beside_a_reference_counts_as_the_draft_says(compiler, draft, counts):
+def test_keywords_next_to_a_reference_count_by_the_draft(compiler, draft, counts):
     number = {"$ref": "#/definitions/number", "maximum": 5}
     named = {"$ref": {"type": "integer", "maximum": 5}}
     schema = {

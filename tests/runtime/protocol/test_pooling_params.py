@@ -1,4 +1,4 @@
-"""What requests may ask of pooled results, and how results are carried."""
+"""The parameters of pooling requests, and how results are sent."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ SHOWN_BY = {
     "prompt_logprobs": "test_prompt_logprobs_match_transformers_however_the_prompt_is_cut",
     "detokenize": "test_ids_without_text",
     "skip_special_tokens": "test_special_tokens_are_shown_or_not",
-    "spaces_between_special_tokens": "test_tokenizers_in_python_are_told_about_spaces",
+    "spaces_between_special_tokens": "test_tokenizers_in_python_get_arguments_for_spaces",
     "logits_processors": "test_logits_processors_decide",
     "truncate_prompt_tokens": "test_the_end_of_a_prompt_can_be_kept",
     "guided_decoding": "test_impossible_values_are_refused_by_name",
@@ -43,7 +43,7 @@ SHOWN_BY = {
 
 
 @pytest.mark.parametrize("name", SHOWN_BY)
-def test_every_parameter_is_there_and_shown_by_a_test(name):
+def test_every_parameter_exists_and_has_a_test(name):
     assert len(SHOWN_BY) == 26 + 1, "and bad_words, which came later"
     SamplingParams(**{name: getattr(SamplingParams(), name)})
     definition = f"def {SHOWN_BY[name]}("
@@ -169,7 +169,7 @@ def test_special_tokens_are_shown_or_not(llm):
     assert answer(llm, **params).outputs[0].text == ""
 
 
-def test_a_request_without_a_token_left_fails_and_others_go_on(llm):
+def test_a_request_without_an_allowed_token_fails_and_others_continue(llm):
     wrong = SamplingParams(allowed_token_ids=[7], stop_token_ids=[7], min_tokens=2, max_tokens=5)
     results = llm.generate(["a", "b"], [wrong, SamplingParams(max_tokens=3)], use_tqdm=False)
     assert results[0].outputs[0].finish_reason == "error" and "no token is left" in results[0].error

@@ -44,9 +44,9 @@ def requests(folder: Any, budgets: list[int | None]) -> tuple[list[dict[str, Any
 
 def answers(llm: LLM, budgets: list[int | None]) -> list[Any]:
     prompts, params = requests(llm, budgets)
-    told = llm.generate(prompts, params, use_tqdm=False)
+    results = llm.generate(prompts, params, use_tqdm=False)
     llm.engine.check()
-    return [(result.outputs, result.error) for result in told]
+    return [(result.outputs, result.error) for result in results]
 
 
 BUDGETS = [None, 0, 1, 5]

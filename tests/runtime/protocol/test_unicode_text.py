@@ -1,4 +1,4 @@
-"""Text with lone surrogates, wherever it comes in."""
+"""Text with lone surrogates, in every field that accepts text."""
 
 from __future__ import annotations
 

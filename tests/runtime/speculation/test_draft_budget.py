@@ -1,4 +1,4 @@
-"""What draft tokens may lose is bounded, whatever the texts are; what they save is not held up."""
+"""The time that draft tokens may waste is bounded for any text; the bound does not limit what they save."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ def by_definition(tokens: list[int], longest: int, count: int) -> list[int]:
 
 @pytest.mark.parametrize("searched", [5, 8192])
 @pytest.mark.parametrize("num_tokens", [4, 40])
-def test_a_table_that_grows_finds_what_is_there(searched, num_tokens, monkeypatch):
+def test_a_table_that_grows_keeps_its_entries(searched, num_tokens, monkeypatch):
     """Whether tokens are searched or indexed."""
     monkeypatch.setattr(ngram, "SEARCHED_TOKENS", searched)
     draw = random.Random(0)

@@ -1,4 +1,4 @@
-"""Draft tokens in the scheduler: where they pay, within every limit, and not otherwise."""
+"""Draft tokens in the scheduler: scheduled within every limit, and only if they save time."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ def test_a_draft_model_that_pays_is_used_and_one_that_does_not_costs_little(acce
     assert speedup_with_model(acceptance, 250, draft_seconds) >= least
 
 
-def test_a_draft_model_that_cannot_pay_is_not_asked():
+def test_a_draft_model_that_cannot_save_time_is_not_run():
     assert speedup_with_model(1.0, 100, draft_seconds=1.0) == 1.0
 
 

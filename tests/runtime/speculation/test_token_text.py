@@ -26,7 +26,7 @@ def test_what_was_dropped_is_not_found_and_places_stay():
     assert text.find_last(1) == 3 and text.find_last(3) is None
 
 
-def test_tokens_of_surrogates_and_beyond_all_characters_are_told_apart():
+def test_tokens_of_surrogates_and_invalid_characters_are_distinguished():
     tokens = [0xD800, 0xDC00, 0x10FFFF, 2_000_000, 2_000_001]
     text = text_of(*tokens, 5, 0xD800, 0xDC00, 0x10FFFF, 2_000_000)
     assert text.find_last(4) == 4 and text.find_last(5) is None

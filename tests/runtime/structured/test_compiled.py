@@ -1,4 +1,4 @@
-"""Compiled grammars: compiled for clients in turn, dropped when nobody waits, and held within a limit."""
+"""Compiled grammars: compiled for clients in turn, dropped when no request waits, and limited in number."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_grammars_are_compiled_for_clients_in_turn(compiler):
     assert compiler.order.index("otherb") <= 2
 
 
-def test_what_nobody_waits_for_is_not_compiled(compiler):
+def test_grammars_without_waiting_requests_are_not_compiled(compiler):
     first = compiler.prepare(of("a", "first"))
     left: list[Future[Any]] = [compiler.prepare(of("a", "left")) for _ in range(2)]
     shared = [compiler.prepare(of("a", "shared")) for _ in range(2)]

@@ -1,4 +1,4 @@
-"""Schemas as strangers write them: what means nothing is dropped, what can be expressed is, and the rest is named."""
+"""Schemas found in practice: keywords without meaning are dropped, others are enforced or refused by name."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def test_schemas_mean_what_json_schema_says(compiler, schema, valid, invalid):
     assert [value for value in invalid if accepts(compiler, grammar, value)] == []
 
 
-def test_schemas_told_apart_by_a_property_exclude_each_other(compiler):
+def test_schemas_that_differ_in_a_property_exclude_each_other(compiler):
     def kind(name: str) -> dict[str, Any]:
         return {
             "type": "object",

@@ -227,7 +227,7 @@ def _check(constraint: dict, output) -> None:
         assert re.fullmatch("<i>[0-9]{9}</i>", output.text)
 
 
-def test_texts_match_what_was_asked_for(expected):
+def test_texts_match_the_requested_format(expected):
     for number, (outputs, _) in enumerate(expected):
         if number % 7 != 6:
             _check(CONSTRAINTS[number % len(CONSTRAINTS)], outputs[0])

@@ -35,7 +35,7 @@ def written(tracker: ThoughtTracker, *wanted: bytes) -> list[bytes]:
 
 @pytest.mark.parametrize("start", [[b"<think>"], [b"\n", b"<th", b"ink>"], [b" ", b"\n", b"<think>"]], ids=str)
 @pytest.mark.parametrize("max_tokens", [0, 1, 3])
-def test_a_thought_ends_after_its_tokens_behind_the_start_mark(start, max_tokens):
+def test_a_thought_ends_after_its_tokens_from_the_start_mark(start, max_tokens):
     found = written(tracker(max_tokens), *start, *[b"a"] * 5)
     assert found == [*start, *[b"a"] * max_tokens, b"</think>", *[b"a"] * (5 - max_tokens)]
 
@@ -57,7 +57,7 @@ def test_a_thought_of_the_prompt_counts_from_the_first_token():
     assert written(tracker(0, is_open=True), b"a") == [b"</think>", b"a"]
 
 
-def test_a_start_mark_behind_that_of_the_prompt_is_no_part_of_the_thought():
+def test_a_start_mark_after_that_of_the_prompt_is_no_part_of_the_thought():
     assert written(tracker(2, is_open=True), b"\n", b"<think>", *[b"a"] * 3)[2:] == [b"a", b"a", b"</think>", b"a"]
     assert written(tracker(2, is_open=True), b"a", b"<think>", b"a") == [b"a", b"<think>", b"</think>", b"a"]
 
@@ -73,7 +73,7 @@ def test_a_special_token_is_no_text():
     assert found == [b"<think>", "é".encode()[:1], b"<|mark|>", b"</think>"]
 
 
-def test_words_may_come_before_the_end_mark_and_blanks_behind_it():
+def test_words_may_come_before_the_end_mark_and_blanks_after_it():
     end = [b"Stop.", b"\n", b"</think>", b"\n"]
     found = written(tracker(1, end=end), b"<think>", b"a", b"a")
     assert found == [b"<think>", b"a", *end, b"a"]

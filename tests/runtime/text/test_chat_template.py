@@ -1,4 +1,4 @@
-"""Chat templates: what they do is found by rendering them, and conversations are rendered in the form they take."""
+"""Chat templates: their behaviour is found by rendering probes, and conversations take a form they support."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ def test_an_object_may_become_text():
     assert json.loads(rendered("{{ '' + CALL.arguments }}", conversation({"a": [1]}))) == {"a": [1]}
 
 
-def test_content_beside_calls_is_kept():
+def test_content_with_calls_is_kept():
     assert rendered("{{ messages[1].content }}", conversation(ARGUMENTS, "Well.")) == "Well."
 
 
@@ -59,7 +59,7 @@ def test_without_calls_there_is_one_form():
     assert list(message_forms(messages)) == [[{"role": "user", "content": "Hi"}]]
 
 
-def test_the_first_failure_is_told():
+def test_the_first_failure_is_reported():
     with pytest.raises(Exception, match="nothing"):
         rendered("{{ messages[1].nothing.arguments }}", conversation(ARGUMENTS))
 

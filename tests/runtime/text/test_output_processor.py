@@ -161,7 +161,7 @@ def test_a_stop_string_in_bytes_that_never_became_a_character(request_for: Calla
     assert (request.text, request.end) == ("a", ("stop", "\ufffd"))
 
 
-def test_tokens_behind_a_stop_string_in_the_same_step_are_dropped(request_for: Callable[..., Request]) -> None:
+def test_tokens_after_a_stop_string_in_the_same_step_are_dropped(request_for: Callable[..., Request]) -> None:
     request = request_for(stop="bc", logprobs=0)
     ids = request.processor.tokenizer.encode("abcdef")
     chosen = [TokenLogprobs([token], [-0.5], 1) for token in ids]
@@ -249,7 +249,7 @@ def test_a_special_token_that_is_kept_is_text_like_any_other(bytewise: Tokenizer
 
 
 @pytest.mark.parametrize("include", [False, True])
-def test_a_stop_token_is_part_of_the_text_only_if_asked(include: bool, request_for: Callable[..., Request]) -> None:
+def test_a_stop_token_is_part_of_the_text_only_on_request(include: bool, request_for: Callable[..., Request]) -> None:
     request = request_for(stop_token_ids=[70], include_stop_str_in_output=include)
     decode = request.processor.tokenizer.decode
     request.feed([80, 81])

@@ -67,7 +67,7 @@ CONVERSATIONS = {
 
 @pytest.mark.parametrize("when", HIDDEN)
 @pytest.mark.parametrize("name", CONVERSATIONS)
-def test_a_text_beside_calls_is_shown_once_whatever_follows(when, name):
+def test_a_text_with_calls_is_shown_once_whatever_follows(when, name):
     template, messages = ChatTemplate.checked(hiding(when), {}), CONVERSATIONS[name]
     text = template.render(messages)
     words = [message["content"] for message in messages]
@@ -85,7 +85,7 @@ def test_with_channels_texts_before_an_answer_are_answers_and_later_ones_as_the_
 
 
 @pytest.mark.parametrize("field", ["reasoning_content", "thinking", "reasoning"])
-def test_with_channels_a_text_beside_calls_and_reasoning_keeps_both(field):
+def test_with_channels_a_text_with_calls_and_reasoning_keeps_both(field):
     """The template refuses both in one message."""
     template = ChatTemplate.checked(CHANNELS, {})
     assert rendered(template, [USER, *calling(1, **{field: "H"})]) == "[user]U[final]T1[analysis]H<C1>[tool]R1"
@@ -94,7 +94,7 @@ def test_with_channels_a_text_beside_calls_and_reasoning_keeps_both(field):
     assert rendered(template, [USER, *silent]) == "[user]U[analysis]H<C1>[tool]R1"
 
 
-def test_parts_of_text_beside_calls_are_kept():
+def test_parts_of_text_with_calls_are_kept():
     parts = "{% for p in m.content or [] %}{{ p.text }}{% endfor %}"
     text = "{% for m in messages %}[{{ m.role }}]{% if not (m.tool_calls and not loop.last) %}" + parts
     template = ChatTemplate.checked(text + "{% endif %}" + CALLS + "{% endfor %}", {})

@@ -1,4 +1,4 @@
-"""The tokenizer: text to ids and back as transformers does it, and what stands for it where there is none."""
+"""The tokenizer: text to ids and back as transformers does it, and the placeholder without one."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_pairs_are_those_of_transformers(mode: str, example_model: Path) -> None
     assert ids == ours.encode("one text") + ours.encode("and another")
 
 
-def test_tokenizers_in_python_are_told_about_spaces() -> None:
+def test_tokenizers_in_python_get_arguments_for_spaces() -> None:
     class InPython:
         is_fast = False
 

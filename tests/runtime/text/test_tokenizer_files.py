@@ -13,7 +13,7 @@ from aiakq.runtime.text.tokenizer import Tokenizer
 from aiakq.runtime.text.tokenizer_files import check_encoding, check_settings, has_tokenizer, unused_template
 
 
-def test_a_missing_tokenizer_is_said_to_be_missing(example_model, tmp_path):
+def test_a_missing_tokenizer_is_reported(example_model, tmp_path):
     for name in ("config.json", "model.safetensors"):
         shutil.copy(example_model / name, tmp_path / name)
     assert has_tokenizer(example_model) and not has_tokenizer(tmp_path)

@@ -116,7 +116,7 @@ def call(id: str | None, word: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize("name", SHOWN)
 @pytest.mark.parametrize("ids", [("x", "y"), (None, None)])
-def test_no_call_result_or_text_beside_them_is_lost(name, ids):
+def test_no_call_result_or_text_with_them_is_lost(name, ids):
     template = checked("{% for m in messages %}[{{ m.role }}]" + SHOWN[name] + "{% endfor %}")
     asked = {"role": "assistant", "content": "T1", "tool_calls": [call(ids[0], "C1"), call(ids[1], "C2")]}
     results = [
@@ -251,7 +251,7 @@ def test_tools_are_shown_however_a_conversation_begins(condition, lead):
         assert "<add>" in shown and "U" in shown and ("S" in shown) == ("S" in "".join(lead)[-1:])
 
 
-def test_instructions_of_developers_beside_listed_tools_are_not_lost():
+def test_instructions_of_developers_with_listed_tools_are_not_lost():
     template = checked(TURNS, with_tools=True)
     for lead in (["developer:D"], ["system:S", "developer:D"], ["user:U", "assistant:A", "developer:D"]):
         text = template.render(said(*lead, "user:V"), tools=[TOOL])
@@ -271,7 +271,7 @@ def test_a_template_may_read_how_many_tools_there_are():
     assert template.render(said("user:U"), tools=[TOOL]) == "<add>[user]U"
 
 
-def test_calls_that_are_shown_only_beside_tools_are_written_as_text_without_them():
+def test_calls_that_are_shown_only_with_tools_are_written_as_text_without_them():
     shown = "{% if tools %}{% for c in m.tool_calls or [] %}" + CALL + "{% endfor %}{% endif %}"
     text = "{% for m in messages %}[{{ m.role }}]{{ m.content or '' }}" + shown + "{% endfor %}"
     asked = {"role": "assistant", "content": None, "tool_calls": [call("x", "C1")]}

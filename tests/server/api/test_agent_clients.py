@@ -8,9 +8,9 @@ from typing import Any
 
 import httpx
 import pytest
+from chat_scripts import TOOLS
 from openai import BadRequestError, OpenAI, pydantic_function_tool
 from pydantic import BaseModel
-from reciter import TOOLS
 
 FLAT: Any = [{"type": "function", **tool["function"]} for tool in TOOLS]
 OWN: Any = [
@@ -20,18 +20,18 @@ OWN: Any = [
 
 
 @pytest.fixture
-def openai(reciter) -> Iterator[OpenAI]:
+def openai(scripted) -> Iterator[OpenAI]:
     with httpx.Client(trust_env=False) as plain:
-        yield OpenAI(base_url=f"{reciter.url}/v1", api_key="none", max_retries=0, http_client=plain)
+        yield OpenAI(base_url=f"{scripted.url}/v1", api_key="none", max_retries=0, http_client=plain)
 
 
 @pytest.fixture
-def anthropic(reciter, monkeypatch) -> Any:
+def anthropic(scripted, monkeypatch) -> Any:
     module = pytest.importorskip("anthropic")
     for name in ("http_proxy", "https_proxy", "all_proxy"):
         monkeypatch.delenv(name, raising=False)
         monkeypatch.delenv(name.upper(), raising=False)
-    return module.Anthropic(base_url=reciter.url, api_key="none", max_retries=0)
+    return module.Anthropic(base_url=scripted.url, api_key="none", max_retries=0)
 
 
 class Answer(BaseModel):
@@ -47,11 +47,11 @@ class Weather(BaseModel):
     days: list[int | Nothing]
 
 
-#: What the model of these tests recites.
+#: The tools and the request of the model's script.
 STRICT: Any = [pydantic_function_tool(Weather, name="get_weather"), pydantic_function_tool(Nothing, name="get_time")]
 NAMED: Any = {"type": "function", "function": {"name": "get_time"}}
 CHAT: Any = {
-    "model": "reciter",
+    "model": "scripted",
     "messages": [{"role": "user", "content": "<|both|>"}],
     "max_tokens": 100,
     "temperature": 0,
@@ -80,7 +80,7 @@ def test_openais_client_parses_a_strict_schema_in_chat(openai):
 )
 def test_openais_client_parses_strict_tools_in_every_choice(openai, choice, names, finish_reason):
     fields: Any = CHAT | {"tools": STRICT, "tool_choice": choice}
-    if choice == "required":  # the call comes at once, and the model does not recite
+    if choice == "required":  # the grammar forces the call at once, so the model does not follow its script
         fields |= {"tools": STRICT[1:], "parallel_tool_calls": False}
     whole = openai.chat.completions.parse(**fields).choices[0]
     with openai.chat.completions.stream(**fields) as stream:
@@ -97,7 +97,7 @@ def test_openais_client_parses_strict_tools_in_every_choice(openai, choice, name
 
 
 def test_openais_client_reads_responses(openai):
-    response = openai.responses.create(model="reciter", input="<|both|>", tools=FLAT)
+    response = openai.responses.create(model="scripted", input="<|both|>", tools=FLAT)
     assert response.output_text == "Let me look."
     assert [item.type for item in response.output] == ["reasoning", "message", "function_call", "function_call"]
     history: Any = [
@@ -110,14 +110,14 @@ def test_openais_client_reads_responses(openai):
         ),
         {"role": "user", "content": "<|plain|>"},
     ]
-    assert openai.responses.create(model="reciter", input=history).output_text.startswith("Hello")
+    assert openai.responses.create(model="scripted", input=history).output_text.startswith("Hello")
     with pytest.raises(BadRequestError, match="not stored"):
-        openai.responses.create(model="reciter", input="Hi", previous_response_id=response.id)
+        openai.responses.create(model="scripted", input="Hi", previous_response_id=response.id)
 
 
 def test_openais_client_reads_streams_of_responses(openai):
     texts, arguments = [], []
-    with openai.responses.stream(model="reciter", input="<|both|>", tools=FLAT) as stream:
+    with openai.responses.stream(model="scripted", input="<|both|>", tools=FLAT) as stream:
         for event in stream:
             if event.type == "response.output_text.delta":
                 texts.append(event.delta)
@@ -132,13 +132,13 @@ def test_openais_client_reads_streams_of_responses(openai):
 
 
 def test_openais_client_parses_a_format(openai):
-    parsed = openai.responses.parse(model="reciter", input="<|both|>", text_format=Answer, max_output_tokens=60)
+    parsed = openai.responses.parse(model="scripted", input="<|both|>", text_format=Answer, max_output_tokens=60)
     assert isinstance(parsed.output_parsed, Answer)
 
 
 def test_anthropics_client_reads_messages(anthropic):
     asked: Any = [{"role": "user", "content": "<|both|>"}]
-    body: Any = {"model": "reciter", "max_tokens": 100, "tools": OWN}
+    body: Any = {"model": "scripted", "max_tokens": 100, "tools": OWN}
     message = anthropic.messages.create(messages=asked, **body)
     assert [block.type for block in message.content] == ["thinking", "text", "tool_use", "tool_use"]
     assert message.stop_reason == "tool_use" and message.content[2].input["city"] == "Bergen"
@@ -150,14 +150,14 @@ def test_anthropics_client_reads_messages(anthropic):
     history = [*asked, {"role": "assistant", "content": message.content}, {"role": "user", "content": results}]
     again = anthropic.messages.create(messages=[*history, {"role": "user", "content": "<|plain|>"}], **body)
     assert again.content[0].text.startswith("Hello")
-    counted = anthropic.messages.count_tokens(model="reciter", messages=asked, tools=OWN)
+    counted = anthropic.messages.count_tokens(model="scripted", messages=asked, tools=OWN)
     usage = message.usage
     assert counted.input_tokens == usage.input_tokens + usage.cache_read_input_tokens
 
 
 def test_anthropics_client_reads_streams_of_messages(anthropic):
     asked: Any = [{"role": "user", "content": "<|both|>"}]
-    with anthropic.messages.stream(model="reciter", max_tokens=100, tools=OWN, messages=asked) as stream:
+    with anthropic.messages.stream(model="scripted", max_tokens=100, tools=OWN, messages=asked) as stream:
         texts = list(stream.text_stream)
         final = stream.get_final_message()
     assert "".join(texts) == final.content[1].text == "Let me look."
@@ -174,9 +174,9 @@ def test_anthropics_client_knows_the_errors(anthropic):
         anthropic.messages.create(model="claude", max_tokens=1, messages=asked)
     assert missing.value.body["error"]["type"] == "not_found_error"
     with pytest.raises(module.BadRequestError, match="max_tokens"):
-        anthropic.messages.create(model="reciter", max_tokens=-1, messages=asked)
+        anthropic.messages.create(model="scripted", max_tokens=-1, messages=asked)
     with (
         pytest.raises(module.BadRequestError, match="max_tokens"),
-        anthropic.messages.stream(model="reciter", max_tokens=-1, messages=asked) as stream,
+        anthropic.messages.stream(model="scripted", max_tokens=-1, messages=asked) as stream,
     ):
         list(stream)

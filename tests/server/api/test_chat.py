@@ -112,7 +112,7 @@ def events(http, body: dict) -> list[dict]:
     return [json.loads(line) for line in lines[:-1]]
 
 
-def test_what_belongs_to_the_prompt_is_beside_the_choices(http, client):
+def test_fields_of_the_prompt_are_next_to_the_choices(http, client):
     ids = http.post("/tokenize", json={"messages": MESSAGES}).json()["tokens"]
     extra = {"prompt_logprobs": 1, "return_token_ids": True}
     answer = client.chat.completions.create(**GREEDY, n=2, extra_body=extra)

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import httpx
 import pytest
 from openai import AsyncOpenAI
-from reciting_model import write_model
+from scripted_model import write_model
 
 from aiakq.runtime.text.tokenizer import Tokenizer
 from aiakq.server.api.completions import prompt_offsets
@@ -101,7 +101,7 @@ def test_continuous_usage_needs_include_usage(http):
     assert not any(chunk.get("usage") for chunk in chunks) and chunks[-1]["choices"]
 
 
-def test_fields_that_were_not_asked_for_are_null(client):
+def test_fields_that_were_not_requested_are_null(client):
     choice = client.completions.create(**GREEDY).choices[0]
     assert choice.prompt_logprobs is choice.prompt_token_ids is choice.token_ids is None
 
@@ -270,7 +270,7 @@ def test_a_token_whose_bias_is_false_is_never_generated(http, form):
 
 
 def test_usage_reports_cached_tokens(http):
-    body = GREEDY | {"prompt": "A prompt that nobody else sends. " * 12}
+    body = GREEDY | {"prompt": "A prompt of this test only. " * 12}
     first, second = (http.post("/v1/completions", json=body).json() for _ in range(2))
     assert first["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
     assert second["usage"]["prompt_tokens_details"]["cached_tokens"] >= 16
@@ -283,7 +283,7 @@ def test_fields_without_effect_are_accepted(http):
 
 
 def test_end_of_sequence_ends_the_text_unless_ignored(http):
-    """A chat answer may end by itself; with ignore_eos it goes on to max_tokens."""
+    """A stop token ends the text; with ignore_eos it continues to max_tokens."""
     end = http.post("/tokenize", json={"prompt": "<|endoftext|>"}).json()["tokens"]
     assert len(end) == 1
     body = GREEDY | {"logit_bias": {str(end[0]): 100}, "max_tokens": 6}
@@ -329,7 +329,7 @@ SCRIPTS = {"<|fim_middle|>": ["  b", " = 1\n", "<|fim_pad|>", " more"], "<|fim_p
 
 @pytest.fixture(scope="module")
 def filling_in(tmp_path_factory) -> Iterator[httpx.Client]:
-    """A client of a server whose model fills in the same text, and goes on behind its end."""
+    """A client of a server whose model always generates the same infill text, and continues after its end."""
     folder = tmp_path_factory.mktemp("models") / "infill"
     write_model(folder, SCRIPTS, "{{ messages }}")
     options = {"model": str(folder), "dtype": "float32", "num_gpu_blocks_override": 65}

@@ -1,4 +1,4 @@
-"""Which parsers a server uses."""
+"""The selection of a server's parsers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What completions and chat completions share."""
+"""Behaviour shared by completions and chat completions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What requests say about reasoning reaches the chat template."""
+"""Reasoning settings of requests reach the chat template."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_names_of_templates_are_those_in_their_code():
         ("{{ messages }}", "high", True, {}),
     ],
 )
-def test_a_template_is_told_what_it_has_a_switch_for(template, effort, thinks, expected):
+def test_a_template_gets_the_arguments_that_it_has_switches_for(template, effort, thinks, expected):
     assert reasoning_arguments(template, effort, thinks) == expected
 
 
@@ -71,7 +71,7 @@ def test_an_effort_of_chat_reaches_the_template(start_server):
         )
 
 
-def test_an_effort_that_the_template_cannot_be_told_is_ignored_by_name(http, server):
+def test_an_effort_without_a_template_argument_is_ignored_by_name(http, server):
     for field in ({"reasoning_effort": "high"}, {"enable_thinking": False}, {"think": True}):
         answer = ask(server.url, **field)
         assert answer.status_code == 200 and answer.headers["x-ignored-fields"] == next(iter(field))
@@ -83,7 +83,7 @@ def test_an_effort_that_the_template_cannot_be_told_is_ignored_by_name(http, ser
     assert http.post("/v1/messages", json=body).headers["x-ignored-fields"] == "thinking"
 
 
-def test_an_effort_that_the_template_cannot_be_told_can_be_refused():
+def test_an_effort_without_a_template_argument_can_be_refused():
     request = ChatCompletionRequest(messages=[{"role": "user"}], reasoning_effort="high")
     with pytest.raises(AiakqError) as caught:
         request.template_kwargs("{{ messages }}")
@@ -120,8 +120,8 @@ BODIES = {
 }
 
 
-def told(model: Any, template: str, fields: dict[str, Any], mode: str = "ignore") -> tuple[dict[str, Any], list[str]]:
-    """The arguments of the template for a request, and its ignored fields."""
+def parsed(model: Any, template: str, fields: dict[str, Any], mode: str = "ignore") -> tuple[dict[str, Any], list[str]]:
+    """Return the template arguments of a request, and its ignored fields."""
     unknown, token = UnknownFields(mode), ignored_fields.set(IgnoredFields())
     try:
         request = parse_body(model, json.dumps(BODIES[model] | fields).encode(), unknown)
@@ -150,37 +150,37 @@ ANY = [({"think": "high"}, "think"), ({"reasoning_effort": "high"}, "reasoning_e
 
 
 @pytest.mark.parametrize("model", BODIES, ids=lambda model: model.__name__)
-def test_an_effort_is_told_or_named_in_every_api_alike(model):
+def test_an_effort_is_a_template_argument_or_an_ignored_field_in_every_api(model):
     for fields, name in (OWN[model], *ANY):
-        assert told(model, LEVEL, fields) == ({"reasoning_effort": "high"}, [])
-        assert told(model, SWITCH, fields) == ({"enable_thinking": True}, [])
-        assert told(model, "{{ messages }}", fields) == ({}, [name])
+        assert parsed(model, LEVEL, fields) == ({"reasoning_effort": "high"}, [])
+        assert parsed(model, SWITCH, fields) == ({"enable_thinking": True}, [])
+        assert parsed(model, "{{ messages }}", fields) == ({}, [name])
         given = {"chat_template_kwargs": {"reasoning_effort": "low"}}
         if "chat_template_kwargs" in model.model_fields:
-            assert told(model, LEVEL, fields | given) == ({"reasoning_effort": "low"}, [name])
+            assert parsed(model, LEVEL, fields | given) == ({"reasoning_effort": "low"}, [name])
 
 
 @pytest.mark.parametrize("model", BODIES, ids=lambda model: model.__name__)
 @pytest.mark.parametrize(
     "fields", [{"enable_thinking": False}, {"think": False}, {"thinking": {"type": "disabled"}}], ids=str
 )
-def test_a_switch_is_told_or_named_in_every_api_alike(model, fields):
-    assert told(model, SWITCH, fields) == ({"enable_thinking": False}, [])
-    assert told(model, LEVEL, fields) == ({}, list(fields))
+def test_a_switch_is_a_template_argument_or_an_ignored_field_in_every_api(model, fields):
+    assert parsed(model, SWITCH, fields) == ({"enable_thinking": False}, [])
+    assert parsed(model, LEVEL, fields) == ({}, list(fields))
     if "chat_template_kwargs" in model.model_fields:
         given = {"chat_template_kwargs": {"enable_thinking": True}}
-        assert told(model, SWITCH, fields | given) == ({"enable_thinking": True}, list(fields))
+        assert parsed(model, SWITCH, fields | given) == ({"enable_thinking": True}, list(fields))
 
 
 def test_only_the_part_without_effect_is_named():
     both = {"reasoning_effort": "high", "enable_thinking": False}
-    assert told(ChatCompletionRequest, LEVEL, both) == ({"reasoning_effort": "high"}, ["enable_thinking"])
-    assert told(ChatCompletionRequest, SWITCH, both) == ({"enable_thinking": False}, ["reasoning_effort"])
+    assert parsed(ChatCompletionRequest, LEVEL, both) == ({"reasoning_effort": "high"}, ["enable_thinking"])
+    assert parsed(ChatCompletionRequest, SWITCH, both) == ({"enable_thinking": False}, ["reasoning_effort"])
     none = {"reasoning_effort": "none"}
-    assert told(ChatCompletionRequest, "{{ messages }}", none) == ({}, ["reasoning_effort"])
-    assert told(ChatCompletionRequest, "{{ messages }}", none, "refuse")[0] == {}, "it is the default"
+    assert parsed(ChatCompletionRequest, "{{ messages }}", none) == ({}, ["reasoning_effort"])
+    assert parsed(ChatCompletionRequest, "{{ messages }}", none, "refuse")[0] == {}, "it is the default"
     reasoning = {"reasoning": {"effort": "low", "enabled": False}}
-    assert told(ResponsesRequest, LEVEL, reasoning) == ({"reasoning_effort": "low"}, ["reasoning.enabled"])
+    assert parsed(ResponsesRequest, LEVEL, reasoning) == ({"reasoning_effort": "low"}, ["reasoning.enabled"])
 
 
 @pytest.mark.parametrize(
@@ -195,5 +195,5 @@ def test_only_the_part_without_effect_is_named():
 )
 def test_fields_that_contradict_each_other_are_refused_by_name(model, fields, param):
     with pytest.raises(AiakqError) as caught:
-        told(model, SWITCH, fields)
+        parsed(model, SWITCH, fields)
     assert caught.value.param == param

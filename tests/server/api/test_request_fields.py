@@ -302,7 +302,7 @@ def check_responses(other: httpx.Client, http: httpx.Client) -> None:
     assert asked == post(http, logprobs=1)["choices"][0]["logprobs"]["tokens"]
 
 
-def test_responses_report_the_load_if_asked(http):
+def test_responses_report_the_load_on_request(http):
     for format, start in (("TEXT", "TEXT named_metrics.kv_cache_usage_perc="), ("json", 'JSON {"named_metrics": {')):
         for body in (PLAIN, PLAIN | {"stream": True}):
             answer = http.post("/v1/completions", json=body, headers={"endpoint-load-metrics-format": format})

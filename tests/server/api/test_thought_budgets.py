@@ -11,8 +11,8 @@ import httpx
 import numpy as np
 import pytest
 import torch
-from reciter import TEMPLATE
-from reciting_model import write_model
+from chat_scripts import TEMPLATE
+from scripted_model import write_model
 
 from aiakq.runtime.protocol.request import Prompt, Request
 from aiakq.runtime.protocol.vocabulary import Vocabulary
@@ -118,14 +118,14 @@ def test_an_answer_without_a_thought_is_not_changed(thinker):
 
 
 @pytest.mark.parametrize("fields", [{}, {"tool_choice": "required"}, {"n": 2}], ids=str)
-def test_a_budget_that_is_used_up_behind_a_call_leaves_it_a_call(thinker, fields):
+def test_a_budget_that_ends_after_a_call_leaves_it_a_call(thinker, fields):
     for budget in (4, 5, None):
         for choice in chat(thinker, "ends", tools=TOOLS, thinking_token_budget=budget, **fields)["choices"]:
             message = choice["message"]
             assert message["reasoning"] == "Na ja nun" and choice["finish_reason"] == "tool_calls"
             assert [call["function"]["name"] for call in message["tool_calls"]] == ["f"]
     ended = chat(thinker, "ends", tools=TOOLS, thinking_token_budget=4, ignore_eos=True, max_tokens=12)
-    assert "<tool_call>" in ended["choices"][0]["message"]["reasoning"], "the message goes on"
+    assert "<tool_call>" in ended["choices"][0]["message"]["reasoning"], "the reasoning ended with the call"
 
 
 def test_marks_may_be_split_into_tokens(thinker):
@@ -149,7 +149,7 @@ def test_log_probabilities_of_an_end_are_those_of_the_model(thinker):
     assert tokens[2]["top_logprobs"][0]["token"] == "two " and tokens[2]["logprob"] < -1 < tokens[1]["logprob"]
 
 
-def test_structured_output_begins_behind_the_end(thinker):
+def test_structured_output_begins_after_the_thought(thinker):
     format = {"type": "json_schema", "json_schema": {"name": "a", "schema": {"const": {"a": 1}}}}
     for budget, thought in ((0, None), (2, "One two")):
         reasoning, content = said(chat(thinker, thinking_token_budget=budget, response_format=format))
@@ -159,7 +159,7 @@ def test_structured_output_begins_behind_the_end(thinker):
 
 
 @pytest.mark.parametrize("choice", ["auto", "required", {"type": "function", "function": {"name": "f"}}], ids=str)
-def test_calls_come_behind_the_end(thinker, choice):
+def test_calls_come_after_the_thought(thinker, choice):
     answer = chat(thinker, "calls", tools=TOOLS, tool_choice=choice, thinking_token_budget=1, max_tokens=60)
     message = answer["choices"][0]["message"]
     assert message["reasoning"].strip() == "ich"

@@ -36,7 +36,7 @@ class Thinking(HermesParser):
 
 
 @pytest.mark.parametrize("may_end", [True, False])
-def test_open_reasoning_may_be_all_where_nothing_is_asked_for(may_end):
+def test_a_message_may_end_in_reasoning_if_no_format_is_set(may_end):
     class Marked(HermesParser):
         marks = ("</think>", "<tool_call>", "</tool_call>")
 

@@ -25,7 +25,7 @@ def tool(name: str, parameters: Any, strict: bool | None = None) -> Tool:
     )
 
 
-def test_a_schema_is_enforced_without_what_cannot_be_and_the_log_says_so(caplog):
+def test_a_schema_is_enforced_without_unsupported_keywords_and_the_log_names_them(caplog):
     tool_schemas._warn.cache_clear()
     properties = {
         "flag": {"type": "boolean"},

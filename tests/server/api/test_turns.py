@@ -151,7 +151,7 @@ def test_the_error_of_a_result_is_named(model):
         assert [name.rpartition(".")[2] for name in ignored] == names
 
 
-def test_a_refusal_beside_an_answer_is_read():
+def test_a_refusal_with_an_answer_is_read():
     said = {"role": "assistant", "content": "A", "refusal": "B"}
     [message] = conversation(ChatCompletionRequest, [said])[0]
     assert message["content"] == "A\nB"

@@ -1,9 +1,9 @@
-"""Hostile HTTP inputs, each with the answer that is promised for it. ``case(seed, index)`` is always the same one.
+"""Hostile HTTP inputs, each with its expected response. ``case(seed, index)`` is deterministic.
 
-A family is one function that draws cases of a kind; FAMILIES says how often each comes up. They are malformed HTTP,
-floods of headers, chunks and bytes, JSON that is none or too deep, text that is no text, wrong types and bounds for
-every field, unknown fields, schemas and grammars that are odd or expensive, tricks with paths, hosts and origins,
-pipelining, slow senders, clients that leave.
+A family is a function that generates cases of a kind; FAMILIES has their weights. They are malformed HTTP, floods of
+headers, chunks and bytes, invalid or deeply nested JSON, invalid text, wrong types and bounds for every field, unknown
+fields, odd or expensive schemas and grammars, unusual paths, hosts and origins, pipelining, slow senders, and clients
+that disconnect.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ FAMILIES: dict[Callable[[Draw], Case], float] = {
 
 
 def case(seed: int, index: int) -> Case:
-    """Case ``index`` of the run ``seed``."""
+    """Return case ``index`` of the run ``seed``."""
     draw = random.Random(f"{seed}/{index}")
     family = draw.choices(list(FAMILIES), weights=list(FAMILIES.values()))[0]
     made = family(draw)

@@ -13,8 +13,8 @@ from hostile_cases.requests import (
     Case,
     Draw,
     Expected,
-    ask,
     cut,
+    post_json,
     refused,
     some_text,
 )
@@ -51,7 +51,7 @@ _TAKES: dict[str, dict[str, tuple[str, ...]]] = {
 
 
 def agent_types(draw: Draw) -> Case:
-    """Values of types that a field does not take."""
+    """Values of types that a field does not accept."""
     path = draw.choice(list(_TAKES))
     field = draw.choice(list(_TAKES[path]))
     value = draw.choice(VALUES[draw.choice([kind for kind in VALUES if kind not in _TAKES[path][field]])])
@@ -59,7 +59,7 @@ def agent_types(draw: Draw) -> Case:
 
 
 def agent_values(draw: Draw) -> Case:
-    """Values of the right type that are wrong, with the code and the param that are promised for them."""
+    """Invalid values of the right type, with the expected code and param."""
     out, message = "value_out_of_range", {"role": "user", "content": "Hi"}
     path, change, code, param = draw.choice(
         [
@@ -78,12 +78,12 @@ def agent_values(draw: Draw) -> Case:
         ]
     )
     status = 404 if code == "unknown_model" else 400
-    sent = ask(path, GOOD[path] | change)
+    sent = post_json(path, GOOD[path] | change)
     return Case(f"{path} {code} {param}", cut(draw, sent), (Expected(status, code, param),), closed=False)
 
 
 def agent_items(draw: Draw) -> Case:
-    """Conversations of strange items: each is answered or refused."""
+    """Conversations of unusual items: each is accepted or refused."""
     path = draw.choice(list(_TAKES))
     kinds = ["message", "function_call", "function_call_output", "reasoning", "item_reference", "text", "tool_use"]
     kinds += ["tool_result", "thinking", "redacted_thinking", "image", "document", "input_text", "output_text", "x", ""]
@@ -109,5 +109,5 @@ def agent_items(draw: Draw) -> Case:
         return found
 
     items = [item(0) for _ in range(draw.randint(1, 4))]
-    sent = ask(path, GOOD[path] | {"input" if path == RESPONSES else "messages": items})
+    sent = post_json(path, GOOD[path] | {"input" if path == RESPONSES else "messages": items})
     return Case(f"{path} items", cut(draw, sent), (Expected(frozenset({200, 400})),), closed=None)

@@ -1,4 +1,4 @@
-"""Bodies that are no JSON or too deep, and texts that are strange but answered."""
+"""Bodies of invalid or deeply nested JSON, and unusual texts that are accepted."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def bad_json(draw: Draw) -> Case:
 
 
 def strange_text(draw: Draw) -> Case:
-    """Text that is text, and answered; so is what only looks dangerous."""
+    """Unusual but valid text, and text that only looks dangerous."""
     text = draw.choice(
         [
             "\u0301" * draw.randint(1, 400),

@@ -1,4 +1,4 @@
-"""Connections: pipelining, requests inside requests, clients that leave or are slow, random changes of bytes."""
+"""Connections: pipelining, request smuggling, clients that disconnect or are slow, random changes of bytes."""
 
 from __future__ import annotations
 
@@ -16,27 +16,27 @@ from hostile_cases.requests import (
     Case,
     Draw,
     Expected,
-    ask,
     cut,
     head,
     junk,
     post,
+    post_json,
 )
 
 
 def pipelined(draw: Draw) -> Case:
-    """Several requests at once; the first that is no HTTP ends it."""
+    """Several requests at once; the first invalid one ends the connection."""
     version = head("GET", "/version")
     choices = [
         (version, OK),
         (head("GET", "/nowhere"), Expected(404, "not_found")),
-        (ask(COMPLETIONS, GOOD[COMPLETIONS]), OK),
-        (ask(COMPLETIONS, {"prompt": 5}), Expected(400, "invalid_type", "prompt")),
+        (post_json(COMPLETIONS, GOOD[COMPLETIONS]), OK),
+        (post_json(COMPLETIONS, {"prompt": 5}), Expected(400, "invalid_type", "prompt")),
         (post(TOKENIZE, b"{"), Expected(400, "invalid_json")),
         (head("GET", "/version", b"content-length: 3") + b"abc", OK),
     ]
     chosen = [draw.choice(choices) for _ in range(draw.randint(2, 12))]
-    # An answer that comes before a body nobody asked for has arrived ends the connection.
+    # A response before an unexpected body has arrived ends the connection.
     parted = (lambda draw, sent: (sent,)) if choices[-1] in chosen else cut
     sent, answers = b"".join(one for one, _ in chosen), tuple(one for _, one in chosen)
     if draw.random() < 0.5:
@@ -44,13 +44,13 @@ def pipelined(draw: Draw) -> Case:
         return Case("with an end", parted(draw, sent + bad), (*answers, INVALID_HTTP), closed=True)
     if draw.random() < 0.3:
         last = head("GET", "/version", b"connection: close") + version * 3
-        # At once: what arrives after the end may cost the client the answers it has not read.
+        # In one piece: bytes that arrive after the close may lose the client its unread responses.
         return Case("closed", (sent + last,), (*answers, OK), closed=True)
     return Case("good ones", parted(draw, sent), answers, closed=False)
 
 
 def smuggled(draw: Draw) -> Case:
-    """A request inside a request: its bytes are a body, or the end of the connection, never an answer of its own."""
+    """Request smuggling: a request inside another one is part of its body or ends the connection: no response."""
     inner = head("GET", "/v1/models")
     fields = GOOD[TOKENIZE] | {"prompt": inner.decode()}
     body = json.dumps(fields).encode()
@@ -105,14 +105,14 @@ def smuggled(draw: Draw) -> Case:
 
 
 def leaving(draw: Draw) -> Case:
-    """A client that goes away in the middle of something."""
+    """A client that disconnects during a request or a response."""
     path = draw.choice((COMPLETIONS, CHAT))
     long = GOOD[path] | {
         "max_tokens": draw.choice([1, 40, 800]),
         "stream": draw.random() < 0.5,
         "n": draw.choice([1, 4]),
     }
-    sent = ask(path, long)
+    sent = post_json(path, long)
     how = draw.choice(["closes", "resets", "half-closes"])
     kind = draw.choice(["in the request", "after it", "soon after it", "in the answer"])
     if kind == "in the request":
@@ -122,7 +122,7 @@ def leaving(draw: Draw) -> Case:
 
 
 def slow_senders(draw: Draw) -> Case:
-    """Half of something and then nothing, or a byte now and then."""
+    """Half a request and then nothing, or single bytes with pauses."""
     body = json.dumps(GOOD[COMPLETIONS]).encode()
     whole = post(COMPLETIONS, body)
     late = Expected(408, "read_timeout")
@@ -148,7 +148,7 @@ def slow_senders(draw: Draw) -> Case:
 def mutated(draw: Draw) -> Case:
     """A good request with bytes changed, left out, doubled or added: no promise but that it is the client's fault."""
     path = draw.choice(list(GOOD))
-    sent = bytearray(ask(path, GOOD[path]))
+    sent = bytearray(post_json(path, GOOD[path]))
     for _ in range(draw.randint(1, 6)):
         at = draw.randrange(len(sent))
         end = min(len(sent), at + draw.randint(1, 8))
@@ -165,4 +165,4 @@ def mutated(draw: Draw) -> Case:
             sent[at:end] = draw.choice(
                 [b"\r\n", b"\n", b"\0", b"\xff" * 4, b"%00", b"9" * 30, b'"', b"{", b"[" * 99, b":"]
             )
-    return Case(path, (bytes(sent),), (Expected(ANY),), leave="reads what comes")
+    return Case(path, (bytes(sent),), (Expected(ANY),), leave="reads some")

@@ -23,7 +23,7 @@ from hostile_cases.requests import (
     some_text,
 )
 
-#: Values of every type that JSON has; a field gets those it does not take.
+#: Values of every JSON type; a field is given those of types that it does not accept.
 VALUES: dict[str, tuple[Any, ...]] = {
     "bool": (True, False),
     "int": (0, 1, -1, 7),
@@ -147,12 +147,12 @@ def out_of_range(draw: Draw) -> Case:
     return refused(draw, path, change, out, field, f"{field}={value}")
 
 
-#: What is changed in a good request, and the code and the param of the error that is promised for it.
+#: A change of a valid request, and the expected code and param of the error.
 Refusal = tuple[dict[str, Any], str, str | None]
 
 
 def hostile_values(draw: Draw) -> Case:
-    """Values of the right type that are out of range, or name what does not exist."""
+    """Values of the right type that are out of range or name unknown things."""
     token_id = draw.choice([VOCABULARY, -1, 2**31, 2**40, 2**70, -(2**63)])
     common, completion, chat = common_values(draw, token_id), completion_values(draw, token_id), chat_values(draw)
     path = draw.choice((COMPLETIONS, CHAT))
@@ -162,7 +162,7 @@ def hostile_values(draw: Draw) -> Case:
 
 
 def common_values(draw: Draw, token_id: int) -> list[Refusal]:
-    """Of the fields that completions and chats share. ``token_id`` is none of the vocabulary."""
+    """Changes of fields of both completions and chat completions; ``token_id`` is not in the vocabulary."""
     out, token = "value_out_of_range", "invalid_token_id"
     long = "a" * 257
     return [
@@ -190,7 +190,7 @@ def common_values(draw: Draw, token_id: int) -> list[Refusal]:
 
 
 def completion_values(draw: Draw, token_id: int) -> list[Refusal]:
-    """Of the fields of completions."""
+    """Changes of fields of completions."""
     out, token = "value_out_of_range", "invalid_token_id"
     return [
         ({"prompt": draw.choice(["", [], [[]], ["a", ""]])}, "empty_prompt", "prompt"),
@@ -212,7 +212,7 @@ def completion_values(draw: Draw, token_id: int) -> list[Refusal]:
 
 
 def chat_values(draw: Draw) -> list[Refusal]:
-    """Of the fields of chats."""
+    """Changes of fields of chat completions."""
     out = "value_out_of_range"
     message = {"role": "user", "content": "Hi"}
     return [

@@ -14,12 +14,12 @@ from hostile_cases.requests import (
     Case,
     Draw,
     Expected,
-    ask,
     cut,
+    post_json,
     some_text,
 )
 
-#: Values that stand where a keyword expects others.
+#: Values of wrong types for keywords.
 _ODD: tuple[Any, ...] = (
     *(None, True, False, 0, -1, 1.5, 10**9, 2**70, "", "string", "object", "#", "#/$defs/a", "#/definitions/b", "x:y"),
     *([], {}, [[]], [{}], ["a"], ["string", "null"], ["string", ["x"]], [1, "b", None, [1], {"x": 1}]),
@@ -83,7 +83,7 @@ def odd_schema(draw: Draw, depth: int = 0) -> dict[str, Any]:
 
 
 def expensive_schema(draw: Draw) -> dict[str, Any]:
-    """A schema that asks for much work: deep, wide, ambiguous, recursive, or with large bounds."""
+    """A schema that is expensive: deep, wide, ambiguous, recursive, or with large bounds."""
     size = draw.choice([10, 100, 1000])
     depth = draw.choice([5, 20, 31, 60, 200])
     deep: dict[str, Any] = {"type": "string"}
@@ -113,12 +113,12 @@ def expensive_schema(draw: Draw) -> dict[str, Any]:
 
 
 def grammars(draw: Draw) -> Case:
-    """Each is enforced or refused, and never the server's fault."""
+    """A grammar that is enforced or refused, without a server error."""
     schema = (odd_schema if draw.random() < 0.6 else expensive_schema)(draw)
     path = draw.choice([COMPLETIONS, CHAT, CHAT, RESPONSES, MESSAGES])
     kind, change = draw.choice([*_FIELDS[path](draw, schema)])
-    sent = ask(path, GOOD[path] | change)
-    # Nothing can be generated from a schema without values, and larger bodies are refused before they are looked at.
+    sent = post_json(path, GOOD[path] | change)
+    # A schema without values matches nothing, and larger bodies are refused unread.
     expected = Expected(frozenset({200, 400, 413}))
     return Case(f"{path} {kind} {json.dumps(schema):.40}", cut(draw, sent), (expected,), closed=None)
 
@@ -127,7 +127,7 @@ Fields = list[tuple[str, dict[str, Any]]]
 
 
 def _tools(draw: Draw, schema: Any) -> Fields:
-    """Of chats: the tools of a request, and how they are to be called."""
+    """Tools of a chat completion, and tool_choice."""
     name = draw.choice(["f", "get_weather", "a" * 64, "a" * 65, "", some_text(draw)])
     function = {"name": name, "parameters": schema} | draw.choice([{}, {"strict": True}, {"strict": False}])
     tools = {"tools": [{"type": "function", "function": function}] * draw.choice([1, 1, 1, 2])}

@@ -101,7 +101,7 @@ def header_floods(draw: Draw) -> Case:
 
 
 def odd_headers(draw: Draw) -> Case:
-    """Headers that are good HTTP and must have no effect, or their one effect."""
+    """Valid headers that must have no effect but their documented one."""
     path, good = COMPLETIONS, json.dumps(GOOD[COMPLETIONS]).encode()
     plain = b"POST /v1/completions HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-length: %d\r\n" % len(good)
     media = draw.choice(

@@ -1,4 +1,4 @@
-"""What a case is, and the requests and inputs that cases are made of."""
+"""Case and Expected, and the requests and inputs that cases consist of."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import random
 from dataclasses import dataclass
 from typing import Any
 
-#: What the server is started with, so that bounds are met by small inputs and waiting is short.
+#: Arguments of the server: low limits, so that small inputs exceed them, and short timeouts.
 BODY_LIMIT = 100_000
 TIMES = {"header_timeout": 3.0, "body_timeout": 3.0, "idle_timeout": 60.0, "write_timeout": 5.0}
 CONTEXT, VOCABULARY = 1024, 4096
@@ -18,7 +18,7 @@ RESPONSES, MESSAGES, COUNT_TOKENS = "/v1/responses", "/v1/messages", "/v1/messag
 
 @dataclass(frozen=True)
 class Expected:
-    """One promised answer: its status, the error's code and param. None: any; a set: one of them."""
+    """An expected response: its status, and the error's code and param. None allows any, a set one of several."""
 
     status: int | frozenset[int]
     code: str | frozenset[str] | None = None
@@ -28,13 +28,14 @@ class Expected:
 
 @dataclass(frozen=True)
 class Case:
-    """What is sent, and what is promised for it.
+    """An input and its expected responses.
 
     pieces   bytes to send, and pauses in seconds between them.
-    answers  promised, in order.
-    closed   whether the server ends the connection after them; None: it may.
-    leave    how the client goes: "reads" everything; "closes", "resets" or "half-closes" without reading.
-    slow     takes seconds by its nature.
+    answers  expected responses, in order.
+    closed   whether the server closes the connection after them; None allows both.
+    leave    how the client ends: "reads" everything, "reads some", or "closes", "resets" or "half-closes" without
+             reading.
+    slow     whether the case takes seconds.
     """
 
     kind: str
@@ -47,7 +48,7 @@ class Case:
 
 Draw = random.Random
 OK = Expected(200)
-#: Whatever it turns out to be, it is the client's fault or nobody's.
+#: Any success or client error, but no server error.
 ANY = frozenset({200, 400, 401, 403, 404, 405, 408, 413, 415, 421, 431})
 INVALID_HTTP = Expected(400, "invalid_http")
 TOO_LARGE_HEAD = Expected(431, "headers_too_large")
@@ -65,7 +66,7 @@ def post(path: str, body: bytes, *headers: bytes, host: bytes | None = b"127.0.0
     return head("POST", path, b"content-type: application/json", length, *headers, host=host) + body
 
 
-def ask(path: str, fields: Any) -> bytes:
+def post_json(path: str, fields: Any) -> bytes:
     return post(path, json.dumps(fields).encode())
 
 
@@ -114,7 +115,7 @@ BOMBS = (
 
 
 def cut(draw: Draw, sent: bytes) -> tuple[bytes | float, ...]:
-    """Some requests arrive in several packets."""
+    """Split ``sent`` into pieces in one of five cases."""
     if draw.random() < 0.8 or len(sent) < 2:
         return (sent,)
     at = sorted(draw.randrange(1, len(sent)) for _ in range(draw.randint(1, 3)))
@@ -125,8 +126,8 @@ def cut(draw: Draw, sent: bytes) -> tuple[bytes | float, ...]:
 
 
 def refused(draw: Draw, path: str, change: dict[str, Any], code: Any, param: str | None, kind: str) -> Case:
-    """A request that is good but for ``change``; the connection is good for another one."""
+    """Return a case of a valid request with an invalid ``change``, after which the connection is usable."""
     fields = list((GOOD[path] | change).items())
     draw.shuffle(fields)
-    sent = ask(path, dict(fields))
+    sent = post_json(path, dict(fields))
     return Case(f"{path} {kind:.60}", cut(draw, sent), (Expected(400, code, param),), closed=False)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from hostile_cases.requests import CHAT, COMPLETIONS, GOOD, ROUTES, TOKENIZE, Case, Draw, Expected, ask, cut, head
+from hostile_cases.requests import CHAT, COMPLETIONS, GOOD, ROUTES, TOKENIZE, Case, Draw, Expected, cut, head, post_json
 
 
 def wrong_methods(draw: Draw) -> Case:
@@ -26,7 +26,7 @@ def wrong_methods(draw: Draw) -> Case:
     allowed = {*ROUTES[path], *(["HEAD"] if "GET" in ROUTES[path] else [])}
     method = draw.choice([one for one in methods if one not in allowed])
     if method == "CONNECT":
-        # What follows belongs to a tunnel, which there is not.
+        # Later bytes would belong to a tunnel, which the server does not open.
         return Case(f"{method} {path}", (head(method, path),), (Expected(405, "method_not_allowed"),), closed=None)
     expected = Expected(405, "method_not_allowed", body=method != "HEAD")
     return Case(f"{method} {path}", cut(draw, head(method, path)), (expected,), closed=False)
@@ -68,10 +68,10 @@ def wrong_paths(draw: Draw) -> Case:
 def wrong_hosts(draw: Draw) -> Case:
     name = draw.choice([b"evil.example", b"127.0.0.1.evil.example", b"localhost.evil.example", b"local", b"a" * 300])
     host = draw.choice([name, name + b":80", name + b".", b"user@" + name, name.upper(), b"[evil]", b"127.0.0.1x"])
-    sent = ask(COMPLETIONS, GOOD[COMPLETIONS]).replace(b"host: 127.0.0.1", b"host: " + host)
+    sent = post_json(COMPLETIONS, GOOD[COMPLETIONS]).replace(b"host: 127.0.0.1", b"host: " + host)
     if draw.random() < 0.3:
         sent = head("GET", draw.choice(list(ROUTES)), host=host)
-    elif draw.random() < 0.2:  # its host counts, whatever the header says
+    elif draw.random() < 0.2:  # the host of an absolute target overrides the header
         sent, host = head("GET", f"http://evil.example{draw.choice(list(ROUTES))}"), b"http://evil.example"
     return Case(f"{host!r:.40}", cut(draw, sent), (Expected(421, "host_not_allowed"),), closed=None)
 

@@ -77,7 +77,7 @@ def test_unterminated_strings_are_checked_in_linear_time(end):
 
 @pytest.mark.timeout(60)
 def test_validation_stops_at_the_first_wrong_list_entry():
-    """Complaining about each would take the server many seconds, for everybody."""
+    """Reporting every entry would block the server for many seconds."""
     for model, name in (
         (CompletionRequest, "stop_token_ids"),
         (ChatCompletionRequest, "messages"),

@@ -1,4 +1,4 @@
-"""Limits on what all clients together hold: request bodies, connections; and what the access log shows."""
+"""Limits for all clients together: request bodies and connections; and the access log."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ def dial(server: RunningServer, address: str = "127.0.0.1") -> socket.socket:
     return socket.create_connection((host, int(port)), timeout=20, source_address=(address, 0))
 
 
-def test_idle_connections_of_several_addresses_do_not_shut_others_out(crowded):
-    """Three addresses take every connection and send nothing; the oldest idle ones are closed for those who come."""
+def test_idle_connections_of_several_addresses_do_not_block_new_ones(crowded):
+    """Three addresses take every connection and send nothing; the oldest idle ones are closed for new ones."""
     with contextlib.ExitStack() as opened:
         idle = [opened.enter_context(dial(crowded, f"127.0.0.{2 + number // 8}")) for number in range(24)]
         for _ in range(5):
@@ -57,7 +57,7 @@ def test_idle_connections_of_several_addresses_do_not_shut_others_out(crowded):
 
 
 def test_all_bodies_together_are_limited(crowded):
-    """Unfinished bodies: those beyond the limit are refused, others are served, and the places become free again."""
+    """Unfinished bodies: those beyond the limit are refused, others are served, and the budget becomes free again."""
     head = b"POST /v1/completions HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-length: %d\r\n\r\n{"
     completions = f"{crowded.url}/v1/completions"
     large = json.dumps({"prompt": [5], "max_tokens": 1, "metadata": {"a": "x" * MIB}})

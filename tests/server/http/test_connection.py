@@ -172,7 +172,7 @@ def test_bodies_over_the_limit_are_refused_early(dial):
     began = time.monotonic()
     answer = send(connection, HEAD + b"content-length: 1000000000\r\n\r\n{")
     assert b"HTTP/1.1 413 " in answer and b"request_too_large" in answer and b"\r\nconnection: close\r\n" in answer
-    assert time.monotonic() - began < 10  # nobody waits for the rest
+    assert time.monotonic() - began < 10  # the server does not wait for the rest
     connection = dial()
     sent, chunk = 0, b"1000\r\n" + b" " * 4096 + b"\r\n"
     with contextlib.suppress(ConnectionError):
@@ -298,7 +298,7 @@ def test_a_client_that_does_not_read_is_disconnected(strict, metrics_of):
 
 
 def test_connections_per_address_are_limited(strict, dial):
-    """The hundred and first from one address is told so; others are served, and places are free again."""
+    """The 101st of one address is refused; other addresses are served; closed connections free their places."""
     host, port = strict.url.removeprefix("http://").split(":")
     health = f"{strict.url}/health"
     for _ in range(100):

@@ -1,4 +1,4 @@
-"""What holds for the requests of every route."""
+"""Behaviour of every route."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ def test_bind_to_all_ipv6_addresses():
         assert url_of(listener, "::").startswith("http://[::1]:")
 
 
-def test_a_unix_socket_replaces_one_that_nobody_listens_on(tmp_path):
+def test_a_unix_socket_replaces_one_without_a_listener(tmp_path):
     path = str(tmp_path / "aiakq.sock")
     with bind_unix(path) as listener:
         assert url_of(listener, "127.0.0.1") == f"unix:{path}"

@@ -1,4 +1,4 @@
-"""The path under which a proxy offers the server."""
+"""The path prefix under which a proxy serves the server."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The playground's page and what it is told: the policy, the fields, other servers. In a browser: test_browser.py."""
+"""The playground's page and its settings: the policy, the fields, other servers. In a browser: test_browser.py."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def test_the_playground_can_be_left_out():
     assert not {"/", "/playground/settings"} & {route.path for route in load_routes(args)}
 
 
-def test_the_page_is_there_while_the_model_loads():
+def test_the_page_is_served_while_the_model_loads():
     async def status(path: str, **changes) -> int:
         args = checked({"model": "m", "root_path": "/llm", **changes}, server=True)
         transport = httpx.ASGITransport(Gateway(args))

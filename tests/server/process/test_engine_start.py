@@ -1,4 +1,4 @@
-"""How a process of the engine that cannot load its model says so."""
+"""Errors of an engine process that cannot load its model."""
 
 from __future__ import annotations
 
@@ -33,6 +33,6 @@ def test_a_lack_of_memory_is_an_error_and_no_traceback(monkeypatch, capfd, failu
     channel: Any = SimpleNamespace(receive=lambda: start, send_failure=sent.append)
     monkeypatch.setattr(engine_process, "_load", load)
     assert engine_process._run(channel) == code
-    [told] = sent
-    assert told.id == id
+    [found] = sent
+    assert found.id == id
     assert ("Traceback" in capfd.readouterr().err) == has_traceback

@@ -130,8 +130,8 @@ sys.meta_path.insert(0, Finder)
 
 
 def test_a_device_error_that_stays_ends_the_engine_and_not_the_server(start_server, tmp_path, monkeypatch, metrics_of):
-    """No step can run after it, so the process is replaced; who had nothing yet is answered by the next one, and who
-    breaks that one too is not tried a third time.
+    """No step can run after it, so the process is replaced. Requests without output are replayed, and one that breaks
+    the new process too is not tried a third time.
     """
     (tmp_path / "sitecustomize.py").write_text(_STICKY_DEVICE)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
@@ -150,9 +150,9 @@ def test_a_device_error_that_stays_ends_the_engine_and_not_the_server(start_serv
             bad = pool.submit(ask, [5, 4000, 6]).result()
             answers = [one.result() for one in beside]
         assert bad.status_code == 500 and bad.json()["error"]["code"] == "request_quarantined"
-        # Twice beside it: that may have been them, too.
-        told = [one.json().get("error", {}).get("code") for one in answers]
-        assert set(told) <= {None, "request_quarantined"}
+        # Concurrent requests of two deaths are quarantined too: they may have been the cause.
+        codes = [one.json().get("error", {}).get("code") for one in answers]
+        assert set(codes) <= {None, "request_quarantined"}
         while httpx.get(f"{server.url}/health", trust_env=False).status_code != 200:
             assert time.monotonic() < deadline + 60
             time.sleep(0.1)
@@ -174,7 +174,7 @@ def test_one_bad_prompt_of_several_fails_the_request_and_frees_the_rest(api, sma
 
 
 def test_pages_of_a_failed_prompt_are_not_reused(api, poison):
-    """Its beginning was fine, and another prompt begins so; but nobody knows where the damage began."""
+    """Another prompt shares its prefix, but it is not known which pages are valid."""
     beginning = [5 + index % 50 for index in range(64)]
     wanted = GREEDY | {"prompt": [*beginning, 7]}
     alone = api.post("/v1/completions", json=wanted).json()

@@ -75,7 +75,7 @@ def test_a_popular_beginning_does_not_overload_a_replica():
     assert min(counts) > 40
 
 
-def test_a_replica_without_an_engine_is_asked_last():
+def test_a_replica_without_an_engine_is_tried_last():
     dead = error("engine_dead", reason="it was killed")
     replicas = Replicas([Manager(failure=dead), Manager(unfinished=50)], 16)
     assert start(replicas, [1, 2, 3]) == 1 and replicas.failure is None

@@ -179,7 +179,7 @@ def test_a_request_that_two_engines_received_and_did_not_run_is_not_given_to_a_t
     assert stream.failure is not None and stream.failure.id == "request_quarantined"
 
 
-def test_a_request_that_waits_beside_running_ones_is_not_blamed_for_the_end_of_their_engines():
+def test_a_waiting_request_is_not_blamed_for_the_end_of_engines_that_run_others():
     engines = Engines()
     running, waiting = engines.ask(), engines.ask()
     for _ in range(2):

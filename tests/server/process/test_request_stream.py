@@ -1,4 +1,4 @@
-"""The output of one request on its way to the reader."""
+"""The output stream of one request."""
 
 from __future__ import annotations
 

@@ -159,7 +159,7 @@ def alone(tiny_model, adapters) -> dict[LoRARequest | None, list[int]]:
     return found
 
 
-def test_others_go_on_while_an_adapter_is_read(start, adapters, reads, alone):
+def test_other_requests_continue_while_an_adapter_is_read(start, adapters, reads, alone):
     served = start(max_loras=2)
     served.submit("first", adapters[1])
     served.until(lambda: "first" in served.finished)
@@ -179,7 +179,7 @@ def test_others_go_on_while_an_adapter_is_read(start, adapters, reads, alone):
     assert found == [alone[each] for each in (adapters[0], None, adapters[1], adapters[1])]
 
 
-def test_an_adapter_that_is_evicted_before_its_request_starts_is_read_beside_the_steps(start, adapters, reads, alone):
+def test_an_adapter_that_is_evicted_before_its_request_starts_is_read_during_steps(start, adapters, reads, alone):
     """It is in memory when the request arrives, and makes room for another one before the request starts."""
     served = start(max_loras=1, max_num_seqs=2)
     served.submit("running", adapters[0], tokens=200)
@@ -285,7 +285,7 @@ def test_a_cancelled_request_leaves_nothing_behind(start, adapters, reads, alone
 
 
 @pytest.mark.parametrize("ahead", [False, True])
-def test_more_adapters_than_have_room_are_read_beside_the_steps_in_turn(ahead, start, adapters, reads, alone):
+def test_more_adapters_than_have_room_are_read_during_steps_in_turn(ahead, start, adapters, reads, alone):
     served = start(max_loras=1, async_scheduling=ahead)
     for index in range(9):
         served.submit(f"r{index}", adapters[index % 3])

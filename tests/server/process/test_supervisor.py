@@ -118,8 +118,8 @@ def test_an_engine_is_not_restarted_with_another_model(start_server, tmp_path, e
         os.replace(folder / "new.json", folder / "config.json")
         os.kill(engine_pid(server), signal.SIGKILL)
         assert server.process.wait(60) == 9
-        told = [event.message for event in server.events if event.kind == "engine_dead"][-1]
-        assert f"The model '{folder}' changed while it was served: config.json." in told
+        message = [event.message for event in server.events if event.kind == "engine_dead"][-1]
+        assert f"The model '{folder}' changed while it was served: config.json." in message
 
 
 def test_waiting_requests_survive_any_number_of_engine_restarts(start_server, metrics_of, pool):

@@ -1,4 +1,4 @@
-"""Tokenizers that hang, swell or end their process: refused when they load, or one request fails alone."""
+"""Tokenizers that hang, use much memory or crash their process: refused when they load, or one request fails alone."""
 
 from __future__ import annotations
 
@@ -159,8 +159,8 @@ def test_a_text_that_a_tokenizer_cannot_take_fails_alone(source_with, changes):
 
 
 def test_the_work_of_departed_clients_is_dropped(source_with):
-    """Texts that take a minute, no word more retries than end a search: their workers are free in a moment when nobody
-    waits for them.
+    """The texts take a minute, but no word alone exceeds the limit of retries. Their workers are free soon after the
+    clients have disconnected.
     """
 
     async def use(client: TextClient) -> None:
@@ -353,7 +353,7 @@ def test_long_texts_are_refused_before_they_are_tokenized(http):
     assert kept.json()["choices"][0]["prompt_token_ids"] == tokens["tokens"][-9:]
 
 
-def test_clients_that_post_long_texts_and_leave_delay_nobody(server):
+def test_clients_that_post_long_texts_and_disconnect_delay_no_others(server):
     url, text = server.url, "It was the best of times, it was the worst of times. " * 79_000
 
     def post_and_leave(_: int) -> None:

@@ -1,4 +1,4 @@
-"""Messages to the tokenizer's process: what clients send arrives as it is."""
+"""Messages to the tokenizer's process arrive unchanged."""
 
 from __future__ import annotations
 

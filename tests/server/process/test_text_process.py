@@ -1,4 +1,4 @@
-"""Chat templates that loop, swell or pry: the request fails, in about a second, and nobody else notices."""
+"""Chat templates that loop, use much memory or access files: the request fails in about a second, alone."""
 
 from __future__ import annotations
 
@@ -100,11 +100,11 @@ def test_a_runaway_template_fails_alone(hostile, say, canary, name):
     completions = f"{hostile.url}/v1/completions"
     alone = httpx.post(completions, json=wanted, timeout=60, trust_env=False).json()["choices"][0]["text"]
     with ThreadPoolExecutor() as pool:
-        neighbour = pool.submit(httpx.post, completions, json=wanted, timeout=60, trust_env=False)
+        concurrent = pool.submit(httpx.post, completions, json=wanted, timeout=60, trust_env=False)
         began = time.monotonic()
         answer = say(name)
         assert time.monotonic() - began < 10
-        assert neighbour.result().json()["choices"][0]["text"] == alone
+        assert concurrent.result().json()["choices"][0]["text"] == alone
     failure = answer.json()["error"]
     assert (answer.status_code, failure["code"]) == (400, "chat_template"), answer.text
     assert len(failure["message"]) < 400 and "/" not in failure["message"].replace("/etc/passwd", "")
@@ -113,7 +113,7 @@ def test_a_runaway_template_fails_alone(hostile, say, canary, name):
 
 
 def test_many_runaway_templates_at_a_time(hostile, say):
-    """More of them than workers; those who come after are served."""
+    """With more of them than workers, later requests are served."""
     with ThreadPoolExecutor(16) as pool:
         bombs = [pool.submit(say, name) for name in ("loop", "memory") * 5]
         good = [pool.submit(say, "good") for _ in range(6)]

@@ -1,4 +1,4 @@
-"""Answers of a collector, which are read as far as is needed, and no further."""
+"""Responses of a collector, which are read only as far as needed."""
 
 from __future__ import annotations
 

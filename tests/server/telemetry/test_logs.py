@@ -51,17 +51,17 @@ def test_the_http_log_has_the_configured_level_and_can_be_disabled(start_server,
 def test_the_statistics_log_can_be_disabled(server, silent):
     began, before = time.monotonic(), len(server.events)
 
-    def told(events) -> bool:
+    def has_stats(events) -> bool:
         return any(event.kind == "stats" for event in events)
 
     deadline = began + 60
-    while not (told(server.events[before:]) and time.monotonic() > began + STATS_SECONDS + 1):
+    while not (has_stats(server.events[before:]) and time.monotonic() > began + STATS_SECONDS + 1):
         assert time.monotonic() < deadline
         for one in (silent, server):
             body = {"prompt": "Once", "max_tokens": 2}
             assert httpx.post(f"{one.url}/v1/completions", json=body, trust_env=False).status_code == 200
         time.sleep(0.3)
-    assert not told(silent.events)
+    assert not has_stats(silent.events)
 
 
 def test_repeated_log_messages_are_limited():

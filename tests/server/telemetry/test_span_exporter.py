@@ -1,4 +1,4 @@
-"""What the log says when spans do not arrive at a collector, and when they do again."""
+"""Log lines when a collector is unreachable and when it is available again."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def lines() -> Iterator[list[str]]:
 
 
 class Scripted:
-    """An exporter that logs and answers as it is told."""
+    """An exporter whose result and exception are set by the test."""
 
     def __init__(self) -> None:
         self.fails = True
@@ -107,7 +107,7 @@ def test_other_lines_of_opentelemetry_are_left_alone(lines):
 
 
 @pytest.mark.parametrize("protocol", ["http", "grpc"])
-def test_spans_arrive_once_a_collector_is_there_and_again_after_it_was_gone(lines, monkeypatch, protocol):
+def test_spans_arrive_when_the_collector_starts_and_restarts(lines, monkeypatch, protocol):
     monkeypatch.setattr(traces, "DELAY_SECONDS", 0.05)
     monkeypatch.setattr(traces, "EXPORT_SECONDS", 1.5)
     with socket.socket() as probe:

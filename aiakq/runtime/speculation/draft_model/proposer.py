@@ -85,7 +85,7 @@ class DraftModel:
         return sequence.num_drafted
 
     def _compute(self, drafts: list[_Draft], running: RunningSequences) -> None:
-        """One step of the model; each draft that goes on gets its next token."""
+        """One step of the model; every unfinished draft gets its next token."""
         drafts.sort(key=lambda draft: draft.next_chunk.count > 1)
         sequences = [draft.sequence for draft in drafts]
         step = self.runner.prepare([draft.next_chunk for draft in drafts], sequences, running)

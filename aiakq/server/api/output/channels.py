@@ -22,7 +22,7 @@ ENDS = ("<|end|>", "<|return|>", "<|call|>", "<|start|>", "<|channel|>")
 _HEAD = Marks("<|message|>", *ENDS)
 _END = Marks(*ENDS)
 _FUNCTION = re.compile(rf"(?:^|\s)to=functions\.([^\s<]{{1,{MAX_NAME}}})")
-#: The name of who speaks, and of who is spoken to, at the beginning of a header.
+#: The sender and the recipient at the beginning of a header.
 _ROLE = r"(?:assistant|user|system|developer|tool|python|(?:functions|browser)\.[^\s<]+)(?=\s|\Z)"
 _ROLES = re.compile(rf"\s*(?:{_ROLE})?\s*(?:to=[^\s<]+\s*)?")
 #: Types of a text, also without a mark before them.

@@ -92,7 +92,7 @@ def test_variants_and_malformed_configs_are_refused_by_name(changes, named, tmp_
 
 
 @pytest.mark.parametrize("file", ["hf_quant_config.json", "quantize_config.json"])
-def test_a_head_with_a_quantization_config_of_its_own_is_refused(file, tmp_path):
+def test_a_head_with_a_separate_quantization_config_is_refused(file, tmp_path):
     (written(tmp_path) / file).write_text("{}")
     with pytest.raises(AiakqError, match="quantized"):
         Eagle3Config.from_folder(tmp_path)

@@ -7,7 +7,7 @@ from typing import Any
 
 import httpx
 import pytest
-from reciter import SCRIPTS, TOOLS
+from chat_scripts import SCRIPTS, TOOLS
 
 from aiakq.server.background import RunningServer
 
@@ -78,14 +78,14 @@ def streamed(server: RunningServer, script: str, **fields: Any) -> list[dict[str
 
 
 def no_thought(server: RunningServer) -> dict[str, int]:
-    """A logit bias against reasoning: all that does not recite is equally likely."""
+    """Return a logit bias that forbids reasoning; without its script the model generates all tokens equally often."""
     ids = httpx.post(f"{server.url}/tokenize", json={"prompt": "<<think>"}, trust_env=False).json()["tokens"]
     return {str(id): -100 for id in ids}
 
 
-def test_content_is_thinking_text_and_calls(reciter):
-    answer = send(reciter, "both", tools=OWN, system="Be brief.")
-    assert (answer["type"], answer["role"], answer["model"]) == ("message", "assistant", "reciter")
+def test_content_is_thinking_text_and_calls(scripted):
+    answer = send(scripted, "both", tools=OWN, system="Be brief.")
+    assert (answer["type"], answer["role"], answer["model"]) == ("message", "assistant", "scripted")
     thinking, text, weather, clock = answer["content"]
     assert thinking["type"] == "thinking" and thinking["thinking"] == "It asks for the weather."
     assert thinking["signature"] and text == {"type": "text", "text": "Let me look."}
@@ -99,15 +99,15 @@ def test_content_is_thinking_text_and_calls(reciter):
     assert (answer["stop_reason"], answer["stop_sequence"]) == ("tool_use", None)
     usage = answer["usage"]
     total = usage["input_tokens"] + usage["cache_read_input_tokens"]
-    assert total == count(reciter, messages=[user("<|both|>")], tools=OWN, system="Be brief.")
+    assert total == count(scripted, messages=[user("<|both|>")], tools=OWN, system="Be brief.")
     assert usage["output_tokens"] == len(SCRIPTS["<|both|>"]) + 1
 
 
 @pytest.mark.parametrize("script", ["both", "plain"])
-def test_a_stream_adds_up_to_the_message(reciter, script):
+def test_a_stream_adds_up_to_the_message(scripted, script):
     fields = {"tools": OWN, "request_id": "same"}
-    whole = send(reciter, script, **fields)
-    events = streamed(reciter, script, **fields)
+    whole = send(scripted, script, **fields)
+    events = streamed(scripted, script, **fields)
     assert [event["type"] for event in events[:2]] == ["message_start", "ping"]
     assert [event["type"] for event in events[-2:]] == ["message_delta", "message_stop"]
     message = events[0]["message"]
@@ -134,58 +134,60 @@ def test_a_stream_adds_up_to_the_message(reciter, script):
     assert rest == []
 
 
-def test_stop_reasons(reciter):
-    assert send(reciter, "plain")["stop_reason"] == "end_turn"
-    stopped = send(reciter, "plain", stop_sequences=["- a", "never"])
+def test_stop_reasons(scripted):
+    assert send(scripted, "plain")["stop_reason"] == "end_turn"
+    stopped = send(scripted, "plain", stop_sequences=["- a", "never"])
     assert (stopped["stop_reason"], stopped["stop_sequence"]) == ("stop_sequence", "- a")
     assert stopped["content"] == [{"type": "text", "text": "Hello, world.\n\n"}]
     for limit in range(1, len(SCRIPTS["<|both|>"])):
-        cut = send(reciter, "both", tools=OWN, max_tokens=limit, request_id="same")
+        cut = send(scripted, "both", tools=OWN, max_tokens=limit, request_id="same")
         assert cut["stop_reason"] == "max_tokens" and cut["usage"]["output_tokens"] == limit
-        events = streamed(reciter, "both", tools=OWN, max_tokens=limit, request_id="same")
+        events = streamed(scripted, "both", tools=OWN, max_tokens=limit, request_id="same")
         assert events[-2]["delta"]["stop_reason"] == "max_tokens"
         kinds = [event["content_block"]["type"] for event in events if event["type"] == "content_block_start"]
         whole = [block["type"] for block in cut["content"]]  # in which a call that is cut off is text
         assert kinds in (whole, [*whole, "tool_use"]) or [*kinds[:-1], "text"] == whole
         assert sum(event["type"] == "content_block_stop" for event in events) == len(kinds)
-    assert send(reciter, "plain", max_tokens=64_000)["stop_reason"] == "end_turn", "more than the context has"
+    assert send(scripted, "plain", max_tokens=64_000)["stop_reason"] == "end_turn", "more than the context has"
 
 
 @pytest.mark.parametrize("script", ["unclosed", "mention", "wrong"])
-def test_calls_in_thoughts_are_read_as_in_chat(reciter, script):
-    answer = send(reciter, script, tools=OWN)
+def test_calls_in_thoughts_are_read_as_in_chat(scripted, script):
+    answer = send(scripted, script, tools=OWN)
     kinds, reason = [block["type"] for block in answer["content"]], answer["stop_reason"]
     expected = {"unclosed": ["thinking", "tool_use"], "mention": ["thinking", "text"], "wrong": ["thinking"]}
     assert (kinds, reason) == (expected[script], "tool_use" if script == "unclosed" else "end_turn")
     if script == "unclosed":
         assert answer["content"][0]["thinking"] == "I look it up." and answer["content"][1]["input"] == {"city": "Oslo"}
-    starts = [each["content_block"]["type"] for each in streamed(reciter, script, tools=OWN) if "content_block" in each]
+    starts = [
+        each["content_block"]["type"] for each in streamed(scripted, script, tools=OWN) if "content_block" in each
+    ]
     assert starts == kinds
 
 
-def test_tools_are_chosen_in_every_way(reciter):
+def test_tools_are_chosen_in_every_way(scripted):
     def names(**choice: Any) -> list[str]:
         fields = {"tool_choice": choice} if choice else {}
-        return [block.get("name", "-") for block in send(reciter, "both", tools=OWN, **fields)["content"]]
+        return [block.get("name", "-") for block in send(scripted, "both", tools=OWN, **fields)["content"]]
 
     assert names() == names(type="auto") == ["-", "-", "get_weather", "get_time"]
     assert names(type="auto", disable_parallel_tool_use=True) == ["-", "-", "get_weather"]
     assert names(type="none") == ["-", "-"]
     assert names(type="tool", name="get_time") == ["-", "get_time"]
     forced = {"tools": OWN[1:], "tool_choice": {"type": "any", "disable_parallel_tool_use": True}}
-    answer = send(reciter, "plain", **forced, logit_bias=no_thought(reciter))
+    answer = send(scripted, "plain", **forced, logit_bias=no_thought(scripted))
     assert [block["name"] for block in answer["content"]] == ["get_time"] and answer["stop_reason"] == "tool_use"
 
 
-def test_the_format_of_the_text_is_enforced(reciter):
+def test_the_format_of_the_text_is_enforced(scripted):
     format = {"type": "json_schema", "schema": NUMBERS}
-    answer = send(reciter, "both", output_config={"format": format})
+    answer = send(scripted, "both", output_config={"format": format})
     assert set(json.loads(answer["content"][-1]["text"])) <= {1, 2}
 
 
-def test_responses_can_be_sent_back_as_history(reciter):
+def test_responses_can_be_sent_back_as_history(scripted):
     """The content of an answer is a message of the next request, and renders as the same chat conversation."""
-    first = send(reciter, "both", tools=OWN)
+    first = send(scripted, "both", tools=OWN)
     weather, clock = first["content"][2:]
     results = [
         {"type": "tool_result", "tool_use_id": weather["id"], "content": "Rain"},
@@ -199,7 +201,7 @@ def test_responses_can_be_sent_back_as_history(reciter):
     ]
     redacted = {"type": "redacted_thinking", "data": "abc"}
     messages = [user("<|both|>"), {"role": "assistant", "content": [redacted, *first["content"]]}, user(results)]
-    answer = post(reciter, messages=messages, tools=OWN).json()
+    answer = post(scripted, messages=messages, tools=OWN).json()
     assert answer["content"] == [{"type": "text", "text": "Hello, world.\n\n- a\n- b"}]
     calls = [
         {"id": one["id"], "function": {"name": one["name"], "arguments": one["input"]}} for one in (weather, clock)
@@ -216,15 +218,15 @@ def test_responses_can_be_sent_back_as_history(reciter):
         {"role": "tool", "tool_call_id": clock["id"], "content": "Noon"},
         user("<|plain|>"),
     ]
-    assert count(reciter, messages=messages, tools=OWN) == chat_count(reciter, chat, tools=AS_CHAT)
+    assert count(scripted, messages=messages, tools=OWN) == chat_count(scripted, chat, tools=AS_CHAT)
 
 
-def test_the_beginning_of_an_answer_is_continued(reciter):
+def test_the_beginning_of_an_answer_is_continued(scripted):
     messages = [user("Hi"), {"role": "assistant", "content": "<|plain|>"}]
-    assert post(reciter, messages=messages).json()["content"][0]["text"].startswith("Hello")
+    assert post(scripted, messages=messages).json()["content"][0]["text"].startswith("Hello")
 
 
-def test_system_messages_keep_their_place(reciter):
+def test_system_messages_keep_their_place(scripted):
     """Claude Code adds one to every turn; a part of its system prompt is another one in every request."""
     system = [
         {"type": "text", "text": "x-anthropic-billing-header: cc_version=2.1; cch=fa690;"},
@@ -233,16 +235,16 @@ def test_system_messages_keep_their_place(reciter):
     ]
     messages = [user("A"), {"role": "assistant", "content": "B"}, user("C"), {"role": "system", "content": "D"}]
     chat = [{"role": "system", "content": "You are an agent.\nBe brief."}, *messages]
-    assert count(reciter, system=system, messages=messages) == chat_count(reciter, chat)
+    assert count(scripted, system=system, messages=messages) == chat_count(scripted, chat)
     text = system[0]["text"] + "\nYou are an agent.\nBe brief."
-    assert count(reciter, system=text, messages=messages) == chat_count(reciter, chat)
+    assert count(scripted, system=text, messages=messages) == chat_count(scripted, chat)
 
 
-def test_a_request_of_claude_code_is_answered(reciter):
+def test_a_request_of_claude_code_is_answered(scripted):
     """With everything that it sends: betas, cache marks, a management of the context, an effort."""
     cached = {"cache_control": {"type": "ephemeral", "ttl": "1h"}}
     body = {
-        "model": "reciter",
+        "model": "scripted",
         "max_tokens": 32000,
         "stream": True,
         "system": [{"type": "text", "text": "You are Claude Code.", **cached}],
@@ -268,11 +270,13 @@ def test_a_request_of_claude_code_is_answered(reciter):
         "anthropic-dangerous-direct-browser-access": "true",
         "x-app": "cli",
     }
-    answer = httpx.post(f"{reciter.url}/v1/messages?beta=true", json=body, headers=headers, trust_env=False, timeout=60)
+    answer = httpx.post(
+        f"{scripted.url}/v1/messages?beta=true", json=body, headers=headers, trust_env=False, timeout=60
+    )
     assert answer.status_code == 200, answer.text
     assert '"stop_reason":"tool_use"' in answer.text and "event: message_stop" in answer.text
     counted = {name: body[name] for name in ("model", "system", "messages", "tools", "thinking")}
-    assert count(reciter, **counted) > 20
+    assert count(scripted, **counted) > 20
 
 
 @pytest.mark.parametrize(
@@ -341,10 +345,10 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("body", "named"), REFUSED, ids=lambda value: str(value)[:60])
-def test_malformed_conversations_are_refused(reciter, body, named):
-    assert named in refusal(reciter, **body)["message"]
+def test_malformed_conversations_are_refused(scripted, body, named):
+    assert named in refusal(scripted, **body)["message"]
     if 'type": "string' not in json.dumps(body):  # schemas of arguments matter to answers only
-        assert named in refusal(reciter, "/v1/messages/count_tokens", **body)["message"]
+        assert named in refusal(scripted, "/v1/messages/count_tokens", **body)["message"]
 
 
 @pytest.mark.parametrize(
@@ -364,25 +368,25 @@ def test_malformed_conversations_are_refused(reciter, body, named):
     ],
     ids=lambda value: str(value)[:60],
 )
-def test_malformed_fields_are_refused(reciter, body, named):
-    assert named in refusal(reciter, **body)["message"]
+def test_malformed_fields_are_refused(scripted, body, named):
+    assert named in refusal(scripted, **body)["message"]
 
 
-def test_errors_have_the_shape_of_the_api(reciter):
+def test_errors_have_the_shape_of_the_api(scripted):
     for path in ("/v1/messages", "/v1/messages/count_tokens"):
-        wrong = post(reciter, path, messages=[user("Hi")], model="claude")
+        wrong = post(scripted, path, messages=[user("Hi")], model="claude")
         assert wrong.status_code == 404 and wrong.json()["error"]["type"] == "not_found_error"
-        assert "reciter" in wrong.json()["error"]["message"]
-        method = httpx.get(f"{reciter.url}{path}/", trust_env=False)
+        assert "scripted" in wrong.json()["error"]["message"]
+        method = httpx.get(f"{scripted.url}{path}/", trust_env=False)
         assert method.status_code == 405 and method.json()["type"] == "error"
-        text = httpx.post(f"{reciter.url}{path}", content=b"{", trust_env=False)
+        text = httpx.post(f"{scripted.url}{path}", content=b"{", trust_env=False)
         assert text.json()["error"]["type"] == "invalid_request_error"
 
 
-def test_a_prompt_that_is_too_long_is_refused_in_the_words_of_the_api(reciter):
+def test_a_prompt_that_is_too_long_is_refused_in_the_words_of_the_api(scripted):
     for long in ("a" * 4100, "a" * 100_000):
-        assert refusal(reciter, messages=[user(long)])["message"].startswith("prompt is too long: ")
-    assert count(reciter, messages=[user("a" * 4100)]) > 4100
+        assert refusal(scripted, messages=[user(long)])["message"].startswith("prompt is too long: ")
+    assert count(scripted, messages=[user("a" * 4100)]) > 4100
 
 
 def test_a_key_may_be_in_the_header_of_this_api(start_server):
@@ -404,11 +408,11 @@ def test_a_key_may_be_in_the_header_of_this_api(start_server):
         assert refused.status_code == 403 and refused.json()["error"]["type"] == "permission_error"
 
 
-def test_a_stream_that_fails_says_so(reciter):
+def test_a_stream_that_fails_ends_with_an_error(scripted):
     body = {"messages": [user("<|plain|>")], "max_tokens": 4000, "stream": True, "ignore_eos": True}
     events: list[dict[str, Any]] = []
     with (
-        httpx.Client(base_url=reciter.url, trust_env=False, timeout=60) as http,
+        httpx.Client(base_url=scripted.url, trust_env=False, timeout=60) as http,
         http.stream("POST", "/v1/messages", json=body) as answer,
     ):
         for line in answer.iter_lines():

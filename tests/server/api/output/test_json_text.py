@@ -85,7 +85,7 @@ def test_arguments_may_be_written_as_text(written, arguments):
     assert emitted(arguments_value, *written, "}") == (arguments, True)
 
 
-def test_white_space_is_dropped_beside_calls_only():
+def test_white_space_is_dropped_next_to_calls_only():
     def content(*steps: Callable[[EventSink], None]) -> str:
         sink = EventSink(str)
         for step in steps:

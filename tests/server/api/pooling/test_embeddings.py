@@ -83,7 +83,7 @@ def test_many_inputs_are_answered_in_order(embed_http):
     assert answer[77]["embedding"] == alone[0]["embedding"]
 
 
-def test_pooling_returns_what_there_is(embed_http, expected):
+def test_pooling_returns_unnormalized_vectors(embed_http, expected):
     answer = embed_http.post("/pooling", json={"input": TEXTS, "normalize": False})
     assert answer.status_code == 200, answer.text
     for entry, vector in zip(answer.json()["data"], expected, strict=True):
@@ -292,7 +292,7 @@ def test_the_side_that_is_kept(embed_http, byte_tokenizer):
     assert vector(input=TEXTS[0], truncate_prompt_tokens=3) == vector(input=ids[-3:])
 
 
-def test_prompts_are_padded_to_the_longest_one_behind_what_was_cut(embed_http, byte_tokenizer):
+def test_prompts_are_padded_to_the_longest_one_after_truncation(embed_http, byte_tokenizer):
     """As in vLLM: the model reads padding like any other token."""
     ids, pad = byte_tokenizer(TEXTS)["input_ids"], byte_tokenizer.pad_token_id
 

@@ -37,7 +37,7 @@ def test_every_parser_is_tested():
 
 
 @pytest.mark.parametrize("name", MARKS)
-def test_reasoning_is_told_apart_however_it_is_cut(name):
+def test_reasoning_is_separated_however_it_is_cut(name):
     start, end = MARKS[name]
     text = f"{start}\n{THOUGHT}\n{end}\n\n{ANSWER}"
     for at in range(len(text)):

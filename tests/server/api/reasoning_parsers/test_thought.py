@@ -145,7 +145,7 @@ def test_marks_that_are_only_mentioned_stay_in_the_thought(name):
 
 
 @FORMATS
-def test_a_call_is_found_behind_marks_that_are_only_mentioned(name):
+def test_a_call_is_found_after_marks_that_are_only_mentioned(name):
     call = CALLS[name]("find", ARGUMENTS)
     cut = re.split('"|nd', call)[0]
     for mark in TOOL_PARSERS.load(name).triggers or TOOL_PARSERS.load(name).marks:
@@ -163,7 +163,7 @@ def test_a_call_is_found_behind_marks_that_are_only_mentioned(name):
 
 
 @pytest.mark.parametrize("name", [name for name in CALLS if TOOL_PARSERS.load(name).quotes_values])
-def test_a_call_is_found_behind_one_that_is_broken_off_in_a_string(name):
+def test_a_call_is_found_after_one_that_is_broken_off_in_a_string(name):
     call = CALLS[name]("find", ARGUMENTS)
     for part in re.findall(r'.*?"(?=\w)', call)[-3:]:
         text = f"Hm. {call[: call.index(part) + len(part)]}x and again: {call}"

@@ -7,7 +7,7 @@ from typing import Any
 
 import httpx
 import pytest
-from reciter import SCRIPTS, TOOLS
+from chat_scripts import SCRIPTS, TOOLS
 
 from aiakq.server.background import RunningServer
 
@@ -45,14 +45,14 @@ def streamed(server: RunningServer, script: str, **fields: Any) -> list[dict[str
 
 
 def no_thought(server: RunningServer) -> dict[str, int]:
-    """A logit bias against reasoning: all that does not recite is equally likely."""
+    """Return a logit bias that forbids reasoning; without its script the model generates all tokens equally often."""
     ids = httpx.post(f"{server.url}/tokenize", json={"prompt": "<<think>"}, trust_env=False).json()["tokens"]
     return {str(id): -100 for id in ids}
 
 
-def test_items_are_reasoning_message_and_calls(reciter):
-    answer = respond(reciter, "both", tools=FLAT, instructions="Be brief.", metadata={"a": "b"})
-    assert (answer["object"], answer["status"], answer["model"]) == ("response", "completed", "reciter")
+def test_items_are_reasoning_message_and_calls(scripted):
+    answer = respond(scripted, "both", tools=FLAT, instructions="Be brief.", metadata={"a": "b"})
+    assert (answer["object"], answer["status"], answer["model"]) == ("response", "completed", "scripted")
     reasoning, message, weather, clock = answer["output"]
     assert reasoning["type"] == "reasoning" and reasoning["summary"] == [] and reasoning["encrypted_content"] is None
     assert reasoning["content"] == [{"type": "reasoning_text", "text": "It asks for the weather."}]
@@ -73,10 +73,10 @@ def test_items_are_reasoning_message_and_calls(reciter):
 
 
 @pytest.mark.parametrize("script", ["both", "plain"])
-def test_a_stream_adds_up_to_the_response(reciter, script):
+def test_a_stream_adds_up_to_the_response(scripted, script):
     fields = {"tools": FLAT, "request_id": "same"}
-    whole = respond(reciter, script, **fields)
-    events = streamed(reciter, script, **fields)
+    whole = respond(scripted, script, **fields)
+    events = streamed(scripted, script, **fields)
     kinds = [event["type"].removeprefix("response.") for event in events]
     assert kinds[:2] == ["created", "in_progress"] and kinds[-1] == "completed"
     assert all(event["response"]["status"] == "in_progress" for event in events[:2])
@@ -107,36 +107,36 @@ def test_a_stream_adds_up_to_the_response(reciter, script):
     assert indexes == sorted(indexes)
 
 
-def test_a_limit_makes_a_response_incomplete(reciter):
+def test_a_limit_makes_a_response_incomplete(scripted):
     for limit in range(1, len(SCRIPTS["<|both|>"])):
-        answer = respond(reciter, "both", tools=FLAT, max_output_tokens=limit, request_id="same")
+        answer = respond(scripted, "both", tools=FLAT, max_output_tokens=limit, request_id="same")
         assert answer["status"] == "incomplete" and answer["max_output_tokens"] == limit
         assert answer["incomplete_details"] == {"reason": "max_output_tokens"}
         assert answer["usage"]["output_tokens"] == limit
-        final = streamed(reciter, "both", tools=FLAT, max_output_tokens=limit, request_id="same")[-1]
+        final = streamed(scripted, "both", tools=FLAT, max_output_tokens=limit, request_id="same")[-1]
         items, last = final["response"]["output"], final["response"]["output"][-1:]
         assert final["type"] == "response.incomplete"
         if last and (last[0]["type"], last[0]["status"]) == ("function_call", "incomplete"):  # else it is text
             assert "<tool_call>" in answer["output"][-1]["content"][0]["text"]
         else:
             assert items == answer["output"]
-    assert respond(reciter, "both", max_output_tokens=100_000)["status"] == "completed", "more than the context has"
+    assert respond(scripted, "both", max_output_tokens=100_000)["status"] == "completed", "more than the context has"
 
 
 @pytest.mark.parametrize("script", ["unclosed", "mention", "wrong"])
-def test_calls_in_thoughts_are_read_as_in_chat(reciter, script):
-    items = respond(reciter, script, tools=FLAT)["output"]
+def test_calls_in_thoughts_are_read_as_in_chat(scripted, script):
+    items = respond(scripted, script, tools=FLAT)["output"]
     expected = {"unclosed": ["reasoning", "function_call"], "mention": ["reasoning", "message"], "wrong": ["reasoning"]}
     assert [item["type"] for item in items] == expected[script]
     if script == "unclosed":
         assert items[0]["content"][0]["text"] == "I look it up." and items[1]["arguments"] == '{"city": "Oslo"}'
-    final = streamed(reciter, script, tools=FLAT)[-1]["response"]
+    final = streamed(scripted, script, tools=FLAT)[-1]["response"]
     assert [item["type"] for item in final["output"]] == expected[script] and final["status"] == "completed"
 
 
-def test_tools_are_chosen_in_every_way(reciter):
+def test_tools_are_chosen_in_every_way(scripted):
     def names(**fields: Any) -> list[str]:
-        return [item.get("name", "-") for item in respond(reciter, "both", tools=FLAT, **fields)["output"]]
+        return [item.get("name", "-") for item in respond(scripted, "both", tools=FLAT, **fields)["output"]]
 
     assert names() == names(tool_choice="auto") == ["-", "-", "get_weather", "get_time"]
     assert names(tool_choice="none") == ["-", "-"]
@@ -146,38 +146,45 @@ def test_tools_are_chosen_in_every_way(reciter):
     allowed = {"type": "allowed_tools", "mode": "required", "tools": [time]}
     assert names(tool_choice=allowed, parallel_tool_calls=False) == ["-", "get_time"]
     fields = {"tools": FLAT[1:], "tool_choice": "required", "parallel_tool_calls": False}
-    assert [item["type"] for item in respond(reciter, "both", **fields)["output"]] == ["reasoning", "function_call"]
+    assert [item["type"] for item in respond(scripted, "both", **fields)["output"]] == [
+        "reasoning",
+        "function_call",
+    ]
 
 
-def test_tools_of_a_namespace_are_called_by_both_names(reciter):
+def test_tools_of_a_namespace_are_called_by_both_names(scripted):
     space = {"type": "namespace", "name": "get", "description": "Clocks.", "tools": [{**FLAT[1], "name": "time"}]}
     fields = {"tools": [FLAT[0], space], "tool_choice": {"type": "function", "namespace": "get", "name": "time"}}
-    *_, call = respond(reciter, "both", **fields)["output"]
+    *_, call = respond(scripted, "both", **fields)["output"]
     assert (call["namespace"], call["name"]) == ("get", "time")
     history = [{"type": "message", "role": "user", "content": "<|plain|>"}, call]
-    assert post(reciter, input=history).status_code == 200
+    assert post(scripted, input=history).status_code == 200
 
 
-def test_tools_that_agents_offer_everywhere_are_left_out(reciter):
-    answer = respond(reciter, "both", tools=[{"type": "web_search", "external_web_access": False}, *FLAT])
+def test_tools_that_agents_offer_everywhere_are_left_out(scripted):
+    answer = respond(scripted, "both", tools=[{"type": "web_search", "external_web_access": False}, *FLAT])
     assert answer["tools"] == FLAT and answer["output"][-1]["type"] == "function_call"
 
 
 @pytest.mark.parametrize("strict", [True, None])
-def test_the_format_of_the_text_is_enforced(reciter, strict):
+def test_the_format_of_the_text_is_enforced(scripted, strict):
     format = {"type": "json_schema", "name": "n", "schema": NUMBERS, "strict": strict}
-    answer = respond(reciter, "both", text={"format": format}, max_output_tokens=80)
+    answer = respond(scripted, "both", text={"format": format}, max_output_tokens=80)
     assert set(json.loads(answer["output"][-1]["content"][0]["text"])) <= {1, 2}
     assert answer["text"]["format"]["schema"] == NUMBERS
-    text = respond(reciter, "plain", text={"format": {"type": "text"}, "verbosity": "medium"})
+    text = respond(scripted, "plain", text={"format": {"type": "text"}, "verbosity": "medium"})
     assert text["output"][0]["content"][0]["text"] == "Hello, world.\n\n- a\n- b"
-    fields = {"text": {"format": {"type": "json_object"}}, "max_output_tokens": 30, "logit_bias": no_thought(reciter)}
-    assert respond(reciter, "plain", **fields)["output"][0]["content"][0]["text"].startswith("{")
+    fields = {
+        "text": {"format": {"type": "json_object"}},
+        "max_output_tokens": 30,
+        "logit_bias": no_thought(scripted),
+    }
+    assert respond(scripted, "plain", **fields)["output"][0]["content"][0]["text"].startswith("{")
 
 
-def test_responses_can_be_sent_back_as_history(reciter):
+def test_responses_can_be_sent_back_as_history(scripted):
     """The output of a response is the input of the next, and renders as the same chat conversation."""
-    first = respond(reciter, "both", tools=FLAT, include=["reasoning.encrypted_content"])
+    first = respond(scripted, "both", tools=FLAT, include=["reasoning.encrypted_content"])
     results = [
         {"type": "function_call_output", "call_id": item["call_id"], "output": "Rain"}
         for item in first["output"]
@@ -186,7 +193,7 @@ def test_responses_can_be_sent_back_as_history(reciter):
     results[1]["output"] = [{"type": "input_text", "text": "Noon"}]
     asked = [{"role": "user", "content": [{"type": "input_text", "text": "<|both|>"}]}]
     history = [*asked, *first["output"], *results, {"role": "user", "content": "<|plain|>"}]
-    given = post(reciter, input=history, instructions="Be brief.").json()
+    given = post(scripted, input=history, instructions="Be brief.").json()
     assert given["output"][0]["content"][0]["text"] == "Hello, world.\n\n- a\n- b"
     calls = [
         {"id": item["call_id"], "function": {"name": item["name"], "arguments": item["arguments"]}}
@@ -205,36 +212,36 @@ def test_responses_can_be_sent_back_as_history(reciter):
         {"role": "tool", "tool_call_id": calls[1]["id"], "content": "Noon"},
         {"role": "user", "content": "<|plain|>"},
     ]
-    tokens = httpx.post(f"{reciter.url}/tokenize", json={"messages": messages}, trust_env=False).json()
+    tokens = httpx.post(f"{scripted.url}/tokenize", json={"messages": messages}, trust_env=False).json()
     assert given["usage"]["input_tokens"] == tokens["count"]
     for item in history:  # what Codex sends back
         if item.get("type") == "reasoning":
             assert item.pop("content") and item["encrypted_content"]
-    assert post(reciter, input=history, instructions="Be brief.").json()["usage"] == {
+    assert post(scripted, input=history, instructions="Be brief.").json()["usage"] == {
         **given["usage"],
         "input_tokens_details": {"cached_tokens": given["usage"]["input_tokens"] // 16 * 16},
     }
 
 
-def test_reasoning_of_other_servers_is_left_out(reciter):
+def test_reasoning_of_other_servers_is_left_out(scripted):
     user = {"role": "user", "content": "<|plain|>"}
     foreign = {"type": "reasoning", "id": "rs_1", "summary": [], "encrypted_content": "gAAAA"}
-    count = post(reciter, input=[user]).json()["usage"]["input_tokens"]
-    assert post(reciter, input=[foreign, user]).json()["usage"]["input_tokens"] == count
+    count = post(scripted, input=[user]).json()["usage"]["input_tokens"]
+    assert post(scripted, input=[foreign, user]).json()["usage"]["input_tokens"] == count
     ours = foreign | {"encrypted_content": "aiakq1.!"}
-    assert refusal(reciter, input=[ours, user])["param"] == "input[0].encrypted_content"
+    assert refusal(scripted, input=[ours, user])["param"] == "input[0].encrypted_content"
 
 
-def test_an_incomplete_message_is_continued(reciter):
+def test_an_incomplete_message_is_continued(scripted):
     items = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "<|plain|>", "status": "incomplete"}]
-    assert post(reciter, input=items).json()["output"][0]["content"][0]["text"].startswith("Hello")
+    assert post(scripted, input=items).json()["output"][0]["content"][0]["text"].startswith("Hello")
 
 
-def test_instructions_at_the_beginning_are_one_message(reciter):
+def test_instructions_at_the_beginning_are_one_message(scripted):
     items = [{"role": "developer", "content": "B"}, {"role": "user", "content": "Hi"}]
-    count = post(reciter, input=items, instructions="A", max_output_tokens=1).json()["usage"]["input_tokens"]
+    count = post(scripted, input=items, instructions="A", max_output_tokens=1).json()["usage"]["input_tokens"]
     messages = [{"role": "system", "content": "A\n\nB"}, {"role": "user", "content": "Hi"}]
-    tokens = httpx.post(f"{reciter.url}/tokenize", json={"messages": messages}, trust_env=False).json()
+    tokens = httpx.post(f"{scripted.url}/tokenize", json={"messages": messages}, trust_env=False).json()
     assert count == tokens["count"]
 
 
@@ -318,16 +325,16 @@ CALL = {"type": "function_call", "call_id": "a", "name": "f", "arguments": "{}"}
     ],
     ids=lambda value: str(value)[:60],
 )
-def test_malformed_requests_are_refused(reciter, body, code, param):
-    failure = refusal(reciter, **body)
+def test_malformed_requests_are_refused(scripted, body, code, param):
+    failure = refusal(scripted, **body)
     assert (failure["code"], failure["param"]) == (code, param), failure
 
 
-def test_a_stream_that_fails_says_so(reciter):
+def test_a_stream_that_fails_ends_with_an_error(scripted):
     body = {"input": "<|plain|>", "stream": True, "ignore_eos": True}
     events = []
     with (
-        httpx.Client(base_url=reciter.url, trust_env=False, timeout=60) as http,
+        httpx.Client(base_url=scripted.url, trust_env=False, timeout=60) as http,
         http.stream("POST", "/v1/responses", json=body) as answer,
     ):
         for line in answer.iter_lines():
@@ -341,7 +348,7 @@ def test_a_stream_that_fails_says_so(reciter):
     assert final["response"]["error"]["code"] == "aborted" and final["sequence_number"] == len(events) - 1
 
 
-def test_a_request_of_codex_is_answered(reciter):
+def test_a_request_of_codex_is_answered(scripted):
     """With everything that it sends to a provider whose model it does not know, in its second turn."""
 
     def item(role: str, text: str, kind: str = "input_text") -> dict[str, Any]:
@@ -349,7 +356,7 @@ def test_a_request_of_codex_is_answered(reciter):
 
     call = {"type": "function_call", "name": "get_time", "arguments": "{}", "call_id": "call_1"}
     body = {
-        "model": "reciter",
+        "model": "scripted",
         "instructions": "You are Codex.",
         "input": [
             item("developer", "<permissions instructions>"),
@@ -373,7 +380,7 @@ def test_a_request_of_codex_is_answered(reciter):
         "prompt_cache_key": "thread",
         "client_metadata": {"x-codex-installation-id": "a"},
     }
-    answer = httpx.post(f"{reciter.url}/v1/responses", json={**body, "stream": True}, trust_env=False, timeout=60)
+    answer = httpx.post(f"{scripted.url}/v1/responses", json={**body, "stream": True}, trust_env=False, timeout=60)
     assert answer.status_code == 200, answer.text
     final = json.loads(answer.text.strip().rpartition("data: ")[2])
     assert final["type"] == "response.completed"
@@ -387,10 +394,10 @@ def tokens_of(logprobs: list[dict[str, Any]]) -> str:
 
 
 @pytest.mark.parametrize("script", ["both", "plain"])
-def test_log_probabilities_are_those_of_the_answer_whole_and_streamed(reciter, script):
+def test_log_probabilities_are_those_of_the_answer_whole_and_streamed(scripted, script):
     fields = {"tools": FLAT, "include": ["message.output_text.logprobs"], "top_logprobs": 2}
-    answer = respond(reciter, script, **fields)
-    events = streamed(reciter, script, **fields)
+    answer = respond(scripted, script, **fields)
+    events = streamed(scripted, script, **fields)
     assert answer["top_logprobs"] == 2
     parts = [part for item in answer["output"] if item["type"] == "message" for part in item["content"]]
     deltas = [event for event in events if event["type"] == "response.output_text.delta"]
@@ -405,11 +412,11 @@ def test_log_probabilities_are_those_of_the_answer_whole_and_streamed(reciter, s
     for one in parts[0]["logprobs"]:
         assert len(one["top_logprobs"]) == 2 and one["logprob"] <= one["top_logprobs"][0]["logprob"] <= 0
     assert (
-        respond(reciter, script, tools=FLAT, top_logprobs=2)["output"][-1].get("content", [{}])[0].get("logprobs", [])
+        respond(scripted, script, tools=FLAT, top_logprobs=2)["output"][-1].get("content", [{}])[0].get("logprobs", [])
         == []
     )
 
 
-def test_top_log_probabilities_are_bounded(reciter):
-    failure = refusal(reciter, include=["message.output_text.logprobs"], top_logprobs=21)
+def test_top_log_probabilities_are_bounded(scripted):
+    failure = refusal(scripted, include=["message.output_text.logprobs"], top_logprobs=21)
     assert (failure["code"], failure["param"]) == ("value_out_of_range", "top_logprobs")

@@ -1,4 +1,4 @@
-"""Tensors that aiakq does not use: scales of KV caches under every name, and modules beside the model."""
+"""Tensors that aiakq does not use: scales of KV caches under every name, and modules outside the text model."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_scales_of_weights_and_activations_are_not_those_of_caches(name):
     assert not is_cache_scale(name)
 
 
-def test_only_modules_beside_the_model_are_left_out():
+def test_only_modules_outside_the_model_are_left_out():
     used = {"model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"}
     extra = {"v_head.summary.weight", "medusa_head.0.0.linear.weight", "lm_head.bias", "model.layers.9.norm.weight"}
     assert beside_model(extra, used) == {"v_head.summary.weight", "medusa_head.0.0.linear.weight"}

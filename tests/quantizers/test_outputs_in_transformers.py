@@ -1,4 +1,4 @@
-"""What we write is read by transformers as it is: compressed-tensors natively, gptq and awq through gptqmodel."""
+"""transformers loads our outputs unchanged: compressed-tensors natively, gptq and awq through gptqmodel."""
 
 import os
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""What the reciting model of the tests of conversations writes, and how it is served."""
+"""Scripts of the scripted model for tests of conversations, its chat template, and the server's arguments."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ TOOLS = [
 ARGUMENTS = {
     "dtype": "float32",
     "num_gpu_blocks_override": 513,
-    "served_model_name": ["reciter"],
+    "served_model_name": ["scripted"],
     "enable_auto_tool_choice": True,
     "enable_reasoning": True,
     "enable_admin_routes": True,

@@ -1,4 +1,4 @@
-"""Files that are right but unusual, and files whose labels lie: what tools really wrote."""
+"""Valid but unusual files, and files with wrong metadata, as tools have written them."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_symmetric_awq_needs_no_zero_points(format: str) -> None:
         module.read(tensors, spec_of(format, symmetric=False), "x")
 
 
-def test_gemv_fast_under_llm_awqs_name_and_with_zeros_of_its_own() -> None:
+def test_gemv_fast_under_llm_awqs_name_and_with_its_zeros() -> None:
     weight = weight_of(zeros=True, k=128)
     spec = spec_of("awq_gemv_fast", symmetric=False)
     module = formats.load("awq_gemv_fast")

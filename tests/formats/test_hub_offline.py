@@ -1,4 +1,4 @@
-"""Models that are not here: what is here is said at once, and a hub that does not answer is not asked for minutes."""
+"""Models that are not available locally: errors come at once, and an unreachable hub does not block for minutes."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_a_hub_that_does_not_answer_leaves_the_cache(online, monkeypatch, tmp_pa
     assert asked[0]["local_files_only"] is True
 
 
-def test_a_hub_that_answers_is_asked(online, monkeypatch):
+def test_a_hub_that_responds_is_used(online, monkeypatch):
     with socket.create_server(("127.0.0.1", 0)) as server:
         monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{server.getsockname()[1]}")
         assert hub.hub_answers()
@@ -47,7 +47,7 @@ def test_offline_and_proxies_are_left_to_the_client(monkeypatch):
     assert hub.hub_answers()
 
 
-def test_what_is_beside_a_missing_folder_is_said(monkeypatch, tmp_path):
+def test_the_neighbours_of_a_missing_folder_are_listed(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "out" / "real").mkdir(parents=True)
     assert hub.what_is_here("out/real") is None

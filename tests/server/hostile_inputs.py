@@ -1,11 +1,11 @@
-"""Send hostile HTTP inputs to a real server, and hold every answer against what is promised for it.
+"""Send hostile HTTP inputs to a server and compare every response with the expected one.
 
-    python tests/server/hostile.py [--count 100000] [--seed 0] [--clients 32] [--only WORDS] [--first INDEX]
+    python tests/server/hostile_inputs.py [--count 100000] [--seed 0] [--clients 32] [--only WORDS] [--first INDEX]
 
-Meanwhile ordinary clients stream; what they get must be what they got while nothing else was going on. At the end the
-server must be as it was: healthy, idle, every page free, its counters adding up, no file left open, no error of its own
-in the log. One line of JSON on standard output says what was found; the exit code is 1 if a promise was broken. A case
-is repeated with --seed and --first of the line that names it, and --count 1.
+Meanwhile well-behaved clients stream; their output must equal that of an idle server. At the end the server must be
+healthy and idle, with all pages free, correct counters, no files left open and no traceback in its log. The results are
+printed as one line of JSON; the exit code is 1 if a check failed. Repeat a case with --count 1 and the --seed and
+--first of the line that names it.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))
 
 import hostile_cases  # noqa: E402
-from hostile_cases.requests import BODY_LIMIT, COMPLETIONS, TIMES, Case, Expected, ask, head  # noqa: E402
-from raw_http import MODEL, PATIENCE, Answer, linger, metrics, read_answer, state  # noqa: E402
+from hostile_cases.requests import BODY_LIMIT, COMPLETIONS, TIMES, Case, Expected, head, post_json  # noqa: E402
+from raw_http import MODEL, TIMEOUT, Response, linger, metrics, read_response, state  # noqa: E402
 
 from aiakq.server.background import RunningServer, start_in_background  # noqa: E402
 
-#: tinybooks' own, and tools.
+#: The template of tinybooks, with tools.
 CHAT_TEMPLATE = """{% if tools %}{{ tools | tojson }}{% endif -%}
 {% for m in messages %}<|im_start|>{{ m['role'] }}
 {{ m['content'] or '' }}{{ m['tool_calls'] | tojson if m['tool_calls'] else '' }}<|im_end|>
@@ -50,7 +50,7 @@ SERVED = {
     "chat_template": CHAT_TEMPLATE,
     **TIMES,
 }
-#: Ordinary requests that run all the while; greedy and seeded, with and without what costs more.
+#: Well-behaved requests that run meanwhile: greedy and seeded, with log-probabilities, n > 1 and penalties.
 GOOD = [
     {"prompt": "Once upon a time", "temperature": 0, "max_tokens": 60, "ignore_eos": True},
     {"prompt": "The sea was", "temperature": 0.9, "seed": 7, "max_tokens": 40, "logprobs": 3},
@@ -59,16 +59,22 @@ GOOD = [
 ]
 GOOD_CLIENTS = 2
 KEYS = {"message", "type", "param", "code"}
-#: Of errors in Anthropic's shape.
+#: Keys of errors of the Messages API.
 MESSAGES_KEYS = {"message", "type"}
 LEAKS = re.compile(r"Traceback|pydantic|site-packages|\.py\b|object at 0x|msgspec|starlette")
 
 
 @dataclass
 class Findings:
-    """What a run found. ``broken`` are lines that name a case and its broken promise."""
+    """What a run found.
 
-    broken: list[str] = field(default_factory=list)
+    failures  lines that name a case and its failed check.
+    kinds     number of cases by family; ``statuses`` of responses by status.
+    seconds   response times of fast cases.
+    streams   number of streams of well-behaved clients.
+    """
+
+    failures: list[str] = field(default_factory=list)
     kinds: collections.Counter[str] = field(default_factory=collections.Counter)
     statuses: collections.Counter[str] = field(default_factory=collections.Counter)
     seconds: list[float] = field(default_factory=list)
@@ -79,7 +85,7 @@ class Findings:
 
 
 async def try_case(address: tuple[str, int], case: Case, findings: Findings) -> str | None:
-    """Send it; why its promise is broken, or None."""
+    """Send a case; return how a response differs from the expected one, or None."""
     began = time.perf_counter()
     reader, writer = await asyncio.open_connection(*address, limit=1 << 20)
     linger(writer, 1)
@@ -87,7 +93,7 @@ async def try_case(address: tuple[str, int], case: Case, findings: Findings) -> 
     try:
         if case.leave == "reads":
             problem = await read_all(reader, writer, case, findings)
-        elif case.leave == "reads what comes":
+        elif case.leave == "reads some":
             problem = await read_some(reader, case, findings)
         else:
             await sending
@@ -102,7 +108,7 @@ async def try_case(address: tuple[str, int], case: Case, findings: Findings) -> 
 
 
 async def send(writer: asyncio.StreamWriter, case: Case) -> None:
-    """All pieces; the server may stop listening on the way."""
+    """Send all pieces; the server may close the connection before."""
     with contextlib.suppress(ConnectionError):
         for piece in case.pieces:
             if isinstance(piece, bytes):
@@ -113,55 +119,53 @@ async def send(writer: asyncio.StreamWriter, case: Case) -> None:
 
 
 def series(found: dict[str, float]) -> int:
-    """The number of series of metrics. Those of answers by route come with their first answer; there are as many as
-    routes, methods and classes of statuses.
-    """
+    """Return the number of series of metrics, without those of responses by route, which appear with the first one."""
     return sum(not name.startswith("http_requests_") for name in found)
 
 
 async def read_all(
     reader: asyncio.StreamReader, writer: asyncio.StreamWriter, case: Case, findings: Findings
 ) -> str | None:
-    """Read the promised answers, and find out whether the connection is as it should be then."""
+    """Read the expected responses, and check whether the connection is closed or usable afterwards."""
     for number, expected in enumerate(case.answers):
         try:
-            answer = await asyncio.wait_for(read_answer(reader, expected.body), PATIENCE)
+            answer = await asyncio.wait_for(read_response(reader, expected.body), TIMEOUT)
         except TimeoutError:
-            return f"answer {number} did not come"
+            return f"response {number} did not come"
         except (ConnectionError, EOFError, ValueError) as failure:
-            return f"answer {number} ended early: {type(failure).__name__} {failure}"
+            return f"response {number} ended early: {type(failure).__name__} {failure}"
         findings.statuses[str(answer.status)] += 1
         problem = compared(answer, expected)
         if problem:
-            return f"answer {number}: {problem}"
+            return f"response {number}: {problem}"
     if case.closed is True:
         try:
-            rest = await asyncio.wait_for(reader.read(1 << 16), PATIENCE)
+            rest = await asyncio.wait_for(reader.read(1 << 16), TIMEOUT)
         except TimeoutError:
             return "the connection stayed open"
         except ConnectionError:
             rest = b""
-        return f"more came: {rest[:100]!r}" if rest else None
+        return f"unexpected bytes: {rest[:100]!r}" if rest else None
     if case.closed is False:
-        # The connection is good for another request, and nothing stands before its answer.
+        # The connection serves another request, and no bytes precede its response.
         writer.write(head("GET", "/version"))
         try:
-            answer = await asyncio.wait_for(read_answer(reader), PATIENCE)
+            answer = await asyncio.wait_for(read_response(reader), TIMEOUT)
         except (TimeoutError, ConnectionError, EOFError, ValueError) as failure:
-            return f"the connection is of no use afterwards: {type(failure).__name__} {failure}"
+            return f"the connection is unusable afterwards: {type(failure).__name__} {failure}"
         if answer.status != 200 or set(json.loads(answer.body)) != {"version"}:
-            return f"the next answer is not its own: {answer.body[:100]!r}"
+            return f"the next response is of another request: {answer.body[:100]!r}"
     return None
 
 
 async def read_some(reader: asyncio.StreamReader, case: Case, findings: Findings) -> str | None:
-    """Whatever comes soon; it must look like an answer."""
+    """Read what arrives within 0.3 s; it must be a valid response, if there is one."""
     try:
-        answer = await asyncio.wait_for(read_answer(reader), 0.3)
+        answer = await asyncio.wait_for(read_response(reader), 0.3)
     except (TimeoutError, ConnectionError, EOFError):
         return None
     except ValueError as failure:
-        return f"no answer: {failure}"
+        return f"no valid response: {failure}"
     findings.statuses[str(answer.status)] += 1
     return compared(answer, case.answers[0])
 
@@ -176,25 +180,25 @@ async def leave(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, how:
         linger(writer, 0)
 
 
-def compared(answer: Answer, expected: Expected) -> str | None:
-    """What is wrong with ``answer``: its status, its error's code or param, or the shape that all errors have."""
+def compared(answer: Response, expected: Expected) -> str | None:
+    """Return how a response differs from the expected status, code, param or error keys, or None."""
     wanted = expected.status if isinstance(expected.status, frozenset) else {expected.status}
     if answer.status not in wanted:
         return f"status {answer.status} and not {sorted(wanted)}: {answer.body[:200]!r}"
     if "x-request-id" not in answer.headers:
-        return "it has no x-request-id"
+        return "no x-request-id"
     if answer.status < 400 or not expected.body:
         return None
     if answer.headers.get("content-type") != "application/json":
-        return f"its type is {answer.headers.get('content-type')}"
+        return f"content-type {answer.headers.get('content-type')}"
     try:
         failure = json.loads(answer.body)["error"]
     except (ValueError, KeyError, TypeError):
-        return f"its body is no error: {answer.body[:200]!r}"
+        return f"the body is no error: {answer.body[:200]!r}"
     if set(failure) not in (KEYS, MESSAGES_KEYS) or not failure["message"]:
-        return f"its body has another shape: {answer.body[:200]!r}"
+        return f"the error has wrong keys: {answer.body[:200]!r}"
     if LEAKS.search(failure["message"]) or len(failure["message"]) > 600:
-        return f"its message tells too much: {failure['message'][:200]}"
+        return f"the message leaks internals or is too long: {failure['message'][:200]}"
     if set(failure) == MESSAGES_KEYS:
         return None
     codes = {expected.code} if isinstance(expected.code, str) else expected.code
@@ -205,16 +209,16 @@ def compared(answer: Answer, expected: Expected) -> str | None:
     return None
 
 
-# --- good clients -----------------------------------------------------------------------------------------------------
+# --- well-behaved clients ---------------------------------------------------------------------------------------------
 
 
 async def stream(address: tuple[str, int], request: dict[str, Any]) -> dict[int, dict[str, Any]]:
-    """What an ordinary client gets for each choice. Raises ValueError unless the stream is whole."""
+    """Return each choice of a streamed response; raise ValueError if the stream is incomplete."""
     reader, writer = await asyncio.open_connection(*address, limit=1 << 20)
     try:
         sent = request | {"stream": True, "return_token_ids": True}
-        writer.write(ask(COMPLETIONS, sent))
-        answer = await asyncio.wait_for(read_answer(reader), 2 * PATIENCE)
+        writer.write(post_json(COMPLETIONS, sent))
+        answer = await asyncio.wait_for(read_response(reader), 2 * TIMEOUT)
     finally:
         writer.close()
     if answer.status != 200:
@@ -235,9 +239,9 @@ async def stream(address: tuple[str, int], request: dict[str, Any]) -> dict[int,
 
 
 async def good_client(
-    address: tuple[str, int], first: int, quiet: list[Any], findings: Findings, times: list[float]
+    address: tuple[str, int], first: int, expected: list[Any], findings: Findings, times: list[float]
 ) -> None:
-    """Stream the good requests again and again, for as long as this task lives."""
+    """Stream the well-behaved requests until this task is cancelled."""
     turn = first
     while True:
         turn += 1
@@ -246,13 +250,13 @@ async def good_client(
         try:
             found = await stream(address, GOOD[which])
         except (OSError, EOFError, ValueError, TimeoutError) as failure:
-            findings.broken.append(f"good stream {which}: {type(failure).__name__} {failure}")
+            findings.failures.append(f"good stream {which}: {type(failure).__name__} {failure}")
             await asyncio.sleep(0.1)
             continue
         times.append(time.perf_counter() - began)
         findings.streams += 1
-        if found != quiet[which]:
-            findings.broken.append(f"good stream {which} got something else than in the quiet")
+        if found != expected[which]:
+            findings.failures.append(f"good stream {which} differs from the stream of an idle server")
         await asyncio.sleep(0.1)
 
 
@@ -260,24 +264,24 @@ async def good_client(
 
 
 class HostileRun:
-    """One run of cases beside good clients.
+    """One run of cases beside well-behaved clients.
 
-    slow    the tasks of cases that take seconds by their nature, at most 128.
+    slow  tasks of cases that take seconds, at most 128.
     """
 
-    def __init__(self, asked: argparse.Namespace, server: RunningServer) -> None:
+    def __init__(self, args: argparse.Namespace, server: RunningServer) -> None:
         host, port = server.url.removeprefix("http://").split(":")
         self.address = (host, int(port))
-        self.asked, self.server = asked, server
+        self.args, self.server = args, server
         self.findings = Findings()
-        self.indices = iter(range(asked.first, asked.first + asked.count))
+        self.indices = iter(range(args.first, args.first + args.count))
         self.slow: set[asyncio.Task[None]] = set()
-        self.places = asyncio.Semaphore(128)
+        self.slow_slots = asyncio.Semaphore(128)
         self.began = 0.0
 
     async def run(self) -> dict[str, Any]:
         address, findings = self.address, self.findings
-        quiet = [await stream(address, request) for request in GOOD]
+        expected = [await stream(address, request) for request in GOOD]
         alone: list[float] = []
         for request in GOOD * 3:
             began = time.perf_counter()
@@ -285,9 +289,11 @@ class HostileRun:
             alone.append(time.perf_counter() - began)
         before = state(self.server.process.pid) | {"series": series(await metrics(address))}
         meanwhile: list[float] = []
-        good = [asyncio.create_task(good_client(address, i, quiet, findings, meanwhile)) for i in range(GOOD_CLIENTS)]
+        good = [
+            asyncio.create_task(good_client(address, i, expected, findings, meanwhile)) for i in range(GOOD_CLIENTS)
+        ]
         self.began = time.monotonic()
-        await asyncio.gather(*(self.client() for _ in range(self.asked.clients)))
+        await asyncio.gather(*(self.client() for _ in range(self.args.clients)))
         await asyncio.gather(*self.slow)
         seconds = time.monotonic() - self.began
         for task in good:
@@ -305,13 +311,13 @@ class HostileRun:
         }
 
     async def client(self) -> None:
-        """Take cases until there are none left."""
+        """Try cases until none are left."""
         for index in self.indices:
-            case = hostile_cases.case(self.asked.seed, index)
-            if self.asked.only and not re.search(self.asked.only, case.kind):
+            case = hostile_cases.case(self.args.seed, index)
+            if self.args.only and not re.search(self.args.only, case.kind):
                 continue
             if case.slow:
-                await self.places.acquire()
+                await self.slow_slots.acquire()
                 task = asyncio.create_task(self.try_slow(index, case))
                 self.slow.add(task)
                 task.add_done_callback(self.slow.discard)
@@ -320,7 +326,7 @@ class HostileRun:
             done = self.findings.kinds.total()
             if done % 5000 == 0:
                 seconds, rss = time.monotonic() - self.began, state(self.server.process.pid)["rss_mb"]
-                line = f"{done} cases, {len(self.findings.broken)} broken, {seconds:.0f} s, {rss:.0f} MB"
+                line = f"{done} cases, {len(self.findings.failures)} failures, {seconds:.0f} s, {rss:.0f} MB"
                 print(line, file=sys.stderr, flush=True)
 
     async def try_one(self, index: int, case: Case) -> None:
@@ -331,25 +337,25 @@ class HostileRun:
             problem = f"no connection: {failure}"
         findings.kinds[case.kind.partition(":")[0]] += 1
         if problem:
-            line = f"--seed {self.asked.seed} --first {index} ({case.kind}): {problem}"
-            findings.broken.append(line)
-            if len(findings.broken) <= 50:
+            line = f"--seed {self.args.seed} --first {index} ({case.kind}): {problem}"
+            findings.failures.append(line)
+            if len(findings.failures) <= 50:
                 print(line, file=sys.stderr, flush=True)
 
     async def try_slow(self, index: int, case: Case) -> None:
         try:
             await self.try_one(index, case)
         finally:
-            self.places.release()
+            self.slow_slots.release()
 
     def report(self, seconds: float) -> dict[str, Any]:
         findings, times = self.findings, sorted(self.findings.seconds)
         return {
             "cases": findings.kinds.total(),
-            "seed": self.asked.seed,
+            "seed": self.args.seed,
             "seconds": round(seconds, 1),
-            "broken": len(findings.broken),
-            "first_broken": findings.broken[:20],
+            "broken": len(findings.failures),
+            "first_broken": findings.failures[:20],
             "good_streams": findings.streams,
             "kinds": dict(sorted(findings.kinds.items())),
             "statuses": dict(sorted(findings.statuses.items())),
@@ -360,9 +366,9 @@ class HostileRun:
 async def at_rest(
     server: RunningServer, address: tuple[str, int], before: dict[str, Any], findings: Findings
 ) -> dict[str, Any]:
-    """Wait until the server has nothing to do, and look for what is left of all this."""
-    broken = findings.broken
-    deadline = time.monotonic() + PATIENCE
+    """Wait until the server is idle and check that it holds no resources of past requests."""
+    failures = findings.failures
+    deadline = time.monotonic() + TIMEOUT
     while True:
         found, after = await metrics(address), state(server.process.pid)
         idle = found["vllm:num_requests_running"] == found["vllm:num_requests_waiting"] == 0
@@ -375,20 +381,20 @@ async def at_rest(
             "threads are left": after["threads"] <= before["threads"] + 4,
         }
         if all(rest.values()) or time.monotonic() > deadline:
-            broken += [f"afterwards: {name} ({before} -> {after})" for name, good in rest.items() if not good]
+            failures += [f"afterwards: {name} ({before} -> {after})" for name, good in rest.items() if not good]
             break
         await asyncio.sleep(0.1)
     if series(found) != before["series"]:
-        broken.append(f"afterwards: {series(found)} series of metrics and not {before['series']}")
+        failures.append(f"afterwards: {series(found)} series of metrics and not {before['series']}")
     if found["aiakq:engine_restarts_total"]:
-        broken.append("afterwards: the engine was started again")
+        failures.append("afterwards: the engine was started again")
     reader, writer = await asyncio.open_connection(*address)
     writer.write(head("GET", "/health"))
-    if (await read_answer(reader)).status != 200:
-        broken.append("afterwards: the server is not healthy")
+    if (await read_response(reader)).status != 200:
+        failures.append("afterwards: the server is not healthy")
     writer.close()
     own = [event.message for event in server.events if event.kind == "log" and "Traceback" in event.message]
-    broken += [f"in the log: {line[-300:]}" for line in own]
+    failures += [f"in the log: {line[-300:]}" for line in own]
     return after
 
 
@@ -412,12 +418,12 @@ async def main() -> int:
     parser.add_argument("--count", type=int, default=100_000, help="cases")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--first", type=int, default=0, help="index of the first case")
-    parser.add_argument("--clients", type=int, default=32, help="cases at a time, beside the slow ones")
-    parser.add_argument("--only", default="", help="cases whose kind this regular expression fits")
+    parser.add_argument("--clients", type=int, default=32, help="cases at a time, without the slow ones")
+    parser.add_argument("--only", default="", help="only cases whose kind matches this regular expression")
     parser.add_argument("--parser", default="hermes", help="--tool-call-parser of the server")
-    asked = parser.parse_args()
-    async with served(SERVED | {"tool_call_parser": asked.parser}) as server:
-        found = await HostileRun(asked, server).run()
+    args = parser.parse_args()
+    async with served(SERVED | {"tool_call_parser": args.parser}) as server:
+        found = await HostileRun(args, server).run()
     print(json.dumps(found))
     return 1 if found["broken"] else 0
 

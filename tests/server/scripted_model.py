@@ -1,4 +1,4 @@
-"""A model that recites: the last token of the prompt decides what it writes, token by token, whatever came before.
+"""A model that generates scripted text: the last token of the prompt selects the script, whatever precedes it.
 
 Each token has one successor, in the rows of the output layer; attention and MLP are zero. A piece of a script is one
 token, so that pieces may be any text, but no piece may be in two scripts.
@@ -20,7 +20,7 @@ END = "<|im_end|>"
 def write_model(
     folder: Path, scripts: Mapping[str, Sequence[str]], template: str, special: Sequence[str] = (), context: int = 4096
 ) -> None:
-    """Write a model that recites ``scripts[start]`` behind a prompt whose last token is ``start``."""
+    """Write a model that generates ``scripts[start]`` after a prompt whose last token is ``start``."""
     folder.mkdir(parents=True, exist_ok=True)
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
     tokenizer = Tokenizer(models.BPE({letter: at for at, letter in enumerate(letters)}, []))
