@@ -28,14 +28,14 @@ except ModuleNotFoundError as failure:
 # gptqmodel divides a pool of CPU workers and cannot divide one; and tests never reach for a network.
 os.environ.setdefault("GPTQMODEL_CPU_WORKERS", "2")
 os.environ["HF_HUB_OFFLINE"] = "1"
-# Widths of tables are those of a pipe, whatever terminal the tests were started from.
+# Tables have the width for a pipe, whatever terminal the tests are started from.
 os.environ.pop("COLUMNS", None)
 # Triton asks this when it is imported, and other packages import it while their tests are collected.
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
 spin_briefly()
 # Workers of xdist share the processors: with more threads than processors, most of the time would go to waiting.
-# What depends on the number of threads sets it, and a run without workers uses all processors.
+# Tests that depend on the number of threads set it, and a run without workers uses all processors.
 if "PYTEST_XDIST_WORKER_COUNT" in os.environ:
     share = max(1, available_threads() // int(os.environ["PYTEST_XDIST_WORKER_COUNT"]))
     os.environ["OMP_NUM_THREADS"] = str(share)

@@ -1,4 +1,4 @@
-"""Random EAGLE-3 heads in the published layouts, and a reference of what they compute, in plain torch."""
+"""Random EAGLE-3 heads in the published layouts, and a reference implementation in plain torch."""
 
 from __future__ import annotations
 

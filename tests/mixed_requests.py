@@ -17,7 +17,7 @@ def ban_last(outputs, logits):
 
 #: Tokens of the letters a to h of the tiny models: with few tokens, words and stop strings come up.
 LETTERS = list(range(67, 75))
-#: What requests may ask for; most of it depends on the token before.
+#: Sampling parameters, most of which depend on previous tokens.
 WISHES = [
     {"temperature": 0, "logprobs": 2},
     {"temperature": 0, "max_tokens": 1},
@@ -78,7 +78,7 @@ WISHES = [
         "max_tokens": 24,
     },
 ]
-#: The first ones come twice, at other lengths and behind other prompts.
+#: The first ones are used twice, with other lengths and prompts.
 NUM_REQUESTS = 28
 
 

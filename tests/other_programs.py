@@ -1,4 +1,4 @@
-"""Programs that tests run: a fresh Python, and the checker of JSON schemas."""
+"""Subprocesses of tests: a new Python interpreter, and check-jsonschema."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 
 
 def printed_by(code: str) -> str:
-    """What ``code`` prints in a Python of its own, without the last line break."""
+    """Run ``code`` in a new Python interpreter; return what it prints, without the last line break."""
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     return done.stdout.strip()
 

@@ -10,7 +10,7 @@ from aiakq import LLM
 from aiakq.runtime.speculation.draft_length import StepCosts
 from aiakq.runtime.speculation.planner import DraftPlanner
 
-#: Draft tokens take no time, so that there are as many as possible, whatever else runs on this machine.
+#: Draft tokens cost nothing, so that as many as possible are proposed, whatever the load of this machine.
 FREE = StepCosts({1: 1.0, 1000: 1.0})
 
 
@@ -39,7 +39,7 @@ class Replay:
 
 
 def planner_of(llm: LLM) -> DraftPlanner:
-    """The planner of draft tokens, which there has to be."""
+    """Return the planner of draft tokens, which must exist."""
     planner = llm.engine.scheduler.resource(DraftPlanner)
     assert planner is not None
     return planner

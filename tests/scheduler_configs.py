@@ -1,4 +1,4 @@
-"""The configuration of a scheduler that is tested without an engine around it."""
+"""The configuration of a scheduler that is tested without an engine."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ import pytest
 from aiakq import cli
 from aiakq.errors import BUG
 
-#: What torch's CPU allocator says in a RuntimeError.
+#: The message of torch's CPU allocator in a RuntimeError.
 ALLOCATOR = "DefaultCPUAllocator: can't allocate memory: you tried to allocate 67117056 bytes. Error code 12"
 
 

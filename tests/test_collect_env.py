@@ -1,4 +1,4 @@
-"""collect-env: what a bug report needs is there, no secret is, and nothing makes it fail."""
+"""collect-env: it prints everything that a bug report needs and no secrets, and never fails."""
 
 import json
 import subprocess

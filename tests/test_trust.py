@@ -23,7 +23,7 @@ VARIABLE = re.compile(r"[A-Z][A-Z0-9_]{2,}")
 
 @functools.cache
 def named() -> frozenset[str]:
-    """What stands between backticks in the page."""
+    """Return what the page has between backticks."""
     return frozenset(re.findall(r"`([^`]+)`", PAGE.read_text(encoding="utf-8")))
 
 

@@ -1,4 +1,4 @@
-"""Real servers with the example model, on free ports, each in a process of its own."""
+"""Servers of the example model on free ports, each in its own process."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from openai import OpenAI
 
 from aiakq.server.background import RunningServer, start_in_background
 
-# What tests share with the programs beside them is imported by its name, as the programs do.
+# Modules shared with the programs in this folder are imported by their names, as the programs do.
 sys.path.insert(0, str(Path(__file__).parent))
 
 #: Few pages, so that starting is quick and leaks would show.
@@ -32,7 +32,7 @@ def start_server(example_model) -> Callable[..., RunningServer]:
 
 @pytest.fixture(scope="session")
 def server(start_server) -> Iterator[RunningServer]:
-    """The server that tests share, as long as they leave it as it was."""
+    """The server shared by tests that do not change its state."""
     with start_server() as running:
         yield running
 

@@ -27,7 +27,7 @@ LONG = {"prompt": "A very long story begins", "temperature": 0, "max_tokens": 90
 
 @pytest.fixture(scope="module")
 def victims(start_server) -> Iterator[Callable[[], RunningServer]]:
-    """``victims()`` -> a server of one's own to end; four are started at once, which is quicker than in turn."""
+    """``victims()`` -> a server that the test may end; four are started at once, which is quicker."""
     with ThreadPoolExecutor() as pool:
         started = [pool.submit(start_server) for _ in range(4)]
         waiting = [one.result() for one in started]
@@ -197,7 +197,7 @@ def test_the_engine_does_not_outlive_its_server(victims):
 
 def test_a_background_server_does_not_outlive_its_starter(victims):
     server = victims()
-    stream = Stream(server.url, n=16)  # one answer would be done before the server gives up waiting
+    stream = Stream(server.url, n=16)  # one response would be complete before the timeout of the server
     server._channel.hang_up()  # what the death of the starting process does
     assert server.process.wait(10) == 143
     stream.join()

@@ -221,7 +221,7 @@ class AdaptableLayers:
     def prepare(self, weights: Mapping[str, LoraWeights]) -> PreparedAdapter:
         """Pack an adapter for ``load``, without the modules of other ranks.
 
-        Thread-safe beside steps. Raises ``adapter_malformed`` for values that overflow the dtype.
+        Thread-safe while steps run. Raises ``adapter_malformed`` for values that overflow the dtype.
         """
         parts: dict[AdaptedLinear, list[tuple[int, LoraPart]]] = {}
         for name, lora in weights.items():

@@ -1,4 +1,4 @@
-"""The engine arguments under which the same requests must get the same tokens."""
+"""Engine arguments with which the same requests must have the same outputs."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-#: Few pages force preemption; small pages make prompts that begin alike hit the prefix cache.
+#: Few pages force preemption; small pages make prompts with shared prefixes hit the prefix cache.
 ENGINE_MODES: dict[str, dict[str, Any]] = {
     "batched": {},
     "one_at_a_time": {"max_num_seqs": 1},

@@ -86,7 +86,7 @@ def test_text_and_stop_strings_are_the_same(example_model, heldout_text):
 
 @pytest.mark.skipif(library.unavailable() is not None, reason="torch's products depend on the number of rows")
 def test_answers_through_graphs_are_the_same(tiny_model, monkeypatch):
-    """A graph's logits are written over by the next step, which is launched after they were sampled."""
+    """The next step overwrites a graph's logits, and is launched after they were sampled."""
     monkeypatch.setattr(graphs, "captured", lambda compute, pool: compute)
     one, ahead = pair(tiny_model("LlamaForCausalLM"), max_num_seqs=6, enforce_eager=True)
     runner = ahead.engine.executor.runner
@@ -109,7 +109,7 @@ def spec(id: str, prompt: list[int], max_tokens: int, **more) -> RequestSpec:
 
 @pytest.fixture
 def calls(monkeypatch) -> list[tuple[str, int]]:
-    """What a local executor does, in order: each call and its number of chunks, or of the tokens it samples."""
+    """The calls of a local executor, in order, with their numbers of chunks or of sampled tokens."""
     made: list[tuple[str, int]] = []
 
     def watch(owner, name, called, count):
@@ -224,7 +224,7 @@ def test_pages_being_filled_when_the_prefix_cache_is_reset_are_not_found(engine)
 
 
 def test_a_launched_step_waits_for_nothing(tiny_model, monkeypatch):
-    """Of tensors without contents no number can be read: a step, and one whose tokens are on the device, need none."""
+    """Fake tensors have no values to read: a step needs none, also if its tokens are on the device."""
     monkeypatch.setenv("AIAKQ_KERNELS", "reference")
     llm = LLM(str(tiny_model("LlamaForCausalLM")), dtype="float32", num_gpu_blocks_override=60, enforce_eager=True)
     waited = []
@@ -244,7 +244,7 @@ def test_a_launched_step_waits_for_nothing(tiny_model, monkeypatch):
         executor = LocalExecutor(llm.engine.executor.runner, len(specs), 4)
         new = [NewSequence(slot, spec) for slot, spec in enumerate(specs)]
         first = executor.submit(StepBatch([], [], new, [Chunk(slot, 0, 9, [slot + 1], True) for slot in range(4)]))
-        # The tokens of the first step are nowhere but on the device.
+        # The tokens of the first step are only on the device.
         second = executor.submit(StepBatch([], [], [], [Chunk(slot, 9, 1, [], True) for slot in range(4)]))
         assert first.is_sampled and not second.is_sampled
         for sequence in second.sequences:

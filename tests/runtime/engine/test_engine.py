@@ -1,4 +1,4 @@
-"""The engine as a state machine: random arrivals and aborts, page famine, numeric failures; invariants every step."""
+"""The engine as a state machine: random arrivals and aborts, few pages, values that are not finite."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ PAGE = 4
 
 
 class CountingModel:
-    """Logits that say: the next token is the sum of all tokens so far, modulo VOCAB - read back from the KV cache.
+    """A model whose next token is the sum of all tokens in the KV cache, modulo VOCAB.
 
-    A real part would be slow for thousands of steps; what is under test is the engine, and this model notices every
-    page that was lost, shared wrongly or overwritten, because its answer depends on what the cache holds.
+    It is fast enough for thousands of steps, and every page that is lost, shared wrongly or overwritten changes the
+    output.
     """
 
     row_multiple = 4
@@ -176,7 +176,7 @@ def test_only_the_request_that_overflows_fails():
     assert news["bad"][-1].finish_reason == "error" and "finite" in news["bad"][-1].error
     assert [t for n in news["good"] for t in n.token_ids] == expected([1, 2], 6)
     assert engine.stats.num_free_pages == engine.stats.num_pages
-    # What the failed request computed is not handed to the next one with the same beginning.
+    # The next request with the same prefix does not get the pages of the failed one.
     model_of(engine).poison = None
     tokens = engine.step(2.0, [spec("again", [49, 2, 3, 4, 5], 1)]).outputs
     assert tokens[0].token_ids == expected([49, 2, 3, 4, 5], 1)
@@ -184,7 +184,7 @@ def test_only_the_request_that_overflows_fails():
 
 
 def test_a_score_that_is_not_a_number_fails_its_request():
-    """Without a token to draw, nothing else would notice."""
+    """No token is sampled, so no other check would find it."""
     engine = make_engine(num_pages=40, budget=8)
     model_of(engine).poison = 49
     scored = spec("bad", [1] * 10 + [49] + [1] * 9, 0, prompt_logprobs=0)
@@ -263,7 +263,7 @@ def test_memory_that_runs_out_is_recognized():
 def test_a_model_that_computes_nothing_finite_any_more_ends_the_engine(ahead):
     engine = make_engine()
     engine.max_pending_steps = 2 if ahead else 1
-    model_of(engine).poison = 0  # what the engine asks itself is a token 0
+    model_of(engine).poison = 0  # the engine's own request has a token 0
     with pytest.raises(AiakqError) as failure:
         for now in range(9):
             engine.step(float(now), [spec(f"r{now}", [0, 1], 3)])
@@ -316,7 +316,7 @@ def test_times_come_from_the_caller():
 
 
 def finished(engine: Engine, inbox: list, steps: int = 400) -> list[str]:
-    """The ids of everything in ``inbox``, in the order in which they end."""
+    """Return the ids of all requests in ``inbox`` in the order in which they finish."""
     order: list[str] = []
     for now in range(steps):
         for news in engine.step(float(now), inbox if now == 0 else []).outputs:

@@ -1,7 +1,6 @@
 """Greedy fp32 tokens: however requests are batched, cut and interrupted, they are those of transformers.generate.
 
-All of it runs with every record between engine and executor encoded and decoded, as if the model were in another
-process.
+Every record between engine and executor is encoded and decoded, as if the model were in another process.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from aiakq.runtime.models import ARCHITECTURES
 NUM_PROMPTS = 32
 NEW_TOKENS = 16
 #: One for each way of computing: positions, windows, chunks, caps, sinks, latents, states, experts, parallel blocks,
-#: fallback. The others differ from these in what the engine does not see, and run in FEW_MODES.
+#: fallback. Other families differ only within the model, and run in FEW_MODES.
 EVERY_MODE = {
     "LlamaForCausalLM", "MistralForCausalLM", "OPTForCausalLM", "Gemma3ForCausalLM", "Gemma2ForCausalLM",
     "GptOssForCausalLM", "Llama4ForCausalLM", "Qwen2MoeForCausalLM", "CohereForCausalLM", "BloomForCausalLM",
@@ -27,7 +26,7 @@ FEW_MODES = ("preempted", "odd_pages")
 
 
 def _prompts(vocab_size: int) -> list[list[int]]:
-    """Lengths 1 to 90; a quarter of the prompts share a beginning."""
+    """Lengths 1 to 90; a quarter of the prompts share a prefix."""
     draw = random.Random(7)
     shared = [draw.randrange(3, vocab_size) for _ in range(40)]
     prompts = []
@@ -54,7 +53,7 @@ def _transformers_tokens(folder, prompts: list[list[int]]) -> list[list[int]]:
 
 
 def _until_end(rows: list[list[int]], end: int | list[int] | None) -> list[list[int]]:
-    """The rows without what pads them after their end token, as generate returns a row alone."""
+    """Return the rows without padding after their end token, as generate returns a single row."""
     ends = {end} if isinstance(end, int) else set(end or ())
     return [row[: next((at + 1 for at, token in enumerate(row) if token in ends), len(row))] for row in rows]
 
@@ -78,7 +77,7 @@ def test_greedy_tokens_match_transformers(architecture, tiny_model, engine_modes
             continue
         if given.get("async_scheduling") and "pipeline_parallel_size" in rank_arguments:
             continue
-        # The pages of recurrent layers are larger unless told otherwise, and these prompts would not fill one.
+        # The pages of recurrent layers are larger by default, and these prompts would not fill one.
         arguments = {"block_size": 16, **given, **rank_arguments}
         tokens, llm = _ours(behind_bytes, folder, prompts, **arguments)
         assert tokens == expected, mode

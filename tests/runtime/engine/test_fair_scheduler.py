@@ -17,7 +17,7 @@ PAGE = 4
 
 
 def run(scheduler: Scheduler, now: float = 0.0) -> list[tuple[Sequence, int, int]]:
-    """One step, and what the engine does with its results: the sequence, first token and count of each chunk."""
+    """Run one step and advance its sequences; return the sequence, first token and count of each chunk."""
     chunks = scheduler.schedule(now)
     for chunk in chunks:
         chunk.sequence.collected(chunk)

@@ -20,7 +20,7 @@ NUM_PROMPTS = 12
 
 
 def _prompts() -> list[list[int]]:
-    """Lengths 1 to 90, the longest first; a third of the prompts share a beginning."""
+    """Lengths 1 to 90, the longest first; a third of the prompts share a prefix."""
     draw = random.Random(7)
     shared = [draw.randrange(3, 320) for _ in range(40)]
     own = [[draw.randrange(3, 320) for _ in range(draw.choice([1, 2, 7, 30, 50]))] for _ in range(NUM_PROMPTS)]

@@ -28,7 +28,7 @@ def add(scheduler: Scheduler, prompt: list[int], max_tokens: int = 9, arrived: f
 
 
 def finish(scheduler: Scheduler, chunks: list[ScheduledChunk], token: int = 7) -> None:
-    """What the engine does with the results of a step: every token sampled is ``token``, and nothing ends."""
+    """Advance the sequences of a step as the engine does: every sampled token is ``token``, and none finishes."""
     for chunk in chunks:
         chunk.sequence.collected(chunk)
         scheduler.insert_pages(chunk)
@@ -38,7 +38,7 @@ def finish(scheduler: Scheduler, chunks: list[ScheduledChunk], token: int = 7) -
 
 
 def run(scheduler: Scheduler, now: float = 0.0) -> list[tuple[Sequence, int, int]]:
-    """One step: the sequence, the first token and the number of tokens of each chunk."""
+    """Run one step; return the sequence, first token and number of tokens of each chunk."""
     chunks = scheduler.schedule(now)
     finish(scheduler, chunks)
     return [(chunk.sequence, chunk.first, chunk.count) for chunk in chunks]

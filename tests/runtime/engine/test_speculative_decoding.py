@@ -24,7 +24,7 @@ NGRAM = {"method": "ngram", "num_speculative_tokens": 5, "disable_by_batch_size"
 
 @pytest.fixture(autouse=True)
 def free(monkeypatch) -> None:
-    """Draft tokens take no time, so that there are as many as possible, whatever else runs on this machine."""
+    """Draft tokens cost nothing, so that as many as possible are proposed, whatever the load of this machine."""
     monkeypatch.setattr(step_costs, "measure_step_costs", lambda *arguments: FREE)
 
 

@@ -29,7 +29,7 @@ ASKED = [
 
 
 def answers(url: str) -> list:
-    """To all at once, each without what names the answer."""
+    """Send all requests at once; return the responses without their ids."""
 
     def ask(fields: dict) -> list:
         body = {"model": "tinybooks", "prompt": PROMPT} | fields
@@ -45,7 +45,7 @@ def test_async_scheduling_does_not_change_responses(server, start_server, metric
     with start_server(async_scheduling=True) as ahead:
         assert answers(ahead.url) == answers(server.url)
         body = {"model": "tinybooks", "prompt": PROMPT, "max_tokens": 400, "ignore_eos": True, "stream": True}
-        # A client that goes in the middle: its tokens on the way are dropped, its pages given back.
+        # A client that disconnects: its pending tokens are dropped and its pages freed.
         with httpx.stream("POST", f"{ahead.url}/v1/completions", json=body, timeout=60, trust_env=False) as stream:
             next(stream.iter_lines())
         assert answers(ahead.url) == answers(server.url)
@@ -54,7 +54,7 @@ def test_async_scheduling_does_not_change_responses(server, start_server, metric
 
 
 def test_an_engine_in_a_long_step_ends_with_a_killed_server(start_server):
-    """Stopped, it can do nothing by itself, as in a step that holds every lock."""
+    """A stopped process behaves like a step that holds every lock."""
     server = start_server(num_gpu_blocks_override=65)
     engine = server.ready.engine_pid
     os.kill(engine, signal.SIGSTOP)

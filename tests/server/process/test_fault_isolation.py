@@ -96,8 +96,7 @@ def test_a_model_of_nothing_finite_ends_the_engine(start_server, poison, tmp_pat
         assert any("not finite, not even" in event.message for event in server.events if event.kind == "engine_dead")
 
 
-#: Runs before everything else in the engine's process: a kernel that fails once finds no device afterwards, as with
-#: CUDA, whose errors stay.
+#: Runs before everything else in the engine process: after a failure, every kernel fails, like after a CUDA error.
 _STICKY_DEVICE = """
 import importlib.util, sys
 
@@ -187,7 +186,7 @@ def test_pages_of_a_failed_prompt_are_not_reused(api, poison):
 
 
 def test_a_reader_that_stalls_gets_everything_later(api, small):
-    """The answer outgrows every socket buffer; others are served meanwhile, and nothing of it is lost."""
+    """The response exceeds every socket buffer; other requests are served meanwhile, and no token is lost."""
     wanted = {"n": 3, "max_tokens": 600, "logprobs": 5, "return_token_ids": True}
     host, port = small.url.removeprefix("http://").split(":")
     body = json.dumps(GREEDY | wanted | {"stream": True}).encode()

@@ -148,7 +148,7 @@ def test_a_request_that_is_restarted_on_its_engine_has_new_ids_and_no_output():
 
 
 class Processor:
-    """What a manager asks the output processor: every request has two sequences."""
+    """The output processor that a manager uses: every request has two sequences."""
 
     def __init__(self) -> None:
         self.limits: Any = None
@@ -203,7 +203,7 @@ def test_all_sequences_of_a_request_begin_again_with_the_next_version():
     replace(registry)
     manager.expire(time.monotonic())
     assert isinstance(sent[-1], Submit) and processor.adapters == [OLD, NEW] and manager.num_unfinished == 2
-    manager.on_step(StepOutput([TokenOutput(before, finish_reason="abort")]))  # what the engine says of the old ones
+    manager.on_step(StepOutput([TokenOutput(before, finish_reason="abort")]))  # outputs of the old sequences
     ids = processor.ids[stream.prompt_ids[0]]
     manager.on_step(StepOutput([TokenOutput(id, [8], finish_reason="length") for id in ids]))
     assert stream.failure is None and [delta.token_ids for delta in stream._unread.values()] == [[8], [8]]

@@ -43,7 +43,7 @@ def test_a_lost_rank_is_named_and_the_group_is_started_anew(start_server, how):
                 events.extend(line[6:] for line in answer.iter_lines() if line.startswith("data: "))
 
         ended = pool.submit(read)
-        waiting = pool.submit(post, server, LONG)  # its client has nothing yet, so that it is run again
+        waiting = pool.submit(post, server, LONG)  # its client has no output yet, so it is replayed
         while len(events) < 4:
             time.sleep(0.01)
         lost = time.monotonic()

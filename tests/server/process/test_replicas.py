@@ -19,7 +19,7 @@ from aiakq.server.process.replicas import PrefixMap, Replicas
 
 
 class Manager:
-    """What Replicas asks a RequestManager."""
+    """The RequestManager that Replicas uses."""
 
     def __init__(self, waiting_tokens: int = 0, unfinished: int = 0, failure: AiakqError | None = None) -> None:
         self.num_waiting_tokens, self.num_unfinished, self.failure = waiting_tokens, unfinished, failure
@@ -65,7 +65,7 @@ def test_other_salts_share_nothing():
 
 
 def test_a_popular_beginning_does_not_overload_a_replica():
-    """Work that waits outweighs what need not be computed again."""
+    """Waiting work outweighs a cached prefix."""
     replicas = Replicas([Manager(), Manager()], 16)
     counts = [0, 0]
     for number in range(100):
@@ -156,7 +156,7 @@ def test_one_dead_replica_does_not_stop_the_others(start_server):
             assert answer.status_code == 200 and answer.json()["choices"][0]["text"] == text
         assert httpx.get(f"{server.url}/health", trust_env=False).status_code == 200
         texts = {stream.result().json()["choices"][0]["text"] for stream in streams}
-        assert len(texts) == 1  # the other replica ran them again
+        assert len(texts) == 1  # the other replica replayed them
         assert not any(event.kind == "engine_ready" for event in server.events)
         while not any(event.kind == "engine_ready" for event in server.events):
             time.sleep(0.05)

@@ -129,7 +129,7 @@ def test_a_reader_that_leaves_a_mebibyte_unread_loses_its_request(server, metric
 
 
 class Processor:
-    """What a manager asks the output processor: every request has one sequence."""
+    """The output processor that a manager uses: every request has one sequence."""
 
     limits: Any = None
 
@@ -167,7 +167,7 @@ class Engines:
 
 
 def test_a_request_that_two_engines_received_and_did_not_run_is_not_given_to_a_third():
-    """As a request whose arrival takes the last memory: none of its sequences starts before the engine is killed."""
+    """Such as one whose arrival exhausts memory: the engine is killed before any of its sequences starts."""
     engines = Engines()
     stream = engines.ask()
     engines.end()

@@ -99,7 +99,7 @@ def test_a_killed_engine_is_replaced(start_server, metrics_of, pool):
         assert grown["aiakq:engine_restarts_total"] == 1
         assert grown["vllm:request_process_success_total"] == 1
         assert grown["vllm:request_process_fail_total"] == 2
-        # What the second engine repeats is not counted again.
+        # Replayed work is not counted again.
         assert 900 < grown["vllm:generation_tokens_total"] <= 1800
         assert grown["vllm:request_generation_tokens_count"] == 1
         assert grown["vllm:time_to_first_token_seconds_count"] == 2
@@ -123,7 +123,7 @@ def test_an_engine_is_not_restarted_with_another_model(start_server, tmp_path, e
 
 
 def test_waiting_requests_survive_any_number_of_engine_restarts(start_server, metrics_of, pool):
-    """One that no step has touched cannot be why an engine ends."""
+    """A request that was in no step cannot be the cause."""
     with start_server(max_num_seqs=1) as server:
         first = pool.submit(post, server, LONG | {"n": 8})
         wait_until(lambda: running(server, metrics_of) == 1)
@@ -171,7 +171,7 @@ def test_a_step_timeout_writes_the_stacks_of_the_engine(start_server, metrics_of
     wanted = {"max_num_batched_tokens": 8192, "enable_prefix_caching": False}
     with start_server(step_timeout=0.1, **wanted) as server:
         prompts = [[5 + i] * 1000 for i in range(8)]
-        # The first step has ten minutes: it may have to compile what it needs.
+        # The first step has ten minutes, because it may compile kernels.
         assert post(server, {"prompt": prompts, "max_tokens": 1}).status_code == 200
         answer = post(server, {"prompt": prompts, "max_tokens": 1})
         assert answer.status_code == 200, "it was replayed, as a first step"
