@@ -27,7 +27,8 @@ from aiakq.kernels.types import QWeight
 from aiakq.spec import QuantSpec
 
 SUFFIXES = ("qweight", "qzeros", "scales", "bias")
-QUANT_METHODS = auto_awq.QUANT_METHODS
+QUANT_METHODS, holds_codes, supports = auto_awq.QUANT_METHODS, auto_awq.holds_codes, auto_awq.supports
+scale_dtype, reader_notes = auto_awq.scale_dtype, auto_awq.reader_notes
 #: Values of ``version`` with this layout on disk; the first is written, the others name kernels.
 VERSIONS = ("gemm", "exllama", "exllamav2", "ipex")
 #: Config file of early AutoAWQ versions.
@@ -36,11 +37,6 @@ CONFIG_FILE = "quant_config.json"
 #: The output, of 8 adjacent ones, that each 4-bit field of a word holds, and the inverse.
 ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 INVERSE = (0, 4, 1, 5, 2, 6, 3, 7)
-
-
-def holds_codes(headers: Headers) -> bool:
-    """Whether a module with these tensors is a packed linear, even if some of its tensors are missing or damaged."""
-    return "qweight" in headers
 
 
 def matches(headers: Headers) -> bool:
@@ -62,11 +58,6 @@ def dimensions(headers: Headers, spec: QuantSpec) -> Dimensions:
     return Dimensions(words * 8, k, 4, headers["scales"].shape[0])
 
 
-def supports(spec: QuantSpec) -> str | None:
-    """Return why this format cannot hold ``spec``, or None."""
-    return auto_awq.supports(spec)
-
-
 def shape_problem(spec: QuantSpec, n: int, k: int) -> str | None:
     """Return why a linear with N outputs and K inputs cannot be written, or None."""
     return "AWQ files hold multiples of 8 outputs" if n % 8 else None
@@ -75,16 +66,6 @@ def shape_problem(spec: QuantSpec, n: int, k: int) -> str | None:
 def word_shape(spec: QuantSpec) -> tuple[int, int]:
     """Return how many inputs and outputs share a packed word and cannot be split."""
     return 1, 8
-
-
-def scale_dtype(spec: QuantSpec, dtype: torch.dtype) -> torch.dtype:
-    """Return the dtype of stored scales: float16, regardless of ``dtype``, that of other tensors."""
-    return torch.float16
-
-
-def reader_notes(spec: QuantSpec, experts: bool) -> list[str]:
-    """Return notes for users on other programs that read ``spec``."""
-    return auto_awq.reader_notes(spec, experts)
 
 
 def readers(format: str, schemes: Collection[str], experts: bool) -> Readers:
