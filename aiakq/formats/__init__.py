@@ -105,7 +105,7 @@ def remark(format: str, weight: QWeight, name: str) -> str | None:
 # --- writing ----------------------------------------------------------------------------------------------------------
 
 
-def config_files(spec: QuantSpec) -> dict[str, Any]:
+def config_files(spec: QuantSpec) -> dict[str, object]:
     """Return the JSON files that readers of this format look for beside config.json, by name."""
     return _optional(spec.format, "config_files", lambda _: {})(spec)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import torch
 
@@ -28,7 +27,7 @@ from aiakq.spec import LayerSpec, QuantSpec
 QUANT_METHODS = ("awq", "gptq")
 
 
-def from_config(config: Mapping[str, Any], format: str, versions: Sequence[str]) -> QuantSpec | None:
+def from_config(config: Mapping[str, object], format: str, versions: Sequence[str]) -> QuantSpec | None:
     """Return the spec of a config in the layout ``format``, or None if its version is not one of ``versions``.
 
     Raises ``format_unsupported``.
@@ -65,7 +64,7 @@ def from_config(config: Mapping[str, Any], format: str, versions: Sequence[str])
     )
 
 
-def to_config(spec: QuantSpec, version: str) -> dict[str, Any]:
+def to_config(spec: QuantSpec, version: str) -> dict[str, object]:
     """Return the ``quantization_config`` of ``spec``. Raises ``option_conflict`` if layers differ."""
     if spec.mixed:
         raise error(

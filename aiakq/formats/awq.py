@@ -13,7 +13,6 @@ Field i of word c holds output ``8*c + ORDER[i]``. ``W[n, k] = (q[k, n] - zero[g
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -73,12 +72,12 @@ def readers(format: str, schemes: Collection[str], experts: bool) -> Readers:
     return Readers("gptqmodel", EXPERTS_NOT_FOUND if experts else "", vllm=True, vllm_note="")
 
 
-def from_config(config: Mapping[str, Any]) -> QuantSpec | None:
+def from_config(config: Mapping[str, object]) -> QuantSpec | None:
     """Return the spec of a config, or None if it describes another layout. Raises ``format_unsupported``."""
     return auto_awq.from_config(config, "awq", VERSIONS)
 
 
-def to_config(spec: QuantSpec) -> dict[str, Any]:
+def to_config(spec: QuantSpec) -> dict[str, object]:
     """Return the ``quantization_config`` of ``spec``. Raises ``option_conflict`` if layers differ."""
     return auto_awq.to_config(spec, VERSIONS[0])
 

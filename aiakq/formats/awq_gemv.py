@@ -13,7 +13,6 @@ W is ceil(ng / 8), rounded up to a multiple of 1 for G >= 128, 2 for G = 64, 4 f
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -69,12 +68,12 @@ def word_shape(spec: QuantSpec) -> tuple[int, int]:
     return 8, 1
 
 
-def from_config(config: Mapping[str, Any]) -> QuantSpec | None:
+def from_config(config: Mapping[str, object]) -> QuantSpec | None:
     """Return the spec of a config, or None if it describes another layout. Raises ``format_unsupported``."""
     return auto_awq.from_config(config, "awq_gemv", VERSIONS)
 
 
-def to_config(spec: QuantSpec) -> dict[str, Any]:
+def to_config(spec: QuantSpec) -> dict[str, object]:
     """Return the ``quantization_config`` of ``spec``. Raises ``option_conflict`` if layers differ."""
     return auto_awq.to_config(spec, VERSIONS[0])
 

@@ -17,7 +17,6 @@ first, positions 4w .. 4w + 3 of the concatenation of those four rows.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -75,12 +74,12 @@ def word_shape(spec: QuantSpec) -> tuple[int, int]:
     return _COLUMNS, _ROWS
 
 
-def from_config(config: Mapping[str, Any]) -> QuantSpec | None:
+def from_config(config: Mapping[str, object]) -> QuantSpec | None:
     """Return the spec of a config, or None if it describes another layout. Raises ``format_unsupported``."""
     return auto_awq.from_config(config, "awq_gemv_fast", VERSIONS)
 
 
-def to_config(spec: QuantSpec) -> dict[str, Any]:
+def to_config(spec: QuantSpec) -> dict[str, object]:
     """Return the ``quantization_config`` of ``spec``. Raises ``option_conflict`` if layers differ."""
     return auto_awq.to_config(spec, VERSIONS[0])
 
