@@ -104,7 +104,7 @@ class Registry(Mapping[str, str], Generic[Entry]):
 
 def _import(target: str) -> Any:
     module, _, attributes = target.partition(":")
-    attribute_value: Any = importlib.import_module(module)
+    attribute_value: object = importlib.import_module(module)
     for attribute in filter(None, attributes.split(".")):
         attribute_value = getattr(attribute_value, attribute)
     return attribute_value

@@ -411,5 +411,5 @@ class AttentionContext:
     num_decodes: int
     query_start_list: list[int]
     kv_len_list: list[int]
-    plans: dict[Any, Any] = field(default_factory=dict)
+    plans: dict[object, Any] = field(default_factory=dict)
     states: StateContext | None = None

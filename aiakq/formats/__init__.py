@@ -94,35 +94,30 @@ def records_method(format: str) -> bool:
 
 def unportable(spec: QuantSpec, experts: bool) -> str | None:
     """Return why another format is the better default for ``spec``, or None."""
-    reason: str | None = _optional(spec.format, "unportable", lambda *_: None)(spec, experts)
-    return reason
+    return _optional(spec.format, "unportable", lambda *_: None)(spec, experts)
 
 
 def remark(format: str, weight: QWeight, name: str) -> str | None:
     """Return what looks wrong about ``weight``, which was read from the linear ``name``, or None."""
-    remark_text: str | None = getattr(load(format), "remark", lambda *_: None)(weight, name)
-    return remark_text
+    return getattr(load(format), "remark", lambda *_: None)(weight, name)
 
 
 # --- writing ----------------------------------------------------------------------------------------------------------
 
 
-def config_files(spec: QuantSpec) -> dict[str, Any]:
+def config_files(spec: QuantSpec) -> dict[str, object]:
     """Return the JSON files that readers of this format look for beside config.json, by name."""
-    files: dict[str, Any] = _optional(spec.format, "config_files", lambda _: {})(spec)
-    return files
+    return _optional(spec.format, "config_files", lambda _: {})(spec)
 
 
 def shape_problem(spec: QuantSpec, n: int, k: int) -> str | None:
     """Return why a linear with N outputs and K inputs cannot be written as in ``spec``, or None."""
-    reason: str | None = _optional(spec.format, "shape_problem", lambda *_: None)(spec, n, k)
-    return reason
+    return _optional(spec.format, "shape_problem", lambda *_: None)(spec, n, k)
 
 
 def word_shape(spec: QuantSpec) -> tuple[int, int]:
     """Return how many inputs and outputs share a packed word and cannot be split."""
-    shape: tuple[int, int] = _optional(spec.format, "word_shape", lambda _: (1, 1))(spec)
-    return shape
+    return _optional(spec.format, "word_shape", lambda _: (1, 1))(spec)
 
 
 def width_multiple(spec: QuantSpec) -> int:
@@ -132,8 +127,7 @@ def width_multiple(spec: QuantSpec) -> int:
 
 def reader_notes(spec: QuantSpec, experts: bool) -> list[str]:
     """Return notes for users on other programs that read ``spec``; ``experts``: whether the model has fused experts."""
-    notes: list[str] = _optional(spec.format, "reader_notes", lambda *_: [])(spec, experts)
-    return notes
+    return _optional(spec.format, "reader_notes", lambda *_: [])(spec, experts)
 
 
 def readers(format: str, schemes: Collection[str], experts: bool) -> Readers:

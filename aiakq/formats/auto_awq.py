@@ -1,9 +1,10 @@
-"""AutoAWQ's ``quantization_config``, shared by its GEMM, GEMV and GEMV-fast layouts (key ``version``)."""
+"""What AutoAWQ's GEMM, GEMV and GEMV-fast layouts share, such as ``quantization_config`` (key ``version``)."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+
+import torch
 
 from aiakq.errors import error
 from aiakq.formats.compatibility import experts_note
@@ -19,13 +20,14 @@ from aiakq.formats.config_values import (
     says_nothing,
     unsupported,
 )
+from aiakq.formats.headers import Headers
 from aiakq.spec import LayerSpec, QuantSpec
 
 #: GPTQModel exports AWQ's layouts under its own method name.
 QUANT_METHODS = ("awq", "gptq")
 
 
-def from_config(config: Mapping[str, Any], format: str, versions: Sequence[str]) -> QuantSpec | None:
+def from_config(config: Mapping[str, object], format: str, versions: Sequence[str]) -> QuantSpec | None:
     """Return the spec of a config in the layout ``format``, or None if its version is not one of ``versions``.
 
     Raises ``format_unsupported``.
@@ -82,6 +84,16 @@ def to_config(spec: QuantSpec, version: str) -> dict[str, object]:
         # Readers look for these strings in module names.
         "modules_to_not_convert": [pattern.strip("*") for pattern in (*spec.ignore, *skipped)],
     }
+
+
+def holds_codes(headers: Headers) -> bool:
+    """Whether a module with these tensors is a packed linear, even if some of its tensors are missing or damaged."""
+    return "qweight" in headers
+
+
+def scale_dtype(spec: QuantSpec, dtype: torch.dtype) -> torch.dtype:
+    """Return the dtype of stored scales: float16, regardless of ``dtype``, that of other tensors."""
+    return torch.float16
 
 
 def supports(spec: QuantSpec) -> str | None:

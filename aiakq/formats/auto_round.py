@@ -8,7 +8,6 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 from aiakq.formats import quantization_config
 from aiakq.formats.config_keys import layer_override
@@ -16,7 +15,7 @@ from aiakq.formats.config_values import read_flag, read_object, read_word, unsup
 from aiakq.spec import QuantSpec
 
 
-def from_config(config: Mapping[str, Any]) -> QuantSpec:
+def from_config(config: Mapping[str, object]) -> QuantSpec:
     """Return the spec of a config, read by the format whose tensors it describes. Raises ``format_unsupported``."""
     spec = quantization_config.read(_translated(config))
     layers = []

@@ -13,7 +13,6 @@ Field i of word c holds output ``8*c + ORDER[i]``. ``W[n, k] = (q[k, n] - zero[g
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -27,7 +26,8 @@ from aiakq.kernels.types import QWeight
 from aiakq.spec import QuantSpec
 
 SUFFIXES = ("qweight", "qzeros", "scales", "bias")
-QUANT_METHODS = auto_awq.QUANT_METHODS
+QUANT_METHODS, holds_codes, supports = auto_awq.QUANT_METHODS, auto_awq.holds_codes, auto_awq.supports
+scale_dtype, reader_notes = auto_awq.scale_dtype, auto_awq.reader_notes
 #: Values of ``version`` with this layout on disk; the first is written, the others name kernels.
 VERSIONS = ("gemm", "exllama", "exllamav2", "ipex")
 #: Config file of early AutoAWQ versions.
@@ -36,11 +36,6 @@ CONFIG_FILE = "quant_config.json"
 #: The output, of 8 adjacent ones, that each 4-bit field of a word holds, and the inverse.
 ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 INVERSE = (0, 4, 1, 5, 2, 6, 3, 7)
-
-
-def holds_codes(headers: Headers) -> bool:
-    """Whether a module with these tensors is a packed linear, even if some of its tensors are missing or damaged."""
-    return "qweight" in headers
 
 
 def matches(headers: Headers) -> bool:
@@ -62,11 +57,6 @@ def dimensions(headers: Headers, spec: QuantSpec) -> Dimensions:
     return Dimensions(words * 8, k, 4, headers["scales"].shape[0])
 
 
-def supports(spec: QuantSpec) -> str | None:
-    """Return why this format cannot hold ``spec``, or None."""
-    return auto_awq.supports(spec)
-
-
 def shape_problem(spec: QuantSpec, n: int, k: int) -> str | None:
     """Return why a linear with N outputs and K inputs cannot be written, or None."""
     return "AWQ files hold multiples of 8 outputs" if n % 8 else None
@@ -77,22 +67,12 @@ def word_shape(spec: QuantSpec) -> tuple[int, int]:
     return 1, 8
 
 
-def scale_dtype(spec: QuantSpec, dtype: torch.dtype) -> torch.dtype:
-    """Return the dtype of stored scales: float16, regardless of ``dtype``, that of other tensors."""
-    return torch.float16
-
-
-def reader_notes(spec: QuantSpec, experts: bool) -> list[str]:
-    """Return notes for users on other programs that read ``spec``."""
-    return auto_awq.reader_notes(spec, experts)
-
-
 def readers(format: str, schemes: Collection[str], experts: bool) -> Readers:
     """Describe how other programs read a model with these schemes; ``experts``: whether it has any."""
     return Readers("gptqmodel", EXPERTS_NOT_FOUND if experts else "", vllm=True, vllm_note="")
 
 
-def from_config(config: Mapping[str, Any]) -> QuantSpec | None:
+def from_config(config: Mapping[str, object]) -> QuantSpec | None:
     """Return the spec of a config, or None if it describes another layout. Raises ``format_unsupported``."""
     return auto_awq.from_config(config, "awq", VERSIONS)
 

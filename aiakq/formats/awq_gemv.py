@@ -13,7 +13,6 @@ W is ceil(ng / 8), rounded up to a multiple of 1 for G >= 128, 2 for G = 64, 4 f
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -26,7 +25,8 @@ from aiakq.kernels.types import QWeight
 from aiakq.spec import QuantSpec
 
 SUFFIXES = ("qweight", "qzeros", "scales", "bias")
-QUANT_METHODS = auto_awq.QUANT_METHODS
+QUANT_METHODS, holds_codes, supports = auto_awq.QUANT_METHODS, auto_awq.holds_codes, auto_awq.supports
+scale_dtype, reader_notes = auto_awq.scale_dtype, auto_awq.reader_notes
 #: Values of ``version`` with this layout on disk; the first is written.
 VERSIONS = ("gemv", "llm-awq")
 
@@ -36,11 +36,6 @@ def padded_words(groups: int, group_size: int) -> int:
     words = -(-groups // 8)
     multiple = 1 if group_size >= 128 else 2 if group_size == 64 else 4
     return -(-words // multiple) * multiple
-
-
-def holds_codes(headers: Headers) -> bool:
-    """Whether a module with these tensors is a packed linear, even if some of its tensors are missing or damaged."""
-    return "qweight" in headers
 
 
 def matches(headers: Headers) -> bool:
@@ -63,11 +58,6 @@ def dimensions(headers: Headers, spec: QuantSpec) -> Dimensions:
     return Dimensions(n, k, 4, k // spec.group_size if spec.group_size > 0 else 1)
 
 
-def supports(spec: QuantSpec) -> str | None:
-    """Return why this format cannot hold ``spec``, or None."""
-    return auto_awq.supports(spec)
-
-
 def shape_problem(spec: QuantSpec, n: int, k: int) -> str | None:
     """Return why a linear with N outputs and K inputs cannot be written, or None."""
     return "these AWQ files hold multiples of 8 inputs" if k % 8 else None
@@ -78,17 +68,7 @@ def word_shape(spec: QuantSpec) -> tuple[int, int]:
     return 8, 1
 
 
-def scale_dtype(spec: QuantSpec, dtype: torch.dtype) -> torch.dtype:
-    """Return the dtype of stored scales: float16, regardless of ``dtype``, that of other tensors."""
-    return torch.float16
-
-
-def reader_notes(spec: QuantSpec, experts: bool) -> list[str]:
-    """Return notes for users on other programs that read ``spec``."""
-    return auto_awq.reader_notes(spec, experts)
-
-
-def from_config(config: Mapping[str, Any]) -> QuantSpec | None:
+def from_config(config: Mapping[str, object]) -> QuantSpec | None:
     """Return the spec of a config, or None if it describes another layout. Raises ``format_unsupported``."""
     return auto_awq.from_config(config, "awq_gemv", VERSIONS)
 

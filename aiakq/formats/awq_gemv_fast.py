@@ -17,7 +17,6 @@ first, positions 4w .. 4w + 3 of the concatenation of those four rows.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -30,7 +29,8 @@ from aiakq.kernels.types import QWeight
 from aiakq.spec import QuantSpec
 
 SUFFIXES = ("qweight", "qzeros", "scaled_zeros", "scales", "bias")
-QUANT_METHODS = auto_awq.QUANT_METHODS
+QUANT_METHODS, holds_codes, supports = auto_awq.QUANT_METHODS, auto_awq.holds_codes, auto_awq.supports
+scale_dtype, reader_notes = auto_awq.scale_dtype, auto_awq.reader_notes
 #: Values of ``version`` with this layout on disk; the first is written.
 VERSIONS = ("gemv_fast",)
 
@@ -40,11 +40,6 @@ _ROUNDING = 0.06
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32)
 #: Position p of 32 adjacent columns holds column _ORDER[p].
 _ORDER = torch.arange(32).reshape(4, 4, 2).permute(1, 0, 2).reshape(4, 4, 2).transpose(1, 2).flatten()
-
-
-def holds_codes(headers: Headers) -> bool:
-    """Whether a module with these tensors is a packed linear, even if some of its tensors are missing or damaged."""
-    return "qweight" in headers
 
 
 def matches(headers: Headers) -> bool:
@@ -67,11 +62,6 @@ def dimensions(headers: Headers, spec: QuantSpec) -> Dimensions:
     return Dimensions(blocks * _ROWS, k, 4, k // spec.group_size if spec.group_size > 0 else 1)
 
 
-def supports(spec: QuantSpec) -> str | None:
-    """Return why this format cannot hold ``spec``, or None."""
-    return auto_awq.supports(spec)
-
-
 def shape_problem(spec: QuantSpec, n: int, k: int) -> str | None:
     """Return why a linear with N outputs and K inputs cannot be written, or None."""
     if n % _ROWS or k % _COLUMNS:
@@ -84,17 +74,7 @@ def word_shape(spec: QuantSpec) -> tuple[int, int]:
     return _COLUMNS, _ROWS
 
 
-def scale_dtype(spec: QuantSpec, dtype: torch.dtype) -> torch.dtype:
-    """Return the dtype of stored scales: float16, regardless of ``dtype``, that of other tensors."""
-    return torch.float16
-
-
-def reader_notes(spec: QuantSpec, experts: bool) -> list[str]:
-    """Return notes for users on other programs that read ``spec``."""
-    return auto_awq.reader_notes(spec, experts)
-
-
-def from_config(config: Mapping[str, Any]) -> QuantSpec | None:
+def from_config(config: Mapping[str, object]) -> QuantSpec | None:
     """Return the spec of a config, or None if it describes another layout. Raises ``format_unsupported``."""
     return auto_awq.from_config(config, "awq_gemv_fast", VERSIONS)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from aiakq.formats.config_keys import ARGUMENTS, GROUP, check_keys
 from aiakq.formats.config_values import (
@@ -22,7 +21,7 @@ from aiakq.patterns import glob_to_regex, is_plain
 from aiakq.spec import LayerSpec, QuantSpec
 
 
-def from_config(config: Mapping[str, Any]) -> QuantSpec:
+def from_config(config: Mapping[str, object]) -> QuantSpec:
     """Return the spec of a config. Names take precedence over regular expressions (in alphabetical order), and those
     over ``Linear``.
 

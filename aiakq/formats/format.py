@@ -19,7 +19,7 @@ tensor ``bias`` [N] in every format, and not part of ``packed_shapes``. Besides 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from aiakq.spec import QuantSpec
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 class Dialect(Protocol):
     """A module that reads the ``quantization_config`` of another tool."""
 
-    def from_config(self, config: Mapping[str, Any]) -> QuantSpec | None:
+    def from_config(self, config: Mapping[str, object]) -> QuantSpec | None:
         """Return the spec, or None if the config describes another layout. Raises ``format_unsupported``."""
 
 
@@ -67,7 +67,7 @@ class Format(Dialect, Protocol):
     def scale_dtype(self, spec: QuantSpec, dtype: torch.dtype) -> torch.dtype:
         """Return the dtype of stored scales; ``dtype`` is that of unquantized tensors."""
 
-    def to_config(self, spec: QuantSpec) -> dict[str, Any]:
+    def to_config(self, spec: QuantSpec) -> dict[str, object]:
         """Return the ``quantization_config`` to write."""
 
     def read(self, tensors: Mapping[str, Tensor], spec: QuantSpec, name: str = "linear") -> QWeight:

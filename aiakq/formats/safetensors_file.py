@@ -196,7 +196,7 @@ def _sizes(value: object) -> TypeGuard[list[int]]:
     return isinstance(value, list) and all(type(item) is int and 0 <= item < 2**48 for item in value)
 
 
-def _entry(name: str, entry: Any, bad: Any) -> tuple[str, tuple[int, ...]]:
+def _entry(name: str, entry: object, bad: Any) -> tuple[str, tuple[int, ...]]:
     """Return the validated dtype and shape of one header entry; its offsets are checked to be two integers."""
     if not isinstance(entry, dict):
         raise bad(f"the entry of tensor {name} is no object")

@@ -124,7 +124,7 @@ def _storage(options: QuantizeOptions, checkpoint: Checkpoint) -> torch.dtype:
     return _TORCH_DTYPES[commonest]
 
 
-def _samples(options: QuantizeOptions, tokenizer: Any, config: Any, warnings: list[str]) -> Samples | None:
+def _samples(options: QuantizeOptions, tokenizer: object, config: Any, warnings: list[str]) -> Samples | None:
     """Return calibration samples; None if they would only serve for measurement and are not available."""
     positions = getattr(config, "max_position_embeddings", None)
     vocab_size, pad_token_id = config.vocab_size, getattr(config, "pad_token_id", None)

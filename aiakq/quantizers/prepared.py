@@ -7,7 +7,6 @@ import json
 import math
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -73,7 +72,7 @@ class Prepared:
     cut: TensorParallelPlan
     head: str | None
     head_weights: int
-    tokenizer: Any
+    tokenizer: object
     samples: Samples | None
     max_positions: int | None
     activation_budget: float
@@ -129,7 +128,7 @@ class Prepared:
         name = head_name(self.model)
         return {f"{name}.weight"} if name and (self.head or self.tied) and len(self.checkpoint.inventory) > 1 else set()
 
-    def documents(self, spec: QuantSpec) -> dict[str, Any]:
+    def documents(self, spec: QuantSpec) -> dict[str, object]:
         """Return the JSON files of the output, by name."""
         config = dict(self.checkpoint.config)
         quantization = formats.load(spec.format).to_config(spec)

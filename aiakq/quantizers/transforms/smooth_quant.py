@@ -201,7 +201,7 @@ def _w8a8_error(
 def _rounded_inputs(linears: list[nn.Linear], columns: Tensor, scale: Tensor | None) -> Iterator[None]:
     """Divide the linears' inputs by ``columns`` and round them to 8 bits while the context is open."""
 
-    def see(module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    def see(module: nn.Module, args: tuple[Any, ...]) -> tuple[object, ...]:
         return (round_activations(args[0] / columns, scale), *args[1:])
 
     with forward_pre_hooks(dict.fromkeys(linears, see)):
