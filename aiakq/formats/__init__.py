@@ -94,12 +94,14 @@ def records_method(format: str) -> bool:
 
 def unportable(spec: QuantSpec, experts: bool) -> str | None:
     """Return why another format is the better default for ``spec``, or None."""
-    return _optional(spec.format, "unportable", lambda *_: None)(spec, experts)
+    found: str | None = _optional(spec.format, "unportable", lambda *_: None)(spec, experts)
+    return found
 
 
 def remark(format: str, weight: QWeight, name: str) -> str | None:
     """Return what looks wrong about ``weight``, which was read from the linear ``name``, or None."""
-    return getattr(load(format), "remark", lambda *_: None)(weight, name)
+    found: str | None = getattr(load(format), "remark", lambda *_: None)(weight, name)
+    return found
 
 
 # --- writing ----------------------------------------------------------------------------------------------------------
@@ -107,17 +109,20 @@ def remark(format: str, weight: QWeight, name: str) -> str | None:
 
 def config_files(spec: QuantSpec) -> dict[str, object]:
     """Return the JSON files that readers of this format look for beside config.json, by name."""
-    return _optional(spec.format, "config_files", lambda _: {})(spec)
+    found: dict[str, object] = _optional(spec.format, "config_files", lambda _: {})(spec)
+    return found
 
 
 def shape_problem(spec: QuantSpec, n: int, k: int) -> str | None:
     """Return why a linear with N outputs and K inputs cannot be written as in ``spec``, or None."""
-    return _optional(spec.format, "shape_problem", lambda *_: None)(spec, n, k)
+    found: str | None = _optional(spec.format, "shape_problem", lambda *_: None)(spec, n, k)
+    return found
 
 
 def word_shape(spec: QuantSpec) -> tuple[int, int]:
     """Return how many inputs and outputs share a packed word and cannot be split."""
-    return _optional(spec.format, "word_shape", lambda _: (1, 1))(spec)
+    found: tuple[int, int] = _optional(spec.format, "word_shape", lambda _: (1, 1))(spec)
+    return found
 
 
 def width_multiple(spec: QuantSpec) -> int:
@@ -127,7 +132,8 @@ def width_multiple(spec: QuantSpec) -> int:
 
 def reader_notes(spec: QuantSpec, experts: bool) -> list[str]:
     """Return notes for users on other programs that read ``spec``; ``experts``: whether the model has fused experts."""
-    return _optional(spec.format, "reader_notes", lambda *_: [])(spec, experts)
+    found: list[str] = _optional(spec.format, "reader_notes", lambda *_: [])(spec, experts)
+    return found
 
 
 def readers(format: str, schemes: Collection[str], experts: bool) -> Readers:
