@@ -46,7 +46,7 @@ quickstart: $(VENV)/.runtime $(VENV)/.native  ## quantize the example model four
 	@$(BIN)/python examples/quickstart.py
 
 test: $(VENV)/.test $(VENV)/.native  ## every kind of test, on the CPU, without a network; large grids in part
-	AIAKQ_COMPILE=quick $(PYTEST) --lane quick
+	KERNEL_COMPILE=quick $(PYTEST) --lane quick
 
 test-all: $(VENV)/.test $(VENV)/.native  ## every test; SHARD=1/3: what `make test` leaves out, the first third of it
 	$(PYTEST) $(if $(SHARD),--lane rest --shard $(SHARD))
@@ -129,7 +129,7 @@ COMPILE ?= all
 triton: $(VENV)/.test  ## compile the GPU kernels with the newest Triton of the index, or with TRITON=3.6.0
 	rm -rf $(VENV)/triton
 	$(BIN)/pip install -qq --disable-pip-version-check --no-deps --target $(VENV)/triton triton$(addprefix ==,$(TRITON))
-	PYTHONPATH=$(VENV)/triton AIAKQ_COMPILE=$(COMPILE) $(BIN)/pytest -q tests/kernels/triton/test_triton_compiled.py
+	PYTHONPATH=$(VENV)/triton KERNEL_COMPILE=$(COMPILE) $(BIN)/pytest -q tests/kernels/triton/test_triton_compiled.py
 
 resolve: | $(BIN)/pip  ## whether pip can resolve what the GPU image installs; downloads metadata, or wheels where there is none
 	$(PYTHON) examples/deploy/requirements.py --device gpu > $(VENV)/gpu.txt

@@ -103,7 +103,7 @@ SHOWN_BY = {
     "structured_outputs_config": "test_json_output_has_no_whitespace_by_default",
     "skip_tokenizer_init": "test_without_a_tokenizer_inputs_and_outputs_are_token_ids",
     "enable_lora": "test_adapters_of_a_batch_give_what_peft_gives",
-    "max_loras": "test_no_more_adapters_run_than_allowed_and_base_sequences_pass_by",
+    "max_loras": "test_no_more_adapters_run_than_allowed_and_base_sequences_are_not_delayed",
     "max_lora_rank": "test_an_adapter_that_does_not_fit_is_refused_before_anything_runs",
     "max_cpu_loras": "test_the_least_recently_used_adapter_is_evicted",
     "max_lora_bytes": "test_an_adapter_that_does_not_fit_is_refused_before_anything_runs",

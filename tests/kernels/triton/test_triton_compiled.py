@@ -1,7 +1,7 @@
 """Every launch configuration compiled for GPUs that are not there: it fits, nothing is spilled, loads run ahead.
 
 Instructions per weight are what decides at small batches (docs/performance.md): more than were recorded fail.
-AIAKQ_COMPILE=quick compiles each kernel only a few times (``make test``, and ``make triton`` for another Triton).
+KERNEL_COMPILE=quick compiles each kernel only a few times (``make test``, and ``make triton`` for another Triton).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from packaging.version import Version
 
 HERE = Path(__file__).parent
 KERNELS = HERE.parents[2] / "kernels" / "triton"
-QUICK = os.environ.get("AIAKQ_COMPILE") == "quick"
+QUICK = os.environ.get("KERNEL_COMPILE") == "quick"
 TRITON = importlib.metadata.version("triton")
 #: Instructions per weight by version of Triton.
 RECORDED: dict[str, dict[str, float]] = json.loads((HERE / "instructions.json").read_text())

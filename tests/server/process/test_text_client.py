@@ -168,15 +168,15 @@ def test_the_work_of_departed_clients_is_dropped(source_with):
         text = 1000 * (21 * "q" + " ") + " " * (1 << 20)
         tasks = [asyncio.ensure_future(client.encode([text])) for _ in range(6)]
         while client._queue._num_long < NUM_LONG:
-            assert time.monotonic() - began < 6
+            assert time.monotonic() - began < 30
             await asyncio.sleep(0.05)
         began = time.monotonic()
         await ids_of(client, "others go on")
-        assert time.monotonic() - began < 3
+        assert time.monotonic() - began < 15
         for task in tasks:
             task.cancel()
         while client._queue._num_long or len(client._queue._free) < NUM_WORKERS:
-            assert time.monotonic() - began < 6
+            assert time.monotonic() - began < 30
             await asyncio.sleep(0.05)
         assert not client._queue._waiting
         assert await ids_of(client, "and still do")
