@@ -6,20 +6,20 @@ from collections.abc import Iterator
 
 import pytest
 from chat_scripts import ARGUMENTS, SCRIPTS, SPECIAL, TEMPLATE
-from scripted_model import write_model
+from reciting_model import write_model
 
 from aiakq.server.background import RunningServer, start_in_background
 
 
 @pytest.fixture(scope="session")
-def scripted_model(tmp_path_factory) -> str:
+def reciting_model(tmp_path_factory) -> str:
     folder = tmp_path_factory.mktemp("models") / "scripted"
     write_model(folder, SCRIPTS, TEMPLATE, SPECIAL)
     return str(folder)
 
 
 @pytest.fixture(scope="module")
-def scripted(scripted_model) -> Iterator[RunningServer]:
+def scripted(reciting_model) -> Iterator[RunningServer]:
     """Its parsers are found from its template: hermes and qwen3."""
-    with start_in_background({"model": scripted_model, **ARGUMENTS}, timeout=240) as running:
+    with start_in_background({"model": reciting_model, **ARGUMENTS}, timeout=240) as running:
         yield running

@@ -201,9 +201,9 @@ def test_a_format_is_enforced_from_the_start_after_a_thought_that_the_prompt_clo
     assert (answer["message"]["reasoning"], answer["message"]["content"]) == (None, "Hello there.")
 
 
-def test_forced_calls_in_plain_json_begin_after_the_reasoning(scripted_model):
+def test_forced_calls_in_plain_json_begin_after_the_reasoning(reciting_model):
     with start_in_background(
-        {"model": scripted_model, **ARGUMENTS, "tool_call_parser": "glm45"}, timeout=240
+        {"model": reciting_model, **ARGUMENTS, "tool_call_parser": "glm45"}, timeout=240
     ) as server:
         [answer] = chat(server, "both", tools=TOOLS[1:], tool_choice="required", parallel_tool_calls=False)["choices"]
     [call] = answer["message"]["tool_calls"]
@@ -211,9 +211,9 @@ def test_forced_calls_in_plain_json_begin_after_the_reasoning(scripted_model):
     assert answer["message"]["reasoning"] == "It asks for the weather."
 
 
-def test_calls_can_be_forced_without_a_parser(scripted_model):
+def test_calls_can_be_forced_without_a_parser(reciting_model):
     options = {"enable_auto_tool_choice": False, "enable_reasoning": False}
-    with start_in_background({"model": scripted_model, **ARGUMENTS, **options}, timeout=240) as server:
+    with start_in_background({"model": reciting_model, **ARGUMENTS, **options}, timeout=240) as server:
         [answer] = chat(server, "plain", tools=TOOLS[1:], tool_choice="required", max_tokens=60)["choices"]
         assert answer["message"]["tool_calls"][0]["function"] == {"name": "get_time", "arguments": "{}"}
         assert "--enable-auto-tool-choice" in refusal(server, tools=TOOLS)["message"]
@@ -400,9 +400,9 @@ def test_without_the_flag_tools_are_refused(http):
     assert http.post("/v1/completions", json={"prompt": "a", "tools": TOOLS}).status_code == 400
 
 
-def test_tools_are_listed_in_the_prompt_where_the_template_has_no_place(scripted_model):
+def test_tools_are_listed_in_the_prompt_where_the_template_has_no_place(reciting_model):
     options = {"chat_template": "{{ messages[0].content }}", "enable_reasoning": False}
-    with start_in_background({"model": scripted_model, **ARGUMENTS, **options}, timeout=240) as server:
+    with start_in_background({"model": reciting_model, **ARGUMENTS, **options}, timeout=240) as server:
         answer = chat(server, "plain", tools=TOOLS, return_token_ids=True, max_tokens=3)
         body = {"tokens": answer["prompt_token_ids"]}
         prompt = httpx.post(f"{server.url}/detokenize", json=body, trust_env=False).json()["prompt"]

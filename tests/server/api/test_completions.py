@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import httpx
 import pytest
 from openai import AsyncOpenAI
-from scripted_model import write_model
+from reciting_model import write_model
 
 from aiakq.runtime.text.tokenizer import Tokenizer
 from aiakq.server.api.completions import prompt_offsets

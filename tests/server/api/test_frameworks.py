@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from scripted_model import write_model
+from reciting_model import write_model
 
 from aiakq.server.background import RunningServer, start_in_background
 

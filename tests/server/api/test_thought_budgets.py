@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from chat_scripts import TEMPLATE
-from scripted_model import write_model
+from reciting_model import write_model
 
 from aiakq.runtime.protocol.request import Prompt, Request
 from aiakq.runtime.protocol.vocabulary import Vocabulary

@@ -14,7 +14,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 from browsing import Page, open_browser, proxy
 from chat_scripts import ARGUMENTS, SCRIPTS, SPECIAL, TEMPLATE, TOOLS
-from scripted_model import write_model
+from reciting_model import write_model
 
 from aiakq.server.background import RunningServer, start_in_background
 
