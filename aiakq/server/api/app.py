@@ -11,7 +11,7 @@ from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from aiakq.errors import AiakqError, error
@@ -23,7 +23,7 @@ from aiakq.server.api.unknown_fields import IgnoredFields, ignored_fields
 from aiakq.server.errors import as_aiakq_error, copy_error
 from aiakq.server.http.auth import OnRefusal
 from aiakq.server.http.error_shapes import error_body
-from aiakq.server.http.responses import NoResponse, error_response
+from aiakq.server.http.responses import JSONResponse, NoResponse, error_response
 from aiakq.server.http.root_path import route_path
 from aiakq.server.http.streaming import ClientDisconnected
 from aiakq.server.process.text_client import client_of_request
