@@ -161,6 +161,12 @@ def test_parameters_of_methods_have_the_limits_of_the_options_of_quantize():
                 assert getattr(constraint, limit) == getattr(row, limit), (field.name, limit)
 
 
+@pytest.mark.parametrize(("part", "values"), [(Gptq, {"damp": 5}), (Gptq, {"sweeps": -1}), (SmoothQuant, {"alpha": 2})])
+def test_parameters_are_checked_however_a_method_is_made(part, values):
+    with pytest.raises(ValueError, match=f"{next(iter(values))} is .*, which is not"):
+        part(**values)
+
+
 def test_a_declared_field_has_the_constraint_of_its_annotation_and_of_its_declaration():
     @dataclass(kw_only=True)
     class Fields:

@@ -70,6 +70,15 @@ def like_option(default: object, option: str) -> Any:
     return declare(default, **{name: getattr(row, name) for name in limits})
 
 
+def check_parameters(component: type[_Part], parameters: Mapping[str, object]) -> None:
+    """Raise ParameterError for a value that its field of ``component``, a dataclass, does not allow."""
+    declared = {item.name: constraint_of(item, Constraint) for item in fields(component)}  # type: ignore[arg-type]
+    for parameter, value in parameters.items():
+        refused = declared[parameter].refusal(value) if parameter in declared else None
+        if refused is not None:
+            raise ParameterError(parameter, value, refused.expected, declared[parameter].hint or "")
+
+
 class _Part:
     """Common base of transforms and rounders."""
 
@@ -78,6 +87,9 @@ class _Part:
     needs_inputs: ClassVar[bool] = True
     #: Whether it also uses the unquantized model (``DecoderBlock.original``).
     needs_original: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        check_parameters(type(self), vars(self))
 
     def refusal(self, recipe: Recipe, scheme: LayerSpec) -> str | None:
         """Return why it cannot be part of ``recipe`` for this scheme, or None."""
@@ -240,16 +252,14 @@ def _load(registry: Registry[Any], kind: str, component: Component, labels: Mapp
     if component.name not in registry:
         raise bad("", component.name, "one of " + ", ".join(registry))
     cls = registry.load(component.name)
-    known = {item.name: constraint_of(item, Constraint) for item in fields(cls)}
+    known = {item.name for item in fields(cls)}
     parameters = dict(component.parameters)
-    for parameter, value in parameters.items():
+    for parameter in parameters:
         if parameter not in known:
             offered = ", ".join(sorted(known)) or "none"
-            raise bad(parameter, value, f"a parameter of {component.name}", f"It has: {offered}.")
-        refused = known[parameter].refusal(value)
-        if refused is not None:
-            raise bad(parameter, value, refused.expected, known[parameter].hint or "")
+            raise bad(parameter, parameters[parameter], f"a parameter of {component.name}", f"It has: {offered}.")
     try:
+        check_parameters(cls, parameters)
         return cls(**parameters)
     except ParameterError as problem:
         raise bad(problem.parameter, problem.value, problem.expected, problem.hint) from None
