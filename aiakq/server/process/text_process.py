@@ -274,7 +274,7 @@ class _WorkerPool:
 
     def _number(self, slot: int) -> int:
         number: int
-        (number,) = _CURRENT.unpack_from(self._current, slot * _CURRENT.size)
+        number, _ = _CURRENT.unpack_from(self._current, slot * _CURRENT.size)
         return number
 
     def _fork(self, slot: int) -> int:

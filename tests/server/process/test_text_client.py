@@ -160,11 +160,12 @@ def test_a_text_that_a_tokenizer_cannot_take_fails_alone(source_with, changes):
 
 def test_the_work_of_departed_clients_is_dropped(source_with):
     """The texts take a minute, but no word alone exceeds the limit of retries. Their workers are free soon after the
-    clients have disconnected.
+    clients have disconnected, and the process that replaces them is still the same.
     """
 
     async def use(client: TextClient) -> None:
-        began = time.monotonic()
+        assert client._process is not None
+        process, began = client._process.pid, time.monotonic()
         text = 1000 * (21 * "q" + " ") + " " * (1 << 20)
         tasks = [asyncio.ensure_future(client.encode([text])) for _ in range(6)]
         while client._queue._num_long < NUM_LONG:
@@ -180,6 +181,7 @@ def test_the_work_of_departed_clients_is_dropped(source_with):
             await asyncio.sleep(0.05)
         assert not client._queue._waiting
         assert await ids_of(client, "and still do")
+        assert client._process is not None and client._process.pid == process
 
     run(source_with(**split("(?:q|q){18,}z")), use)
 
