@@ -17,6 +17,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
 import lanes
+import process_failures
 from tiny_models import PLAIN_NORMS, TINY
 
 try:
@@ -45,6 +46,11 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 ROOT = Path(__file__).resolve().parent.parent
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Fail tests whose processes fail unnoticed."""
+    config.pluginmanager.register(process_failures, "process_failures")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

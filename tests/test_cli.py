@@ -19,6 +19,7 @@ from aiakq.errors import BUG
 ALLOCATOR = "DefaultCPUAllocator: can't allocate memory: you tried to allocate 67117056 bytes. Error code 12"
 
 
+@pytest.mark.process_failures
 def test_a_bug_is_one_line_and_debug_shows_the_traceback(aiakq, monkeypatch):
     def broken(words, debug):
         raise KeyError("lost")

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 from aiakq.errors import error
 from aiakq.runtime.engine.engine import Engine
 from aiakq.runtime.protocol.grammar import not_enforceable
 from aiakq.runtime.protocol.sampling_params import SamplingParams
 from aiakq.runtime.protocol.thought_budget import ThoughtBudget, check_end, configured_marks
-from aiakq.runtime.structured.compiler import GrammarCompiler
-from aiakq.runtime.structured.vocabulary import end_failure, vocabulary_of
 from aiakq.runtime.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from aiakq.runtime.structured.compiler import GrammarCompiler
 
 _PARAM = "thinking_token_budget"
 
@@ -36,6 +38,8 @@ class OfflineChecks:
         """Check the requests of ``engine``; sets ``end_failure``."""
         self.engine, tokenizer, ends = engine, self._tokenizer, engine.limits.eos_token_ids
         if engine.limits.generates and tokenizer.has_text and not tokenizer.special_ids.issuperset(ends):
+            from aiakq.runtime.structured.vocabulary import end_failure, vocabulary_of
+
             self.end_failure = end_failure(vocabulary_of(tokenizer), tokenizer, ends)
 
     def check_grammar(self, params: SamplingParams) -> None:
@@ -71,6 +75,9 @@ class OfflineChecks:
         if self._compiler is None:
             if not self._tokenizer.has_text:
                 raise error("no_tokenizer")
+            from aiakq.runtime.structured.compiler import GrammarCompiler
+            from aiakq.runtime.structured.vocabulary import vocabulary_of
+
             vocabulary = vocabulary_of(self._tokenizer)
             limits = self.engine.limits
             self._compiler = GrammarCompiler(vocabulary.resized(limits.vocab_size, limits.eos_token_ids))

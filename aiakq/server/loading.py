@@ -57,6 +57,7 @@ async def load_service(
     manager = requests_of(reports, text.tokenizer, text.loaded.vocabulary, metrics, queue)
     manager.use_adapters(model.adapters)
     state = ServerState(manager, text, metrics, lambda: supervisors.progress.as_dict(), observers)
+    text.on_loss = metrics.tokenizer_restarts.inc
     text.check_ends(ready.limits.eos_token_ids)
     for warning in _warnings(text, model):
         on_event(ServerEvent("warning", warning))

@@ -388,6 +388,8 @@ async def at_rest(
         failures.append(f"afterwards: {series(found)} series of metrics and not {before['series']}")
     if found["aiakq:engine_restarts_total"]:
         failures.append("afterwards: the engine was started again")
+    if restarts := found["aiakq:tokenizer_restarts_total"]:
+        failures.append(f"afterwards: processes of the tokenizer were replaced {restarts:g} times")
     reader, writer = await asyncio.open_connection(*address)
     writer.write(head("GET", "/health"))
     if (await read_response(reader)).status != 200:

@@ -180,6 +180,7 @@ child.sockets[0].recv(100)
         time.sleep(0.01)
 
 
+@pytest.mark.process_failures
 @pytest.mark.parametrize(
     ("failure", "id", "has_traceback"),
     [

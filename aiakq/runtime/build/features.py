@@ -20,8 +20,8 @@ from aiakq.runtime.models.interface import Model
 RESOURCES: Registry[Callable[[SchedulerConfig, PagePool], Resource | None]] = Registry(
     "aiakq.resources",
     {
-        "lora": "aiakq.runtime.lora.resource:new_resource",
-        "speculation": "aiakq.runtime.speculation.planner:new_planner",
+        "lora": "aiakq.runtime.lora.parts:new_resource",
+        "speculation": "aiakq.runtime.speculation.parts:new_planner",
     },
 )
 #: Feature -> a function that takes an ``EngineConfig``, the ``Model`` and whether tokens are sampled in its executor,
@@ -29,8 +29,8 @@ RESOURCES: Registry[Callable[[SchedulerConfig, PagePool], Resource | None]] = Re
 EXECUTOR_PARTS: Registry[Callable[[EngineConfig, Model, bool], ExecutorPart | None]] = Registry(
     "aiakq.executor_parts",
     {
-        "lora": "aiakq.runtime.lora.store:new_part",
-        "pooling": "aiakq.runtime.pooling.pooler:new_part",
+        "lora": "aiakq.runtime.lora.parts:new_part",
+        "pooling": "aiakq.runtime.pooling.parts:new_part",
         "structured": "aiakq.runtime.structured.executor_part:new_part",
     },
 )

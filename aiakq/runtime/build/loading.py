@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -13,15 +14,19 @@ from aiakq.runtime.build.limits import bounds_of, limits_of
 from aiakq.runtime.build.new_runner import fitting_pages, load_models, new_model_proposer, new_target_runner
 from aiakq.runtime.config.engine import EngineConfig
 from aiakq.runtime.device_memory import release_memory
-from aiakq.runtime.distributed.messages import Configure
-from aiakq.runtime.distributed.rank_group import RankGroup
 from aiakq.runtime.distributed.starting import limit_torch_threads, start_ranks
 from aiakq.runtime.engine.engine import Engine
 from aiakq.runtime.engine.pages import PagePool
 from aiakq.runtime.executor.kv_cache import describe_states, fit_positions, kv_bytes_per_page
 from aiakq.runtime.executor.selection import new_executor
-from aiakq.runtime.speculation.step_costs import set_step_costs
 from aiakq.system.memory import gc_frozen
+
+if TYPE_CHECKING:
+    from aiakq.runtime.distributed.rank_group import RankGroup
+    from aiakq.runtime.engine.executor import Executor
+    from aiakq.runtime.engine.scheduler import Scheduler
+    from aiakq.runtime.executor.cpu_program import Bounds
+    from aiakq.runtime.protocol.limits import ModelLimits
 
 
 @dataclass(frozen=True)
@@ -105,15 +110,31 @@ def _load_engine(config: EngineConfig, on_phase: Callable[[Phase], None], group:
     if runner.states is not None:
         facts["recurrent states"] = describe_states(config, model)
     if group is not None:
-        sizes = Configure(num_pages, num_slots, bounds.tokens, bounds.rows, bounds.length)
-        group.configure(sizes, runner.captured is not None)
+        _configure(group, num_pages, num_slots, bounds, runner.captured is not None)
     proposer = None
     if draft is not None:
         proposer, facts["drafts"] = new_model_proposer(config, draft, model, num_pages, num_slots, bounds)
     executor = new_executor(runner, group, num_slots, -(-bounds.length // config.cache.block_size), proposer)
-    set_step_costs(config, scheduler, executor, limits, facts)
+    _set_step_costs(config, scheduler, executor, limits, facts)
     stages = config.parallel.pipeline_parallel_size
     return Engine(executor, scheduler, limits, facts, max(stages, 1 + config.scheduler.async_scheduling))
+
+
+def _configure(group: RankGroup, num_pages: int, num_slots: int, bounds: Bounds, is_captured: bool) -> None:
+    """Let the ranks of ``group`` allocate what this process has."""
+    from aiakq.runtime.distributed.messages import Configure
+
+    group.configure(Configure(num_pages, num_slots, bounds.tokens, bounds.rows, bounds.length), is_captured)
+
+
+def _set_step_costs(
+    config: EngineConfig, scheduler: Scheduler, executor: Executor, limits: ModelLimits, facts: dict[str, str]
+) -> None:
+    """See ``set_step_costs``, which is imported only if there is speculation."""
+    if config.scheduler.speculation is not None:
+        from aiakq.runtime.speculation.step_costs import set_step_costs
+
+        set_step_costs(config, scheduler, executor, limits, facts)
 
 
 def device_name(device: torch.device) -> str:

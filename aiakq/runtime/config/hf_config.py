@@ -81,6 +81,8 @@ def model_config(folder: Path, args: EngineArguments) -> dict[str, object]:
         kept = {name: value for name, value in parameters.items() if scaling is None or name in _NO_SCALING}
         raw["rope_parameters"] = {**kept, **(scaling or {}), **({} if theta is None else {"rope_theta": theta})}
         raw.pop("rope_scaling", None)  # some files have both
+        if theta is not None:
+            raw.pop("rope_theta", None)
     else:
         raw |= {} if scaling is None else {"rope_scaling": scaling}
         raw |= {} if theta is None else {"rope_theta": theta}

@@ -42,6 +42,14 @@ _NEEDED: Mapping[str, tuple[str, ...]] = {
 _TYPES = dict.fromkeys(("phi3", "phimoe"), ("default", "longrope"))
 #: Families whose layers may have rotary parameters by kind.
 _BY_KIND = ("gemma3_text", "olmo3")
+#: Older keys beside rope_parameters, and what they are called there.
+_OLDER_KEYS = {
+    "rope_theta": "rope_theta",
+    "rotary_emb_base": "rope_theta",
+    "rope_local_base_freq": "rope_theta",
+    "partial_rotary_factor": "partial_rotary_factor",
+    "rotary_pct": "partial_rotary_factor",
+}
 #: Scaling types that depend on the number of positions a model was trained for.
 _FROM_ORIGINAL = frozenset({"llama3", "yarn", "longrope"})
 
@@ -64,7 +72,19 @@ def rope_parameters(raw: Mapping[str, object]) -> dict[str, object]:
             "rope_parameters says otherwise, and transformers leaves out its values, rope_theta too; keep one of them"
         )
         raise error("config_key_unsupported", key="rope_scaling", value=f"{raw['rope_scaling']!r:.64}", reason=reason)
+    _check_older_keys(raw)
     return newer
+
+
+def _check_older_keys(raw: Mapping[str, Any]) -> None:
+    """Raise ``config_key_unsupported`` for a key beside rope_parameters whose value no part of these has."""
+    given = raw["rope_parameters"]
+    parts = [part or {} for part in given.values()] if is_nested(given) else [given]
+    for key, name in _OLDER_KEYS.items():
+        older, newer = raw.get(key), [part.get(name) for part in parts if isinstance(part, Mapping)]
+        if older is not None and None not in newer and older not in newer:
+            reason = f"rope_parameters says otherwise ({name}: {newer[0]!r:.64}), and programs differ in which they use"
+            raise error("config_key_unsupported", key=key, value=f"{older!r:.64}", reason=f"{reason}; keep one of them")
 
 
 def _parameters(raw: Mapping[str, Any]) -> dict[str, object]:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import os
+from typing import TYPE_CHECKING
 
 import torch
 
 from aiakq.errors import error
 from aiakq.runtime.config.engine import EngineConfig
-from aiakq.runtime.distributed.child_ranks import start_child_ranks
-from aiakq.runtime.distributed.rank_group import RankGroup
 from aiakq.system.threads import threads_in_limit
+
+if TYPE_CHECKING:
+    from aiakq.runtime.distributed.rank_group import RankGroup
 
 
 def limit_torch_threads() -> None:
@@ -33,6 +35,8 @@ def start_ranks(config: EngineConfig) -> RankGroup | None:
         from aiakq.runtime.distributed.ray_ranks import start_ray_ranks
 
         return start_ray_ranks(config)
+    from aiakq.runtime.distributed.child_ranks import start_child_ranks
+
     gpus = gpus_of_ranks(config) if config.device.device.type == "cuda" else []
     return start_child_ranks(config.parallel, transport_of(config), gpus)
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from aiakq.runtime.distributed.rank_group import RankGroup
+from typing import TYPE_CHECKING
+
 from aiakq.runtime.engine.executor import Executor
 from aiakq.runtime.executor.local import LocalExecutor
-from aiakq.runtime.executor.model_proposer import ModelProposer
-from aiakq.runtime.executor.multiprocess import MultiprocessExecutor
-from aiakq.runtime.executor.pipeline import PipelineExecutor
 from aiakq.runtime.executor.runner import Runner
+
+if TYPE_CHECKING:
+    from aiakq.runtime.distributed.rank_group import RankGroup
+    from aiakq.runtime.executor.model_proposer import ModelProposer
 
 
 def new_executor(
@@ -21,5 +23,9 @@ def new_executor(
     if group is None:
         return LocalExecutor(runner, num_slots, max_pages, proposer)
     if group.num_stages > 1:
+        from aiakq.runtime.executor.pipeline import PipelineExecutor
+
         return PipelineExecutor(runner, group, num_slots, max_pages)
+    from aiakq.runtime.executor.multiprocess import MultiprocessExecutor
+
     return MultiprocessExecutor(runner, group, num_slots, max_pages, proposer)

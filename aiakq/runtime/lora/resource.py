@@ -7,9 +7,7 @@ from concurrent.futures import Future
 from typing import Any
 
 from aiakq.runtime.config.lora import LoraConfig
-from aiakq.runtime.config.scheduler import SchedulerConfig
 from aiakq.runtime.engine.executor import Executor
-from aiakq.runtime.engine.pages import PagePool
 from aiakq.runtime.engine.resources import Resource
 from aiakq.runtime.engine.sequence import Sequence
 from aiakq.runtime.lora.adapter_pool import AdapterPool
@@ -131,8 +129,3 @@ class AdapterResource(Resource):
 
     def check(self) -> None:
         self.pool.check()
-
-
-def new_resource(config: SchedulerConfig, pool: PagePool) -> AdapterResource | None:
-    """Return the resource of adapters; None if LoRA is disabled."""
-    return None if config.lora is None else AdapterResource(config.lora)

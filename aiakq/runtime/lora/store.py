@@ -13,7 +13,6 @@ import msgspec
 import torch
 
 from aiakq.errors import AiakqError, error, one_line
-from aiakq.runtime.config.engine import EngineConfig
 from aiakq.runtime.lora.adapter_folder import LoraWeights, open_adapter
 from aiakq.runtime.lora.layers import AdaptableLayers, PreparedAdapter
 from aiakq.runtime.lora.staging import AdapterStaging
@@ -119,11 +118,6 @@ class AdapterStore:
         for key in [key for key, own in self._slots.items() if own == slot]:
             del self._slots[key]
             self._failures.pop(key, None)
-
-
-def new_part(config: EngineConfig, model: AdaptableModel, samples: bool) -> AdapterStore | None:
-    """Return LoRA's part of an executor of ``model``; None if LoRA is disabled."""
-    return None if model.adapters is None else AdapterStore(model.adapters)
 
 
 def read(adapter: AdapterRef) -> dict[str, LoraWeights]:

@@ -13,10 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from aiakq.runtime.config.engine import EngineConfig
 from aiakq.runtime.executor.output_reader import FillResult, ModelOutput
 from aiakq.runtime.executor.sequences import SequenceState
-from aiakq.runtime.models.interface import Model
 from aiakq.runtime.pooling.projection import Projection
 from aiakq.runtime.protocol.pooling_params import Pooled, Pooling
 from aiakq.runtime.protocol.step import NOT_FINITE, Chunk, ChunkResult
@@ -37,12 +35,6 @@ class PoolingPart:
         pooling = sequence.spec.options.pooling
         if pooling is not None:
             sequence.reader = PromptPooler(pooling, self._projection, sequence.spec.prompt_token_ids)
-
-
-def new_part(config: EngineConfig, model: Model, samples: bool) -> PoolingPart | None:
-    """Return the part of pooling in an executor; None if prompts are not pooled. Raises as ``Projection.load``."""
-    pooling = config.pooling
-    return None if pooling is None else PoolingPart(Projection.load(config.load.path, pooling.dense))
 
 
 class PromptPooler:

@@ -233,8 +233,3 @@ class DraftPlanner(StepExtension):
         if needed > 0 and self._pool.num_free - needed < num_running:
             return False
         return self._pool.extend(sequence.pages, num_tokens)
-
-
-def new_planner(config: SchedulerConfig, pool: PagePool) -> DraftPlanner | None:
-    """Return the planner of a scheduler over ``pool``; None without speculative decoding."""
-    return None if config.speculation is None else DraftPlanner(pool, config, config.speculation)

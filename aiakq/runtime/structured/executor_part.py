@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
@@ -14,8 +14,10 @@ from aiakq.runtime.executor.sequences import SequenceState
 from aiakq.runtime.models.interface import Model
 from aiakq.runtime.protocol.command import PrepareGrammar, UseVocabulary
 from aiakq.runtime.protocol.step import GRAMMAR_FAILED
-from aiakq.runtime.structured.compiler import GrammarCompiler
 from aiakq.runtime.structured.thought_tracker import SpelledBudget, ThoughtTracker
+
+if TYPE_CHECKING:
+    from aiakq.runtime.structured.compiler import GrammarCompiler
 
 #: A difference of logits that leaves no probability for the lower one.
 _FAR_AHEAD = 1e4
@@ -48,6 +50,8 @@ class StructuredPart:
                 sequence.masks = (*sequence.masks, compiler.matcher_or_failed(spec.grammar, outputs))
 
     def _use_vocabulary(self, command: UseVocabulary) -> None:
+        from aiakq.runtime.structured.compiler import GrammarCompiler  # imported late: many engines never need it
+
         self.compiler = GrammarCompiler(command.vocabulary)
 
     def _prepare(self, preparation: PrepareGrammar) -> Future[Any] | None:

@@ -15,16 +15,7 @@ from aiakq.errors import AiakqError, error
 from aiakq.formats.hub import resolve_model
 from aiakq.formats.model_folder import check_files, read_json
 from aiakq.runtime.protocol.unicode_text import well_formed
-from aiakq.runtime.text.chat_template import (
-    ChatTemplate,
-    as_template_error,
-    check_chat_arguments,
-    template_of,
-)
-from aiakq.runtime.text.message_parts import described_tools, read_messages
 from aiakq.runtime.text.spelling import TokenSpelling
-from aiakq.runtime.text.template_facts import TemplateFacts
-from aiakq.runtime.text.tokenizer_diagnosis import why_unreadable
 from aiakq.runtime.text.tokenizer_files import (
     LOCAL_CONFIG,
     check_encoding,
@@ -38,6 +29,8 @@ from aiakq.runtime.text.tokenizer_keys import remark
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer as RustTokenizer
+
+    from aiakq.runtime.text.chat_template import ChatTemplate
 
 
 @dataclass(frozen=True)
@@ -128,6 +121,8 @@ class Tokenizer:
             # transformers and the Rust tokenizer may raise anything; the first line of the message is the cause.
             if not isinstance(failure, Exception) and not is_panic(failure):
                 raise
+            from aiakq.runtime.text.tokenizer_diagnosis import why_unreadable
+
             raise why_unreadable(Path(path), failure) from failure
         tokenizer = Tokenizer(hf, compiled=mode != "slow", settings=read_settings(Path(path)))
         tokenizer.unused_template = unused_template(Path(path), hf.chat_template)
@@ -299,6 +294,9 @@ class Tokenizer:
         """
         if template is None and not self.has_chat_template:
             raise error("no_chat_template")
+        from aiakq.runtime.text.chat_template import as_template_error, check_chat_arguments
+        from aiakq.runtime.text.message_parts import described_tools, read_messages
+
         read = read_messages(messages)
         described = described_tools(tools)
         check_chat_arguments(content_format, arguments or {})
@@ -326,6 +324,9 @@ class Tokenizer:
         self, given: str | None, with_tools: bool, content_format: str, arguments: Mapping[str, object]
     ) -> ChatTemplate:
         """Return the template, checked at its first use. Raises as ``template_of`` and ``ChatTemplate.checked``."""
+        from aiakq.runtime.text.chat_template import ChatTemplate, template_of
+        from aiakq.runtime.text.template_facts import TemplateFacts
+
         source = "of the model" if given is None else "that was given"
         text = template_of(self.hf, given, with_tools)
         key = (text, content_format, with_tools)

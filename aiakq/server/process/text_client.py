@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import itertools
 import json
+import logging
 import os
 import threading
 import time
@@ -40,7 +41,11 @@ from aiakq.system.child import Child, child_command, is_stopped
 
 Result = TypeVar("Result")
 
+logger = logging.getLogger("aiakq.server")
+
 _CODE = "from aiakq.server.process.text_process import main; main()"
+#: What logs call the process.
+_PROCESS = "The tokenizer's process"
 #: Number of workers.
 NUM_WORKERS = 4
 LONG_CHARS = 1 << 15
@@ -54,6 +59,8 @@ _DROP_SECONDS = 0.2
 STUCK_SECONDS = 10.0
 #: Seconds after which a request that waits looks whether the process is stopped.
 _STOPPED_SECONDS = 1.2 * STUCK_SECONDS
+#: Seconds for a process that closed its sockets to exit.
+_EXIT_SECONDS = 0.5
 #: Seconds for a tokenizer to load.
 _LOAD_SECONDS = 300.0
 #: Probe texts, which every tokenizer must be able to process.
@@ -80,6 +87,7 @@ class TextClient:
     tokenizer   tokenizer in this process, used to decode single tokens and short pieces; it does not encode.
     with_torch  whether the process may import torch, for tokenizers with code of their own.
     end_failure  why no grammar can be enforced with the end-of-sequence tokens of the model, or "".
+    on_loss     called when the process, or a worker with a request, has ended unexpectedly or hung, and is replaced.
     """
 
     def __init__(
@@ -95,6 +103,7 @@ class TextClient:
         self.with_torch = with_torch
         self.loaded = Loaded()
         self.end_failure = ""
+        self.on_loss: Callable[[], None] = lambda: None
         self.tokenizer: Tokenizer = NoTokenizer()
         self._setup = Setup(TokenizerSource("", left_out=True), template, max_chars, content_format, template_source)
         self._setup.template_arguments = template_arguments or {}
@@ -238,6 +247,7 @@ class TextClient:
                 self._short_since.pop(request.number, None)
             if not reply.is_lost:
                 return reply
+            self._report_loss("A worker of the tokenizer's process", "it was killed")
         raise error("worker_lost")
 
     async def start(self) -> None:
@@ -247,6 +257,8 @@ class TextClient:
         async with self._starting:
             if self._is_running:
                 return
+            if self._is_set_up and self._process is not None:  # it ended while no request was waiting for it
+                self._report_loss(_PROCESS, self._process.exit_reason(0))
             self._queue.clear()
             try:
                 async with asyncio.timeout(_LOAD_SECONDS):
@@ -280,6 +292,22 @@ class TextClient:
         if process is not None:
             process.kill()
             await process.end_soon()
+
+    async def _replace(self, process: Child, failure: Exception) -> None:
+        """Stop the process, with which a request failed; the next request starts another one."""
+        self._process = None  # so that other requests do not report it as well
+        await self.stop()
+        reason = "it does not respond"
+        if not isinstance(failure, TimeoutError):
+            has_exited = await process.exited(_EXIT_SECONDS)
+            reason = process.exit_reason(0) if has_exited else f"it sent no valid reply ({failure!r})"
+        self._report_loss(_PROCESS, reason)
+        process.kill()
+        await process.end_soon()
+
+    def _report_loss(self, what: str, reason: str) -> None:
+        logger.warning("%s is replaced: %s", what, reason)
+        self.on_loss()
 
     async def spawn(self) -> None:
         """Start the process before ``load``, so that it can import libraries meanwhile."""
@@ -338,9 +366,9 @@ class TextClient:
             self._dropping.add(dropping := asyncio.ensure_future(self._drop(channel, request.number, exchange)))
             dropping.add_done_callback(self._dropping.discard)
             raise
-        except (TimeoutError, ConnectionError, InvalidMessage):
-            if self._process is process:  # else another request has already detected it
-                await self.stop()
+        except (TimeoutError, ConnectionError, InvalidMessage) as failure:
+            if process is not None and self._process is process:  # else another request has already detected it
+                await self._replace(process, failure)
             raise
 
     async def _wait(self, exchange: asyncio.Future[TextReply], seconds: float) -> None:

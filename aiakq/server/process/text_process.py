@@ -24,6 +24,7 @@ import signal
 import struct
 import sys
 import time
+import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -56,7 +57,7 @@ from aiakq.server.process.text_messages import (
     pair_length,
     size_of,
 )
-from aiakq.system.channel import Failure, framed
+from aiakq.system.channel import Disconnected, Failure, framed
 from aiakq.system.child import begin_child, end_with_parent, parent_socket
 from aiakq.system.memory import heap_bytes, limit_more_memory, trim_heap
 
@@ -293,6 +294,10 @@ class _WorkerPool:
                 self._channels[slot],
                 lambda number, part: _CURRENT.pack_into(self._current, offset, number, _PARTS.index(part)),
             )
+        except Disconnected:  # the server is gone
+            code = 0
+        except BaseException:  # a bug, of which nothing else would tell
+            traceback.print_exc()
         finally:
             os._exit(code)
 

@@ -126,6 +126,12 @@ class Metrics:
         self.engine_restarts = self._counter(
             "engine_restarts_total", "Engines started again after they ended or hung.", prefix="aiakq"
         )
+        self.tokenizer_restarts = self._family(
+            Counter,
+            "aiakq:tokenizer_restarts_total",
+            "Processes and workers of the tokenizer replaced after they ended or hung.",
+            [],
+        )
 
     def _add_request_metrics(self) -> None:
         """Create the metrics that are counted once per HTTP request."""

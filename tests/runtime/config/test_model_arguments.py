@@ -203,6 +203,8 @@ def test_a_scaled_context_is_longer_by_the_factor(edited, tiny_model):
     assert (kept["rope_theta"], kept["partial_rotary_factor"], kept["rope_type"]) == (7.0, 0.5, "linear")
     twice = edited("twice", rope_scaling=yarn)  # which is refused without an option
     assert config(twice, rope_scaling={"rope_type": "linear", "factor": 2.0}).model.rope["rope_type"] == "linear"
+    other = edited("other", rope_theta=500.0)  # which is refused without an option
+    assert refusal(other).id == "config_key_unsupported" and config(other, rope_theta=7.0).model.rope["rope_theta"] == 7
     older = edited("older", rope_parameters=None, rope_theta=5000.0)
     found = config(older, rope_scaling='{"type": "dynamic", "factor": 2.5}')
     assert found.max_model_len == 1280 and found.model.rope["rope_theta"] == 5000.0

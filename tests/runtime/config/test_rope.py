@@ -103,6 +103,42 @@ def test_both_spellings_of_one_scaling_are_read() -> None:
     assert rope_parameters({**raw, "rope_parameters": new}) == rope_parameters(raw) == new
 
 
+BY_KIND = {"full_attention": {"rope_theta": 1e6}, "sliding_attention": {"rope_theta": 1e4}}
+
+
+@pytest.mark.parametrize(
+    ("family", "key", "value", "parameters"),
+    [
+        ("llama", "rope_theta", 5e5, {"rope_theta": 1e6}),
+        ("llama", "rope_theta", 5e5, {"rope_theta": 1e6, "rope_type": "linear", "factor": 2.0}),
+        ("glm", "partial_rotary_factor", 0.5, {"rope_theta": 1e6, "partial_rotary_factor": 0.25}),
+        ("gpt_neox", "rotary_emb_base", 5e5, {"rope_theta": 1e6}),
+        ("gemma3_text", "rope_theta", 5e5, BY_KIND),
+        ("gemma3_text", "rope_local_base_freq", 2e4, BY_KIND),
+    ],
+)
+def test_a_key_that_contradicts_rope_parameters_is_refused(family, key, value, parameters) -> None:
+    """Files of transformers 5 are edited at the place where older files have the key, which transformers leaves out."""
+    raw = {"model_type": family, "rope_parameters": parameters}
+    with pytest.raises(AiakqError) as caught:
+        rope_parameters({**raw, key: value})
+    assert caught.value.id == "config_key_unsupported" and key in str(caught.value) and str(value) in str(caught.value)
+    parts = parameters.values() if parameters is BY_KIND else [parameters]
+    name = "partial_rotary_factor" if key == "partial_rotary_factor" else "rope_theta"
+    for part in parts:  # the same value, an integer too
+        assert rope_parameters({**raw, key: part[name]}) == rope_parameters(raw)
+    assert rope_parameters({**raw, "rope_theta": int(1e6)}) == rope_parameters(raw)
+
+
+def test_a_key_that_completes_rope_parameters_is_read() -> None:
+    raw = {"model_type": "llama", "rope_theta": 5e5}
+    for parameters in ({"rope_type": "default"}, {"rope_theta": None}):
+        assert rope_parameters({**raw, "rope_parameters": parameters})["rope_theta"] == 5e5
+    half = {"full_attention": {"rope_theta": 1e6}, "sliding_attention": {"rope_type": "default"}}
+    raw = {"model_type": "olmo3", "rope_theta": 5e5, "rope_parameters": half}
+    assert bases(rope_parameters(raw)) == {("full_attention", 1e6), ("sliding_attention", 5e5)}
+
+
 @pytest.mark.parametrize("key", ["rope_scaling", "rope_parameters"])
 @pytest.mark.parametrize("value", ["linear", [1], 2.0])
 def test_a_scaling_that_is_no_object_is_named(key, value) -> None:

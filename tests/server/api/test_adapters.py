@@ -221,6 +221,7 @@ def test_labels_of_metrics_stay_those_of_served_adapters_over_a_thousand_loads()
     assert labels == {"", "kept"} and registry.names == ["kept"]
 
 
+@pytest.mark.process_failures
 def test_a_restarted_engine_has_the_same_adapters(running, client, expected):
     load(client, "kept", "three")
     assert text_of(client, "kept") == expected["three"]

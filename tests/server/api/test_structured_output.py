@@ -197,6 +197,7 @@ def test_a_grammar_that_explodes_fails_alone(client, http):
     assert http.post("/v1/completions", json={**PROMPT, "max_tokens": 1}).status_code == 200
 
 
+@pytest.mark.process_failures
 def test_a_restarted_engine_continues_under_the_same_grammar(start_server):
     body = {**PROMPT, "max_tokens": 900, "ignore_eos": True, "guided_regex": "[a-f ]{2000,}"}
     with start_server() as server, ThreadPoolExecutor(1) as pool, httpx.Client(base_url=server.url, timeout=90) as http:

@@ -53,6 +53,7 @@ def test_async_scheduling_does_not_change_responses(server, start_server, metric
         assert samples["vllm:num_requests_running"] == samples["vllm:gpu_cache_usage_perc"] == 0
 
 
+@pytest.mark.process_failures
 def test_an_engine_in_a_long_step_ends_with_a_killed_server(start_server):
     """A stopped process behaves like a step that holds every lock."""
     server = start_server(num_gpu_blocks_override=65)
@@ -77,6 +78,7 @@ def test_an_engine_in_a_long_step_ends_with_a_killed_server(start_server):
         server.process.wait()
 
 
+@pytest.mark.process_failures
 @pytest.mark.parametrize("is_gone", [True, False])
 def test_only_a_load_that_fails_by_itself_shows_a_traceback(monkeypatch, capsys, is_gone):
     """The end of the server while the model is loading is not an error of the engine."""

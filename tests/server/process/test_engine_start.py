@@ -15,6 +15,7 @@ from aiakq.server.process.ipc import Start
 ALLOCATOR = "[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 67117056 bytes"
 
 
+@pytest.mark.process_failures
 @pytest.mark.parametrize(
     ("failure", "id", "code", "has_traceback"),
     [

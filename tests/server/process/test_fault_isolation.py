@@ -78,6 +78,7 @@ def test_a_client_whose_requests_all_overflow_does_not_end_the_engine(api, small
     assert metrics_of(small.url)["aiakq:engine_restarts_total"] == 0
 
 
+@pytest.mark.process_failures
 def test_a_model_of_nothing_finite_ends_the_engine(start_server, poison, tmp_path):
     from safetensors.torch import load_file, save_file
 
@@ -128,6 +129,7 @@ sys.meta_path.insert(0, Finder)
 """
 
 
+@pytest.mark.process_failures
 def test_a_device_error_that_stays_ends_the_engine_and_not_the_server(start_server, tmp_path, monkeypatch, metrics_of):
     """No step can run after it, so the process is replaced. Requests without output are replayed, and one that breaks
     the new process too is not tried a third time.

@@ -11,6 +11,8 @@ import httpx
 import psutil
 import pytest
 
+pytestmark = pytest.mark.process_failures
+
 LONG = {"prompt": "A very long story begins", "temperature": 0, "max_tokens": 800, "ignore_eos": True}
 
 

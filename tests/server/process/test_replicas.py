@@ -137,6 +137,7 @@ def engines(server) -> list[int]:
     return found
 
 
+@pytest.mark.process_failures
 def test_one_dead_replica_does_not_stop_the_others(start_server):
     draw = random.Random(1)
     bodies = [LONG | {"prompt": [draw.randrange(5, 500) for _ in range(40)], "max_tokens": 40} for _ in range(12)]

@@ -15,6 +15,8 @@ import pytest
 
 from aiakq.server.background import RunningServer
 
+pytestmark = pytest.mark.process_failures
+
 LONG = {"prompt": "A very long story begins", "temperature": 0, "max_tokens": 900, "ignore_eos": True}
 SHORT = {"prompt": "Once", "temperature": 0, "max_tokens": 4}
 

@@ -186,6 +186,7 @@ def test_the_work_of_departed_clients_is_dropped(source_with):
     run(source_with(**split("(?:q|q){18,}z")), use)
 
 
+@pytest.mark.process_failures
 def test_stuck_workers_are_noticed_and_replaced(source_with, monkeypatch):
     monkeypatch.setattr(text_client, "STUCK_SECONDS", 0.3)
     monkeypatch.setattr(text_client, "_EXTRA_SECONDS", 1.0)
@@ -213,6 +214,7 @@ def workers_of(client: TextClient) -> list[psutil.Process]:
     return psutil.Process(client._process.pid).children()
 
 
+@pytest.mark.process_failures
 def test_only_a_worker_that_hangs_is_replaced_and_its_request_is_repeated(source_with, monkeypatch):
     monkeypatch.setattr(text_client, "_EXTRA_SECONDS", 0.5)
 
@@ -230,6 +232,7 @@ def test_only_a_worker_that_hangs_is_replaced_and_its_request_is_repeated(source
     run(source_with(), use)
 
 
+@pytest.mark.process_failures
 def test_a_stopped_worker_is_replaced_at_once_whatever_its_request_may_take(source_with):
     async def use(client: TextClient) -> None:
         assert client._process is not None
@@ -246,6 +249,7 @@ def test_a_stopped_worker_is_replaced_at_once_whatever_its_request_may_take(sour
     run(source_with(), use)
 
 
+@pytest.mark.process_failures
 def test_requests_do_not_wait_for_a_process_that_is_stopped(source_with, monkeypatch):
     monkeypatch.setattr(text_client, "_STOPPED_SECONDS", 0.5)
 
@@ -260,6 +264,7 @@ def test_requests_do_not_wait_for_a_process_that_is_stopped(source_with, monkeyp
     run(source_with(), use)
 
 
+@pytest.mark.process_failures
 def test_a_request_whose_workers_are_killed_twice_is_not_the_fault_of_its_client(source_with):
     async def use(client: TextClient) -> None:
         text = " ".join(["qqqqqqqqqqqqqqqqqqqqq"] * 3000)

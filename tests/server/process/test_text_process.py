@@ -128,7 +128,9 @@ def test_templates_get_messages_and_arguments(hostile):
     assert text_of(hostile, chat_template_kwargs={"mood": " gladly"}).endswith("Hi> gladly")
 
 
-def test_template_processes_are_replaced_when_they_die(hostile, say):
+@pytest.mark.process_failures
+def test_template_processes_are_replaced_when_they_die(hostile, say, metrics_of):
+    restarts = metrics_of(hostile.url)["aiakq:tokenizer_restarts_total"]
     parent, workers = processes_of(hostile)
     assert len(workers) == 4
     for worker in workers:
@@ -141,6 +143,8 @@ def test_template_processes_are_replaced_when_they_die(hostile, say):
     while say("a").status_code != 200:
         assert time.monotonic() < deadline
     assert processes_of(hostile)[0] != parent
+    assert metrics_of(hostile.url)["aiakq:tokenizer_restarts_total"] > restarts
+    assert any("process is replaced: it was ended by SIGKILL" in event.message for event in hostile.events)
 
 
 def test_disconnected_clients_do_not_occupy_template_workers(hostile, say):

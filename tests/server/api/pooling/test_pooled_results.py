@@ -11,12 +11,14 @@ from types import SimpleNamespace
 from typing import Any
 
 import httpx
+import pytest
 
 from aiakq.server.api.pooling.pooled_results import PooledResults
 from aiakq.server.background import start_in_background
 from aiakq.server.process.request_stream import Prompt
 
 
+@pytest.mark.process_failures
 def test_a_request_outlives_an_engine(embedder):
     """Parts that the engine has not finished when it ends are computed by the next one."""
     given = {"model": str(embedder), "task": "embed", "dtype": "float32", "max_model_len": 128, "max_num_seqs": 8}
