@@ -127,6 +127,14 @@ class QuantizeArguments:
     )
     awq_scaling: bool = argument(False, "gptq: apply AWQ's scales first.", group="method")
     gptq: bool = argument(False, "smooth_quant: round the weights with GPTQ.", group="method")
+    rotate: str = argument(
+        "none",
+        "Rotate the residual stream and the values of each head before quantization, folded into the weights. "
+        "hadamard: random Hadamard transforms; learned: rotations that minimize outliers of the weights (OptRot).",
+        choices=("none", "hadamard", "learned"),
+        hint="",
+        group="method",
+    )
     activation_scales: str = argument(
         "token",
         "smooth_quant: token: dynamic activation scales per token; tensor: one static scale per layer.",

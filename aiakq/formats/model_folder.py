@@ -23,6 +23,8 @@ MANIFEST = "aiakq_manifest.json"
 #: What was folded into the linear layers (folded_scales.py), and where config.json names it, under ``aiakq``.
 FOLDED_SCALES = "aiakq/folded_scales.safetensors"
 FOLDED_SCALES_KEY = "folded_scales"
+#: Where config.json says, under ``aiakq``, how the weights were rotated.
+ROTATION_KEY = "rotation"
 #: Part of the name of every folder that is still being written.
 PARTIAL_MARK = ".aiakq-partial-"
 #: The index file of safetensors shards.

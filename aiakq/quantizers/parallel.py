@@ -27,7 +27,7 @@ def start_workers(prepared: Prepared, plan: BlockPlan, writer: CheckpointWriter)
     options, size = prepared.options, prepared.options.workers
     if size == 1 or len(writer.steps) >= len(prepared.model.blocks):
         return FirstWorker()
-    samples = () if prepared.samples is None else prepared.samples.samples
+    samples = [] if prepared.samples is None else prepared.samples.samples
     job = Job(
         version=aiakq.__version__,
         checkpoint=str(prepared.source.resolve()),
@@ -37,19 +37,22 @@ def start_workers(prepared: Prepared, plan: BlockPlan, writer: CheckpointWriter)
         storage=str(prepared.storage).removeprefix("torch."),
         widths=dict(prepared.cut.widths),
         adapter=None if (adapter := prepared.model.adapter) is None else (str(adapter.folder.path), adapter.digest),
+        rotation=None if (rotation := prepared.model.rotation) is None else rotation.document(),
         trust_remote_code=options.trust_remote_code,
         calibrated=prepared.samples is not None,
+        samples=len(samples),
         budget=prepared.activation_budget / size,
         scratch=str(writer.scratch.resolve()),
         finished=len(writer.steps),
         quiet=logging.root.manager.disable >= logging.WARNING,
         size=size,
     )
+    tensors = [*samples, *(() if rotation is None else rotation.tensors())]
     if options.distributed_executor_backend == "ray":
         from aiakq.quantizers.workers.ray_workers import start_ray_workers  # only where Ray is used
 
-        return start_ray_workers(job, samples)
-    return start_child_workers(job, samples)
+        return start_ray_workers(job, tensors)
+    return start_child_workers(job, tensors)
 
 
 def block_loop(

@@ -21,6 +21,7 @@ from aiakq.quantizers.prepared import Prepared
 from aiakq.quantizers.progress import OnProgress, Rejected, StageProgress
 from aiakq.quantizers.quality import check_text, record_quality
 from aiakq.quantizers.report.records import QuantizeReport
+from aiakq.quantizers.rotate import prepare_rotation
 from aiakq.quantizers.run_report import build_report, inherited_entries, write_report
 from aiakq.spec import QuantSpec
 from aiakq.system.memory import gc_frozen, peak_memory_bytes
@@ -41,6 +42,7 @@ def quantize_checkpoint(
     prepared = prepare(options)
     check_text(prepared)
     on_progress(StageProgress("load", 1, 1))
+    rotate(prepared, on_progress)
     if options.target_bpw is None and options.max_kl is None:
         return _Run(prepared, prepared.spec, on_progress, load_scorer, began).run()
 
@@ -48,6 +50,17 @@ def quantize_checkpoint(
         return _Run(prepared, spec, on_progress, load_scorer, began, accept).run()
 
     return quantize_with_chosen_widths(prepared, attempt, on_progress)
+
+
+def rotate(prepared: Prepared, progress: OnProgress) -> None:
+    """Rotate the source model as ``--rotate`` says. Raises ``unsupported``."""
+    options, model = prepared.options, prepared.model
+    if options.rotate == "none":
+        return
+    samples = () if prepared.samples is None else prepared.samples.samples
+    quantized = {shape.name for shape in prepared.shapes if prepared.spec.for_layer(shape.name) is not None}
+    quantized |= set() if prepared.head is None else {prepared.head}
+    model.rotate(prepare_rotation(model, options.rotate, options.seed, samples, frozenset(quantized), progress))
 
 
 class _Run:

@@ -17,6 +17,7 @@ from aiakq.formats.checkpoint import Checkpoint
 from aiakq.formats.model_folder import (
     FOLDED_SCALES,
     FOLDED_SCALES_KEY,
+    ROTATION_KEY,
     VERBATIM_FILES,
     module_files,
     some_of,
@@ -95,6 +96,7 @@ class Prepared:
                 group = shape.k if own.group_size == -1 else own.group_size
                 total += shape.n * shape.k * (own.bits / 8 + 5 / group + 0.02)
         everything = sum(math.prod(info.shape) for info in self.checkpoint.inventory.values())
+        everything += self.untied_weights
         return int(total + max(everything - inside, 0) * max(self.storage.itemsize, 2))
 
     def fingerprint(self, spec: QuantSpec) -> str:
@@ -112,6 +114,7 @@ class Prepared:
             "config": self.checkpoint.config,
             "files": files,
             "adapter": None if self.model.adapter is None else self.model.adapter.digest,
+            "rotation": None if self.model.rotation is None else self.model.rotation.digest,
             "samples": None if self.samples is None else self.samples.digest,
         }
         return hashlib.sha256(json.dumps(document, sort_keys=True, default=str).encode()).hexdigest()
@@ -121,7 +124,13 @@ class Prepared:
     @property
     def tied(self) -> bool:
         """Whether the output layer is tied to the embedding; one that is stored and differs from it is not."""
-        return bool(self.checkpoint.config.get("tie_word_embeddings")) and not self.model.separate_head
+        tied = bool(self.checkpoint.config.get("tie_word_embeddings")) and not self.model.separate_head
+        return tied and not self.model.untied_head
+
+    @property
+    def untied_weights(self) -> int:
+        """Return the number of weights of an output layer that ``--rotate`` separated from the embedding; else 0."""
+        return self.model.model.get_output_embeddings().weight.numel() if self.model.untied_head else 0
 
     def not_copied(self) -> set[str]:
         """Return tensors outside the blocks that are not copied to the output unchanged."""
@@ -136,13 +145,15 @@ class Prepared:
         config["dtype"] = word
         if "torch_dtype" in config:  # read by transformers before 4.56
             config["torch_dtype"] = word
-        if self.head is not None or self.model.separate_head:
+        if self.head is not None or self.model.separate_head or self.model.untied_head:
             config["tie_word_embeddings"] = False
         config["quantization_config"] = quantization
         self.cut.write_widths(config)
         config["aiakq"] = {"version": aiakq.__version__, "method": self.options.method, **self.cut.record()}
         if self.recipe.folds:
             config["aiakq"][FOLDED_SCALES_KEY] = FOLDED_SCALES
+        if self.model.rotation is not None:
+            config["aiakq"][ROTATION_KEY] = self.model.rotation.kind
         if (adapter := self.model.adapter) is not None:
             config["aiakq"]["lora"] = {"name": adapter.name, "digest": adapter.digest}
         return {"config.json": config, **formats.config_files(spec)}

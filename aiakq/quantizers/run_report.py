@@ -72,7 +72,7 @@ def build_report(
         recipe=recipe_document(prepared.options, prepared.recipe, prepared.spec.activation_bits),
         padded=dict(prepared.cut.widths),
         lora=None if prepared.model.adapter is None else prepared.model.adapter.name,
-        notes=[*_adapter_note(prepared), *prepared.cut.notes],
+        notes=[*_adapter_note(prepared), *_rotation_notes(prepared), *prepared.cut.notes],
         warnings=warnings,
     )
 
@@ -85,6 +85,25 @@ def _adapter_note(prepared: Prepared) -> list[str]:
         f"The LoRA adapter {adapter.name} (digest {adapter.digest}) was merged into the weights before they were "
         "quantized; the figures of the original are those of the merged model."
     ]
+
+
+def _rotation_notes(prepared: Prepared) -> list[str]:
+    rotation = prepared.model.rotation
+    if rotation is None:
+        return []
+    known = rotation.structure
+    heads = f" and the values of {len(rotation.heads)} attention layers" if rotation.heads else ""
+    notes = [
+        f"The residual stream ({len(known.readers)} layers that read it, {len(known.writers)} that write it){heads} "
+        f"was rotated ({rotation.kind}); in float32 the rotated model's logits were the original's."
+    ]
+    if prepared.model.untied_head:
+        size = prepared.untied_weights * prepared.storage.itemsize / 1e6
+        notes.append(
+            f"The output layer {prepared.model.untied_head} is no longer tied to the embedding, because the gain of "
+            f"the norm before it was folded into it: {size:.3g} MB more."
+        )
+    return notes
 
 
 inherited_entries = card.inherited_entries

@@ -59,13 +59,14 @@ def _quantize(channel: WorkerChannel, job: Job) -> None:
     from aiakq.quantizers.model.source import SourceModel
     from aiakq.quantizers.prepared import block_plan
     from aiakq.quantizers.recipe import recipe_of
+    from aiakq.quantizers.rotation.rotation import rotation_of
     from aiakq.quantizers.workers.values import receive_values
     from aiakq.quantizers.workers.worker import Worker
     from aiakq.spec import QuantSpec
     from aiakq.system.memory import gc_frozen
 
     torch.set_num_threads(job.threads)
-    samples = receive_values(channel)
+    values = receive_values(channel)
     storage = getattr(torch, job.storage)
     _check(job)
     checkpoint = Checkpoint.open(job.checkpoint)
@@ -76,6 +77,9 @@ def _quantize(channel: WorkerChannel, job: Job) -> None:
         if model.adapter is None or model.adapter.digest != digest:
             reason = f"the adapter {folder} on its node is not that of worker 0"
             raise _failed(job, reason)
+    samples = values[: job.samples]
+    if job.rotation is not None:
+        model.rotate(rotation_of(job.rotation, values[job.samples :]))
     plan = block_plan(msgspec.convert(job.spec, QuantSpec), storage, model)
     with _scratch(job) as scratch, gc_frozen():
         ids: Any = samples if job.calibrated else None

@@ -137,7 +137,7 @@ class _Search:
         """Return possible smooth layers in execution order; corresponding layers of all experts form one family."""
         families: dict[str, list[str]] = {}
         for name in sorted(self.call_order, key=self.call_order.__getitem__):
-            if _is_norm(self.modules[name]) or type(self.modules[name]) is nn.Linear:
+            if is_norm(self.modules[name]) or type(self.modules[name]) is nn.Linear:
                 families.setdefault(re.sub(r"\bexperts\.\d+\b", "experts.*", name), []).append(name)
         return list(families.values())
 
@@ -151,7 +151,7 @@ class _Search:
             if read.position > self.call_order[source] and not self.taken & set(read.readers)
         ]
         widths = sorted({read.rows.shape[1] for read in later})
-        if _is_norm(module):
+        if is_norm(module):
             if n in widths:
                 yield _Layout(n)
                 yield _Layout(n, plus_one=True)
@@ -265,7 +265,7 @@ class _Search:
                 nonlocal position
                 position += 1
                 self.call_order.setdefault(name, position)
-                if _is_norm(module) or not args or not isinstance(args[0], Tensor):
+                if is_norm(module) or not args or not isinstance(args[0], Tensor):
                     return
                 x = args[0]
                 if x.shape[-1] != module.weight.shape[1]:  # type: ignore[index]
@@ -280,7 +280,7 @@ class _Search:
 
             return pre_hook
 
-        hooks = {m: hook(name, m) for name, m in self.modules.items() if _is_norm(m) or _multiplies(m)}
+        hooks = {m: hook(name, m) for name, m in self.modules.items() if is_norm(m) or multiplies(m)}
         with forward_pre_hooks(hooks), torch.inference_mode():
             output = self.run()
         self.reads = list(by_tensor.values())
@@ -294,13 +294,13 @@ class _Search:
         return repeated
 
 
-def _is_norm(module: nn.Module) -> bool:
+def is_norm(module: nn.Module) -> bool:
     """Whether a module has no submodules and one weight per channel."""
     weight = getattr(module, "weight", None)
     return isinstance(weight, nn.Parameter) and weight.dim() == 1 and not next(module.children(), None)
 
 
-def _multiplies(module: nn.Module) -> bool:
+def multiplies(module: nn.Module) -> bool:
     """Whether a module has no submodules and may multiply its input by a matrix [N, K]: a linear or a router."""
     weight = getattr(module, "weight", None)
     plain = isinstance(weight, nn.Parameter) and weight.dim() == 2 and not next(module.children(), None)

@@ -6,10 +6,8 @@ cast to the dtype in which the output stores them, so that calibration sees the 
 
 from __future__ import annotations
 
-import copy
 import inspect
 from collections.abc import Container, Iterator, Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +24,10 @@ from aiakq.kernels.types import QWeight
 from aiakq.quantizers.model.experts import unfuse_experts
 from aiakq.quantizers.model.groups import block_linears, gates
 from aiakq.quantizers.model.merged_adapter import MergedAdapter, merged_bias, merged_weight
+from aiakq.quantizers.model.plain_linears import plain_linears
 from aiakq.quantizers.model.shapes import LinearShape
 from aiakq.quantizers.numerics.rounding import round_activations
+from aiakq.quantizers.rotation.rotation import Rotation
 from aiakq.runtime.config.model import check_config
 from aiakq.runtime.hf.tensor_names import TensorNames
 from aiakq.runtime.lora.adapter_folder import LoraWeights
@@ -66,7 +66,7 @@ class SourceModel:
         own = (module for module in self.model.modules() if isinstance(module, nn.Linear))
         self.has_own_linears = any(type(module) is not nn.Linear for module in own)
         #: Weights of linears that the checkpoint stores as [K, N].
-        self._transposed = _plain_linears(self.model)
+        self._transposed = plain_linears(self.model)
         self.config = self.model.config.get_text_config()
         self.blocks_name, self.blocks = _find_blocks(self.model)
         self._renamed = _renamed(self.model, checkpoint)
@@ -82,6 +82,9 @@ class SourceModel:
                 self._module_names.setdefault(source, []).append(name)
         self.adapter: MergedAdapter | None = None
         self._adapted: dict[str, LoraWeights] = {}
+        self.rotation: Rotation | None = None
+        #: Name of an output layer that a rotation separated from the embedding.
+        self.untied_head = ""
 
     def merge(self, folder: str | Path | None) -> None:
         """Merge the LoRA adapter in a folder into weights read from now on, in float32; None: without an adapter.
@@ -109,6 +112,22 @@ class SourceModel:
         biased = {name for name in modules if self.model.get_submodule(name).bias is not None}
         self._adapted = adapter.layers(modules, self.config.model_type, biased, shared)
         self.adapter = adapter
+
+    def rotate(self, rotation: Rotation | None) -> None:
+        """Rotate weights read from now on; None: as the checkpoint has them. An output layer that can no longer share
+        the embedding's weight gets its own, which is read from the same tensor."""
+        self.rotation = rotation
+        head = rotation.structure.untied if rotation is not None else ""
+        name = f"{head}.weight"
+        if not head or self._source_names.get(name) is not None:
+            return
+        assert rotation is not None
+        module = self.model.get_submodule(head)
+        module.weight = nn.Parameter(torch.empty(module.weight.shape, device="meta"), requires_grad=False)
+        source = self._source_name(name) or self.source_name(f"{rotation.structure.embedding}.weight")
+        self._source_names[name] = source
+        self.untied_head = head
+        self._module_names.setdefault(source, []).append(name)
 
     def _source_name(self, name: str) -> str | None:
         """Return the checkpoint's name of a tensor; some older files lack the outermost module's prefix."""
@@ -153,13 +172,23 @@ class SourceModel:
         for source in self.checkpoint.inventory:
             names = self._module_names.get(source, [source])
             fused = any(name in self.experts.fused for name in names)
-            if fused and not self.experts.transformers_reads and not any(name in done for name in names):
+            whole = fused and not self.experts.transformers_reads and not any(name in done for name in names)
+            if whole and not any(map(self._is_rotated, names)):
                 yield source, self.checkpoint.tensor(source)
                 continue
             for name in names:
                 stored_name = self.stored_name(name)
-                if name not in done and stored_name not in done:
+                if name in done or stored_name in done:
+                    continue
+                if self._is_rotated(name):
+                    value = self.value(name)
+                    yield stored_name, value.T.contiguous() if name in self._transposed else value
+                else:
                     yield stored_name, self._tensor(name, source, shapes.get(name))
+
+    def used_tensors(self) -> set[str]:
+        """Return the checkpoint's names of the tensors that the model reads."""
+        return set(self._module_names)
 
     def stored_name(self, name: str) -> str:
         """Return the output's name of the model's tensor ``name``: its own, or the checkpoint's if transformers has a
@@ -237,7 +266,25 @@ class SourceModel:
         take_weight(module, self.checkpoint.read_linear(name), self.device)
         return True
 
+    def _is_rotated(self, name: str) -> bool:
+        return self.rotation is not None and self.rotation.changes(name)
+
     def _read(self, name: str, shape: torch.Size) -> Tensor:
+        """Return a parameter or buffer in float32, rotated. It is rounded to the dtype of the output afterwards, unless
+        codes are stored instead."""
+        value = self._read_original(name, shape)
+        if self.rotation is None or not self.rotation.changes(name):
+            return value
+        rotated = self.rotation.apply(name, value, self._original)
+        if self.rotation.quantized is None or name.rpartition(".")[0] in self.rotation.quantized:
+            return rotated
+        return cast(rotated, name, self.storage).float()
+
+    def _original(self, name: str) -> Tensor:
+        """Return the parameter ``name`` in float32 without the rotation."""
+        return self._read_original(name, self.model.get_parameter(name).shape)
+
+    def _read_original(self, name: str, shape: torch.Size) -> Tensor:
         source = self.source_name(name)
         if name in self._transposed:
             tensor = self._tensor(name, source, shape[::-1]).T.contiguous()
@@ -356,43 +403,6 @@ def _renamed(model: nn.Module, checkpoint: Checkpoint) -> dict[str, str]:
         for own, source in source_names.items()
         if own is not None and own.removeprefix(base) != source.removeprefix(base)
     }
-
-
-def _plain_linears(model: nn.Module) -> set[str]:
-    """Replace linears of custom classes by torch's: Falcon's if a test shows that they are equivalent, and GPT-2's,
-    whose weights are [K, N]. Returns the names of the latter; ``stored`` knows the modules."""
-    from transformers.pytorch_utils import Conv1D
-
-    same: dict[type, bool] = {nn.Linear: False}
-    transposed = set()
-    for path, parent in list(model.named_modules()):
-        for name, child in list(parent.named_children()):
-            if isinstance(child, Conv1D):
-                linear = nn.Linear(child.nx, child.nf, device="meta")
-                linear.stored_transposed = True  # type: ignore[assignment]
-                setattr(parent, name, linear)
-                transposed.add(".".join(filter(None, (path, name, "weight"))))
-            if not isinstance(child, nn.Linear):
-                continue
-            if type(child) not in same:
-                same[type(child)] = _is_plain(child)
-            if same[type(child)]:
-                with torch.device("meta"):
-                    setattr(parent, name, nn.Linear(child.in_features, child.out_features, child.bias is not None))
-    return transposed
-
-
-def _is_plain(linear: nn.Linear) -> bool:
-    make = torch.Generator().manual_seed(0)
-    small = copy.copy(linear)
-    small._parameters = {"weight": nn.Parameter(torch.randn(3, 4, generator=make)), "bias": None}
-    if linear.bias is not None:
-        small._parameters["bias"] = nn.Parameter(torch.randn(3, generator=make))
-    x = torch.randn(2, 5, 4, generator=make)
-    with torch.no_grad(), suppress(RuntimeError, ValueError, TypeError, AttributeError):
-        output = small(x)
-        return isinstance(output, Tensor) and torch.allclose(output, nn.functional.linear(x, small.weight, small.bias))
-    return False
 
 
 def _find_blocks(model: nn.Module) -> tuple[str, nn.ModuleList]:

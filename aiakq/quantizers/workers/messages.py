@@ -20,7 +20,8 @@ class Job(msgspec.Struct, tag="job"):
     storage     dtype of what is not quantized.
     widths      MLP widths to pad: key of config.json -> (width in the source, width in the output).
     adapter     folder of a LoRA adapter to merge into the weights, and its digest.
-    calibrated  whether there are samples.
+    rotation    ``Rotation.document``, whose tensors follow the samples; None: not rotated.
+    calibrated  whether there are samples, and ``samples`` how many.
     budget      bytes of hidden states that this worker may hold in memory.
     scratch     folder for spilled hidden states; empty: a temporary one.
     finished    number of blocks that an earlier run has written.
@@ -37,8 +38,10 @@ class Job(msgspec.Struct, tag="job"):
     storage: str
     widths: dict[str, tuple[int, int]]
     adapter: tuple[str, str] | None
+    rotation: dict[str, Any] | None
     trust_remote_code: bool
     calibrated: bool
+    samples: int
     budget: float
     scratch: str
     finished: int

@@ -1,0 +1,1 @@
+"""Rotations that are folded into the weights before quantization."""
