@@ -151,6 +151,13 @@ class QuantizeArguments:
         hint="0.01 is usual.",
         group="method",
     )
+    importance: str | None = argument(
+        None,
+        "gptq: weights of calibration tokens. gradient: from a backward pass of the original model, which lowers the "
+        "error on text like the calibration text; none (the default): all equal.",
+        choices=("gradient", "none"),
+        group="method",
+    )
     calibration: str | Path | None = argument(
         None,
         "Calibration data: files of text, chats or tables, or a data set (org/name); a bundled text if not given.",

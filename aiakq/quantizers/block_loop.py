@@ -16,6 +16,8 @@ from aiakq.formats.checkpoint_writer import CheckpointWriter
 from aiakq.formats.steps import CommittedStep
 from aiakq.quantizers.block.decoder_block import BlockPlan, DecoderBlock, OriginalBlock
 from aiakq.quantizers.block.quantize import quantize_block
+from aiakq.quantizers.importance.gradient_pass import GradientPass
+from aiakq.quantizers.importance.token_weights import TokenWeights
 from aiakq.quantizers.model.activations import SAMPLE_TOKENS, Activations, HiddenStates, batched, first_batches
 from aiakq.quantizers.model.outer_layers import capture
 from aiakq.quantizers.model.smooth_mappings import BlockTrace
@@ -36,6 +38,7 @@ class Calibration:
 
     samples  token ids, each [T] int64; None if there are none.
     budget   bytes of hidden states in memory; the rest is spilled to files in ``scratch``.
+    seed     seed of the tokens that are sampled for the importance of calibration tokens.
     """
 
     model: SourceModel
@@ -44,6 +47,7 @@ class Calibration:
     samples: Sequence[Tensor] | None
     budget: float
     scratch: Path
+    seed: int = 0
 
 
 @dataclass
@@ -71,6 +75,7 @@ class BlockLoop:
         self.steps = [] if self.writer is None else self.writer.steps[:count]
         if self.finished > count:  # only the evaluation is left
             return
+        weights = self._token_weights()
         inputs = self._capture()
         original_inputs = inputs.copy() if recipe.needs_original else None
         trace = BlockTrace(plan.heads, recipe.folds)
@@ -83,6 +88,9 @@ class BlockLoop:
             if original_inputs is not None:
                 original = OriginalBlock(copy.deepcopy(module), original_inputs)
             block = DecoderBlock(module, index, prefix, plan, groups, inputs, original, mappings, self.workers)
+            if weights:
+                # Popped, because the weights of finished blocks are not needed.
+                block.inputs.weights = weights.pop(0)
             with torch.no_grad():
                 self._finish(block, last=index == count - 1)
             model.drop(module)
@@ -119,15 +127,35 @@ class BlockLoop:
         written = self.writer.read(step)
         return [json.dumps([list(step.note["linears"]), list(written)]), *written.values()]
 
+    def _token_weights(self) -> list[TokenWeights]:
+        """Return the weights of the calibration tokens, block by block; none unless the recipe needs them."""
+        calibration, batches = self.calibration, self._batches()
+        if not calibration.recipe.weighs_tokens or not batches:
+            return []
+
+        def report(done: int, total: int) -> None:
+            self.progress(StageProgress("importance", done, total))
+
+        budget, scratch, seed = calibration.budget, calibration.scratch, calibration.seed
+        weights = GradientPass(calibration.model, batches, self.workers, budget, scratch, seed, report).run()
+        release_memory()
+        return weights
+
+    def _batches(self) -> list[Tensor]:
+        """Return the calibration samples in batches [B, T]; none if there are no samples."""
+        samples = self.calibration.samples
+        if not samples:
+            return []
+        rows = min(_BATCH_TOKENS // max(map(len, samples)), -(-len(samples) // SHARDS))
+        return batched(samples, max(1, rows))
+
     def _capture(self) -> Activations:
         """Capture the calibration samples at the input of the first block: this worker's shards, and the sample that
         every worker has."""
-        samples, model = self.calibration.samples, self.calibration.model
+        model, batches = self.calibration.model, self._batches()
         states = HiddenStates((), self.calibration.budget, self.calibration.scratch)
-        if samples is None:
+        if not batches:
             return Activations(states, {}, model.device)
-        rows = min(_BATCH_TOKENS // max(map(len, samples)), -(-len(samples) // SHARDS))
-        batches = batched(samples, max(1, rows))
         total = len(batches)
         here = {batch for shard in shards(total)[self.workers.rank :: self.workers.size] for batch in shard}
         here.update(first_batches([batch.shape for batch in batches], SAMPLE_TOKENS))

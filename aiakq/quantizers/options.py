@@ -203,6 +203,7 @@ def _with_parameters(options: QuantizeOptions, transforms: list[Component], roun
         (options.act_order, "--act-order", "act_order", "only gptq has an order"),
         (options.sweeps, "--sweeps", "sweeps", "only gptq goes over columns again"),
         (options.damp, "--damp", "damp", "only gptq has a Hessian"),
+        (options.importance, "--importance", "importance", "only gptq weights tokens"),
     ):
         if given is None:
             continue
@@ -240,6 +241,7 @@ _LABELS = {
     "act_order": "--act-order",
     "sweeps": "--sweeps",
     "damp": "--damp",
+    "importance": "--importance",
     "alpha": "-sq",
     "scale_search": "--scale-search",
 }

@@ -43,6 +43,7 @@ def start_workers(prepared: Prepared, plan: BlockPlan, writer: CheckpointWriter)
         samples=len(samples),
         budget=prepared.activation_budget / size,
         scratch=str(writer.scratch.resolve()),
+        seed=options.seed,
         finished=len(writer.steps),
         quiet=logging.root.manager.disable >= logging.WARNING,
         size=size,
@@ -61,5 +62,7 @@ def block_loop(
     """Return the block loop of worker 0."""
     samples = None if prepared.samples is None else prepared.samples.samples
     budget = prepared.activation_budget / workers.size
-    calibration = Calibration(prepared.model, prepared.recipe, plan, samples, budget, writer.scratch)
+    calibration = Calibration(
+        prepared.model, prepared.recipe, plan, samples, budget, writer.scratch, prepared.options.seed
+    )
     return BlockLoop(calibration, workers, progress, len(writer.steps), writer)

@@ -91,6 +91,11 @@ class _Part:
     def __post_init__(self) -> None:
         check_parameters(type(self), vars(self))
 
+    @property
+    def weighs_tokens(self) -> bool:
+        """Whether statistics weight tokens by the gradients of the model (``BlockInputs.weights``)."""
+        return False
+
     def refusal(self, recipe: Recipe, scheme: LayerSpec) -> str | None:
         """Return why it cannot be part of ``recipe`` for this scheme, or None."""
         return None
@@ -169,6 +174,10 @@ class Recipe:
     @property
     def needs_original(self) -> bool:
         return any(part.needs_original for part in self.parts)
+
+    @property
+    def weighs_tokens(self) -> bool:
+        return any(part.weighs_tokens for part in self.parts)
 
     @property
     def folds(self) -> bool:

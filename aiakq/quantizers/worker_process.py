@@ -83,7 +83,7 @@ def _quantize(channel: WorkerChannel, job: Job) -> None:
     plan = block_plan(msgspec.convert(job.spec, QuantSpec), storage, model)
     with _scratch(job) as scratch, gc_frozen():
         ids: Any = samples if job.calibrated else None
-        calibration = Calibration(model, recipe_of(job.recipe), plan, ids, job.budget, scratch)
+        calibration = Calibration(model, recipe_of(job.recipe), plan, ids, job.budget, scratch, job.seed)
         BlockLoop(calibration, Worker(channel, job.rank, job.size), lambda _: None, job.finished).run()
 
 

@@ -11,8 +11,13 @@ from aiakq.quantizers.options import QuantizeOptions
 from aiakq.quantizers.pipeline import quantize_checkpoint
 
 
-@pytest.mark.parametrize("method", ["weight_only_int8", "smooth_quant", "awq", "gptq"])
-def test_two_devices_give_the_same_bytes(method: str, tiny_model: Callable[..., Path], tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("method", "importance"),
+    [("weight_only_int8", None), ("smooth_quant", None), ("awq", None), ("gptq", None), ("gptq", "gradient")],
+)
+def test_two_devices_give_the_same_bytes(
+    method: str, importance: str | None, tiny_model: Callable[..., Path], tmp_path: Path
+) -> None:
     """The processor counts as two devices here: copies of the block, threads and the order of results are real."""
     source = tiny_model("LlamaForCausalLM")
     ids = tmp_path / "ids.txt"
@@ -21,7 +26,7 @@ def test_two_devices_give_the_same_bytes(method: str, tiny_model: Callable[..., 
     for name, device in (("one", "cpu"), ("two", "cpu,cpu")):
         options = QuantizeOptions(
             str(source), str(tmp_path / name), method, group_size=32 if method in ("awq", "gptq") else None,
-            token_ids=ids, evaluate=False, device=device,
+            token_ids=ids, evaluate=False, device=device, importance=importance,
         )  # fmt: skip
         quantize_checkpoint(options)
     one, two = (tmp_path / name / "model.safetensors" for name in ("one", "two"))

@@ -12,6 +12,8 @@ from torch import Tensor, nn
 
 from aiakq.quantizers.block.result import BlockResult
 from aiakq.quantizers.block.statistics import Seen, Statistic, merge_parts
+from aiakq.quantizers.importance.routing import RoutingRecorder
+from aiakq.quantizers.importance.token_weights import RoutedTokens, TokenWeights
 from aiakq.quantizers.model.activations import SAMPLE_TOKENS, Activations
 from aiakq.quantizers.model.experts import ExpertTokens, count_tokens, expert_pattern, experts_of
 from aiakq.quantizers.model.groups import forward_pre_hooks
@@ -21,8 +23,10 @@ from aiakq.quantizers.numerics.second_moment import add_second_moment, mirror
 from aiakq.quantizers.workers.protocol import Value, Workers, shards
 from aiakq.quantizers.workers.worker_group import FirstWorker
 
-#: Callback for the input of a linear on one batch: (batch, name, input [..., K]).
-_Take = Callable[[int, str, Tensor], None]
+#: Callback for the input of a linear on one batch: (batch, name, input [..., K], the tokens if it is an expert's).
+_Take = Callable[[int, str, Tensor, RoutedTokens | None], None]
+#: What an observed pass returns of a batch: name, input and tokens of each linear.
+_Seen = list[tuple[str, Tensor, RoutedTokens | None]]
 
 
 class _AllSeen(Exception):
@@ -37,6 +41,7 @@ class BlockInputs:
     stages       first linears of the groups of each part of the block; the Hessians of experts in one stage are
                  accumulated in one pass.
     workers      the workers that share the batches.
+    weights      weights of the calibration tokens, of the batches of this worker; None: all are 1.
     """
 
     def __init__(
@@ -61,6 +66,7 @@ class BlockInputs:
         self._workers = workers or FirstWorker()
         self._shards = shards(len(activations.hidden))
         self._ahead: dict[str, Tensor] = {}
+        self.weights: TokenWeights | None = None
 
     def record_calls(self, names: Iterable[str]) -> dict[str, list[ModuleCall]]:
         """Record calls of the named modules ("" is the block) on a sample of tokens; see module_calls.py."""
@@ -98,22 +104,37 @@ class BlockInputs:
             with torch.inference_mode(False):
                 totals = {name: statistic.start() for name, statistic in statistics.items()}
 
-        def take(batch: int, name: str, x: Tensor) -> None:
+        def take(batch: int, name: str, x: Tensor, routing: RoutedTokens | None) -> None:
             if keep:
                 self.replay.keep(name, batch, x)
-            rows = seen.finite_rows(name, x, batch in self._measured)
+            weighted = statistics[name].weighted
+            weights = self._weights(name, batch, x, routing) if weighted else None
+            rows, weights = seen.finite_rows(name, x, batch in self._measured, weights)
             if len(rows):
-                statistics[name].add(totals[name], rows, batch)
+                statistics[name].add(totals[name], rows, batch, *([weights] if weighted else []))
 
         start()
         run = self._observer(list(statistics), take, copies=bool(self.activations.others))
         batches = [batch for shard in mine for batch in shard]
         for batch, partial in self.activations.spread(self._module, batches, run):
-            for name, x in partial:
-                take(batch, name, x.to(self.activations.device))
+            for name, x, routing in partial:
+                take(batch, name, x.to(self.activations.device), routing)
             if batch in last:
                 yield seen.pack(totals)
                 start()
+
+    def _weights(self, name: str, batch: int, x: Tensor, routing: RoutedTokens | None) -> Tensor | None:
+        """Return the weights [T] of the tokens in x [..., K], the input of a linear; None: all are 1."""
+        if self.weights is None:
+            return None
+        group = next((group for group in self._groups if name in group), (name,))
+        weights = self.weights.of(group, batch, routing)
+        if weights is not None and weights.numel() == x.numel() // x.shape[-1]:
+            return weights.to(x.device)
+        warning = f"The calibration tokens of {self._prefix}.{name} have no weights: their gradients are not known."
+        if warning not in self._result.warnings:
+            self._result.warnings.append(warning)
+        return None
 
     def observe(
         self, see: Mapping[str, Callable[[Tensor], None]], batches: Iterable[int] | None = None, keep: bool = False
@@ -126,10 +147,10 @@ class BlockInputs:
         """
         seen = Seen(list(see))
 
-        def take(batch: int, name: str, x: Tensor) -> None:
+        def take(batch: int, name: str, x: Tensor, routing: RoutedTokens | None = None) -> None:
             if keep and self.activations.hidden.has(batch):
                 self.replay.keep(name, batch, x)
-            rows = seen.finite_rows(name, x, batch in self._measured)
+            rows, _ = seen.finite_rows(name, x, batch in self._measured)
             if len(rows):
                 see[name](rows)
 
@@ -139,19 +160,21 @@ class BlockInputs:
         else:
             run = self._observer(list(see), take, copies=bool(self.activations.others))
             for batch, results in self.activations.spread(self._module, chosen, run):
-                for name, x in results:
+                for name, x, _ in results:
                     take(batch, name, x.to(self.activations.device))
         self._record(seen)
 
-    def _broadcast_inputs(self, names: list[str], batches: Iterable[int], take: _Take) -> None:
+    def _broadcast_inputs(
+        self, names: list[str], batches: Iterable[int], take: Callable[[int, str, Tensor], None]
+    ) -> None:
         """Let every worker ``take`` the inputs of ``names`` on all ``batches``, sent by the worker that has it."""
         owner = {batch: number % self._workers.size for number, shard in enumerate(self._shards) for batch in shard}
-        run = self._observer(names, take, copies=True)
+        run = self._observer(names, lambda *_: None, copies=True)
         for batch in batches:
 
             def inputs(batch: int = batch) -> list[Value]:
                 ((_, results),) = self.activations.spread(self._module, [batch], run)
-                return [value for each in results for value in each]
+                return [value for name, x, _ in results for value in (name, x)]
 
             values = self._workers.broadcast(owner[batch], inputs)
             for name, x in zip(values[::2], values[1::2], strict=True):
@@ -172,24 +195,24 @@ class BlockInputs:
         """The sample batches, which every worker has."""
         return frozenset(self.activations.first_batches(SAMPLE_TOKENS))
 
-    def _observer(
-        self, names: list[str], take: _Take, copies: bool
-    ) -> Callable[[nn.Module, int, torch.device], list[tuple[str, Tensor]]]:
+    def _observer(self, names: list[str], take: _Take, copies: bool) -> Callable[[nn.Module, int, torch.device], _Seen]:
         """Return a function that runs the block on one batch until all of ``names`` have received their input.
 
         ``take`` is called with each input immediately; with ``copies``, the inputs are returned instead.
         """
 
-        def run(module: nn.Module, batch: int, device: torch.device) -> list[tuple[str, Tensor]]:
-            kept: list[tuple[str, Tensor]] = []
+        def run(module: nn.Module, batch: int, device: torch.device) -> _Seen:
+            kept: _Seen = []
             waiting = set(names)
+            routed = RoutingRecorder(module, names if self.weights is not None else ())
 
             def hook(name: str) -> Callable[[nn.Module, tuple[object, ...]], None]:
                 def show(_: nn.Module, args: tuple[Any, ...]) -> None:
+                    routing = routed.of(name)
                     if copies:
-                        kept.append((name, args[0].clone()))
+                        kept.append((name, args[0].clone(), routing))
                     else:
-                        take(batch, name, args[0])
+                        take(batch, name, args[0], routing)
                     waiting.discard(name)
                     if not waiting:
                         raise _AllSeen
@@ -197,7 +220,7 @@ class BlockInputs:
                 return show
 
             hooks = {module.get_submodule(name): hook(name) for name in names}
-            with forward_pre_hooks(hooks), suppress(_AllSeen):
+            with routed, forward_pre_hooks(hooks), suppress(_AllSeen):
                 self.replay.run(batch, names=tuple(names), block=module, device=device)
             return kept
 
@@ -233,12 +256,12 @@ class BlockInputs:
         return {name: mirror(total.div_(rows)) for name, (rows, (total,)) in hessians.items()}
 
     def second_moment(self, name: str) -> Statistic:
-        """Return the statistic ``x^T x`` of a linear's inputs, the upper triangle of [K, K] float32."""
+        """Return the statistic ``x^T x`` of a linear's inputs, weighted, the upper triangle of [K, K] float32."""
 
-        def add(totals: list[Tensor], rows: Tensor, batch: int) -> None:
-            add_second_moment(totals[0], rows)
+        def add(totals: list[Tensor], rows: Tensor, batch: int, weights: Tensor | None) -> None:
+            add_second_moment(totals[0], rows if weights is None else rows * weights.sqrt().unsqueeze(1))
 
-        return Statistic(lambda: [self.new_hessian(name)], add)
+        return Statistic(lambda: [self.new_hessian(name)], add, weighted=True)
 
     def new_hessian(self, name: str) -> Tensor:
         """Return zeros [K, K] float32 for the Hessian of a linear."""

@@ -20,11 +20,14 @@ class Statistic:
     start     creates the totals: tensors of zeros.
     add       ``add(totals, rows, batch)`` accumulates the finite rows [T, K] of a batch into the totals, in place.
     maximum   whether totals of two shards are merged by their element-wise maximum instead of their sum.
+    weighted  whether the terms of tokens are multiplied by their weights: ``add(totals, rows, batch, weights)`` then
+              also receives those of the rows, [T] float32, or None if all are 1.
     """
 
     start: Callable[[], list[Tensor]]
-    add: Callable[[list[Tensor], Tensor, int], None]
+    add: Callable[..., None]
     maximum: bool = False
+    weighted: bool = False
 
 
 class Seen:
@@ -40,18 +43,21 @@ class Seen:
         self.dropped = dict.fromkeys(names, 0)
         self.sizes: dict[str, float] = {}
 
-    def finite_rows(self, name: str, x: Tensor, measured: bool) -> Tensor:
-        """Return and count the finite rows [T, K] of x [..., K]."""
+    def finite_rows(
+        self, name: str, x: Tensor, measured: bool, weights: Tensor | None = None
+    ) -> tuple[Tensor, Tensor | None]:
+        """Return and count the finite rows [T, K] of x [..., K]; with them the ``weights`` of these rows."""
         rows = x.reshape(-1, x.shape[-1])
         # One sum detects any non-finite value; only then check row by row.
         if not bool(torch.isfinite(rows.sum())):
             finite = torch.isfinite(rows).all(dim=-1)
             self.dropped[name] += int((~finite).sum())
             rows = rows[finite]
+            weights = None if weights is None else weights[finite]
         self.rows[name] += len(rows)
         if measured and len(rows):
             self.sizes[name] = max(self.sizes.get(name, 0.0), largest(rows))
-        return rows
+        return rows, weights
 
     def pack(self, totals: Mapping[str, list[Tensor]]) -> list[Value]:
         """Pack the observations and the totals of the statistics into one list, which ``merge_parts`` merges."""

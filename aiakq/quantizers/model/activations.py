@@ -82,6 +82,10 @@ class HiddenStates:
         self._items[index] = self._placed(tensor)
 
     @property
+    def bytes_in_memory(self) -> int:
+        return self._bytes_in_memory
+
+    @property
     def nbytes(self) -> int:
         """Total bytes in memory and on disk."""
         return sum(4 * shape.numel() for index, shape in enumerate(self.shapes) if self.has(index))
@@ -162,6 +166,20 @@ class Activations:
             (call.args, call.kwargs) if device == self.device else _to_device((call.args, call.kwargs), device)
         )
         return first(block(hidden, *args, **kwargs))
+
+    def run_with_gradient(
+        self, block: nn.Module, index: int, batch: int, device: torch.device
+    ) -> tuple[Tensor, Tensor]:
+        """Return the input of block ``index`` on one batch, as a leaf that requires a gradient, and its output.
+
+        Call it outside of inference mode.
+        """
+        with torch.enable_grad():
+            # Copies, because autograd cannot keep tensors that were made in inference mode.
+            hidden = self.hidden[batch].to(device).clone().requires_grad_(True)
+            call = self.calls[tuple(hidden.shape[:2])][index]
+            args, kwargs = _map_tensors((call.args, call.kwargs), lambda tensor: tensor.to(device).clone())
+            return hidden, first(block(hidden, *args, **kwargs))
 
     def spread(
         self, block: nn.Module, batches: Iterable[int], work: Callable[[nn.Module, int, torch.device], Result]

@@ -103,6 +103,26 @@ def finish(model: SourceModel, ids: Tensor, hidden: Tensor, outputs: int) -> Ten
         return logits.float()
 
 
+def sampled_gradient(
+    model: SourceModel, ids: Tensor, hidden: Tensor, outputs: int, generator: torch.Generator
+) -> Tensor:
+    """Return the gradient of ``-log p`` of sampled next tokens with respect to the last block's output.
+
+    ids [B, T], hidden [B, T, H] -> [B, T, H] float32 on the CPU. The tokens are sampled from the model's predictions
+    with ``generator``, on the model's device. One sequence is computed at a time, because logits are large.
+    ``load_outside`` must have been called; call it outside of inference mode.
+    """
+    gradients = []
+    for row in range(len(ids)):
+        one = hidden[row : row + 1].to(model.device).clone().requires_grad_(True)
+        with torch.enable_grad(), _stub_blocks(model.blocks, one, outputs):
+            logits = model.model(input_ids=ids[row : row + 1].to(model.device), use_cache=False).logits[0].float()
+            labels = torch.multinomial(logits.detach().softmax(-1), 1, generator=generator).squeeze(-1)
+            loss = nn.functional.cross_entropy(logits, labels, reduction="sum")
+        gradients.append(torch.autograd.grad(loss, one)[0].float().cpu())
+    return torch.cat(gradients)
+
+
 def _outside(model: SourceModel, part: nn.Module) -> list[tuple[str, nn.Module]]:
     """Return names and modules of ``part``, the whole model or its base, that are not in the blocks."""
     inside = model.blocks_name + "."

@@ -73,15 +73,15 @@ class Drift:
         def start() -> list[Tensor]:
             return [inputs.new_hessian(name), inputs.new_hessian(name), torch.zeros(1, dtype=torch.int64)]
 
-        def add(totals: list[Tensor], x: Tensor, batch: int) -> None:
+        def add(totals: list[Tensor], x: Tensor, batch: int, weights: Tensor | None) -> None:
             hessian, drift, matched = totals
-            add_second_moment(hessian, x)
+            add_second_moment(hessian, x if weights is None else x * weights.sqrt().unsqueeze(1))
             expected = self._original_input(name, batch)
             if expected is not None and expected.shape == x.shape and bool(torch.isfinite(expected.sum())):
-                drift.addmm_((expected - x).T, x)
+                drift.addmm_((expected - x).T, x if weights is None else x * weights.unsqueeze(1))
                 matched += len(x)
 
-        return Statistic(start, add)
+        return Statistic(start, add, weighted=True)
 
     def _original_input(self, name: str, batch: int) -> Tensor | None:
         """Return the linear's input [T, K] in the unquantized model, divided by the scales folded before it."""

@@ -37,15 +37,21 @@ class Gptq(Rounder):
     sweeps        number of sweeps over all columns after they are rounded; 0 as published. Four gain little more than
                   two.
     scale_search  ``minmax`` uses the full range of a group, ``mse`` also smaller ones, by the loss of its columns.
+    importance    ``gradient`` weights calibration tokens by the gradients of the original model, ``none`` equally.
     """
 
     act_order: str = like_option("group", "act_order")
     damp: float = like_option(0.01, "damp")
     sweeps: int = like_option(2, "sweeps")
     scale_search: str = like_option("mse", "scale_search")
+    importance: str = like_option("none", "importance")
 
     name = "gptq"
     bits = (4, 8, 3, 2)
+
+    @property
+    def weighs_tokens(self) -> bool:
+        return self.importance == "gradient"
 
     def round(self, block: DecoderBlock, part: BlockPart) -> None:
         hessians = self._hessians(block)

@@ -24,6 +24,7 @@ class Job(msgspec.Struct, tag="job"):
     calibrated  whether there are samples, and ``samples`` how many.
     budget      bytes of hidden states that this worker may hold in memory.
     scratch     folder for spilled hidden states; empty: a temporary one.
+    seed        seed of the tokens that are sampled for the importance of calibration tokens.
     finished    number of blocks that an earlier run has written.
     threads     number of threads of this worker.
     cpus        processors that this worker may use; empty: all.
@@ -44,6 +45,7 @@ class Job(msgspec.Struct, tag="job"):
     samples: int
     budget: float
     scratch: str
+    seed: int
     finished: int
     quiet: bool
     size: int

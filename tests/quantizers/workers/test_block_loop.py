@@ -79,8 +79,9 @@ def run(source: Path, recipe: Recipe, method: str, scratch: Path, workers: Worke
     [
         ("LlamaForCausalLM", Recipe((Watcher(),), Rtn()), "gptq"),
         ("Qwen2MoeForCausalLM", Recipe((), Gptq()), "gptq"),
+        ("Qwen2MoeForCausalLM", Recipe((), Gptq(importance="gradient")), "gptq"),
     ],
-    ids=["a transform from outside", "experts"],
+    ids=["a transform from outside", "experts", "weights of tokens"],
 )
 def test_codes_are_those_of_one_worker(
     architecture: str,
