@@ -1,4 +1,4 @@
-"""A virtual environment for each tool, created on first use under out/peers."""
+"""A virtual environment for each tool, created on first use under out/peers, or under $VENVS if that is set."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ import venv
 from dataclasses import dataclass
 from pathlib import Path
 
+#: The folder of the environments.
+VENVS = Path(os.environ.get("VENVS", Path(__file__).resolve().parents[2] / "out" / "peers")).resolve()
 #: The same torch for all tools that accept it, so that it causes no differences.
 TORCH = "torch==2.13.0"
 
@@ -38,15 +40,17 @@ ENVIRONMENTS = {
 }
 
 
-def variables() -> dict[str, str]:
-    """The environment for a tool's process: its own packages first, nothing looked up or reported over the network, and
-    modules compiled once.
+def variables(threads: int | None = None) -> dict[str, str]:
+    """The environment for a tool's process: its own packages first, nothing looked up or reported over the network,
+    modules compiled once, and ``threads`` threads of every library, if given.
     """
     kept = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONDONTWRITEBYTECODE")}
-    return {**kept, "HF_HUB_OFFLINE": "1", "DO_NOT_TRACK": "1"}
+    libraries = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+    counts = {} if threads is None else dict.fromkeys(libraries, str(threads))
+    return {**kept, **counts, "HF_HUB_OFFLINE": "1", "DO_NOT_TRACK": "1"}
 
 
-def python_of(name: str, root: Path) -> Path | str:
+def python_of(name: str, root: Path = VENVS) -> Path | str:
     """The Python of environment ``name`` under ``root``, created if it does not exist, or one sentence on why not.
 
     A failed installation is tried again only when its requirements change or its folder is removed.
