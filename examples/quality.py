@@ -71,8 +71,9 @@ def main() -> None:
             print_status(jobs)
             return
         measure_all(jobs, args)
-        if not args.only:
-            load_elsewhere(args)
+        if args.only:
+            return
+        load_elsewhere(args)
     elsewhere = OUT / "elsewhere.json"
     loads = json.loads(elsewhere.read_text())["rows"] if elsewhere.is_file() else []
     page = quality_page.page(ROWS, stored_results(), check_elsewhere.table(loads), ROOT)

@@ -7,8 +7,10 @@ defaults and the best settings of GPTQModel.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
+
+from aiakq.arguments.quantize import QuantizeArguments
 
 Models = tuple[str, ...]
 #: Models given by the user are of this name here.
@@ -72,6 +74,16 @@ W8A16G = "8-bit weights, groups of 128, symmetric"
 W8A8 = "8-bit weights and activations"
 
 
+#: Settings of gptq by name, each on top of its defaults; those of options that this version does not have are left out.
+GPTQ_SETTINGS: dict[str, dict[str, Any]] = {
+    "gptq, own targets": {"targets": "own"},
+    "gptq, token weights": {"importance": "gradient"},
+    "gptq, Hadamard rotation": {"rotate": "hadamard"},
+    "gptq, learned rotation": {"rotate": "learned"},
+}
+OPTIONS = {option.name for option in fields(QuantizeArguments)}
+
+
 def kind_of(bits: int, symmetric: bool) -> str:
     """The kind of integer weights in groups: of 128, of 64 with 2 bits."""
     return f"{bits}-bit weights, groups of {group_of(bits)}, {'symmetric' if symmetric else 'zero points'}"
@@ -105,6 +117,9 @@ def eight_bits() -> Iterator[Row]:
     yield ours(W8A8, "smooth_quant", "smooth_quant", models=EIGHT)
     yield ours(W8A8, "smooth_quant, searched strength", "smooth_quant", smooth_alpha="auto", models=EIGHT)
     yield ours(W8A8, "smooth_quant, GPTQ after it", "smooth_quant", gptq=True, models=EIGHT)
+    if "rotate" in OPTIONS:
+        yield ours(W8A8, "smooth_quant, Hadamard rotation", "smooth_quant", rotate="hadamard", models=EIGHT)
+        yield ours(W8A8, "smooth_quant, learned rotation", "smooth_quant", rotate="learned", models=EIGHT)
     yield llmcompressor(W8A8, "rounding W8A8", ("rounding", linears(scheme="W8A8")), models=EIGHT)
     yield llmcompressor(W8A8, "SmoothQuant 0.8", SMOOTH, ("rounding", linears(scheme="W8A8")), models=EIGHT)
     yield llmcompressor(W8A8, "SmoothQuant 0.8 and GPTQ", SMOOTH, ("gptq", linears(scheme="W8A8")))
@@ -120,7 +135,11 @@ def our_rows(bits: int, symmetric: bool) -> Iterator[Row]:
     else:
         yield ours(kind, "RTN", "gptq", plain=True, **grid)
     yield ours(kind, "gptq", "gptq", **grid)
-    yield ours(kind, "gptq, GPTAQ", "gptq", gptaq=True, models=FULL, **grid)
+    for name, more in GPTQ_SETTINGS.items():
+        if more.keys() <= OPTIONS:
+            yield ours(kind, name, "gptq", **grid, **more)
+    if "targets" not in OPTIONS:
+        yield ours(kind, "gptq, GPTAQ", "gptq", gptaq=True, models=FULL, **grid)
     if bits == 4 and symmetric:
         yield ours(kind, "gptq, act-order none", "gptq", act_order="none", models=FULL, **grid)
         yield ours(kind, "gptq, act-order static", "gptq", act_order="static", models=FULL, **grid)

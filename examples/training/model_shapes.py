@@ -115,22 +115,22 @@ RECIPES = {
     "qwen2": Recipe(
         "Qwen2: biases, 6 query heads on 1 key-value head, untied",
         qwen2,
-        Schedule(steps=300, rate=2e-3, muon=5e-3, distillation=0.5),
+        Schedule(steps=160, rate=2e-3, muon=5e-3, distillation=0.5),
     ),
     "outliers": Recipe(
         "Llama with massive activations and outlier channels",
         with_outliers,
-        Schedule(steps=80, rate=3e-4, distillation=0.5),
+        Schedule(steps=50, rate=3e-4, distillation=0.5),
     ),
     "moe": Recipe(
         "Qwen3-MoE: 8 experts, 2 active",
         mixture,
-        Schedule(steps=160, rate=1e-3, distillation=0.5),
+        Schedule(steps=100, rate=1e-3, distillation=0.5),
     ),
     "chat": Recipe(
         "Llama tuned on dialogues in a chat template",
         chat,
-        Schedule(steps=100, rate=3e-4),
+        Schedule(steps=60, rate=3e-4),
         dialogues=True,
     ),
 }

@@ -8,7 +8,7 @@ moe        a mixture of experts: Qwen3-MoE with 8 experts, 2 active
 chat       tuned on dialogues in the chat template
 
 Without --text they are trained on the text bundled for calibration, which is a part of the books of the example model;
-with all of these books they are better. Each takes about ten minutes of one core. An interrupted run continues, and
+with all of these books they are better. Each takes one to five minutes of one core. An interrupted run continues, and
 finished models are kept. Weights depend on seed, text, version of torch and processor; the run always takes one thread.
 """
 

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 #: Steps between checkpoints.
-CHECKPOINT_STEPS = 20
+CHECKPOINT_STEPS = 10
 #: Fraction of the steps in which the learning rate rises.
 WARMUP = 0.05
 CLIP = 1.0
