@@ -148,10 +148,18 @@ def print_status(jobs: list[Job]) -> None:
     states: Counter[str] = Counter()
     for job in jobs:
         result, stale = job.stored(), job.stale()
-        state = "missing" if not result else "stale" if stale else "failed" if "failed" in result else "measured"
+        state, why = "measured", ""
+        if not result:
+            state = "missing"
+        elif stale:
+            state, why = "stale", ", ".join(stale)
+        elif "failed" in result:
+            state, why = "failed", result["failed"]
+        elif result.get("windows") != windows_hash(job.subject):
+            state = "to be scored"
         states[state] += 1
         if state != "measured":
-            print(f"{state}: {job.words} {', '.join(stale) if state == 'stale' else result.get('failed', '')}")
+            print(f"{state}: {job.words} {why}".rstrip())
     print(", ".join(f"{count} {state}" for state, count in sorted(states.items())))
 
 
