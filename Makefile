@@ -95,7 +95,7 @@ frameworks: $(VENV)/.test $(VENV)/.native  ## LangChain, LiteLLM, LlamaIndex, Co
 models: $(VENV)/.test  ## the table of docs/models.md, measured anew
 	$(BIN)/python docs/models.py
 
-quality: $(VENV)/.runtime $(VENV)/.native  ## the table of docs/quality.md, measured anew
+quality: $(VENV)/.runtime $(VENV)/.native  ## the tables of docs/quality.md; MODEL=FOLDER adds a model of your own
 	$(BIN)/python examples/quality.py
 
 large: $(VENV)/.runtime $(VENV)/.native  ## memory of quantizing a 7B-shaped model of random weights; hours on two cores

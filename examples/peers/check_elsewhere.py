@@ -20,7 +20,6 @@ import torch
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPTS = Path(__file__).resolve().parent
-VENVS = ROOT / "out" / "peers"
 TEXT = ROOT / "examples" / "heldout.txt"
 PROMPTS, PROMPT_TOKENS, NEW_TOKENS = 16, 24, 32
 #: Engine -> its environment and the dtypes to try; the first that it accepts is used.
@@ -42,7 +41,7 @@ def check(original: Path, folders: dict[str, Path], scratch: Path) -> list[dict[
     prompts = prompts_for(original)
     rows = []
     for engine, (environment, dtypes) in ENGINES.items():
-        python = environments.python_of(environment, VENVS)
+        python = environments.python_of(environment)
         rounding: dict[str, Any] = {}
         for name, folder in {"original": original, **folders}.items():
             why_not = python if isinstance(python, str) else NO_KERNEL.get((engine, name))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
+import os
 import re
 import sys
 import time
@@ -18,6 +19,8 @@ from typing import Any
 def run(packages: tuple[str, ...], quantize: Callable[[dict[str, Any]], None]) -> None:
     """``script.py REQUEST RESULT``: do what the request file says and write time and memory to the result file.
 
+    Processor seconds are those of all threads of this process and of the processes it waited for.
+
     The request has ``model`` and ``output`` (folders), ``calibration`` (a JSON file of lists of token ids), ``threads``
     and options of the tool. ``quantize`` loads, calibrates, quantizes and saves, and is timed, so the tool's imports
     belong before it. Peak memory is the largest resident size of this process.
@@ -27,11 +30,11 @@ def run(packages: tuple[str, ...], quantize: Callable[[dict[str, Any]], None]) -
     request = json.loads(Path(sys.argv[1]).read_text())
     torch.set_num_threads(request["threads"])
     torch.manual_seed(0)
-    began = time.monotonic()
+    began, processor = time.monotonic(), sum(os.times()[:4])
     quantize(request)
-    seconds = time.monotonic() - began
+    cost = {"seconds": time.monotonic() - began, "processor_seconds": sum(os.times()[:4]) - processor}
     versions = {name: importlib.metadata.version(name) for name in packages}
-    result = {"seconds": seconds, "peak_memory": peak_memory(), "versions": versions}
+    result = {**cost, "peak_memory": peak_memory(), "versions": versions}
     Path(sys.argv[2]).write_text(json.dumps(result))
 
 

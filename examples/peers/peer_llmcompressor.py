@@ -15,6 +15,7 @@ from llmcompressor.modifiers.gptq import GPTQModifier
 from llmcompressor.modifiers.quantization import QuantizationModifier
 from llmcompressor.modifiers.transform.awq import AWQModifier
 from llmcompressor.modifiers.transform.smoothquant import SmoothQuantModifier
+from llmcompressor.modifiers.transform.spinquant.base import SpinQuantModifier
 from llmcompressor.pipelines.cache import IntermediatesCache
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -23,6 +24,7 @@ MODIFIERS = {
     "gptq": GPTQModifier,
     "rounding": QuantizationModifier,
     "smoothquant": SmoothQuantModifier,
+    "spinquant": SpinQuantModifier,
 }
 
 # AWQModifier pins calibration inputs for transfers to a GPU even without one; torch then raises

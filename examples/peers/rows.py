@@ -1,12 +1,24 @@
-"""The rows of ``make quality``: every way of quantizing by aiakq and other tools, in kinds that are comparable."""
+"""The rows of ``make quality``: every way of quantizing by aiakq and other tools, in kinds that are comparable.
+
+The example model and the second architecture have the full grid of other tools; the other models have AutoRound's
+defaults and the best settings of GPTQModel.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass, field, fields
 from typing import Any
 
+from aiakq.arguments.quantize import QuantizeArguments
+
 Models = tuple[str, ...]
-DEFAULT: Models = ("books", "outliers")
+#: Models given by the user are of this name here.
+REAL = "real"
+ALL: Models = ("books", "qwen2", "outliers", "moe", "chat", REAL)
+FULL: Models = ("books", "qwen2")
+#: Models on which 8-bit activations are measured.
+EIGHT: Models = ("books", "qwen2", "outliers", REAL)
 
 
 @dataclass(frozen=True)
@@ -16,14 +28,14 @@ class Row:
     kind     rows of one kind have the same bits, groups and symmetry.
     tool     whose; ``aiakq`` is ours, the others name a virtual environment and a script ``peer_<tool>.py``.
     request  for that script, in addition to the model, the output folder and the calibration ids.
-    models   the models it is measured on; a tool that is too slow for one is left out there.
+    models   the models it is measured on.
     """
 
     kind: str
     tool: str
     name: str
     request: dict[str, Any] = field(default_factory=dict)
-    models: Models = DEFAULT
+    models: Models = ALL
 
     @property
     def slug(self) -> str:
@@ -32,83 +44,163 @@ class Row:
         return "-".join("".join(c if c.isalnum() else " " for c in words.lower()).split())
 
 
-def ours(kind: str, name: str, method: str, plain: bool = False, models: Models = DEFAULT, **options: Any) -> Row:
+def ours(kind: str, name: str, method: str, plain: bool = False, models: Models = ALL, **options: Any) -> Row:
     return Row(kind, "aiakq", name, {"options": {"method": method, **options}, "plain": plain}, models)
 
 
-def gptqmodel(kind: str, name: str, models: Models = DEFAULT, **config: Any) -> Row:
-    return Row(kind, "gptqmodel", name, {"config": {"group_size": 128, **config}}, models)
+def gptqmodel(kind: str, name: str, models: Models = FULL, norm_steps: int = 0, **config: Any) -> Row:
+    return Row(kind, "gptqmodel", name, {"config": config, "norm_steps": norm_steps}, models)
 
 
-def autoawq(kind: str, name: str, models: Models = DEFAULT, **config: Any) -> Row:
+def autoawq(kind: str, name: str, models: Models = FULL, **config: Any) -> Row:
     return Row(kind, "autoawq", name, {"config": config}, models)
 
 
-def llmcompressor(kind: str, name: str, *recipe: tuple[str, dict[str, Any]], models: Models = DEFAULT) -> Row:
-    everything = {"targets": ["Linear"], "ignore": ["lm_head"]}
-    steps = [[step, {**everything, **arguments} if "scheme" in arguments else arguments] for step, arguments in recipe]
-    return Row(kind, "llmcompressor", name, {"recipe": steps}, models)
+def llmcompressor(kind: str, name: str, *recipe: tuple[str, dict[str, Any]], models: Models = FULL) -> Row:
+    return Row(kind, "llmcompressor", name, {"recipe": [list(step) for step in recipe]}, models)
 
 
-def autoround(kind: str, name: str, layout: str, models: Models = DEFAULT, **config: Any) -> Row:
+def autoround(kind: str, name: str, layout: str, models: Models = FULL, **config: Any) -> Row:
     return Row(kind, "autoround", name, {"config": config, "format": layout}, models)
 
 
 #: llm-compressor's smoothing, with the strength that aiakq uses for a Llama.
 SMOOTH = ("smoothquant", {"smoothing_strength": 0.8})
+#: Its rotations that are folded into the weights.
+SPIN = ("spinquant", {"rotations": ["R1", "R2"]})
 
 W8A16 = "8-bit weights, one scale per row"
 W8A16G = "8-bit weights, groups of 128, symmetric"
 W8A8 = "8-bit weights and activations"
-W4SYM = "4-bit weights, groups of 128, symmetric"
-W4ASYM = "4-bit weights, groups of 128, zero points"
-W3SYM = "3-bit weights, groups of 128, symmetric"
 
-BOOKS = ("books",)
-EVERYWHERE = ("books", "outliers", "books-outliers")
 
-ROWS: list[Row] = [
-    ours(W8A16, "weight_only_int8", "weight_only_int8", models=EVERYWHERE),
-    ours(W8A16G, "weight_only_int8, groups of 128", "weight_only_int8", group_size=128),
+#: Settings of gptq by name, each on top of its defaults; those of options that this version does not have are left out.
+GPTQ_SETTINGS: dict[str, dict[str, Any]] = {
+    "gptq, own targets": {"targets": "own"},
+    "gptq, token weights": {"importance": "gradient"},
+    "gptq, Hadamard rotation": {"rotate": "hadamard"},
+    "gptq, learned rotation": {"rotate": "learned"},
+}
+OPTIONS = {option.name for option in fields(QuantizeArguments)}
+
+
+def kind_of(bits: int, symmetric: bool) -> str:
+    """The kind of integer weights in groups: of 128, of 64 with 2 bits."""
+    return f"{bits}-bit weights, groups of {group_of(bits)}, {'symmetric' if symmetric else 'zero points'}"
+
+
+def group_of(bits: int) -> int:
+    return 64 if bits == 2 else 128
+
+
+def linears(**arguments: Any) -> dict[str, Any]:
+    """Arguments of a modifier of llm-compressor that quantizes all linears but the output layer and routers."""
+    return {"targets": ["Linear"], "ignore": ["lm_head", "re:.*mlp.gate$"], **arguments}
+
+
+def grouped(bits: int, symmetric: bool, **more: Any) -> dict[str, Any]:
+    """The same for integer weights in groups."""
+    grid = {"num_bits": bits, "type": "int", "symmetric": symmetric, "strategy": "group", "group_size": group_of(bits)}
+    groups = {"weights": {"targets": ["Linear"], "weights": {**grid, **more}}}
+    return {"config_groups": groups, "ignore": linears()["ignore"]}
+
+
+def eight_bits() -> Iterator[Row]:
+    yield ours(W8A16, "weight_only_int8", "weight_only_int8", models=EIGHT)
+    yield ours(W8A16G, "weight_only_int8, groups of 128", "weight_only_int8", group_size=128, models=FULL)
     # Its preset of that name has groups of 128.
-    llmcompressor(W8A16G, "rounding W8A16", ("rounding", {"scheme": "W8A16"})),
-    ours(W8A16G, "gptq, 8 bits", "gptq", bits=8, models=BOOKS),
-    gptqmodel(W8A16G, "defaults", bits=8, models=BOOKS),
-    autoround(W8A16G, "W8A16", "auto_gptq", models=BOOKS, scheme="W8A16"),
-    ours(W8A8, "RTN", "smooth_quant", plain=True, models=EVERYWHERE),
-    ours(W8A8, "smooth_quant", "smooth_quant", models=EVERYWHERE),
-    ours(W8A8, "smooth_quant, searched strength", "smooth_quant", smooth_alpha="auto"),
-    ours(W8A8, "smooth_quant, GPTQ after it", "smooth_quant", gptq=True),
-    llmcompressor(W8A8, "rounding W8A8", ("rounding", {"scheme": "W8A8"})),
-    llmcompressor(W8A8, "SmoothQuant 0.8", SMOOTH, ("rounding", {"scheme": "W8A8"}), models=EVERYWHERE),
-    llmcompressor(W8A8, "SmoothQuant 0.8 and GPTQ", SMOOTH, ("gptq", {"scheme": "W8A8"})),
-    autoround(W8A8, "INT8", "llm_compressor", models=BOOKS, scheme="INT8"),
-    ours(W4SYM, "RTN", "gptq", plain=True),
-    ours(W4SYM, "gptq", "gptq", models=EVERYWHERE),
-    ours(W4SYM, "gptq, act-order none", "gptq", act_order="none", models=BOOKS),
-    ours(W4SYM, "gptq, act-order static", "gptq", act_order="static", models=BOOKS),
-    ours(W4SYM, "gptq, GPTAQ", "gptq", gptaq=True),
-    ours(W4SYM, "gptq, scales of awq first", "gptq", awq_scaling=True),
-    ours(W4SYM, "gptq, scales of awq first, GPTAQ", "gptq", awq_scaling=True, gptaq=True),
-    gptqmodel(W4SYM, "defaults (group-aware order)", bits=4, models=EVERYWHERE),
-    gptqmodel(W4SYM, "no order", bits=4, act_group_aware=False, models=BOOKS),
-    gptqmodel(W4SYM, "desc_act", bits=4, desc_act=True, act_group_aware=False, models=BOOKS),
-    gptqmodel(W4SYM, "mse 2.4", bits=4, mse=2.4),
-    gptqmodel(W4SYM, "GPTAQ", bits=4, gptaq={"alpha": 0.25}, models=BOOKS),
-    gptqmodel(W4SYM, "FOEM", bits=4, foem={"alpha": 0.25, "beta": 0.2}, models=BOOKS),
-    llmcompressor(W4SYM, "GPTQ", ("gptq", {"scheme": "W4A16"})),
-    autoround(W4SYM, "50 iterations", "auto_gptq", scheme="W4A16", iters=50),
-    autoround(W4SYM, "200 iterations (defaults)", "auto_gptq", models=BOOKS, scheme="W4A16"),
-    ours(W4ASYM, "RTN", "awq", plain=True),
-    ours(W4ASYM, "awq", "awq", models=EVERYWHERE),
-    ours(W4ASYM, "gptq, asymmetric", "gptq", symmetric=False),
-    autoawq(W4ASYM, "defaults", zero_point=True, q_group_size=128, w_bit=4, version="GEMM"),
-    llmcompressor(W4ASYM, "AWQ", ("awq", {}), ("rounding", {"scheme": "W4A16_ASYM"})),
-    gptqmodel(W4ASYM, "GPTQ, asymmetric", bits=4, sym=False, format="gptq_v2", models=BOOKS),
-    autoround(W4ASYM, "50 iterations", "auto_awq", models=BOOKS, scheme="W4A16", sym=False, iters=50),
-    ours(W3SYM, "RTN", "gptq", bits=3, plain=True),
-    ours(W3SYM, "gptq, 3 bits", "gptq", bits=3),
-    ours(W3SYM, "gptq, 3 bits, GPTAQ", "gptq", bits=3, gptaq=True, models=BOOKS),
-    gptqmodel(W3SYM, "defaults (group-aware order)", bits=3),
-    autoround(W3SYM, "50 iterations", "auto_gptq", models=BOOKS, scheme="W3A16", iters=50),
-]
+    yield llmcompressor(W8A16G, "rounding W8A16", ("rounding", linears(scheme="W8A16")))
+    yield ours(W8A16G, "gptq, 8 bits", "gptq", bits=8, models=FULL)
+    yield gptqmodel(W8A16G, "defaults", bits=8, group_size=128)
+    yield autoround(W8A16G, "W8A16", "auto_gptq", scheme="W8A16")
+    yield ours(W8A8, "RTN", "smooth_quant", plain=True, models=EIGHT)
+    yield ours(W8A8, "smooth_quant", "smooth_quant", models=EIGHT)
+    yield ours(W8A8, "smooth_quant, searched strength", "smooth_quant", smooth_alpha="auto", models=EIGHT)
+    yield ours(W8A8, "smooth_quant, GPTQ after it", "smooth_quant", gptq=True, models=EIGHT)
+    if "rotate" in OPTIONS:
+        yield ours(W8A8, "smooth_quant, Hadamard rotation", "smooth_quant", rotate="hadamard", models=EIGHT)
+        yield ours(W8A8, "smooth_quant, learned rotation", "smooth_quant", rotate="learned", models=EIGHT)
+    yield llmcompressor(W8A8, "rounding W8A8", ("rounding", linears(scheme="W8A8")), models=EIGHT)
+    yield llmcompressor(W8A8, "SmoothQuant 0.8", SMOOTH, ("rounding", linears(scheme="W8A8")), models=EIGHT)
+    yield llmcompressor(W8A8, "SmoothQuant 0.8 and GPTQ", SMOOTH, ("gptq", linears(scheme="W8A8")))
+    yield llmcompressor(W8A8, "SpinQuant R1, R2 and GPTQ", SPIN, ("gptq", linears(scheme="W8A8")), models=EIGHT)
+    yield autoround(W8A8, "INT8", "llm_compressor", scheme="INT8")
+
+
+def our_rows(bits: int, symmetric: bool) -> Iterator[Row]:
+    kind, grid = kind_of(bits, symmetric), {"bits": bits, "group_size": group_of(bits), "symmetric": symmetric}
+    if bits == 4 and not symmetric:
+        yield ours(kind, "RTN", "awq", plain=True)
+        yield ours(kind, "awq", "awq")
+    else:
+        yield ours(kind, "RTN", "gptq", plain=True, **grid)
+    yield ours(kind, "gptq", "gptq", **grid)
+    for name, more in GPTQ_SETTINGS.items():
+        if more.keys() <= OPTIONS:
+            yield ours(kind, name, "gptq", **grid, **more)
+    if "targets" not in OPTIONS:
+        yield ours(kind, "gptq, GPTAQ", "gptq", gptaq=True, models=FULL, **grid)
+    if bits == 4 and symmetric:
+        yield ours(kind, "gptq, act-order none", "gptq", act_order="none", models=FULL, **grid)
+        yield ours(kind, "gptq, act-order static", "gptq", act_order="static", models=FULL, **grid)
+        yield ours(kind, "gptq, scales of awq first", "gptq", awq_scaling=True, models=FULL, **grid)
+
+
+def gptqmodel_rows(bits: int, symmetric: bool) -> Iterator[Row]:
+    """Its options one by one, and the best of them together. Its rotations need its own runtime."""
+    kind, grid = kind_of(bits, symmetric), {"bits": bits, "group_size": group_of(bits), "sym": symmetric}
+    if not symmetric:
+        grid["format"] = "gptq_v2"
+    yield gptqmodel(kind, "defaults (group-aware order)", **grid)
+    yield gptqmodel(kind, "mse 2.4", models=ALL, mse=2.4, **grid)
+    if not symmetric:
+        return
+    free = {"act_group_aware": False}
+    yield gptqmodel(kind, "mse 2.4, norms tuned", norm_steps=400, mse=2.4, **grid)
+    yield gptqmodel(kind, "mse 2.4, FOEM", mse=2.4, foem={"alpha": 0.25, "beta": 0.2}, **grid)
+    if bits == 4:
+        yield gptqmodel(kind, "no order", **free, **grid)
+        yield gptqmodel(kind, "desc_act", desc_act=True, **free, **grid)
+        yield gptqmodel(
+            kind, "desc_act, static groups, mse 2.4", desc_act=True, static_groups=True, mse=2.4, **free, **grid
+        )
+        yield gptqmodel(kind, "GPTAQ", gptaq={"alpha": 0.25}, **grid)
+        yield gptqmodel(kind, "FOEM", foem={"alpha": 0.25, "beta": 0.2}, **grid)
+
+
+def llmcompressor_rows(bits: int, symmetric: bool) -> Iterator[Row]:
+    kind = kind_of(bits, symmetric)
+    yield llmcompressor(kind, "GPTQ", ("gptq", grouped(bits, symmetric)))
+    if symmetric:
+        yield llmcompressor(kind, "GPTQ, observer mse", ("gptq", grouped(bits, symmetric, observer="mse")))
+        yield llmcompressor(kind, "SpinQuant R1, R2 and GPTQ", SPIN, ("gptq", grouped(bits, symmetric)))
+    elif bits == 4:
+        yield llmcompressor(kind, "AWQ", ("awq", {"duo_scaling": "both"}), ("rounding", grouped(bits, symmetric)))
+
+
+def autoround_rows(bits: int, symmetric: bool) -> Iterator[Row]:
+    """Its recipes light, default and best, on the samples that all tools get; its own best takes 512 samples."""
+    kind, layout = kind_of(bits, symmetric), "auto_gptq" if symmetric or bits != 4 else "auto_awq"
+    grid: dict[str, Any] = {"scheme": f"W{bits}A16", "group_size": group_of(bits), "sym": symmetric}
+    yield autoround(kind, "50 iterations (light)", layout, iters=50, lr=5e-3, **grid)
+    yield autoround(kind, "200 iterations (defaults)", layout, models=ALL, **grid)
+    yield autoround(kind, "1000 iterations (best)", layout, iters=1000, **grid)
+    if bits == 2:
+        yield autoround(kind, "200 iterations, enable_alg_ext", layout, models=ALL, enable_alg_ext=True, **grid)
+
+
+def all_rows() -> Iterator[Row]:
+    yield from eight_bits()
+    for bits in (4, 3, 2):
+        for symmetric in (True, False):
+            yield from our_rows(bits, symmetric)
+            yield from gptqmodel_rows(bits, symmetric)
+            yield from llmcompressor_rows(bits, symmetric)
+            if bits == 4 and not symmetric:
+                yield autoawq(
+                    kind_of(bits, symmetric), "defaults", zero_point=True, q_group_size=128, w_bit=4, version="GEMM"
+                )
+            yield from autoround_rows(bits, symmetric)
+
+
+ROWS: list[Row] = list(all_rows())

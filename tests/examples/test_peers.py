@@ -16,7 +16,7 @@ EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 
 @pytest.fixture(autouse=True)
 def examples_are_importable(monkeypatch: pytest.MonkeyPatch) -> None:
-    for folder in (EXAMPLES, EXAMPLES / "peers"):
+    for folder in (EXAMPLES, EXAMPLES / "training", EXAMPLES / "peers"):
         monkeypatch.syspath_prepend(str(folder))
 
 
@@ -81,6 +81,67 @@ def test_rows_have_names_of_their_own_and_options_that_exist() -> None:
             QuantizeOptions(input="in", output="out", **row.request["options"])
 
 
+def test_other_models_have_the_best_of_each_tool_and_all_of_ours() -> None:
+    from rows import ALL, FULL, REAL, ROWS, kind_of
+
+    for bits in (4, 3, 2):
+        for symmetric in (True, False):
+            rows = [row for row in ROWS if row.kind == kind_of(bits, symmetric)]
+            full = {row.tool for row in rows if FULL[1] in row.models}
+            assert {"aiakq", "gptqmodel", "llmcompressor", "autoround"} <= full
+            for model in (*ALL, REAL):
+                names = {row.name for row in rows if model in row.models}
+                assert {"gptq", "mse 2.4", "200 iterations (defaults)"} <= names
+
+
+def job_of(folder: Path, calibration: str = "[[1, 2]]") -> Any:
+    """A job on a folder with a config and no weights."""
+    from jobs import Job
+    from rows import ROWS
+    from subjects import Subject
+
+    (folder / "model").mkdir(exist_ok=True)
+    (folder / "model" / "config.json").write_text("{}")
+    (folder / "ids.json").write_text(calibration)
+    subject = Subject("books", folder / "model", {"s0": folder / "ids.json"}, torch.zeros(1, 2, dtype=torch.int64))
+    row = next(row for row in ROWS if row.tool == "autoround")
+    return Job(row, subject, "s0", folder / "out")
+
+
+def test_a_result_is_stale_when_something_that_it_depends_on_has_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import environments
+
+    job = job_of(tmp_path)
+    assert set(job.stale()) == {"model", "request", "calibration", "tool"}
+    job.store({"key": job.key})
+    assert job_of(tmp_path).stale() == []
+    assert job_of(tmp_path, "[[1, 3]]").stale() == ["calibration"]
+    monkeypatch.setitem(environments.ENVIRONMENTS, "autoround", environments.Environment(("auto-round==0",)))
+    assert job_of(tmp_path).stale() == ["tool"]
+
+
+def test_a_tool_that_fails_leaves_its_last_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import sys
+
+    import environments
+
+    monkeypatch.setattr(environments, "python_of", lambda name: Path(sys.executable))
+    monkeypatch.setattr("jobs.PEERS", tmp_path)
+    (tmp_path / "peer_autoround.py").write_text("raise ValueError('no such scheme')")
+    job = job_of(tmp_path)
+    assert job.quantize()["failed"] == "failed: ValueError: no such scheme"
+    assert job_of(tmp_path).stored()["failed"] == "failed: ValueError: no such scheme"
+
+
+def test_a_job_is_claimed_by_one_run_at_a_time(tmp_path: Path) -> None:
+    with job_of(tmp_path).claimed() as first, job_of(tmp_path).claimed() as second:
+        assert first and not second
+    with job_of(tmp_path).claimed() as again:
+        assert again
+
+
 def test_page_names_the_best_and_the_failed_rows() -> None:
     import quality_page
     from rows import ROWS, W8A8
@@ -88,7 +149,13 @@ def test_page_names_the_best_and_the_failed_rows() -> None:
     def result(name: str, loss: float, kl: float) -> dict[str, Any]:
         row = next(row for row in ROWS if row.kind == W8A8 and row.name == name)
         measured = {"loss": [loss, loss + 0.01], "loss_original": [4.0, 4.01], "kl": [kl, kl], "same": [0.9, 0.9]}
-        cost = {"bytes": 7_000_000, "seconds": 3.0, "peak_memory": 5e8, "versions": {"torch": "2"}}
+        cost = {
+            "bytes": 7_000_000,
+            "seconds": 9.0,
+            "processor_seconds": 3.0,
+            "peak_memory": 5e8,
+            "versions": {"torch": "2"},
+        }
         return {"model": "books", "slug": row.slug, **measured, **cost}
 
     failed = {
