@@ -73,7 +73,7 @@ def _error(actual: Tensor, expected: Tensor) -> float:
 def _weight(scheme: str, bits: int, n: int, k: int, group: int, device: torch.device) -> QWeight:
     generator = torch.Generator().manual_seed(0)
     codes = torch.randint(1, 2**bits, (n, k), generator=generator).to(torch.uint8)
-    scales = torch.rand(n, k // group, generator=generator).half() / 64
+    scales = (torch.rand(n, k // group, generator=generator) - 0.5).half() / 32
     return QWeight(scheme, codes, scales if bits == 4 else scales.float(), group_size=group).to(device)
 
 

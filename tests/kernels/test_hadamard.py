@@ -66,7 +66,7 @@ def test_a_rotated_row_does_not_depend_on_the_others(size):
 def test_a_layer_with_rotated_inputs_computes_its_dequantized_weight():
     make = torch.Generator().manual_seed(0)
     codes = torch.randint(0, 16, (64, 224), generator=make).to(torch.uint8)
-    plain = QWeight("w4a16", codes, torch.rand(64, 7, generator=make) / 100, group_size=32)
+    plain = QWeight("w4a16", codes, (torch.rand(64, 7, generator=make) - 0.5) / 50, group_size=32)
     rotated = replace(plain, rotated=True)
     x = torch.randn(3, 224, generator=make)
     layer = Ops(torch.device("cpu"), torch.float32).linear(rotated)

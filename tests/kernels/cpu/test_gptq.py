@@ -27,6 +27,7 @@ class Problem:
         self.order = torch.randperm(k, generator=make)[:count].tolist()
         groups = -(-k // 8)
         scales = 2.0 ** -torch.randint(bits - 2, bits + 1, (groups, n + 7), generator=make)
+        scales *= torch.randint(0, 2, scales.shape, generator=make) * 2 - 1
         zeros = torch.randint(0, 2**bits, (groups, n + 7), generator=make).float()
         codes = torch.zeros(k, n + 7, dtype=torch.uint8)
         self.grid = Grid(bits, *(tensor[:, 1 : n + 1] for tensor in (scales, zeros, codes)))

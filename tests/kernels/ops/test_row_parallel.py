@@ -46,7 +46,7 @@ def random_weight(
     return QWeight(
         "w4a16",
         torch.randint(0, 16, (n, k), dtype=torch.uint8),
-        torch.rand(n, groups) * 0.1,
+        (torch.rand(n, groups) - 0.5) * 0.2,
         torch.randint(0, 16, (n, groups), dtype=torch.uint8) if zeros else None,
         torch.randperm(k) if order else None,
         torch.randn(n) if bias else None,

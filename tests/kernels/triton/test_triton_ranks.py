@@ -25,7 +25,7 @@ def some_weight(n: int, k: int, group: int) -> QWeight:
     return QWeight(
         "w4a16",
         torch.randint(0, 16, (n, k), dtype=torch.uint8),
-        (torch.rand(n, k // group) + 0.5).half(),
+        ((torch.rand(n, k // group) + 0.5) * torch.randn(n, k // group).sign()).half(),
         torch.randint(0, 16, (n, k // group), dtype=torch.uint8),
         torch.randperm(k),
         torch.randn(n),

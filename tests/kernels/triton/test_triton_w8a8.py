@@ -22,7 +22,7 @@ def weight(n, k, bias=False, given=False) -> QWeight:
     return QWeight(
         scheme="w8a8",
         codes=torch.randint(1, 256, (n, k), generator=draw).to(torch.uint8),
-        scales=torch.rand(n, 1, generator=draw) / 100,
+        scales=(torch.rand(n, 1, generator=draw) - 0.5) / 50,
         bias=torch.randn(n, generator=draw) if bias else None,
         group_size=k,
         input_scale=torch.tensor(0.02) if given else None,
