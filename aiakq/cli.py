@@ -145,7 +145,7 @@ def _run(words: list[str], debug: bool) -> int:
     return result if isinstance(result, int) else 0
 
 
-def _call(program: Any, words: list[str], name: str) -> Any:
+def _call(program: Any, words: list[str], name: str) -> object:
     """Run the command ``name`` of ``program``; return its result. Failures of Typer become errors of aiakq."""
     try:
         return program.main(args=words, prog_name="aiakq", standalone_mode=False)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -24,7 +23,7 @@ def on_device(values: object, device: torch.device, dtype: torch.dtype | None = 
     return tensor.to(device, non_blocking=True)
 
 
-def on_host(*tensors: Tensor) -> Callable[[], list[list[Any]]]:
+def on_host(*tensors: Tensor) -> Callable[[], list[list[object]]]:
     """Start copying ``tensors``, of any shape and dtype, to the host. The returned function waits for the copy, not for
     work launched later, and returns each tensor as a nested list.
     """

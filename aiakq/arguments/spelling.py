@@ -306,7 +306,7 @@ class _Rewriter:
 _EMPTY = "Is a shell variable empty? A value that is spelled like an option is written {name}=VALUE."
 
 
-def _object(name: str, text: str) -> dict[str, Any]:
+def _object(name: str, text: str) -> dict[str, object]:
     """Parse an option's JSON object, to which keys are added. Raises ``usage``."""
     try:
         whole = json.loads(text)

@@ -89,7 +89,7 @@ def run(options: CounterArguments, engine: Mapping[str, Any], progress: Progress
     return Record("counters", 0, config, {"counters": counters, "details": details}, where)
 
 
-def baseline(record: Mapping[str, Any]) -> dict[str, Any]:
+def baseline(record: Mapping[str, Any]) -> dict[str, object]:
     """Return the parts of the document that do not change from run to run, as a baseline to be committed."""
     where = {key: record["environment"][key] for key in ("python", "torch", "isa")}
     kept = {key: record[key] for key in ("schema_version", "kind", "config", "counters")}

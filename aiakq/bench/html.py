@@ -43,7 +43,7 @@ def _result(level: Mapping[str, Any]) -> list[object]:
     return cells
 
 
-def _over_levels(levels: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def _over_levels(levels: Sequence[Mapping[str, object]]) -> list[dict[str, Any]]:
     """Return the sections that compare levels: latency against throughput, and distributions."""
     sections = []
     if len(levels) > 1:
@@ -62,7 +62,7 @@ def _over_levels(levels: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     return sections
 
 
-def _latency_against_throughput(levels: Sequence[Mapping[str, Any]], name: str) -> dict[str, Any]:
+def _latency_against_throughput(levels: Sequence[Mapping[str, Any]], name: str) -> dict[str, object]:
     """Plot a dot for each level, and a line through those with a request rate."""
     curves = []
     for rank in ("p50", "p99"):
@@ -85,7 +85,7 @@ def _distribution(name: str, values: Sequence[float]) -> Curve:
     return Curve(name, [(percentile(values, rank), rank) for rank in ranks])
 
 
-def _timeline(level: Mapping[str, Any]) -> dict[str, Any]:
+def _timeline(level: Mapping[str, Any]) -> dict[str, object]:
     """Plot requests in flight and output tokens per second over the run."""
     detailed, title = level["detailed"], f"Timeline: {level['level']}"
     spans = [

@@ -346,7 +346,7 @@ def _window(timings: Sequence[Timing], started: float, options: ServeOptions, st
     return window
 
 
-def _metrics(timings: Sequence[Timing], started: float, options: ServeOptions, stopped: bool) -> dict[str, Any]:
+def _metrics(timings: Sequence[Timing], started: float, options: ServeOptions, stopped: bool) -> dict[str, object]:
     window = _window(timings, started, options, stopped)
     metrics = measure(timings, window[1] - window[0], limits_of(options), window if _is_cut(options) else None)
     if options.save_detailed or options.html is not None:
@@ -354,7 +354,7 @@ def _metrics(timings: Sequence[Timing], started: float, options: ServeOptions, s
     return metrics
 
 
-def _vllm_settings(config: Mapping[str, Any], endpoint: Endpoint, tokenizer: str | None) -> dict[str, Any]:
+def _vllm_settings(config: Mapping[str, Any], endpoint: Endpoint, tokenizer: str | None) -> dict[str, object]:
     """Return the settings that vLLM's benchmark writes along with its metrics, by which scripts group results."""
     numbers = {key: _json_number(config[key]) for key in ("request_rate", "burstiness")}
     backend = "openai-chat" if endpoint.is_chat else "openai"
@@ -367,7 +367,7 @@ def _json_number(value: float) -> float | str:
     return value if math.isfinite(value) else str(value)
 
 
-def _config(options: ServeOptions, count: int, source: RequestSource, model: ServedModel) -> dict[str, Any]:
+def _config(options: ServeOptions, count: int, source: RequestSource, model: ServedModel) -> dict[str, object]:
     """Return the options with their effective values."""
     name = workload.workload_name(options)
     return {

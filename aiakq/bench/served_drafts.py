@@ -65,11 +65,11 @@ def _add_comparison(
     found: dict[str, Any], drafting: Sequence[Mapping[str, Any]], plain: Sequence[Mapping[str, Any]]
 ) -> None:
     """Add the speed-up to the metrics of draft tokens ``found``, from the metrics of the runs with and without them.
-    None where a run measured nothing.
+    None where a run measured nothing, also if all tokens of its requests arrived at once.
     """
     found["tpot_speedup"] = None
     fast, slow = ([run["mean_tpot_ms"] for run in runs] for runs in (drafting, plain))
-    if None not in (*fast, *slow):
+    if all((*fast, *slow)):
         found["tpot_speedup"] = median(without / within for within, without in zip(fast, slow, strict=True))
     fast, slow = ([run["output_throughput"] for run in runs] for runs in (drafting, plain))
     if all((*fast, *slow)):

@@ -109,11 +109,11 @@ class Levels:
         options = replace(self.options, duration_s=self.seconds, max_concurrency=concurrency)
         return self._measure(name, options, None, total)
 
-    def _at(self, rate: float, total: int) -> dict[str, Any]:
+    def _at(self, rate: float, total: int) -> dict[str, object]:
         options = replace(self.options, duration_s=self.seconds, request_rate=rate)
         return self._measure(f"{rate:.3g} requests/s", options, rate, total)
 
-    def _measure(self, name: str, options: ServeOptions, rate: float | None, total: int) -> dict[str, Any]:
+    def _measure(self, name: str, options: ServeOptions, rate: float | None, total: int) -> dict[str, object]:
         self.progress(len(self.rows), total, name)
         # New prompts for each level, so that the prefix cache does not serve them.
         seed = None if options.seed is None else options.seed + len(self.rows)

@@ -137,7 +137,7 @@ def follow(request: WorkloadRequest, previous: WorkloadRequest, response: str, c
     """Return ``request`` with its history: in chat, the messages of ``previous`` and the ``response`` to it."""
     if not chat:
         return request
-    history: list[dict[str, Any]] = previous.messages or [{"role": "user", "content": previous.prompt}]
+    history: list[dict[str, object]] = previous.messages or [{"role": "user", "content": previous.prompt}]
     reply, message = {"role": "assistant", "content": response}, {"role": "user", "content": request.prompt}
     return replace(request, messages=[*history, reply, message])
 

@@ -20,7 +20,7 @@ _TRIED = 20
 _QUOTES = 'Put texts that contain the separator or line ends in quotes ("), or write JSON lines or Parquet.'
 
 
-def read_rows(path: Path, hint: str, known: frozenset[str] = KNOWN) -> Iterator[dict[str, Any]]:
+def read_rows(path: Path, hint: str, known: frozenset[str] = KNOWN) -> Iterator[dict[str, object]]:
     """Return the rows of a table; ``known`` are names of columns by which a header is recognized.
 
     Columns of a CSV file without a header are named ``column 1``, ``column 2`` and so on. Raises ``calibration``.

@@ -54,7 +54,7 @@ class MessageFormatter(string.Formatter):
     ``{value!q}`` is a word of a command that can be copied to a shell.
     """
 
-    def convert_field(self, value: Any, conversion: Any) -> object:
+    def convert_field(self, value: object, conversion: Any) -> object:
         if conversion == "q":
             return shlex.quote(str(value))
         if conversion == "r":

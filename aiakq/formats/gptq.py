@@ -221,7 +221,7 @@ def _quantizer_note(config: Mapping[str, object]) -> dict[str, object]:
     return {"quantizer": written_by} if isinstance(written_by, str) else {}
 
 
-def to_config(spec: QuantSpec) -> dict[str, Any]:
+def to_config(spec: QuantSpec) -> dict[str, object]:
     """Return the ``quantization_config`` of ``spec``; overrides are listed in ``dynamic``, as GPTQModel does."""
     config: dict[str, Any] = {
         "quant_method": "gptq",

@@ -216,7 +216,7 @@ class Recipe:
             tuple(transform.for_model(model_type) for transform in self.transforms), self.rounder.for_model(model_type)
         )
 
-    def document(self) -> dict[str, Any]:
+    def document(self) -> dict[str, object]:
         """Return all components with all parameters as JSON values."""
         return {"transforms": [part.document() for part in self.transforms], "rounder": self.rounder.document()}
 

@@ -176,7 +176,7 @@ def _preset(
     rounder: Component | None,
     activation_bits: int | None,
     path: Path,
-) -> tuple[dict[str, Any], Method]:
+) -> tuple[dict[str, object], Method]:
     """Return the options with their method, and that method with the components of the file."""
     key = f"{_row('method').key} in {path}"
     if "method" in options:

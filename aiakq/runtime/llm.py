@@ -180,7 +180,7 @@ class LLM(PoolingMethods):
         return [0] * len(given)
 
     @staticmethod
-    def _one_for_each(name: str, prompts: Any, values: Any) -> list[Any]:
+    def _one_for_each(name: str, prompts: Any, values: object) -> list[Any]:
         """Return ``values`` as a list with one entry per prompt.
 
         Raises ``invalid_type`` for entries of another type, ``usage`` for another number of them.
@@ -315,7 +315,7 @@ class LLM(PoolingMethods):
 _EACH: dict[str, type] = {"sampling_params": SamplingParams, "priority": int, "lora_request": LoRARequest}
 
 
-def _conversations_of(messages: object) -> list[list[dict[str, Any]]]:
+def _conversations_of(messages: object) -> list[list[dict[str, object]]]:
     """Return the conversations of ``LLM.chat``. Raises ``invalid_type``."""
     conversations = (
         [messages] if isinstance(messages, list) and messages and isinstance(messages[0], dict) else messages

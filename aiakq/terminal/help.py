@@ -46,7 +46,7 @@ class Group(typer.core.TyperGroup):
         _print_help(self, ctx, self.epilog)
 
 
-def _print_help(command: Any, ctx: Any, epilog: str | None) -> None:
+def _print_help(command: Any, ctx: object, epilog: str | None) -> None:
     console = out()
     console.width = min(console.width, _MAX_WIDTH)
     shown = [parameter for parameter in command.get_params(ctx) if not getattr(parameter, "hidden", False)]

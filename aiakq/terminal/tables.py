@@ -211,7 +211,7 @@ def comparison(document: Mapping[str, Any]) -> None:
         warning(text)
 
 
-def _load(document: Mapping[str, Any], config: Mapping[str, Any]) -> str:
+def _load(document: Mapping[str, object], config: Mapping[str, Any]) -> str:
     lengths = f"{config['input_len']} tokens in, {config['output_len']} out"
     if document["kind"] == "latency":
         return f"{config['iterations']} batches of {config['batch_size']}, {lengths}"

@@ -89,7 +89,7 @@ class AdapterRows:
         for view in self._views.values():
             view.assign(segments)
 
-    def view(self, name: str, make: Callable[[], Any]) -> Any:
+    def view(self, name: str, make: Callable[[], object]) -> Any:
         """The view of an implementation, made when it is asked for first: a SegmentView."""
         if name not in self._views:
             self._views[name] = make()
@@ -100,10 +100,10 @@ class AdapterRows:
 class LoraProduct(Protocol):
     """The adapters of one layer."""
 
-    def pack(self, parts: Sequence[LoraPart]) -> Any:
+    def pack(self, parts: Sequence[LoraPart]) -> object:
         """What ``load`` takes of an adapter, in the host's memory. May be called in any thread."""
 
-    def load(self, slot: int, packed: Any) -> int:
+    def load(self, slot: int, packed: object) -> int:
         """Put an adapter into a slot, whose last one is dropped; returns its bytes."""
 
     def unload(self, slot: int) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from typing import Any
 
 import httpx
 import pytest
@@ -84,6 +85,16 @@ def test_a_server_without_speculation_is_remarked(example_model, capsys):
     document = json.loads(out)
     assert served_drafts.NO_DRAFTS in document["warnings"] and document["speculation"]["speedup"] > 0
     assert "speedup from drafts" in err
+
+
+@pytest.mark.parametrize("nothing", [0.0, None])
+def test_runs_whose_tokens_arrive_at_once_have_no_speedup(nothing):
+    """On a busy machine, the client reads several tokens at the same time."""
+    run = {"mean_tpot_ms": 2.0, "output_throughput": 100.0}
+    for drafting, plain in ([run | {"mean_tpot_ms": nothing}], [run]), ([run], [run | {"mean_tpot_ms": nothing}]):
+        found: dict[str, Any] = {}
+        served_drafts._add_comparison(found, drafting, plain)
+        assert found["tpot_speedup"] is None and found["speedup"] == 1
 
 
 def test_a_comparison_is_not_repeated(bench_server, capsys):

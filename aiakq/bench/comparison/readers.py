@@ -160,7 +160,9 @@ def _samples_of(document: Mapping[str, Any]) -> dict[str, list[float]]:
     return samples
 
 
-def _durations(document: Mapping[str, Any], samples: Mapping[str, Sequence[float]], count: Any) -> dict[str, Estimate]:
+def _durations(
+    document: Mapping[str, Any], samples: Mapping[str, Sequence[float]], count: object
+) -> dict[str, Estimate]:
     """Return means and percentiles, which both tools store under vLLM's flat keys, with errors where possible."""
     estimates: dict[str, Estimate] = {}
     for name in DURATIONS:

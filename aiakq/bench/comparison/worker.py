@@ -84,7 +84,7 @@ class StepEnds:
         return [end - previous for previous, end in itertools.pairwise(ends)]
 
 
-def measure(llm: Any, settings: Mapping[str, Any], seed: int, step_times: StepEnds) -> dict[str, Any]:
+def measure(llm: Any, settings: Mapping[str, Any], seed: int, step_times: StepEnds) -> dict[str, object]:
     """Generate one batch of random prompts and return its measurements.
 
     prefill_s      seconds until every request has its first token.

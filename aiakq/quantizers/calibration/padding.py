@@ -52,7 +52,7 @@ def marked(ids: Sequence[int], columns: Mapping[str, object]) -> list[bool]:
     """
     marks = [False] * len(ids)
 
-    def add(values: Any, is_marked: Any) -> None:
+    def add(values: object, is_marked: Any) -> None:
         if isinstance(values, list) and len(values) == len(ids):
             marks[:] = [mark or is_marked(value) for mark, value in zip(marks, values, strict=True)]
 

@@ -209,7 +209,7 @@ def _columns(value: Mapping[str, object], where: str, path: Path, found: TokenFi
 
 
 def _prompt_and_answer(
-    columns: Mapping[str, Any], name: str, prompt: Any, answer: str | None, used: set[str]
+    columns: Mapping[str, Any], name: str, prompt: object, answer: str | None, used: set[str]
 ) -> tuple[object, object]:
     """Return the ids of a prompt and of the answer in another column, if any, and their mask or None.
 

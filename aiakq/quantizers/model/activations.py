@@ -289,7 +289,7 @@ def first_batches(shapes: Iterable[Sequence[int]], tokens: int) -> list[int]:
     return chosen
 
 
-def _first_row(value: Any, rows: int) -> Any:
+def _first_row(value: object, rows: int) -> Any:
     """Slice every tensor inside ``value`` that has ``rows`` rows to its first row."""
 
     def cut(tensor: Tensor) -> Tensor:
@@ -299,7 +299,7 @@ def _first_row(value: Any, rows: int) -> Any:
     return _map_tensors(value, cut)
 
 
-def _first_tokens(value: Any, length: int, tokens: int) -> Any:
+def _first_tokens(value: object, length: int, tokens: int) -> Any:
     """Slice every dimension of size ``length`` of the tensors inside ``value`` to ``tokens``."""
 
     def cut(tensor: Tensor) -> Tensor:
@@ -310,7 +310,7 @@ def _first_tokens(value: Any, length: int, tokens: int) -> Any:
     return _map_tensors(value, cut)
 
 
-def _map_tensors(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
+def _map_tensors(value: Any, change: Callable[[Tensor], Tensor]) -> object:
     """Apply ``change`` to the tensors in dictionaries, tuples and lists inside ``value``."""
     if isinstance(value, Tensor):
         return change(value)

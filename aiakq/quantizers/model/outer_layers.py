@@ -142,7 +142,7 @@ def _record_calls(blocks: nn.ModuleList) -> Iterator[tuple[list[Call], list[int]
     def stand_in(block: nn.Module) -> Callable[..., Any]:
         real = block.forward
 
-        def forward(*args: Any, **kwargs: Any) -> Any:
+        def forward(*args: Any, **kwargs: object) -> object:
             if not args:
                 args = (kwargs.pop("hidden_states"),)
             record.append(Call(args, kwargs))
@@ -163,20 +163,20 @@ def _record_calls(blocks: nn.ModuleList) -> Iterator[tuple[list[Call], list[int]
 def _stub_blocks(blocks: nn.ModuleList, hidden: Tensor, outputs: int) -> Iterator[None]:
     """Context manager: the blocks return ``hidden`` for any input."""
 
-    def stand_in(block: nn.Module) -> Callable[..., Any]:
+    def stand_in(block: nn.Module) -> Callable[..., object]:
         return lambda *args, **kwargs: _output(hidden, outputs)
 
     with _replaced(blocks, stand_in):
         yield
 
 
-def _output(hidden: Tensor, outputs: int) -> Any:
+def _output(hidden: Tensor, outputs: int) -> object:
     """Return ``hidden`` as a block output of ``outputs`` elements, hidden states first; 0: no tuple."""
     return (hidden, *[None] * (outputs - 1)) if outputs else hidden
 
 
 @contextmanager
-def _replaced(blocks: nn.ModuleList, stand_in: Callable[[nn.Module], Callable[..., Any]]) -> Iterator[None]:
+def _replaced(blocks: nn.ModuleList, stand_in: Callable[[nn.Module], Callable[..., object]]) -> Iterator[None]:
     for block in blocks:
         block.forward = stand_in(block)
     try:

@@ -106,7 +106,7 @@ class Replay:
             return keep
 
         def compare(owner: str, name: str) -> Callable[..., None]:
-            def hook(module: nn.Module, args: Any, output: Any) -> None:
+            def hook(module: nn.Module, args: object, output: Any) -> None:
                 in_tuple = isinstance(output, tuple) and len(output) == 2 and output[1] is None
                 first = output[0] if in_tuple else output
                 self._owners.setdefault(name, None)

@@ -23,10 +23,6 @@ from aiakq.system.memory import gc_frozen
 
 if TYPE_CHECKING:
     from aiakq.runtime.distributed.rank_group import RankGroup
-    from aiakq.runtime.engine.executor import Executor
-    from aiakq.runtime.engine.scheduler import Scheduler
-    from aiakq.runtime.executor.cpu_program import Bounds
-    from aiakq.runtime.protocol.limits import ModelLimits
 
 
 @dataclass(frozen=True)
@@ -110,31 +106,31 @@ def _load_engine(config: EngineConfig, on_phase: Callable[[Phase], None], group:
     if runner.states is not None:
         facts["recurrent states"] = describe_states(config, model)
     if group is not None:
-        _configure(group, num_pages, num_slots, bounds, runner.captured is not None)
+        _configure(
+            group, (num_pages, num_slots, bounds.tokens, bounds.rows, bounds.length), runner.captured is not None
+        )
     proposer = None
     if draft is not None:
         proposer, facts["drafts"] = new_model_proposer(config, draft, model, num_pages, num_slots, bounds)
     executor = new_executor(runner, group, num_slots, -(-bounds.length // config.cache.block_size), proposer)
-    _set_step_costs(config, scheduler, executor, limits, facts)
-    stages = config.parallel.pipeline_parallel_size
-    return Engine(executor, scheduler, limits, facts, max(stages, 1 + config.scheduler.async_scheduling))
+    ahead = max(config.parallel.pipeline_parallel_size, 1 + config.scheduler.async_scheduling)
+    return _with_step_costs(config, Engine(executor, scheduler, limits, facts, ahead))
 
 
-def _configure(group: RankGroup, num_pages: int, num_slots: int, bounds: Bounds, is_captured: bool) -> None:
-    """Let the ranks of ``group`` allocate what this process has."""
+def _configure(group: RankGroup, sizes: tuple[int, int, int, int, int], is_captured: bool) -> None:
+    """Let the ranks of ``group`` allocate what this process has; ``sizes`` are the fields of ``Configure``."""
     from aiakq.runtime.distributed.messages import Configure
 
-    group.configure(Configure(num_pages, num_slots, bounds.tokens, bounds.rows, bounds.length), is_captured)
+    group.configure(Configure(*sizes), is_captured)
 
 
-def _set_step_costs(
-    config: EngineConfig, scheduler: Scheduler, executor: Executor, limits: ModelLimits, facts: dict[str, str]
-) -> None:
-    """See ``set_step_costs``, which is imported only if there is speculation."""
+def _with_step_costs(config: EngineConfig, engine: Engine) -> Engine:
+    """Return the engine after ``set_step_costs``."""
     if config.scheduler.speculation is not None:
         from aiakq.runtime.speculation.step_costs import set_step_costs
 
-        set_step_costs(config, scheduler, executor, limits, facts)
+        set_step_costs(config, engine.scheduler, engine.executor, engine.limits, engine.facts)
+    return engine
 
 
 def device_name(device: torch.device) -> str:

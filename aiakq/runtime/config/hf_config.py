@@ -90,7 +90,7 @@ def model_config(folder: Path, args: EngineArguments) -> dict[str, object]:
 
 
 def _with_longer_context(
-    raw: dict[str, Any], scaling: Mapping[str, Any]
+    raw: dict[str, object], scaling: Mapping[str, Any]
 ) -> tuple[dict[str, object], dict[str, object]]:
     """Return ``raw`` with the context length multiplied by the factor of ``scaling``, and the completed ``scaling``.
 
@@ -146,7 +146,7 @@ def check_generation_config(folder: Path, raw: Mapping[str, object]) -> None:
             _checked(name, values.get(name), file, otherwise="")
 
 
-def _checked(name: str, value: Any, file: str | None, otherwise: str = _OTHERWISE) -> Any:
+def _checked(name: str, value: object, file: str | None, otherwise: str = _OTHERWISE) -> object:
     """Return a default value of requests; whole numbers of JSON such as 2.0 become integers where one is expected.
 
     Raises ``generation_config`` for a value that no request could have, or ``bad_option`` if it is not of a file.

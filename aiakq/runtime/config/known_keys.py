@@ -365,7 +365,7 @@ def _check_nested(key: str, values: Mapping[str, object], kind: str) -> None:
             raise error("config_key_unsupported", key=key, value=f"{{{name!r:.64}: {value!r:.64}}}", reason=reason)
 
 
-def _check_rotary(name: str, value: Any) -> None:
+def _check_rotary(name: str, value: object) -> None:
     """Raise ``model_malformed`` for a rotary parameter that is not the number it should be."""
     if name not in _ROTARY_NUMBERS or value is None:
         return
@@ -402,7 +402,7 @@ def _is_off(key: str, value: object) -> bool:
     return value in _OFF
 
 
-def _check_type(key: str, value: Any, default: Any) -> None:
+def _check_type(key: str, value: Any, default: object) -> None:
     """Raise ``model_malformed`` for a value of another type than the key's."""
     if value is None:
         if default is None or key in _NULLABLE:

@@ -139,7 +139,7 @@ def longest_context(rope: Mapping[str, Any], trained: int) -> int:
     return max([trained, *stretched])
 
 
-def _complete(raw: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, object]:
+def _complete(raw: Mapping[str, object], given: Mapping[str, Any]) -> dict[str, object]:
     """Complete one set of parameters with values from other keys of the config."""
     rope = dict(given)
     kind = str(rope.pop("type", "default"))

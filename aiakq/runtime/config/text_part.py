@@ -31,7 +31,7 @@ def has_text_part(raw: Mapping[str, object]) -> bool:
     return isinstance(raw.get("text_config"), dict)
 
 
-def text_part(raw: Mapping[str, Any]) -> dict[str, Any]:
+def text_part(raw: Mapping[str, Any]) -> dict[str, object]:
     """Return the config of the language model inside ``raw`` with transformers 5's keys, or ``raw`` without one.
 
     Such files omit values that are defaults of transformers' class, so that class completes them. Raises ValueError

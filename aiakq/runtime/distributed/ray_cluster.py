@@ -120,7 +120,7 @@ class Placement:
             self.close()
             raise
 
-    def strategy(self, slot: Slot) -> Any:
+    def strategy(self, slot: Slot) -> object:
         """Return Ray's scheduling strategy for an actor in ``slot``."""
         scheduling = self._ray.util.scheduling_strategies
         return scheduling.PlacementGroupSchedulingStrategy(self.group, slot.bundle)

@@ -158,7 +158,7 @@ class RayProcesses:
         self.placement.close()
         self._restore()
 
-    def _start(self) -> dict[int, Any]:
+    def _start(self) -> dict[int, object]:
         """Have Ray start the processes; return the object refs of the ``ProcessActor.start`` calls, by slot index."""
         environment = {name: os.environ[name] for name in SHARED_VARIABLES if name in os.environ}
         remote, refs, address = self._ray.remote(ProcessActor), {}, self.listener.address

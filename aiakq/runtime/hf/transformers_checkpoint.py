@@ -69,7 +69,7 @@ def _unused(info: Mapping[str, Any], checkpoint: Checkpoint) -> list[str]:
 
 def _load(
     hf_config: object, config: EngineConfig, checkpoint: Checkpoint, options: dict[str, object]
-) -> tuple[Any, dict[str, Any]]:
+) -> tuple[object, dict[str, object]]:
     """Return the model and transformers' loading info.
 
     aiakq reads files with names that transformers does not know, and those that may not be mapped.

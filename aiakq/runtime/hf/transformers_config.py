@@ -41,7 +41,7 @@ def read_transformers_config(config: EngineConfig) -> Any:
     return hf_config
 
 
-def check_leftovers(raw: Mapping[str, Any], hf_config: Any) -> None:
+def check_leftovers(raw: Mapping[str, object], hf_config: Any) -> None:
     """Raise ``config_key_unsupported`` for a key of config.json ``raw`` that transformers would drop.
 
     The class keeps keys that it does not know as attributes, which its model may read nevertheless.

@@ -99,7 +99,7 @@ class _AttentionFunction:
             self._trace = None
         return new_trace
 
-    def mask(self, *args: Any, **kwargs: Any) -> None:
+    def mask(self, *args: object, **kwargs: Any) -> None:
         """Implement transformers' mask interface: no mask is created, since paged attention masks by position."""
         if self._trace is not None and kwargs.get("mask_function") is not None:
             self._trace.masks.append(kwargs["mask_function"])
@@ -245,7 +245,7 @@ def load_transformers_model(config: EngineConfig) -> tuple[Model, dict[str, str]
     if hasattr(hf_config, "quantization_config"):
         # transformers would use another library for the quantized layers; they are replaced with aiakq's.
         del hf_config.quantization_config
-    options: dict[str, Any] = {
+    options: dict[str, object] = {
         "dtype": config.device.dtype,
         "attn_implementation": name,
         "trust_remote_code": config.load.trust_remote_code,

@@ -106,7 +106,7 @@ class AdapterConfig:
         return default
 
 
-def parse_config(values: Mapping[str, Any], adapter: str) -> AdapterConfig:
+def parse_config(values: Mapping[str, object], adapter: str) -> AdapterConfig:
     """Validate the contents of adapter_config.json; messages call the adapter ``adapter``.
 
     Raises ``adapter_unsupported``, ``adapter_malformed``.
@@ -159,7 +159,7 @@ def parse_config(values: Mapping[str, Any], adapter: str) -> AdapterConfig:
     return config
 
 
-def _is_off(field: str, value: Any) -> bool:
+def _is_off(field: str, value: object) -> bool:
     """Whether a field that is not applied says that nothing is to be done."""
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         return field in _SWITCHES and value == 0

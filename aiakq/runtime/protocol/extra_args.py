@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from aiakq.constraints import Constraint
 from aiakq.errors import error
 from aiakq.runtime.protocol.unicode_text import well_formed
@@ -15,7 +13,7 @@ EXTRA_NAME = Constraint(type=str, least=1, most=64, expected="names of 1 to 64 c
 _LOW, _HIGH = -(2**63), 2**64 - 1
 
 
-def checked_extra_args(given: dict[str, Any]) -> dict[str, Any]:
+def checked_extra_args(given: dict[str, object]) -> dict[str, object]:
     """Return ``extra_args`` with U+FFFD for lone surrogates. Raises ``value_out_of_range`` and ``invalid_type``."""
     checked = {}
     for name, value in given.items():

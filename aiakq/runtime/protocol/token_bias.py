@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from typing import Any, Literal
+from typing import Literal
 
 from aiakq.errors import AiakqError, error
 
@@ -40,7 +40,7 @@ def checked_bias(given: object) -> dict[int, Bias]:
     return checked
 
 
-def bias_of_list(entries: list[Any]) -> dict[str, Bias]:
+def bias_of_list(entries: list[object]) -> dict[str, Bias]:
     """Return a list of pairs [token id, bias], or of objects with id and bias, as an object.
 
     Several biases of a token are added, as in llama.cpp. Raises as ``checked_bias``.

@@ -61,7 +61,7 @@ class CompiledGrammars:
                 self._keep(grammar, found)
         return found
 
-    def add(self, grammar: Grammar, prototype: Any) -> CompiledGrammar:
+    def add(self, grammar: Grammar, prototype: object) -> CompiledGrammar:
         """Add a compiled grammar, for its client."""
         size = [size_of(grammar)]
         compiled = CompiledGrammar(prototype, self, size)

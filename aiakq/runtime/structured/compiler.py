@@ -222,7 +222,7 @@ class GrammarCompiler:
 
         return refused_pattern(schemas_in(grammar), failure_of) or reason_of(failure)
 
-    def _with_thought_end(self, matcher: Any, grammar: Grammar) -> Any:
+    def _with_thought_end(self, matcher: object, grammar: Grammar) -> Any:
         """``matcher``, which also lets the thought of ``grammar`` end with a call if it may."""
         if '"may_end_with_call": true' not in grammar.text:
             return matcher
@@ -267,7 +267,7 @@ class GrammarCompiler:
         return make.grammar_from_lark(any_to_lark(text))
 
 
-def _read(text: str) -> Any:
+def _read(text: str) -> object:
     """The value of JSON, in which numbers may be infinite."""
     try:
         return msgspec.json.decode(text)
@@ -275,7 +275,7 @@ def _read(text: str) -> Any:
         return json.loads(text)
 
 
-def _written(schema: dict[str, Any]) -> str:
+def _written(schema: dict[str, object]) -> str:
     """``schema``, which is clean and so has finite numbers only, as JSON."""
     return msgspec.json.encode(schema).decode()
 
@@ -294,12 +294,12 @@ def _is_single(text: str) -> bool:
     return len(text) <= _MAX_PLAIN_SINGLE and text.count("{") <= _MAX_PLAIN_OBJECTS and '"anyOf"' not in text
 
 
-def schemas_in(grammar: Grammar) -> list[Any]:
+def schemas_in(grammar: Grammar) -> list[object]:
     """The JSON schemas in ``grammar``: a schema, or a structural tag."""
     root = json.loads(grammar.text)
     if grammar.kind == "json":
         return [root]
-    found: list[Any] = []
+    found: list[object] = []
     pending = [root]
     while pending:
         value = pending.pop()
@@ -310,9 +310,9 @@ def schemas_in(grammar: Grammar) -> list[Any]:
     return found
 
 
-def json_schema(grammar: Grammar, schema: Any) -> dict[str, Any]:
+def json_schema(grammar: Grammar, schema: object) -> dict[str, object]:
     """``schema`` with the options of ``grammar``, which a client cannot set in the schema itself."""
-    options: dict[str, Any] = {"whitespace_pattern": WHITESPACE, "lenient": False, "coerce_one_of": False}
+    options: dict[str, object] = {"whitespace_pattern": WHITESPACE, "lenient": False, "coerce_one_of": False}
     if grammar.whitespace == "":
         options = {**options, "whitespace_pattern": None, "whitespace_flexible": False}
     elif grammar.whitespace is not None:

@@ -110,7 +110,7 @@ def _weaker(schema: Schema, level: int, definitions: Mapping[str, Any]) -> Schem
     return result
 
 
-def _types(schema: Mapping[str, Any], definitions: Mapping[str, Schema], depth: int = 0) -> dict[str, Any]:
+def _types(schema: Mapping[str, Any], definitions: Mapping[str, Schema], depth: int = 0) -> dict[str, object]:
     """The types of ``schema``, from its references and alternatives where it names none; {}: any."""
     if "type" in schema:
         return {"type": schema["type"]}

@@ -128,7 +128,7 @@ def without_multiples(schemas: list[Schema]) -> None:
                 del part["multipleOf"]
 
 
-def _all_in(schema: Any) -> Iterator[dict[str, Any]]:
+def _all_in(schema: object) -> Iterator[dict[str, object]]:
     pending = [schema]
     while pending:
         value = pending.pop()
@@ -140,7 +140,7 @@ def _all_in(schema: Any) -> Iterator[dict[str, Any]]:
 
 
 def _combinations(
-    schema: Any, resolve: Callable[[str], Schema], followed: tuple[str, ...]
+    schema: object, resolve: Callable[[str], Schema], followed: tuple[str, ...]
 ) -> list[tuple[tuple[int, int], ...]]:
     """The steps that apply to a value of ``schema`` together, for each way through its alternatives."""
     if not isinstance(schema, dict):
@@ -160,7 +160,7 @@ def _combinations(
     return found
 
 
-def _list(schema: Mapping[str, Any], name: str) -> list[Any]:
+def _list(schema: Mapping[str, object], name: str) -> list[object]:
     value = schema.get(name)
     return value if isinstance(value, list) else []
 

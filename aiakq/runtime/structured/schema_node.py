@@ -87,7 +87,7 @@ class SchemaNode:
             out = out | own if at_end or "properties" not in self._given else self._placed(out, own)
         return out
 
-    def _placed(self, out: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
+    def _placed(self, out: dict[str, object], own: dict[str, Any]) -> dict[str, object]:
         """``own`` before the properties if it was there."""
         order = list(self._given)
         first = min(order.index(name) for name in ("allOf", "$ref") if name in self._given)
@@ -135,11 +135,11 @@ class SchemaNode:
             self._out["enum"] = values
         return bool(values)
 
-    def _schema(self, value: Any) -> Schema:
+    def _schema(self, value: object) -> Schema:
         """The clean form of a schema of other values: of properties, of items."""
         return self._cleaner.schema(value, self._base, self._cleaner.closed)
 
-    def _same(self, value: Any, closed: bool) -> Schema:
+    def _same(self, value: object, closed: bool) -> Schema:
         """The clean form of a schema of the same value."""
         return self._cleaner.schema(value, self._base, closed)
 
@@ -259,7 +259,7 @@ class SchemaNode:
             reason = "has a value that cannot be enforced exactly; use one of fewer digits"
             self._cleaner.refuse(*refused, reason=reason)
 
-    def _choose_numbers(self, limits: Mapping[str, Any], choices: list[Schema]) -> None:
+    def _choose_numbers(self, limits: Mapping[str, object], choices: list[Schema]) -> None:
         """Set ``limits`` of numbers, and ``choices``, of which one holds too."""
         others = [name for name in self._types if name not in ("number", "integer")]
         any_other: list[Schema] = [{"type": others if len(others) > 1 else others[0]}] if others else []
@@ -383,7 +383,7 @@ class SchemaNode:
             return None
         return rest
 
-    def _has_more_names(self, properties: Mapping[str, Any]) -> bool:
+    def _has_more_names(self, properties: Mapping[str, object]) -> bool:
         """Whether schemas of the same objects name other properties, so that these are not all."""
         parts = [part for part in self._parts if isinstance(part, dict)]
         return any("$ref" in part or not names_in(part) <= set(properties) for part in parts)

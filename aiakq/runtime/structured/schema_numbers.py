@@ -58,7 +58,7 @@ def _number(value: float) -> float:
     return plain_number(value)
 
 
-def exact_value(value: Any) -> tuple[Any, bool]:
+def exact_value(value: object) -> tuple[object, bool]:
     """``value`` of ``enum`` or ``const`` as llguidance writes it exactly, and whether it has numbers beyond 2^53.
 
     Raises ``ValueError`` for a number that it would round.

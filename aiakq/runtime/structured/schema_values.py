@@ -27,7 +27,7 @@ KEYWORDS_OF_TYPE: Mapping[str, frozenset[str]] = {
 }
 
 
-def plain_value(value: Any) -> Any:
+def plain_value(value: Any) -> object:
     """``value`` with numbers that are integers spelled as integers, which are equal in JSON Schema."""
     if isinstance(value, float):
         return plain_number(value)
@@ -43,12 +43,12 @@ def plain_number(value: float) -> float:
     return int(value) if isinstance(value, float) and abs(value) <= MAX_EXACT and value.is_integer() else value
 
 
-def value_key(value: Any) -> str:
+def value_key(value: object) -> str:
     """A text that is the same for equal JSON values."""
     return json.dumps(plain_value(value), sort_keys=True)
 
 
-def value_has_type(value: Any, types: Iterable[str]) -> bool:
+def value_has_type(value: object, types: Iterable[str]) -> bool:
     """Whether ``value`` is of one of ``types``."""
     if isinstance(value, bool):
         return "boolean" in types
@@ -64,7 +64,7 @@ def types_of(schema: Mapping[str, Any]) -> list[str]:
     return list(ALL_TYPES) if types is None else [types] if isinstance(types, str) else list(types)
 
 
-def values_of(schema: Schema) -> list[Any] | None:
+def values_of(schema: Schema) -> list[object] | None:
     """The values that ``schema`` lists; None: it lists none."""
     if not isinstance(schema, dict):
         return None
@@ -196,7 +196,7 @@ def _is_count(value: object) -> bool:
     return not isinstance(value, bool) and isinstance(value, (int, float)) and value >= 0 and float(value).is_integer()
 
 
-def _is_number(value: Any) -> bool:
+def _is_number(value: object) -> bool:
     return not isinstance(value, bool) and isinstance(value, (int, float)) and math.isfinite(value)
 
 

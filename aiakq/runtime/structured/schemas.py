@@ -25,8 +25,8 @@ _EMPTYING = ("not", "enum", "const", "oneOf", "anyOf", "allOf")
 
 
 def clean_schema(
-    schema: Any, *, closed: bool = False, only_objects: bool = False, lenient: bool = False
-) -> tuple[dict[str, Any], list[str]]:
+    schema: object, *, closed: bool = False, only_objects: bool = False, lenient: bool = False
+) -> tuple[dict[str, object], list[str]]:
     """``schema`` in keywords that llguidance enforces, and what of it is not enforced, a short text for each.
 
     closed        objects have only the properties that the schema names.
@@ -61,7 +61,7 @@ class SchemaCleaner:
         self._one_of: list[dict[str, Any]] = []
         self._has_multiples = False
 
-    def root(self, only_objects: bool) -> dict[str, Any]:
+    def root(self, only_objects: bool) -> dict[str, object]:
         """The clean schema of the document."""
         root, base = self._document.root, self._document.base
         if only_objects and isinstance(root, dict) and "$ref" not in root and "type" not in root:
@@ -103,7 +103,7 @@ class SchemaCleaner:
             raise not_enforceable("", text)
         self.dropped.append(text)
 
-    def schema(self, value: Any, base: Base, closed: bool) -> Schema:
+    def schema(self, value: object, base: Base, closed: bool) -> Schema:
         """The clean form of ``value``: {} allows everything, False nothing; ``closed``: of this schema."""
         if isinstance(value, bool):
             return {} if value else False

@@ -134,7 +134,7 @@ class _Rules:
     def triggered(
         self,
         triggers: list[str],
-        tags: list[dict[str, Any]],
+        tags: list[dict[str, object]],
         *,
         at_least_one: bool,
         stops: bool,
@@ -197,7 +197,7 @@ class _Rules:
         first_text: str,
         special_ids: Collection[int],
         not_first: list[str],
-        thoughts: Mapping[str, Any] | None,
+        thoughts: Mapping[str, object] | None,
     ) -> tuple[str, str, str, list[str]]:
         """Rules for the text between tags; parameters as in ``triggered`` and ``_head``.
 

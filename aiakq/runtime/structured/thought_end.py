@@ -10,7 +10,7 @@ from typing import Any
 from aiakq.runtime.structured.thoughts import SPACES
 
 
-def calls_at_end(tags: Mapping[str, Any]) -> dict[str, Any] | None:
+def calls_at_end(tags: Mapping[str, object]) -> dict[str, object] | None:
     """Return the format of the calls with which a thought may end that no mark closes; None if it may not.
 
     tags  a structural tag.

@@ -28,7 +28,7 @@ CALL_FORMS = tuple(itertools.starmap(CallForm, itertools.product(("null", "empty
 
 def message_forms(
     messages: list[dict[str, object]], preferred: CallForm = CALL_FORMS[0]
-) -> Iterator[list[dict[str, Any]]]:
+) -> Iterator[list[dict[str, object]]]:
     """Yield variants of ``messages`` to try in order, until the template accepts one.
 
     Templates differ in the form of messages with calls: ``preferred`` comes first. Many accept instructions only at the
@@ -165,7 +165,7 @@ def texts_beside_calls(messages: list[dict[str, object]]) -> list[int]:
 
 def with_texts_joined(originals: list[dict[str, object]]) -> list[dict[str, object]]:
     """Return the messages with the assistant's texts between two of the user as one, at the place of the last."""
-    messages: list[dict[str, Any]] = []  # from the last one to the first
+    messages: list[dict[str, object]] = []  # from the last one to the first
     place: int | None = None
     for message in reversed(originals):
         if message.get("role") == "assistant" and not message.get("tool_calls"):

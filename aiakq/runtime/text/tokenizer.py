@@ -425,7 +425,7 @@ def _config_of_any_model(folder: Path) -> object:
     return config
 
 
-def _extended(path: str, folder: str) -> Any:
+def _extended(path: str, folder: str) -> object:
     """Return the tokenizer created by the operator's Python file. Raises ``tokenizer_extension``."""
     spec = importlib.util.spec_from_file_location("aiakq_tokenizer_extension", path)
     if spec is None or spec.loader is None:

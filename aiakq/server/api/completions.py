@@ -66,7 +66,7 @@ class CompletionRequest(GenerationRequest):
         if self.suffix and self.echo:
             raise error("unsupported_parameter", param="echo", reason="suffix is given: the text is between two parts")
 
-    def sampling_values(self) -> dict[str, Any]:
+    def sampling_values(self) -> dict[str, object]:
         """Return the sampling values. With ``echo``, ``logprobs`` also applies to the prompt."""
         values = super().sampling_values()
         if self.echo and self.logprobs is not None:

@@ -32,7 +32,6 @@ class GenerationInput(Protocol):
     model: str | None
     stream: bool | None
     priority: int | None
-    cache_salt: str | None
 
     def check_combinations(self) -> None:
         """Raise ``unsupported_parameter`` or ``value_out_of_range`` for values that exclude each other."""

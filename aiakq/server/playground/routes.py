@@ -84,7 +84,7 @@ async def settings(service: Service, request: Request) -> Response:
     )
 
 
-def _fields(service: Service, request: type[RequestModel]) -> dict[str, dict[str, Any]]:
+def _fields(service: Service, request: type[RequestModel]) -> dict[str, dict[str, object]]:
     """Return the schemas of the sampling fields, with the limits of the model."""
     properties = resolve_limits(request_schema(request), service.model)["properties"]
     return {name: properties[name] for name in SAMPLING_FIELDS if name in properties}
