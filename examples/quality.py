@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
-import math
 import os
 import re
 import shutil
@@ -30,6 +29,7 @@ sys.path[:0] = [str(ROOT / "examples"), str(PEERS)]
 
 import check_elsewhere  # noqa: E402
 import environments  # noqa: E402
+import fidelity  # noqa: E402
 import machine_load  # noqa: E402
 import outliers  # noqa: E402
 import quality_page  # noqa: E402
@@ -209,18 +209,17 @@ class CachedLogits:
 
 
 def score(folder: Path, original: CachedLogits, subject: Subject) -> dict[str, Any]:
-    """Compare a checkpoint with its original, window by window, so that differences have a standard error."""
+    """Compare a checkpoint with its original, window by window, so that differences have intervals."""
     try:
         model = load_for_scoring(folder)
     except Exception as problem:
         return {"failed": f"does not load here: {problem}"[:200]}
-    windows = [evaluate.compare(model, original, ids.unsqueeze(0)) for ids in subject.windows]
+    tokenizer, vocabulary = original.model.config.tokenizer.load(), original.model.model.vocab_size
+    texts = fidelity.other_texts(model, original, tokenizer.hf, vocabulary, WINDOW) if tokenizer.has_text else {}
     files = [path for path in folder.iterdir() if path.suffix == ".safetensors"]
     return {
-        "loss": [math.log(window.perplexity) for window in windows],
-        "loss_original": [math.log(window.perplexity_original) for window in windows],
-        "kl": [window.kl for window in windows],
-        "same": [window.top1_agreement for window in windows],
+        **fidelity.scores(model, original, subject.windows),
+        "texts": texts,
         "bytes": sum(path.stat().st_size for path in files),
     }
 
