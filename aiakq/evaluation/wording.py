@@ -58,7 +58,7 @@ def kl_text(value: float) -> str:
 
 
 def _perplexity(value: float) -> str:
-    return f"{value:,.5g}"
+    return f"{value:,.4g}"
 
 
 def _count(value: float) -> str:

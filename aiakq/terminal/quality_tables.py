@@ -39,7 +39,7 @@ def quality_result(document: Mapping[str, Any]) -> None:
     if config["original"] is not None:
         resamples = config["bootstrap"]["resamples"]
         lengths = " or ".join(str(length) for length in sorted({text["block_tokens"] for text in texts}))
-        _wrapped(
+        wrapped(
             f"Intervals by a block bootstrap: {resamples:,} resamples of blocks of {lengths} tokens. "
             "That of the maximum ends at the largest value seen.",
             "dim",
@@ -50,7 +50,7 @@ def quality_result(document: Mapping[str, Any]) -> None:
     _tasks(document.get("tasks") or ())
     result_line("")
     for remark in document["remarks"]:
-        _wrapped(remark)
+        wrapped(remark)
 
 
 def text_table(texts: Sequence[Mapping[str, Any]]) -> None:
@@ -93,15 +93,15 @@ def _probability(value: float | None) -> str:
     return f"{value:.1%}" if value >= 0.001 else f"{value:.0e}"
 
 
-def _wrapped(text: str, style: str = "") -> None:
-    """Print a sentence in lines that fit."""
+def wrapped(text: str, style: str = "") -> None:
+    """Print a sentence beside a table, in lines that fit."""
     for part in textwrap.wrap(plain(text), console.err().width):
         result_line((part, style))
 
 
 def _comparison(compared: Mapping[str, Any]) -> None:
     """Print the paired differences of two models: KL of the first minus KL of the second."""
-    grid = table("text", "KL", "KL of other", "difference, %", "95 %", "verdict", left=(0, 5))
+    grid = table("text", "KL", "other", "change, %", "95 %", "verdict", left=(0, 5))
     for text in compared["texts"]:
         ratio, bounds = text["kl_ratio"], text["kl_ratio_interval"]
         interval = "-" if bounds is None else f"{_percents(bounds['low'])} to {_percents(bounds['high'])}"
@@ -111,8 +111,15 @@ def _comparison(compared: Mapping[str, Any]) -> None:
     result_line("")
     result_line((f"{plain(compared['model'])} against {plain(compared['versus'])}, paired", "bold"))
     show(grid)
-    verdict = {BETTER: "better, closer to the original", WORSE: "worse, farther from the original"}
-    _wrapped(f"{compared['model']} is {verdict.get(compared['verdict'], compared['verdict'])}.", "bold")
+    found: dict[str, list[str]] = {}
+    for text in compared["texts"]:
+        found.setdefault(text["verdict"], []).append(plain(text["text"]))
+    verdicts = [
+        f"{words} on {', '.join(found[verdict])}"
+        for verdict, words in ((BETTER, "closer to the original"), (WORSE, "farther from it"), (SAME, SAME))
+        if verdict in found
+    ]
+    wrapped(f"{compared['model']} is {compared['verdict']}: {'; '.join(verdicts)}.", "bold")
 
 
 def _percents(ratio: float) -> str:

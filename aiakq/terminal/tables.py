@@ -244,17 +244,16 @@ def quantize_report(report: QuantizeReport) -> None:
         "size": f"{size(report.bytes_before)} before, {size(report.bytes_after)} after",
         "layer error": "not measured" if worst is None else f"{report.mean_error:.2%} mean",
         "worst layer": None if worst is None else f"{worst.error:.2%} {worst.name}",
-        "quality": "not measured; aiakq eval measures it",
+        **_quality(report),
         "calibration": None if report.calibration is None else f"{report.calibration}, {number(report.tokens)} tokens",
         "time": console.seconds(report.seconds),
         "written to": report.output,
     }
-    rows |= _quality(report)
     facts("quantized", rows)
     if report.evaluations:
         if len(report.evaluations) > 1:
             quality_tables.text_table(report.evaluations)
-        result_line((DECIDES, "dim"))
+        quality_tables.wrapped(DECIDES, "dim")
     for text in report.notes:
         result_line((plain(text), "dim"))
     for text in report.warnings:
@@ -268,16 +267,16 @@ def quantize_report(report: QuantizeReport) -> None:
 
 def _quality(report: QuantizeReport) -> dict[str, object]:
     """Return rows about the comparison with the source on the first text, if there was one."""
-    rows: dict[str, object] = {}
     before, after = report.perplexity_before, report.perplexity_after
     if before is None or after is None:
-        return rows
+        return {"quality": "not measured; aiakq eval measures it"}
     first = report.evaluations[0] if report.evaluations else {}
 
     def interval(key: str, shown: Callable[[float], str]) -> str:
         bounds = first.get(f"{key}_interval")
         return "" if bounds is None else f" ({interval_text(bounds, shown)})"
 
+    rows: dict[str, object] = {}
     rows["quality"] = f"on {number(report.evaluation_tokens)} tokens of {report.evaluation_text}; 95 % intervals"
     if report.kl is not None and report.top1_agreement is not None:
         rows["KL divergence"] = f"{number(report.kl, 3)} nats per token{interval('kl', kl_text)}"

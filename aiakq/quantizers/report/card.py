@@ -162,7 +162,8 @@ def _making(report: QuantizeReport, options: QuantizeOptions, source: str) -> st
             f"Calibrated on {report.tokens:,} tokens of {_plain(report.calibration)} "
             f"(sha256 of the samples: `{report.calibration_sha256}`)."
         )
-    lines += [_plain(note) for note in report.notes]
+    remarks = [text["remark"] for text in report.evaluations]  # which stand with the figures
+    lines += [_plain(note) for note in report.notes if note not in remarks]
     lines.append("Everything else about it, layer by layer, is in aiakq_report.html and aiakq_report.json.")
     return "\n\n".join(lines) + "\n"
 
