@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from aiakq.formats import has_signed_scales
 from aiakq.quantizers.block.inputs import BlockInputs, count_expert_tokens
 from aiakq.quantizers.block.original import OriginalBlock
 from aiakq.quantizers.block.result import BlockResult
@@ -19,7 +20,7 @@ from aiakq.quantizers.block.scale_folder import ScaleFolder
 from aiakq.quantizers.model.activations import SAMPLE_TOKENS, Activations
 from aiakq.quantizers.model.experts import expert, expert_pattern, experts_of, in_stages
 from aiakq.quantizers.model.groups import Heads, SmoothMapping, block_linears
-from aiakq.quantizers.numerics.clip import round_near, round_searched
+from aiakq.quantizers.numerics.clip import may_be_signed, round_near, round_searched
 from aiakq.quantizers.numerics.output_error import OutputErrors
 from aiakq.quantizers.numerics.rounding import Rounding, round_weight
 from aiakq.quantizers.workers.protocol import Task, Value, Workers
@@ -197,8 +198,22 @@ class DecoderBlock:
     def rtn_searched(self, name: str, near: bool) -> Rounding:
         """The same, with ranges searched by the rounding error of the weights, ``near`` the full range or below it."""
         spec = self._specs[name]
-        rounded = round_near if near else round_searched
-        return rounded(self.weight(name), spec.bits, spec.group_size, spec.symmetric, self.plan.scales)
+        scheme = spec.bits, spec.group_size, spec.symmetric, self.plan.scales
+        if near:
+            return round_near(self.weight(name), *scheme)
+        return round_searched(self.weight(name), *scheme, signed=self.signed_scales(name))
+
+    def signed_scales(self, *names: str) -> bool:
+        """Whether scales of these linears of equal scheme may be negative; if the readers of their format cannot have
+        them, the report says so."""
+        spec = self._specs[names[0]]
+        if not may_be_signed(spec.bits, spec.symmetric):
+            return False
+        if has_signed_scales(spec.format):
+            return True
+        for name in names:
+            self.result.remark(name, scales=f"positive, as readers of {spec.format} need them")
+        return False
 
     def finish(self, name: str, rounding: Rounding) -> None:
         """Submit a rounded linear; see ``BlockResult.finish``."""

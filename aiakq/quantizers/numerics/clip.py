@@ -41,6 +41,11 @@ def range_fractions() -> list[float]:
     return [1 - step / (2 * RANGE_STEPS) for step in range(RANGE_STEPS)]
 
 
+def may_be_signed(bits: int, symmetric: bool) -> bool:
+    """Whether negative scales are tried for codes of this kind."""
+    return symmetric and bits <= SIGNED_BITS
+
+
 def searched_scales(
     groups: Tensor,
     bits: int,
@@ -61,7 +66,7 @@ def searched_scales(
         storage,
         range_fractions(),
         lambda gap: (gap.abs_().pow_(NORM) if cost is None else gap.square_().mul_(cost)).sum(-1),
-        (1, -1) if signed and symmetric and bits <= SIGNED_BITS else (1,),
+        (1, -1) if signed and may_be_signed(bits, symmetric) else (1,),
     )
 
 

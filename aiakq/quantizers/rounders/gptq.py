@@ -20,7 +20,6 @@ import torch
 from torch import Tensor
 
 from aiakq.constraints import declare
-from aiakq.formats import has_signed_scales
 from aiakq.quantizers.block.decoder_block import BlockPart, DecoderBlock
 from aiakq.quantizers.model.experts import expert_pattern
 from aiakq.quantizers.numerics.code_grid import IntegerGrid
@@ -71,12 +70,13 @@ class Gptq(Rounder):
 
     def round(self, block: DecoderBlock, part: BlockPart) -> None:
         moments_of = self._moments_of(block)
+        signed = self._with_original(self.signed) and self.scale_search == "mse"
         # Corresponding groups of several experts do not feed each other, so they are rounded at the same time.
         for _, run in itertools.groupby(part.groups, key=lambda group: expert_pattern(group[0]) or group):
             matrices = []
             for group in run:
                 moments = moments_of(group)
-                matrices += [_Matrix(block, names, group, moments) for names in block.same_scheme(group)]
+                matrices += [_Matrix(block, names, group, moments, signed) for names in block.same_scheme(group)]
                 del moments
             self._round(block, matrices)
             del matrices
@@ -88,6 +88,10 @@ class Gptq(Rounder):
         if block.original is not None and self.needs_original:
             return OriginalTargets(block, self.alpha, self.beta).moments
         return lambda group: Moments(block.inputs.hessians([group[0]], keep=True)[group[0]])
+
+    def _with_original(self, value: bool | None) -> bool:
+        """Return the value of a parameter whose default depends on the targets."""
+        return self.targets == "original" if value is None else value
 
     def _round(self, block: DecoderBlock, matrices: Sequence[_Matrix]) -> None:
         """Round independent matrices, split into tasks for the workers."""
@@ -114,22 +118,20 @@ class Gptq(Rounder):
         return [result.codes, result.scales, result.zeros, result.damp]
 
     def _solver(self, matrix: _Matrix) -> GptqSolver:
-        spec, original = matrix.spec, self.targets == "original"
-        signed = original if self.signed is None else self.signed
-        refit = original if self.refit is None else self.refit
+        spec = matrix.spec
         settings = GptqSettings(
             IntegerGrid(
                 spec.bits,
                 spec.symmetric,
                 matrix.scales,
                 searched=self.scale_search == "mse",
-                signed=signed and has_signed_scales(spec.format),
+                signed=matrix.signed,
             ),
             spec.group_size,
             self.act_order,
             self.damp,
             sweeps=self.sweeps,
-            refit=refit and self.sweeps > 0,
+            refit=self._with_original(self.refit) and self.sweeps > 0,
         )
         return GptqSolver(matrix.moments.hessian, settings, matrix.moments.drift)
 
@@ -158,8 +160,11 @@ class Gptq(Rounder):
 class _Matrix:
     """Linears of a group that have the same scheme, concatenated along N, and the moments of their input."""
 
-    def __init__(self, block: DecoderBlock, names: tuple[str, ...], group: tuple[str, ...], moments: Moments) -> None:
+    def __init__(
+        self, block: DecoderBlock, names: tuple[str, ...], group: tuple[str, ...], moments: Moments, signed: bool
+    ) -> None:
         self.names, self.moments = names, moments
+        self.signed = signed and block.signed_scales(*names)
         self.spec, self.scales = block.spec(names[0]), block.plan.scales
         self._block, self._group = block, group
 

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from aiakq import formats
 from aiakq.errors import AiakqError
 from aiakq.quantizers.block.decoder_block import BlockPlan, DecoderBlock
 from aiakq.quantizers.block.original import OriginalBlock, batch_step
@@ -214,3 +215,26 @@ def test_gptaq_is_another_name_of_the_targets_of_the_original_model() -> None:
 def test_own_targets_need_no_original_model() -> None:
     assert options().resolved_recipe.needs_original
     assert not options(targets="own").resolved_recipe.needs_original
+
+
+@pytest.mark.parametrize(("signed", "remark"), [(True, None), (False, "positive, as readers of gptq need them")])
+def test_scales_are_positive_where_readers_need_them(
+    signed: bool, remark: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(formats.load("gptq"), "SIGNED_SCALES", signed, raising=False)
+    for given in (options(), options(targets="own")):
+        found = decoder_block(given)
+        with torch.no_grad():
+            quantize_block(given.resolved_recipe, found)
+        own = given.targets == "own"
+        for name in ("up", "down"):
+            negative = found.result.finished[name].scales < 0
+            assert bool(negative.any()) == (signed and not own)
+            assert found.result.remarks[name].get("scales") == (None if own else remark)
+
+
+def test_rounding_to_nearest_with_a_search_uses_both_signs() -> None:
+    found = decoder_block(options())
+    codes, scales, _ = found.rtn_searched("up", near=False)
+    assert 0 < int((scales < 0).sum()) < scales.numel()
+    assert bool((found.rtn_searched("up", near=True)[1] > 0).all())
