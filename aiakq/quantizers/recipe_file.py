@@ -36,16 +36,9 @@ _NOT_REPEATED = (
     "device", "workers", "distributed_executor_backend", "activation_memory", "evaluate", "eval_text",
 )  # fmt: skip
 _OF_COMPONENTS = (
-    "smooth_alpha",
-    "act_order",
-    "sweeps",
-    "damp",
-    "importance",
-    "scale_search",
-    "gptaq",
-    "awq_scaling",
+    "smooth_alpha", "act_order", "sweeps", "damp", "scale_search", "targets", "importance", "gptaq", "awq_scaling",
     "gptq",
-)
+)  # fmt: skip
 #: Prefix of the name of a recipe without a method. No key of METHODS contains a colon.
 _COMPOSED = "recipe:"
 #: Options that a report always contains.

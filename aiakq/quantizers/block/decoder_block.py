@@ -12,13 +12,15 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from aiakq.formats import has_signed_scales
 from aiakq.quantizers.block.inputs import BlockInputs, count_expert_tokens
+from aiakq.quantizers.block.original import OriginalBlock
 from aiakq.quantizers.block.result import BlockResult
 from aiakq.quantizers.block.scale_folder import ScaleFolder
 from aiakq.quantizers.model.activations import SAMPLE_TOKENS, Activations
 from aiakq.quantizers.model.experts import expert, expert_pattern, experts_of, in_stages
 from aiakq.quantizers.model.groups import Heads, SmoothMapping, block_linears
-from aiakq.quantizers.numerics.clip import round_near, round_searched
+from aiakq.quantizers.numerics.clip import may_be_signed, round_near, round_searched
 from aiakq.quantizers.numerics.output_error import OutputErrors
 from aiakq.quantizers.numerics.rounding import Rounding, round_weight
 from aiakq.quantizers.workers.protocol import Task, Value, Workers
@@ -50,14 +52,6 @@ class BlockPart:
     linears: list[str]
     groups: list[tuple[str, ...]]
     mappings: list[SmoothMapping]
-
-
-@dataclass
-class OriginalBlock:
-    """The block in the unquantized model: a copy of its original weights, and its inputs in that model."""
-
-    module: nn.Module
-    inputs: Activations
 
 
 class DecoderBlock:
@@ -106,6 +100,10 @@ class DecoderBlock:
             for number in seen.rounded
         )  # fmt: skip
         self.groups = self._ordered(groups)
+        if original is not None:
+            theirs = experts_of(original.module)
+            for name, mixture in experts_of(module).items():
+                theirs[name].everywhere = mixture.everywhere
         self.mappings = tuple(
             mapping
             for mapping in mappings
@@ -200,8 +198,22 @@ class DecoderBlock:
     def rtn_searched(self, name: str, near: bool) -> Rounding:
         """The same, with ranges searched by the rounding error of the weights, ``near`` the full range or below it."""
         spec = self._specs[name]
-        rounded = round_near if near else round_searched
-        return rounded(self.weight(name), spec.bits, spec.group_size, spec.symmetric, self.plan.scales)
+        scheme = spec.bits, spec.group_size, spec.symmetric, self.plan.scales
+        if near:
+            return round_near(self.weight(name), *scheme)
+        return round_searched(self.weight(name), *scheme, signed=self.signed_scales(name))
+
+    def signed_scales(self, *names: str) -> bool:
+        """Whether scales of these linears of equal scheme may be negative; if the readers of their format cannot have
+        them, the report says so."""
+        spec = self._specs[names[0]]
+        if not may_be_signed(spec.bits, spec.symmetric):
+            return False
+        if has_signed_scales(spec.format):
+            return True
+        for name in names:
+            self.result.remark(name, scales=f"positive, as readers of {spec.format} need them")
+        return False
 
     def finish(self, name: str, rounding: Rounding) -> None:
         """Submit a rounded linear; see ``BlockResult.finish``."""
