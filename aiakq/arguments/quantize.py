@@ -120,11 +120,14 @@ class QuantizeArguments:
         expected="between 0 and 100",
         group="method",
     )
-    gptaq: bool = argument(
-        False,
-        "gptq: also compensate for quantization errors of the inputs (GPTAQ); takes longer.",
+    targets: str | None = argument(
+        None,
+        "gptq: outputs that the quantized weights should reproduce. original: those of the unquantized model, with "
+        "its residual stream (the default); own: those of the unrounded weights on the same inputs, as published.",
+        choices=("original", "own"),
         group="method",
     )
+    gptaq: bool = argument(False, "gptq: another name of --targets original.", group="method")
     awq_scaling: bool = argument(False, "gptq: apply AWQ's scales first.", group="method")
     gptq: bool = argument(False, "smooth_quant: round the weights with GPTQ.", group="method")
     activation_scales: str = argument(

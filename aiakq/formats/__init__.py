@@ -55,6 +55,11 @@ def all_suffixes() -> tuple[str, ...]:
     return tuple(sorted({suffix for module in modules() for suffix in module.SUFFIXES}))
 
 
+def has_signed_scales(name: str) -> bool:
+    """Whether the readers of the format ``name`` accept negative scales."""
+    return bool(getattr(load(name), "SIGNED_SCALES", True))
+
+
 # --- selection --------------------------------------------------------------------------------------------------------
 
 

@@ -7,6 +7,7 @@ tensor ``bias`` [N] in every format, and not part of ``packed_shapes``. Besides 
     RECORDS_METHOD                                     False if the config does not record the quantization method
     WIDTH_MULTIPLE                                     multiple to which widths per GPU are padded (32)
     config_files(spec) -> {name: JSON}                 additional config files that readers look for
+    SIGNED_SCALES                                      False if its readers cannot have negative scales
     unportable(spec, experts) -> None | reason         why another format is the better default for ``spec``
     shape_problem(spec, n, k) -> None | reason         why a linear of N x K cannot be written
     word_shape(spec) -> (inputs, outputs)              number that share a packed word and cannot be split

@@ -40,6 +40,6 @@ ROUNDERS: Registry[type[Rounder]] = Registry(
     {
         "rtn": "aiakq.quantizers.rounders.rtn:Rtn",
         "gptq": "aiakq.quantizers.rounders.gptq:Gptq",
-        "gptaq": "aiakq.quantizers.rounders.gptaq:Gptaq",
+        "gptaq": "aiakq.quantizers.rounders.gptq:Gptaq",
     },
 )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import json
 import zlib
 from collections.abc import Sequence
@@ -14,7 +13,8 @@ from torch import Tensor
 
 from aiakq.formats.checkpoint_writer import CheckpointWriter
 from aiakq.formats.steps import CommittedStep
-from aiakq.quantizers.block.decoder_block import BlockPlan, DecoderBlock, OriginalBlock
+from aiakq.quantizers.block.decoder_block import BlockPlan, DecoderBlock
+from aiakq.quantizers.block.original import OriginalModel
 from aiakq.quantizers.block.quantize import quantize_block
 from aiakq.quantizers.model.activations import SAMPLE_TOKENS, Activations, HiddenStates, batched, first_batches
 from aiakq.quantizers.model.outer_layers import capture
@@ -72,16 +72,16 @@ class BlockLoop:
         if self.finished > count:  # only the evaluation is left
             return
         inputs = self._capture()
-        original_inputs = inputs.copy() if recipe.needs_original else None
+        unquantized = None
+        if recipe.needs_original:
+            unquantized = OriginalModel(model.blocks, inputs, self.workers, recipe.folds)
         trace = BlockTrace(plan.heads, recipe.folds)
         for index, module in enumerate(model.blocks):
             prefix = model.block_prefix(index)
             self.progress(StageProgress("quantize", index, count, prefix))
             model.load(module, prefix)
             groups, mappings = trace.trace(module, index, inputs)
-            original = None
-            if original_inputs is not None:
-                original = OriginalBlock(copy.deepcopy(module), original_inputs)
+            original = None if unquantized is None else unquantized.block(module, index, inputs)
             block = DecoderBlock(module, index, prefix, plan, groups, inputs, original, mappings, self.workers)
             with torch.no_grad():
                 self._finish(block, last=index == count - 1)
@@ -110,7 +110,7 @@ class BlockLoop:
             if self.writer is not None:
                 self.steps.append(write_block(self.writer, block, stored_name))
         if block.original is not None and not last:
-            block.original.inputs.advance(block.original.module, block.index)
+            block.original.advance(block.index)
 
     def _stored(self, index: int) -> list[Value]:
         """Return what an earlier run stored for a block: the names of its linears and tensors, and the tensors."""

@@ -190,7 +190,9 @@ def _with_components(
         if given and options.gptq or given and rounder.name not in ("gptq", "gptaq"):
             _conflict(option, method, "it is a part of gptq", "Leave it away, or use -quant_type gptq.")
     if options.gptaq:
-        rounder = Component("gptaq", rounder.parameters)
+        if options.targets == "own":
+            _conflict("--gptaq", "--targets own", "it means --targets original", "Give one of them.")
+        rounder = rounder.with_parameters(targets="original")
     if options.awq_scaling:
         transforms = [Component("awq", {"clip": False}), *transforms]
     return transforms, rounder
@@ -203,12 +205,13 @@ def _with_parameters(options: QuantizeOptions, transforms: list[Component], roun
         (options.act_order, "--act-order", "act_order", "only gptq has an order"),
         (options.sweeps, "--sweeps", "sweeps", "only gptq goes over columns again"),
         (options.damp, "--damp", "damp", "only gptq has a Hessian"),
+        (options.targets, "--targets", "targets", "only gptq has targets"),
     ):
         if given is None:
             continue
         if rounder.name in ("gptq", "gptaq"):
             rounder = rounder.with_parameters(**{parameter: given})
-        elif given != "none":
+        elif given not in ("none", "own"):
             _conflict(option, method, reason, "Leave it away, or use -quant_type gptq.")
     if options.smooth_alpha is not None:
         transforms = [
@@ -217,7 +220,10 @@ def _with_parameters(options: QuantizeOptions, transforms: list[Component], roun
         ]
     if options.scale_search is not None:
         transforms, rounder = _with_scale_search(options.scale_search, transforms, rounder)
-    return Recipe(tuple(load_transform(component, _LABELS) for component in transforms), load_rounder(rounder, _LABELS))
+    of_rounder = {name: flag for name, flag in _LABELS.items() if name != "alpha"}
+    return Recipe(
+        tuple(load_transform(component, _LABELS) for component in transforms), load_rounder(rounder, of_rounder)
+    )
 
 
 def _with_scale_search(
@@ -240,6 +246,7 @@ _LABELS = {
     "act_order": "--act-order",
     "sweeps": "--sweeps",
     "damp": "--damp",
+    "targets": "--targets",
     "alpha": "-sq",
     "scale_search": "--scale-search",
 }

@@ -35,7 +35,9 @@ _OF_ONE_RUN = ("input", "output", "revision", "trust_remote_code", "overwrite", 
 _NOT_REPEATED = (
     "device", "workers", "distributed_executor_backend", "activation_memory", "evaluate", "eval_text",
 )  # fmt: skip
-_OF_COMPONENTS = ("smooth_alpha", "act_order", "sweeps", "damp", "scale_search", "gptaq", "awq_scaling", "gptq")
+_OF_COMPONENTS = (
+    "smooth_alpha", "act_order", "sweeps", "damp", "scale_search", "targets", "gptaq", "awq_scaling", "gptq",
+)  # fmt: skip
 #: Prefix of the name of a recipe without a method. No key of METHODS contains a colon.
 _COMPOSED = "recipe:"
 #: Options that a report always contains.

@@ -30,26 +30,24 @@ def round_columns(
     groups: Sequence[int],
     places: Sequence[int],
     *,
-    drift: Tensor | None = None,
-    before: Tensor | None = None,
     values: Tensor | None = None,
     steps: Sequence[float] = (),
 ) -> None:
     """Round the first M = len(groups) columns of ``block`` [L, N]; see gptq in src/ops.def.
 
     All tensors are float32 except ``codes`` (uint8), and rows are contiguous. scales, zeros and codes share one row
-    stride, as do block, before and values, and response [L, L] and drift.
+    stride, as do block and values.
     """
     rows, indices = torch.tensor(groups, dtype=torch.int32), torch.tensor(places, dtype=torch.int32)
     lengths = torch.tensor(steps, dtype=torch.float32)
-    for alike in ((codes, scales, zeros), (block, before, values), (response, drift)):
+    for alike in ((codes, scales, zeros), (block, values)):
         if len({t.stride(0) for t in alike if t is not None and len(t) > 1}) > 1:
             raise ValueError("rows of different distances")
     op = library.new_op("gptq")
     op.m = len(groups)
     op.n, op.length, op.bits = block.shape[1], len(block), bits
     op.stride, op.grid_stride, op.hinv_stride = block.stride(0), codes.stride(0), response.stride(0)
-    op.block, op.hinv, op.drift, op.before = map(address, (block, response, drift, before))
+    op.block, op.hinv = address(block), address(response)
     op.values, op.steps, op.scales, op.zeros = address(values), address(lengths), address(scales), address(zeros)
     op.codes, op.groups, op.places = address(codes), address(rows), address(indices)
     library.OpList(op)()

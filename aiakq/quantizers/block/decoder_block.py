@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from aiakq.quantizers.block.inputs import BlockInputs, count_expert_tokens
+from aiakq.quantizers.block.original import OriginalBlock
 from aiakq.quantizers.block.result import BlockResult
 from aiakq.quantizers.block.scale_folder import ScaleFolder
 from aiakq.quantizers.model.activations import SAMPLE_TOKENS, Activations
@@ -50,14 +51,6 @@ class BlockPart:
     linears: list[str]
     groups: list[tuple[str, ...]]
     mappings: list[SmoothMapping]
-
-
-@dataclass
-class OriginalBlock:
-    """The block in the unquantized model: a copy of its original weights, and its inputs in that model."""
-
-    module: nn.Module
-    inputs: Activations
 
 
 class DecoderBlock:
@@ -106,6 +99,10 @@ class DecoderBlock:
             for number in seen.rounded
         )  # fmt: skip
         self.groups = self._ordered(groups)
+        if original is not None:
+            theirs = experts_of(original.module)
+            for name, mixture in experts_of(module).items():
+                theirs[name].everywhere = mixture.everywhere
         self.mappings = tuple(
             mapping
             for mapping in mappings

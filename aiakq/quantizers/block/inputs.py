@@ -66,25 +66,34 @@ class BlockInputs:
         """Record calls of the named modules ("" is the block) on a sample of tokens; see module_calls.py."""
         return record_calls(self._module, self._index, self.activations, names)
 
-    def gather(self, statistics: Mapping[str, Statistic], keep: bool = False) -> dict[str, tuple[int, list[Tensor]]]:
+    def gather(
+        self,
+        statistics: Mapping[str, Statistic],
+        keep: bool = False,
+        beside: Mapping[str, Callable[[int, Tensor], None]] | None = None,
+    ) -> dict[str, tuple[int, list[Tensor]]]:
         """Run the block over all calibration batches and accumulate statistics of the inputs of linears (or routers).
 
         Returns for each name the number of finite rows and the statistic's totals over them. Batches are distributed
         over the workers and totals are summed shard by shard, so that the bits do not depend on the number of workers
         or devices. ``keep`` declares that everything before these linears is finished, so that later passes need not
-        recompute it (replay.py). Raises ``not_finite`` if a linear has no finite input in the whole run.
+        recompute it (replay.py). ``beside``: modules whose inputs in the same run are passed to a callback, with the
+        batch, for use by a statistic of a later linear. Raises ``not_finite`` if a linear has no finite input in the
+        whole run.
         """
         names = list(statistics)
         if not self._shards:
             raise Seen.nothing(names[0], self._prefix)
-        own = self._parts(statistics, keep)
+        own = self._parts(statistics, keep, beside or {})
         merged = self._workers.combine(len(self._shards), own, merge_parts(statistics))
         seen = Seen(names)
         totals = seen.unpack(merged)
         self._record(seen)
         return {name: (seen.rows[name], totals[name]) for name in names}
 
-    def _parts(self, statistics: Mapping[str, Statistic], keep: bool) -> Iterator[list[Value]]:
+    def _parts(
+        self, statistics: Mapping[str, Statistic], keep: bool, beside: Mapping[str, Callable[[int, Tensor], None]]
+    ) -> Iterator[list[Value]]:
         """Return the statistics of each of this worker's shards."""
         mine = self._shards[self._workers.rank :: self._workers.size]
         last = {shard[-1] for shard in mine}
@@ -99,6 +108,9 @@ class BlockInputs:
                 totals = {name: statistic.start() for name, statistic in statistics.items()}
 
         def take(batch: int, name: str, x: Tensor) -> None:
+            if name in beside:
+                beside[name](batch, x)
+                return
             if keep:
                 self.replay.keep(name, batch, x)
             rows = seen.finite_rows(name, x, batch in self._measured)
@@ -106,7 +118,7 @@ class BlockInputs:
                 statistics[name].add(totals[name], rows, batch)
 
         start()
-        run = self._observer(list(statistics), take, copies=bool(self.activations.others))
+        run = self._observer([*statistics, *beside], take, copies=bool(self.activations.others))
         batches = [batch for shard in mine for batch in shard]
         for batch, partial in self.activations.spread(self._module, batches, run):
             for name, x in partial:
@@ -213,10 +225,10 @@ class BlockInputs:
         requested = list(names)
         missing = [name for name in requested if name not in self._ahead]
         if missing:
-            self._ahead |= self._hessians([*missing, *self._neighbours(missing)], keep)
+            self._ahead |= self._hessians([*missing, *self.neighbours(missing)], keep)
         return {name: self._ahead.pop(name) for name in requested}
 
-    def _neighbours(self, names: list[str]) -> list[str]:
+    def neighbours(self, names: list[str]) -> list[str]:
         """Return the corresponding linears of other experts in the stage that are not finished."""
         patterns = {expert_pattern(name) for name in names if expert_pattern(name) is not None}
         stage = next((stage for stage in self._stages if names[0] in stage), ())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import itertools
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
@@ -91,6 +91,13 @@ class HiddenStates:
         other = HiddenStates((), self.budget, self.folder)
         other.shapes, other._items, other._bytes_in_memory = list(self.shapes), list(self._items), self._bytes_in_memory
         return other
+
+    def keep_only(self, indices: Collection[int]) -> None:
+        """Make all other tensors absent."""
+        for index, item in enumerate(self._items):
+            if index not in indices:
+                self._bytes_in_memory -= _in_memory_bytes(item)
+                self._items[index] = None
 
     def _placed(self, tensor: Tensor) -> Tensor | _Spilled:
         size = tensor.numel() * tensor.element_size()
@@ -233,13 +240,13 @@ class Activations:
                 return size > 0 and torch.allclose(short[fine], wanted[fine], rtol=1e-3, atol=1e-4 * size)
         return False
 
-    def advance(self, block: nn.Module, index: int) -> None:
-        """Replace every batch held here by the output of block ``index`` on it."""
+    def advance(self, block: nn.Module, index: int, done: Collection[int] = ()) -> None:
+        """Replace every batch held here, except those ``done``, by the output of block ``index`` on it."""
 
         def work(block: nn.Module, batch: int, device: torch.device) -> Tensor:
             return self.run(block, index, batch, device).to("cpu")
 
-        for batch, output in self.spread(block, self.here, work):
+        for batch, output in self.spread(block, [batch for batch in self.here if batch not in done], work):
             self.hidden[batch] = output
 
     @property

@@ -30,6 +30,8 @@ class Experts(SeparateExperts):
     everywhere  experts that run on every token, although only the tokens routed to them count in the output.
     counts      while this is a tensor [E], it accumulates the token count of each expert and no expert runs.
     tracing     whether every expert runs on every token with a small weight, so that one pass traces all of them.
+    selected    the experts selected for each token [T, A] in the last call.
+    matrices    number of [K, K] matrices that a method accumulates for every input.
     """
 
     def __init__(self, experts: Iterable[nn.Module]) -> None:
@@ -37,16 +39,19 @@ class Experts(SeparateExperts):
         self.everywhere: frozenset[int] = frozenset()
         self.tracing = False
         self.counts: Tensor | None = None
+        self.selected: Tensor | None = None
+        self.matrices = 1
 
     def chunks(self) -> list[range]:
-        """Split the experts into runs whose Hessians, [K, K] for every input, fit into memory together."""
+        """Split the experts into runs whose Hessians and other ``matrices`` fit into memory together."""
         first = next(self.children())
         expert_bytes = sum(linear.in_features**2 * 4 for linear in first.children() if isinstance(linear, nn.Linear))
-        size = max(1, min(self.count, MOMENT_BYTES // expert_bytes))
+        size = max(1, min(self.count, MOMENT_BYTES // (expert_bytes * self.matrices)))
         return [range(start, min(start + size, self.count)) for start in range(0, self.count, size)]
 
     def forward(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
         """hidden_states [T, K], selected experts [T, A] int64 and their weights [T, A] -> [T, K]."""
+        self.selected = top_k_index
         if self.counts is not None:
             routed = torch.bincount(top_k_index.flatten(), minlength=self.count)
             self.counts += routed[: self.count].to(self.counts.device)
@@ -63,6 +68,14 @@ class Experts(SeparateExperts):
                 if len(tokens):
                     out.index_add_(0, tokens, expert(hidden_states[tokens]) * top_k_weights[tokens, place, None])
         return out
+
+    def tokens_of(self, number: int) -> Tensor | None:
+        """Return the indices of the tokens that an expert ran on in the last call, ascending [tokens] int64."""
+        if self.selected is None:
+            return None
+        if number in self.everywhere:
+            return torch.arange(len(self.selected), device=self.selected.device)
+        return torch.where(self.selected == number)[0]
 
 
 def expert(name: str) -> str | None:

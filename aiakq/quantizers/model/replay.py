@@ -35,10 +35,15 @@ class Replay:
         self._owners: dict[str, tuple[str, bool] | None] = {}
 
     def keep(self, name: str, batch: int, x: Tensor) -> None:
-        """Cache the input of the linear ``name`` on one batch; nothing before it may change afterwards."""
+        """Cache the input of the linear ``name`` on one batch; nothing before it may change afterwards.
+
+        Inputs of a linear that replaces no module are dropped with the next run.
+        """
+        if self._owners.get(name, ()) is None:
+            return
         if name not in self._cached_inputs:
             hidden = self.inputs.hidden
-            cached = sum(states.nbytes for states in self._cached_inputs.values())
+            cached = sum(states.nbytes for states in list(self._cached_inputs.values()))
             budget = min(_IN_MEMORY, hidden.budget - hidden.nbytes) - cached
             self._cached_inputs[name] = HiddenStates((), max(0.0, budget), hidden.folder)
         if not self._cached_inputs[name].has(batch):
@@ -59,7 +64,10 @@ class Replay:
         """
         block = self.block if block is None else block
         known = [name for name, owner in self._owners.items() if owner is not None and not run_all]
-        unknown = [name for name in self._cached_inputs if name not in self._owners]
+        for name in list(self._cached_inputs):
+            if self._owners.get(name, ()) is None:
+                self._cached_inputs.pop(name, None)
+        unknown = [name for name in list(self._cached_inputs) if name not in self._owners]
         with self._replaced_modules(block, known, batch, names), self._find_owners(block, unknown):
             return self.inputs.run(block, self.index, batch, device)
 

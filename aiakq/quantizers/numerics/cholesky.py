@@ -54,7 +54,7 @@ def _factored(matrix: Tensor) -> tuple[Tensor, Tensor] | None:
     inverses = {}
     for start in reversed(starts):
         block = slice(start, min(start + BLOCK, k))
-        with _one_thread():
+        with one_thread():
             # LAPACK factors from the first column on: flip the block to factor from the last.
             lower, failed = torch.linalg.cholesky_ex(matrix[block, block].flip(0, 1))
             upper = lower.flip(0, 1)
@@ -80,7 +80,7 @@ def _factored(matrix: Tensor) -> tuple[Tensor, Tensor] | None:
 
 
 @contextmanager
-def _one_thread() -> Iterator[None]:
+def one_thread() -> Iterator[None]:
     """Use one thread, because the last bits of LAPACK's results depend on the number of threads."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)

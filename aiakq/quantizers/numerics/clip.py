@@ -5,6 +5,10 @@ range and smaller ones down to half of it, and keeps the one with the smallest v
 ``sum |w - q|^2.4`` if nothing is known about the inputs (the norm of the published GPTQ code, which penalizes large
 errors slightly more than squares do), ``sum c_j (w_j - q_j)^2`` if each input has a cost. Ties go to the full range.
 
+Symmetric codes reach one step further below zero than above it: -8 to 7 at 4 bits. With a negative scale the longer
+side is above zero, so both signs of every range are tried (at 2 to 4 bits, where a step is a large part of the range).
+Ties go to the positive scale.
+
 At 8 bits there are levels enough for the largest weight, and a much smaller range is never better. There ``round_near``
 tries five ranges within 1 % of the full one: which of them suits the weights of a row, and the rounding of the scale to
 its storage dtype, is a matter of chance, worth 1 to 3 % of the error.
@@ -12,6 +16,7 @@ its storage dtype, is a matter of chance, worth 1 to 3 % of the error.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from functools import partial
 
@@ -25,6 +30,8 @@ RANGE_STEPS = 20
 NORM = 2.4
 #: Fractions of the full range that round_near tries.
 NEAR_FRACTIONS = (1.0, 0.996, 1.004, 0.992, 1.008)
+#: The largest number of bits at which negative scales are tried.
+SIGNED_BITS = 4
 #: Weights processed at a time, so that intermediate results stay in a core's cache.
 _AT_ONCE = 2**18
 
@@ -35,11 +42,17 @@ def range_fractions() -> list[float]:
 
 
 def searched_scales(
-    groups: Tensor, bits: int, symmetric: bool, storage: torch.dtype, cost: Tensor | None = None
+    groups: Tensor,
+    bits: int,
+    symmetric: bool,
+    storage: torch.dtype,
+    cost: Tensor | None = None,
+    signed: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """Return the best scales and zero points [...] among the ranges tried for groups [..., G]; see scales_for.
 
-    ``cost`` [..., G] weighs the squared error of each weight; without it the error counts to the power 2.4.
+    ``cost`` [..., G] weighs the squared error of each weight; without it the error counts to the power 2.4. ``signed``
+    allows negative scales, which are tried for symmetric codes of at most SIGNED_BITS bits.
     """
     return _best_scales(
         groups,
@@ -48,6 +61,7 @@ def searched_scales(
         storage,
         range_fractions(),
         lambda gap: (gap.abs_().pow_(NORM) if cost is None else gap.square_().mul_(cost)).sum(-1),
+        (1, -1) if signed and symmetric and bits <= SIGNED_BITS else (1,),
     )
 
 
@@ -63,16 +77,18 @@ def _best_scales(
     storage: torch.dtype,
     fractions: Sequence[float],
     loss_of: Callable[[Tensor], Tensor],
+    signs: Sequence[int] = (1,),
 ) -> tuple[Tensor, Tensor]:
-    """Return scales and zero points [...] of the fraction of the range of least loss; the first one wins ties.
+    """Return scales and zero points [...] of the sign and fraction of the range of least loss; the first one wins ties.
 
     ``loss_of`` takes the errors of groups [..., G], which it may overwrite, and returns [...].
     """
     low, high = ranges(groups, symmetric)
     best, zeros = scales_for(low, high, bits, symmetric, storage)
     lowest: Tensor | None = None
-    for fraction in fractions:
+    for sign, fraction in itertools.product(signs, fractions):
         scale, zero = scales_for(low * fraction, high * fraction, bits, symmetric, storage)
+        scale = scale if sign > 0 else -scale
         gap = codes_for(groups, scale.unsqueeze(-1), zero.unsqueeze(-1), bits)
         loss = loss_of(gap.sub_(zero.unsqueeze(-1)).mul_(scale.unsqueeze(-1)).sub_(groups))
         if lowest is None:
@@ -84,12 +100,16 @@ def _best_scales(
     return best, zeros
 
 
-def round_searched(weight: Tensor, bits: int, group_size: int, symmetric: bool, storage: torch.dtype) -> Rounding:
+def round_searched(
+    weight: Tensor, bits: int, group_size: int, symmetric: bool, storage: torch.dtype, signed: bool = False
+) -> Rounding:
     """Round every weight to the nearest code of its group, with ranges searched by the rounding error of the weights.
 
-    weight [N, K] float32. Returns codes [N, K] uint8, scales and zeros [N, K / G] float32.
+    weight [N, K] float32; ``signed`` as in ``searched_scales``. Returns codes [N, K] uint8, scales and zeros [N, K / G]
+    float32.
     """
-    return _round_with(searched_scales, weight, bits, group_size, symmetric, storage)
+    search = partial(searched_scales, signed=signed)
+    return _round_with(search, weight, bits, group_size, symmetric, storage)
 
 
 def round_near(weight: Tensor, bits: int, group_size: int, symmetric: bool, storage: torch.dtype) -> Rounding:

@@ -5,16 +5,19 @@ published code. Differences from that code, and their reasons:
 
 - A group's range is computed from the columns at the time the group begins. The published code uses a copy that is
   stale inside a block of 128 columns, so that groups smaller than 128 get ranges of outdated weights.
-- Besides its full range a group may get a smaller one, down to half, if that lowers the loss of its columns,
-  ``sum of (w - q)^2 / hinv_ii^2``: the terms that algorithm 1 sums.
+- Besides its full range a group may get a smaller one, down to half, or a negative scale, if that lowers the loss of
+  its columns, ``sum of (w - q)^2 / hinv_ii^2``: the terms that algorithm 1 sums.
 - A scale is rounded to its storage dtype before the first error is computed with it.
 - The codes are an output of the loop; nothing is rounded a second time.
-- After every column has its code, a few sweeps revisit all columns, and each takes the code that is best given the
-  others: coordinate descent on the same loss, as in QuantEase (arXiv:2309.01885). Its gradient ``H (w - q)`` is known
-  from the loop: it is ``R E``, with the loop's errors E and the Cholesky factor R of ``H = R R^T``.
+- After every column has its code, a few sweeps revisit all columns and scales (sweeps.py). The gradient
+  ``H (w - q)`` that they need is known from the loop: it is ``R E``, with the loop's errors E and the Cholesky factor R
+  of ``H = R R^T``.
 - Inputs that were never active keep their rounded weights instead of zeros.
-- At most three matrices of K * K floats are alive at a time, including the Hessian that is passed in; four with a
-  drift.
+- With a shift S [N, K] the outputs shall not be those of W but of W plus what S says about the original model
+  (rounders/targets.py): the loss is ``tr(Q H Q^T - 2 Q (W H + S)^T)``, which is that of GPTQ for the target
+  ``W* = W + S H^-1 = W + Y U`` with ``Y = S U^T``, as ``H^-1 = U^T U``. Y is one product with a triangle. The other one
+  costs nothing: the loop subtracts ``E U`` from the columns that follow, and now subtracts ``(E - Y) U``.
+- At most three matrices of K * K floats are alive at a time, with the Hessian that is passed in; five with a drift.
 """
 
 from __future__ import annotations
@@ -26,13 +29,12 @@ import torch
 from torch import Tensor
 
 from aiakq.quantizers.numerics.cholesky import factors
-from aiakq.quantizers.numerics.clip import searched_scales
-from aiakq.quantizers.numerics.gptq_block import Grid, move_columns, round_columns
-from aiakq.quantizers.numerics.rounding import grouped, ranges, round_weight, scales_for
+from aiakq.quantizers.numerics.code_grid import CodeGrid
+from aiakq.quantizers.numerics.gptq_block import Grid, round_columns
+from aiakq.quantizers.numerics.rounding import grouped
+from aiakq.quantizers.numerics.sweeps import LAZY_COLUMNS, Descent
 
-#: Columns whose updates are accumulated before they are applied to the rest of the matrix.
-LAZY_COLUMNS = 128
-#: Columns whose products with ``hinv`` are computed at a time.
+#: Columns whose products with a triangular matrix are computed at a time.
 _AT_ONCE = 512
 
 
@@ -40,20 +42,18 @@ _AT_ONCE = 512
 class GptqSettings:
     """The parameters of GPTQ.
 
-    storage  the dtype in which scales are stored.
-    order    none, static or group; see ``column_order``.
-    search   whether groups may get less than their full range, unlike in the published code.
-    sweeps   number of sweeps over all columns after the loop; 0 in the published code.
+    grid    the grid of codes.
+    order   none, static or group; see ``column_order``.
+    sweeps  number of sweeps over all columns after the loop; 0 in the published code.
+    refit   whether the sweeps, and a last step, also refit the scales to the codes.
     """
 
-    bits: int
+    grid: CodeGrid
     group_size: int
-    symmetric: bool
-    storage: torch.dtype
     order: str = "none"
     damp: float = 0.01
-    search: bool = True
     sweeps: int = 0
+    refit: bool = False
 
 
 @dataclass(frozen=True)
@@ -66,24 +66,16 @@ class GptqResult:
     damp: float | None
 
 
-def gptq(
-    weight: Tensor | Sequence[Tensor], hessian: Tensor, settings: GptqSettings, drift: Tensor | None = None
-) -> GptqResult:
-    """Round ``weight``; see GptqSolver."""
-    return GptqSolver(hessian, settings, drift).round(weight)
-
-
 class GptqSolver:
     """Rounds weights so that their output error, ``tr(D hessian D^T)``, is small.
 
     hessian [K, K] float32, the second moment of the inputs up to a factor; not modified. ``drift`` [K, K], with the
-    same factor, is what GPTAQ adds to later columns per unit of weight (gptaq.py) times the Hessian: the mean of
-    ``(x' - x) x^T`` where x' are the inputs in the unquantized model. The Hessian is factored once for all weights;
-    each row of a weight is rounded independently.
+    same factor, is a shift per unit of weight: weights W get the shift ``W drift``. The Hessian is factored once for
+    all weights; each row of a weight is rounded independently.
     """
 
     def __init__(self, hessian: Tensor, settings: GptqSettings, drift: Tensor | None = None) -> None:
-        self.hessian, self.settings, self.drift = hessian, settings, drift
+        self.hessian, self.settings = hessian, settings
         k = len(hessian)
         self.group_size = k if settings.group_size == -1 else settings.group_size
         self.order = column_order(hessian.diagonal(), self.group_size, settings.order)
@@ -93,150 +85,137 @@ class GptqSolver:
         if solution is None:
             return
         self.hinv = solution[1]
-        self.root = solution[0] if settings.sweeps and drift is None else None
+        self.root = solution[0] if settings.sweeps or settings.refit else None
         del solution
-        self.shift = None if drift is None else _shift(drift, self.hinv, self.moved)
+        self.drift = None
+        if drift is not None:
+            self.drift = drift.T.contiguous() if self.moved is None else drift.T[self.moved]
+            _multiply_upper(self.hinv, self.drift)
         # The cost of an error in each column after compensation in the columns that follow.
         self.cost = self.hinv.diagonal().pow(-2)
 
-    def round(self, weight: Tensor | Sequence[Tensor]) -> GptqResult:
-        """Round ``weight`` [N, K] float32, or several of equal K as if they were concatenated along N; not modified."""
+    def round(self, weight: Tensor | Sequence[Tensor], shift: Tensor | None = None) -> GptqResult:
+        """Round ``weight`` [N, K] float32, or several of equal K as if they were concatenated along N; not modified.
+
+        ``shift`` [N, K] is added to that of the drift.
+        """
         settings, size = self.settings, self.group_size
         parts = [weight] if isinstance(weight, Tensor) else list(weight)
         if self.damp is None:
-            rounded = round_weight(torch.cat(parts), settings.bits, size, settings.symmetric, settings.storage)
-            return GptqResult(*rounded, damp=None)
+            return self._rounded_to_nearest(torch.cat(parts))
         k = parts[0].shape[1]
         # Transpose, so that each step works on contiguous memory.
         columns = torch.cat([part.T for part in parts], dim=1)
+        pending = self._pending(columns, shift)
         if self.moved is not None:
             columns = columns[self.moved]
         n = columns.shape[1]
+        if pending is not None and (settings.order == "static" or size > LAZY_COLUMNS):
+            # The ranges need all of the target at once.
+            _add_transposed_upper(self.hinv, pending, columns)
+            if settings.order == "static":
+                parts = [columns[torch.argsort(self.order)].T]
+            pending = None
         if settings.order == "static":
             by_input = self.cost[torch.argsort(self.order)].unflatten(0, (-1, size))
-            whole = [_scales_of_groups(grouped(part, size), by_input, settings) for part in parts]
+            whole = [settings.grid.search(grouped(part, size), by_input) for part in parts]
             scales, zeros = (torch.cat(tensors).T.contiguous() for tensors in zip(*whole, strict=True))
             del whole
         else:
             scales, zeros = torch.empty(2, k // size, n, device=columns.device)
-        grid = Grid(settings.bits, scales, zeros, torch.empty(k, n, dtype=torch.uint8, device=columns.device))
-        _round_in_order(columns, self.hinv, self.shift, self.cost, grid, self.order, size, settings)
+        grid = Grid(settings.grid, scales, zeros, torch.empty(k, n, dtype=torch.uint8, device=columns.device))
+        self._round_in_order(columns, pending, grid)
+        del pending
         if self.root is not None:
-            _to_gradient(columns, self.root)
-        if settings.sweeps:
-            self._improve(parts, grid, columns)
+            _multiply_upper(self.root, columns)
+            self._improve([len(part) for part in parts], grid, columns)
         del columns
         return GptqResult(grid.codes.T.contiguous(), scales.T.contiguous(), zeros.T.contiguous(), self.damp)
 
-    def _improve(self, parts: Sequence[Tensor], grid: Grid, columns: Tensor) -> None:
-        """Run the sweeps; ``columns`` [K, N] are the gradient in the order of the loop, without a drift."""
+    def _rounded_to_nearest(self, weight: Tensor) -> GptqResult:
+        """Round without a Hessian: weight [N, K]."""
+        groups, kind = grouped(weight, self.group_size), self.settings.grid
+        scales, zeros = kind.search(groups, None)
+        codes = kind.codes(groups, scales.unsqueeze(-1), zeros.unsqueeze(-1))
+        return GptqResult(codes.flatten(1).to(torch.uint8), scales, zeros, damp=None)
+
+    def _pending(self, columns: Tensor, shift: Tensor | None) -> Tensor | None:
+        """Return ``U S^T`` [K, N] in the order of the loop, for weights ``columns`` [K, N] in natural order."""
+        if shift is None:
+            return None if self.drift is None else self.drift @ columns
+        pending = shift.T.contiguous() if self.moved is None else shift.T[self.moved]
+        _multiply_upper(self.hinv, pending)
+        return pending if self.drift is None else pending.addmm_(self.drift, columns)
+
+    def _round_in_order(self, columns: Tensor, pending: Tensor | None, grid: Grid) -> None:
+        """The loop: replace columns [K, N], in its order, by their errors, and write codes and ranges to ``grid``.
+
+        ``pending`` [K, N]: what remains to be added to the columns is ``U^T pending``.
+        """
+        k, size, hinv = len(columns), self.group_size, self.hinv
+        group_of, places = (self.order // size).tolist(), self.order.tolist()
+        step = _lazy_columns(size, k)
+        for start in range(0, k, step):
+            stop = min(start + step, k)
+            if pending is not None:
+                columns[start:stop].addmm_(hinv[start:stop, start:stop].T, pending[start:stop])
+            first = start
+            while first < stop:
+                last = stop
+                if self.settings.order != "static":
+                    # Up to the next column that begins a group.
+                    last = min(stop, (first // size + 1) * size)
+                    if first % size == 0:
+                        ahead = slice(first, first + size)
+                        scales_and_zeros = grid.kind.search(columns[ahead].T, self.cost[ahead])
+                        grid.scales[group_of[first]], grid.zeros[group_of[first]] = scales_and_zeros
+                block = slice(first, stop)
+                round_columns(columns[block], hinv[block, block], grid, group_of[first:last], places[first:last])
+                first = last
+            moved = columns[start:stop] if pending is None else columns[start:stop] - pending[start:stop]
+            columns[stop:].addmm_(hinv[start:stop, stop:].T, moved, alpha=-1)
+
+    def _improve(self, lengths: Sequence[int], grid: Grid, columns: Tensor) -> None:
+        """Run the sweeps; ``columns`` [K, N] are the gradient in the order of the loop, ``lengths`` sum to N."""
         assert self.damp is not None
-        first = 0
-        for part in parts:
-            rows = slice(first, first + len(part))
+        settings, first = self.settings, 0
+        damping = self.hessian.diagonal().mean() * self.damp
+        for length in lengths:
+            rows = slice(first, first + length)
             first = rows.stop
-            mine = Grid(grid.bits, *(tensor[:, rows] for tensor in grid[1:]))
-            gradient = None if self.drift is not None else columns[:, rows]
-            if gradient is not None and self.moved is not None:
-                gradient = torch.empty(len(columns), len(part), device=gradient.device).index_copy_(
-                    0, self.moved, gradient
-                )
-            _improve(part, mine, gradient, self.hessian, self.drift, self.damp, self.settings.sweeps)
+            gradient = columns[:, rows]
+            if self.moved is not None:
+                gradient = torch.empty(len(columns), length, device=columns.device).index_copy_(0, self.moved, gradient)
+            descent = Descent(grid.rows(rows), gradient, self.hessian, damping)
+            for sweep in range(settings.sweeps):
+                descent.sweep(settings.refit, last=sweep == settings.sweeps - 1 and not settings.refit)
+            if settings.refit:
+                descent.refit_scales()
 
 
-def _round_in_order(
-    columns: Tensor,
-    hinv: Tensor,
-    shift: Tensor | None,
-    cost: Tensor,
-    grid: Grid,
-    order: Tensor,
-    size: int,
+def gptq(
+    weight: Tensor | Sequence[Tensor],
+    hessian: Tensor,
     settings: GptqSettings,
-) -> None:
-    """The loop: replace columns [K, N], in ``order``, by their errors, and write codes and ranges to ``grid``."""
-    k = len(columns)
-    group_of, places = (order // size).tolist(), order.tolist()
-    step = _lazy_columns(size, k)
-    for start in range(0, k, step):
-        stop = min(start + step, k)
-        before = None if shift is None else torch.empty_like(columns[start:stop])
-        first = start
-        while first < stop:
-            last = stop
-            if settings.order != "static":
-                # Up to the next column that begins a group.
-                last = min(stop, (first // size + 1) * size)
-                if first % size == 0:
-                    ahead = slice(first, first + size)
-                    scales_and_zeros = _scales_of_groups(columns[ahead].T, cost[ahead], settings)
-                    grid.scales[group_of[first]], grid.zeros[group_of[first]] = scales_and_zeros
-            block = slice(first, stop)
-            drift = None if shift is None else shift[block, block]
-            mine = None if before is None else before[first - start :]
-            round_columns(
-                columns[block], hinv[block, block], grid, group_of[first:last], places[first:last], drift, mine
-            )
-            first = last
-        columns[stop:].addmm_(hinv[start:stop, stop:].T, columns[start:stop], alpha=-1)
-        if before is not None and shift is not None:
-            columns[stop:].addmm_(shift[start:stop, stop:].T, before)
+    drift: Tensor | None = None,
+    shift: Tensor | None = None,
+) -> GptqResult:
+    """Round ``weight``; see GptqSolver."""
+    return GptqSolver(hessian, settings, drift).round(weight, shift)
 
 
-def _to_gradient(errors: Tensor, root: Tensor) -> None:
-    """Replace errors [K, N] by ``root errors`` in place; root [K, K] is upper triangular, so rows go from the top."""
-    for start in range(0, len(errors), _AT_ONCE):
+def _multiply_upper(upper: Tensor, columns: Tensor) -> None:
+    """Replace columns [K, N] by ``upper columns`` in place; upper [K, K] is triangular, so rows go from the top."""
+    for start in range(0, len(columns), _AT_ONCE):
         rows = slice(start, start + _AT_ONCE)
-        errors[rows] = root[rows, start:] @ errors[start:]
+        columns[rows] = upper[rows, start:] @ columns[start:]
 
 
-def _improve(
-    weight: Tensor, grid: Grid, gradient: Tensor | None, hessian: Tensor, drift: Tensor | None, damp: float, sweeps: int
-) -> None:
-    """Sweep over all columns again, each time choosing the best code while the others stay.
-
-    Coordinate descent on the loss that the loop minimizes, starting from its result, so that no step increases it. With
-    the dequantized weights q, the gradient of the loss with respect to ``w - q`` is ``H (w - q)``, plus ``drift^T w``
-    with a drift. It is updated in blocks. weight [N, K]; gradient [K, N] is modified, and computed if it is None.
-    """
-    k, size = weight.shape[1], weight.shape[1] // len(grid.scales)
-    mean = hessian.diagonal().mean() * damp
-    values = torch.empty(k, len(weight), device=weight.device)
-    for group, (scale, zero) in enumerate(zip(grid.scales, grid.zeros, strict=True)):
-        rows = slice(group * size, (group + 1) * size)
-        values[rows] = (grid.codes[rows] - zero) * scale
-    if gradient is None:
-        gap = weight.T - values
-        gradient = (hessian @ gap).add_(gap.mul_(mean))
-        del gap
-        if drift is not None:
-            gradient.addmm_(drift.T, weight.T)
-    steps = torch.where(hessian.diagonal() > 0, 1 / (hessian.diagonal() + mean), 0.0).tolist()
-    for sweep in range(sweeps):
-        for start in range(0, k, LAZY_COLUMNS):
-            block = slice(start, min(start + LAZY_COLUMNS, k))
-            places = range(k)[block]
-            moves = gradient[block].clone()
-            groups = [column // size for column in places]
-            move_columns(moves, hessian[block, block], grid, groups, places, values[block], steps[block])
-            # In the last sweep, earlier columns are not visited again.
-            updated = slice(block.stop if sweep == sweeps - 1 else 0, k)
-            gradient[updated].addmm_(hessian[updated, block], moves, alpha=-1)
-            gradient[block].sub_(moves.mul_(mean))
-
-
-def _scales_of_groups(groups: Tensor, cost: Tensor, settings: GptqSettings) -> tuple[Tensor, Tensor]:
-    """Return scales and zero points [...] of groups [..., G]; ``cost`` [..., G] weights the squared column errors."""
-    if settings.search:
-        return searched_scales(groups, settings.bits, settings.symmetric, settings.storage, cost)
-    return scales_for(*ranges(groups, settings.symmetric), settings.bits, settings.symmetric, settings.storage)
-
-
-def _shift(drift: Tensor, hinv: Tensor, order: Tensor | None) -> Tensor:
-    """Return what a weight in column i adds to later columns, ``triu(drift U^T, 1) U`` [K, K] (arXiv:2504.02692)."""
-    if order is not None:
-        drift = drift[order][:, order]
-    return (drift @ hinv.T).triu_(1) @ hinv
+def _add_transposed_upper(upper: Tensor, x: Tensor, columns: Tensor) -> None:
+    """Add ``upper^T x`` to ``columns``; x and columns [K, N], upper [K, K] triangular."""
+    for start in range(0, len(columns), _AT_ONCE):
+        stop = min(start + _AT_ONCE, len(columns))
+        columns[start:stop].addmm_(upper[:stop, start:stop].T, x[:stop])
 
 
 def _lazy_columns(group_size: int, k: int) -> int:

@@ -14,46 +14,47 @@ import torch
 from torch import Tensor
 
 from aiakq.kernels.cpu import gptq as native
-from aiakq.quantizers.numerics.rounding import codes_for
+from aiakq.quantizers.numerics.code_grid import CodeGrid
 
 
 class Grid(NamedTuple):
-    """The quantization grid: scales and zeros [K / G, N] float32; and the codes [K, N] uint8, which are written."""
+    """Rounded weights: a grid of codes, scales and zeros [K / G, N] float32, and the codes [K, N] uint8.
 
-    bits: int
+    All three tensors are written.
+    """
+
+    kind: CodeGrid
     scales: Tensor
     zeros: Tensor
     codes: Tensor
 
+    def rows(self, rows: slice) -> Grid:
+        """Return a view of some rows of the weight."""
+        return Grid(self.kind, self.scales[:, rows], self.zeros[:, rows], self.codes[:, rows])
 
-def round_columns(
-    block: Tensor,
-    hinv: Tensor,
-    grid: Grid,
-    groups: Sequence[int],
-    places: Sequence[int],
-    drift: Tensor | None = None,
-    before: Tensor | None = None,
-) -> None:
+    def native(self, block: Tensor) -> tuple[int, Tensor, Tensor, Tensor] | None:
+        """Return the arguments of the native loop; None if it does not support this grid and ``block`` [L, N]."""
+        bits = self.kind.integer_bits
+        return (bits, self.scales, self.zeros, self.codes) if bits is not None and native.supports(block) else None
+
+
+def round_columns(block: Tensor, hinv: Tensor, grid: Grid, groups: Sequence[int], places: Sequence[int]) -> None:
     """Round the first columns of ``block`` [L, N] and replace them by their errors.
 
     An error is the rounding error of a weight divided by ``hinv[i, i]``, hinv [L, L]; ``hinv[i, j]`` times it is
-    subtracted from column j > i. With ``drift`` [L, L], ``drift[i, j]`` times the unrounded column i, which is saved in
-    ``before``, is added. ``groups`` and ``places``: the row of scales, and of codes, of each column to round.
+    subtracted from column j > i. ``groups`` and ``places``: the row of scales, and of codes, of each column to round.
     """
-    if native.supports(block):
-        native.round_columns(block, hinv, *grid, groups, places, drift=drift, before=before)
+    arguments = grid.native(block)
+    if arguments is not None:
+        native.round_columns(block, hinv, *arguments, groups, places)
         return
     pivots = hinv.diagonal().tolist()
     for i, (group, place) in enumerate(zip(groups, places, strict=True)):
         column, rest = block[i], block[i + 1 :]
         scale, zero = grid.scales[group], grid.zeros[group]
-        code = codes_for(column, scale, zero, grid.bits)
+        code = grid.kind.codes(column, scale, zero)
         grid.codes[place] = code
-        error = torch.sub(column, code.sub_(zero).mul_(scale)).div_(pivots[i])
-        if drift is not None and before is not None:
-            before[i] = column
-            rest.addr_(drift[i, i + 1 :], column)
+        error = torch.sub(column, grid.kind.units(code, zero).mul_(scale)).div_(pivots[i])
         block[i] = error
         rest.addr_(hinv[i, i + 1 :], error, alpha=-1)
 
@@ -74,14 +75,15 @@ def move_columns(
     rounding error: in column j > i it decreases by ``hessian[i, j]``, hessian [L, L], per unit that column i moves.
     values, gradient and the codes of ``grid`` are modified.
     """
-    if native.supports(gradient):
-        native.round_columns(gradient, hessian, *grid, groups, places, values=values, steps=steps)
+    arguments = grid.native(gradient)
+    if arguments is not None:
+        native.round_columns(gradient, hessian, *arguments, groups, places, values=values, steps=steps)
         return
     for i, (group, place) in enumerate(zip(groups, places, strict=True)):
         scale, zero = grid.scales[group], grid.zeros[group]
-        code = codes_for(torch.add(values[i], gradient[i], alpha=steps[i]), scale, zero, grid.bits)
+        code = grid.kind.codes(torch.add(values[i], gradient[i], alpha=steps[i]), scale, zero)
         grid.codes[place] = code
-        new = code.sub_(zero).mul_(scale)
+        new = grid.kind.units(code, zero).mul_(scale)
         torch.sub(new, values[i], out=gradient[i])
         values[i] = new
         gradient[i + 1 :].addr_(hessian[i, i + 1 :], gradient[i], alpha=-1)

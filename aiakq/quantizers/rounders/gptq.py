@@ -3,6 +3,10 @@
 Frantar et al. 2022 (arXiv:2210.17323), algorithm 1, with lazy batched updates. Quantization inside a decoder block is
 truly sequential: query, key and value first, then the attention output, then gate and up, then down, each calibrated on
 inputs that already passed through the layers rounded before. The loop itself is in numerics/gptq.py.
+
+With ``targets: original`` each layer makes up for the errors of its inputs and of the residual stream as well, by
+steering towards the outputs of the unquantized model (targets.py). ``targets: own`` with ``scale_search: minmax``,
+``sweeps: 0`` and ``act_order: none`` is the published algorithm.
 """
 
 from __future__ import annotations
@@ -15,16 +19,20 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from aiakq.constraints import declare
+from aiakq.formats import has_signed_scales
 from aiakq.quantizers.block.decoder_block import BlockPart, DecoderBlock
 from aiakq.quantizers.model.experts import expert_pattern
+from aiakq.quantizers.numerics.code_grid import IntegerGrid
 from aiakq.quantizers.numerics.gptq import GptqSettings, GptqSolver
 from aiakq.quantizers.recipe import Rounder, like_option
+from aiakq.quantizers.rounders.targets import Moments, OriginalTargets
 from aiakq.quantizers.workers.protocol import SHARDS, Task, Value
 
 #: Minimum rows per task: factoring the Hessian again on another worker takes as long as rounding a few hundred rows.
 _FEWEST_ROWS = 256
-#: name of a linear -> the Hessian [K, K] of its inputs, and GPTAQ's cross moment (None without).
-Hessians = Callable[[str], tuple[Tensor, Tensor | None]]
+#: A group of linears that share an input -> the moments of the input.
+_MomentsOf = Callable[[tuple[str, ...]], Moments]
 
 
 @dataclass(frozen=True)
@@ -37,33 +45,49 @@ class Gptq(Rounder):
     sweeps        number of sweeps over all columns after they are rounded; 0 as published. Four gain little more than
                   two.
     scale_search  ``minmax`` uses the full range of a group, ``mse`` also smaller ones, by the loss of its columns.
+    targets       what the outputs should be near to: ``original``, those of the unquantized model, or ``own``, those of
+                  the unrounded weights on the same inputs.
+    alpha, beta   which part of the errors of the inputs, and of the residual stream, ``original`` makes up for.
+    signed        whether symmetric scales of at most 4 bits may be negative; None: with the targets ``original``.
+    refit         whether scales are fitted again to the codes, in and after the sweeps; None: likewise.
     """
 
     act_order: str = like_option("group", "act_order")
     damp: float = like_option(0.01, "damp")
     sweeps: int = like_option(2, "sweeps")
     scale_search: str = like_option("mse", "scale_search")
+    targets: str = like_option("original", "targets")
+    alpha: float = declare(0.5, low=0.0, high=1.0, expected="between 0 and 1")
+    beta: float = declare(0.5, low=0.0, high=1.0, expected="between 0 and 1")
+    signed: bool | None = None
+    refit: bool | None = None
 
     name = "gptq"
     bits = (4, 8, 3, 2)
 
+    @property
+    def needs_original(self) -> bool:  # type: ignore[override]
+        return self.targets == "original" and bool(self.alpha or self.beta)
+
     def round(self, block: DecoderBlock, part: BlockPart) -> None:
-        hessians = self._hessians(block)
+        moments_of = self._moments_of(block)
         # Corresponding groups of several experts do not feed each other, so they are rounded at the same time.
         for _, run in itertools.groupby(part.groups, key=lambda group: expert_pattern(group[0]) or group):
             matrices = []
             for group in run:
-                hessian = hessians(group[0])
-                matrices += [_Matrix(block, names, *hessian) for names in block.same_scheme(group)]
-                del hessian
+                moments = moments_of(group)
+                matrices += [_Matrix(block, names, group, moments) for names in block.same_scheme(group)]
+                del moments
             self._round(block, matrices)
             del matrices
         for name in part.linears:
             if name not in block.result.finished:
                 block.finish(name, block.rtn(name))
 
-    def _hessians(self, block: DecoderBlock) -> Hessians:
-        return lambda name: (block.inputs.hessians([name], keep=True)[name], None)
+    def _moments_of(self, block: DecoderBlock) -> _MomentsOf:
+        if block.original is not None and self.needs_original:
+            return OriginalTargets(block, self.alpha, self.beta).moments
+        return lambda group: Moments(block.inputs.hessians([group[0]], keep=True)[group[0]])
 
     def _round(self, block: DecoderBlock, matrices: Sequence[_Matrix]) -> None:
         """Round independent matrices, split into tasks for the workers."""
@@ -71,7 +95,9 @@ class Gptq(Rounder):
         for number, matrix in enumerate(matrices):
             for rows in matrix.cuts():
                 of_matrix.append(number)
-                tasks.append(Task(len(rows) * len(matrix.hessian), partial(self._round_rows, solvers, matrix, rows)))
+                tasks.append(
+                    Task(len(rows) * len(matrix.moments.hessian), partial(self._round_rows, solvers, matrix, rows))
+                )
         by_matrix: list[list[list[Value]]] = [[] for _ in matrices]
         for number, values in zip(of_matrix, block.workers.share(tasks), strict=True):
             by_matrix[number].append(values)
@@ -84,22 +110,28 @@ class Gptq(Rounder):
         if matrix not in solvers:
             solvers.clear()
             solvers[matrix] = self._solver(matrix)
-        result = solvers[matrix].round(matrix.weights(rows))
+        result = solvers[matrix].round(matrix.weights(rows), matrix.shift(rows))
         return [result.codes, result.scales, result.zeros, result.damp]
 
     def _solver(self, matrix: _Matrix) -> GptqSolver:
-        spec = matrix.spec
+        spec, original = matrix.spec, self.targets == "original"
+        signed = original if self.signed is None else self.signed
+        refit = original if self.refit is None else self.refit
         settings = GptqSettings(
-            spec.bits,
+            IntegerGrid(
+                spec.bits,
+                spec.symmetric,
+                matrix.scales,
+                searched=self.scale_search == "mse",
+                signed=signed and has_signed_scales(spec.format),
+            ),
             spec.group_size,
-            spec.symmetric,
-            matrix.scales,
             self.act_order,
             self.damp,
-            search=self.scale_search == "mse",
             sweeps=self.sweeps,
+            refit=refit and self.sweeps > 0,
         )
-        return GptqSolver(matrix.hessian, settings, matrix.drift)
+        return GptqSolver(matrix.moments.hessian, settings, matrix.moments.drift)
 
     def _finish(self, block: DecoderBlock, names: tuple[str, ...], results: Sequence[list[Value]]) -> None:
         """Submit the linears of one matrix. results: codes, scales, zeros and damping of each task."""
@@ -124,15 +156,12 @@ class Gptq(Rounder):
 
 
 class _Matrix:
-    """Linears that share an input and a scheme, concatenated along N.
+    """Linears of a group that have the same scheme, concatenated along N, and the moments of their input."""
 
-    hessian, drift  of their inputs; see Hessians.
-    """
-
-    def __init__(self, block: DecoderBlock, names: tuple[str, ...], hessian: Tensor, drift: Tensor | None) -> None:
-        self.names, self.hessian, self.drift = names, hessian, drift
+    def __init__(self, block: DecoderBlock, names: tuple[str, ...], group: tuple[str, ...], moments: Moments) -> None:
+        self.names, self.moments = names, moments
         self.spec, self.scales = block.spec(names[0]), block.plan.scales
-        self._block = block
+        self._block, self._group = block, group
 
     def cuts(self) -> list[range]:
         """Split the rows into tasks of equal size, independent of the number of workers. Experts are not split: there
@@ -153,3 +182,23 @@ class _Matrix:
                 parts.append(part)
             first += len(weight)
         return parts
+
+    def shift(self, rows: range) -> Tensor | None:
+        """Return the shift of these rows [n, K], or None."""
+        shift = self.moments.shift
+        if shift is None:
+            return None
+        if self.names != self._group:
+            sizes = [self._block.linears[name].out_features for name in self._group]
+            of_name = dict(zip(self._group, shift.split(sizes), strict=True))
+            shift = torch.cat([of_name[name] for name in self.names])
+        return shift[rows.start : rows.stop]
+
+
+@dataclass(frozen=True)
+class Gptaq(Gptq):
+    """The name of GPTQ with ``targets: original`` in older recipes; reports call it gptq."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.require(self.targets == "original", "targets", "original, which gptaq means", "Use the rounder gptq.")

@@ -154,3 +154,39 @@ def test_the_scale_search_accepts_a_group_of_zeros() -> None:
     codes, scales, zeros = round_searched(torch.zeros(4, 32), 4, 32, False, torch.float16)
     assert torch.equal(dequantize(codes, scales, zeros, 32), torch.zeros(4, 32))
     assert bool((scales > 0).all())
+
+
+@pytest.mark.parametrize("bits", [2, 3, 4])
+def test_scales_of_either_sign_are_never_worse_and_ties_are_positive(bits: int) -> None:
+    dense, cost = heavy(), torch.linspace(0.1, 3, 128)
+
+    def losses(scales: torch.Tensor, zeros: torch.Tensor) -> torch.Tensor:
+        scales, zeros = scales.unsqueeze(1), zeros.unsqueeze(1)
+        codes = ((dense / scales).round() + zeros).clamp(0, 2**bits - 1)
+        return (((codes - zeros) * scales - dense).square() * cost).sum(-1)
+
+    positive = searched_scales(dense, bits, True, torch.float16, cost)
+    signed = searched_scales(dense, bits, True, torch.float16, cost, signed=True)
+    assert bool((losses(*signed) <= losses(*positive)).all())
+    assert float(losses(*signed).sum()) < 0.99 * float(losses(*positive).sum())
+    assert 0.2 < float((signed[0] < 0).float().mean()) < 0.8
+    mirrored = searched_scales(-dense, bits, True, torch.float16, cost, signed=True)
+    assert float((mirrored[0] == -signed[0]).float().mean()) > 0.8
+    tied = torch.tensor([[-1.0, 1.0, 0.5, -0.5]])
+    assert float(searched_scales(tied, bits, True, torch.float16, signed=True)[0]) > 0
+
+
+def test_scales_stay_positive_at_8_bits_and_with_zero_points() -> None:
+    for bits, symmetric in ((8, True), (4, False)):
+        scales, _ = searched_scales(heavy(), bits, symmetric, torch.float16, signed=True)
+        assert bool((scales > 0).all())
+
+
+def test_rounding_to_nearest_with_scales_of_either_sign_leaves_less_error() -> None:
+    dense = heavy()
+
+    def error(signed: bool) -> float:
+        rounded = round_searched(dense, 3, 32, True, torch.float16, signed)
+        return float((dequantize(*rounded, 32) - dense).abs().pow(2.4).sum())
+
+    assert error(True) < 0.97 * error(False)

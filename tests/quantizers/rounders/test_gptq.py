@@ -10,6 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from aiakq.quantizers.numerics.cholesky import factors
+from aiakq.quantizers.numerics.code_grid import IntegerGrid
 from aiakq.quantizers.numerics.gptq import GptqSettings, column_order, gptq
 from aiakq.quantizers.numerics.rounding import dequantize, round_weight
 
@@ -74,9 +75,20 @@ def loss(weight: Tensor, rounded: Tensor, hessian: Tensor) -> float:
     return float(((gap @ hessian.double()) * gap).sum())
 
 
+def settings_of(
+    bits: int = 4,
+    group_size: int = 128,
+    symmetric: bool = True,
+    storage: torch.dtype = torch.float32,
+    search: bool = True,
+    signed: bool = False,
+    **fields: Any,
+) -> GptqSettings:
+    return GptqSettings(IntegerGrid(bits, symmetric, storage, search, signed), group_size, **fields)
+
+
 def ours(weight: Tensor, hessian: Tensor, **fields: Any) -> Tensor:
-    usual = {"bits": 4, "group_size": 128, "symmetric": True, "storage": torch.float32}
-    settings = GptqSettings(**{**usual, **fields})
+    settings = settings_of(**fields)
     result = gptq(weight, hessian, settings)
     assert result.damp == settings.damp
     size = weight.shape[1] if settings.group_size == -1 else settings.group_size
@@ -166,7 +178,7 @@ def test_weights_of_dead_inputs_are_kept(order: str) -> None:
 def test_a_singular_hessian_is_damped_or_falls_back_to_rtn() -> None:
     weight, _ = problem(k=256)
     one = torch.ones(256, 1) * 100
-    settings = GptqSettings(4, 128, True, torch.float16, damp=1e-12)
+    settings = settings_of(storage=torch.float16, damp=1e-12)
     result = gptq(weight, one @ one.T, settings)
     assert result.damp is None or result.damp >= 1e-12
     for hessian in (torch.zeros(256, 256), torch.full((256, 256), float("nan"))):
@@ -192,7 +204,7 @@ def test_the_number_of_threads_does_not_matter() -> None:
 def test_scales_are_in_their_storage_dtype_and_nothing_is_modified() -> None:
     weight, hessian = problem(k=256)
     kept = weight.clone(), hessian.clone()
-    result = gptq(weight, hessian, GptqSettings(4, 64, False, torch.float16, "group"))
+    result = gptq(weight, hessian, settings_of(4, 64, False, torch.float16, order="group"))
     assert torch.equal(result.scales, result.scales.half().float())
     assert torch.equal(weight, kept[0])
     assert torch.equal(hessian, kept[1])
@@ -267,7 +279,7 @@ def test_after_enough_sweeps_no_single_code_can_be_better() -> None:
     weight, hessian = problem(k=256, n=8)
     hessian[7] = 0
     hessian[:, 7] = 0  # an input that never fires
-    settings = GptqSettings(3, 64, True, torch.float32, sweeps=40)
+    settings = settings_of(3, 64, sweeps=40)
     result = gptq(weight, hessian, settings)
     damped = hessian.double() + 0.01 * hessian.diagonal().double().mean() * torch.eye(256)
     gap = (dequantize(result.codes, result.scales, result.zeros, 64) - weight).double()

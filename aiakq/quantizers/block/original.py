@@ -1,0 +1,83 @@
+"""The unquantized model beside the quantized one, block by block: its weights, and its hidden states on some tokens."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from torch import nn
+
+from aiakq.quantizers.model.activations import Activations
+from aiakq.quantizers.model.experts import experts_of
+from aiakq.quantizers.model.groups import block_linears
+from aiakq.quantizers.model.residuals import Residual, ResidualTrace
+from aiakq.quantizers.workers.protocol import Workers, shards
+
+#: Tokens per input of the widest linear on which the hidden states are computed, if the calibration has as many. More
+#: of them lower the error little (docs/log.md).
+TOKENS_PER_INPUT = 16
+
+
+@dataclass
+class OriginalBlock:
+    """The block in the unquantized model.
+
+    module     the block with its original weights.
+    inputs     its inputs in that model on some of the calibration batches; the others are absent.
+    residuals  the linears whose outputs are added to the residual stream.
+    advanced   the batches whose inputs have been replaced by the block's outputs.
+    """
+
+    module: nn.Module
+    inputs: Activations
+    residuals: Mapping[str, Residual] = field(default_factory=dict)
+    advanced: set[int] = field(default_factory=set)
+
+    def advance(self, index: int) -> None:
+        """Replace the inputs by the outputs of the block, which has the index ``index``."""
+        self.inputs.advance(self.module, index, self.advanced)
+
+
+class OriginalModel:
+    """The hidden states of the unquantized model at the next block.
+
+    blocks  all blocks of the model, whose weights need not be loaded.
+    inputs  the hidden states of the quantized model at the first block, which give up a part of their memory.
+    folds   whether transforms modify the weights of a block before they are rounded.
+    """
+
+    def __init__(self, blocks: Iterable[nn.Module], inputs: Activations, workers: Workers, folds: bool) -> None:
+        self._folds = folds
+        self._residuals = ResidualTrace()
+        every = batch_step(blocks, inputs.tokens)
+        hidden = inputs.hidden
+        mine = [batch for shard in shards(len(hidden))[workers.rank :: workers.size] for batch in shard]
+        self.inputs = inputs.copy()
+        self.inputs.hidden.keep_only({batch for batch in mine if batch % every == 0})
+        self.inputs.hidden.budget = hidden.budget / (every + 1)
+        hidden.budget -= self.inputs.hidden.budget
+
+    def block(self, module: nn.Module, index: int, inputs: Activations) -> OriginalBlock:
+        """Return the original of ``module``, whose weights are loaded; ``inputs`` are those of the quantized model.
+
+        Parameters are shared, as quantization replaces them in ``module``, unless a transform modifies them.
+        """
+        for mixture in experts_of(module).values():
+            mixture.matrices = 2
+        residuals = self._residuals.trace(module, index, inputs)
+        shared = {} if self._folds else {id(tensor): tensor for tensor in (*module.parameters(), *module.buffers())}
+        return OriginalBlock(copy.deepcopy(module, shared), self.inputs, residuals)  # type: ignore[arg-type]
+
+
+def batch_step(blocks: Iterable[nn.Module], tokens: int) -> int:
+    """Return n if the hidden states of every n-th calibration batch suffice, of ``tokens`` tokens in all.
+
+    Experts see only a part of the tokens, so that all are needed.
+    """
+    widest = 1
+    for block in blocks:
+        if experts_of(block):
+            return 1
+        widest = max(widest, *(linear.in_features for linear in block_linears(block).values()))
+    return max(1, tokens // (widest * TOKENS_PER_INPUT))
