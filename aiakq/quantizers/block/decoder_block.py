@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 
+from aiakq.formats import has_signed_scales
 from aiakq.quantizers.block.inputs import BlockInputs, count_expert_tokens
 from aiakq.quantizers.block.original import OriginalBlock
 from aiakq.quantizers.block.result import BlockResult
@@ -194,10 +196,13 @@ class DecoderBlock:
         spec = self._specs[name]
         return round_weight(self.weight(name), spec.bits, spec.group_size, spec.symmetric, self.plan.scales, clip)
 
-    def rtn_searched(self, name: str, near: bool) -> Rounding:
-        """The same, with ranges searched by the rounding error of the weights, ``near`` the full range or below it."""
+    def rtn_searched(self, name: str, near: bool, signed: bool = False) -> Rounding:
+        """The same, with ranges searched by the rounding error of the weights, ``near`` the full range or below it.
+
+        ``signed`` as in ``round_searched``; it has no effect near the full range, or if the format has positive scales.
+        """
         spec = self._specs[name]
-        rounded = round_near if near else round_searched
+        rounded = round_near if near else partial(round_searched, signed=signed and has_signed_scales(spec.format))
         return rounded(self.weight(name), spec.bits, spec.group_size, spec.symmetric, self.plan.scales)
 
     def finish(self, name: str, rounding: Rounding) -> None:
