@@ -195,13 +195,16 @@ class DecoderBlock:
         spec = self._specs[name]
         return round_weight(self.weight(name), spec.bits, spec.group_size, spec.symmetric, self.plan.scales, clip)
 
-    def rtn_searched(self, name: str, near: bool) -> Rounding:
-        """The same, with ranges searched by the rounding error of the weights, ``near`` the full range or below it."""
+    def rtn_searched(self, name: str, near: bool, signed: bool = False) -> Rounding:
+        """The same, with ranges searched by the rounding error of the weights, ``near`` the full range or below it.
+
+        ``signed`` as in ``round_searched``; it has no effect near the full range, or if the format has positive scales.
+        """
         spec = self._specs[name]
         scheme = spec.bits, spec.group_size, spec.symmetric, self.plan.scales
         if near:
             return round_near(self.weight(name), *scheme)
-        return round_searched(self.weight(name), *scheme, signed=self.signed_scales(name))
+        return round_searched(self.weight(name), *scheme, signed=signed and self.signed_scales(name))
 
     def signed_scales(self, *names: str) -> bool:
         """Whether scales of these linears of equal scheme may be negative; if the readers of their format cannot have

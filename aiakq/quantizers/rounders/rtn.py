@@ -23,9 +23,11 @@ class Rtn(Rounder):
 
     scale_search  ``minmax`` uses the full range of a group; ``near`` also ranges within 1 % of it and ``mse`` smaller
                   ones down to half of it, by the error of its weights.
+    signed        whether ``mse`` may choose negative scales for symmetric codes of at most 4 bits.
     """
 
     scale_search: str = declare("minmax", choices=("minmax", "mse", "near"))
+    signed: bool = True
 
     name = "rtn"
     needs_inputs = False
@@ -44,5 +46,5 @@ class Rtn(Rounder):
             if self.scale_search == "minmax":
                 tasks[name] = partial(block.rtn, name, block.clip.pop(name, None))
             else:
-                tasks[name] = partial(block.rtn_searched, name, near=self.scale_search == "near")
+                tasks[name] = partial(block.rtn_searched, name, self.scale_search == "near", self.signed)
         block.finish_shared(tasks)

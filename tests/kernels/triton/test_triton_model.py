@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import pytest
 import torch
+from checkpoint_copies import with_signed_scales
 
 from aiakq import LLM, SamplingParams
 from aiakq.kernels.selection import BACKENDS
 from aiakq.kernels.triton import linear, linear_int8
 from aiakq.quantizers.options import QuantizeOptions
 from aiakq.quantizers.pipeline import quantize_checkpoint
+from aiakq.spec import QuantSpec
 
 CPU = torch.device("cpu")
 
@@ -112,3 +114,17 @@ def test_quantized_models_give_the_tokens_of_the_cpu(
     # layer, in three steps for integers, and in the two of few rows for weights whose scales come after the product.
     steps = {"smooth_quant": 3, "weight_only_int8": 2}.get(method, 0)
     assert len(prepared) == steps * llm.config.model.num_layers
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [QuantSpec("gptq", "gptq", 4, 32), QuantSpec("smooth_quant", "compressed-tensors", 8, activation_bits=8)],
+    ids=["w4", "w8a8"],
+)
+def test_scales_of_either_sign_give_the_tokens_of_the_cpu(spec, device, on_triton, tiny_model, tmp_path):
+    folder = with_signed_scales(tiny_model("LlamaForCausalLM"), tmp_path / "signed", spec)
+    _, wanted = answers(folder, CPU, cpu_math="exact")
+    on_triton()
+    llm, found = answers(folder, device)
+    assert "triton" in llm.engine.facts["linear layers"]
+    compare(found, wanted, 0.2 if spec.activation_bits else 0.03)

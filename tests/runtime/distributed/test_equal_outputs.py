@@ -8,12 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from checkpoint_copies import with_signed_scales
 
 from aiakq import LLM, SamplingParams
 from aiakq.quantizers import METHODS
 from aiakq.quantizers.options import QuantizeOptions
 from aiakq.quantizers.pipeline import quantize_checkpoint
 from aiakq.runtime.models import ARCHITECTURES
+from aiakq.spec import QuantSpec
 
 #: One for each way of computing; ``AIAKQ_EVERY_ARCHITECTURE=1`` takes all.
 FAMILIES = (
@@ -69,6 +71,13 @@ def test_every_format_gives_the_same_on_any_number_of_ranks_and_stages(method, d
     for size, stages in SHAPES[dtype]:
         found = answers(folder, dtype=dtype, tensor_parallel_size=size, pipeline_parallel_size=stages)
         assert found == alone, (size, stages)
+
+
+@pytest.mark.parametrize("spec", [QuantSpec("gptq", "gptq", 4, 32), QuantSpec("gptq", "compressed-tensors", 3, 64)])
+def test_scales_of_either_sign_give_the_same_on_two_ranks(spec, tiny_model, tmp_path):
+    """Groups of 64 straddle the shards of a down projection."""
+    folder = with_signed_scales(tiny_model("LlamaForCausalLM", intermediate_size=192), tmp_path / "signed", spec)
+    assert answers(folder, dtype="float32", tensor_parallel_size=2) == answers(folder, dtype="float32")
 
 
 @pytest.mark.parametrize("architecture", FAMILIES)

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from checkpoint_copies import in_floats, with_signed_scales
 from lora_adapters import adapted, save_adapter, store_of
 from safetensors.torch import load_file, save_file
 from torch import Tensor
@@ -21,10 +22,10 @@ from aiakq.errors import AiakqError
 from aiakq.formats.checkpoint import Checkpoint
 from aiakq.formats.folded_scales import LinearScales, read_scales
 from aiakq.formats.model_folder import FOLDED_SCALES as FILE
-from aiakq.formats.model_folder import MANIFEST
 from aiakq.kernels.ops.linear_reference import dequantize
 from aiakq.quantizers.options import QuantizeOptions
 from aiakq.quantizers.pipeline import quantize_checkpoint
+from aiakq.spec import QuantSpec
 
 QUICK = {"samples": 8, "seqlen": 64, "evaluate": False, "device": "cpu"}
 ARGUMENTS = {
@@ -71,24 +72,6 @@ def unfolded(source: Path, folder: Path) -> Any:
         if stored.bias is not None:
             module.bias.data.copy_((stored.bias if own.rows is None else stored.bias * own.rows)[:n])
     return model
-
-
-def in_floats(folder: Path, to: Path) -> Path:
-    """A copy of a quantized checkpoint with the weights that its codes stand for, whose activations are not rounded."""
-    checkpoint, tensors, own = Checkpoint.open(folder), {}, set()
-    for name in checkpoint.quantized_linears():
-        stored = checkpoint.read_linear(name)
-        own.update(checkpoint.linear_tensors(name).values())
-        tensors[f"{name}.weight"] = dequantize(stored)
-        if stored.bias is not None:
-            tensors[f"{name}.bias"] = stored.bias.float()
-    tensors |= {name: checkpoint.tensor(name) for name in checkpoint.inventory if name not in own}
-    shutil.copytree(folder, to, ignore=shutil.ignore_patterns("model*.safetensors"))
-    save_file({name: tensor.contiguous().clone() for name, tensor in tensors.items()}, to / "model.safetensors")
-    config = {key: value for key, value in checkpoint.config.items() if key != "quantization_config"}
-    (to / "config.json").write_text(json.dumps(config))
-    (to / MANIFEST).write_text('{"files": {}}')
-    return to
 
 
 def scores_of_peft(model: Any) -> list[Tensor]:
@@ -147,6 +130,11 @@ def test_adapters_of_the_original_model_fit_a_base_with_folded_scales(family, me
     columns = [each.columns for each in folded.values() if each.columns is not None]
     assert any(float((each - 1).abs().max()) > 0.02 for each in columns), "nothing was folded"
     check_equality(source, folder, tmp_path)
+
+
+def test_adapters_fit_a_base_whose_scales_have_both_signs(tiny_model, tmp_path):
+    source = tiny_model("LlamaForCausalLM")
+    check_equality(source, with_signed_scales(source, tmp_path / "q", QuantSpec("gptq", "gptq", 4, 32)), tmp_path)
 
 
 @pytest.mark.parametrize("ranks", [{"tensor_parallel_size": 2}, {"pipeline_parallel_size": 2}], ids=["tp", "pp"])
