@@ -18,7 +18,7 @@ class EvalArguments:
         (),
         "Other quantized models of the same original, to compare MODEL with.",
         positional=True,
-        metavar="VERSUS",
+        metavar="[VERSUS...]",
         separator="\0",
     )
     original: str | None = argument(

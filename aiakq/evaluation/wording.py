@@ -25,7 +25,7 @@ def perplexity_remark(text: Mapping[str, Any]) -> str | None:
     ``text`` is an entry of the document's ``texts``.
     """
     ratio = text["perplexity_ratio"]
-    if ratio is None or ratio >= 1:
+    if ratio is None or not ratio < 1:
         return None
     bounds = text["perplexity_ratio_interval"]
     within = "" if bounds is None else f"; 95 % interval {interval_text(bounds, change_text)}"
@@ -52,8 +52,10 @@ def change_text(ratio: float) -> str:
     return f"{100 * (ratio - 1):+.2f} %"
 
 
-def kl_text(value: float) -> str:
-    """Return a divergence with three digits."""
+def kl_text(value: float | None) -> str:
+    """Return a divergence with three digits; None is one that is not finite."""
+    if value is None:
+        return "infinite"
     return f"{value:#.3g}" if value >= 1e-3 else f"{value:.1e}"
 
 

@@ -164,14 +164,15 @@ def _parameters(arguments: CommandArguments) -> list[inspect.Parameter]:
     parameters = [] if arguments.model_help is None else [_word("model_word", "[MODEL]", arguments.model_help)]
     for row in (*arguments.own_rows, CONFIG, *arguments.engine_rows):
         if row.positional:
-            parameters.append(_word(row.name, row.metavar or row.name.upper(), _help(row)))
+            kind: Any = list[str] if row.type in (list, tuple) else str
+            parameters.append(_word(row.name, row.metavar or row.name.upper(), _help(row), kind))
         else:
             parameters.append(_option(row))
     return parameters
 
 
-def _word(name: str, metavar: str, help: str) -> inspect.Parameter:
-    annotation = Annotated[str | None, typer.Argument(metavar=metavar, help=help, show_default=False)]
+def _word(name: str, metavar: str, help: str, kind: Any = str) -> inspect.Parameter:
+    annotation = Annotated[kind | None, typer.Argument(metavar=metavar, help=help, show_default=False)]
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
 
 
@@ -197,7 +198,7 @@ def _help(row: Argument) -> str:
     notes = [row.help]
     if row.required and not row.positional:
         notes.append("Required.")
-    if row.type in (list, tuple):
+    if row.type in (list, tuple) and not row.positional:
         joined = "commas" if row.separator == "," else f"{row.separator!r}"
         notes.append(f"May be repeated, or joined with {joined}.")
     return " ".join([*notes, default_text(row.default)]).strip()

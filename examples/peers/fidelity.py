@@ -18,13 +18,15 @@ from aiakq.evaluation.wording import DECIDES
 Result = dict[str, Any]
 #: Bundled texts that resemble neither the calibration nor the training text.
 OTHER_TEXTS = ("dialogue", "code")
+#: Tokens per block of these, which have few windows.
+BLOCK = 128
 
 ABOUT = f"""\
 ## How to read the tables of fidelity
 
 {DECIDES}
-Intervals are 95 %: 2,000 seeded resamples of whole windows for means and differences, of blocks of 128 tokens for the
-99 % quantile. *Against ours* is paired: both models predict the same tokens, so that what is hard about a text cancels
+Intervals are 95 %: 2,000 seeded resamples of whole windows, of blocks of 128 tokens for the 99 % quantile and the
+other texts. *Against ours* is paired: both models predict the same tokens, so that what is hard about a text cancels
 out; *better* and *worse* are those of the row, where the interval excludes 0. *max*: the largest KL divergence of any
 token. *dialogue*, *code*: bundled texts unlike the calibration text; they are not averaged with the others. A
 perplexity below the original's (a negative *change* above) is not fidelity: the model differs from its original, and
@@ -47,9 +49,15 @@ def scores(model: Scorer, original: Scorer, windows: torch.Tensor) -> Result:
 
 
 def other_texts(model: Scorer, original: Scorer, tokenizer: object, vocab_size: int, length: int) -> dict[str, Result]:
-    """Score the texts that are unlike the subject's own, by their names."""
-    texts = load_texts(OTHER_TEXTS, tokenizer, length, vocab_size)
-    return {text.name: scores(model, original, text.windows) for text in texts}
+    """Return the divergence of each block of the texts that are unlike the subject's own, by their names."""
+    found = {}
+    for text in load_texts(OTHER_TEXTS, tokenizer, length, vocab_size):
+        kl = compare(model, original, text.windows).scores.kl.double()
+        count = -(-kl.shape[1] // BLOCK)
+        # Sums with a common factor, so that their mean is that of all tokens although the last block is shorter.
+        blocks = [part.sum(1) * count / kl.shape[1] for part in kl.tensor_split(count, 1)]
+        found[text.name] = {"kl": torch.stack(blocks, 1).flatten().tolist()}
+    return found
 
 
 def table(rows: Sequence[Row], found: dict[str, Result], default: Row | None) -> list[str]:

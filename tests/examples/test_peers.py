@@ -215,3 +215,25 @@ def test_scores_keep_a_mean_for_every_window() -> None:
     assert len(found["kl"]) == len(found["loss"]) == len(found["same"]) == 12
     assert max(found["kl"]) < found["kl_p99"] <= found["kl_max"]
     assert found["kl_p99_interval"][0] <= found["kl_p99"] <= found["kl_p99_interval"][1]
+
+
+def test_other_texts_are_divided_into_blocks_whose_mean_is_that_of_their_tokens(byte_tokenizer: Any) -> None:
+    import fidelity
+
+    from aiakq.evaluation.metrics import compare
+    from aiakq.evaluation.text import load_texts
+
+    class Bigram:
+        def __init__(self, noise: float) -> None:
+            table = torch.randn(300, 300, generator=torch.Generator().manual_seed(0))
+            self.table = table + noise * torch.randn(300, 300, generator=torch.Generator().manual_seed(1))
+
+        def logits(self, ids: torch.Tensor) -> torch.Tensor:
+            return self.table[ids]
+
+    found = fidelity.other_texts(Bigram(0.2), Bigram(0.0), byte_tokenizer, 300, 300)
+    assert list(found) == ["dialogue", "code"]
+    (text,) = load_texts(["code"], byte_tokenizer, 300, 300)
+    assert len(found["code"]["kl"]) == 3 * len(text.windows)
+    whole = compare(Bigram(0.2), Bigram(0.0), text.windows)
+    assert sum(found["code"]["kl"]) / len(found["code"]["kl"]) == pytest.approx(whole.kl, rel=1e-6)

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from aiakq import formats
-from aiakq.evaluation.wording import DECIDES, figure_rows, quoted
+from aiakq.evaluation.wording import DECIDES, INTERVAL_ROW, figure_rows, kl_text, quoted
 from aiakq.html_report.charts import BlockMarks, Mark, bars, dumbbells
 from aiakq.html_report.numbers import duration, percent, size
 from aiakq.html_report.render import render
@@ -96,7 +96,8 @@ def _cards(report: QuantizeReport) -> list[dict[str, object]]:
 
 def _notes(report: QuantizeReport) -> list[str]:
     resumed = f"{report.resumed_from} steps were taken over from an interrupted run."
-    return [*report.notes, *([resumed] if report.resumed_from else [])]
+    notes = [note for note in report.notes if note not in _remarks_on(report)]
+    return [*notes, *([resumed] if report.resumed_from else [])]
 
 
 # --- quality ----------------------------------------------------------------------------------------------------------
@@ -110,8 +111,16 @@ def _quality(report: QuantizeReport) -> dict[str, object] | None:
         {"name": text["name"], "rows": [_worst_row(each) for each in text["worst_tokens"]]}
         for text in report.evaluations
     ]
-    names = [text["name"] for text in report.evaluations]
-    return {"decides": DECIDES, "head": ["", *names], "rows": figure_rows(report.evaluations), "worst": worst}
+    head = ["", *(text["name"] for text in report.evaluations)]
+    # HTML drops leading spaces, but not this one.
+    indented = INTERVAL_ROW.replace("  ", "\N{EM SPACE}", 1)
+    rows = [(indented if row[0] == INTERVAL_ROW else row[0], *row[1:]) for row in figure_rows(report.evaluations)]
+    return {"decides": DECIDES, "remarks": _remarks_on(report), "head": head, "rows": rows, "worst": worst}
+
+
+def _remarks_on(report: QuantizeReport) -> list[str]:
+    """Return the remarks on the figures of texts."""
+    return [text["remark"] for text in report.evaluations if text["remark"]]
 
 
 def _worst_row(worst: dict[str, Any]) -> tuple[str, ...]:
@@ -120,7 +129,7 @@ def _worst_row(worst: dict[str, Any]) -> tuple[str, ...]:
 
     ours, theirs = (f"{listed(worst[key])}" for key in ("choices", "original_choices"))
     next_token = f"{quoted(worst['token'])} ({percent(worst['p_original'])}, {percent(worst['p'])})"
-    return (f"{worst['kl']:.3g}", quoted(worst["context"][-60:]), next_token, theirs, ours)
+    return (kl_text(worst["kl"]), quoted(worst["context"][-60:]), next_token, theirs, ours)
 
 
 # --- charts -----------------------------------------------------------------------------------------------------------

@@ -15,6 +15,7 @@ from xml.etree import ElementTree
 import pytest
 import yaml
 
+from aiakq.evaluation.wording import DECIDES
 from aiakq.quantizers import run_report
 from aiakq.quantizers.model.experts import ExpertTokens
 from aiakq.quantizers.options import QuantizeOptions
@@ -350,3 +351,21 @@ def test_a_page_that_cannot_be_made_does_not_prevent_publication(monkeypatch):
     run_report.write_report(writer, result, prepared, {})  # the card fails: there are no options
     assert set(written) == {run_report.PAGE_FILE, run_report.REPORT_FILE}
     assert "README.md was not written" in str(written[run_report.REPORT_FILE]["warnings"])
+
+
+def test_figures_of_texts_are_on_the_page_and_the_card_with_the_number_that_decides() -> None:
+    worst = {"kl": None, "context": "\x1b[31m\n" + EVIL, "token": "\u202e", "p": 0.1, "p_original": 0.2}
+    worst |= {key: [{"token": EVIL, "id": 1, "p": 0.5}] for key in ("choices", "original_choices")}
+    remark = "On code the perplexity is below the original's (-1.00 %). This is not fidelity, and may be chance."
+    interval = {"low": 0.012, "high": 0.0134}
+    text = {"name": "code", "text": "the bundled code", "kl": 0.0123, "kl_interval": interval, "tokens": 64}
+    text |= {"perplexity_ratio": 0.99, "worst_tokens": [worst], "remark": remark}
+    found = report(kl=0.0123, evaluation_text="the bundled code", evaluations=[text], notes=[remark, "Chose that."])
+    page = html_page(found)
+    said = " ".join(" ".join(read(page).text).split())
+    assert DECIDES in said and "0.0120 to 0.0134" in said and said.count("This is not fidelity") == 1
+    assert "script" not in read(page).tags and "\x1b" not in page and "\u202e" not in page
+    assert r"'\x1b[31m\n<script>" in said and r"'\u202e' (20.0%, 10.0%)" in said and "infinite" in said
+    options = QuantizeOptions("org/model", "out", "awq")
+    card = model_card.text(found, options, Path("source"))
+    assert DECIDES in card and "0.0120 to 0.0134" in card and card.count("This is not fidelity") == 1
