@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
-import math
 import os
 import re
 import sys
@@ -29,14 +28,14 @@ sys.path[:0] = [str(ROOT / "examples"), str(ROOT / "examples" / "training"), str
 
 import check_elsewhere  # noqa: E402
 import environments  # noqa: E402
+import fidelity  # noqa: E402
 import quality_page  # noqa: E402
 import subjects as models  # noqa: E402
 import torch  # noqa: E402
 from jobs import Job, words_of  # noqa: E402
 from rows import ALL, REAL, ROWS, kind_of  # noqa: E402
-from subjects import EXAMPLE, SEEDS, Subject  # noqa: E402
+from subjects import EXAMPLE, SEEDS, WINDOW, Subject  # noqa: E402
 
-from aiakq.evaluation import metrics as evaluate  # noqa: E402
 from aiakq.evaluation.scoring import load_for_scoring  # noqa: E402
 from aiakq.terminal import console  # noqa: E402
 
@@ -138,7 +137,7 @@ def is_due(job: Job, retry: bool) -> bool:
 def windows_hash(subject: Subject) -> str:
     """A hash of what the scores depend on besides the checkpoint; new scores do not need new checkpoints."""
     state = hashlib.sha256(subject.windows.numpy().tobytes())
-    for path in sorted(ROOT.glob("aiakq/evaluation/*.py")):
+    for path in [*sorted(ROOT.glob("aiakq/evaluation/*.py")), PEERS / "fidelity.py"]:
         state.update(path.read_bytes())
     return state.hexdigest()
 
@@ -194,18 +193,17 @@ class CachedLogits:
 
 
 def score(folder: Path, original: CachedLogits, subject: Subject) -> dict[str, Any]:
-    """Compare a checkpoint with its original, window by window, so that differences have a standard error."""
+    """Compare a checkpoint with its original, window by window, so that differences have intervals."""
     try:
         model = load_for_scoring(folder)
     except Exception as problem:
         return {"failed": f"does not load here: {problem}"[:200]}
-    windows = [evaluate.compare(model, original, ids.unsqueeze(0)) for ids in subject.windows]
+    tokenizer, vocabulary = original.model.config.tokenizer.load(), original.model.model.vocab_size
+    texts = fidelity.other_texts(model, original, tokenizer.hf, vocabulary, WINDOW) if tokenizer.has_text else {}
     files = [path for path in folder.iterdir() if path.suffix == ".safetensors"]
     return {
-        "loss": [math.log(window.perplexity) for window in windows],
-        "loss_original": [math.log(window.perplexity_original) for window in windows],
-        "kl": [window.kl for window in windows],
-        "same": [window.top1_agreement for window in windows],
+        **fidelity.scores(model, original, subject.windows),
+        "texts": texts,
         "bytes": sum(path.stat().st_size for path in files),
     }
 

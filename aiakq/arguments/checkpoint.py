@@ -14,13 +14,35 @@ class EvalArguments:
     """Options of ``aiakq eval``."""
 
     model: str = argument(..., "Folder, or hub name (org/name).", positional=True, metavar="MODEL")
-    original: str | None = argument(None, "Also compare the predictions with those of this model.", metavar="MODEL")
-    text: Path | None = argument(None, "Text to evaluate on; a bundled held-out text if not given.", metavar="FILE")
+    versus: tuple[str, ...] = argument(
+        (),
+        "Other quantized models of the same original, to compare MODEL with.",
+        positional=True,
+        metavar="VERSUS",
+        separator="\0",
+    )
+    original: str | None = argument(
+        None,
+        "The model that MODEL was quantized from, to compare predictions with.",
+        flags=("--original", "--against"),
+        metavar="MODEL",
+    )
+    text: tuple[str, ...] = argument(
+        (),
+        "Text to evaluate on: a file, or prose, dialogue or code for a bundled one; all three if not given.",
+        metavar="FILE",
+    )
     seqlen: int | None = argument(None, "Tokens per window; 512, or the context if shorter.", low=2)
-    limit: int = argument(32768, "Maximum number of tokens of the text.", low=2)
+    limit: int = argument(32768, "Maximum number of tokens of each text.", low=2)
     dtype: str = argument("float32", "Dtype of tensors that are not quantized; auto: as for serve.")
     device: str = device_argument()
     tokenizer: str | None = argument(None, "Tokenizer folder or hub name; the model's own if not given.")
+    tasks: tuple[str, ...] = argument(
+        (), "Also run these tasks of lm-eval (pip install 'aiakq[eval]'), like hellaswag.", metavar="TASK"
+    )
+    include_path: Path | None = argument(None, "Folder with definitions of further tasks.", metavar="DIR")
+    num_fewshot: int | None = argument(None, "Number of examples in the prompts of --tasks; each task's own.", low=0)
+    task_limit: int | None = argument(None, "Run only the first N items of each task.", low=1)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -196,11 +196,15 @@ class QuantizeArguments:
     )
     overwrite: bool = argument(False, "Replace the output folder if it exists.", group="output")
     evaluate: bool = argument(
-        True, "Measure the perplexity of the source and of the result.", flags=("--eval",), group="evaluation"
+        True,
+        "Measure the divergence of the result from the source, and the perplexity of both.",
+        flags=("--eval",),
+        group="evaluation",
     )
     eval_text: str | Path | None = argument(
         None,
-        "Text to measure perplexity on; a bundled text if not given.",
+        "Texts to compare the result with the source on, divided by commas: files, or prose (the default), dialogue or "
+        "code for bundled ones.",
         metavar="FILE",
         group="evaluation",
     )

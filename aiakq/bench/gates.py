@@ -11,7 +11,7 @@ import math
 import operator
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -53,18 +53,21 @@ class Outcome:
 
     value     the measured number; None, which counts as failed, if it was not measured.
     baseline  the baseline's number for a relative gate, else None.
+    part      the part of the result that the number is of, if it has several.
     """
 
     gate: Gate
     value: float | None
     failed: bool
     baseline: float | None = None
+    part: str | None = None
 
     def describe(self) -> str:
+        where = "" if self.part is None else f" on {self.part}"
         if self.value is None:
-            return f"{self.gate.text} (not measured)"
+            return f"{self.gate.text}{where} (not measured)"
         change = "" if self.baseline is None else f", {self.value / self.baseline - 1:+.1%} of {self.baseline:.6g}"
-        return f"{self.gate.text} (measured {self.value:.6g}{change})"
+        return f"{self.gate.text}{where} (measured {self.value:.6g}{change})"
 
     def document(self) -> dict[str, Any]:
         """Return the outcome for the JSON document."""
@@ -78,6 +81,7 @@ class Outcome:
             "value": self.value,
             "baseline": self.baseline,
             "failed": self.failed,
+            **({} if self.part is None else {"part": self.part}),
         }
 
 
@@ -168,6 +172,29 @@ def evaluate(
         seen = value if value is None or before is None else value / before - 1
         failed = seen is None or _OPERATORS[gate.operator](seen, gate.limit)
         outcomes.append(Outcome(gate, value, failed, before))
+    return outcomes
+
+
+#: Returns the numbers of each part of a document, by the part's name.
+Parts = Callable[[Mapping[str, Any]], Mapping[str, Mapping[str, object]]]
+
+
+def evaluate_parts(
+    gates: Sequence[Gate], document: Mapping[str, object], baseline: Mapping[str, object], parts: Parts
+) -> list[Outcome]:
+    """Evaluate gates on a result of several parts: on each part, if those have the number, else on the whole.
+
+    A part is compared with the part of this name of the baseline, or with the whole if there is none.
+    """
+    found, before = parts(document), parts(baseline)
+    outcomes = []
+    for gate in gates:
+        named = [name for name, part in found.items() if gate.key.partition(".")[0] in part]
+        if len(named) < 2:
+            outcomes += evaluate([gate], document, baseline)
+        for name in named if len(named) > 1 else ():
+            (outcome,) = evaluate([gate], {**document, **found[name]}, {**baseline, **before.get(name, {})})
+            outcomes.append(replace(outcome, part=name))
     return outcomes
 
 

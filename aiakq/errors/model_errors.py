@@ -223,6 +223,10 @@ QUANTIZE_ERRORS = {
     "evaluation_text": ErrorKind(
         "The text for evaluation cannot be used: {reason}.", "Give a UTF-8 text of at least a few hundred words."
     ),
+    "no_lm_eval": ErrorKind(
+        "lm-eval, which runs --tasks, is not installed.", "Run pip install 'aiakq[eval]', or leave out --tasks.", USAGE
+    ),
+    "tasks": ErrorKind("lm-eval cannot run the tasks {tasks}: {reason}.", "{hint}"),
     "not_finite": ErrorKind("{what} contains values that are not finite.", "{hint}", NUMERIC, 500, "server_error"),
     "not_as_written": ErrorKind(
         "{layer} differs from what was written when it is read back from disk.",

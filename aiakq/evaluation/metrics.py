@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from aiakq.errors import error
+from aiakq.evaluation.worst import WorstPrediction, WorstPredictions
 
 #: Maximum bytes of logits per call; windows are batched accordingly.
 _LOGIT_BYTES = 256 << 20
@@ -39,11 +40,27 @@ LoadScorer = Callable[[Path], Scorer]
 
 @dataclass(frozen=True)
 class Perplexity:
-    """``value = exp(mean negative log likelihood)`` over ``tokens`` predictions."""
+    """``value = exp(mean negative log likelihood)`` over ``tokens`` predictions; ``loss`` [W, T - 1] of each."""
 
     value: float
     tokens: int
     seconds: float
+    loss: Tensor = field(repr=False)
+
+
+@dataclass(frozen=True, eq=False)
+class TokenScores:
+    """Scores of every prediction, each [W, T - 1] float32.
+
+    kl             KL(original || model), in nats.
+    loss           negative log likelihood of the next token in the model; ``loss_original`` in the original.
+    same           1 where the most likely tokens are the same, else 0.
+    """
+
+    kl: Tensor
+    loss: Tensor
+    loss_original: Tensor
+    same: Tensor
 
 
 @dataclass(frozen=True)
@@ -52,6 +69,8 @@ class Comparison:
 
     kl              mean over predictions of KL(original || model), in nats.
     top1_agreement  fraction of predictions with the same most likely token.
+    scores          of every prediction.
+    worst           the predictions with the largest divergence, largest first.
     """
 
     perplexity: float
@@ -59,6 +78,8 @@ class Comparison:
     kl: float
     top1_agreement: float
     tokens: int
+    scores: TokenScores = field(repr=False)
+    worst: tuple[WorstPrediction, ...] = field(default=(), repr=False)
 
 
 def windows(token_ids: Sequence[int] | Tensor, length: int, limit: int | None = None) -> Tensor:
@@ -79,20 +100,19 @@ def windows(token_ids: Sequence[int] | Tensor, length: int, limit: int | None = 
 def perplexity(model: Scorer, windows: Tensor, on_window: OnWindow | None = None) -> Perplexity:
     """Return the perplexity of ``model`` over windows [W, T]; ``on_window(done, total)`` reports progress."""
     started = time.perf_counter()
-    total = torch.zeros((), dtype=torch.float64)
-    count = 0
+    losses: list[Tensor] = []
     for batch in _batches(windows, model, on_window):
         logits, targets = batch.predictions()
         for rows, wanted in _row_chunks(logits, targets):
-            total -= torch.log_softmax(rows.float(), dim=-1).gather(1, wanted.unsqueeze(1)).double().sum().cpu()
-        count += targets.numel()
-    return Perplexity(_exp(float(total) / count), count, time.perf_counter() - started)
+            losses.append(-torch.log_softmax(rows.float(), dim=-1).gather(1, wanted.unsqueeze(1)).squeeze(1).cpu())
+    loss = torch.cat(losses).view(len(windows), -1)
+    return Perplexity(_exp(float(loss.double().mean())), loss.numel(), time.perf_counter() - started, loss)
 
 
 def compare(model: Scorer, original: Scorer, windows: Tensor, on_window: OnWindow | None = None) -> Comparison:
     """Return the perplexity of both models and the divergence of their predictions over windows [W, T]."""
-    sums = torch.zeros(4, dtype=torch.float64)
-    count = 0
+    columns: list[Tensor] = []
+    worst = WorstPredictions(windows)
     for batch in _batches(windows, model, on_window):
         logits, targets = batch.predictions()
         reference = original.logits(batch.ids)[:, :-1].flatten(0, 1).to(logits.device)
@@ -102,17 +122,16 @@ def compare(model: Scorer, original: Scorer, windows: Tensor, on_window: OnWindo
             ours, theirs = torch.log_softmax(rows.float(), -1), torch.log_softmax(other.float(), -1)
             # Terms with zero probability in the original are 0, not 0 * infinity.
             terms = torch.where(theirs.isneginf(), torch.zeros_like(theirs), theirs.exp() * (theirs - ours))
-            sums += torch.stack(
-                [
-                    -ours.gather(1, wanted.unsqueeze(1)).double().sum(),
-                    -theirs.gather(1, wanted.unsqueeze(1)).double().sum(),
-                    terms.double().sum(),
-                    (ours.argmax(-1) == theirs.argmax(-1)).double().sum(),
-                ]
-            ).cpu()
-        count += targets.numel()
-    mean = (sums / count).tolist()
-    return Comparison(_exp(mean[0]), _exp(mean[1]), max(mean[2], 0.0), mean[3], count)
+            divergence = terms.sum(-1, dtype=torch.float64)
+            same = ours.argmax(-1) == theirs.argmax(-1)
+            losses = (-each.gather(1, wanted.unsqueeze(1)).squeeze(1).double() for each in (ours, theirs))
+            columns.append(torch.stack([divergence, *losses, same.double()]).cpu())
+            worst.add(divergence, ours, theirs)
+    table = torch.cat(columns, 1)
+    kl, loss, loss_original, agreement = table.mean(1).tolist()
+    scores = TokenScores(*table.float().view(4, len(windows), -1).unbind())
+    counts = (max(kl, 0.0), agreement, table.shape[1])
+    return Comparison(_exp(loss), _exp(loss_original), *counts, scores, worst.largest())
 
 
 def _exp(value: float) -> float:

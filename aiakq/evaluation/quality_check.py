@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -13,7 +13,7 @@ import torch
 from aiakq.errors import error
 from aiakq.evaluation.metrics import Comparison, LoadScorer, Scorer, compare
 from aiakq.evaluation.streamed import BlockwiseModel, StreamedScorer
-from aiakq.evaluation.text import WINDOW, load_windows
+from aiakq.evaluation.text import WINDOW, EvaluationText, load_texts
 from aiakq.formats.checkpoint import Checkpoint
 from aiakq.runtime.device_memory import free_memory
 
@@ -27,7 +27,7 @@ OnStage = Callable[[str, int, int], None]
 class QualityCheck:
     """Compares model folders with their source.
 
-    text            text to predict, as ``load_windows`` reads it; None for the bundled held-out text.
+    sources         texts to predict, as ``load_texts`` reads them.
     tokenizer       the source's transformers tokenizer, or None if it has none.
     vocab_size      vocabulary size of the source.
     max_positions   maximum sequence length of the model, if limited.
@@ -37,7 +37,7 @@ class QualityCheck:
     """
 
     source: Path
-    text: Path | None
+    sources: Sequence[str]
     tokenizer: object
     vocab_size: int
     max_positions: int | None
@@ -46,28 +46,37 @@ class QualityCheck:
     load: LoadScorer | None = None
     blockwise: bool = False
 
-    def run(self, folder: Path, scratch: Path, progress: OnStage) -> tuple[Comparison, str]:
-        """Return the comparison of ``folder`` with the source, and the name of the text.
+    def run(self, folder: Path, scratch: Path, progress: OnStage) -> list[tuple[EvaluationText, Comparison]]:
+        """Return each text with the comparison of ``folder`` with the source on it.
 
         Raises ``evaluation_text``, and the errors of loading the two models.
         """
         if self.tokenizer is None:
             raise error("evaluation_text", reason="the model folder has no tokenizer")
         length = min(WINDOW, self.max_positions or WINDOW)
-        windows, name = load_windows(self.text, self.tokenizer, length, self.vocab_size)
+        texts = load_texts(self.sources, self.tokenizer, length, self.vocab_size)
         if self.load is not None and not self.blockwise:
-            scorers: list[Scorer] = [self.load(folder), self.load(self.source)]
+            loaded: list[Scorer] = [self.load(folder), self.load(self.source)]
         elif self._fits():
             from aiakq.evaluation.scoring import load_for_scoring
 
-            scorers = [load_for_scoring(path, "float32", self.device.type) for path in (folder, self.source)]
+            loaded = [load_for_scoring(path, "float32", self.device.type) for path in (folder, self.source)]
         else:
-            scorers = []
-            for title, path in (("output", folder), ("source", self.source)):
-                scorer = StreamedScorer(self.open_blockwise(path, scratch))
-                scorer.prepare(windows, partial(progress, f"evaluate {title}"))
-                scorers.append(scorer)
-        return compare(scorers[0], scorers[1], windows, partial(progress, "evaluate")), name
+            loaded = []
+        results = []
+        for text in texts:
+            scorers = loaded or self._streamed(folder, scratch, text, progress)
+            results.append((text, compare(scorers[0], scorers[1], text.windows, partial(progress, "evaluate"))))
+        return results
+
+    def _streamed(self, folder: Path, scratch: Path, text: EvaluationText, progress: OnStage) -> list[Scorer]:
+        """Return both models, run block by block on a text."""
+        scorers: list[Scorer] = []
+        for title, path in (("output", folder), ("source", self.source)):
+            scorer = StreamedScorer(self.open_blockwise(path, scratch))
+            scorer.prepare(text.windows, partial(progress, f"evaluate {title}"))
+            scorers.append(scorer)
+        return scorers
 
     def _fits(self) -> bool:
         """Whether both models may be loaded: in float32 they fit into half of the free memory."""

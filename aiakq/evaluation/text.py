@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import aiakq.data
+from aiakq.data.evaluation_texts import BUNDLED, is_bundled, text_names
 from aiakq.data.tokens import read_documents, tokenize
 from aiakq.errors import error
 
@@ -20,10 +23,35 @@ MIN_TOKENS = 32
 LIMIT = 64 * WINDOW
 
 
+@dataclass(frozen=True)
+class EvaluationText:
+    """A text to predict.
+
+    name     short and unique among the texts of an evaluation.
+    title    for sentences; a bundled text is described.
+    windows  token ids [W, T] int64.
+    """
+
+    name: str
+    title: str
+    windows: Tensor
+
+
+def load_texts(
+    sources: Sequence[str], tokenizer: object, length: int, vocab_size: int, limit: int = LIMIT
+) -> list[EvaluationText]:
+    """Load each source as ``load_windows`` does; names of bundled texts select those."""
+    texts = []
+    for source, name in zip(sources, text_names(sources), strict=True):
+        windows, title = load_windows(source, tokenizer, length, vocab_size, limit)
+        texts.append(EvaluationText(name, title, windows))
+    return texts
+
+
 def load_windows(
-    path: Path | None, tokenizer: object, length: int, vocab_size: int, limit: int = LIMIT
+    source: str | Path | None, tokenizer: object, length: int, vocab_size: int, limit: int = LIMIT
 ) -> tuple[Tensor, str]:
-    """Return windows [W, length] int64 of the text at ``path`` or of the bundled held-out text, and its name.
+    """Return windows [W, length] int64 of a file or a bundled text, and its title. None is the held-out prose.
 
     At most ``limit`` tokens are used, but at least one window. Documents are concatenated without special tokens.
     ``tokenizer`` is a transformers tokenizer. Raises ``calibration`` for a file that cannot be read and
@@ -31,10 +59,12 @@ def load_windows(
     """
     from aiakq.evaluation.metrics import windows
 
-    if path is None:
-        documents, name = [aiakq.data.text("heldout")], "the bundled held-out text"
+    source = "prose" if source is None else str(source)
+    if is_bundled(source):
+        file, name = BUNDLED[source]
+        documents = [aiakq.data.text(file)]
     else:
-        documents, name = read_documents(path, tokenizer), path.name
+        documents, name = read_documents(Path(source), tokenizer), Path(source).name
     ids = [token for document in tokenize(documents, tokenizer) for token in document]
     if (highest := max(ids, default=0)) >= vocab_size:
         reason = f"the tokenizer made the id {highest}, outside 0..{vocab_size - 1}: it does not belong to this model"

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from aiakq.arguments.quantize import QuantizeArguments
 from aiakq.data.documents import sources
+from aiakq.data.evaluation_texts import check_sources
 from aiakq.data.files import COMPRESSED, TABLES, bad
 from aiakq.errors import error
 from aiakq.formats.hub import check_model_name
@@ -27,8 +28,8 @@ def check_paths(options: QuantizeArguments) -> None:
     for name in sources(options.calibration):
         if name is not None and not Path(name).exists() and is_path(name):
             raise bad(name, _MISSING)
-    if options.evaluate and options.eval_text is not None and not Path(options.eval_text).is_file():
-        raise error("evaluation_text", reason=f"{options.eval_text}: {_MISSING}")
+    if options.evaluate and options.eval_text is not None:
+        check_sources([str(source) for source in sources(options.eval_text)])
 
 
 def is_path(name: str) -> bool:

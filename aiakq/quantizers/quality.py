@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
+from aiakq.data.documents import sources
+from aiakq.data.evaluation_texts import is_bundled
 from aiakq.data.tokens import read_documents
 from aiakq.errors import AiakqError, error
 from aiakq.evaluation.metrics import Comparison, LoadScorer
 from aiakq.evaluation.quality_check import QualityCheck
+from aiakq.evaluation.text_quality import comparison_document
 from aiakq.formats.checkpoint_writer import CheckpointWriter
 from aiakq.quantizers.model.activations import HiddenStates
 from aiakq.quantizers.model.blockwise import BlockwiseCheckpoint
 from aiakq.quantizers.prepared import Prepared
 from aiakq.quantizers.progress import OnProgress, StageProgress
 from aiakq.quantizers.report.records import QuantizeReport
+from aiakq.records import finite
 
 
 def quality_check(prepared: Prepared, load_scorer: LoadScorer | None) -> QualityCheck:
@@ -27,7 +33,7 @@ def quality_check(prepared: Prepared, load_scorer: LoadScorer | None) -> Quality
 
     return QualityCheck(
         prepared.source,
-        None if options.eval_text is None else Path(options.eval_text),
+        eval_sources(options.eval_text),
         prepared.tokenizer,
         prepared.model.config.vocab_size,
         prepared.max_positions,
@@ -38,16 +44,24 @@ def quality_check(prepared: Prepared, load_scorer: LoadScorer | None) -> Quality
     )
 
 
+def eval_sources(given: str | Path | None) -> list[str]:
+    """Return the texts that ``--eval-text`` names, several divided by commas; the bundled prose for None."""
+    return [source for source in sources("prose" if given is None else given) if source is not None]
+
+
 def check_text(prepared: Prepared) -> None:
     """Raise ``evaluation_text`` if the evaluation text cannot be read, before the work begins."""
     options = prepared.options
     if not options.evaluate or options.eval_text is None or prepared.tokenizer is None:
         return
-    try:
-        read_documents(Path(options.eval_text), prepared.tokenizer)
-    except AiakqError as failure:
-        reason = failure.fields.get("reason", failure.message)
-        raise error("evaluation_text", reason=f"{options.eval_text}: {reason}") from None
+    for source in eval_sources(options.eval_text):
+        if is_bundled(source):
+            continue
+        try:
+            read_documents(Path(source), prepared.tokenizer)
+        except AiakqError as failure:
+            reason = failure.fields.get("reason", failure.message)
+            raise error("evaluation_text", reason=f"{source}: {reason}") from None
 
 
 def record_quality(
@@ -67,14 +81,27 @@ def record_quality(
     check = quality_check(prepared, load_scorer)
     folder = writer.seal()
     try:
-        result, name = check.run(folder, writer.scratch, lambda *step: progress(StageProgress(*step)))
+        results = check.run(folder, writer.scratch, lambda *step: progress(StageProgress(*step)))
     except AiakqError as problem:
         if required:
             raise
         # Without the details, which are a table.
         report.warnings.append(f"Perplexity was not measured: {problem.message} {problem.remedy}".rstrip())
         return None
+    text, result = results[0]
     report.perplexity_before, report.perplexity_after = result.perplexity_original, result.perplexity
     report.kl, report.top1_agreement = result.kl, result.top1_agreement
-    report.evaluation_text, report.evaluation_tokens = name, result.tokens
+    report.evaluation_text, report.evaluation_tokens = text.title, result.tokens
+    report.evaluations = [finite(comparison_document(text, each, prepared.tokenizer)) for text, each in results]
+    report.notes += [each["remark"] for each in report.evaluations if each["remark"]]
+    report.notes += _limit_note(prepared.options.max_kl, report.evaluations[0])
     return result
+
+
+def _limit_note(limit: float | None, text: Mapping[str, Any]) -> list[str]:
+    """Say what ``--max-kl`` limits, and how sure it is that the result is within the limit."""
+    if limit is None:
+        return []
+    bounds = text["kl_interval"]
+    interval = "" if bounds is None else f", whose 95 % interval is {bounds['low']:.3g} to {bounds['high']:.3g}"
+    return [f"--max-kl {limit:g} limits the mean on {text['name']}, {text['kl']:.3g}{interval}."]

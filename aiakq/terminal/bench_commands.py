@@ -19,6 +19,7 @@ if TYPE_CHECKING:
         ThroughputArguments,
     )
     from aiakq.arguments.common import ResultArguments
+    from aiakq.bench.gates import Parts
     from aiakq.records import Record
 
 bench = typer.Typer(
@@ -33,6 +34,7 @@ def measure(
     show: Callable[[dict[str, object]], None] = tables.bench_result,
     emit: bool | None = None,
     unmeasured: Mapping[str, str] | None = None,
+    parts: Parts | None = None,
 ) -> None:
     """Validate gates and output paths, run a benchmark, show and write its result, and evaluate its gates.
 
@@ -40,6 +42,7 @@ def measure(
     show        prints the table of the result.
     emit        whether to write the document to stdout instead of the table; None: unless it is a terminal.
     unmeasured  keys of the template that this run does not measure -> reason.
+    parts       returns the numbers of each part of the result, to which gates apply.
 
     Raises ``bad_gate``, ``output_failed``, ``bench_failed`` if a request failed, ``gate_failed``,
     ``result_has_warnings`` and ``other_machine``.
@@ -54,7 +57,7 @@ def measure(
     if result.output is not None and not result.output.parent.is_dir():
         raise error("output_failed", path=result.output, reason="its folder does not exist")
     document = run().document()
-    outcomes = gates.evaluate(conditions, document, baseline)
+    outcomes = gates.evaluate_parts(conditions, document, baseline, parts or (lambda _: {}))
     document["gates"] = [outcome.document() for outcome in outcomes]
     emit = not console.stdout_is_terminal() if emit is None else emit
     with console.results_on_stdout(not emit):

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from aiakq.terminal import console, tables
+from aiakq.terminal import console, quality_tables, tables
 from aiakq.terminal.bench_commands import measure
 from aiakq.terminal.options import with_arguments
 
@@ -18,14 +18,14 @@ if TYPE_CHECKING:
 
 @with_arguments("eval")
 def evaluate(arguments: EvalArguments, output: JsonArguments, result: ResultArguments) -> None:
-    """Measure the quality of a model: perplexity, and with --original KL divergence and top-1 agreement."""
+    """Measure how close a quantized model is to its original: KL divergence, top-1 agreement, perplexity, tasks."""
     from aiakq.arguments.server import checked
     from aiakq.evaluation import evaluate as quality
     from aiakq.formats.hub import check_model_name
 
-    for model in filter(None, (arguments.model, arguments.original)):
+    for model in filter(None, (arguments.model, arguments.original, *arguments.versus)):
         check_model_name(model)
-    quality.check_text_file(arguments)
+    quality.check(arguments)
     # The engine's arguments define the valid dtypes and devices.
     checked({name: getattr(arguments, name) for name in ("model", "dtype", "device")}, server=False)
 
@@ -34,7 +34,9 @@ def evaluate(arguments: EvalArguments, output: JsonArguments, result: ResultArgu
             return quality.run(arguments, bars.update)
 
     unmeasured = quality.unmeasured(arguments)
-    measure(quality.template(), result, run, tables.quality_result, emit=output.json, unmeasured=unmeasured)
+    show = quality_tables.quality_result
+    emit, parts = output.json, quality.by_text
+    measure(quality.template(), result, run, show, emit=emit, unmeasured=unmeasured, parts=parts)
 
 
 @with_arguments("inspect")

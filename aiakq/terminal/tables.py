@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import shlex
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.text import Text
 
-from aiakq.terminal import console
+from aiakq.evaluation.wording import DECIDES, change_text, interval_text, kl_text, percent_text
+from aiakq.terminal import console, quality_tables
 from aiakq.terminal.console import facts, number, plain, result_line, show, size, table, warning
 
 if TYPE_CHECKING:
@@ -233,27 +234,6 @@ def _requests(document: Mapping[str, Any]) -> str:
     return text + f"; {number(document['total_input_tokens'])} tokens in, {number(document['total_output_tokens'])} out"
 
 
-def quality_result(document: Mapping[str, Any]) -> None:
-    """Print an evaluation: the text, and the model's quality on it."""
-    config, environment = document["config"], document["environment"]
-    text = f"{config['text']}, {config['windows']} windows of {config['seqlen']} tokens"
-    rows: dict[str, object] = {
-        "model": f"{config['model']} ({config['quantization']})",
-        "original": config["original"],
-        "text": text,
-        "device": f"{environment['device_name']}, {environment['threads']} threads, {environment['dtype']}",
-        "duration": console.seconds(document["duration"]),
-        "perplexity": number(document["perplexity"], 6),
-    }
-    if config["original"] is not None:
-        change = document["perplexity_ratio"]
-        rows["of the original"] = number(document["perplexity_original"], 6)
-        rows["change"] = None if change is None else f"{change - 1:+.2%}"
-        rows["KL divergence"] = f"{number(document['kl'])} nats per token"
-        rows["top-1 agreement"] = f"{document['top1_agreement']:.2%} of {number(document['tokens'])} tokens"
-    facts("evaluation", rows)
-
-
 def quantize_report(report: QuantizeReport) -> None:
     """Print the report of a quantization: size, errors, and the command to serve the checkpoint."""
     worst = report.worst
@@ -264,23 +244,17 @@ def quantize_report(report: QuantizeReport) -> None:
         "size": f"{size(report.bytes_before)} before, {size(report.bytes_after)} after",
         "layer error": "not measured" if worst is None else f"{report.mean_error:.2%} mean",
         "worst layer": None if worst is None else f"{worst.error:.2%} {worst.name}",
-        "perplexity": "not measured; aiakq eval measures it",
-        "of the original": None,
+        "quality": "not measured; aiakq eval measures it",
         "calibration": None if report.calibration is None else f"{report.calibration}, {number(report.tokens)} tokens",
         "time": console.seconds(report.seconds),
         "written to": report.output,
     }
-    before, after = report.perplexity_before, report.perplexity_after
-    if before is not None and after is not None:
-        rows["perplexity"] = (
-            f"{number(before, 5)} before, {number(after, 5)} after ({after / before - 1:+.2%}), "
-            f"on {number(report.evaluation_tokens)} tokens of {report.evaluation_text}"
-        )
-    if report.kl is not None and report.top1_agreement is not None:
-        rows["of the original"] = (
-            f"KL {number(report.kl, 3)} nats per token, top-1 agreement {report.top1_agreement:.2%}"
-        )
+    rows |= _quality(report)
     facts("quantized", rows)
+    if report.evaluations:
+        if len(report.evaluations) > 1:
+            quality_tables.text_table(report.evaluations)
+        result_line((DECIDES, "dim"))
     for text in report.notes:
         result_line((plain(text), "dim"))
     for text in report.warnings:
@@ -290,6 +264,27 @@ def quantize_report(report: QuantizeReport) -> None:
 
     serve = f"aiakq serve {shlex.quote(plain(report.output))}"
     result_line("next: ", (serve if has_tokenizer(Path(report.output)) else f"{serve} --tokenizer DIR", "bold"))
+
+
+def _quality(report: QuantizeReport) -> dict[str, object]:
+    """Return rows about the comparison with the source on the first text, if there was one."""
+    rows: dict[str, object] = {}
+    before, after = report.perplexity_before, report.perplexity_after
+    if before is None or after is None:
+        return rows
+    first = report.evaluations[0] if report.evaluations else {}
+
+    def interval(key: str, shown: Callable[[float], str]) -> str:
+        bounds = first.get(f"{key}_interval")
+        return "" if bounds is None else f" ({interval_text(bounds, shown)})"
+
+    rows["quality"] = f"on {number(report.evaluation_tokens)} tokens of {report.evaluation_text}; 95 % intervals"
+    if report.kl is not None and report.top1_agreement is not None:
+        rows["KL divergence"] = f"{number(report.kl, 3)} nats per token{interval('kl', kl_text)}"
+        rows["top-1 agreement"] = f"{report.top1_agreement:.2%}{interval('top1_agreement', percent_text)}"
+    change = f"{after / before - 1:+.2%}{interval('perplexity_ratio', change_text)}"
+    rows["perplexity"] = f"{number(before, 5)} before, {number(after, 5)} after, {change}"
+    return rows
 
 
 def gate_outcomes(outcomes: Sequence[Outcome]) -> None:

@@ -9,6 +9,7 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+import fidelity
 from rows import Row
 
 Result = dict[str, Any]
@@ -87,6 +88,8 @@ def page(rows: list[Row], results: list[Result], elsewhere: list[str], root: Pat
             if mine:
                 parts += ["", f"### {kind}", "", *table(mine, by_model[key])]
                 behind += remarks(mine, by_model[key], title)
+                parts += ["", *fidelity.table(mine, by_model[key], default_of(mine, by_model[key]))]
+    parts += ["", fidelity.ABOUT]
     parts += ["", "## Where another tool is better", ""]
     parts += (
         [BEHIND, "", *behind] if behind else ["Nowhere: no row is better, faster or smaller than ours of its kind."]

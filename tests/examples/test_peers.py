@@ -9,6 +9,7 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from aiakq.evaluation.wording import DECIDES
 from aiakq.quantizers.options import QuantizeOptions
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
@@ -174,3 +175,43 @@ def test_page_names_the_best_and_the_failed_rows() -> None:
     assert "| autoround | INT8 | | not installed: x |" in page
     assert "llmcompressor, rounding W8A8: perplexity -9.70 ± 0.00 %." in page
     assert "| aiakq | **smooth_quant** | 7.0 | 54." in page
+    assert DECIDES in page
+
+
+def test_fidelity_is_compared_window_by_window_and_text_by_text() -> None:
+    import fidelity
+    from rows import ROWS, kind_of
+
+    rows = [row for row in ROWS if row.kind == kind_of(4, True)][:3]
+    hard = [0.5 + 0.1 * (window % 5) for window in range(16)]
+
+    def result(factor: float, other: float) -> dict[str, Any]:
+        means = {"kl": [factor * value for value in hard], "same": [0.9] * 16}
+        text = {"kl": [other * value for value in hard]}
+        return {**means, "kl_p99": 2.0, "kl_p99_interval": [1.5, 2.5], "kl_max": 3.0, "texts": {"code": text}}
+
+    found = {rows[0].slug: result(1.1, 0.9), rows[1].slug: result(1.0, 1.0), rows[2].slug: {"failed": "not installed"}}
+    lines = fidelity.table(rows, found, rows[1])
+    assert lines[0] == "| tool | settings | KL | against ours | 99 % | max | top-1 | code |"
+    assert len(lines) == 4, "failed rows are left out"
+    assert "| +10.0 % (+10.0 to +10.0), worse | 2 (1.5 to 2.5) | 3 | 90.0 (90.0 to 90.0) % |" in lines[2]
+    assert lines[2].endswith("-10.0 % (-10.0 to -10.0), better |"), "another text is another verdict"
+    assert f"**{rows[1].name}**" in lines[3] and "worse" not in lines[3]
+
+
+def test_scores_keep_a_mean_for_every_window() -> None:
+    import fidelity
+
+    class Bigram:
+        def __init__(self, noise: float) -> None:
+            table = torch.randn(20, 20, generator=torch.Generator().manual_seed(0))
+            self.table = table + noise * torch.randn(20, 20, generator=torch.Generator().manual_seed(1))
+
+        def logits(self, ids: torch.Tensor) -> torch.Tensor:
+            return self.table[ids]
+
+    windows = torch.randint(0, 20, (12, 65), generator=torch.Generator().manual_seed(2))
+    found = fidelity.scores(Bigram(0.2), Bigram(0.0), windows)
+    assert len(found["kl"]) == len(found["loss"]) == len(found["same"]) == 12
+    assert max(found["kl"]) < found["kl_p99"] <= found["kl_max"]
+    assert found["kl_p99_interval"][0] <= found["kl_p99"] <= found["kl_p99_interval"][1]

@@ -10,6 +10,8 @@ import subprocess
 import httpx
 import pytest
 
+from aiakq.evaluation.wording import DECIDES
+
 
 @pytest.fixture(scope="module")
 def quantized(program, example_model, tmp_path_factory):
@@ -44,7 +46,10 @@ def test_quantize_reports_what_it_made(quantized):
     ):
         assert text in done.stderr
     names = [line[:16].strip() for line in done.stderr.splitlines()]
-    assert names.index("of the original") == names.index("perplexity") + 1
+    at = names.index("quality")
+    assert names[at + 1 : at + 4] == ["KL divergence", "top-1 agreement", "perplexity"]
+    assert DECIDES in done.stderr
+    assert document["evaluations"][0]["kl"] == document["kl"]
     # What libraries have to say is not for the user of a command that works.
     lines = done.stderr.splitlines()
     assert all(line.startswith("quantize: ") for line in lines[: lines.index("quantized")])
@@ -79,6 +84,39 @@ def test_eval_agrees_with_the_report_of_quantize(aiakq, quantized, example_model
     assert document["tokens"] == report["evaluation_tokens"]
     assert 0 < document["kl"] < 0.01 and 0.9 < document["top1_agreement"] <= 1
     assert "perplexity" in ended.err and "top-1 agreement" in ended.err
+    assert [text["name"] for text in document["texts"]] == ["prose", "dialogue", "code"]
+    assert document["kl"] == document["texts"][0]["kl"] != document["texts"][1]["kl"], "texts are not averaged"
+    assert document["kl_interval"]["low"] < document["kl"] < document["kl_interval"]["high"]
+    assert DECIDES in " ".join(ended.err.split()) and DECIDES in document["remarks"]
+    assert "tokens that changed most: code" in ended.err
+    parts = [(gate["gate"], gate["part"]) for gate in document["gates"]]
+    assert parts[:3] == [("kl>0.01", "prose"), ("kl>0.01", "dialogue"), ("kl>0.01", "code")]
+
+
+def test_eval_gates_fail_on_the_text_that_fails(aiakq, quantized, example_model):
+    folder, _ = quantized
+    words = ("eval", folder, "--original", example_model, "--text", "dialogue", "--text", "code", "--limit", "1024")
+    document = json.loads(aiakq(*words, "--json").out)
+    small, large = sorted(document["texts"], key=lambda text: text["kl"])
+    limit = (small["kl"] + large["kl"]) / 2
+    ended = aiakq(*words, "--json", "--fail-if", f"kl>{limit}")
+    assert ended.code == 10 and f" on {large['name']} (measured" in ended.last
+    assert [gate["failed"] for gate in json.loads(ended.out)["gates"] if gate["part"] == small["name"]] == [False]
+
+
+def test_eval_compares_two_quantized_models(aiakq, quantized, example_model, tmp_path):
+    folder, _ = quantized
+    words = ("-quant_type", "gptq", "--bits", "2", "--samples", "4", "--seqlen", "64", "--no-eval")
+    assert aiakq("quantize", "-i", example_model, "-o", tmp_path / "worse", *words).code == 0
+    words = ("eval", tmp_path / "worse", folder, "--against", example_model, "--text", "code", "--limit", "2048")
+    ended = aiakq(*words, "--json", "--fail-if", "worse_than>0")
+    assert ended.code == 10 and "worse_than>0 (measured 1)" in ended.last
+    document = json.loads(ended.out)
+    (compared,) = document["comparisons"]
+    assert compared["verdict"] == "worse" == compared["texts"][0]["verdict"]
+    assert compared["texts"][0]["kl_ratio_interval"]["low"] > 1
+    assert document["versus"][0]["kl"] == compared["texts"][0]["kl_versus"] < document["kl"]
+    assert f"{tmp_path / 'worse'} against {folder}, paired" in ended.err
 
 
 def test_eval_options(aiakq, quantized, tmp_path, heldout_text):
@@ -101,6 +139,10 @@ def test_eval_options(aiakq, quantized, tmp_path, heldout_text):
     [
         (["--seqlen", "4096"], 2, "at most 1024"),
         (["--text", "nowhere.txt"], 3, "error[evaluation_text]"),
+        (["--text", "code", "--text", "code"], 3, "code is given twice"),
+        (["other"], 2, "no --original"),
+        (["--task-limit", "3"], 2, "no --tasks"),
+        (["--fail-if", "worse_than>0"], 2, "name them after MODEL"),
         (["--dtype", "int3"], 2, "--dtype"),
         (["--original", "no/such/model"], 3, "error[model_missing]"),
         (["--fail-if", "kll>1"], 2, "similar keys: kl"),

@@ -14,6 +14,7 @@ from typing import Any
 from aiakq import formats
 from aiakq.data.documents import sources
 from aiakq.errors import AiakqError
+from aiakq.evaluation.wording import DECIDES, figure_rows
 from aiakq.formats.compatibility import Readers
 from aiakq.formats.model_folder import open_file
 from aiakq.formats.yaml_text import InvalidYaml, parse_yaml
@@ -110,17 +111,25 @@ def _original(name: str, hub: bool, options: QuantizeOptions) -> str:
 
 def _quality(report: QuantizeReport) -> str:
     before, after = report.perplexity_before, report.perplexity_after
-    rows = [("size of the weights", size(report.bytes_before), size(report.bytes_after))]
-    if before is not None and after is not None:
-        rows.append(("perplexity", f"{before:.4g}", f"{after:.4g}"))
+    rows = [["size of the weights", size(report.bytes_before), size(report.bytes_after)]]
     if report.kl is not None:
-        rows.append(("KL divergence, nats per token", "0", f"{report.kl:.2g}"))
+        rows.append(["KL divergence, nats per token", "0", f"{report.kl:.2g}"])
     if report.top1_agreement is not None:
-        rows.append(("top-1 agreement", "100%", f"{report.top1_agreement:.1%}"))
-    table = "\n".join(f"| {name} | {old} | {new} |" for name, old, new in rows)
-    lines = ["## Quality\n", f"| | original | this model |\n|---|---|---|\n{table}\n"]
+        rows.append(["top-1 agreement", "100%", f"{report.top1_agreement:.1%}"])
+    if before is not None and after is not None:
+        rows.append(["perplexity", f"{before:.4g}", f"{after:.4g}"])
+    table = _table(["", "original", "this model"], rows)
+    lines = ["## Quality\n", f"{table}\n"]
+    if report.evaluations:
+        names = [_plain(text["name"]) for text in report.evaluations]
+        measured = _table(["", *names], [list(row) for row in figure_rows(report.evaluations)])
+        lines += [f"{DECIDES}\n", f"{measured}\n"]
+        lines += [_plain(text["remark"]) for text in report.evaluations if text["remark"]]
+        lines.append("The intervals are of a block bootstrap; aiakq_report.html shows the tokens that changed most.")
     if report.evaluation_text is not None:
-        lines.append(f"Measured on {report.evaluation_tokens:,} tokens of {_plain(report.evaluation_text)}.")
+        texts = [text["text"] for text in report.evaluations] or [report.evaluation_text]
+        of = f"{report.evaluation_tokens:,} tokens of " if len(texts) == 1 else ""
+        lines.append(f"Measured on {of}{_plain(', '.join(texts))}.")
     if report.mean_error is not None and report.worst is not None:
         lines.append(
             f"Error of a layer's output on calibration inputs: {percent(report.mean_error)} on average, "
@@ -129,12 +138,17 @@ def _quality(report: QuantizeReport) -> str:
     return "\n".join(lines) + "\n"
 
 
+def _table(head: list[str], rows: list[list[str]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
 def _making(report: QuantizeReport, options: QuantizeOptions, source: str) -> str:
     files = {
-        key: Path(str(getattr(options, key))).name
-        for key in ("token_ids", "eval_text", "recipe", "lora")
-        if getattr(options, key)
+        key: Path(str(getattr(options, key))).name for key in ("token_ids", "recipe", "lora") if getattr(options, key)
     }
+    if options.eval_text is not None:
+        files["eval_text"] = ",".join(Path(str(name)).name for name in sources(options.eval_text))
     if options.calibration is not None:
         files["calibration"] = ",".join(title_of(name) for name in sources(options.calibration) if name is not None)
     # Without options that do not affect the result.

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from aiakq import formats
+from aiakq.evaluation.wording import DECIDES, figure_rows, quoted
 from aiakq.html_report.charts import BlockMarks, Mark, bars, dumbbells
 from aiakq.html_report.numbers import duration, percent, size
 from aiakq.html_report.render import render
@@ -42,6 +43,7 @@ def html_page(report: QuantizeReport) -> str:
         report=report,
         cards=_cards(report),
         notes=_notes(report),
+        quality=_quality(report),
         errors=_errors(report),
         ranges=_ranges(report),
         experts=_experts(report),
@@ -73,12 +75,12 @@ def _cards(report: QuantizeReport) -> list[dict[str, object]]:
         ("bits per weight", f"{report.bits_per_weight:.2f}", "in quantized layers, scales included"),
     ]
     before, after = report.perplexity_before, report.perplexity_after
-    if before is not None and after is not None:
-        rows.append(("perplexity", f"{after:.5g}", f"{after / before - 1:+.2%} from {before:.5g}"))
     if report.kl is not None:
-        rows.append(("KL divergence", f"{report.kl:.3g}", "nats per token from the original"))
+        rows.append(("KL divergence", f"{report.kl:.3g}", "nats per token from the original; this number decides"))
     if report.top1_agreement is not None:
         rows.append(("top-1 agreement", f"{report.top1_agreement:.2%}", f"of {report.evaluation_tokens:,} tokens"))
+    if before is not None and after is not None:
+        rows.append(("perplexity", f"{after:.5g}", f"{after / before - 1:+.2%} from {before:.5g}"))
     worst = report.worst
     if worst is not None and report.mean_error is not None:
         text = f"worst {percent(worst.error)} in {_short(worst.name)}"
@@ -95,6 +97,30 @@ def _cards(report: QuantizeReport) -> list[dict[str, object]]:
 def _notes(report: QuantizeReport) -> list[str]:
     resumed = f"{report.resumed_from} steps were taken over from an interrupted run."
     return [*report.notes, *([resumed] if report.resumed_from else [])]
+
+
+# --- quality ----------------------------------------------------------------------------------------------------------
+
+
+def _quality(report: QuantizeReport) -> dict[str, object] | None:
+    """Return the sentence on what decides, the table of texts and the worst tokens; None if nothing was measured."""
+    if not report.evaluations:
+        return None
+    worst = [
+        {"name": text["name"], "rows": [_worst_row(each) for each in text["worst_tokens"]]}
+        for text in report.evaluations
+    ]
+    names = [text["name"] for text in report.evaluations]
+    return {"decides": DECIDES, "head": ["", *names], "rows": figure_rows(report.evaluations), "worst": worst}
+
+
+def _worst_row(worst: dict[str, Any]) -> tuple[str, ...]:
+    def listed(choices: Sequence[dict[str, Any]]) -> str:
+        return ", ".join(f"{quoted(each['token'])} {percent(each['p'])}" for each in choices)
+
+    ours, theirs = (f"{listed(worst[key])}" for key in ("choices", "original_choices"))
+    next_token = f"{quoted(worst['token'])} ({percent(worst['p_original'])}, {percent(worst['p'])})"
+    return (f"{worst['kl']:.3g}", quoted(worst["context"][-60:]), next_token, theirs, ours)
 
 
 # --- charts -----------------------------------------------------------------------------------------------------------

@@ -48,7 +48,8 @@ class QuantizeReport:
     padded              MLP widths padded with zeros: key of config.json -> (before, after).
     lora                name of the folder of the LoRA adapter that was merged into the weights first.
     notes               decisions made on the user's behalf, one sentence each; not a cause for concern.
-    perplexity_*        on ``evaluation_text``; None if not measured.
+    perplexity_*        on ``evaluation_text``, the first of the texts; None if not measured.
+    evaluations         figures of every text with intervals, as ``text_quality.comparison_document`` returns them.
     experts             calibration token counts of experts, block by block.
     calibration_lengths number of tokens of the shortest, the median and the longest of the ``samples``.
     tokens              calibration tokens used; ``dropped_tokens`` of them had inputs that were not finite.
@@ -74,6 +75,7 @@ class QuantizeReport:
     top1_agreement: float | None = None
     evaluation_text: str | None = None
     evaluation_tokens: int = 0
+    evaluations: list[dict[str, Any]] = field(default_factory=list)
     calibration: str | None = None
     calibration_sha256: str | None = None
     calibration_lengths: tuple[int, int, int] | None = None

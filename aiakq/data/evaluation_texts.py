@@ -1,0 +1,37 @@
+"""The texts that models are evaluated on: bundled ones by name, or files."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from aiakq.errors import error
+
+#: Bundled texts by their names -> name of the file in aiakq/data, and their title.
+BUNDLED = {
+    "prose": ("heldout", "the bundled held-out text"),
+    "dialogue": ("dialogue", "the bundled dialogue"),
+    "code": ("code", "the bundled code"),
+}
+
+
+def text_names(sources: Sequence[str]) -> list[str]:
+    """Return a unique name for each source: that of a bundled text, or the name of a file, with its folder if two have
+    the same.
+    """
+    names = [source if is_bundled(source) else Path(source).name for source in sources]
+    return [source if names.count(name) > 1 else name for name, source in zip(names, sources, strict=True)]
+
+
+def is_bundled(source: str) -> bool:
+    """Whether ``source`` is the name of a bundled text, not a file."""
+    return source in BUNDLED and not Path(source).exists()
+
+
+def check_sources(sources: Sequence[str]) -> None:
+    """Raise ``evaluation_text`` for a source that is neither a file nor a bundled text, or given twice."""
+    for index, source in enumerate(sources):
+        if not is_bundled(source) and not Path(source).is_file():
+            raise error("evaluation_text", reason=f"{source}: there is no such file, or text {' or '.join(BUNDLED)}")
+        if source in sources[:index]:
+            raise error("evaluation_text", reason=f"{source} is given twice")
