@@ -80,7 +80,11 @@ GPTQ_SETTINGS: dict[str, dict[str, Any]] = {
     "gptq, token weights": {"importance": "gradient"},
     "gptq, Hadamard rotation": {"rotate": "hadamard"},
     "gptq, learned rotation": {"rotate": "learned"},
+    "gptq, tuned": {"tune": "96steps"},
+    "gptq, token weights, tuned": {"importance": "gradient", "tune": "96steps"},
 }
+#: The largest width that an option is for.
+MAX_BITS = {"tune": 3}
 OPTIONS = {option.name for option in fields(QuantizeArguments)}
 
 
@@ -136,7 +140,7 @@ def our_rows(bits: int, symmetric: bool) -> Iterator[Row]:
         yield ours(kind, "RTN", "gptq", plain=True, **grid)
     yield ours(kind, "gptq", "gptq", **grid)
     for name, more in GPTQ_SETTINGS.items():
-        if more.keys() <= OPTIONS:
+        if more.keys() <= OPTIONS and all(bits <= MAX_BITS.get(option, bits) for option in more):
             yield ours(kind, name, "gptq", **grid, **more)
     if "targets" not in OPTIONS:
         yield ours(kind, "gptq, GPTAQ", "gptq", gptaq=True, models=FULL, **grid)
