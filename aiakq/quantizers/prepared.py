@@ -123,6 +123,11 @@ class Prepared:
         """Whether the output layer is tied to the embedding; one that is stored and differs from it is not."""
         return bool(self.checkpoint.config.get("tie_word_embeddings")) and not self.model.separate_head
 
+    @property
+    def folded_scales(self) -> str | None:
+        """The file for folded scales beside the weights, if the recipe folds any."""
+        return FOLDED_SCALES if self.recipe.folds else None
+
     def not_copied(self) -> set[str]:
         """Return tensors outside the blocks that are not copied to the output unchanged."""
         name = head_name(self.model)
