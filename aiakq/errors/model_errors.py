@@ -100,6 +100,11 @@ FOLDER_ERRORS = {
         "transformers lets their attention be replaced.",
     ),
     "unsupported": ErrorKind("{what} is not supported.", "{hint}"),
+    "tuning": ErrorKind(
+        "The quantized model cannot be tuned here: {reason}.",
+        "Leave --tune away, or give more memory or samples; a GPU has to hold the codes and the output layer.",
+        RESOURCES,
+    ),
     "architecture_unsupported": ErrorKind(
         "The architecture {architecture} is not supported: {reason}.",
         "Choose a model of another family; if aiakq should run this one, config.json is damaged: fetch it again.",

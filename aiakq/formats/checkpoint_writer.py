@@ -111,12 +111,17 @@ class CheckpointWriter:
     @property
     def total_bytes(self) -> int:
         """Total bytes of all committed tensors."""
-        return sum(sum(step.sizes) for step in self.steps)
+        return sum(size for _, size in self._places().values())
 
     def add(self, name: str, tensor: Tensor) -> None:
         """Add one tensor; it must not be modified until the next commit."""
         assert name not in self._names, f"tensor {name} was added twice"
         self._names.add(name)
+        self._pending[name] = tensor
+
+    def replace(self, name: str, tensor: Tensor) -> None:
+        """Replace a committed tensor by one of the same shape and dtype, with the next commit."""
+        assert name in self._names and name not in self._pending, f"there is no committed tensor {name}"
         self._pending[name] = tensor
 
     def add_beside(self, name: str, tensor: Tensor) -> None:
@@ -226,19 +231,25 @@ class CheckpointWriter:
         """Join the files of the steps, in order, into files of at most ``max_shard_bytes`` (or one tensor)."""
         plan: list[dict[str, Path]] = [{}]
         filled = 0
-        for step in self.steps:
-            for name, size in zip(step.tensors, step.sizes, strict=True):
-                if plan[-1] and filled + size > self.max_shard_bytes:
-                    plan.append({})
-                    filled = 0
-                plan[-1][name] = step.file
-                filled += size
+        for name, (file, size) in self._places().items():
+            if plan[-1] and filled + size > self.max_shard_bytes:
+                plan.append({})
+                filled = 0
+            plan[-1][name] = file
+            filled += size
         for number, sources in enumerate(plan):
             path = self.folder / f"shard-{number:05d}"
             size, digest = write_file(path, LazyTensors(sources))
             self._shards.append((path, list(sources)))
             self._files[path.name] = {"size": size, "sha256": digest}
         self._name_shards()
+
+    def _places(self) -> dict[str, tuple[Path, int]]:
+        """Return the file and the bytes of every tensor, in the order of their first commits."""
+        places: dict[str, tuple[Path, int]] = {}
+        for step in self.steps:
+            places |= {name: (step.file, size) for name, size in zip(step.tensors, step.sizes, strict=True)}
+        return places
 
     def _write_beside(self) -> None:
         """Join the tensors that go beside the weights, in one file."""

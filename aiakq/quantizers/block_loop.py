@@ -137,9 +137,7 @@ class BlockLoop:
             self.progress(StageProgress("importance", done, total))
 
         budget, scratch, seed = calibration.budget, calibration.scratch, calibration.seed
-        weights = GradientPass(calibration.model, batches, self.workers, budget, scratch, seed, report).run()
-        release_memory()
-        return weights
+        return GradientPass(calibration.model, batches, self.workers, budget, scratch, seed, report).run()
 
     def _batches(self) -> list[Tensor]:
         """Return the calibration samples in batches [B, T]; none if there are no samples."""

@@ -78,6 +78,8 @@ class QuantizeOptions(QuantizeArguments):
             _conflict("--group-size", method, "its kernels take one scale per row", "Leave --group-size away.")
         if self.symmetric is not None and self.symmetric not in preset.symmetric:
             _conflict("--asymmetric", method, "its format is symmetric", "Leave it away, or use awq or gptq.")
+        if self.tune is not None and preset.activation_bits:
+            _conflict("--tune", method, "rounded activations have no gradient", "Use -quant_type gptq or awq.")
         if self.token_ids is not None and self.calibration is not None:
             _conflict("-token", "--calibration", "both say what to calibrate on", "Give one of them.")
         if self.calibration_column is not None and self.calibration is None:

@@ -11,7 +11,6 @@ from collections.abc import Callable
 
 from aiakq.evaluation.metrics import Comparison, LoadScorer
 from aiakq.formats.checkpoint_writer import CheckpointWriter
-from aiakq.formats.model_folder import FOLDED_SCALES
 from aiakq.quantizers.chosen_widths import quantize_with_chosen_widths
 from aiakq.quantizers.copying import copy_files, copy_tensors
 from aiakq.quantizers.options import QuantizeOptions
@@ -23,6 +22,7 @@ from aiakq.quantizers.quality import check_text, record_quality
 from aiakq.quantizers.report.records import QuantizeReport
 from aiakq.quantizers.rotate import prepare_rotation
 from aiakq.quantizers.run_report import build_report, inherited_entries, write_report
+from aiakq.quantizers.tuning.stage import check_tuning, report_tuning, tune_output
 from aiakq.spec import QuantSpec
 from aiakq.system.memory import gc_frozen, peak_memory_bytes
 
@@ -41,6 +41,7 @@ def quantize_checkpoint(
     on_progress(StageProgress("load", 0, 1, options.input))
     prepared = prepare(options)
     check_text(prepared)
+    check_tuning(prepared)
     on_progress(StageProgress("load", 1, 1))
     rotate(prepared, on_progress)
     if options.target_bpw is None and options.max_kl is None:
@@ -92,7 +93,7 @@ class _Run:
             expected_bytes=prepared.expected_bytes(self.plan.spec),
             fingerprint=prepared.fingerprint(self.plan.spec),
             resume=options.resume,
-            beside=FOLDED_SCALES if prepared.recipe.folds else None,
+            beside=prepared.folded_scales,
         ) as writer:
             resumed, entries = len(writer.steps), inherited_entries(prepared.source)
             with gc_frozen(), start_workers(prepared, self.plan, writer) as workers:
@@ -100,9 +101,11 @@ class _Run:
                 loop.run()
             if len(writer.steps) == len(loop.steps):  # else the interrupted run had already copied them
                 copy_tensors(writer, prepared, self.plan.spec, loop.steps)
+            tuned = tune_output(prepared, self.plan, writer, self.progress)
             copy_files(writer, prepared, self.plan.spec)
             warnings = [*prepared.warnings, *loop.warnings]
             report = build_report(prepared, self.plan.spec, writer, loop.steps, warnings, resumed)
+            report_tuning(report, tuned)
             if options.evaluate:
                 self._evaluate(writer, report)
             report.seconds = round(time.monotonic() - self.started_at, 2)

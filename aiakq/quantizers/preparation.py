@@ -135,11 +135,11 @@ def _samples(options: QuantizeOptions, tokenizer: object, config: Any, warnings:
         samples = load_samples(options, tokenizer, vocab_size, pad_token_id)
     except AiakqError as problem:
         asked = options.token_ids is not None or options.calibration is not None
-        if options.resolved_recipe.needs_inputs or asked:
+        if options.resolved_recipe.needs_inputs or options.tune or asked:
             raise
         warnings.append(f"The error of the layers was not measured: {problem.message}")
         return None
-    if not options.resolved_recipe.needs_inputs:
+    if not options.resolved_recipe.needs_inputs and not options.tune:
         before = itertools.accumulate((len(sample) for sample in samples.samples), initial=0)
         del samples.samples[sum(tokens < _TOKENS_WITHOUT_CALIBRATION for tokens in before) :]
         samples.warnings.clear()

@@ -132,6 +132,11 @@ class Prepared:
         """Return the number of weights of an output layer that ``--rotate`` separated from the embedding; else 0."""
         return self.model.model.get_output_embeddings().weight.numel() if self.model.untied_head else 0
 
+    @property
+    def folded_scales(self) -> str | None:
+        """The file for folded scales beside the weights, if the recipe folds any."""
+        return FOLDED_SCALES if self.recipe.folds else None
+
     def not_copied(self) -> set[str]:
         """Return tensors outside the blocks that are not copied to the output unchanged."""
         name = head_name(self.model)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict
 
 import torch
@@ -61,7 +61,7 @@ def encode(name: str, weight: QWeight, spec: QuantSpec, storage: torch.dtype) ->
     return {f"{name}.{suffix}": cast(tensor, f"{name}.{suffix}", None) for suffix, tensor in tensors.items()}
 
 
-def verify(name: str, weight: QWeight, spec: QuantSpec, written: dict[str, Tensor]) -> None:
+def verify(name: str, weight: QWeight, spec: QuantSpec, written: Mapping[str, Tensor]) -> None:
     """Compare a linear read from ``written`` with the expected one. Raises ``not_as_written``."""
     decoded = decode(name, spec, written)
     same = torch.equal(decoded.codes, weight.codes.cpu()) and torch.equal(dequantize(decoded), dequantize(weight).cpu())
@@ -72,7 +72,7 @@ def verify(name: str, weight: QWeight, spec: QuantSpec, written: dict[str, Tenso
         raise error("not_as_written", layer=name)
 
 
-def decode(name: str, spec: QuantSpec, written: dict[str, Tensor]) -> QWeight:
+def decode(name: str, spec: QuantSpec, written: Mapping[str, Tensor]) -> QWeight:
     """Return the linear ``name`` decoded from the tensors of its step."""
     own = _own(spec, name)
     module = formats.load(own.format)
@@ -90,12 +90,23 @@ def take_over(
     for name in linears:
         inside = name.removeprefix(block.prefix + ".")
         block.result.adopt(inside, decode(name, spec, written))
-    of_linears = tuple(f"{name.removeprefix(block.prefix + '.')}." for name in linears)
-    for name, _ in list(block.module.named_parameters()):
-        full = stored_name(f"{block.prefix}.{name}")
+    take_over_parameters(block.module, block.prefix, linears, written, stored_name)
+
+
+def take_over_parameters(
+    block: nn.Module,
+    prefix: str,
+    linears: Iterable[str],
+    written: Mapping[str, Tensor],
+    stored_name: Callable[[str], str],
+) -> None:
+    """Replace the parameters of a block that its step holds, except those of ``linears``, all by full name."""
+    of_linears = tuple(f"{name.removeprefix(prefix + '.')}." for name in linears)
+    for name, _ in list(block.named_parameters()):
+        full = stored_name(f"{prefix}.{name}")
         if full in written and not name.startswith(of_linears):
             path, _, last = name.rpartition(".")
-            module = block.module.get_submodule(path)
+            module = block.get_submodule(path)
             value = stored(module, last, written[full]).to(getattr(module, last).device, torch.float32)
             module.register_parameter(last, nn.Parameter(value, requires_grad=False))
 

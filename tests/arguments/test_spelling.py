@@ -132,6 +132,8 @@ def test_several_words_after_a_list_option_are_its_entries(given, has_model, exp
 def test_hf_token_without_a_value_stands_for_the_stored_one():
     assert words("serve", "m", "--hf-token", "--port", "1") == ["m", "--hf-token", "", "--port", "1"]
     assert words("serve", "m", "--hf-token") == ["m", "--hf-token", ""]
+    assert words("quantize", "--tune", "-i", "m") == ["--tune", "96steps", "-i", "m"]
+    assert words("quantize", "--tune", "600") == ["--tune", "600"]
     assert words("serve", "m", "--hf-token", "secret") == ["m", "--hf-token", "secret"]
 
 

@@ -257,6 +257,21 @@ def test_steps_become_the_same_shards_however_often_interrupted(tmp_path: Path) 
         assert (tmp_path / "out" / name).read_bytes() == (tmp_path / "once" / name).read_bytes(), name
 
 
+def test_a_replaced_tensor_takes_the_place_of_the_first(tmp_path: Path) -> None:
+    make(tmp_path / "whole", value=1.0)
+    with CheckpointWriter(tmp_path / "replaced") as writer:
+        fill(writer, value=3.0)
+        writer.commit("first")
+        writer.replace("a.weight", torch.ones(4, 8))
+        writer.commit("second")
+        writer.replace("b.weight", torch.ones(16).half())
+        writer.commit("third")
+        assert writer.total_bytes == 4 * 8 * 4 + 16 * 2
+        writer.publish()
+    whole, replaced = (tmp_path / name / "model.safetensors" for name in ("whole", "replaced"))
+    assert whole.read_bytes() == replaced.read_bytes()
+
+
 def test_a_layer_that_fails_read_back_is_not_published(tmp_path: Path) -> None:
     with pytest.raises(AiakqError, match="read back") as caught, CheckpointWriter(tmp_path / "out") as writer:
         fill(writer)

@@ -58,6 +58,15 @@ def test_alternative_spellings_of_methods_are_accepted() -> None:
         ({"method": "smooth_quant", "symmetric": False}, "option_conflict"),
         ({"method": "smooth_quant", "smooth_alpha": "much"}, "bad_option"),
         ({"scale_search": "grid"}, "bad_option"),
+        ({"importance": "much"}, "bad_option"),
+        ({"method": "awq", "importance": "gradient"}, "option_conflict"),
+        ({"method": "smooth_quant", "importance": "gradient"}, "option_conflict"),
+        ({"tune": 0}, "bad_option"),
+        ({"tune": -5}, "bad_option"),
+        ({"tune": "0steps"}, "bad_option"),
+        ({"tune": "ten minutes"}, "bad_option"),
+        ({"tune": float("inf")}, "bad_option"),
+        ({"method": "smooth_quant", "tune": 60}, "option_conflict"),
         ({"method": "smooth_quant", "activation_scales": "channel"}, "bad_option"),
         ({"activation_scales": "tensor"}, "option_conflict"),
         ({"method": "awq", "gptaq": True}, "option_conflict"),
@@ -88,6 +97,22 @@ def test_the_strength_of_smoothing_is_that_of_the_family_unless_given() -> None:
     assert options("smooth_quant", smooth_alpha="0.5").smooth_alpha == 0.5  # as the command line passes it
     assert alpha("opt", smooth_alpha="auto") == "auto"
     assert alpha("glm") == alpha("glm130") == 0.75
+
+
+@pytest.mark.parametrize(
+    ("given", "kept"), [(600, "600s"), ("600", "600s"), (0.5, "0.5s"), ("48steps", "48steps"), ("1 step", "1steps")]
+)
+def test_a_tuning_budget_is_a_number_of_seconds_or_steps(given: object, kept: str) -> None:
+    assert options(tune=given).tune == kept
+    assert options(tune=kept).tune == kept
+
+
+def test_weights_of_tokens_are_a_parameter_of_gptq() -> None:
+    assert not options().resolved_recipe.weighs_tokens
+    assert not options(importance="none").resolved_recipe.weighs_tokens
+    assert options(importance="gradient").resolved_recipe.weighs_tokens
+    assert options("smooth_quant", gptq=True, importance="gradient").resolved_recipe.weighs_tokens
+    assert not options("awq", importance="none").resolved_recipe.weighs_tokens
 
 
 def test_awq_of_8_bits_is_symmetric_by_default() -> None:

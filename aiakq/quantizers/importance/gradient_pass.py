@@ -7,8 +7,7 @@ checkpoint is read once more, and memory holds a block in float32 with the activ
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
@@ -22,7 +21,9 @@ from aiakq.quantizers.model.experts import expert_pattern
 from aiakq.quantizers.model.groups import block_linears
 from aiakq.quantizers.model.outer_layers import capture, load_outside, sampled_gradient
 from aiakq.quantizers.model.source import SourceModel
+from aiakq.quantizers.numerics.deterministic import deterministic_gradients
 from aiakq.quantizers.workers.protocol import Value, Workers, shards
+from aiakq.runtime.device_memory import release_memory
 
 OnBatch = Callable[[int, int], None]
 
@@ -90,6 +91,7 @@ class GradientPass:
             self._inputs.append(Activations(outputs, inputs.calls, inputs.device, inputs.outputs, inputs.others))
             model.drop(block)
             model.checkpoint.close()
+            release_memory()
             self.progress(index + 1, 2 * count)
 
     def _states(self) -> HiddenStates:
@@ -104,7 +106,7 @@ class GradientPass:
         for batch in self._mine:
             # One generator for each batch, so that it does not matter who computes the others.
             generator = torch.Generator(self.model.device).manual_seed((self.seed * 1_000_003 + batch) % 2**63)
-            with _deterministic():
+            with deterministic_gradients():
                 gradient = sampled_gradient(
                     self.model, self.batches[batch], last.hidden[batch], last.outputs, generator
                 )
@@ -129,7 +131,7 @@ class GradientPass:
 
         sums = _Sums(list(block_linears(block)), self._shards, self.workers)
         found = TokenWeights()
-        with _deterministic():
+        with deterministic_gradients():
             try:
                 for batch, (gradient, seen) in inputs.spread(block, self._mine, work):
                     before.put(batch, gradient)
@@ -143,6 +145,7 @@ class GradientPass:
         weights.append(found)
         model.drop(block)
         model.checkpoint.close()
+        release_memory()
         return before
 
 
@@ -238,15 +241,3 @@ class _Sums:
 
 def _zeros(tokens: int) -> tuple[Tensor, Tensor]:
     return torch.zeros(tokens), torch.zeros(tokens)
-
-
-@contextmanager
-def _deterministic() -> Iterator[None]:
-    """Let torch compute gradients in a fixed order, where it can."""
-    before = torch.are_deterministic_algorithms_enabled()
-    warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
-    torch.use_deterministic_algorithms(True, warn_only=True)
-    try:
-        yield
-    finally:
-        torch.use_deterministic_algorithms(before, warn_only=warn_only)

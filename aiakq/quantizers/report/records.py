@@ -46,6 +46,7 @@ class QuantizeReport:
     command             the command line that created it, None from Python; ``created`` is its time in UTC.
     recipe              the recipe that repeats the run (``--recipe``).
     padded              MLP widths padded with zeros: key of config.json -> (before, after).
+    tuned               outcome of ``--tune``; None without.
     lora                name of the folder of the LoRA adapter that was merged into the weights first.
     notes               decisions made on the user's behalf, one sentence each; not a cause for concern.
     perplexity_*        on ``evaluation_text``, the first of the texts; None if not measured.
@@ -93,6 +94,7 @@ class QuantizeReport:
     command: str | None = None
     recipe: dict[str, Any] = field(default_factory=dict)
     padded: dict[str, tuple[int, int]] = field(default_factory=dict)
+    tuned: dict[str, float] | None = None
     lora: str | None = None
     notes: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
