@@ -135,7 +135,7 @@ def grammar_of(param: str, grammar: object) -> Grammar | None:
     known = {*_KINDS, *_FLAGS, "backend", "whitespace_pattern"}
     for name in values:
         if name not in known:
-            raise error("unknown_field", param=f"{param}.{name:.64}", hint=f"Known: {', '.join(sorted(known))}.")
+            raise error("unknown_field", param=f"{param}.{name!s:.64}", hint=f"Known: {', '.join(sorted(known))}.")
     for name in _FLAGS:
         _check_type(f"{param}.{name}", values.get(name, False), bool, "true or false is expected")
     if values.get("backend", "auto").partition(":")[0] not in BACKENDS:

@@ -30,7 +30,7 @@ def checked_repetition(given: object) -> dict[str, int]:
     for name in given:
         if name not in REPETITION_FIELDS:
             hint = f"Known: {', '.join(REPETITION_FIELDS)}."
-            raise error("unknown_field", param=f"repetition_detection.{name[:64]}", hint=hint)
+            raise error("unknown_field", param=f"repetition_detection.{name!s:.64}", hint=hint)
     least, most = given.get("min_pattern_size", 0), given.get("max_pattern_size", 0)
     bounds = {
         "max_pattern_size": (most, 0, MAX_PATTERN_SIZE),

@@ -256,5 +256,12 @@ def test_values_of_another_type_are_refused_by_name(given):
         SamplingParams(**given)
 
 
+@pytest.mark.parametrize("name", ["structured_outputs", "guided_decoding", "repetition_detection"])
+def test_a_key_that_is_no_string_is_refused_by_name(name):
+    with pytest.raises(AiakqError) as caught:
+        SamplingParams(**{name: {1: 1}})
+    assert (caught.value.id, caught.value.fields["param"]) == ("unknown_field", f"{name}.1")
+
+
 def test_a_bias_can_be_a_list_of_pairs():
     assert SamplingParams(logit_bias=[(5, 1.0), [5, 2.0], [7, False]]).logit_bias == {5: 3.0, 7: float("-inf")}
