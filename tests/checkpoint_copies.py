@@ -22,7 +22,7 @@ from aiakq.spec import QuantSpec
 
 
 def with_signed_scales(source: Path, to: Path, spec: QuantSpec) -> Path:
-    """A copy of an unquantized checkpoint whose projections are stored as ``spec`` says, rounded to nearest, with about
+    """A copy of an unquantized checkpoint whose linears are stored as ``spec`` says, rounded to nearest, with about
     half of the scales negative, as AutoRound writes them.
 
     A group that is rounded with a negative scale is rounded as its negative with a positive one.
@@ -30,7 +30,7 @@ def with_signed_scales(source: Path, to: Path, spec: QuantSpec) -> Path:
     checkpoint, make, tensors = Checkpoint.open(source), torch.Generator().manual_seed(0), {}
     dtype = torch.bfloat16 if spec.format == "compressed-tensors" else torch.float16
     storage = formats.load(spec.format).scale_dtype(spec, dtype)
-    for name in _projections(checkpoint, spec):
+    for name in _linears(checkpoint, spec):
         weight = signed_weight(checkpoint.tensor(f"{name}.weight").float(), spec, storage, make)
         written = formats.load(spec.format).write(weight, spec, dtype)
         tensors |= {f"{name}.{suffix}": tensor for suffix, tensor in written.items()}
@@ -71,8 +71,12 @@ def in_floats(folder: Path, to: Path) -> Path:
     return _copy(checkpoint, to, tensors, config)
 
 
-def _projections(checkpoint: Checkpoint, spec: QuantSpec) -> list[str]:
-    names = (name.removesuffix(".weight") for name in checkpoint.inventory if name.endswith("_proj.weight"))
+def _linears(checkpoint: Checkpoint, spec: QuantSpec) -> list[str]:
+    names = (
+        name.removesuffix(".weight")
+        for name in checkpoint.inventory
+        if name.endswith(("_proj.weight", "lm_head.weight"))
+    )
     return [name for name in names if spec.for_layer(name) is not None]
 
 

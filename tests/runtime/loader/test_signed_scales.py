@@ -23,6 +23,7 @@ W8A8 = {"format": "compressed-tensors", "bits": 8, "activation_bits": 8}
 CASES = {
     "gptq-w4": ("LlamaForCausalLM", QuantSpec("gptq", "gptq", 4, 32)),
     "gptq-w3": ("LlamaForCausalLM", QuantSpec("gptq", "gptq", 3, 32)),
+    "gptq-lm-head": ("LlamaForCausalLM", QuantSpec("gptq", "gptq", 4, 32, ignore=())),
     "gptq-w2": ("LlamaForCausalLM", QuantSpec("gptq", "gptq", 2, 32)),
     "gptq-w8": ("LlamaForCausalLM", QuantSpec("gptq", "gptq", 8)),
     "gptq-asymmetric": ("LlamaForCausalLM", QuantSpec("gptq", "gptq_v2", 4, 32, symmetric=False)),
@@ -55,6 +56,7 @@ def test_logits_are_those_of_the_weights(case, tiny_model, tmp_path, monkeypatch
     family, spec = CASES[case]
     folder = with_signed_scales(tiny_model(family, intermediate_size=192), tmp_path / "signed", spec)
     checkpoint = Checkpoint.open(folder)
+    assert ("lm_head" in checkpoint.quantized_linears()) == ("lm_head" not in spec.ignore)
     linears = [checkpoint.read_linear(name) for name in checkpoint.quantized_linears()]
     assert 0.4 < (torch.cat([each.scales.flatten() for each in linears]) < 0).float().mean() < 0.6
     wanted = logits(in_floats(folder, tmp_path / "floats"))
