@@ -11,7 +11,6 @@ from collections.abc import Callable
 
 from aiakq.evaluation.metrics import Comparison, LoadScorer
 from aiakq.formats.checkpoint_writer import CheckpointWriter
-from aiakq.formats.model_folder import FOLDED_SCALES
 from aiakq.quantizers.chosen_widths import quantize_with_chosen_widths
 from aiakq.quantizers.copying import copy_files, copy_tensors
 from aiakq.quantizers.options import QuantizeOptions
@@ -21,7 +20,7 @@ from aiakq.quantizers.prepared import Prepared
 from aiakq.quantizers.progress import OnProgress, Rejected, StageProgress
 from aiakq.quantizers.quality import check_text, record_quality
 from aiakq.quantizers.report.records import QuantizeReport
-from aiakq.quantizers.rotate import prepare_rotation
+from aiakq.quantizers.rotate import rotate
 from aiakq.quantizers.run_report import build_report, inherited_entries, write_report
 from aiakq.spec import QuantSpec
 from aiakq.system.memory import gc_frozen, peak_memory_bytes
@@ -50,17 +49,6 @@ def quantize_checkpoint(
         return _Run(prepared, spec, on_progress, load_scorer, began, accept).run()
 
     return quantize_with_chosen_widths(prepared, attempt, on_progress)
-
-
-def rotate(prepared: Prepared, progress: OnProgress) -> None:
-    """Rotate the source model as ``--rotate`` says. Raises ``unsupported``."""
-    options, model = prepared.options, prepared.model
-    if options.rotate == "none":
-        return
-    samples = () if prepared.samples is None else prepared.samples.samples
-    quantized = {shape.name for shape in prepared.shapes if prepared.spec.for_layer(shape.name) is not None}
-    quantized |= set() if prepared.head is None else {prepared.head}
-    model.rotate(prepare_rotation(model, options.rotate, options.seed, samples, frozenset(quantized), progress))
 
 
 class _Run:
@@ -92,7 +80,7 @@ class _Run:
             expected_bytes=prepared.expected_bytes(self.plan.spec),
             fingerprint=prepared.fingerprint(self.plan.spec),
             resume=options.resume,
-            beside=FOLDED_SCALES if prepared.recipe.folds else None,
+            beside=prepared.file_beside,
         ) as writer:
             resumed, entries = len(writer.steps), inherited_entries(prepared.source)
             with gc_frozen(), start_workers(prepared, self.plan, writer) as workers:
