@@ -17,19 +17,15 @@ from aiakq.quantizers.block.decoder_block import BlockPlan, DecoderBlock
 from aiakq.quantizers.block.original import OriginalModel
 from aiakq.quantizers.block.quantize import quantize_block
 from aiakq.quantizers.importance.gradient_pass import GradientPass
-from aiakq.quantizers.importance.token_weights import TokenWeights
-from aiakq.quantizers.model.activations import SAMPLE_TOKENS, Activations, HiddenStates, batched, first_batches
-from aiakq.quantizers.model.outer_layers import capture
+from aiakq.quantizers.model.activations import Activations
+from aiakq.quantizers.model.calibration_inputs import calibration_batches, first_inputs
 from aiakq.quantizers.model.smooth_mappings import BlockTrace
 from aiakq.quantizers.model.source import SourceModel
 from aiakq.quantizers.progress import OnProgress, StageProgress
 from aiakq.quantizers.recipe import Recipe
-from aiakq.quantizers.workers.protocol import SHARDS, Value, Workers, shards
+from aiakq.quantizers.workers.protocol import Value, Workers
 from aiakq.quantizers.writing import take_over, write_block
 from aiakq.runtime.device_memory import release_memory
-
-#: Maximum number of tokens per calibration batch.
-_BATCH_TOKENS = 4096
 
 
 @dataclass(frozen=True)
@@ -75,8 +71,9 @@ class BlockLoop:
         self.steps = [] if self.writer is None else self.writer.steps[:count]
         if self.finished > count:  # only the evaluation is left
             return
-        weights = self._token_weights()
-        inputs = self._capture()
+        batches = calibration_batches(self.calibration.samples)
+        weights = self._gradients(batches).run() if recipe.weighs_tokens and batches else []
+        inputs = self._inputs(batches)
         unquantized = None
         if recipe.needs_original:
             unquantized = OriginalModel(model.blocks, inputs, self.workers, recipe.folds)
@@ -127,39 +124,24 @@ class BlockLoop:
         written = self.writer.read(step)
         return [json.dumps([list(step.note["linears"]), list(written)]), *written.values()]
 
-    def _token_weights(self) -> list[TokenWeights]:
-        """Return the weights of the calibration tokens, block by block; none unless the recipe needs them."""
-        calibration, batches = self.calibration, self._batches()
-        if not calibration.recipe.weighs_tokens or not batches:
-            return []
+    def _gradients(self, batches: list[Tensor]) -> GradientPass:
+        """Return the pass that determines the weights of the calibration tokens, block by block."""
+        calibration = self.calibration
 
         def report(done: int, total: int) -> None:
             self.progress(StageProgress("importance", done, total))
 
         budget, scratch, seed = calibration.budget, calibration.scratch, calibration.seed
-        return GradientPass(calibration.model, batches, self.workers, budget, scratch, seed, report).run()
+        return GradientPass(calibration.model, batches, self.workers, budget, scratch, seed, report)
 
-    def _batches(self) -> list[Tensor]:
-        """Return the calibration samples in batches [B, T]; none if there are no samples."""
-        samples = self.calibration.samples
-        if not samples:
-            return []
-        rows = min(_BATCH_TOKENS // max(map(len, samples)), -(-len(samples) // SHARDS))
-        return batched(samples, max(1, rows))
+    def _inputs(self, batches: list[Tensor]) -> Activations:
+        """Return the calibration samples at the input of the first block."""
+        calibration = self.calibration
 
-    def _capture(self) -> Activations:
-        """Capture the calibration samples at the input of the first block: this worker's shards, and the sample that
-        every worker has."""
-        model, batches = self.calibration.model, self._batches()
-        states = HiddenStates((), self.calibration.budget, self.calibration.scratch)
-        if not batches:
-            return Activations(states, {}, model.device)
-        total = len(batches)
-        here = {batch for shard in shards(total)[self.workers.rank :: self.workers.size] for batch in shard}
-        here.update(first_batches([batch.shape for batch in batches], SAMPLE_TOKENS))
-        return capture(
-            model, batches, lambda done: self.progress(StageProgress("calibrate", done, total)), states, here
-        )
+        def report(done: int) -> None:
+            self.progress(StageProgress("calibrate", done, len(batches)))
+
+        return first_inputs(calibration.model, batches, self.workers, calibration.budget, calibration.scratch, report)
 
 
 def _digest(block: DecoderBlock) -> int:

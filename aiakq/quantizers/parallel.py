@@ -1,4 +1,4 @@
-"""Starts the workers of a run (``--workers``), and the loop over the blocks that worker 0 runs."""
+"""Quantizes the blocks with the workers of a run (``--workers``)."""
 
 from __future__ import annotations
 
@@ -18,12 +18,21 @@ from aiakq.quantizers.workers.child_workers import start_child_workers
 from aiakq.quantizers.workers.messages import Job
 from aiakq.quantizers.workers.protocol import Workers
 from aiakq.quantizers.workers.worker_group import FirstWorker
+from aiakq.system.memory import gc_frozen
 
 
-def start_workers(prepared: Prepared, plan: BlockPlan, writer: CheckpointWriter) -> AbstractContextManager[Workers]:
-    """Start the workers of this run, which end with the context; only one if no block is left. Raises
-    ``worker_failed`` and what Ray raises.
+def quantize_blocks(prepared: Prepared, plan: BlockPlan, writer: CheckpointWriter, progress: OnProgress) -> BlockLoop:
+    """Quantize and write the blocks with the workers of this run, and return the loop. Raises ``worker_failed`` and
+    what Ray raises.
     """
+    with gc_frozen(), _start_workers(prepared, plan, writer) as workers:
+        loop = _block_loop(prepared, plan, writer, workers, progress)
+        loop.run()
+    return loop
+
+
+def _start_workers(prepared: Prepared, plan: BlockPlan, writer: CheckpointWriter) -> AbstractContextManager[Workers]:
+    """Start the workers of this run, which end with the context; only one if no block is left."""
     options, size = prepared.options, prepared.options.workers
     if size == 1 or len(writer.steps) >= len(prepared.model.blocks):
         return FirstWorker()
@@ -56,7 +65,7 @@ def start_workers(prepared: Prepared, plan: BlockPlan, writer: CheckpointWriter)
     return start_child_workers(job, tensors)
 
 
-def block_loop(
+def _block_loop(
     prepared: Prepared, plan: BlockPlan, writer: CheckpointWriter, workers: Workers, progress: OnProgress
 ) -> BlockLoop:
     """Return the block loop of worker 0."""

@@ -14,17 +14,16 @@ from aiakq.formats.checkpoint_writer import CheckpointWriter
 from aiakq.quantizers.chosen_widths import quantize_with_chosen_widths
 from aiakq.quantizers.copying import copy_files, copy_tensors
 from aiakq.quantizers.options import QuantizeOptions
-from aiakq.quantizers.parallel import block_loop, start_workers
+from aiakq.quantizers.parallel import quantize_blocks
 from aiakq.quantizers.preparation import prepare
 from aiakq.quantizers.prepared import Prepared
 from aiakq.quantizers.progress import OnProgress, Rejected, StageProgress
 from aiakq.quantizers.quality import check_text, record_quality
 from aiakq.quantizers.report.records import QuantizeReport
-from aiakq.quantizers.rotate import prepare_rotation
+from aiakq.quantizers.rotate import rotate
 from aiakq.quantizers.run_report import build_report, inherited_entries, write_report
 from aiakq.quantizers.tuning.stage import check_tuning, report_tuning, tune_output
 from aiakq.spec import QuantSpec
-from aiakq.system.memory import gc_frozen, peak_memory_bytes
 
 
 def quantize_checkpoint(
@@ -51,17 +50,6 @@ def quantize_checkpoint(
         return _Run(prepared, spec, on_progress, load_scorer, began, accept).run()
 
     return quantize_with_chosen_widths(prepared, attempt, on_progress)
-
-
-def rotate(prepared: Prepared, progress: OnProgress) -> None:
-    """Rotate the source model as ``--rotate`` says. Raises ``unsupported``."""
-    options, model = prepared.options, prepared.model
-    if options.rotate == "none":
-        return
-    samples = () if prepared.samples is None else prepared.samples.samples
-    quantized = {shape.name for shape in prepared.shapes if prepared.spec.for_layer(shape.name) is not None}
-    quantized |= set() if prepared.head is None else {prepared.head}
-    model.rotate(prepare_rotation(model, options.rotate, options.seed, samples, frozenset(quantized), progress))
 
 
 class _Run:
@@ -93,12 +81,10 @@ class _Run:
             expected_bytes=prepared.expected_bytes(self.plan.spec),
             fingerprint=prepared.fingerprint(self.plan.spec),
             resume=options.resume,
-            beside=prepared.folded_scales,
+            beside=prepared.file_beside,
         ) as writer:
             resumed, entries = len(writer.steps), inherited_entries(prepared.source)
-            with gc_frozen(), start_workers(prepared, self.plan, writer) as workers:
-                loop = block_loop(prepared, self.plan, writer, workers, self.progress)
-                loop.run()
+            loop = quantize_blocks(prepared, self.plan, writer, self.progress)
             if len(writer.steps) == len(loop.steps):  # else the interrupted run had already copied them
                 copy_tensors(writer, prepared, self.plan.spec, loop.steps)
             tuned = tune_output(prepared, self.plan, writer, self.progress)
@@ -108,8 +94,7 @@ class _Run:
             report_tuning(report, tuned)
             if options.evaluate:
                 self._evaluate(writer, report)
-            report.seconds = round(time.monotonic() - self.started_at, 2)
-            report.peak_memory_bytes = peak_memory_bytes()
+            report.record_cost(self.started_at)
             write_report(writer, report, prepared, entries)
             self.progress(StageProgress("publish", 0, 1, options.output))
             prepared.check_unchanged()

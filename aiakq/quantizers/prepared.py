@@ -119,6 +119,11 @@ class Prepared:
         }
         return hashlib.sha256(json.dumps(document, sort_keys=True, default=str).encode()).hexdigest()
 
+    @property
+    def file_beside(self) -> str | None:
+        """Return the name of the file beside the weights that records folded scales, if the recipe folds any."""
+        return FOLDED_SCALES if self.recipe.folds else None
+
     # --- files of the output other than blocks ---------------------------------------------------------------------
 
     @property

@@ -22,6 +22,7 @@ from aiakq.quantizers.model.outer_layers import capture, finish, head_name, load
 from aiakq.quantizers.model.smooth_mappings import is_norm
 from aiakq.quantizers.model.source import SourceModel
 from aiakq.quantizers.model.stream import BlockStream, NotRotatable, norm_kind, trace_stream
+from aiakq.quantizers.prepared import Prepared
 from aiakq.quantizers.progress import OnProgress, StageProgress
 from aiakq.quantizers.rotation.learned import learned_rotation
 from aiakq.quantizers.rotation.orthogonal import Dense, Orthogonal, random_hadamard
@@ -41,6 +42,17 @@ class _Original:
 
     hidden: list[Tensor] = field(default_factory=list)
     logits: Tensor | None = None
+
+
+def rotate(prepared: Prepared, progress: OnProgress) -> None:
+    """Rotate the source model as ``--rotate`` says. Raises ``unsupported``."""
+    options, model = prepared.options, prepared.model
+    if options.rotate == "none":
+        return
+    samples = () if prepared.samples is None else prepared.samples.samples
+    quantized = {shape.name for shape in prepared.shapes if prepared.spec.for_layer(shape.name) is not None}
+    quantized |= set() if prepared.head is None else {prepared.head}
+    model.rotate(prepare_rotation(model, options.rotate, options.seed, samples, frozenset(quantized), progress))
 
 
 def prepare_rotation(

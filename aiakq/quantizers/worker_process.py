@@ -59,7 +59,6 @@ def _quantize(channel: WorkerChannel, job: Job) -> None:
     from aiakq.quantizers.model.source import SourceModel
     from aiakq.quantizers.prepared import block_plan
     from aiakq.quantizers.recipe import recipe_of
-    from aiakq.quantizers.rotation.rotation import rotation_of
     from aiakq.quantizers.workers.values import receive_values
     from aiakq.quantizers.workers.worker import Worker
     from aiakq.spec import QuantSpec
@@ -79,7 +78,8 @@ def _quantize(channel: WorkerChannel, job: Job) -> None:
             raise _failed(job, reason)
     samples = values[: job.samples]
     if job.rotation is not None:
-        model.rotate(rotation_of(job.rotation, values[job.samples :]))
+        matrices = [value for value in values[job.samples :] if isinstance(value, torch.Tensor)]
+        model.restore_rotation(job.rotation, matrices)
     plan = block_plan(msgspec.convert(job.spec, QuantSpec), storage, model)
     with _scratch(job) as scratch, gc_frozen():
         ids: Any = samples if job.calibrated else None

@@ -16,7 +16,8 @@ from aiakq.formats.steps import CommittedStep
 from aiakq.kernels.ops.linear_reference import dequantize
 from aiakq.kernels.types import QWeight
 from aiakq.quantizers.block.decoder_block import DecoderBlock
-from aiakq.quantizers.model.source import cast, stored
+from aiakq.quantizers.model.plain_linears import stored
+from aiakq.quantizers.model.source import cast
 from aiakq.quantizers.report.records import LayerResult
 from aiakq.spec import QuantSpec
 

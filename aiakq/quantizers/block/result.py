@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from aiakq.kernels.types import QWeight
-from aiakq.quantizers.model.source import take_weight
+from aiakq.quantizers.model.plain_linears import take_weight
 from aiakq.quantizers.numerics.magnitudes import Magnitudes, largest
 from aiakq.quantizers.numerics.rounding import Rounding
 from aiakq.spec import QuantSpec

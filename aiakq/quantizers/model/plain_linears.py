@@ -1,4 +1,4 @@
-"""Replaces linears of custom classes by torch's, where they compute the same."""
+"""Linears of a model: those of custom classes that are replaced by torch's, and quantized weights in a linear."""
 
 from __future__ import annotations
 
@@ -7,6 +7,10 @@ from contextlib import suppress
 
 import torch
 from torch import Tensor, nn
+
+from aiakq.kernels.ops.linear_reference import dequantize
+from aiakq.kernels.types import QWeight
+from aiakq.quantizers.numerics.rounding import round_activations
 
 
 def plain_linears(model: nn.Module) -> set[str]:
@@ -44,3 +48,20 @@ def _is_plain(linear: nn.Linear) -> bool:
         output = small(x)
         return isinstance(output, Tensor) and torch.allclose(output, nn.functional.linear(x, small.weight, small.bias))
     return False
+
+
+def take_weight(linear: nn.Linear, weight: QWeight, device: torch.device) -> None:
+    """Replace the weight of ``linear`` by the dequantized ``weight``; inputs are quantized if the scheme does so."""
+    linear.weight = nn.Parameter(dequantize(weight).to(device), requires_grad=False)
+    if weight.bias is not None:
+        linear.bias = nn.Parameter(weight.bias.to(device, torch.float32), requires_grad=False)
+    if weight.scheme == "w8a8":
+        scale = weight.input_scale
+        linear.register_forward_pre_hook(lambda module, args: (round_activations(args[0], scale), *args[1:]))
+
+
+def stored(module: nn.Module, name: str, tensor: Tensor) -> Tensor:
+    """Convert the parameter ``name`` of ``module`` between the layouts of checkpoint and model: a transpose between
+    [K, N] and [N, K] for weights of GPT-2, the identity for all others."""
+    turned = name == "weight" and getattr(module, "stored_transposed", False)
+    return tensor.T.contiguous() if turned else tensor

@@ -7,7 +7,7 @@ cast to the dtype in which the output stores them, so that calibration sees the 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,15 +19,12 @@ from aiakq.formats.checkpoint import Checkpoint
 from aiakq.formats.model_folder import check_files
 from aiakq.formats.padded_widths import pad
 from aiakq.formats.separate_head import separate_head
-from aiakq.kernels.ops.linear_reference import dequantize
-from aiakq.kernels.types import QWeight
 from aiakq.quantizers.model.experts import unfuse_experts
 from aiakq.quantizers.model.groups import block_linears, gates
 from aiakq.quantizers.model.merged_adapter import MergedAdapter, merged_bias, merged_weight
-from aiakq.quantizers.model.plain_linears import plain_linears
+from aiakq.quantizers.model.plain_linears import plain_linears, take_weight
 from aiakq.quantizers.model.shapes import LinearShape
-from aiakq.quantizers.numerics.rounding import round_activations
-from aiakq.quantizers.rotation.rotation import Rotation
+from aiakq.quantizers.rotation.rotation import Rotation, rotation_of
 from aiakq.runtime.config.model import check_config
 from aiakq.runtime.hf.tensor_names import TensorNames
 from aiakq.runtime.lora.adapter_folder import LoraWeights
@@ -128,6 +125,10 @@ class SourceModel:
         self._source_names[name] = source
         self.untied_head = head
         self._module_names.setdefault(source, []).append(name)
+
+    def restore_rotation(self, document: dict[str, Any], tensors: Sequence[Tensor]) -> None:
+        """Rotate weights by a rotation of another process (``Rotation.document`` and ``tensors``)."""
+        self.rotate(rotation_of(document, tensors))
 
     def _source_name(self, name: str) -> str | None:
         """Return the checkpoint's name of a tensor; some older files lack the outermost module's prefix."""
@@ -314,23 +315,6 @@ class SourceModel:
             for name, parameter in child.named_parameters(recurse=False):
                 empty = torch.empty(parameter.shape, dtype=parameter.dtype, device="meta")
                 child._parameters[name] = nn.Parameter(empty, requires_grad=False)
-
-
-def take_weight(linear: nn.Linear, weight: QWeight, device: torch.device) -> None:
-    """Replace the weight of ``linear`` by the dequantized ``weight``; inputs are quantized if the scheme does so."""
-    linear.weight = nn.Parameter(dequantize(weight).to(device), requires_grad=False)
-    if weight.bias is not None:
-        linear.bias = nn.Parameter(weight.bias.to(device, torch.float32), requires_grad=False)
-    if weight.scheme == "w8a8":
-        scale = weight.input_scale
-        linear.register_forward_pre_hook(lambda module, args: (round_activations(args[0], scale), *args[1:]))
-
-
-def stored(module: nn.Module, name: str, tensor: Tensor) -> Tensor:
-    """Convert the parameter ``name`` of ``module`` between the layouts of checkpoint and model: a transpose between
-    [K, N] and [N, K] for weights of GPT-2, the identity for all others."""
-    turned = name == "weight" and getattr(module, "stored_transposed", False)
-    return tensor.T.contiguous() if turned else tensor
 
 
 def cast(tensor: Tensor, name: str, dtype: torch.dtype | None) -> Tensor:

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from aiakq.quantizers.model.groups import Heads, SmoothMapping
 from aiakq.quantizers.model.smooth_mappings import find_mappings, is_norm, multiplies
 from aiakq.quantizers.rotation.orthogonal import random_hadamard
-from aiakq.quantizers.rotation.rotation import Values, rotate_columns, rotate_rows
+from aiakq.quantizers.rotation.rotation import ValueHeads, rotate_columns, rotate_rows
 
 #: Maximum relative difference of equal values; unequal ones differ by a half or more.
 _TOLERANCE = 1e-3
@@ -36,7 +36,7 @@ class BlockStream:
     norms: dict[str, bool] = field(default_factory=dict)
     readers: dict[str, str] = field(default_factory=dict)
     writers: list[str] = field(default_factory=list)
-    values: dict[str, Values] = field(default_factory=dict)
+    values: dict[str, ValueHeads] = field(default_factory=dict)
     layer_norms: bool = False
 
 
@@ -91,7 +91,7 @@ class _Stream:
 
     def _record(self, name: str) -> Callable[..., None]:
         def hook(module: nn.Module, args: object, output: Any) -> None:
-            self.outputs[name].append(output)
+            self.outputs[name].append(_copy(output))  # blocks may add to it in place
 
         return hook
 
@@ -108,7 +108,7 @@ class _Stream:
         def frozen(name: str) -> Callable[..., Any]:
             def hook(module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
                 self._note(name, args)
-                output = self.outputs[name][calls[name]]
+                output = _copy(self.outputs[name][calls[name]])
                 calls[name] += 1
                 change = changes.get(name)
                 return output if change is None else output + change[: output[..., 0].numel()].view(output.shape)
@@ -145,7 +145,7 @@ class _Stream:
         before = self._frozen_run({})
         plain_inputs = self.inputs
         if _factor(self._frozen_run({}, added) - before, added) is not True:
-            raise NotRotatable("its residual stream is not a sum of its input and outputs of linear layers")
+            raise NotRotatable("its residual stream is not the sum of its input and outputs of linear layers alone")
         changed = self.inputs
         names = []
         for name, inputs in plain_inputs.items():
@@ -172,6 +172,10 @@ class _Stream:
                 raise NotRotatable(f"the output of {names[0]} passes a norm before it is added to the residual stream")
             writers += names if writes else []
         return writers
+
+
+def _copy(output: Any) -> Any:
+    return output.clone() if isinstance(output, Tensor) else output
 
 
 def _factor(found: Tensor, change: Tensor) -> bool | None:
@@ -214,7 +218,7 @@ def norm_kind(norm: nn.Module, plus_one: bool) -> str | None:
     return None
 
 
-def _values_of(block: nn.Module, mapping: SmoothMapping, writers: list[str], heads: Heads) -> Values | None:
+def _values_of(block: nn.Module, mapping: SmoothMapping, writers: list[str], heads: Heads) -> ValueHeads | None:
     """Return the heads of a linear that may compute values for an attention output, or None."""
     source = block.get_submodule(mapping.smooth_layer)
     if not isinstance(source, nn.Linear) or len(mapping.balance_layers) != 1:
@@ -225,10 +229,10 @@ def _values_of(block: nn.Module, mapping: SmoothMapping, writers: list[str], hea
     channels = len(mapping.rows(source.out_features))
     if target not in writers or not isinstance(output, nn.Linear) or channels % count or channels == count:
         return None
-    return Values(target, count, mapping.part) if output.in_features % channels == 0 else None
+    return ValueHeads(target, count, mapping.part) if output.in_features % channels == 0 else None
 
 
-def _is_rotatable(block: nn.Module, run: Callable[[], Tensor], name: str, values: Values) -> bool:
+def _is_rotatable(block: nn.Module, run: Callable[[], Tensor], name: str, values: ValueHeads) -> bool:
     """Whether rotating the heads of the linear ``name`` and the columns that read them keeps the block's output."""
     source, target = block.get_submodule(name), block.get_submodule(values.target)
     assert isinstance(source, nn.Linear) and isinstance(target, nn.Linear)

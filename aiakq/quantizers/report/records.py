@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import shlex
+import time
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from aiakq.arguments.quantize import QUANTIZE_ARGUMENTS
 from aiakq.quantizers.model.experts import ExpertTokens
 from aiakq.quantizers.options import QuantizeOptions
+from aiakq.system.memory import peak_memory_bytes
 
 
 @dataclass
@@ -110,6 +112,11 @@ class QuantizeReport:
         """The layer with the largest error."""
         measured = [layer for layer in self.layers if layer.error is not None]
         return max(measured, key=lambda layer: layer.error or 0.0, default=None)
+
+    def record_cost(self, started_at: float) -> None:
+        """Set the seconds since ``started_at``, a value of ``time.monotonic()``, and this process's peak memory."""
+        self.seconds = round(time.monotonic() - started_at, 2)
+        self.peak_memory_bytes = peak_memory_bytes()
 
     def document(self) -> dict[str, Any]:
         """Return the report as JSON values."""

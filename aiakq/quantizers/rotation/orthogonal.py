@@ -140,7 +140,8 @@ def _random_block(m: int, generator: torch.Generator) -> Tensor:
     start = torch.randn(m, m, generator=generator, dtype=torch.float64)
     start[:, 0] = 1.0
     basis, triangle = torch.linalg.qr(start)
-    return basis * triangle.diagonal().sign()
+    block: Tensor = basis * triangle.diagonal().sign()
+    return block
 
 
 def _transform(x: Tensor, block: Tensor) -> Tensor:

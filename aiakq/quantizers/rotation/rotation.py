@@ -3,7 +3,7 @@
 With an orthogonal R, a stream ``x R`` gives every root-mean-square norm a rotated output as well. So layers that write
 the stream get ``R^T W``, layers that read it ``W diag(g) R``, where g is the gain of the norm, which becomes 1
 (Ashkboos et al. 2024, arXiv:2404.00456). A LayerNorm also subtracts the mean, which an R that keeps the vector of ones
-does not change. Values of a head are rotated by another matrix, and the columns of the attention output with them.
+does not change. ValueHeads of a head are rotated by another matrix, and the columns of the attention output with them.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from aiakq.quantizers.rotation.orthogonal import Orthogonal, orthogonal_of
 
 
 @dataclass(frozen=True)
-class Values:
+class ValueHeads:
     """The rows of a linear that compute values, and the linear that reads the heads.
 
     part    as in SmoothMapping.
@@ -61,7 +61,7 @@ class Structure:
     readers: dict[str, str] = field(default_factory=dict)
     writers: list[str] = field(default_factory=list)
     embeddings: list[str] = field(default_factory=list)
-    values: dict[str, Values] = field(default_factory=dict)
+    values: dict[str, ValueHeads] = field(default_factory=dict)
     layer_norms: bool = False
     embedding: str = ""
     untied: str = ""
@@ -181,7 +181,7 @@ def rotation_of(document: dict[str, Any], tensors: Sequence[Tensor]) -> Rotation
     """Return the rotation of ``Rotation.document`` and ``Rotation.tensors``."""
     entries = dict(document["structure"])
     entries["values"] = {
-        name: Values(each["target"], each["count"], None if each["part"] is None else tuple(each["part"]))
+        name: ValueHeads(each["target"], each["count"], None if each["part"] is None else tuple(each["part"]))
         for name, each in entries["values"].items()
     }
     names = document["heads"]
@@ -201,7 +201,7 @@ def rotate_columns(weight: Tensor, matrices: Tensor) -> Tensor:
     return torch.einsum("nhgd,hde->nhge", heads, matrices).float().reshape(weight.shape)
 
 
-def rotate_rows(value: Tensor, matrices: Tensor, values: Values) -> Tensor:
+def rotate_rows(value: Tensor, matrices: Tensor, values: ValueHeads) -> Tensor:
     """Rotate the values' rows of a weight [N, K] or bias [N] by ``matrices`` [count, D, D]."""
     rows = values.rows(len(value)).to(value.device)
     heads = value[rows].double()

@@ -14,7 +14,7 @@ from aiakq.runtime.config.hf_config import GenerationConfig, model_config
 from aiakq.runtime.config.load import LoadConfig
 from aiakq.runtime.config.model import ModelConfig, OutputHead, length_limit
 from aiakq.runtime.config.parallel import ParallelConfig
-from aiakq.runtime.config.quantization import check_scales, checked_spec
+from aiakq.runtime.config.quantization import check_rotation, check_scales, checked_spec
 from aiakq.runtime.config.scheduler import SchedulerConfig
 from aiakq.runtime.pooling.config import PoolingConfig
 from aiakq.runtime.text.tokenizer import TokenizerSource
@@ -93,6 +93,8 @@ class EngineConfig:
             max_logprobs=model.vocab_size if args.max_logprobs == -1 else args.max_logprobs,
             pooling=pooling,
         )
+        embeds = pooling is not None and not pooling.label_tokens
+        check_rotation(stated, config.scheduler.lora is not None, embeds)
         if config.scheduler.lora is not None:
             check_scales(spec, stated)
         return _with_draft(config, args)

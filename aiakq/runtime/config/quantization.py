@@ -8,6 +8,7 @@ from pathlib import Path
 from aiakq.errors import error
 from aiakq.formats import records_method
 from aiakq.formats.folded_scales import records_scales
+from aiakq.formats.model_folder import ROTATION_KEY
 from aiakq.formats.quantization_config import read, read_spec, stored_config
 from aiakq.registry import Registry
 from aiakq.spec import QuantSpec, canonical_method
@@ -70,3 +71,18 @@ def check_scales(spec: QuantSpec | None, raw: Mapping[str, object]) -> None:
             reason="its layers have scaled inputs, and its files do not say by what",
             hint="Quantize the original model with aiakq quantize, which records it; or merge the adapter: --lora.",
         )
+
+
+def check_rotation(raw: Mapping[str, object], lora: bool, embeds: bool) -> None:
+    """Refuse what a model whose config.json ``raw`` says that its weights were rotated cannot do: run LoRA adapters of
+    the original model, and return its hidden states. Raises ``option_conflict``.
+    """
+    own = raw.get("aiakq")
+    if not isinstance(own, dict) or ROTATION_KEY not in own:
+        return
+    for wanted, option, reason, hint in (
+        (lora, "--enable-lora", "adapters of the original model do not fit it", "Merge the adapter: quantize --lora."),
+        (embeds, "Embeddings", "its hidden states are not those of the original", "Quantize it without --rotate."),
+    ):
+        if wanted:
+            raise error("option_conflict", option=option, other="a rotated model", reason=reason, hint=hint)
