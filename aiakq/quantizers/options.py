@@ -187,10 +187,13 @@ def _with_components(
     if options.gptq:
         if rounder.name != "rtn" or "smooth_quant" not in [transform.name for transform in transforms]:
             _conflict("--gptq", method, "it says how smooth_quant rounds", "Use -quant_type gptq.")
-        rounder = Component("gptq")
+        rounder = Component("gptq", {"targets": "own"})
     for given, option in ((options.gptaq, "--gptaq"), (options.awq_scaling, "--awq-scaling")):
         if given and options.gptq or given and rounder.name not in ("gptq", "gptaq"):
             _conflict(option, method, "it is a part of gptq", "Leave it away, or use -quant_type gptq.")
+    if rounder.name == "gptq" and options.bits == 8:
+        # The error of 8 bits is so small that the original model is not worth its time.
+        rounder = Component("gptq", {"targets": "own", **rounder.parameters})
     if options.gptaq:
         if options.targets == "own":
             _conflict("--gptaq", "--targets own", "it means --targets original", "Give one of them.")

@@ -67,7 +67,7 @@ class OriginalModel:
             mixture.matrices = 2
         residuals = self._residuals.trace(module, index, inputs)
         shared = {} if self._folds else {id(tensor): tensor for tensor in (*module.parameters(), *module.buffers())}
-        return OriginalBlock(copy.deepcopy(module, shared), self.inputs, residuals)  # type: ignore[arg-type]
+        return OriginalBlock(copy.deepcopy(module, shared), self.inputs, residuals)
 
 
 def batch_step(blocks: Iterable[nn.Module], tokens: int) -> int:

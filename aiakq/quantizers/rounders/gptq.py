@@ -48,7 +48,7 @@ class Gptq(Rounder):
                   the unrounded weights on the same inputs.
     alpha, beta   which part of the errors of the inputs, and of the residual stream, ``original`` makes up for.
     signed        whether symmetric scales of at most 4 bits may be negative; None: with the targets ``original``.
-    refit         whether scales are fitted again to the codes, in and after the sweeps; None: likewise.
+    refit         whether scales are fitted again to the codes, in and after the sweeps; None: likewise, below 8 bits.
     importance    ``gradient`` weights calibration tokens by the gradients of the original model, ``none`` equally.
     """
 
@@ -137,7 +137,7 @@ class Gptq(Rounder):
             self.act_order,
             self.damp,
             sweeps=self.sweeps,
-            refit=self._with_original(self.refit) and self.sweeps > 0,
+            refit=self.sweeps > 0 and (self.refit is True or self._with_original(self.refit) and spec.bits < 8),
         )
         return GptqSolver(matrix.moments.hessian, settings, matrix.moments.drift)
 

@@ -230,6 +230,8 @@ class _Sums:
         if mixtures is None:
             whole = expected is not None and expected.shape == x.shape and bool(torch.isfinite(expected.sum()))
             return (slice(None), expected) if whole and expected is not None else None
+        if self.targets.block.inputs.activations.others:
+            return None  # other devices have copies of the experts, which know the tokens
         ours, theirs, number = mixtures
         tokens, others = ours.tokens_of(number), theirs.tokens_of(number)
         if tokens is None or others is None or len(tokens) != len(x):

@@ -109,3 +109,35 @@ def test_replay_does_not_change_the_output_bytes(
     short.clear()
     assert weights("long") == got
     assert not short
+
+
+def test_inputs_that_replace_no_module_are_not_kept() -> None:
+    torch.manual_seed(0)
+    block = Block(scaled=False)
+    inputs = Activations([torch.randn(2, 4, 8)], {(2, 4): [Call((), {})]}, torch.device("cpu"))
+    replay = Replay(block, 0, inputs)
+    names = ("attention.v_proj", "attention.o_proj")
+    with torch.no_grad():
+        handles = [
+            block.get_submodule(name).register_forward_pre_hook(
+                lambda module, args, name=name: replay.keep(name, 0, args[0])
+            )
+            for name in names
+        ]
+        replay.run(0)
+        for handle in handles:
+            handle.remove()
+        replay.run(0)  # learns that only the output projection ends its module
+        replay.run(0)
+    assert list(replay._cached_inputs) == ["attention.o_proj"]
+    replay.keep("attention.v_proj", 0, torch.zeros(2, 4, 8))
+    assert list(replay._cached_inputs) == ["attention.o_proj"]
+
+
+def test_states_that_are_not_kept_are_absent_and_take_no_memory() -> None:
+    hidden = HiddenStates([torch.full((2, 3), float(number)) for number in range(4)])
+    copied = hidden.copy()
+    copied.keep_only({1, 3})
+    assert [copied.has(number) for number in range(4)] == [False, True, False, True]
+    assert copied.nbytes * 2 == hidden.nbytes and copied.shapes == hidden.shapes
+    assert all(map(hidden.has, range(4)))

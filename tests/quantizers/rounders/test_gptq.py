@@ -1,5 +1,6 @@
 """GPTQ against the published loop, written out here literally, and what ours does better on purpose."""
 
+import hashlib
 import weakref
 from typing import Any
 
@@ -290,3 +291,24 @@ def test_after_enough_sweeps_no_single_code_can_be_better() -> None:
             step = move * result.scales[:, column // 64].double()
             moved = losses + 2 * step * (gap @ damped[:, column]) + step.square() * damped[column, column]
             assert bool((moved[allowed] >= losses[allowed] * (1 - 1e-4)).all()) or column == 7
+
+
+@pytest.mark.parametrize(
+    ("bits", "sym", "digest"),
+    [
+        (2, True, "b887a529"),
+        (2, False, "1bd620da"),
+        (3, True, "ccad7ba9"),
+        (3, False, "60049131"),
+        (4, True, "9c575efe"),
+        (4, False, "9bd46d68"),
+        (8, True, "b3bc7331"),
+        (8, False, "9d0c7967"),
+    ],
+)
+def test_own_targets_with_positive_scales_give_the_bytes_of_earlier_versions(bits: int, sym: bool, digest: str) -> None:
+    """What `--targets own` does. The digests are those of version 16aeb790, on a problem too small for close calls."""
+    weight, hessian = problem(k=64, n=8)
+    result = gptq(weight, hessian, settings_of(bits, 32, sym, torch.float16, order="group", sweeps=2))
+    seen = result.codes.numpy().tobytes() + result.scales.half().numpy().tobytes()
+    assert hashlib.sha256(seen).hexdigest().startswith(digest)

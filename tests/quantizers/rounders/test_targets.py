@@ -238,3 +238,14 @@ def test_rounding_to_nearest_with_a_search_uses_both_signs() -> None:
     codes, scales, _ = found.rtn_searched("up", near=False)
     assert 0 < int((scales < 0).sum()) < scales.numel()
     assert bool((found.rtn_searched("up", near=True)[1] > 0).all())
+
+
+def test_8_bits_have_their_own_outputs_as_targets_unless_asked() -> None:
+    def targets(method: str = "gptq", **fields: Any) -> Any:
+        return vars(QuantizeOptions("a", "b", method, **fields).resolved_recipe.rounder)["targets"]
+
+    assert (
+        targets() == targets(bits=3) == targets(bits=8, gptaq=True) == targets(bits=8, targets="original") == "original"
+    )
+    assert targets(bits=8) == targets("smooth_quant", gptq=True) == "own"
+    assert targets("smooth_quant", gptq=True, targets="original") == "original"

@@ -92,8 +92,13 @@ def test_threads_do_not_change_the_bytes(
     assert len(digests) == 1
 
 
+@pytest.mark.parametrize(("method", "fields"), [("awq", {}), ("gptq", {"awq_scaling": True}), ("gptq", {"bits": 3})])
 def test_another_number_of_workers_resumes_a_run(
-    tiny_model: Callable[..., Path], tmp_path: Path, quantize: Callable[..., Any]
+    method: str,
+    fields: dict[str, Any],
+    tiny_model: Callable[..., Path],
+    tmp_path: Path,
+    quantize: Callable[..., Any],
 ) -> None:
     source = tiny_model("LlamaForCausalLM")
 
@@ -103,8 +108,8 @@ def test_another_number_of_workers_resumes_a_run(
 
     def options(out: str, workers: int) -> QuantizeOptions:
         return QuantizeOptions(
-            str(source), str(tmp_path / out), "awq", group_size=32, evaluate=False, device="cpu", resume=True,
-            workers=workers, **MANY,
+            str(source), str(tmp_path / out), method, group_size=32, evaluate=False, device="cpu", resume=True,
+            workers=workers, **MANY, **fields,
         )  # fmt: skip
 
     quantize_checkpoint(options("whole", 1))
