@@ -71,12 +71,17 @@ def paired_document(text: EvaluationText, model: Comparison, other: Comparison) 
         "perplexity_ratio_interval": _bounds(_exp(resamples.mean(change))),
         "top1_difference": model.top1_agreement - other.top1_agreement,
         "top1_difference_interval": _bounds(resamples.mean(ours.same - theirs.same)),
-        "verdict": verdict(interval),
+        "verdict": verdict(interval, model.kl, other.kl),
     }
 
 
-def verdict(difference: Interval | None) -> str:
-    """Return the verdict on a model whose divergence, minus the other's, has this interval."""
+def verdict(difference: Interval | None, kl: float = 0.0, other: float = 0.0) -> str:
+    """Return the verdict on a model with divergence ``kl``, which minus the ``other`` one's has this interval.
+
+    A divergence that is not finite is worse than one that is, and has no interval.
+    """
+    if math.isfinite(kl) != math.isfinite(other):
+        return BETTER if math.isfinite(kl) else WORSE
     if difference is None or not difference.excludes(0.0):
         return SAME
     return BETTER if difference.high < 0 else WORSE

@@ -56,6 +56,8 @@ def kl_text(value: float | None) -> str:
     """Return a divergence with three digits; None is one that is not finite."""
     if value is None:
         return "infinite"
+    if value == 0:
+        return "0"
     return f"{value:#.3g}" if value >= 1e-3 else f"{value:.1e}"
 
 

@@ -52,7 +52,7 @@ class WorstPredictions:
     def add(self, divergence: Tensor, ours: Tensor, theirs: Tensor) -> None:
         """Consider the next R predictions: divergence [R], log-probabilities of the model and the original [R, V]."""
         start, self._seen = self._seen, self._seen + len(divergence)
-        floor = self._kept[-1].kl if len(self._kept) == self._limit else -math.inf
+        floor = self._kept[-1].kl if len(self._kept) == self._limit else 0.0
         largest = divergence.nan_to_num(nan=-math.inf, posinf=math.inf).topk(min(self._limit, len(divergence)))
         for kl, row in zip(largest.values.tolist(), largest.indices.tolist(), strict=True):
             if kl > floor:

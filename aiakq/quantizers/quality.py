@@ -94,11 +94,11 @@ def record_quality(
     report.evaluation_text, report.evaluation_tokens = text.title, result.tokens
     report.evaluations = [finite(comparison_document(text, each, prepared.tokenizer)) for text, each in results]
     report.notes += [each["remark"] for each in report.evaluations if each["remark"]]
-    report.notes += _limit_note(prepared.options.max_kl, report.evaluations[0])
+    report.notes += limit_note(prepared.options.max_kl, report.evaluations[0])
     return result
 
 
-def _limit_note(limit: float | None, text: Mapping[str, Any]) -> list[str]:
+def limit_note(limit: float | None, text: Mapping[str, Any]) -> list[str]:
     """Say what ``--max-kl`` limits, and how sure it is that the result is within the limit."""
     if limit is None:
         return []

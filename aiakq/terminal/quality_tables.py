@@ -119,7 +119,8 @@ def _comparison(compared: Mapping[str, Any]) -> None:
         for verdict, words in ((BETTER, "closer to the original"), (WORSE, "farther from it"), (SAME, SAME))
         if verdict in found
     ]
-    wrapped(f"{compared['model']} is {compared['verdict']}: {'; '.join(verdicts)}.", "bold")
+    overall = "" if compared["verdict"] == SAME else f"{compared['verdict']}: "
+    wrapped(f"{compared['model']} is {overall}{'; '.join(verdicts)}.", "bold")
 
 
 def _percents(ratio: float) -> str:

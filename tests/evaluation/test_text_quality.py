@@ -122,3 +122,15 @@ def test_a_broken_model_has_figures_without_intervals() -> None:
     document = comparison_document(given, compare(broken, Bigram(), given.windows), Letters())
     assert math.isnan(document["kl"]) and document["kl_interval"] is None
     assert document["worst_tokens"] == []
+
+
+@pytest.mark.parametrize("logit", [math.nan, -math.inf])
+def test_a_broken_model_is_worse_than_any_other(logit: float) -> None:
+    given, broken, original = text(), Bigram(), Bigram()
+    broken.table[3] = logit
+    broken.table[3, 0] = 0.0
+    bad, good = (compare(model, original, given.windows) for model in (broken, Bigram(0.5)))
+    assert not math.isfinite(bad.kl)
+    assert paired_document(given, bad, good)["verdict"] == WORSE
+    assert paired_document(given, good, bad)["verdict"] == BETTER
+    assert overall([paired_document(given, bad, good)["verdict"], SAME]) == WORSE

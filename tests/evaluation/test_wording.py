@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from aiakq.evaluation.wording import DECIDES, figure_rows, interval_text, percent_text
+from aiakq.evaluation.wording import DECIDES, figure_rows, interval_text, kl_text, percent_text
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -29,3 +29,9 @@ def test_a_table_of_texts_has_an_interval_below_each_figure_that_has_one() -> No
 
 def test_the_unit_of_an_interval_is_written_once() -> None:
     assert interval_text({"low": 0.9, "high": 0.95}, percent_text) == "90.00 to 95.00 %"
+
+
+def test_divergences_of_every_size_have_three_digits() -> None:
+    assert [kl_text(value) for value in (0.0, 1.23456e-5, 0.00123456, 12.3456, None)] == [
+        "0", "1.2e-05", "0.00123", "12.3", "infinite"
+    ]  # fmt: skip
