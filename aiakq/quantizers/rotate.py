@@ -49,6 +49,9 @@ def rotate(prepared: Prepared, progress: OnProgress) -> None:
     options, model = prepared.options, prepared.model
     if options.rotate == "none":
         return
+    if (prepared.source / "modules.json").exists():
+        what = f"--rotate {options.rotate} with a model of sentence-transformers, whose embeddings it would change,"
+        raise error("unsupported", what=what, hint="Leave --rotate away.")
     samples = () if prepared.samples is None else prepared.samples.samples
     quantized = {shape.name for shape in prepared.shapes if prepared.spec.for_layer(shape.name) is not None}
     quantized |= set() if prepared.head is None else {prepared.head}
@@ -230,22 +233,27 @@ class _Preparation:
         return torch.cat(parts)
 
     def _head_rotations(self, rotation: Rotation) -> dict[str, Tensor]:
-        """Return the rotations [count, D, D] of the value heads of every linear that computes values."""
+        """Return for every linear that computes values the matrices of its heads and of the columns that read them,
+        [2, count, D, D].
+
+        Before they are rotated, the channels of values and of these columns are scaled to equal norms, because a
+        channel that is large in values and small in columns would be spread over all others.
+        """
         matrices = {}
         for name, values in sorted(rotation.structure.values.items()):
             weight = self.model.value(f"{name}.weight")
-            rows = values.rows(len(weight))
+            rows = values.rows(len(weight)).to(weight.device)
             size = rows.shape[1]
+            output = self.model.value(f"{values.target}.weight")
+            output = output.view(len(output), values.count, -1, size).transpose(0, 1).reshape(values.count, -1, size)
+            scales = _balance(weight[rows], output)
             eye = torch.eye(size)
-            start = torch.stack([random_hadamard(size, self.generator).apply(eye) for _ in range(values.count)])
+            turns = [random_hadamard(size, self.generator).apply(eye) for _ in range(values.count)]
             if self.kind == "learned":
-                output = self.model.value(f"{values.target}.weight")
-                output = (
-                    output.view(len(output), values.count, -1, size).transpose(0, 1).reshape(values.count, -1, size)
-                )
-                read = torch.cat((weight[rows.to(weight.device)].transpose(1, 2), output), 1)
-                start = torch.stack([learned_rotation(each, one).cpu() for each, one in zip(read, start, strict=True)])
-            matrices[name] = start
+                own = torch.cat(((weight[rows] / scales[..., None]).transpose(1, 2), output * scales[:, None]), 1)
+                turns = [learned_rotation(each, turn).cpu() for each, turn in zip(own, turns, strict=True)]
+            scales, turn = scales.cpu()[..., None], torch.stack(turns)
+            matrices[name] = torch.stack((turn / scales, turn * scales))
         return matrices
 
     # --- comparison -----------------------------------------------------------------------------------------------
@@ -299,6 +307,14 @@ def _add(found: Structure, block: BlockStream, prefix: str) -> None:
 def _weight(module: nn.Module) -> Tensor:
     assert isinstance(module.weight, Tensor)
     return module.weight
+
+
+def _balance(values: Tensor, columns: Tensor) -> Tensor:
+    """Return the powers of two [count, D] by which dividing the values [count, D, K] and multiplying the columns
+    [count, N, D] gives channels of nearly equal norms."""
+    ratio = values.double().norm(dim=2) / columns.double().norm(dim=1)
+    usable = torch.isfinite(ratio) & (ratio > 0)
+    return torch.where(usable, ratio.log2().div(2).round().exp2(), torch.ones_like(ratio)).float()
 
 
 def _sequence(samples: Sequence[Tensor], vocab_size: int) -> Tensor:

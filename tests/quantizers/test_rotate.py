@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -117,6 +118,48 @@ def test_learned_rotations_lower_the_fourth_power_of_the_weights(tiny_model: Cal
         return sum(float(model.value(f"{name}.weight").pow(4).sum()) for name in names)
 
     assert fourth_power("learned") < 0.9 * fourth_power("hadamard")
+
+
+@pytest.mark.parametrize("kind", ["hadamard", "learned"])
+def test_a_large_channel_of_values_is_scaled_before_it_is_spread(
+    kind: str, tiny_model: Callable[..., Path], tmp_path: Path
+) -> None:
+    from transformers import AutoModelForCausalLM
+
+    plain = AutoModelForCausalLM.from_pretrained(tiny_model("LlamaForCausalLM"), dtype=torch.float32)
+    attention, size = plain.model.layers[0].self_attn, plain.config.head_dim
+    groups = plain.config.num_attention_heads // plain.config.num_key_value_heads
+    with torch.no_grad():
+        attention.v_proj.weight[3] *= 64
+        attention.o_proj.weight.view(-1, groups * plain.config.num_key_value_heads, size)[:, :groups, 3] /= 64
+    plain.save_pretrained(tmp_path)
+    model = source_model(tmp_path)
+    model.rotate(rotation_for(model, kind))
+    for name in ("v_proj", "o_proj"):
+        sizes = model.value(f"model.layers.0.self_attn.{name}.weight").norm(dim=1 if name == "v_proj" else 0)
+        assert float(sizes.max() / sizes.median()) < 3
+
+
+def test_a_model_of_sentence_transformers_is_refused(
+    tiny_model: Callable[..., Path], quantize: Callable[..., Any], tmp_path: Path
+) -> None:
+    shutil.copytree(tiny_model("LlamaForCausalLM"), tmp_path / "in")
+    (tmp_path / "in" / "modules.json").write_text("[]")
+    with pytest.raises(AiakqError, match="sentence-transformers, whose embeddings it would change"):
+        quantize(tmp_path / "in", tmp_path / "out", "weight_only_int8", rotate="hadamard")
+
+
+def test_a_checkpoint_with_another_head_is_refused(
+    tiny_model: Callable[..., Path], quantize: Callable[..., Any], tmp_path: Path
+) -> None:
+    from safetensors.torch import load_file, save_file
+
+    shutil.copytree(tiny_model("LlamaForCausalLM"), tmp_path / "in")
+    tensors = load_file(tmp_path / "in" / "model.safetensors")
+    width = tensors["model.norm.weight"].shape[0]
+    save_file(tensors | {"v_head.weight": torch.ones(1, width)}, tmp_path / "in" / "model.safetensors")
+    with pytest.raises(AiakqError, match="its tensor v_head.weight is outside the text model"):
+        quantize(tmp_path / "in", tmp_path / "out", "weight_only_int8", rotate="hadamard")
 
 
 def test_a_rotation_crosses_processes(tiny_model: Callable[..., Path]) -> None:

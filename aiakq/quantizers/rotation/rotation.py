@@ -72,7 +72,8 @@ class Rotation:
 
     kind       hadamard or learned.
     stream     rotation of the residual stream.
-    heads      linear that computes values -> the rotations of its heads, [count, D, D] float32.
+    heads      linear that computes values -> for each of its heads what its rows and what the columns that read it are
+               multiplied by, [2, count, D, D] float32: R / s and R s for channels scaled by s.
     quantized  linears whose rotated weights stay float32, because their codes are stored instead of them; None: nothing
                is rounded to the dtype of the output.
     """
@@ -122,7 +123,7 @@ class Rotation:
             value = self.stream.apply(value)
         values = self.structure.values.get(module)
         if values is not None and module in self.heads and kind in ("weight", "bias"):
-            value = rotate_rows(value, self.heads[module], values)
+            value = rotate_rows(value, self.heads[module][0], values)
         return value
 
     def _columns(self, module: str, weight: Tensor, read: Callable[[str], Tensor]) -> Tensor:
@@ -135,7 +136,7 @@ class Rotation:
             weight = self.stream.apply(weight)
         source = self._outputs.get(module)
         if source in self.heads:
-            weight = rotate_columns(weight, self.heads[source])
+            weight = rotate_columns(weight, self.heads[source][1])
         return weight
 
     def _gain(self, norm: str, read: Callable[[str], Tensor]) -> Tensor | None:
