@@ -62,7 +62,7 @@ def tune_output(prepared: Prepared, plan: BlockPlan, writer: CheckpointWriter, p
     tuning = Tuning(teacher, student, *dtypes, options.seed, model.config.vocab_size)
     try:
         with deterministic_gradients():
-            tuned = tuning.run(TuningBudget.of(options.tune), _reporter(progress, "tune"))
+            tuned = tuning.run(TuningBudget.of(str(options.tune)), _reporter(progress, "tune"))
     except torch.OutOfMemoryError:
         raise
     except RuntimeError as problem:
