@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -79,20 +80,21 @@ class Student:
     gains    full name -> the gain of a norm, a float32 parameter [channels].
     """
 
-    def __init__(self, prepared: Prepared, teacher: Teacher) -> None:
-        source = prepared.model
-        self._model = SourceModel(
-            source.checkpoint, source.storage, source.device, prepared.options.trust_remote_code, source.widths
-        )
-        self._model.merge(prepared.options.lora)
+    def __init__(self, source: SourceModel) -> None:
+        """``source``: the original model, no layer of which is in memory."""
+        self._source = source
+        # A copy without weights; they are read through the source, which merges and rotates them.
+        self._model = copy.deepcopy(source.model)
+        blocks = self._model.get_submodule(source.blocks_name)
+        assert isinstance(blocks, nn.ModuleList)
+        self._blocks = blocks
         self.linears: dict[str, ScaledLinear] = {}
         self.gains: dict[str, nn.Parameter] = {}
-        self._share_outside(teacher)
 
-    def _share_outside(self, teacher: Teacher) -> None:
+    def share_outside(self, teacher: Teacher) -> None:
         """Take the layers outside the blocks from the teacher, except the gains of norms."""
-        inside = self._model.blocks_name + "."
-        for name, module in self._model.model.named_modules():
+        inside = self._source.blocks_name + "."
+        for name, module in self._model.named_modules():
             if name.startswith(inside):
                 continue
             other = teacher.model.model.get_submodule(name)
@@ -102,24 +104,24 @@ class Student:
 
     def add(self, index: int, block: StudentBlock) -> None:
         """Load a block: its codes stay in memory."""
-        module = self._model.blocks[index]
-        self._model.load(module, block.prefix)
-        take_over_parameters(module, block.prefix, block.linears, block.tensors, self._model.stored_name)
+        module, device = self._blocks[index], self._source.device
+        self._source.load(module, block.prefix)
+        take_over_parameters(module, block.prefix, block.linears, block.tensors, self._source.stored_name)
         for name in block_linears(module):
             full = f"{block.prefix}.{name}"
             if full in block.linears:
-                linear = ScaledLinear(block.linears[full], self._model.device)
+                linear = ScaledLinear(block.linears[full], device)
                 module.set_submodule(name, linear)
                 self.linears[full] = linear
         for name, child in module.named_modules():
             self._tune_gain(".".join(part for part in (block.prefix, name) if part), child)
-        self._model.checkpoint.close()
+        self._source.checkpoint.close()
 
     def quantize_head(self, name: str, weight: QWeight) -> None:
         """Replace the output layer by its quantized version, which is not tuned."""
-        head = self._model.model.get_submodule(name)
+        head = self._model.get_submodule(name)
         assert isinstance(head, nn.Linear)
-        take_weight(head, weight, self._model.device)
+        take_weight(head, weight, self._source.device)
 
     def _tune_gain(self, name: str, module: nn.Module) -> None:
         gain = module._parameters.get("weight")
@@ -130,7 +132,7 @@ class Student:
     def log_probabilities(self, ids: Tensor) -> Tensor:
         """ids [B, T] int64 -> predictions [B, T, V] float32."""
         with self._recomputed_blocks():
-            output = self._model.model(input_ids=ids.to(self._model.device), use_cache=False)
+            output = self._model(input_ids=ids.to(self._source.device), use_cache=False)
         logits: Tensor = output.logits
         return logits.float().log_softmax(-1)
 
@@ -142,7 +144,7 @@ class Student:
 
             return call
 
-        blocks = list(self._model.blocks) if torch.is_grad_enabled() else []
+        blocks = list(self._blocks) if torch.is_grad_enabled() else []
         for block in blocks:
             block.forward = recomputed(block.forward)
         try:

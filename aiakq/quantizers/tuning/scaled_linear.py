@@ -32,7 +32,7 @@ class ScaledLinear(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """x [..., K] -> [..., N] float32."""
         codes, zeros = self.get_buffer("codes"), self.get_buffer("zeros")
-        y: Tensor = _Product.apply(x, codes, zeros, self.tuned(), self.group_size)
+        y: Tensor = _Product.apply(x, codes, zeros, self.tuned(), self.group_size)  # type: ignore[no-untyped-call]
         return y if self.bias is None else y + self.bias
 
     def tuned(self) -> Tensor:

@@ -51,8 +51,9 @@ def tune_output(prepared: Prepared, plan: BlockPlan, writer: CheckpointWriter, p
     if writer.steps[-1].name == _STEP:
         return Tuned(**writer.steps[-1].note["tuned"])
     hidden = HiddenStates((), prepared.activation_budget, writer.scratch)
+    student = Student(model)
     teacher = Teacher(model, prepared.samples.samples, hidden, _reporter(progress, "tune: original"))
-    student = Student(prepared, teacher)
+    student.share_outside(teacher)
     for index, block in enumerate(_blocks(prepared, plan, writer)):
         student.add(index, block)
     if prepared.head is not None:
@@ -62,7 +63,7 @@ def tune_output(prepared: Prepared, plan: BlockPlan, writer: CheckpointWriter, p
     tuning = Tuning(teacher, student, *dtypes, options.seed, model.config.vocab_size)
     try:
         with deterministic_gradients():
-            tuned = tuning.run(TuningBudget.of(options.tune), _reporter(progress, "tune"))
+            tuned = tuning.run(TuningBudget.of(str(options.tune)), _reporter(progress, "tune"))
     except torch.OutOfMemoryError:
         raise
     except RuntimeError as problem:

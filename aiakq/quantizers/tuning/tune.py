@@ -74,7 +74,7 @@ class Tuning:
         self._vocabulary = vocabulary
         self._lengths = [len(sample) for sample in teacher.samples]
         self._generator = torch.Generator().manual_seed(seed)
-        order = torch.randperm(len(self._lengths), generator=self._generator).tolist()
+        order: list[int] = torch.randperm(len(self._lengths), generator=self._generator).tolist()
         count = max(1, len(order) // 10)
         while count > 1 and sum(self._lengths[number] for number in order[:count]) > _HELD_OUT_TOKENS:
             count -= 1
@@ -136,7 +136,7 @@ class Tuning:
     def _next_length(self) -> int:
         """Return the length of the next training sample; all are used once, in random order, before any again."""
         if not self._waiting:
-            order = torch.randperm(len(self._training), generator=self._generator).tolist()
+            order: list[int] = torch.randperm(len(self._training), generator=self._generator).tolist()
             self._waiting = [self._training[place] for place in order]
         return self._lengths[self._waiting[-1]]
 
