@@ -317,7 +317,7 @@ def _first_tokens(value: object, length: int, tokens: int) -> Any:
     return _map_tensors(value, cut)
 
 
-def _map_tensors(value: Any, change: Callable[[Tensor], Tensor]) -> object:
+def _map_tensors(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
     """Apply ``change`` to the tensors in dictionaries, tuples and lists inside ``value``."""
     if isinstance(value, Tensor):
         return change(value)

@@ -17,7 +17,8 @@ from aiakq.kernels.types import QWeight
 from aiakq.quantizers.model.activations import HiddenStates
 from aiakq.quantizers.model.groups import block_linears
 from aiakq.quantizers.model.outer_layers import capture, finish, load_outside
-from aiakq.quantizers.model.source import SourceModel, take_weight
+from aiakq.quantizers.model.plain_linears import take_weight
+from aiakq.quantizers.model.source import SourceModel
 from aiakq.quantizers.prepared import Prepared
 from aiakq.quantizers.tuning.scaled_linear import ScaledLinear
 from aiakq.quantizers.writing import take_over_parameters
