@@ -257,7 +257,7 @@ def test_factors_of_the_hessian_and_of_its_inverse(k: int) -> None:
 
 def test_several_matrices_count_as_one() -> None:
     weight, hessian = problem(k=256)
-    settings = GptqSettings(4, 64, True, torch.float16, "group")
+    settings = settings_of(4, 64, storage=torch.float16, order="group")
     whole = gptq(weight, hessian, settings)
     parts = gptq([weight[:16], weight[16:]], hessian, settings)
     assert torch.equal(whole.codes, parts.codes)
