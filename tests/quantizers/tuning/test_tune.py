@@ -107,10 +107,21 @@ def test_nothing_worse_than_before_is_published(
     settings = {**TUNED, "token_ids": calibration}
     quantize(source, tmp_path / "plain", "gptq", **settings)
     monkeypatch.setattr(tune, "RATE", 5.0)
+    seen: list[Tensor] = []
+    run = tune.Tuning.run
+
+    def record(self: tune.Tuning, *args: Any) -> tune.Tuned:
+        seen.append(torch.stack([self.teacher.samples[number] for number in self.held_out]))
+        return run(self, *args)
+
+    monkeypatch.setattr(tune.Tuning, "run", record)
     report = quantize(source, tmp_path / "tuned", "gptq", tune="8steps", **settings)
     assert report.tuned["best_step"] == 0
     assert report.tuned["kl_after"] == report.tuned["kl_before"]
     assert any("nothing was changed" in note for note in report.notes)
+    (held_out,) = seen
+    measured = divergence(source, tmp_path / "plain", held_out)
+    assert report.tuned["kl_before"] == pytest.approx(measured, rel=1e-3)
     one, other = (tmp_path / name / "model.safetensors" for name in ("plain", "tuned"))
     assert one.read_bytes() == other.read_bytes()
 
