@@ -103,6 +103,8 @@ def with_outliers(example: LlamaForCausalLM, ids: Tensor, generator: torch.Gener
     """The example model with massive activations in the residual stream and outlier channels behind every norm."""
     _plant_massive(example, ids, generator)
     outliers.add_outliers(example, generator)
+    # Within 50 steps training would remove the massive activations; the other weights learn to work with them.
+    example.model.layers[MASSIVE_BLOCK].mlp.requires_grad_(False)
     return example
 
 
