@@ -131,8 +131,8 @@ class QuantizeArguments:
     )
     targets: str | None = argument(
         None,
-        "gptq: outputs that the quantized weights should reproduce. original: those of the unquantized model, with "
-        "its residual stream (the default); own: those of the unrounded weights on the same inputs, as published.",
+        "Outputs that the quantized weights should reproduce. original: those of the unquantized model, with its "
+        "residual stream (gptq's default); own: those of the unrounded weights on the same inputs, as published.",
         choices=("original", "own"),
         group="method",
     )
