@@ -131,8 +131,9 @@ class QuantizeArguments:
     )
     targets: str | None = argument(
         None,
-        "gptq: outputs that the quantized weights should reproduce. original: those of the unquantized model, with "
-        "its residual stream (the default below 8 bits); own: those of the unrounded weights, as published.",
+        "Outputs that the quantized weights should reproduce. original: those of the unquantized model, with its "
+        "residual stream (gptq's default below 8 bits); own: those of the unrounded weights on the same inputs, as "
+        "published.",
         choices=("original", "own"),
         group="method",
     )

@@ -210,12 +210,12 @@ def _with_parameters(options: QuantizeOptions, transforms: list[Component], roun
         (options.act_order, "--act-order", "act_order", "only gptq has an order"),
         (options.sweeps, "--sweeps", "sweeps", "only gptq goes over columns again"),
         (options.damp, "--damp", "damp", "only gptq has a Hessian"),
-        (options.targets, "--targets", "targets", "only gptq has targets"),
+        (options.targets, "--targets", "targets", "its rounder has no targets"),
         (options.importance, "--importance", "importance", "only gptq weights tokens"),
     ):
         if given is None:
             continue
-        if rounder.name in ("gptq", "gptaq"):
+        if rounder.name in ("gptq", "gptaq") or (rounder.name, parameter) == ("rtn", "targets"):
             rounder = rounder.with_parameters(**{parameter: given})
         elif given not in ("none", "own"):
             _conflict(option, method, reason, "Leave it away, or use -quant_type gptq.")

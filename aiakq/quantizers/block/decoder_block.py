@@ -190,21 +190,22 @@ class DecoderBlock:
             self.result.remark(name, scaled=f"by {float(low):.3g} to {float(high):.3g}")
         return columns
 
-    def rtn(self, name: str, clip: Tensor | None = None) -> Rounding:
-        """Round the linear's weight to nearest; ``clip`` [N, K / G] limits the ranges of its groups."""
-        spec = self._specs[name]
-        return round_weight(self.weight(name), spec.bits, spec.group_size, spec.symmetric, self.plan.scales, clip)
+    def rtn(self, name: str, clip: Tensor | None = None, weight: Tensor | None = None) -> Rounding:
+        """Round the linear's weight to nearest, or ``weight`` [N, K] instead of it; ``clip`` [N, K / G] limits the
+        ranges of its groups."""
+        spec, weight = self._specs[name], self.weight(name) if weight is None else weight
+        return round_weight(weight, spec.bits, spec.group_size, spec.symmetric, self.plan.scales, clip)
 
-    def rtn_searched(self, name: str, near: bool, signed: bool = False) -> Rounding:
+    def rtn_searched(self, name: str, near: bool, signed: bool = False, weight: Tensor | None = None) -> Rounding:
         """The same, with ranges searched by the rounding error of the weights, ``near`` the full range or below it.
 
         ``signed`` as in ``round_searched``; it has no effect near the full range, or if the format has positive scales.
         """
-        spec = self._specs[name]
+        spec, weight = self._specs[name], self.weight(name) if weight is None else weight
         scheme = spec.bits, spec.group_size, spec.symmetric, self.plan.scales
         if near:
-            return round_near(self.weight(name), *scheme)
-        return round_searched(self.weight(name), *scheme, signed=signed and self.signed_scales(name))
+            return round_near(weight, *scheme)
+        return round_searched(weight, *scheme, signed=signed and self.signed_scales(name))
 
     def signed_scales(self, *names: str) -> bool:
         """Whether scales of these linears of equal scheme may be negative; if the readers of their format cannot have

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from aiakq.evaluation.scoring import load_for_scoring
 from aiakq.formats.checkpoint import Checkpoint
 from aiakq.kernels.ops.linear_reference import dequantize
 from aiakq.quantizers.options import QuantizeOptions
@@ -55,3 +56,37 @@ def test_half_of_the_searched_scales_are_negative_and_the_error_is_smaller(round
 )
 def test_other_scales_are_positive(search, bits, more, rounded):
     assert bool((scales(rounded(f"{{name: rtn, scale_search: {search}}}", bits, **more)) > 0).all())
+
+
+@pytest.fixture(scope="module")
+def ids() -> torch.Tensor:
+    return torch.randint(3, 300, (24, 48), generator=torch.Generator().manual_seed(0))
+
+
+@pytest.fixture
+def calibrated(tiny_model, tmp_path, ids) -> Callable[..., Path]:
+    """``calibrated(method, family, **options)`` -> the folder of a tiny model, calibrated on ``ids``."""
+
+    def make(method: str, family: str = "LlamaForCausalLM", **given: object) -> Path:
+        file = tmp_path / "ids.txt"
+        file.write_text("\n".join(" ".join(map(str, row)) for row in ids.tolist()))
+        output = tmp_path / f"{len(list(tmp_path.iterdir()))}"
+        quantize_checkpoint(
+            QuantizeOptions(
+                str(tiny_model(family)), str(output), method, token_ids=file, evaluate=False, device="cpu", **given
+            )
+        )
+        return output
+
+    return make
+
+
+def output_error(folder: Path, source: Path, ids: torch.Tensor) -> float:
+    found, wanted = (load_for_scoring(path, "float32", "cpu").logits(ids) for path in (folder, source))
+    return float((found - wanted).square().mean())
+
+
+def test_targets_of_the_original_model_bring_outputs_nearer_to_it(calibrated, tiny_model, ids):
+    own, original = (calibrated("weight_only_int8", targets=targets) for targets in ("own", "original"))
+    source = tiny_model("LlamaForCausalLM")
+    assert output_error(original, source, ids) < 0.97 * output_error(own, source, ids)
