@@ -50,7 +50,7 @@ def test_a_source_that_does_not_match_its_config_is_refused_before_any_work(
     tiny_model, tmp_path, monkeypatch, name, tensor
 ):
     folder = changed(tiny_model("LlamaForCausalLM"), tmp_path / "in", {name: tensor})
-    monkeypatch.setattr(pipeline, "block_loop", lambda *_: pytest.fail("work was started"))
+    monkeypatch.setattr(pipeline, "quantize_blocks", lambda *_: pytest.fail("work was started"))
     with pytest.raises(AiakqError) as caught:
         quantized(folder, tmp_path / "out")
     assert caught.value.id == "tensor_inventory" and name in str(caught.value.details)
@@ -85,7 +85,7 @@ def test_generation_values_that_end_the_start_of_a_server_are_refused_before_any
         (folder / "generation_config.json").write_text(json.dumps(values["generation"]))
     path = folder / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | values.get("config", {})))
-    monkeypatch.setattr(pipeline, "block_loop", lambda *_: pytest.fail("work was started"))
+    monkeypatch.setattr(pipeline, "quantize_blocks", lambda *_: pytest.fail("work was started"))
     with pytest.raises(AiakqError, match=re.escape(said)) as caught:
         quantized(folder, tmp_path / "out")
     assert caught.value.id == "generation_config" and caught.value.remedy == "Correct the file."
@@ -110,7 +110,7 @@ def test_a_config_that_every_server_refuses_is_refused_before_any_work(tiny_mode
     folder = changed(tiny_model("LlamaForCausalLM"), tmp_path / "in", {})
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, **changes}))
-    monkeypatch.setattr(pipeline, "block_loop", lambda *_: pytest.fail("work was started"))
+    monkeypatch.setattr(pipeline, "quantize_blocks", lambda *_: pytest.fail("work was started"))
     with pytest.raises(AiakqError) as caught:
         quantized(folder, tmp_path / "out")
     assert caught.value.id == "config_key_unsupported" and next(iter(changes)) in str(caught.value)

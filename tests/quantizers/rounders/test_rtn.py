@@ -90,3 +90,12 @@ def test_targets_of_the_original_model_bring_outputs_nearer_to_it(calibrated, ti
     own, original = (calibrated("weight_only_int8", targets=targets) for targets in ("own", "original"))
     source = tiny_model("LlamaForCausalLM")
     assert output_error(original, source, ids) < 0.97 * output_error(own, source, ids)
+
+
+def test_targets_of_the_original_model_with_experts_and_several_workers(calibrated):
+    """The same bytes from any number of workers; own targets are the default."""
+    files = [
+        (calibrated("awq", "Qwen2MoeForCausalLM", group_size=32, **given) / "model.safetensors").read_bytes()
+        for given in ({"targets": "original"}, {"targets": "original", "workers": 2}, {"targets": "own"}, {})
+    ]
+    assert files[0] == files[1] != files[2] == files[3]

@@ -235,9 +235,10 @@ def test_scales_are_positive_where_readers_need_them(
 
 def test_rounding_to_nearest_with_a_search_uses_both_signs() -> None:
     found = decoder_block(options())
-    codes, scales, _ = found.rtn_searched("up", near=False)
+    codes, scales, _ = found.rtn_searched("up", near=False, signed=True)
     assert 0 < int((scales < 0).sum()) < scales.numel()
-    assert bool((found.rtn_searched("up", near=True)[1] > 0).all())
+    for positive in ({"near": True, "signed": True}, {"near": False}):
+        assert bool((found.rtn_searched("up", **positive)[1] > 0).all())
 
 
 def test_8_bits_have_their_own_outputs_as_targets_unless_asked() -> None:
