@@ -103,7 +103,7 @@ def with_outliers(example: LlamaForCausalLM, ids: Tensor, generator: torch.Gener
     """The example model with massive activations in the residual stream and outlier channels behind every norm."""
     _plant_massive(example, ids, generator)
     outliers.add_outliers(example, generator)
-    # Within 50 steps training would remove the massive activations; the other weights learn to work with them.
+    # Training would remove the massive activations; the other weights learn to work with them.
     example.model.layers[MASSIVE_BLOCK].mlp.requires_grad_(False)
     return example
 
@@ -117,22 +117,22 @@ RECIPES = {
     "qwen2": Recipe(
         "Qwen2: biases, 6 query heads on 1 key-value head, untied",
         qwen2,
-        Schedule(steps=160, rate=2e-3, muon=5e-3, distillation=0.5),
+        Schedule(steps=400, rate=2e-3, muon=5e-3, distillation=0.5),
     ),
     "outliers": Recipe(
         "Llama with massive activations and outlier channels",
         with_outliers,
-        Schedule(steps=50, rate=3e-4, distillation=0.5),
+        Schedule(steps=120, rate=3e-4, distillation=0.5),
     ),
     "moe": Recipe(
         "Qwen3-MoE: 8 experts, 2 active",
         mixture,
-        Schedule(steps=100, rate=1e-3, distillation=0.5),
+        Schedule(steps=250, rate=1e-3, distillation=0.5),
     ),
     "chat": Recipe(
         "Llama tuned on dialogues in a chat template",
         chat,
-        Schedule(steps=60, rate=3e-4),
+        Schedule(steps=120, rate=3e-4),
         dialogues=True,
     ),
 }

@@ -97,6 +97,7 @@ CASES = [
 ]
 
 
+@pytest.mark.process_failures
 @pytest.mark.parametrize(("place", "how"), CASES)
 def test_a_rank_is_lost_at(place, how, example_model, monkeypatch, tmp_path):
     rank, code = PLACES[place]

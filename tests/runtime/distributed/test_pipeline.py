@@ -145,6 +145,7 @@ Runner.forward = forward""")
     assert generate(stages(distributed_timeout_seconds=1.0)) == alone
 
 
+@pytest.mark.process_failures
 def test_a_rank_that_fails_says_why(stages, patched):
     patched("""
 from aiakq.runtime.executor.runner import Runner

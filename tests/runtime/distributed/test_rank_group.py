@@ -62,6 +62,7 @@ def test_any_number_of_ranks_gives_the_tokens_of_one_process(two_ranks, alone, s
     assert generate(two_ranks(tensor_parallel_size=size)) == alone
 
 
+@pytest.mark.process_failures
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSEGV])
 def test_a_rank_that_is_killed_is_named_at_once(two_ranks, how):
     llm = two_ranks()
@@ -89,6 +90,7 @@ def test_a_rank_that_hangs_is_named_after_the_time_limit(two_ranks):
         time.sleep(0.05)
 
 
+@pytest.mark.process_failures
 def test_a_rank_that_fails_says_why(two_ranks, patched):
     patched("""
 from aiakq.runtime.executor.runner import Runner
@@ -106,6 +108,7 @@ def test_a_rank_that_does_not_load_is_named(two_ranks, patched, monkeypatch):
         two_ranks()
 
 
+@pytest.mark.process_failures
 def test_a_rank_with_other_files_is_refused(two_ranks, patched):
     patched("""
 from aiakq.runtime.distributed import rank_group

@@ -110,6 +110,7 @@ def test_a_step_that_exhausts_the_memory_of_rank_0_runs_in_parts_over_sockets(ra
     assert generate(llm) == alone
 
 
+@pytest.mark.process_failures
 @pytest.mark.parametrize("shared", [True, False], ids=["memory", "sockets"])
 @pytest.mark.parametrize("which", [0, 1], ids=["actor", "rank"])
 def test_a_process_that_is_killed_is_named_at_once(ranks, monkeypatch, which, shared):
@@ -139,6 +140,7 @@ def test_a_rank_that_hangs_is_named_and_killed(ranks):
     wait_for_end(pid)
 
 
+@pytest.mark.process_failures
 def test_a_lost_node_is_named_and_another_takes_its_place(ranks, cluster, alone, monkeypatch):
     monkeypatch.setenv("AIAKQ_RAY_CPUS_PER_RANK", "3")
     nodes = [cluster.add_node(num_cpus=3, object_store_memory=80 << 20)]
@@ -256,6 +258,7 @@ def refuse(**arguments: Any) -> None:
     raise ConnectionError("no listener.")
 
 
+@pytest.mark.process_failures
 def test_the_server_restarts_lost_ranks(cluster, example_model, tmp_path):
     environment = {**os.environ, "RAY_ADDRESS": cluster.address}
     command = [

@@ -26,7 +26,7 @@ def four_gpus(monkeypatch):
 
 def test_rank_0_has_the_current_gpu_and_the_others_one_each(four_gpus, monkeypatch):
     given = []
-    monkeypatch.setattr(starting, "start_child_ranks", lambda *arguments: given.append(arguments))
+    monkeypatch.setattr(child_ranks, "start_child_ranks", lambda *arguments: given.append(arguments))
     starting.start_ranks(config(3))
     assert given == [(config(3).parallel, "torch", [2, 0, 1])]
 

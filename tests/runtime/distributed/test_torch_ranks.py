@@ -62,6 +62,7 @@ def test_sums_give_close_results(example_model, two_ranks):
     assert [tokens for tokens, _ in found] == [tokens for tokens, _ in alone]
 
 
+@pytest.mark.process_failures
 def test_a_rank_that_is_killed_is_named_at_once(two_ranks):
     llm = two_ranks()
     generate(llm)
@@ -72,6 +73,7 @@ def test_a_rank_that_is_killed_is_named_at_once(two_ranks):
     assert time.monotonic() - began < 8 and failure.value.id == "rank_failed"
 
 
+@pytest.mark.process_failures
 def test_the_first_of_several_ranks_that_end_is_named(two_ranks):
     """Rank 1 loses its connection to rank 2, but does not report that before rank 0 knows why."""
     llm = two_ranks(tensor_parallel_size=3)
@@ -83,6 +85,7 @@ def test_the_first_of_several_ranks_that_end_is_named(two_ranks):
     assert time.monotonic() - began < 20
 
 
+@pytest.mark.process_failures
 def test_an_operation_that_fails_is_named_with_its_cause(two_ranks):
     llm = two_ranks()
     collective = llm.engine.executor._collective
@@ -117,12 +120,14 @@ def test_a_rank_that_does_not_start_is_named(two_ranks, patched, monkeypatch):
         two_ranks()
 
 
+@pytest.mark.process_failures
 def test_a_rank_that_ends_at_the_start_is_named_at_once(two_ranks, patched):
     patched("import os; os._exit(3)")
     with pytest.raises(AiakqError, match="Rank 1 failed: it ended with exit code 3"):
         two_ranks()
 
 
+@pytest.mark.process_failures
 def test_a_rank_that_shards_layers_differently_is_refused(two_ranks, patched):
     """Its collectives would not match those of the other ranks."""
     patched("""
@@ -132,6 +137,7 @@ row_parallel._has_empty = lambda bounds: True""")
         two_ranks(tensor_parallel_math="fast")
 
 
+@pytest.mark.process_failures
 def test_a_rank_that_captures_its_steps_unlike_rank_0_is_refused(two_ranks, patched):
     patched("""
 from aiakq.runtime.executor.runner import Runner
@@ -140,6 +146,7 @@ Runner.capture = lambda self, bounds, options: setattr(self, "captured", object(
         two_ranks()
 
 
+@pytest.mark.process_failures
 def test_running_out_of_memory_on_a_rank_ends_all_ranks_with_the_reason(two_ranks, patched):
     patched("""
 from aiakq.runtime.executor.runner import Runner
@@ -150,6 +157,7 @@ Runner.forward = forward""")
         generate(llm)
 
 
+@pytest.mark.process_failures
 def test_running_out_of_memory_on_rank_0_ends_all_ranks_with_the_reason(two_ranks, monkeypatch):
     llm = two_ranks()
 
