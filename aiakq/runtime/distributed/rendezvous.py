@@ -53,12 +53,13 @@ class Rendezvous:
     def connect(self, time_limit: float) -> Connections:
         """Connect to the peers of this rank; all ranks call this at the same time.
 
-        time_limit  time limit of a step in seconds, for the collective.
+        time_limit  time limit of a step in seconds, for the collective; also that of a connection if it is longer than
+                    RENDEZVOUS_SECONDS.
 
         Raises ``rank_unreachable``, ``rank_late`` and ``rank_failed``.
         """
         try:
-            self._connect_peers()
+            self._connect_peers(max(RENDEZVOUS_SECONDS, time_limit))
             collective = self._collective(time_limit) if self._size > 1 else None
         except BaseException:
             for sock in self._sockets.values():
@@ -67,7 +68,7 @@ class Rendezvous:
         previous, following = Peer(self._rank - self._size, LINK), Peer(self._rank + self._size, LINK)
         return Connections(collective, self._sockets.get(previous), self._sockets.get(following))
 
-    def _connect_peers(self) -> None:
+    def _connect_peers(self, limit: float) -> None:
         first = self._rank // self._size * self._size
         stage = [rank for rank in range(first, first + self._size) if rank != self._rank]
         wanted = [Peer(rank, purpose) for rank in stage for purpose in (DATA, ALARM)]
@@ -75,17 +76,15 @@ class Rendezvous:
         for rank, purpose in wanted:
             if 0 <= rank < self._rank:
                 this_peer = Peer(self._rank, purpose)
-                sock = connect(self._addresses[rank], self._secret, this_peer, rank, RENDEZVOUS_SECONDS)
+                sock = connect(self._addresses[rank], self._secret, this_peer, rank, limit)
                 self._sockets[Peer(rank, purpose)] = sock
         missing = {peer for peer in wanted if self._rank < peer.rank < len(self._addresses)}
         while missing:
             try:
-                peer, sock = self._listener.accept(RENDEZVOUS_SECONDS)
+                peer, sock = self._listener.accept(limit)
             except TimeoutError:
                 operation = f"connecting to rank {self._rank}"
-                raise error(
-                    "rank_late", rank=min(missing).rank, limit=RENDEZVOUS_SECONDS, operation=operation
-                ) from None
+                raise error("rank_late", rank=min(missing).rank, limit=limit, operation=operation) from None
             if peer.rank <= self._rank or peer not in wanted:
                 sock.close()
                 continue

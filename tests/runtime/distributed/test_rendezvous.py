@@ -18,9 +18,11 @@ from aiakq.runtime.distributed.rendezvous import Connections, Rendezvous
 
 @pytest.fixture
 def meet() -> Callable[..., list[Connections | AiakqError]]:
-    """``meet(size, stages, absent)`` -> the connections or error of every rank; each runs in a thread."""
+    """``meet(size, stages, absent, limit)`` -> the connections or error of every rank; each runs in a thread."""
 
-    def run(size: int, stages: int, absent: tuple[int, ...] = ()) -> list[Connections | AiakqError]:
+    def run(
+        size: int, stages: int, absent: tuple[int, ...] = (), limit: float = 10.0
+    ) -> list[Connections | AiakqError]:
         secret = new_secret()
         listeners = [Listener("127.0.0.1", secret) for _ in range(size * stages)]
         addresses = [listener.address for listener in listeners]
@@ -28,7 +30,7 @@ def meet() -> Callable[..., list[Connections | AiakqError]]:
 
         def work(rank: int) -> None:
             try:
-                found[rank] = Rendezvous(rank, size, addresses, listeners[rank], secret).connect(10.0)
+                found[rank] = Rendezvous(rank, size, addresses, listeners[rank], secret).connect(limit)
             except AiakqError as failure:
                 found[rank] = failure
 
@@ -101,10 +103,11 @@ def test_all_ranks_gather_over_sockets_if_one_is_on_another_machine(meet, monkey
     gather_all([one.collective for one in found])
 
 
-def test_a_missing_rank_is_named(meet, monkeypatch):
+@pytest.mark.parametrize(("limit", "waits"), [(0.2, 0.5), (0.7, 0.7)])
+def test_a_missing_rank_is_named_after_the_longer_time_limit(meet, monkeypatch, limit, waits):
     monkeypatch.setattr(rendezvous, "RENDEZVOUS_SECONDS", 0.5)
-    found = meet(3, 1, absent=(1,))
+    found = meet(3, 1, absent=(1,), limit=limit)
     assert isinstance(found[0], AiakqError) and found[0].id == "rank_late"
-    assert found[0].message.startswith("Rank 1 timed out after 0.5 s: connecting to rank 0")
+    assert found[0].message.startswith(f"Rank 1 timed out after {waits} s: connecting to rank 0")
     # A socket listens at rank 1's address, but does not reply.
     assert isinstance(found[2], AiakqError) and found[2].id == "rank_unreachable"
