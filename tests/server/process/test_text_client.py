@@ -101,6 +101,7 @@ def test_torch_is_imported_only_for_code_of_a_tokenizer(example_model, with_torc
     asyncio.run(whole())
 
 
+@pytest.mark.process_failures
 @pytest.mark.parametrize(
     "changes", [split("(?:a|a){18,}b"), swell("a"), swell(" ")], ids=["regex", "swelling", "swelling blanks"]
 )
@@ -116,6 +117,7 @@ def test_a_tokenizer_that_fails_on_plain_text_is_refused(source_with, changes):
     assert time.monotonic() - began < 60
 
 
+@pytest.mark.process_failures
 @pytest.mark.parametrize(
     "decoder",
     [
@@ -144,6 +146,7 @@ def test_padding_and_truncation_of_the_files_do_not_apply(source_with, example_m
     assert Tokenizer.load(source.folder).encode("hi") == plain.encode("hi")
 
 
+@pytest.mark.process_failures
 @pytest.mark.parametrize("changes", [split("(?:q|q){18,}z"), swell("q")], ids=["regex", "swelling"])
 def test_a_text_that_a_tokenizer_cannot_take_fails_alone(source_with, changes):
     async def use(client: TextClient) -> None:
