@@ -47,12 +47,13 @@ TEXTS = {
     "goodput": "ttft:200,tpot:50",
     "shapes": "64x32,128x64",
     "rows": "4,8",
+    "tune": "48steps",
 }
 
 
 def text_of(row: Argument) -> str:
     """A value other than the default, as a user writes it."""
-    if row.name in TEXTS:
+    if row.name in TEXTS and row.type is not bool:
         return TEXTS[row.name]
     if row.choices:
         return str(next((choice for choice in row.choices if choice != row.default), row.default))
