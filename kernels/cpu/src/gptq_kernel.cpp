@@ -39,15 +39,14 @@ INLINE void store_codes(uint8_t* p, const Wide& x, int64_t count) {
   }
 }
 
-// Subtracts ``factors[j] * value`` from every column j > i, or adds it. Products are rounded before they are added (no
-// fused multiply-add), which gives the same codes on every machine.
-template <bool SUBTRACT>
+// Subtracts ``factors[j] * value`` from every column j > i. Products are rounded before they are subtracted (no fused
+// multiply-add), which gives the same codes on every machine.
 INLINE void propagate(Wide* columns, int64_t i, int64_t length, const float* factors, const Wide& value) {
   for (int64_t j = i + 1; j < length; j++) {
     const F factor = splat(factors[j]);
     UNROLL for (int v = 0; v < VECTORS; v++) {
       const F product = factor * value.part[v];
-      columns[j].part[v] = SUBTRACT ? columns[j].part[v] - product : columns[j].part[v] + product;
+      columns[j].part[v] = columns[j].part[v] - product;
     }
   }
 }
@@ -63,7 +62,8 @@ template <bool SWEEP> void round_columns(const Gptq& op, int64_t from, int64_t c
     const Wide scale = load_wide(op.scales + grid, count), zero = load_wide(op.zeros + grid, count);
     const float* hinv = op.hinv + i * op.hinv_stride;
     const F step = splat(SWEEP ? op.steps[i] : hinv[i]);
-    Wide x = columns[i], code, value, error;
+    const Wide x = columns[i];
+    Wide code, value, error;
     if constexpr (SWEEP) value = load_wide(op.values + i * op.stride + from, count);
     UNROLL for (int v = 0; v < VECTORS; v++) {
       const F target = SWEEP ? value.part[v] + step * x.part[v] : x.part[v];
@@ -75,12 +75,8 @@ template <bool SWEEP> void round_columns(const Gptq& op, int64_t from, int64_t c
     }
     store_codes(op.codes + op.places[i] * op.grid_stride + from, code, count);
     if constexpr (SWEEP) store_wide(op.values + i * op.stride + from, value, count);
-    if (op.drift) {
-      store_wide(op.before + i * op.stride + from, x, count);
-      propagate<false>(columns, i, op.length, op.drift + i * op.hinv_stride, x);
-    }
     columns[i] = error;
-    propagate<true>(columns, i, op.length, hinv, error);
+    propagate(columns, i, op.length, hinv, error);
   }
   for (int64_t j = 0; j < op.length; j++) store_wide(op.block + j * op.stride + from, columns[j], count);
 }
