@@ -11,7 +11,6 @@ steering towards the outputs of the unquantized model (targets.py). ``targets: o
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -25,7 +24,7 @@ from aiakq.quantizers.model.experts import expert_pattern
 from aiakq.quantizers.numerics.code_grid import IntegerGrid
 from aiakq.quantizers.numerics.gptq import GptqSettings, GptqSolver
 from aiakq.quantizers.recipe import Rounder, like_option
-from aiakq.quantizers.rounders.targets import Moments, OriginalTargets
+from aiakq.quantizers.rounders.targets import Moments, OriginalTargets, runs
 from aiakq.quantizers.workers.protocol import SHARDS, Task, Value
 
 #: Minimum rows per task: factoring the Hessian again on another worker takes as long as rounding a few hundred rows.
@@ -77,8 +76,7 @@ class Gptq(Rounder):
     def round(self, block: DecoderBlock, part: BlockPart) -> None:
         moments_of = self._moments_of(block)
         signed = self._with_original(self.signed) and self.scale_search == "mse"
-        # Corresponding groups of several experts do not feed each other, so they are rounded at the same time.
-        for _, run in itertools.groupby(part.groups, key=lambda group: expert_pattern(group[0]) or group):
+        for run in runs(part.groups):
             matrices = []
             for group in run:
                 moments = moments_of(group)
@@ -196,14 +194,8 @@ class _Matrix:
 
     def shift(self, rows: range) -> Tensor | None:
         """Return the shift of these rows [n, K], or None."""
-        shift = self.moments.shift
-        if shift is None:
-            return None
-        if self.names != self._group:
-            sizes = [self._block.linears[name].out_features for name in self._group]
-            of_name = dict(zip(self._group, shift.split(sizes), strict=True))
-            shift = torch.cat([of_name[name] for name in self.names])
-        return shift[rows.start : rows.stop]
+        shift = self.moments.shift_of(self._block, self._group, self.names)
+        return None if shift is None else shift[rows.start : rows.stop]
 
 
 @dataclass(frozen=True)

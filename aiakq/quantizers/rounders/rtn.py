@@ -9,7 +9,6 @@ the residual stream, ``W* = W + S H^-1`` (targets.py), and these are rounded. Th
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
@@ -18,11 +17,10 @@ from torch import Tensor
 
 from aiakq.constraints import declare
 from aiakq.quantizers.block.decoder_block import BlockPart, DecoderBlock
-from aiakq.quantizers.model.experts import expert_pattern
 from aiakq.quantizers.numerics.cholesky import factors
 from aiakq.quantizers.numerics.rounding import Rounding
 from aiakq.quantizers.recipe import Recipe, Rounder
-from aiakq.quantizers.rounders.targets import Moments, OriginalTargets
+from aiakq.quantizers.rounders.targets import Moments, OriginalTargets, runs
 from aiakq.spec import LayerSpec
 
 #: Damping added to the second moment of the inputs, as a fraction of its mean diagonal.
@@ -80,8 +78,7 @@ class Rtn(Rounder):
 
     def _round_towards_original(self, block: DecoderBlock, part: BlockPart) -> None:
         targets = OriginalTargets(block, self.alpha, self.beta)
-        # Corresponding groups of several experts do not feed each other, so they are rounded at the same time.
-        for _, run in itertools.groupby(part.groups, key=lambda group: expert_pattern(group[0]) or group):
+        for run in runs(part.groups):
             tasks: dict[str, Callable[[], Rounding]] = {}
             for group in run:
                 moved = _MovedWeights(block, group, targets.moments(group))
@@ -110,13 +107,11 @@ class _MovedWeights:
     def weight(self, name: str) -> Tensor:
         """Return the weight [N, K] to round: W* = W + S U^T U, or W if the moments cannot be factored."""
         weight, moments = self.block.weight(name), self.moments
-        if moments.shift is not None:
-            sizes = [self.block.linears[each].out_features for each in self.group]
-            shift = dict(zip(self.group, moments.shift.split(sizes), strict=True))[name]
-        elif moments.drift is not None:
+        shift = moments.shift_of(self.block, self.group, (name,))
+        if shift is None:
+            if moments.drift is None:
+                return weight
             shift = weight @ moments.drift
-        else:
-            return weight
         if not self._upper:
             solution = factors(moments.hessian, None, _DAMP)
             self._upper.append(None if solution is None else solution[1])

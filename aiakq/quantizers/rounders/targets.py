@@ -16,7 +16,8 @@ have equal inputs in both models.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -45,6 +46,19 @@ class Moments:
     hessian: Tensor
     drift: Tensor | None = None
     shift: Tensor | None = None
+
+    def shift_of(self, block: DecoderBlock, group: tuple[str, ...], names: tuple[str, ...]) -> Tensor | None:
+        """Return the rows of ``shift`` for some linears of the group, [n, K]; None without."""
+        if self.shift is None or names == group:
+            return self.shift
+        of_name = dict(zip(group, self.shift.split([block.linears[name].out_features for name in group]), strict=True))
+        return torch.cat([of_name[name] for name in names])
+
+
+def runs(groups: Sequence[tuple[str, ...]]) -> Iterator[list[tuple[str, ...]]]:
+    """Yield groups that are rounded at the same time: corresponding ones of several experts do not feed each other."""
+    for _, run in itertools.groupby(groups, key=lambda group: expert_pattern(group[0]) or group):
+        yield list(run)
 
 
 class _AllSeen(Exception):
