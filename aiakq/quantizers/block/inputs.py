@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from aiakq.quantizers.block.result import BlockResult
 from aiakq.quantizers.block.statistics import Seen, Statistic, merge_parts
-from aiakq.quantizers.importance.routing import RoutingRecorder
+from aiakq.quantizers.importance.routing import routed_tokens
 from aiakq.quantizers.importance.token_weights import RoutedTokens, TokenWeights
 from aiakq.quantizers.model.activations import SAMPLE_TOKENS, Activations
 from aiakq.quantizers.model.experts import ExpertTokens, count_tokens, expert_pattern, experts_of
@@ -216,11 +216,10 @@ class BlockInputs:
         def run(module: nn.Module, batch: int, device: torch.device) -> _Seen:
             kept: _Seen = []
             waiting = set(names)
-            routed = RoutingRecorder(module, names if self.weights is not None else ())
 
             def hook(name: str) -> Callable[[nn.Module, tuple[object, ...]], None]:
                 def show(_: nn.Module, args: tuple[Any, ...]) -> None:
-                    routing = routed.of(name)
+                    routing = None if self.weights is None else routed_tokens(module, name)
                     if copies:
                         kept.append((name, args[0].clone(), routing))
                     else:
@@ -232,7 +231,7 @@ class BlockInputs:
                 return show
 
             hooks = {module.get_submodule(name): hook(name) for name in names}
-            with routed, forward_pre_hooks(hooks), suppress(_AllSeen):
+            with forward_pre_hooks(hooks), suppress(_AllSeen):
                 self.replay.run(batch, names=tuple(names), block=module, device=device)
             return kept
 

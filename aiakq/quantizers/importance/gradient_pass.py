@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from aiakq.errors import error, one_line
-from aiakq.quantizers.importance.routing import RoutingRecorder
+from aiakq.quantizers.importance.routing import routed_tokens
 from aiakq.quantizers.importance.token_weights import RoutedTokens, TokenWeights
 from aiakq.quantizers.model.activations import Activations, HiddenStates
 from aiakq.quantizers.model.experts import expert_pattern
@@ -160,20 +160,18 @@ class _OutputGradients:
     def __init__(self, block: nn.Module, tokens: int) -> None:
         self.tokens = tokens
         self._linears = block_linears(block)
-        self._recorder = RoutingRecorder(block, self._linears)
+        self._block = block
         self._calls = dict.fromkeys(self._linears, 0)
         self._handles: list[torch.utils.hooks.RemovableHandle] = []
         self.squares: dict[str, Tensor] = {}
         self.routing: dict[str, RoutedTokens] = {}
 
     def __enter__(self) -> _OutputGradients:
-        self._recorder.__enter__()
         for name, linear in self._linears.items():
             self._handles.append(linear.register_forward_hook(self._hook(name)))
         return self
 
     def __exit__(self, *failure: object) -> None:
-        self._recorder.__exit__()
         for handle in self._handles:
             handle.remove()
         for name, calls in self._calls.items():
@@ -187,7 +185,7 @@ class _OutputGradients:
 
         def watch(_: nn.Module, args: object, output: Tensor) -> None:
             self._calls[name] += 1
-            routing = self._recorder.of(name)
+            routing = routed_tokens(self._block, name)
             if routing is not None:
                 self.routing[name] = routing
             if output.requires_grad:

@@ -30,7 +30,8 @@ class Experts(SeparateExperts):
     everywhere  experts that run on every token, although only the tokens routed to them count in the output.
     counts      while this is a tensor [E], it accumulates the token count of each expert and no expert runs.
     tracing     whether every expert runs on every token with a small weight, so that one pass traces all of them.
-    selected    the experts selected for each token [T, A] in the last call.
+    selected    the experts selected for each token [T, A] in the last call, and the weights of their outputs in
+                ``shares`` [T, A].
     matrices    number of [K, K] matrices that a method accumulates for every input.
     """
 
@@ -40,6 +41,7 @@ class Experts(SeparateExperts):
         self.tracing = False
         self.counts: Tensor | None = None
         self.selected: Tensor | None = None
+        self.shares: Tensor | None = None
         self.matrices = 1
 
     def chunks(self) -> list[range]:
@@ -51,7 +53,7 @@ class Experts(SeparateExperts):
 
     def forward(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
         """hidden_states [T, K], selected experts [T, A] int64 and their weights [T, A] -> [T, K]."""
-        self.selected = top_k_index
+        self.selected, self.shares = top_k_index, top_k_weights.detach()
         if self.counts is not None:
             routed = torch.bincount(top_k_index.flatten(), minlength=self.count)
             self.counts += routed[: self.count].to(self.counts.device)
