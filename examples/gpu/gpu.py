@@ -30,6 +30,7 @@ from pathlib import Path
 import gpu_checks
 import gpu_engine
 import gpu_measure
+import gpu_quantize
 from gpu_checks import Machine, NeedsGpuError
 from gpu_measure import OUT, Measurement
 from gpu_ranks import meet, meeting_times, ranks_agree
@@ -104,6 +105,10 @@ STEPS: dict[str, Step] = {
     "draft_tokens": _check(gpu_checks.draft_tokens_change_no_answer, 90),
     "quantized_tokens": _check(gpu_checks.quantized_tokens, 90),
     **{f"engine: {name}": _check(partial(gpu_engine.engine_modes_agree, name), 150) for name in gpu_engine.FORMATS},
+    **{
+        f"quantize: {name}": _check(partial(gpu_quantize.quantizing_agrees, name), 150)
+        for name in gpu_quantize.QUANTIZATIONS
+    },
     "ranks_agree": _check(ranks_agree, 120, alone=True),
     "meeting_times": _check(meeting_times, 90, alone=True),
     "compiled_in_parallel": Step(gpu_measure.compiled_in_parallel, 120, 60),
@@ -117,6 +122,7 @@ STEPS: dict[str, Step] = {
     "example_model_speed": Step(gpu_measure.example_model_speed, 60, 20),
     "verification_speed": Step(gpu_measure.verification_speed, 60, 20),
     "sanitized": Step(gpu_measure.sanitized, 120, 60),
+    "quantize_speed": Step(gpu_quantize.quantize_speed, 120, 40),
     "tuning": Step(gpu_measure.tuning, 300, 120),
 }
 

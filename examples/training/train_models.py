@@ -1,6 +1,7 @@
 """Train the small models that ``make quality`` measures on, besides the example model.
 
     python examples/training/train_models.py [--out FOLDER] [--text FILE...] [--only NAME...]
+        [--device cuda] [--longer N]
 
 qwen2      another architecture: Qwen2 with biases, 6 query heads on 1 key-value head and an untied output layer
 outliers   massive activations and outlier channels, as in large models; trained after they were planted
@@ -9,7 +10,8 @@ chat       tuned on dialogues in the chat template
 
 Without --text they are trained on the text bundled for calibration, which is a part of the books of the example model;
 with all of these books they are better. Each takes one to five minutes of one core. An interrupted run continues, and
-finished models are kept. Weights depend on seed, text, version of torch and processor; the run always takes one thread.
+finished models are kept. Weights depend on seed, text, version of torch, device and processor; the run always takes one
+thread. --device cuda makes long runs (--longer) a matter of minutes.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ import os
 import platform
 import shutil
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -49,14 +52,18 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=OUT, help="folder of the models (default: %(default)s)")
     parser.add_argument("--text", type=Path, nargs="+", default=[BUNDLED], help="files of text to train on")
     parser.add_argument("--only", nargs="+", default=list(RECIPES), choices=list(RECIPES))
+    parser.add_argument("--device", default="cpu", help="cpu or cuda (default: %(default)s)")
+    parser.add_argument("--longer", type=int, default=1, help="times as many steps as in the recipe")
     args = parser.parse_args()
     torch.set_num_threads(1)
     for name in args.only:
-        record = train_model(name, RECIPES[name], args.text, args.out)
+        recipe = RECIPES[name]
+        schedule = replace(recipe.schedule, steps=recipe.schedule.steps * args.longer)
+        record = train_model(name, replace(recipe, schedule=schedule), args.text, args.out, torch.device(args.device))
         print(json.dumps({"model": name, **record}))
 
 
-def train_model(name: str, recipe: Recipe, texts: list[Path], out: Path) -> dict[str, Any]:
+def train_model(name: str, recipe: Recipe, texts: list[Path], out: Path, device: torch.device) -> dict[str, Any]:
     """Train one model into a folder of its name, unless it is there; return its record."""
     folder = out / name
     if (folder / RECORD).is_file():
@@ -69,9 +76,9 @@ def train_model(name: str, recipe: Recipe, texts: list[Path], out: Path) -> dict
     model = recipe.make(example_model(), ids, generator).float()
     before = perplexity(model, scored)
     print(f"{name}: {len(ids)} tokens, perplexity before training {before:.1f}", file=sys.stderr)
-    teacher = example_model() if recipe.schedule.distillation else None
-    spent = train(model, teacher, ids, recipe.schedule, out / f"{name}.run")
-    save(model, folder)
+    teacher = example_model().to(device) if recipe.schedule.distillation else None
+    spent = train(model.to(device), teacher, ids, recipe.schedule, out / f"{name}.run")
+    save(model.cpu(), folder)
     saved = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     record = {
         "about": recipe.about,
@@ -85,7 +92,7 @@ def train_model(name: str, recipe: Recipe, texts: list[Path], out: Path) -> dict
         "schedule": vars(recipe.schedule),
         "text_sha256": hashlib.sha256(text.encode()).hexdigest(),
         "torch": torch.__version__,
-        "processor": platform.machine(),
+        "device": torch.cuda.get_device_name() if device.type == "cuda" else platform.machine(),
     }
     (folder / RECORD).write_text(json.dumps(record, indent=1) + "\n")
     shutil.rmtree(out / f"{name}.run")

@@ -19,8 +19,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-#: Steps between checkpoints.
-CHECKPOINT_STEPS = 10
+#: Checkpoints in a run.
+CHECKPOINTS = 40
 #: Fraction of the steps in which the learning rate rises.
 WARMUP = 0.05
 CLIP = 1.0
@@ -56,7 +56,7 @@ class Spent:
 def train(model: nn.Module, teacher: nn.Module | None, ids: Tensor, schedule: Schedule, folder: Path) -> Spent:
     """Train ``model`` in place on windows of ``ids`` [T] int64; checkpoints go to ``folder``.
 
-    Parameters are float32; forward and backward passes compute in bfloat16 where autocast does.
+    Parameters are float32, on any device; forward and backward passes compute in bfloat16 where it is fast.
     """
     optimizers = _optimizers(model, schedule)
     step, spent = _restore(folder, model, optimizers)
@@ -75,7 +75,7 @@ def train(model: nn.Module, teacher: nn.Module | None, ids: Tensor, schedule: Sc
         step += 1
         spent.processor += time.process_time() - processor
         spent.wall += time.monotonic() - wall
-        if step % CHECKPOINT_STEPS == 0 or step == schedule.steps:
+        if step % max(1, schedule.steps // CHECKPOINTS) == 0 or step == schedule.steps:
             _save(folder, model, optimizers, step, spent)
             print(
                 f"step {step} of {schedule.steps}: loss {float(loss.detach()):.3f}, {spent.processor:.0f} s",
@@ -109,17 +109,25 @@ def _windows(ids: Tensor, step: int, schedule: Schedule) -> Tensor:
 
 
 def _loss(model: nn.Module, teacher: nn.Module | None, windows: Tensor, distillation: float) -> Tensor:
-    with torch.autocast("cpu", torch.bfloat16):
+    device = next(model.parameters()).device
+    windows = windows.to(device)
+    bfloat16 = torch.autocast(device.type, torch.bfloat16, enabled=_has_bfloat16(device))
+    with bfloat16:
         logits = model(windows).logits[:, :-1].flatten(0, 1)
     scores = functional.log_softmax(logits.float(), -1)
     loss = functional.nll_loss(scores, windows[:, 1:].flatten())
     if teacher is None or not distillation:
         return loss
-    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+    with torch.no_grad(), bfloat16:
         wanted = teacher(windows).logits[:, :-1].flatten(0, 1)
     targets = functional.log_softmax(wanted.float(), -1)
     divergence = functional.kl_div(scores, targets, log_target=True, reduction="batchmean")
     return (1 - distillation) * loss + distillation * divergence
+
+
+def _has_bfloat16(device: torch.device) -> bool:
+    """Whether the device has instructions for products in bfloat16; without them they are many times slower."""
+    return device.type != "cpu" or torch.cpu._is_avx512_bf16_supported()
 
 
 def _optimizers(model: nn.Module, schedule: Schedule) -> list[torch.optim.Optimizer]:

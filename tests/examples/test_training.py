@@ -42,7 +42,7 @@ def test_an_interrupted_training_ends_with_the_same_weights(tmp_path: Path, monk
     whole = tiny_model()
     train(whole, tiny_model(), ids, schedule, tmp_path / "whole")
 
-    monkeypatch.setattr(training_loop, "CHECKPOINT_STEPS", 3)
+    monkeypatch.setattr(training_loop, "CHECKPOINTS", 2)
     real, calls = training_loop._windows, []
 
     def interrupted(*args: Any) -> torch.Tensor:
