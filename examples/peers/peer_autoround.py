@@ -1,4 +1,4 @@
-"""AutoRound: rounding tuned by signed gradients on a CPU. ``config`` in the request goes to AutoRound."""
+"""AutoRound: rounding tuned by signed gradients. ``config`` in the request goes to AutoRound."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def quantize(request: dict[str, Any]) -> None:
         dataset=list(samples.split(8)),
         nsamples=samples.shape[0],
         seqlen=samples.shape[1],
-        device_map="cpu",
+        device_map=job.device(),
         **request["config"],
     )
     # It saves into a folder inside the one it is given, named after the model and the scheme.

@@ -53,7 +53,7 @@ aiakq's runtime in float32 on the same windows of 512 tokens.
   *other sampling*: the KL divergence with other calibration samples of the same text.
 - *CPU s*: processor seconds of one thread for loading, calibration, quantizing and writing, without imports, which do
   not depend on the load of the machine; *s*: the same in wall time; *peak MB*: maximum resident memory of the process,
-  including Python, torch and the tool itself.
+  including Python, torch and the tool itself. An asterisk: on another processor than aiakq's default.
 """
 ELSEWHERE = """\
 aiakq's four default outputs of the example model, loaded by other engines: 16 prompts of 24 tokens, 32 greedy tokens
@@ -135,13 +135,20 @@ def table(rows: list[Row], found: dict[str, Result]) -> list[str]:
             continue
         change = percent(result["loss"], result["loss_original"])
         against = percent(result["loss"], found[default.slug]["loss"]) if default and row is not default else ""
+        elsewhere = "*" if default and not same_machine(result, found[default.slug]) else ""
         lines.append(
             f"| {row.tool} | {name} | {result['bytes'] / 1e6:.1f} | {math.exp(mean(result['loss'])):.3f} | {change} | "
             f"{against} | {mean(result['kl']):.5f} | {', '.join(f'{kl:.5f}' for kl in result.get('again', []))} | "
-            f"{100 * mean(result['same']):.1f} % | {result['processor_seconds']:.0f} | {result['seconds']:.0f} | "
+            f"{100 * mean(result['same']):.1f} % | {result['processor_seconds']:.0f}{elsewhere} | "
+            f"{result['seconds']:.0f}{elsewhere} | "
             f"{result['peak_memory'] / 1e6:.0f} |"
         )
     return lines
+
+
+def same_machine(one: Result, other: Result) -> bool:
+    """Whether the seconds of two results can be compared."""
+    return one.get("machine") == other.get("machine")
 
 
 def remarks(rows: list[Row], found: dict[str, Result], title: str) -> list[str]:
@@ -159,7 +166,7 @@ def remarks(rows: list[Row], found: dict[str, Result], title: str) -> list[str]:
             better.append(f"perplexity {percent(theirs['loss'], ours['loss'])}")
         if mean(theirs["kl"]) < mean(ours["kl"]):
             better.append(f"KL {mean(theirs['kl']):.5f} against {mean(ours['kl']):.5f}")
-        if theirs["processor_seconds"] < ours["processor_seconds"]:
+        if same_machine(ours, theirs) and theirs["processor_seconds"] < ours["processor_seconds"]:
             better.append(f"{theirs['processor_seconds']:.1f} s against {ours['processor_seconds']:.1f} s")
         if theirs["peak_memory"] < ours["peak_memory"]:
             better.append(f"{theirs['peak_memory'] / 1e6:.0f} MB of memory against {ours['peak_memory'] / 1e6:.0f} MB")

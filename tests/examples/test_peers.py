@@ -164,10 +164,11 @@ def test_page_names_the_best_and_the_failed_rows() -> None:
         "slug": next(row.slug for row in ROWS if row.name == "INT8"),
         "failed": "not installed: x",
     }
+    elsewhere = {"machine": "another", "seconds": 1.0, "processor_seconds": 1.0}
     results = [
         result("RTN", 4.2, 0.2),
         result("smooth_quant", 4.002, 0.001),
-        result("rounding W8A8", 3.9, 0.3),
+        result("rounding W8A8", 3.9, 0.3) | elsewhere,
         failed,
     ]
     page = quality_page.page(ROWS, results, [], EXAMPLES)
@@ -175,6 +176,8 @@ def test_page_names_the_best_and_the_failed_rows() -> None:
     assert "| autoround | INT8 | | not installed: x |" in page
     assert "llmcompressor, rounding W8A8: perplexity -9.70 ± 0.00 %." in page
     assert "| aiakq | **smooth_quant** | 7.0 | 54." in page
+    assert "| 90.0 % | 3 | 9 | 500 |" in page
+    assert "| 90.0 % | 1* | 1* | 500 |" in page, "seconds of another processor are marked"
     assert DECIDES in page
 
 
