@@ -255,7 +255,7 @@ def quantize_report(report: QuantizeReport) -> None:
             quality_tables.text_table(report.evaluations)
         quality_tables.wrapped(DECIDES, "dim")
     for text in report.notes:
-        result_line((plain(text), "dim"))
+        quality_tables.wrapped(text, "dim")
     for text in report.warnings:
         warning(text)
     result_line("")
@@ -280,8 +280,8 @@ def _quality(report: QuantizeReport) -> dict[str, object]:
     rows["quality"] = f"on {number(report.evaluation_tokens)} tokens of {report.evaluation_text}; 95 % intervals"
     if report.kl is not None and report.top1_agreement is not None:
         rows["KL divergence"] = f"{number(report.kl, 3)} nats per token{interval('kl', kl_text)}"
-        rows["top-1 agreement"] = f"{report.top1_agreement:.2%}{interval('top1_agreement', percent_text)}"
-    change = f"{after / before - 1:+.2%}{interval('perplexity_ratio', change_text)}"
+        rows["top-1 agreement"] = f"{percent_text(report.top1_agreement)}{interval('top1_agreement', percent_text)}"
+    change = f"{change_text(after / before)}{interval('perplexity_ratio', change_text)}"
     rows["perplexity"] = f"{number(before, 5)} before, {number(after, 5)} after, {change}"
     return rows
 
