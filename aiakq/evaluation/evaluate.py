@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 from aiakq.arguments.checkpoint import EvalArguments
 from aiakq.data.evaluation_texts import BUNDLED, check_sources
-from aiakq.errors import error
+from aiakq.data.tokens import tokenize
+from aiakq.errors import AiakqError, error
 from aiakq.evaluation.tasks import check_installed, run_tasks, task_rows
 from aiakq.evaluation.text import WINDOW, EvaluationText, load_texts
 from aiakq.evaluation.wording import DECIDES, MIXED, WORSE
 from aiakq.records import Record, environment
+from aiakq.runtime.text.tokenizer_files import has_tokenizer
 
 if TYPE_CHECKING:
     from aiakq.evaluation.metrics import Comparison
@@ -129,8 +131,30 @@ class _Evaluation:
         is_original = model == options.original
         self.progress("load original" if is_original else "load", 0, 1, model)
         tokenizer = options.tokenizer if model == options.model else None
-        self.models[model] = load_for_scoring(model, options.dtype, options.device, tokenizer)
-        return self.models[model]
+        loaded = load_for_scoring(model, options.dtype, options.device, tokenizer)
+        if model != options.model:
+            self._check_texts(model, loaded)
+        self.models[model] = loaded
+        return loaded
+
+    def _check_texts(self, name: str, model: ScoringModel) -> None:
+        """Raise ``bad_option`` or ``option_conflict`` if the windows of the texts are not for another model as well."""
+        length = max(text.windows.shape[1] for text in self.texts)
+        if length > model.config.max_model_len:
+            raise _too_long(length, model.config.max_model_len, name)
+        if self.options.tokenizer is not None or not has_tokenizer(model.config.load.path):
+            return
+        theirs = model.config.tokenizer.load().hf
+        for text in self.texts:
+            sample = [self.tokenizer.decode(text.windows[0])]
+            if tokenize(sample, self.tokenizer) != tokenize(sample, theirs):
+                raise error(
+                    "option_conflict",
+                    option=self.options.model,
+                    other=name,
+                    reason=f"their tokenizers divide {text.title} into different tokens",
+                    hint="Compare a model with its original, or name the tokenizer of both with --tokenizer.",
+                )
 
     def _alone(self) -> list[dict[str, Any]]:
         from aiakq.evaluation.metrics import perplexity
@@ -199,15 +223,14 @@ def quantization_of(model: ScoringModel) -> str:
 def _texts(options: EvalArguments, model: ScoringModel, tokenizer: object) -> list[EvaluationText]:
     longest = model.config.max_model_len
     if options.seqlen is not None and options.seqlen > longest:
-        raise error(
-            "bad_option",
-            option="--seqlen",
-            value=options.seqlen,
-            expected=f"at most {longest}, the context of the model",
-            hint="Leave it out for a length that fits.",
-        )
+        raise _too_long(options.seqlen, longest, options.model)
     length, vocab_size = options.seqlen or min(WINDOW, longest), model.model.vocab_size
     return load_texts(options.text or tuple(BUNDLED), tokenizer, length, vocab_size, options.limit)
+
+
+def _too_long(length: int, longest: int, model: str) -> AiakqError:
+    expected = f"at most {longest}, the context of {model}"
+    return error("bad_option", option="--seqlen", value=length, expected=expected, hint=f"Give --seqlen {longest}.")
 
 
 def _check_pair(original: str, name: str, theirs: ScoringModel, ours: ScoringModel) -> None:
