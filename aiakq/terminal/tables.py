@@ -12,7 +12,7 @@ from rich.text import Text
 
 from aiakq.evaluation.wording import DECIDES, change_text, interval_text, kl_text, percent_text
 from aiakq.terminal import console, quality_tables
-from aiakq.terminal.console import facts, number, plain, result_line, show, size, table, warning
+from aiakq.terminal.console import counted, facts, number, plain, result_line, show, size, table, warning
 
 if TYPE_CHECKING:
     from aiakq.bench.gates import Outcome
@@ -49,7 +49,7 @@ def bench_result(document: Mapping[str, Any]) -> None:
     engine = environment.get("engine") or {}
     rows["device"] = engine.get("device")
     if environment.get("device_name"):
-        rows["device"] = f"{environment['device_name']}, {environment['threads']} threads"
+        rows["device"] = f"{environment['device_name']}, {counted(environment['threads'], 'thread')}"
     rows["dtype"] = engine.get("dtype")
     if "completed" in document:
         rows["requests"] = _requests(document)
@@ -145,7 +145,9 @@ def kernels_result(document: Mapping[str, Any]) -> None:
     facts(
         "bench kernels",
         {
-            "device": f"{environment['device_name']}, {environment['threads']} threads, {document['config']['dtype']}",
+            "device": ", ".join(
+                (environment["device_name"], counted(environment["threads"], "thread"), document["config"]["dtype"])
+            ),
             "measured peak": peak,
             "of the roofline": f"{document['of_roofline']:.0%} (geometric mean)",
         },

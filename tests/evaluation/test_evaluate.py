@@ -89,7 +89,31 @@ def test_models_whose_tokenizers_differ_are_not_compared(tiny_model: Callable[..
             kl(*models)
         assert caught.value.id == "option_conflict" and "--tokenizer" in caught.value.remedy
     assert kl(other, source, tokenizer=source) == 0.0
-    assert kl(source, bare, bare / ".") == 0.0, "a model without a tokenizer is given the other one's tokens"
+    assert kl(source, bare) == 0.0, "a model without a tokenizer is given the other one's tokens"
+
+
+def test_a_model_is_not_compared_with_itself_under_another_name(tmp_path: Path) -> None:
+    options = EvalArguments(model=str(tmp_path / "a"), versus=(str(tmp_path / "b" / ".." / "a"),), original="o")
+    with pytest.raises(AiakqError, match="a model is not compared with itself"):
+        evaluate.check(options)
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"a", "text.txt has 1 token; at least 32 are needed"),
+        (b"", "text.txt has 0 tokens; at least 32 are needed"),
+        ("café".encode("latin1"), "text.txt: it is not UTF-8 text"),
+    ],
+)
+def test_an_unusable_text_is_not_called_calibration_data(
+    content: bytes, words: str, byte_tokenizer: Any, tmp_path: Path
+) -> None:
+    text = tmp_path / "text.txt"
+    text.write_bytes(content)
+    with pytest.raises(AiakqError) as caught:
+        load_windows(text, byte_tokenizer, 64, 1000)
+    assert caught.value.id == "evaluation_text" and words in caught.value.message
 
 
 def test_windows_fit_into_the_context_of_every_model(tiny_model: Callable[..., Path], tmp_path: Path) -> None:
