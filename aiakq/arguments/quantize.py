@@ -29,7 +29,7 @@ def _tuning_budget(value: str | float) -> str:
     match = re.fullmatch(r"([0-9]{1,7}) ?steps?|([0-9]{1,9}(?:\.[0-9]{1,3})?) ?s?", str(value).strip())
     if match is None or float(match[1] or match[2]) <= 0:
         raise ValueError(value)
-    return f"{int(match[1])}steps" if match[1] else f"{float(match[2]):g}s"
+    return f"{int(match[1])}steps" if match[1] else f"{float(match[2]):.12g}s"
 
 
 @dataclass(frozen=True)
@@ -179,7 +179,7 @@ class QuantizeArguments:
         bare="96steps",
         convert=_tuning_budget,
         metavar="SECONDS|Nsteps",
-        expected="a number of seconds, or of steps like 48steps",
+        expected="a positive number of seconds, or of steps like 48steps",
         hint="600 are ten minutes.",
         group="method",
     )

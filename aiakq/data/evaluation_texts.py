@@ -29,9 +29,13 @@ def is_bundled(source: str) -> bool:
 
 
 def check_sources(sources: Sequence[str]) -> None:
-    """Raise ``evaluation_text`` for a source that is neither a file nor a bundled text, or given twice."""
+    """Raise ``evaluation_text`` for a source that is neither a file nor a bundled text, ``option_conflict`` for one given
+    twice.
+    """
     for index, source in enumerate(sources):
         if not is_bundled(source) and not Path(source).is_file():
-            raise error("evaluation_text", reason=f"{source}: there is no such file, or text {' or '.join(BUNDLED)}")
+            known = ", ".join(BUNDLED)
+            raise error("evaluation_text", reason=f"{source} is neither a file nor one of the bundled texts ({known})")
         if source in sources[:index]:
-            raise error("evaluation_text", reason=f"{source} is given twice")
+            reason = "a text is measured once"
+            raise error("option_conflict", option=source, other=source, reason=reason, hint="Name it once.")

@@ -5,15 +5,18 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from aiakq.arguments.checkpoint import EvalArguments
 from aiakq.data.evaluation_texts import BUNDLED, check_sources
-from aiakq.errors import error
+from aiakq.data.tokens import tokenize
+from aiakq.errors import AiakqError, error
 from aiakq.evaluation.tasks import check_installed, run_tasks, task_rows
 from aiakq.evaluation.text import WINDOW, EvaluationText, load_texts
 from aiakq.evaluation.wording import DECIDES, MIXED, WORSE
 from aiakq.records import Record, environment
+from aiakq.runtime.text.tokenizer_files import has_tokenizer
 
 if TYPE_CHECKING:
     from aiakq.evaluation.metrics import Comparison
@@ -48,11 +51,13 @@ def check(options: EvalArguments) -> None:
             reason="models are compared by their divergence from the same original",
             hint="Give --original MODEL.",
         )
-    models = (options.model, *options.versus)
-    if len(set(models)) < len(models):
-        twice = next(model for model in models if models.count(model) > 1)
-        reason = "a model is not compared with itself"
-        raise error("option_conflict", option=twice, other=twice, reason=reason, hint="Name it once.")
+    seen: dict[Path, str] = {}
+    for model in (options.model, *options.versus):
+        folder = Path(model).resolve()
+        if folder in seen:
+            reason = "a model is not compared with itself"
+            raise error("option_conflict", option=model, other=seen[folder], reason=reason, hint="Name it once.")
+        seen[folder] = model
 
 
 def run(options: EvalArguments, progress: OnProgress) -> Record:
@@ -93,6 +98,7 @@ class _Evaluation:
         self.models: dict[str, ScoringModel] = {}
         model = self._load(options.model)
         self.tokenizer = model.config.tokenizer.load().hf
+        self.vocab_size = model.model.vocab_size
         self.texts = _texts(options, model, self.tokenizer)
 
     def measured(self) -> dict[str, Any]:
@@ -129,8 +135,41 @@ class _Evaluation:
         is_original = model == options.original
         self.progress("load original" if is_original else "load", 0, 1, model)
         tokenizer = options.tokenizer if model == options.model else None
-        self.models[model] = load_for_scoring(model, options.dtype, options.device, tokenizer)
-        return self.models[model]
+        loaded = load_for_scoring(model, options.dtype, options.device, tokenizer)
+        if model != options.model:
+            self._check_texts(model, loaded)
+        self.models[model] = loaded
+        return loaded
+
+    def _check_texts(self, name: str, model: ScoringModel) -> None:
+        """Raise ``bad_option`` or ``option_conflict`` if the windows of the texts are not for another model as well."""
+        options = self.options
+        option = f"--original {name}" if name == options.original else name
+        counts = model.model.vocab_size, self.vocab_size
+        if counts[0] != counts[1]:
+            raise error(
+                "option_conflict",
+                option=option,
+                other=options.model,
+                reason=f"they predict {counts[0]} and {counts[1]} tokens",
+                hint="Compare quantized models of the same original with that original.",
+            )
+        length = max(text.windows.shape[1] for text in self.texts)
+        if length > model.config.max_model_len:
+            raise _too_long(length, model.config.max_model_len, name)
+        if options.tokenizer is not None or not has_tokenizer(model.config.load.path):
+            return
+        theirs = model.config.tokenizer.load().hf
+        for text in self.texts:
+            sample = [self.tokenizer.decode(text.windows[0])]
+            if tokenize(sample, self.tokenizer) != tokenize(sample, theirs):
+                raise error(
+                    "option_conflict",
+                    option=option,
+                    other=options.model,
+                    reason=f"their tokenizers divide {text.title} into different tokens",
+                    hint="Compare quantized models of the same original, or name their tokenizer with --tokenizer.",
+                )
 
     def _alone(self) -> list[dict[str, Any]]:
         from aiakq.evaluation.metrics import perplexity
@@ -149,7 +188,6 @@ class _Evaluation:
         model, original = self.models[name], self.models.get(self.options.original)
         if original is None or name == self.options.original:
             original = self._load(self.options.original)
-        _check_pair(self.options.original, name, original, model)
         return [compare(model, original, text.windows, self._on_window(text)) for text in self.texts]
 
     def _documents(self, compared: list[Comparison]) -> list[dict[str, Any]]:
@@ -199,26 +237,14 @@ def quantization_of(model: ScoringModel) -> str:
 def _texts(options: EvalArguments, model: ScoringModel, tokenizer: object) -> list[EvaluationText]:
     longest = model.config.max_model_len
     if options.seqlen is not None and options.seqlen > longest:
-        raise error(
-            "bad_option",
-            option="--seqlen",
-            value=options.seqlen,
-            expected=f"at most {longest}, the context of the model",
-            hint="Leave it out for a length that fits.",
-        )
+        raise _too_long(options.seqlen, longest, options.model)
     length, vocab_size = options.seqlen or min(WINDOW, longest), model.model.vocab_size
     return load_texts(options.text or tuple(BUNDLED), tokenizer, length, vocab_size, options.limit)
 
 
-def _check_pair(original: str, name: str, theirs: ScoringModel, ours: ScoringModel) -> None:
-    if ours.model.vocab_size != theirs.model.vocab_size:
-        raise error(
-            "option_conflict",
-            option=f"--original {original}",
-            other=name,
-            reason=f"they predict {theirs.model.vocab_size} and {ours.model.vocab_size} tokens",
-            hint="Give the model that this one was quantized from.",
-        )
+def _too_long(length: int, longest: int, model: str) -> AiakqError:
+    expected = f"at most {longest}, the context of {model}"
+    return error("bad_option", option="--seqlen", value=length, expected=expected, hint=f"Give --seqlen {longest}.")
 
 
 def unmeasured(options: EvalArguments) -> dict[str, str]:

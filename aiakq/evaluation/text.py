@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import aiakq.data
 from aiakq.data.evaluation_texts import BUNDLED, is_bundled, text_names
 from aiakq.data.tokens import read_documents, tokenize
-from aiakq.errors import error
+from aiakq.errors import AiakqError, error
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -54,8 +54,8 @@ def load_windows(
     """Return windows [W, length] int64 of a file or a bundled text, and its title. None is the held-out prose.
 
     At most ``limit`` tokens are used, but at least one window. Documents are concatenated without special tokens.
-    ``tokenizer`` is a transformers tokenizer. Raises ``calibration`` for a file that cannot be read and
-    ``evaluation_text`` for fewer than ``MIN_TOKENS``, or ids outside a vocabulary of ``vocab_size``.
+    ``tokenizer`` is a transformers tokenizer. Raises ``evaluation_text`` for a file that cannot be read, for fewer than
+    ``MIN_TOKENS``, and for ids outside a vocabulary of ``vocab_size``.
     """
     from aiakq.evaluation.metrics import windows
 
@@ -64,11 +64,21 @@ def load_windows(
         file, name = BUNDLED[source]
         documents = [aiakq.data.text(file)]
     else:
-        documents, name = read_documents(Path(source), tokenizer), Path(source).name
+        documents, name = read_text(source, tokenizer), Path(source).name
     ids = [token for document in tokenize(documents, tokenizer) for token in document]
     if (highest := max(ids, default=0)) >= vocab_size:
         reason = f"the tokenizer made the id {highest}, outside 0..{vocab_size - 1}: it does not belong to this model"
         raise error("evaluation_text", reason=reason)
     if len(ids) < MIN_TOKENS:
-        raise error("evaluation_text", reason=f"{name} has {len(ids)} tokens; at least {MIN_TOKENS} are needed")
+        has = f"{len(ids)} token{'' if len(ids) == 1 else 's'}"
+        raise error("evaluation_text", reason=f"{name} has {has}; at least {MIN_TOKENS} are needed")
     return windows(ids, length, max(1, limit // length)), name
+
+
+def read_text(source: str, tokenizer: object) -> list[str]:
+    """Return the documents of a file. Raises ``evaluation_text`` if it cannot be read."""
+    try:
+        return read_documents(Path(source), tokenizer)
+    except AiakqError as problem:
+        reason = problem.fields.get("reason", problem.message)
+        raise error("evaluation_text", reason=f"{source}: {reason}") from None

@@ -80,6 +80,9 @@ class QuantizeOptions(QuantizeArguments):
             _conflict("--asymmetric", method, "its format is symmetric", "Leave it away, or use awq or gptq.")
         if self.tune is not None and preset.activation_bits:
             _conflict("--tune", method, "rounded activations have no gradient", "Use -quant_type gptq or awq.")
+        if self.max_kl is not None and self.tune is not None and not str(self.tune).endswith("steps"):
+            reason = "the published model would be tuned for another number of steps than the measured one"
+            _conflict(f"--tune {self.tune}", "--max-kl", reason, "Give a number of steps, like --tune 96steps.")
         if self.token_ids is not None and self.calibration is not None:
             _conflict("-token", "--calibration", "both say what to calibrate on", "Give one of them.")
         if self.calibration_column is not None and self.calibration is None:

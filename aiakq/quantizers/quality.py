@@ -8,10 +8,10 @@ from typing import Any
 
 from aiakq.data.documents import sources
 from aiakq.data.evaluation_texts import is_bundled
-from aiakq.data.tokens import read_documents
-from aiakq.errors import AiakqError, error
+from aiakq.errors import AiakqError
 from aiakq.evaluation.metrics import Comparison, LoadScorer
 from aiakq.evaluation.quality_check import QualityCheck
+from aiakq.evaluation.text import read_text
 from aiakq.evaluation.text_quality import comparison_document
 from aiakq.formats.checkpoint_writer import CheckpointWriter
 from aiakq.quantizers.model.activations import HiddenStates
@@ -55,13 +55,8 @@ def check_text(prepared: Prepared) -> None:
     if not options.evaluate or options.eval_text is None or prepared.tokenizer is None:
         return
     for source in eval_sources(options.eval_text):
-        if is_bundled(source):
-            continue
-        try:
-            read_documents(Path(source), prepared.tokenizer)
-        except AiakqError as failure:
-            reason = failure.fields.get("reason", failure.message)
-            raise error("evaluation_text", reason=f"{source}: {reason}") from None
+        if not is_bundled(source):
+            read_text(source, prepared.tokenizer)
 
 
 def record_quality(

@@ -92,11 +92,13 @@ def _rotation_notes(prepared: Prepared) -> list[str]:
     if rotation is None:
         return []
     known = rotation.structure
-    heads = f" and the values of {len(rotation.heads)} attention layers" if rotation.heads else ""
-    notes = [
-        f"The residual stream ({len(known.readers)} layers that read it, {len(known.writers)} that write it){heads} "
-        f"was rotated ({rotation.kind}); in float32 the rotated model's logits were the original's."
-    ]
+    what = f"The residual stream ({len(known.readers)} layers that read it, {len(known.writers)} that write it)"
+    count = len(rotation.heads)
+    if count:
+        what += f" and the values of {count} attention layer{'' if count == 1 else 's'} were rotated"
+    else:
+        what += " was rotated"
+    notes = [f"{what} ({rotation.kind}); in float32 the rotated model has the logits of the original."]
     if prepared.model.untied_head:
         size = prepared.untied_weights * prepared.storage.itemsize / 1e6
         notes.append(

@@ -317,6 +317,11 @@ def number(value: float | None, digits: int = 4) -> str:
     return f"{value:.{max(0, digits - 2)}e}"
 
 
+def counted(count: int, noun: str) -> str:
+    """Format a count with its noun, whose plural ends in s: 1 thread, 2 threads."""
+    return f"{number(count)} {noun}{'' if count == 1 else 's'}"
+
+
 def size(num_bytes: float | None) -> str:
     """Format bytes in decimal units, like disks and model cards."""
     if num_bytes is None:
@@ -333,7 +338,7 @@ def seconds(value: float | None) -> str:
     """Format a duration: 12 ms, 3.21 s, 2 min 05 s, 1 h 12 min."""
     if value is None:
         return "-"
-    if value < 1:
+    if value < 0.9995:
         return f"{1000 * value:.3g} ms"
     if value < 99.95:
         return f"{value:.3g} s"

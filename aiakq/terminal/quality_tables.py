@@ -11,7 +11,7 @@ from rich.text import Text
 
 from aiakq.evaluation.wording import BETTER, INTERVAL_ROW, SAME, WORSE, figure_rows, kl_text, quoted
 from aiakq.terminal import console
-from aiakq.terminal.console import facts, number, plain, result_line, show, table
+from aiakq.terminal.console import counted, facts, number, plain, result_line, show, table
 
 #: Width of a column of the table of texts, and of its first one.
 _COLUMN, _NAMES = 20, 18
@@ -28,7 +28,7 @@ def quality_result(document: Mapping[str, Any]) -> None:
     rows: dict[str, object] = {
         "model": f"{config['model']} ({config['quantization']})",
         "original": config["original"],
-        "device": f"{environment['device_name']}, {environment['threads']} threads, {environment['dtype']}",
+        "device": f"{environment['device_name']}, {counted(environment['threads'], 'thread')}, {environment['dtype']}",
         "duration": console.seconds(document["duration"]),
     }
     facts("evaluation", rows)
@@ -37,13 +37,7 @@ def quality_result(document: Mapping[str, Any]) -> None:
         result_line((f"{plain(other['model'])} ({other['quantization']})", "bold"))
         text_table(other["texts"])
     if config["original"] is not None:
-        resamples = config["bootstrap"]["resamples"]
-        lengths = " or ".join(str(length) for length in sorted({text["block_tokens"] for text in texts}))
-        wrapped(
-            f"Intervals by a block bootstrap: {resamples:,} resamples of blocks of {lengths} tokens. "
-            "That of the maximum ends at the largest value seen.",
-            "dim",
-        )
+        wrapped(_about_intervals(texts, config["bootstrap"]["resamples"]), "dim")
         worst_tokens(texts)
     for compared in document.get("comparisons") or ():
         _comparison(compared)
@@ -51,6 +45,18 @@ def quality_result(document: Mapping[str, Any]) -> None:
     result_line("")
     for remark in document["remarks"]:
         wrapped(remark)
+
+
+def _about_intervals(texts: Sequence[Mapping[str, Any]], resamples: int) -> str:
+    """Say how the intervals of some texts were made; a text that is too short has none."""
+    long = [text for text in texts if text["kl_interval"] is not None]
+    if not long:
+        return "There are no intervals: the text is too short, or a divergence is not finite."
+    lengths = " or ".join(str(length) for length in sorted({text["block_tokens"] for text in long}))
+    return (
+        f"Intervals by a block bootstrap: {resamples:,} resamples of blocks of {lengths} tokens. "
+        "That of the maximum ends at the largest value seen."
+    )
 
 
 def text_table(texts: Sequence[Mapping[str, Any]]) -> None:

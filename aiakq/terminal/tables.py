@@ -12,7 +12,7 @@ from rich.text import Text
 
 from aiakq.evaluation.wording import DECIDES, change_text, interval_text, kl_text, percent_text
 from aiakq.terminal import console, quality_tables
-from aiakq.terminal.console import facts, number, plain, result_line, show, size, table, warning
+from aiakq.terminal.console import counted, facts, number, plain, result_line, show, size, table, warning
 
 if TYPE_CHECKING:
     from aiakq.bench.gates import Outcome
@@ -49,7 +49,7 @@ def bench_result(document: Mapping[str, Any]) -> None:
     engine = environment.get("engine") or {}
     rows["device"] = engine.get("device")
     if environment.get("device_name"):
-        rows["device"] = f"{environment['device_name']}, {environment['threads']} threads"
+        rows["device"] = f"{environment['device_name']}, {counted(environment['threads'], 'thread')}"
     rows["dtype"] = engine.get("dtype")
     if "completed" in document:
         rows["requests"] = _requests(document)
@@ -145,7 +145,9 @@ def kernels_result(document: Mapping[str, Any]) -> None:
     facts(
         "bench kernels",
         {
-            "device": f"{environment['device_name']}, {environment['threads']} threads, {document['config']['dtype']}",
+            "device": ", ".join(
+                (environment["device_name"], counted(environment["threads"], "thread"), document["config"]["dtype"])
+            ),
             "measured peak": peak,
             "of the roofline": f"{document['of_roofline']:.0%} (geometric mean)",
         },
@@ -255,7 +257,7 @@ def quantize_report(report: QuantizeReport) -> None:
             quality_tables.text_table(report.evaluations)
         quality_tables.wrapped(DECIDES, "dim")
     for text in report.notes:
-        result_line((plain(text), "dim"))
+        quality_tables.wrapped(text, "dim")
     for text in report.warnings:
         warning(text)
     result_line("")
@@ -280,8 +282,8 @@ def _quality(report: QuantizeReport) -> dict[str, object]:
     rows["quality"] = f"on {number(report.evaluation_tokens)} tokens of {report.evaluation_text}; 95 % intervals"
     if report.kl is not None and report.top1_agreement is not None:
         rows["KL divergence"] = f"{number(report.kl, 3)} nats per token{interval('kl', kl_text)}"
-        rows["top-1 agreement"] = f"{report.top1_agreement:.2%}{interval('top1_agreement', percent_text)}"
-    change = f"{after / before - 1:+.2%}{interval('perplexity_ratio', change_text)}"
+        rows["top-1 agreement"] = f"{percent_text(report.top1_agreement)}{interval('top1_agreement', percent_text)}"
+    change = f"{change_text(after / before)}{interval('perplexity_ratio', change_text)}"
     rows["perplexity"] = f"{number(before, 5)} before, {number(after, 5)} after, {change}"
     return rows
 

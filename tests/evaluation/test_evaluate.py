@@ -1,7 +1,9 @@
 """Perplexity and comparison against sums written out by hand."""
 
+import json
 import math
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +60,71 @@ def test_a_tokenizer_of_another_folder(example_model: Path, tmp_path: Path) -> N
     with pytest.raises(AiakqError, match="has no tokenizer.*--tokenizer"):
         measured(bare, None)
     assert measured(bare, example_model) == measured(example_model, None)
+
+
+def test_models_whose_tokenizers_differ_are_not_compared(tiny_model: Callable[..., Path], tmp_path: Path) -> None:
+    source, other = tiny_model("LlamaForCausalLM"), tmp_path / "other"
+    shutil.copytree(source, other)
+    tokenizer = json.loads((other / "tokenizer.json").read_text())
+    vocabulary = tokenizer["model"]["vocab"]
+    vocabulary["a"], vocabulary["b"] = vocabulary["b"], vocabulary["a"]
+    (other / "tokenizer.json").write_text(json.dumps(tokenizer))
+    bare = tmp_path / "bare"
+    shutil.copytree(source, bare, ignore=shutil.ignore_patterns("*token*"))
+    text = tmp_path / "text.txt"
+    text.write_text("abc abc " * 20)
+
+    def kl(model: Path, original: Path, *versus: Path, tokenizer: Path | None = None) -> float:
+        options = EvalArguments(
+            model=str(model),
+            versus=tuple(map(str, versus)),
+            original=str(original),
+            text=(str(text),),
+            tokenizer=tokenizer and str(tokenizer),
+        )
+        return evaluate.run(options, lambda *_: None).metrics["kl"]
+
+    for models in ((other, source), (source, source, other)):
+        with pytest.raises(AiakqError, match="their tokenizers divide text.txt into different tokens") as caught:
+            kl(*models)
+        assert caught.value.id == "option_conflict" and "--tokenizer" in caught.value.remedy
+    assert kl(other, source, tokenizer=source) == 0.0
+    assert kl(source, bare) == 0.0, "a model without a tokenizer is given the other one's tokens"
+
+
+def test_a_model_is_not_compared_with_itself_under_another_name(tmp_path: Path) -> None:
+    options = EvalArguments(model=str(tmp_path / "a"), versus=(str(tmp_path / "b" / ".." / "a"),), original="o")
+    with pytest.raises(AiakqError, match="a model is not compared with itself"):
+        evaluate.check(options)
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"a", "text.txt has 1 token; at least 32 are needed"),
+        (b"", "text.txt has 0 tokens; at least 32 are needed"),
+        ("café".encode("latin1"), "text.txt: it is not UTF-8 text"),
+    ],
+)
+def test_an_unusable_text_is_not_called_calibration_data(
+    content: bytes, words: str, byte_tokenizer: Any, tmp_path: Path
+) -> None:
+    text = tmp_path / "text.txt"
+    text.write_bytes(content)
+    with pytest.raises(AiakqError) as caught:
+        load_windows(text, byte_tokenizer, 64, 1000)
+    assert caught.value.id == "evaluation_text" and words in caught.value.message
+
+
+def test_windows_fit_into_the_context_of_every_model(tiny_model: Callable[..., Path], tmp_path: Path) -> None:
+    text = tmp_path / "text.txt"
+    text.write_text("abc abc " * 20)
+    source, short = (str(tiny_model("GPT2LMHeadModel", n_positions=count)) for count in (512, 64))
+    for models in ({"original": short}, {"original": source, "versus": (short,)}):
+        options = EvalArguments(model=source, text=(str(text),), **models)
+        with pytest.raises(AiakqError) as caught:
+            evaluate.run(options, lambda *_: None)
+        assert caught.value.message == f"--seqlen is 160, which is not at most 64, the context of {short}."
 
 
 def test_perplexity_is_the_sum_over_predictions() -> None:

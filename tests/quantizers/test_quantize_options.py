@@ -67,6 +67,7 @@ def test_alternative_spellings_of_methods_are_accepted() -> None:
         ({"tune": "ten minutes"}, "bad_option"),
         ({"tune": float("inf")}, "bad_option"),
         ({"method": "smooth_quant", "tune": 60}, "option_conflict"),
+        ({"tune": 60, "max_kl": 0.1}, "option_conflict"),
         ({"method": "smooth_quant", "activation_scales": "channel"}, "bad_option"),
         ({"activation_scales": "tensor"}, "option_conflict"),
         ({"method": "awq", "gptaq": True}, "option_conflict"),
@@ -100,11 +101,19 @@ def test_the_strength_of_smoothing_is_that_of_the_family_unless_given() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "kept"), [(600, "600s"), ("600", "600s"), (0.5, "0.5s"), ("48steps", "48steps"), ("1 step", "1steps")]
+    ("given", "kept"),
+    [
+        *((600, "600s"), ("600", "600s"), (0.5, "0.5s"), ("48steps", "48steps"), ("1 step", "1steps")),
+        *((1_000_000, "1000000s"), ("1234567.125", "1234567.125s"), (999_999_999, "999999999s"), (0.001, "0.001s")),
+    ],
 )
 def test_a_tuning_budget_is_a_number_of_seconds_or_steps(given: object, kept: str) -> None:
     assert options(tune=given).tune == kept
     assert options(tune=kept).tune == kept
+
+
+def test_the_steps_of_a_tuning_are_the_same_in_every_attempt() -> None:
+    assert options(tune="8steps", max_kl=0.1).tune == "8steps"
 
 
 def test_weights_of_tokens_are_a_parameter_of_gptq() -> None:

@@ -6,6 +6,7 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,11 +16,13 @@ from torch import Tensor
 from aiakq import LLM, SamplingParams
 from aiakq.errors import AiakqError
 from aiakq.formats.checkpoint import Checkpoint
+from aiakq.quantizers import run_report
 from aiakq.quantizers.model.outer_layers import load_outside
 from aiakq.quantizers.model.source import SourceModel
 from aiakq.quantizers.recipe_file import read_recipe
 from aiakq.quantizers.rotate import prepare_rotation
-from aiakq.quantizers.rotation.rotation import Rotation, rotation_of
+from aiakq.quantizers.rotation.orthogonal import Dense
+from aiakq.quantizers.rotation.rotation import Rotation, Structure, rotation_of
 
 #: One of each kind of structure: tied and untied, gains of 1 plus the weight, layer norms with and without biases,
 #: parallel blocks, fused projections, learned positions, multipliers, experts, latents, recurrent layers.
@@ -189,9 +192,23 @@ def test_every_method_quantizes_a_rotated_model(
     report = quantize(folder, tmp_path / "out", method, rotate="hadamard", **bits)
     config = json.loads((tmp_path / "out" / "config.json").read_text())
     assert config["aiakq"]["rotation"] == "hadamard"
-    assert any("was rotated (hadamard)" in note for note in report.notes)
+    assert any(" and the values of 2 attention layers were rotated (hadamard); " in note for note in report.notes)
     output = dequantized(tmp_path / "out")
     assert relative_error(output.logits(ids), original_logits(folder, ids)) < 0.1
+
+
+@pytest.mark.parametrize(
+    ("heads", "words"),
+    [
+        (0, "that write it) was rotated (learned); in float32 the rotated model has the logits of the original."),
+        (1, "that write it) and the values of 1 attention layer were rotated (learned); "),
+    ],
+)
+def test_the_note_agrees_in_number(heads: int, words: str) -> None:
+    rotation = Rotation("learned", Structure(), Dense(torch.eye(2)), {str(head): torch.eye(2) for head in range(heads)})
+    prepared: Any = SimpleNamespace(model=SimpleNamespace(rotation=rotation, untied_head=""))
+    (note,) = run_report._rotation_notes(prepared)
+    assert words in note
 
 
 def test_a_tied_output_layer_is_separated_and_said_so(

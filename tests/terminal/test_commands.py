@@ -138,8 +138,12 @@ def test_eval_options(aiakq, quantized, tmp_path, heldout_text):
     ("words", "code", "text"),
     [
         (["--seqlen", "4096"], 2, "at most 1024"),
-        (["--text", "nowhere.txt"], 3, "error[evaluation_text]"),
-        (["--text", "code", "--text", "code"], 3, "code is given twice"),
+        (
+            ["--text", "nowhere.txt"],
+            3,
+            "nowhere.txt is neither a file nor one of the bundled texts (prose, dialogue, code)",
+        ),
+        (["--text", "code", "--text", "code"], 2, "code cannot be combined with code: a text is measured once"),
         (["other"], 2, "no --original"),
         (["--task-limit", "3"], 2, "no --tasks"),
         (["--fail-if", "worse_than>0"], 2, "name them after MODEL"),
@@ -156,7 +160,7 @@ def test_eval_refusals(aiakq, example_model, words, code, text):
 
 def test_eval_of_models_with_different_vocabularies(aiakq, example_model, tiny_model):
     ended = aiakq("eval", example_model, "--original", tiny_model("LlamaForCausalLM"), "--limit", "64")
-    assert ended.code == 2 and "error[option_conflict]" in ended.last
+    assert ended.code == 2 and "error[option_conflict]" in ended.last and "predict 320 and 4096 tokens" in ended.last
 
 
 def test_serve_shows_one_table_and_a_curl_that_works(program, example_model):

@@ -47,7 +47,16 @@ def test_sizes(value, text):
 
 @pytest.mark.parametrize(
     ("value", "text"),
-    [(None, "-"), (0.0123, "12.3 ms"), (3.21, "3.21 s"), (99.9, "99.9 s"), (125, "2 min 05 s"), (4320, "1 h 12 min")],
+    [
+        (None, "-"),
+        (0.0123, "12.3 ms"),
+        (0.9994, "999 ms"),
+        (0.9997, "1 s"),
+        (3.21, "3.21 s"),
+        (99.9, "99.9 s"),
+        (125, "2 min 05 s"),
+        (4320, "1 h 12 min"),
+    ],
 )
 def test_durations_are_formatted_for_reading(value, text):
     assert console.seconds(value) == text

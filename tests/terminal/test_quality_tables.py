@@ -54,3 +54,15 @@ def test_tokens_of_a_text_cannot_control_the_terminal(capsys: pytest.CaptureFixt
     out = printed(capsys, quality_tables.worst_tokens, [{"name": "code", "worst_tokens": [worst]}])
     assert "\x1b" not in out and "\u202e" not in out
     assert r"'\x1b[31mred\u202e\n'" in out and "next 25.0%" in out and "next 1e-06" in out and "KL infinite" in out
+
+
+def test_intervals_are_only_described_where_there_are_any() -> None:
+    text = {"kl_interval": None, "block_tokens": 16}
+    assert quality_tables._about_intervals([text], 2000).startswith("There are no intervals: ")
+    long = {"kl_interval": {"low": 0.1, "high": 0.2}, "block_tokens": 128}
+    assert "2,000 resamples of blocks of 128 tokens" in quality_tables._about_intervals([text, long], 2000)
+
+
+@pytest.mark.parametrize(("count", "words"), [(1, "1 thread"), (2, "2 threads"), (1200, "1,200 threads")])
+def test_counts_agree_with_their_nouns(count: int, words: str) -> None:
+    assert console.counted(count, "thread") == words

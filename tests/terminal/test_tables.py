@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from aiakq.bench.serve import template
-from aiakq.terminal.tables import bench_result
+from aiakq.quantizers.report.records import LayerResult, QuantizeReport
+from aiakq.terminal.tables import bench_result, quantize_report
 
 
 @pytest.mark.parametrize(("duration", "shown"), [(0.3, False), (3.0, True)])
@@ -15,3 +16,17 @@ def test_a_run_shorter_than_a_second_has_no_peak_per_second(duration, shown, cap
     config |= {"request_rate": "inf", "max_concurrency": None}
     bench_result(template() | measured | {"config": config})
     assert ("peak output tokens/s" in capsys.readouterr().err) == shown
+
+
+def test_a_report_of_quantization_fits_into_80_columns(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    bounds = {"kl_interval": {"low": 0.22, "high": 0.26}, "top1_agreement_interval": {"low": 0.65, "high": 0.68}}
+    report = QuantizeReport("in", "out", "gptq", "w2a16 g128 sym", "gptq", 128, True, "bfloat16", 1, 2.23, 100, 50)
+    report.layers = [LayerResult("model.layers.1.mlp.down_proj", 0.4)]
+    report.kl, report.top1_agreement, report.perplexity_before, report.perplexity_after = 0.24, 0.6676, 54.4, 62.6
+    report.evaluations = [{"name": "prose", **bounds, "perplexity_ratio_interval": {"low": 1.12, "high": 1.18}}]
+    report.evaluation_text, report.notes = "the bundled held-out text", [" ".join(["note"] * 40)]
+    quantize_report(report)
+    out = capsys.readouterr().err
+    assert max(map(len, out.splitlines())) <= 80
+    assert "66.76 % (65.00 to 68.00 %)" in out and "+15.07 % (+12.00 to +18.00 %)" in out

@@ -43,7 +43,11 @@ def plan_layers(options: QuantizeOptions, base: QuantSpec, names: Iterable[str],
         layers |= dict.fromkeys(_matching(glob, linears, "--skip", head))
     if len([name for name in linears if layers.get(name, base.layer) is not None]) == 0:
         raise error(
-            "bad_option", option="--skip", value=" ".join(options.skip), expected="leaving a layer to quantize", hint=""
+            "bad_option",
+            option="--skip",
+            value=" ".join(options.skip),
+            expected="a set of patterns that leaves a layer to quantize",
+            hint="",
         )
     ignore = base.ignore
     if options.lm_head is not None:
@@ -128,7 +132,7 @@ def parse_override(text: str, base: LayerSpec, bits: tuple[int, ...]) -> tuple[s
         elif key in ("bits", "group") and re.fullmatch(r"-?[0-9]{1,9}", value):
             number = int(value)
             if key == "bits" and number not in bits:
-                raise bad(f"for this method: bits are {', '.join(map(str, sorted(bits)))}")
+                raise bad(f"possible with this method, whose bits are {', '.join(map(str, sorted(bits)))}")
             if key == "group" and number != -1 and number < 1:
                 raise bad("a group of at least one input, or -1")
             layer = replace(layer, bits=number) if key == "bits" else replace(layer, group_size=number)

@@ -82,14 +82,19 @@ def report_tuning(report: QuantizeReport, tuned: Tuned | None) -> None:
         return
     report.tuned = tuned.document()
     report.recipe["tune"] = f"{tuned.planned}steps"
+    steps, held_out = _counted(tuned.steps, "step"), _counted(tuned.held_out, "held-out calibration sample")
     if tuned.best_step:
         text = (
-            f"Scales and norms were tuned end to end for {tuned.steps} steps; the KL divergence on {tuned.held_out} "
-            f"held-out calibration samples fell from {tuned.kl_before:.4g} to {tuned.kl_after:.4g} nats per token."
+            f"Scales and norms were tuned end to end for {steps}; the KL divergence on {held_out} fell from "
+            f"{tuned.kl_before:.4g} to {tuned.kl_after:.4g} nats per token."
         )
     else:
-        text = f"Tuning for {tuned.steps} steps lowered no divergence on held-out samples; nothing was changed."
+        text = f"Tuning for {steps} did not lower the KL divergence on {held_out}; nothing was changed."
     report.notes.append(f"{text} --tune {tuned.planned}steps repeats it.")
+
+
+def _counted(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def _reporter(progress: OnProgress, stage: str) -> Callable[[int, int], None]:

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from aiakq.errors import AiakqError
 from aiakq.evaluation.scoring import load_for_scoring
 from aiakq.formats.checkpoint import Checkpoint
 from aiakq.quantizers.tuning import stage, tune
+from aiakq.quantizers.tuning.tune import Tuned
 
 TUNED = {"samples": 24, "seqlen": 48, "bits": 2}
 #: Leaves more to tune in random models.
@@ -171,3 +173,18 @@ def test_what_cannot_be_tuned_is_refused_before_the_work(
     assert caught.value.id == "tuning"
     assert ("0.0 GB are free on cpu" if case == "memory" else "there are 1") in caught.value.message
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("found", "words"),
+    [
+        (Tuned(1, 1, 0, 0.5, 0.5, 1, 0.1), "Tuning for 1 step did not lower the KL divergence on 1 held-out "
+         "calibration sample; nothing was changed. --tune 1steps repeats it."),
+        (Tuned(8, 24, 8, 0.5, 0.25, 2, 0.1), "Scales and norms were tuned end to end for 8 steps; the KL divergence on "
+         "2 held-out calibration samples fell from 0.5 to 0.25 nats per token. --tune 24steps repeats it."),
+    ],
+)  # fmt: skip
+def test_the_report_says_what_tuning_did(found: Tuned, words: str) -> None:
+    report: Any = SimpleNamespace(recipe={}, notes=[])
+    stage.report_tuning(report, found)
+    assert report.notes == [words]
