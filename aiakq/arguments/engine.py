@@ -78,7 +78,8 @@ class ModelArguments:
     )
     quantization: str | None = argument(
         None,
-        "Expected method: awq, gptq (or gpt), weight_only_int8, smooth_quant, or one that a plugin package adds. "
+        "Expected method: awq, gptq (or gpt), weight_only_int8, smooth_quant, or one that a plugin package adds; or "
+        "vLLM's name of the checkpoint's format or of a kernel for it, like compressed-tensors or gptq_marlin. "
         "The method is read from the checkpoint; a mismatch is an error.",
         flags=("--quantization", "-q"),
     )
