@@ -121,11 +121,12 @@ def test_load_format_selects_the_kind_of_file(tiny_model, tmp_path):
     torch.save(tensors | {"lm_head.weight": -tensors["lm_head.weight"]}, folder / "pytorch_model.bin")
     kinds = {kind: tokens(folder, load_format=kind) for kind in ("auto", "safetensors", "pt")}
     assert kinds["auto"] == kinds["safetensors"] != kinds["pt"]
+    assert tokens(folder, load_format="npcache") == kinds["pt"]
     (folder / "model.safetensors").unlink()
     assert tokens(folder) == kinds["pt"]
     with pytest.raises(AiakqError, match=r"holds no \*\.safetensors"):
         LLM(str(folder), load_format="safetensors")
-    assert refusal(folder, load_format="npcache").id == "bad_option"
+    assert refusal(folder, load_format="tensorizer").id == "bad_option"
 
 
 def test_dummy_weights_depend_only_on_the_seed(tiny_model):
@@ -253,6 +254,25 @@ def test_hf_config_path_names_another_config(edited, tiny_model, tmp_path):
     assert tokens(there, hf_config_path=str(tmp_path / "config")) == wanted
     assert tokens(tiny_model(LLAMA), hf_config_path=str(tmp_path / "config")) == wanted
     assert refusal(there).id == "model_incomplete"
+
+
+def test_hf_overrides_may_be_a_function_of_the_config(edited):
+    def shortened(given):
+        given.max_position_embeddings, given.rms_norm_eps = 77, 0.5
+        return given
+
+    folder = edited("function", rope_scaling=None)
+    found = config(folder, hf_overrides=shortened)
+    assert (
+        found.max_model_len == 77
+        and found.model == config(folder, hf_overrides={"max_position_embeddings": 77, "rms_norm_eps": 0.5}).model
+    )
+    by_theta = config(folder, hf_overrides=lambda given: given.rope_parameters.update(rope_theta=5.0) or given)
+    assert by_theta.model.rope == config(folder, rope_theta=5.0).model.rope != config(folder).model.rope
+    assert config(folder, hf_overrides=lambda given: given).model == config(folder).model
+    for wrong in (lambda given: None, lambda given: given.missing):
+        problem = refusal(folder, hf_overrides=wrong)
+        assert problem.id == "bad_option" and problem.fields["option"] == "hf_overrides"
 
 
 @pytest.mark.parametrize("impl", ["aiakq", "transformers"])
