@@ -21,6 +21,7 @@ import yaml
 from aiakq.arguments.argument import Argument
 from aiakq.arguments.commands import COMMANDS, CommandArguments
 from aiakq.arguments.environment import SETTINGS
+from aiakq.arguments.renamed import RENAMED, VALUES
 from aiakq.arguments.server import ARGUMENTS
 from aiakq.arguments.unsupported import UNSUPPORTED
 from aiakq.constraints import LIMITED_BY
@@ -92,6 +93,12 @@ These arguments of vLLM and AIAK are not listed in `--help`, but scripts and con
 start: default values are accepted silently, and any other value prints a notice that it has no effect, or is refused.
 """
 
+_RENAMED = """
+## Other names
+
+These names and values of vLLM have another one here. They are replaced, with a notice.
+"""
+
 
 def arguments_page() -> str:
     """docs/arguments.md from the tables in aiakq/arguments."""
@@ -115,6 +122,11 @@ def arguments_page() -> str:
     lines += [f"| `{row.flag}` | {row.reason} |" for row in accepted]
     lines += ["", "| option | refused, except for | because |", "|---|---|---|"]
     lines += [f"| `{row.flag}` | {', '.join(f'`{v}`' for v in row.defaults)} | {row.reason} |" for row in refused]
+    lines += [_RENAMED, "| option | replaced by |", "|---|---|"]
+    lines += [f"| `{row.flag}` | `{row.replacement}` |" for row in RENAMED]
+    for (name, value), new in VALUES.items():
+        flag = "--" + name.replace("_", "-")
+        lines.append(f"| `{flag} {value}` | `{flag} {new}` |")
     return "\n".join(lines) + "\n"
 
 

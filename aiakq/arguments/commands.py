@@ -28,6 +28,8 @@ from aiakq.arguments.common import ConfigArguments, JsonArguments, ResultArgumen
 from aiakq.arguments.comparison import AlternationArguments, CompareArguments, CounterArguments, ReportArguments
 from aiakq.arguments.engine import ENGINE_ARGUMENTS
 from aiakq.arguments.quantize import QuantizeArguments
+from aiakq.arguments.renamed import BY_NAME as RENAMED
+from aiakq.arguments.renamed import Renamed
 from aiakq.arguments.server import ARGUMENTS
 from aiakq.arguments.spelling import Options
 from aiakq.arguments.unsupported import UNSUPPORTED
@@ -75,13 +77,18 @@ class CommandArguments:
         # Those of the engine take several words, as vLLM's do; others only if no positional argument could follow.
         lists = self.engine_rows if any(row.positional for row in self.own_rows) else self.rows
         several = {row.name for row in lists if row.type in (list, tuple)}
-        return Options((*self.rows, CONFIG), self.unsupported.values(), several)
+        return Options((*self.rows, CONFIG), (*self.unsupported.values(), *self.renamed.values()), several)
 
     @cached_property
     def unsupported(self) -> dict[str, Unsupported]:
         """Options that are accepted without an effect or refused, by name."""
         rows = (*(UNSUPPORTED if self.engine else ()), *self.also)
         return {row.name: row for row in rows}
+
+    @property
+    def renamed(self) -> Mapping[str, Renamed]:
+        """Options that have another name here, by the old one."""
+        return RENAMED if self.engine else {}
 
     def values(
         self,

@@ -6,6 +6,7 @@ aiakq/runtime/config resolves what depends on the model and the device. Standard
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -42,9 +43,11 @@ class ModelArguments:
         bare="",
     )
     hf_config_path: str | None = argument(None, "Folder or hub name of the config.json to use instead of the model's.")
-    hf_overrides: dict[str, object] | None = argument(
+    hf_overrides: dict[str, object] | Callable[[Any], object] | None = argument(
         None,
-        "Overrides of values in config.json, as a JSON object.",
+        "Overrides of values in config.json, as a JSON object. In Python also a function, which is called with the "
+        "model's config, an object of transformers, and returns it with other values.",
+        also=(Callable,),
     )
     rope_scaling: dict[str, object] | None = argument(
         None,
@@ -78,7 +81,8 @@ class ModelArguments:
     )
     quantization: str | None = argument(
         None,
-        "Expected method: awq, gptq (or gpt), weight_only_int8, smooth_quant, or one that a plugin package adds. "
+        "Expected method: awq, gptq (or gpt), weight_only_int8, smooth_quant, or one that a plugin package adds; or "
+        "vLLM's name of the checkpoint's format or of a kernel for it, like compressed-tensors or gptq_marlin. "
         "The method is read from the checkpoint; a mismatch is an error.",
         flags=("--quantization", "-q"),
     )

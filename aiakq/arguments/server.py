@@ -11,13 +11,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, overload
 
+from aiakq.arguments import renamed, unsupported
 from aiakq.arguments.argument import Argument, argument, checked_value, part_of, rows_of
 from aiakq.arguments.engine import ENGINE_ARGUMENTS, EngineArguments
 from aiakq.arguments.lora import checked_modules
 from aiakq.arguments.server_compatibility import CompatibleServerArguments
 from aiakq.arguments.spelling import plain_keys
 from aiakq.arguments.unsupported import BY_NAME as UNSUPPORTED
-from aiakq.arguments.unsupported import notices, refuse
+from aiakq.arguments.unsupported import refuse
 from aiakq.errors import error, short_repr
 
 __all__ = ["ARGUMENTS", "SERVER_ARGUMENTS", "ServerArguments", "checked", "engine_arguments", "keywords", "notices"]
@@ -308,6 +309,11 @@ def keywords(given: Mapping[str, object]) -> dict[str, Any]:
     return values
 
 
+def notices(given: Mapping[str, object]) -> list[str]:
+    """Return a line for each argument that has another name here, or no effect."""
+    return [*renamed.notices(given), *unsupported.notices(given)]
+
+
 @overload
 def checked(given: Mapping[str, object], *, server: Literal[True]) -> ServerArguments: ...
 @overload
@@ -315,11 +321,13 @@ def checked(given: Mapping[str, object], *, server: Literal[False]) -> EngineArg
 def checked(given: Mapping[str, object], *, server: bool) -> EngineArguments:
     """Return all arguments of the engine (and the server) with every given value validated.
 
-    None, like a missing value, stands for the default. Arguments without effect (unsupported.py) are omitted.
+    None, like a missing value, stands for the default. Arguments without effect (unsupported.py) are omitted, and old
+    names (renamed.py) replaced.
 
     Raises ``usage`` for an unknown name, ``option_refused`` for an unsupported argument, and ``bad_option`` for a wrong
     type or value.
     """
+    given = renamed.replaced(given)
     known = {row.name: row for row in (ARGUMENTS if server else ENGINE_ARGUMENTS)}
     refuse(given)
     for name in given:

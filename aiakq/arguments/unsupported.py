@@ -39,7 +39,6 @@ _OLDER: tuple[Unsupported, ...] = (
     # --- several devices -----------------------------------------------------------------------------------------
     Unsupported("api_server_count", "one process serves HTTP, and another runs the engine", (1,), short="-asc"),
     Unsupported("disable_frontend_multiprocessing", "the engine always runs in its own process", switch=True),
-    Unsupported("worker_use_ray", "it is called --distributed-executor-backend ray now", refused=True, switch=True),
     Unsupported("engine_use_ray", "the engine runs in its own process without Ray", switch=True),
     Unsupported("ray_workers_use_nsight", "it profiles GPUs, but ranks started by Ray run on CPUs", switch=True),
     Unsupported("enable_expert_parallel", "with -tp, experts are always distributed whole", switch=True, short="-ep"),
@@ -54,7 +53,6 @@ _OLDER: tuple[Unsupported, ...] = (
     # --- memory and steps ----------------------------------------------------------------------------------------
     Unsupported("swap_space", "nothing is swapped: preempted requests are recomputed", (0, 4)),
     Unsupported("cpu_offload_gb", "weights stay in the memory of the compute device", (0, 0.0), refused=True),
-    Unsupported("forced_num_gpu_blocks", "its name is --num-gpu-blocks-override now", refused=True),
     Unsupported("max_paddings", "prompts are not padded"),
     Unsupported("preemption_mode", "preempted requests are recomputed", ("recompute",), refused=True),
     Unsupported("use_v2_block_manager", "there is a single page manager", switch=True),
@@ -62,6 +60,7 @@ _OLDER: tuple[Unsupported, ...] = (
     Unsupported("disable_cascade_attn", "no kernel computes a common prefix separately", switch=True),
     Unsupported("prefix_caching_hash_algo", "pages are found by their BLAKE2b hash", ("sha256",)),
     Unsupported("enable_sleep_mode", "weights and pages stay where they are", refused=True, switch=True),
+    Unsupported("quantization_param_path", "8-bit keys and values are scaled dynamically, a scale per token and head"),
     Unsupported(
         "calculate_kv_scales", "8-bit keys and values are scaled dynamically when they are written", switch=True
     ),
@@ -72,12 +71,12 @@ _OLDER: tuple[Unsupported, ...] = (
     Unsupported(
         "scheduler_cls", "there are no plug-ins for schedulers", ("vllm.core.scheduler.Scheduler",), refused=True
     ),
-    Unsupported("max_context_len_to_capture", "it is called --max-seq-len-to-capture now"),
     # --- text ----------------------------------------------------------------------------------------------------
     Unsupported("tokenizer_pool_size", _TEXT_PROCESS, (0,)),
     Unsupported("tokenizer_pool_type", _TEXT_PROCESS, ("ray",)),
     Unsupported("tokenizer_pool_extra_config", _TEXT_PROCESS),
     Unsupported("guided_decoding_backend", "one library, llguidance, enforces every grammar", ("auto", "guidance")),
+    Unsupported("guided_decoding_disable_fallback", "there is one library, and nothing to fall back to", switch=True),
     Unsupported("logits_processor_pattern", "a request that names Python functions could run anything", refused=True),
     Unsupported("exclude_tools_when_tool_choice_none", "they are always left out", switch=True),
     # --- adapters and drafts -------------------------------------------------------------------------------------
@@ -89,6 +88,8 @@ _OLDER: tuple[Unsupported, ...] = (
     Unsupported("prompt_adapters", _NO_PROMPT_ADAPTERS, refused=True),
     Unsupported("max_prompt_adapters", _NO_PROMPT_ADAPTERS, (1,)),
     Unsupported("max_prompt_adapter_token", _NO_PROMPT_ADAPTERS, (0,)),
+    Unsupported("max_cpu_prompt_adapters", _NO_PROMPT_ADAPTERS),
+    Unsupported("prompt_adapter_dtype", _NO_PROMPT_ADAPTERS, ("auto",)),
     Unsupported(
         "speculative_draft_tensor_parallel_size", "the draft model runs on the first rank", (1,), short="-spec-draft-tp"
     ),

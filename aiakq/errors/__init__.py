@@ -118,7 +118,15 @@ class AiakqValueError(AiakqError, ValueError):
 
 _VALUE_ERRORS = frozenset(
     {
-        *("usage", "bad_option", "option_refused", "option_conflict", "quantization_mismatch", "model_unsupported"),
+        *(
+            "usage",
+            "bad_option",
+            "option_refused",
+            "option_conflict",
+            "quantization_mismatch",
+            "rounding_at_load",
+            "model_unsupported",
+        ),
         *("remote_code", "no_memory", "value_out_of_range", "invalid_type", "unsupported_parameter", "empty_prompt"),
         *("invalid_token_id", "too_many_prompts", "context_length_exceeded", "no_chat_template", "chat_template"),
         *(

@@ -150,11 +150,18 @@ FOLDER_ERRORS = {
     "format_unsupported": ErrorKind(
         "The quantization format of the checkpoint is not supported: {reason}.",
         "aiakq reads GPTQ, AWQ (gemm, gemv, gemv_fast), AutoRound, compressed-tensors with integers, and the formats "
-        "of installed plugins.",
+        "of installed plugins. Quantize the original model with aiakq quantize, or take a release in one of them.",
     ),
     "quantization_mismatch": ErrorKind(
         "--quantization is {wanted}, but the checkpoint contains {found}.",
         "Leave out --quantization to use the checkpoint's method.",
+        USAGE,
+    ),
+    "rounding_at_load": ErrorKind(
+        "--quantization {wanted} means quantized weights, but those of the checkpoint are not quantized, and none are "
+        "rounded while they are loaded.",
+        "Quantize once, which also measures the error: aiakq quantize -i MODEL -o DIR -quant_type {method}, then serve "
+        "DIR.",
         USAGE,
     ),
     "remote_code": ErrorKind(

@@ -165,6 +165,15 @@ def read_spec(folder: Path, config: Mapping[str, object]) -> QuantSpec | None:
     return spec if recorded is None else replace(spec, method=recorded)
 
 
+def container_of(folder: Path, config: Mapping[str, object]) -> str:
+    """Return the ``quant_method`` of the model in ``folder`` as ``method_of`` spells it; empty if it has none.
+
+    ``config`` is its config.json. Raises ``format_unsupported`` and ``model_malformed``.
+    """
+    quantization = stored_config(config) or _config_file(folder)
+    return method_of(quantization) if isinstance(quantization, Mapping) else ""
+
+
 def _check_own_file(folder: Path, spec: QuantSpec) -> None:
     """Raise ``format_unsupported`` if quantize_config.json, which GPTQModel reads first, says that the same tensors are
     computed in another way.

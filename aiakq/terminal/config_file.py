@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from aiakq.arguments import unsupported
+from aiakq.arguments import renamed, unsupported
 from aiakq.arguments.spelling import plain_keys
 from aiakq.errors import AiakqError, error
 from aiakq.system.files import read_named_text
@@ -51,9 +51,9 @@ def read_config_file(path: Path, rows: Iterable[Argument] = (), engine: bool = T
     if not engine:
         return options
     unsupported.refuse(options)
-    for line in unsupported.notices(options):
+    for line in (*renamed.notices(options), *unsupported.notices(options)):
         console.warning(line)
-    return {name: value for name, value in options.items() if name not in unsupported.BY_NAME}
+    return {name: value for name, value in renamed.replaced(options).items() if name not in unsupported.BY_NAME}
 
 
 def _bad(path: Path, reason: str) -> AiakqError:

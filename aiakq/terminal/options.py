@@ -84,15 +84,19 @@ def parser_words(name: str, words: Sequence[str]) -> list[str]:
 
     Shows a line about each option that has no effect or is given twice. Raises ``usage`` and ``option_refused``.
     """
-    from aiakq.arguments import unsupported
+    from aiakq.arguments import renamed, unsupported
     from aiakq.arguments.commands import COMMANDS
     from aiakq.terminal import console
 
     rewritten, rows = _rewrite_words(name, words), COMMANDS[name].unsupported
     unsupported.refuse(rewritten.unsupported, rows)
-    for line in (*rewritten.warnings, *unsupported.notices(rewritten.unsupported, rows)):
+    lines, found = unsupported.notices(rewritten.unsupported, rows), rewritten.words
+    if COMMANDS[name].renamed:
+        found, renames = renamed.replaced_words(found, rewritten.unsupported)
+        lines = [*renames, *lines]
+    for line in (*rewritten.warnings, *lines):
         console.warning(line)
-    return rewritten.words
+    return found
 
 
 def _rewrite_words(name: str, words: Sequence[str]) -> Rewritten:

@@ -8,6 +8,7 @@ import pytest
 
 from aiakq import LLM
 from aiakq.arguments import unsupported
+from aiakq.arguments.renamed import RENAMED
 from aiakq.arguments.server import ARGUMENTS, checked
 from aiakq.errors import AiakqError
 
@@ -15,7 +16,7 @@ ROWS = {row.name: row for row in unsupported.UNSUPPORTED}
 
 
 def test_names_are_unique():
-    names = [row.name for row in unsupported.UNSUPPORTED] + [row.name for row in ARGUMENTS]
+    names = [row.name for row in unsupported.UNSUPPORTED] + [row.name for row in (*ARGUMENTS, *RENAMED)]
     assert len(names) == len(set(names))
 
 

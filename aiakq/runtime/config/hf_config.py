@@ -13,6 +13,7 @@ from aiakq.constraints import Constraint
 from aiakq.errors import AiakqError, error
 from aiakq.formats.hub import resolve_model
 from aiakq.formats.model_folder import read_json
+from aiakq.runtime.config.config_function import changes_by
 from aiakq.runtime.config.generation_keys import APPLIED, SAMPLING, describe, not_applied, of_model_config
 from aiakq.runtime.protocol.grammar import GrammarDefaults
 from aiakq.runtime.protocol.sampling_params import PARAMETERS
@@ -58,7 +59,8 @@ def model_config(folder: Path, args: EngineArguments) -> dict[str, object]:
     if args.hf_config_path:
         folder = resolve_model(args.hf_config_path, None, args.download_dir, weights="none", token=args.hf_token)
     raw = read_config(folder, "config.json")
-    replaced = dict(args.hf_overrides or {})
+    given = args.hf_overrides
+    replaced = changes_by(given, raw) if callable(given) else dict(given or {})
     # Configs of transformers 5 have these two inside rope_parameters.
     scaling = args.rope_scaling or replaced.pop("rope_scaling", None)
     theta = args.rope_theta or replaced.pop("rope_theta", None)

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from aiakq.errors import error
-from aiakq.formats import records_method
+from aiakq.formats import quantization_names, records_method
 from aiakq.formats.folded_scales import records_scales
 from aiakq.formats.model_folder import ROTATION_KEY
-from aiakq.formats.quantization_config import read, read_spec, stored_config
+from aiakq.formats.quantization_config import container_of, read, read_spec, stored_config
 from aiakq.registry import Registry
 from aiakq.spec import QuantSpec, canonical_method
 
 _INT4 = {"awq", "gptq"}
 #: Methods that fold scales into the layers before the quantized ones.
 _SCALING = ("awq", "smooth_quant")
+_UNQUANTIZED = "unquantized weights"
 #: Names of all methods, including plugins', to distinguish an unknown method from one that does not match.
 _METHODS: Registry[object] = Registry(
     "aiakq.methods", dict.fromkeys(("weight_only_int8", "smooth_quant", "awq", "gptq"), "")
@@ -28,35 +31,44 @@ def checked_spec(folder: Path, raw: Mapping[str, object], expected: str | None) 
     Raises ``format_unsupported``, and what ``check_quantization`` raises.
     """
     spec = read_spec(folder, raw)
-    check_quantization(expected, spec, raw)
+    check_quantization(expected, spec, raw, container_of(folder, raw))
     return spec
 
 
-def check_quantization(expected: str | None, spec: QuantSpec | None, raw: Mapping[str, object]) -> None:
+def check_quantization(expected: str | None, spec: QuantSpec | None, raw: Mapping[str, object], container: str) -> None:
     """Raise ``quantization_mismatch`` if the weights are not quantized as ``expected``.
 
-    Raises ``bad_option`` for an unknown method.
+    expected   a method, or a name of vLLM (aiakq/formats/quantization_names.py).
+    container  the checkpoint's ``quant_method``, empty if it has none.
+    Raises ``bad_option`` for an unknown name, and ``rounding_at_load`` for one that vLLM rounds 16-bit weights for.
     """
     if expected is None or expected.lower() == "none":
         return
-    method = canonical_method(expected)
-    stored = spec.method if spec else "unquantized weights"
-    # The method implied by quantization_config is accepted too, since other tools record no more. Some formats do not
-    # record the method: awq and gptq then both match 4-bit weights.
-    quantization = stored_config(raw)
-    stated = read(quantization).method if spec and quantization else stored
-    same_weights = spec is not None and not records_method(spec.format) and {stated, method} <= _INT4
-    if method in (stored, stated) or same_weights:
+    method, named = canonical_method(expected), quantization_names.find(expected)
+    if _is_method(method, spec, stored_config(raw)) or (named is not None and container in named.containers):
         return
-    if method not in _METHODS:
+    if named is None and method not in _METHODS:
+        close = difflib.get_close_matches(method, [*_METHODS, *quantization_names.NAMES], n=1, cutoff=0.7)
         raise error(
             "bad_option",
             option="The quantization method",
             value=expected,
-            expected="one of " + ", ".join(_METHODS),
-            hint="weight_only_int8 is the safest, awq and gptq the smallest, smooth_quant the fastest in batches.",
+            expected="one of " + ", ".join(_METHODS) + ", nor a name that vLLM has",
+            hint=f"Did you mean {close[0]}?" if close else "Leave it out to use the checkpoint's method.",
         )
-    raise error("quantization_mismatch", wanted=expected, found=stored)
+    if spec is None and not container and named is not None and named.rounding is not None:
+        raise error("rounding_at_load", wanted=expected, method=named.rounding)
+    raise error("quantization_mismatch", wanted=expected, found=spec.method if spec else container or _UNQUANTIZED)
+
+
+def _is_method(method: str, spec: QuantSpec | None, quantization: Any) -> bool:
+    """Whether the weights were quantized by ``method``, as far as their format records it."""
+    # The method implied by quantization_config is accepted too, since other tools record no more. Some formats do not
+    # record the method: awq and gptq then both match 4-bit weights.
+    if spec is None:
+        return False
+    stated = read(quantization).method if quantization else spec.method
+    return method in (spec.method, stated) or (not records_method(spec.format) and {stated, method} <= _INT4)
 
 
 def check_scales(spec: QuantSpec | None, raw: Mapping[str, object]) -> None:

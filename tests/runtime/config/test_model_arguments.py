@@ -14,6 +14,7 @@ import torch
 from aiakq import LLM, SamplingParams
 from aiakq.errors import AiakqError
 from aiakq.runtime.config.engine import EngineConfig
+from aiakq.runtime.config.quantization import checked_spec
 
 LLAMA = "LlamaForCausalLM"
 GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
@@ -120,11 +121,12 @@ def test_load_format_selects_the_kind_of_file(tiny_model, tmp_path):
     torch.save(tensors | {"lm_head.weight": -tensors["lm_head.weight"]}, folder / "pytorch_model.bin")
     kinds = {kind: tokens(folder, load_format=kind) for kind in ("auto", "safetensors", "pt")}
     assert kinds["auto"] == kinds["safetensors"] != kinds["pt"]
+    assert tokens(folder, load_format="npcache") == kinds["pt"]
     (folder / "model.safetensors").unlink()
     assert tokens(folder) == kinds["pt"]
     with pytest.raises(AiakqError, match=r"holds no \*\.safetensors"):
         LLM(str(folder), load_format="safetensors")
-    assert refusal(folder, load_format="npcache").id == "bad_option"
+    assert refusal(folder, load_format="tensorizer").id == "bad_option"
 
 
 def test_dummy_weights_depend_only_on_the_seed(tiny_model):
@@ -138,6 +140,84 @@ def test_gpt_is_an_alias_of_gptq(edited):
     for name in ("gptq", "gpt", None, "None"):
         assert config(folder, quantization=name).spec.method == "gptq"
     assert refusal(folder, quantization="awq").id == "quantization_mismatch"
+
+
+GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 32, "desc_act": False, "sym": True}
+AWQ = {"quant_method": "awq", "bits": 4, "group_size": 32, "zero_point": True, "version": "gemm"}
+AUTO_ROUND = {**GPTQ, "quant_method": "auto-round", "packing_format": "auto_round:auto_gptq"}
+INT4 = {"num_bits": 4, "type": "int", "symmetric": True, "strategy": "group", "group_size": 32}
+COMPRESSED = {
+    "quant_method": "compressed-tensors",
+    "format": "pack-quantized",
+    "config_groups": {"group_0": {"targets": ["Linear"], "weights": INT4}},
+}
+
+
+@pytest.mark.parametrize(
+    ("settings", "accepted", "refused"),
+    [
+        (
+            GPTQ,
+            ["gptq_marlin", "auto_gptq", "marlin", "ipex", "moe_wna16", "gptq_bitblas", "humming", "GPTQ-Marlin"],
+            ["awq_marlin", "compressed-tensors", "auto-round", "inc", "fp8", "bitsandbytes", "gptq_marlin_24"],
+        ),
+        (AWQ, ["awq_marlin", "auto_awq", "marlin", "ipex", "moe_wna16"], ["gptq_marlin", "gptq", "gguf"]),
+        (AUTO_ROUND, ["auto-round", "inc", "auto_round", "gptq"], ["awq_marlin", "gptq_marlin", "modelopt"]),
+        (COMPRESSED, ["compressed-tensors", "compressed_tensors", "humming"], ["awq_marlin", "mxfp4", "quark"]),
+    ],
+    ids=["gptq", "awq", "auto-round", "compressed-tensors"],
+)
+def test_names_of_containers_and_kernels_match_the_checkpoints_that_vllm_accepts_with_them(
+    settings, accepted, refused, edited
+):
+    folder = edited("quantized", quantization_config=settings)
+    for name in accepted:
+        assert config(folder, quantization=name).spec is not None
+    for name in refused:
+        problem = refusal(folder, quantization=name)
+        assert problem.id == "quantization_mismatch" and problem.fields["wanted"] == name
+
+
+def test_the_name_matches_a_config_in_a_file_of_its_own(edited):
+    folder = edited("quantized")
+    (folder / "quantize_config.json").write_text(json.dumps(GPTQ))
+    assert config(folder, quantization="gptq_marlin").spec.method == "gptq"
+    assert refusal(folder, quantization="awq_marlin").id == "quantization_mismatch"
+
+
+@pytest.mark.parametrize("name", ["fp8", "experts_int8", "tpu_int8", "bitsandbytes", "weight_only_int8", "online"])
+def test_rounding_at_load_is_refused_with_what_to_do_instead(name, edited):
+    problem = refusal(edited("plain"), quantization=name)
+    assert problem.id == "rounding_at_load" and "\n" not in str(problem).strip()
+    assert f"--quantization {name} " in problem.message and "aiakq quantize -i MODEL" in problem.remedy
+
+
+def test_a_calibrated_method_does_not_match_16_bit_weights(edited):
+    problem = refusal(edited("plain"), quantization="gptq_marlin")
+    assert (problem.id, problem.fields["found"]) == ("quantization_mismatch", "unquantized weights")
+
+
+def test_a_format_that_is_not_read_is_named_whatever_the_expected_name(edited):
+    folder = edited("quantized", quantization_config={"quant_method": "quark"})
+    for name in ("quark", "gptq", None):
+        problem = refusal(folder, quantization=name)
+        assert problem.id == "format_unsupported" and "AMD Quark" in problem.message
+    assert "Quantize the original" in problem.remedy
+
+
+def test_packed_floats_of_gpt_oss_match_their_name(edited):
+    settings = {"quant_method": "mxfp4", "modules_to_not_convert": []}
+    raw = {"architectures": ["GptOssForCausalLM"], "quantization_config": settings}
+    folder = edited("quantized", quantization_config=settings, architectures=["GptOssForCausalLM"])
+    for name in ("mxfp4", "gpt_oss_mxfp4"):
+        assert checked_spec(folder, raw, name) is None
+    with pytest.raises(AiakqError, match="contains mxfp4"):
+        checked_spec(folder, raw, "fp8")
+
+
+def test_an_unknown_name_is_refused_with_the_closest(edited):
+    problem = refusal(edited("plain"), quantization="gptq_marlni")
+    assert problem.id == "bad_option" and "Did you mean gptq_marlin?" in str(problem)
 
 
 def test_the_method_that_quantize_recorded_is_known_and_may_be_expected(edited):
@@ -174,6 +254,25 @@ def test_hf_config_path_names_another_config(edited, tiny_model, tmp_path):
     assert tokens(there, hf_config_path=str(tmp_path / "config")) == wanted
     assert tokens(tiny_model(LLAMA), hf_config_path=str(tmp_path / "config")) == wanted
     assert refusal(there).id == "model_incomplete"
+
+
+def test_hf_overrides_may_be_a_function_of_the_config(edited):
+    def shortened(given):
+        given.max_position_embeddings, given.rms_norm_eps = 77, 0.5
+        return given
+
+    folder = edited("function", rope_scaling=None)
+    found = config(folder, hf_overrides=shortened)
+    assert (
+        found.max_model_len == 77
+        and found.model == config(folder, hf_overrides={"max_position_embeddings": 77, "rms_norm_eps": 0.5}).model
+    )
+    by_theta = config(folder, hf_overrides=lambda given: given.rope_parameters.update(rope_theta=5.0) or given)
+    assert by_theta.model.rope == config(folder, rope_theta=5.0).model.rope != config(folder).model.rope
+    assert config(folder, hf_overrides=lambda given: given).model == config(folder).model
+    for wrong in (lambda given: None, lambda given: given.missing):
+        problem = refusal(folder, hf_overrides=wrong)
+        assert problem.id == "bad_option" and problem.fields["option"] == "hf_overrides"
 
 
 @pytest.mark.parametrize("impl", ["aiakq", "transformers"])
