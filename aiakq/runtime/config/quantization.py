@@ -20,6 +20,8 @@ _SCALING = ("awq", "smooth_quant")
 _METHODS: Registry[object] = Registry(
     "aiakq.methods", dict.fromkeys(("weight_only_int8", "smooth_quant", "awq", "gptq"), "")
 )
+#: Methods of other tools' files.
+_FP8 = ("fp8", "fbgemm_fp8", "modelopt")
 
 
 def checked_spec(folder: Path, raw: Mapping[str, object], expected: str | None) -> QuantSpec | None:
@@ -48,7 +50,7 @@ def check_quantization(expected: str | None, spec: QuantSpec | None, raw: Mappin
     same_weights = spec is not None and not records_method(spec.format) and {stated, method} <= _INT4
     if method in (stored, stated) or same_weights:
         return
-    if method not in _METHODS:
+    if method not in _METHODS and method not in _FP8:
         raise error(
             "bad_option",
             option="The quantization method",
