@@ -20,7 +20,6 @@ from aiakq.formats.config_values import (
 from aiakq.patterns import glob_to_regex, is_plain
 from aiakq.spec import Float8, LayerSpec, QuantSpec
 
-
 #: Formats of 8-bit floats; they are the same on disk.
 _FLOAT_LAYOUTS = ("float-quantized", "naive-quantized", "mixed-precision")
 

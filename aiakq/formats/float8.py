@@ -3,7 +3,7 @@
 For one linear with N outputs and K inputs:
 
     weight                           [N, K] float8_e4m3fn or float8_e5m2
-    weight_scale, weight_scale_inv   what codes are multiplied by, as both names mean, in float32, 16 bits or float8_e8m0:
+    weight_scale, weight_scale_inv   both: what codes are multiplied by, in float32, 16 bits or float8_e8m0:
                                      [], [1] or [1, 1] for all, [N] or [N, 1] per output, [N, K / G] per group,
                                      [ceil(N / R), ceil(K / G)] per block of R x G (also with dimensions of 1 between)
     input_scale, activation_scale    [] or [1] float, static activations only

@@ -1,4 +1,4 @@
-"""FP8 checkpoints of DeepSeek, Qwen, Mistral, AutoFP8, FBGEMM and ModelOpt (``quant_method`` fp8, fbgemm_fp8, modelopt).
+"""FP8 of DeepSeek, Qwen, Mistral, AutoFP8, FBGEMM and ModelOpt: ``quant_method`` fp8, fbgemm_fp8 and modelopt.
 
 The tensors of a linear are described in float8.py: scales are called ``weight_scale_inv`` for blocks and
 ``weight_scale`` otherwise. The configs are read by fp8_config.py. compressed-tensors stores the same tensors under its
