@@ -26,6 +26,23 @@ def canonical_method(name: str) -> str:
 
 
 @dataclass(frozen=True)
+class Float8:
+    """Weights whose codes are 8-bit floats, e4m3 or e5m2, and the scales of activations that are rounded to e4m3.
+
+    rows              outputs that share a scale: those of a block, 1 for a scale per output, -1 for one in all.
+    activation_group  inputs that share a computed scale; -1: all of a token.
+    powers_of_two     whether computed scales are rounded up to powers of two (ue8m0).
+    bound             magnitude above which activations are cut off instead of making the scale larger, and the smallest
+                      computed scale (FBGEMM); None: there is neither.
+    """
+
+    rows: int = 1
+    activation_group: int = -1
+    powers_of_two: bool = False
+    bound: float | None = None
+
+
+@dataclass(frozen=True)
 class LayerSpec:
     """How one linear layer is stored: the fields of a QuantSpec that may differ between layers."""
 
@@ -34,6 +51,7 @@ class LayerSpec:
     symmetric: bool = True
     activation_bits: int | None = None
     static_input: bool = False
+    float8: Float8 | None = None
 
 
 @dataclass(frozen=True)
@@ -46,6 +64,7 @@ class QuantSpec:
     group_size       inputs per scale along K; -1 means one scale per output row.
     symmetric        whether the zero point is 2**(bits - 1) everywhere.
     activation_bits  8 if activations are quantized too (scheme w8a8), else None.
+    float8           how the scales of codes that are 8-bit floats are shared; None if codes are integers.
     static_input     activations use a stored scale instead of one computed per token.
     desc_act         the file stores the group index of every input, in no order (GPTQ act-order).
     ignore           names or patterns (aiakq/patterns.py) of modules that are not quantized.
@@ -61,6 +80,7 @@ class QuantSpec:
     symmetric: bool = True
     activation_bits: int | None = None
     static_input: bool = False
+    float8: Float8 | None = None
     desc_act: bool = False
     ignore: tuple[str, ...] = ("lm_head",)
     layers: tuple[tuple[str, LayerSpec | None], ...] = ()
@@ -106,19 +126,26 @@ class QuantSpec:
     @property
     def layer(self) -> LayerSpec:
         """The values of every layer that ``layers`` does not name."""
-        return LayerSpec(self.bits, self.group_size, self.symmetric, self.activation_bits, self.static_input)
+        return LayerSpec(
+            self.bits, self.group_size, self.symmetric, self.activation_bits, self.static_input, self.float8
+        )
 
     @property
     def scheme(self) -> str:
-        """The arithmetic: ``w4a16``, ``w8a8`` and so on."""
+        """The arithmetic: ``w4a16``, ``w8a8``, ``fp8a16`` and so on."""
+        if self.float8 is not None:
+            return "fp8a8" if self.activation_bits else "fp8a16"
         return "w8a8" if self.activation_bits else f"w{self.bits}a16"
 
     def describe(self) -> str:
         """One phrase for tables, like ``w4a16 g128 asym``."""
         group = "channel" if self.group_size == -1 else f"g{self.group_size}"
+        if self.float8 is not None and self.float8.rows != 1:
+            group = "tensor" if self.float8.rows == -1 else f"blocks of {self.float8.rows}x{self.group_size}"
+        zeros = "" if self.float8 is not None else " sym" if self.symmetric else " asym"
         others = ", some layers differ" if self.mixed else ""
         rotated = ", some inputs rotated" if self.rotated else ""
-        return f"{self.scheme} {group} {'sym' if self.symmetric else 'asym'}{others}{rotated}"
+        return f"{self.scheme} {group}{zeros}{others}{rotated}"
 
     def rotates(self, name: str) -> bool:
         """Whether the weight of the linear ``name`` multiplies rotated inputs."""

@@ -16,8 +16,9 @@ from torch import Tensor
 
 from aiakq.kernels.recurrent_types import StateContext
 
-#: Bits of one weight code for each scheme. ``w16`` is any unquantized float.
-SCHEME_BITS = {"w2a16": 2, "w3a16": 3, "w4a16": 4, "w8a16": 8, "w8a8": 8}
+#: Bits of one weight code for each scheme. ``w16`` is any unquantized float. The codes of ``fp8`` are 8-bit floats, and
+#: with ``a8`` activations are rounded to e4m3.
+SCHEME_BITS = {"w2a16": 2, "w3a16": 3, "w4a16": 4, "w8a16": 8, "w8a8": 8, "fp8a16": 8, "fp8a8": 8}
 
 
 #: 8-bit dtypes of the KV cache, with one scale per token and head, and the value to which the largest element of a head
@@ -25,20 +26,40 @@ SCHEME_BITS = {"w2a16": 2, "w3a16": 3, "w4a16": 4, "w8a16": 8, "w8a8": 8}
 LARGEST = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0, torch.float8_e5m2: 16.0}
 
 
+@dataclass(frozen=True)
+class InputRounding:
+    """How a layer of scheme fp8a8 computes the scales of its inputs, max|x| / 448 of each group.
+
+    group          inputs that share a scale, counted from the first; 0: all K of a row.
+    powers_of_two  whether scales are rounded up to powers of two.
+    bound          the largest max|x| that counts; larger inputs are cut off. Infinity: all count.
+    min_scale      the smallest scale; 0: any.
+    """
+
+    group: int = 0
+    powers_of_two: bool = False
+    bound: float = math.inf
+    min_scale: float = 0.0
+
+
 @dataclass
 class QWeight:
     """One quantized linear layer, in the canonical layout that every format reads into and writes from.
 
-    The float weight is ``W[n, perm[j]] = (codes[n, j] - zeros[n, j // G]) * scales[n, j // G]``.
+    The float weight is ``W[n, perm[j]] = (codes[n, j] - zeros[n, j // G]) * scales[n, j // G]``. If codes are floats,
+    their values take the place of codes - zeros.
 
     scheme      a key of SCHEME_BITS.
     codes       [N, K] uint8, each in 0 .. 2**bits - 1, one code per byte (implementations repack them).
+    code_type   float8_e4m3fn or float8_e5m2, whose bits the codes are, none of them NaN or infinite; None: integers.
     scales      [N, ceil(K / G)] float; may be negative (some tools write signed scales).
     zeros       [N, ceil(K / G)] uint8 or float zero points; None for symmetric weights: 2**(bits - 1).
     perm        [K] int64, or None for the natural order: column j of ``codes`` multiplies input perm[j].
     bias        [N] float or None.
     group_size  G; equal to K for one scale per row.
-    input_scale scalar float32, the static activation scale (w8a8 only); None means one dynamic scale per token.
+    input_scale scalar float32, the static activation scale (w8a8 and fp8a8 only); None means one dynamic scale per
+                token, or what ``rounding`` says.
+    rounding    how dynamic activation scales are computed (fp8a8 only).
     rotated     whether W multiplies inputs rotated by a Hadamard matrix (hadamard.py), instead of the inputs.
     """
 
@@ -51,6 +72,8 @@ class QWeight:
     group_size: int = 0
     input_scale: Tensor | None = None
     rotated: bool = False
+    code_type: torch.dtype | None = None
+    rounding: InputRounding = InputRounding()
 
     def __post_init__(self) -> None:
         if self.group_size <= 0:
@@ -93,6 +116,7 @@ class QWeight:
         If a group straddles a boundary, all groups are split into smaller ones with repeated scales.
         """
         assert not self.rotated, "every rotated input depends on all inputs"
+        assert not self.rounding.group or first % self.rounding.group == 0, "a rank must have all inputs of a scale"
         group = self.group_size
         if group >= self.k:
             return replace(self, codes=self.codes[:, first:end].contiguous(), perm=None, group_size=end - first)

@@ -163,9 +163,10 @@ class Checkpoint:
     def spec(self) -> QuantSpec | None:
         """Return how the checkpoint is quantized, or None. Raises ``format_unsupported``."""
         spec = quantization_config.read_spec(self.path, self.config)
-        named = unread_formats.of_tensors(
-            {name: self.inventory[name] for name in self.inventory.keys() - self.beside_text}
-        )
+        tensors = {name: self.inventory[name] for name in self.inventory.keys() - self.beside_text}
+        named = unread_formats.of_tensors(tensors)
+        if spec is None:
+            named = named or unread_formats.without_config(tensors)
         if named is not None:
             raise unsupported(named)
         if spec is not None and spec.rotated:

@@ -1,4 +1,5 @@
-"""compressed-tensors: ``pack-quantized`` for weight-only schemes, ``int-quantized`` with 8-bit activations.
+"""compressed-tensors: ``pack-quantized`` for weight-only schemes, ``int-quantized`` with 8-bit activations,
+``float-quantized`` for 8-bit floats (float8.py; ``weight`` and ``weight_scale``).
 
 For one linear with N outputs, K inputs, b bits and ng groups (one for per-channel scales):
 
@@ -25,7 +26,7 @@ import torch
 from torch import Tensor
 
 from aiakq.errors import error
-from aiakq.formats import compressed_tensors_config
+from aiakq.formats import compressed_tensors_config, float8
 from aiakq.formats.checks import (
     check_scales,
     derive_group_size,
@@ -68,7 +69,7 @@ _FLOATS = (torch.float16, torch.bfloat16, torch.float32)
 
 def holds_codes(headers: Headers) -> bool:
     """Whether a module with these tensors is a packed linear, even if some of its tensors are missing or damaged."""
-    if "weight_packed" in headers:
+    if "weight_packed" in headers or float8.holds_codes(headers):
         return True
     return "weight" in headers and headers["weight"].dtype == "I8" and "weight_scale" in headers
 
@@ -80,6 +81,8 @@ def matches(headers: Headers) -> bool:
 
 def packed_shapes(headers: Headers, spec: QuantSpec, n: int, k: int) -> Shapes:
     """Return suffix -> shape for a linear with N outputs and K inputs."""
+    if float8.holds_codes(headers):
+        return float8.packed_shapes(headers, spec, n, k, "weight_scale")
     num_groups = expected_groups(spec, k)
     groups = stored_size(headers, ("weight_scale", "weight_zero_point"), 1, num_groups, lambda size: k % size == 0)
     stored = headers["weight_scale"].shape if "weight_scale" in headers else (n, groups)
@@ -112,6 +115,8 @@ def _gapped_words(count: int, bits: int) -> int:
 
 def dimensions(headers: Headers, spec: QuantSpec) -> Dimensions:
     """Return N, K, bits and groups. Raises KeyError, ValueError or ArithmeticError for headers of another layout."""
+    if float8.holds_codes(headers):
+        return float8.dimensions(headers, spec)
     scale = headers["weight_scale"].shape
     groups = 1 if len(scale) < 2 else scale[1]
     perm, static = "weight_g_idx" in headers, "input_scale" in headers
@@ -135,12 +140,12 @@ def supports(spec: QuantSpec) -> str | None:
 
 def word_shape(spec: QuantSpec) -> tuple[int, int]:
     """Return how many inputs and outputs share a packed word and cannot be split."""
-    return (1 if spec.activation_bits else 32 // spec.bits), 1
+    return (1 if spec.activation_bits or spec.float8 else 32 // spec.bits), 1
 
 
 def scale_dtype(spec: QuantSpec, dtype: torch.dtype) -> torch.dtype:
-    """Return the dtype of stored scales: float32 with quantized activations, else ``dtype``."""
-    return torch.float32 if spec.activation_bits else dtype
+    """Return the dtype of stored scales: float32 with quantized activations or 8-bit floats, else ``dtype``."""
+    return torch.float32 if spec.activation_bits or spec.float8 else dtype
 
 
 def reader_notes(spec: QuantSpec, experts: bool) -> list[str]:
@@ -179,7 +184,19 @@ def read(tensors: Mapping[str, Tensor], spec: QuantSpec, name: str = "linear") -
     """
     if "weight_packed" in tensors:
         return _read_packed(tensors, spec, name)
+    if "weight" in tensors and tensors["weight"].dtype in (torch.float8_e4m3fn, torch.float8_e5m2):
+        _check_input_zeros(tensors, name)
+        return float8.read(tensors, spec, name)
     return _read_int8(tensors, spec, name)
+
+
+def _check_input_zeros(tensors: Mapping[str, Tensor], name: str) -> None:
+    """Raise ``format_unsupported`` for activations or 8-bit floats with zero points other than 0."""
+    for suffix in ("input_zero_point", "weight_zero_point"):
+        stored = tensors.get(suffix)
+        if stored is not None and bool((stored.to(torch.float32) != 0).any()):
+            of = "activations" if suffix.startswith("input") else "8-bit floats"
+            raise error("format_unsupported", reason=f"{name} has {of} with a zero point")
 
 
 def _read_packed(tensors: Mapping[str, Tensor], spec: QuantSpec, name: str) -> QWeight:
@@ -317,6 +334,8 @@ def write(weight: QWeight, spec: QuantSpec, dtype: torch.dtype) -> dict[str, Ten
     """
     if weight.perm is not None:
         raise mismatch("linear", "weight has its own input order, which compressed-tensors readers refuse")
+    if weight.code_type is not None:
+        return float8.write(weight, spec, dtype, "weight_scale")
     tensors: dict[str, Tensor] = {}
     if weight.scheme == "w8a8":
         tensors["weight"] = (weight.codes.to(torch.int16) - 128).to(torch.int8)

@@ -104,6 +104,8 @@ def dimensions(headers: Headers, spec: QuantSpec) -> Dimensions:
 
 def supports(spec: QuantSpec) -> str | None:
     """Return why this format cannot hold ``spec``, or None."""
+    if spec.float8 is not None:
+        return "such files hold no 8-bit floats"
     if spec.activation_bits:
         return "such files hold no quantized activations"
     if spec.format == "gptq" and not spec.symmetric:

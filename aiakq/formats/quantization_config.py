@@ -203,7 +203,7 @@ def _config_file(folder: Path) -> Mapping[str, object] | None:
         if config is not None:
             return config
     if (folder / _MODELOPT_FILE).is_file():
-        raise unsupported(f"{unread_formats.METHODS['modelopt']} ({_MODELOPT_FILE})")
+        return {"quant_method": "modelopt", **read_json(folder / _MODELOPT_FILE, _MODELOPT_FILE)}
     if (folder / _AUTO_ROUND_FILE).is_file():
         return {"quant_method": "auto-round", **read_json(folder / _AUTO_ROUND_FILE, _AUTO_ROUND_FILE)}
     return None

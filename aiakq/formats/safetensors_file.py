@@ -30,6 +30,7 @@ DTYPE_BYTES = {
     "I8": 1,
     "F8_E4M3": 1,
     "F8_E5M2": 1,
+    "F8_E8M0": 1,
     "I16": 2,
     "U16": 2,
     "F16": 2,
@@ -42,7 +43,7 @@ DTYPE_BYTES = {
     "F64": 8,
 }
 #: Dtypes of safetensors that no weight of a supported model has.
-_OTHER_DTYPES = ("C64", "F4", "F6_E2M3", "F6_E3M2", "F8_E8M0", "F8_E4M3FNUZ", "F8_E5M2FNUZ")
+_OTHER_DTYPES = ("C64", "F4", "F6_E2M3", "F6_E3M2", "F8_E4M3FNUZ", "F8_E5M2FNUZ")
 DTYPE_NAMES = {
     torch.bool: "BOOL",
     torch.uint8: "U8",
@@ -58,6 +59,8 @@ DTYPE_NAMES = {
 DTYPES = {name: dtype for dtype, name in DTYPE_NAMES.items()} | {
     "F8_E4M3": torch.float8_e4m3fn,
     "F8_E5M2": torch.float8_e5m2,
+    # Scales of blocks: torch has this dtype from 2.7 on.
+    "F8_E8M0": getattr(torch, "float8_e8m0fnu", torch.uint8),
     "U16": torch.uint16,
     "U32": torch.uint32,
     "U64": torch.uint64,

@@ -16,10 +16,7 @@ METHODS = {
     "gptq_p": "its weights are cut into bit planes (gptq_p); export it as gptq or gptq_v2",
     "qqq": "QQQ, 4-bit weights with 8-bit activations",
     "bitsandbytes": "bitsandbytes (NF4, FP4 or LLM.int8)",
-    "fp8": "FP8 weights",
-    "deepseek_v4_fp8": "FP8 weights",
-    "fbgemm_fp8": "FP8 weights of FBGEMM",
-    "modelopt": "NVIDIA ModelOpt (FP8, NVFP4 or integers)",
+    "deepseek_v4_fp8": "FP8 weights with experts in FP4",
     "modelopt_fp4": "NVFP4 of NVIDIA ModelOpt",
     "modelopt_mxfp8": "MXFP8 of NVIDIA ModelOpt",
     "modelopt_mixed": "NVIDIA ModelOpt (FP8, NVFP4 or integers)",
@@ -76,6 +73,16 @@ def of_config(config: Mapping[str, object]) -> str | None:
     return None
 
 
+#: Dtypes of 8-bit floats.
+FLOAT8 = ("F8_E4M3", "F8_E5M2")
+
+
+def without_config(inventory: Mapping[str, TensorInfo]) -> str | None:
+    """Return what the tensors are that only a config explains, with one of their names, if there is no config."""
+    found = next((name for name, info in sorted(inventory.items()) if info.dtype in FLOAT8), None)
+    return found and f"FP8 weights, without a quantization_config in config.json ({found:.200})"
+
+
 def of_tensors(inventory: Mapping[str, TensorInfo]) -> str | None:
     """Return the format of tensors that no format of aiakq has, with one of their names, or None."""
     for name, info in sorted(inventory.items()):
@@ -115,10 +122,10 @@ def _of_weight(module: str, info: TensorInfo, inventory: Mapping[str, TensorInfo
 
     if info.dtype == "U32" and holds("scales"):
         return METHODS["mlx"]
-    if info.dtype.startswith("F8") or holds("weight_scale_inv"):
-        return METHODS["fp8"]
+    if holds("weight_scale_inv") and not info.dtype.startswith("F8"):
+        return f"scales of FP8 beside weights in {info.dtype}"
     if info.dtype == "U8" and (holds("weight_scale_2") or holds("weight_scale")):
-        return METHODS["modelopt"]
-    if info.dtype in ("I8", "U8") and holds("weight_scale") and "embed" in module.rpartition(".")[2]:
+        return "NVFP4 of NVIDIA ModelOpt"
+    if info.dtype in ("I8", "U8", *FLOAT8) and holds("weight_scale") and "embed" in module.rpartition(".")[2]:
         return "compressed-tensors with a quantized embedding"
     return None

@@ -35,9 +35,9 @@ from aiakq.kernels.selection import VARIABLE, allowed
 FILE = build.TARGET
 
 #: LinearMath and DataType of src/ops.def, needed before the library is loaded.
-EXACT, BLOCKS, ROWS = range(3)
+EXACT, BLOCKS, ROWS, E4M3, E5M2 = range(5)
 TYPES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2, torch.uint8: 3}
-_CONSTANTS = {"EXACT": EXACT, "BLOCKS": BLOCKS, "ROWS": ROWS} | {
+_CONSTANTS = {"EXACT": EXACT, "BLOCKS": BLOCKS, "ROWS": ROWS, "E4M3": E4M3, "E5M2": E5M2} | {
     str(dtype).removeprefix("torch.").upper(): number for dtype, number in TYPES.items()
 }
 

@@ -2,7 +2,8 @@
 
 Weight-only schemes use the math that the problem allows (``--cpu-math``). Not exact: activations are quantized to 8
 bits in blocks of 32, each with its own scale, and integers are multiplied. Exact: floats are multiplied. w8a8 always
-multiplies integers, with one activation scale per row, as the scheme defines.
+multiplies integers, with one activation scale per row, as the scheme defines. Codes that are 8-bit floats are always
+multiplied as floats, with activations rounded to e4m3 if the scheme is fp8a8.
 """
 
 from __future__ import annotations
@@ -50,7 +51,8 @@ def prepare(weight: QWeight, problem: LinearProblem) -> NativeLinear:
     assert weight_scales is not None
     groups = weight_scales.shape[1]
     # Groups and blocks must end together: otherwise groups are padded.
-    padded = size if size in (8, 16) or size % BLOCK == 0 else -(-size // BLOCK) * BLOCK
+    unpadded = size % BLOCK == 0 or (size in (8, 16) and weight.code_type is None)
+    padded = size if unpadded else -(-size // BLOCK) * BLOCK
     blocks = -(-groups * padded // BLOCK)
     columns = _columns(k, size, padded, groups, blocks)
     tiles = -(-n // TILE)
@@ -78,7 +80,11 @@ def prepare(weight: QWeight, problem: LinearProblem) -> NativeLinear:
     scale = None if weight.input_scale is None else weight.input_scale.float().reshape(1).contiguous()
     op = new_op("linear")
     op.n, op.k, op.bits = n, k, weight.bits
-    op.math = library.ROWS if weight.scheme == "w8a8" else library.EXACT if problem.exact else library.BLOCKS
+    op.math = _math(weight, problem)
+    if weight.scheme == "fp8a8":
+        op.rounded = weight.rounding.group or k
+        op.powers_of_two = weight.rounding.powers_of_two
+        op.bound, op.min_scale = weight.rounding.bound, weight.rounding.min_scale
     op.group, op.groups = padded, groups
     op.scale_type = TYPES[scales.dtype]
     op.zero_type = TYPES[torch.uint8 if zeros is None else zeros.dtype]
@@ -87,6 +93,13 @@ def prepare(weight: QWeight, problem: LinearProblem) -> NativeLinear:
     op.bias, op.input_scale = address(bias), address(scale)
     kept = [t for t in (packed, scales, zeros, None if identity else source, bias, scale) if t is not None]
     return NativeLinear(op, kept)
+
+
+def _math(weight: QWeight, problem: LinearProblem) -> int:
+    """Return the LinearMath (src/ops.def) of a layer."""
+    if weight.code_type is not None:
+        return {torch.float8_e4m3fn: library.E4M3, torch.float8_e5m2: library.E5M2}[weight.code_type]
+    return library.ROWS if weight.scheme == "w8a8" else library.EXACT if problem.exact else library.BLOCKS
 
 
 def _group_size(weight: QWeight, problem: LinearProblem) -> int:

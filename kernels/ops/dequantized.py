@@ -6,19 +6,24 @@ Results equal those of the reference; memory is that of an unquantized model. Th
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from aiakq.kernels.ops.dense import TorchDense
+from aiakq.kernels.ops.float8 import RoundedInputs
+from aiakq.kernels.ops.linear import LinearLayer
 from aiakq.kernels.ops.linear_reference import dequantize
 from aiakq.kernels.types import LinearProblem, QWeight
 
 
 def supports(problem: LinearProblem) -> str | None:
-    """Support weight-only schemes; w8a8 keeps its integer product, which is faster than a float one."""
+    """Support every scheme but w8a8, which keeps its integer product, which is faster than a float one."""
     if problem.scheme == "w8a8":
         return "the integer product is faster than a dense float one"
     return None
 
 
-def prepare(weight: QWeight, problem: LinearProblem) -> TorchDense:
+def prepare(weight: QWeight, problem: LinearProblem) -> LinearLayer:
     """Dequantize once to [N, K] and [N] in the dtype of the activations. ``weight`` is not modified."""
     bias = None if weight.bias is None else weight.bias.to(problem.dtype)
-    return TorchDense(dequantize(weight, problem.dtype), bias)
+    dense = TorchDense(dequantize(weight, problem.dtype), bias)
+    return RoundedInputs(dense, replace(weight, codes=weight.codes[:0])) if weight.scheme == "fp8a8" else dense

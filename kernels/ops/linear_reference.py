@@ -6,7 +6,7 @@ w8a8 multiplies integers exactly (int32 accumulation), on the CPU with torch's i
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -14,6 +14,7 @@ from torch.nn import functional as F
 
 from aiakq.kernels import packing
 from aiakq.kernels.hadamard import rotate
+from aiakq.kernels.ops.float8 import FloatCodesLinear, RoundedInputs, scaled
 from aiakq.kernels.ops.linear import LinearLayer
 from aiakq.kernels.types import LinearInput, LinearProblem, QWeight
 
@@ -21,6 +22,9 @@ from aiakq.kernels.types import LinearInput, LinearProblem, QWeight
 def dequantize(weight: QWeight, dtype: torch.dtype = torch.float32) -> Tensor:
     """Return the float weight [N, K] in the natural input order (``perm`` and ``rotated`` undone), computed in
     float32."""
+    if weight.code_type is not None:
+        assert weight.perm is None and not weight.rotated, "such codes are stored in the natural order of the inputs"
+        return scaled(weight.codes, weight.scales, weight).to(dtype)
     w = _scaled(weight.codes, weight.scales, weight.zeros, weight.perm, weight.group_size, weight.bits)
     return (rotate(w, inverse=True) if weight.rotated else w).to(dtype)
 
@@ -90,9 +94,13 @@ class IntegerLinear(LinearLayer):
         return y.to(x.dtype)
 
 
-def prepare(weight: QWeight, problem: LinearProblem) -> PackedLinear | IntegerLinear:
+def prepare(weight: QWeight, problem: LinearProblem) -> LinearLayer:
     """Pack the codes, or convert them to signed for w8a8. ``weight`` is not modified."""
     bias = None if weight.bias is None else weight.bias.to(problem.dtype)
+    if weight.code_type is not None:
+        floats = FloatCodesLinear(replace(weight, bias=bias))
+        rest = replace(weight, codes=weight.codes[:0])
+        return RoundedInputs(floats, rest) if weight.scheme == "fp8a8" else floats
     if weight.scheme == "w8a8":
         assert weight.group_size == weight.k and weight.zeros is None, "w8a8 weights are symmetric, per channel"
         signed = (weight.codes.to(torch.int16) - 128).to(torch.int8)

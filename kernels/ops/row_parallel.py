@@ -210,6 +210,9 @@ def _straddles(weight: QWeight | DenseWeight, bounds: Sequence[int]) -> str | No
     """Return why a weight cannot be sharded along its inputs at ``bounds``, or None."""
     if weight.rotated:
         return "its inputs are rotated together"
+    shared = weight.rounding.group if isinstance(weight, QWeight) else 0
+    if shared and any(bound % shared for bound in bounds[:-1]):
+        return f"its groups of {shared} inputs with one scale straddle shares"
     group = weight.group_size
     if group == 1 or group >= weight.k or math.gcd(group, *bounds[:-1]) == group:
         return None

@@ -8,6 +8,7 @@ from contextlib import suppress
 import torch
 from torch import Tensor, nn
 
+from aiakq.kernels.ops.float8 import round_inputs
 from aiakq.kernels.ops.linear_reference import dequantize
 from aiakq.kernels.types import QWeight
 from aiakq.quantizers.numerics.rounding import round_activations
@@ -58,6 +59,15 @@ def take_weight(linear: nn.Linear, weight: QWeight, device: torch.device) -> Non
     if weight.scheme == "w8a8":
         scale = weight.input_scale
         linear.register_forward_pre_hook(lambda module, args: (round_activations(args[0], scale), *args[1:]))
+    if weight.scheme == "fp8a8":
+        static, rounding = weight.input_scale, weight.rounding
+
+        def rounded(module: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+            x = args[0]
+            values = round_inputs(x.reshape(-1, x.shape[-1]), None if static is None else static.to(x.device), rounding)
+            return values.view(x.shape).to(x.dtype), *args[1:]
+
+        linear.register_forward_pre_hook(rounded)
 
 
 def stored(module: nn.Module, name: str, tensor: Tensor) -> Tensor:

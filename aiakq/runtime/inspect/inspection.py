@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING
 
 from aiakq.errors import AiakqError, error
@@ -146,7 +146,7 @@ class Inspection:
                 "desc_act": spec.desc_act,
                 "ignore": list(spec.ignore),
                 "mixed": spec.mixed,
-                "layers": {name: None if layer is None else vars(layer) for name, layer in spec.layers},
+                "layers": {name: None if layer is None else asdict(layer) for name, layer in spec.layers},
             },
             "stored_head": self.stored_head or None,
             "remarks": list(self.remarks),
@@ -277,7 +277,7 @@ def _modules(inventory: Mapping[str, TensorInfo], linears: set[str]) -> dict[str
 def _quantized(checkpoint: Checkpoint, name: str, infos: Mapping[str, TensorInfo], target: _Target) -> Layer:
     spec = checkpoint.linear_spec(name)
     dimensions, group_size = checkpoint.dimensions(name)
-    scheme = "w8a8" if spec.activation_bits else f"w{dimensions.bits}a16"
+    scheme = spec.scheme if spec.activation_bits or spec.float8 else f"w{dimensions.bits}a16"
     problem = LinearProblem(
         scheme=scheme,
         n=dimensions.n,

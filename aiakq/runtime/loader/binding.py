@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -123,8 +124,8 @@ def same_scheme(weight: QWeight, other: QWeight) -> bool:
     """Whether two weights can be concatenated: all but codes, scales, zero points and biases are equal."""
     pairs = [(weight.perm, other.perm), (weight.input_scale, other.input_scale)]
     return (
-        (weight.scheme, weight.k, weight.group_size, weight.rotated)
-        == (other.scheme, other.k, other.group_size, other.rotated)
+        (weight.scheme, weight.code_type, weight.k, weight.group_size, weight.rotated, weight.rounding)
+        == (other.scheme, other.code_type, other.k, other.group_size, other.rotated, other.rounding)
         and weight.scales.dtype == other.scales.dtype
         and (weight.zeros is None) == (other.zeros is None)
         and (weight.zeros is None or other.zeros is None or weight.zeros.dtype == other.zeros.dtype)
@@ -144,16 +145,12 @@ def concatenate(weights: Sequence[QWeight]) -> QWeight | None:
     def joined(name: str) -> Tensor | None:
         return None if getattr(first, name) is None else torch.cat([getattr(weight, name) for weight in weights])
 
-    return QWeight(
-        scheme=first.scheme,
+    return replace(
+        first,
         codes=torch.cat([weight.codes for weight in weights]),
         scales=torch.cat([weight.scales for weight in weights]),
         zeros=joined("zeros"),
-        perm=first.perm,
         bias=joined("bias"),
-        group_size=first.group_size,
-        input_scale=first.input_scale,
-        rotated=first.rotated,
     )
 
 

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from aiakq.formats.float8 import rounding_of
 from aiakq.kernels.ops import Ops
 from aiakq.kernels.ops.embedding import EmbeddingLayer
 from aiakq.kernels.ops.linear import LinearLayer
@@ -104,6 +105,8 @@ def random_weight(
     size = k if spec.group_size == -1 else spec.group_size
     levels, groups = 2**spec.bits, -(-k // size)
     codes = torch.randint(0, levels, (n, k), dtype=torch.uint8, device=device, generator=generator)
+    if spec.float8 is not None:
+        return _random_floats(spec, codes, bias, size)
     return QWeight(
         scheme="w8a8" if spec.activation_bits else f"w{spec.bits}a16",
         codes=codes,
@@ -111,4 +114,21 @@ def random_weight(
         zeros=None if spec.symmetric else torch.full_like(codes[:, :groups], levels // 2),
         bias=bias,
         group_size=size,
+    )
+
+
+def _random_floats(spec: QuantSpec | LayerSpec, codes: Tensor, bias: Tensor | None, size: int) -> QWeight:
+    """Return a weight whose codes [N, K] uint8 become e4m3 of magnitudes below 2, as are those of random bits."""
+    n, k = codes.shape
+    scales = torch.full((n, -(-k // size)), k**-0.5, device=codes.device)
+    static = spec.activation_bits is not None and spec.static_input
+    return QWeight(
+        scheme="fp8a8" if spec.activation_bits else "fp8a16",
+        codes=codes & 0xBF,
+        scales=scales,
+        bias=bias,
+        group_size=size,
+        input_scale=torch.tensor(1 / 64, device=codes.device) if static else None,
+        code_type=torch.float8_e4m3fn,
+        rounding=rounding_of(spec),
     )

@@ -138,7 +138,13 @@ def open_weights(config: EngineConfig, collective: Collective | None = None) -> 
     load = config.load
     checkpoint = Checkpoint.open(load.path, load.load_format, load.ignore_patterns, config.model.raw)
     checkpoint.mapped = load.mapped
-    return CheckpointWeights(checkpoint, operations(config, _may_dequantize(config, checkpoint), collective))
+    may_dequantize = _may_dequantize(config, checkpoint)
+    weights = CheckpointWeights(checkpoint, operations(config, may_dequantize, collective))
+    if _is_decoded_on_gpu(config):
+        sizes = f"{_expanded(config, checkpoint) / 2**30:.1f} GiB in {str(config.device.dtype).removeprefix('torch.')}"
+        when = f"at load, to {sizes}" if may_dequantize else f"in every step, because {sizes} do not fit"
+        weights.remarks.append(f"FP8 weights are decoded {when}: no kernel of this device computes with them")
+    return weights
 
 
 def operations(config: EngineConfig, may_dequantize: bool = False, collective: Collective | None = None) -> Ops:
@@ -155,13 +161,31 @@ def operations(config: EngineConfig, may_dequantize: bool = False, collective: C
     return ops if collective is None else operations_of_rank(ops, collective)
 
 
+#: Largest share of free memory that weights dequantized at load may take: where kernels compute with most packed
+#: weights, and where none does.
+_SHARE, _LARGE_SHARE = 0.25, 0.8
+
+
 def _may_dequantize(config: EngineConfig, checkpoint: Checkpoint) -> bool:
     if config.load.dequantize != "auto" or config.spec is None:
         return config.load.dequantize != "never"
+    share = _LARGE_SHARE if _is_decoded_on_gpu(config) else _SHARE
+    return _expanded(config, checkpoint) < share * free_memory(config.device.device)
+
+
+def _is_decoded_on_gpu(config: EngineConfig) -> bool:
+    """Whether weights are 8-bit floats on a device without kernels for them."""
+    spec, device = config.spec, config.device.device
+    specs = [] if spec is None else [spec.layer, *(layer for _, layer in spec.layers if layer is not None)]
+    return device.type == "cuda" and any(layer.float8 is not None for layer in specs)
+
+
+def _expanded(config: EngineConfig, checkpoint: Checkpoint) -> float:
+    """Return the bytes of all quantized weights in the dtype of activations."""
     expanded = 0.0
     for prefix in checkpoint.quantized_linears():
         # Codes are the largest tensors. If the config is wrong about their width, only this estimate is affected.
         info = max(checkpoint.linear_headers(prefix).values(), key=lambda info: info.nbytes)
         bits = 8 if info.dtype == "I8" else checkpoint.linear_spec(prefix).bits
         expanded += info.nbytes * 8 / bits * config.device.dtype.itemsize
-    return expanded < 0.25 * free_memory(config.device.device)
+    return expanded

@@ -1,5 +1,6 @@
 // y = x W^T for weights of 2, 3, 4 or 8 bits, in the layout of layout.h.
 //
+// E4M3 and E5M2 are EXACT for codes that are 8-bit floats, with activations that may be rounded to e4m3 first (float8.h).
 // EXACT multiplies codes and activations as floats. BLOCKS quantizes activations to 8 bits with one scale per block of
 // 32, ROWS with one scale per row, and both multiply integers. In all three, zero points are applied to the sum of the
 // activations: sum of (code - zero) x = sum of code x - zero * sum of x. To limit cancellation between the two terms,
@@ -8,6 +9,7 @@
 // Each output is computed by the same sequence of operations for any number and content of other rows; only the
 // register blocking of rows differs.
 
+#include "float8.h"
 #include "kernels.h"
 #include "layout.h"
 #include "tiles.h"
@@ -52,12 +54,16 @@ INLINE int64_t code_words(const Linear& op) { return BLOCK / (paired(op) ? 2 : 4
 
 // 32-bit words per row in the scratch memory.
 struct RowWords {
-  int64_t values, scales, sums;
+  int64_t values, scales, sums, rounded;
 };
+
+// Whether activations and codes are multiplied as floats.
+constexpr bool multiplies_floats(int32_t math) { return math != BLOCKS && math != ROWS; }
 
 INLINE RowWords words_of(const Linear& op) {
   const int64_t blocks = blocks_of(op);
-  return {blocks * (op.math == EXACT ? BLOCK : code_words(op)), round_up(blocks, 16), round_up(op.groups, 16)};
+  return {blocks * (multiplies_floats(op.math) ? BLOCK : code_words(op)), round_up(blocks, 16),
+          round_up(op.groups, 16), op.rounded ? round_up(op.k, 16) : 0};
 }
 
 // Returns the panel that begins with ``row``.
@@ -191,11 +197,23 @@ void pack_rounded_row(const Linear& op, int64_t row, const Panel& to, int64_t wi
   memcpy(to.sums, &total, 4);
 }
 
+// Packs activations for E4M3 and E5M2 that are rounded to e4m3.
+void pack_rounded_floats(const Linear& op, int64_t row, const Panel& to, int64_t width) {
+  const RowWords words = words_of(op);
+  float* values = (float*)op.scratch + op.m * (words.values + words.scales + words.sums) + row * words.rounded;
+  round_row_to_e4m3(op, row, values);
+  Linear rounded = op;
+  rounded.x = values;
+  rounded.x_type = FLOAT32;
+  pack_floats(rounded, 0, to, width);
+}
+
 // Packs ``width`` rows starting at ``first`` into a panel.
 void pack_panel(const Linear& op, int64_t first, int64_t width) {
   Panel to = panel_at(op, first);
   for (int64_t row = first; row < first + width; row++, to.values++, to.scales++, to.sums++) {
-    if (op.math == EXACT) pack_floats(op, row, to, width);
+    if (op.rounded) pack_rounded_floats(op, row, to, width);
+    else if (multiplies_floats(op.math)) pack_floats(op, row, to, width);
     if (op.math == BLOCKS) pack_rounded_blocks(op, row, to, width);
     if (op.math == ROWS) pack_rounded_row(op, row, to, width);
   }
@@ -224,15 +242,17 @@ INLINE F scales_at(const Linear& op, int64_t tile, int64_t group, int half) {
   return load_as_float(op.scales, (tile * op.groups + group) * TILE + half * 16, op.scale_type);
 }
 
-// Zero points relative to the multiplied numbers, which are code - 128 for EXACT with 8 bits.
+// Zero points relative to the multiplied numbers, which are code - 128 for EXACT with 8 bits. 8-bit floats have none.
 template <int MATH, int BITS> INLINE F zeros_at(const Linear& op, int64_t tile, int64_t group, int half) {
+  if constexpr (MATH == E4M3 || MATH == E5M2) return splat(0);
   constexpr float OFFSET = MATH == EXACT && BITS == 8 ? 128 : 0;
   if (!op.zeros) return splat((float)(1 << (BITS - 1)) - OFFSET);
   return load_as_float(op.zeros, (tile * op.groups + group) * TILE + half * 16, op.zero_type) - splat(OFFSET);
 }
 
-// Converts the code of input i of an operand to float for EXACT; with 8 bits, code - 128.
-template <int BITS, int i> INLINE F code_as_float(I four) {
+// Converts the code of input i of an operand to float; for EXACT with 8 bits, code - 128.
+template <int MATH, int BITS, int i> INLINE F code_as_float(I four) {
+  if constexpr (MATH == E4M3 || MATH == E5M2) return float8_as_float<MATH, i>(four);
   if constexpr (BITS == 8) return byte_minus_128<i>(four);
   return to_float(shift_right<8 * i>(four) & isplat(0xff));
 }
@@ -262,7 +282,7 @@ template <int BITS, int R, int H> INLINE void add_four(I (&sums)[R][H], int h, I
 template <int MATH, int BITS, int R, int H, int PARTS>
 INLINE void add_part(const Panel& rows, int64_t block, int part, const uint8_t* at, F (&sums)[R][H]) {
   constexpr int STEPS = 8 / PARTS;
-  if constexpr (MATH == EXACT) {
+  if constexpr (multiplies_floats(MATH)) {
     const float* x = (const float*)rows.values + block * BLOCK * R;
     eight_times([&](auto number) INLINE_LAMBDA {
       constexpr int O = decltype(number)::value;
@@ -272,7 +292,7 @@ INLINE void add_part(const Panel& rows, int64_t block, int part, const uint8_t* 
       const auto input = [&](auto number) INLINE_LAMBDA {
         constexpr int i = decltype(number)::value;
         F w[H];
-        UNROLL for (int h = 0; h < H; h++) w[h] = code_as_float<BITS, i>(four[h]);
+        UNROLL for (int h = 0; h < H; h++) w[h] = code_as_float<MATH, BITS, i>(four[h]);
         UNROLL for (int r = 0; r < R; r++) {
           const F value = splat(x[(4 * O + i) * R + r]);
           UNROLL for (int h = 0; h < H; h++) sums[r][h] = fma(w[h], value, sums[r][h]);
@@ -304,7 +324,7 @@ INLINE void add_part(const Panel& rows, int64_t block, int part, const uint8_t* 
   }
 }
 
-// Computes R rows and H halves of one tile for EXACT and BLOCKS. Weights are prefetched ``ahead`` bytes ahead unless 0.
+// Computes R rows and H halves of one tile for all math but ROWS. Weights are prefetched ``ahead`` bytes ahead unless 0.
 template <int MATH, int BITS, int R, int H, int PARTS>
 INLINE void multiply_groups(const Linear& op, int64_t row, int64_t tile, int first_half, int64_t ahead) {
   const Panel rows = panel_at(op, row);
@@ -428,6 +448,8 @@ Product product_of(const Linear& op) {
   switch (op.math) {
     case EXACT: return product_of<EXACT>(op);
     case BLOCKS: return product_of<BLOCKS>(op);
+    case E4M3: return {pack<Panels>, multiply<Panels, E4M3, 8, 1>};
+    case E5M2: return {pack<Panels>, multiply<Panels, E5M2, 8, 1>};
     default: return {pack<IntegerPanels>, multiply_rows};
   }
 }
@@ -436,7 +458,7 @@ Product product_of(const Linear& op) {
 
 int64_t scratch_bytes(const Linear& op) {
   const RowWords words = words_of(op);
-  return 4 * (words.values + words.scales + words.sums);
+  return 4 * (words.values + words.scales + words.sums + words.rounded);
 }
 
 void linear(const Linear& op, Worker& worker) {
