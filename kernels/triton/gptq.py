@@ -12,7 +12,7 @@ from aiakq.kernels import triton
 #: Maximum number of columns in a block, and columns of a group that a search holds at a time.
 LONGEST = 128
 #: Rows of the weight per program: of a loop, which waits for one column after the other, and of a search.
-_ROUNDED, _SEARCHED = 16, 32
+ROUNDED, SEARCHED = 16, 32
 #: Significant bits of the dtypes in which scales are stored.
 _SIGNIFICANT = {torch.float32: 24, torch.float16: 11, torch.bfloat16: 8}
 
@@ -59,10 +59,10 @@ def round_columns(
     lengths = torch.tensor(steps, dtype=torch.float32).to(device, non_blocking=True) if steps else block
     old = block if values is None else values
     with torch.cuda.device_of(block):
-        round_kernel[(-(-n // _ROUNDED),)](
+        round_kernel[(-(-n // ROUNDED),)](
             block, response, old, lengths, scales, zeros, codes, rows, block.stride(0), response.stride(0),
             old.stride(0), scales.stride(0), zeros.stride(0), codes.stride(0), n, length, len(groups),
-            TOP=2**bits - 1, SWEEP=values is not None, LENGTH=LONGEST, BLOCK=_ROUNDED, num_warps=4,
+            TOP=2**bits - 1, SWEEP=values is not None, LENGTH=LONGEST, BLOCK=ROUNDED, num_warps=4,
         )  # fmt: skip
 
 
@@ -89,10 +89,10 @@ def search(
     scales, zeros = torch.empty(2, n, count, device=groups.device)
     of_range = torch.tensor(fractions, dtype=torch.float32).to(groups.device, non_blocking=True)
     with torch.cuda.device_of(groups):
-        search_kernel[(-(-n // _SEARCHED), count)](
+        search_kernel[(-(-n // SEARCHED), count)](
             whole, cost.expand(count, size).contiguous(), of_range, scales, zeros, whole.stride(0), whole.stride(1),
             whole.stride(2), n, size, len(fractions), len(fractions) * (2 if signed else 1), smallest,
-            TOP=2**bits - 1, SYMMETRIC=symmetric, SIGNIFICANT=_SIGNIFICANT[storage], LENGTH=LONGEST, BLOCK=_SEARCHED,
+            TOP=2**bits - 1, SYMMETRIC=symmetric, SIGNIFICANT=_SIGNIFICANT[storage], LENGTH=LONGEST, BLOCK=SEARCHED,
             num_warps=4,
         )  # fmt: skip
     return scales.view(groups.shape[:-1]), zeros.view(groups.shape[:-1])
