@@ -1,8 +1,8 @@
 """GPTQ: columns of a block rounded one by one with compensation of the errors, a sweep over one, and range searches.
 
-Matrices are transposed, [K, N]: a row is a column of the weight. Each row of a weight is independent of the others, so a
-program takes a few of them and holds their part of the block in registers through all columns. Divisions are rounded as
-IEEE 754 says, so that codes are those of torch unless a product that was fused with a sum puts a weight beyond the
+Matrices are transposed, [K, N]: a row is a column of the weight. The rows of a weight are independent of each other, so
+a program takes a few of them and holds their part of the block in registers through all columns. Divisions are rounded
+as IEEE 754 says, so that codes are those of torch unless a product that was fused with a sum puts a weight beyond the
 middle between two.
 """
 

@@ -299,8 +299,8 @@ def _sampling(device: torch.device) -> float:
 
 
 def _gptq(device: torch.device) -> float:
-    """Check that the errors of a block, and the moves of a sweep, follow from the codes that were chosen, that these are
-    the nearest ones, and that no range is better than the one found.
+    """Check that errors of a block, and moves of a sweep, follow from the codes that were chosen, that these are the
+    nearest ones, and that no range is better than the one found.
 
     Codes are not compared with those of another loop: where a weight lies in the middle between two, either is right.
     """

@@ -11,7 +11,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-#: Weights processed at a time: on a CPU, so that intermediate results stay in a core's cache; on a GPU, to bound memory.
+#: Weights processed at a time, so that intermediate results stay in a core's cache, or on a GPU take little memory.
 _AT_ONCE, _AT_ONCE_ON_GPU = 2**18, 2**25
 
 

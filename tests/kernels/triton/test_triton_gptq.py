@@ -23,9 +23,7 @@ def used(monkeypatch):
     monkeypatch.setattr(kernels, "_available", lambda x: True)
     for name in ("round_columns", "search"):
         function = getattr(kernels, name)
-        monkeypatch.setattr(
-            kernels, name, lambda *args, f=function, **named: launched.append(f) or f(*args, **named)
-        )
+        monkeypatch.setattr(kernels, name, lambda *args, f=function, **named: launched.append(f) or f(*args, **named))
 
     def both(compute):
         with monkeypatch.context() as patch:
@@ -54,7 +52,9 @@ def problem(n: int, length: int, count: int, bits: int, device: torch.device) ->
 
 
 @pytest.mark.parametrize("sweep", [False, True])
-@pytest.mark.parametrize(("n", "length", "count", "bits"), [(1, 1, 1, 4), (5, 8, 3, 2), (17, 128, 20, 3), (9, 40, 40, 8)])
+@pytest.mark.parametrize(
+    ("n", "length", "count", "bits"), [(1, 1, 1, 4), (5, 8, 3, 2), (17, 128, 20, 3), (9, 40, 40, 8)]
+)
 def test_columns_are_rounded_as_torch_does(used, device, n, length, count, bits, sweep):
     def done() -> list[Tensor]:
         (block, values, response), grid, order = problem(n, length, count, bits, device)
