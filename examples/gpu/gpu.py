@@ -92,7 +92,7 @@ def _check(function: Callable[[Machine], dict], limit: float, alone: bool = Fals
 #: Families of self_test.FAMILIES, which this process does not import.
 FAMILIES = (
     "weight-only linear", "w8a8 linear", "norm", "activation", "attention", "latent attention", "convolution",
-    "recurrence", "gated norm", "sampling", "LoRA",
+    "recurrence", "gated norm", "sampling", "LoRA", "GPTQ",
 )  # fmt: skip
 STEPS: dict[str, Step] = {
     "describe": _check(gpu_checks.describe, 60),
@@ -122,7 +122,8 @@ STEPS: dict[str, Step] = {
     "example_model_speed": Step(gpu_measure.example_model_speed, 60, 20),
     "verification_speed": Step(gpu_measure.verification_speed, 60, 20),
     "sanitized": Step(gpu_measure.sanitized, 120, 60),
-    "quantize_speed": Step(gpu_quantize.quantize_speed, 120, 40),
+    "quantize_parts": Step(gpu_quantize.quantize_parts, 90, 20),
+    "quantize_speed": Step(gpu_quantize.quantize_speed, 60, 20),
     "tuning": Step(gpu_measure.tuning, 300, 120),
 }
 

@@ -298,6 +298,49 @@ def _sampling(device: torch.device) -> float:
     return _error(*errors)
 
 
+def _gptq(device: torch.device) -> float:
+    """Check that errors of a block, and moves of a sweep, follow from the codes that were chosen, that these are the
+    nearest ones, and that no range is better than the one found.
+
+    Codes are not compared with those of another loop: where a weight lies in the middle between two, either is right.
+    """
+    from aiakq.kernels.triton import gptq
+
+    make = torch.Generator().manual_seed(0)
+    n, length, count = 20, 40, 24
+    weight, old = torch.randn(2, length, n, generator=make).to(device)
+    response = (torch.randn(length, length, generator=make) * 0.1 + torch.eye(length)).triu().to(device)
+    scales = (torch.rand(2, n, generator=make) + 0.5).to(device) / 4
+    zeros = torch.full_like(scales, 8)
+    places, groups = list(range(count))[::-1], [i // 16 for i in range(count)]
+    worst = 0.0
+    for sweep in (False, True):
+        block, values, codes = weight.clone(), old.clone(), torch.zeros(count, n, dtype=torch.uint8, device=device)
+        more = {"values": values, "steps": [0.5] * count} if sweep else {}
+        gptq.round_columns(block, response, 4, scales, zeros, codes, groups, places, **more)
+        change = response[:count].double().T @ block[:count].double()
+        own = response.diagonal()[:count, None].double() * block[:count].double()
+        new = (codes.flip(0).double() - 8) * scales[groups]
+        if sweep:
+            targets = old[:count] + 0.5 * (weight[:count] - (change[:count] - own))
+            rest = weight - change
+            worst = max(worst, _error(old[:count] + block[:count], new), _error(values[:count], new))
+        else:
+            targets, rest = new + own, weight - change
+            worst = max(worst, _error(new, rest[:count]))
+        worst = max(worst, _error(block[count:], rest[count:]))
+        nearest = ((targets / scales[groups]).round() + 8).clamp(0, 15)
+        worst = max(worst, float((nearest != codes.flip(0)).float().mean()))
+    cost = torch.rand(length, generator=make).to(device)
+    found, _ = gptq.search(weight.T, 4, True, torch.float32, cost, (1.0, 0.7), 1e-30, signed=False)
+    tried = [weight.abs().amax(0) * (2 * fraction / 15) for fraction in (1.0, 0.7)]
+    losses = [
+        (((weight / scale).round().clamp(-8, 7) * scale - weight).square() * cost[:, None]).sum(0)
+        for scale in (found, *tried)
+    ]
+    return max(worst, float((losses[0] / torch.minimum(*losses[1:]) - 1).abs().max()))
+
+
 #: Family -> its check, which returns the maximum error on a device.
 FAMILIES: dict[str, Callable[[torch.device], float]] = {
     "weight-only linear": _weight_only,
@@ -311,4 +354,5 @@ FAMILIES: dict[str, Callable[[torch.device], float]] = {
     "gated norm": _gated_norm,
     "sampling": _sampling,
     "LoRA": _lora,
+    "GPTQ": _gptq,
 }

@@ -23,7 +23,16 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from aiakq.quantizers.numerics.rounding import Rounding, codes_for, grouped, ranges, scales_for
+from aiakq.kernels.triton import gptq as on_gpu
+from aiakq.quantizers.numerics.rounding import (
+    Rounding,
+    codes_for,
+    grouped,
+    ranges,
+    rows_at_once,
+    scales_for,
+    smallest_scale,
+)
 
 #: Number of ranges tried for a group: the full one, then each smaller by a fortieth.
 RANGE_STEPS = 20
@@ -32,8 +41,6 @@ NORM = 2.4
 NEAR_FRACTIONS = (1.0, 0.996, 1.004, 0.992, 1.008)
 #: The largest number of bits at which negative scales are tried.
 SIGNED_BITS = 4
-#: Weights processed at a time, so that intermediate results stay in a core's cache.
-_AT_ONCE = 2**18
 
 
 def range_fractions() -> list[float]:
@@ -59,6 +66,10 @@ def searched_scales(
     ``cost`` [..., G] weighs the squared error of each weight; without it the error counts to the power 2.4. ``signed``
     allows negative scales, which are tried for symmetric codes of at most SIGNED_BITS bits.
     """
+    signed = signed and may_be_signed(bits, symmetric)
+    if cost is not None and on_gpu.searches(groups, storage):
+        smallest = smallest_scale(storage)
+        return on_gpu.search(groups, bits, symmetric, storage, cost, range_fractions(), smallest, signed)
     return _best_scales(
         groups,
         bits,
@@ -66,7 +77,7 @@ def searched_scales(
         storage,
         range_fractions(),
         lambda gap: (gap.abs_().pow_(NORM) if cost is None else gap.square_().mul_(cost)).sum(-1),
-        (1, -1) if signed and may_be_signed(bits, symmetric) else (1,),
+        (1, -1) if signed else (1,),
     )
 
 
@@ -134,7 +145,7 @@ def _round_with(
     scales = torch.empty(groups.shape[:2], device=weight.device)
     zeros = torch.empty_like(scales)
     codes = torch.empty_like(weight, dtype=torch.uint8)
-    step = max(1, _AT_ONCE // weight.shape[1])
+    step = rows_at_once(weight)
     for start in range(0, len(weight), step):
         part = groups[start : start + step]
         scale, zero = search(part, bits, symmetric, storage)
@@ -153,7 +164,7 @@ def best_clip(
     """
     size = weight.shape[1] if group_size == -1 else group_size
     best = torch.empty(len(weight), weight.shape[1] // size, device=weight.device)
-    step = max(1, _AT_ONCE // weight.shape[1])
+    step = rows_at_once(weight)
     for start in range(0, len(weight), step):
         groups = grouped(weight[start : start + step], size).contiguous()
         low, high = ranges(groups, symmetric)

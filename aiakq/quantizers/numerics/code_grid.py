@@ -19,7 +19,7 @@ from aiakq.quantizers.numerics.rounding import codes_for, ranges, scales_for
 class CodeGrid(Protocol):
     """The codes of a group, for parameters (scale, zero) of that group.
 
-    integer_bits  bits of the codes if they are integers of this many bits, for which there is a native loop; else None.
+    integer_bits  bits of the codes if they are integers of this many bits, for which there are native loops; else None.
     """
 
     @property

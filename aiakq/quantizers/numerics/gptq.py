@@ -128,7 +128,8 @@ class GptqSolver:
         del pending
         if self.root is not None:
             _multiply_upper(self.root, columns)
-            self._improve([len(part) for part in parts], grid, columns)
+            # On a GPU, a launch for all rows takes little longer than one for some.
+            self._improve([len(part) for part in parts] if columns.device.type == "cpu" else [n], grid, columns)
         del columns
         return GptqResult(grid.codes.T.contiguous(), scales.T.contiguous(), zeros.T.contiguous(), self.damp)
 

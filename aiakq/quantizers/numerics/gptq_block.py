@@ -1,19 +1,22 @@
 """The inner loop of GPTQ: columns of one lazy-update block rounded one by one, with error compensation.
 
 Tensors [L, N] are transposed: a row is a column of the weight, so that each step works on contiguous memory. The native
-library keeps a few weights in a core's cache through all columns; torch passes over all of them for each column.
-Both round products before adding them, but some torch builds do not, so the last bits may differ.
+library keeps a few weights in a core's cache through all columns, and the kernel for GPUs in registers; torch passes
+over all of them for each column. Torch and the library round products before adding them, but some torch builds do not,
+so the last bits may differ.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from types import ModuleType
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from aiakq.kernels.cpu import gptq as native
+from aiakq.kernels.triton import gptq as on_gpu
 from aiakq.quantizers.numerics.code_grid import CodeGrid
 
 
@@ -32,10 +35,16 @@ class Grid(NamedTuple):
         """Return a view of some rows of the weight."""
         return Grid(self.kind, self.scales[:, rows], self.zeros[:, rows], self.codes[:, rows])
 
-    def native(self, block: Tensor) -> tuple[int, Tensor, Tensor, Tensor] | None:
-        """Return the arguments of the native loop; None if it does not support this grid and ``block`` [L, N]."""
-        bits = self.kind.integer_bits
-        return (bits, self.scales, self.zeros, self.codes) if bits is not None and native.supports(block) else None
+    def loop(self, block: Tensor) -> ModuleType | None:
+        """Return the implementation of the loop for this grid and ``block`` [L, N]; None: torch's, below."""
+        if self.kind.integer_bits is None:
+            return None
+        return next((each for each in (native, on_gpu) if each.supports(block)), None)
+
+    @property
+    def arguments(self) -> tuple[int | None, Tensor, Tensor, Tensor]:
+        """Return what implementations take of this grid."""
+        return self.kind.integer_bits, self.scales, self.zeros, self.codes
 
 
 def round_columns(block: Tensor, hinv: Tensor, grid: Grid, groups: Sequence[int], places: Sequence[int]) -> None:
@@ -44,9 +53,9 @@ def round_columns(block: Tensor, hinv: Tensor, grid: Grid, groups: Sequence[int]
     An error is the rounding error of a weight divided by ``hinv[i, i]``, hinv [L, L]; ``hinv[i, j]`` times it is
     subtracted from column j > i. ``groups`` and ``places``: the row of scales, and of codes, of each column to round.
     """
-    arguments = grid.native(block)
-    if arguments is not None:
-        native.round_columns(block, hinv, *arguments, groups, places)
+    loop = grid.loop(block)
+    if loop is not None:
+        loop.round_columns(block, hinv, *grid.arguments, groups, places)
         return
     pivots = hinv.diagonal().tolist()
     for i, (group, place) in enumerate(zip(groups, places, strict=True)):
@@ -75,9 +84,9 @@ def move_columns(
     rounding error: in column j > i it decreases by ``hessian[i, j]``, hessian [L, L], per unit that column i moves.
     values, gradient and the codes of ``grid`` are modified.
     """
-    arguments = grid.native(gradient)
-    if arguments is not None:
-        native.round_columns(gradient, hessian, *arguments, groups, places, values=values, steps=steps)
+    loop = grid.loop(gradient)
+    if loop is not None:
+        loop.round_columns(gradient, hessian, *grid.arguments, groups, places, values=values, steps=steps)
         return
     for i, (group, place) in enumerate(zip(groups, places, strict=True)):
         scale, zero = grid.scales[group], grid.zeros[group]

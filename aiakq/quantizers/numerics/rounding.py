@@ -11,8 +11,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-#: Weights processed at a time, so that intermediate results stay in a core's cache.
-_AT_ONCE = 2**18
+#: Weights processed at a time, so that intermediate results stay in a core's cache, or on a GPU take little memory.
+_AT_ONCE, _AT_ONCE_ON_GPU = 2**18, 2**25
+
+
+def rows_at_once(weight: Tensor) -> int:
+    """Return the number of rows of ``weight`` [N, K] to process at a time."""
+    return max(1, (_AT_ONCE if weight.device.type == "cpu" else _AT_ONCE_ON_GPU) // weight.shape[1])
 
 
 def grouped(weight: Tensor, group_size: int) -> Tensor:
@@ -44,8 +49,7 @@ def scales_for(low: Tensor, high: Tensor, bits: int, symmetric: bool, storage: t
     top = 2**bits - 1
     exact = (high - low) / top
     scales = exact.to(storage).to(torch.float32)
-    info = torch.finfo(storage)
-    smallest = info.smallest_normal * (info.eps if storage == torch.float16 else 1.0)
+    smallest = smallest_scale(storage)
     scales = torch.where(scales < smallest, torch.full_like(scales, smallest), scales)
     scales = torch.where(exact == 0, torch.ones_like(scales), scales)
     if symmetric:
@@ -53,6 +57,12 @@ def scales_for(low: Tensor, high: Tensor, bits: int, symmetric: bool, storage: t
     else:
         zeros = torch.round(-low / scales).clamp(0, top)
     return scales, zeros
+
+
+def smallest_scale(storage: torch.dtype) -> float:
+    """Return the smallest positive number of ``storage``, of float32 and bfloat16 the smallest normal one."""
+    info = torch.finfo(storage)
+    return info.smallest_normal * (info.eps if storage == torch.float16 else 1.0)
 
 
 def codes_for(values: Tensor, scales: Tensor, zeros: Tensor, bits: int) -> Tensor:
@@ -96,7 +106,7 @@ def rounded_weight(
 ) -> Tensor:
     """Return a weight [N, K] float32 after RTN, with its columns multiplied by ``columns`` [K] during the rounding."""
     result = torch.empty_like(weight)
-    step = max(1, _AT_ONCE // weight.shape[1])
+    step = rows_at_once(weight)
     for start in range(0, len(weight), step):
         part = weight[start : start + step]
         groups = grouped(part if columns is None else part * columns, group_size)

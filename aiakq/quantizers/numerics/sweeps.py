@@ -21,8 +21,8 @@ from aiakq.quantizers.numerics.gptq_block import Grid, move_columns
 LAZY_COLUMNS = 128
 #: Smallest magnitude of a refitted scale, and the ridge of the system, as a fraction of its mean diagonal.
 _SMALLEST, _RIDGE = 1e-7, 1e-6
-#: Bytes of the systems of equations that are solved at a time.
-_SYSTEM_BYTES = 2**25
+#: Bytes of the systems of equations that are solved at a time, on a CPU and on a GPU.
+_SYSTEM_BYTES, _SYSTEM_BYTES_ON_GPU = 2**25, 2**29
 
 
 class Descent:
@@ -116,7 +116,8 @@ class Descent:
         that minimizes the loss solves ``A d = v``. A row keeps its scales if the loss of the rounded ones is not lower.
         """
         n = self.gradient.shape[1]
-        step = max(1, _SYSTEM_BYTES // (8 * self.groups**2))
+        size = _SYSTEM_BYTES if self.gradient.device.type == "cpu" else _SYSTEM_BYTES_ON_GPU
+        step = max(1, size // (8 * self.groups**2))
         for start in range(0, n, step):
             self._refit_rows(slice(start, min(start + step, n)))
 
@@ -165,7 +166,10 @@ def _usable(new: Tensor, old: Tensor) -> Tensor:
 
 
 def _sums(x: Tensor) -> Tensor:
-    """Return the sums of x [L, ...] over its first dimension, by halving, so that their bits depend on nothing else."""
+    """Return the sums of x [L, ...] over its first dimension: on a CPU by halving, so that their bits depend on nothing
+    else; torch's sum on a GPU has the same bits each time."""
+    if x.device.type != "cpu":
+        return x.sum(0)
     while len(x) > 1:
         half = len(x) // 2
         rest = x[2 * half :]

@@ -29,6 +29,8 @@ from aiakq.quantizers.workers.protocol import SHARDS, Task, Value
 
 #: Minimum rows per task: factoring the Hessian again on another worker takes as long as rounding a few hundred rows.
 _FEWEST_ROWS = 256
+#: Maximum weights per task on a GPU, where the launches of one task take as long as those of another with more rows.
+_MOST_ON_GPU = 2**28
 #: A group of linears that share an input -> the moments of the input.
 _MomentsOf = Callable[[tuple[str, ...]], Moments]
 
@@ -174,11 +176,14 @@ class _Matrix:
 
     def cuts(self) -> list[range]:
         """Split the rows into tasks of equal size, independent of the number of workers. Experts are not split: there
-        are enough of them."""
+        are enough of them. On a GPU there are no other workers, and tasks are as large as memory allows."""
         total = sum(self._block.linears[name].out_features for name in self.names)
         if expert_pattern(self.names[0]) is not None:
             return [range(total)]
-        step = max(_FEWEST_ROWS, -(-total // SHARDS))
+        count, hessian = SHARDS, self.moments.hessian
+        if hessian.device.type != "cpu":
+            count = -(-total * len(hessian) // _MOST_ON_GPU)
+        step = max(_FEWEST_ROWS, -(-total // count))
         return [range(first, min(first + step, total)) for first in range(0, total, step)]
 
     def weights(self, rows: range) -> list[Tensor]:

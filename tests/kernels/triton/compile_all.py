@@ -26,6 +26,7 @@ from aiakq.kernels.triton import (
     attention,
     attention_kernel,
     configs,
+    gptq,
     latent_attention,
     layouts,
     linear,
@@ -37,6 +38,7 @@ from aiakq.kernels.triton.activation_kernel import gate_kernel
 from aiakq.kernels.triton.convolution import CHANNELS
 from aiakq.kernels.triton.convolution_kernel import convolution_kernel
 from aiakq.kernels.triton.gated_norm_kernel import gated_norm_kernel
+from aiakq.kernels.triton.gptq_kernel import round_kernel, search_kernel
 from aiakq.kernels.triton.latent_attention_kernel import latent_decode_kernel, latent_prefill_kernel
 from aiakq.kernels.triton.lora_kernel import expand_kernel, shrink_kernel
 from aiakq.kernels.triton.norm_kernel import norm_kernel
@@ -214,6 +216,22 @@ def mask_kernels(arch: int) -> Iterator[Row]:
     yield described("mask", "row", arch, 1, made, 32 * WORDS / (4 * 32), None)
 
 
+def gptq_kernels(arch: int) -> Iterator[Row]:
+    """Of groups of 128 columns and of 4 bits; instructions of all of it, per column and row of the weight."""
+    floats, numbers, codes = MockTensor(torch.float32), MockTensor(torch.int32), MockTensor(torch.uint8)
+    for name, sweep in (("GPTQ loop", False), ("GPTQ sweep", True)):
+        made = compiled(
+            round_kernel, arch, *[floats] * 6, codes, numbers, N, K, N, N, N, N, N, gptq.LONGEST, gptq.LONGEST,
+            TOP=15, SWEEP=sweep, LENGTH=gptq.LONGEST, BLOCK=gptq.ROUNDED, num_warps=4,
+        )  # fmt: skip
+        yield described(name, "gptq", arch, 1, made, gptq.LONGEST * gptq.ROUNDED / 128, None)
+    made = compiled(
+        search_kernel, arch, *[floats] * 5, 1, gptq.LONGEST * N, N, N, gptq.LONGEST, 20, 40, 1e-8, TOP=15,
+        SYMMETRIC=True, SIGNIFICANT=11, LENGTH=gptq.LONGEST, BLOCK=gptq.SEARCHED, num_warps=4,
+    )  # fmt: skip
+    yield described("GPTQ ranges", "gptq", arch, 1, made, gptq.LONGEST * gptq.SEARCHED / 128, None)
+
+
 def lora_kernels(arch: int) -> Iterator[Row]:
     """Of one tile of rows, which takes as long for one row; instructions per number of A or B."""
     x, floats, numbers = MockTensor(torch.bfloat16), MockTensor(torch.float32), MockTensor(torch.int32)
@@ -355,7 +373,7 @@ def page(made: list[dict[str, Any]]) -> str:
 def made_for(arch: int) -> list[dict[str, Any]]:
     kinds = (
         grouped_kernels, integer_kernels, attention_kernels, latent_kernels, row_kernels, mask_kernels,
-        recurrent_kernels, lora_kernels,
+        recurrent_kernels, lora_kernels, gptq_kernels,
     )  # fmt: skip
     return [kernel for kind in kinds for kernel in kind(arch) if kernel is not None]
 
