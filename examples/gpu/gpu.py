@@ -114,6 +114,7 @@ STEPS: dict[str, Step] = {
     "compiled_in_parallel": Step(gpu_measure.compiled_in_parallel, 120, 60),
     "ceilings": Step(gpu_measure.ceilings, 60),
     "product_speed": Step(gpu_measure.product_speed, 150, 30),
+    "variants": Step(gpu_measure.variants, 100, 40),
     "attention_speed": Step(gpu_measure.attention_speed, 90, 20),
     "latent_speed": Step(partial(gpu_measure.layer_speed, "latents"), 60, 20),
     "recurrent_speed": Step(partial(gpu_measure.layer_speed, "recurrent"), 60, 20),

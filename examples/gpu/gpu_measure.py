@@ -193,6 +193,15 @@ def sanitized(given: Measurement) -> dict:
     return {"notes": found}
 
 
+def variants(given: Measurement) -> dict:
+    """Launch configurations of weight-only products, compared with those in use."""
+    import gpu_variants
+    import torch
+
+    given.machine.needs_gpu()
+    return gpu_variants.variants(given.left, given.save, OUT, torch.device("cuda"))
+
+
 def tuning(given: Measurement) -> dict:
     """The fastest launch configurations for Llama 3 8B's shapes, written beside the results."""
     import gpu_speed

@@ -40,6 +40,7 @@ class Config:
     bn, bm        outputs and rows of a tile.
     split         programs that share a tile, each with a part of the inputs (split-K).
     scale_first   whether scales are applied to the weights before the product, not after it (linear_kernel.py).
+    joined        whether all weights of a step are one operand, and not one for each plane (linear_kernel.py).
     weights_left  whether weights are the left operand (linear_int8_kernel.py).
     dense         whether the weights are dequantized to memory and multiplied by torch.
     plain         whether to avoid inline assembly.
@@ -51,6 +52,7 @@ class Config:
     stages: int
     split: int
     scale_first: bool = False
+    joined: bool = False
     weights_left: bool = False
     dense: bool = False
     plain: bool = False

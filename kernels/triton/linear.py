@@ -148,7 +148,12 @@ def _choose(state: GroupedLinear, m: int) -> Config:
     n, device = state.uncut_n or state.n, state.words.device
     chosen = configs.choose("grouped", device, state.bits, n, state.steps, m, dense=not state.uncut_n)
     # With one scale per plane it is cheaper to apply it to the weights.
-    return replace(chosen, scale_first=True) if state.group == state.plane else chosen
+    return replace(chosen, scale_first=True) if state.group == state.plane else _fitting(state, chosen)
+
+
+def _fitting(state: GroupedLinear, config: Config) -> Config:
+    """Return ``config``; scales are applied first where planes with different ones are joined."""
+    return replace(config, scale_first=True) if config.joined and state.group < state.step else config
 
 
 def _layout(state: GroupedLinear, m: int, config: Config) -> PackedLayout | None:
@@ -187,7 +192,7 @@ def run(x: LinearInput, state: GroupedLinear, config: Config | None = None) -> T
         return x.new_empty(0, state.n)
     if x.stride(1) != 1:
         x = x.contiguous()
-    chosen = config or _choose(state, m)
+    chosen = _choose(state, m) if config is None else _fitting(state, config)
     if chosen.dense:
         return dense(x, state)
     if packed is None:
@@ -206,7 +211,8 @@ def run(x: LinearInput, state: GroupedLinear, config: Config | None = None) -> T
         counts, rows.stride(0), sums_stride, y.stride(0), m, state.n,
         N_PADDED=padded, STEPS=state.steps, GROUP=state.group, BITS=state.bits, BKP=state.plane,
         BN=chosen.bn, BM=chosen.bm, SPLIT=split, BIAS=state.bias is not None,
-        SCALE_FIRST=chosen.scale_first, PLAIN=chosen.plain, STAGES=chosen.stages, num_warps=chosen.warps,
+        SCALE_FIRST=chosen.scale_first, JOINED=chosen.joined, PLAIN=chosen.plain, STAGES=chosen.stages,
+        num_warps=chosen.warps,
     )  # fmt: skip
     return y
 

@@ -11,6 +11,10 @@ unpacked, and because few activations then waste no rows. Codes enter it with an
 subtracted at the end by means of sums of the activations: ``sum (q + o - z - o) x = sum (q + o) x - (z + o) sum x``.
 With more activations, dequantizing the weights first is cheaper (SCALE_FIRST).
 
+Planes can also be put side by side in registers, for one product per step (JOINED). Triton waits for each product whose
+left operand is in registers, except for the last of an iteration: if it is the only one, tensor cores work on a step
+while the codes of the next are unpacked.
+
 Several programs may share an output, each with a part of the inputs (split-K). The last to finish adds up the partial
 sums in a fixed order, so results are deterministic.
 """
@@ -122,6 +126,43 @@ def _weights(plane, offset, scale, zero):
 
 
 @triton.jit
+def _beside(a, b):
+    """Return [BN, 2 K] of a, b [BN, K], the columns of ``a`` first; each thread keeps its elements."""
+    BN: tl.constexpr = a.shape[0]
+    K: tl.constexpr = a.shape[1]
+    return tl.reshape(tl.permute(tl.join(a, b), (0, 2, 1)), (BN, 2 * K))
+
+
+@triton.jit
+def _codes_beside(planes, FIRST: tl.constexpr, COUNT: tl.constexpr):
+    """Return COUNT planes from FIRST on side by side, [BN, COUNT BKP]."""
+    if COUNT == 1:
+        return planes[FIRST]
+    else:
+        HALF: tl.constexpr = COUNT // 2
+        return _beside(_codes_beside(planes, FIRST, HALF), _codes_beside(planes, FIRST + HALF, HALF))
+
+
+@triton.jit
+def _weights_beside(
+    planes, grid_at, step, FIRST: tl.constexpr, COUNT: tl.constexpr,
+    N_PADDED: tl.constexpr, GROUP: tl.constexpr, BITS: tl.constexpr, BKP: tl.constexpr, BF16: tl.constexpr,
+):  # fmt: skip
+    """Return the weights of COUNT planes from FIRST on side by side, [BN, COUNT BKP]."""
+    if COUNT == 1:
+        BK: tl.constexpr = 16 // BITS * BKP
+        group = step * BK // GROUP if GROUP >= BK else (step * BK + FIRST * BKP) // GROUP
+        scale, zero = _scale_and_zero(tl.load(grid_at + group * N_PADDED))
+        return _weights(planes[FIRST], offset_of(FIRST, BITS, BF16), scale, zero)
+    else:
+        HALF: tl.constexpr = COUNT // 2
+        return _beside(
+            _weights_beside(planes, grid_at, step, FIRST, HALF, N_PADDED, GROUP, BITS, BKP, BF16),
+            _weights_beside(planes, grid_at, step, FIRST + HALF, HALF, N_PADDED, GROUP, BITS, BKP, BF16),
+        )
+
+
+@triton.jit
 def _scales_per_plane(
     acc, planes, x_at, sums_ptr, sums_stride, grid_ptr, step, n, m,
     N_PADDED: tl.constexpr, GROUP: tl.constexpr, BITS: tl.constexpr, BKP: tl.constexpr, BN: tl.constexpr,
@@ -153,10 +194,14 @@ def _scales_per_plane(
 
 
 @triton.jit
-def _products(acc, planes, x_at, BITS: tl.constexpr, BKP: tl.constexpr):
+def _products(acc, planes, x_at, BITS: tl.constexpr, BKP: tl.constexpr, JOINED: tl.constexpr):
     """Accumulate the product of one step's codes, including offsets, into ``acc``."""
-    for plane in tl.static_range(16 // BITS):
-        acc = dot(planes[plane], tl.load(x_at + plane * BKP, eviction_policy="evict_last"), acc)
+    if JOINED:
+        codes = _codes_beside(planes, 0, 16 // BITS)
+        acc = dot(codes, tl.load(x_at, eviction_policy="evict_last"), acc)
+    else:
+        for plane in tl.static_range(16 // BITS):
+            acc = dot(planes[plane], tl.load(x_at + plane * BKP, eviction_policy="evict_last"), acc)
     return acc
 
 
@@ -173,7 +218,7 @@ def _products_of_weights(
 
 @triton.jit
 def grouped_loop(
-    x_at,  # [BKP, BM] of the first plane
+    x_at,  # [BKP, BM] of the first plane; with JOINED [step, BM]
     sums_ptr,
     words_at,  # [BN, BKP] of the first step
     grid_ptr,
@@ -191,6 +236,7 @@ def grouped_loop(
     BM: tl.constexpr,
     STAGES: tl.constexpr,
     SCALE_FIRST: tl.constexpr,
+    JOINED: tl.constexpr,
     PLAIN: tl.constexpr,
     BF16: tl.constexpr,
 ):
@@ -207,13 +253,17 @@ def grouped_loop(
     for step in tl.range(begin, end, num_stages=STAGES):
         words = tl.load(words_at + step * (64 * BKP), eviction_policy="evict_first")
         planes = planes_of(words, BITS, BF16, PLAIN)
-        if GROUP < BK:
+        if JOINED and SCALE_FIRST:
+            weights = _weights_beside(planes, grid_ptr + n, step, 0, PLANES, N_PADDED, GROUP, BITS, BKP, BF16)
+            acc = dot(weights, tl.load(x_at + step * BK, eviction_policy="evict_last"), acc)
+        elif GROUP < BK:
+            tl.static_assert(not JOINED, "sums of joined planes need groups of at least a step")
             acc = _scales_per_plane(
                 acc, planes, x_at + step * BK, sums_ptr, sums_stride, grid_ptr, step, n, m,
                 N_PADDED, GROUP, BITS, BKP, BN, BM, SCALE_FIRST, BF16,
             )  # fmt: skip
         elif WHOLE:
-            acc = _products(acc, planes, x_at + step * BK, BITS, BKP)
+            acc = _products(acc, planes, x_at + step * BK, BITS, BKP, JOINED)
             taken += tl.load(sums_ptr + (2 * step) * sums_stride + m)
             total += tl.load(sums_ptr + (2 * step + 1) * sums_stride + m)
         else:
@@ -221,7 +271,7 @@ def grouped_loop(
             if SCALE_FIRST:
                 acc = _products_of_weights(acc, planes, x_at + step * BK, scale, zero, BITS, BKP, BF16)
             else:
-                whole = _products(tl.zeros((BN, BM), tl.float32), planes, x_at + step * BK, BITS, BKP)
+                whole = _products(tl.zeros((BN, BM), tl.float32), planes, x_at + step * BK, BITS, BKP, JOINED)
                 taken = tl.load(sums_ptr + (2 * step) * sums_stride + m)
                 total = tl.load(sums_ptr + (2 * step + 1) * sums_stride + m)
                 acc += scale[:, None] * (whole - taken[None, :] - zero[:, None] * total[None, :])
@@ -259,6 +309,7 @@ def grouped_kernel(
     STAGES: tl.constexpr,
     BIAS: tl.constexpr,
     SCALE_FIRST: tl.constexpr,
+    JOINED: tl.constexpr,
     PLAIN: tl.constexpr,
 ):
     """W x^T for a tile of BN outputs and BM rows, over one of SPLIT parts of the inputs."""
@@ -273,11 +324,14 @@ def grouped_kernel(
     inside = tl.arange(0, BKP)
     begin = part * STEPS // SPLIT
     end = (part + 1) * STEPS // SPLIT
+    # If the loop could be empty, ptxas would let every product of tensor cores wait for the one before it.
+    tl.assume(begin < end)
     words_at = words_ptr + ((n // 64).to(tl.int64) * STEPS * 64 + n % 64)[:, None] * BKP + inside[None, :]
-    x_at = x_ptr + row[None, :] * x_stride + inside[:, None]
+    TOGETHER: tl.constexpr = BKP * (16 // BITS) if JOINED else BKP
+    x_at = x_ptr + row[None, :] * x_stride + tl.arange(0, TOGETHER)[:, None]
     acc = grouped_loop(
         x_at, sums_ptr, words_at, grid_ptr, sums_stride, n, m, begin, end,
-        N_PADDED, STEPS, GROUP, BITS, BKP, BN, BM, STAGES, SCALE_FIRST, PLAIN, FLOAT == tl.bfloat16,
+        N_PADDED, STEPS, GROUP, BITS, BKP, BN, BM, STAGES, SCALE_FIRST, JOINED, PLAIN, FLOAT == tl.bfloat16,
     )  # fmt: skip
     acc *= tl.load(factors_ptr + n)[:, None]
     mask = (m < M)[None, :] & (n < N)[:, None]

@@ -90,7 +90,8 @@ def grouped_kernels(arch: int) -> Iterator[Row]:
                         MockTensor(torch.float32), MockTensor(torch.int32), K, 1024, N, 7, N, N_PADDED=N,
                         STEPS=K // step, GROUP=group, BITS=bits, BKP=plane, BN=bn, BM=bm,
                         SPLIT=4 if is_split(most, words) else 1, STAGES=stages, BIAS=False,
-                        SCALE_FIRST="scale_first" in words, PLAIN=plain, num_warps=warps,
+                        SCALE_FIRST="scale_first" in words or ("joined" in words and group < step),
+                        JOINED="joined" in words, PLAIN=plain, num_warps=warps,
                     )  # fmt: skip
                     kind = f"{scheme} g{group}" if group < K else scheme
                     matrix = "HGMMA" if arch == 90 and warps >= 4 else "HMMA"
@@ -322,6 +323,7 @@ def described(
         "name": f"{name} sm{arch}",
         "kernel": made.kernel,
         "bounds": made.bounds,
+        "waits": made.waits,
         "kind": kind,
         "arch": arch,
         "rows": rows,

@@ -66,12 +66,14 @@ class Compiled:
     whole   the same of all of it.
     kernel  the name of its function.
     bounds  the number of bounds of loops that an enclosing loop changes, before and after Triton's passes for a GPU.
+    waits   the number of waits for all products in flight, as Triton asked and as ptxas made it.
     """
 
     loop: Counter[str]
     whole: Counter[str]
     kernel: str
     bounds: tuple[int, int]
+    waits: tuple[int, int]
     registers: int
     stack: int
     shared: int
@@ -107,8 +109,9 @@ def compiled(
     assert found is not None, usage
     lines = text.splitlines()
     bounds = (varying_bounds(made.asm["ttir"]), varying_bounds(made.asm["ttgir"]))
+    waits = (made.asm["ptx"].count("wgmma.wait_group.sync.aligned 0;"), text.count("WARPGROUP.DEPBAR.LE gsb0, 0x0"))
     loop, whole = _count(_main_loop(lines)), _count(lines)
-    return Compiled(loop, whole, made.metadata.name, bounds, int(found[1]), int(found[2]), made.metadata.shared)
+    return Compiled(loop, whole, made.metadata.name, bounds, waits, int(found[1]), int(found[2]), made.metadata.shared)
 
 
 def _count(lines: list[str]) -> Counter[str]:

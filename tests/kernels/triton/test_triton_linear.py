@@ -22,6 +22,8 @@ PATHS = {
     "shared": (5, Config(64, 16, 2, 3, 3)),
     "wide": (17, Config(128, 16, 4, 3, 1)),
     "weights_first": (18, Config(64, 16, 4, 3, 2, scale_first=True)),
+    "joined": (18, Config(64, 16, 4, 3, 2, scale_first=True, joined=True)),
+    "joined_codes": (17, Config(64, 32, 4, 3, 1, joined=True)),
     "dense": (19, Config(64, 16, 4, 3, 1, dense=True)),
 }
 
