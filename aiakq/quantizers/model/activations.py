@@ -37,8 +37,8 @@ class Call:
 class HiddenStates:
     """A list of float32 tensors of which at most ``budget`` bytes are in memory; the rest are files in ``folder``.
 
-    Tensors on a GPU stay there, and do not count. Spilling affects only speed: files hold the same bits. Tensors may be absent, because other workers hold them or
-    they have not been set yet. An absent one is None but still has a shape.
+    Tensors on a GPU stay there, and do not count. Spilling affects only speed: files hold the same bits. Tensors may be
+    absent, because other workers hold them or they have not been set yet. An absent one is None but still has a shape.
     """
 
     def __init__(self, tensors: Iterable[Tensor] = (), budget: float = float("inf"), folder: Path | None = None):
