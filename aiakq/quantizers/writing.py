@@ -64,20 +64,21 @@ def encode(name: str, weight: QWeight, spec: QuantSpec, storage: torch.dtype) ->
 
 def verify(name: str, weight: QWeight, spec: QuantSpec, written: Mapping[str, Tensor]) -> None:
     """Compare a linear read from ``written`` with the expected one. Raises ``not_as_written``."""
-    decoded = decode(name, spec, written)
-    same = torch.equal(decoded.codes, weight.codes.cpu()) and torch.equal(dequantize(decoded), dequantize(weight).cpu())
+    decoded = decode(name, spec, written, weight.codes.device)
+    same = torch.equal(decoded.codes, weight.codes) and torch.equal(dequantize(decoded), dequantize(weight))
     for ours, theirs in ((weight.bias, decoded.bias), (weight.input_scale, decoded.input_scale)):
         same = same and (ours is None) == (theirs is None)
-        same = same and (ours is None or theirs is None or torch.equal(ours.float().cpu(), theirs.float()))
+        same = same and (ours is None or theirs is None or torch.equal(ours.float().cpu(), theirs.float().cpu()))
     if not same:
         raise error("not_as_written", layer=name)
 
 
-def decode(name: str, spec: QuantSpec, written: Mapping[str, Tensor]) -> QWeight:
-    """Return the linear ``name`` decoded from the tensors of its step."""
+def decode(name: str, spec: QuantSpec, written: Mapping[str, Tensor], device: torch.device | None = None) -> QWeight:
+    """Return the linear ``name`` decoded from the tensors of its step, on ``device`` if given."""
     own = _own(spec, name)
     module = formats.load(own.format)
-    tensors = {suffix: written[f"{name}.{suffix}"] for suffix in module.SUFFIXES if f"{name}.{suffix}" in written}
+    names = {suffix: f"{name}.{suffix}" for suffix in module.SUFFIXES if f"{name}.{suffix}" in written}
+    tensors = {suffix: written[full].to(device=device) for suffix, full in names.items()}
     weight: QWeight = module.read(tensors, own, name)
     return weight
 

@@ -90,6 +90,8 @@ def quantize_parts(given: Measurement) -> dict:
     def found() -> dict:
         return {"rows": clock.rows(), "notes": notes}
 
+    clock.tick = lambda: given.save(found())
+
     with tempfile.TemporaryDirectory() as folder, clock.patched():
         source = _random_model(Path(folder, "source"), blocks, given.machine)
         # Compiles kernels and starts libraries, which a process does once.
@@ -97,26 +99,34 @@ def quantize_parts(given: Measurement) -> dict:
         with clock.timed("first use: a small model"):
             _quantized(small, given.machine.device, evaluate=False, samples=2, seqlen=64, dtype="bf16", method="gptq")
         clock.restart("first use: a small model")
-        given.save(found())
         for options in (TIMED["gptq --targets own"], TIMED["gptq"]):
             title = options.get("targets", "original")
             clock.prefix = f"{title} targets, "
             with clock.timed("everything else"):
                 _quantized(
-                    source, given.machine.device, lambda _: given.save(found()), evaluate=False, samples=samples,
-                    seqlen=length, dtype="bf16", **options,
-                )  # fmt: skip
-            given.save(found())
+                    source,
+                    given.machine.device,
+                    evaluate=False,
+                    samples=samples,
+                    seqlen=length,
+                    dtype="bf16",
+                    **options,
+                )
             if given.left() < clock.total() + 5:
                 break
     return found()
 
 
 class _Clock:
-    """Seconds and calls of functions by title, without those of timed functions that they call."""
+    """Seconds and calls of functions by title, without those of timed functions that they call.
+
+    tick  called about every second between them, to save what was found.
+    """
 
     def __init__(self, machine: Machine) -> None:
         self.machine, self.prefix = machine, ""
+        self.tick: Callable[[], None] = lambda: None
+        self._ticked = 0.0
         self._spent: dict[str, float] = {}
         self._calls: dict[str, int] = {}
         self._inside = [0.0]
@@ -135,6 +145,9 @@ class _Clock:
             self._inside[-1] += took
             self._spent[title] = self._spent.get(title, 0.0) + took - inside
             self._calls[title] = self._calls.get(title, 0) + 1
+            if time.monotonic() - self._ticked > 1:
+                self.tick()
+                self._ticked = time.monotonic()
 
     def restart(self, title: str) -> None:
         """Replace all titles by one with the time of all."""
@@ -205,15 +218,13 @@ def quantize_speed(given: Measurement) -> dict:
     return {"rows": rows}
 
 
-def _quantized(source: str, device: str, progress: Callable[[Any], None] | None = None, **options: Any) -> Any:
+def _quantized(source: str, device: str, **options: Any) -> Any:
     """Quantize into a folder that is removed again, and return the report."""
     from aiakq.quantizers.options import QuantizeOptions
     from aiakq.quantizers.pipeline import quantize_checkpoint
 
     with tempfile.TemporaryDirectory() as folder:
-        return quantize_checkpoint(
-            QuantizeOptions(input=source, output=f"{folder}/out", device=device, **options), progress
-        )
+        return quantize_checkpoint(QuantizeOptions(input=source, output=f"{folder}/out", device=device, **options))
 
 
 def _random_model(folder: Path, blocks: int, machine: Machine, small: bool = False) -> str:

@@ -114,6 +114,13 @@ def round_kernel(
 
 
 @triton.jit
+def _columns(first, columns, stride, there, G):
+    """Load columns of a group of G; ``first`` [1, BLOCK] points to the first one."""
+    inside = (columns < G)[:, None] & there[None, :]
+    return tl.load(first + columns.to(tl.int64)[:, None] * stride, mask=inside, other=0.0)
+
+
+@triton.jit
 def search_kernel(
     groups_ptr,  # [N, K / G, G] float32
     cost_ptr,  # [K / G, G] float32
@@ -147,9 +154,7 @@ def search_kernel(
     low = tl.zeros([BLOCK], tl.float32)
     high = tl.zeros([BLOCK], tl.float32)
     for start in range(0, G, LENGTH):
-        at = start + columns
-        inside = (at < G)[:, None] & there[None, :]
-        tile = tl.load(first + at.to(tl.int64)[:, None] * column_stride, mask=inside, other=0.0)
+        tile = _columns(first, start + columns, column_stride, there, G)
         low = tl.minimum(low, tl.min(tile, axis=0))
         high = tl.maximum(high, tl.max(tile, axis=0))
     if SYMMETRIC:
@@ -163,10 +168,8 @@ def search_kernel(
         scale = tl.where(candidate < F, scale, -scale)
         loss = tl.zeros([BLOCK], tl.float32)
         for start in range(0, G, LENGTH):
-            at = start + columns
-            inside = (at < G)[:, None] & there[None, :]
-            tile = tl.load(first + at.to(tl.int64)[:, None] * column_stride, mask=inside, other=0.0)
-            cost = tl.load(cost_ptr + at, mask=at < G, other=0.0)
+            tile = _columns(first, start + columns, column_stride, there, G)
+            cost = tl.load(cost_ptr + start + columns, mask=start + columns < G, other=0.0)
             code = _codes(tile, scale[None, :], zero[None, :], TOP)
             gap = (code - zero[None, :]) * scale[None, :] - tile
             loss += tl.sum(gap * gap * cost[:, None], axis=0)

@@ -37,8 +37,8 @@ class Call:
 class HiddenStates:
     """A list of float32 tensors of which at most ``budget`` bytes are in memory; the rest are files in ``folder``.
 
-    Spilling affects only speed: files hold the same bits. Tensors may be absent, because other workers hold them or
-    they have not been set yet. An absent one is None but still has a shape.
+    Tensors on a GPU stay there, and do not count. Spilling affects only speed: files hold the same bits. Tensors may be
+    absent, because other workers hold them or they have not been set yet. An absent one is None but still has a shape.
     """
 
     def __init__(self, tensors: Iterable[Tensor] = (), budget: float = float("inf"), folder: Path | None = None):
@@ -104,8 +104,8 @@ class HiddenStates:
                 self._items[index] = None
 
     def _placed(self, tensor: Tensor) -> Tensor | _Spilled:
-        size = tensor.numel() * tensor.element_size()
-        if self.folder is None or self._bytes_in_memory + size <= self.budget:
+        size = _in_memory_bytes(tensor)
+        if not size or self.folder is None or self._bytes_in_memory + size <= self.budget:
             self._bytes_in_memory += size
             return tensor
         return _Spilled(tensor, self.folder)
@@ -138,7 +138,8 @@ def first(output: Output) -> Tensor:
 
 
 def _in_memory_bytes(item: Tensor | _Spilled | None) -> int:
-    return item.numel() * item.element_size() if isinstance(item, Tensor) else 0
+    """Return the bytes that an item takes in memory: a file, or a tensor on a GPU, takes none."""
+    return item.nbytes if isinstance(item, Tensor) and item.device.type == "cpu" else 0
 
 
 class Activations:

@@ -19,12 +19,15 @@ from aiakq.quantizers.model.activations import Activations, HiddenStates
 
 #: Maximum bytes of cached inputs in memory; beyond it they are spilled like hidden states.
 _IN_MEMORY = 2**29
+#: Fraction of a GPU's memory that cached inputs leave free; those that do not fit there are cached in memory.
+_LEFT_FREE = 0.5
 
 
 class Replay:
     """One block and its calibration inputs, with cached inputs of finished linears.
 
     Cached inputs count against the budget of the hidden states, and at most half a gigabyte of them is in memory.
+    Those on a GPU stay there while half of it is free.
     """
 
     def __init__(self, block: nn.Module, index: int, inputs: Activations) -> None:
@@ -47,7 +50,7 @@ class Replay:
             budget = min(_IN_MEMORY, hidden.budget - hidden.nbytes) - cached
             self._cached_inputs[name] = HiddenStates((), max(0.0, budget), hidden.folder)
         if not self._cached_inputs[name].has(batch):
-            self._cached_inputs[name].put(batch, x.detach().to("cpu", copy=True))
+            self._cached_inputs[name].put(batch, _copied(x.detach()))
 
     def run(
         self,
@@ -137,3 +140,12 @@ class Replay:
         finally:
             for handle in handles:
                 handle.remove()
+
+
+def _copied(x: Tensor) -> Tensor:
+    """Return a copy of x: where it is if that is a GPU with room, else on the CPU."""
+    if x.device.type == "cuda":
+        free, total = torch.cuda.mem_get_info(x.device)
+        if free - x.nbytes >= _LEFT_FREE * total:
+            return x.clone()
+    return x.to("cpu", copy=True)

@@ -30,7 +30,7 @@ from aiakq.quantizers.workers.protocol import SHARDS, Task, Value
 #: Minimum rows per task: factoring the Hessian again on another worker takes as long as rounding a few hundred rows.
 _FEWEST_ROWS = 256
 #: Maximum weights per task on a GPU, where the launches of one task take as long as those of another with more rows.
-_MOST_ON_GPU = 2**28
+_MOST_ON_GPU = 2**27
 #: A group of linears that share an input -> the moments of the input.
 _MomentsOf = Callable[[tuple[str, ...]], Moments]
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from aiakq.quantizers.model.activations import Activations, Call, HiddenStates
-from aiakq.quantizers.model.replay import Replay
+from aiakq.quantizers.model.replay import Replay, _copied
 
 
 class Attention(torch.nn.Module):
@@ -141,3 +141,29 @@ def test_states_that_are_not_kept_are_absent_and_take_no_memory() -> None:
     assert [copied.has(number) for number in range(4)] == [False, True, False, True]
     assert copied.nbytes * 2 == hidden.nbytes and copied.shapes == hidden.shapes
     assert all(map(hidden.has, range(4)))
+
+
+def test_tensors_on_a_gpu_stay_there_and_take_no_memory(tmp_path: Path) -> None:
+    elsewhere = torch.empty(2, 3, device="meta")
+    hidden = HiddenStates([torch.zeros(2, 3)], 24, tmp_path)
+    hidden.put(1, elsewhere)
+    assert hidden[1] is elsewhere and hidden.bytes_in_memory == 24 and not list(tmp_path.iterdir())
+    hidden[1] = torch.ones(2, 3)
+    assert torch.equal(hidden[1], torch.ones(2, 3)) and hidden.bytes_in_memory == 24 and len(list(tmp_path.iterdir()))
+
+
+@pytest.mark.parametrize(("free", "stays"), [(60, True), (59, False)])
+def test_inputs_are_cached_on_a_gpu_while_half_of_it_is_free(
+    monkeypatch: pytest.MonkeyPatch, free: int, stays: bool
+) -> None:
+    class OnGpu:
+        device, nbytes = torch.device("cuda"), 10
+
+        def clone(self) -> str:
+            return "on the GPU"
+
+        def to(self, device: str, copy: bool) -> str:
+            return f"on the {device}"
+
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (free, 100))
+    assert _copied(OnGpu()) == ("on the GPU" if stays else "on the cpu")  # type: ignore[arg-type, comparison-overlap]

@@ -2,6 +2,7 @@
 
 import hashlib
 import weakref
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,6 +15,8 @@ from aiakq.quantizers.numerics.cholesky import factors
 from aiakq.quantizers.numerics.code_grid import IntegerGrid
 from aiakq.quantizers.numerics.gptq import GptqSettings, column_order, gptq
 from aiakq.quantizers.numerics.rounding import dequantize, round_weight
+from aiakq.quantizers.rounders.gptq import _Matrix
+from aiakq.quantizers.rounders.targets import Moments
 
 
 def find_params(x: Tensor, bits: int, sym: bool) -> tuple[Tensor, Tensor]:
@@ -312,3 +315,13 @@ def test_own_targets_with_positive_scales_give_the_bytes_of_earlier_versions(bit
     result = gptq(weight, hessian, settings_of(bits, 32, sym, torch.float16, order="group", sweeps=2))
     seen = result.codes.numpy().tobytes() + result.scales.half().numpy().tobytes()
     assert hashlib.sha256(seen).hexdigest().startswith(digest)
+
+
+@pytest.mark.parametrize(("device", "tasks"), [("cpu", 8), ("meta", 1)])
+def test_rows_are_split_into_tasks_for_workers_which_a_gpu_has_not(device: str, tasks: int) -> None:
+    matrix = _Matrix.__new__(_Matrix)
+    matrix.names, matrix.moments = ("q_proj", "k_proj"), Moments(torch.empty(64, 64, device=device))
+    linears = {name: SimpleNamespace(out_features=2048) for name in matrix.names}
+    matrix._block = SimpleNamespace(linears=linears)  # type: ignore[assignment]
+    cuts = matrix.cuts()
+    assert len(cuts) == tasks and [row for rows in cuts for row in rows] == list(range(4096))
