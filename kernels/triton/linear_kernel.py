@@ -241,8 +241,7 @@ def grouped_loop(
     BF16: tl.constexpr,
 ):
     """W x^T over steps ``begin`` to ``end``, float32 [BN, BM]; arguments as in grouped_kernel."""
-    PLANES: tl.constexpr = 16 // BITS
-    BK: tl.constexpr = PLANES * BKP
+    BK: tl.constexpr = 16 // BITS * BKP
     # A single group over all inputs: its scale is applied at the end.
     WHOLE: tl.constexpr = GROUP == STEPS * BK and not SCALE_FIRST
     acc = tl.zeros((BN, BM), tl.float32)
@@ -254,10 +253,9 @@ def grouped_loop(
         words = tl.load(words_at + step * (64 * BKP), eviction_policy="evict_first")
         planes = planes_of(words, BITS, BF16, PLAIN)
         if JOINED and SCALE_FIRST:
-            weights = _weights_beside(planes, grid_ptr + n, step, 0, PLANES, N_PADDED, GROUP, BITS, BKP, BF16)
+            weights = _weights_beside(planes, grid_ptr + n, step, 0, 16 // BITS, N_PADDED, GROUP, BITS, BKP, BF16)
             acc = dot(weights, tl.load(x_at + step * BK, eviction_policy="evict_last"), acc)
         elif GROUP < BK:
-            tl.static_assert(not JOINED, "sums of joined planes need groups of at least a step")
             acc = _scales_per_plane(
                 acc, planes, x_at + step * BK, sums_ptr, sums_stride, grid_ptr, step, n, m,
                 N_PADDED, GROUP, BITS, BKP, BN, BM, SCALE_FIRST, BF16,
@@ -321,12 +319,11 @@ def grouped_kernel(
     n = tile_n * BN + tl.arange(0, BN)
     m = tile_m * BM + tl.arange(0, BM)
     row = tl.where(m < M, m, 0).to(tl.int64)
-    inside = tl.arange(0, BKP)
     begin = part * STEPS // SPLIT
     end = (part + 1) * STEPS // SPLIT
     # If the loop could be empty, ptxas would let every product of tensor cores wait for the one before it.
     tl.assume(begin < end)
-    words_at = words_ptr + ((n // 64).to(tl.int64) * STEPS * 64 + n % 64)[:, None] * BKP + inside[None, :]
+    words_at = words_ptr + ((n // 64).to(tl.int64) * STEPS * 64 + n % 64)[:, None] * BKP + tl.arange(0, BKP)[None, :]
     TOGETHER: tl.constexpr = BKP * (16 // BITS) if JOINED else BKP
     x_at = x_ptr + row[None, :] * x_stride + tl.arange(0, TOGETHER)[:, None]
     acc = grouped_loop(
