@@ -28,9 +28,7 @@ from aiakq.arguments.common import ConfigArguments, JsonArguments, ResultArgumen
 from aiakq.arguments.comparison import AlternationArguments, CompareArguments, CounterArguments, ReportArguments
 from aiakq.arguments.engine import ENGINE_ARGUMENTS
 from aiakq.arguments.quantize import QuantizeArguments
-from aiakq.arguments.renamed import BY_NAME as RENAMED
-from aiakq.arguments.renamed import Renamed
-from aiakq.arguments.server import ARGUMENTS
+from aiakq.arguments.server import ARGUMENTS, RENAMED, Renamed
 from aiakq.arguments.spelling import Options
 from aiakq.arguments.translate import TranslateArguments
 from aiakq.arguments.unsupported import UNSUPPORTED

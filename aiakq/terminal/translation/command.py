@@ -230,10 +230,10 @@ def _apply(found: Found, name: str, value: str) -> None:
         found.folders[inside.rstrip("/")] = outside.rstrip("/")
     elif name == "--mount":
         mount = {part.partition("=")[0]: part.partition("=")[2] for part in value.split(",")}
-        inside = mount.get("target") or mount.get("dst") or mount.get("destination")
-        outside = mount.get("source") or mount.get("src")
-        if inside and outside:
-            found.folders[inside.rstrip("/")] = outside.rstrip("/")
+        target = mount.get("target") or mount.get("dst") or mount.get("destination")
+        source = mount.get("source") or mount.get("src")
+        if target and source:
+            found.folders[target.rstrip("/")] = source.rstrip("/")
     elif name == "--gpus" and (devices := re.search(r"device=([\w,-]+)", value)):
         found.variables["CUDA_VISIBLE_DEVICES"] = devices[1]
     elif name == "--env-file":

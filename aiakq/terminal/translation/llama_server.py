@@ -9,7 +9,7 @@ from aiakq.terminal.translation.rules import (
     LOST,
     Assumed,
     Rule,
-    Tool,
+    ServerProgram,
     Unavailable,
     WithoutEffect,
     ignored,
@@ -442,6 +442,6 @@ ASSUMED = (
     Assumed("--override-generation-config", 0.95, _ANSWERS, "top_p"),
     Assumed("--override-generation-config", 0.05, _ANSWERS, "min_p"),
 )
-LLAMA_SERVER = Tool(
+LLAMA_SERVER = ServerProgram(
     "llama-server", VERSION, RULES, VARIABLES, ASSUMED, model=Rule((), "value", KEPT, "MODEL", convert=_gguf)
 )

@@ -12,7 +12,7 @@ from aiakq.terminal.translation.rules import (
     KEPT,
     Assumed,
     Rule,
-    Tool,
+    ServerProgram,
     Unavailable,
     ignored,
     kept,
@@ -142,7 +142,9 @@ ASSUMED = (
     Assumed("--override-generation-config", 40, _ANSWERS, "top_k"),
     Assumed("--override-generation-config", 0.9, _ANSWERS, "top_p"),
 )
-OLLAMA = Tool("Ollama", VERSION, RULES, VARIABLES, ASSUMED, model=Rule((), "value", KEPT, "MODEL", convert=_model))
+OLLAMA = ServerProgram(
+    "Ollama", VERSION, RULES, VARIABLES, ASSUMED, model=Rule((), "value", KEPT, "MODEL", convert=_model)
+)
 
 
 def modelfile(text: str) -> list[tuple[str, str, str]] | None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from aiakq.arguments.argument import BOOLEANS
 from aiakq.arguments.spelling import parsed_text, set_key
-from aiakq.terminal.translation.rules import Rule, Tool
+from aiakq.terminal.translation.rules import Rule, ServerProgram
 
 #: Dashes that web pages put in place of two hyphens.
 _DASHES = re.compile("^[\u2010-\u2015\u2212]+")
@@ -27,13 +27,13 @@ class Given:
     keys: dict[str, object] = field(default_factory=dict)
 
 
-def read(words: list[str], tool: Tool) -> tuple[list[Given], list[str]]:
+def read(words: list[str], tool: ServerProgram) -> tuple[list[Given], list[str]]:
     """Return the options of a command line, and the words that belong to none."""
     return _Reader(words, tool).result()
 
 
 class _Reader:
-    def __init__(self, words: list[str], tool: Tool) -> None:
+    def __init__(self, words: list[str], tool: ServerProgram) -> None:
         self._rest, self._tool = list(words), tool
         self._rules = tool.by_flag
         self._plain = {_plain(flag): rule for flag, rule in self._rules.items()}

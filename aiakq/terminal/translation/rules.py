@@ -82,7 +82,7 @@ class Assumed:
 
 
 @dataclass(frozen=True)
-class Tool:
+class ServerProgram:
     """A server program.
 
     name       as it is called in messages.

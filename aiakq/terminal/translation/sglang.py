@@ -12,7 +12,7 @@ from aiakq.terminal.translation.rules import (
     Assumed,
     Changed,
     Rule,
-    Tool,
+    ServerProgram,
     Unavailable,
     WithoutEffect,
     ignored,
@@ -208,7 +208,7 @@ VARIABLES: dict[str, tuple[str, str]] = {
 }
 ASSUMED = (Assumed("--port", "30000", "SGLang's default port"),)
 
-SGLANG = Tool(
+SGLANG = ServerProgram(
     "SGLang",
     VERSION,
     (*sglang_without.rules(), *RULES),

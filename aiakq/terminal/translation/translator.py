@@ -22,7 +22,7 @@ from aiakq.terminal.translation.rules import (
     LOST,
     Assumed,
     Changed,
-    Tool,
+    ServerProgram,
     Unavailable,
     WithoutEffect,
 )
@@ -60,7 +60,7 @@ def translate(words: list[str]) -> Translation:
 class _Translator:
     """Builds one translation."""
 
-    def __init__(self, tool: Tool, found: Found) -> None:
+    def __init__(self, tool: ServerProgram, found: Found) -> None:
         self._tool, self._found = tool, found
         self._done = Translation(tool.name, tool.version)
         self._given: set[str] = set()

@@ -9,7 +9,7 @@ import functools
 import json
 from collections.abc import Iterator
 
-from aiakq.terminal.translation.rules import IGNORED, KEPT, LOST, Assumed, Rule, Tool, ignored, kept
+from aiakq.terminal.translation.rules import IGNORED, KEPT, LOST, Assumed, Rule, ServerProgram, ignored, kept
 from aiakq.terminal.translation.values import (
     drafts,
     files_model,
@@ -104,9 +104,9 @@ def _own(special: set[str]) -> Iterator[Rule]:
 
 
 @functools.cache
-def vllm() -> Tool:
+def vllm() -> ServerProgram:
     """Return the table; it takes the time of importing all tables of arguments."""
     special = {flag for rule in RULES for flag in rule.flags}
     extra = (kept("--kv-cache-memory-bytes", "cpu-kvcache-space", lambda value: f"{value}G"),)
     model = Rule((), "value", KEPT, "MODEL", convert=files_model)
-    return Tool("vLLM", VERSION, (*RULES, *_own(special), *extra), VARIABLES, ASSUMED, model=model)
+    return ServerProgram("vLLM", VERSION, (*RULES, *_own(special), *extra), VARIABLES, ASSUMED, model=model)
