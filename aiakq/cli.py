@@ -32,6 +32,7 @@ from aiakq.terminal.help import Command, Group, PlainCommand
 from aiakq.terminal.options import add_options, has_table, parser_words
 from aiakq.terminal.quantize_command import quantize
 from aiakq.terminal.serve_command import serve
+from aiakq.terminal.translate_command import translate
 from aiakq.terminal.usage_errors import check_unknown, close_names, options_of_others, usage_error
 
 WINDOWS = sys.platform == "win32"
@@ -67,6 +68,7 @@ app.command(cls=Command)(serve)
 app.command(cls=Command)(chat)
 app.command(name="eval", cls=Command)(evaluate)
 app.command(name="inspect", cls=Command)(inspect)
+app.command(cls=Command)(translate)
 app.command(name="collect-env", cls=PlainCommand)(collect_env)
 app.command(cls=PlainCommand)(completion)
 

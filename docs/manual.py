@@ -25,6 +25,7 @@ COMMAND_NAMES = (
     *(name for name in COMMANDS if " " in name),
     "eval",
     "inspect",
+    "translate",
     "collect-env",
     "completion",
 )

@@ -55,7 +55,17 @@ def test_commands_in_the_readme_exist():
     known = set(re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     assert targets and targets <= known
     commands = set(re.findall(r"^(?:\$ )?aiakq ([\w-]+)", text, re.MULTILINE))
-    assert commands <= {"quantize", "serve", "chat", "bench", "eval", "inspect", "collect-env", "completion"}
+    assert commands <= {
+        "quantize",
+        "serve",
+        "chat",
+        "bench",
+        "eval",
+        "inspect",
+        "translate",
+        "collect-env",
+        "completion",
+    }
 
 
 @pytest.mark.parametrize("page", sorted(ROOT.glob("docs/decisions/*.md")), ids=lambda page: page.stem)

@@ -28,10 +28,9 @@ from aiakq.arguments.common import ConfigArguments, JsonArguments, ResultArgumen
 from aiakq.arguments.comparison import AlternationArguments, CompareArguments, CounterArguments, ReportArguments
 from aiakq.arguments.engine import ENGINE_ARGUMENTS
 from aiakq.arguments.quantize import QuantizeArguments
-from aiakq.arguments.renamed import BY_NAME as RENAMED
-from aiakq.arguments.renamed import Renamed
-from aiakq.arguments.server import ARGUMENTS
+from aiakq.arguments.server import ARGUMENTS, RENAMED, Renamed
 from aiakq.arguments.spelling import Options
+from aiakq.arguments.translate import TranslateArguments
 from aiakq.arguments.unsupported import UNSUPPORTED
 from aiakq.arguments.unsupported_row import Unsupported
 from aiakq.errors import error
@@ -191,6 +190,7 @@ COMMANDS: dict[str, CommandArguments] = {
     ),
     "eval": CommandArguments((EvalArguments, JsonArguments, ResultArguments)),
     "inspect": CommandArguments((InspectArguments, JsonArguments)),
+    "translate": CommandArguments((TranslateArguments, JsonArguments)),
     "bench latency": CommandArguments(
         (LatencyArguments, ResultArguments), ENGINE_ARGUMENTS, _MODEL, also=unsupported_bench.LATENCY
     ),

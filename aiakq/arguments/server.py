@@ -15,13 +15,25 @@ from aiakq.arguments import renamed, unsupported
 from aiakq.arguments.argument import Argument, argument, checked_value, part_of, rows_of
 from aiakq.arguments.engine import ENGINE_ARGUMENTS, EngineArguments
 from aiakq.arguments.lora import checked_modules
+from aiakq.arguments.renamed import BY_NAME as RENAMED
+from aiakq.arguments.renamed import Renamed
 from aiakq.arguments.server_compatibility import CompatibleServerArguments
 from aiakq.arguments.spelling import plain_keys
 from aiakq.arguments.unsupported import BY_NAME as UNSUPPORTED
 from aiakq.arguments.unsupported import refuse
 from aiakq.errors import error, short_repr
 
-__all__ = ["ARGUMENTS", "SERVER_ARGUMENTS", "ServerArguments", "checked", "engine_arguments", "keywords", "notices"]
+__all__ = [
+    "ARGUMENTS",
+    "RENAMED",
+    "SERVER_ARGUMENTS",
+    "Renamed",
+    "ServerArguments",
+    "checked",
+    "engine_arguments",
+    "keywords",
+    "notices",
+]
 
 #: Environment variable with API keys of the server, separated by commas.
 API_KEY_VARIABLE = "AIAKQ_API_KEY"

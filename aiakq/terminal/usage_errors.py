@@ -27,6 +27,7 @@ _EXAMPLES = {
     "chat": "aiakq chat MODEL, or aiakq chat --url http://127.0.0.1:8000",
     "eval": "aiakq eval MODEL --original DIR",
     "inspect": "aiakq inspect MODEL",
+    "translate": "aiakq translate 'vllm serve MODEL --port 8000'",
     "bench latency": "aiakq bench latency MODEL --batch-size 8",
     "bench throughput": "aiakq bench throughput MODEL --num-prompts 100",
     "bench serve": "aiakq bench serve --port 8000 --num-prompts 100",

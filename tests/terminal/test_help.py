@@ -19,6 +19,7 @@ COMMANDS = [
     ("inspect",),
     ("chat",),
     ("collect-env",),
+    ("translate",),
     ("bench",),
     ("bench", "latency"),
     ("bench", "throughput"),

@@ -1,0 +1,1 @@
+"""Command lines of other servers, translated to ``aiakq serve``: one table per program."""
