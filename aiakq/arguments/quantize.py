@@ -26,10 +26,12 @@ DTYPES = {
 
 def _tuning_budget(value: str | float) -> str:
     """Return the canonical text of a time budget: ``600s`` or ``48steps``. Raises ValueError."""
-    match = re.fullmatch(r"([0-9]{1,7}) ?steps?|([0-9]{1,9}(?:\.[0-9]{1,3})?) ?s?", str(value).strip())
-    if match is None or float(match[1] or match[2]) <= 0:
+    text = str(value).strip()
+    steps = re.fullmatch(r"([0-9]{1,7}) ?steps?", text)
+    number = float(steps[1] if steps else text.removesuffix("s"))
+    if not (1 if steps else 0.001) <= number <= 999_999_999:
         raise ValueError(value)
-    return f"{int(match[1])}steps" if match[1] else f"{float(match[2]):.12g}s"
+    return f"{int(number)}steps" if steps else f"{round(number, 3):.12g}s"
 
 
 @dataclass(frozen=True)
@@ -179,7 +181,7 @@ class QuantizeArguments:
         bare="96steps",
         convert=_tuning_budget,
         metavar="SECONDS|Nsteps",
-        expected="a positive number of seconds, or of steps like 48steps",
+        expected="a number of seconds from 0.001 to 999999999, or of steps like 48steps",
         hint="600 are ten minutes.",
         group="method",
     )

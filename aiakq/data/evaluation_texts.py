@@ -29,9 +29,7 @@ def is_bundled(source: str) -> bool:
 
 
 def check_sources(sources: Sequence[str]) -> None:
-    """Raise ``evaluation_text`` for a source that is neither a file nor a bundled text, and ``option_conflict`` for one
-    that is given twice.
-    """
+    """Raise ``evaluation_text`` for an unknown source, ``option_conflict`` for one that is given twice."""
     for index, source in enumerate(sources):
         if not is_bundled(source) and not Path(source).is_file():
             known = ", ".join(BUNDLED)

@@ -102,7 +102,7 @@ FOLDER_ERRORS = {
     "unsupported": ErrorKind("{what} is not supported.", "{hint}"),
     "tuning": ErrorKind(
         "The quantized model cannot be tuned here: {reason}.",
-        "Leave --tune away, or give more memory or samples; a GPU has to hold the codes and the output layer.",
+        "{hint}",
         RESOURCES,
     ),
     "architecture_unsupported": ErrorKind(

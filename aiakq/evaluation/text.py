@@ -11,6 +11,7 @@ import aiakq.data
 from aiakq.data.evaluation_texts import BUNDLED, is_bundled, text_names
 from aiakq.data.tokens import read_documents, tokenize
 from aiakq.errors import AiakqError, error
+from aiakq.evaluation.wording import counted
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -70,8 +71,9 @@ def load_windows(
         reason = f"the tokenizer made the id {highest}, outside 0..{vocab_size - 1}: it does not belong to this model"
         raise error("evaluation_text", reason=reason)
     if len(ids) < MIN_TOKENS:
-        has = f"{len(ids)} token{'' if len(ids) == 1 else 's'}"
-        raise error("evaluation_text", reason=f"{name} has {has}; at least {MIN_TOKENS} are needed")
+        raise error(
+            "evaluation_text", reason=f"{name} has {counted(len(ids), 'token')}; at least {MIN_TOKENS} are needed"
+        )
     return windows(ids, length, max(1, limit // length)), name
 
 

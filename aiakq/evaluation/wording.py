@@ -42,6 +42,11 @@ def quoted(text: str) -> str:
     return repr(text)
 
 
+def counted(count: int, noun: str) -> str:
+    """Return a count with its noun, whose plural ends in s: 1 thread, 1,024 threads."""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
 def percent_text(value: float) -> str:
     """Return a fraction as a percentage."""
     return f"{100 * value:.2f} %"

@@ -189,8 +189,12 @@ def _with_components(
     method = f"-quant_type {options.method}"
     if options.gptq:
         if rounder.name != "rtn" or "smooth_quant" not in [transform.name for transform in transforms]:
-            _conflict("--gptq", method, "it says how smooth_quant rounds", "Use -quant_type gptq.")
+            _conflict(
+                "--gptq", method, "it says how smooth_quant rounds", "Use -quant_type smooth_quant, or leave it away."
+            )
         rounder = Component("gptq", {"targets": "own"})
+        if options.gptaq:
+            _conflict("--gptaq", "--gptq", "it is an option of gptq", "Use --targets original, which means the same.")
     for given, option in ((options.gptaq, "--gptaq"), (options.awq_scaling, "--awq-scaling")):
         if given and options.gptq or given and rounder.name not in ("gptq", "gptaq"):
             _conflict(option, method, "it is a part of gptq", "Leave it away, or use -quant_type gptq.")

@@ -317,11 +317,6 @@ def number(value: float | None, digits: int = 4) -> str:
     return f"{value:.{max(0, digits - 2)}e}"
 
 
-def counted(count: int, noun: str) -> str:
-    """Format a count with its noun, whose plural ends in s: 1 thread, 2 threads."""
-    return f"{number(count)} {noun}{'' if count == 1 else 's'}"
-
-
 def size(num_bytes: float | None) -> str:
     """Format bytes in decimal units, like disks and model cards."""
     if num_bytes is None:

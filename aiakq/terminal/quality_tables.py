@@ -9,9 +9,9 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
-from aiakq.evaluation.wording import BETTER, INTERVAL_ROW, SAME, WORSE, figure_rows, kl_text, quoted
+from aiakq.evaluation.wording import BETTER, INTERVAL_ROW, SAME, WORSE, counted, figure_rows, kl_text, quoted
 from aiakq.terminal import console
-from aiakq.terminal.console import counted, facts, number, plain, result_line, show, table
+from aiakq.terminal.console import facts, number, plain, result_line, show, table
 
 #: Width of a column of the table of texts, and of its first one.
 _COLUMN, _NAMES = 20, 18

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from rich.text import Text
 
-from aiakq.evaluation.wording import DECIDES, change_text, interval_text, kl_text, percent_text
+from aiakq.evaluation.wording import DECIDES, change_text, counted, interval_text, kl_text, percent_text
 from aiakq.terminal import console, quality_tables
-from aiakq.terminal.console import counted, facts, number, plain, result_line, show, size, table, warning
+from aiakq.terminal.console import facts, number, plain, result_line, show, size, table, warning
 
 if TYPE_CHECKING:
     from aiakq.bench.gates import Outcome

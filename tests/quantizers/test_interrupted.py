@@ -49,11 +49,20 @@ def stop_at(block: int) -> Callable[[StageProgress], None]:
     return tell
 
 
-@pytest.mark.parametrize("method", ["weight_only_int8", "smooth_quant", "awq", "gptq"])
-def test_a_resumed_run_gives_the_same_bytes(method: str, tiny_model: Callable[..., Path], tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("method", "fields"),
+    [
+        *((method, {}) for method in ("weight_only_int8", "smooth_quant", "awq", "gptq")),
+        ("gptq", {"importance": "gradient", "rotate": "hadamard"}),
+        ("awq", {"targets": "original", "rotate": "learned"}),
+    ],
+)
+def test_a_resumed_run_gives_the_same_bytes(
+    method: str, fields: dict[str, Any], tiny_model: Callable[..., Path], tmp_path: Path
+) -> None:
     source = tiny_model("LlamaForCausalLM")
-    quantize_checkpoint(options(source, tmp_path / "whole", method))
-    wanted = options(source, tmp_path / "out", method, resume=True)
+    quantize_checkpoint(options(source, tmp_path / "whole", method, **fields))
+    wanted = options(source, tmp_path / "out", method, resume=True, **fields)
     with pytest.raises(KeyboardInterrupt):
         quantize_checkpoint(wanted, stop_at(1))
     assert not (tmp_path / "out").exists()

@@ -64,6 +64,9 @@ def test_alternative_spellings_of_methods_are_accepted() -> None:
         ({"tune": 0}, "bad_option"),
         ({"tune": -5}, "bad_option"),
         ({"tune": "0steps"}, "bad_option"),
+        ({"tune": 1e9}, "bad_option"),
+        ({"tune": "nan"}, "bad_option"),
+        ({"method": "smooth_quant", "gptq": True, "gptaq": True}, "option_conflict"),
         ({"tune": "ten minutes"}, "bad_option"),
         ({"tune": float("inf")}, "bad_option"),
         ({"method": "smooth_quant", "tune": 60}, "option_conflict"),
@@ -104,12 +107,25 @@ def test_the_strength_of_smoothing_is_that_of_the_family_unless_given() -> None:
     ("given", "kept"),
     [
         *((600, "600s"), ("600", "600s"), (0.5, "0.5s"), ("48steps", "48steps"), ("1 step", "1steps")),
-        *((1_000_000, "1000000s"), ("1234567.125", "1234567.125s"), (999_999_999, "999999999s"), (0.001, "0.001s")),
+        *(
+            (1_000_000, "1000000s"),
+            ("1234567.125", "1234567.125s"),
+            (999_999_999, "999999999s"),
+            (0.001, "0.001s"),
+            ("1e3", "1000s"),
+        ),
     ],
 )
 def test_a_tuning_budget_is_a_number_of_seconds_or_steps(given: object, kept: str) -> None:
     assert options(tune=given).tune == kept
     assert options(tune=kept).tune == kept
+
+
+def test_a_refusal_names_the_option_to_use() -> None:
+    with pytest.raises(AiakqError, match=r"--gptaq cannot be combined with --gptq.* Use --targets original"):
+        options("smooth_quant", gptq=True, gptaq=True)
+    with pytest.raises(AiakqError, match="Use -quant_type smooth_quant, or leave it away"):
+        options("gptq", gptq=True)
 
 
 def test_the_steps_of_a_tuning_are_the_same_in_every_attempt() -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from aiakq.evaluation.wording import BETTER, SAME
+from aiakq.evaluation.wording import BETTER, SAME, counted
 from aiakq.terminal import console, quality_tables
 
 EVIL = "\x1b[31mred\u202e\n"
@@ -65,4 +65,4 @@ def test_intervals_are_only_described_where_there_are_any() -> None:
 
 @pytest.mark.parametrize(("count", "words"), [(1, "1 thread"), (2, "2 threads"), (1200, "1,200 threads")])
 def test_counts_agree_with_their_nouns(count: int, words: str) -> None:
-    assert console.counted(count, "thread") == words
+    assert counted(count, "thread") == words

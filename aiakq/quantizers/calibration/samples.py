@@ -21,6 +21,7 @@ from aiakq.data.files import HINT, bad
 from aiakq.data.rows import Document, RowOptions
 from aiakq.data.tokens import render_documents, tokenize
 from aiakq.errors import AiakqError
+from aiakq.evaluation.wording import counted
 from aiakq.formats.model_folder import check_files
 from aiakq.quantizers.calibration.padding import PaddingIds, parts
 from aiakq.quantizers.calibration.token_ids import read_token_file, read_token_ids
@@ -102,8 +103,8 @@ def load_samples(
     wanted = options.samples * options.seqlen
     if samples.tokens < wanted // 2:
         samples.warnings.append(
-            f"Calibration has {samples.tokens} tokens in {len(chosen)} samples of {source}; {wanted} "
-            f"({options.samples} x {options.seqlen}) were asked for. Few tokens make poor statistics."
+            f"Calibration has {counted(samples.tokens, 'token')} in {counted(len(chosen), 'sample')} of {source}; "
+            f"{wanted:,} ({options.samples} x {options.seqlen}) were asked for. Few tokens make poor statistics."
         )
     return samples
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from aiakq import formats
-from aiakq.evaluation.wording import DECIDES, INTERVAL_ROW, figure_rows, kl_text, quoted
+from aiakq.evaluation.wording import DECIDES, INTERVAL_ROW, counted, figure_rows, kl_text, quoted
 from aiakq.html_report.charts import BlockMarks, Mark, bars, dumbbells
 from aiakq.html_report.numbers import duration, percent, size
 from aiakq.html_report.render import render
@@ -224,11 +224,11 @@ def _numbers(numbers: Sequence[int]) -> str:
 def _calibration(report: QuantizeReport) -> str:
     if report.calibration is None:
         return ""
-    text = f"{report.tokens:,} tokens of {report.calibration}"
+    text = f"{counted(report.tokens, 'token')} of {report.calibration}"
     if report.calibration_lengths is not None:
         low, middle, high = report.calibration_lengths
-        each = f"{low} tokens" if low == high else f"{low} to {high} tokens (median {middle})"
-        text += f", {report.samples} samples of {each}"
+        each = counted(low, "token") if low == high else f"{low} to {high} tokens (median {middle})"
+        text += f", {counted(report.samples, 'sample')} of {each}"
     return text
 
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from aiakq.errors import error
+from aiakq.evaluation.wording import counted
 from aiakq.formats.checkpoint_writer import CheckpointWriter
 from aiakq.kernels.types import QWeight
 from aiakq.quantizers.block.decoder_block import BlockPlan
@@ -20,6 +21,7 @@ from aiakq.quantizers.report.records import QuantizeReport
 from aiakq.quantizers.tuning.models import Student, StudentBlock, Teacher, needed_bytes
 from aiakq.quantizers.tuning.tune import Tuned, Tuning, TuningBudget
 from aiakq.quantizers.writing import decode, encode, verify
+from aiakq.records import finite
 from aiakq.runtime.device_memory import free_memory, release_memory
 
 #: Name of the committed step.
@@ -32,11 +34,16 @@ def check_tuning(prepared: Prepared) -> None:
         return
     samples = 0 if prepared.samples is None else len(prepared.samples.samples)
     if samples < 2:
-        raise error("tuning", reason=f"one of at least two calibration samples is held out, and there are {samples}")
+        found = counted(samples, "calibration sample")
+        hint = "Leave --tune away, or give more samples; a long one is split with a smaller --seqlen."
+        raise error("tuning", reason=f"there is {found}, and one of at least two is held out", hint=hint)
     needed, free = needed_bytes(prepared), free_memory(prepared.device)
     if needed > free:
         reason = f"about {needed / 1e9:.1f} GB are needed, and {free / 1e9:.1f} GB are free on {prepared.device}"
-        raise error("tuning", reason=reason)
+        hint = (
+            "Leave --tune away, or give more memory; on a GPU, the codes and the output layer have to fit into its own."
+        )
+        raise error("tuning", reason=reason, hint=hint)
 
 
 def tune_output(prepared: Prepared, plan: BlockPlan, writer: CheckpointWriter, progress: OnProgress) -> Tuned | None:
@@ -80,9 +87,9 @@ def report_tuning(report: QuantizeReport, tuned: Tuned | None) -> None:
     """Add the outcome of the tuning to the report, and the number of steps to the recipe that repeats the run."""
     if tuned is None:
         return
-    report.tuned = tuned.document()
+    report.tuned = finite(tuned.document())
     report.recipe["tune"] = f"{tuned.planned}steps"
-    steps, held_out = _counted(tuned.steps, "step"), _counted(tuned.held_out, "held-out calibration sample")
+    steps, held_out = counted(tuned.steps, "step"), counted(tuned.held_out, "held-out calibration sample")
     if tuned.best_step:
         text = (
             f"Scales and norms were tuned end to end for {steps}; the KL divergence on {held_out} fell from "
@@ -91,10 +98,6 @@ def report_tuning(report: QuantizeReport, tuned: Tuned | None) -> None:
     else:
         text = f"Tuning for {steps} did not lower the KL divergence on {held_out}; nothing was changed."
     report.notes.append(f"{text} --tune {tuned.planned}steps repeats it.")
-
-
-def _counted(number: int, noun: str) -> str:
-    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def _reporter(progress: OnProgress, stage: str) -> Callable[[int, int], None]:

@@ -152,7 +152,8 @@ class Tuning:
         with torch.no_grad(), self.student.rounded(*self._dtypes):
             for call in calls_of(self._lengths, self.held_out, self._vocabulary):
                 total += self._divergence(call).double().sum().cpu()
-        return float(total) / sum(self._lengths[number] for number in self.held_out)
+        # Rounding can make a divergence of 0 negative; NaN stays NaN.
+        return max(float(total) / sum(self._lengths[number] for number in self.held_out), 0.0)
 
     def _values(self) -> list[Tensor]:
         return [parameter.detach().clone() for parameter in self.student.parameters()]

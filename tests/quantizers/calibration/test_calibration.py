@@ -125,7 +125,7 @@ def test_long_samples_are_cut_not_dropped(tmp_path: Path) -> None:
     assert samples.tokens == 28
     assert samples.lengths == (3, 5, 10)
     assert samples.warnings == [
-        "Calibration has 28 tokens in 4 samples of token ids of ids.txt; 1280 (128 x 10) were asked for. "
+        "Calibration has 28 tokens in 4 samples of token ids of ids.txt; 1,280 (128 x 10) were asked for. "
         "Few tokens make poor statistics."
     ]
 

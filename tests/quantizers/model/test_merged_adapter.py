@@ -66,12 +66,18 @@ def test_every_field_gives_the_weights_that_peft_merges(fields, tiny_model, quan
     assert equal(tmp_path / "one", tmp_path / "other") and not equal(tmp_path / "one", tmp_path / "without")
 
 
-@pytest.mark.parametrize("method", ["awq", "gptq", "smooth_quant"])
-def test_calibration_sees_the_merged_model(method, tiny_model, quantize, tmp_path):
+@pytest.mark.parametrize(
+    ("method", "options"),
+    [
+        *((method, {}) for method in ("awq", "gptq", "smooth_quant")),
+        ("gptq", {"bits": 2, "rotate": "hadamard", "importance": "gradient", "tune": "8steps"}),
+    ],
+)
+def test_calibration_sees_the_merged_model(method, options, tiny_model, quantize, tmp_path):
     source = tiny_model("LlamaForCausalLM")
     adapter, merged = adapter_of(source, tmp_path, **FIELDS["DoRA"])
-    report = quantize(source, tmp_path / "one", method, lora=str(adapter))
-    quantize(merged, tmp_path / "other", method)
+    report = quantize(source, tmp_path / "one", method, lora=str(adapter), **options)
+    quantize(merged, tmp_path / "other", method, **options)
     assert equal(tmp_path / "one", tmp_path / "other")
     said = json.loads((tmp_path / "one" / "config.json").read_text())["aiakq"]["lora"]
     assert said["name"] == "adapter" == report.lora and len(said["digest"]) == 32

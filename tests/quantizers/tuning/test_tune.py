@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -45,8 +46,9 @@ def divergence(original: Path, other: Path, ids: Tensor) -> float:
         ("LlamaForCausalLM", "awq", {"bits": 4}),
         ("OPTForCausalLM", "gptq", {}),
         ("Qwen3MoeForCausalLM", "gptq", OWN),
+        ("LlamaForCausalLM", "gptq", {"rotate": "hadamard", "importance": "gradient", "dtype": "bf16"}),
     ],
-    ids=["llama", "zero points and tp", "overrides and head", "awq", "opt", "experts"],
+    ids=["llama", "zero points and tp", "overrides and head", "awq", "opt", "experts", "rotated in bf16"],
 )
 def test_tuning_lowers_the_divergence_for_the_same_codes(
     architecture: str,
@@ -171,7 +173,7 @@ def test_what_cannot_be_tuned_is_refused_before_the_work(
     with pytest.raises(AiakqError) as caught:
         quantize(tiny_model("LlamaForCausalLM"), tmp_path / "out", "gptq", tune="8steps", samples=samples)
     assert caught.value.id == "tuning"
-    assert ("0.0 GB are free on cpu" if case == "memory" else "there are 1") in caught.value.message
+    assert ("0.0 GB are free on cpu" if case == "memory" else "there is 1 calibration sample,") in caught.value.message
     assert not (tmp_path / "out").exists()
 
 
@@ -188,3 +190,13 @@ def test_the_report_says_what_tuning_did(found: Tuned, words: str) -> None:
     report: Any = SimpleNamespace(recipe={}, notes=[])
     stage.report_tuning(report, found)
     assert report.notes == [words]
+
+
+def test_rounding_makes_no_divergence_negative() -> None:
+    tuning: Any = tune.Tuning.__new__(tune.Tuning)
+    tuning.student = SimpleNamespace(rounded=lambda *dtypes: nullcontext())
+    tuning._dtypes, tuning._lengths, tuning._vocabulary, tuning.held_out = (), [2], 8, [0]
+    tuning._divergence = lambda call: torch.tensor([[-1e-9, 0.0]])
+    assert tuning._held_out_divergence() == 0.0
+    tuning._divergence = lambda call: torch.tensor([[torch.nan, 0.0]])
+    assert tuning._held_out_divergence() != tuning._held_out_divergence(), "NaN"
