@@ -76,7 +76,7 @@ class BlockLoop:
         inputs = self._inputs(batches)
         unquantized = None
         if recipe.needs_original:
-            unquantized = OriginalModel(model.blocks, inputs, self.workers, recipe.folds)
+            unquantized = OriginalModel(model.blocks, inputs, self.workers, recipe)
         trace = BlockTrace(plan.heads, recipe.folds)
         for index, module in enumerate(model.blocks):
             prefix = model.block_prefix(index)

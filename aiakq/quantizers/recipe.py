@@ -150,6 +150,9 @@ class Rounder(_Part):
     by_parts: ClassVar[bool] = False
     #: Whether a block can be restored and rounded again.
     restartable: ClassVar[bool] = False
+    #: Tokens per input of the widest linear on which the hidden states of the unquantized model are computed, if it is
+    #: used and the calibration has as many; 0: all.
+    original_tokens: int = 16
 
     def round(self, block: Any, part: Any) -> None:
         """Round the linears of ``part`` (a BlockPart) of ``block`` (a DecoderBlock), which is modified."""

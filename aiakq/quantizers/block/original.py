@@ -12,11 +12,8 @@ from aiakq.quantizers.model.activations import Activations
 from aiakq.quantizers.model.experts import experts_of
 from aiakq.quantizers.model.groups import block_linears
 from aiakq.quantizers.model.residuals import Residual, ResidualTrace
+from aiakq.quantizers.recipe import Recipe
 from aiakq.quantizers.workers.protocol import Workers, shards
-
-#: Tokens per input of the widest linear on which the hidden states are computed, if the calibration has as many. More
-#: of them lower the error little (docs/log.md).
-TOKENS_PER_INPUT = 16
 
 
 @dataclass
@@ -44,13 +41,13 @@ class OriginalModel:
 
     blocks  all blocks of the model, whose weights need not be loaded.
     inputs  the hidden states of the quantized model at the first block, which give up a part of their memory.
-    folds   whether transforms modify the weights of a block before they are rounded.
+    recipe  says how many tokens it needs, and whether transforms modify the weights of a block before they are rounded.
     """
 
-    def __init__(self, blocks: Iterable[nn.Module], inputs: Activations, workers: Workers, folds: bool) -> None:
-        self._folds = folds
+    def __init__(self, blocks: Iterable[nn.Module], inputs: Activations, workers: Workers, recipe: Recipe) -> None:
+        self._folds = recipe.folds
         self._residuals = ResidualTrace()
-        every = batch_step(blocks, inputs.tokens)
+        every = batch_step(blocks, inputs.tokens, recipe.rounder.original_tokens)
         hidden = inputs.hidden
         mine = [batch for shard in shards(len(hidden))[workers.rank :: workers.size] for batch in shard]
         self.inputs = inputs.copy()
@@ -70,14 +67,17 @@ class OriginalModel:
         return OriginalBlock(copy.deepcopy(module, shared), self.inputs, residuals)
 
 
-def batch_step(blocks: Iterable[nn.Module], tokens: int) -> int:
-    """Return n if the hidden states of every n-th calibration batch suffice, of ``tokens`` tokens in all.
+def batch_step(blocks: Iterable[nn.Module], tokens: int, per_input: int) -> int:
+    """Return n if the hidden states of every n-th calibration batch suffice, of ``tokens`` tokens in all: those with at
+    least ``per_input`` tokens per input of the widest linear; 0: all.
 
     Experts see only a part of the tokens, so that all are needed.
     """
     widest = 1
+    if not per_input:
+        return 1
     for block in blocks:
         if experts_of(block):
             return 1
         widest = max(widest, *(linear.in_features for linear in block_linears(block).values()))
-    return max(1, tokens // (widest * TOKENS_PER_INPUT))
+    return max(1, tokens // (widest * per_input))

@@ -48,6 +48,8 @@ class Gptq(Rounder):
     targets       what the outputs should be near to: ``original``, those of the unquantized model, or ``own``, those of
                   the unrounded weights on the same inputs.
     alpha, beta   which part of the errors of the inputs, and of the residual stream, ``original`` makes up for.
+    original_tokens   calibration tokens per input of the widest linear for which ``original`` runs the unquantized
+                  model; 0: all of them.
     signed        whether symmetric scales of at most 4 bits may be negative; None: with the targets ``original``.
     refit         whether scales are fitted again to the codes, in and after the sweeps; None: likewise, below 8 bits.
     importance    ``gradient`` weights calibration tokens by the gradients of the original model, ``none`` equally.
@@ -60,6 +62,7 @@ class Gptq(Rounder):
     targets: str = like_option("original", "targets")
     alpha: float = declare(0.5, low=0.0, high=1.0, expected="between 0 and 1")
     beta: float = declare(0.5, low=0.0, high=1.0, expected="between 0 and 1")
+    original_tokens: int = declare(Rounder.original_tokens, low=0, expected="a whole number from 0 on")
     signed: bool | None = None
     refit: bool | None = None
     importance: str = like_option("none", "importance")

@@ -9,15 +9,16 @@ from torch import Tensor, nn
 from aiakq import formats
 from aiakq.errors import AiakqError
 from aiakq.quantizers.block.decoder_block import BlockPlan, DecoderBlock
-from aiakq.quantizers.block.original import OriginalBlock, batch_step
+from aiakq.quantizers.block.original import OriginalBlock, OriginalModel, batch_step
 from aiakq.quantizers.block.quantize import quantize_block
 from aiakq.quantizers.model.activations import Activations, Call
 from aiakq.quantizers.model.experts import Experts
 from aiakq.quantizers.model.groups import Heads
 from aiakq.quantizers.model.residuals import Residual, find_residuals
 from aiakq.quantizers.options import QuantizeOptions
-from aiakq.quantizers.recipe import Component, load_rounder
+from aiakq.quantizers.recipe import Component, Recipe, load_rounder
 from aiakq.quantizers.rounders.targets import OriginalTargets
+from aiakq.quantizers.workers.worker_group import FirstWorker
 
 
 class Block(nn.Module):
@@ -195,9 +196,19 @@ def test_experts_compare_only_tokens_that_reach_them_in_both_models() -> None:
 
 def test_tokens_of_the_original_model_are_limited_by_the_widest_input() -> None:
     blocks = [Block(width=160)]
-    assert batch_step(blocks, 160 * 16 * 3 + 5) == 3
-    assert batch_step(blocks, 100) == 1
-    assert batch_step([Mixture()], 10**9) == 1
+    assert batch_step(blocks, 160 * 16 * 3 + 5, 16) == 3
+    assert batch_step(blocks, 160 * 16 * 3 + 5, 8) == 6
+    assert batch_step(blocks, 100, 16) == 1
+    assert batch_step(blocks, 10**9, 0) == 1
+    assert batch_step([Mixture()], 10**9, 16) == 1
+
+
+@pytest.mark.parametrize(("tokens", "batches"), [(0, [0, 1, 2, 3]), (2, [0]), (4, [0, 2]), (16, [0, 1, 2, 3])])
+def test_a_recipe_says_on_how_many_tokens_the_original_model_runs(tokens: int, batches: list[int]) -> None:
+    hidden = [torch.randn(2, 64, 64) for _ in range(4)]
+    inputs = Activations(hidden, {(2, 64): [Call((), {})]}, torch.device("cpu"))
+    rounder = load_rounder(Component("gptq", {"original_tokens": tokens}))
+    assert OriginalModel([Block()], inputs, FirstWorker(), Recipe((), rounder)).inputs.here == batches
 
 
 def test_gptaq_is_another_name_of_the_targets_of_the_original_model() -> None:
