@@ -161,8 +161,8 @@ def operations(config: EngineConfig, may_dequantize: bool = False, collective: C
     return ops if collective is None else operations_of_rank(ops, collective)
 
 
-#: Largest share of free memory that weights dequantized at load may take: where kernels compute with most packed weights,
-#: and where none does.
+#: Largest share of free memory that weights dequantized at load may take: where kernels compute with most packed
+#: weights, and where none does.
 _SHARE, _LARGE_SHARE = 0.25, 0.8
 
 
