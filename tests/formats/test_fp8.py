@@ -377,4 +377,4 @@ def test_random_weights_have_the_scheme_of_the_config(tiny_model, tmp_path):
 def test_quantizing_it_again_is_refused_by_name(tiny_model, tmp_path, aiakq):
     publish(tiny_model("LlamaForCausalLM"), tmp_path / "model", PUBLISHED["deepseek"])
     ended = aiakq("quantize", "-i", str(tmp_path / "model"), "-o", str(tmp_path / "out"), "-quant_type", "gptq")
-    assert ended.code == 1 and "already quantized (fp8, fp8a8 blocks of 48x32)" in ended.err
+    assert ended.code == 3 and "already quantized (fp8, fp8a8 blocks of 48x32)" in ended.err
