@@ -78,19 +78,20 @@ def _weight(scheme: str, bits: int, n: int, k: int, group: int, device: torch.de
 
 
 def _weight_only(device: torch.device) -> float:
-    """Check 4-bit weights: one row, split inputs, many rows, and dequantized to memory."""
+    """Check 4-bit weights: one row, split inputs, many rows, and dequantized to memory; in small groups many rows."""
     from aiakq.kernels.triton.configs import Config
 
     linear = REGISTRIES["linear"].load("triton")
-
-    weight = _weight("w4a16", 4, 192, 1024, 128, device)
-    whole = (weight.codes.float() - 8) * weight.scales.float().repeat_interleave(128, dim=1)
+    many = ((40, None), (200, None))
     worst = 0.0
-    for dtype in (torch.float16, torch.bfloat16):
-        state = linear.prepare(weight, weight.problem(dtype, device.type))
-        for m, config in ((3, None), (16, Config(64, 16, 2, 3, 4)), (40, None), (200, None), (1000, None)):
-            x = torch.randn(m, 1024, device=device, dtype=dtype)
-            worst = max(worst, _error(linear.run(x, state, config), x.float() @ whole.T))
+    for group, sizes in ((128, ((3, None), (16, Config(64, 16, 2, 3, 4)), *many, (1000, None))), (32, many)):
+        weight = _weight("w4a16", 4, 192, 1024, group, device)
+        whole = (weight.codes.float() - 8) * weight.scales.float().repeat_interleave(group, dim=1)
+        for dtype in (torch.float16, torch.bfloat16):
+            state = linear.prepare(weight, weight.problem(dtype, device.type))
+            for m, config in sizes:
+                x = torch.randn(m, 1024, device=device, dtype=dtype)
+                worst = max(worst, _error(linear.run(x, state, config), x.float() @ whole.T))
     return worst
 
 

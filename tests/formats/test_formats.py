@@ -21,7 +21,7 @@ from aiakq.formats.compatibility import Readers
 from aiakq.formats.inventory import RequiredTensors, compare
 from aiakq.formats.safetensors_file import TensorInfo
 from aiakq.registry import Registry
-from aiakq.spec import LayerSpec, QuantSpec
+from aiakq.spec import Float8, LayerSpec, QuantSpec
 
 CALLABLE = "holds_codes matches packed_shapes dimensions supports scale_dtype from_config to_config read write".split()
 
@@ -36,6 +36,9 @@ def test_every_format_offers_the_whole_interface(name: str) -> None:
     assert all(callable(getattr(module, function)) for function in CALLABLE)
     assert module.SUFFIXES and module.QUANT_METHODS
     spec = QuantSpec("gptq", name, 4, 128)
+    if name == "fp8":
+        assert module.supports(spec) == "such files hold 8-bit floats"
+        spec = QuantSpec("fp8", name, 8, activation_bits=8, float8=Float8(rows=-1))
     assert module.supports(spec) is None
     assert quantization_config.read(module.to_config(spec)).format == name
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from aiakq.errors import AiakqError
 from aiakq.evaluation.scoring import ScoringModel
@@ -16,6 +18,7 @@ from aiakq.formats.checkpoint import Checkpoint
 from aiakq.kernels.ops.linear_reference import dequantize
 from aiakq.runtime.build.model_loader import load_model
 from aiakq.runtime.config.engine import EngineConfig
+from aiakq.runtime.inspect.inspection import inspect_checkpoint
 from tests.fp8_files import (
     Published,
     expected_logits,
@@ -155,6 +158,21 @@ def test_log_probabilities_are_those_of_the_publisher(name, tiny_model, tmp_path
     dense = publish(model, tmp_path / "model", published)
     wanted = expected_logits(model, dense, published, IDS).log_softmax(-1)
     found = served_logits(tmp_path / "model").log_softmax(-1)
+    assert (found - wanted).abs().max() < 1e-5
+
+
+@pytest.mark.parametrize("name", ["lc-group", "modelopt-blocks"])
+@pytest.mark.parametrize("architecture", ["Qwen3MoeForCausalLM", "DeepseekV3ForCausalLM", "Phi3ForCausalLM"])
+def test_experts_latents_and_fused_projections_are_those_of_the_dequantized_model(
+    architecture, name, tiny_model, tmp_path
+):
+    model = tiny_model(architecture)
+    dense = publish(model, tmp_path / "model", PUBLISHED[name])
+    quantized = Checkpoint.open(tmp_path / "model").quantized_linears()
+    assert len(quantized) >= 8 and ("Moe" not in architecture or any(".experts." in each for each in quantized))
+    shutil.copytree(model, tmp_path / "dense")
+    save_file({key: each.contiguous() for key, each in dense.items()}, tmp_path / "dense/model.safetensors")
+    found, wanted = (served_logits(tmp_path / folder).log_softmax(-1) for folder in ("model", "dense"))
     assert (found - wanted).abs().max() < 1e-5
 
 
@@ -325,3 +343,38 @@ def test_quantization_may_be_the_name_of_another_tool(name, tiny_model, tmp_path
     publish(tiny_model("LlamaForCausalLM"), tmp_path / "model", PUBLISHED[name])
     given = {"model": str(tmp_path / "model"), "quantization": PUBLISHED[name].config["quant_method"]}
     assert EngineConfig.from_args(given).spec is not None
+
+
+def test_inspect_describes_the_layers(tiny_model, tmp_path):
+    publish(tiny_model("LlamaForCausalLM"), tmp_path / "model", PUBLISHED["autofp8-static"])
+    report = inspect_checkpoint(str(tmp_path / "model"), device="cpu")
+    schemes = {layer.name: layer.scheme for layer in report.layers}
+    assert schemes["model.layers.0.mlp.down_proj"] == "fp8a8" and schemes["lm_head"] != "fp8a8"
+    assert not report.differences and len(report.left_out) == 2
+    document = json.loads(json.dumps(report.document()))
+    assert document["quantization"]["scheme"] == "fp8a8" and document["quantization"]["format"] == "fp8"
+
+
+def test_a_scale_of_another_shape_is_in_the_table_of_differences(tiny_model, tmp_path):
+    published = PUBLISHED["deepseek"]
+
+    def store(weight: torch.Tensor) -> Any:
+        tensors, dense = published.store(weight)
+        return {**tensors, "weight_scale_inv": tensors["weight_scale_inv"][:1]}, dense
+
+    publish(tiny_model("LlamaForCausalLM"), tmp_path / "model", Published(published.config, store))
+    with pytest.raises(AiakqError, match=r"weight_scale_inv") as caught:
+        served_logits(tmp_path / "model")
+    assert caught.value.id == "tensor_inventory"
+
+
+def test_random_weights_have_the_scheme_of_the_config(tiny_model, tmp_path):
+    for name in ("deepseek", "autofp8-static", "lc-channel"):
+        publish(tiny_model("LlamaForCausalLM"), tmp_path / name, PUBLISHED[name])
+        assert served_logits(tmp_path / name, load_format="dummy").isfinite().all()
+
+
+def test_quantizing_it_again_is_refused_by_name(tiny_model, tmp_path, aiakq):
+    publish(tiny_model("LlamaForCausalLM"), tmp_path / "model", PUBLISHED["deepseek"])
+    ended = aiakq("quantize", "-i", str(tmp_path / "model"), "-o", str(tmp_path / "out"), "-quant_type", "gptq")
+    assert ended.code == 3 and "already quantized (fp8, fp8a8 blocks of 48x32)" in ended.err

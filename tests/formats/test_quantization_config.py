@@ -308,7 +308,7 @@ def test_a_config_is_found_wherever_programs_write_it(config, tmp_path):
     ("config", "said"),
     [
         ({"quantization_config": {"quant_method": "bitsandbytes", "load_in_4bit": True}}, "bitsandbytes"),
-        ({"quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]}}, "FP8"),
+        ({"quantization_config": {"quant_method": "deepseek_v4_fp8", "weight_block_size": [128, 128]}}, "FP4"),
         ({"quantization_config": {"quant_method": "modelopt", "quant_algo": "NVFP4"}}, "ModelOpt"),
         ({"quantization_config": {"quant_method": "quark"}}, "Quark"),
         ({"quantization_config": {"quant_method": "mxfp4"}, "model_type": "llama"}, "GPT-OSS only"),
@@ -319,7 +319,7 @@ def test_a_config_is_found_wherever_programs_write_it(config, tmp_path):
         ({"quantization_config": {"quant_config": {"weight_quant_params": {"nbits": 4}}}}, "HQQ"),
         ({"quantization_config": {"producer": {"name": "modelopt"}, "quantization": {}}}, "ModelOpt"),
         ({"quantization_config": {"global_quant_config": {"weight": {}}}}, "Quark"),
-        ({"quantization_config": {"activation_scheme": "dynamic", "weight_block_size": [128, 128]}}, "FP8"),
+        ({"quantization_config": {"activation_scheme": "none", "weight_block_size": [128, 128]}}, "FP8"),
         (
             {"quantization": {"group_size": 64, "bits": 4}, "quantization_config": {"group_size": 64, "bits": 4}},
             "MLX",

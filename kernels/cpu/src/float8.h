@@ -30,7 +30,8 @@ INLINE F round_to_e4m3(F x) {
 
 // The scale of inputs whose largest magnitude is ``highest``.
 INLINE float scale_of_e4m3(const Linear& op, float highest) {
-  float scale = max(min(highest, op.bound) / LARGEST_E4M3, op.min_scale);
+  float scale = (highest < op.bound ? highest : op.bound) / LARGEST_E4M3;
+  if (scale < op.min_scale) scale = op.min_scale;
   if (op.powers_of_two) {
     uint32_t bits;
     memcpy(&bits, &scale, 4);

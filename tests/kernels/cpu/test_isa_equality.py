@@ -7,6 +7,7 @@ with bfloat16 on vnni_bf16, which are added up in pairs.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -32,6 +33,7 @@ from aiakq.kernels.types import (
     AttentionSpec,
     BatchedProblem,
     DenseProblem,
+    InputRounding,
     NormProblem,
     RotaryTables,
     ScalingProblem,
@@ -83,6 +85,15 @@ def test_products_of_8_bit_activations(native, make_weight):
     weight = make_weight(96, 320, 8, 320, w8a8=True, bias=True)
     layer = linear.prepare(weight, weight.problem(torch.float32, "cpu", exact=True))
     check(native, lambda: layer(rows(7, 320, torch.float32)))
+
+
+@pytest.mark.parametrize("code_type", [torch.float8_e4m3fn, torch.float8_e5m2], ids=["e4m3", "e5m2"])
+def test_products_of_8_bit_floats(native, make_weight, code_type):
+    weight = make_weight(96, 320, 8, 64, bias=True)
+    weight = replace(weight, scheme="fp8a8", codes=weight.codes & 0xBB, code_type=code_type, rounding=InputRounding(64))
+    layer = linear.prepare(weight, weight.problem(torch.float32, "cpu"))
+    for m in (1, 5, 13):
+        check(native, partial(layer, rows(m, 320, torch.float32)))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=["float32", "float16"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -9,8 +10,12 @@ import torch
 from torch import Tensor
 
 from aiakq.kernels.cpu import library
+from aiakq.kernels.ops import Ops
 from aiakq.kernels.ops.float8 import decode, round_inputs
 from aiakq.kernels.ops.linear import IMPLEMENTATIONS, LinearLayer
+from aiakq.kernels.ops.parallel import ROW
+from aiakq.kernels.ops.row_parallel import RowParallelOps
+from aiakq.kernels.ops.sharded import ShardedOps
 from aiakq.kernels.types import InputRounding, QWeight
 
 TYPES = (torch.float8_e4m3fn, torch.float8_e5m2)
@@ -183,6 +188,42 @@ def test_a_row_does_not_depend_on_the_others(scheme):
         whole = layer(x)
         for rows in (slice(0, 1), slice(3, 5), slice(30, 37), slice(8, 24)):
             assert torch.equal(layer(x[rows].clone()), whole[rows])
+
+
+class Part:
+    """One rank by itself, which keeps its part of every sum."""
+
+    def __init__(self, rank: int) -> None:
+        self.rank, self.size = rank, 2
+
+    def gather(self, x: Tensor, bounds: Sequence[int]) -> Tensor:
+        whole = torch.zeros(len(x), bounds[-1], dtype=x.dtype)
+        whole[:, bounds[self.rank] : bounds[self.rank + 1]] = x
+        return whole
+
+    def sum(self, x: Tensor) -> Tensor:
+        return x
+
+
+@pytest.mark.parametrize(("k", "gathered"), [(512, False), (384, False), (320, True)])
+def test_ranks_have_whole_groups_of_inputs_or_gather(k, gathered):
+    """Blocks of 128 x 128, with 200 outputs: a shard ends within a block of outputs, never within one of inputs."""
+    cpu = torch.device("cpu")
+    weight = make(200, k, 128, TYPES[0], "fp8a8")
+    weight = replace(weight, rounding=InputRounding(128), scales=weight.scales[:1].repeat_interleave(200, 0))
+    x = torch.randn(3, k, generator=torch.Generator().manual_seed(0))
+    whole = Ops(cpu, torch.float32).linear(weight)(x)
+    for kind in (RowParallelOps, ShardedOps):
+        parts = [kind(Ops(cpu, torch.float32), Part(rank)).linear(weight, role=ROW) for rank in range(2)]
+        summed = kind is RowParallelOps and not gathered
+        assert all((part.inputs is not None) == summed for part in parts)
+        assert (
+            kind is ShardedOps
+            or (parts[0].reason == "its groups of 128 inputs with one scale straddle shares") == gathered
+        )
+        outputs = [part(x if part.inputs is None else x[:, part.inputs].contiguous()) for part in parts]
+        assert away(sum(outputs), whole.double()) < 2e-6
+        assert summed or torch.equal(sum(outputs), whole)
 
 
 def test_inputs_of_one_scale_are_not_divided():
