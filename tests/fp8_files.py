@@ -111,7 +111,7 @@ def publish(model: Path, folder: Path, published: Published) -> dict[str, Tensor
 
 
 def expected_logits(model: Path, dense: Mapping[str, Tensor], published: Published, ids: Tensor) -> Tensor:
-    """The logits [T, V] of transformers' model with the dequantized weights, in float32."""
+    """The logits [B, T, V] of transformers' model with the dequantized weights, in float32."""
     from transformers import AutoModelForCausalLM
 
     reference = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32, attn_implementation="eager").eval()
@@ -122,4 +122,4 @@ def expected_logits(model: Path, dense: Mapping[str, Tensor], published: Publish
             if isinstance(module, torch.nn.Linear) and name.endswith("proj"):
                 module.register_forward_pre_hook(lambda _, args: (rounded(args[0]),))
     with torch.no_grad():
-        return reference(ids).logits[0]
+        return reference(ids).logits

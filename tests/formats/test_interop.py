@@ -36,8 +36,9 @@ def test_logits_are_those_of_the_weights(folder, impl):
     found = logits(folder, expected["input_ids"], impl)
     wanted = expected["logits_dequantized_fp32"]
     away = ((found - wanted).norm() / wanted.norm()).item()
-    # What is expected of the one with 8-bit activations leaves their rounding out.
-    assert away < (0.04 if folder.name == "lc-sq" else 1e-5)
+    # What is expected of those with 8-bit activations leaves their rounding out.
+    rounded = {"lc-sq": 0.04, "lc-fp8_dynamic": 0.06, "fp8-deepseek-block": 0.06}
+    assert away < rounded.get(folder.name, 1e-5)
 
 
 def test_there_is_a_fixture_of_every_tool():
