@@ -43,7 +43,7 @@ class ModelArguments:
         bare="",
     )
     hf_config_path: str | None = argument(None, "Folder or hub name of the config.json to use instead of the model's.")
-    hf_overrides: dict[str, object] | Callable[[Any], object] | None = argument(
+    hf_overrides: dict[str, object] | None = argument(
         None,
         "Overrides of values in config.json, as a JSON object. In Python also a function, which is called with the "
         "model's config, an object of transformers, and returns it with other values.",

@@ -10,7 +10,7 @@ from aiakq.arguments.server import engine_arguments
 from aiakq.runtime.config.cache import CacheConfig
 from aiakq.runtime.config.compilation import CompilationConfig
 from aiakq.runtime.config.device import DeviceConfig
-from aiakq.runtime.config.hf_config import GenerationConfig, model_config
+from aiakq.runtime.config.hf_config import GenerationConfig, model_config, with_overrides_as_values
 from aiakq.runtime.config.load import LoadConfig
 from aiakq.runtime.config.model import ModelConfig, OutputHead, length_limit
 from aiakq.runtime.config.parallel import ParallelConfig
@@ -65,6 +65,7 @@ class EngineConfig:
         """
         args = given if isinstance(given, EngineArguments) else engine_arguments(given)
         load = LoadConfig.from_args(args)
+        args = with_overrides_as_values(args, load.path)
         raw = model_config(load.path, args)
         spec = checked_spec(load.path, raw, args.quantization)
         pooling = PoolingConfig.from_args(args, load.path, raw)

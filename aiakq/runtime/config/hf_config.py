@@ -56,11 +56,7 @@ def model_config(folder: Path, args: EngineArguments) -> dict[str, object]:
 
     Raises ``bad_option`` and what reading it raises.
     """
-    if args.hf_config_path:
-        folder = resolve_model(args.hf_config_path, None, args.download_dir, weights="none", token=args.hf_token)
-    raw = read_config(folder, "config.json")
-    given = args.hf_overrides
-    replaced = changes_by(given, raw) if callable(given) else dict(given or {})
+    raw, replaced = _unchanged_config(folder, args), dict(args.hf_overrides or {})
     # Configs of transformers 5 have these two inside rope_parameters.
     scaling = args.rope_scaling or replaced.pop("rope_scaling", None)
     theta = args.rope_theta or replaced.pop("rope_theta", None)
@@ -89,6 +85,23 @@ def model_config(folder: Path, args: EngineArguments) -> dict[str, object]:
         raw |= {} if scaling is None else {"rope_scaling": scaling}
         raw |= {} if theta is None else {"rope_theta": theta}
     return raw
+
+
+def with_overrides_as_values(args: EngineArguments, folder: Path) -> EngineArguments:
+    """Return ``args`` with the values that a function given as ``hf_overrides`` changes instead of the function, which
+    no other process could be sent. Raises as ``model_config``.
+    """
+    function: object = args.hf_overrides
+    if not callable(function):
+        return args
+    return replace(args, hf_overrides=changes_by(function, _unchanged_config(folder, args)))
+
+
+def _unchanged_config(folder: Path, args: EngineArguments) -> dict[str, object]:
+    """Read config.json in ``folder`` or --hf-config-path."""
+    if args.hf_config_path:
+        folder = resolve_model(args.hf_config_path, None, args.download_dir, weights="none", token=args.hf_token)
+    return read_config(folder, "config.json")
 
 
 def _with_longer_context(

@@ -267,6 +267,7 @@ def test_hf_overrides_may_be_a_function_of_the_config(edited):
         found.max_model_len == 77
         and found.model == config(folder, hf_overrides={"max_position_embeddings": 77, "rms_norm_eps": 0.5}).model
     )
+    assert found.parallel.arguments.hf_overrides["max_position_embeddings"] == 77, "other processes get the values"
     by_theta = config(folder, hf_overrides=lambda given: given.rope_parameters.update(rope_theta=5.0) or given)
     assert by_theta.model.rope == config(folder, rope_theta=5.0).model.rope != config(folder).model.rope
     assert config(folder, hf_overrides=lambda given: given).model == config(folder).model
