@@ -29,7 +29,10 @@ def test_names_are_short_and_unique(tmp_path: Path) -> None:
 
 
 def test_sources_that_cannot_be_read_are_refused(tmp_path: Path) -> None:
-    for sources, reason in ((["nowhere.txt"], "no such file"), (["code", "code"], "given twice")):
+    for sources, id, reason in (
+        (["nowhere.txt"], "evaluation_text", "neither a file nor one of the bundled texts"),
+        (["code", "code"], "option_conflict", "a text is measured once"),
+    ):
         with pytest.raises(AiakqError, match=reason) as caught:
             check_sources(sources)
-        assert caught.value.id == "evaluation_text"
+        assert caught.value.id == id

@@ -48,8 +48,9 @@ def save_layer(folder, spec: QuantSpec) -> None:
     (folder / "config.json").write_text(json.dumps(config))
 
 
-def test_every_format_has_a_case():
-    assert {spec.format for spec in SPECS.values()} == set(formats.FORMATS)
+def test_every_format_of_integers_has_a_case():
+    # tests/formats/test_fp8.py inspects the other one.
+    assert {spec.format for spec in SPECS.values()} == set(formats.FORMATS) - {"fp8"}
 
 
 @pytest.mark.parametrize("name", SPECS)
