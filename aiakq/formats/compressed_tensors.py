@@ -186,8 +186,15 @@ def read(tensors: Mapping[str, Tensor], spec: QuantSpec, name: str = "linear") -
         return _read_packed(tensors, spec, name)
     if "weight" in tensors and tensors["weight"].dtype in (torch.float8_e4m3fn, torch.float8_e5m2):
         _check_input_zeros(tensors, name)
-        return float8.read(tensors, spec, name)
-    return _read_int8(tensors, spec, name)
+        weight = float8.read(tensors, spec, name)
+    else:
+        weight = _read_int8(tensors, spec, name)
+    if "weight_g_idx" in tensors:
+        groups, size = weight.scales.shape[1], weight.group_size
+        if order_from_groups(tensors["weight_g_idx"], weight.k, groups, size, "weight_g_idx", name) is not None:
+            reason = f"{name} has an input order of its own (weight_g_idx), and weights that are not packed"
+            raise error("format_unsupported", reason=reason)
+    return weight
 
 
 def _check_input_zeros(tensors: Mapping[str, Tensor], name: str) -> None:

@@ -13,7 +13,7 @@ from aiakq.formats import compressed_tensors, gptq
 from aiakq.formats.safetensors_file import TensorInfo
 from aiakq.kernels.packing import pack, words_for
 from aiakq.kernels.types import QWeight
-from aiakq.spec import QuantSpec
+from aiakq.spec import Float8, QuantSpec
 
 
 def spec_of(format: str, bits: int = 4, **fields: Any) -> QuantSpec:
@@ -177,6 +177,17 @@ def test_a_single_scale_is_expanded_to_rows() -> None:
     tensors["weight_scale"] = torch.tensor([0.5])
     read = compressed_tensors.read(tensors, spec_of("compressed-tensors"), "x")
     assert read.group_size == 96 and bool((read.scales == 0.5).all())
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.float8_e4m3fn])
+def test_an_input_order_of_weights_that_are_not_packed_is_refused(dtype: torch.dtype) -> None:
+    spec = spec_of("compressed-tensors", 8, float8=Float8() if dtype.is_floating_point else None)
+    tensors = {"weight": torch.ones(64, 96).to(dtype), "weight_scale": torch.ones(64, 3)}
+    natural = torch.arange(96, dtype=torch.int32) // 32
+    assert compressed_tensors.read(tensors | {"weight_g_idx": natural}, spec, "x").perm is None
+    with pytest.raises(AiakqError, match="x has an input order of its own .weight_g_idx.") as caught:
+        compressed_tensors.read(tensors | {"weight_g_idx": natural.flip(0)}, spec, "x")
+    assert caught.value.id == "format_unsupported"
 
 
 @pytest.mark.parametrize("changes", [{"weight_scale": torch.ones(64, 3)}, {"weight_zero_point": torch.ones(64, 1)}])
