@@ -103,7 +103,7 @@ def read(tensors: Mapping[str, Tensor], spec: QuantSpec, name: str) -> QWeight:
     n, k = weight.shape
     codes = weight.contiguous().view(torch.uint8)
     _check_codes(codes, weight.dtype, name)
-    suffix = next((suffix for suffix in WEIGHT_SCALES if suffix in tensors), None)
+    suffix = _only(tensors, WEIGHT_SCALES, name)
     if suffix is None:
         raise mismatch(name, "weight_scale is missing")
     stored = finite(_as_float(tensors[suffix], suffix, name), suffix, name)
@@ -165,8 +165,16 @@ def _check_zeros(scales: Tensor, codes: Tensor, group: int, suffix: str, name: s
             raise mismatch(name, f"{suffix} is 0 for output {output}, group {number}, whose codes are not")
 
 
+def _only(tensors: Mapping[str, Tensor], names: tuple[str, ...], name: str) -> str | None:
+    """Return which of two names of the same scale there is, or None. Raises ``tensor_mismatch`` for both."""
+    found = [suffix for suffix in names if suffix in tensors]
+    if len(found) > 1:
+        raise mismatch(name, f"there are {' and '.join(found)}, which say the same")
+    return found[0] if found else None
+
+
 def _input_scale(tensors: Mapping[str, Tensor], name: str) -> Tensor:
-    suffix = next((suffix for suffix in INPUT_SCALES if suffix in tensors), None)
+    suffix = _only(tensors, INPUT_SCALES, name)
     if suffix is None or tensors[suffix].numel() != 1 or tensors[suffix].dtype not in _FLOATS:
         raise mismatch(name, f"{suffix or INPUT_SCALES[0]} is missing or not one number")
     scale = finite(tensors[suffix].reshape(()).to(torch.float32), suffix, name)

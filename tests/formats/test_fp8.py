@@ -292,6 +292,16 @@ def test_a_damaged_scale_of_activations_is_refused_by_name(scale):
         fp8.read(tensors, spec, "layer")
 
 
+@pytest.mark.parametrize("suffixes", [("weight_scale", "weight_scale_inv"), ("input_scale", "activation_scale")])
+def test_two_scales_for_the_same_values_are_refused(suffixes):
+    spec = quantization_config.read(PUBLISHED["autofp8-static"].config)
+    tensors, _ = per_tensor(torch.ones(8, 8), input_scale=0.5)
+    tensors |= dict.fromkeys(suffixes, torch.tensor([0.25]))
+    with pytest.raises(AiakqError, match="which say the same") as caught:
+        fp8.read(tensors, spec, "layer")
+    assert caught.value.id == "tensor_mismatch"
+
+
 def test_negative_scales_and_scales_in_e8m0_are_numbers():
     spec = quantization_config.read(PUBLISHED["deepseek"].config)
     tensors, _ = in_blocks(torch.ones(48, 64), 48, 32, "weight_scale_inv")
