@@ -9,7 +9,7 @@ from typing import Any
 from aiakq.terminal.translation.rules import INCOMPLETE
 from aiakq.terminal.translation.shell import quoted, shown
 
-#: Stands for a model that cannot be had.
+#: Stands for a model that is not available.
 PLACEHOLDER = "MODEL"
 
 
@@ -34,7 +34,7 @@ class Translation:
     """A command of aiakq, and notes about all options of the one that it replaces.
 
     tool, version  the other program, and the version whose options are known.
-    model          folder or hub name; PLACEHOLDER if it cannot be had.
+    model          folder or hub name; PLACEHOLDER if it is not available.
     options        option -> its values; an empty list for a switch.
     objects        option -> its JSON object.
     variables      variables in front of the command.

@@ -18,7 +18,7 @@ _ARITIES = {"?": "switch", "*": "list", "~": "optional", "!": "two"}
 
 
 class Unavailable(Exception):
-    """Raised by the conversion of a value that cannot be had here. Its text is the reason."""
+    """Raised by the conversion of a value that is not available here. Its text is the reason."""
 
 
 class WithoutEffect(Exception):
@@ -142,7 +142,7 @@ def ignored(reason: str, *specs: str) -> tuple[Rule, ...]:
 
 
 def lost(reason: str, *specs: str) -> tuple[Rule, ...]:
-    """Options that cannot be had."""
+    """Options that are not available."""
     return tuple(Rule(*_rest(spec, LOST), reason=reason, silent=_parsed(spec)[2]) for spec in specs)
 
 
