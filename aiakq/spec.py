@@ -9,7 +9,7 @@ Standard library only.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import Any
 
@@ -52,6 +52,7 @@ class LayerSpec:
     activation_bits: int | None = None
     static_input: bool = False
     float8: Float8 | None = None
+    table: str | None = None
 
 
 @dataclass(frozen=True)
@@ -64,7 +65,8 @@ class QuantSpec:
     group_size       inputs per scale along K; -1 means one scale per output row.
     symmetric        whether the zero point is 2**(bits - 1) everywhere.
     activation_bits  8 if activations are quantized too (scheme w8a8), else None.
-    float8           how the scales of codes that are 8-bit floats are shared; None if codes are integers.
+    float8           how the scales of codes that are 8-bit floats are shared; None for other codes.
+    table            name of the values (aiakq/kernels/tables.py) that 4-bit codes are indices of; None for other codes.
     static_input     activations use a stored scale instead of one computed per token.
     desc_act         the file stores the group index of every input, in no order (GPTQ act-order).
     ignore           names or patterns (aiakq/patterns.py) of modules that are not quantized.
@@ -81,6 +83,7 @@ class QuantSpec:
     activation_bits: int | None = None
     static_input: bool = False
     float8: Float8 | None = None
+    table: str | None = None
     desc_act: bool = False
     ignore: tuple[str, ...] = ("lm_head",)
     layers: tuple[tuple[str, LayerSpec | None], ...] = ()
@@ -126,15 +129,15 @@ class QuantSpec:
     @property
     def layer(self) -> LayerSpec:
         """The values of every layer that ``layers`` does not name."""
-        return LayerSpec(
-            self.bits, self.group_size, self.symmetric, self.activation_bits, self.static_input, self.float8
-        )
+        return LayerSpec(**{field.name: getattr(self, field.name) for field in fields(LayerSpec)})
 
     @property
     def scheme(self) -> str:
-        """The arithmetic: ``w4a16``, ``w8a8``, ``fp8a16`` and so on."""
+        """The arithmetic: ``w4a16``, ``w8a8``, ``fp8a16``, ``lut4a16`` and so on."""
         if self.float8 is not None:
             return "fp8a8" if self.activation_bits else "fp8a16"
+        if self.table is not None:
+            return "lut4a16"
         return "w8a8" if self.activation_bits else f"w{self.bits}a16"
 
     def describe(self) -> str:
@@ -142,7 +145,9 @@ class QuantSpec:
         group = "channel" if self.group_size == -1 else f"g{self.group_size}"
         if self.float8 is not None and self.float8.rows != 1:
             group = "tensor" if self.float8.rows == -1 else f"blocks of {self.float8.rows}x{self.group_size}"
-        zeros = "" if self.float8 is not None else " sym" if self.symmetric else " asym"
+        zeros = " sym" if self.symmetric else " asym"
+        if self.float8 is not None or self.table is not None:
+            zeros = f" {self.table}" if self.table else ""
         others = ", some layers differ" if self.mixed else ""
         rotated = ", some inputs rotated" if self.rotated else ""
         return f"{self.scheme} {group}{zeros}{others}{rotated}"

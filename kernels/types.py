@@ -7,7 +7,7 @@ H heads, D head size, P page size in tokens.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
@@ -17,8 +17,14 @@ from torch import Tensor
 from aiakq.kernels.recurrent_types import StateContext
 
 #: Bits of one weight code for each scheme. ``w16`` is any unquantized float. The codes of ``fp8`` are 8-bit floats, and
-#: with ``a8`` activations are rounded to e4m3.
-SCHEME_BITS = {"w2a16": 2, "w3a16": 3, "w4a16": 4, "w8a16": 8, "w8a8": 8, "fp8a16": 8, "fp8a8": 8}
+#: with ``a8`` activations are rounded to e4m3. Those of ``lut4`` are indices into a table (look-up table) of 16 floats.
+SCHEME_BITS = {
+    **{f"w{bits}a16": bits for bits in (2, 3, 4, 5, 6, 8)},
+    "lut4a16": 4,
+    "w8a8": 8,
+    "fp8a16": 8,
+    "fp8a8": 8,
+}
 
 
 #: 8-bit dtypes of the KV cache, with one scale per token and head, and the value to which the largest element of a head
@@ -42,18 +48,24 @@ class InputRounding:
     min_scale: float = 0.0
 
 
+#: Tensors of a QWeight that have a row per output.
+_OF_ROWS = ("codes", "scales", "zeros", "offsets", "bias")
+
+
 @dataclass
 class QWeight:
     """One quantized linear layer, in the canonical layout that every format reads into and writes from.
 
-    The float weight is ``W[n, perm[j]] = (codes[n, j] - zeros[n, j // G]) * scales[n, j // G]``. If codes are floats,
-    their values take the place of codes - zeros.
+    The float weight is ``W[n, perm[j]] = (codes[n, j] - zeros[n, j // G]) * scales[n, j // G]``. If codes are floats or
+    indices, their values take the place of codes - zeros; with offsets it is ``codes * scales + offsets``.
 
     scheme      a key of SCHEME_BITS.
     codes       [N, K] uint8, each in 0 .. 2**bits - 1, one code per byte (implementations repack them).
     code_type   float8_e4m3fn or float8_e5m2, whose bits the codes are, none of them NaN or infinite; None: integers.
+    table       [2**bits] float32, the values of the codes (scheme lut4a16, and no other); None: they are no indices.
     scales      [N, ceil(K / G)] float; may be negative (some tools write signed scales).
     zeros       [N, ceil(K / G)] uint8 or float zero points; None for symmetric weights: 2**(bits - 1).
+    offsets     [N, ceil(K / G)] float, which are added after scaling, in place of zero points (GGUF, MLX), or None.
     perm        [K] int64, or None for the natural order: column j of ``codes`` multiplies input perm[j].
     bias        [N] float or None.
     group_size  G; equal to K for one scale per row.
@@ -74,6 +86,8 @@ class QWeight:
     rotated: bool = False
     code_type: torch.dtype | None = None
     rounding: InputRounding = InputRounding()
+    table: Tensor | None = None
+    offsets: Tensor | None = None
 
     def __post_init__(self) -> None:
         if self.group_size <= 0:
@@ -93,21 +107,15 @@ class QWeight:
 
     def to(self, device: torch.device) -> QWeight:
         """Return the same weight on another device."""
-        moved = {
-            name: value.to(device)
-            for name in ("codes", "scales", "zeros", "perm", "bias", "input_scale")
-            if (value := getattr(self, name)) is not None
-        }
-        return replace(self, **moved)
+        return self._with(lambda value: value.to(device), *_OF_ROWS, "perm", "input_scale", "table")
 
     def with_rows(self, rows: Tensor) -> QWeight:
         """Return the weight with rows (outputs) ``rows`` [M] int64, in this order."""
-        picked = {
-            name: value[rows]
-            for name in ("codes", "scales", "zeros", "bias")
-            if (value := getattr(self, name)) is not None
-        }
-        return replace(self, **picked)
+        return self._with(lambda value: value[rows], *_OF_ROWS)
+
+    def _with(self, change: Callable[[Tensor], Tensor], *names: str) -> QWeight:
+        values = {name: getattr(self, name) for name in names}
+        return replace(self, **{name: change(value) for name, value in values.items() if value is not None})
 
     def with_inputs(self, first: int, end: int) -> QWeight:
         """Return the weight with columns first .. end - 1 of ``codes``, in natural order: its inputs are those that
@@ -131,6 +139,7 @@ class QWeight:
             codes=self.codes[:, first:end].contiguous(),
             scales=divided(self.scales),
             zeros=None if self.zeros is None else divided(self.zeros),
+            offsets=None if self.offsets is None else divided(self.offsets),
             perm=None,
             group_size=size,
         )
@@ -152,6 +161,7 @@ class QWeight:
             device=device,
             exact=exact,
             uncut_n=uncut_n,
+            has_offsets=self.offsets is not None,
         )
 
 
@@ -177,6 +187,7 @@ class LinearProblem:
     device: str
     exact: bool = True
     uncut_n: int = 0
+    has_offsets: bool = False
 
     @property
     def bits(self) -> int:

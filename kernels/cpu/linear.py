@@ -1,4 +1,4 @@
-"""CPU linear layers with quantized weights: every scheme, group size, zero point and activation order.
+"""CPU linear layers with quantized weights: every group size, zero point and activation order.
 
 Weight-only schemes use the math that the problem allows (``--cpu-math``). Not exact: activations are quantized to 8
 bits in blocks of 32, each with its own scale, and integers are multiplied. Exact: floats are multiplied. w8a8 always
@@ -37,6 +37,13 @@ class NativeLinear(LinearLayer):
         """x [M, K] -> [M, N] of the same dtype."""
         assert isinstance(x, Tensor)
         return library.matmul(x, self.op, self.ops, self.scratch_per_row)
+
+
+def supports(problem: LinearProblem) -> str | None:
+    """Return None, or why not."""
+    if problem.has_offsets or problem.scheme in ("lut4a16", "w5a16", "w6a16"):
+        return f"it has no {problem.scheme}{' with offsets' if problem.has_offsets else ''}"
+    return None
 
 
 def prepare(weight: QWeight, problem: LinearProblem) -> NativeLinear:

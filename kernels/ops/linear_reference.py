@@ -25,30 +25,30 @@ def dequantize(weight: QWeight, dtype: torch.dtype = torch.float32) -> Tensor:
     if weight.code_type is not None:
         assert weight.perm is None and not weight.rotated, "such codes are stored in the natural order of the inputs"
         return scaled(weight.codes, weight.scales, weight).to(dtype)
-    w = _scaled(weight.codes, weight.scales, weight.zeros, weight.perm, weight.group_size, weight.bits)
+    w = _scaled(weight.codes, weight)
     return (rotate(w, inverse=True) if weight.rotated else w).to(dtype)
 
 
-def _scaled(
-    codes: Tensor, scales: Tensor, zeros: Tensor | None, perm: Tensor | None, group_size: int, bits: int
-) -> Tensor:
-    """Dequantize codes [N, K] uint8 to float32 [N, K] by the formula of QWeight."""
+def _scaled(codes: Tensor, weight: QWeight) -> Tensor:
+    """Dequantize codes [N, K] uint8, which ``weight`` need not have, to float32 [N, K] by the formula of QWeight."""
     n, k = codes.shape
-    groups = scales.shape[1]
-    values = codes.to(torch.float32)
+    groups, group_size = weight.scales.shape[1], weight.group_size
+    values = codes.to(torch.float32) if weight.table is None else weight.table[codes.long()]
     padding = groups * group_size - k
     if padding:
         values = F.pad(values, (0, padding))
     values = values.view(n, groups, group_size)
-    if zeros is None:
-        values -= 1 << (bits - 1)
-    else:
-        values -= zeros.to(torch.float32).unsqueeze(-1)
-    values *= scales.to(torch.float32).unsqueeze(-1)
+    if weight.zeros is not None:
+        values -= weight.zeros.to(torch.float32).unsqueeze(-1)
+    elif weight.table is None and weight.offsets is None:
+        values -= 1 << (weight.bits - 1)
+    values *= weight.scales.to(torch.float32).unsqueeze(-1)
+    if weight.offsets is not None:
+        values += weight.offsets.to(torch.float32).unsqueeze(-1)
     values = values.view(n, groups * group_size)[:, :k]
-    if perm is not None:
+    if weight.perm is not None:
         natural = torch.empty_like(values)
-        natural[:, perm] = values
+        natural[:, weight.perm] = values
         return natural
     return values
 
@@ -58,19 +58,19 @@ class PackedLinear(LinearLayer):
     """Weight-only layer: codes packed into int32 words along K; other fields as in QWeight."""
 
     words: Tensor
+    stored_bits: int
     weight: QWeight  # without codes
     k: int
 
     def codes(self) -> Tensor:
         """Return the codes [N, K] uint8."""
-        return packing.unpack(self.words, self.weight.bits, count=self.k)
+        return packing.unpack(self.words, self.stored_bits, count=self.k)
 
     def __call__(self, x: LinearInput) -> Tensor:
         """x [..., K] -> [..., N] of the same dtype."""
         assert isinstance(x, Tensor)
         w = self.weight
-        dense = _scaled(self.codes(), w.scales, w.zeros, w.perm, w.group_size, w.bits)
-        return F.linear(x, dense.to(x.dtype), w.bias)
+        return F.linear(x, _scaled(self.codes(), w).to(x.dtype), w.bias)
 
 
 @dataclass(eq=False)
@@ -105,9 +105,9 @@ def prepare(weight: QWeight, problem: LinearProblem) -> LinearLayer:
         assert weight.group_size == weight.k and weight.zeros is None, "w8a8 weights are symmetric, per channel"
         signed = (weight.codes.to(torch.int16) - 128).to(torch.int8)
         return IntegerLinear(signed, weight.scales[:, 0].to(torch.float32), bias, weight.input_scale)
-    words = packing.pack(weight.codes, weight.bits)
-    rest = QWeight(weight.scheme, weight.codes[:0], weight.scales, weight.zeros, weight.perm, bias, weight.group_size)
-    return PackedLinear(words, rest, weight.k)
+    stored_bits = weight.bits if weight.bits in packing.SUPPORTED_BITS else 8
+    words = packing.pack(weight.codes, stored_bits)
+    return PackedLinear(words, stored_bits, replace(weight, codes=weight.codes[:0], bias=bias), weight.k)
 
 
 def quantize_activations(x: Tensor, input_scale: Tensor | None = None) -> tuple[Tensor, Tensor]:

@@ -122,13 +122,14 @@ class LinearBuilder:
 
 def same_scheme(weight: QWeight, other: QWeight) -> bool:
     """Whether two weights can be concatenated: all but codes, scales, zero points and biases are equal."""
-    pairs = [(weight.perm, other.perm), (weight.input_scale, other.input_scale)]
+    pairs = [(weight.perm, other.perm), (weight.input_scale, other.input_scale), (weight.table, other.table)]
     return (
         (weight.scheme, weight.code_type, weight.k, weight.group_size, weight.rotated, weight.rounding)
         == (other.scheme, other.code_type, other.k, other.group_size, other.rotated, other.rounding)
         and weight.scales.dtype == other.scales.dtype
         and (weight.zeros is None) == (other.zeros is None)
         and (weight.zeros is None or other.zeros is None or weight.zeros.dtype == other.zeros.dtype)
+        and (weight.offsets is None) == (other.offsets is None)
         and (weight.bias is None) == (other.bias is None)
         and all((a is None) == (b is None) and (a is None or b is None or torch.equal(a, b)) for a, b in pairs)
     )
@@ -150,6 +151,7 @@ def concatenate(weights: Sequence[QWeight]) -> QWeight | None:
         codes=torch.cat([weight.codes for weight in weights]),
         scales=torch.cat([weight.scales for weight in weights]),
         zeros=joined("zeros"),
+        offsets=joined("offsets"),
         bias=joined("bias"),
     )
 

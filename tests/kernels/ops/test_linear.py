@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -9,6 +11,7 @@ from aiakq.kernels.ops import Ops, PlannedOps
 from aiakq.kernels.ops.linear import IMPLEMENTATIONS
 from aiakq.kernels.ops.linear_reference import dequantize, integer_matmul, quantize_activations
 from aiakq.kernels.selection import select, unsupported
+from aiakq.kernels.tables import TABLES
 from aiakq.kernels.types import SCHEME_BITS, QWeight
 
 # (M, N, K, G): one size that divides nothing, one row, one group, a ragged last group.
@@ -35,13 +38,28 @@ def make(scheme: str, n: int, k: int, group: int, zeros: bool, perm: bool, bias:
     )
 
 
+def make_other(kind: str, n: int, k: int, group: int) -> QWeight:
+    """A weight with offsets, or whose codes are indices of a table."""
+    scheme, _, more = kind.partition(" ")
+    weight = make(scheme, n, k, group, zeros=False, perm=False, bias=True)
+    if more == "offsets":
+        return replace(weight, offsets=torch.randn(weight.scales.shape, generator=torch.Generator().manual_seed(k)))
+    return replace(weight, table=torch.tensor(TABLES[more])) if more else weight
+
+
 def truth(weight: QWeight) -> torch.Tensor:
     """The definition in QWeight's docstring, element by element, in float64."""
     dense = torch.zeros(weight.n, weight.k, dtype=torch.float64)
     for j in range(weight.k):
         g = j // weight.group_size
         zero = 1 << (weight.bits - 1) if weight.zeros is None else weight.zeros[:, g].double()
-        column = (weight.codes[:, j].double() - zero) * weight.scales[:, g].double()
+        if weight.table is not None:
+            values = weight.table[weight.codes[:, j].long()].double()
+        else:
+            values = weight.codes[:, j].double() - (0 if weight.offsets is not None else zero)
+        column = values * weight.scales[:, g].double()
+        if weight.offsets is not None:
+            column += weight.offsets[:, g].double()
         dense[:, j if weight.perm is None else weight.perm[j]] = column
     return dense
 
@@ -55,17 +73,30 @@ def relative(found: torch.Tensor, wanted: torch.Tensor) -> float:
 @pytest.mark.parametrize("scheme", ["w2a16", "w3a16", "w4a16", "w8a16"])
 @pytest.mark.parametrize("implementation", [name for name in IMPLEMENTATIONS if not name.startswith("triton")])
 def test_weight_only_products_match_the_dequantized_weight(implementation, scheme, zeros, perm):
+    check_products(implementation, lambda n, k, group: make(scheme, n, k, group, zeros, perm, bias=True))
+
+
+@pytest.mark.parametrize(
+    "kind", ["w5a16", "w6a16", "w2a16 offsets", "w4a16 offsets", "w5a16 offsets", "lut4a16 e2m1", "lut4a16 nf4"]
+)
+@pytest.mark.parametrize("implementation", [name for name in IMPLEMENTATIONS if not name.startswith("triton")])
+def test_products_with_offsets_and_tables_match_the_dequantized_weight(implementation, kind):
+    check_products(implementation, lambda n, k, group: make_other(kind, n, k, group), COMPLETE[1:])
+
+
+def check_products(implementation, make_weight, complete=COMPLETE):
+    """Compare products of all SHAPES with those of the definition; those of ``complete`` have to support them."""
     module = IMPLEMENTATIONS.load(implementation)
     supported = 0
     for M, N, K, G in SHAPES:
-        weight = make(scheme, N, K, G, zeros, perm, bias=True)
+        weight = make_weight(N, K, G)
         dense = truth(weight)
         assert relative(dequantize(weight), dense) < 1e-6
         for dtype, tolerance in TOLERANCE.items():
             problem = weight.problem(dtype, "cpu")
             reason = unsupported(implementation, module, problem)
             if reason is not None:
-                assert implementation not in COMPLETE, reason
+                assert implementation not in complete, reason
                 continue
             supported += 1
             x = torch.randn(M, K, generator=torch.Generator().manual_seed(M)).to(dtype)

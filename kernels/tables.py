@@ -1,0 +1,17 @@
+"""Tables of the values that 4-bit codes stand for (scheme lut4a16), by name. Standard library only."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+TABLES: Mapping[str, tuple[float, ...]] = {
+    # OCP Microscaling Formats, version 1.0: floats of a sign, two bits of exponent and one of fraction.
+    "e2m1": (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0),
+    # Quantiles of the normal distribution (Dettmers et al. 2023, arXiv:2305.14314).
+    "nf4": (
+        *(-1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453),
+        *(-0.28444138169288635, -0.18477343022823334, -0.09105003625154495, 0.0),
+        *(0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.33791524171829224),
+        *(0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0),
+    ),
+}
